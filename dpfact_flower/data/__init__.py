@@ -1,0 +1,1 @@
+"""From EHR tables to one validated tensor a site."""

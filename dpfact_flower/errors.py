@@ -1,0 +1,65 @@
+"""Every error this package raises on purpose.
+
+A message names the field, the value and what would be right. It never holds a value that belongs
+to a patient, so it may be logged at the site. What may *leave* a site is the `code` alone: Flower
+passes an exception's text to the server verbatim, therefore the client replies with the code and
+keeps the text (see `dpfact_flower.client`).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class DPFactError(Exception):
+    """Base of all errors raised on purpose; `code` is safe to send to a server."""
+
+    code: ClassVar[str] = "internal"
+
+
+class DataError(DPFactError, ValueError):
+    """A table, tensor, vocabulary or model that cannot be used as it is."""
+
+    code = "data"
+
+
+class SettingsError(DPFactError, ValueError):
+    """A setting that is unknown, of the wrong type, out of range or impossible with another."""
+
+    code = "settings"
+
+
+class MessageError(DPFactError, ValueError):
+    """A message from the other side that does not keep the protocol."""
+
+    code = "message"
+
+
+class StateError(DPFactError, RuntimeError):
+    """State on disk that is missing, damaged or of another run."""
+
+    code = "state"
+
+
+class DivergenceError(DPFactError, ArithmeticError):
+    """A solver that could not find a step size at which its objective falls."""
+
+    code = "divergence"
+
+
+class PrivacyRefusedError(DPFactError, PermissionError):
+    """A release that the site's own privacy settings do not allow."""
+
+    code = "privacy-refused"
+
+
+class QuorumError(DPFactError, RuntimeError):
+    """Too few sites answered for a run to go on."""
+
+    code = "quorum"
+
+
+class MissingDependencyError(DPFactError, ImportError):
+    """An optional dependency that this call needs is not installed."""
+
+    code = "dependency"

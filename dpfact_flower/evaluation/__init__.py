@@ -1,0 +1,1 @@
+"""Measures, tables, plots and the report of a finished run."""
