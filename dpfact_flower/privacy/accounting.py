@@ -1,0 +1,429 @@
+"""What Gaussian releases cost: zCDP, Gaussian DP, and (epsilon, delta) under named conversions.
+
+Everything here is arithmetic on public numbers; no data, no noise. Costs are exact for full-batch
+Gaussian noise and hold for whatever neighbouring relation the sensitivity was bounded under.
+Whether that bound is true is the mechanism's affair; a `Guarantee` repeats what it claims.
+
+Sources
+-------
+Bun & Steinke 2016 (zCDP; the paper's Propositions 2.7 to 2.9), Canonne, Kamath & Steinke 2020
+(Proposition 12), Balle & Wang 2018 and Dong, Roth & Su 2022 (exact Gaussian DP).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, Context
+
+from scipy.special import erfcx, log_ndtr, ndtr, ndtri
+
+from dpfact_flower.errors import SettingsError
+from dpfact_flower.privacy.events import (
+    PAPER_CLAIM,
+    Neighbours,
+    ReleaseEvent,
+    Unit,
+    at_least_one,
+    claim_of,
+    positive,
+)
+from dpfact_flower.settings import PrivacySettings
+
+PROPOSITION_2_8 = "zCDP, Proposition 2.8"
+ZCDP_TIGHT = "zCDP, tight"
+GAUSSIAN_DP = "Gaussian DP, exact"
+OPACUS_RDP = "RDP, Opacus"
+
+# Brackets are exact in real arithmetic; this much keeps them brackets in floating point.
+_SLACK = 1e-12
+# Keeps a logarithm finite where a mu below 1e-15 makes two terms equal in floating point.
+_TINY = 1e-300
+
+
+# --- zCDP -----------------------------------------------------------------------------------------
+
+
+def rho_of(sigma: float, sensitivity: float) -> float:
+    """Cost in zCDP of Gaussian noise of standard deviation `sigma`: Proposition 2.7."""
+    return 0.5 * (positive("sensitivity", sensitivity) / positive("sigma", sigma)) ** 2
+
+
+def sigma_of(rho: float, sensitivity: float) -> float:
+    """Return the standard deviation of noise that costs `rho`: sensitivity / sqrt(2 rho).
+
+    The variance is sensitivity**2 / (2 rho). The paper's text calls that the standard deviation;
+    its Proposition 2.7 and Bun & Steinke have it right.
+    """
+    return positive("sensitivity", sensitivity) / math.sqrt(2 * positive("rho", rho))
+
+
+def compose_serial(rhos: Iterable[float]) -> float:
+    """Cost of releases that see the same patients: the sum, also when chosen adaptively.
+
+    Raises
+    ------
+    SettingsError
+        If there is nothing to compose, or a cost is not above 0.
+    """
+    return math.fsum(_costs(rhos))
+
+
+def compose_parallel(rhos: Iterable[float]) -> float:
+    """Cost over sites that share no patient: the MAXIMUM.
+
+    The paper averages (Proposition 2.10, after Yu et al. 2019). Neighbouring data sets differ at
+    one site, and that may be the one which spent most: with one site at rho = 1 and nine near 0 the
+    average says 0.1, yet the patients of the first lose 1. Yu et al. average over a random
+    partition that nobody may know; here everybody knows who is treated where.
+    """
+    return max(_costs(rhos))
+
+
+def epsilon_proposition_2_8(rho: float, delta: float) -> float:
+    """Epsilon as the paper converts it: rho + 2 sqrt(rho log(1/delta)). Valid, not tight."""
+    cost = positive("rho", rho)
+    return cost + 2 * math.sqrt(cost * _log_inverse(delta))
+
+
+def rho_for_epsilon(epsilon: float, delta: float) -> float:
+    """Largest rho for which `epsilon_proposition_2_8` stays within `epsilon`: its exact inverse."""
+    target, log_inverse = positive("epsilon", epsilon), _log_inverse(delta)
+    return (target / (math.sqrt(log_inverse + target) + math.sqrt(log_inverse))) ** 2
+
+
+def rho_theorem_4_1(epsilon: float, delta: float, rounds: int) -> float:
+    """Cost of one factor in one round by Theorem 4.1 as stated: epsilon^2 / (8 E log(1/delta)).
+
+    For reproduction. It is the approximation of Proposition 2.8 that drops the term `rho`, for two
+    feature factors: releases at this rho cost epsilon + epsilon^2 / (4 log(1/delta)) by the very
+    proposition that its proof cites. `plan_paper` plans with the exact inverse instead.
+    """
+    return positive("epsilon", epsilon) ** 2 / (
+        8 * at_least_one("rounds", rounds) * _log_inverse(delta)
+    )
+
+
+def epsilon_zcdp_tight(rho: float, delta: float) -> float:
+    """Smallest epsilon that rho-zCDP implies by Proposition 12 of Canonne, Kamath & Steinke 2020.
+
+    Each order alpha > 1 gives a valid
+    ``epsilon = alpha rho + log(1 - 1/alpha) + log(1/(alpha delta)) / (alpha - 1)``. Its derivative
+    vanishes where ``rho (alpha - 1)^2 + log(alpha) = log(1/delta)``, whose left side increases, so
+    there is one minimum, and a root found inexactly still gives a valid epsilon.
+    """
+    cost, log_inverse = positive("rho", rho), _log_inverse(delta)
+
+    def slope(x: float) -> float:
+        return cost * x * x + math.log1p(x) - log_inverse
+
+    x = math.sqrt(log_inverse / cost) * (1 + _SLACK)  # alpha - 1, where slope is surely >= 0
+    if log_inverse < 600:  # beyond, 1/delta nears the largest float
+        x = min(x, math.expm1(log_inverse) * (1 + _SLACK))
+    x = _root(slope, 0.0, x)
+    alpha = 1 + x
+    epsilon = alpha * cost + math.log(x / alpha) + (log_inverse - math.log1p(x)) / x
+    return max(0.0, epsilon)
+
+
+# --- Gaussian DP ----------------------------------------------------------------------------------
+
+
+def delta_gaussian(mu: float, epsilon: float) -> float:
+    """Smallest delta of a mu-Gaussian-DP release at `epsilon` >= 0 (Balle & Wang 2018, Theorem 8).
+
+    ``Phi(-epsilon/mu + mu/2) - exp(epsilon) Phi(-epsilon/mu - mu/2)``, where mu is sensitivity /
+    sigma, and sqrt(sum of squares) over several releases.
+    """
+    target = 0.0 if epsilon == 0 else positive("epsilon", epsilon)
+    return math.exp(_log_delta(positive("mu", mu), target))
+
+
+def epsilon_gaussian(mu: float, delta: float) -> float:
+    """Smallest epsilon of a mu-Gaussian-DP release at `delta`: exact, no conversion is smaller."""
+    size, log_delta = positive("mu", mu), -_log_inverse(delta)
+    if _log_delta(size, 0.0) <= log_delta:
+        return 0.0
+    # The first term of delta alone reaches `delta` here, so the difference is below it.
+    high = size * (size / 2 - float(ndtri(delta))) * (1 + _SLACK)
+    return _root(lambda e: _log_delta(size, e) - log_delta, 0.0, high)
+
+
+def mu_for_epsilon(epsilon: float, delta: float) -> float:
+    """Largest mu whose `epsilon_gaussian` stays within `epsilon`: its inverse."""
+    target, log_delta = positive("epsilon", epsilon), -_log_inverse(delta)
+    z = -float(ndtri(delta))
+    root = math.sqrt(z * z + 2 * target)
+    # As in `epsilon_gaussian`; the two forms of one root, each where it does not cancel.
+    low = (2 * target / (z + root) if z > 0 else root - z) * (1 - _SLACK)
+    high = 2 * low
+    while _log_delta(high, target) < log_delta:
+        high *= 2
+    return _root(lambda m: _log_delta(m, target) - log_delta, low, high)
+
+
+def _log_delta(mu: float, epsilon: float) -> float:
+    """Logarithm of `delta_gaussian`, without overflow and with little cancellation."""
+    near = (epsilon / mu - mu / 2) / math.sqrt(2)
+    far = (epsilon / mu + mu / 2) / math.sqrt(2)
+    if near < 0:  # delta is large, and erfcx(near) might overflow
+        tail = math.exp(epsilon + float(log_ndtr(-math.sqrt(2) * far)))
+        return math.log(max(float(ndtr(-math.sqrt(2) * near)) - tail, _TINY))
+    # Phi(-sqrt(2) x) = exp(-x^2) erfcx(x) / 2 and far^2 = near^2 + epsilon: exp(epsilon) cancels.
+    return math.log(max(float(erfcx(near) - erfcx(far)) / 2, _TINY)) - near * near
+
+
+def _root(function: Callable[[float], float], low: float, high: float) -> float:
+    """Where `function` changes sign in [low, high]."""
+    # Importing scipy.optimize takes 0.1 s: in deployment every round anew, at sites that need none.
+    from scipy.optimize import brentq  # noqa: PLC0415
+
+    # Roots range over many magnitudes: only the relative tolerance may count.
+    return float(brentq(function, low, high, xtol=1e-300, rtol=1e-15))
+
+
+# --- Guarantees -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One epsilon with what makes it readable; printing it prints all of it.
+
+    Attributes
+    ----------
+    accountant : str
+        Name of the conversion.
+    epsilon, delta : float
+    claim : str
+        Who vouches for it, as the events say.
+    """
+
+    accountant: str
+    epsilon: float
+    delta: float
+    claim: str
+
+    def __str__(self) -> str:
+        return f"{self._number()} [{self.claim}]"
+
+    def _number(self) -> str:
+        # Rounded up, for a printed epsilon may not promise more; the factor drops rounding errors.
+        up = Context(prec=4, rounding=ROUND_CEILING)
+        digits = up.create_decimal_from_float(self.epsilon * (1 - _SLACK))
+        return f"epsilon {digits} at delta {self.delta:g} ({self.accountant})"
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """What a list of releases costs together. Its text always carries the claim.
+
+    Attributes
+    ----------
+    releases : int
+        Number of releases composed.
+    rho, mu : float
+        Totals in zCDP and Gaussian DP; mu is sqrt(2 rho).
+    figures : tuple of Figure
+        Epsilon under each accountant; the first is the headline.
+    delta : float
+    unit, neighbours : str
+        As in `ReleaseEvent`.
+    claim : str
+        Who vouches for it; says so when the noise was seeded.
+    """
+
+    releases: int
+    rho: float
+    mu: float
+    figures: tuple[Figure, ...]
+    delta: float
+    unit: Unit
+    neighbours: Neighbours
+    claim: str
+
+    @property
+    def headline(self) -> Figure:
+        """The figure to print where there is room for one: the paper's own conversion."""
+        return self.figures[0]
+
+    def __str__(self) -> str:
+        numbers = "; ".join(figure._number() for figure in self.figures)
+        return (
+            f"{numbers}; rho {self.rho:.4g}, mu {self.mu:.4g} over {self.releases} releases; "
+            f"unit: {self.unit}, neighbours: {self.neighbours} [{self.claim}]"
+        )
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain values for ``summary.json``; the headline's epsilon stands beside its claim."""
+        return {
+            "epsilon": self.headline.epsilon,
+            "delta": self.delta,
+            "accountant": self.headline.accountant,
+            "claim": self.claim,
+            "unit": self.unit,
+            "neighbours": self.neighbours,
+            "releases": self.releases,
+            "rho": self.rho,
+            "mu": self.mu,
+            "epsilons": {figure.accountant: figure.epsilon for figure in self.figures},
+        }
+
+
+def account(events: Sequence[ReleaseEvent], delta: float, *, opacus: bool = False) -> Guarantee:
+    """Compose the releases of one site, all of which may see the same patient.
+
+    Parameters
+    ----------
+    events : sequence of ReleaseEvent
+        Every release so far, of one unit and neighbouring relation.
+    delta : float
+        In (0, 1).
+    opacus : bool
+        Add the figure of Opacus' RDP accountant as a second opinion; imports torch.
+
+    Raises
+    ------
+    SettingsError
+        If there are no events, they do not share a unit and relation, or delta is out of range.
+    MissingDependencyError
+        If `opacus` is asked for and not installed.
+    """
+    rho = compose_serial(event.rho for event in events)
+    relations = {(event.unit, event.neighbours) for event in events}
+    if len(relations) > 1:
+        raise SettingsError(
+            "events: can't add up releases of different units or neighbouring relations; got "
+            + " and ".join(sorted("/".join(relation) for relation in relations))
+        )
+    unit, neighbours = relations.pop()
+    extra = {}
+    if opacus:
+        from dpfact_flower.privacy.opacus_accountant import epsilon_rdp_opacus  # noqa: PLC0415
+
+        extra[OPACUS_RDP] = epsilon_rdp_opacus(events, delta)
+    return _guarantee(
+        rho,
+        delta,
+        releases=len(events),
+        unit=unit,
+        neighbours=neighbours,
+        claim=claim_of(events),
+        extra=extra,
+    )
+
+
+def _guarantee(
+    rho: float,
+    delta: float,
+    *,
+    releases: int,
+    unit: Unit,
+    neighbours: Neighbours,
+    claim: str,
+    extra: Mapping[str, float] | None = None,
+) -> Guarantee:
+    mu = math.sqrt(2 * rho)
+    epsilons = {
+        PROPOSITION_2_8: epsilon_proposition_2_8(rho, delta),
+        ZCDP_TIGHT: epsilon_zcdp_tight(rho, delta),
+        GAUSSIAN_DP: epsilon_gaussian(mu, delta),
+        **(extra or {}),
+    }
+    figures = tuple(Figure(name, epsilon, delta, claim) for name, epsilon in epsilons.items())
+    return Guarantee(releases, rho, mu, figures, delta, unit, neighbours, claim)
+
+
+# --- The paper's plan -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PaperPlan:
+    """The paper's schedule: every feature factor of every round at the same cost.
+
+    Attributes
+    ----------
+    rho : float
+        Cost of one factor in one round.
+    delta : float
+        In (0, 1).
+    rounds : int
+        E in the paper.
+    factors : int
+        Number of feature modes; 2 in the paper.
+
+    Raises
+    ------
+    SettingsError
+        If a value is out of range.
+    """
+
+    rho: float
+    delta: float
+    rounds: int
+    factors: int = 2
+
+    def __post_init__(self) -> None:
+        positive("rho", self.rho)
+        _log_inverse(self.delta)
+        at_least_one("rounds", self.rounds)
+        at_least_one("factors", self.factors)
+
+    @property
+    def total_rho(self) -> float:
+        """Cost of the whole run at one site."""
+        return self.rho * self.rounds * self.factors
+
+    def sigma(self, sensitivity: float) -> float:
+        """Return the standard deviation of the noise on each value."""
+        return sigma_of(self.rho, sensitivity)
+
+    def guarantee(self) -> Guarantee:
+        """Return what the paper claims for the whole run, under each conversion."""
+        return _guarantee(
+            self.total_rho,
+            self.delta,
+            releases=self.rounds * self.factors,
+            unit="entry",
+            neighbours="replace",
+            claim=PAPER_CLAIM,
+        )
+
+
+def plan_paper(epsilon: float, delta: float, rounds: int, factors: int = 2) -> PaperPlan:
+    """Spread `epsilon` evenly over factors and rounds, by the exact inverse of Proposition 2.8.
+
+    Raises
+    ------
+    SettingsError
+        If a value is out of range.
+    """
+    releases = at_least_one("rounds", rounds) * at_least_one("factors", factors)
+    return PaperPlan(rho_for_epsilon(epsilon, delta) / releases, delta, rounds, factors)
+
+
+def paper_rho(settings: PrivacySettings, rounds: int, factors: int = 2) -> float:
+    """Cost of one factor in one round that the settings ask for: given, or planned from epsilon.
+
+    Raises
+    ------
+    SettingsError
+        If the settings ask for no noise, or `rounds` or `factors` is below 1.
+    """
+    if settings.privacy != "paper":
+        raise SettingsError(f"privacy {settings.privacy!r} has no cost per factor; 'paper' has")
+    return settings.rho or plan_paper(settings.epsilon, settings.delta, rounds, factors).rho
+
+
+def _costs(rhos: Iterable[float]) -> list[float]:
+    costs = [positive("rho", rho) for rho in rhos]
+    if not costs:
+        raise SettingsError("events: nothing was released, so there is nothing to account for")
+    return costs
+
+
+def _log_inverse(delta: float) -> float:
+    """log(1/delta), of a delta in (0, 1)."""
+    if positive("delta", delta) >= 1:
+        raise SettingsError(f"delta: must lie in (0, 1), got {delta!r}")
+    return -math.log(delta)

@@ -1,0 +1,176 @@
+"""Our zCDP accountant as one of Opacus' own, and Opacus' RDP accountant over our events.
+
+Importing this module imports Opacus, and so torch. After `register`, Opacus takes the name:
+``PrivacyEngine(accountant="zcdp")``, ``get_noise_multiplier(..., accountant="zcdp")``.
+
+Full-batch steps (sample rate 1) cost 1 / (2 noise_multiplier**2) in zCDP, and epsilon is the tight
+zCDP conversion, optimised over all orders where Opacus' RDP tries a fixed list. A
+Poisson-subsampled Gaussian gains nothing from subsampling under zCDP, so a history with any step of
+sample rate below 1 is composed, whole, by Opacus' RDP analysis.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dpfact_flower.errors import MissingDependencyError, SettingsError
+from dpfact_flower.privacy.accounting import compose_serial, epsilon_zcdp_tight
+from dpfact_flower.privacy.events import ReleaseEvent, at_least_one, positive
+
+try:
+    from opacus.accountants import (
+        IAccountant,
+        RDPAccountant,
+        create_accountant,
+        register_accountant,
+    )
+except ImportError:
+    raise MissingDependencyError(
+        "Opacus is not installed; install it with: pip install 'dpfact-flower[opacus]'"
+    ) from None
+
+MECHANISM = "zcdp"
+# Opacus stops at order 63, too low for small costs; above 1029 its binomials overflow.
+_ORDERS = [*RDPAccountant.DEFAULT_ALPHAS, *(2**k * m for k in range(5, 9) for m in (2, 3))]
+# A sample rate is computed as 1/batches * accumulated steps, so may miss 1 by rounding.
+_ROUNDING = 1e-9
+
+Step = tuple[float, float, int]
+
+
+class ZCDPAccountant(IAccountant):  # type: ignore[misc]  # Opacus is not typed
+    """Opacus accountant under zCDP; add/remove one sample, as all of Opacus.
+
+    Attributes
+    ----------
+    history : list of (noise multiplier, sample rate, steps)
+        As in Opacus' own accountants; its calibration sets it directly.
+    """
+
+    def __init__(self) -> None:
+        self.history: list[Step] = []
+
+    def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
+        """Charge one step.
+
+        Parameters
+        ----------
+        noise_multiplier : float
+            Standard deviation of the noise / clipping norm; 0 costs infinity.
+        sample_rate : float
+            In (0, 1]; 1 is the full batch, less is Poisson sampling.
+
+        Raises
+        ------
+        SettingsError
+            If a value is out of range.
+        """
+        multiplier, rate, _ = _checked_step((noise_multiplier, sample_rate, 1))
+        if self.history and tuple(self.history[-1][:2]) == (multiplier, rate):
+            self.history[-1] = (multiplier, rate, self.history[-1][2] + 1)
+        else:
+            self.history.append((multiplier, rate, 1))
+
+    def get_epsilon(self, delta: float, **kwargs: Any) -> float:
+        """Epsilon spent so far: 0 before the first step, infinity after a step without noise.
+
+        Raises
+        ------
+        SettingsError
+            If `delta` is not in (0, 1), an option is given, or the history is invalid.
+        """
+        if kwargs:
+            raise SettingsError(f"zcdp accountant takes no options; got {', '.join(kwargs)}")
+        if positive("delta", delta) >= 1:
+            raise SettingsError(f"delta: must lie in (0, 1), got {delta!r}")
+        history = [_checked_step(step) for step in self.history]
+        if not history:
+            return 0.0
+        if any(multiplier == 0 for multiplier, _, _ in history):
+            return math.inf
+        if all(rate == 1 for _, rate, _ in history):
+            rho = compose_serial(steps / (2 * multiplier**2) for multiplier, _, steps in history)
+            return epsilon_zcdp_tight(rho, delta)
+        return _epsilon_rdp(history, delta)
+
+    def __len__(self) -> int:
+        return sum(steps for _, _, steps in self.history)
+
+    @classmethod
+    def mechanism(cls) -> str:
+        """Name under which `register` registers the class."""
+        return MECHANISM
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over the history of `state_dict`; the present one stays if that is invalid.
+
+        Raises
+        ------
+        ValueError
+            If it is empty, of another accountant, or holds an invalid step.
+        """
+        before = self.history
+        super().load_state_dict(state_dict)
+        try:
+            self.history = [_checked_step(step) for step in self.history]
+        except SettingsError:
+            self.history = before
+            raise
+
+
+def register() -> None:
+    """Make ``"zcdp"`` known to Opacus; calling it again changes nothing.
+
+    Raises
+    ------
+    SettingsError
+        If another class has taken the name.
+    """
+    try:
+        register_accountant(MECHANISM, ZCDPAccountant)
+    except ValueError:  # the name is taken
+        if type(create_accountant(MECHANISM)) is not ZCDPAccountant:
+            raise SettingsError(
+                f"Opacus already has an accountant {MECHANISM!r} of another class"
+            ) from None
+
+
+def epsilon_rdp_opacus(events: Sequence[ReleaseEvent], delta: float) -> float:
+    """Epsilon of the events by Opacus' RDP accountant.
+
+    Raises
+    ------
+    SettingsError
+        If there are no events, or `delta` is not in (0, 1).
+    """
+    if not events:
+        raise SettingsError("events: nothing was released, so there is nothing to account for")
+    if positive("delta", delta) >= 1:
+        raise SettingsError(f"delta: must lie in (0, 1), got {delta!r}")
+    return _epsilon_rdp([(event.noise_multiplier, 1.0, 1) for event in events], delta)
+
+
+def _epsilon_rdp(history: list[Step], delta: float) -> float:
+    accountant = RDPAccountant()
+    accountant.history = history
+    # Its formula may fall below 0 where delta alone covers the cost.
+    return max(0.0, float(accountant.get_epsilon(delta, alphas=_ORDERS)))
+
+
+def _checked_step(step: Sequence[Any]) -> Step:
+    try:
+        multiplier, rate, steps = step
+    except (TypeError, ValueError):
+        raise SettingsError(
+            "history: each step needs a noise multiplier, a sample rate and a number of steps"
+        ) from None
+    if multiplier != 0:
+        multiplier = positive("noise_multiplier", multiplier)
+    rate = positive("sample_rate", rate)
+    if rate > 1 + _ROUNDING:
+        raise SettingsError(f"sample_rate: must lie in (0, 1], got {rate!r}")
+    if rate > 1 - _ROUNDING:
+        rate = 1.0
+    return float(multiplier), rate, at_least_one("steps", steps)

@@ -1,0 +1,118 @@
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpfact_flower.errors import SettingsError, StateError
+from dpfact_flower.privacy import NO_CLAIM, PAPER_CLAIM, SEEDED_CLAIM, ReleaseEvent
+from dpfact_flower.privacy.events import claim_of
+
+
+def event(**changes):
+    values = {
+        "name": "round 3, diagnoses",
+        "sensitivity": 0.4,
+        "sigma": 2.0,
+        "count": 150,
+        "unit": "entry",
+        "neighbours": "replace",
+        "claim": PAPER_CLAIM,
+        "seeded": False,
+    }
+    return ReleaseEvent(**{**values, **changes})
+
+
+def test_costs_follow_from_sensitivity_and_sigma():
+    assert event().mu == pytest.approx(0.2)
+    assert event().noise_multiplier == pytest.approx(5.0)
+    assert event().rho == pytest.approx(0.4**2 / (2 * 2.0**2))
+
+
+@settings(deadline=None)
+@given(
+    st.floats(1e-6, 1e6),
+    st.floats(1e-6, 1e6),
+    st.integers(1, 10**9),
+    st.sampled_from(["entry", "patient"]),
+    st.sampled_from(["replace", "add-remove"]),
+    st.booleans(),
+)
+def test_json_round_trip(sensitivity, sigma, count, unit, neighbours, seeded):
+    before = event(
+        sensitivity=sensitivity,
+        sigma=sigma,
+        count=count,
+        unit=unit,
+        neighbours=neighbours,
+        seeded=seeded,
+    )
+    assert ReleaseEvent.from_dict(json.loads(json.dumps(before.to_dict()))) == before
+
+
+def test_numpy_scalars_become_plain_ones():
+    made = event(sensitivity=np.float32(0.5), sigma=np.float64(2), count=np.int64(7))
+    assert json.loads(json.dumps(made.to_dict()))["count"] == 7
+    assert made == event(sensitivity=0.5, sigma=2.0, count=7)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("name", ""),
+        ("name", None),
+        ("claim", ""),
+        ("sensitivity", 0.0),
+        ("sensitivity", -1.0),
+        ("sensitivity", math.nan),
+        ("sensitivity", "1"),
+        ("sensitivity", True),
+        ("sigma", 0.0),
+        ("sigma", math.inf),
+        ("sigma", math.nan),
+        ("count", 0),
+        ("count", 1.5),
+        ("count", True),
+        ("unit", "row"),
+        ("neighbours", "substitute"),
+        ("seeded", 1),
+    ],
+)
+def test_bad_value_names_its_field(field, value):
+    with pytest.raises(SettingsError, match=field):
+        event(**{field: value})
+
+
+@pytest.mark.parametrize(("sensitivity", "sigma"), [(1e-170, 1e10), (1e300, 1e-10)])
+def test_ratio_that_floats_cannot_hold_is_refused(sensitivity, sigma):
+    with pytest.raises(SettingsError, match="floating-point range"):
+        event(sensitivity=sensitivity, sigma=sigma)
+
+
+@pytest.mark.parametrize("change", [{"sigma": math.nan}, {"extra": 1}, {"unit": "row"}])
+def test_damaged_record_is_a_state_error(change):
+    with pytest.raises(StateError, match="release event"):
+        ReleaseEvent.from_dict({**event().to_dict(), **change})
+
+
+def test_incomplete_record_is_a_state_error():
+    record = event().to_dict()
+    del record["sigma"]
+    with pytest.raises(StateError, match="sigma"):
+        ReleaseEvent.from_dict(record)
+    with pytest.raises(StateError):
+        ReleaseEvent.from_dict(None)
+
+
+def test_claims_are_verbatim_and_seeded_noise_comes_first():
+    assert PAPER_CLAIM == "claimed by DPFact, Theorem 4.1; entry-level; not proven"
+    assert SEEDED_CLAIM == "seeded: not private"
+    assert NO_CLAIM == "none: no privacy guarantee"
+    assert claim_of([]) == NO_CLAIM
+    assert claim_of([event(), event()]) == PAPER_CLAIM
+    assert claim_of([event(), event(seeded=True)]) == f"{SEEDED_CLAIM} ({PAPER_CLAIM})"
+    both = claim_of([event(), event(claim="another")])
+    assert PAPER_CLAIM in both
+    assert "another" in both

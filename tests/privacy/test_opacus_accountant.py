@@ -1,0 +1,289 @@
+import json
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from dp_accounting import rdp
+from opacus import PrivacyEngine
+from opacus.accountants import (
+    PRVAccountant,
+    RDPAccountant,
+    create_accountant,
+    register_accountant,
+)
+from opacus.accountants.utils import get_noise_multiplier
+
+from dpfact_flower.errors import SettingsError
+from dpfact_flower.privacy import (
+    PAPER_CLAIM,
+    ReleaseEvent,
+    account,
+    epsilon_gaussian,
+    epsilon_zcdp_tight,
+)
+from dpfact_flower.privacy.accounting import OPACUS_RDP
+from dpfact_flower.privacy.opacus_accountant import ZCDPAccountant, epsilon_rdp_opacus, register
+
+HISTORIES = [
+    [(7.0, 1.0, 30)],
+    [(60.0, 1.0, 20), (30.0, 1.0, 20)],
+    [(1.3, 1.0, 1), (2.5, 1.0, 4)],
+]
+
+
+def after(history, kind=ZCDPAccountant):
+    accountant = kind()
+    for multiplier, rate, steps in history:
+        for _ in range(steps):
+            accountant.step(noise_multiplier=multiplier, sample_rate=rate)
+    return accountant
+
+
+def rho_of(history):
+    return sum(steps / (2 * multiplier**2) for multiplier, _, steps in history)
+
+
+def events_of(history):
+    return [
+        ReleaseEvent("round 1, codes", 0.5, 0.5 * multiplier, 9, "entry", "replace", PAPER_CLAIM)
+        for multiplier, _, steps in history
+        for _ in range(steps)
+    ]
+
+
+# --- Full batch -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("history", HISTORIES)
+@pytest.mark.parametrize("delta", [1e-8, 1e-4])
+def test_full_batch_epsilon_is_the_tight_zcdp_conversion(history, delta):
+    expected = epsilon_zcdp_tight(rho_of(history), delta)
+    assert after(history).get_epsilon(delta) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("history", HISTORIES)
+@pytest.mark.parametrize("delta", [1e-8, 1e-4])
+def test_full_batch_against_opacus_rdp(history, delta):
+    theirs = after(history, RDPAccountant).get_epsilon(delta)
+    ours = after(history).get_epsilon(delta)
+    # The same bound, at the best order instead of the best on a list.
+    assert theirs * 0.99 <= ours <= theirs * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("history", HISTORIES)
+@pytest.mark.parametrize("delta", [1e-6, 1e-4])
+def test_exact_gaussian_dp_against_opacus_prv(history, delta):
+    error, delta_error = 0.01, delta / 1000
+    theirs = after(history, PRVAccountant)._get_dprv(error, delta_error)
+    lower, estimate, upper = theirs.compute_epsilon(delta, delta_error, error)
+    exact = epsilon_gaussian(math.sqrt(2 * rho_of(history)), delta)
+    assert lower <= exact <= upper
+    assert abs(estimate - exact) <= error
+    assert exact <= after(history).get_epsilon(delta)
+
+
+@pytest.mark.parametrize("history", HISTORIES)
+def test_events_through_opacus_rdp(history):
+    delta = 1e-5
+    orders = np.array(RDPAccountant.DEFAULT_ALPHAS)
+    theirs, _ = rdp.compute_epsilon(orders, rho_of(history) * orders, delta)
+    ours = epsilon_rdp_opacus(events_of(history), delta)
+    assert ours == pytest.approx(theirs, rel=0.01)
+    assert epsilon_zcdp_tight(rho_of(history), delta) <= ours * (1 + 1e-9)
+    guarantee = account(events_of(history), delta, opacus=True)
+    second = next(f for f in guarantee.figures if f.accountant == OPACUS_RDP)
+    assert second.epsilon == ours
+    assert PAPER_CLAIM in str(second)
+
+
+def test_small_costs_find_their_order():
+    """The best order is near 300 here; Opacus' own list ends at 63."""
+    history = [(1000.0, 1.0, 200)]
+    with pytest.warns(UserWarning, match="largest alpha"):
+        coarse = after(history, RDPAccountant).get_epsilon(1e-5)
+    fine = epsilon_rdp_opacus(events_of(history), 1e-5)
+    assert fine == pytest.approx(epsilon_zcdp_tight(rho_of(history), 1e-5), rel=0.05)
+    assert fine < coarse / 1.5
+
+
+# --- Poisson subsampling --------------------------------------------------------------------------
+
+
+def test_subsampled_steps_are_composed_by_opacus_rdp():
+    history = [(1.1, 0.02, 200)]
+    ours = after(history).get_epsilon(1e-5)
+    assert ours == pytest.approx(after(history, RDPAccountant).get_epsilon(1e-5), rel=1e-9)
+    assert ours >= after(history, PRVAccountant).get_epsilon(1e-5) - 0.01
+    assert ours < after([(1.1, 1.0, 200)]).get_epsilon(1e-5) / 10
+
+
+def test_a_mixed_history_costs_more_than_either_part():
+    full, sampled = [(9.0, 1.0, 3)], [(1.1, 0.02, 50)]
+    mixed = after(full + sampled).get_epsilon(1e-5)
+    parts = [after(part).get_epsilon(1e-5) for part in (full, sampled)]
+    assert max(parts) < mixed <= sum(parts)
+    assert mixed == pytest.approx(after(full + sampled, RDPAccountant).get_epsilon(1e-5), rel=1e-9)
+
+
+@pytest.mark.parametrize("rate", [(1 / 49) * 49, 1 + 1e-15])
+def test_a_rate_that_misses_one_by_rounding_is_the_full_batch(rate):
+    assert rate != 1
+    assert after([(5.0, rate, 2)]).get_epsilon(1e-5) == after([(5.0, 1.0, 2)]).get_epsilon(1e-5)
+
+
+# --- Opacus' interface ----------------------------------------------------------------------------
+
+
+def test_history_groups_equal_steps_and_length_counts_steps():
+    accountant = after([(2.0, 1.0, 3), (4.0, 1.0, 2), (2.0, 1.0, 1)])
+    assert accountant.history == [(2.0, 1.0, 3), (4.0, 1.0, 2), (2.0, 1.0, 1)]
+    assert len(accountant) == 6
+
+
+def test_before_the_first_step_nothing_is_spent():
+    assert ZCDPAccountant().get_epsilon(1e-5) == 0
+    assert len(ZCDPAccountant()) == 0
+
+
+def test_a_step_without_noise_spends_everything():
+    assert after([(5.0, 1.0, 3), (0.0, 1.0, 1)]).get_epsilon(1e-5) == math.inf
+
+
+def test_register_is_idempotent():
+    register()
+    register()
+    assert type(create_accountant("zcdp")) is ZCDPAccountant
+    assert ZCDPAccountant.mechanism() == "zcdp"
+
+
+def test_register_leaves_a_strangers_accountant_alone():
+    register_accountant("zcdp", RDPAccountant, force=True)
+    try:
+        with pytest.raises(SettingsError, match="another class"):
+            register()
+        assert type(create_accountant("zcdp")) is RDPAccountant
+    finally:
+        register_accountant("zcdp", ZCDPAccountant, force=True)
+
+
+def test_state_survives_a_round_trip_through_json():
+    before = after([(2.0, 1.0, 3), (1.0, 0.1, 2)])
+    state = json.loads(json.dumps(before.state_dict()))
+    restored = ZCDPAccountant()
+    restored.load_state_dict(state)
+    assert restored.history == before.history
+    assert restored.get_epsilon(1e-5) == before.get_epsilon(1e-5)
+    restored.step(noise_multiplier=1.0, sample_rate=0.1)
+    assert len(restored) == 6
+    assert len(before) == 5
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        None,
+        {},
+        {"history": []},
+        {"history": [], "mechanism": "rdp"},
+        {"history": [(1.0, 1.0)], "mechanism": "zcdp"},
+        {"history": [3], "mechanism": "zcdp"},
+        {"history": [(math.nan, 1.0, 1)], "mechanism": "zcdp"},
+        {"history": [(1.0, 1.0, 0)], "mechanism": "zcdp"},
+    ],
+)
+def test_invalid_state_is_refused_and_the_present_one_kept(state):
+    accountant = after([(2.0, 1.0, 3)])
+    with pytest.raises(ValueError, match=r"state|history|noise_multiplier|steps"):
+        accountant.load_state_dict(state)
+    assert accountant.history == [(2.0, 1.0, 3)]
+
+
+@pytest.mark.parametrize(
+    ("multiplier", "rate", "name"),
+    [
+        (-1.0, 1.0, "noise_multiplier"),
+        (math.nan, 1.0, "noise_multiplier"),
+        (math.inf, 1.0, "noise_multiplier"),
+        (1.0, 0.0, "sample_rate"),
+        (1.0, 1.1, "sample_rate"),
+        (1.0, math.nan, "sample_rate"),
+    ],
+)
+def test_bad_step_is_refused_and_not_charged(multiplier, rate, name):
+    accountant = ZCDPAccountant()
+    with pytest.raises(SettingsError, match=name):
+        accountant.step(noise_multiplier=multiplier, sample_rate=rate)
+    assert len(accountant) == 0
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0, -1.0, math.nan])
+def test_bad_delta_is_refused(delta):
+    for call in (
+        lambda: ZCDPAccountant().get_epsilon(delta),
+        lambda: after(HISTORIES[0]).get_epsilon(delta),
+        lambda: epsilon_rdp_opacus(events_of(HISTORIES[0]), delta),
+    ):
+        with pytest.raises(SettingsError, match="delta"):
+            call()
+
+
+def test_options_and_empty_events_are_refused():
+    with pytest.raises(SettingsError, match="alphas"):
+        after(HISTORIES[0]).get_epsilon(1e-5, alphas=[2.0])
+    with pytest.raises(SettingsError, match="nothing was released"):
+        epsilon_rdp_opacus([], 1e-5)
+
+
+def test_opacus_calibrates_noise_with_our_accountant():
+    register()
+    multiplier = get_noise_multiplier(
+        target_epsilon=2.0,
+        target_delta=1e-5,
+        sample_rate=1.0,
+        steps=10,
+        accountant="zcdp",
+        epsilon_tolerance=1e-4,
+    )
+    assert epsilon_zcdp_tight(10 / (2 * multiplier**2), 1e-5) == pytest.approx(2.0, abs=1e-4)
+
+
+def test_opacus_trains_with_our_accountant():
+    register()
+    torch.manual_seed(0)
+    data = torch.utils.data.TensorDataset(torch.randn(16, 3), torch.randn(16, 1))
+    model = torch.nn.Linear(3, 1)
+    engine = PrivacyEngine(accountant="zcdp")
+    model, optimizer, loader = engine.make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=torch.utils.data.DataLoader(data, batch_size=16),
+        noise_multiplier=4.0,
+        max_grad_norm=1.0,
+        poisson_sampling=False,
+    )
+    for _ in range(3):
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(inputs), targets).backward()
+            optimizer.step()
+    assert engine.accountant.history == [(4.0, 1.0, 3)]
+    assert engine.get_epsilon(1e-5) == pytest.approx(epsilon_zcdp_tight(3 / (2 * 16), 1e-5))
+
+
+def test_without_opacus_the_error_says_what_to_install():
+    code = (
+        "import sys; sys.modules['opacus'] = None\n"
+        "from dpfact_flower.errors import MissingDependencyError\n"
+        "from dpfact_flower.privacy import PAPER_CLAIM, ReleaseEvent, account\n"
+        "event = ReleaseEvent('round 1', 1.0, 1.0, 1, 'entry', 'replace', PAPER_CLAIM)\n"
+        "account([event], 1e-5)\n"
+        "try:\n"
+        "    account([event], 1e-5, opacus=True)\n"
+        "except MissingDependencyError as error:\n"
+        "    sys.exit('dpfact-flower[opacus]' not in str(error))\n"
+        "sys.exit(2)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
