@@ -9,11 +9,15 @@ field is spelled with hyphens, as Flower does: ``round_timeout`` is ``round-time
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
 import re
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self, cast, get_args, get_origin, get_type_hints
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self, cast, get_args, get_origin, get_type_hints
 
 from dpfact_flower.errors import SettingsError
 
@@ -89,7 +93,14 @@ class SolverSettings(Settings):
         low=0, high=1, open_low=True,
     )  # fmt: skip
     gamma: float = setting(5.0, "elastic weight: how strongly local and global pull", low=0)
+    pull: float = setting(
+        0.05, "exact: a site's gamma is pull * ||X||^2 / R, so it means the same at sites of any "
+        "size; 0 takes gamma as it is", low=0,
+    )  # fmt: skip
     mu: float = setting(0.0, "l2,1 weight: how readily a site switches a phenotype off", low=0)
+    mu_from_round: int = setting(
+        1, "round from which mu acts: phenotypes must form before any is switched off", low=1
+    )
     nonnegative: bool = setting(True, "keep every factor non-negative, so weights can be read")
     update: Literal["joint", "sequential"] = setting(
         "joint", "psgd: one residual an entry, or a fresh one for each factor"
@@ -114,8 +125,227 @@ class SolverSettings(Settings):
             raise SettingsError(f"clip bounds psgd's gradients; solver is {self.solver!r}")
 
 
+@dataclass(frozen=True)
+class PrivacySettings(Settings):
+    """What protects the factors that leave a site.
+
+    The default fails closed: "paper" adds noise or, where the solver does not clip, refuses to
+    start. Factors leave a site unprotected only if somebody wrote "none".
+    """
+
+    privacy: Literal["none", "paper"] = setting(
+        "paper", "none: factors leave as they are; paper: DPFact's noise, claimed but not proven"
+    )
+    epsilon: float = setting(
+        1.2, "epsilon to plan for, over all rounds; entry-level in paper mode",
+        low=0, high=100, open_low=True,
+    )  # fmt: skip
+    delta: float = setting(1e-4, "delta of every epsilon, below 1", low=0, high=1, open_low=True)
+    rho: float = setting(
+        0.0, "zCDP cost of one factor in one round; 0 plans it from epsilon", low=0, high=100
+    )
+    noise_seed: int = setting(
+        -1, "-1: noise from the operating system; else simulation only, and not private",
+        low=-1, high=2**62,
+    )  # fmt: skip
+
+    def check_solver(self, solver: SolverSettings) -> None:
+        """Refuse a solver that this mode has no sensitivity for.
+
+        Raises
+        ------
+        SettingsError
+            If the mode is "paper" and gradients are not clipped.
+        """
+        if self.privacy == "paper" and solver.clip == 0:
+            raise SettingsError(
+                "privacy 'paper' takes its sensitivity from psgd's clipped gradients: set solver "
+                f"to 'psgd' and clip above 0; got {solver.solver!r} and 0"
+            )
+
+    def _check_together(self) -> None:
+        if self.delta >= 1:
+            raise SettingsError(f"delta: must lie in (0, 1); got {self.delta!r}")
+        for name, unset in (("rho", 0), ("noise_seed", -1)):
+            if self.privacy == "none" and getattr(self, name) != unset:
+                raise SettingsError(
+                    f"{_key(name)} asks for noise and privacy 'none' adds none; "
+                    f"got {getattr(self, name)!r}"
+                )
+
+
+@dataclass(frozen=True)
+class RunSettings(Settings):
+    """What the server decides about one federated run."""
+
+    rounds: int = setting(20, "federated rounds", low=1, high=100_000)
+    seed: int = setting(0, "public seed of the start and of the visiting order", low=0, high=2**31)
+    job: str = setting(
+        "", "name under which sites keep their state; a resumed run repeats it (default: run id)",
+        pattern=r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}",
+    )  # fmt: skip
+    sites: int = setting(0, "sites to wait for before round 1; 0 waits for the quorum", low=0)
+    min_sites: int = setting(1, "quorum: fewer replies leave the global model unchanged", low=1)
+    round_timeout: float = setting(
+        600.0, "seconds a site has for one round; also the message's time to live",
+        low=0, high=7 * 86_400, open_low=True,
+    )  # fmt: skip
+    wait_timeout: float = setting(
+        300.0, "seconds to wait for the quorum to connect", low=0, high=86_400, open_low=True
+    )
+    elastic_step: float = setting(
+        0.0, "server's elastic step per site; 0: eta * gamma (psgd), 1 / sites (exact)",
+        low=0, high=1,
+    )
+
+
+@dataclass(frozen=True)
+class AppSettings(Settings):
+    """Where a run of the Flower App finds its data and leaves its results."""
+
+    data: str = setting(
+        "synthetic:demo",
+        "simulation: a folder that `dpfact data` wrote, or synthetic:PRESET; empty in a deployment",
+    )
+    vocabulary: str = setting(
+        "", "deployment: the public code lists, one .json a feature mode, separated by commas"
+    )
+    out: str = setting("runs/latest", "the run's folder: model, history, summary, report")
+    state_dir: str = setting("", "simulation: the sites' private folder (default: OUT.sites)")
+    resume: bool = setting(False, "go on with the unfinished run in OUT")
+
+    @property
+    def run_folder(self) -> Path:
+        """The run's folder, absolute."""
+        return Path(self.out).expanduser().absolute()
+
+    @property
+    def sites_folder(self) -> Path:
+        """In simulation, where the sites keep what is theirs; never inside the run's folder."""
+        folder = Path(self.state_dir).expanduser().absolute() if self.state_dir else None
+        return folder or self.run_folder.with_name(f"{self.run_folder.name}.sites")
+
+    @property
+    def cohort_folder(self) -> Path:
+        """In simulation, the folder of the sites' data; for synthetic data, where it is made."""
+        if self.synthetic_preset:
+            return self.sites_folder / "data"
+        return Path(self.data).expanduser().absolute()
+
+    @property
+    def synthetic_preset(self) -> str:
+        """PRESET of synthetic:PRESET, or "" for other data."""
+        kind, _, preset = self.data.partition(":")
+        return (preset or "demo") if kind == "synthetic" else ""
+
+    def _check_together(self) -> None:
+        if self.state_dir and self.sites_folder.is_relative_to(self.run_folder):
+            raise SettingsError("state-dir: must not lie in the run's folder (out)")
+
+
+@dataclass(frozen=True)
+class SiteSettings(Settings):
+    """What a hospital decides for itself, in its SuperNode's node config."""
+
+    site: str = setting(
+        "", "this site's public name (default: the name in its data file)",
+        pattern=r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}",
+    )  # fmt: skip
+    data_path: str = setting("", "the site's .npz file, as `dpfact data` writes it")
+    state_dir: str = setting("", "folder for patient factors and the record of releases")
+    allow_privacy: str = setting(
+        "", "privacy modes this site takes part in, separated by commas; must be named",
+        pattern=r"[a-z]+(,[a-z]+)*",
+    )  # fmt: skip
+    max_epsilon: float = setting(
+        0.0, "largest epsilon (as claimed by the mode) per job; 0 is no limit", low=0
+    )
+    budget_delta: float = setting(
+        1e-5, "delta at which max-epsilon is counted, whatever delta the run names",
+        low=0, high=0.5, open_low=True,
+    )  # fmt: skip
+    site_mu: float = setting(-1.0, "this site's own l2,1 weight; -1 takes the run's", low=-1)
+
+
+class Described(NamedTuple):
+    """One setting as a person reads it."""
+
+    key: str
+    default: Scalar
+    allowed: str
+    help: str
+
+
+def describe(kind: type[Settings]) -> list[Described]:
+    """Every setting of a class: key, default, allowed values, meaning."""
+    hints = get_type_hints(kind)
+    return [
+        Described(
+            _key(field.name), cast(Scalar, field.default), _allowed(field, hints[field.name]),
+            field.metadata["help"],
+        )
+        for field in dataclasses.fields(kind)
+    ]  # fmt: skip
+
+
+def parse_assignments(texts: Sequence[str]) -> dict[str, Scalar]:
+    """Config from ``key=value`` texts; values as in TOML, bare words being strings.
+
+    Raises
+    ------
+    SettingsError
+        For a text without ``=``.
+    """
+    config: dict[str, Scalar] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise SettingsError(f"--set: need key=value, got {text!r}")
+        try:
+            parsed = tomllib.loads(f"x = {value}")["x"]
+        except tomllib.TOMLDecodeError:
+            parsed = value.strip()
+        if not isinstance(parsed, (bool, int, float, str)):
+            raise SettingsError(f"{key.strip()}: need a single value, got {value!r}")
+        config[key.strip()] = parsed
+    return config
+
+
+def refuse_unknown(config: Mapping[str, object], *classes: type[Settings]) -> None:
+    """Refuse keys that no class knows: a misspelt key would silently keep its default.
+
+    Raises
+    ------
+    SettingsError
+        Naming the key and the nearest known one.
+    """
+    known = [name for settings in classes for name in settings.names()]
+    for key in config:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
+            raise SettingsError(f"{key}: no such setting{hint}")
+
+
 def _key(name: str) -> str:
     return name.replace("_", "-")
+
+
+def _allowed(field: dataclasses.Field[Any], hint: Any) -> str:
+    if get_origin(hint) is Literal:
+        return " | ".join(get_args(hint))
+    if hint in (bool, str):
+        return cast(str, hint.__name__)
+    low, high = field.metadata["low"], field.metadata["high"]
+    if low == -_INFINITY and high == _INFINITY:
+        return cast(str, hint.__name__)
+    return f"{hint.__name__} in {_range(field)}"
+
+
+def _range(field: dataclasses.Field[Any]) -> str:
+    meta = field.metadata
+    close = ")" if meta["high"] == _INFINITY else "]"
+    return f"{'(' if meta['open_low'] else '['}{meta['low']:g}, {meta['high']:g}{close}"
 
 
 def _checked(field: dataclasses.Field[Any], hint: Any, value: Any) -> Scalar:
@@ -126,17 +356,19 @@ def _checked(field: dataclasses.Field[Any], hint: Any, value: Any) -> Scalar:
                 f"{name}: must be one of {', '.join(get_args(hint))}; got {value!r}"
             )
         return cast(Scalar, value)
-    if hint is float and type(value) is int:
-        value = float(value)
+    if not isinstance(value, bool):  # NumPy's scalars are welcome
+        if hint is float and isinstance(value, Real):
+            value = float(value)
+        elif hint is int and isinstance(value, Integral):
+            value = int(value)
     if type(value) is not hint:
         raise SettingsError(f"{name}: need {hint.__name__}, got {value!r}")
     if hint is str:
-        if meta["pattern"] and not re.fullmatch(meta["pattern"], value):
+        if value and meta["pattern"] and not re.fullmatch(meta["pattern"], value):
             raise SettingsError(f"{name}: {value!r} does not match {meta['pattern']}")
         return cast(Scalar, value)
     low, high = meta["low"], meta["high"]
     below = value <= low if meta["open_low"] else value < low
     if hint is not bool and (not math.isfinite(value) or below or value > high):
-        bracket = "(" if meta["open_low"] else "["
-        raise SettingsError(f"{name}: must lie in {bracket}{low:g}, {high:g}]; got {value!r}")
+        raise SettingsError(f"{name}: must lie in {_range(field)}; got {value!r}")
     return cast(Scalar, value)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import gzip
 import hashlib
 import math
-import re
 import warnings
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO, cast
@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dpfact_flower.errors import DataError
+from dpfact_flower.files import replacing
 
 _MAX_MODE = np.iinfo(np.int32).max
 _PATIENT_MODE = 0
@@ -107,7 +108,8 @@ class SparseTensor:
 
     def norm_squared(self) -> float:
         """Squared Frobenius norm, summed in float64."""
-        return float(np.dot(self.values.astype(np.float64), self.values))
+        # Not by BLAS, whose sum depends on its number of threads.
+        return float(np.square(self.values, dtype=np.float64).sum())
 
     def to_dense(self) -> NDArray[np.float64]:
         """Dense copy, for tests and small examples.
@@ -130,9 +132,14 @@ class SparseTensor:
         ----------
         patients : array_like of int, shape (m,)
             Distinct rows of mode 0.
+
+        Raises
+        ------
+        DataError
+            If they are not distinct rows of mode 0, or none.
         """
-        rows = np.asarray(patients)
-        if rows.ndim != 1 or rows.size == 0 or not np.issubdtype(rows.dtype, np.integer):
+        rows = _as_array("patients", patients)
+        if rows.ndim != 1 or rows.size == 0 or rows.dtype.kind not in "iu":
             raise DataError("patients: need a non-empty one-dimensional array of integers")
         if rows.min() < 0 or rows.max() >= self.n_patients:
             raise DataError(f"patients: rows must lie in [0, {self.n_patients})")
@@ -159,8 +166,8 @@ class SparseTensor:
         return digest.hexdigest()
 
     def save(self, path: str | Path) -> None:
-        """Write `indices`, `values` and `shape` to a compressed .npz file."""
-        with Path(path).open("wb") as file:
+        """Write `indices`, `values` and `shape` to a compressed .npz file, for its owner alone."""
+        with replacing(Path(path)) as file:
             np.savez_compressed(
                 file, indices=self.indices, values=self.values, shape=np.array(self.shape)
             )
@@ -175,15 +182,21 @@ class SparseTensor:
             If the file is missing, is not an .npz, lacks an array or holds an invalid tensor.
         """
         arrays = load_npz(path, ("indices", "values", "shape"))
-        return cls.from_coo(arrays["indices"], arrays["values"], arrays["shape"].tolist())
+        with _located(path):
+            return cls.from_coo(arrays["indices"], arrays["values"], arrays["shape"].tolist())
 
     def write_tns(self, path: str | Path, *, one_based: bool = True) -> None:
-        """Write FROSTT text, gzipped when the name ends in .gz; the shape goes in a comment."""
-        offset = int(one_based)
+        """Write FROSTT text, gzipped when the name ends in .gz; the shape goes in a comment.
+
+        Whole or not at all, and readable by its owner alone.
+        """
+        path, offset = Path(path), int(one_based)
         columns = np.column_stack([self.indices.astype(np.float64) + offset, self.values])
-        with _open_text(Path(path), "wt") as file:
-            file.write(f"# shape: {' '.join(map(str, self.shape))}\n")
-            np.savetxt(file, columns, fmt=["%d"] * self.ndim + ["%.9g"])
+        with replacing(path) as raw:
+            zipped = gzip.GzipFile(fileobj=raw, mode="wb") if path.suffix == ".gz" else None
+            with zipped or nullcontext(raw) as file:
+                file.write(f"# shape: {' '.join(map(str, self.shape))}\n".encode())
+                np.savetxt(file, columns, fmt=["%d"] * self.ndim + ["%.9g"])
 
     @classmethod
     def read_tns(
@@ -206,15 +219,21 @@ class SparseTensor:
         DataError
             Naming the file and the line where one can be named.
         """
-        table, declared = _parse_tns(Path(path))
-        index = table[:, :-1]
-        lowest = index.min()
-        first = int(lowest >= 1) if one_based is None else int(one_based)
-        if lowest < first:
-            raise DataError(f"{path}: index {int(lowest)} in a file whose indices begin at {first}")
-        zero_based = index - first
-        size = shape or declared or (zero_based.max(axis=0) + 1).astype(int).tolist()
-        return cls.from_coo(zero_based, table[:, -1], size)
+        with _located(path):
+            table, declared = _parse_tns(Path(path))
+            size = declared if shape is None else shape
+            if table.size == 0:
+                if size is None:
+                    raise DataError("holds no entries, and its shape is not known")
+                return cls.from_coo([], [], size)
+            index = table[:, :-1]
+            _check_whole(index)
+            first = int((index >= 1).all()) if one_based is None else int(one_based)
+            below = np.any(index < first, axis=1)
+            _refuse(below, f"indices: must be at least {first}")
+            if size is None:
+                size = (index.max(axis=0) - first + 1).tolist()
+            return cls.from_coo(index - first, table[:, -1], size)
 
 
 def load_npz(path: str | Path, names: Sequence[str]) -> dict[str, NDArray[Any]]:
@@ -226,7 +245,8 @@ def load_npz(path: str | Path, names: Sequence[str]) -> dict[str, NDArray[Any]]:
         If the file is missing, unreadable or lacks one of `names`.
     """
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        # Opened here, for NumPy leaves a damaged file open.
+        with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
@@ -238,56 +258,69 @@ def load_npz(path: str | Path, names: Sequence[str]) -> dict[str, NDArray[Any]]:
     return arrays
 
 
-def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
+def _as_array(field: str, given: ArrayLike) -> NDArray[Any]:
     try:
-        size = tuple(int(n) for n in shape)
-        exact = all(float(n) == m for n, m in zip(shape, size, strict=True))
-    except (TypeError, ValueError):
-        raise DataError(f"shape: need a sequence of integers, got {shape!r}") from None
+        return np.asarray(given)
+    except (TypeError, ValueError, OverflowError):
+        raise DataError(f"{field}: need numbers in rows of equal length") from None
+
+
+def _refuse(wrong: NDArray[np.bool_], rule: str) -> None:
+    """Refuse entries that break a rule, saying where they are and not what."""
+    if wrong.any():
+        raise DataError(
+            f"{rule}; {np.count_nonzero(wrong)} entries break this, "
+            f"the first at position {int(wrong.argmax())}"
+        )
+
+
+def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    size = _as_array("shape", shape)
+    if size.ndim != 1 or size.dtype.kind not in "iuf":
+        raise DataError(f"shape: need a sequence of integers, each in [1, {_MAX_MODE}]")
     if len(size) < 2:
         raise DataError(f"shape: need at least 2 modes (patients and one feature), got {len(size)}")
-    if not exact or any(n < 1 or n > _MAX_MODE for n in size):
-        raise DataError(f"shape: every size must be an integer in [1, {_MAX_MODE}], got {shape!r}")
-    return size
+    right = (size >= 1) & (size <= _MAX_MODE) & (size == np.floor(size))
+    if not right.all():
+        raise DataError(
+            f"shape: every size must be an integer in [1, {_MAX_MODE}]; "
+            f"that of mode {int(right.argmin())} is not"
+        )
+    return tuple(int(n) for n in size)
 
 
 def _checked_indices(indices: ArrayLike, shape: tuple[int, ...]) -> NDArray[np.int32]:
-    index = np.asarray(indices)
-    if index.size == 0:
+    index = _as_array("indices", indices)
+    if index.shape == (0,):
         return np.empty((0, len(shape)), np.int32)
     if index.ndim != 2 or index.shape[1] != len(shape):
         raise DataError(f"indices: need shape (entries, {len(shape)}), got {index.shape}")
-    if not np.issubdtype(index.dtype, np.integer):
-        if not np.issubdtype(index.dtype, np.floating):
-            raise DataError(f"indices: need integers, got dtype {index.dtype}")
-        if not np.isfinite(index).all() or (index != np.floor(index)).any():
-            raise DataError("indices: not all are integers")
+    _check_whole(index)
     for mode, size in enumerate(shape):
-        outside = (index[:, mode] < 0) | (index[:, mode] >= size)
-        if outside.any():
-            raise DataError(
-                f"indices: mode {mode} must lie in [0, {size}); {np.count_nonzero(outside)} "
-                f"entries do not, the first at position {int(outside.argmax())}"
-            )
+        column = index[:, mode]
+        _refuse((column < 0) | (column >= size), f"indices: mode {mode} must lie in [0, {size})")
     return np.ascontiguousarray(index, dtype=np.int32)
 
 
+def _check_whole(index: NDArray[Any]) -> None:
+    if index.dtype.kind not in "iuf":
+        raise DataError(f"indices: need integers, got dtype {index.dtype}")
+    if index.dtype.kind == "f":
+        whole = np.isfinite(index) & (index == np.floor(index))
+        _refuse(~whole.all(axis=1), "indices: must be integers")
+
+
 def _checked_values(values: ArrayLike, entries: int) -> NDArray[np.float32]:
-    try:
-        given = np.asarray(values)
-        if given.dtype.kind not in "biuf":
-            raise TypeError
+    given = _as_array("values", values)
+    if given.dtype.kind not in "biuf":
+        raise DataError(f"values: need numbers, got dtype {given.dtype}")
+    if given.shape != (entries,):
+        raise DataError(f"values: need shape ({entries},) to match indices, got {given.shape}")
+    with np.errstate(over="ignore"):
         value = given.astype(np.float32)
-    except (TypeError, ValueError):
-        raise DataError("values: need numbers") from None
-    if value.shape != (entries,):
-        raise DataError(f"values: need shape ({entries},) to match indices, got {value.shape}")
-    for wrong, what in ((~np.isfinite(value), "finite (float32)"), (value < 0, "non-negative")):
-        if wrong.any():
-            raise DataError(
-                f"values: must be {what}; {np.count_nonzero(wrong)} are not, "
-                f"the first at position {int(wrong.argmax())}"
-            )
+    _refuse(~np.isfinite(value), "values: must be finite (float32)")
+    # Of what was given: a tiny negative number is a zero in float32.
+    _refuse(given < 0, "values: must be non-negative")
     return value
 
 
@@ -304,42 +337,54 @@ def _sorted_and_summed(
     if first.all():
         return index, value
     starts = np.flatnonzero(first)
-    summed = np.add.reduceat(value, starts, dtype=np.float64).astype(np.float32)
+    with np.errstate(over="ignore"):
+        summed = np.add.reduceat(value, starts, dtype=np.float64).astype(np.float32)
     if not np.isfinite(summed).all():
         raise DataError("values: a sum of duplicate entries is too large for float32")
     return np.ascontiguousarray(index[starts]), summed
 
 
-def _open_text(path: Path, mode: str) -> TextIO:
+@contextmanager
+def _located(path: str | Path) -> Iterator[None]:
+    """Put a file's name before what is wrong with its contents."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
+
+
+def _open_text(path: Path) -> TextIO:
     if path.suffix == ".gz":
-        return cast(TextIO, gzip.open(path, mode, encoding="utf-8"))
-    return cast(TextIO, path.open(mode, encoding="utf-8"))
+        return cast(TextIO, gzip.open(path, "rt", encoding="utf-8"))
+    return path.open(encoding="utf-8")
 
 
 def _parse_tns(path: Path) -> tuple[NDArray[np.float64], list[int] | None]:
     """Table of the numbers in a .tns file, and its ``# shape:`` line if it has one."""
     try:
-        with _open_text(path, "rt") as file:
+        with _open_text(path) as file:
             declared = _declared_shape(file)
             file.seek(0)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # "no data" is our error below
-                table = np.loadtxt(file, comments="#", ndmin=2)
+            table = _table(file)
     except FileNotFoundError:
-        raise DataError(f"{path}: no such file") from None
-    except ValueError as error:  # NumPy's text quotes the cell: keep only where it is
-        where = re.search(r"at row \d+", str(error))
-        raise DataError(
-            f"{path}: {where[0] if where else 'somewhere'} (comments not counted), "
-            "not as many numbers as in the first row, or not a number"
-        ) from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: cannot be read ({type(error).__name__})") from None
-    if table.size == 0:
-        raise DataError(f"{path}: holds no entries")
-    if table.shape[1] < 3:
-        raise DataError(f"{path}: need at least 2 indices and a value a line")
+        raise DataError("no such file") from None
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise DataError(f"cannot be read ({type(error).__name__})") from None
+    if table.size > 0 and table.shape[1] < 3:
+        raise DataError("need at least 2 indices and a value a line")
     return table, declared
+
+
+def _table(file: TextIO) -> NDArray[np.float64]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # "no data": `read_tns` sees to it
+            return np.loadtxt(file, comments="#", ndmin=2)
+    except UnicodeDecodeError:
+        raise
+    except ValueError:  # NumPy's text quotes the cell, and counts rows now from 0, now from 1
+        file.seek(0)
+        raise DataError(_first_bad_line(file)) from None
 
 
 def _declared_shape(file: TextIO) -> list[int] | None:
@@ -347,5 +392,23 @@ def _declared_shape(file: TextIO) -> list[int] | None:
         if not line.startswith("#"):
             return None
         if line.startswith("# shape:"):
-            return [int(n) for n in line.removeprefix("# shape:").split()]
+            try:
+                return [int(n) for n in line.removeprefix("# shape:").split()]
+            except ValueError:
+                raise DataError("the '# shape:' line needs integers") from None
     return None
+
+
+def _first_bad_line(file: TextIO) -> str:
+    """Say where a table that NumPy refuses goes wrong, without the cell."""
+    columns = 0
+    for number, line in enumerate(file, start=1):
+        cells = line.partition("#")[0].split()
+        columns = columns or len(cells)
+        if cells and len(cells) != columns:
+            return f"line {number} has {len(cells)} numbers, those before it {columns}"
+        try:
+            list(map(float, cells))
+        except ValueError:
+            return f"line {number} holds something that is not a number"
+    return "holds something that is not a number"

@@ -1,0 +1,93 @@
+"""The local objective, eq. (norm), and what a solver returns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfact_flower.tensor import SparseTensor
+
+Factors = tuple[NDArray[np.float32], ...]
+Matrix = NDArray[Any]
+
+_BLOCK = 1 << 16  # rows turned into float64 at a time
+
+
+@dataclass(frozen=True)
+class LocalResult:
+    """Outcome of a solver's call at one site.
+
+    Attributes
+    ----------
+    factors : tuple of N ndarrays of float32, each (I_n, R), C-contiguous
+        Patients first. New arrays; what went in is left alone.
+    objective : tuple of float, length tau + 1
+        Eq. (norm) at the start and after each pass or iteration, in float64. The start is taken
+        after negative values are set to 0 when `nonnegative` asks for it. With ``zeros="none"`` the
+        squared error is that of the non-zero cells alone, because psgd then fits no others.
+    eta : float
+        psgd: the step size to go on with. exact: what it was given, for it takes no steps.
+    rollbacks : int
+        Passes of psgd that were undone and tried again with half the step size.
+    """
+
+    factors: Factors
+    objective: tuple[float, ...]
+    eta: float
+    rollbacks: int
+
+
+def gram(factor: Matrix) -> NDArray[np.float64]:
+    """``factor.T @ factor`` in float64, shape (R, R)."""
+    total = np.zeros((factor.shape[1], factor.shape[1]))
+    for start in range(0, len(factor), _BLOCK):
+        block = factor[start : start + _BLOCK].astype(np.float64)
+        total += block.T @ block
+    return total
+
+
+def hadamard(grams: Sequence[Matrix]) -> NDArray[np.float64]:
+    """Element-wise product of Gram matrices, shape (R, R)."""
+    return np.asarray(math.prod(grams[1:], start=grams[0]))
+
+
+def loss(tensor: SparseTensor, inner: float, grams: Sequence[Matrix]) -> float:
+    """``1/2 ||X - M||^2`` over all cells.
+
+    Parameters
+    ----------
+    tensor : SparseTensor
+    inner : float
+        <X, M>.
+    grams : sequence of N ndarrays, each (R, R)
+        `gram` of every factor.
+    """
+    return 0.5 * (tensor.norm_squared() - 2 * inner + float(hadamard(grams).sum()))
+
+
+def elastic(
+    factors: Sequence[Matrix], anchors: Sequence[Matrix], visits: Sequence[Matrix] | None = None
+) -> float:
+    """``1/2 sum_n ||F[n] - F^[n]||^2``, each row weighted by `visits` where given.
+
+    Parameters
+    ----------
+    factors : sequence of N ndarrays, patients first
+    anchors : sequence of N - 1 ndarrays
+    visits : sequence of N - 1 ndarrays, each (I_n,)
+    """
+    total = 0.0
+    for n, (factor, anchor) in enumerate(zip(factors[1:], anchors, strict=True)):
+        rows = np.square(factor.astype(np.float64) - anchor).sum(axis=1)
+        total += float(rows.sum() if visits is None else rows @ visits[n])
+    return 0.5 * total
+
+
+def group_norm(patients_gram: Matrix) -> float:
+    """``||A^T||_{2,1}``, eq. (l21), from the Gram matrix of A."""
+    return float(np.sqrt(np.diag(patients_gram)).sum())

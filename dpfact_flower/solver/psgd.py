@@ -1,0 +1,208 @@
+"""Permutation SGD, the paper's local solver (Algorithm 1), with a step size that controls itself.
+
+What a pass descends
+    The pull to the anchors acts at every visit of a feature row, eq. (bj), so over a pass it weighs
+    gamma times the row's number of visits, not gamma as in eq. (norm). It is left out at sampled
+    zero cells: the weight then is the row's number of non-zeros whatever `zero_ratio` is, and
+    sampling zeros changes nothing but the squared error, whose gradient over the pass is an
+    unbiased estimate of that over all cells (Kolda & Hong 2020).
+
+Step control (bold driver)
+    A pass after which both eq. (norm) and what the pass descends have risen, or are not finite, is
+    undone and tried again at half the step size; a pass that stands raises it by 5 %. One of the
+    two is enough, because a small step lowers the second but need not lower the first when the
+    anchors are far away. Whatever happens, no more than tau passes stand, and no step size
+    exceeds `settings.eta`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfact_flower.errors import DivergenceError
+from dpfact_flower.settings import SolverSettings
+from dpfact_flower.solver.kernels import (
+    Array,
+    Step,
+    draw_visits,
+    row_offsets,
+    stack_factors,
+    stacked_values,
+    visit,
+)
+from dpfact_flower.solver.objective import Factors, LocalResult, elastic, gram, group_norm, loss
+from dpfact_flower.solver.prox import shrink_columns
+from dpfact_flower.tensor import SparseTensor
+
+_BLOCK = 512
+"""Patients whose entries are shuffled together: their rows stay in the cache."""
+
+_GROWTH = 1.05
+_MAX_HALVINGS = 40
+
+
+@dataclass(frozen=True)
+class Value:
+    """Where the factors stand: squared error, eq. (norm), and what a pass descends."""
+
+    loss: float
+    objective: float
+    descended: float
+
+
+def psgd(
+    tensor: SparseTensor,
+    factors: Factors,
+    anchors: Factors,
+    settings: SolverSettings,
+    rng: np.random.Generator,
+    *,
+    eta: float | None = None,
+) -> LocalResult:
+    """`settings.tau` passes of permutation SGD on eq. (norm).
+
+    Arguments are those of `dpfact_flower.solver.solve`, which checks them. A phenotype that the
+    proximal step, eq. (an2), switched off comes back only through its own gradient: the next pass
+    moves the column away from zero by more than eta * mu.
+
+    Raises
+    ------
+    DivergenceError
+        Naming the step sizes tried.
+    """
+    site = _Site(tensor, anchors, settings)
+    stack = stack_factors([np.maximum(factor, np.float32(site.floor)) for factor in factors])
+    values = [site.value(stack)]
+    # The privacy bound 2 * tau * L * eta counts on this: settings.eta is never exceeded.
+    step_size = settings.eta if eta is None else min(eta, settings.eta)
+    rollbacks = 0
+    for _ in range(settings.tau):
+        before, first = stack.copy(), step_size
+        while True:
+            site.run_pass(stack, step_size, rng)
+            now = site.value(stack)
+            if site.stands(now, values[-1]):
+                break
+            if step_size < first * 0.5**_MAX_HALVINGS:
+                raise DivergenceError(
+                    f"psgd: the objective rises at every step size from {first:g} "
+                    f"down to {step_size:g}"
+                )
+            stack[:] = before
+            step_size /= 2
+            rollbacks += 1
+        values.append(now)
+        step_size = min(step_size * _GROWTH, settings.eta)
+    result = tuple(np.ascontiguousarray(factor) for factor in site.factors(stack))
+    return LocalResult(result, tuple(v.objective for v in values), step_size, rollbacks)
+
+
+class _Site:
+    """What stays the same from pass to pass."""
+
+    def __init__(self, tensor: SparseTensor, anchors: Factors, settings: SolverSettings) -> None:
+        self.tensor, self.anchors, self.settings = tensor, anchors, settings
+        self.floor = 0.0 if settings.nonnegative else -math.inf
+        self.offsets = row_offsets(tensor.shape)
+        self.anchor_stack = stack_factors(anchors)
+        self.zeros = zero_visits(tensor, settings)
+        self.visits = [
+            np.bincount(tensor.indices[:, n], minlength=tensor.shape[n])
+            for n in range(1, tensor.ndim)
+        ]
+        # A clipped gradient is not that of the objective, which may rise at any step size; then
+        # only what fits worse than no model at all is refused.
+        self.tolerated = 0.5 * tensor.norm_squared() if settings.clip > 0 else -math.inf
+
+    def factors(self, stack: Array) -> Factors:
+        """Views of the stack, without its padding."""
+        parts = np.split(stack[:, : self.settings.rank], self.offsets[1:-1])
+        return tuple(parts)
+
+    def run_pass(self, stack: Array, eta: float, rng: np.random.Generator) -> None:
+        """Visit everything once, then take the proximal step; Algorithm 1, lines 4 to 9."""
+        settings, tensor = self.settings, self.tensor
+        step = Step(
+            eta=eta,
+            gamma=settings.gamma,
+            clip=settings.clip,
+            zero_weight=(tensor.cells - tensor.nnz) / max(self.zeros, 1),
+            floor=self.floor,
+            sequential=settings.update == "sequential",
+        )
+        for rows, counts in visits(tensor, self.zeros, rng):
+            visit(stack, self.anchor_stack, rows, counts, step)
+        if settings.mu > 0:
+            A = stack[: tensor.n_patients]
+            A[:] = shrink_columns(A, eta * settings.mu)
+
+    def value(self, stack: Array) -> Value:
+        """Everything the step control compares."""
+        tensor, settings, factors = self.tensor, self.settings, self.factors(stack)
+        model = stacked_values(tensor.indices, stack, self.offsets)
+        with np.errstate(over="ignore", invalid="ignore"):
+            patients = gram(factors[0])
+            if settings.zeros == "none":
+                error = 0.5 * float(np.square(tensor.values - model).sum())
+            else:
+                grams = [patients, *map(gram, factors[1:])]
+                error = loss(tensor, float(tensor.values @ model), grams)
+            fit = error + settings.mu * group_norm(patients)
+            return Value(
+                error,
+                fit + settings.gamma * elastic(factors, self.anchors),
+                fit + settings.gamma * elastic(factors, self.anchors, self.visits),
+            )
+
+    def stands(self, now: Value, before: Value) -> bool:
+        """Whether a pass is to be kept."""
+        return math.isfinite(now.descended) and (
+            now.objective <= before.objective
+            or now.descended <= before.descended
+            or now.loss <= self.tolerated
+        )
+
+
+def zero_visits(tensor: SparseTensor, settings: SolverSettings) -> int:
+    """Zero cells to sample per pass; 0 if none are wanted, or there are none."""
+    if settings.zeros == "none" or tensor.cells == tensor.nnz:
+        return 0
+    return max(1, round(settings.zero_ratio * tensor.nnz))
+
+
+def visits(
+    tensor: SparseTensor, zeros: int, rng: np.random.Generator
+) -> Iterator[tuple[NDArray[np.int32], NDArray[np.float32]]]:
+    """One pass: every non-zero once, and `zeros` zero cells, in random order.
+
+    Blocks of neighbouring patients come in random order, and so do the visits within a block; that
+    is as good as a full permutation at a fraction of its cost. The zero cells are independent and
+    uniform over all zero cells of the tensor: each block's number of them is multinomial.
+
+    Yields
+    ------
+    rows : ndarray of int32, shape (visits, N)
+        Rows of the factor stack.
+    counts : ndarray of float32, shape (visits,)
+        0 for a zero cell.
+    """
+    offsets = row_offsets(tensor.shape)
+    starts = np.searchsorted(tensor.indices[:, 0], np.arange(tensor.n_patients + 1))
+    first = np.arange(0, tensor.n_patients, _BLOCK)
+    last = np.minimum(first + _BLOCK, tensor.n_patients)
+    entries = starts[last] - starts[first]
+    share = (last - first) * float(math.prod(tensor.feature_shape)) - entries
+    zeros_in = rng.multinomial(zeros, share / share.sum()) if zeros else np.zeros_like(entries)
+    for b in rng.permutation(len(first)):
+        size = int(entries[b] + zeros_in[b])
+        rows, counts = np.empty((size, tensor.ndim), np.int32), np.empty(size, np.float32)
+        patients = starts[first[b] : last[b] + 1]
+        draw_visits(
+            tensor.indices, tensor.values, offsets, patients, int(first[b]), rows, counts, rng
+        )
+        yield rows, counts

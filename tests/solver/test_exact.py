@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.linalg import khatri_rao
+from scipy.optimize import minimize, nnls
+
+from dpfact_flower.errors import DivergenceError
+from dpfact_flower.settings import SolverSettings
+from dpfact_flower.solver.exact import exact, update_features, update_patients
+from dpfact_flower.solver.kernels import mttkrp
+from dpfact_flower.tensor import SparseTensor
+
+SHAPES = [(9, 5), (7, 5, 6), (5, 4, 3, 6)]
+RNG = np.random.default_rng(0)  # exact draws nothing from it
+
+
+def exact_settings(**changes) -> SolverSettings:
+    return SolverSettings(**({"rank": 3, "solver": "exact", "tau": 1, "gamma": 0.0} | changes))
+
+
+def unfolded(case, mode):
+    """Rows of the matricised tensor, and the Khatri-Rao product they are regressed on."""
+    data = np.moveaxis(case.tensor.to_dense(), mode, 0).reshape(case.tensor.shape[mode], -1)
+    others = [f.astype(np.float64) for n, f in enumerate(case.factors) if n != mode]
+    design = others[0]
+    for other in others[1:]:
+        design = khatri_rao(design, other)
+    return data, design
+
+
+def ridge_rows(case, mode, gamma):
+    """As `unfolded`, with sqrt(gamma) rows that pull to the anchors appended."""
+    data, design = unfolded(case, mode)
+    rank = case.rank
+    data = np.hstack([data, math.sqrt(gamma) * case.anchors[mode - 1]])
+    return data, np.vstack([design, math.sqrt(gamma) * np.eye(rank)])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("gamma", [0.0, 2.0])
+def test_free_feature_update_is_dense_least_squares(problem, shape, gamma):
+    case = problem(shape, signed=True)
+    for mode in range(1, len(shape)):
+        data, design = ridge_rows(case, mode, gamma)
+        expected = np.linalg.lstsq(design, data.T, rcond=None)[0].T
+        updated = update_features(
+            case.factors[mode], mttkrp(case.tensor, case.factors, mode),
+            (design[: -case.rank].T @ design[: -case.rank]), case.anchors[mode - 1],
+            gamma, -math.inf,
+        )  # fmt: skip
+        np.testing.assert_allclose(updated, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("gamma", [0.0, 2.0])
+def test_repeated_column_updates_reach_nonnegative_least_squares(problem, shape, gamma):
+    case = problem(shape)
+    for mode in range(len(shape)):
+        data, design = ridge_rows(case, mode, gamma) if mode else unfolded(case, 0)
+        expected = np.stack([nnls(design, row)[0] for row in data])
+        factor, product = case.factors[mode], mttkrp(case.tensor, case.factors, mode)
+        plain = unfolded(case, mode)[1]
+        for _ in range(500):
+            if mode:
+                anchor = case.anchors[mode - 1]
+                factor = update_features(factor, product, plain.T @ plain, anchor, gamma, 0.0)
+            else:
+                factor = update_patients(factor, product, plain.T @ plain, 0.0, 0.0)
+        np.testing.assert_allclose(factor, expected, atol=2e-4)
+
+
+@pytest.mark.parametrize("nonnegative", [True, False])
+@pytest.mark.parametrize("mu", [0.0, 0.7, 3.0])
+def test_repeated_patient_updates_reach_the_group_lasso(problem, nonnegative, mu):
+    case = problem((8, 4, 5))
+    data, design = unfolded(case, 0)
+    q, cross = design.T @ design, data @ design
+
+    def value(flat):
+        A = flat.reshape(8, 3)
+        norms = np.sqrt(np.sum(A**2, axis=0) + 1e-16)
+        slope = A @ q - cross + mu * A / norms
+        return 0.5 * np.sum(A @ q * A) - np.sum(A * cross) + mu * norms.sum(), slope.ravel()
+
+    bounds = [(0.0 if nonnegative else None, None)] * 24
+    options = {"ftol": 1e-15, "gtol": 1e-9, "maxiter": 20_000, "maxfun": 200_000}
+    best = minimize(
+        value, np.full(24, 0.2), jac=True, bounds=bounds, method="L-BFGS-B", options=options
+    )
+    A = case.factors[0]
+    product = mttkrp(case.tensor, case.factors, 0)
+    for _ in range(1000):
+        A = update_patients(A, product, q, mu, 0.0 if nonnegative else -math.inf)
+    assert value(A.astype(float).ravel())[0] == pytest.approx(best.fun, abs=1e-5 * abs(best.fun))
+    if mu == 3.0:
+        assert not A.any(axis=0).all(), "this mu is meant to switch a column off"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    shape=st.sampled_from(SHAPES),
+    gamma=st.sampled_from([0.0, 1.0, 50.0]),
+    mu=st.sampled_from([0.0, 1.0, 20.0]),
+    nonnegative=st.booleans(),
+)
+def test_the_objective_never_rises(problem, seed, shape, gamma, mu, nonnegative):
+    case = problem(shape, seed=seed, highest=300, signed=not nonnegative)
+    options = exact_settings(tau=30, gamma=gamma, mu=mu, nonnegative=nonnegative)
+    result = exact(case.tensor, case.factors, case.anchors, options, RNG)
+    rounding = 1e-6 * case.tensor.norm_squared()  # float32 factors
+    assert all(b <= a + rounding for a, b in itertools.pairwise(result.objective))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_objective_is_that_of_the_dense_tensor(problem, objective, shape):
+    case = problem(shape)
+    options = exact_settings(tau=4, gamma=1.5, mu=0.8)
+    result = exact(case.tensor, case.factors, case.anchors, options, RNG)
+    assert len(result.objective) == 5
+    for value, factors in (
+        (result.objective[0], case.factors),
+        (result.objective[-1], result.factors),
+    ):
+        assert value == pytest.approx(objective(case, factors, gamma=1.5, mu=0.8), rel=1e-6)
+
+
+@pytest.mark.parametrize("nonnegative", [True, False])
+def test_it_fits_a_tensor_that_can_be_fitted(problem, model, nonnegative):
+    case = problem((30, 6, 7), rank=2)
+    counts = model(case.factors)
+    tensor = SparseTensor.from_coo(np.argwhere(counts), counts[counts > 0], counts.shape)
+    start = problem((30, 6, 7), rank=2, seed=9).factors
+    options = exact_settings(rank=2, tau=300, nonnegative=nonnegative)
+    result = exact(tensor, start, start[1:], options, RNG)
+    assert result.objective[-1] < 1e-5 * tensor.norm_squared()
+
+
+def test_anchors_hold_as_hard_as_gamma_says(problem):
+    case = problem()
+    options = exact_settings(gamma=1e7)
+    result = exact(case.tensor, case.factors, case.anchors, options, RNG)
+    for ours, anchor in zip(result.factors[1:], case.anchors, strict=True):
+        np.testing.assert_allclose(ours, anchor, atol=1e-4)
+
+
+@pytest.mark.parametrize("nonnegative", [True, False])
+@pytest.mark.parametrize("gamma", [0.0, 2.0])
+@pytest.mark.parametrize("mu", [0.0, 0.5])
+@pytest.mark.parametrize("dead", [0, 1])
+def test_dead_columns_make_no_nan(problem, nonnegative, gamma, mu, dead):
+    case = problem()
+    for column in range(2):  # one dead column, then none but dead ones
+        case.factors[dead][:, column:] = 0
+        options = exact_settings(tau=5, gamma=gamma, mu=mu, nonnegative=nonnegative)
+        result = exact(case.tensor, case.factors, case.anchors, options, RNG)
+        assert all(np.isfinite(f).all() for f in result.factors)
+        assert np.isfinite(result.objective).all()
+
+
+@pytest.mark.parametrize("nonnegative", [True, False])
+def test_a_mu_beyond_every_gradient_switches_all_off_and_features_follow_their_anchors(
+    problem, nonnegative
+):
+    case = problem()
+    options = exact_settings(mu=1e5, gamma=2.0, nonnegative=nonnegative)
+    result = exact(case.tensor, case.factors, case.anchors, options, RNG)
+    assert not result.factors[0].any()
+    for ours, anchor in zip(result.factors[1:], case.anchors, strict=True):
+        np.testing.assert_allclose(ours, anchor, rtol=1e-5, atol=1e-6)
+    assert result.objective[-1] == pytest.approx(0.5 * case.tensor.norm_squared(), rel=1e-5)
+
+
+@pytest.mark.parametrize(("share", "back"), [(0.99, True), (1.01, False)])
+def test_a_phenotype_that_is_off_comes_back_by_its_own_gradient_alone(problem, share, back):
+    case = problem(rank=1)
+    case.factors[0][:] = 0
+    pull = np.linalg.norm(np.maximum(mttkrp(case.tensor, case.factors, 0), 0))
+    options = exact_settings(rank=1, mu=float(share * pull))
+    result = exact(case.tensor, case.factors, case.anchors, options, RNG)
+    assert bool(result.factors[0].any()) is back
+
+
+def test_equal_phenotypes_make_a_singular_system_but_no_rise(problem):
+    case = problem(signed=True)
+    for factor in case.factors:
+        factor[:, 1] = factor[:, 0]
+    options = exact_settings(tau=10, nonnegative=False)
+    result = exact(case.tensor, case.factors, case.anchors, options, RNG)
+    rounding = 1e-6 * case.tensor.norm_squared()
+    assert all(b <= a + rounding for a, b in itertools.pairwise(result.objective))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_directions_the_data_does_not_fix_are_left_alone(problem, seed):
+    # Two equal phenotypes: only their sum is fixed. Solving for their difference would multiply
+    # float32's rounding by the reciprocal of nearly nothing, and the objective would rise.
+    case = problem((40, 8, 9), rank=4, seed=seed, highest=300, signed=True)
+    for n in (0, 2):
+        case.factors[n][:, 1] = case.factors[n][:, 0]
+    q = np.prod([f.astype(float).T @ f for f in (case.factors[0], case.factors[2])], axis=0)
+    product = mttkrp(case.tensor, case.factors, 1)
+    before = case.factors[1].astype(np.float64)
+    after = update_features(case.factors[1], product, q, case.anchors[0], 0.0, -math.inf)
+
+    def value(F):
+        return 0.5 * np.sum(F @ q * F) - np.sum(F * product)
+
+    assert value(after.astype(np.float64)) < value(before)
+    difference = np.array([1.0, -1.0, 0.0, 0.0])
+    np.testing.assert_allclose(after @ difference, before @ difference, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(("mu", "kept"), [(0.0, True), (0.5, False)])
+def test_memberships_in_an_empty_phenotype_are_dropped_only_if_they_cost(problem, mu, kept):
+    case = problem()
+    for factor in case.factors[1:]:
+        factor[:, 1] = 0
+    result = exact(case.tensor, case.factors, case.anchors, exact_settings(mu=mu), RNG)
+    assert bool(result.factors[0][:, 1].any()) is kept
+
+
+@pytest.mark.parametrize("nonnegative", [True, False])
+def test_factors_beyond_float32_are_a_divergence_error(problem, nonnegative):
+    case = problem(scale=1e30)
+    options = exact_settings(nonnegative=nonnegative)
+    with pytest.raises(DivergenceError, match="float32"):
+        exact(case.tensor, case.factors, case.anchors, options, RNG)
+
+
+def test_inputs_are_left_alone(problem):
+    case = problem(signed=True)
+    copies = [f.copy() for f in (*case.factors, *case.anchors)]
+    result = exact(
+        case.tensor, case.factors, case.anchors, exact_settings(tau=2, mu=0.1), RNG, eta=0.003
+    )
+    for f, copy in zip((*case.factors, *case.anchors), copies, strict=True):
+        np.testing.assert_array_equal(f, copy)
+    assert all((f >= 0).all() for f in result.factors)
+    assert (result.eta, result.rollbacks) == (0.003, 0)

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+
+from dpfact_flower.solver.prox import shrink_columns
+
+
+def minimiser(column: np.ndarray, threshold: float, lower: float | None) -> np.ndarray:
+    """Of 1/2 ||t - column||^2 + threshold ||t||, found without knowing its closed form."""
+
+    def value(t):
+        return 0.5 * np.sum((t - column) ** 2) + threshold * np.sqrt(np.sum(t**2) + 1e-18)
+
+    def slope(t):
+        return t - column + threshold * t / np.sqrt(np.sum(t**2) + 1e-18)
+
+    start = np.full_like(column, 0.3)
+    bounds = [(lower, None)] * len(column)
+    options = {"ftol": 1e-15, "gtol": 1e-10, "maxiter": 10_000, "maxfun": 100_000}
+    found = minimize(value, start, jac=slope, bounds=bounds, method="L-BFGS-B", options=options)
+    return found.x
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.4, 1.3, 50.0])
+def test_shrink_is_the_minimiser_of_its_definition(threshold):
+    A = np.random.default_rng(0).normal(size=(6, 4))
+    expected = np.stack([minimiser(column, threshold, None) for column in A.T], axis=1)
+    np.testing.assert_allclose(shrink_columns(A, threshold), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("threshold", [0.4, 1.3, 50.0])
+def test_project_then_shrink_is_the_minimiser_under_nonnegativity(threshold):
+    A = np.random.default_rng(1).normal(size=(6, 4))
+    expected = np.stack([minimiser(column, threshold, 0.0) for column in A.T], axis=1)
+    np.testing.assert_allclose(shrink_columns(np.maximum(A, 0), threshold), expected, atol=1e-5)
+
+
+def test_columns_no_longer_than_the_threshold_become_zero():
+    A = np.array([[3.0, 0.3, 0.0], [4.0, 0.4, 0.0]], np.float32)
+    shrunk = shrink_columns(A, 1.0)
+    np.testing.assert_allclose(shrunk, [[2.4, 0, 0], [3.2, 0, 0]], rtol=1e-6)
+    assert shrunk.dtype == np.float32
+    assert A[0, 1] == np.float32(0.3), "the argument is left alone"
+
+
+def test_norms_that_float32_cannot_square_are_right():
+    A = np.full((2, 1), 1e25, np.float32)
+    np.testing.assert_allclose(shrink_columns(A, 1.0), A)

@@ -1,0 +1,264 @@
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from dpfact_flower.errors import DivergenceError
+from dpfact_flower.settings import SolverSettings
+from dpfact_flower.solver.kernels import model_values, row_offsets
+from dpfact_flower.solver.prox import shrink_columns
+from dpfact_flower.solver.psgd import psgd, visits, zero_visits
+from dpfact_flower.tensor import SparseTensor
+
+SHAPES = [(9, 5), (7, 5, 6), (5, 4, 3, 6)]
+
+
+def psgd_settings(**changes) -> SolverSettings:
+    given = {"rank": 3, "solver": "psgd", "tau": 1, "eta": 0.02, "gamma": 0.0} | changes
+    return SolverSettings(**given)
+
+
+def one_pass_by_hand(case, factors, options, eta, rng, reference_visits):
+    """The reference for a whole pass, in the order that `rng` gives."""
+    drawn = list(visits(case.tensor, zero_visits(case.tensor, options), rng))
+    cells = np.concatenate([rows for rows, _ in drawn]) - row_offsets(case.tensor.shape)[:-1]
+    counts = np.concatenate([counts for _, counts in drawn])
+    sampled = np.count_nonzero(counts == 0)
+    zero_cells = np.count_nonzero(case.tensor.to_dense() == 0)
+    moved = reference_visits(
+        factors, case.anchors, cells, counts,
+        eta=eta, gamma=options.gamma, clip=options.clip, weight=zero_cells / max(sampled, 1),
+        floor=0.0 if options.nonnegative else -math.inf, in_turn=options.update == "sequential",
+    )  # fmt: skip
+    return [shrink_columns(moved[0], eta * options.mu), *moved[1:]]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("update", ["joint", "sequential"])
+@pytest.mark.parametrize("zeros", ["none", "stratified"])
+@pytest.mark.parametrize(
+    "terms", [{}, {"gamma": 4.0, "mu": 2.0}, {"gamma": 4.0, "clip": 0.5, "nonnegative": False}]
+)
+def test_a_pass_equals_algorithm_1_by_hand(problem, reference_visits, shape, update, zeros, terms):
+    case = problem(shape, signed=not terms.get("nonnegative", True))
+    options = psgd_settings(update=update, zeros=zeros, zero_ratio=0.7, **terms)
+    result = psgd(case.tensor, case.factors, case.anchors, options, np.random.default_rng(4))
+    expected, rng, eta = case.factors, np.random.default_rng(4), options.eta
+    for _ in range(result.rollbacks):  # undone passes leave nothing but the draws they used
+        one_pass_by_hand(case, case.factors, options, eta, rng, reference_visits)
+        eta /= 2
+    expected = one_pass_by_hand(case, case.factors, options, eta, rng, reference_visits)
+    for ours, theirs in zip(result.factors, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=5e-5, atol=5e-6)
+
+
+@pytest.mark.parametrize("zeros", ["none", "stratified"])
+def test_an_undone_pass_leaves_no_trace(problem, reference_visits, zeros):
+    case = problem(highest=40, scale=2.0)
+    options = psgd_settings(eta=0.5, zeros=zeros)
+    result = psgd(case.tensor, case.factors, case.anchors, options, np.random.default_rng(8))
+    assert result.rollbacks > 0
+    rng, eta = np.random.default_rng(8), options.eta
+    for _ in range(result.rollbacks):
+        list(visits(case.tensor, zero_visits(case.tensor, options), rng))
+        eta /= 2
+    expected = one_pass_by_hand(case, case.factors, options, eta, rng, reference_visits)
+    for ours, theirs in zip(result.factors, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert result.eta == pytest.approx(eta * 1.05)
+
+
+def gradient_estimate(case, zeros, rng):
+    """Sum over one pass's visits of the weighted data gradient, for the first feature factor."""
+    tensor, weight = case.tensor, (case.tensor.cells - case.tensor.nnz) / zeros
+    total = np.zeros(case.factors[1].shape)
+    for rows, counts in visits(tensor, zeros, rng):
+        cells = (rows - row_offsets(tensor.shape)[:-1]).astype(np.int32)
+        error = model_values(cells, case.factors) - counts
+        error *= np.where(counts > 0, 1.0, weight)
+        others = case.factors[0][cells[:, 0]] * case.factors[2][cells[:, 2]]
+        np.add.at(total, cells[:, 1], error[:, None] * others)
+    return total
+
+
+def test_the_stratified_gradient_is_unbiased(problem, model):
+    case = problem((6, 4, 5), density=0.4)
+    error = model(case.factors) - case.tensor.to_dense()
+    truth = np.einsum("ijk,ir,kr->jr", error, case.factors[0], case.factors[2])
+    rng = np.random.default_rng(3)
+    draws = np.array([gradient_estimate(case, 20, rng) for _ in range(3000)])
+    z = (draws.mean(axis=0) - truth) / (draws.std(axis=0, ddof=1) / np.sqrt(len(draws)))
+    assert np.abs(z).max() < stats.norm.isf(1e-4 / z.size)
+
+
+def test_zero_cells_are_spread_over_blocks_by_their_zero_cells():
+    patients = 1300  # two full blocks and a rest, of which the first is nearly dense
+    dense = np.ones((patients, 4))
+    dense[:512, 3] = 0
+    dense[512:, :3] = 0
+    tensor = SparseTensor.from_coo(np.argwhere(dense), dense[dense > 0], dense.shape)
+    drawn = list(visits(tensor, 30_000, np.random.default_rng(0)))
+    rows = np.concatenate([rows[counts == 0] for rows, counts in drawn])
+    assert len(rows) == 30_000
+    cells = rows - row_offsets(tensor.shape)[:-1]
+    assert not dense[tuple(cells.T)].any()
+    zero_cells = (dense == 0).sum(axis=1)
+    often = np.bincount(cells[:, 0], minlength=patients)
+    expected = zero_cells / zero_cells.sum() * len(rows)
+    assert stats.chisquare(often, expected).pvalue > 1e-4
+    blocks = [int(rows[0, 0]) // 512 for rows, _ in drawn]
+    orders = {
+        tuple(int(rows[0, 0]) // 512 for rows, _ in visits(tensor, 0, np.random.default_rng(s)))
+        for s in range(40)
+    }
+    assert sorted(blocks) == [0, 1, 2]
+    assert orders == set(itertools.permutations(range(3)))
+
+
+@pytest.mark.parametrize(("zeros", "wanted"), [("none", 0), ("stratified", 0)])
+def test_a_dense_tensor_has_no_zero_cells_to_visit(zeros, wanted):
+    tensor = SparseTensor.from_coo([[0, 0], [0, 1], [1, 0], [1, 1]], [1, 2, 3, 4], (2, 2))
+    options = psgd_settings(rank=1, zeros=zeros, tau=3)
+    assert zero_visits(tensor, options) == wanted
+    factors = (np.ones((2, 1), np.float32), np.ones((2, 1), np.float32))
+    result = psgd(tensor, factors, factors[1:], options, np.random.default_rng(0))
+    assert result.objective[-1] < result.objective[0]
+
+
+@pytest.mark.parametrize("zeros", ["none", "stratified"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_objective_is_that_of_the_dense_tensor(problem, objective, shape, zeros):
+    case = problem(shape)
+    options = psgd_settings(tau=3, gamma=1.5, mu=0.8, zeros=zeros)
+    result = psgd(case.tensor, case.factors, case.anchors, options, np.random.default_rng(0))
+    assert len(result.objective) == 4
+    terms = {"gamma": 1.5, "mu": 0.8, "zeros": zeros}
+    assert result.objective[0] == pytest.approx(objective(case, case.factors, **terms), rel=1e-6)
+    assert result.objective[-1] == pytest.approx(objective(case, result.factors, **terms), rel=1e-6)
+
+
+def test_it_fits_a_tensor_that_can_be_fitted(problem, model):
+    case = problem((30, 6, 7), rank=2)
+    counts = model(case.factors)
+    tensor = SparseTensor.from_coo(np.argwhere(counts), counts[counts > 0], counts.shape)
+    start = problem((30, 6, 7), rank=2, seed=9).factors
+    options = psgd_settings(rank=2, tau=300, eta=0.1)
+    result = psgd(tensor, start, start[1:], options, np.random.default_rng(0))
+    assert result.objective[-1] < 1e-3 * tensor.norm_squared()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    size=st.floats(0.1, 30),
+    update=st.sampled_from(["joint", "sequential"]),
+    zeros=st.sampled_from(["none", "stratified"]),
+    nonnegative=st.booleans(),
+)
+def test_overdispersed_counts_at_eta_1_end_finite_or_with_an_error(
+    problem, seed, size, update, zeros, nonnegative
+):
+    rng = np.random.default_rng(seed)
+    counts = np.minimum(rng.negative_binomial(0.05, 0.01, 60) + 1, 328)
+    cells = np.stack([rng.integers(0, n, 60) for n in (12, 5, 6)], axis=1)
+    tensor = SparseTensor.from_coo(cells, counts, (12, 5, 6))
+    factors = problem((12, 5, 6), seed=seed, scale=size).factors
+    options = psgd_settings(eta=1.0, tau=4, update=update, zeros=zeros, nonnegative=nonnegative)
+    try:
+        result = psgd(tensor, factors, factors[1:], options, rng)
+    except DivergenceError:
+        return
+    assert all(np.isfinite(f).all() for f in result.factors)
+    assert np.isfinite(result.objective).all()
+    assert all(b <= a for a, b in itertools.pairwise(result.objective))
+
+
+def test_factors_beyond_float32_are_a_divergence_error(problem):
+    case = problem(scale=1e30)
+    options = psgd_settings()
+    with pytest.raises(DivergenceError, match=r"step size from 0\.02 down to"):
+        psgd(case.tensor, case.factors, case.anchors, options, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("carried", [None, 1e-3, 5.0])
+def test_the_step_size_grows_by_5_percent_and_never_beyond_the_settings(problem, carried):
+    case = problem(scale=0.3)
+    options = psgd_settings(eta=0.004, tau=3, zeros="none")
+    result = psgd(
+        case.tensor, case.factors, case.anchors, options, np.random.default_rng(0), eta=carried
+    )
+    assert result.rollbacks == 0
+    assert result.eta == pytest.approx(0.001 * 1.05**3 if carried == 1e-3 else 0.004)
+
+
+def test_a_carried_step_size_beyond_the_settings_changes_nothing(problem):
+    case = problem()
+    run = [
+        psgd(case.tensor, case.factors, case.anchors, psgd_settings(), rng, eta=eta)
+        for eta, rng in ((None, np.random.default_rng(0)), (0.9, np.random.default_rng(0)))
+    ]
+    assert run[0].objective == run[1].objective
+
+
+def test_anchors_far_from_the_data_are_no_divergence(problem):
+    # Every visit pulls, so a pass trades fit for nearness at gamma * visits, and eq. (norm) rises
+    # at every step size: the control must also accept what the pass does descend.
+    case = problem((40, 5, 6), scale=0.3)
+    far = tuple(np.full_like(a, 3.0) for a in case.anchors)
+    options = psgd_settings(gamma=0.5, tau=5, zeros="none")
+    result = psgd(case.tensor, case.factors, far, options, np.random.default_rng(0))
+    assert max(np.diff(result.objective)) > 0
+    for ours, start, anchor in zip(result.factors[1:], case.factors[1:], far, strict=True):
+        assert np.linalg.norm(ours - anchor) < np.linalg.norm(start - anchor)
+
+
+def test_clipped_passes_all_stand_unless_the_fit_is_worse_than_none(problem):
+    # One count dominates the squared error, but a clipped gradient hardly sees it: near a fit of
+    # the rest the objective need not fall, at any step size.
+    case = problem((40, 5, 6), highest=1)
+    values = case.tensor.values.copy()
+    values[0] = 60
+    tensor = SparseTensor.from_coo(case.tensor.indices, values, case.tensor.shape)
+    options = psgd_settings(clip=0.05, tau=60, eta=0.05, zeros="none")
+    result = psgd(tensor, case.factors, case.anchors, options, np.random.default_rng(0))
+    assert max(np.diff(result.objective)) > 0
+    assert (result.rollbacks, result.eta) == (0, 0.05)
+    assert max(result.objective) <= 0.5 * tensor.norm_squared()
+
+
+def test_a_large_mu_switches_phenotypes_off_and_their_own_gradient_on_again(problem):
+    case = problem()
+    off = psgd(
+        case.tensor, case.factors, case.anchors, psgd_settings(mu=1e4), np.random.default_rng(0)
+    )
+    assert not off.factors[0].any()
+    on = psgd(case.tensor, off.factors, case.anchors, psgd_settings(), np.random.default_rng(0))
+    assert on.factors[0].any(axis=0).all()
+    still = psgd(
+        case.tensor, off.factors, case.anchors, psgd_settings(mu=1e4), np.random.default_rng(0)
+    )
+    assert not still.factors[0].any()
+
+
+@pytest.mark.parametrize("zeros", ["none", "stratified"])
+def test_same_seed_same_bits_and_inputs_left_alone(problem, zeros):
+    case = problem((1100, 5, 6), density=0.05, signed=True)
+    copies = [f.copy() for f in (*case.factors, *case.anchors)]
+    options = psgd_settings(tau=2, zeros=zeros, gamma=1.0, mu=0.1)
+    first, again, other = (
+        psgd(case.tensor, case.factors, case.anchors, options, np.random.default_rng(seed))
+        for seed in (1, 1, 2)
+    )
+    for a, b in zip(first.factors, again.factors, strict=True):
+        assert a.tobytes() == b.tobytes()
+    assert first.objective == again.objective
+    assert first.factors[0].tobytes() != other.factors[0].tobytes()
+    for f, copy in zip((*case.factors, *case.anchors), copies, strict=True):
+        np.testing.assert_array_equal(f, copy)
+    assert all((f >= 0).all() for f in first.factors)

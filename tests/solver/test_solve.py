@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.settings import SolverSettings
+from dpfact_flower.solver import exact, psgd, solve
+from dpfact_flower.tensor import SparseTensor
+
+
+def run(case, **changes):
+    settings = SolverSettings(rank=3, gamma=1.0, tau=2, solver=changes.pop("solver", "exact"))
+    arguments = {"tensor": case.tensor, "factors": case.factors, "anchors": case.anchors} | changes
+    return solve(**arguments, settings=settings, rng=np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("solver", [exact, psgd])
+def test_solve_runs_the_solver_asked_for(problem, solver):
+    case = problem()
+    name = solver.__name__
+    settings = SolverSettings(rank=3, gamma=1.0, tau=2, solver=name)
+    direct = solver(
+        case.tensor, case.factors, case.anchors, settings, np.random.default_rng(0), eta=0.004
+    )
+    result = run(case, solver=name, eta=0.004)
+    assert result.objective == direct.objective
+    for n, (ours, theirs) in enumerate(zip(result.factors, direct.factors, strict=True)):
+        assert ours.tobytes() == theirs.tobytes()
+        assert ours.dtype == np.float32
+        assert ours.flags.c_contiguous
+        assert ours.flags.owndata or ours.base is None or ours.base.nbytes == ours.nbytes
+        assert ours.shape == (case.tensor.shape[n], 3)
+
+
+def swapped(matrices, position, matrix):
+    return (*matrices[:position], matrix, *matrices[position + 1 :])
+
+
+@pytest.mark.parametrize("name", ["factors", "anchors"])
+def test_what_does_not_fit_the_tensor_is_refused_by_name(problem, name):
+    case = problem()
+    good = getattr(case, name)
+    with pytest.raises(DataError, match=rf"{name}: need {len(good)} matrices, got {len(good) - 1}"):
+        run(case, **{name: good[:-1]})
+    with pytest.raises(DataError, match=rf"{name}\[1\]: need shape .*, got \(1, 3\)"):
+        run(case, **{name: swapped(good, 1, good[1][:1])})
+    with pytest.raises(DataError, match=rf"{name}\[1\]: need shape .*, got \(\d, 2\)"):
+        run(case, **{name: swapped(good, 1, good[1][:, :2])})
+    for wrong in (np.nan, np.inf, 1e300):
+        spoiled = good[1].astype(np.float64)
+        spoiled[0, 0] = wrong
+        with pytest.raises(DataError, match=rf"{name}\[1\]: not all values are finite"):
+            run(case, **{name: swapped(good, 1, spoiled)})
+
+
+def test_an_empty_tensor_is_refused(problem):
+    case = problem()
+    empty = SparseTensor.from_coo(np.empty((0, 3), int), [], case.tensor.shape)
+    with pytest.raises(DataError, match="no non-zero cells"):
+        run(case, tensor=empty)
+
+
+@pytest.mark.parametrize("eta", [0.0, -1e-3, np.nan, np.inf])
+def test_a_carried_step_size_must_be_positive(problem, eta):
+    with pytest.raises(SettingsError, match="eta: the carried step size must be positive"):
+        run(problem(), eta=eta)
+
+
+def test_double_precision_factors_are_taken_as_float32(problem):
+    case = problem()
+    wide = tuple(f.astype(np.float64) for f in case.factors)
+    for ours, theirs in zip(run(case, factors=wide).factors, run(case).factors, strict=True):
+        assert ours.tobytes() == theirs.tobytes()
