@@ -1,1 +1,19 @@
-"""From EHR tables to one validated tensor a site."""
+"""From EHR tables to one validated tensor a site.
+
+    CSV tables -> tables -> mimic3 | eicu | synpuf -> cooccurrence -> SiteData (.npz) of each site
+                                                            Vocabulary -^
+
+A reader (`mimic3.read`, `eicu.read`, `synpuf.read`) opens the tables of its source in DuckDB
+(`tables`), brings them into three plain tables of patients, events and descriptions, and hands
+these to `cooccurrence`, which counts what occurs together. The result is a `Cohort`: all sites of
+open data in one place, for simulation. A hospital's own file holds one `SiteData`, and a run reads
+nothing else, so only preparing data needs DuckDB (``pip install "dpfact-flower[data]"``).
+
+All sites share a `Vocabulary` for each feature mode. Where a privacy guarantee is wanted it comes
+from a public list, not from patients: pass ``vocabularies=`` to the reader.
+"""
+
+from dpfact_flower.data.site_data import Cohort, SiteData, Truth
+from dpfact_flower.data.vocabulary import Vocabulary
+
+__all__ = ["Cohort", "SiteData", "Truth", "Vocabulary"]

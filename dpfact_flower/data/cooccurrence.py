@@ -1,0 +1,324 @@
+"""Count which codes occur together in a patient, within a window of time or an encounter.
+
+The paper's tensor (section Dataset): a cell (patient, code_1, ..., code_m) counts the tuples of
+events, one of each mode, that belong to the patient and lie in one window. It is defined here for
+any number of modes m >= 1.
+
+- An event is a distinct (encounter, time, code) of a patient in a mode. What a table repeats
+  counts once; a code recorded at two times, or in two encounters, counts twice.
+- A window is an encounter, or a number of days: events are in one window if any two of them are at
+  most so many days apart, the bound included. Both together ask for both. An event that lacks what
+  the window needs, an encounter or a time, is in no window.
+- A patient without any cell has no data in the tensor and is left out unless asked for.
+
+The readers of `dpfact_flower.data` bring their source into three tables of one DuckDB connection:
+
+    patients      patient, site, died (BOOLEAN or NULL)              one row a patient
+    events        mode, patient, encounter, time, code               time in minutes, BIGINT
+    descriptions  mode, code, description                            one row a code, none needed
+
+What a site's name may not hold becomes a hyphen, and a blank name ``unknown``.
+`time` counts from any origin that is one within a patient, or within an encounter if the window
+asks for the same encounter. Whole minutes keep the edge of the window exact.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpfact_flower.data.site_data import Cohort, SiteData
+from dpfact_flower.data.tables import count_rows
+from dpfact_flower.data.vocabulary import Vocabulary, by_frequency
+from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.tensor import SparseTensor
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection as Connection
+
+logger = logging.getLogger(__name__)
+
+MINUTES_A_DAY = 1440
+SMALL_SITES = "other"
+UNKNOWN_SITE = "unknown"
+
+
+@dataclass(frozen=True)
+class Window:
+    """Which events of one patient belong together.
+
+    Attributes
+    ----------
+    days : int or None
+        Largest distance in time between any two of them; None: any distance.
+    same_encounter : bool
+        Whether they must be of one encounter.
+
+    Raises
+    ------
+    SettingsError
+        If neither bounds anything, or `days` is negative.
+    """
+
+    days: int | None = None
+    same_encounter: bool = True
+
+    def __post_init__(self) -> None:
+        if self.days is not None and (type(self.days) is not int or self.days < 0):
+            raise SettingsError(f"window days: need an integer of at least 0, got {self.days!r}")
+        if self.days is None and not self.same_encounter:
+            raise SettingsError("window: need a number of days, the same encounter, or both")
+
+    def condition(self, left: str, right: str) -> str:
+        """SQL that holds if the events `left` and `right` are in one window."""
+        terms = []
+        if self.same_encounter:
+            terms.append(f"{left}.encounter = {right}.encounter")
+        if self.days is not None:
+            terms.append(f"abs({left}.time - {right}.time) <= {self.days * MINUTES_A_DAY}")
+        return " AND ".join(terms)
+
+    @property
+    def unplaced(self) -> str:
+        """SQL that holds for an event which is in no window."""
+        return " OR ".join(
+            f"{column} IS NULL"
+            for column, needed in (
+                ("encounter", self.same_encounter),
+                ("time", self.days is not None),
+            )
+            if needed
+        )
+
+
+def choose_vocabularies(
+    connection: Connection,
+    modes: Sequence[str],
+    top: Sequence[int | None],
+    given: Sequence[Vocabulary] | None = None,
+) -> tuple[Vocabulary, ...]:
+    """Vocabularies as given, or of the most frequent codes of the patients' events.
+
+    Parameters
+    ----------
+    connection : DuckDBPyConnection
+        With the tables that the module describes.
+    modes : sequence of str
+        Names of the feature modes, in the tensor's order.
+    top : sequence of (int or None)
+        How many codes of each mode to keep, by number of events; None: all. Not used where
+        vocabularies are given.
+    given : sequence of Vocabulary, optional
+        One a mode, of its name and in its order.
+
+    Raises
+    ------
+    SettingsError
+        If `top` or `given` does not fit the modes.
+    DataError
+        If a mode has no event.
+    """
+    if given is not None:
+        if [v.name for v in given] != list(modes):
+            raise SettingsError(
+                f"vocabularies: need {', '.join(modes)} in this order, "
+                f"got {', '.join(v.name for v in given) or 'none'}"
+            )
+        return tuple(given)
+    if len(top) != len(modes) or not all(
+        size is None or (type(size) is int and size > 0) for size in top
+    ):
+        raise SettingsError(
+            f"top: need a positive integer or None for each of {', '.join(modes)}; got {top!r}"
+        )
+    return tuple(
+        _most_frequent(connection, mode, size) for mode, size in zip(modes, top, strict=True)
+    )
+
+
+def build_cohort(
+    connection: Connection,
+    name: str,
+    vocabularies: Sequence[Vocabulary],
+    window: Window,
+    *,
+    labels: bool,
+    min_patients: int = 1,
+    keep_empty: bool = False,
+) -> Cohort:
+    """Tensors of all sites from the three tables that the module describes.
+
+    Parameters
+    ----------
+    connection : DuckDBPyConnection
+    name : str
+        Name of the cohort.
+    vocabularies : sequence of Vocabulary
+        One a feature mode; events of other codes are left out.
+    window : Window
+    labels : bool
+        Whether ``patients.died`` is a label.
+    min_patients : int
+        Sites that hold fewer are merged into one, ``other``, which may still be smaller.
+    keep_empty : bool
+        Keep patients without a cell as empty rows.
+
+    Returns
+    -------
+    Cohort
+        Sites in the order of their names, patients in the order of their identifiers.
+
+    Raises
+    ------
+    SettingsError
+        If `min_patients` is not a positive integer.
+    DataError
+        If no patient has a cell, or two sites' names differ by their case alone.
+    """
+    if type(min_patients) is not int or min_patients < 1:
+        raise SettingsError(f"min-patients: need an integer of at least 1, got {min_patients!r}")
+    _number_patients(connection)
+    _count_cells(connection, vocabularies, window)
+    cells = count_rows(connection, "cells")
+    if not cells:
+        raise DataError(
+            f"{name}: no two events of the vocabularies {', '.join(v.name for v in vocabularies)} "
+            f"lie in one window ({window})"
+        )
+    _assign_sites(connection, min_patients, keep_empty)
+    sites = [
+        _site(connection, site, vocabularies, labels)
+        for (site,) in connection.execute(
+            "SELECT DISTINCT site FROM members ORDER BY site"
+        ).fetchall()
+    ]
+    cohort = Cohort(name, tuple(sites))
+    for line in cohort.summary():
+        logger.info("site %s: %d patients, %d non-zeros", *line[:3])
+    return cohort
+
+
+def _most_frequent(connection: Connection, mode: str, top: int | None) -> Vocabulary:
+    counts = connection.execute(
+        """SELECT code, count(*) FROM (
+               SELECT DISTINCT patient, encounter, time, code
+               FROM events SEMI JOIN patients USING (patient)
+               WHERE mode = $mode AND code IS NOT NULL)
+           GROUP BY code""",
+        {"mode": mode},
+    ).fetchall()
+    if not counts:
+        raise DataError(f"the tables hold no {mode} of these patients")
+    descriptions = connection.execute(
+        "SELECT code, description FROM descriptions WHERE mode = $mode", {"mode": mode}
+    ).fetchall()
+    vocabulary = by_frequency(mode, dict(counts), top, dict(descriptions))
+    logger.info("%s: %d of %d codes", mode, len(vocabulary), len(counts))
+    return vocabulary
+
+
+def _number_patients(connection: Connection) -> None:
+    connection.execute(
+        """CREATE OR REPLACE TEMP TABLE numbered AS
+           SELECT row_number() OVER (ORDER BY patient) AS number, patient, died,
+               coalesce(nullif(left(ltrim(
+                   regexp_replace(site, '[^A-Za-z0-9._-]+', '-', 'g'), '._-'), 64), ''),
+                   $unknown) AS site
+           FROM patients""",
+        {"unknown": UNKNOWN_SITE},
+    )
+
+
+def _count_cells(
+    connection: Connection, vocabularies: Sequence[Vocabulary], window: Window
+) -> None:
+    """Table ``cells``: number of the patient, one index a mode, count."""
+    for n, vocabulary in enumerate(vocabularies, 1):
+        connection.execute(
+            f"""CREATE OR REPLACE TEMP TABLE mode_{n} AS
+                SELECT DISTINCT p.number, e.encounter, e.time, c.position AS code
+                FROM events e
+                JOIN numbered p USING (patient)
+                JOIN (SELECT unnest($codes) AS code, unnest(range(len($codes))) AS position) c
+                    ON c.code = e.code
+                WHERE e.mode = $mode""",
+            {"codes": list(vocabulary.codes), "mode": vocabulary.name},
+        )
+        events = count_rows(connection, f"mode_{n}")
+        unplaced = count_rows(connection, f"mode_{n}", window.unplaced)
+        connection.execute(f"DELETE FROM mode_{n} WHERE {window.unplaced}")
+        logger.info(
+            "%s: %d events, %d of them without the time or encounter that the window needs",
+            vocabulary.name, events, unplaced,
+        )  # fmt: skip
+    modes = range(1, len(vocabularies) + 1)
+    joins = " ".join(
+        f"JOIN mode_{n} m{n} ON m{n}.number = m1.number AND "
+        + " AND ".join(window.condition(f"m{k}", f"m{n}") for k in range(1, n))
+        for n in modes[1:]
+    )
+    codes = ", ".join(f"m{n}.code AS code_{n}" for n in modes)
+    connection.execute(
+        f"""CREATE OR REPLACE TEMP TABLE cells AS
+            SELECT m1.number, {codes}, count(*) AS count FROM mode_1 m1 {joins}
+            GROUP BY ALL"""
+    )
+
+
+def _assign_sites(connection: Connection, min_patients: int, keep_empty: bool) -> None:
+    """Table ``members``: which patient is which row of which site."""
+    with_cells = "true" if keep_empty else "number IN (SELECT number FROM cells)"
+    connection.execute(
+        f"""CREATE OR REPLACE TEMP TABLE members AS
+            WITH kept AS (SELECT * FROM numbered WHERE {with_cells}),
+            sized AS (
+                SELECT * REPLACE (
+                    if(count(*) OVER (PARTITION BY site) < $least, $other, site) AS site)
+                FROM kept)
+            SELECT *, row_number() OVER (PARTITION BY site ORDER BY number) - 1 AS position
+            FROM sized""",
+        {"least": min_patients, "other": SMALL_SITES},
+    )
+    merged = connection.execute(
+        "SELECT count(DISTINCT n.site) FROM numbered n JOIN members m USING (number) "
+        "WHERE n.site <> m.site"
+    ).fetchall()
+    if merged[0][0]:
+        logger.warning(
+            "%d sites hold fewer than %d patients and are merged into %r",
+            merged[0][0], min_patients, SMALL_SITES,
+        )  # fmt: skip
+    everybody, kept = count_rows(connection, "numbered"), count_rows(connection, "members")
+    logger.info("%d patients, %d left out because they have no cell", everybody, everybody - kept)
+
+
+def _site(
+    connection: Connection, site: str, vocabularies: Sequence[Vocabulary], labels: bool
+) -> SiteData:
+    people = connection.execute(
+        "SELECT patient, coalesce(died, false) AS died FROM members "
+        "WHERE site = $site ORDER BY position",
+        {"site": site},
+    ).fetchnumpy()
+    codes = [f"code_{n}" for n in range(1, len(vocabularies) + 1)]
+    cells = connection.execute(
+        f"SELECT position, {', '.join(codes)}, count FROM cells JOIN members USING (number) "
+        "WHERE site = $site",
+        {"site": site},
+    ).fetchnumpy()
+    shape = (len(people["patient"]), *map(len, vocabularies))
+    return SiteData(
+        name=site,
+        tensor=SparseTensor.from_coo(
+            np.column_stack([cells["position"], *(cells[code] for code in codes)]),
+            cells["count"],
+            shape,
+        ),
+        vocabularies=tuple(vocabularies),
+        labels=people["died"].astype(np.int8) if labels else None,
+        patients=tuple(people["patient"].tolist()),
+    )

@@ -1,0 +1,378 @@
+"""What one hospital holds (`SiteData`), and several of them in one place (`Cohort`).
+
+A `SiteData` never leaves its hospital: it is a file there, and an object in that hospital's
+process. A `Cohort` exists in simulations and tests alone.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfact_flower.data.vocabulary import Vocabulary, check_name
+from dpfact_flower.errors import DataError
+from dpfact_flower.files import replacing
+from dpfact_flower.tensor import SparseTensor, load_npz
+
+_FORMAT = 1
+_TRUTH = "truth"
+_COHORT = "cohort.json"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SiteData:
+    """Everything one hospital holds; it never leaves the hospital.
+
+    Attributes
+    ----------
+    name : str
+        Chosen by the hospital's operator, and public: a letter or digit, then up to 63 letters,
+        digits, dots, hyphens or underscores.
+    tensor : SparseTensor, shape (patients, codes of mode 1, ...)
+        Counts of co-occurrences.
+    vocabularies : tuple of Vocabulary
+        One a feature mode, with distinct names, in the order of the tensor's modes.
+    labels : ndarray of int8, shape (patients,), or None
+        1 where the patient died in hospital, else 0. Read-only.
+    patients : tuple of str or None
+        The hospital's own identifiers, for its own use; distinct.
+
+    Raises
+    ------
+    DataError
+        Naming the site, the field, and what would be right.
+    """
+
+    name: str
+    tensor: SparseTensor
+    vocabularies: tuple[Vocabulary, ...]
+    labels: NDArray[np.int8] | None = None
+    patients: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        check_name("site name", self.name)
+        if not isinstance(self.tensor, SparseTensor):
+            raise DataError(f"site {self.name}: tensor must be a SparseTensor")
+        object.__setattr__(self, "vocabularies", tuple(self.vocabularies))
+        self._check_vocabularies()
+        if self.labels is not None:
+            object.__setattr__(self, "labels", self._checked_labels(self.labels))
+        if self.patients is not None:
+            object.__setattr__(self, "patients", self._checked_patients(self.patients))
+
+    def __repr__(self) -> str:
+        # No identifiers, labels or cells: a repr ends up in logs.
+        return f"SiteData({self.name!r}, {self.tensor!r})"
+
+    def save(self, path: str | Path) -> None:
+        """Write one .npz without pickles, whole or not at all, readable by its owner alone."""
+        arrays: dict[str, Any] = {
+            "format": np.array(_FORMAT),
+            "name": np.array(self.name),
+            "indices": self.tensor.indices,
+            "values": self.tensor.values,
+            "shape": np.array(self.tensor.shape),
+            "vocabularies": np.array([v.to_json() for v in self.vocabularies]),
+        }
+        if self.labels is not None:
+            arrays["labels"] = self.labels
+        if self.patients is not None:
+            arrays["patients"] = np.array(self.patients)
+        with replacing(Path(path)) as file:
+            np.savez_compressed(file, **arrays)
+
+    @classmethod
+    def load(cls, path: str | Path) -> SiteData:
+        """Read what `save` wrote, validating it again.
+
+        Raises
+        ------
+        DataError
+            If the file is missing, is not an .npz, lacks an array or holds invalid data.
+        """
+        needed = ("format", "name", "indices", "values", "shape", "vocabularies")
+        arrays = load_npz(path, needed)
+        _check_format(path, arrays["format"].tolist())
+        labels, patients = arrays.get("labels"), arrays.get("patients")
+        try:
+            return cls(
+                str(arrays["name"]),
+                SparseTensor.from_coo(
+                    arrays["indices"], arrays["values"], arrays["shape"].tolist()
+                ),
+                tuple(Vocabulary.from_json(str(text)) for text in arrays["vocabularies"]),
+                labels,
+                None if patients is None else tuple(patients.tolist()),
+            )
+        except DataError as error:
+            raise DataError(f"{path}: {error}") from None
+
+    def _check_vocabularies(self) -> None:
+        sizes = self.tensor.feature_shape
+        if not all(isinstance(v, Vocabulary) for v in self.vocabularies):
+            raise DataError(f"site {self.name}: vocabularies must be Vocabulary objects")
+        if len(self.vocabularies) != len(sizes):
+            raise DataError(
+                f"site {self.name}: need one vocabulary for each of {len(sizes)} feature modes, "
+                f"got {len(self.vocabularies)}"
+            )
+        for mode, (vocabulary, size) in enumerate(zip(self.vocabularies, sizes, strict=True), 1):
+            if len(vocabulary) != size:
+                raise DataError(
+                    f"site {self.name}: mode {mode} of the tensor has {size} codes, "
+                    f"vocabulary {vocabulary.name} has {len(vocabulary)}"
+                )
+        if len({v.name for v in self.vocabularies}) != len(sizes):
+            raise DataError(f"site {self.name}: vocabularies must have distinct names")
+
+    def _checked_labels(self, labels: NDArray[np.int8]) -> NDArray[np.int8]:
+        given = np.asarray(labels)
+        if given.shape != (self.tensor.n_patients,):
+            raise DataError(
+                f"site {self.name}: labels must have shape ({self.tensor.n_patients},), one a "
+                f"patient; got {given.shape}"
+            )
+        if given.dtype.kind not in "biuf" or not np.isin(given, (0, 1)).all():
+            raise DataError(f"site {self.name}: labels must be 1 (died in hospital) or 0")
+        kept = given.astype(np.int8)
+        kept.flags.writeable = False
+        return kept
+
+    def _checked_patients(self, patients: tuple[str, ...]) -> tuple[str, ...]:
+        ids = tuple(patients)
+        if len(ids) != self.tensor.n_patients:
+            raise DataError(
+                f"site {self.name}: need one identifier for each of {self.tensor.n_patients} "
+                f"patients, got {len(ids)}"
+            )
+        if not all(isinstance(p, str) and p and p.isprintable() for p in ids):
+            raise DataError(f"site {self.name}: patients must be printable text, not empty")
+        if len(set(ids)) != len(ids):
+            raise DataError(f"site {self.name}: patients must be distinct")
+        return ids
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Truth:
+    """Planted phenotypes, known where data were made up.
+
+    Attributes
+    ----------
+    factors : tuple of ndarray of float64, shapes (codes of the mode, R)
+        Feature factors with columns of unit Euclidean norm.
+    usage : ndarray of bool, shape (T, R)
+        Which site has which phenotype.
+
+    Raises
+    ------
+    DataError
+        Naming the field and what would be right.
+    """
+
+    factors: tuple[NDArray[np.float64], ...]
+    usage: NDArray[np.bool_]
+
+    def __post_init__(self) -> None:
+        factors = tuple(np.asarray(factor, np.float64) for factor in self.factors)
+        usage = np.asarray(self.usage)
+        if usage.ndim != 2 or usage.dtype != np.bool_ or 0 in usage.shape:
+            raise DataError("truth: usage must be a boolean matrix, (sites, phenotypes)")
+        if not factors:
+            raise DataError("truth: need at least one factor")
+        for mode, factor in enumerate(factors, 1):
+            if factor.ndim != 2 or factor.shape[1] != usage.shape[1]:
+                raise DataError(
+                    f"truth: factor of mode {mode} must have shape (codes, {usage.shape[1]}), "
+                    f"got {factor.shape}"
+                )
+            if not np.allclose(np.linalg.norm(factor, axis=0), 1, atol=1e-6):
+                raise DataError(f"truth: columns of mode {mode}'s factor must have unit norm")
+        object.__setattr__(self, "factors", factors)
+        object.__setattr__(self, "usage", usage)
+
+    def __repr__(self) -> str:
+        return f"Truth({self.usage.shape[1]} phenotypes, {self.usage.shape[0]} sites)"
+
+
+class SiteSummary(NamedTuple):
+    """A line of `Cohort.summary`."""
+
+    site: str
+    patients: int
+    nonzeros: int
+    deaths: int | None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Cohort:
+    """Several sites in one place: for simulation and tests only.
+
+    Attributes
+    ----------
+    name : str
+        Of the same form as a site's.
+    sites : tuple of SiteData
+        At least one; equal vocabularies, names that differ by more than their case.
+    truth : Truth or None
+        Planted phenotypes, where they are known.
+
+    Raises
+    ------
+    DataError
+        Naming the site and what would be right.
+    """
+
+    name: str
+    sites: tuple[SiteData, ...]
+    truth: Truth | None = None
+
+    def __post_init__(self) -> None:
+        check_name("cohort name", self.name)
+        object.__setattr__(self, "sites", tuple(self.sites))
+        if not self.sites or not all(isinstance(site, SiteData) for site in self.sites):
+            raise DataError(f"cohort {self.name}: need at least one site, each a SiteData")
+        self._check_sites()
+        if self.truth is not None:
+            self._check_truth(self.truth)
+
+    def __repr__(self) -> str:
+        return f"Cohort({self.name!r}, {len(self.sites)} sites)"
+
+    @property
+    def vocabularies(self) -> tuple[Vocabulary, ...]:
+        """The vocabularies that all sites share, one a feature mode."""
+        return self.sites[0].vocabularies
+
+    def summary(self) -> tuple[SiteSummary, ...]:
+        """One line a site: patients, non-zero cells, deaths (None without labels)."""
+        return tuple(
+            SiteSummary(
+                site.name,
+                site.tensor.n_patients,
+                site.tensor.nnz,
+                None if site.labels is None else int(site.labels.sum()),
+            )
+            for site in self.sites
+        )
+
+    def save(self, folder: str | Path) -> None:
+        """Write one file a site, one a vocabulary, the truth, and last ``cohort.json``.
+
+        A folder that holds ``cohort.json`` is therefore complete.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        for site in self.sites:
+            site.save(folder / f"{site.name}.npz")
+        for vocabulary in self.vocabularies:
+            vocabulary.save(folder / f"{vocabulary.name}.vocabulary.json")
+        if self.truth is not None:
+            arrays: dict[str, Any] = {"usage": self.truth.usage}
+            arrays |= {f"factor{n}": factor for n, factor in enumerate(self.truth.factors, 1)}
+            with replacing(folder / f"{_TRUTH}.npz") as file:
+                np.savez_compressed(file, **arrays)
+        content = {
+            "format": _FORMAT,
+            "name": self.name,
+            "sites": [site.name for site in self.sites],
+            "vocabularies": {v.name: v.digest for v in self.vocabularies},
+            "truth": self.truth is not None,
+        }
+        with replacing(folder / _COHORT) as file:
+            file.write(json.dumps(content, indent=1).encode())
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Cohort:
+        """Read what `save` wrote, validating it again.
+
+        Raises
+        ------
+        DataError
+            If a file is missing or damaged, or the files do not belong together.
+        """
+        folder = Path(folder)
+        content = _read_cohort(folder / _COHORT)
+        sites = tuple(SiteData.load(path) for path in site_files(folder))
+        cohort = cls(content["name"], sites, _load_truth(folder) if content["truth"] else None)
+        if content["vocabularies"] != {v.name: v.digest for v in cohort.vocabularies}:
+            raise DataError(f"{folder}: the sites' vocabularies are not those of {_COHORT}")
+        return cohort
+
+    def _check_sites(self) -> None:
+        names = [site.name.lower() for site in self.sites]
+        if len(set(names)) != len(names):
+            raise DataError(
+                f"cohort {self.name}: site names must differ, and by more than their case, "
+                "since each names a file"
+            )
+        if _TRUTH in names:
+            raise DataError(f"cohort {self.name}: {_TRUTH!r} is no site name, it is a file's")
+        digests = [v.digest for v in self.vocabularies]
+        for site in self.sites:
+            if [v.digest for v in site.vocabularies] != digests:
+                raise DataError(
+                    f"cohort {self.name}: site {site.name} has other vocabularies than "
+                    f"site {self.sites[0].name}"
+                )
+
+    def _check_truth(self, truth: Truth) -> None:
+        sizes = tuple(len(factor) for factor in truth.factors)
+        wanted = tuple(len(vocabulary) for vocabulary in self.vocabularies)
+        if sizes != wanted or len(truth.usage) != len(self.sites):
+            raise DataError(
+                f"cohort {self.name}: truth is of {len(truth.usage)} sites and {sizes} codes, "
+                f"the data of {len(self.sites)} sites and {wanted} codes"
+            )
+
+
+def site_files(folder: str | Path) -> list[Path]:
+    """Data files of a cohort's sites in the cohort's order, without reading them.
+
+    Raises
+    ------
+    DataError
+        If the folder holds no cohort.
+    """
+    folder = Path(folder)
+    names = _read_cohort(folder / _COHORT)["sites"]
+    for name in names:
+        check_name(f"{folder / _COHORT}: site name", name)
+    return [folder / f"{name}.npz" for name in names]
+
+
+def _read_cohort(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file; a cohort's folder has one") from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: not readable as JSON ({type(error).__name__})") from None
+    fields = {"format": int, "name": str, "sites": list, "vocabularies": dict, "truth": bool}
+    if not isinstance(content, dict) or any(
+        not isinstance(content.get(field), kind) for field, kind in fields.items()
+    ):
+        raise DataError(f"{path}: need an object with {', '.join(fields)}")
+    _check_format(path, content["format"])
+    return content
+
+
+def _check_format(path: str | Path, found: object) -> None:
+    if found != _FORMAT:
+        raise DataError(f"{path}: is of another format than {_FORMAT}, which this version reads")
+
+
+def _load_truth(folder: Path) -> Truth:
+    path = folder / f"{_TRUTH}.npz"
+    arrays = load_npz(path, ("usage", "factor1"))
+    try:
+        factors = tuple(arrays[f"factor{n}"] for n in range(1, len(arrays)))
+        return Truth(factors, arrays["usage"])
+    except KeyError:
+        raise DataError(f"{path}: factors must be named factor1, factor2, ...") from None
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None

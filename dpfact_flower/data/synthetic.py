@@ -1,0 +1,429 @@
+"""An artificial EHR with planted phenotypes: for the demo, tests and experiments.
+
+It is made the way real tensors come about. A patient has one to four active phenotypes and, for
+each, some time windows. In a window every mode draws its codes from the phenotype, with some
+background noise, and all combinations of the codes in a window co-occur; counts add up over
+windows. Cells are therefore not drawn independently, code frequencies follow a power law, and a
+few patients come very often. Sites differ in how common each phenotype is, and some phenotypes
+exist at one site alone. In-hospital death depends on the active phenotypes.
+
+Nothing here derives from real patients. Equal settings give equal data.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+from scipy.special import expit
+
+from dpfact_flower.data.site_data import Cohort, SiteData, Truth
+from dpfact_flower.data.vocabulary import Vocabulary
+from dpfact_flower.errors import SettingsError
+from dpfact_flower.settings import Scalar, Settings, setting
+from dpfact_flower.tensor import SparseTensor
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+_MOST_ACTIVE = 4
+_NUMBER = r"\d*\.?\d+"
+_SINGULAR = {"diagnoses": "diagnosis"}
+
+TOPICS = (
+    "cardiac", "respiratory", "renal", "sepsis", "diabetes", "hypertension", "stroke", "trauma",
+    "liver", "pneumonia", "anemia", "arrhythmia", "heart failure", "gastric bleeding", "fracture",
+    "cancer", "transplant", "thrombosis", "pancreatitis", "dialysis", "burns", "epilepsy",
+    "dementia", "asthma", "COPD", "thyroid", "pregnancy", "newborn", "jaundice", "hernia",
+    "appendix", "gallbladder", "bowel", "urinary", "prostate", "spine", "hip", "knee", "shoulder",
+    "wound", "skin", "allergy", "poisoning", "alcohol", "depression", "psychosis", "vision",
+    "hearing", "coagulation", "nutrition", "electrolytes", "shock", "aneurysm", "valve",
+    "vascular", "meningitis", "HIV", "tuberculosis", "lupus", "gout",
+)  # fmt: skip
+"""Name of each planted phenotype, as code descriptions show it; "topic 61" and so on beyond."""
+
+
+class Mode(NamedTuple):
+    """One feature mode: its name, its number of codes, and codes drawn per window on average."""
+
+    name: str
+    size: int
+    per_window: float
+
+
+@dataclass(frozen=True)
+class SyntheticSettings(Settings):
+    """What to make up; the defaults are the preset ``demo``."""
+
+    name: str = setting("demo", "name of the cohort", pattern=r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+    seed: int = setting(0, "equal seeds give equal data", low=0, high=2**63)
+    patients: int = setting(6000, "patients of all sites", low=1, high=10_000_000)
+    modes: str = setting(
+        "procedures:120:2.8,diagnoses:200:6",
+        "feature modes, each name:codes:mean codes drawn per window",
+        pattern=rf"[a-z][a-z0-9_-]*:\d+:{_NUMBER}(,[a-z][a-z0-9_-]*:\d+:{_NUMBER})*",
+    )
+    shares: str = setting(
+        "0.35,0.16,0.14,0.14,0.11,0.10",
+        "share of the patients at each site",
+        pattern=rf"{_NUMBER}(,{_NUMBER})*",
+    )
+    phenotypes: int = setting(12, "planted phenotypes", low=1, high=1000)
+    local: float = setting(
+        0.2, "share of the phenotypes that exist at one site alone", high=1, low=0
+    )
+    distinct: int = setting(
+        0, "number (from 1) of a site with a population of its own, as the paper's NICU; 0: none",
+        low=0,
+    )  # fmt: skip
+    active: float = setting(1.7, "mean active phenotypes of a patient, at most 4", low=1, high=4)
+    windows: float = setting(3.0, "mean time windows of an active phenotype", low=1, high=1000)
+    repeats: float = setting(
+        1.5, "mean times that the codes of a window recur, as in a series of visits",
+        low=1, high=1000,
+    )  # fmt: skip
+    dispersion: float = setting(
+        1.5, "variance of how often a patient comes, relative to the mean",
+        low=1e-3, high=100,
+    )  # fmt: skip
+    background: float = setting(
+        0.15, "share of codes drawn from all codes, not the phenotype", low=0, high=1
+    )
+    mortality: float = setting(
+        0.1, "share of patients who die in hospital", low=0, high=1, open_low=True
+    )
+
+    @property
+    def feature_modes(self) -> tuple[Mode, ...]:
+        """The modes that `modes` spells."""
+        parts = (part.split(":") for part in self.modes.split(","))
+        return tuple(Mode(name, int(size), float(mean)) for name, size, mean in parts)
+
+    @property
+    def site_shares(self) -> Floats:
+        """Shares of the sites, scaled to sum to one."""
+        shares = np.array([float(share) for share in self.shares.split(",")])
+        return np.asarray(shares / shares.sum())
+
+    @property
+    def site_sizes(self) -> Ints:
+        """Patients at each site: shares rounded so that they add up (largest remainders)."""
+        exact = self.site_shares * self.patients
+        sizes = np.floor(exact).astype(np.int64)
+        short = self.patients - int(sizes.sum())
+        sizes[np.argsort(sizes - exact, kind="stable")[:short]] += 1
+        return sizes
+
+    def _check_together(self) -> None:
+        modes, sites = self.feature_modes, self.shares.count(",") + 1
+        if len({mode.name for mode in modes}) != len(modes):
+            raise SettingsError(f"modes: names must differ; got {self.modes!r}")
+        if any(mode.size < 2 or mode.per_window < 1 for mode in modes):
+            raise SettingsError(
+                f"modes: need at least 2 codes, and 1 drawn per window; got {self.modes!r}"
+            )
+        if not all(float(share) > 0 for share in self.shares.split(",")):
+            raise SettingsError(f"shares: must be positive; got {self.shares!r}")
+        if self.distinct > sites:
+            raise SettingsError(f"distinct: there are {sites} sites; got {self.distinct}")
+        if sites > 1 and round(self.local * self.phenotypes) >= self.phenotypes:
+            raise SettingsError(
+                f"local: at least one of {self.phenotypes} phenotypes must be shared by all sites; "
+                f"got {self.local:g}"
+            )
+        if (self.site_sizes < 1).any():
+            raise SettingsError(f"patients: {self.patients} leave a site of {sites} empty")
+        if self.mortality >= 1:
+            raise SettingsError(f"mortality: must lie in (0, 1); got {self.mortality:g}")
+
+
+PRESETS: Mapping[str, SyntheticSettings] = {
+    "demo": SyntheticSettings(),
+    # Sizes and sparsity of the paper's synthetic tensor: five equal sites, 12,000 non-zeros.
+    "paper-synthetic": SyntheticSettings(
+        name="paper-synthetic", patients=5000, modes="procedures:300:1.2,diagnoses:800:1.8",
+        shares="0.2,0.2,0.2,0.2,0.2", phenotypes=20, active=1.1, windows=1.1,
+    ),
+    # Sizes of the paper's MIMIC-III tensor and its six intensive care units.
+    "paper-mimic": SyntheticSettings(
+        name="paper-mimic", patients=40_662, modes="procedures:202:2.8,diagnoses:316:5.45",
+        phenotypes=50,
+    ),
+}  # fmt: skip
+"""Settings by name."""
+
+
+class _Planted(NamedTuple):
+    """The population model: what is true before any patient is drawn."""
+
+    sources: tuple[Floats, ...]
+    """Distribution of each mode's codes: R phenotypes, then the background; (I_n, R + 1)."""
+    prevalence: Floats
+    """Relative frequency of the phenotypes at each site; (T, R), rows sum to one."""
+    risk: Floats
+    """Log odds of death that an active phenotype adds; (R,)."""
+
+
+class _Windows(NamedTuple):
+    """One row a time window."""
+
+    patient: Ints
+    phenotype: Ints
+    times: Ints
+    """How often its codes recur."""
+
+
+def preset(name: str, /, **changes: Scalar) -> SyntheticSettings:
+    """Look up a preset, with some fields changed.
+
+    Parameters
+    ----------
+    name : str
+        One of `PRESETS`: ``demo``, ``paper-synthetic`` or ``paper-mimic``.
+    **changes
+        Fields of `SyntheticSettings`.
+
+    Raises
+    ------
+    SettingsError
+        If there is no such preset or field, or a value is not allowed.
+    """
+    if name not in PRESETS:
+        raise SettingsError(f"preset: must be one of {', '.join(PRESETS)}; got {name!r}")
+    try:
+        return replace(PRESETS[name], **changes)  # type: ignore[arg-type]
+    except TypeError:
+        known = {key.replace("-", "_") for key in SyntheticSettings.names()}
+        raise SettingsError(f"preset: no such field: {sorted(set(changes) - known)}") from None
+
+
+def synthetic(settings: SyntheticSettings | str = "demo") -> Cohort:
+    """Make up a cohort.
+
+    Parameters
+    ----------
+    settings : SyntheticSettings or str
+        A str is the name of a preset.
+
+    Returns
+    -------
+    Cohort
+        Sites ``site-1``, ``site-2``, ... with labels, patients' identifiers and the truth.
+
+    Raises
+    ------
+    SettingsError
+        If there is no such preset.
+    """
+    if isinstance(settings, str):
+        settings = preset(settings)
+    planting, drawing, seeing, dying = np.random.default_rng(settings.seed).spawn(4)
+    planted = _plant(settings, planting)
+    members = _members(settings, planted, drawing)
+    windows = _windows(settings, members, seeing)
+    codes = [
+        _codes_in_windows(mode, source, windows, settings.background, seeing)
+        for mode, source in zip(settings.feature_modes, planted.sources, strict=True)
+    ]
+    labels = _deaths(members, planted.risk, settings.mortality, dying)
+    factors = [source[:, :-1] for source in planted.sources]
+    vocabularies = tuple(map(_vocabulary, settings.feature_modes, factors))
+    sites = _sites(settings, windows, codes, labels, vocabularies)
+    unit = tuple(factor / np.linalg.norm(factor, axis=0) for factor in factors)
+    return Cohort(settings.name, sites, Truth(unit, planted.prevalence > 0))
+
+
+def true_memberships(settings: SyntheticSettings | str = "demo") -> tuple[NDArray[np.bool_], ...]:
+    """Which patient has which phenotype, for each site of ``synthetic(settings)``.
+
+    The ceiling for anything predicted from memberships.
+
+    Returns
+    -------
+    tuple of ndarray of bool, each of shape (I_t, R)
+    """
+    if isinstance(settings, str):
+        settings = preset(settings)
+    planting, drawing, _, _ = np.random.default_rng(settings.seed).spawn(4)
+    members = _members(settings, _plant(settings, planting), drawing)
+    return tuple(np.split(members, np.cumsum(settings.site_sizes)[:-1]))
+
+
+def _plant(settings: SyntheticSettings, rng: np.random.Generator) -> _Planted:
+    sources = [_plant_mode(mode.size, settings.phenotypes, rng) for mode in settings.feature_modes]
+    return _Planted(tuple(sources), _plant_prevalence(settings, rng), _plant_risk(settings, rng))
+
+
+def _plant_mode(size: int, phenotypes: int, rng: np.random.Generator) -> Floats:
+    """Few codes a phenotype, common codes in more of them, so that phenotypes overlap."""
+    frequency = (np.arange(size) + 6.0) ** -0.8
+    popularity = rng.permutation(frequency / frequency.sum())
+    fewest = min(size, 12, max(4, round(0.02 * size)))
+    most = min(size, 2 * fewest)
+    source = np.zeros((size, phenotypes + 1))
+    source[:, -1] = popularity
+    for r in range(phenotypes):
+        support = rng.choice(size, rng.integers(fewest, most + 1), replace=False, p=popularity)
+        source[support, r] = rng.dirichlet(np.full(len(support), 1.5))
+    return source
+
+
+def _plant_prevalence(settings: SyntheticSettings, rng: np.random.Generator) -> Floats:
+    shares, rank = settings.site_shares, settings.phenotypes
+    sites = len(shares)
+    common = (np.arange(rank) + 4.0) ** -0.7
+    prevalence = common * rng.gamma(2.0, 0.5, (sites, rank))
+    shared = rank - round(settings.local * rank) if sites > 1 else rank
+    own = settings.distinct - 1  # -1: no site is distinct
+    homes = rng.permutation(sites)
+    for position, r in enumerate(range(shared, rank)):
+        # A distinct site has every other local phenotype, the remaining sites take turns.
+        home = own if own >= 0 and position % 2 == 0 else int(homes[position % sites])
+        prevalence[:, r] = 0
+        prevalence[home, r] = common.mean() * 0.5 / shares[home]  # small sites need more
+    if own >= 0:
+        kept_shared = max(1, round(0.2 * shared))
+        prevalence[own, rng.permutation(shared)[kept_shared:]] = 0
+    return np.asarray(prevalence / prevalence.sum(axis=1, keepdims=True))
+
+
+def _plant_risk(settings: SyntheticSettings, rng: np.random.Generator) -> Floats:
+    """Draw log odds: a third of the phenotypes raise the risk, a sixth lower it."""
+    rank = settings.phenotypes
+    raising, lowering = -(-rank // 3), rank // 6
+    risk = np.zeros(rank)
+    order = rng.permutation(rank)
+    risk[order[:raising]] = rng.uniform(1.5, 3.0, raising)
+    risk[order[raising : raising + lowering]] = -rng.uniform(0.5, 1.5, lowering)
+    return risk
+
+
+def _members(
+    settings: SyntheticSettings, planted: _Planted, rng: np.random.Generator
+) -> NDArray[np.bool_]:
+    """Active phenotypes of each patient, drawn without replacement (Gumbel's trick); (I, R)."""
+    sizes = settings.site_sizes
+    shape = (settings.patients, settings.phenotypes)
+    active = 1 + rng.poisson(settings.active - 1, settings.patients)
+    with np.errstate(divide="ignore"):  # log 0: never drawn
+        log_prevalence = np.log(planted.prevalence)
+    keys = np.repeat(log_prevalence, sizes, axis=0) + rng.gumbel(size=shape)
+    most = min(_MOST_ACTIVE, settings.phenotypes)
+    best = np.argsort(keys, axis=1)[:, : -most - 1 : -1]
+    members = np.zeros(shape, bool)
+    wanted = np.arange(most) < active[:, None]
+    np.put_along_axis(members, best, wanted & np.isfinite(np.take_along_axis(keys, best, 1)), 1)
+    return members
+
+
+def _windows(
+    settings: SyntheticSettings, members: NDArray[np.bool_], rng: np.random.Generator
+) -> _Windows:
+    """Windows of each active phenotype; who comes often, comes often for all of them."""
+    frailty = rng.gamma(1 / settings.dispersion, settings.dispersion, settings.patients)
+    patient, phenotype = np.nonzero(members)
+    windows = 1 + rng.poisson((settings.windows - 1) * frailty[patient])
+    patient, phenotype = np.repeat(patient, windows), np.repeat(phenotype, windows)
+    times = rng.geometric(1 / settings.repeats, len(patient))
+    return _Windows(patient, phenotype, times)
+
+
+def _codes_in_windows(
+    mode: Mode, source: Floats, windows: _Windows, background: float, rng: np.random.Generator
+) -> tuple[Ints, Ints]:
+    """Distinct codes of one mode in each window: (window, code), sorted by window."""
+    drawn = 1 + rng.poisson(mode.per_window - 1, len(windows.patient))
+    window = np.repeat(np.arange(len(drawn)), drawn)
+    column = windows.phenotype[window]
+    column[rng.random(len(window)) < background] = source.shape[1] - 1
+    key = np.unique(window * mode.size + _categorical(source, column, rng))
+    return key // mode.size, key % mode.size
+
+
+def _categorical(distributions: Floats, column: Ints, rng: np.random.Generator) -> Ints:
+    """One draw from the given column for each entry of `column`, by inversion of all at once."""
+    size = len(distributions)
+    cumulative = np.cumsum(distributions, axis=0)
+    cumulative /= cumulative[-1]
+    # Column c's distribution function is shifted by c, so one sorted array holds them all.
+    steps = (cumulative + np.arange(distributions.shape[1])).T.ravel()
+    found = np.searchsorted(steps, column + rng.random(len(column)), side="right")
+    return np.asarray(np.minimum(found - column * size, size - 1))
+
+
+def _combinations(codes: list[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
+    """All combinations of one code a mode in the same window: (window,), (rows, modes)."""
+    window, first = codes[0]
+    columns = [first]
+    for other_window, other in codes[1:]:
+        start = np.searchsorted(other_window, window)
+        length = np.searchsorted(other_window, window, side="right") - start
+        row = np.repeat(np.arange(len(window)), length)
+        within = np.arange(len(row)) - np.repeat(np.cumsum(length) - length, length)
+        columns = [*(column[row] for column in columns), other[start[row] + within]]
+        window = window[row]
+    return window, np.column_stack(columns)
+
+
+def _deaths(
+    members: NDArray[np.bool_], risk: Floats, mortality: float, rng: np.random.Generator
+) -> NDArray[np.int8]:
+    """Deaths by a logistic model whose intercept gives the wanted share."""
+    score = members @ risk
+
+    def excess(intercept: float) -> float:
+        return float(expit(score + intercept).mean()) - mortality
+
+    intercept: Any = brentq(excess, -100, 100)
+    died = rng.random(len(score)) < expit(score + intercept)
+    return np.asarray(died, np.int8)
+
+
+def _sites(
+    settings: SyntheticSettings,
+    windows: _Windows,
+    codes: list[tuple[Ints, Ints]],
+    labels: NDArray[np.int8],
+    vocabularies: tuple[Vocabulary, ...],
+) -> tuple[SiteData, ...]:
+    window, combinations = _combinations(codes)
+    patient, times = windows.patient[window], windows.times[window]
+    feature_shape = tuple(mode.size for mode in settings.feature_modes)
+    sites, first = [], 0
+    for number, size in enumerate(settings.site_sizes.tolist(), 1):
+        rows = slice(*np.searchsorted(patient, [first, first + size]))
+        indices = np.column_stack([patient[rows] - first, combinations[rows]])
+        name = f"site-{number}"
+        sites.append(
+            SiteData(
+                name,
+                SparseTensor.from_coo(indices, times[rows], (size, *feature_shape)),
+                vocabularies,
+                labels[first : first + size],
+                tuple(f"{name}-{row:07d}" for row in range(size)),
+            )
+        )
+        first += size
+    return tuple(sites)
+
+
+def _vocabulary(mode: Mode, factor: Floats) -> Vocabulary:
+    """Codes such as P017, described by the phenotype in which they weigh most."""
+    digits = len(str(mode.size - 1))
+    kind = _SINGULAR.get(mode.name, re.sub("s$", "", mode.name)).capitalize()
+    topics = [_topic(int(row.argmax())) if row.any() else "general" for row in factor]
+    numbers = [f"{code:0{digits}d}" for code in range(mode.size)]
+    return Vocabulary(
+        mode.name,
+        tuple(f"{kind[0]}{number}" for number in numbers),
+        tuple(f"{kind} {number} ({topic})" for number, topic in zip(numbers, topics, strict=True)),
+    )
+
+
+def _topic(phenotype: int) -> str:
+    return TOPICS[phenotype] if phenotype < len(TOPICS) else f"topic {phenotype + 1}"

@@ -1,0 +1,272 @@
+"""The codes of one feature mode, in the order of the tensor's rows in that mode.
+
+All sites of a run must number their codes alike. A vocabulary is therefore a public thing: the
+server sends its `digest`, and a site whose own differs refuses to take part. Take it from a public
+list (`load_codes`) wherever a privacy guarantee is wanted; `by_frequency` looks at patients.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from dpfact_flower.errors import DataError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+@dataclass(frozen=True, repr=False)
+class Vocabulary:
+    """Codes of one feature mode; the position of a code is its index in the tensor.
+
+    Attributes
+    ----------
+    name : str
+        What the mode holds, such as ``procedures``: a letter or digit, then up to 63 letters,
+        digits, dots, hyphens or underscores.
+    codes : tuple of str
+        Unique, printable, without blanks around them. Text, because ``0040`` is not ``40``.
+    descriptions : tuple of str
+        One for each code, ``""`` where none is known; none at all stands for ``""`` everywhere.
+        They are for reading alone and no part of the vocabulary's identity.
+
+    Raises
+    ------
+    DataError
+        Naming the vocabulary, the field and the position that is wrong.
+    """
+
+    name: str
+    codes: tuple[str, ...]
+    descriptions: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_name("vocabulary name", self.name)
+        codes = self._texts("codes", self.codes)
+        descriptions = self._texts("descriptions", self.descriptions) or ("",) * len(codes)
+        self._check_codes(codes)
+        if len(descriptions) != len(codes):
+            raise DataError(
+                f"vocabulary {self.name}: need one description a code ({len(codes)}), "
+                f"got {len(descriptions)}"
+            )
+        object.__setattr__(self, "codes", codes)
+        object.__setattr__(self, "descriptions", descriptions)
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def __repr__(self) -> str:
+        return f"Vocabulary({self.name!r}, {len(self)} codes)"
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """Position of each code."""
+        return {code: position for position, code in enumerate(self.codes)}
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over name and codes: what server and sites compare."""
+        text = json.dumps([self.name, *self.codes], separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def to_json(self) -> str:
+        """Text that `from_json` reads."""
+        fields = {"name": self.name, "codes": self.codes, "descriptions": self.descriptions}
+        return json.dumps(fields, ensure_ascii=False, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Vocabulary:
+        """Read what `to_json` wrote, validating it again.
+
+        Raises
+        ------
+        DataError
+            If it is not JSON, not of that form, or holds an invalid vocabulary.
+        """
+        try:
+            fields = json.loads(text)
+        except ValueError:
+            raise DataError("vocabulary: not JSON") from None
+        if not isinstance(fields, dict) or not {"name", "codes"} <= fields.keys():
+            raise DataError("vocabulary: need a JSON object with name, codes and descriptions")
+        return cls(fields["name"], fields["codes"], fields.get("descriptions", ()))
+
+    def save(self, path: str | Path) -> None:
+        """Write `to_json` to a file."""
+        Path(path).write_text(self.to_json(), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Vocabulary:
+        """Read what `save` wrote.
+
+        Raises
+        ------
+        DataError
+            If the file is missing, is not text or holds no valid vocabulary.
+        """
+        try:
+            return cls.from_json(_read_text(Path(path)))
+        except DataError as error:
+            raise DataError(_located(path, error)) from None
+
+    def _texts(self, field: str, values: object) -> tuple[str, ...]:
+        if not isinstance(values, (tuple, list)):
+            raise DataError(f"vocabulary {self.name}: {field} must be a tuple of text")
+        for position, value in enumerate(values):
+            if not isinstance(value, str):
+                raise DataError(
+                    f"vocabulary {self.name}: {field} must be text; "
+                    f"position {position} is a {type(value).__name__}"
+                )
+        return tuple(values)
+
+    def _check_codes(self, codes: tuple[str, ...]) -> None:
+        if not codes:
+            raise DataError(f"vocabulary {self.name}: need at least one code")
+        first: dict[str, int] = {}
+        for position, code in enumerate(codes):
+            if not code.isprintable() or not code or code != code.strip():
+                raise DataError(
+                    f"vocabulary {self.name}: codes must be printable, not empty, without blanks "
+                    f"around them; the one at position {position} is not"
+                )
+            if first.setdefault(code, position) != position:
+                raise DataError(
+                    f"vocabulary {self.name}: the code at position {position} "
+                    f"stands at position {first[code]} already"
+                )
+
+
+def by_frequency(
+    name: str,
+    counts: Mapping[str, int],
+    top: int | None = None,
+    descriptions: Mapping[str, str] | None = None,
+) -> Vocabulary:
+    """Vocabulary of the most frequent codes, as the paper selects its 202 and 316.
+
+    The selection depends on patients and no privacy guarantee of this package covers it: use it
+    with open data and in experiments, and a public list (`load_codes`) elsewhere.
+
+    Parameters
+    ----------
+    name : str
+        Name of the vocabulary.
+    counts : mapping of code to number of events
+    top : int, optional
+        How many to keep; default and upper bound: all.
+    descriptions : mapping of code to text, optional
+
+    Returns
+    -------
+    Vocabulary
+        Most frequent first; codes that are equally frequent in the order of their text.
+
+    Raises
+    ------
+    DataError
+        If there is no code, or `top` is not positive.
+    """
+    if top is not None and top < 1:
+        raise DataError(f"vocabulary {name}: need to keep at least 1 code, got top={top}")
+    ranked = sorted(counts, key=lambda code: (-counts[code], code))[:top]
+    known = descriptions or {}
+    return Vocabulary(name, tuple(ranked), tuple(known.get(code, "") for code in ranked))
+
+
+def load_codes(path: str | Path, name: str) -> Vocabulary:
+    """Read a public list of codes; the order of the file is the order in the tensor.
+
+    Parameters
+    ----------
+    path : path
+        ``.json``: a list of codes, or what `Vocabulary.save` wrote. ``.csv``: a header with a
+        column ``code`` and perhaps one ``description``, whatever their case; other columns are
+        ignored. Anything else is text with one code a line; empty lines and lines that begin with
+        ``#`` are skipped.
+    name : str
+        Name of the vocabulary; a file that holds one of its own must agree.
+
+    Raises
+    ------
+    DataError
+        Naming the file and what is wrong with it.
+    """
+    path = Path(path)
+    readers: dict[str, Callable[[str, str], Vocabulary]] = {".json": _from_list, ".csv": _from_csv}
+    text = _read_text(path)
+    try:
+        return readers.get(path.suffix.lower(), _from_lines)(text, name)
+    except DataError as error:
+        raise DataError(_located(path, error)) from None
+
+
+def joint_digest(vocabularies: Iterable[Vocabulary]) -> str:
+    """Digests of all feature modes in the tensor's order, joined by commas."""
+    return ",".join(vocabulary.digest for vocabulary in vocabularies)
+
+
+def check_name(what: str, name: object) -> None:
+    """Refuse a name that could not stand in a file name, a message or a log.
+
+    Raises
+    ------
+    DataError
+        Naming what the name is of, and the allowed form.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        shown = repr(name)[:80] if isinstance(name, str) else type(name).__name__
+        raise DataError(f"{what}: must match {_NAME.pattern}; got {shown}")
+
+
+def _from_list(text: str, name: str) -> Vocabulary:
+    try:
+        content = json.loads(text)
+    except ValueError:
+        raise DataError("not JSON") from None
+    if isinstance(content, list):
+        return Vocabulary(name, tuple(content))
+    vocabulary = Vocabulary.from_json(text)
+    if vocabulary.name != name:
+        raise DataError(f"holds the vocabulary {vocabulary.name!r}, need {name!r}")
+    return vocabulary
+
+
+def _from_csv(text: str, name: str) -> Vocabulary:
+    rows = csv.DictReader(io.StringIO(text, newline=""))
+    columns = {column.strip().lower(): column for column in rows.fieldnames or ()}
+    if "code" not in columns:
+        raise DataError(f"lacks the column code; it has {sorted(columns)}")
+    table = [
+        (row[columns["code"]] or "", row.get(columns.get("description", ""), "") or "")
+        for row in rows
+    ]
+    return Vocabulary(
+        name, tuple(code.strip() for code, _ in table), tuple(text.strip() for _, text in table)
+    )
+
+
+def _from_lines(text: str, name: str) -> Vocabulary:
+    lines = (line.strip() for line in text.splitlines())
+    return Vocabulary(name, tuple(line for line in lines if line and not line.startswith("#")))
+
+
+def _located(path: str | Path, error: DataError) -> str:
+    return str(error) if str(error).startswith(str(path)) else f"{path}: {error}"
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")  # spreadsheets write a byte order mark
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: not readable as UTF-8 text ({type(error).__name__})") from None

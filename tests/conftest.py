@@ -1,0 +1,64 @@
+"""Fixtures that several test modules share."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpfact_flower.data.site_data import Cohort, SiteData
+from dpfact_flower.data.vocabulary import Vocabulary
+from dpfact_flower.tensor import SparseTensor
+
+SIZES = (40, 25, 30)
+CODES = {"procedures": 9, "diagnoses": 12}
+RANK = 4
+
+
+def count_tensor(patients: int, seed: int) -> SparseTensor:
+    """Counts of a random non-negative model, thinned to a few cells a patient."""
+    rng = np.random.default_rng(seed)
+    sizes = (patients, *CODES.values())
+    factors = [rng.gamma(0.3, 1.0, (size, RANK)) for size in sizes]
+    rate = np.einsum("ir,jr,kr->ijk", *factors)
+    counts = rng.poisson(rate)
+    counts[np.arange(patients), 0, 0] += 1  # nobody without a cell
+    where = np.argwhere(counts)
+    return SparseTensor.from_coo(where, counts[tuple(where.T)], sizes)
+
+
+@pytest.fixture(scope="session")
+def vocabularies() -> tuple[Vocabulary, ...]:
+    return tuple(
+        Vocabulary(name, tuple(f"{name[0].upper()}{i:02d}" for i in range(size)), ("",) * size)
+        for name, size in CODES.items()
+    )
+
+
+@pytest.fixture(scope="session")
+def cohort(vocabularies: tuple[Vocabulary, ...]) -> Cohort:
+    """Three small sites that share phenotypes; session-wide, so nothing may change it."""
+    sites = tuple(
+        SiteData(f"site-{n}", count_tensor(size, seed=n), vocabularies)
+        for n, size in enumerate(SIZES, start=1)
+    )
+    return Cohort("small", sites, None)
+
+
+@pytest.fixture
+def cohort_folder(cohort: Cohort, tmp_path: Path) -> Path:
+    """The small cohort as files."""
+    folder = tmp_path / "cohort"
+    folder.mkdir()
+    cohort.save(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def ehr_data() -> Path:
+    """Folder of the open EHR data, from $DPFACT_DATA or beside the repository."""
+    beside = Path(__file__).parents[2] / "shared" / "data"
+    folder = Path(os.environ.get("DPFACT_DATA", beside))
+    if not (folder / "mimic3_demo").is_dir():
+        pytest.skip(f"open EHR data not found in {folder}; set DPFACT_DATA to its folder")
+    return folder

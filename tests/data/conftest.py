@@ -1,0 +1,27 @@
+"""Fixtures of the readers' tests: hand-made tables."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dpfact_flower.data.tables import connect
+
+
+@pytest.fixture(scope="module")
+def connection():
+    """One DuckDB connection a module: tests replace its tables."""
+    with connect() as opened:
+        yield opened
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    """Write a text file into the test's folder, byte for byte, and return its path."""
+
+    def write_file(name: str, text: str) -> Path:
+        path = tmp_path / name
+        path.write_bytes(text.encode())
+        return path
+
+    return write_file

@@ -1,0 +1,273 @@
+import itertools
+import logging
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dpfact_flower.data.cooccurrence import (
+    MINUTES_A_DAY,
+    Window,
+    build_cohort,
+    choose_vocabularies,
+)
+from dpfact_flower.data.vocabulary import Vocabulary
+from dpfact_flower.errors import DataError, SettingsError
+
+MODES = ("procedures", "diagnoses", "drugs")
+CODES = ("01", "1", "x")
+DAY = MINUTES_A_DAY
+
+
+def fill(connection, patients, events, descriptions=()):
+    """Replace the three tables that a reader leaves."""
+    for table, columns, rows in (
+        ("patients", "patient VARCHAR, site VARCHAR, died BOOLEAN", patients),
+        (
+            "events",
+            "mode VARCHAR, patient VARCHAR, encounter VARCHAR, time BIGINT, code VARCHAR",
+            events,
+        ),
+        ("descriptions", "mode VARCHAR, code VARCHAR, description VARCHAR", descriptions),
+    ):
+        connection.execute(f"CREATE OR REPLACE TEMP TABLE {table} ({columns})")
+        if rows:
+            marks = ", ".join("?" * len(rows[0]))
+            connection.executemany(f"INSERT INTO {table} VALUES ({marks})", rows)
+
+
+def vocabularies(modes=MODES):
+    return tuple(Vocabulary(mode, CODES) for mode in modes)
+
+
+def cells_of(cohort):
+    """Every cell of a cohort as {(site, patient, code, ...): count}."""
+    return {
+        (
+            site.name,
+            site.patients[row],
+            *(v.codes[i] for v, i in zip(site.vocabularies, codes, strict=True)),
+        ): int(value)
+        for site in cohort.sites
+        for (row, *codes), value in zip(site.tensor.indices, site.tensor.values, strict=True)
+    }
+
+
+def in_window(events, window):
+    """The definition, tuple by tuple."""
+    for (_, one_encounter, one_time, _), (
+        _,
+        other_encounter,
+        other_time,
+        _,
+    ) in itertools.combinations(events, 2):
+        if window.same_encounter and one_encounter != other_encounter:
+            return False
+        if window.days is not None and abs(one_time - other_time) > window.days * DAY:
+            return False
+    return not any(
+        (window.same_encounter and encounter is None) or (window.days is not None and time is None)
+        for _, encounter, time, _ in events
+    )
+
+
+def reference(sites, events, modes, window):
+    """Cells by plain loops over all tuples of distinct events of one patient."""
+    cells = Counter()
+    for patient, site in sites.items():
+        mine = [
+            {event[1:] for event in events if event[0] == mode and event[1] == patient}
+            for mode in modes
+        ]
+        for chosen in itertools.product(*mine):
+            known = all(code in CODES for *_, code in chosen)
+            # None cannot be compared: an event without what the window needs is in no window
+            placed = all(in_window((event,), window) for event in chosen)
+            if known and placed and in_window(chosen, window):
+                cells[(site, patient, *(code for *_, code in chosen))] += 1
+    return cells
+
+
+event = st.tuples(
+    st.sampled_from(MODES),
+    st.sampled_from(["p1", "p2", "p3"]),
+    st.sampled_from(["e1", "e2", None]),
+    st.sampled_from([0, 5, 2 * DAY, 2 * DAY + 1, 2 * DAY + 5, 9 * DAY, None]),
+    st.sampled_from([*CODES, "not in the vocabulary"]),
+)
+
+
+@pytest.mark.parametrize(
+    "window",
+    [Window(), Window(days=2, same_encounter=False), Window(days=2), Window(days=0)],
+    ids=["encounter", "days", "both", "at once"],
+)
+@pytest.mark.parametrize("modes", [MODES[:1], MODES[:2], MODES], ids=len)
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(events=st.lists(event, min_size=8, max_size=40))
+def test_counts_are_those_of_the_definition(connection, modes, window, events):
+    sites = {"p1": "north", "p2": "south", "p3": "north"}
+    fill(connection, [(patient, site, False) for patient, site in sites.items()], events)
+    expected = reference(sites, events, modes, window)
+    if not expected:
+        with pytest.raises(DataError, match="lie in one window"):
+            build_cohort(connection, "c", vocabularies(modes), window, labels=False)
+        return
+    cohort = build_cohort(connection, "c", vocabularies(modes), window, labels=False)
+    assert cells_of(cohort) == expected
+
+
+@pytest.mark.parametrize(("minutes", "counted"), [(30 * DAY, True), (30 * DAY + 1, False)])
+def test_the_edge_of_thirty_days_is_inside(minutes, counted, connection):
+    near = ("diagnoses", "p", "e1", 100, "x")
+    fill(
+        connection,
+        [("p", "north", None)],
+        [("procedures", "p", "e1", 100, "01"), ("diagnoses", "p", "e2", 100 + minutes, "1"), near],
+    )
+    window = Window(days=30, same_encounter=False)
+    cells = cells_of(build_cohort(connection, "c", vocabularies(MODES[:2]), window, labels=False))
+    assert (("north", "p", "01", "1") in cells) is counted
+
+
+@pytest.mark.parametrize(("last", "counted"), [(30 * DAY, True), (30 * DAY + 1, False)])
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_any_two_of_three_modes_lie_within_the_window(order, last, counted, connection):
+    times = (0, 15 * DAY, last)
+    events = [(MODES[mode], "p", None, times[n], CODES[0]) for mode, n in enumerate(order)]
+    near = [(mode, "p", None, 900 * DAY, CODES[1]) for mode in MODES]
+    fill(connection, [("p", "north", None)], events + near)
+    window = Window(days=30, same_encounter=False)
+    cells = cells_of(build_cohort(connection, "c", vocabularies(), window, labels=False))
+    assert (("north", "p", *CODES[:1] * 3) in cells) is counted
+
+
+def test_a_repeated_event_counts_once_and_a_recurring_one_each_time(connection):
+    repeated = [("procedures", "p", "e1", None, "01")] * 3
+    at_two_times = [("diagnoses", "p", "e1", time, "x") for time in (1, 2, 2)]
+    fill(connection, [("p", "north", None)], repeated + at_two_times)
+    cohort = build_cohort(connection, "c", vocabularies(MODES[:2]), Window(), labels=False)
+    assert cells_of(cohort) == {("north", "p", "01", "x"): 2}
+
+
+EVENTS = [
+    *(("procedures", f"p{n}", "e", 0, "01") for n in range(6)),
+    *(("diagnoses", f"p{n}", "e", 0, "x") for n in range(5)),
+]
+PATIENTS = [(f"p{n}", "big" if n < 3 else f"small-{n}", n % 2 == 0) for n in range(6)]
+
+
+def build(connection, **options):
+    fill(connection, PATIENTS[::-1], EVENTS)
+    return build_cohort(
+        connection, "c", vocabularies(MODES[:2]), Window(), **({"labels": True} | options)
+    )
+
+
+def test_patients_without_a_cell_are_left_out_with_their_labels(connection, caplog):
+    with caplog.at_level(logging.INFO):
+        cohort = build(connection)
+    assert [(s.name, s.patients, s.labels.tolist()) for s in cohort.sites] == [
+        ("big", ("p0", "p1", "p2"), [1, 0, 1]),
+        ("small-3", ("p3",), [0]),
+        ("small-4", ("p4",), [1]),
+    ]
+    assert "6 patients, 1 left out because they have no cell" in caplog.text
+
+
+def test_patients_without_a_cell_can_be_kept(connection):
+    last = build(connection, keep_empty=True).sites[-1]
+    assert (last.name, last.patients, last.tensor.nnz) == ("small-5", ("p5",), 0)
+
+
+def test_small_sites_are_merged(connection):
+    cohort = build(connection, min_patients=2)
+    assert [(s.name, s.patients) for s in cohort.sites] == [
+        ("big", ("p0", "p1", "p2")),
+        ("other", ("p3", "p4")),
+    ]
+    np.testing.assert_array_equal(cohort.sites[1].labels, [0, 1])
+
+
+def test_labels_are_given_on_request_alone(connection):
+    assert all(site.labels is None for site in build(connection, labels=False).sites)
+
+
+def test_site_names_are_made_fit_to_stand(connection):
+    names = {"Med-Surg ICU": "Med-Surg-ICU", " ../x": "x", "é!": "unknown", None: "unknown"}
+    for raw, expected in names.items():
+        fill(
+            connection,
+            [("p", raw, None)],
+            [("procedures", "p", "e", 0, "01"), ("diagnoses", "p", "e", 0, "x")],
+        )
+        cohort = build_cohort(connection, "c", vocabularies(MODES[:2]), Window(), labels=False)
+        assert cohort.sites[0].name == expected
+
+
+def test_logs_hold_counts_alone(connection, caplog):
+    with caplog.at_level(logging.DEBUG):
+        build(connection, min_patients=2)
+    assert not any(f"p{n}" in caplog.text for n in range(6))
+
+
+def test_vocabularies_by_frequency_count_distinct_events_of_these_patients(connection):
+    fill(
+        connection,
+        [("p", "north", None), ("q", "north", None)],
+        [
+            *[("procedures", "p", "e", 0, "repeated")] * 5,
+            ("procedures", "p", "e", 0, "often"),
+            ("procedures", "q", "e", 0, "often"),
+            ("procedures", "p", "e", 0, "b"),
+            ("procedures", "p", "e", 0, "a"),
+            *[("procedures", "nobody", f"e{n}", 0, "foreign") for n in range(9)],
+            ("diagnoses", "p", "e", 0, "01"),
+            ("diagnoses", "p", "e", 0, None),
+        ],
+        [("procedures", "often", "told"), ("diagnoses", "often", "another's")],
+    )
+    procedures, diagnoses = choose_vocabularies(connection, MODES[:2], (3, None))
+    assert procedures.codes == ("often", "a", "b")
+    assert procedures.descriptions == ("told", "", "")
+    assert diagnoses.codes == ("01",)
+
+
+def test_vocabularies_as_given(connection):
+    given_ones = vocabularies(MODES[:2])
+    assert choose_vocabularies(connection, MODES[:2], (1, 1), given_ones) == given_ones
+    with pytest.raises(SettingsError, match="need procedures, diagnoses in this order, got diag"):
+        choose_vocabularies(connection, MODES[:2], (1, 1), given_ones[::-1])
+
+
+@pytest.mark.parametrize("top", [(1,), (0, 1), (1.0, 1), (True, 1), (1, 1, 1)])
+def test_top_is_checked(top, connection):
+    with pytest.raises(SettingsError, match="top: need"):
+        choose_vocabularies(connection, MODES[:2], top)
+
+
+def test_a_mode_without_events_is_named(connection):
+    fill(connection, [("p", "north", None)], [("procedures", "p", "e", 0, "01")])
+    with pytest.raises(DataError, match="no diagnoses"):
+        choose_vocabularies(connection, MODES[:2], (None, None))
+
+
+@pytest.mark.parametrize("days", [-1, 1.5, True, "30"])
+def test_window_days_are_checked(days):
+    with pytest.raises(SettingsError, match="window days"):
+        Window(days=days)
+
+
+def test_a_window_has_to_bound_something():
+    with pytest.raises(SettingsError, match="number of days, the same encounter, or both"):
+        Window(days=None, same_encounter=False)
+
+
+@pytest.mark.parametrize("least", [0, 1.5, True])
+def test_min_patients_is_checked(least, connection):
+    with pytest.raises(SettingsError, match="min-patients"):
+        build(connection, min_patients=least)

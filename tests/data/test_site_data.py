@@ -1,0 +1,269 @@
+import dataclasses
+import json
+import logging
+
+import numpy as np
+import pytest
+
+from dpfact_flower.data.site_data import Cohort, SiteData, Truth
+from dpfact_flower.data.vocabulary import Vocabulary
+from dpfact_flower.errors import DataError
+from dpfact_flower.tensor import SparseTensor
+
+VOCABULARIES = (Vocabulary("procedures", ("0040", "40")), Vocabulary("diagnoses", ("a", "b", "ü")))
+
+
+def make_site(name: str = "north", **changes: object) -> SiteData:
+    fields = {
+        "tensor": SparseTensor.from_coo([[0, 0, 2], [2, 1, 0]], [3, 1], (3, 2, 3)),
+        "vocabularies": VOCABULARIES,
+        "labels": np.array([0, 1, 1]),
+        "patients": ("p-007", "07", "7"),
+    }
+    return SiteData(name, **(fields | changes))
+
+
+def make_truth(**changes: object) -> Truth:
+    fields = {
+        "factors": (np.eye(2), np.eye(3)[:, :2]),
+        "usage": np.array([[True, False], [True, True]]),
+    }
+    return Truth(**(fields | changes))
+
+
+def assert_equal(found: SiteData, expected: SiteData) -> None:
+    assert found.name == expected.name
+    assert found.tensor.fingerprint() == expected.tensor.fingerprint()
+    assert found.vocabularies == expected.vocabularies
+    assert found.patients == expected.patients
+    if expected.labels is None:
+        assert found.labels is None
+    else:
+        assert found.labels.dtype == np.int8
+        np.testing.assert_array_equal(found.labels, expected.labels)
+
+
+@pytest.mark.parametrize("changes", [{}, {"labels": None}, {"patients": None}])
+def test_site_round_trip(changes, tmp_path):
+    site = make_site(**changes)
+    site.save(tmp_path / "site.npz")
+    assert_equal(SiteData.load(tmp_path / "site.npz"), site)
+
+
+def test_site_of_another_number_of_modes(tmp_path):
+    tensor = SparseTensor.from_coo([[0, 1]], [2], (1, 2))
+    site = SiteData("one-mode", tensor, VOCABULARIES[:1])
+    site.save(tmp_path / "site.npz")
+    assert_equal(SiteData.load(tmp_path / "site.npz"), site)
+
+
+def test_a_failed_save_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
+    path = tmp_path / "site.npz"
+    make_site().save(path)
+    before = path.read_bytes()
+
+    def broken(file, **_):
+        file.write(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(np, "savez_compressed", broken)
+    with pytest.raises(OSError, match="disk full"):
+        make_site(labels=None).save(path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_with_pickles_is_refused(tmp_path):
+    np.savez(tmp_path / "site.npz", name=np.array([{"evil": 1}], dtype=object))
+    with pytest.raises(DataError, match=r"site\.npz"):
+        SiteData.load(tmp_path / "site.npz")
+
+
+def test_labels_cannot_be_changed_from_outside():
+    labels = np.array([0, 1, 1], np.int8)
+    site = make_site(labels=labels)
+    labels[0] = 1
+    assert site.labels[0] == 0
+    with pytest.raises(ValueError, match="read-only"):
+        site.labels[0] = 1
+
+
+@pytest.mark.parametrize("labels", [np.array([False, True, True]), np.array([0.0, 1.0, 1.0])])
+def test_labels_of_other_types_that_are_0_or_1(labels):
+    np.testing.assert_array_equal(make_site(labels=labels).labels, [0, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": "a/b"}, "site name"),
+        ({"name": "x" * 65}, "site name"),
+        ({"tensor": np.zeros((3, 2, 3))}, "must be a SparseTensor"),
+        ({"vocabularies": VOCABULARIES[:1]}, "each of 2 feature modes, got 1"),
+        ({"vocabularies": VOCABULARIES[::-1]}, "mode 1 of the tensor has 2 codes"),
+        ({"vocabularies": ("x", "y")}, "Vocabulary objects"),
+        (
+            {
+                "vocabularies": VOCABULARIES[:1] * 2,
+                "tensor": SparseTensor.from_coo([], [], (3, 2, 2)),
+            },
+            "distinct names",
+        ),
+        ({"labels": np.array([0, 1])}, r"labels must have shape \(3,\)"),
+        ({"labels": np.array([0, 1, 2])}, "1 .died in hospital. or 0"),
+        ({"labels": np.array([0, 1, np.nan])}, "1 .died in hospital. or 0"),
+        ({"labels": np.array(["0", "1", "1"])}, "1 .died in hospital. or 0"),
+        ({"patients": ("1", "2")}, "each of 3 patients, got 2"),
+        ({"patients": ("secret", "secret", "3")}, "patients must be distinct"),
+        ({"patients": ("secret", "", "3")}, "printable text"),
+        ({"patients": ("secret", 2, 3)}, "printable text"),
+    ],
+)
+def test_site_refuses_without_a_patients_value(changes, message):
+    with pytest.raises(DataError, match=message) as caught:
+        make_site(**({"name": "north"} | changes))
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("lost", ["format", "name", "indices", "vocabularies"])
+def test_load_names_the_array_that_is_missing(lost, tmp_path):
+    path = tmp_path / "site.npz"
+    make_site().save(path)
+    with np.load(path) as archive:
+        arrays = {name: archive[name] for name in archive.files if name != lost}
+    np.savez(path, **arrays)
+    with pytest.raises(DataError, match=rf"site\.npz: lacks the array\(s\) {lost}"):
+        SiteData.load(path)
+
+
+def test_load_refuses_another_format(tmp_path):
+    path = tmp_path / "site.npz"
+    make_site().save(path)
+    with np.load(path) as archive:
+        arrays = {name: archive[name] for name in archive.files}
+    np.savez(path, **(arrays | {"format": np.array(2)}))
+    with pytest.raises(DataError, match="another format"):
+        SiteData.load(path)
+
+
+def test_reprs_hold_no_patient():
+    site = make_site()
+    for text in (repr(site), str(site), repr(Cohort("c", (site,))), repr(make_truth())):
+        assert "p-007" not in text
+    assert repr(site) == "SiteData('north', SparseTensor(shape=(3, 2, 3), nnz=2))"
+
+
+@pytest.mark.parametrize("truth", [None, make_truth()])
+def test_cohort_round_trip(truth, tmp_path):
+    cohort = Cohort("pair", (make_site("north"), make_site("south", labels=None)), truth)
+    cohort.save(tmp_path / "out")
+    found = Cohort.load(tmp_path / "out")
+    assert found.name == "pair"
+    for one, other in zip(found.sites, cohort.sites, strict=True):
+        assert_equal(one, other)
+    if truth is None:
+        assert found.truth is None
+    else:
+        for one, other in zip(found.truth.factors, truth.factors, strict=True):
+            np.testing.assert_array_equal(one, other)
+        np.testing.assert_array_equal(found.truth.usage, truth.usage)
+
+
+def test_cohort_folder_holds_what_it_says(tmp_path):
+    Cohort("pair", (make_site("north"), make_site("south")), make_truth()).save(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "cohort.json", "diagnoses.vocabulary.json", "north.npz", "procedures.vocabulary.json",
+        "south.npz", "truth.npz",
+    ]  # fmt: skip
+    assert Vocabulary.load(tmp_path / "diagnoses.vocabulary.json") == VOCABULARIES[1]
+
+
+def test_cohort_summary():
+    cohort = Cohort("pair", (make_site("north"), make_site("south", labels=None)))
+    assert cohort.summary() == (("north", 3, 2, 2), ("south", 3, 2, None))
+    assert cohort.summary()[0].deaths == 2
+
+
+@pytest.mark.parametrize(
+    ("sites", "message"),
+    [
+        ((), "at least one site"),
+        ((make_site("a"), make_site("A")), "more than their case"),
+        ((make_site("Truth"),), "no site name"),
+        (
+            (
+                make_site("a"),
+                make_site(
+                    "b", vocabularies=(VOCABULARIES[0], Vocabulary("diagnoses", ("b", "a", "ü")))
+                ),
+            ),
+            "site b has other vocabularies than site a",
+        ),
+    ],
+)
+def test_cohort_refuses(sites, message):
+    with pytest.raises(DataError, match=message):
+        Cohort("c", sites)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"usage": np.ones((2, 2))}, "boolean matrix"),
+        ({"usage": np.ones((2, 3), bool)}, r"mode 1 must have shape \(codes, 3\)"),
+        ({"factors": (np.eye(2), 2 * np.eye(3)[:, :2])}, "mode 2's factor must have unit norm"),
+        ({"factors": (np.eye(2), np.full((3, 2), np.nan))}, "unit norm"),
+        ({"factors": ()}, "at least one factor"),
+    ],
+)
+def test_truth_refuses(changes, message):
+    with pytest.raises(DataError, match=message):
+        make_truth(**changes)
+
+
+@pytest.mark.parametrize(
+    "truth",
+    [
+        make_truth(usage=np.ones((3, 2), bool)),
+        make_truth(factors=(np.eye(3)[:, :2], np.eye(3)[:, :2])),
+    ],
+)
+def test_cohort_refuses_a_truth_of_other_sizes(truth):
+    with pytest.raises(DataError, match="truth is of"):
+        Cohort("c", (make_site("a"), make_site("b")), truth)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sites": ["north", "gone"]}, r"gone\.npz: no such file"),
+        ({"sites": ["../north"]}, "site name"),
+        ({"format": 2}, "another format"),
+        ({"vocabularies": {"procedures": "0", "diagnoses": "0"}}, "vocabularies are not those"),
+        ({"truth": True}, r"truth\.npz: no such file"),
+        ({"sites": "north"}, "need an object with"),
+    ],
+)
+def test_cohort_load_refuses(change, message, tmp_path):
+    Cohort("c", (make_site(),)).save(tmp_path)
+    file = tmp_path / "cohort.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(DataError, match=message):
+        Cohort.load(tmp_path)
+
+
+def test_cohort_load_names_a_folder_that_holds_none(tmp_path):
+    with pytest.raises(DataError, match=r"cohort\.json: no such file"):
+        Cohort.load(tmp_path)
+
+
+def test_descriptions_may_differ_between_sites():
+    undescribed = tuple(dataclasses.replace(v, descriptions=()) for v in VOCABULARIES)
+    Cohort("c", (make_site("a"), make_site("b", vocabularies=undescribed)))
+
+
+def test_nothing_is_logged_about_patients(caplog, tmp_path):
+    with caplog.at_level(logging.DEBUG):
+        Cohort("c", (make_site(),)).save(tmp_path)
+        Cohort.load(tmp_path)
+    assert "p-007" not in caplog.text

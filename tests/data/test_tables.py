@@ -1,0 +1,188 @@
+import gzip
+import subprocess
+import sys
+
+import duckdb
+import pytest
+
+from dpfact_flower.data.tables import (
+    connect,
+    count_rows,
+    find_table,
+    load_table,
+    read_header,
+    refuse_rows,
+)
+from dpfact_flower.errors import DataError
+
+
+def rows(connection, table="x"):
+    return connection.execute(f"FROM {table}").fetchall()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'id,code\n1,"0040"\n2,\n',
+        '"ID","CODE"\r\n1, 0040 \r\n2,""\r\n',
+        '\ufeff"Id","Code"\n"1","0040"\n"2","  "',
+        "other,CODE,ID\n9,0040,1\n9,,2\n",
+    ],
+)
+@pytest.mark.parametrize("suffix", [".csv", ".csv.gz", ".CSV.GZ"])
+def test_load_reads_text_whatever_the_dialect(text, suffix, connection, tmp_path):
+    path = tmp_path / f"x{suffix}"
+    path.write_bytes(text.encode() if suffix == ".csv" else gzip.compress(text.encode()))
+    assert load_table(connection, "x", path, ("id", "code")) is False
+    assert rows(connection) == [("1", "0040"), ("2", None)]
+
+
+def test_load_keeps_commas_quotes_and_line_breaks_inside_quotes(connection, write):
+    load_table(connection, "x", write("x.csv", 'id,t\n1,"a, ""b""\nc"\n2,d\n'), ("t",))
+    assert rows(connection) == [('a, "b"\nc',), ("d",)]
+
+
+def test_load_takes_a_path_with_glob_characters_literally(connection, write):
+    write("x1.csv", "id\nwrong\n")
+    path = write("x[1].csv", "id\nright\n")
+    load_table(connection, "x", path, ("id",))
+    assert rows(connection) == [("right",)]
+
+
+def test_load_of_a_table_without_rows(connection, write):
+    load_table(connection, "x", write("x.csv", "id\n"), ("id",))
+    assert rows(connection) == []
+
+
+@pytest.mark.parametrize("last", ["7,8", "7", '7,8,"9'])
+def test_an_incomplete_last_line_is_left_out_on_request_alone(last, connection, write):
+    path = write("x.csv", f"a,b,c\r\n1,2,3\r\n4,5,6\r\n{last}")
+    with pytest.raises(DataError, match=r"x\.csv: 1 row.*the first is row 4"):
+        load_table(connection, "x", path, ("a",))
+    assert load_table(connection, "x", path, ("a",), may_be_cut=True) is True
+    assert rows(connection) == [("1",), ("4",)]
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        ("a,b\n1,2\nsecret\n3,4\n", 3),
+        ("a,b\nsecret,2,3\n4,5\n", 2),
+        ("a,b\nsecret\n1,2\n3\n", 2),
+    ],
+)
+def test_a_malformed_row_is_located_and_not_quoted(text, first, connection, write):
+    with pytest.raises(DataError, match=rf"x\.csv: .*row {first}\b") as caught:
+        load_table(connection, "x", write("x.csv", text), ("a",), may_be_cut=True)
+    assert "secret" not in str(caught.value)
+
+
+def test_text_that_is_not_utf8_is_located(connection, tmp_path):
+    (tmp_path / "x.csv").write_bytes(b"a,b\n1,2\n\xff\xfe,secret\n3,4\n")
+    with pytest.raises(DataError, match="row 3") as caught:
+        load_table(connection, "x", tmp_path / "x.csv", ("a",))
+    assert "secret" not in str(caught.value)
+
+
+def test_a_gzip_cut_short_is_refused(connection, tmp_path):
+    text = "a,b\n" + "".join(f"{n},{n * n}\n" for n in range(50_000))
+    packed = gzip.compress(text.encode())
+    (tmp_path / "x.csv.gz").write_bytes(packed[: len(packed) // 2])
+    with pytest.raises(DataError, match=r"x\.csv\.gz: not readable"):
+        load_table(connection, "x", tmp_path / "x.csv.gz", ("a",), may_be_cut=True)
+
+
+@pytest.mark.parametrize("name", ["x.csv.gz", "gone.csv"])
+def test_an_unreadable_file_is_named(name, connection, write, tmp_path):
+    write("x.csv.gz", "not gzip")
+    with pytest.raises(DataError, match=rf"{name}: cannot be read"):
+        load_table(connection, "x", tmp_path / name, ("a",))
+
+
+def test_a_missing_column_is_named_with_those_there_are(connection, write):
+    message = r"x\.csv: lacks the column\(s\) code; it has \['id', 'value'\]"
+    with pytest.raises(DataError, match=message):
+        load_table(connection, "x", write("x.csv", "ID,VALUE\n1,2\n"), ("id", "code"))
+
+
+@pytest.mark.parametrize("text", ["", "\n1,2\n", "10006,142345,F\n10011,105331,M\n"])
+def test_a_first_line_that_is_no_header_is_not_quoted(text, write):
+    with pytest.raises(DataError, match="does not name columns") as caught:
+        read_header(write("x.csv", text))
+    assert "10006" not in str(caught.value)
+
+
+def test_two_columns_of_one_name_are_refused(write):
+    with pytest.raises(DataError, match="one name"):
+        read_header(write("x.csv", "id,ID\n1,2\n"))
+
+
+@pytest.mark.parametrize("name", ["PATIENTS.csv", "patients.csv", "Patients.CSV.GZ"])
+def test_find_table_in_any_case(name, write, tmp_path):
+    path = write(name, "")
+    assert find_table(tmp_path, "PATIENTS") == path
+
+
+def test_find_table_prefers_the_plain_file(write, tmp_path):
+    write("patients.csv.gz", "")
+    plain = write("patients.csv", "")
+    assert find_table(tmp_path, "patients") == plain
+
+
+def test_find_table_lists_the_names_tried(write, tmp_path):
+    write("PATIENTS_OLD.csv", "")
+    with pytest.raises(DataError, match=r"tried PATIENTS\.csv and PATIENTS\.csv\.gz"):
+        find_table(tmp_path, "PATIENTS")
+    with pytest.raises(DataError, match="no such folder"):
+        find_table(tmp_path / "gone", "PATIENTS")
+
+
+def test_refuse_rows_counts_and_names_but_does_not_quote(connection, write):
+    path = write("x.csv", "id\n1\nsecret\nsecret\n")
+    load_table(connection, "x", path, ("id",))
+    bad = "try_cast(id AS BIGINT) IS NULL"
+    assert count_rows(connection, "x", bad) == 2
+    with pytest.raises(DataError, match=r"x\.csv: column id must be a number; 2 row") as caught:
+        refuse_rows(connection, "x", bad, path, "id", "a number")
+    assert "secret" not in str(caught.value)
+
+
+def test_an_error_of_duckdb_does_not_pass_on_its_text():
+    with pytest.raises(DataError, match="ConversionException") as caught, connect() as connection:
+        connection.execute("SELECT CAST('secret' AS INTEGER)")
+    assert "secret" not in str(caught.value)
+    assert caught.value.__suppress_context__
+
+
+def test_what_spills_is_removed():
+    with connect() as connection:
+        (folder,) = connection.execute("SELECT current_setting('temp_directory')").fetchone()
+        assert subprocess.run(["test", "-d", folder], check=False).returncode == 0
+    assert subprocess.run(["test", "-d", folder], check=False).returncode == 1
+
+
+def test_the_connection_is_closed():
+    with connect() as connection:
+        pass
+    with pytest.raises(duckdb.ConnectionException):
+        connection.execute("SELECT 1")
+
+
+def test_importing_the_readers_does_not_import_duckdb():
+    code = (
+        "import sys; from dpfact_flower.data import cooccurrence, eicu, mimic3, synpuf; "
+        "sys.exit('duckdb' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_without_duckdb_the_error_says_what_to_install():
+    code = (
+        "import sys; sys.modules['duckdb'] = None\n"
+        "from dpfact_flower.data import mimic3\n"
+        "from dpfact_flower.errors import MissingDependencyError\n"
+        "try: mimic3.read('.')\n"
+        "except MissingDependencyError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert 'pip install "dpfact-flower[data]"' in done.stdout

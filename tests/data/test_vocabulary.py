@@ -1,0 +1,171 @@
+import dataclasses
+import hashlib
+import itertools
+import pickle
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpfact_flower.data.vocabulary import Vocabulary, by_frequency, joint_digest, load_codes
+from dpfact_flower.errors import DataError
+
+CODES = ("0040", "40", "V45.81", "pulmonary|medications|é")
+
+
+@pytest.fixture
+def vocabulary() -> Vocabulary:
+    return Vocabulary("procedures", CODES, ("a", "", 'with "quotes", comma', "ü\nline"))
+
+
+def test_index_is_the_position_of_each_code(vocabulary):
+    assert [vocabulary.index[code] for code in CODES] == [0, 1, 2, 3]
+    assert len(vocabulary) == 4
+
+
+def test_digest_depends_on_name_codes_and_order_but_not_on_descriptions(vocabulary):
+    same = dataclasses.replace(vocabulary, descriptions=())
+    others = (
+        dataclasses.replace(vocabulary, name="diagnoses"),
+        Vocabulary("procedures", CODES[::-1]),
+        Vocabulary("procedures", CODES[:3]),
+        Vocabulary("procedures", ("0040", "40,V45.81", "x")),
+        Vocabulary("procedures", ("0040", "40", "V45.81,x")),
+    )
+    assert same.digest == vocabulary.digest
+    assert len({v.digest for v in (vocabulary, *others)}) == 1 + len(others)
+
+
+def test_joint_digest_depends_on_the_order_of_the_modes(vocabulary):
+    other = Vocabulary("diagnoses", ("4019",))
+    assert joint_digest((vocabulary, other)) != joint_digest((other, vocabulary))
+
+
+def test_digest_is_the_same_in_every_version():
+    # Sites of different releases have to agree.
+    expected = hashlib.sha256(b'["p","0040","\\u00e9"]').hexdigest()
+    assert Vocabulary("p", ("0040", "é")).digest == expected
+
+
+@given(
+    codes=st.lists(
+        st.text(st.characters(blacklist_categories=("C", "Z")), min_size=1), min_size=1, unique=True
+    )
+)
+def test_json_round_trip(codes):
+    vocabulary = Vocabulary("x", tuple(codes), tuple(code[::-1] for code in codes))
+    assert Vocabulary.from_json(vocabulary.to_json()) == vocabulary
+
+
+def test_file_round_trip(vocabulary, tmp_path):
+    vocabulary.save(tmp_path / "v.json")
+    assert Vocabulary.load(tmp_path / "v.json") == vocabulary
+
+
+def test_survives_pickling_after_its_index_was_used(vocabulary):
+    assert vocabulary.index
+    assert pickle.loads(pickle.dumps(vocabulary)) == vocabulary
+
+
+def test_repr_is_short(vocabulary):
+    assert repr(vocabulary) == "Vocabulary('procedures', 4 codes)"
+
+
+@pytest.mark.parametrize(
+    ("name", "codes", "descriptions", "message"),
+    [
+        ("", ("a",), (), "vocabulary name"),
+        ("../up", ("a",), (), "vocabulary name"),
+        ("a\n", ("a",), (), "vocabulary name"),
+        ("x", (), (), "at least one code"),
+        ("x", ("a", "b", "a"), (), "position 2 stands at position 0"),
+        ("x", ("a", " b"), (), "position 1"),
+        ("x", ("a", ""), (), "position 1"),
+        ("x", ("a\nb",), (), "position 0"),
+        ("x", ("a", 40), (), "position 1 is a int"),
+        ("x", "abc", (), "codes must be a tuple"),
+        ("x", ("a", "b"), ("one",), r"one description a code \(2\), got 1"),
+        ("x", ("a",), (None,), "descriptions must be text"),
+    ],
+)
+def test_refuses(name, codes, descriptions, message):
+    with pytest.raises(DataError, match=message):
+        Vocabulary(name, codes, descriptions)
+
+
+def test_a_refused_code_is_not_quoted():
+    with pytest.raises(DataError) as caught:
+        Vocabulary("x", ("secret", "secret"))
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"name": "x"}', '{"name": "x", "codes": 3}'])
+def test_load_refuses_what_is_no_vocabulary(text, write):
+    with pytest.raises(DataError, match=r"v\.json"):
+        Vocabulary.load(write("v.json", text))
+
+
+@given(events=st.lists(st.sampled_from("abcdefg"), min_size=1), top=st.integers(1, 9))
+def test_by_frequency_keeps_the_most_frequent(events, top):
+    counts = Counter(events)
+    kept = by_frequency("x", counts, top).codes
+    assert len(kept) == min(top, len(counts))
+    assert [counts[code] for code in kept] == sorted(counts.values(), reverse=True)[:top]
+    for first, second in itertools.pairwise(kept):
+        assert counts[first] > counts[second] or first < second
+
+
+def test_by_frequency_describes_what_it_can():
+    vocabulary = by_frequency("x", {"a": 1, "b": 2}, None, {"a": "first", "z": "unused"})
+    assert (vocabulary.codes, vocabulary.descriptions) == (("b", "a"), ("", "first"))
+
+
+def test_by_frequency_refuses_to_keep_nothing():
+    with pytest.raises(DataError, match="top=0"):
+        by_frequency("x", {"a": 1}, 0)
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("codes.txt", "# public list\n0040\n\n 40 \r\nV4581\n"),
+        ("codes.csv", '\ufeffChapter,CODE\r\n1,"0040"\r\n1, 40\r\n2,V4581\r\n'),
+        ("codes.json", '["0040", "40", "V4581"]'),
+        ("codes.JSON", '{"name": "x", "codes": ["0040", "40", "V4581"]}'),
+    ],
+)
+def test_load_codes_keeps_order_and_leading_zeros(file, text, write):
+    assert load_codes(write(file, text), "x").codes == ("0040", "40", "V4581")
+
+
+def test_load_codes_reads_descriptions(write):
+    path = write("codes.csv", 'code,Description\n1,"two\nlines, one comma"\n2,\n3\n')
+    assert load_codes(path, "x").descriptions == ("two\nlines, one comma", "", "")
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("codes.csv", "icd,title\n1,a\n", r"lacks the column code; it has \['icd', 'title'\]"),
+        ("codes.txt", "# nothing\n", "at least one code"),
+        ("codes.json", '{"name": "y", "codes": ["1"]}', "'y', need 'x'"),
+        ("codes.json", "[1, 2]", "is a int"),
+        ("codes.json", "nonsense", "not JSON"),
+    ],
+)
+def test_load_codes_refuses(file, text, message, write):
+    with pytest.raises(DataError, match=message) as caught:
+        load_codes(write(file, text), "x")
+    assert file in str(caught.value)
+
+
+def test_load_codes_names_a_missing_file(tmp_path):
+    with pytest.raises(DataError, match=r"gone\.txt: no such file"):
+        load_codes(tmp_path / "gone.txt", "x")
+
+
+def test_load_codes_refuses_other_encodings(tmp_path):
+    (tmp_path / "latin.txt").write_bytes("é".encode("latin-1"))
+    with pytest.raises(DataError, match="UTF-8"):
+        load_codes(tmp_path / "latin.txt", "x")
