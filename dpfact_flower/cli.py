@@ -1,0 +1,260 @@
+"""The `dpfact` command: prepare data, run, report, plan a budget."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from dpfact_flower.errors import DPFactError, SettingsError
+from dpfact_flower.settings import (
+    AppSettings,
+    PrivacySettings,
+    RunSettings,
+    Scalar,
+    SiteSettings,
+    SolverSettings,
+    describe,
+    parse_assignments,
+)
+
+# What each command needs is imported inside it: `dpfact --help` must not wait for numba.
+# ruff: noqa: PLC0415
+
+app = typer.Typer(
+    name="dpfact",
+    help="Federated, differentially private computational phenotyping with Flower.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+data_app = typer.Typer(help="Turn EHR tables into one file a site.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+_console = Console()
+
+Out = Annotated[Path, typer.Option("--out", "-o", help="Folder to write.")]
+Tables = Annotated[Path, typer.Argument(help="Folder of the tables (.csv or .csv.gz).")]
+Top = Annotated[
+    str, typer.Option(help="Most frequent procedures x diagnoses to keep; 0 keeps all.")
+]
+Window = Annotated[
+    int, typer.Option(help="Days within which codes co-occur; 0 is the same encounter.", min=0)
+]
+Set = Annotated[
+    list[str],
+    typer.Option("--set", "-s", help="A setting, key=value; may be repeated. See dpfact settings."),
+]
+
+
+class SiteOf(StrEnum):
+    """How eICU is split into sites."""
+
+    region = "region"
+    unittype = "unittype"
+    hospital = "hospital"
+
+
+class Claims(StrEnum):
+    """Which SynPUF claims are read."""
+
+    inpatient = "inpatient"
+    outpatient = "outpatient"
+
+
+@data_app.command("synthetic")
+def data_synthetic(
+    out: Out,
+    preset: Annotated[str, typer.Argument(help="demo, paper-synthetic, paper-mimic")] = "demo",
+) -> None:
+    """Make an EHR with planted phenotypes, some shared by all sites, some at one only."""
+    from dpfact_flower.data import synthetic
+
+    _save(synthetic.synthetic(synthetic.preset(preset)), out)
+
+
+@data_app.command("mimic3")
+def data_mimic3(folder: Tables, out: Out, top: Top = "202x316") -> None:
+    """MIMIC-III, full or demo: one site a care unit of the first ICU stay."""
+    from dpfact_flower.data import mimic3
+
+    _save(mimic3.read(folder, top=_pair(top)), out)
+
+
+@data_app.command("eicu")
+def data_eicu(
+    folder: Tables, out: Out, by: SiteOf = SiteOf.region, top: Top = "202x316", window: Window = 30
+) -> None:
+    """Read the eICU database: treatments x ICD-9 diagnoses, one site a region, unit or hospital."""
+    from dpfact_flower.data import eicu
+
+    _save(eicu.read(folder, site_of=by.value, top=_pair(top), window_days=window or None), out)
+
+
+@data_app.command("synpuf")
+def data_synpuf(
+    folder: Tables,
+    out: Out,
+    claims: Claims = Claims.inpatient,
+    top: Top = "202x316",
+    window: Window = 0,
+) -> None:
+    """CMS DE-SynPUF claims: one site a sample."""
+    from dpfact_flower.data import synpuf
+
+    _save(synpuf.read(folder, care=claims.value, top=_pair(top), window_days=window or None), out)
+
+
+@data_app.command("show")
+def data_show(
+    folder: Annotated[Path, typer.Argument(help="Folder that dpfact data wrote.")],
+) -> None:
+    """Sites of a prepared folder: patients, non-zeros, deaths."""
+    from dpfact_flower.data.site_data import Cohort
+
+    _show(Cohort.load(folder))
+
+
+@app.command()
+def run(out: Out, data: str = "synthetic:demo", settings: Set = []) -> None:  # noqa: B006
+    """Run in this process: every site one after the other, no Ray, no SuperLink."""
+    from dpfact_flower.federate import federate
+
+    folder = federate({**parse_assignments(settings), "data": data, "out": str(out)})
+    _finish(folder)
+
+
+@app.command()
+def simulate(
+    out: Out,
+    data: str = "synthetic:demo",
+    settings: Set = [],  # noqa: B006
+    flower_app: Annotated[Path, typer.Option("--app", help="The Flower App's folder.")] = Path(
+        "simulation"
+    ),
+    cpus: Annotated[int, typer.Option(help="Processors for each virtual client.", min=1)] = 1,
+) -> None:
+    """Run in Flower's simulation (`flwr run`), with a SuperLink that is stopped at the end."""
+    from dpfact_flower.serve import prepare_data
+    from dpfact_flower.superlink import local_superlink
+
+    if not (flower_app / "pyproject.toml").exists():
+        raise SettingsError(f"--app: {flower_app} holds no Flower App (pyproject.toml)")
+    places = AppSettings.from_config({**parse_assignments(settings), "data": data, "out": str(out)})
+    cohort = prepare_data(places)
+    if cohort is None:
+        raise SettingsError("data: a simulation needs data")
+    config: dict[str, Scalar] = {
+        **parse_assignments(settings),
+        # A SuperLink resolves relative paths against a folder of its own.
+        "data": data if places.synthetic_preset else str(places.cohort_folder),
+        "out": str(places.run_folder),
+        "state-dir": str(places.sites_folder),
+    }
+    federation = f"num-supernodes={len(cohort.sites)} client-resources-num-cpus={cpus}"
+    with local_superlink(places.sites_folder / "flwr", simulation=True) as superlink:
+        superlink.run(flower_app, config, federation_config=federation)
+    _finish(places.run_folder)
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+) -> None:
+    """Write report.html anew from the files of a run's folder."""
+    from dpfact_flower.evaluation.report import write_report
+
+    _console.print(f"report: {write_report(folder)}", soft_wrap=True)
+
+
+@app.command()
+def budget(
+    rounds: Annotated[int, typer.Option(min=1)] = 20,
+    epsilon: Annotated[float, typer.Option(help="Total to plan for; 0 to go by --rho.")] = 1.2,
+    rho: Annotated[float, typer.Option(help="zCDP of one factor in one round.")] = 0.0,
+    delta: float = 1e-4,
+    modes: Annotated[int, typer.Option(help="Feature modes.", min=1)] = 2,
+    tau: Annotated[int, typer.Option(min=1)] = 2,
+    clip: Annotated[float, typer.Option(help="L, bound on an entry's gradient.")] = 1.0,
+    eta: float = 0.01,
+) -> None:
+    """Plan a budget in paper mode, from epsilon to noise or from rho to epsilon."""
+    from dpfact_flower.privacy import PaperPlan, plan_paper, psgd_sensitivity
+
+    plan = (
+        PaperPlan(rho, delta, rounds, modes) if rho else plan_paper(epsilon, delta, rounds, modes)
+    )
+    sensitivity = psgd_sensitivity(tau, clip, eta)
+    _console.print(f"rho per factor and round: {plan.rho:.6g} (total {plan.total_rho:.6g})")
+    _console.print(f"sensitivity 2 tau L eta: {sensitivity:.6g}")
+    _console.print(f"noise, standard deviation: {plan.sigma(sensitivity):.6g}")
+    for figure in plan.guarantee().figures:
+        _console.print(str(figure), markup=False)
+
+
+@app.command()
+def settings() -> None:
+    """Every setting with its default, range and meaning."""
+    for title, kind in (
+        ("Where (run config)", AppSettings),
+        ("Run (run config)", RunSettings),
+        ("Solver (run config)", SolverSettings),
+        ("Privacy (run config)", PrivacySettings),
+        ("Site (node config of a SuperNode)", SiteSettings),
+    ):
+        table = Table("setting", "default", "allowed", "meaning", title=title, title_justify="left")
+        for row in describe(kind):
+            table.add_row(row.key, str(row.default), row.allowed, row.help)
+        _console.print(table)
+
+
+def main() -> None:
+    """Run the command line; errors of ours are one line and exit code 2."""
+    try:
+        app()
+    except DPFactError as error:
+        Console(stderr=True).print(f"[red]error[/red] ({error.code}):", str(error), soft_wrap=True)
+        sys.exit(2)
+
+
+def _pair(text: str) -> tuple[int | None, int | None]:
+    """Top counts from ``202x316``; 0 is all."""
+    try:
+        first, second = (int(part) or None for part in text.lower().split("x"))
+    except ValueError:
+        raise SettingsError(
+            f"--top: need PROCEDURESxDIAGNOSES such as 202x316, got {text!r}"
+        ) from None
+    return first, second
+
+
+def _save(cohort: Any, out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    cohort.save(out)
+    _show(cohort)
+    _console.print(f"written to {out}", soft_wrap=True)
+
+
+def _show(cohort: Any) -> None:
+    table = Table("site", "patients", "non-zeros", "deaths", title=cohort.name)
+    for row in cohort.summary():
+        table.add_row(row.site, f"{row.patients:,}", f"{row.nonzeros:,}", str(row.deaths))
+    _console.print(table)
+
+
+def _finish(folder: Path) -> None:
+    """Show the summary of a run, and where its report is."""
+    from dpfact_flower.run_folder import REPORT, SUMMARY, read_json
+
+    table = Table(show_header=False)
+    for key, value in read_json(folder / SUMMARY).items():
+        if isinstance(value, (bool, int, float, str)):
+            shown = f"{value:.4g}" if isinstance(value, float) else str(value)
+            table.add_row(key, shown)
+    _console.print(table)
+    if (folder / REPORT).exists():
+        _console.print(f"report: {folder / REPORT}", soft_wrap=True)

@@ -1,0 +1,84 @@
+"""Flower's entry point at a site: the ClientApp.
+
+One app serves both generations of strategies (see `dpfact_flower.records`). In a deployment the
+site's node config says who it is and what it allows (`SiteSettings`). In simulation, which Flower
+marks by giving a node `partition-id` and `num-partitions`, the partition picks a site of the run
+config's data.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flwr.app import Context, Error, Message
+from flwr.clientapp import ClientApp
+
+from dpfact_flower import records
+from dpfact_flower.client import DPFactClient, RoundRefusedError, load_site, log_privately
+from dpfact_flower.data.site_data import site_files
+from dpfact_flower.errors import MessageError, PrivacyRefusedError, SettingsError
+from dpfact_flower.logs import use_flower_handler
+from dpfact_flower.protocol import public_reason
+from dpfact_flower.settings import AppSettings, SiteSettings
+
+_CLIENT_APP_RAISED = 2  # flwr's ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+_SIMULATION_KEYS = {"partition-id", "num-partitions"}
+
+use_flower_handler()
+app = ClientApp()
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Answer one round, or say with a code that it failed."""
+    try:
+        payload = records.read(message)
+        arrays, examples, config = client_for(context).fit(payload.arrays, payload.config)
+        content = records.answer(arrays, examples, config, legacy=payload.legacy)
+    except RoundRefusedError as error:
+        return Message(Error(_CLIENT_APP_RAISED, str(error)), reply_to=message)
+    except Exception as error:  # nothing an error says may reach the server
+        site = str(context.node_config.get("site", context.node_id))
+        return Message(Error(_CLIENT_APP_RAISED, log_privately(site, error)), reply_to=message)
+    return Message(content, reply_to=message)
+
+
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    """Refuse: a loss is a function of the patients."""
+    return Message(
+        Error(_CLIENT_APP_RAISED, public_reason(PrivacyRefusedError())), reply_to=message
+    )
+
+
+def client_for(context: Context) -> DPFactClient:
+    """The client of this node.
+
+    Raises
+    ------
+    SettingsError, DataError
+        If the node config or the site's data cannot be used.
+    """
+    if context.node_config.keys() >= _SIMULATION_KEYS:
+        return _simulated_client(context)
+    settings = SiteSettings.from_config(context.node_config)
+    if not settings.data_path:
+        raise SettingsError("data-path: must be set in the site's node config")
+    return DPFactClient(load_site(settings.data_path), settings)
+
+
+def _simulated_client(context: Context) -> DPFactClient:
+    app_settings = AppSettings.from_config(context.run_config)
+    files = site_files(app_settings.cohort_folder)
+    partition = int(context.node_config["partition-id"])
+    if partition >= len(files):
+        raise MessageError(
+            f"virtual client {partition} has no site: the data has {len(files)}; "
+            f'use --federation-config "num-supernodes={len(files)}"'
+        )
+    settings = SiteSettings(
+        data_path=str(files[partition]),
+        state_dir=str(app_settings.sites_folder),
+        allow_privacy="none,paper",
+    )
+    return DPFactClient(load_site(Path(settings.data_path)), settings, simulation=True)

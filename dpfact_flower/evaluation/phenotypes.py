@@ -1,0 +1,323 @@
+"""Phenotype tables: what a component means, how common it is, and how it goes with death.
+
+The paper's tables of phenotypes and its figure of column norms. Patients' values are aggregated
+here and nowhere else on their way into a report; counts of fewer than ten patients are hidden
+unless asked for, because reports leave the analyst's desk.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.linear_model import LogisticRegression
+
+from dpfact_flower.cp import CPModel
+from dpfact_flower.data.vocabulary import Vocabulary
+from dpfact_flower.errors import DataError
+
+_SMALL = 10
+_FEWEST = 5
+"""Deaths, and survivors, without which no coefficient is estimated."""
+_LARGEST = 20.0
+"""Log odds per standard deviation: what is beyond is separation, not an estimate."""
+
+
+@dataclass(frozen=True)
+class CodeWeight:
+    """A code and its share in a phenotype."""
+
+    code: str
+    description: str
+    weight: float
+
+
+@dataclass(frozen=True)
+class Association:
+    """How a phenotype goes with in-hospital death, all other phenotypes held equal.
+
+    Attributes
+    ----------
+    coefficient : float or None
+        Log odds per standard deviation of the membership.
+    p_value : float or None
+        Two-sided Wald test, not corrected for the number of phenotypes; by statsmodels.
+    reason : str or None
+        Why one of them is missing.
+    """
+
+    coefficient: float | None = None
+    p_value: float | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Phenotype:
+    """One component.
+
+    Attributes
+    ----------
+    number : int
+        From 1, as the paper counts.
+    weight : float
+        lambda_r, the product of the column norms of all factors.
+    prevalence : float or str
+        Share of the patients who have it; ``<10`` for fewer than ten patients.
+    codes : dict of str to tuple of CodeWeight
+        Largest weights first, by name of the mode.
+    mortality : Association or None
+        None without labels.
+    """
+
+    number: int
+    weight: float
+    prevalence: float | str
+    codes: dict[str, tuple[CodeWeight, ...]]
+    mortality: Association | None
+
+
+@dataclass(frozen=True)
+class PhenotypeTable:
+    """All phenotypes of one group of patients, and how many patients these are."""
+
+    patients: int
+    phenotypes: tuple[Phenotype, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True)
+class SiteUsage:
+    """Which site uses which phenotype, and how much.
+
+    Attributes
+    ----------
+    sites : tuple of str
+    norms : tuple of tuple of float
+        Column norms of the patients' factors, T x R. They grow with a site's number of patients.
+    off : tuple of tuple of bool
+        Where the column is exactly zero: the l2,1 penalty has switched the phenotype off.
+    """
+
+    sites: tuple[str, ...]
+    norms: tuple[tuple[float, ...], ...]
+    off: tuple[tuple[bool, ...], ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return dataclasses.asdict(self)
+
+
+def phenotype_table(
+    model: CPModel,
+    vocabularies: Sequence[Vocabulary],
+    *,
+    labels: ArrayLike | None = None,
+    top: int = 5,
+    threshold: float = 0.01,
+    small_cells: bool = True,
+) -> PhenotypeTable:
+    """Describe every component of a model.
+
+    Code weights are columns scaled to an absolute sum of one, so that a weight is the share of the
+    phenotype's codes.
+
+    Parameters
+    ----------
+    model : CPModel
+        Of one site, or of several: their patients' factors one below the other.
+    vocabularies : sequence of Vocabulary
+        One a feature mode.
+    labels : array_like of 0 and 1, shape (patients,), optional
+        1 where the patient died in hospital.
+    top : int
+        Codes a mode to list; those of weight zero are not.
+    threshold : float
+        A patient *has* a phenotype when it carries more than this share of the patient's
+        memberships (absolute, weighted by the features' column norms). 0 is the paper's "non-zero
+        membership", which P-SGD's tiny values blur.
+    small_cells : bool
+        Whether to guard counts under ten: such a prevalence is ``<10``, and the phenotype gets no
+        coefficient.
+
+    Raises
+    ------
+    DataError
+        If vocabularies or labels do not fit the model, or an argument is out of range.
+    """
+    if len(vocabularies) != len(model.features):
+        raise DataError(
+            f"vocabularies: need {len(model.features)}, one a feature mode, got {len(vocabularies)}"
+        )
+    if top < 1 or not 0 <= threshold < 1:
+        raise DataError(
+            f"phenotypes: need top >= 1 and threshold in [0, 1); got {top}, {threshold}"
+        )
+    has = has_phenotype(model, threshold)
+    least = _SMALL if small_cells else 0
+    associations: Sequence[Association | None] = [None] * model.rank
+    if labels is not None:
+        died = _checked_labels(labels, model.shape[0])
+        associations = _associations(model.factors[0], has, died, least)
+    tops = [top_codes(*pair, top) for pair in zip(vocabularies, model.features, strict=True)]
+    names = [vocabulary.name for vocabulary in vocabularies]
+    counts, weights = has.sum(axis=0), model.weights
+    return PhenotypeTable(
+        model.shape[0],
+        tuple(
+            Phenotype(
+                r + 1,
+                float(weights[r]),
+                f"<{_SMALL}" if counts[r] < least else float(counts[r] / model.shape[0]),
+                {name: codes[r] for name, codes in zip(names, tops, strict=True)},
+                associations[r],
+            )
+            for r in range(model.rank)
+        ),
+    )
+
+
+def has_phenotype(model: CPModel, threshold: float = 0.01) -> NDArray[np.bool_]:
+    """Whether a phenotype carries more than `threshold` of a patient's memberships; (I, R).
+
+    Memberships are taken absolute and multiplied by the features' column norms, so that the answer
+    does not depend on how a component's scale is spread over its factors. A patient's row: it must
+    not leave the site.
+    """
+    norms = np.prod([np.linalg.norm(factor, axis=0) for factor in model.features], axis=0)
+    scaled = np.abs(model.factors[0]) * norms
+    return np.asarray(scaled > threshold * scaled.sum(axis=1, keepdims=True))
+
+
+def site_usage(patient_factors: Sequence[ArrayLike], sites: Sequence[str]) -> SiteUsage:
+    """Column norms of every site's patient factor, the paper's figure of mu.
+
+    Parameters
+    ----------
+    patient_factors : sequence of (I_t, R) arrays
+        One a site.
+    sites : sequence of str
+        Their names.
+
+    Raises
+    ------
+    DataError
+        If the numbers of sites or the ranks differ.
+    """
+    factors = [np.asarray(factor, np.float64) for factor in patient_factors]
+    if len(factors) != len(sites) or any(f.ndim != 2 for f in factors):
+        raise DataError(f"patient factors: need one matrix for each of {len(sites)} sites")
+    if len({factor.shape[1] for factor in factors}) > 1:
+        raise DataError("patient factors: ranks differ between sites")
+    norms = [np.linalg.norm(factor, axis=0) for factor in factors]
+    return SiteUsage(
+        tuple(sites),
+        tuple(tuple(row.tolist()) for row in norms),
+        tuple(tuple(not column.any() for column in factor.T) for factor in factors),
+    )
+
+
+def top_codes(
+    vocabulary: Vocabulary, factor: NDArray[np.floating[Any]], top: int = 5
+) -> list[tuple[CodeWeight, ...]]:
+    """Codes of the largest absolute weight, for each component."""
+    if len(factor) != len(vocabulary):
+        raise DataError(
+            f"vocabulary {vocabulary.name}: has {len(vocabulary)} codes, the factor {len(factor)}"
+        )
+    sums = np.abs(factor).sum(axis=0)
+    shares = factor / np.where(sums > 0, sums, 1.0)
+    return [
+        tuple(
+            CodeWeight(vocabulary.codes[i], vocabulary.descriptions[i], float(column[i]))
+            for i in np.argsort(-np.abs(column), kind="stable")[:top].tolist()
+            if column[i] != 0
+        )
+        for column in shares.T
+    ]
+
+
+def _checked_labels(labels: ArrayLike, patients: int) -> NDArray[np.float64]:
+    given = np.asarray(labels)
+    if given.shape != (patients,) or given.dtype.kind not in "biuf":
+        raise DataError(f"labels: need shape ({patients},) of numbers, got {given.shape}")
+    if not np.isin(given, (0, 1)).all():
+        raise DataError("labels: must be 1 (died in hospital) or 0")
+    return given.astype(np.float64)
+
+
+def _associations(
+    memberships: NDArray[np.float64],
+    has: NDArray[np.bool_],
+    died: NDArray[np.float64],
+    least: int,
+) -> list[Association]:
+    """One logistic regression on all memberships that allow one."""
+    rank = memberships.shape[1]
+    if min(died.sum(), (1 - died).sum()) < _FEWEST:
+        return [Association(reason=f"fewer than {_FEWEST} deaths or survivors")] * rank
+    reasons = [_obstacle(memberships[:, r], died[has[:, r]], least) for r in range(rank)]
+    usable = [r for r in range(rank) if reasons[r] is None]
+    found = [Association(reason=reason) for reason in reasons]
+    if usable:
+        design = memberships[:, usable]
+        design = (design - design.mean(axis=0)) / design.std(axis=0)
+        for r, association in zip(usable, _logistic(design, died), strict=True):
+            found[r] = association
+    return found
+
+
+def _obstacle(column: NDArray[np.float64], died: NDArray[np.float64], least: int) -> str | None:
+    """Why a phenotype cannot have a coefficient; `died` is of the patients who have it."""
+    if np.ptp(column) == 0:
+        return "the membership is the same for all patients"
+    if len(died) < least:
+        return f"fewer than {least} patients have it"
+    if len(died) == 0 or np.ptp(died) == 0:
+        return "separation: all patients who have it share one outcome"
+    return None
+
+
+def _logistic(design: NDArray[np.float64], died: NDArray[np.float64]) -> list[Association]:
+    """Maximum likelihood estimates; by statsmodels, without which there are no p-values."""
+    patients, columns = design.shape
+    with_constant = np.column_stack([np.ones(patients), design])
+    if np.linalg.matrix_rank(with_constant) <= columns:
+        return [Association(reason="memberships are linearly dependent")] * columns
+    try:
+        estimates = _by_statsmodels(with_constant, died)
+        reason = None
+    except ImportError:
+        coefficients = LogisticRegression(C=np.inf, max_iter=10_000, tol=1e-8).fit(design, died)
+        estimates = [(float(value), None) for value in coefficients.coef_[0]]
+        reason = "p-values need statsmodels, which is not installed"
+    if estimates is None or any(not abs(value) < _LARGEST for value, _ in estimates):
+        return [Association(reason="separation: the likelihood has no maximum")] * columns
+    return [Association(value, p_value, reason) for value, p_value in estimates]
+
+
+def _by_statsmodels(
+    design: NDArray[np.float64], died: NDArray[np.float64]
+) -> list[tuple[float, float | None]] | None:
+    """Coefficients and p-values without the intercept's, or None if there is no maximum."""
+    statsmodels = importlib.import_module("statsmodels.api")  # optional and slow to import
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # asked of the result below
+        try:
+            result = statsmodels.Logit(died, design).fit(disp=0, maxiter=100)
+        except np.linalg.LinAlgError:
+            return None
+    if not result.mle_retvals["converged"] or not np.isfinite(result.pvalues).all():
+        return None
+    return [
+        (float(value), float(p_value))
+        for value, p_value in zip(result.params[1:], result.pvalues[1:], strict=True)
+    ]

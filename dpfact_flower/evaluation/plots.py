@@ -1,0 +1,279 @@
+"""Figures of a run, drawn from the values in its folder: for the report, and for notebooks.
+
+Every function takes plain values as the folder's JSON files hold them and gives a new
+`matplotlib.figure.Figure` that belongs to the caller; `pyplot` and its global state are not used.
+Lines have Okabe and Ito's colours, told apart with any colour vision, and a marker each; shades
+keep their order in grey. None of the values is of a single patient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfact_flower.coordinator import RoundRecord
+from dpfact_flower.errors import DataError, MissingDependencyError
+
+try:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import BoundaryNorm, ListedColormap
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+    from matplotlib.ticker import MaxNLocator
+except ImportError:
+    raise MissingDependencyError(
+        'matplotlib is not installed; install it with: pip install "dpfact-flower[report]"'
+    ) from None
+
+BLUE, ORANGE, GREEN = "#0072b2", "#d55e00", "#009e73"
+INK, LINE, PAPER = "#1b2733", "#c9d1da", "#fefefe"
+SHADES = ("#fdf6d8", "#f2dc7e", "#c8bd77", "#8f9a86", "#4d6c8e", "#00366e")
+"""Little to much use: the order is kept in grey and in every colour vision."""
+ON_LITTLE, ON_MUCH = "#111213", "#fdfeff"
+"""Text on the first four shades, and on the others."""
+THEME = {
+    BLUE: "--blue", ORANGE: "--orange", GREEN: "--green",
+    INK: "--ink", LINE: "--line", PAPER: "--paper",
+    ON_LITTLE: "--on-little", ON_MUCH: "--on-much",
+    **{shade: f"--shade-{n}" for n, shade in enumerate(SHADES)},
+}  # fmt: skip
+"""Colours that a page may replace by CSS variables of its own, for dark screens."""
+
+STYLE: dict[str, Any] = {
+    "font.size": 9, "axes.titlesize": 10, "axes.titlelocation": "left", "legend.frameon": False,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": INK,
+    "axes.labelcolor": INK, "text.color": INK, "xtick.color": INK, "ytick.color": INK,
+    "axes.grid": True, "axes.axisbelow": True, "grid.color": LINE, "grid.linewidth": 0.6,
+    "svg.fonttype": "none", "svg.hashsalt": "dpfact-flower",
+}  # fmt: skip
+"""Settings of matplotlib that the report draws with; a notebook keeps its own."""
+
+_WIDTH = 9.6
+_MANY_ROUNDS = 40
+_SMALL = 16
+"""Phenotypes up to which a cell of the heat map has room for its number."""
+_LABEL_DIGITS = 120
+"""Digits of phenotype numbers that fit side by side: 60 numbers of two."""
+_VECTOR_CELLS = 5000
+_LONGEST_NAME = 24
+
+_LEVELS = (0.0, 0.05, 0.2, 0.4, 0.6, 0.8, 1.0)
+_MUCH = _LEVELS[4]
+
+_PREDICTORS = (
+    ("memberships", "phenotype memberships", "o", BLUE),
+    ("raw_codes", "raw codes", "s", ORANGE),
+    ("volume", "code volume alone", "^", GREEN),
+)
+
+
+def convergence(summary: Mapping[str, Any]) -> Figure:
+    """Errors of the sites' models after each round: all cells, non-zero cells, and fit.
+
+    Parameters
+    ----------
+    summary : mapping
+        Content of ``summary.json``.
+
+    Raises
+    ------
+    DataError
+        If it holds no errors: in a deployment only the sites can measure them.
+    """
+    errors = summary.get("error_by_round")
+    if not errors:
+        raise DataError("summary: no error_by_round; errors are measured only where the data is")
+    rounds = [error["round"] for error in errors]
+    figure = Figure(figsize=(_WIDTH, 2.6), layout="constrained")
+    panels = (
+        ("all_cells", "RMSE over all cells"),
+        ("nonzeros", "RMSE over non-zero cells"),
+        ("fit", "Fit (share of the data explained)"),
+    )
+    for axes, (key, title) in zip(figure.subplots(1, len(panels)), panels, strict=True):
+        axes.plot(rounds, [error[key] for error in errors], color=BLUE, marker=_marker(rounds))
+        axes.set_title(title)
+        axes.ticklabel_format(axis="y", useOffset=False)
+        _round_axis(axes)
+    return figure
+
+
+def traffic(records: Sequence[RoundRecord]) -> Figure:
+    """Bytes sent in each round, in both directions, and the rounds in which a site failed.
+
+    Parameters
+    ----------
+    records : sequence of RoundRecord
+        As `dpfact_flower.run_folder.read_history` gives them.
+
+    Raises
+    ------
+    DataError
+        If there are none.
+    """
+    if not records:
+        raise DataError("history: no rounds to draw")
+    rounds = [record.round for record in records]
+    down = np.array([record.bytes_down for record in records], float)
+    up = np.array([record.bytes_up for record in records], float)
+    scale, unit = (1e6, "MB") if max(down.max(), up.max()) >= 1e6 else (1e3, "kB")
+    figure = Figure(figsize=(_WIDTH, 2.1), layout="constrained")
+    axes = figure.subplots()
+    marker = _marker(rounds)
+    axes.plot(rounds, down / scale, color=BLUE, marker=marker, label="down: server to sites")
+    axes.plot(
+        rounds, up / scale, color=ORANGE, linestyle="--", marker=marker and "s",
+        label="up: sites to server",
+    )  # fmt: skip
+    failed = [record.round for record in records if record.failures]
+    if failed:
+        axes.plot(
+            failed, [0] * len(failed), color=INK, linestyle="none", marker="x",
+            label="a site failed", clip_on=False,
+        )  # fmt: skip
+    axes.set_ylim(0, 1.15 * max(down.max(), up.max()) / scale or 1)
+    axes.set_ylabel(f"{unit} a round, all sites")
+    _round_axis(axes)
+    figure.legend(loc="outside upper left", ncols=3)
+    return figure
+
+
+def usage(usage: Mapping[str, Any], order: Sequence[int] | None = None) -> Figure:
+    """Heat map of sites by phenotypes: how much each site uses each phenotype.
+
+    A cell is the column norm of the site's patient factor, divided by the largest of that site,
+    since norms grow with a site's number of patients. A column that is exactly zero, which the
+    l2,1 penalty has switched off, is left blank and crossed.
+
+    Parameters
+    ----------
+    usage : mapping
+        ``usage`` of ``phenotypes.json``: sites, norms (T x R) and off (T x R).
+    order : sequence of int, optional
+        Phenotype numbers, from 1, in the order of the columns. Default: ascending.
+    """
+    norms, off = np.array(usage["norms"], float), np.array(usage["off"], bool)
+    sites, rank = norms.shape
+    numbers = list(order or range(1, rank + 1))
+    columns = [number - 1 for number in numbers]
+    shares = relative_usage(norms)[:, columns]
+    off = off[:, columns]
+    figure = Figure(figsize=(_WIDTH, 1.1 + 0.3 * sites), layout="constrained")
+    axes = figure.subplots()
+    axes.grid(visible=False)
+    colours = ListedColormap(list(SHADES))
+    axes.pcolormesh(
+        np.ma.masked_array(shares, off), cmap=colours, norm=BoundaryNorm(_LEVELS, colours.N),
+        edgecolors=PAPER, linewidth=0.8, rasterized=shares.size > _VECTOR_CELLS,
+    )  # fmt: skip
+    _cross(axes, off)
+    if rank <= _SMALL:
+        _write_percent(axes, shares, off)
+    axes.invert_yaxis()
+    axes.set_yticks(
+        np.arange(sites) + 0.5, [_short(site) for site in usage["sites"]], parse_math=False
+    )
+    step = -(-rank * len(str(rank)) // _LABEL_DIGITS)
+    axes.set_xticks(
+        np.arange(0, rank, step) + 0.5, [str(number) for number in numbers[::step]],
+        fontsize=9 if rank <= _LABEL_DIGITS / 4 else 7,
+    )  # fmt: skip
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    axes.set_xlabel("phenotype")
+    figure.legend(handles=_usage_legend(), loc="outside upper left", ncols=len(SHADES) + 1)
+    return figure
+
+
+def relative_usage(norms: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Column norms (T x R) over the largest of each site; 0 where a site uses nothing."""
+    largest = norms.max(axis=1, keepdims=True)
+    return np.asarray(norms / np.where(largest > 0, largest, 1.0))
+
+
+def auc(prediction: Mapping[str, Any]) -> Figure:
+    """AUC of in-hospital death, overall and per site, each beside its two baselines.
+
+    Parameters
+    ----------
+    prediction : mapping
+        ``prediction`` of ``summary.json``.
+
+    Raises
+    ------
+    DataError
+        If no group has figures.
+    """
+    groups = [
+        group
+        for group in (prediction["overall"], *prediction["sites"])
+        if group["memberships"] is not None
+    ]
+    if not groups:
+        raise DataError("prediction: no group of patients has figures")
+    figure = Figure(figsize=(_WIDTH, 1.3 + 0.36 * len(groups)), layout="constrained")
+    axes = figure.subplots()
+    rows = np.arange(len(groups))
+    axes.axvline(0.5, color=INK, linewidth=0.8, linestyle=":")
+    for shift, (key, label, marker, colour) in zip((-0.2, 0.0, 0.2), _PREDICTORS, strict=True):
+        axes.errorbar(
+            [group[key]["mean"] for group in groups], rows + shift,
+            xerr=[group[key]["spread"] for group in groups],
+            fmt=marker, color=colour, markersize=5, linewidth=1.2, label=label,
+        )  # fmt: skip
+    axes.set_yticks(rows, [_short(group["group"]) for group in groups], parse_math=False)
+    axes.set_ylim(len(groups) - 0.5, -0.5)
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel("AUC on test patients, mean and standard deviation over splits (0.5: chance)")
+    figure.legend(loc="outside upper left", ncols=3)
+    return figure
+
+
+def _marker(rounds: Sequence[int]) -> str:
+    return "o" if len(rounds) <= _MANY_ROUNDS else ""
+
+
+def _round_axis(axes: Axes) -> None:
+    axes.set_xlabel("round")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for line in axes.lines:
+        line.set_markersize(3.5 if line.get_marker() != "x" else 6)
+        line.set_linewidth(1.6)
+
+
+def _cross(axes: Axes, off: NDArray[np.bool_]) -> None:
+    """Mark the cells that are switched off."""
+    rows, columns = np.nonzero(off)
+    size = 6 if off.shape[1] <= _SMALL else 4
+    axes.plot(
+        columns + 0.5, rows + 0.5, color=INK, linestyle="none", marker="x", markersize=size,
+        gid="off",
+    )  # fmt: skip
+
+
+def _write_percent(axes: Axes, shares: NDArray[np.float64], off: NDArray[np.bool_]) -> None:
+    """Numbers in the cells of a small heat map."""
+    for row, column in np.argwhere(~off):
+        share = shares[row, column]
+        axes.text(
+            column + 0.5, row + 0.5, f"{100 * share:.0f}", fontsize=8,
+            color=ON_MUCH if share >= _MUCH else ON_LITTLE, ha="center", va="center_baseline",
+        )  # fmt: skip
+
+
+def _usage_legend() -> list[Patch | Line2D]:
+    names = [f"{100 * low:.0f}–{100 * high:.0f} %" for low, high in pairwise(_LEVELS)]
+    patches: list[Patch | Line2D] = [
+        Patch(facecolor=shade, label=name) for shade, name in zip(SHADES, names, strict=True)
+    ]
+    cross = Line2D([], [], color=INK, linestyle="none", marker="x", label="switched off")
+    return [*patches, cross]
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"

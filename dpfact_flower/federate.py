@@ -1,0 +1,47 @@
+"""A whole federated run in one process: for notebooks, tests and small data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from dpfact_flower.client_app import app as client_app
+from dpfact_flower.errors import SettingsError
+from dpfact_flower.grid import InProcessGrid
+from dpfact_flower.serve import prepare_data, serve
+from dpfact_flower.settings import AppSettings, Scalar
+
+
+def federate(config: Mapping[str, Scalar]) -> Path:
+    """Run DPFact with every site in this process, one after the other.
+
+    The ClientApp, the strategy and the numbers are those of `flwr run`; only Ray and the network
+    are missing.
+
+    Parameters
+    ----------
+    config : mapping
+        A run config with hyphenated keys, at least `data` and `out`; see ``dpfact settings``.
+
+    Returns
+    -------
+    Path
+        The run folder.
+
+    Raises
+    ------
+    DPFactError
+        As `dpfact_flower.serve.serve`.
+
+    Examples
+    --------
+    >>> federate({"data": "synthetic:demo", "out": "runs/first", "rounds": 5})  # doctest: +SKIP
+    PosixPath('runs/first')
+    """
+    places = AppSettings.from_config(config)
+    cohort = prepare_data(places)
+    if cohort is None:
+        raise SettingsError("data: a run in one process needs data")
+    total = len(cohort.sites)
+    nodes = [{"partition-id": site, "num-partitions": total} for site in range(total)]
+    return serve(InProcessGrid(client_app, nodes, dict(config)), config)

@@ -1,0 +1,53 @@
+"""Files that are written whole or not at all, and folders, both for their owner alone."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """File that takes `path`'s place when it is complete; a crash leaves the old one or the new.
+
+    An exception leaves the old file and no trace of the new one. The bytes are on the disk before
+    the name is: what was charged or released is never forgotten because the power went. Readable
+    by its owner alone, since most of what is written so is about patients.
+    """
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        _sync_folder(path.parent)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def private_folder(folder: Path) -> None:
+    """Create a folder and whatever is missing above it, for its owner alone, durably.
+
+    Folders that are there already keep their permissions.
+    """
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    for path in reversed(missing):
+        path.mkdir(mode=0o700, exist_ok=True)
+        _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename durable, where the platform can."""
+    if os.name == "nt":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,149 @@
+"""DPFact for deployments that still use `flwr.server.strategy` and ServerAppComponents.
+
+The same `Coordinator` and the same ClientApp as `dpfact_flower.DPFact`; only the adapter differs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from logging import INFO
+from pathlib import Path
+
+from flwr.common import (
+    EvaluateIns,
+    EvaluateRes,
+    FitIns,
+    FitRes,
+    Parameters,
+    Scalar,
+    ndarrays_to_parameters,
+    parameters_to_ndarrays,
+)
+from flwr.common.logger import log
+from flwr.server.client_manager import ClientManager
+from flwr.server.client_proxy import ClientProxy
+from flwr.server.strategy import Strategy
+
+from dpfact_flower.coordinator import Coordinator, Failure
+from dpfact_flower.errors import MessageError
+from dpfact_flower.protocol import SiteReply
+from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
+
+
+class DPFact(Strategy):
+    """DPFact's server as a legacy Flower strategy; parameters as `dpfact_flower.DPFact`.
+
+    The number of rounds must be the same in `run` and in Flower's ``ServerConfig``: planning a
+    privacy budget needs it. Bytes are those of the serialised arrays; this API shows no more.
+
+    Examples
+    --------
+    ::
+
+        def server_fn(context):
+            run = RunSettings(rounds=10, min_sites=3)
+            return ServerAppComponents(
+                strategy=DPFact((202, 316), run=run), config=ServerConfig(num_rounds=run.rounds)
+            )
+    """
+
+    def __init__(
+        self,
+        feature_shape: Sequence[int],
+        *,
+        solver: SolverSettings | None = None,
+        privacy: PrivacySettings | None = None,
+        run: RunSettings | None = None,
+        vocabulary: str = "",
+        run_dir: str | Path | None = None,
+    ) -> None:
+        self.coordinator = Coordinator(
+            feature_shape,
+            solver=solver,
+            privacy=privacy,
+            run=run,
+            vocabulary=vocabulary,
+            run_dir=run_dir,
+        )
+        self._asked = 0
+        self._bytes_down = 0
+        self._began = 0.0
+
+    def initialize_parameters(self, client_manager: ClientManager) -> Parameters:
+        """Global factors from the public seed; no client is asked."""
+        return ndarrays_to_parameters(list(self.coordinator.factors))
+
+    def configure_fit(
+        self, server_round: int, parameters: Parameters, client_manager: ClientManager
+    ) -> list[tuple[ClientProxy, FitIns]]:
+        """The round's request, for every connected client."""
+        run = self.coordinator.run
+        wanted = max(run.sites, run.min_sites) if server_round == 1 else run.min_sites
+        client_manager.wait_for(wanted, timeout=int(run.wait_timeout))
+        clients = [client for _, client in sorted(client_manager.all().items())]
+        self.coordinator.check_connected(len(clients), first=server_round == 1)
+        factors, config = self.coordinator.request(server_round).to_wire()
+        asked = FitIns(ndarrays_to_parameters(list(factors)), dict(config))
+        self._asked = len(clients)
+        self._bytes_down = len(clients) * sum(map(len, asked.parameters.tensors))
+        self._began = time.perf_counter()
+        return [(client, asked) for client in clients]
+
+    def aggregate_fit(
+        self,
+        server_round: int,
+        results: list[tuple[ClientProxy, FitRes]],
+        failures: list[tuple[ClientProxy, FitRes] | BaseException],
+    ) -> tuple[Parameters | None, dict[str, Scalar]]:
+        """Check every reply, pull the global factors; None where the quorum was missed."""
+        usable: list[SiteReply] = []
+        failed = [Failure("a client", _reason(failure)) for failure in failures]
+        for client, result in results:
+            try:
+                arrays = parameters_to_ndarrays(result.parameters)
+                usable.append(SiteReply.from_wire(arrays, result.metrics, self.coordinator.shapes))
+            except (MessageError, ValueError) as error:
+                failed.append(Failure(f"client {client.cid}", str(error)))
+        silent = self._asked - len(results) - len(failures)
+        failed += [Failure("a client", "no reply")] * silent
+        record = self.coordinator.close_round(
+            server_round,
+            usable,
+            failed,
+            bytes_down=self._bytes_down,
+            bytes_up=sum(len(t) for _, result in results for t in result.parameters.tensors),
+            seconds=time.perf_counter() - self._began,
+        )
+        log(INFO, "round %d: %d site(s)", server_round, len(record.sites))
+        metrics: dict[str, Scalar] = {"sites": len(record.sites), "failures": len(failed)}
+        if not record.updated:
+            return None, metrics
+        return ndarrays_to_parameters(list(self.coordinator.factors)), metrics
+
+    def configure_evaluate(
+        self, server_round: int, parameters: Parameters, client_manager: ClientManager
+    ) -> list[tuple[ClientProxy, EvaluateIns]]:
+        """Nobody is asked: a site measures itself while it trains, and keeps what it measures."""
+        return []
+
+    def aggregate_evaluate(
+        self,
+        server_round: int,
+        results: list[tuple[ClientProxy, EvaluateRes]],
+        failures: list[tuple[ClientProxy, EvaluateRes] | BaseException],
+    ) -> tuple[float | None, dict[str, Scalar]]:
+        """Nothing to aggregate, see `configure_evaluate`."""
+        return None, {}
+
+    def evaluate(
+        self, server_round: int, parameters: Parameters
+    ) -> tuple[float, dict[str, Scalar]] | None:
+        """Nothing to evaluate: the server holds no data."""
+        return None
+
+
+def _reason(failure: tuple[ClientProxy, FitRes] | BaseException) -> str:
+    if isinstance(failure, BaseException):
+        return str(failure)
+    return failure[1].status.message

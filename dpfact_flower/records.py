@@ -1,0 +1,88 @@
+"""Flower's records: how a request or reply lies in a message, in either generation of the API.
+
+New-style strategies (`flwr.serverapp.strategy`) put arrays and config under names of their own
+choice; ours are below. Legacy strategies (`flwr.server.strategy`) reach a client through Flower's
+compatibility layer, whose record names are part of its wire format and are spelled out here: the
+module that defines them has moved between versions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from numpy.typing import NDArray
+
+from dpfact_flower.errors import MessageError
+from dpfact_flower.settings import Scalar
+
+_ARRAYS, _CONFIG, _METRICS = "arrays", "config", "metrics"
+_LEGACY_ASK, _LEGACY_ANSWER = "fitins", "fitres"
+
+
+@dataclass(frozen=True, eq=False)
+class Payload:
+    """Arrays and config of a message, and which generation of the API it came in."""
+
+    arrays: list[NDArray[Any]]
+    config: Mapping[str, Any]
+    legacy: bool = False
+
+
+def ask(arrays: Sequence[NDArray[Any]], config: Mapping[str, Scalar]) -> RecordDict:
+    """Content of a request, as the new-style strategy sends it."""
+    return RecordDict({_ARRAYS: ArrayRecord(list(arrays)), _CONFIG: ConfigRecord(dict(config))})
+
+
+def answer(
+    arrays: Sequence[NDArray[Any]], examples: int, config: Mapping[str, Scalar], *, legacy: bool
+) -> RecordDict:
+    """Content of a reply, in the generation the request came in."""
+    if not legacy:
+        return RecordDict(
+            {
+                _ARRAYS: ArrayRecord(list(arrays)),
+                _CONFIG: ConfigRecord(dict(config)),
+                _METRICS: MetricRecord({"num-examples": examples}),
+            }
+        )
+    return RecordDict(
+        {
+            f"{_LEGACY_ANSWER}.parameters": ArrayRecord(list(arrays)),
+            f"{_LEGACY_ANSWER}.metrics": ConfigRecord(dict(config)),
+            f"{_LEGACY_ANSWER}.num_examples": MetricRecord({"num_examples": examples}),
+            f"{_LEGACY_ANSWER}.status": ConfigRecord({"code": 0, "message": "Success"}),
+        }
+    )
+
+
+def read(message: Message) -> Payload:
+    """Arrays and config of a request or reply.
+
+    Raises
+    ------
+    MessageError
+        If a record is missing or an array does not deserialise.
+    """
+    content = message.content
+    legacy = f"{_LEGACY_ASK}.parameters" in content
+    names = (f"{_LEGACY_ASK}.parameters", f"{_LEGACY_ASK}.config") if legacy else (_ARRAYS, _CONFIG)
+    arrays, config = (content.get(name) for name in names)
+    if not isinstance(arrays, ArrayRecord) or not isinstance(config, ConfigRecord):
+        raise MessageError(f"message: need the records {names[0]!r} and {names[1]!r}")
+    try:
+        return Payload(arrays.to_numpy_ndarrays(), config, legacy)
+    except Exception as error:  # NumPy, zlib and Flower each raise their own on damaged bytes
+        raise MessageError(f"message: arrays cannot be read ({type(error).__name__})") from None
+
+
+def serialised_bytes(message: Message) -> int:
+    """Bytes of a message as Flower puts it on the wire: the message and every object below it."""
+
+    def size(node: Any) -> int:
+        children = (node.children or {}).values()
+        return len(node.deflate()) + sum(size(child) for child in children)
+
+    return size(message)

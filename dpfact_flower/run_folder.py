@@ -1,0 +1,136 @@
+"""A run's folder: what a run leaves behind for people, and nothing of a patient.
+
+``summary.json`` (the result in one page of keys), ``global_model.npz`` (the phenotypes),
+``history.jsonl`` and ``checkpoint.npz`` (written round by round by the coordinator),
+``phenotypes.json`` (tables, in simulation), ``config.toml`` (everything needed to repeat the run),
+``report.html``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+from numpy.typing import NDArray
+
+from dpfact_flower.coordinator import HISTORY, RoundRecord
+from dpfact_flower.data.vocabulary import Vocabulary
+from dpfact_flower.errors import DataError
+from dpfact_flower.files import replacing
+from dpfact_flower.settings import Scalar
+from dpfact_flower.tensor import load_npz
+
+SUMMARY = "summary.json"
+MODEL = "global_model.npz"
+CONFIG = "config.toml"
+PHENOTYPES = "phenotypes.json"
+REPORT = "report.html"
+_NUMPYS_OWN = {"file", "allow_pickle"}  # parameters of np.savez_compressed
+
+
+def write_model(
+    folder: Path, factors: Sequence[NDArray[np.float32]], vocabularies: Sequence[Vocabulary]
+) -> None:
+    """Write `global_model.npz`: per feature mode NAME the arrays NAME, NAME_codes, NAME_text.
+
+    Raises
+    ------
+    DataError
+        If two arrays would have one name, or one that NumPy keeps for itself.
+    """
+    arrays: dict[str, Any] = {"modes": np.array([v.name for v in vocabularies])}
+    for factor, vocabulary in zip(factors, vocabularies, strict=True):
+        arrays[vocabulary.name] = factor
+        arrays[f"{vocabulary.name}_codes"] = np.array(vocabulary.codes)
+        arrays[f"{vocabulary.name}_text"] = np.array(vocabulary.descriptions)
+    if len(arrays) != 1 + 3 * len(vocabularies) or arrays.keys() & _NUMPYS_OWN:
+        raise DataError(
+            f"{MODEL}: vocabulary names must differ, from each other's NAME_codes and NAME_text "
+            f"too, and from modes, {', '.join(sorted(_NUMPYS_OWN))}; "
+            f"got {', '.join(v.name for v in vocabularies)}"
+        )
+    with replacing(folder / MODEL) as file:
+        np.savez_compressed(file, **arrays)
+
+
+def read_model(folder: Path) -> tuple[tuple[NDArray[np.float32], ...], tuple[Vocabulary, ...]]:
+    """Read what `write_model` wrote: feature factors and their vocabularies.
+
+    Raises
+    ------
+    DataError
+        If the file is missing or damaged, or factors and codes do not belong together.
+    """
+    path = folder / MODEL
+    arrays = load_npz(path, ["modes"])
+    try:
+        vocabularies = tuple(
+            Vocabulary(name, arrays[f"{name}_codes"].tolist(), arrays[f"{name}_text"].tolist())
+            for name in np.atleast_1d(arrays["modes"]).tolist()
+        )
+        factors = tuple(arrays[v.name] for v in vocabularies)
+    except KeyError as error:
+        raise DataError(f"{path}: lacks the array {error}") from None
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
+    for factor, vocabulary in zip(factors, vocabularies, strict=True):
+        wanted = (len(vocabulary), *factors[0].shape[1:])
+        if factor.dtype != np.float32 or factor.ndim != 2 or factor.shape != wanted:
+            raise DataError(
+                f"{path}: the array {vocabulary.name} must be float32, with a row a code and "
+                f"the rank of the first; it is {factor.dtype}, {factor.shape}"
+            )
+    return factors, vocabularies
+
+
+def write_config(folder: Path, config: Mapping[str, Scalar], versions: Mapping[str, str]) -> None:
+    """Write `config.toml`: the run config, complete, and the versions that ran it."""
+    text = tomli_w.dumps({"run-config": dict(config), "versions": dict(versions)})
+    with replacing(folder / CONFIG) as file:
+        file.write(text.encode())
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write JSON that a person can read; NaN is refused, since JSON has none."""
+    with replacing(path) as file:
+        file.write(json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False).encode())
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file of a run folder.
+
+    Raises
+    ------
+    DataError
+        If it is missing or not JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file; is this the folder of a finished run?") from None
+    except ValueError:
+        raise DataError(f"{path}: not readable as JSON") from None
+
+
+def read_history(folder: Path) -> list[RoundRecord]:
+    """Rounds of `history.jsonl`, in order.
+
+    Raises
+    ------
+    DataError
+        If the file is missing, or naming the line that is damaged.
+    """
+    path = folder / HISTORY
+    if not path.exists():
+        raise DataError(f"{path}: no such file; is this the folder of a run?")
+    records = []
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        try:
+            records.append(RoundRecord.from_dict(json.loads(line)))
+        except (KeyError, TypeError, ValueError):
+            raise DataError(f"{path}: line {number} is damaged") from None
+    return records

@@ -1,0 +1,144 @@
+"""A whole run at the server: settings in, run folder out. The same code in every runtime.
+
+`serve` is what the ServerApp calls, in simulation and in deployment; `federate` calls it on a Grid
+in this process. In simulation the sites' data and state lie on the same machine, so the run is
+evaluated too; in a deployment the server has neither, and the summary says only what it can know.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.metadata import version
+from logging import INFO
+from pathlib import Path
+
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+
+from dpfact_flower.data.site_data import Cohort
+from dpfact_flower.data.synthetic import preset, synthetic
+from dpfact_flower.data.vocabulary import Vocabulary, joint_digest
+from dpfact_flower.errors import MissingDependencyError, SettingsError
+from dpfact_flower.evaluation.report import write_report
+from dpfact_flower.evaluation.summary import summarise
+from dpfact_flower.run_folder import PHENOTYPES, SUMMARY, write_config, write_json, write_model
+from dpfact_flower.settings import (
+    AppSettings,
+    PrivacySettings,
+    RunSettings,
+    Scalar,
+    SolverSettings,
+    refuse_unknown,
+)
+from dpfact_flower.strategy import DPFact
+
+CLASSES = (AppSettings, RunSettings, SolverSettings, PrivacySettings)
+
+
+def serve(grid: Grid, config: Mapping[str, Scalar]) -> Path:
+    """Run DPFact on a Grid and write the run folder.
+
+    Parameters
+    ----------
+    grid : Grid
+        Flower's, or an `InProcessGrid`.
+    config : mapping
+        Hyphenated keys of the settings classes; what is missing keeps its default.
+
+    Returns
+    -------
+    Path
+        The run folder.
+
+    Raises
+    ------
+    SettingsError, DataError, StateError
+        Before anything is sent.
+    QuorumError
+        If no round met the quorum.
+    """
+    refuse_unknown(config, *CLASSES)
+    app = AppSettings.from_config(config)
+    run = RunSettings.from_config(config)
+    solver = SolverSettings.from_config(config)
+    privacy = PrivacySettings.from_config(config)
+    cohort = prepare_data(app)
+    if cohort is not None:
+        _check_virtual_clients(grid, cohort)
+        run = replace(run, sites=len(cohort.sites))
+    vocabularies = cohort.vocabularies if cohort else _load_vocabularies(app)
+    strategy = DPFact(
+        [len(vocabulary) for vocabulary in vocabularies],
+        solver=solver,
+        privacy=privacy,
+        run=run,
+        vocabulary=joint_digest(vocabularies),
+        run_dir=app.run_folder,
+        resume=app.resume,
+    )
+    began = time.perf_counter()
+    strategy.start(grid)
+    seconds = time.perf_counter() - began
+    coordinator = strategy.coordinator
+    write_model(app.run_folder, coordinator.factors, vocabularies)
+    full: dict[str, Scalar] = {}
+    for part in (app, coordinator.run, solver, privacy):
+        full |= part.to_config()
+    write_config(app.run_folder, full, _versions())
+    summary, phenotypes = summarise(coordinator, vocabularies, cohort, app.sites_folder, seconds)
+    write_json(app.run_folder / SUMMARY, summary)
+    write_json(app.run_folder / PHENOTYPES, phenotypes)
+    _report(app.run_folder)
+    return app.run_folder
+
+
+def _report(folder: Path) -> None:
+    """Write report.html, where what it is drawn with is installed."""
+    try:
+        log(INFO, "report: %s", write_report(folder))
+    except MissingDependencyError as error:
+        log(INFO, "run folder: %s; no report: %s", folder, error)
+
+
+def prepare_data(app: AppSettings) -> Cohort | None:
+    """Load the simulation's data, making it first where it is synthetic; None in a deployment.
+
+    Raises
+    ------
+    DataError
+        If the folder is missing or invalid.
+    """
+    if not app.data:
+        return None
+    if app.synthetic_preset and not (app.cohort_folder / "cohort.json").exists():
+        log(INFO, "making synthetic data (%s) in %s", app.synthetic_preset, app.cohort_folder)
+        app.cohort_folder.mkdir(parents=True, exist_ok=True)
+        synthetic(preset(app.synthetic_preset)).save(app.cohort_folder)
+    return Cohort.load(app.cohort_folder)
+
+
+def _check_virtual_clients(grid: Grid, cohort: Cohort) -> None:
+    nodes, sites = len(list(grid.get_node_ids())), len(cohort.sites)
+    if nodes != sites:
+        raise SettingsError(
+            f"the data has {sites} sites, the simulation {nodes} virtual clients: "
+            f'use --federation-config "num-supernodes={sites}"'
+        )
+
+
+def _load_vocabularies(app: AppSettings) -> tuple[Vocabulary, ...]:
+    paths = [path.strip() for path in app.vocabulary.split(",") if path.strip()]
+    if not paths:
+        raise SettingsError(
+            "vocabulary: a deployment needs the public code lists, one .json a feature mode; "
+            "a simulation needs data"
+        )
+    return tuple(Vocabulary.load(Path(path).expanduser()) for path in paths)
+
+
+def _versions() -> dict[str, str]:
+    packages = ("dpfact-flower", "flwr", "numpy", "scipy", "scikit-learn", "numba")
+    return {"python": platform.python_version()} | {name: version(name) for name in packages}

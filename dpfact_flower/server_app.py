@@ -1,0 +1,18 @@
+"""Flower's entry point at the server: the ServerApp."""
+
+from __future__ import annotations
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from dpfact_flower.logs import use_flower_handler
+from dpfact_flower.serve import serve
+
+use_flower_handler()
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run DPFact with the run config's settings and leave a run folder."""
+    serve(grid, context.run_config)

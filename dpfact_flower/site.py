@@ -1,0 +1,174 @@
+"""One round at a site, as a pure function: data, state and a request in; new state and release out.
+
+Nothing here reads a disk or knows of Flower; `client` unpacks, calls, packs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
+
+from dpfact_flower.cp import CPModel
+from dpfact_flower.errors import DataError, DivergenceError
+from dpfact_flower.privacy import (
+    BoundedFactors,
+    Noise,
+    Release,
+    paper_rho,
+    perturb,
+    release_unprotected,
+)
+from dpfact_flower.protocol import RoundRequest
+from dpfact_flower.settings import SolverSettings
+from dpfact_flower.solver import LocalResult, solve
+from dpfact_flower.state import RoundMeasures, SiteState
+from dpfact_flower.tensor import SparseTensor
+
+Factors = tuple[NDArray[np.float32], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class RoundOutcome:
+    """What a round leaves behind: state and measures for the site, a release for the server."""
+
+    state: SiteState
+    release: Release
+    measures: RoundMeasures
+
+
+def run_round(
+    tensor: SparseTensor,
+    state: SiteState | None,
+    request: RoundRequest,
+    *,
+    site: str,
+    modes: Sequence[str],
+    simulation: bool,
+) -> RoundOutcome:
+    """Factorise locally, perturb the feature factors, and say what to send (Algorithm 1, site).
+
+    Parameters
+    ----------
+    tensor : SparseTensor
+        The site's data.
+    state : SiteState or None
+        The site after its last round; None starts from the global factors.
+    request : RoundRequest
+    site : str
+        The site's name; with the request's public seed it fixes start and visiting order, so that
+        a run without noise gives the same numbers whatever runs it.
+    modes : sequence of str
+        Names of the feature modes, for the record of releases.
+    simulation : bool
+        Whether seeded noise is allowed.
+
+    Raises
+    ------
+    DataError
+        If the site has no non-zeros, or its modes are not the request's.
+    DivergenceError
+        If no step size makes the objective fall.
+    PrivacyRefusedError
+        If seeded noise is asked of a real site.
+    """
+    check_fits(tensor, request.anchors)
+    rng = np.random.default_rng(_stream(request, site))
+    start = state or initial_state(tensor, request, rng)
+    began = time.perf_counter()
+    try:
+        solver = local_settings(tensor, request)
+        # One BLAS thread: with more, the last bits depend on how many a machine happens to have.
+        with threadpool_limits(1, user_api="blas"):
+            local = solve(tensor, start.factors, request.anchors, solver, rng, eta=start.eta)
+    except DivergenceError as error:
+        raise DivergenceError(f"site {site}, round {request.round}: {error}") from None
+    seconds = time.perf_counter() - began
+    noise = Noise.from_settings(
+        request.privacy, stream=_stream(request, site), simulation=simulation
+    )
+    release = make_release(local.factors[1:], request, noise, modes)
+    return RoundOutcome(
+        SiteState(request.round, local.factors, local.eta, (*start.events, *release.events)),
+        release,
+        measure(tensor, local, request.round, seconds),
+    )
+
+
+def local_settings(tensor: SparseTensor, request: RoundRequest) -> SolverSettings:
+    """Solver settings as they hold at this site in this round: `pull` and `mu_from_round`."""
+    solver = request.solver
+    if solver.solver == "exact" and solver.pull > 0:
+        solver = replace(solver, gamma=solver.pull * tensor.norm_squared() / solver.rank)
+    if request.round < solver.mu_from_round:
+        solver = replace(solver, mu=0.0)
+    return solver
+
+
+def initial_state(
+    tensor: SparseTensor, request: RoundRequest, rng: np.random.Generator
+) -> SiteState:
+    """Patient factors uniform on (0, 1), scaled to the data; feature factors the global ones.
+
+    The scale makes the model's squared norm that of the data, so that the first pass neither
+    has to find it nor blows up.
+    """
+    patients = rng.random((tensor.n_patients, request.solver.rank), dtype=np.float32) + 1e-3
+    norm = CPModel.of(patients, *request.anchors).norm_squared()
+    scale = np.sqrt(tensor.norm_squared() / max(norm, float(np.finfo(np.float32).tiny)))
+    factors = (patients * np.float32(scale), *request.anchors)
+    return SiteState(0, factors, request.solver.eta, ())
+
+
+def make_release(
+    features: Factors, request: RoundRequest, noise: Noise, modes: Sequence[str]
+) -> Release:
+    """Pass feature factors through the one door, in the mode that is asked for."""
+    if request.privacy.privacy == "none":
+        return release_unprotected(features)
+    return perturb(
+        BoundedFactors(features, request.solver),
+        paper_rho(request.privacy, request.rounds, len(features)),
+        noise,
+        round_number=request.round,
+        modes=modes,
+    )
+
+
+def measure(
+    tensor: SparseTensor, local: LocalResult, round_number: int, seconds: float
+) -> RoundMeasures:
+    """What the site notes for itself about its own factors; never sent."""
+    error = CPModel.of(*local.factors).squared_error(tensor)
+    return RoundMeasures(
+        round=round_number,
+        objective=local.objective,
+        error=error,
+        column_norms=tuple(np.linalg.norm(local.factors[0].astype(np.float64), axis=0).tolist()),
+        eta=local.eta,
+        rollbacks=local.rollbacks,
+        seconds=seconds,
+    )
+
+
+def check_fits(tensor: SparseTensor, anchors: Sequence[NDArray[np.float32]]) -> None:
+    """Refuse a tensor without non-zeros, or of other feature modes than the global factors."""
+    if tensor.nnz == 0:
+        raise DataError("the site's tensor has no non-zeros: nothing can be learned from it")
+    asked = tuple(len(anchor) for anchor in anchors)
+    if asked != tensor.feature_shape:
+        raise DataError(
+            f"the run's feature modes have sizes {asked}, this site's {tensor.feature_shape}: "
+            "the vocabularies differ"
+        )
+
+
+def _stream(request: RoundRequest, site: str) -> list[int]:
+    """What tells the random numbers of this site and round from all others; public values only."""
+    name = int.from_bytes(hashlib.sha256(site.encode()).digest()[:8], "big")
+    return [request.seed, name, request.round]

@@ -1,0 +1,241 @@
+"""`DPFact`, a Flower Strategy: elastic averaging with quorum, deadlines and checkpoints."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from logging import INFO
+from pathlib import Path
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from dpfact_flower import records
+from dpfact_flower.coordinator import Coordinator, Failure
+from dpfact_flower.errors import MessageError
+from dpfact_flower.protocol import SiteReply, checked_factors
+from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
+
+_POLL_SECONDS = 0.2
+
+
+class DPFact(Strategy):
+    """DPFact's server for Flower's Message API.
+
+    Parameters
+    ----------
+    feature_shape : sequence of int
+        Number of codes of each feature mode, as `SparseTensor.feature_shape`.
+    solver, privacy, run : settings, optional
+    vocabulary : str, optional
+        Digest of the feature vocabularies, checked by every site that has one.
+    run_dir : path, optional
+        Folder of the run: checkpoint and history are written there after each round.
+    resume : bool
+        Go on with the unfinished run in `run_dir`.
+
+    Examples
+    --------
+    In a ServerApp::
+
+        strategy = DPFact((202, 316), solver=SolverSettings(rank=20), run_dir="runs/mine")
+        result = strategy.start(grid)
+    """
+
+    def __init__(
+        self,
+        feature_shape: Sequence[int],
+        *,
+        solver: SolverSettings | None = None,
+        privacy: PrivacySettings | None = None,
+        run: RunSettings | None = None,
+        vocabulary: str = "",
+        run_dir: str | Path | None = None,
+        resume: bool = False,
+    ) -> None:
+        self.coordinator = Coordinator(
+            feature_shape,
+            solver=solver,
+            privacy=privacy,
+            run=run,
+            vocabulary=vocabulary,
+            run_dir=run_dir,
+            resume=resume,
+        )
+        self._resumed = self.coordinator.finished_rounds
+        self._sent: list[Message] = []
+        self._began = 0.0
+        self._names: dict[int, str] = {}
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int | None = None,
+        timeout: float | None = None,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Run the rounds that are left; see `flwr.serverapp.strategy.Strategy.start`.
+
+        Every argument but `grid` may be left out: rounds and timeout come from the run settings,
+        and the start from the public seed. After a resume, rounds keep their own numbers in the
+        history; in Flower's `Result` they count from 1.
+
+        Raises
+        ------
+        QuorumError
+            If too few sites connect in time, or no round at all met the quorum.
+        """
+        if initial_arrays is not None and not self._resumed:
+            rank = self.coordinator.solver.rank
+            given = checked_factors(
+                initial_arrays.to_numpy_ndarrays(), rank=rank, who="initial arrays"
+            )
+            if [array.shape for array in given] != self.coordinator.shapes:
+                raise MessageError(f"initial arrays: need shapes {self.coordinator.shapes}")
+            self.coordinator.factors = given
+        rounds = self.coordinator.run.rounds if num_rounds is None else num_rounds
+        result = super().start(
+            grid,
+            self.arrays,
+            num_rounds=max(rounds - self._resumed, 0),
+            timeout=self.coordinator.run.round_timeout if timeout is None else timeout,
+            train_config=train_config,
+            evaluate_config=evaluate_config,
+            evaluate_fn=evaluate_fn,
+        )
+        self.coordinator.check_learned()
+        result.arrays = self.arrays
+        return result
+
+    @property
+    def arrays(self) -> ArrayRecord:
+        """The global feature factors now."""
+        return ArrayRecord(list(self.coordinator.factors))
+
+    def summary(self) -> None:
+        """Log what this run is, as a tree."""
+        coordinator = self.coordinator
+        solver, privacy, run = coordinator.solver, coordinator.privacy, coordinator.run
+        for line in (
+            f"├── global factors: {coordinator.shapes}",
+            f"├── solver: {solver.solver}, tau={solver.tau}, eta={solver.eta:g}, "
+            f"gamma={solver.gamma:g}, mu={solver.mu:g}",
+            f"├── privacy: {privacy.privacy}",
+            f"├── quorum: {run.min_sites} site(s), {run.round_timeout:g} s a round",
+            f"└── job: {run.job}"
+            + (f", resumed after round {self._resumed}" if self._resumed else ""),
+        ):
+            log(INFO, "\t%s", line)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """One request for every connected site, alive for the round's timeout."""
+        nodes = self._wait_for_sites(grid, first=not self._sent)
+        request = self.coordinator.request(self._resumed + server_round)
+        factors, own = request.to_wire()
+        content = records.ask(factors, own)
+        self._began = time.perf_counter()
+        self._sent = [
+            Message(
+                content=content,
+                dst_node_id=node,
+                message_type=MessageType.TRAIN,
+                ttl=self.coordinator.run.round_timeout,
+                group_id=str(request.round),
+            )
+            for node in nodes
+        ]
+        return self._sent
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Check every reply, pull the global factors, say what failed.
+
+        Returns
+        -------
+        arrays, metrics
+            Arrays are None where the quorum was missed. Metrics count sites, failures and bytes;
+            nothing in them comes from a patient.
+        """
+        # An error that Flower makes for a lost node carries the SuperLink's node id, so a reply
+        # is told by the message it replies to.
+        asked = {message.metadata.message_id: message for message in self._sent}
+        usable: list[SiteReply] = []
+        failures: list[Failure] = []
+        bytes_up = 0
+        for reply in replies:
+            request = asked.pop(reply.metadata.reply_to_message_id, None)
+            if request is None:
+                continue  # not of this round
+            bytes_up += records.serialised_bytes(reply)
+            outcome = self._read(reply, request.metadata.dst_node_id)
+            if isinstance(outcome, SiteReply):
+                usable.append(outcome)
+            else:
+                failures.append(outcome)
+        timeout = self.coordinator.run.round_timeout
+        failures += [
+            Failure(self._who(message.metadata.dst_node_id), f"no reply within {timeout:g} s")
+            for message in asked.values()
+        ]
+        record = self.coordinator.close_round(
+            self._resumed + server_round,
+            usable,
+            failures,
+            bytes_down=sum(map(records.serialised_bytes, self._sent)),
+            bytes_up=bytes_up,
+            seconds=time.perf_counter() - self._began,
+        )
+        metrics = MetricRecord(
+            {
+                "sites": len(record.sites),
+                "failures": len(record.failures),
+                "bytes-down": record.bytes_down,
+                "bytes-up": record.bytes_up,
+            }
+        )
+        return (self.arrays if record.updated else None), metrics
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """No messages: a site measures itself while it trains, and keeps what it measures."""
+        return []
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Nothing to aggregate, see `configure_evaluate`."""
+        return None
+
+    def _read(self, reply: Message, node: int) -> SiteReply | Failure:
+        if reply.has_error():
+            return Failure(self._who(node), f"error {reply.error.code}: {reply.error.reason}")
+        try:
+            payload = records.read(reply)
+            outcome = SiteReply.from_wire(payload.arrays, payload.config, self.coordinator.shapes)
+        except MessageError as error:
+            return Failure(self._who(node), str(error))
+        self._names[node] = outcome.site
+        return outcome
+
+    def _who(self, node: int) -> str:
+        name = self._names.get(node)
+        return f"{name} (node {node})" if name else f"node {node}"
+
+    def _wait_for_sites(self, grid: Grid, *, first: bool) -> list[int]:
+        """Connected nodes, once there are enough; before the first round, the expected number."""
+        run = self.coordinator.run
+        wanted = max(run.sites, run.min_sites) if first else run.min_sites
+        deadline = time.monotonic() + run.wait_timeout
+        while len(nodes := sorted(grid.get_node_ids())) < wanted and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+        self.coordinator.check_connected(len(nodes), first=first)
+        return nodes

@@ -1,0 +1,206 @@
+"""A SuperLink on loopback that this process starts and stops: for `dpfact simulate` and tests.
+
+`flwr run` on its own would start a SuperLink that stays behind as a daemon, keeps the folder and
+environment of its first run, and exits 0 when a run fails. This one has a Flower home and ports of
+its own, is stopped by its process id, and a run's outcome is read from it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import tomli_w
+
+from dpfact_flower.errors import DPFactError, MissingDependencyError, SettingsError
+from dpfact_flower.settings import Scalar
+
+_CONNECTION = "dpfact"
+_QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+_START_SECONDS = 60
+_STOP_SECONDS = 20
+
+
+class RunFailedError(DPFactError, RuntimeError):
+    """A run that Flower did not finish."""
+
+    code = "run-failed"
+
+
+@dataclass(frozen=True)
+class SuperLink:
+    """A running SuperLink.
+
+    Attributes
+    ----------
+    home : Path
+        Its Flower home (FLWR_HOME), with its log and database.
+    address : str
+        Where `flwr` and SuperNodes connect, 127.0.0.1:PORT.
+    process : Popen
+    """
+
+    home: Path
+    address: str
+    process: subprocess.Popen[bytes]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment for Flower's commands against this SuperLink."""
+        return _environment(self.home)
+
+    def run(
+        self,
+        app: Path,
+        config: Mapping[str, Scalar],
+        *,
+        federation_config: str = "",
+        quiet: bool = False,
+    ) -> None:
+        """Run a Flower App to its end, streaming its log.
+
+        Raises
+        ------
+        RunFailedError
+            If Flower does not report the run as completed.
+        """
+        known = {run["run-id"] for run in self._runs()}
+        command = self.run_command(app, config, federation_config=federation_config)
+        output = subprocess.DEVNULL if quiet else None
+        subprocess.run(command, env=self.environment, stdout=output, check=False)
+        new = [run for run in self._runs() if run["run-id"] not in known]
+        status = new[0]["status"] if new else "not started"
+        if status != "finished:completed":
+            raise RunFailedError(f"the run ended as {status!r}; its log is above")
+
+    def run_command(
+        self, app: Path, config: Mapping[str, Scalar], *, federation_config: str = ""
+    ) -> list[str]:
+        """Arguments of `flwr run` against this SuperLink."""
+        command = [tool("flwr"), "run", str(app), _CONNECTION, "--stream"]
+        command += ["--run-config", " ".join(f"{key}={_toml(v)}" for key, v in config.items())]
+        if federation_config:
+            command += ["--federation-config", federation_config]
+        return command
+
+    def _runs(self) -> list[dict[str, str]]:
+        command = [tool("flwr"), "ls", _CONNECTION, "--format", "json"]
+        done = subprocess.run(command, env=self.environment, capture_output=True, check=False)
+        try:
+            runs: list[dict[str, str]] = json.loads(done.stdout).get("runs", [])
+        except ValueError:
+            raise RunFailedError(
+                f"flwr ls gave no JSON: {done.stderr.decode(errors='replace')[-500:]}"
+            ) from None
+        return runs
+
+
+@contextmanager
+def local_superlink(
+    home: Path, *, simulation: bool, options: Sequence[str] = ()
+) -> Iterator[SuperLink]:
+    """Start a SuperLink on a free loopback port; stop it, by its process id, at the end.
+
+    Parameters
+    ----------
+    home : Path
+        Folder for its Flower home.
+    simulation : bool
+        With virtual clients (Ray), or for real SuperNodes.
+    options : sequence of str
+        More options of `flower-superlink`.
+    """
+    home = home.absolute()
+    home.mkdir(parents=True, exist_ok=True)
+    port, control = free_port(), free_port()
+    address = f"127.0.0.1:{port}"
+    connection = {"address": address, "insecure": True}
+    config = {"superlink": {"default": _CONNECTION, _CONNECTION: connection}}
+    (home / "config.toml").write_text(tomli_w.dumps(config), encoding="utf-8")
+    command = [
+        tool("flower-superlink"), "--insecure", "--host", "127.0.0.1", "--port", str(port),
+        "--control-api-address", f"127.0.0.1:{control}", "--database", str(home / "state.db"),
+        "--isolation", "subprocess", "--disable-runtime-dependency-installation",
+        *(["--simulation"] if simulation else []), *options,
+    ]  # fmt: skip
+    with (home / "superlink.log").open("ab") as log:
+        process = subprocess.Popen(
+            command,
+            env=_environment(home),
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        _await_port(port, process, home / "superlink.log")
+        yield SuperLink(home, address, process)
+    finally:
+        stop(process)
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End a process that we started in a session of its own, and what it left in that session."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    if hasattr(os, "killpg"):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _environment(home: Path) -> dict[str, str]:
+    # Flower starts its helpers by name: they must be those beside this Python.
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    return {**os.environ, **_QUIET, "FLWR_HOME": str(home), "PATH": path}
+
+
+def tool(name: str) -> str:
+    """Path of one of Flower's commands in this very environment."""
+    path = Path(sys.executable).with_name(name)
+    if not path.exists():
+        raise MissingDependencyError(f"{name}: not found beside {sys.executable}; install flwr")
+    return str(path)
+
+
+def _toml(value: Scalar) -> str:
+    """A scalar as `flwr run --run-config` reads it."""
+    if isinstance(value, str) and any(c in value for c in "\"'\n\\"):
+        raise SettingsError(f"run config: {value!r} holds a quote, backslash or line break")
+    return tomli_w.dumps({"x": value}).strip().removeprefix("x = ")
+
+
+def free_port() -> int:
+    """A loopback port that nobody listens on now."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def _await_port(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise RunFailedError(f"flower-superlink ended with {process.returncode}; see {log}")
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except OSError:
+            time.sleep(0.1)
+        else:
+            return
+    raise RunFailedError(f"flower-superlink did not listen within {_START_SECONDS} s; see {log}")

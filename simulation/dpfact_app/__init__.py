@@ -1,0 +1,1 @@
+"""A Flower App around the installed `dpfact_flower`."""

@@ -1,0 +1,5 @@
+"""The ClientApp that Flower starts; all of it is in `dpfact_flower`."""
+
+from dpfact_flower.client_app import app
+
+__all__ = ["app"]

@@ -1,0 +1,5 @@
+"""The ServerApp that Flower starts; all of it is in `dpfact_flower`."""
+
+from dpfact_flower.server_app import app
+
+__all__ = ["app"]

@@ -1,0 +1,225 @@
+"""Phenotype tables against loops, 2 x 2 tables, scikit-learn and planted risks."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+import scipy.stats
+from sklearn.linear_model import LogisticRegression
+
+from dpfact_flower.cp import CPModel
+from dpfact_flower.data.synthetic import preset, synthetic, true_memberships
+from dpfact_flower.data.vocabulary import Vocabulary
+from dpfact_flower.errors import DataError
+from dpfact_flower.evaluation.phenotypes import has_phenotype, phenotype_table, site_usage
+
+VOCABULARIES = (
+    Vocabulary("procedures", tuple(f"P{i}" for i in range(6)), tuple("uvwxyz")),
+    Vocabulary("diagnoses", tuple(f"D{i}" for i in range(8))),
+)
+
+
+def features(rank, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.random((6, rank)) + 0.1, rng.random((8, rank)) + 0.1
+
+
+def patients(rank, count=400, seed=0):
+    """Sparse memberships, each phenotype in about a third of the patients."""
+    rng = np.random.default_rng(seed)
+    return rng.gamma(2.0, 1.0, (count, rank)) * (rng.random((count, rank)) < 0.35)
+
+
+def labels_for(memberships, risk, seed=0):
+    logit = -1.5 + memberships @ np.asarray(risk, float)
+    return (np.random.default_rng(seed).random(len(logit)) < 1 / (1 + np.exp(-logit))).astype(int)
+
+
+def test_top_codes_agree_with_sorting_by_hand():
+    model = CPModel((patients(3), *features(3)))
+    table = phenotype_table(model, VOCABULARIES, top=4)
+    for r, phenotype in enumerate(table.phenotypes):
+        assert phenotype.number == r + 1
+        assert list(phenotype.codes) == ["procedures", "diagnoses"]
+        for vocabulary, factor in zip(VOCABULARIES, model.features, strict=True):
+            codes = phenotype.codes[vocabulary.name]
+            ranked = sorted(range(len(factor)), key=lambda i: -factor[i, r])[:4]
+            assert [c.code for c in codes] == [vocabulary.codes[i] for i in ranked]
+            assert [c.description for c in codes] == [vocabulary.descriptions[i] for i in ranked]
+            shares = [factor[i, r] / factor[:, r].sum() for i in ranked]
+            np.testing.assert_allclose([c.weight for c in codes], shares)
+
+
+def test_codes_of_no_weight_are_not_listed_and_signs_are_kept():
+    B = np.array([[0.0, 0], [-3, 0], [1, 0], [0, 0], [0, 0], [0, 0]])
+    table = phenotype_table(CPModel((patients(2), B, features(2)[1])), VOCABULARIES)
+    first, second = (p.codes["procedures"] for p in table.phenotypes)
+    assert [(c.code, c.weight) for c in first] == [("P1", -0.75), ("P2", 0.25)]
+    assert second == ()
+    assert table.phenotypes[1].weight == 0
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.01, 0.3])
+def test_prevalence_agrees_with_a_loop_and_not_with_the_scaling(threshold):
+    A, (B, C) = patients(3, 60), features(3)
+    has = np.zeros((60, 3), bool)
+    for i in range(60):
+        weighted = [A[i, r] * np.linalg.norm(B[:, r]) * np.linalg.norm(C[:, r]) for r in range(3)]
+        for r in range(3):
+            has[i, r] = weighted[r] > threshold * sum(weighted)
+    np.testing.assert_array_equal(has_phenotype(CPModel((A, B, C)), threshold), has)
+    scale = np.array([1e-3, 1.0, 1e4])
+    moved = CPModel((A / scale, B * scale, C))
+    np.testing.assert_array_equal(has_phenotype(moved, threshold), has)
+    table = phenotype_table(moved, VOCABULARIES, threshold=threshold)
+    for r, phenotype in enumerate(table.phenotypes):
+        assert phenotype.prevalence == pytest.approx(has[:, r].mean())
+        norms = [np.linalg.norm(f[:, r]) for f in (A, B, C)]
+        assert phenotype.weight == pytest.approx(np.prod(norms))
+
+
+@pytest.mark.parametrize(("count", "shown"), [(0, "<10"), (9, "<10"), (10, 10 / 200)])
+def test_prevalences_of_few_patients_are_hidden(count, shown):
+    A = patients(2, 200)
+    A[:, 1] = 0
+    A[:count, 1] = 1.0
+    died = np.arange(200) % 3 == 0
+    model = CPModel((A, *features(2)))
+    phenotype = phenotype_table(model, VOCABULARIES, labels=died).phenotypes[1]
+    assert phenotype.prevalence == shown
+    assert (phenotype.mortality.coefficient is None) == (count < 10)
+    open_table = phenotype_table(model, VOCABULARIES, labels=died, small_cells=False)
+    assert open_table.phenotypes[1].prevalence == count / 200
+
+
+def test_a_single_binary_membership_is_the_log_odds_ratio_of_a_2_by_2_table():
+    has = np.repeat([1, 1, 0, 0], [30, 70, 40, 260])
+    died = np.repeat([1, 0, 1, 0], [30, 70, 40, 260])
+    model = CPModel((has[:, None].astype(float), *features(1)))
+    association = phenotype_table(model, VOCABULARIES, labels=died).phenotypes[0].mortality
+    log_odds = np.log(30 * 260 / (70 * 40))
+    error = np.sqrt(1 / 30 + 1 / 70 + 1 / 40 + 1 / 260)
+    assert association.coefficient == pytest.approx(log_odds * has.std(), rel=1e-6)
+    assert association.p_value == pytest.approx(2 * scipy.stats.norm.sf(log_odds / error), rel=1e-4)
+    assert association.reason is None
+
+
+def test_coefficients_agree_with_scikit_learn_and_find_the_risk():
+    A = patients(4, 3000)
+    died = labels_for(A, [1.0, 0, -0.7, 0])
+    table = phenotype_table(CPModel((A, *features(4))), VOCABULARIES, labels=died)
+    found = [p.mortality for p in table.phenotypes]
+    reference = LogisticRegression(C=np.inf, tol=1e-10, max_iter=10_000)
+    reference.fit((A - A.mean(0)) / A.std(0), died)
+    np.testing.assert_allclose([a.coefficient for a in found], reference.coef_[0], rtol=1e-4)
+    assert found[0].coefficient > 0 > found[2].coefficient
+    assert max(found[0].p_value, found[2].p_value) < 1e-6
+    assert min(found[1].p_value, found[3].p_value) > 1e-3
+
+
+def test_p_values_are_uniform_for_shuffled_labels():
+    A = patients(5, 500)
+    model, rng = CPModel((A, *features(5))), np.random.default_rng(0)
+    died = np.arange(500) < 100
+    found = []
+    for _ in range(20):
+        table = phenotype_table(model, VOCABULARIES, labels=rng.permutation(died))
+        found += [p.mortality.p_value for p in table.phenotypes]
+    assert scipy.stats.kstest(found, "uniform").pvalue > 1e-3
+
+
+def test_without_statsmodels_there_are_coefficients_but_no_p_values(monkeypatch):
+    A = patients(2, 800)
+    died = labels_for(A, [0.8, -0.4])
+    model = CPModel((A, *features(2)))
+    full = phenotype_table(model, VOCABULARIES, labels=died)
+    monkeypatch.setitem(sys.modules, "statsmodels.api", None)
+    bare = phenotype_table(model, VOCABULARIES, labels=died)
+    for ours, theirs in zip(bare.phenotypes, full.phenotypes, strict=True):
+        assert ours.mortality.coefficient == pytest.approx(theirs.mortality.coefficient, rel=1e-4)
+        assert ours.mortality.p_value is None
+        assert "statsmodels" in ours.mortality.reason
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("library", [True, False])
+def test_designs_without_an_answer_say_why(monkeypatch, library):
+    if not library:
+        monkeypatch.setitem(sys.modules, "statsmodels.api", None)
+    A = patients(3, 300)
+    died = labels_for(A, [0.5, 0, 0])
+
+    def reasons(A, died):
+        table = phenotype_table(CPModel((A, *features(A.shape[1]))), VOCABULARIES, labels=died)
+        assert all(
+            (p.mortality.coefficient is None) <= (p.mortality.reason is not None)
+            for p in table.phenotypes
+        )
+        return [p.mortality.reason if p.mortality.coefficient is None else None
+                for p in table.phenotypes]  # fmt: skip
+
+    off = A.copy()
+    off[:, 1] = 0
+    assert reasons(off, died) == [None, "the membership is the same for all patients", None]
+    twice = A.copy()
+    twice[:, 1] = 2 * twice[:, 0]
+    assert reasons(twice, died) == ["memberships are linearly dependent"] * 3
+    survived = np.where(A[:, 2] > 0, 0, died)
+    assert "separation: all patients who have it" in reasons(A, survived)[2]
+    parted = (A.sum(axis=1) > np.quantile(A.sum(axis=1), 0.8)).astype(int)
+    assert reasons(A, parted) == ["separation: the likelihood has no maximum"] * 3
+    nobody = np.zeros(300, int)
+    nobody[:4] = 1
+    assert reasons(A, nobody) == ["fewer than 5 deaths or survivors"] * 3
+
+
+def test_planted_risks_are_found_on_the_artificial_ehr():
+    settings = preset("demo", patients=4000)
+    cohort = synthetic(settings)
+    members = np.concatenate(true_memberships(settings)).astype(float)
+    died = np.concatenate([site.labels for site in cohort.sites])
+    model = CPModel((members, *cohort.truth.factors))
+    table = phenotype_table(model, cohort.vocabularies, labels=died)
+    sure = [p.mortality for p in table.phenotypes if p.mortality.p_value < 1e-6]
+    assert 2 <= len(sure) <= 7
+    assert sum(a.coefficient > 0 for a in sure) >= 2
+    text = json.dumps(table.to_dict())
+    assert json.loads(text)["phenotypes"][0]["codes"]["procedures"][0]["code"].startswith("P")
+    assert "site-1-0" not in text
+
+
+def test_labels_are_optional():
+    table = phenotype_table(CPModel((patients(2), *features(2))), VOCABULARIES)
+    assert [p.mortality for p in table.phenotypes] == [None, None]
+
+
+def test_site_usage_shows_norms_and_what_is_off():
+    first, second = patients(3, 50), patients(3, 70, seed=1)
+    second[:, 1] = 0
+    first[:, 2] = 1e-200  # its norm underflows, but the phenotype is not off
+    usage = site_usage([first, second], ["north", "south"])
+    expected = [[np.sqrt((A[:, r] ** 2).sum()) for r in range(3)] for A in (first, second)]
+    np.testing.assert_allclose(usage.norms, expected)
+    assert usage.off == ((False, False, False), (False, True, False))
+    assert json.loads(json.dumps(usage.to_dict()))["off"][1] == [False, True, False]
+
+
+def test_what_does_not_fit_is_refused():
+    model = CPModel((patients(2), *features(2)))
+    with pytest.raises(DataError, match="need 2, one a feature mode, got 1"):
+        phenotype_table(model, VOCABULARIES[:1])
+    with pytest.raises(DataError, match="vocabulary diagnoses: has 8 codes, the factor 6"):
+        phenotype_table(model, VOCABULARIES[::-1])
+    with pytest.raises(DataError, match=r"labels: need shape \(400,\)"):
+        phenotype_table(model, VOCABULARIES, labels=np.zeros(3))
+    with pytest.raises(DataError, match="labels: must be 1"):
+        phenotype_table(model, VOCABULARIES, labels=np.full(400, 2))
+    with pytest.raises(DataError, match="threshold in"):
+        phenotype_table(model, VOCABULARIES, threshold=1.0)
+    with pytest.raises(DataError, match="top >= 1"):
+        phenotype_table(model, VOCABULARIES, top=0)
+    with pytest.raises(DataError, match="one matrix for each of 1 sites"):
+        site_usage([np.ones((3, 2)), np.ones((3, 2))], ["only"])
+    with pytest.raises(DataError, match="ranks differ"):
+        site_usage([np.ones((3, 2)), np.ones((3, 3))], ["a", "b"])

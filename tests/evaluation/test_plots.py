@@ -1,0 +1,152 @@
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from dpfact_flower.coordinator import Failure, RoundRecord
+from dpfact_flower.errors import DataError
+from dpfact_flower.evaluation import plots
+
+NORMS = [[4.0, 0.0, 1.0], [0.0, 30.0, 0.3], [0.0, 0.0, 0.0]]
+USAGE = {
+    "sites": ["large", "sma$ll$", "x" * 60],
+    "norms": NORMS,
+    "off": [[norm == 0 for norm in row] for row in NORMS],
+}
+
+
+def area(mean):
+    return {"mean": mean, "spread": 0.02}
+
+
+def group(name, *means):
+    keys = ("memberships", "raw_codes", "volume")
+    areas = [area(mean) for mean in means] or [None] * 3
+    return {"group": name, "patients": 50} | dict(zip(keys, areas, strict=True))
+
+
+def record(number, *failures, down=1000, up=900):
+    return RoundRecord(number, ("a",), failures, True, down, up, 1.0)
+
+
+def marks(axes, label):
+    (line,) = [line for line in axes.lines if line.get_label() == label]
+    return line.get_xydata().tolist()
+
+
+def texts(axes):
+    return {(t.get_position()[0] - 0.5, t.get_position()[1] - 0.5): t for t in axes.texts}
+
+
+def off_marks(axes):
+    (line,) = [line for line in axes.lines if line.get_gid() == "off"]
+    return {(row - 0.5, column - 0.5) for column, row in line.get_xydata()}
+
+
+def test_relative_usage_is_free_of_a_sites_size():
+    np.testing.assert_allclose(
+        plots.relative_usage(np.array(NORMS)), [[1, 0, 0.25], [0, 1, 0.01], [0, 0, 0]]
+    )
+
+
+def test_usage_crosses_what_is_off_and_leaves_it_blank():
+    figure = plots.usage(USAGE)
+    axes = figure.axes[0]
+    off = np.array(USAGE["off"])
+    assert off_marks(axes) == set(map(tuple, np.argwhere(off)))
+    (mesh,) = axes.collections
+    np.testing.assert_array_equal(np.ma.getmaskarray(mesh.get_array()), off)
+    assert {place: t.get_text() for place, t in texts(axes).items()} == {
+        (0, 0): "100", (2, 0): "25", (1, 1): "100", (2, 1): "1"
+    }  # fmt: skip
+    figure.draw_without_rendering()
+    assert [t.get_text() for t in axes.get_yticklabels()] == ["large", "sma$ll$", "x" * 23 + "…"]
+
+
+def test_usage_puts_phenotypes_in_the_order_asked_for():
+    axes = plots.usage(USAGE, order=[3, 1, 2]).axes[0]
+    assert [t.get_text() for t in axes.get_xticklabels()] == ["3", "1", "2"]
+    assert {place: t.get_text() for place, t in texts(axes).items()} == {
+        (1, 0): "100", (0, 0): "25", (2, 1): "100", (0, 1): "1"
+    }  # fmt: skip
+    assert (0, 2) in off_marks(axes)
+    assert (0, 0) not in off_marks(axes)
+
+
+@pytest.mark.parametrize(("rank", "sites"), [(1, 1), (60, 10), (400, 20), (1000, 6)])
+def test_usage_stays_readable_at_any_rank(rank, sites):
+    norms = np.random.default_rng(0).gamma(0.3, 1.0, (sites, rank))
+    figure = plots.usage(
+        {
+            "sites": [f"site-{n}" for n in range(sites)],
+            "norms": norms.tolist(),
+            "off": (norms < 0.01).tolist(),
+        }
+    )
+    figure.draw_without_rendering()
+    labels = figure.axes[0].get_xticklabels()
+    assert len(labels) == {1: 1, 60: 60, 400: 40, 1000: 30}[rank]
+    boxes = [label.get_window_extent() for label in labels]
+    assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
+
+
+def test_convergence_draws_each_error_by_round():
+    errors = [
+        {"round": n, "all_cells": 1 / n, "nonzeros": 2 / n, "authors": 9.0, "fit": 1 - 1 / n}
+        for n in (1, 2, 3)
+    ]
+    figure = plots.convergence({"error_by_round": errors})
+    for axes, key in zip(figure.axes, ("all_cells", "nonzeros", "fit"), strict=True):
+        drawn = axes.lines[0].get_xydata().tolist()
+        assert drawn == [[error["round"], error[key]] for error in errors]
+
+
+@pytest.mark.parametrize("summary", [{}, {"error_by_round": []}])
+def test_convergence_says_where_errors_are_measured(summary):
+    with pytest.raises(DataError, match="only where the data is"):
+        plots.convergence(summary)
+
+
+def test_traffic_tells_the_directions_apart_and_marks_failures():
+    records = [record(1), record(2, Failure("b", "late")), record(4, down=3000, up=2000)]
+    axes = plots.traffic(records).axes[0]
+    assert marks(axes, "down: server to sites") == [[1, 1.0], [2, 1.0], [4, 3.0]]
+    assert marks(axes, "up: sites to server") == [[1, 0.9], [2, 0.9], [4, 2.0]]
+    assert marks(axes, "a site failed") == [[2, 0]]
+    assert axes.get_ylabel().startswith("kB")
+
+
+def test_traffic_takes_the_unit_that_fits():
+    axes = plots.traffic([record(1, down=5_000_000)]).axes[0]
+    assert axes.get_ylabel().startswith("MB")
+    assert marks(axes, "down: server to sites") == [[1, 5.0]]
+
+
+def test_traffic_needs_a_round():
+    with pytest.raises(DataError):
+        plots.traffic([])
+
+
+def test_auc_sets_every_group_beside_its_baselines():
+    prediction = {
+        "overall": group("overall", 0.7, 0.8, 0.6),
+        "sites": [group("few"), group("many", 0.71, 0.82, 0.63)],
+    }
+    axes = plots.auc(prediction).axes[0]
+    assert [t.get_text() for t in axes.get_yticklabels()] == ["overall", "many"]
+    means = [container[0].get_xdata().tolist() for container in axes.containers]
+    assert means == [[0.7, 0.71], [0.8, 0.82], [0.6, 0.63]]
+    for container in axes.containers:
+        (bars,) = container[2]
+        widths = [segment[1, 0] - segment[0, 0] for segment in bars.get_segments()]
+        np.testing.assert_allclose(widths, 0.04)
+
+
+def test_auc_without_figures():
+    with pytest.raises(DataError):
+        plots.auc({"overall": group("overall"), "sites": [group("few")]})
+
+
+def test_no_colour_of_the_theme_is_another_ones_or_a_default():
+    assert len(set(plots.THEME)) == len(plots.THEME) == len(set(plots.THEME.values()))
+    assert all(colour == colour.lower() and len(colour) == 7 for colour in plots.THEME)

@@ -1,0 +1,172 @@
+"""Mortality AUCs against scikit-learn by hand, planted truth, and null labels."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+
+from dpfact_flower.data.synthetic import preset, synthetic, true_memberships
+from dpfact_flower.errors import DataError
+from dpfact_flower.evaluation import prediction
+from dpfact_flower.evaluation.prediction import code_presence, code_volume, predict_mortality
+
+SETTINGS = preset("demo", patients=2400, shares="3,2,1")
+
+
+@pytest.fixture(scope="module")
+def sites():
+    return synthetic(SETTINGS).sites
+
+
+@pytest.fixture(scope="module")
+def members():
+    return true_memberships(SETTINGS)
+
+
+def relabelled(site, labels):
+    return dataclasses.replace(site, labels=labels)
+
+
+def test_baselines_agree_with_a_dense_tensor(sites):
+    tensor = sites[2].tensor.select_patients(np.arange(40))
+    dense = tensor.to_dense()
+    present = np.hstack([dense.sum(axis=2) > 0, dense.sum(axis=1) > 0])
+    np.testing.assert_array_equal(code_presence(tensor).toarray(), present)
+    np.testing.assert_allclose(code_volume(tensor)[:, 0], np.log1p(dense.sum(axis=(1, 2))))
+
+
+def test_true_memberships_predict_and_shuffled_labels_do_not(sites, members):
+    found = predict_mortality(members, sites, splits=5)
+    assert found.overall.memberships.mean > 0.75
+    assert found.overall.memberships.mean > found.overall.raw_codes.mean
+    assert found.overall.raw_codes.mean > found.overall.volume.mean + 0.05
+    rng = np.random.default_rng(0)
+    null = [relabelled(site, rng.permutation(site.labels)) for site in sites]
+    found = predict_mortality(members, null, splits=5)
+    for auc in (found.overall.memberships, found.overall.raw_codes, found.overall.volume):
+        assert abs(auc.mean - 0.5) < 0.08
+        assert 0 < auc.spread < 0.1
+
+
+def test_figures_agree_with_scikit_learn_by_hand(sites, members):
+    found = predict_mortality(members, sites, splits=3, seed=4)
+    labels = np.concatenate([site.labels for site in sites])
+    site = np.repeat(np.arange(3), [len(m) for m in members])
+    pooled = np.concatenate(members).astype(float)
+    volume = np.concatenate([code_volume(s.tensor) for s in sites])
+    for group, rows in ((found.overall, site >= 0), (found.sites[1], site == 1)):
+        for name, predictors in (("memberships", pooled), ("volume", volume)):
+            expected = []
+            for training in prediction._splits(2 * site + labels, 0.6, 3, 4):
+                train, test = rows & training, rows & ~training
+                mean, std = predictors[train].mean(0), predictors[train].std(0)
+                scaled = (predictors - mean) / np.where(std > 0, std, 1)
+                model = LogisticRegression(max_iter=1000).fit(scaled[train], labels[train])
+                probability = model.predict_proba(scaled[test])[:, 1]
+                expected.append(roc_auc_score(labels[test], probability))
+            auc = getattr(group, name)
+            assert auc.mean == pytest.approx(np.mean(expected), abs=1e-9)
+            assert auc.spread == pytest.approx(np.std(expected, ddof=1), abs=1e-9)
+
+
+def test_the_unit_of_a_component_does_not_matter(sites, members):
+    plain = predict_mortality(members, sites, splits=2)
+    scale = 10.0 ** np.arange(-6, 6)
+    scaled = predict_mortality([m * scale for m in members], sites, splits=2)
+    assert scaled.overall.memberships.mean == pytest.approx(plain.overall.memberships.mean)
+
+
+def test_components_that_are_off_do_no_harm(sites, members):
+    wider = [np.hstack([m, np.zeros((len(m), 3))]) for m in members]
+    plain, off = predict_mortality(members, sites), predict_mortality(wider, sites)
+    assert off.overall.memberships.mean == pytest.approx(plain.overall.memberships.mean)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 30), min_size=1, max_size=6),
+    train=st.floats(0.05, 0.95),
+    seed=st.integers(0, 1000),
+)
+def test_splits_are_stratified_and_differ(sizes, train, seed):
+    strata = np.repeat(np.arange(len(sizes)), sizes)
+    masks = list(prediction._splits(strata, train, 3, seed))
+    for mask in masks:
+        for stratum, size in enumerate(sizes):
+            inside = mask[strata == stratum].sum()
+            assert abs(inside - train * size) <= 1
+            if size > 1:
+                assert 0 < inside < size
+    if min(sizes) > 20 and 0.3 < train < 0.7:
+        assert not np.array_equal(masks[0], masks[1])
+
+
+def test_groups_without_enough_deaths_say_so(sites, members):
+    few = np.zeros(len(members[1]), int)
+    few[:4] = 1
+    mixed = (sites[0], relabelled(sites[1], few), relabelled(sites[2], None))
+    found = predict_mortality(members, mixed, splits=2)
+    assert found.sites[0].memberships is not None
+    assert found.sites[1].memberships is None
+    assert found.sites[1].reason == "fewer than 5 deaths or survivors"
+    assert found.sites[2].reason == "no labels"
+    assert found.overall.memberships is not None
+    assert found.overall.patients == len(members[0]) + len(members[1])
+    everybody = [relabelled(site, np.ones(site.tensor.n_patients, int)) for site in sites]
+    found = predict_mortality(members, everybody, splits=2)
+    assert found.overall.reason == "fewer than 5 deaths or survivors"
+    assert [site.memberships for site in found.sites] == [None] * 3
+
+
+def test_no_labels_at_all(sites, members):
+    found = predict_mortality(members, [relabelled(site, None) for site in sites])
+    assert found.overall.reason == "no labels"
+    assert json.loads(json.dumps(found.to_dict()))["overall"]["memberships"] is None
+
+
+def test_results_are_json_and_hold_aggregates_alone(sites, members):
+    found = predict_mortality(members, sites, splits=2)
+    plain = json.loads(json.dumps(found.to_dict()))
+    assert plain["overall"]["memberships"]["mean"] == found.overall.memberships.mean
+    assert [site["group"] for site in plain["sites"]] == ["site-1", "site-2", "site-3"]
+    assert len(json.dumps(plain)) < 3000
+    assert "site-1-0" not in json.dumps(plain)
+
+
+def test_equal_seeds_give_equal_figures(sites, members):
+    assert predict_mortality(members, sites, splits=2) == predict_mortality(
+        members, sites, splits=2
+    )
+    assert predict_mortality(members, sites, splits=2, seed=1) != predict_mortality(
+        members, sites, splits=2
+    )
+
+
+def test_one_site_is_its_own_overall(sites, members):
+    found = predict_mortality(members[:1], sites[:1], splits=2)
+    assert found.overall.memberships == found.sites[0].memberships
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: m[:2], "one for each of 3 sites, got 2"),
+        (lambda m: [m[0], m[1], m[2][1:]], "site site-3 needs 400 rows"),
+        (lambda m: [m[0], m[1], m[2][:, 1:]], "site-3's rank differs"),
+        (lambda m: [m[0], m[1], m[2] * np.nan], "not all finite"),
+    ],
+)
+def test_factors_that_do_not_fit_are_refused(sites, members, change, message):
+    with pytest.raises(DataError, match=message):
+        predict_mortality(change(members), sites)
+
+
+@pytest.mark.parametrize("wrong", [{"splits": 1}, {"least": 1}, {"train": 1.0}])
+def test_arguments_out_of_range_are_refused(sites, members, wrong):
+    with pytest.raises(DataError, match="need splits >= 2"):
+        predict_mortality(members, sites, **wrong)

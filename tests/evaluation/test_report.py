@@ -1,0 +1,455 @@
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+
+import matplotlib
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpfact_flower.client_app import app as client_app
+from dpfact_flower.data.site_data import Cohort, SiteData
+from dpfact_flower.data.vocabulary import Vocabulary
+from dpfact_flower.errors import DataError, MissingDependencyError
+from dpfact_flower.evaluation.report import _rounded_up, write_report
+from dpfact_flower.federate import federate
+from dpfact_flower.grid import InProcessGrid
+from dpfact_flower.privacy import NO_CLAIM, PAPER_CLAIM, SEEDED_CLAIM, Figure
+from dpfact_flower.run_folder import read_json, write_json
+from dpfact_flower.serve import serve
+
+PUBLIC = {"rounds": 3, "rank": 4, "privacy": "none"}
+PAPER = {"rounds": 3, "rank": 4, "privacy": "paper", "solver": "psgd", "clip": 1.0, "eta": 1e-3}
+FILES = ["summary.json", "phenotypes.json", "history.jsonl", "global_model.npz", "config.toml"]
+SECTIONS = ["privacy", "convergence", "usage", "phenotypes", "prediction", "settings"]
+VOID = {"meta", "br", "hr", "img", "link", "input"}
+BLOCKS = {"p", "li", "tr", "caption", "figcaption", "h1", "h2", "h3", "h4", "dt", "dd", "article"}
+
+
+class Page(HTMLParser):
+    """What a test asks of a report; refuses tags that are not closed in order."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.source = write_report(folder).read_text(encoding="utf-8")
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+        self.attributes: list[tuple[str, str]] = []
+        self.section = "header"
+        self.texts: dict[str, str] = {}
+        self.blocks: list[tuple[str, str, str]] = []
+        self._unfinished: list[tuple[str, str, list[str]]] = []
+        self.feed(self.source)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self._note(tag, attrs)
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag in BLOCKS:
+            self._unfinished.append((self.section, tag, []))
+
+    def handle_startendtag(self, tag, attrs):
+        self._note(tag, attrs)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag, self.getpos()
+        if tag in BLOCKS:
+            section, name, parts = self._unfinished.pop()
+            self.blocks.append((section, name, " ".join(" ".join(parts).split())))
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] != "style":
+            self.texts[self.section] = self.texts.get(self.section, "") + data
+            for _, _, parts in self._unfinished:
+                parts.append(data)
+
+    def _note(self, tag, attrs):
+        self.tags.add(tag)
+        self.attributes += attrs
+        if tag == "section":
+            self.section = dict(attrs)["id"]
+
+    def values(self, *names):
+        return [value for name, value in self.attributes if name in names]
+
+    def rows(self, section):
+        return [text for where, tag, text in self.blocks if (where, tag) == (section, "tr")]
+
+
+@cache
+def page_of(folder: Path) -> Page:
+    """The page of a folder that no test changes."""
+    return Page(folder)
+
+
+@pytest.fixture(scope="module")
+def labelled(cohort) -> Cohort:
+    """The small cohort with outcomes and descriptions; the third site has nobody who died."""
+    words = [
+        Vocabulary(v.name, v.codes, tuple(f"about {c}" for c in v.codes))
+        for v in cohort.vocabularies
+    ]
+    sites = []
+    for site in cohort.sites:
+        many = site.tensor.n_patients
+        labels = [int(n % 4 == 0 and site.name != "site-3") for n in range(many)]
+        sites.append(SiteData(site.name, site.tensor, tuple(words), labels))
+    return dataclasses.replace(cohort, sites=tuple(sites))
+
+
+@pytest.fixture(scope="module")
+def data(labelled, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    labelled.save(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def public_run(data, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("public") / "run"
+    return federate({**PUBLIC, "data": str(data), "out": str(out)})
+
+
+@pytest.fixture(scope="module")
+def paper_run(data, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("paper") / "run"
+    return federate({**PAPER, "data": str(data), "out": str(out)})
+
+
+@pytest.fixture(scope="module")
+def deployed_run(data, labelled, tmp_path_factory) -> Path:
+    """What a server leaves that has never seen a patient; its third site refuses to take part."""
+    folder = tmp_path_factory.mktemp("deployed")
+    nodes = [
+        {"site": site.name, "data-path": str(data / f"{site.name}.npz"),
+         "state-dir": str(folder / site.name),
+         "allow-privacy": "none" if site.name == "site-3" else "paper"}
+        for site in labelled.sites
+    ]  # fmt: skip
+    lists = [str(data / f"{v.name}.vocabulary.json") for v in labelled.vocabularies]
+    config = {**PAPER, "data": "", "vocabulary": ",".join(lists), "out": str(folder / "run"),
+              "job": "trial-7", "sites": 3}  # fmt: skip
+    return serve(InProcessGrid(client_app, nodes, config), config)
+
+
+@pytest.fixture
+def run(public_run, tmp_path) -> Path:
+    """A run's folder to change."""
+    return Path(shutil.copytree(public_run, tmp_path / "copy"))
+
+
+def change(path: Path, edit) -> None:
+    content = read_json(path)
+    edit(content)
+    write_json(path, content)
+
+
+@pytest.mark.parametrize("kind", ["public_run", "paper_run", "deployed_run"])
+def test_a_report_is_whole_well_formed_and_loads_nothing(kind, request):
+    page = page_of(request.getfixturevalue(kind))
+    assert [section for section in page.texts if section in SECTIONS] == SECTIONS
+    assert "http:" not in page.source
+    assert "https:" not in page.source
+    assert not page.tags & {"script", "link", "iframe", "object", "embed", "img"}
+    assert all(target.startswith("#") for target in page.values("src", "href", "xlink:href"))
+    identifiers = page.values("id")
+    assert len(identifiers) == len(set(identifiers))
+    assert {target[1:] for target in page.values("href", "xlink:href")} <= set(identifiers)
+    assert not [name for name, _ in page.attributes if name.startswith("on")]
+
+
+def test_headline_figures_are_those_of_the_summary(public_run):
+    summary = read_json(public_run / "summary.json")
+    header = page_of(public_run).texts["header"]
+    assert summary["name"] in header
+    for shown in (f"{100 * summary['fit']:.1f} %", f"{summary['rmse']:.4g}",
+                  f"{summary['auc']:.3f}", f"{summary['bytes_up'] / 1000:.3g} kB",
+                  "procedures: 9, diagnoses: 12"):  # fmt: skip
+        assert shown in header
+
+
+def test_a_run_without_privacy_says_so(public_run):
+    page = page_of(public_run)
+    assert NO_CLAIM in page.texts["privacy"]
+    assert "ε" not in page.texts["privacy"]
+    (row,) = [row for row in page.rows("settings") if row.startswith("epsilon ")]
+    assert "not used" in row
+    assert NO_CLAIM in row
+
+
+def test_what_is_printed_of_a_paper_run_has_unit_relation_and_limits(paper_run):
+    summary = read_json(paper_run / "summary.json")
+    text = " ".join(page_of(paper_run).texts["privacy"].split())
+    for shown in (PAPER_CLAIM, "unit “entry”", "neighbours “replace”", *summary["epsilons"],
+                  "Patient factors", "model trained on them", "Tuning"):  # fmt: skip
+        assert shown in text
+
+
+@pytest.mark.parametrize("kind", ["paper_run", "deployed_run"])
+def test_no_epsilon_stands_without_its_claim(kind, request):
+    folder = request.getfixturevalue(kind)
+    summary = read_json(folder / "summary.json")
+    spent = [summary, *summary["per_site"].values()]
+    figures = {_rounded_up(e) for guarantee in spent for e in guarantee["epsilons"].values()}
+    assert len(figures) >= 3
+    page = page_of(folder)
+    found = set()
+    for section, _, text in page.blocks:
+        here = {figure for figure in figures if figure in text}
+        if section == "privacy" and here:
+            assert PAPER_CLAIM in text
+            found |= here
+    assert found == figures
+    assert not [s for s in SECTIONS if s != "privacy" and "ε" in page.texts[s]]
+    (row,) = [row for row in page.rows("settings") if row.startswith("epsilon ")]
+    assert PAPER_CLAIM in row
+
+
+def test_sites_that_spent_differently_have_a_row_each(paper_run, tmp_path):
+    folder = Path(shutil.copytree(paper_run, tmp_path / "copy"))
+    alike = [row for row in page_of(paper_run).rows("privacy") if PAPER_CLAIM in row]
+    assert len(alike) == 1
+    assert alike[0].startswith("each of the 3 sites")
+
+    def spend_less(summary):
+        summary["per_site"]["site-2"] |= {"releases": 4, "claim": "another claim"}
+        summary["per_site"]["site-2"]["epsilons"]["zCDP, tight"] = 0.123
+
+    change(folder / "summary.json", spend_less)
+    rows = Page(folder).rows("privacy")[1:]
+    assert [row.split(" 1.200")[0] for row in rows] == ["site-1, site-3", "site-2"]
+    assert PAPER_CLAIM in rows[0]
+    assert "0.1230" in rows[1]
+    assert "another claim" in rows[1]
+
+
+def test_seeded_noise_voids_every_figure(data, tmp_path):
+    config = {**PAPER, "data": str(data), "out": str(tmp_path / "run"), "noise-seed": 3}
+    page = Page(federate(config))
+    claims = [text for section, _, text in page.blocks if section == "privacy" and "1.200" in text]
+    assert len(claims) == 2
+    assert all(f"{SEEDED_CLAIM} ({PAPER_CLAIM})" in text for text in claims)
+    assert "came from a seed" in page.texts["privacy"]
+
+
+def test_a_deployment_shows_what_a_server_can_know(deployed_run):
+    page = page_of(deployed_run)
+    assert "trial-7" in page.texts["header"]
+    for section in ("header", "convergence", "usage", "phenotypes", "prediction"):
+        assert "measured only where the data is" in page.texts[section]
+    cards = [text for _, tag, text in page.blocks if tag == "article"]
+    codes = read_json(deployed_run / "phenotypes.json")["codes"]
+    assert len(cards) == PAPER["rank"]
+    for r, card in enumerate(cards):
+        assert card.startswith(f"Phenotype {r + 1} ")
+        for columns in codes.values():
+            assert all(f"{code['code']} {code['description']}" in card for code in columns[r])
+    (failure,) = page.rows("convergence")[1:]
+    assert " 3 1–3 " in failure
+    assert "dpfact:privacy-refused" in failure
+    assert 'id="traffic-figure_1"' in page.source
+    assert "convergence-figure_1" not in page.source
+
+
+def test_phenotypes_come_heaviest_first_with_their_codes(public_run):
+    phenotypes = read_json(public_run / "phenotypes.json")["table"]["phenotypes"]
+    cards = [text for _, tag, text in page_of(public_run).blocks if tag == "article"]
+    heaviest = sorted(phenotypes, key=lambda phenotype: -phenotype["weight"])
+    assert [card.split()[1] for card in cards] == [str(p["number"]) for p in heaviest]
+    for card, phenotype in zip(cards, heaviest, strict=True):
+        assert f"weight λ {phenotype['weight']:.4g}" in card
+        for found in phenotype["codes"].values():
+            for code in found:
+                assert f"{100 * code['weight']:.1f} % {code['code']} about {code['code']}" in card
+
+
+def test_mortality_has_odds_and_p_value_or_the_reason_why_not(run):
+    outcomes = [
+        {"coefficient": -0.5, "p_value": 0.0004, "reason": None},
+        {"coefficient": 0.25, "p_value": None, "reason": "p-values need a library"},
+        {"coefficient": None, "p_value": None, "reason": "fewer than 10 patients have it"},
+        None,
+    ]
+
+    def edit(phenotypes):
+        for phenotype, outcome in zip(phenotypes["table"]["phenotypes"], outcomes, strict=True):
+            phenotype["mortality"] = outcome
+            phenotype["prevalence"] = "<10" if outcome is None else 0.125
+
+    change(run / "phenotypes.json", edit)
+    cards = {t.split()[1]: t for _, tag, t in Page(run).blocks if tag == "article"}
+    assert "mortality −0.50 (odds × 0.61) , p < 0.001" in cards["1"]
+    assert "mortality +0.25 (odds × 1.28) , p-values need a library" in cards["2"]
+    assert "mortality not estimated: fewer than 10 patients have it" in cards["3"]
+    assert "mortality no outcome labels" in cards["4"]
+    assert "prevalence <10 patients" in cards["4"]
+    assert "prevalence 12.5 %" in cards["1"]
+
+
+def test_phenotypes_switched_off_are_marked(public_run, run):
+    def switch_off(phenotypes):
+        usage = phenotypes["usage"]
+        for site, number in ((0, 1), (2, 1), (2, 2), (2, 3)):
+            usage["off"][site][number] = True
+            usage["norms"][site][number] = 0.0
+
+    before = page_of(public_run)
+    assert all(row.endswith(" none") for row in before.rows("usage")[1:])
+    assert "off at" not in before.texts["phenotypes"]
+    change(run / "phenotypes.json", switch_off)
+    page = Page(run)
+    first, second, third = page.rows("usage")[1:]
+    assert first.endswith(" 1 of 4: 2")
+    assert second.endswith(" none")
+    assert third.endswith(" 3 of 4: 2–4")
+    cards = {t.split()[1]: t for _, tag, t in page.blocks if tag == "article"}
+    assert "off at site-1, site-3" in cards["2"]
+    assert "off at" not in cards["1"]
+    crosses = page.source.split('id="usage-off"')[1].split("</g>\n   </g>")[0]
+    assert crosses.count("<use ") == 4
+
+
+def test_auc_stands_beside_its_baselines_with_the_warning(public_run):
+    page = page_of(public_run)
+    prediction = read_json(public_run / "summary.json")["prediction"]
+    overall, *sites = page.rows("prediction")[1:]
+    for key in ("memberships", "raw_codes", "volume"):
+        found = prediction["overall"][key]
+        assert f"{found['mean']:.3f} ± {found['spread']:.3f}" in overall
+    assert "fewer than 5 deaths or survivors" in sites[2]
+    assert "AUC alone is no evidence of phenotype quality" in page.texts["prediction"]
+
+
+def test_a_run_without_outcomes(cohort_folder, tmp_path):
+    config = {**PUBLIC, "data": str(cohort_folder), "out": str(tmp_path / "run")}
+    page = Page(federate(config))
+    assert "no labels" in page.texts["header"]
+    assert all(row.endswith("– – – no labels") for row in page.rows("prediction")[1:])
+    assert "auc-figure_1" not in page.source
+
+
+def test_a_model_that_explains_nothing_is_not_to_be_read(public_run, run):
+    warning = "should not be read as clinical findings"
+    assert read_json(run / "summary.json")["fit"] > 0
+    assert warning not in page_of(public_run).source
+    change(run / "summary.json", lambda summary: summary.update(fit=-0.01))
+    assert warning in Page(run).source
+
+
+def test_failures_are_gathered_and_missed_quorums_named(public_run, run):
+    lines = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
+    assert "No site failed in 3 rounds" in page_of(public_run).texts["convergence"]
+    lines[0]["failures"] = [{"who": "site-2", "reason": "late"}]
+    lines[2]["failures"] = [{"who": "site-2", "reason": "late"}, {"who": "x", "reason": "gone"}]
+    lines[2]["updated"] = False
+    (run / "history.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    page = Page(run)
+    assert page.rows("convergence")[1:] == ["site-2 2 1, 3 late", "x 1 3 gone"]
+    assert "Quorum missed in round 3:" in page.texts["convergence"]
+
+
+def test_everything_from_outside_is_escaped(run):
+    bad = "<script>alert('&')</script><b onclick=x>"
+
+    def poison_phenotypes(phenotypes):
+        for phenotype in phenotypes["table"]["phenotypes"]:
+            for found in phenotype["codes"].values():
+                found[0] |= {"code": bad, "description": bad}
+            phenotype["mortality"] = {"coefficient": None, "p_value": None, "reason": bad}
+        phenotypes["usage"]["sites"][0] = bad
+
+    def poison_summary(summary):
+        summary |= {"name": bad, "solver": bad, "claim": bad}
+        summary["prediction"]["overall"]["group"] = bad
+        summary["per_site_data"][0]["site"] = bad
+
+    change(run / "phenotypes.json", poison_phenotypes)
+    change(run / "summary.json", poison_summary)
+    lines = (run / "history.jsonl").read_text().splitlines()
+    first = json.loads(lines[0]) | {"failures": [{"who": bad, "reason": bad}]}
+    (run / "history.jsonl").write_text("\n".join([json.dumps(first), *lines[1:]]))
+    page = Page(run)
+    assert "script" not in page.tags
+    assert "onclick" not in dict(page.attributes)
+    for section in ("header", "privacy", "convergence", "phenotypes", "prediction"):
+        assert bad in page.texts[section]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_file_is_named(run, name):
+    (run / name).unlink()
+    with pytest.raises(DataError, match=name):
+        write_report(run)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_file_is_named_and_leaves_the_old_report(run, name):
+    (run / "report.html").write_text("old")
+    path = run / name
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2 + 1])
+    with pytest.raises(DataError, match=name):
+        write_report(run)
+    assert (run / "report.html").read_text() == "old"
+
+
+def test_keys_that_are_missing_are_named(run):
+    change(run / "summary.json", lambda summary: summary.pop("claim"))
+    with pytest.raises(DataError, match=r"summary\.json: lacks claim"):
+        write_report(run)
+
+
+def test_files_that_do_not_belong_together_are_refused(run):
+    change(run / "phenotypes.json", lambda p: p["usage"]["off"].pop())
+    with pytest.raises(DataError, match="do not belong together"):
+        write_report(run)
+
+
+def test_the_same_folder_gives_the_same_bytes(public_run, run):
+    first = page_of(public_run).source.encode()
+    with matplotlib.rc_context({"font.size": 20, "svg.hashsalt": None, "lines.linewidth": 9}):
+        assert write_report(run).read_bytes() == first
+        assert matplotlib.rcParams["font.size"] == 20
+    script = f"""
+import sys
+from pathlib import Path
+from dpfact_flower.evaluation.report import write_report
+write_report(Path({str(run)!r}))
+assert "matplotlib.pyplot" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    assert (run / "report.html").read_bytes() == first
+
+
+def test_the_report_needs_nothing_but_its_five_files(public_run, tmp_path):
+    for name in FILES:
+        shutil.copy(public_run / name, tmp_path)
+    assert Page(tmp_path).source == page_of(public_run).source
+
+
+@pytest.mark.parametrize("library", ["matplotlib", "jinja2"])
+def test_a_missing_library_is_named_with_the_way_to_get_it(run, monkeypatch, library):
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(MissingDependencyError, match=rf"{library}.*dpfact-flower\[report\]"):
+        write_report(run)
+
+
+def test_a_site_never_imports_what_reports_are_drawn_with():
+    script = """
+import sys
+import dpfact_flower.client_app, dpfact_flower.evaluation.report
+assert not {"matplotlib", "jinja2"} & sys.modules.keys()
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+@given(st.floats(1e-3, 999))
+def test_epsilon_is_rounded_as_the_ledgers_text_rounds_it(epsilon):
+    assert float(_rounded_up(epsilon)) >= epsilon * (1 - 1e-11)
+    assert f"epsilon {_rounded_up(epsilon)} at" in str(Figure("any", epsilon, 1e-5, "claim"))

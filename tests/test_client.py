@@ -1,0 +1,250 @@
+"""A site's door: what it answers, what it refuses, and that nothing of a patient gets out."""
+
+import json
+import logging
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dpfact_flower.client import DPFactClient, RoundRefusedError, load_site
+from dpfact_flower.data.vocabulary import joint_digest
+from dpfact_flower.elastic import initial_factors
+from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.protocol import RoundRequest
+from dpfact_flower.settings import PrivacySettings, SiteSettings, SolverSettings
+from dpfact_flower.tensor import SparseTensor
+
+PAPER = SolverSettings(rank=4, solver="psgd", clip=1.0, eta=1e-3)
+
+
+@pytest.fixture
+def data(cohort):
+    return cohort.sites[0]
+
+
+@pytest.fixture
+def client(data, tmp_path):
+    return make_client(data, tmp_path)
+
+
+def make_client(data, tmp_path, **settings) -> DPFactClient:
+    given = {"allow_privacy": "none,paper", "state_dir": str(tmp_path / "state"), **settings}
+    return DPFactClient(data, SiteSettings(**given))
+
+
+def make_request(data, **changes) -> RoundRequest:
+    solver = changes.pop("solver", SolverSettings(rank=4))
+    request = RoundRequest(
+        job="job", round=1, rounds=5, seed=3, solver=solver,
+        privacy=PrivacySettings(privacy="none"), vocabulary=joint_digest(data.vocabularies),
+        anchors=initial_factors(data.tensor.feature_shape, solver.rank, 3),
+    )  # fmt: skip
+    return replace(request, **changes)
+
+
+def fit(client, request):
+    arrays, examples, config = client.fit(*request.to_wire())
+    return arrays, examples, config
+
+
+def refusal(client, request, caplog) -> str:
+    """Refuse the request; return the site's own log."""
+    caplog.clear()
+    with caplog.at_level(logging.INFO), pytest.raises(RoundRefusedError) as error:
+        fit(client, request)
+    assert error.value.__cause__ is None
+    assert error.value.__suppress_context__
+    assert str(error.value).startswith("dpfact:")
+    assert len(str(error.value)) < 70
+    return caplog.text
+
+
+def test_a_round_gives_feature_factors_the_sites_name_and_a_constant_for_the_patients(client, data):
+    arrays, examples, config = fit(client, make_request(data))
+    assert [a.shape for a in arrays] == [(9, 4), (12, 4)]
+    assert {a.dtype for a in arrays} == {np.dtype(np.float32)}
+    assert examples == 1
+    assert config == {"site": "site-1"}
+
+
+def test_patient_factors_stay_in_the_state_folder(client, data, tmp_path):
+    fit(client, make_request(data))
+    with np.load(tmp_path / "state" / "site-1" / "job" / "state.npz") as state:
+        assert state["factor_0"].shape == (data.tensor.n_patients, 4)
+    line = (tmp_path / "state" / "site-1" / "job" / "history.jsonl").read_text()
+    assert json.loads(line)["round"] == 1
+
+
+def test_without_noise_the_release_is_the_local_factors(client, data, tmp_path):
+    arrays, _, _ = fit(client, make_request(data))
+    with np.load(tmp_path / "state" / "site-1" / "job" / "state.npz") as state:
+        np.testing.assert_array_equal(arrays[0], state["factor_1"])
+
+
+def test_paper_mode_perturbs_and_charges_before_it_sends(client, data, tmp_path):
+    request = make_request(data, solver=PAPER, privacy=PrivacySettings(privacy="paper"))
+    arrays, _, _ = fit(client, request)
+    with np.load(tmp_path / "state" / "site-1" / "job" / "state.npz") as state:
+        events = json.loads(str(state["meta"]))["events"]
+        assert not np.array_equal(arrays[0], state["factor_1"])
+        np.testing.assert_array_equal(arrays[0], state["released_1"])
+    assert [e["name"] for e in events] == ["round 1, procedures", "round 1, diagnoses"]
+    assert {e["sensitivity"] for e in events} == {2 * PAPER.tau * PAPER.clip * PAPER.eta}
+
+
+def test_a_repeated_request_gets_the_same_bytes_at_no_cost_even_after_a_restart(data, tmp_path):
+    request = make_request(data, solver=PAPER, privacy=PrivacySettings(privacy="paper"))
+    first, _, _ = fit(make_client(data, tmp_path), request)
+    again, _, _ = fit(make_client(data, tmp_path), request)
+    for one, other in zip(first, again, strict=True):
+        np.testing.assert_array_equal(one, other)
+    with np.load(tmp_path / "state" / "site-1" / "job" / "state.npz") as state:
+        assert len(json.loads(str(state["meta"]))["events"]) == 2
+
+
+def test_noise_differs_between_rounds_and_jobs(client, data):
+    """Fresh noise each time: two jobs that ask the same get different bytes."""
+    request = make_request(data, solver=PAPER, privacy=PrivacySettings(privacy="paper"))
+    first, _, _ = fit(client, request)
+    other, _, _ = fit(client, replace(request, job="other"))
+    assert not np.array_equal(first[0], other[0])
+
+
+def test_an_asked_again_round_with_another_content_is_stale(client, data, caplog):
+    fit(client, make_request(data))
+    text = refusal(client, make_request(data, seed=4), caplog)
+    assert "round 1 of job 'job' is stale" in text
+
+
+def test_rounds_go_on_from_the_state(client, data, tmp_path):
+    fit(client, make_request(data))
+    fit(client, make_request(data, round=2))
+    lines = (tmp_path / "state" / "site-1" / "job" / "history.jsonl").read_text().splitlines()
+    first, second = (json.loads(line) for line in lines)
+    assert second["objective"][0] == pytest.approx(first["objective"][-1], rel=1e-4)
+
+
+def test_a_privacy_mode_the_site_did_not_name_is_refused(data, tmp_path, caplog):
+    client = make_client(data, tmp_path, allow_privacy="paper")
+    assert "allow-privacy is 'paper'" in refusal(client, make_request(data), caplog)
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_budget_the_site_capped_is_not_exceeded(data, tmp_path, caplog):
+    client = make_client(data, tmp_path, max_epsilon=1.0)
+    privacy = PrivacySettings(privacy="paper", epsilon=1.2)
+    request = make_request(data, solver=PAPER, privacy=privacy)
+    refused_at = None
+    for number in range(1, 6):
+        try:
+            fit(client, replace(request, round=number))
+        except RoundRefusedError as error:
+            assert "privacy-refused" in str(error)  # noqa: PT017
+            refused_at = number
+            break
+    assert refused_at is not None
+    assert refused_at > 1
+    with np.load(tmp_path / "state" / "site-1" / "job" / "state.npz") as state:
+        assert len(json.loads(str(state["meta"]))["events"]) == 2 * (refused_at - 1)
+
+
+def test_the_server_cannot_widen_the_budget_by_naming_a_large_delta(data, tmp_path, caplog):
+    client = make_client(data, tmp_path, max_epsilon=0.5)
+    privacy = PrivacySettings(privacy="paper", epsilon=5.0, delta=0.4)
+    request = make_request(data, solver=PAPER, privacy=privacy)
+    assert "at delta 1e-05" in refusal(client, request, caplog)
+
+
+def test_a_capped_site_releases_nothing_without_noise(data, tmp_path, caplog):
+    client = make_client(data, tmp_path, max_epsilon=8.0)
+    assert "has no epsilon" in refusal(client, make_request(data), caplog)
+
+
+def test_seeded_noise_is_refused_outside_simulation(client, data, caplog):
+    privacy = PrivacySettings(privacy="paper", noise_seed=1)
+    text = refusal(client, make_request(data, solver=PAPER, privacy=privacy), caplog)
+    assert "noise-seed" in text
+
+
+BAD_REQUESTS = {
+    "vocabulary": ({"vocabulary": "0" * 64}, "digests differ"),
+    "too many codes": ({"anchors": initial_factors((9, 13), 4, 0)}, "sizes (9, 13)"),
+    "a mode too many": ({"anchors": initial_factors((9, 12, 3), 4, 0)}, "sizes (9, 12, 3)"),
+    "a mode missing": ({"anchors": initial_factors((9,), 4, 0)}, "sizes (9,)"),
+    "other rank": ({"anchors": initial_factors((9, 12), 3, 0)}, "need shape (features, 4)"),
+    "not finite": ({"anchors": (np.full((9, 4), np.nan, np.float32),) * 2}, "not finite"),
+    "job leads out of the folder": ({"job": "../../elsewhere"}, "job"),
+    "job empty": ({"job": ""}, "job"),
+    "round 0": ({"round": 0}, "round: must be at least 1"),
+}
+
+
+@pytest.mark.parametrize(("changes", "says"), BAD_REQUESTS.values(), ids=BAD_REQUESTS)
+def test_a_bad_request_is_refused_at_the_door(client, data, tmp_path, caplog, changes, says):
+    assert says in refusal(client, make_request(data, **changes), caplog)
+    assert not (tmp_path / "state").exists()
+    fit(client, make_request(data))  # the site is unharmed
+
+
+@pytest.mark.parametrize("key", ["rank", "eta", "privacy", "job", "round", "seed", "solver"])
+def test_a_mistyped_config_is_refused(client, data, key):
+    arrays, config = make_request(data).to_wire()
+    with pytest.raises(RoundRefusedError, match=r"dpfact:message"):
+        client.fit(arrays, {**config, key: [1]})
+
+
+def test_a_site_without_nonzeros_says_so(data, tmp_path, caplog):
+    nothing = SparseTensor.from_coo(np.empty((0, 3)), [], data.tensor.shape)
+    client = make_client(replace(data, tensor=nothing), tmp_path)
+    assert "no non-zeros" in refusal(client, make_request(data), caplog)
+
+
+def test_an_unexpected_error_keeps_its_text_from_server_and_log(client, data, caplog, monkeypatch):
+    def fail(*_args, **_kwargs):
+        raise ValueError("could not convert 'Jane Doe MRN 12345'")
+
+    monkeypatch.setattr("dpfact_flower.client.run_round", fail)
+    text = refusal(client, make_request(data), caplog)
+    assert "unexpected ValueError" in text
+    assert "Jane" not in text
+
+
+def test_logs_hold_no_patient_value(client, data, caplog):
+    with caplog.at_level(logging.DEBUG):
+        fit(client, make_request(data))
+    for record in caplog.records:
+        assert str(data.tensor.n_patients) not in record.getMessage().split()
+
+
+def test_evaluate_and_get_parameters_are_refused(client):
+    with pytest.raises(RoundRefusedError):
+        client.evaluate([], {})
+    with pytest.raises(RoundRefusedError):
+        client.get_parameters({})
+
+
+@pytest.mark.parametrize("key", ["state_dir", "allow_privacy"])
+def test_what_a_site_must_choose_for_itself_has_no_default(data, tmp_path, key):
+    with pytest.raises(SettingsError, match=key.replace("_", "-")):
+        make_client(data, tmp_path, **{key: ""})
+
+
+def test_the_sites_own_mu_switches_phenotypes_off_for_it_alone(data, tmp_path):
+    client = make_client(data, tmp_path, site_mu=1e6)
+    fit(client, make_request(data))
+    with np.load(tmp_path / "state" / "site-1" / "job" / "state.npz") as state:
+        assert (state["factor_0"] == 0).all()
+
+
+def test_a_data_file_is_read_again_when_it_changes(cohort, tmp_path):
+    path = tmp_path / "site.npz"
+    cohort.sites[0].save(path)
+    assert load_site(path) is load_site(path)
+    cohort.sites[1].save(path)
+    assert load_site(path).name == "site-2"
+
+
+def test_a_missing_data_file_is_a_clear_error(tmp_path):
+    with pytest.raises(DataError, match="no such file"):
+        load_site(tmp_path / "absent.npz")

@@ -1,0 +1,169 @@
+"""The same run in one process, in Flower's simulation, and deployed: the same numbers.
+
+The simulation is a real `flwr run` on a SuperLink with Ray; the deployment is a SuperLink and three
+SuperNodes, each a process of its own on loopback, started here and ended by process id.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpfact_flower.federate import federate
+from dpfact_flower.run_folder import read_history, read_json, read_model
+from dpfact_flower.superlink import (
+    RunFailedError,
+    SuperLink,
+    free_port,
+    local_superlink,
+    stop,
+    tool,
+)
+
+APP = Path(__file__).parents[1] / "simulation"
+CPUS = "client-resources-num-cpus=1"
+CONFIG = {"rounds": 3, "rank": 4, "seed": 5, "privacy": "none", "tau": 2}
+
+
+@contextmanager
+def supernode(superlink: SuperLink, folder: Path, config: dict[str, str]):
+    """A SuperNode process for one hospital."""
+    text = " ".join(f'{key}="{value}"' for key, value in config.items())
+    command = [
+        tool("flower-supernode"), "--insecure", "--superlink", superlink.address,
+        "--port", str(free_port()), "--node-config", text,
+    ]  # fmt: skip
+    with (folder / f"{config['site']}.log").open("wb") as log:
+        process = subprocess.Popen(
+            command, env=superlink.environment, stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        yield process
+    finally:
+        stop(process)
+
+
+def site_config(cohort_folder: Path, tmp_path: Path, site: str, **changes) -> dict[str, str]:
+    return {
+        "site": site, "data-path": str(cohort_folder / f"{site}.npz"),
+        "state-dir": str(tmp_path / f"state-{site}"), "allow-privacy": "none", **changes,
+    }  # fmt: skip
+
+
+def server_config(cohort, tmp_path: Path) -> dict[str, object]:
+    """A deployed server has the public code lists and nothing else."""
+    paths = []
+    for vocabulary in cohort.vocabularies:
+        path = tmp_path / f"{vocabulary.name}.json"
+        vocabulary.save(path)
+        paths.append(str(path))
+    return {"data": "", "vocabulary": ",".join(paths), "out": str(tmp_path / "deployed"),
+            "sites": 3, "min-sites": 2, "wait-timeout": 60.0}  # fmt: skip
+
+
+@pytest.fixture
+def expected(cohort_folder, tmp_path):
+    """Global factors of the run in one process."""
+    out = federate({**CONFIG, "data": str(cohort_folder), "out": str(tmp_path / "inprocess")})
+    return read_model(out)[0]
+
+
+def assert_same(out: Path, expected) -> None:
+    for got, want in zip(read_model(out)[0], expected, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_simulation_gives_the_numbers_of_one_process(cohort_folder, tmp_path, expected):
+    out = tmp_path / "ray"
+    config = {**CONFIG, "data": str(cohort_folder), "out": str(out)}
+    with local_superlink(tmp_path / "flwr", simulation=True) as superlink:
+        superlink.run(APP, config, federation_config="num-supernodes=3 client-resources-num-cpus=1")
+        wrong = {**config, "out": str(tmp_path / "wrong")}
+        with pytest.raises(RunFailedError):  # the data has three sites
+            superlink.run(APP, wrong, federation_config=f"num-supernodes=2 {CPUS}")
+    assert superlink.process.poll() is not None
+    assert_same(out, expected)
+    assert read_json(out / "summary.json")["sites"] == 3
+
+
+@pytest.mark.slow
+@pytest.mark.deployment
+def test_deployment_gives_the_numbers_of_one_process(cohort, cohort_folder, tmp_path, expected):
+    with ExitStack() as stack:
+        superlink = stack.enter_context(local_superlink(tmp_path / "flwr", simulation=False))
+        for site in cohort.sites:
+            config = site_config(cohort_folder, tmp_path, site.name)
+            stack.enter_context(supernode(superlink, tmp_path, config))
+        superlink.run(APP, {**CONFIG, **server_config(cohort, tmp_path)})
+    out = tmp_path / "deployed"
+    assert_same(out, expected)
+    summary = read_json(out / "summary.json")
+    assert summary["sites"] == 3
+    assert summary["auc"] is None  # the server has no patients to measure on
+    for site in cohort.sites:
+        state = tmp_path / f"state-{site.name}" / site.name
+        assert len(list(state.glob("*/state.npz"))) == 1
+        (history,) = state.glob("*/history.jsonl")
+        assert len(history.read_text().splitlines()) == CONFIG["rounds"]
+
+
+@pytest.mark.slow
+@pytest.mark.deployment
+def test_a_site_that_dies_does_not_take_the_run_with_it(cohort, cohort_folder, tmp_path):
+    config = {**CONFIG, **server_config(cohort, tmp_path), "rounds": 4, "round-timeout": 20.0}
+    with ExitStack() as stack:
+        superlink = stack.enter_context(local_superlink(tmp_path / "flwr", simulation=False))
+        nodes = []
+        for site in cohort.sites[:2]:
+            own = site_config(cohort_folder, tmp_path, site.name)
+            nodes.append(stack.enter_context(supernode(superlink, tmp_path, own)))
+        # The third hospital allows nothing that this run asks.
+        own = site_config(cohort_folder, tmp_path, "site-3", **{"allow-privacy": "paper"})
+        nodes.append(stack.enter_context(supernode(superlink, tmp_path, own)))
+        run = subprocess.Popen(
+            superlink.run_command(APP, {**config, "min-sites": 1}), env=superlink.environment
+        )
+        stack.callback(stop_plain, run)
+        history = tmp_path / "deployed" / "history.jsonl"
+        await_lines(history, 1)
+        os.killpg(nodes[1].pid, signal.SIGKILL)
+        assert run.wait(240) == 0
+    rounds = read_history(tmp_path / "deployed")
+    assert [r.updated for r in rounds] == [True] * 4
+    assert rounds[0].sites == ("site-1", "site-2")
+    assert rounds[-1].sites == ("site-1",)
+    reasons = {failure.reason for r in rounds for failure in r.failures}
+    assert any("dpfact:privacy-refused" in reason for reason in reasons)
+    assert not any("allow-privacy" in reason for reason in reasons)  # the text stays at the site
+
+
+def stop_plain(process: subprocess.Popen) -> None:
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+
+
+def await_lines(path: Path, count: int, seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if path.exists() and len(path.read_text().splitlines()) >= count:
+            return
+        time.sleep(0.2)
+    raise AssertionError(f"{path} did not get {count} lines in {seconds} s")
+
+
+def test_one_process_repeats_itself_and_leaves_no_patient_value(cohort_folder, tmp_path, expected):
+    out = federate({**CONFIG, "data": str(cohort_folder), "out": str(tmp_path / "again")})
+    assert_same(out, expected)
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["rounds"] == CONFIG["rounds"]
+    assert (tmp_path / "again.sites" / "site-1").is_dir()
+    assert not list(out.glob("**/state.npz"))

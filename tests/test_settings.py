@@ -1,0 +1,374 @@
+"""Settings at their door: every class, every range, and what a person may mistype."""
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import pytest
+
+from dpfact_flower.errors import SettingsError
+from dpfact_flower.settings import (
+    AppSettings,
+    PrivacySettings,
+    RunSettings,
+    Settings,
+    SiteSettings,
+    SolverSettings,
+    describe,
+    parse_assignments,
+    refuse_unknown,
+)
+
+CLASSES = (SolverSettings, PrivacySettings, RunSettings, AppSettings, SiteSettings)
+BASE = {
+    # What a field needs of the others before it can take every value of its own.
+    "clip": {"solver": "psgd"},
+    "eta": {"gamma": 0.0},
+}
+BELOW_ONE = {"delta"}
+"""Fields of which the declared upper edge is refused all the same."""
+
+every_class = pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+
+
+def key_of(field) -> str:
+    return field.name.replace("_", "-")
+
+
+def fields(*hints):
+    """Parameters for every field of every class, or for those of the given types."""
+    return pytest.mark.parametrize(
+        ("kind", "field", "hint"),
+        [
+            pytest.param(kind, field, hint, id=f"{kind.__name__}.{field.name}")
+            for kind in CLASSES
+            for field in dataclasses.fields(kind)
+            if (hint := get_type_hints(kind)[field.name]) in hints or not hints
+        ],
+    )
+
+
+every_field, every_number = fields(), fields(int, float)
+
+
+def another(field, hint):
+    """A valid value that is not the default."""
+    if get_args(hint):
+        return next(value for value in get_args(hint) if value != field.default)
+    if hint is bool:
+        return not field.default
+    if hint is str:
+        return "other"
+    step = 1 if hint is int else 0.25
+    return field.default + (step if field.default + step <= field.metadata["high"] else -step)
+
+
+def build(kind, field, value):
+    return kind(**{**BASE.get(field.name, {}), field.name: value})
+
+
+def next_to(value, hint, direction):
+    return value + direction if hint is int else math.nextafter(value, direction * math.inf)
+
+
+# --- round trip
+
+
+@every_class
+def test_defaults_are_valid_and_survive_the_round_trip(kind):
+    assert kind.from_config(kind().to_config()) == kind()
+
+
+@every_field
+def test_every_field_survives_the_round_trip(kind, field, hint):
+    value = another(field, hint)
+    assert value != field.default
+    settings = build(kind, field, value)
+    config = settings.to_config()
+    assert config[key_of(field)] == value
+    assert kind.from_config(config) == settings
+    assert settings != build(kind, field, field.default)
+
+
+@every_class
+def test_names_are_the_fields_with_hyphens_and_other_keys_are_left_alone(kind):
+    assert kind.names() == [key_of(field) for field in dataclasses.fields(kind)]
+    assert kind.from_config({"somebody-elses": object()}) == kind()
+
+
+def test_no_key_means_two_things_at_the_server():
+    server = [key for kind in CLASSES[:4] for key in kind.names()]
+    assert len(set(server)) == len(server)
+
+
+@every_class
+def test_settings_are_frozen(kind):
+    settings = kind()
+    for field in dataclasses.fields(kind):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(settings, field.name, getattr(settings, field.name))
+
+
+# --- ranges
+
+
+@every_number
+def test_low_edge(kind, field, hint):
+    low = hint(field.metadata["low"])
+    inside = next_to(low, hint, +1) if field.metadata["open_low"] else low
+    assert getattr(build(kind, field, inside), field.name) == inside
+    outside = low if field.metadata["open_low"] else next_to(low, hint, -1)
+    with pytest.raises(SettingsError, match=f"^{key_of(field)}: must lie in"):
+        build(kind, field, outside)
+
+
+@every_number
+def test_high_edge(kind, field, hint):
+    high = field.metadata["high"]
+    if high == math.inf:
+        huge = hint(1e18)
+        assert getattr(build(kind, field, huge), field.name) == huge
+        return
+    last = hint(high)
+    if key_of(field) in BELOW_ONE:
+        last = math.nextafter(last, 0)
+    assert getattr(build(kind, field, last), field.name) == last
+    with pytest.raises(SettingsError, match=f"^{key_of(field)}: must lie in"):
+        build(kind, field, next_to(last, hint, +1))
+
+
+@every_number
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf], ids=str)
+def test_what_is_not_finite_is_refused(kind, field, hint, value):
+    with pytest.raises(SettingsError, match=f"^{key_of(field)}: "):
+        build(kind, field, value)
+
+
+def test_an_int_is_a_float_but_not_the_other_way():
+    settings = SolverSettings(gamma=2)
+    assert type(settings.gamma) is float
+    with pytest.raises(SettingsError, match=r"^rank: need int, got 2\.0"):
+        SolverSettings(rank=2.0)
+
+
+WRONG_TYPES = {int: [True, 1.0, "1", None, [1]], float: [True, "0.1", None, [0.1], 1j],
+               str: [1, True, None, b"x", ["x"]], bool: [0, 1, "true", None]}  # fmt: skip
+
+
+@every_field
+def test_a_wrong_type_is_refused_by_name(kind, field, hint):
+    for value in WRONG_TYPES.get(hint, [1, True, None, "", "PSGD", ["psgd"]]):
+        with pytest.raises(SettingsError, match=f"^{key_of(field)}: "):
+            build(kind, field, value)
+
+
+def test_literals_take_their_values_and_say_them():
+    for kind, name in ((SolverSettings, "solver"), (SolverSettings, "update"),
+                       (SolverSettings, "zeros"), (PrivacySettings, "privacy")):  # fmt: skip
+        allowed = get_args(get_type_hints(kind)[name])
+        for value in allowed:
+            assert getattr(kind(**{name: value}), name) == value
+        with pytest.raises(SettingsError, match=f"^{name}: must be one of {', '.join(allowed)}; "):
+            kind(**{name: "other"})
+
+
+NAMES = {"job": RunSettings, "site": SiteSettings}
+BAD_NAMES = ["../x", "a/b", ".hidden", "-x", "a b", "a\n", "ä", "a" * 65, "..", "/etc"]
+
+
+@pytest.mark.parametrize("key", NAMES)
+@pytest.mark.parametrize("name", BAD_NAMES, ids=ascii)
+def test_names_that_could_not_be_folders_are_refused(key, name):
+    with pytest.raises(SettingsError, match=f"^{key}: .* does not match"):
+        NAMES[key].from_config({key: name})
+
+
+@pytest.mark.parametrize("key", NAMES)
+@pytest.mark.parametrize("name", ["", "a", "A.b-c_0", "0" * 64])
+def test_names_that_can(key, name):
+    assert getattr(NAMES[key].from_config({key: name}), key) == name
+
+
+@pytest.mark.parametrize("modes", ["None", "paper,", ",paper", "paper paper", "paper,,none", "*"])
+def test_allow_privacy_is_a_list_of_words(modes):
+    with pytest.raises(SettingsError, match=r"^allow-privacy: "):
+        SiteSettings(allow_privacy=modes)
+
+
+# --- settings together
+
+IMPOSSIBLE = {
+    "psgd's elastic step": (SolverSettings, {"solver": "psgd", "eta": 0.5, "gamma": 2.0}, "eta"),
+    "clip without psgd": (SolverSettings, {"clip": 1.0}, "clip"),
+    "rho without noise": (PrivacySettings, {"privacy": "none", "rho": 1e-3}, "rho"),
+    "seed without noise": (PrivacySettings, {"privacy": "none", "noise-seed": 0}, "noise-seed"),
+    "state in the run folder": (AppSettings, {"out": "x", "state-dir": "x/y"}, "state-dir"),
+    "state is the run folder": (AppSettings, {"out": "x", "state-dir": "x"}, "state-dir"),
+    "state in it by a detour": (AppSettings, {"out": "./x", "state-dir": "x"}, "state-dir"),
+}
+
+
+@pytest.mark.parametrize(("kind", "config", "key"), IMPOSSIBLE.values(), ids=IMPOSSIBLE)
+def test_impossible_together(kind, config, key):
+    with pytest.raises(SettingsError, match=f"^{key}"):
+        kind.from_config(config)
+
+
+def test_the_exact_solver_takes_any_elastic_weight():
+    assert SolverSettings(solver="exact", eta=0.5, gamma=100.0).gamma == 100
+
+
+def test_paper_mode_needs_clipped_gradients():
+    clipped = SolverSettings(solver="psgd", clip=1.0)
+    PrivacySettings(privacy="paper").check_solver(clipped)
+    PrivacySettings(privacy="none").check_solver(SolverSettings())
+    for solver in (SolverSettings(), SolverSettings(solver="psgd")):
+        with pytest.raises(SettingsError, match=r"clip above 0; got '(exact|psgd)' and 0"):
+            PrivacySettings().check_solver(solver)
+
+
+def test_folders_of_a_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    settings = AppSettings(out="runs/x")
+    assert settings.run_folder == tmp_path / "runs" / "x"
+    assert settings.sites_folder == tmp_path / "runs" / "x.sites"
+    assert settings.cohort_folder == tmp_path / "runs" / "x.sites" / "data"
+    elsewhere = AppSettings(out="~/x", state_dir="~/s", data="~/d")
+    home = tmp_path / "home"
+    assert elsewhere.run_folder == home / "x"
+    assert elsewhere.sites_folder == home / "s"
+    assert elsewhere.cohort_folder == home / "d"
+
+
+@pytest.mark.parametrize(
+    ("data", "preset"),
+    [("synthetic:demo", "demo"), ("synthetic:", "demo"), ("synthetic", "demo"),
+     ("synthetic:paper-mimic", "paper-mimic"), ("folder", ""), ("", ""), ("C:synthetic", "")],
+)  # fmt: skip
+def test_synthetic_preset(data, preset):
+    assert AppSettings(data=data).synthetic_preset == preset
+
+
+# --- describe
+
+
+@every_class
+def test_every_field_is_described(kind):
+    lines = describe(kind)
+    assert [line.key for line in lines] == kind.names()
+    defaults = kind().to_config()
+    for line in lines:
+        assert line.default == defaults[line.key]
+        assert line.help.strip()
+        assert len(line.help) <= 120
+        assert line.help.isprintable()
+        assert line.allowed
+
+
+def test_allowed_values_are_said():
+    allowed = {line.key: line.allowed for kind in CLASSES for line in describe(kind)}
+    assert allowed["rank"] == "int in [1, 1000]"
+    assert allowed["eta"] == "float in (0, 1]"
+    assert allowed["gamma"] == "float in [0, inf)"
+    assert allowed["solver"] == "psgd | exact"
+    assert allowed["nonnegative"] == "bool"
+    assert allowed["out"] == "str"
+
+
+# --- config from the command line
+
+PARSED = {
+    "int": ("rank=3", {"rank": 3}),
+    "negative int": ("noise-seed=-1", {"noise-seed": -1}),
+    "float": ("eta=0.5", {"eta": 0.5}),
+    "float with an exponent": ("eta=1e-3", {"eta": 1e-3}),
+    "true": ("resume=true", {"resume": True}),
+    "false": ("nonnegative=false", {"nonnegative": False}),
+    "bare word": ("solver=psgd", {"solver": "psgd"}),
+    "double quotes": ('out="runs/a b"', {"out": "runs/a b"}),
+    "single quotes": ("out='3'", {"out": "3"}),
+    "path": ("out=~/runs/a-b_c.d", {"out": "~/runs/a-b_c.d"}),
+    "absolute path": ("out=/var/x", {"out": "/var/x"}),
+    "preset": ("data=synthetic:demo", {"data": "synthetic:demo"}),
+    "list as Flower writes it": ("allow-privacy=none,paper", {"allow-privacy": "none,paper"}),
+    "equals in the value": ("out=a=b", {"out": "a=b"}),
+    "blanks": (" rank = 3 ", {"rank": 3}),
+    "blanks around a word": (" solver = psgd ", {"solver": "psgd"}),
+    "empty": ("job=", {"job": ""}),
+    "leading zeros": ("job=007", {"job": "007"}),
+    "infinity": ("gamma=inf", {"gamma": math.inf}),
+    "unbalanced quote": ('out="x', {"out": '"x'}),
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), PARSED.values(), ids=PARSED)
+def test_assignments(text, expected):
+    found = parse_assignments([text])
+    assert found == expected
+    assert [type(value) for value in found.values()] == [type(v) for v in expected.values()]
+
+
+def test_the_last_assignment_wins():
+    assert parse_assignments(["rank=3", "tau=1", "rank=4"]) == {"rank": 4, "tau": 1}
+    assert parse_assignments([]) == {}
+
+
+BAD_ASSIGNMENTS = {
+    "no equals": ("rank", "need key=value, got 'rank'"),
+    "no key": ("=3", "need key=value"),
+    "blank key": ("  =3", "need key=value"),
+    "empty": ("", "need key=value"),
+    "list": ("rank=[1, 2]", "^rank: need a single value"),
+    "table": ("rank={a = 1}", "^rank: need a single value"),
+}
+
+
+@pytest.mark.parametrize(("text", "says"), BAD_ASSIGNMENTS.values(), ids=BAD_ASSIGNMENTS)
+def test_bad_assignments(text, says):
+    with pytest.raises(SettingsError, match=says):
+        parse_assignments(["tau=1", text])
+
+
+# --- unknown keys
+
+MISSPELT = {
+    "rnak": "rank", "round_timeout": "round-timeout", "gama": "gamma", "min-site": "min-sites",
+    "privcy": "privacy", "Rounds": "rounds", "noise_seed": "noise-seed",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "meant"), MISSPELT.items(), ids=MISSPELT)
+def test_an_unknown_key_is_refused_with_the_nearest_known(key, meant):
+    with pytest.raises(SettingsError, match=f"^{key}: no such setting; did you mean '{meant}'"):
+        refuse_unknown({"rank": 3, key: 1}, *CLASSES)
+
+
+def test_an_unknown_key_like_no_other_is_refused_with_all_known():
+    with pytest.raises(SettingsError, match=r"^zzzz: no such setting; known: rank, .*, site-mu$"):
+        refuse_unknown({"zzzz": 1}, *CLASSES)
+
+
+def test_a_key_of_another_class_is_unknown():
+    with pytest.raises(SettingsError, match=r"^rounds: no such setting"):
+        refuse_unknown({"rounds": 1}, SolverSettings)
+    refuse_unknown({"rounds": 1, "rank": 2}, SolverSettings, RunSettings)
+
+
+def test_settings_of_a_users_own_are_checked_alike():
+    @dataclasses.dataclass(frozen=True)
+    class Free(Settings):
+        share: float = dataclasses.field(
+            default=0.5,
+            metadata={"help": "x", "low": 0, "high": 1, "open_low": False, "pattern": ""},
+        )
+
+    assert Free(1).share == 1.0
+    with pytest.raises(SettingsError, match=r"^share: "):
+        Free(1.5)
+
+
+def test_a_path_is_no_text():
+    with pytest.raises(SettingsError, match=r"^out: need str"):
+        AppSettings(out=Path("runs"))

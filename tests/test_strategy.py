@@ -1,0 +1,235 @@
+"""The strategy against hand-made replies: Prepare, Execute, Assert, as Flower tests its own."""
+
+import time
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
+
+from dpfact_flower import records
+from dpfact_flower.client_app import app as client_app
+from dpfact_flower.elastic import elastic_average
+from dpfact_flower.errors import QuorumError, SettingsError
+from dpfact_flower.grid import InProcessGrid
+from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
+from dpfact_flower.strategy import DPFact
+
+SHAPE = (5, 7)
+SOLVER = SolverSettings(rank=3)
+
+
+def make_strategy(**run) -> DPFact:
+    return DPFact(SHAPE, solver=SOLVER, privacy=PrivacySettings(privacy="none"),
+                  run=RunSettings(**{"rounds": 3, "wait_timeout": 0.3, **run}))  # fmt: skip
+
+
+class FakeGrid(InProcessGrid):
+    """A grid whose nodes answer with what a test says."""
+
+    def __init__(self, answers: dict[int, object]) -> None:
+        super().__init__(client_app, [{}] * len(answers))
+        self.answers = {node: answers[n] for n, node in enumerate(self._contexts)}
+
+    def _deliver(self, message: Message) -> Message:
+        answer = self.answers[message.metadata.dst_node_id]
+        if isinstance(answer, Error):
+            return Message(answer, reply_to=message)
+        return Message(answer, reply_to=message)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout=None) -> list[Message]:
+        replies = super().send_and_receive(messages, timeout=timeout)
+        return [r for r in replies if not (r.has_error() and r.error.reason == "silent")]
+
+
+def reply(site: object, value: float = 0.5, shapes=((5, 3), (7, 3)), dtype=np.float32):
+    arrays = [np.full(shape, value, dtype) for shape in shapes]
+    return records.answer(arrays, 1, {"site": site}, legacy=False)
+
+
+def one_round(strategy: DPFact, grid: FakeGrid):
+    messages = strategy.configure_train(1, strategy.arrays, ConfigRecord(), grid)
+    return strategy.aggregate_train(1, grid.send_and_receive(messages))
+
+
+def test_every_connected_node_gets_the_same_request_alive_for_the_rounds_timeout():
+    # Prepare
+    strategy, grid = make_strategy(round_timeout=12.0), FakeGrid({0: reply("a"), 1: reply("b")})
+    # Execute
+    messages = list(strategy.configure_train(2, strategy.arrays, ConfigRecord(), grid))
+    # Assert
+    assert [m.metadata.dst_node_id for m in messages] == grid.get_node_ids()
+    assert {m.metadata.ttl for m in messages} == {12.0}
+    assert {m.metadata.group_id for m in messages} == {"2"}
+    sent = [m.content["arrays"].to_numpy_ndarrays() for m in messages]
+    for arrays in sent:
+        for array, factor in zip(arrays, strategy.coordinator.factors, strict=True):
+            np.testing.assert_array_equal(array, factor)
+
+
+@pytest.mark.parametrize(
+    ("solver", "run", "step"),
+    [
+        (SOLVER, {}, 1 / 2),
+        (SolverSettings(rank=3, solver="psgd"), {}, 0.01 * 5),
+        (SOLVER, {"elastic_step": 0.3}, 0.3),
+    ],
+    ids=["exact: the mean", "psgd: eta * gamma", "given"],
+)
+def test_aggregate_pulls_the_global_factors_elastically(solver, run, step):
+    strategy = DPFact(SHAPE, solver=solver, privacy=PrivacySettings(privacy="none"),
+                      run=RunSettings(**run))  # fmt: skip
+    grid = FakeGrid({0: reply("b", 0.25), 1: reply("a", 1.5)})
+    before = strategy.coordinator.factors
+    arrays, metrics = one_round(strategy, grid)
+    replies = [[np.full(f.shape, v, np.float32) for f in before] for v in (1.5, 0.25)]
+    expected = elastic_average(before, replies, step)
+    for got, want in zip(arrays.to_numpy_ndarrays(), expected, strict=True):
+        np.testing.assert_array_equal(got, want)
+    assert metrics["sites"] == 2
+    assert metrics["failures"] == 0
+
+
+def test_order_of_nodes_does_not_change_a_bit():
+    results = []
+    for order in ((0.1, 0.7, 0.3), (0.3, 0.1, 0.7)):
+        strategy = make_strategy()
+        names = {0.1: "x", 0.7: "y", 0.3: "z"}
+        grid = FakeGrid({n: reply(names[v], v) for n, v in enumerate(order)})
+        results.append(one_round(strategy, grid)[0].to_numpy_ndarrays())
+    for first, second in zip(*results, strict=True):
+        np.testing.assert_array_equal(first, second)
+
+
+BAD_REPLIES = {
+    "wrong shape": reply("bad", shapes=((5, 3), (8, 3))),
+    "wrong rank": reply("bad", shapes=((5, 2), (7, 2))),
+    "array missing": reply("bad", shapes=((5, 3),)),
+    "array too many": reply("bad", shapes=((5, 3), (7, 3), (7, 3))),
+    "no arrays": reply("bad", shapes=()),
+    "not a number": reply("bad", np.nan),
+    "infinite": reply("bad", np.inf),
+    "float64": reply("bad", dtype=np.float64),
+    "integers": reply("bad", dtype=np.int32),
+    "site not text": reply(7),
+    "site not a name": reply("../elsewhere"),
+    "no records": RecordDict(),
+    "no config": RecordDict({"arrays": ArrayRecord([np.zeros((5, 3), np.float32)])}),
+    "error of the client app": Error(2, "dpfact:data (details are in the site's own log)"),
+    "node gone": Error(5, "node unavailable"),
+    "silent": Error(0, "silent"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_REPLIES.values(), ids=BAD_REPLIES)
+def test_a_bad_reply_is_reported_and_the_others_count(bad):
+    strategy, grid = make_strategy(), FakeGrid({0: reply("good"), 1: bad})
+    arrays, metrics = one_round(strategy, grid)
+    assert arrays is not None
+    assert (metrics["sites"], metrics["failures"]) == (1, 1)
+    (record,) = strategy.coordinator.records
+    assert record.sites == ("good",)
+    assert record.failures[0].who.endswith(f"node {grid.get_node_ids()[1]}")
+    for factor in strategy.coordinator.factors:
+        assert np.isfinite(factor).all()
+
+
+def test_below_the_quorum_the_global_factors_stay():
+    strategy = make_strategy(min_sites=2)
+    before = strategy.coordinator.factors
+    arrays, _ = one_round(strategy, FakeGrid({0: reply("a"), 1: Error(8, "crashed")}))
+    assert arrays is None
+    assert strategy.coordinator.factors is before
+    assert not strategy.coordinator.records[0].updated
+
+
+def test_a_lost_node_is_told_by_its_message_though_the_error_comes_from_the_superlink():
+    strategy, grid = make_strategy(), FakeGrid({0: reply("a"), 1: reply("b")})
+    messages = list(strategy.configure_train(1, strategy.arrays, ConfigRecord(), grid))
+    replies = grid.send_and_receive(messages)
+    lost = Message(Error(5, "node unavailable"), reply_to=messages[1])
+    lost.metadata.__dict__["_src_node_id"] = 1
+    strategy.aggregate_train(1, [replies[0], lost])
+    (failure,) = strategy.coordinator.records[0].failures
+    assert str(grid.get_node_ids()[1]) in failure.who
+
+
+def test_a_failed_site_that_was_heard_before_is_named():
+    strategy, grid = make_strategy(), FakeGrid({0: reply("a"), 1: reply("north")})
+    one_round(strategy, grid)
+    grid.answers[grid.get_node_ids()[1]] = Error(8, "crashed")
+    one_round(strategy, grid)
+    (failure,) = strategy.coordinator.records[1].failures
+    assert failure.who.startswith("north")
+
+
+def test_replies_of_another_round_are_ignored():
+    strategy, grid = make_strategy(), FakeGrid({0: reply("a", 0.9)})
+    stale = grid.send_and_receive(
+        strategy.configure_train(1, strategy.arrays, ConfigRecord(), grid)
+    )
+    list(strategy.configure_train(1, strategy.arrays, ConfigRecord(), grid))
+    _, metrics = strategy.aggregate_train(1, stale)
+    assert metrics["sites"] == 0
+
+
+def test_bytes_are_those_of_the_serialised_messages():
+    strategy, grid = make_strategy(), FakeGrid({0: reply("a"), 1: reply("b")})
+    _, metrics = one_round(strategy, grid)
+    payload = sum(factor.nbytes for factor in strategy.coordinator.factors)
+    for direction in ("bytes-down", "bytes-up"):
+        assert 2 * payload < metrics[direction] < 2 * payload + 2 * 2500
+
+
+def test_waiting_for_sites_ends_with_a_clear_error():
+    strategy, grid = make_strategy(min_sites=3), FakeGrid({0: reply("a")})
+    began = time.monotonic()
+    with pytest.raises(QuorumError, match=r"1 site\(s\) connected within 0.3 s .* is 3"):
+        list(strategy.configure_train(1, strategy.arrays, ConfigRecord(), grid))
+    assert time.monotonic() - began < 5
+
+
+def test_expected_sites_that_stay_away_do_not_stop_a_run_that_has_its_quorum():
+    strategy, grid = make_strategy(sites=3, min_sites=1), FakeGrid({0: reply("a")})
+    assert len(list(strategy.configure_train(1, strategy.arrays, ConfigRecord(), grid))) == 1
+
+
+def test_more_sites_than_the_elastic_step_allows_are_refused():
+    strategy = DPFact(SHAPE, solver=SOLVER, privacy=PrivacySettings(privacy="none"),
+                      run=RunSettings(elastic_step=0.4))  # fmt: skip
+    with pytest.raises(SettingsError, match=r"0.4 \* 3 = 1.2"):
+        list(strategy.configure_train(1, strategy.arrays, ConfigRecord(),
+                                      FakeGrid({n: reply(str(n)) for n in range(3)})))  # fmt: skip
+
+
+def test_a_run_in_which_no_round_met_the_quorum_is_an_error():
+    with pytest.raises(QuorumError, match="no round met the quorum of 1"):
+        make_strategy().start(FakeGrid({0: Error(2, "dpfact:data")}))
+
+
+def test_nothing_is_asked_for_evaluation():
+    strategy, grid = make_strategy(), FakeGrid({0: reply("a")})
+    assert list(strategy.configure_evaluate(1, strategy.arrays, ConfigRecord(), grid)) == []
+    assert strategy.aggregate_evaluate(1, []) is None
+
+
+def test_a_stopped_run_is_resumed_where_it_was(tmp_path):
+    run = RunSettings(rounds=4)
+    options = {"solver": SOLVER, "privacy": PrivacySettings(privacy="none")}
+    whole = DPFact(SHAPE, run=run, **options)
+    whole.start(FakeGrid({0: reply("a", 0.2)}))
+    first = DPFact(SHAPE, run=run, run_dir=tmp_path, **options)
+    first.start(FakeGrid({0: reply("a", 0.2)}), num_rounds=2)
+    second = DPFact(SHAPE, run=run, run_dir=tmp_path, resume=True, **options)
+    second.start(FakeGrid({0: reply("a", 0.2)}))
+    assert [r.round for r in second.coordinator.records] == [1, 2, 3, 4]
+    for got, want in zip(second.coordinator.factors, whole.coordinator.factors, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_initial_arrays_of_the_caller_are_the_start():
+    given = [np.full((n, 3), 0.5, np.float32) for n in SHAPE]
+    strategy = make_strategy(rounds=1)
+    strategy.start(FakeGrid({0: reply("a", 0.5)}), ArrayRecord(given))
+    for factor in strategy.coordinator.factors:
+        assert (factor == 0.5).all()
