@@ -82,7 +82,7 @@ def write_report(folder: Path) -> Path:
     run = _read(Path(folder))
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("dpfact_flower", "evaluation"),
-        autoescape=False,
+        autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -60,7 +60,9 @@ def test_usage_crosses_what_is_off_and_leaves_it_blank():
         (0, 0): "100", (2, 0): "25", (1, 1): "100", (2, 1): "1"
     }  # fmt: skip
     figure.draw_without_rendering()
-    assert [t.get_text() for t in axes.get_yticklabels()] == ["large", "sma$ll$", "x" * 23 + "…"]
+    names = axes.get_yticklabels()
+    assert [name.get_text() for name in names] == ["large", "sma$ll$", "x" * 23 + "…"]
+    assert not any(name.get_parse_math() for name in names)  # "$" is a character here
 
 
 def test_usage_puts_phenotypes_in_the_order_asked_for():
