@@ -87,7 +87,7 @@ def data_mimic3(folder: Tables, out: Out, top: Top = "202x316") -> None:
 
 @data_app.command("eicu")
 def data_eicu(
-    folder: Tables, out: Out, by: SiteOf = SiteOf.region, top: Top = "202x316", window: Window = 30
+    folder: Tables, out: Out, by: SiteOf = SiteOf.region, top: Top = "0x0", window: Window = 30
 ) -> None:
     """Read the eICU database: treatments x ICD-9 diagnoses, one site a region, unit or hospital."""
     from dpfact_flower.data import eicu
@@ -101,12 +101,28 @@ def data_synpuf(
     out: Out,
     claims: Claims = Claims.inpatient,
     top: Top = "202x316",
-    window: Window = 0,
+    window: Window = 30,
+    valid_procedures: Annotated[
+        Path | None,
+        typer.Option(help="List of valid ICD-9 procedures; about half of the values are others."),
+    ] = None,
+    drop_last_patient: Annotated[
+        bool, typer.Option(help="For a file that was cut off: its last patient is incomplete.")
+    ] = False,
 ) -> None:
     """CMS DE-SynPUF claims: one site a sample."""
     from dpfact_flower.data import synpuf
+    from dpfact_flower.data.vocabulary import load_codes
 
-    _save(synpuf.read(folder, care=claims.value, top=_pair(top), window_days=window or None), out)
+    cohort = synpuf.read(
+        folder,
+        care=claims.value,
+        top=_pair(top),
+        window_days=window or None,
+        valid_procedures=load_codes(valid_procedures, "procedures") if valid_procedures else None,
+        drop_last_patient=drop_last_patient or None,
+    )
+    _save(cohort, out)
 
 
 @data_app.command("show")
@@ -242,8 +258,12 @@ def _save(cohort: Any, out: Path) -> None:
 def _show(cohort: Any) -> None:
     table = Table("site", "patients", "non-zeros", "deaths", title=cohort.name)
     for row in cohort.summary():
-        table.add_row(row.site, f"{row.patients:,}", f"{row.nonzeros:,}", str(row.deaths))
+        table.add_row(row.site, f"{row.patients:,}", f"{row.nonzeros:,}", _count(row.deaths))
     _console.print(table)
+
+
+def _count(deaths: int | None) -> str:
+    return "no labels" if deaths is None else str(deaths)
 
 
 def _finish(folder: Path) -> None:

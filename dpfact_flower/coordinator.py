@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from dpfact_flower.data.vocabulary import check_name
-from dpfact_flower.elastic import Factors, elastic_average, elastic_step, initial_factors
+from dpfact_flower.elastic import elastic_average, elastic_step, initial_factors
 from dpfact_flower.errors import DataError, QuorumError, SettingsError, StateError
 from dpfact_flower.files import replacing
 from dpfact_flower.protocol import RoundRequest, SiteReply, checked_factors
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
-from dpfact_flower.tensor import load_npz
+from dpfact_flower.tensor import Factors, load_npz
 
 _logger = logging.getLogger(__name__)
 CHECKPOINT = "checkpoint.npz"

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.settings import SolverSettings
-
-Factors = tuple[NDArray[np.float32], ...]
+from dpfact_flower.tensor import Factors
 
 
 def initial_factors(feature_shape: Sequence[int], rank: int, seed: int) -> Factors:
@@ -38,11 +36,16 @@ def elastic_step(settings: SolverSettings, step: float, sites: int) -> float:
     Raises
     ------
     SettingsError
-        If the pull of all sites together exceeds 1: the server would overshoot their mean.
+        If the server would never move, or the pull of all sites together exceeds 1: it would
+        overshoot their mean.
     """
     if step == 0 and settings.solver == "exact":
         return 1 / sites
     chosen = step or settings.eta * settings.gamma
+    if chosen == 0:
+        raise SettingsError(
+            "gamma = 0 and elastic-step = 0: the global factors would never move; set elastic-step"
+        )
     if chosen * sites > 1 + 1e-9:
         raise SettingsError(
             "elastic-step * sites (elastic-step defaults to eta * gamma) must be at most 1 for "

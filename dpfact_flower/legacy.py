@@ -43,8 +43,10 @@ class DPFact(Strategy):
 
         def server_fn(context):
             run = RunSettings(rounds=10, min_sites=3)
+            privacy = PrivacySettings(privacy="none")
             return ServerAppComponents(
-                strategy=DPFact((202, 316), run=run), config=ServerConfig(num_rounds=run.rounds)
+                strategy=DPFact((202, 316), privacy=privacy, run=run),
+                config=ServerConfig(num_rounds=run.rounds),
             )
     """
 

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from dpfact_flower.data.vocabulary import check_name
 from dpfact_flower.errors import DataError, DPFactError, MessageError, SettingsError
 from dpfact_flower.settings import PrivacySettings, Scalar, SolverSettings
+from dpfact_flower.tensor import Factors
 
 PROTOCOL_VERSION = 1
-Factors = tuple[NDArray[np.float32], ...]
 _T = TypeVar("_T", str, int)
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import version
-from logging import INFO
+from logging import INFO, WARNING
 from pathlib import Path
 
 from flwr.common.logger import log
@@ -21,10 +21,18 @@ from flwr.serverapp import Grid
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.data.synthetic import preset, synthetic
 from dpfact_flower.data.vocabulary import Vocabulary, joint_digest
-from dpfact_flower.errors import MissingDependencyError, SettingsError
+from dpfact_flower.errors import DataError, MissingDependencyError, SettingsError
 from dpfact_flower.evaluation.report import write_report
 from dpfact_flower.evaluation.summary import summarise
-from dpfact_flower.run_folder import PHENOTYPES, SUMMARY, write_config, write_json, write_model
+from dpfact_flower.run_folder import (
+    MODEL,
+    PHENOTYPES,
+    REPORT,
+    SUMMARY,
+    write_config,
+    write_json,
+    write_model,
+)
 from dpfact_flower.settings import (
     AppSettings,
     PrivacySettings,
@@ -79,6 +87,8 @@ def serve(grid: Grid, config: Mapping[str, Scalar]) -> Path:
         run_dir=app.run_folder,
         resume=app.resume,
     )
+    for stale in (SUMMARY, PHENOTYPES, MODEL, REPORT):  # of a finished run that this one replaces
+        (app.run_folder / stale).unlink(missing_ok=True)
     began = time.perf_counter()
     strategy.start(grid)
     seconds = time.perf_counter() - began
@@ -99,8 +109,8 @@ def _report(folder: Path) -> None:
     """Write report.html, where what it is drawn with is installed."""
     try:
         log(INFO, "report: %s", write_report(folder))
-    except MissingDependencyError as error:
-        log(INFO, "run folder: %s; no report: %s", folder, error)
+    except (MissingDependencyError, DataError) as error:  # the run itself is finished and kept
+        log(WARNING, "run folder: %s; no report: %s", folder, error)
 
 
 def prepare_data(app: AppSettings) -> Cohort | None:

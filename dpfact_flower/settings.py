@@ -15,6 +15,7 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date, time
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, cast, get_args, get_origin, get_type_hints
@@ -87,6 +88,9 @@ class SolverSettings(Settings):
     solver: Literal["psgd", "exact"] = setting(
         "exact", "psgd: the paper's permutation SGD; exact: block updates over all cells"
     )
+    scale: Literal["counts", "patient"] = setting(
+        "patient", "fit counts as they are, or each patient's scaled to norm 1"
+    )
     tau: int = setting(2, "local passes over the data per round", low=1, high=10_000)
     eta: float = setting(
         1e-2, "largest step size of psgd, and of the server's elastic pull",
@@ -109,7 +113,7 @@ class SolverSettings(Settings):
         "stratified", "psgd: visit the non-zeros alone, or sampled zero cells too"
     )
     zero_ratio: float = setting(
-        1.0, "psgd, stratified: sampled zero cells per non-zero", low=0, high=100, open_low=True
+        5.0, "psgd, stratified: sampled zero cells per non-zero", low=0, high=100, open_low=True
     )
     clip: float = setting(
         0.0, "psgd: bound L on the norm of an entry's gradient per factor; 0 is no bound", low=0
@@ -181,7 +185,7 @@ class RunSettings(Settings):
     rounds: int = setting(20, "federated rounds", low=1, high=100_000)
     seed: int = setting(0, "public seed of the start and of the visiting order", low=0, high=2**31)
     job: str = setting(
-        "", "name under which sites keep their state; a resumed run repeats it (default: run id)",
+        "", "name under which sites keep their state; a resumed run repeats it (default: random)",
         pattern=r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}",
     )  # fmt: skip
     sites: int = setting(0, "sites to wait for before round 1; 0 waits for the quorum", low=0)
@@ -194,9 +198,17 @@ class RunSettings(Settings):
         300.0, "seconds to wait for the quorum to connect", low=0, high=86_400, open_low=True
     )
     elastic_step: float = setting(
-        0.0, "server's elastic step per site; 0: eta * gamma (psgd), 1 / sites (exact)",
-        low=0, high=1,
+        0.0,
+        "server's elastic step per site; 0: eta * gamma (psgd), 1 / sites (exact)",
+        low=0,
+        high=1,
     )
+
+    def _check_together(self) -> None:
+        if 0 < self.sites < self.min_sites:
+            raise SettingsError(
+                f"min-sites: a quorum of {self.min_sites} cannot be met by sites = {self.sites}"
+            )
 
 
 @dataclass(frozen=True)
@@ -217,20 +229,21 @@ class AppSettings(Settings):
     @property
     def run_folder(self) -> Path:
         """The run's folder, absolute."""
-        return Path(self.out).expanduser().absolute()
+        return Path(self.out).expanduser().resolve()
 
     @property
     def sites_folder(self) -> Path:
         """In simulation, where the sites keep what is theirs; never inside the run's folder."""
-        folder = Path(self.state_dir).expanduser().absolute() if self.state_dir else None
-        return folder or self.run_folder.with_name(f"{self.run_folder.name}.sites")
+        if self.state_dir:
+            return Path(self.state_dir).expanduser().resolve()
+        return self.run_folder.with_name(f"{self.run_folder.name}.sites")
 
     @property
     def cohort_folder(self) -> Path:
         """In simulation, the folder of the sites' data; for synthetic data, where it is made."""
         if self.synthetic_preset:
             return self.sites_folder / "data"
-        return Path(self.data).expanduser().absolute()
+        return Path(self.data).expanduser().resolve()
 
     @property
     def synthetic_preset(self) -> str:
@@ -239,7 +252,9 @@ class AppSettings(Settings):
         return (preset or "demo") if kind == "synthetic" else ""
 
     def _check_together(self) -> None:
-        if self.state_dir and self.sites_folder.is_relative_to(self.run_folder):
+        if not self.out or not self.run_folder.name:
+            raise SettingsError(f"out: need a folder for the run's results, got {self.out!r}")
+        if self.sites_folder.is_relative_to(self.run_folder):
             raise SettingsError("state-dir: must not lie in the run's folder (out)")
 
 
@@ -265,6 +280,16 @@ class SiteSettings(Settings):
         low=0, high=0.5, open_low=True,
     )  # fmt: skip
     site_mu: float = setting(-1.0, "this site's own l2,1 weight; -1 takes the run's", low=-1)
+
+    def _check_together(self) -> None:
+        modes = get_args(get_type_hints(PrivacySettings)["privacy"])
+        for mode in filter(None, self.allow_privacy.split(",")):
+            if mode not in modes:
+                raise SettingsError(
+                    f"allow-privacy: modes are {', '.join(modes)}; got {self.allow_privacy!r}"
+                )
+        if -1 < self.site_mu < 0:
+            raise SettingsError(f"site-mu: must be -1 or at least 0; got {self.site_mu!r}")
 
 
 class Described(NamedTuple):
@@ -301,14 +326,22 @@ def parse_assignments(texts: Sequence[str]) -> dict[str, Scalar]:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
             raise SettingsError(f"--set: need key=value, got {text!r}")
-        try:
-            parsed = tomllib.loads(f"x = {value}")["x"]
-        except tomllib.TOMLDecodeError:
-            parsed = value.strip()
+        parsed = _scalar(value.strip())
         if not isinstance(parsed, (bool, int, float, str)):
             raise SettingsError(f"{key.strip()}: need a single value, got {value!r}")
         config[key.strip()] = parsed
     return config
+
+
+def _scalar(text: str) -> object:
+    """What a text means in TOML; a bare word, a path or a date is itself."""
+    if "#" in text and not text.startswith(('"', "'")):
+        return text
+    try:
+        value = tomllib.loads(f"x = {text}")["x"]
+    except tomllib.TOMLDecodeError:
+        return text
+    return text if isinstance(value, (date, time)) else value
 
 
 def refuse_unknown(config: Mapping[str, object], *classes: type[Settings]) -> None:
@@ -358,7 +391,10 @@ def _checked(field: dataclasses.Field[Any], hint: Any, value: Any) -> Scalar:
         return cast(Scalar, value)
     if not isinstance(value, bool):  # NumPy's scalars are welcome
         if hint is float and isinstance(value, Real):
-            value = float(value)
+            try:
+                value = float(value)
+            except OverflowError:
+                value = math.inf  # out of every range
         elif hint is int and isinstance(value, Integral):
             value = int(value)
     if type(value) is not hint:
@@ -369,6 +405,6 @@ def _checked(field: dataclasses.Field[Any], hint: Any, value: Any) -> Scalar:
         return cast(Scalar, value)
     low, high = meta["low"], meta["high"]
     below = value <= low if meta["open_low"] else value < low
-    if hint is not bool and (not math.isfinite(value) or below or value > high):
+    if hint is not bool and ((hint is float and not math.isfinite(value)) or below or value > high):
         raise SettingsError(f"{name}: must lie in {_range(field)}; got {value!r}")
     return cast(Scalar, value)

@@ -28,9 +28,7 @@ from dpfact_flower.protocol import RoundRequest
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver import LocalResult, solve
 from dpfact_flower.state import RoundMeasures, SiteState
-from dpfact_flower.tensor import SparseTensor
-
-Factors = tuple[NDArray[np.float32], ...]
+from dpfact_flower.tensor import Factors, SparseTensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +76,7 @@ def run_round(
         If seeded noise is asked of a real site.
     """
     check_fits(tensor, request.anchors)
+    tensor = scaled(tensor, request.solver)
     rng = np.random.default_rng(_stream(request, site))
     start = state or initial_state(tensor, request, rng)
     began = time.perf_counter()
@@ -98,6 +97,11 @@ def run_round(
         release,
         measure(tensor, local, request.round, seconds),
     )
+
+
+def scaled(tensor: SparseTensor, settings: SolverSettings) -> SparseTensor:
+    """The tensor that is factorised: counts, or each patient's scaled to norm 1."""
+    return tensor.scaled_to_unit_patients() if settings.scale == "patient" else tensor
 
 
 def local_settings(tensor: SparseTensor, request: RoundRequest) -> SolverSettings:

@@ -15,15 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dpfact_flower.cp import SquaredError
 from dpfact_flower.errors import DataError, StateError
 from dpfact_flower.files import private_folder, replacing
 from dpfact_flower.privacy import Release, ReleaseEvent
-from dpfact_flower.tensor import load_npz
-
-Factors = tuple[NDArray[np.float32], ...]
+from dpfact_flower.tensor import Factors, load_npz
 
 
 @dataclass(frozen=True, eq=False)

@@ -40,7 +40,12 @@ class DPFact(Strategy):
     --------
     In a ServerApp::
 
-        strategy = DPFact((202, 316), solver=SolverSettings(rank=20), run_dir="runs/mine")
+        strategy = DPFact(
+            (202, 316),
+            solver=SolverSettings(rank=20),
+            privacy=PrivacySettings(privacy="none"),
+            run_dir="runs/mine",
+        )
         result = strategy.start(grid)
     """
 

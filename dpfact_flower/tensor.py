@@ -26,6 +26,9 @@ from dpfact_flower.files import replacing
 _MAX_MODE = np.iinfo(np.int32).max
 _PATIENT_MODE = 0
 
+Factors = tuple[NDArray[np.float32], ...]
+"""Factor matrices of a CP model, one a mode, (I_n, R) each; patients first where they are there."""
+
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
 class SparseTensor:
@@ -157,6 +160,18 @@ class SparseTensor:
             self.values[keep][order],
             (len(rows), *self.feature_shape),
         )
+
+    def scaled_to_unit_patients(self) -> SparseTensor:
+        """Each patient's slice divided by its Frobenius norm; a patient without a cell stays so.
+
+        Counts of a long stay are squares of a short one's, and least squares follows the largest:
+        scaled, every patient has the same say.
+        """
+        patient = self.indices[:, 0]
+        squares = np.square(self.values, dtype=np.float64)
+        norms = np.sqrt(np.bincount(patient, squares, minlength=self.n_patients))
+        values = (self.values / norms[patient]).astype(np.float32)
+        return SparseTensor(self.indices, values, self.shape)
 
     def fingerprint(self) -> str:
         """SHA-256 over shape, indices and values: the identity of this data."""

@@ -303,6 +303,14 @@ def test_the_job_is_the_checkpoints(tmp_path):
     assert make(tmp_path, resume=True, job=first.run.job).run.job == first.run.job
 
 
+@pytest.mark.parametrize("rank", [1, 5])
+@pytest.mark.parametrize("shape", [(5,), (5, 4, 2)], ids=str)
+def test_any_rank_and_number_of_modes_goes_on(tmp_path, rank, shape):
+    first = make(tmp_path, rank=rank, shape=shape)
+    close(first, 1, sites="")
+    assert_bits(make(tmp_path, rank=rank, shape=shape, resume=True).factors, first.factors)
+
+
 def test_what_does_not_change_the_numbers_may_change(tmp_path):
     run_rounds(make(tmp_path), 2)
     changes = {"rounds": 9, "min_sites": 2, "sites": 3, "round_timeout": 5.0}

@@ -82,7 +82,7 @@ def test_failures_and_silence_are_noted(strategy):
 def test_damaged_arrays_do_not_stop_the_run(strategy):
     bad = result("b")
     bad.parameters.tensors[0] = b"not an array"
-    parameters, metrics = strategy.aggregate_fit(1, [(Proxy("a"), result()), (Proxy("b"), bad)], [])
+    _, metrics = strategy.aggregate_fit(1, [(Proxy("a"), result()), (Proxy("b"), bad)], [])
     assert metrics["failures"] == 1
 
 

@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 from typing import get_args, get_type_hints
 
+import numpy as np
 import pytest
 
 from dpfact_flower.errors import SettingsError
@@ -58,6 +59,10 @@ def another(field, hint):
         return next(value for value in get_args(hint) if value != field.default)
     if hint is bool:
         return not field.default
+    if field.name == "allow_privacy":
+        return "none,paper"
+    if field.name == "site_mu":
+        return 0.25
     if hint is str:
         return "other"
     step = 1 if hint is int else 0.25
@@ -372,3 +377,40 @@ def test_settings_of_a_users_own_are_checked_alike():
 def test_a_path_is_no_text():
     with pytest.raises(SettingsError, match=r"^out: need str"):
         AppSettings(out=Path("runs"))
+
+
+# --- what belongs together
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "says"),
+    [
+        (SiteSettings, {"allow_privacy": "none,nonsense"}, "modes are none, paper"),
+        (SiteSettings, {"site_mu": -0.5}, "-1 or at least 0"),
+        (RunSettings, {"sites": 2, "min_sites": 3}, "a quorum of 3 cannot be met"),
+        (AppSettings, {"out": ""}, "need a folder"),
+        (AppSettings, {"out": "/"}, "need a folder"),
+        (AppSettings, {"out": "x", "state_dir": "x/sites"}, "must not lie in the run's folder"),
+        (AppSettings, {"out": "x", "state_dir": "y/../x/sites"}, "must not lie in the run's"),
+        (RunSettings, {"rounds": 10**400}, "rounds: must lie in"),
+        (SolverSettings, {"eta": 10**400}, "eta: must lie in"),
+    ],
+)
+def test_impossible_choices_are_refused(kind, given, says):
+    with pytest.raises(SettingsError, match=says):
+        kind(**given)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("out=2024-01-01", "2024-01-01"), ("out=a#b", "a#b"), ("out=1#2", "1#2"), ("x='a#b'", "a#b")],
+)
+def test_a_bare_text_stays_as_it_was_typed(text, value):
+    (parsed,) = parse_assignments([text]).values()
+    assert parsed == value
+
+
+def test_numpy_scalars_are_numbers():
+    settings = SolverSettings(rank=np.int64(3), eta=np.float32(0.5))
+    assert (settings.rank, settings.eta) == (3, 0.5)
+    assert type(settings.rank) is int

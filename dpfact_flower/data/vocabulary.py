@@ -21,6 +21,9 @@ from dpfact_flower.errors import DataError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
+_CODE_COLUMNS = ("code", "icd9_code", "icd_code")
+_DESCRIPTION_COLUMNS = ("description", "long_title")
+
 
 @dataclass(frozen=True, repr=False)
 class Vocabulary:
@@ -189,9 +192,9 @@ def load_codes(path: str | Path, name: str) -> Vocabulary:
     ----------
     path : path
         ``.json``: a list of codes, or what `Vocabulary.save` wrote. ``.csv``: a header with a
-        column ``code`` and perhaps one ``description``, whatever their case; other columns are
-        ignored. Anything else is text with one code a line; empty lines and lines that begin with
-        ``#`` are skipped.
+        column ``code`` and perhaps one ``description``, whatever their case, or MIMIC's
+        ``icd9_code`` and ``long_title``; other columns are ignored. Anything else is text with one
+        code a line; empty lines and lines that begin with ``#`` are skipped.
     name : str
         Name of the vocabulary; a file that holds one of its own must agree.
 
@@ -243,15 +246,14 @@ def _from_list(text: str, name: str) -> Vocabulary:
 def _from_csv(text: str, name: str) -> Vocabulary:
     rows = csv.DictReader(io.StringIO(text, newline=""))
     columns = {column.strip().lower(): column for column in rows.fieldnames or ()}
-    if "code" not in columns:
-        raise DataError(f"lacks the column code; it has {sorted(columns)}")
-    table = [
-        (row[columns["code"]] or "", row.get(columns.get("description", ""), "") or "")
-        for row in rows
-    ]
-    return Vocabulary(
-        name, tuple(code.strip() for code, _ in table), tuple(text.strip() for _, text in table)
-    )
+    code = next((columns[key] for key in _CODE_COLUMNS if key in columns), None)
+    if code is None:
+        raise DataError(
+            f"lacks a column {' or '.join(_CODE_COLUMNS)}; it has {', '.join(sorted(columns))}"
+        )
+    description = next((columns[key] for key in _DESCRIPTION_COLUMNS if key in columns), "")
+    table = [((row[code] or "").strip(), (row.get(description) or "").strip()) for row in rows]
+    return Vocabulary(name, tuple(code for code, _ in table), tuple(text for _, text in table))
 
 
 def _from_lines(text: str, name: str) -> Vocabulary:

@@ -119,8 +119,11 @@ def _guarantees(coordinator: Coordinator) -> dict[str, Guarantee]:
     rounds = Counter(site for record in coordinator.records for site in record.sites)
     modes = len(coordinator.factors)
     rho = paper_rho(coordinator.privacy, coordinator.run.rounds, modes)
-    delta = coordinator.privacy.delta
-    return {site: PaperPlan(rho, delta, count, modes).guarantee() for site, count in rounds.items()}
+    delta, seeded = coordinator.privacy.delta, coordinator.privacy.noise_seed >= 0
+    return {
+        site: PaperPlan(rho, delta, count, modes).guarantee(seeded=seeded)
+        for site, count in rounds.items()
+    }
 
 
 def _memberships(store: SiteStore) -> NDArray[np.float64]:

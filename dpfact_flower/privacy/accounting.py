@@ -22,6 +22,7 @@ from scipy.special import erfcx, log_ndtr, ndtr, ndtri
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.privacy.events import (
     PAPER_CLAIM,
+    SEEDED_CLAIM,
     Neighbours,
     ReleaseEvent,
     Unit,
@@ -378,15 +379,15 @@ class PaperPlan:
         """Return the standard deviation of the noise on each value."""
         return sigma_of(self.rho, sensitivity)
 
-    def guarantee(self) -> Guarantee:
-        """Return what the paper claims for the whole run, under each conversion."""
+    def guarantee(self, *, seeded: bool = False) -> Guarantee:
+        """Return what the paper claims for the whole run; `seeded` says the noise will be."""
         return _guarantee(
             self.total_rho,
             self.delta,
             releases=self.rounds * self.factors,
             unit="entry",
             neighbours="replace",
-            claim=PAPER_CLAIM,
+            claim=f"{SEEDED_CLAIM} ({PAPER_CLAIM})" if seeded else PAPER_CLAIM,
         )
 
 

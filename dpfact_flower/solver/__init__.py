@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver.exact import exact
-from dpfact_flower.solver.objective import Factors, LocalResult
+from dpfact_flower.solver.objective import LocalResult
 from dpfact_flower.solver.psgd import psgd
-from dpfact_flower.tensor import SparseTensor
+from dpfact_flower.tensor import Factors, SparseTensor
 
-__all__ = ["Factors", "LocalResult", "exact", "psgd", "solve"]
+__all__ = ["LocalResult", "exact", "psgd", "solve"]
 
 
 def solve(

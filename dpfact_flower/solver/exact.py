@@ -19,7 +19,6 @@ from dpfact_flower.errors import DivergenceError
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver.kernels import Array, mttkrp
 from dpfact_flower.solver.objective import (
-    Factors,
     LocalResult,
     elastic,
     gram,
@@ -28,7 +27,7 @@ from dpfact_flower.solver.objective import (
     loss,
 )
 from dpfact_flower.solver.prox import shrink_columns
-from dpfact_flower.tensor import SparseTensor
+from dpfact_flower.tensor import Factors, SparseTensor
 
 _SWEEPS = 2
 """Column sweeps over a feature factor per MTTKRP: they cost little beside it."""

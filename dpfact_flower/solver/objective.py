@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfact_flower.tensor import SparseTensor
+from dpfact_flower.tensor import Factors, SparseTensor
 
-Factors = tuple[NDArray[np.float32], ...]
 Matrix = NDArray[Any]
 
 _BLOCK = 1 << 16  # rows turned into float64 at a time

@@ -35,9 +35,9 @@ from dpfact_flower.solver.kernels import (
     stacked_values,
     visit,
 )
-from dpfact_flower.solver.objective import Factors, LocalResult, elastic, gram, group_norm, loss
+from dpfact_flower.solver.objective import LocalResult, elastic, gram, group_norm, loss
 from dpfact_flower.solver.prox import shrink_columns
-from dpfact_flower.tensor import SparseTensor
+from dpfact_flower.tensor import Factors, SparseTensor
 
 _BLOCK = 512
 """Patients whose entries are shuffled together: their rows stay in the cache."""

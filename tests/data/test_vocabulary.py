@@ -147,7 +147,7 @@ def test_load_codes_reads_descriptions(write):
 @pytest.mark.parametrize(
     ("file", "text", "message"),
     [
-        ("codes.csv", "icd,title\n1,a\n", r"lacks the column code; it has \['icd', 'title'\]"),
+        ("codes.csv", "icd,title\n1,a\n", r"lacks a column code .* it has icd, title"),
         ("codes.txt", "# nothing\n", "at least one code"),
         ("codes.json", '{"name": "y", "codes": ["1"]}', "'y', need 'x'"),
         ("codes.json", "[1, 2]", "is a int"),
