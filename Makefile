@@ -25,7 +25,7 @@ lint: $(VENV)/.installed
 	$(BIN)/mypy
 
 bench: $(VENV)/.installed
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks $(if $(QUICK),--scale quick)
 
 clean:
 	rm -rf $(VENV) runs build dist *.egg-info

@@ -1,3 +1,75 @@
-"""Federated, differentially private computational phenotyping with Flower."""
+"""Federated, differentially private computational phenotyping with Flower.
+
+The public names; each is imported when it is first used, so that a site's process, which Flower
+starts anew for every message, pays only for what it needs.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from dpfact_flower.client import DPFactClient
+    from dpfact_flower.cp import CPModel, factor_match_score
+    from dpfact_flower.data.site_data import Cohort, SiteData
+    from dpfact_flower.data.vocabulary import Vocabulary
+    from dpfact_flower.errors import DPFactError
+    from dpfact_flower.federate import federate
+    from dpfact_flower.grid import InProcessGrid
+    from dpfact_flower.settings import PrivacySettings, RunSettings, SiteSettings, SolverSettings
+    from dpfact_flower.solver import solve
+    from dpfact_flower.strategy import DPFact
+    from dpfact_flower.tensor import SparseTensor
+
+_HOMES = {
+    "CPModel": "cp",
+    "Cohort": "data.site_data",
+    "DPFact": "strategy",
+    "DPFactClient": "client",
+    "DPFactError": "errors",
+    "InProcessGrid": "grid",
+    "PrivacySettings": "settings",
+    "RunSettings": "settings",
+    "SiteData": "data.site_data",
+    "SiteSettings": "settings",
+    "SolverSettings": "settings",
+    "SparseTensor": "tensor",
+    "Vocabulary": "data.vocabulary",
+    "factor_match_score": "cp",
+    "federate": "federate",
+    "solve": "solver",
+}
+
+__all__ = [
+    "CPModel",
+    "Cohort",
+    "DPFact",
+    "DPFactClient",
+    "DPFactError",
+    "InProcessGrid",
+    "PrivacySettings",
+    "RunSettings",
+    "SiteData",
+    "SiteSettings",
+    "SolverSettings",
+    "SparseTensor",
+    "Vocabulary",
+    "factor_match_score",
+    "federate",
+    "solve",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import tomllib
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -49,6 +51,11 @@ Set = Annotated[
     list[str],
     typer.Option("--set", "-s", help="A setting, key=value; may be repeated. See dpfact settings."),
 ]
+Data = Annotated[str, typer.Option(help="Folder that dpfact data wrote, or synthetic:PRESET.")]
+FlowerApp = Annotated[
+    Path, typer.Option("--app", help="The Flower App's folder; its config holds the defaults.")
+]
+APP_FOLDER = Path("simulation")
 
 
 class SiteOf(StrEnum):
@@ -136,41 +143,41 @@ def data_show(
 
 
 @app.command()
-def run(out: Out, data: str = "synthetic:demo", settings: Set = []) -> None:  # noqa: B006
+def run(
+    out: Out,
+    data: Data = "synthetic:demo",
+    settings: Set = [],
+    flower_app: FlowerApp = APP_FOLDER,  # noqa: B006
+) -> None:
     """Run in this process: every site one after the other, no Ray, no SuperLink."""
     from dpfact_flower.federate import federate
 
-    folder = federate({**parse_assignments(settings), "data": data, "out": str(out)})
-    _finish(folder)
+    _finish(federate(_run_config(flower_app, data, out, settings)))
 
 
 @app.command()
 def simulate(
     out: Out,
-    data: str = "synthetic:demo",
+    data: Data = "synthetic:demo",
     settings: Set = [],  # noqa: B006
-    flower_app: Annotated[Path, typer.Option("--app", help="The Flower App's folder.")] = Path(
-        "simulation"
-    ),
+    flower_app: FlowerApp = APP_FOLDER,
     cpus: Annotated[int, typer.Option(help="Processors for each virtual client.", min=1)] = 1,
 ) -> None:
     """Run in Flower's simulation (`flwr run`), with a SuperLink that is stopped at the end."""
-    from dpfact_flower.serve import prepare_data
+    from dpfact_flower.serve import RunConfig, prepare_data
     from dpfact_flower.superlink import local_superlink
 
     if not (flower_app / "pyproject.toml").exists():
         raise SettingsError(f"--app: {flower_app} holds no Flower App (pyproject.toml)")
-    places = AppSettings.from_config({**parse_assignments(settings), "data": data, "out": str(out)})
+    config = _run_config(flower_app, data, out, settings)
+    places = RunConfig.read(config).app
     cohort = prepare_data(places)
     if cohort is None:
         raise SettingsError("data: a simulation needs data")
-    config: dict[str, Scalar] = {
-        **parse_assignments(settings),
-        # A SuperLink resolves relative paths against a folder of its own.
-        "data": data if places.synthetic_preset else str(places.cohort_folder),
-        "out": str(places.run_folder),
-        "state-dir": str(places.sites_folder),
-    }
+    # A SuperLink resolves relative paths against a folder of its own.
+    config |= {"out": str(places.run_folder), "state-dir": str(places.sites_folder)}
+    if not places.synthetic_preset:
+        config["data"] = str(places.cohort_folder)
     federation = f"num-supernodes={len(cohort.sites)} client-resources-num-cpus={cpus}"
     with local_superlink(places.sites_folder / "flwr", simulation=True) as superlink:
         superlink.run(flower_app, config, federation_config=federation)
@@ -235,6 +242,22 @@ def main() -> None:
     except DPFactError as error:
         Console(stderr=True).print(f"[red]error[/red] ({error.code}):", str(error), soft_wrap=True)
         sys.exit(2)
+
+
+def _run_config(
+    flower_app: Path, data: str, out: Path, settings: Sequence[str]
+) -> dict[str, Scalar]:
+    """Run config from the app's defaults and the command line.
+
+    Without an app, as after a plain `pip install`, privacy defaults to none: nothing leaves this
+    process, and the other modes need choices that have no default.
+    """
+    defaults: dict[str, Scalar] = {"privacy": "none"}
+    app_file = flower_app / "pyproject.toml"
+    if app_file.exists():
+        tables = tomllib.loads(app_file.read_text(encoding="utf-8"))
+        defaults = tables.get("tool", {}).get("flwr", {}).get("app", {}).get("config", {})
+    return {**defaults, **parse_assignments(settings), "data": data, "out": str(out)}
 
 
 def _pair(text: str) -> tuple[int | None, int | None]:

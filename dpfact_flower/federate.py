@@ -8,8 +8,8 @@ from pathlib import Path
 from dpfact_flower.client_app import app as client_app
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.grid import InProcessGrid
-from dpfact_flower.serve import prepare_data, serve
-from dpfact_flower.settings import AppSettings, Scalar
+from dpfact_flower.serve import RunConfig, prepare_data, serve
+from dpfact_flower.settings import Scalar
 
 
 def federate(config: Mapping[str, Scalar]) -> Path:
@@ -38,8 +38,7 @@ def federate(config: Mapping[str, Scalar]) -> Path:
     >>> federate({"data": "synthetic:demo", "out": "runs/first", "rounds": 5})  # doctest: +SKIP
     PosixPath('runs/first')
     """
-    places = AppSettings.from_config(config)
-    cohort = prepare_data(places)
+    cohort = prepare_data(RunConfig.read(config).app)
     if cohort is None:
         raise SettingsError("data: a run in one process needs data")
     total = len(cohort.sites)

@@ -14,6 +14,7 @@ from dataclasses import replace
 from importlib.metadata import version
 from logging import INFO, WARNING
 from pathlib import Path
+from typing import NamedTuple
 
 from flwr.common.logger import log
 from flwr.serverapp import Grid
@@ -43,7 +44,37 @@ from dpfact_flower.settings import (
 )
 from dpfact_flower.strategy import DPFact
 
-CLASSES = (AppSettings, RunSettings, SolverSettings, PrivacySettings)
+
+class RunConfig(NamedTuple):
+    """A whole run config, checked."""
+
+    app: AppSettings
+    run: RunSettings
+    solver: SolverSettings
+    privacy: PrivacySettings
+
+    @classmethod
+    def read(cls, config: Mapping[str, Scalar]) -> RunConfig:
+        """Check a run config; missing keys keep their defaults.
+
+        Raises
+        ------
+        SettingsError
+            Naming a key that is unknown, mistyped, out of range or impossible with another.
+        """
+        refuse_unknown(config, AppSettings, RunSettings, SolverSettings, PrivacySettings)
+        checked = cls(
+            AppSettings.from_config(config),
+            RunSettings.from_config(config),
+            SolverSettings.from_config(config),
+            PrivacySettings.from_config(config),
+        )
+        checked.privacy.check_solver(checked.solver)
+        return checked
+
+    def write(self) -> dict[str, Scalar]:
+        """Every key with its value, as `read` takes it."""
+        return {key: value for part in self for key, value in part.to_config().items()}
 
 
 def serve(grid: Grid, config: Mapping[str, Scalar]) -> Path:
@@ -68,11 +99,7 @@ def serve(grid: Grid, config: Mapping[str, Scalar]) -> Path:
     QuorumError
         If no round met the quorum.
     """
-    refuse_unknown(config, *CLASSES)
-    app = AppSettings.from_config(config)
-    run = RunSettings.from_config(config)
-    solver = SolverSettings.from_config(config)
-    privacy = PrivacySettings.from_config(config)
+    app, run, solver, privacy = RunConfig.read(config)
     cohort = prepare_data(app)
     if cohort is not None:
         _check_virtual_clients(grid, cohort)
@@ -94,10 +121,8 @@ def serve(grid: Grid, config: Mapping[str, Scalar]) -> Path:
     seconds = time.perf_counter() - began
     coordinator = strategy.coordinator
     write_model(app.run_folder, coordinator.factors, vocabularies)
-    full: dict[str, Scalar] = {}
-    for part in (app, coordinator.run, solver, privacy):
-        full |= part.to_config()
-    write_config(app.run_folder, full, _versions())
+    repeat = RunConfig(app, coordinator.run, solver, privacy).write()
+    write_config(app.run_folder, repeat, _versions())
     summary, phenotypes = summarise(coordinator, vocabularies, cohort, app.sites_folder, seconds)
     write_json(app.run_folder / SUMMARY, summary)
     write_json(app.run_folder / PHENOTYPES, phenotypes)

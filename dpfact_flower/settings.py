@@ -91,7 +91,7 @@ class SolverSettings(Settings):
     scale: Literal["counts", "patient"] = setting(
         "patient", "fit counts as they are, or each patient's scaled to norm 1"
     )
-    tau: int = setting(2, "local passes over the data per round", low=1, high=10_000)
+    tau: int = setting(1, "local passes over the data per round", low=1, high=10_000)
     eta: float = setting(
         1e-2, "largest step size of psgd, and of the server's elastic pull",
         low=0, high=1, open_low=True,
@@ -102,6 +102,10 @@ class SolverSettings(Settings):
         "size; 0 takes gamma as it is", low=0,
     )  # fmt: skip
     mu: float = setting(0.0, "l2,1 weight: how readily a site switches a phenotype off", low=0)
+    off: float = setting(
+        0.0, "exact: a site's mu is off * ||X|| / sqrt(R), so it means the same at sites of any "
+        "size; 0 takes mu as it is", low=0,
+    )  # fmt: skip
     mu_from_round: int = setting(
         1, "round from which mu acts: phenotypes must form before any is switched off", low=1
     )
@@ -182,7 +186,7 @@ class PrivacySettings(Settings):
 class RunSettings(Settings):
     """What the server decides about one federated run."""
 
-    rounds: int = setting(20, "federated rounds", low=1, high=100_000)
+    rounds: int = setting(40, "federated rounds", low=1, high=100_000)
     seed: int = setting(0, "public seed of the start and of the visiting order", low=0, high=2**31)
     job: str = setting(
         "", "name under which sites keep their state; a resumed run repeats it (default: random)",

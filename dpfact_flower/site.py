@@ -6,6 +6,7 @@ Nothing here reads a disk or knows of Flower; `client` unpacks, calls, packs.
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -105,10 +106,14 @@ def scaled(tensor: SparseTensor, settings: SolverSettings) -> SparseTensor:
 
 
 def local_settings(tensor: SparseTensor, request: RoundRequest) -> SolverSettings:
-    """Solver settings as they hold at this site in this round: `pull` and `mu_from_round`."""
+    """Solver settings as they hold at this site in this round: `pull`, `off`, `mu_from_round`."""
     solver = request.solver
-    if solver.solver == "exact" and solver.pull > 0:
-        solver = replace(solver, gamma=solver.pull * tensor.norm_squared() / solver.rank)
+    if solver.solver == "exact":
+        share = tensor.norm_squared() / solver.rank  # what a phenotype has of the data, on average
+        if solver.pull > 0:
+            solver = replace(solver, gamma=solver.pull * share)
+        if solver.off > 0:
+            solver = replace(solver, mu=solver.off * math.sqrt(share))
     if request.round < solver.mu_from_round:
         solver = replace(solver, mu=0.0)
     return solver

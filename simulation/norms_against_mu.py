@@ -32,7 +32,7 @@ def run(mu: float, out: Path, seed: int) -> dict[str, Any]:
     folder = federate(
         {
             "data": "synthetic:demo", "out": str(out / f"mu-{mu:g}"), "rank": 12, "rounds": 40,
-            "tau": 1, "mu": mu, "mu-from-round": 21, "privacy": "none", "seed": seed,
+            "mu": mu, "mu-from-round": 21, "privacy": "none", "seed": seed,
         }
     )  # fmt: skip
     cohort = Cohort.load(folder.with_name(f"{folder.name}.sites") / "data")

@@ -1,0 +1,100 @@
+"""The command line, as a person uses it."""
+
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from dpfact_flower import cli
+from dpfact_flower.errors import DPFactError
+
+
+def dpfact(*arguments: str) -> str:
+    result = CliRunner().invoke(cli.app, list(arguments))
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_help_teaches_every_command():
+    text = dpfact("--help")
+    for command in ("data", "run", "simulate", "report", "budget", "settings"):
+        assert command in text
+    for kind in ("synthetic", "mimic3", "eicu", "synpuf", "show"):
+        assert kind in dpfact("data", "--help")
+
+
+def test_data_run_and_report(tmp_path):
+    text = dpfact("data", "synthetic", "paper-synthetic", "--out", str(tmp_path / "data"))
+    assert text.count("site-") == 5
+    assert "1,000" in dpfact("data", "show", str(tmp_path / "data"))
+    out = tmp_path / "run"
+    text = dpfact("run", "--data", str(tmp_path / "data"), "--out", str(out),
+                  "-s", "rounds=2", "-s", "rank=3", "-s", "privacy=none")  # fmt: skip
+    assert "no privacy guarantee" in text
+    (out / "report.html").unlink()
+    assert "report.html" in dpfact("report", str(out))
+    assert (out / "report.html").exists()
+
+
+def test_budget_goes_both_ways_and_carries_the_claim():
+    text = dpfact("budget", "--epsilon", "1.2", "--delta", "1e-4", "--rounds", "20")
+    assert "epsilon 1.2" in text
+    rho = text.split("rho per factor and round: ")[1].split()[0]
+    back = dpfact("budget", "--rho", rho, "--delta", "1e-4", "--rounds", "20")
+    assert "epsilon 1.2" in back
+    for line in back.splitlines():
+        if line.startswith("epsilon"):
+            assert "not proven" in back
+
+
+def test_settings_lists_every_key():
+    text = dpfact("settings")
+    for key in ("elastic-step", "mu-from-round", "allow-privacy", "state-dir", "epsilon"):
+        assert key in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["run", "--out", "x", "-s", "rnak=3"], "did you mean 'rank'"),
+        (["run", "--out", "x", "-s", "rank=0"], "rank: must lie in"),
+        (["run", "--out", "x", "-s", "rank"], "need key=value"),
+        (["run", "--out", "x", "--data", "/nowhere"], "/nowhere"),
+        (["data", "show", "/nowhere"], "no such file"),
+        (["data", "synthetic", "unknown", "--out", "x"], "unknown"),
+        (["data", "mimic3", "/nowhere", "--out", "x"], "/nowhere"),
+        (["data", "eicu", ".", "--out", "x", "--top", "3y4"], "such as 202x316"),
+        (["report", "/nowhere"], "/nowhere"),
+        (["simulate", "--out", "x", "--app", "/nowhere"], "holds no Flower App"),
+        (["budget", "--delta", "2"], "delta"),
+    ],
+)
+def test_errors_are_one_clear_line(arguments, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DPFactError, match=says):
+        dpfact(*arguments)
+    assert not list(tmp_path.iterdir()) or arguments[0] == "data"
+
+
+def test_an_error_ends_the_command_with_2_and_no_traceback(tmp_path):
+    command = [sys.executable, "-c", "from dpfact_flower.cli import main; main()"]
+    done = subprocess.run(
+        [*command, "data", "show", "/nowhere"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "error (data)" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_importing_the_package_is_light():
+    """A site's process starts anew for every message: none of these may be on its path."""
+    code = (
+        "import sys, dpfact_flower.client_app; "
+        "heavy = {'torch', 'matplotlib', 'sklearn', 'opacus', 'duckdb', 'ray', 'pandas'}; "
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

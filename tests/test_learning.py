@@ -1,0 +1,162 @@
+"""What a federated run learns: planted phenotypes, switched-off ones, the paper's mode, N modes."""
+
+import json
+import tomllib
+
+import numpy as np
+import pytest
+
+import dpfact_flower
+from dpfact_flower.coordinator import Coordinator
+from dpfact_flower.cp import factor_match_score, match_columns
+from dpfact_flower.data.site_data import Cohort
+from dpfact_flower.data.synthetic import preset, synthetic
+from dpfact_flower.federate import federate
+from dpfact_flower.protocol import SiteReply
+from dpfact_flower.run_folder import PHENOTYPES, SUMMARY, read_json, read_model
+from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
+from dpfact_flower.site import run_round
+
+NONE = PrivacySettings(privacy="none")
+DEMO = SolverSettings(rank=12, off=0.3, mu_from_round=21)
+
+
+def learn(cohort: Cohort, solver: SolverSettings, *, rounds: int, seed: int):
+    """Federate without Flower: the pure functions alone. Global factors, and the sites' states."""
+    modes = [vocabulary.name for vocabulary in cohort.vocabularies]
+    coordinator = Coordinator(
+        [len(v) for v in cohort.vocabularies], solver=solver, privacy=NONE,
+        run=RunSettings(rounds=rounds, seed=seed, job="test"),
+    )  # fmt: skip
+    states = dict.fromkeys(site.name for site in cohort.sites)
+    for number in range(1, rounds + 1):
+        request, replies = coordinator.request(number), []
+        for site in cohort.sites:
+            outcome = run_round(
+                site.tensor, states[site.name], request,
+                site=site.name, modes=modes, simulation=True,
+            )  # fmt: skip
+            states[site.name] = outcome.state
+            replies.append(SiteReply(site.name, outcome.release.factors))
+        coordinator.close_round(number, replies, [], bytes_down=0, bytes_up=0, seconds=0.0)
+    return coordinator.factors, states
+
+
+@pytest.fixture(scope="module")
+def demo() -> Cohort:
+    return synthetic("demo")
+
+
+def test_planted_phenotypes_come_back(demo):
+    """Factor match at the planted rank; random factors of the same shape reach .05."""
+    scores = [
+        factor_match_score(learn(demo, DEMO, rounds=40, seed=seed)[0], demo.truth.factors)
+        for seed in range(4)
+    ]
+    assert np.mean(scores) >= 0.8
+    rng = np.random.default_rng(0)
+    chance = [rng.random(factor.shape) for factor in demo.truth.factors]
+    assert factor_match_score(chance, demo.truth.factors) < 0.4
+
+
+def test_planted_phenotypes_come_back_on_data_nothing_was_tuned_on():
+    cohort = synthetic(preset("demo", seed=11))
+    scores = [
+        factor_match_score(learn(cohort, DEMO, rounds=40, seed=seed)[0], cohort.truth.factors)
+        for seed in range(3)
+    ]
+    assert np.mean(scores) >= 0.8
+
+
+def test_a_phenotype_of_one_site_is_switched_off_at_the_others(demo):
+    factors, states = learn(demo, DEMO, rounds=40, seed=3)
+    match = match_columns(factors, demo.truth.factors)
+    usage = demo.truth.usage
+    local = np.flatnonzero(usage.sum(axis=0) == 1)
+    assert len(local) == 2
+    for phenotype in local:
+        position = int(np.flatnonzero(match.truth == phenotype)[0])
+        assert match.cosines[position] > 0.9
+        column = match.estimate[position]
+        norms = [np.linalg.norm(states[s.name].factors[0][:, column]) for s in demo.sites]
+        owner = int(np.flatnonzero(usage[:, phenotype])[0])
+        assert norms[owner] > 0
+        assert [norm for site, norm in enumerate(norms) if site != owner] == [0] * 5
+
+
+@pytest.mark.parametrize("modes", [1, 3])
+def test_any_number_of_feature_modes(modes):
+    """A patients x codes matrix, and a tensor of four modes, through the whole round."""
+    names = ["procedures", "diagnoses", "drugs"][:modes]
+    settings = preset(
+        "demo", patients=300, phenotypes=3, shares="0.6,0.4", local=0.0,
+        modes=",".join(f"{name}:{8 + n}:2" for n, name in enumerate(names)),
+    )  # fmt: skip
+    cohort = synthetic(settings)
+    factors, states = learn(cohort, SolverSettings(rank=3, tau=1), rounds=15, seed=0)
+    assert [f.shape for f in factors] == [(8 + n, 3) for n in range(modes)]
+    assert all(len(state.factors) == modes + 1 for state in states.values())
+    assert factor_match_score(factors, cohort.truth.factors) > 0.5
+
+
+PAPER = {"rounds": 5, "rank": 4, "privacy": "paper", "solver": "psgd", "clip": 1.0, "eta": 1e-3}
+
+
+def paper_run(cohort_folder, out, **changes) -> dict:
+    folder = federate({"data": str(cohort_folder), "out": str(out), **PAPER, **changes})
+    return read_json(folder / SUMMARY) | {"folder": folder}
+
+
+def test_paper_mode_prints_its_epsilon_with_its_claim(cohort_folder, tmp_path):
+    summary = paper_run(cohort_folder, tmp_path / "a", epsilon=1.2)
+    assert summary["epsilon"] == pytest.approx(1.2)
+    assert summary["claim"] == "claimed by DPFact, Theorem 4.1; entry-level; not proven"
+    assert set(summary["per_site"]) == {"site-1", "site-2", "site-3"}
+    assert "not proven" in (summary["folder"] / "report.html").read_text()
+
+
+def test_seeded_noise_repeats_and_says_so(cohort_folder, tmp_path):
+    runs = [paper_run(cohort_folder, tmp_path / n, **{"noise-seed": 7}) for n in "ab"]
+    for one, other in zip(*(read_model(run["folder"])[0] for run in runs), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert runs[0]["claim"].startswith("seeded: not private")
+
+
+def test_noise_of_the_operating_system_does_not_repeat(cohort_folder, tmp_path):
+    first, second = (read_model(paper_run(cohort_folder, tmp_path / n)["folder"])[0] for n in "ab")
+    assert not np.array_equal(first[0], second[0])
+
+
+def test_a_run_folder_is_complete_and_holds_no_patient(cohort_folder, tmp_path):
+    out = federate({"data": str(cohort_folder), "out": str(tmp_path / "r"), "rank": 4,
+                    "rounds": 2, "privacy": "none"})  # fmt: skip
+    assert {path.name for path in out.iterdir()} == {
+        "summary.json", "global_model.npz", "history.jsonl", "checkpoint.npz", "config.toml",
+        "phenotypes.json", "report.html",
+    }  # fmt: skip
+    summary = read_json(out / SUMMARY)
+    for key in ("sites", "rounds", "rank", "solver", "privacy", "epsilon", "delta", "accountant",
+                "bytes_up", "bytes_down", "rmse", "fms", "auc", "seconds"):  # fmt: skip
+        assert key in summary
+    sizes = {site.tensor.n_patients for site in Cohort.load(cohort_folder).sites}
+    for path in (out / "global_model.npz", out / "checkpoint.npz"):
+        with np.load(path) as arrays:
+            assert not any(set(arrays[name].shape) & sizes for name in arrays.files)
+    usage = json.dumps(read_json(out / PHENOTYPES))
+    assert "patient_factors" not in usage
+
+
+def test_a_config_written_by_a_run_repeats_it(cohort_folder, tmp_path):
+    out = federate({"data": str(cohort_folder), "out": str(tmp_path / "r"), "rank": 4,
+                    "rounds": 3, "privacy": "none", "seed": 9, "mu": 0.1})  # fmt: skip
+    config = tomllib.loads((out / "config.toml").read_text())["run-config"]
+    again = federate({**config, "out": str(tmp_path / "again")})
+    for one, other in zip(read_model(out)[0], read_model(again)[0], strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_public_names_are_there_and_lazy():
+    for name in dpfact_flower.__all__:
+        assert getattr(dpfact_flower, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = dpfact_flower.nothing
