@@ -48,7 +48,7 @@ Window = Annotated[
     int, typer.Option(help="Days within which codes co-occur; 0 is the same encounter.", min=0)
 ]
 Set = Annotated[
-    list[str],
+    list[str] | None,
     typer.Option("--set", "-s", help="A setting, key=value; may be repeated. See dpfact settings."),
 ]
 Data = Annotated[str, typer.Option(help="Folder that dpfact data wrote, or synthetic:PRESET.")]
@@ -146,8 +146,8 @@ def data_show(
 def run(
     out: Out,
     data: Data = "synthetic:demo",
-    settings: Set = [],
-    flower_app: FlowerApp = APP_FOLDER,  # noqa: B006
+    settings: Set = None,
+    flower_app: FlowerApp = APP_FOLDER,
 ) -> None:
     """Run in this process: every site one after the other, no Ray, no SuperLink."""
     from dpfact_flower.federate import federate
@@ -159,7 +159,7 @@ def run(
 def simulate(
     out: Out,
     data: Data = "synthetic:demo",
-    settings: Set = [],  # noqa: B006
+    settings: Set = None,
     flower_app: FlowerApp = APP_FOLDER,
     cpus: Annotated[int, typer.Option(help="Processors for each virtual client.", min=1)] = 1,
 ) -> None:
@@ -192,6 +192,17 @@ def report(
     from dpfact_flower.evaluation.report import write_report
 
     _console.print(f"report: {write_report(folder)}", soft_wrap=True)
+
+
+@app.command()
+def compare(
+    folders: Annotated[list[Path], typer.Argument(help="Folders of finished runs.")],
+) -> None:
+    """Print a Markdown table of several runs, a row each."""
+    from dpfact_flower.evaluation.summary import comparison
+
+    # Not through rich, which would wrap the rows.
+    typer.echo(comparison(folders))
 
 
 @app.command()
@@ -245,7 +256,7 @@ def main() -> None:
 
 
 def _run_config(
-    flower_app: Path, data: str, out: Path, settings: Sequence[str]
+    flower_app: Path, data: str, out: Path, settings: Sequence[str] | None
 ) -> dict[str, Scalar]:
     """Run config from the app's defaults and the command line.
 
@@ -257,7 +268,7 @@ def _run_config(
     if app_file.exists():
         tables = tomllib.loads(app_file.read_text(encoding="utf-8"))
         defaults = tables.get("tool", {}).get("flwr", {}).get("app", {}).get("config", {})
-    return {**defaults, **parse_assignments(settings), "data": data, "out": str(out)}
+    return {**defaults, **parse_assignments(settings or ()), "data": data, "out": str(out)}
 
 
 def _pair(text: str) -> tuple[int | None, int | None]:

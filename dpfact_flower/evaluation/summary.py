@@ -26,6 +26,7 @@ from dpfact_flower.errors import StateError
 from dpfact_flower.evaluation.phenotypes import phenotype_table, site_usage, top_codes
 from dpfact_flower.evaluation.prediction import predict_mortality
 from dpfact_flower.privacy import NO_CLAIM, Guarantee, PaperPlan, paper_rho
+from dpfact_flower.run_folder import SUMMARY, read_json
 from dpfact_flower.state import SiteStore
 
 PAPER_BYTES_PER_SECOND = 15e6
@@ -62,6 +63,7 @@ def summarise(
         "rounds": sum(record.updated for record in records),
         "rank": rank,
         "solver": coordinator.solver.solver,
+        "scale": coordinator.solver.scale,
         **_privacy(coordinator),
         "rmse": None,
         "fit": None,
@@ -196,3 +198,44 @@ def _global_codes(
 def _unit_columns(factor: NDArray[np.float32]) -> NDArray[np.float64]:
     norms = np.linalg.norm(factor.astype(np.float64), axis=0)
     return factor / np.where(norms > 0, norms, 1)
+
+
+def comparison(folders: Sequence[Path]) -> str:
+    """Markdown table of several simulated runs.
+
+    Raises
+    ------
+    DataError
+        If a folder holds no finished run.
+    """
+    header = (
+        "data", "sites", "patients", "non-zeros", "R", "rounds", "fit", "RMSE all cells",
+        "RMSE non-zeros", "AUC", "AUC raw codes", "AUC volume", "FMS", "MB down", "MB up",
+        "seconds", "of them solver",
+    )  # fmt: skip
+    rows = [header, ("---",) * len(header)]
+    rows += [_row(read_json(folder / SUMMARY)) for folder in folders]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def _row(summary: dict[str, Any]) -> tuple[str, ...]:
+    sites = summary.get("per_site_data", [])
+    overall = summary.get("prediction", {}).get("overall", {})
+
+    def auc(kind: str) -> str:
+        found = overall.get(kind)
+        return f"{found['mean']:.3f} ± {found['spread']:.3f}" if found else "-"
+
+    def number(key: str, digits: str) -> str:
+        return "-" if summary.get(key) is None else format(summary[key], digits)
+
+    return (
+        summary["name"], str(summary["sites"]),
+        f"{sum(site['patients'] for site in sites):,}" if sites else "-",
+        f"{sum(site['nonzeros'] for site in sites):,}" if sites else "-",
+        str(summary["rank"]), str(summary["rounds"]),
+        number("fit", ".3f"), number("rmse", ".5f"), number("rmse_nonzeros", ".4f"),
+        auc("memberships"), auc("raw_codes"), auc("volume"), number("fms", ".2f"),
+        f"{summary['bytes_down'] / 1e6:.1f}", f"{summary['bytes_up'] / 1e6:.1f}",
+        f"{summary['seconds']:.0f}", number("solver_seconds", ".1f"),
+    )  # fmt: skip
