@@ -1,0 +1,10 @@
+"""Speed and memory, against peers and against what was promised: ``make bench``.
+
+Everything runs on one core. NumPy's BLAS and numba read these variables once, when they are loaded,
+so they are set before anything else here is imported; child processes inherit them.
+"""
+
+import os
+
+for _name in ("NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[_name] = "1"

@@ -1,0 +1,117 @@
+"""What shows in a fresh process alone: start-up and peak memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.rows import Row, Timing
+from benchmarks.scale import Scale
+from dpfact_flower.data.site_data import SiteData
+from dpfact_flower.data.synthetic import preset, synthetic
+from dpfact_flower.data.vocabulary import Vocabulary
+from dpfact_flower.tensor import SparseTensor
+
+_CHILD = "benchmarks.child"
+_ROOT = Path(__file__).parents[1]
+_IMPORTS = (
+    ("import dpfact_flower", ("import", "dpfact_flower"), 0.5),
+    ("all its public names", ("names",), None),
+    ("import dpfact_flower.client_app", ("import", "dpfact_flower.client_app"), None),
+)
+_BYTES_PER_NONZERO = 16
+
+
+def measure(tensors: Mapping[str, SparseTensor], scale: Scale, _: Sequence[Row]) -> list[Row]:
+    """Rows of start-up and of memory."""
+    with tempfile.TemporaryDirectory() as folder:
+        large = list(tensors)[-1]
+        return [
+            *_start_up(scale, Path(folder)),
+            *_memory(large, tensors[large], scale, Path(folder)),
+        ]
+
+
+def child(*arguments: str, **environment: str) -> dict[str, Any]:
+    """Run a task of `benchmarks.child` in a fresh process and read what it found."""
+    done = subprocess.run(
+        [sys.executable, "-m", _CHILD, *arguments],
+        cwd=_ROOT,  # site-packages may hold a `benchmarks` of somebody else
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(arguments)}: {done.stderr[-2000:]}")
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def _start_up(scale: Scale, folder: Path) -> list[Row]:
+    if scale.starts > 1:
+        child("names")  # brings the files into the system's cache
+    found = []
+    for label, task, target in _IMPORTS[: 3 if scale.starts > 1 else 1]:
+        starts = [child(*task) for _ in range(scale.starts)]
+        heavy = ", ".join(starts[0]["heavy"]) or "no torch, ray, sklearn, pandas, matplotlib"
+        found.append(Row.of(f"start-up: {label}", _timing(starts), "s", target=target, note=heavy))
+    cohort = synthetic(preset("demo", patients=min(6000, 10 * scale.small)))
+    file, cache = folder / "demo-site.npz", str(folder / "numba-cache")
+    cohort.sites[0].save(file)
+    cold = child("answer", str(file), NUMBA_CACHE_DIR=cache)
+    warm = [child("answer", str(file), NUMBA_CACHE_DIR=cache) for _ in range(scale.starts)]
+    return [
+        *found,
+        Row.of("start-up: to a ClientApp's first answer", _timing(warm), "s", target=1.5,
+               note="imports, a demo site's data, one exact round; machine code cached"),
+        Row("start-up: the same, nothing cached", cold["seconds"], "s",
+            note="numba compiles: once an installation"),
+    ]  # fmt: skip
+
+
+def _memory(name: str, tensor: SparseTensor, scale: Scale, folder: Path) -> list[Row]:
+    """Peak of a process that makes one exact round, over that of one with next to no data."""
+    rank = str(scale.rank)
+    tiny, large = folder / "tiny.npz", folder / "large.npz"
+    _as_site(tensor.select_patients([0, 1])).save(tiny)
+    _as_site(tensor).save(large)
+    tensor_bytes = _BYTES_PER_NONZERO * tensor.nnz
+    allowed = tensor_bytes + 4 * scale.rank * sum(tensor.shape)
+
+    def peak(way: str, file: Path) -> float:
+        return median(child(way, str(file), rank)["peak"] for _ in range(scale.starts))
+
+    base, found = peak("round", tiny), []
+    for way, what in (("round", "round"), ("load", "load and round")):
+        used = peak(way, large) - base
+        note = (
+            f"{used / 1e6:.0f} MB over {base / 1e6:.0f} MB with two patients; "
+            f"16 B a non-zero + factors: {allowed / 1e6:.0f} MB"
+        )
+        # The tensor alone takes more than this: what is smaller is lost in the process's noise.
+        value = used / allowed if used > tensor_bytes else None
+        found.append(
+            Row(f"memory {name}: exact {what}", value, "x bound", target=2,
+                repetitions=scale.starts, note=note)
+        )  # fmt: skip
+    return found
+
+
+def _as_site(tensor: SparseTensor) -> SiteData:
+    vocabularies = tuple(
+        Vocabulary(f"mode-{mode}", tuple(f"c{code}" for code in range(size)), ("",) * size)
+        for mode, size in enumerate(tensor.feature_shape, 1)
+    )
+    return SiteData("bench", tensor, vocabularies)
+
+
+def _timing(starts: Sequence[Mapping[str, Any]]) -> Timing:
+    return Timing(tuple(start["seconds"] for start in starts))

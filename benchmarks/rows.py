@@ -1,0 +1,123 @@
+"""A row of the result, and the stopwatch that fills it."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of several repetitions."""
+
+    seconds: tuple[float, ...]
+    cpu: float = math.nan
+    """CPU time over wall time: below 1, somebody else had the core."""
+
+    @property
+    def median(self) -> float:
+        """Median, in seconds."""
+        return float(np.median(self.seconds))
+
+    @property
+    def spread(self) -> float:
+        """Interquartile range over the median."""
+        low, high = np.percentile(self.seconds, [25, 75])
+        return float(high - low) / self.median
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure. Without a target it is only reported; without a value it was not measured."""
+
+    name: str
+    value: float | None
+    unit: str
+    target: float | None = None
+    at_least: bool = False
+    """Whether the target is a lower bound."""
+    spread: float | None = None
+    best: float | None = None
+    """The smallest repetition: what a busy machine disturbs least."""
+    repetitions: int = 1
+    cpu: float | None = None
+    note: str = ""
+
+    @classmethod
+    def of(cls, name: str, timing: Timing, unit: str, scale: float = 1.0, **more: Any) -> Row:
+        """Row of the median; `scale` turns seconds into the unit."""
+        return cls(
+            name, timing.median * scale, unit, spread=timing.spread,
+            best=min(timing.seconds) * scale, repetitions=len(timing.seconds),
+            cpu=None if math.isnan(timing.cpu) else timing.cpu, **more,
+        )  # fmt: skip
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the target is met; None without a target or a value."""
+        if self.target is None or self.value is None:
+            return None
+        return self.value >= self.target if self.at_least else self.value <= self.target
+
+    def to_dict(self) -> dict[str, Any]:
+        """Row as it stands in ``bench.json``."""
+        return asdict(self) | {"met": self.met}
+
+
+def timed(function: Callable[[], object], repetitions: int, shortest: float) -> Timing:
+    """Wall time of a call, warmed up; repeated within a repetition that would be too short."""
+    function()
+    began = time.perf_counter()
+    function()
+    inner = max(1, math.ceil(shortest / max(time.perf_counter() - began, 1e-9)))
+    seconds, cpu, wall = [], 0.0, 0.0
+    for _ in range(repetitions):
+        began, cpu_began = time.perf_counter(), time.process_time()
+        for _ in range(inner):
+            function()
+        passed = time.perf_counter() - began
+        cpu += time.process_time() - cpu_began
+        wall += passed
+        seconds.append(passed / inner)
+    return Timing(tuple(seconds), cpu / wall)
+
+
+def value_of(found: Sequence[Row], name: str) -> float:
+    """Value of a row measured before."""
+    value = next(row.value for row in found if row.name == name)
+    if value is None:
+        raise ValueError(f"{name} was not measured")
+    return value
+
+
+def write(path: Path, content: Any) -> None:
+    """Write rows, or anything else that JSON has, for a person to read."""
+    if isinstance(content, list):
+        content = [row.to_dict() for row in content]
+    path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def show(found: Sequence[Row]) -> None:
+    """Print the table."""
+    width = max(len(row.name) for row in found)
+    head = f"{'':{width}} {'median':>10} {'best':>10} {'':9} {'spread':>7} {'target':>9} {'':6}"
+    print(f"\n{head}\n{'-' * len(head)}")
+    for row in found:
+        value = "-" if row.value is None else f"{row.value:.4g}"
+        best = "" if row.best is None else f"{row.best:.4g}"
+        spread = "" if row.spread is None else f"{row.spread:.1%}"
+        bound = "" if row.target is None else f"{'>=' if row.at_least else '<='} {row.target:g}"
+        met = {None: "", True: "met", False: "MISSED"}[row.met]
+        print(
+            f"{row.name:{width}} {value:>10} {best:>10} {row.unit:9} {spread:>7} "
+            f"{bound:>9} {met:6} {row.note}".rstrip()
+        )
+    targets = [row for row in found if row.met is not None]
+    print(f"\n{sum(bool(row.met) for row in targets)} of {len(targets)} targets met")

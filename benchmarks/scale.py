@@ -1,0 +1,96 @@
+"""How much is measured, and on what: the synthetic tensors, pooled over their sites."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpfact_flower.coordinator import Coordinator
+from dpfact_flower.data.synthetic import preset, synthetic
+from dpfact_flower.protocol import RoundRequest
+from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
+from dpfact_flower.tensor import SparseTensor
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Size of a run.
+
+    Attributes
+    ----------
+    name : str
+    small, large : int
+        Patients of tensor S (preset paper-synthetic) and of tensor M (paper-mimic).
+    rank : int
+    repetitions : int
+        Of measurements in this process.
+    shortest : float
+        Seconds that one repetition takes at least: below, clock and scheduler are measured.
+    starts : int
+        Fresh processes per start-up measurement.
+    rounds : int
+        Of a federated run, the first not counted.
+    """
+
+    name: str
+    small: int
+    large: int
+    rank: int
+    repetitions: int
+    shortest: float
+    starts: int
+    rounds: int
+
+    @property
+    def timing(self) -> tuple[int, float]:
+        """Repetitions and the shortest one, for `benchmarks.rows.timed`."""
+        return self.repetitions, self.shortest
+
+    @property
+    def whole(self) -> bool:
+        """Whether tensor M is the one that targets in seconds are about."""
+        return self.name == "full"
+
+    def tensors(self) -> dict[str, SparseTensor]:
+        """Tensors by name; a thinned M is called so."""
+        large = "M" if self.whole else "M-thinned"
+        return {
+            "S": pooled("paper-synthetic", self.small),
+            large: pooled("paper-mimic", self.large),
+        }
+
+
+SCALES = {
+    scale.name: scale
+    for scale in (
+        Scale("full", 5000, 40_662, rank=50, repetitions=9, shortest=0.1, starts=7, rounds=11),
+        Scale("quick", 5000, 4_000, rank=50, repetitions=5, shortest=0.05, starts=3, rounds=6),
+        Scale("smoke", 60, 60, rank=3, repetitions=2, shortest=0.001, starts=1, rounds=2),
+    )
+}
+
+
+def pooled(name: str, patients: int) -> SparseTensor:
+    """All sites' patients of a preset, with so many of them, in one tensor."""
+    sites = [site.tensor for site in synthetic(preset(name, patients=patients)).sites]
+    first = np.cumsum([0, *(tensor.n_patients for tensor in sites)])
+    indices = [np.copy(tensor.indices) for tensor in sites]
+    for rows, start in zip(indices, first[:-1], strict=True):
+        rows[:, 0] += start
+    return SparseTensor.from_coo(
+        np.concatenate(indices),
+        np.concatenate([tensor.values for tensor in sites]),
+        (int(first[-1]), *sites[0].feature_shape),
+    )
+
+
+def first_request(tensor: SparseTensor, settings: SolverSettings) -> RoundRequest:
+    """The server's question in round 1, without privacy."""
+    coordinator = Coordinator(
+        tensor.feature_shape,
+        solver=settings,
+        privacy=PrivacySettings(privacy="none"),
+        run=RunSettings(job="bench"),
+    )
+    return coordinator.request(1)

@@ -1,0 +1,166 @@
+"""The local solvers: nanoseconds per non-zero of a P-SGD pass, an exact iteration and an MTTKRP."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from benchmarks.rows import Row, timed
+from benchmarks.scale import Scale, first_request
+from dpfact_flower.settings import SolverSettings
+from dpfact_flower.site import initial_state, local_settings, scaled
+from dpfact_flower.solver import exact, psgd
+from dpfact_flower.solver.kernels import Array, Step, mttkrp, stack_factors, visit
+from dpfact_flower.solver.psgd import visits, zero_visits
+from dpfact_flower.tensor import Factors, SparseTensor
+
+ETA = 1e-4
+"""Small: a measurement makes many passes, none of which may diverge."""
+
+
+def measure(tensors: Mapping[str, SparseTensor], scale: Scale, _: Sequence[Row]) -> list[Row]:
+    """All rows of the solvers, for each tensor."""
+    found = []
+    for name, counts in tensors.items():
+        tensor = scaled(counts, SolverSettings())  # as a site does
+        found += _psgd(name, tensor, scale)
+        found += _exact(name, tensor, scale)
+        found += _mttkrp(name, tensor, scale)
+    return found
+
+
+def start(tensor: SparseTensor, settings: SolverSettings) -> tuple[Factors, Factors]:
+    """Factors and anchors with which a site begins round 1."""
+    request = first_request(tensor, settings)
+    state = initial_state(tensor, request, np.random.default_rng(0))
+    return state.factors, request.anchors
+
+
+def drawn_pass(
+    tensor: SparseTensor, settings: SolverSettings
+) -> tuple[Array, Array, list[tuple[Array, Array]]]:
+    """Stacks of factors and anchors, and the visits of one pass, drawn beforehand."""
+    factors, anchors = start(tensor, settings)
+    drawn = list(visits(tensor, zero_visits(tensor, settings), np.random.default_rng(1)))
+    return stack_factors(factors), stack_factors(anchors), drawn
+
+
+def step_of(tensor: SparseTensor, settings: SolverSettings) -> Step:
+    """What a visit does, with the weight that makes sampled zeros unbiased."""
+    zeros = zero_visits(tensor, settings)
+    return Step(
+        eta=settings.eta,
+        gamma=settings.gamma,
+        zero_weight=(tensor.cells - tensor.nnz) / max(zeros, 1),
+        sequential=settings.update == "sequential",
+    )
+
+
+def _psgd(name: str, tensor: SparseTensor, scale: Scale) -> list[Row]:
+    found, per_nonzero = [], 1e9 / tensor.nnz
+    unit = "ns/nnz"
+    for update in ("joint", "sequential"):
+        settings = _settings(scale, update=update, zeros="none")
+        stack, anchors, drawn = drawn_pass(tensor, settings)
+        step = step_of(tensor, settings)
+
+        def steps() -> None:
+            for rows, counts in drawn:  # noqa: B023
+                visit(stack, anchors, rows, counts, step)  # noqa: B023
+
+        def whole() -> None:
+            for rows, counts in visits(tensor, 0, np.random.default_rng(2)):
+                visit(stack, anchors, rows, counts, step)  # noqa: B023
+
+        kernel, total = timed(steps, *scale.timing), timed(whole, *scale.timing)
+        _check_finite(stack)
+        joint = update == "joint"
+        found += [
+            Row.of(f"psgd {name} {update}: steps", kernel, unit, per_nonzero,
+                   target=15 if joint else None, note="kernel, visits drawn beforehand"),
+            Row.of(f"psgd {name} {update}: pass", total, unit, per_nonzero,
+                   note="drawing the order included"),
+        ]  # fmt: skip
+        if joint and name == "M":
+            found.append(Row.of(f"psgd {name} {update}: pass, seconds", total, "s", target=0.2))
+    return [*found, *_psgd_zeros(name, tensor, scale), _psgd_epoch(name, tensor, scale)]
+
+
+def _psgd_zeros(name: str, tensor: SparseTensor, scale: Scale) -> list[Row]:
+    settings = _settings(scale, zeros="stratified", eta=1e-8)  # zeros weigh thousands each
+    stack, anchors, _ = drawn_pass(tensor, settings)
+    step, zeros = step_of(tensor, settings), zero_visits(tensor, settings)
+
+    def whole() -> None:
+        for rows, counts in visits(tensor, zeros, np.random.default_rng(2)):
+            visit(stack, anchors, rows, counts, step)
+
+    total = timed(whole, *scale.timing)
+    _check_finite(stack)
+    return [
+        Row.of(f"psgd {name} joint, zeros: pass", total, "ns/nnz", 1e9 / tensor.nnz,
+               note=f"{zeros / tensor.nnz:.0f} sampled zeros per non-zero"),
+        Row.of(f"psgd {name} joint, zeros: pass, a visit", total, "ns/visit",
+               1e9 / (tensor.nnz + zeros)),
+    ]  # fmt: skip
+
+
+def _psgd_epoch(name: str, tensor: SparseTensor, scale: Scale) -> Row:
+    tau = 2
+    settings = _settings(scale, zeros="none", tau=tau)
+    factors, anchors = start(tensor, settings)
+    passes = tau + psgd(tensor, factors, anchors, settings, np.random.default_rng(3)).rollbacks
+
+    def call() -> None:
+        psgd(tensor, factors, anchors, settings, np.random.default_rng(3))
+
+    return Row.of(
+        f"psgd {name} joint: epoch", timed(call, *scale.timing), "ns/nnz",
+        1e9 / (tensor.nnz * passes), note="order, steps, loss; set-up of a call of tau = 2 shared",
+    )  # fmt: skip
+
+
+def _exact(name: str, tensor: SparseTensor, scale: Scale) -> list[Row]:
+    found = []
+    for nonnegative, label in ((True, ""), (False, " without non-negativity")):
+        settings = SolverSettings(rank=scale.rank, tau=1, nonnegative=nonnegative)
+        factors, anchors = start(tensor, settings)
+        local = local_settings(tensor, first_request(tensor, settings))
+
+        def call() -> None:
+            exact(tensor, factors, anchors, local, np.random.default_rng(0))  # noqa: B023
+
+        target = 27 if name.startswith("M") else None
+        timing = timed(call, *scale.timing)
+        found.append(
+            Row.of(
+                f"exact {name}: iteration{label}", timing, "ns/nnz", 1e9 / tensor.nnz,
+                target=target, note="a whole call of tau = 1",
+            )
+        )  # fmt: skip
+    return found
+
+
+def _mttkrp(name: str, tensor: SparseTensor, scale: Scale) -> list[Row]:
+    factors, _ = start(tensor, SolverSettings(rank=scale.rank))
+    found = []
+    for mode in range(tensor.ndim):
+
+        def call() -> None:
+            mttkrp(tensor, factors, mode)  # noqa: B023
+
+        timing = timed(call, *scale.timing)
+        found.append(Row.of(f"mttkrp {name}: mode {mode}", timing, "ns/nnz", 1e9 / tensor.nnz))
+    return found
+
+
+def _settings(scale: Scale, **changes: object) -> SolverSettings:
+    config = {"rank": scale.rank, "solver": "psgd", "eta": ETA} | changes
+    return SolverSettings(**config)  # type: ignore[arg-type]
+
+
+def _check_finite(stack: Array) -> None:
+    if not math.isfinite(float(stack.sum(dtype=np.float64))):
+        raise RuntimeError("the passes that were timed diverged: their times mean nothing")
