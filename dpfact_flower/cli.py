@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from dpfact_flower.errors import DPFactError, SettingsError
@@ -191,7 +192,7 @@ def report(
     """Write report.html anew from the files of a run's folder."""
     from dpfact_flower.evaluation.report import write_report
 
-    _console.print(f"report: {write_report(folder)}", soft_wrap=True)
+    _console.print("report:", escape(str(write_report(folder))), soft_wrap=True)
 
 
 @app.command()
@@ -199,7 +200,7 @@ def compare(
     folders: Annotated[list[Path], typer.Argument(help="Folders of finished runs.")],
 ) -> None:
     """Print a Markdown table of several runs, a row each."""
-    from dpfact_flower.evaluation.summary import comparison
+    from dpfact_flower.evaluation.comparison import comparison
 
     # Not through rich, which would wrap the rows.
     typer.echo(comparison(folders))
@@ -286,7 +287,7 @@ def _save(cohort: Any, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     cohort.save(out)
     _show(cohort)
-    _console.print(f"written to {out}", soft_wrap=True)
+    _console.print("written to", escape(str(out)), soft_wrap=True)
 
 
 def _show(cohort: Any) -> None:
@@ -311,4 +312,4 @@ def _finish(folder: Path) -> None:
             table.add_row(key, shown)
     _console.print(table)
     if (folder / REPORT).exists():
-        _console.print(f"report: {folder / REPORT}", soft_wrap=True)
+        _console.print("report:", escape(str(folder / REPORT)), soft_wrap=True)

@@ -1,8 +1,9 @@
 """`DPFactClient`, a Flower NumPyClient: one round at a site, and what may be said about it.
 
-The order of work is the privacy policy: check what is asked against what the site allows, compute,
-charge and keep the release on disk, and only then send it. A request that is repeated gets the kept
-bytes. Whatever goes wrong, the server learns a code; the text stays in the site's log.
+The order of work is the privacy policy: check what is asked, and what it will cost, against what
+the site allows; only then touch data; charge and keep the release on disk; only then send it. A
+request that is repeated gets the kept bytes. Whatever goes wrong, the server learns a code, and one
+and the same code for everything that goes wrong after data was touched.
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ from dpfact_flower.errors import (
     DPFactError,
     MessageError,
     PrivacyRefusedError,
+    RoundFailedError,
     SettingsError,
 )
-from dpfact_flower.privacy import Release, ReleaseEvent, account
+from dpfact_flower.files import locked
+from dpfact_flower.privacy import Release, account
 from dpfact_flower.protocol import RoundRequest, SiteReply, public_reason
 from dpfact_flower.settings import SiteSettings
-from dpfact_flower.site import run_round
-from dpfact_flower.state import Answered, SiteStore
+from dpfact_flower.site import RoundOutcome, check_fits, planned, run_round
+from dpfact_flower.state import Answered, RoundMeasures, SiteStore, spent_before
 
 _logger = logging.getLogger(__name__)
 NUM_EXAMPLES = 1
@@ -61,16 +64,13 @@ class DPFactClient(NumPyClient):
     """
 
     def __init__(self, data: SiteData, settings: SiteSettings, *, simulation: bool = False) -> None:
-        for key, value in (
-            ("state-dir", settings.state_dir),
-            ("allow-privacy", settings.allow_privacy),
-        ):
-            if not value:
-                raise SettingsError(f"{key}: must be set in the site's node config")
+        if not simulation:
+            _check_choices(settings)
         self._data = data
         self._settings = settings
         self._simulation = simulation
         self._site = settings.site or data.name
+        self._root = Path(settings.state_dir).expanduser()
         self._fingerprint = data.tensor.fingerprint()
 
     def fit(
@@ -99,30 +99,22 @@ class DPFactClient(NumPyClient):
         DPFactError
             With the reason; `fit` keeps it at the site.
         """
+        # Everything before the data is touched decides by public facts and the site's own record.
         self._check_allowed(request)
         self._check_vocabulary(request)
-        store = SiteStore(self._settings.state_dir, self._site, request.job, self._fingerprint)
-        last = store.load()
-        digest = request.digest()
-        if last is not None and last.request == digest:
-            _logger.info("round %d asked again: sending what was sent", request.round)
-            return last.release
-        if last is not None and request.round <= last.state.round:
-            raise MessageError(
-                f"round {request.round} of job {request.job!r} is stale: this site has finished "
-                f"round {last.state.round}"
-            )
-        outcome = run_round(
-            self._data.tensor,
-            last.state if last else None,
-            self._localised(request),
-            site=self._site,
-            modes=[vocabulary.name for vocabulary in self._data.vocabularies],
-            simulation=self._simulation,
-        )
-        self._check_budget(outcome.state.events)
-        store.save(Answered(digest, outcome.state, outcome.release))
-        store.note(outcome.measures)
+        check_fits(self._data.tensor, request.anchors)
+        with locked(self._root / self._site):
+            store = SiteStore(self._root, self._site, request.job, self._fingerprint)
+            last = store.load()
+            digest = request.digest()
+            if last is not None and last.request == digest:
+                _logger.info("round %d asked again: sending what was sent", request.round)
+                return last.release
+            self._check_follows(request, last)
+            self._check_budget(request, last)
+            outcome = self._compute(request, last)
+            store.save(Answered(digest, request.terms(), outcome.state, outcome.release))
+            self._note(store, outcome.measures)
         _logger.info("round %d: released (%s)", request.round, outcome.release.label)
         return outcome.release
 
@@ -143,6 +135,12 @@ class DPFactClient(NumPyClient):
                 f"the run asks for privacy {request.privacy.privacy!r}; this site's allow-privacy "
                 f"is {self._settings.allow_privacy!r}"
             )
+        for name, asked, most in (
+            ("rank", request.solver.rank, self._settings.max_rank),
+            ("tau", request.solver.tau, self._settings.max_tau),
+        ):
+            if asked > most:
+                raise MessageError(f"{name}: the run asks for {asked}, this site's limit is {most}")
 
     def _check_vocabulary(self, request: RoundRequest) -> None:
         own = joint_digest(self._data.vocabularies)
@@ -152,25 +150,88 @@ class DPFactClient(NumPyClient):
                 "prepare the site's data with the code lists of the run"
             )
 
-    def _check_budget(self, events: tuple[ReleaseEvent, ...]) -> None:
-        limit = self._settings.max_epsilon
-        if not limit:
+    def _check_follows(self, request: RoundRequest, last: Answered | None) -> None:
+        """Refuse a round that is over, and settings that change in the middle of a job."""
+        if last is None:
             return
-        if not events:
-            raise PrivacyRefusedError(
-                f"max-epsilon is {limit:g}, and a release without noise has no epsilon"
+        if request.round <= last.state.round:
+            raise MessageError(
+                f"round {request.round} of job {request.job!r} is stale: this site has finished "
+                f"round {last.state.round}"
             )
-        total = account(events, self._settings.budget_delta)
+        if request.terms() != last.terms:
+            raise MessageError(
+                f"the settings of job {request.job!r} have changed since round "
+                f"{last.state.round}; a change needs a new job"
+            )
+
+    def _check_budget(self, request: RoundRequest, last: Answered | None) -> None:
+        """Count this round with all that the site has released, in whatever job."""
+        modes = [vocabulary.name for vocabulary in self._data.vocabularies]
+        events = planned(request, modes, simulation=self._simulation)
+        limit = self._settings.max_epsilon
+        if not limit or not events:
+            return
+        before = spent_before(self._root, self._site, other_than=request.job)
+        own = last.state.events if last else ()
+        total = account((*before, *own, *events), self._settings.budget_delta)
         if total.headline.epsilon > limit:
             raise PrivacyRefusedError(
-                f"max-epsilon is {limit:g}; with this round the job would stand at {total.headline}"
+                f"max-epsilon is {limit:g}; with this round the site would stand at "
+                f"{total.headline}"
             )
+
+    def _compute(self, request: RoundRequest, last: Answered | None) -> RoundOutcome:
+        """Run the round; whatever fails in it leaves as one and the same code."""
+        try:
+            return run_round(
+                self._data.tensor,
+                last.state if last else None,
+                self._localised(request),
+                site=self._site,
+                modes=[vocabulary.name for vocabulary in self._data.vocabularies],
+                simulation=self._simulation,
+            )
+        except Exception as error:  # which error it is may depend on the patients
+            log_privately(self._site, error)
+            raise RoundFailedError(f"round {request.round} failed, see above") from None
+
+    def _note(self, store: SiteStore, measures: RoundMeasures) -> None:
+        """Keep the site's own measures; the release stands whether or not that works."""
+        try:
+            store.note(measures)
+        except OSError as error:
+            _logger.warning("history.jsonl cannot be written (%s)", type(error).__name__)
 
     def _localised(self, request: RoundRequest) -> RoundRequest:
         """The request with what the site decides for itself: its l2,1 weight."""
         if self._settings.site_mu < 0:
             return request
         return replace(request, solver=replace(request.solver, mu=self._settings.site_mu))
+
+
+def _check_choices(settings: SiteSettings) -> None:
+    """What a hospital must choose for itself: there is no default to fall back to."""
+    for key, value in (
+        ("state-dir", settings.state_dir),
+        ("allow-privacy", settings.allow_privacy),
+    ):
+        if not value:
+            raise SettingsError(f"{key}: must be set in the site's node config")
+    if not Path(settings.state_dir).expanduser().is_absolute():
+        raise SettingsError(
+            f"state-dir: must be an absolute path, or the record of releases would depend on where "
+            f"the process was started; got {settings.state_dir!r}"
+        )
+    noisy = settings.allow_privacy != "none"
+    if noisy != (settings.max_epsilon > 0):
+        raise SettingsError(
+            "max-epsilon: must be above 0 where allow-privacy names a mode with noise, and 0 where "
+            f"it is 'none', which no epsilon bounds; got {settings.max_epsilon:g} with "
+            f"{settings.allow_privacy!r}"
+        )
+    if noisy and "none" in settings.allow_privacy.split(","):
+        raise SettingsError("allow-privacy: 'none' beside a mode with noise would void max-epsilon")
 
 
 def load_site(path: str | Path) -> SiteData:

@@ -19,7 +19,7 @@ from dpfact_flower.data.site_data import site_files
 from dpfact_flower.errors import MessageError, PrivacyRefusedError, SettingsError
 from dpfact_flower.logs import use_flower_handler
 from dpfact_flower.protocol import public_reason
-from dpfact_flower.settings import AppSettings, SiteSettings
+from dpfact_flower.settings import AppSettings, SiteSettings, refuse_unknown
 
 _CLIENT_APP_RAISED = 2  # flwr's ErrorCode.CLIENT_APP_RAISED_EXCEPTION
 _SIMULATION_KEYS = {"partition-id", "num-partitions"}
@@ -59,8 +59,15 @@ def client_for(context: Context) -> DPFactClient:
     SettingsError, DataError
         If the node config or the site's data cannot be used.
     """
+    own = context.node_config.keys() - _SIMULATION_KEYS
     if context.node_config.keys() >= _SIMULATION_KEYS:
+        if own:  # a hospital's settings must not be passed over because of two stray keys
+            raise SettingsError(
+                f"node config: {', '.join(sorted(_SIMULATION_KEYS))} mark a simulated site, which "
+                f"has no settings of its own; got {', '.join(sorted(own))} too"
+            )
         return _simulated_client(context)
+    refuse_unknown(context.node_config, SiteSettings)
     settings = SiteSettings.from_config(context.node_config)
     if not settings.data_path:
         raise SettingsError("data-path: must be set in the site's node config")

@@ -26,6 +26,7 @@ from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.tensor import Factors, load_npz
 
 _logger = logging.getLogger(__name__)
+_MAX_REASON = 300
 CHECKPOINT = "checkpoint.npz"
 HISTORY = "history.jsonl"
 
@@ -36,6 +37,11 @@ class Failure:
 
     who: str
     reason: str
+
+    def __post_init__(self) -> None:
+        # A stranger may have written it: one line, no control characters, not too long.
+        text = "".join(c if c.isprintable() else " " for c in self.reason)
+        object.__setattr__(self, "reason", text[:_MAX_REASON])
 
 
 @dataclass(frozen=True)
@@ -177,7 +183,8 @@ class Coordinator:
         QuorumError
             If the first round lacks its quorum.
         SettingsError
-            If there are more sites than the elastic step is stable for (see `elastic_step`).
+            If the first round has more sites than the elastic step is stable for (see
+            `elastic_step`); later ones make it smaller.
         """
         run = self.run
         if sites < run.min_sites and first:
@@ -187,7 +194,8 @@ class Coordinator:
             )
         if sites < max(run.sites, run.min_sites):
             _logger.warning("%d of %d sites connected; going on", sites, run.sites or run.min_sites)
-        elastic_step(self.solver, run.elastic_step, max(sites, 1))  # nobody may be connected
+        if first:
+            elastic_step(self.solver, run.elastic_step, max(sites, 1))
 
     def close_round(
         self,
@@ -209,7 +217,9 @@ class Coordinator:
             _logger.warning("round %d: %s: %s", round_number, failure.who, failure.reason)
         enough = len(unique) >= self.run.min_sites
         if enough:
-            step = elastic_step(self.solver, self.run.elastic_step, len(unique))
+            # Sites that joined after the first round may be more than the step is stable for.
+            chosen = elastic_step(self.solver, self.run.elastic_step, 1)
+            step = min(chosen, 1 / len(unique))
             self.factors = elastic_average(self.factors, [r.factors for r in unique], step)
         else:
             _logger.warning(
@@ -245,6 +255,7 @@ class Coordinator:
             **self.solver.to_config(),
             **self.privacy.to_config(),
             "seed": self.run.seed,
+            "rounds": self.run.rounds,
             "elastic-step": self.run.elastic_step,
             "vocabulary": self.vocabulary,
             "shapes": [list(shape) for shape in self.shapes],

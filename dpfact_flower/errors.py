@@ -53,6 +53,12 @@ class PrivacyRefusedError(DPFactError, PermissionError):
     code = "privacy-refused"
 
 
+class RoundFailedError(DPFactError, RuntimeError):
+    """A round that failed after patients' data was touched: one code, whatever the reason."""
+
+    code = "failed"
+
+
 class QuorumError(DPFactError, RuntimeError):
     """Too few sites answered for a run to go on."""
 

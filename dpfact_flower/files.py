@@ -7,7 +7,13 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
+
+fcntl: Any
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 
 @contextmanager
@@ -29,6 +35,31 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a folder for this process: nobody else reads, charges and writes in between.
+
+    The lock ends with the process, however it ends. Where the platform has no `flock` (Windows),
+    one process at a time is the operator's business.
+    """
+    private_folder(folder)
+    if fcntl is None:
+        yield
+        return
+    handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def remove_leftovers(path: Path) -> None:
+    """Delete what `replacing` left of `path` when its process was killed; hold the lock first."""
+    for leftover in path.parent.glob(f".{path.name}.*"):
+        leftover.unlink(missing_ok=True)
 
 
 def private_folder(folder: Path) -> None:

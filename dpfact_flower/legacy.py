@@ -5,6 +5,7 @@ The same `Coordinator` and the same ClientApp as `dpfact_flower.DPFact`; only th
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from logging import INFO
@@ -35,7 +36,9 @@ class DPFact(Strategy):
     """DPFact's server as a legacy Flower strategy; parameters as `dpfact_flower.DPFact`.
 
     The number of rounds must be the same in `run` and in Flower's ``ServerConfig``: planning a
-    privacy budget needs it. Bytes are those of the serialised arrays; this API shows no more.
+    privacy budget needs it (after a resume, what is left of it there). Set ``round_timeout`` in
+    ``ServerConfig`` too: in this API Flower keeps the deadline. Bytes are those of the serialised
+    arrays; this API shows no more.
 
     Examples
     --------
@@ -59,6 +62,7 @@ class DPFact(Strategy):
         run: RunSettings | None = None,
         vocabulary: str = "",
         run_dir: str | Path | None = None,
+        resume: bool = False,
     ) -> None:
         self.coordinator = Coordinator(
             feature_shape,
@@ -67,7 +71,9 @@ class DPFact(Strategy):
             run=run,
             vocabulary=vocabulary,
             run_dir=run_dir,
+            resume=resume,
         )
+        self._resumed = self.coordinator.finished_rounds
         self._asked = 0
         self._bytes_down = 0
         self._began = 0.0
@@ -82,10 +88,14 @@ class DPFact(Strategy):
         """The round's request, for every connected client."""
         run = self.coordinator.run
         wanted = max(run.sites, run.min_sites) if server_round == 1 else run.min_sites
-        client_manager.wait_for(wanted, timeout=int(run.wait_timeout))
+        client_manager.wait_for(wanted, timeout=math.ceil(run.wait_timeout))
         clients = [client for _, client in sorted(client_manager.all().items())]
         self.coordinator.check_connected(len(clients), first=server_round == 1)
-        factors, config = self.coordinator.request(server_round).to_wire()
+        number = self._resumed + server_round
+        if not clients:  # Flower asks nobody to aggregate then
+            self.coordinator.close_round(number, [], [], bytes_down=0, bytes_up=0, seconds=0.0)
+            return []
+        factors, config = self.coordinator.request(number).to_wire()
         asked = FitIns(ndarrays_to_parameters(list(factors)), dict(config))
         self._asked = len(clients)
         self._bytes_down = len(clients) * sum(map(len, asked.parameters.tensors))
@@ -110,7 +120,7 @@ class DPFact(Strategy):
         silent = self._asked - len(results) - len(failures)
         failed += [Failure("a client", "no reply")] * silent
         record = self.coordinator.close_round(
-            server_round,
+            self._resumed + server_round,
             usable,
             failed,
             bytes_down=self._bytes_down,

@@ -21,6 +21,9 @@ from dpfact_flower.settings import PrivacySettings, Scalar, SolverSettings
 from dpfact_flower.tensor import Factors
 
 PROTOCOL_VERSION = 1
+MAX_FACTOR = 1e6
+"""Largest entry of a feature factor on the wire: larger ones could make a solver's success or
+failure depend on single cells."""
 _T = TypeVar("_T", str, int)
 
 
@@ -107,6 +110,16 @@ class RoundRequest:
             anchors=checked_factors(arrays, rank=solver.rank, who="request"),
         )
 
+    def terms(self) -> str:
+        """SHA-256 of what must stay the same from round to round of a job.
+
+        State carries un-noised factors, so noise made for one round's settings must not be the
+        noise on another's.
+        """
+        _, config = self.to_wire()
+        del config["round"]
+        return hashlib.sha256(repr(sorted(config.items())).encode()).hexdigest()
+
     def digest(self) -> str:
         """SHA-256 of everything asked: tells a repeated request from another one."""
         arrays, config = self.to_wire()
@@ -167,6 +180,8 @@ def checked_factors(arrays: Sequence[NDArray[Any]], *, rank: int, who: str) -> F
             raise MessageError(f"{where}: need shape (features, {rank}), got {array.shape}")
         if not np.isfinite(array).all():
             raise MessageError(f"{where}: has values that are not finite")
+        if np.abs(array).max() > MAX_FACTOR:
+            raise MessageError(f"{where}: has values beyond {MAX_FACTOR:g}")
     return tuple(np.ascontiguousarray(array) for array in arrays)
 
 

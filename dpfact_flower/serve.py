@@ -8,7 +8,6 @@ evaluated too; in a deployment the server has neither, and the summary says only
 from __future__ import annotations
 
 import platform
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import version
@@ -114,16 +113,15 @@ def serve(grid: Grid, config: Mapping[str, Scalar]) -> Path:
         run_dir=app.run_folder,
         resume=app.resume,
     )
+    strategy.start(grid)
     for stale in (SUMMARY, PHENOTYPES, MODEL, REPORT):  # of a finished run that this one replaces
         (app.run_folder / stale).unlink(missing_ok=True)
-    began = time.perf_counter()
-    strategy.start(grid)
-    seconds = time.perf_counter() - began
     coordinator = strategy.coordinator
     write_model(app.run_folder, coordinator.factors, vocabularies)
-    repeat = RunConfig(app, coordinator.run, solver, privacy).write()
-    write_config(app.run_folder, repeat, _versions())
-    summary, phenotypes = summarise(coordinator, vocabularies, cohort, app.sites_folder, seconds)
+    # As it was asked: a job name that was made up is not repeated, since sites know it as done.
+    asked = RunConfig(replace(app, resume=False), run, solver, privacy).write()
+    write_config(app.run_folder, asked, _versions())
+    summary, phenotypes = summarise(coordinator, vocabularies, cohort, app.sites_folder)
     write_json(app.run_folder / SUMMARY, summary)
     write_json(app.run_folder / PHENOTYPES, phenotypes)
     _report(app.run_folder)

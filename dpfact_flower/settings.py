@@ -93,8 +93,7 @@ class SolverSettings(Settings):
     )
     tau: int = setting(1, "local passes over the data per round", low=1, high=10_000)
     eta: float = setting(
-        1e-2, "largest step size of psgd, and of the server's elastic pull",
-        low=0, high=1, open_low=True,
+        1e-2, "largest step size of psgd, and of the server's elastic pull", low=1e-8, high=1,
     )  # fmt: skip
     gamma: float = setting(5.0, "elastic weight: how strongly local and global pull", low=0)
     pull: float = setting(
@@ -117,7 +116,7 @@ class SolverSettings(Settings):
         "stratified", "psgd: visit the non-zeros alone, or sampled zero cells too"
     )
     zero_ratio: float = setting(
-        5.0, "psgd, stratified: sampled zero cells per non-zero", low=0, high=100, open_low=True
+        5.0, "psgd, stratified: sampled zero cells per non-zero", low=0, high=20, open_low=True
     )
     clip: float = setting(
         0.0, "psgd: bound L on the norm of an entry's gradient per factor; 0 is no bound", low=0
@@ -129,6 +128,8 @@ class SolverSettings(Settings):
                 f"eta * gamma must be below 1 for the elastic step to be stable; "
                 f"got {self.eta:g} * {self.gamma:g} = {self.eta * self.gamma:g}"
             )
+        if self.clip and not 1e-6 <= self.clip <= 1e6:  # float32 must hold it beside the gradients
+            raise SettingsError(f"clip: must be 0 or lie in [1e-06, 1e+06]; got {self.clip!r}")
         if self.clip > 0 and self.solver != "psgd":
             raise SettingsError(f"clip bounds psgd's gradients; solver is {self.solver!r}")
 
@@ -283,6 +284,8 @@ class SiteSettings(Settings):
         1e-5, "delta at which max-epsilon is counted, whatever delta the run names",
         low=0, high=0.5, open_low=True,
     )  # fmt: skip
+    max_rank: int = setting(200, "largest rank this site computes", low=1)
+    max_tau: int = setting(50, "most local passes a round this site computes", low=1)
     site_mu: float = setting(-1.0, "this site's own l2,1 weight; -1 takes the run's", low=-1)
 
     def _check_together(self) -> None:
@@ -332,7 +335,7 @@ def parse_assignments(texts: Sequence[str]) -> dict[str, Scalar]:
             raise SettingsError(f"--set: need key=value, got {text!r}")
         parsed = _scalar(value.strip())
         if not isinstance(parsed, (bool, int, float, str)):
-            raise SettingsError(f"{key.strip()}: need a single value, got {value!r}")
+            raise SettingsError(f"{key.strip()}: need a single value, got {_shown(value)}")
         config[key.strip()] = parsed
     return config
 
@@ -379,6 +382,12 @@ def _allowed(field: dataclasses.Field[Any], hint: Any) -> str:
     return f"{hint.__name__} in {_range(field)}"
 
 
+def _shown(value: object) -> str:
+    """A value for an error message, which a stranger may have chosen: cut off."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."
+
+
 def _range(field: dataclasses.Field[Any]) -> str:
     meta = field.metadata
     close = ")" if meta["high"] == _INFINITY else "]"
@@ -402,13 +411,13 @@ def _checked(field: dataclasses.Field[Any], hint: Any, value: Any) -> Scalar:
         elif hint is int and isinstance(value, Integral):
             value = int(value)
     if type(value) is not hint:
-        raise SettingsError(f"{name}: need {hint.__name__}, got {value!r}")
+        raise SettingsError(f"{name}: need {hint.__name__}, got {_shown(value)}")
     if hint is str:
         if value and meta["pattern"] and not re.fullmatch(meta["pattern"], value):
-            raise SettingsError(f"{name}: {value!r} does not match {meta['pattern']}")
+            raise SettingsError(f"{name}: {_shown(value)} does not match {meta['pattern']}")
         return cast(Scalar, value)
     low, high = meta["low"], meta["high"]
     below = value <= low if meta["open_low"] else value < low
     if hint is not bool and ((hint is float and not math.isfinite(value)) or below or value > high):
-        raise SettingsError(f"{name}: must lie in {_range(field)}; got {value!r}")
+        raise SettingsError(f"{name}: must lie in {_range(field)}; got {_shown(value)}")
     return cast(Scalar, value)

@@ -1,6 +1,7 @@
-"""One round at a site, as a pure function: data, state and a request in; new state and release out.
+"""One round at a site, as a function: data, state and a request in; new state and release out.
 
-Nothing here reads a disk or knows of Flower; `client` unpacks, calls, packs.
+Nothing here reads a disk or knows of Flower; `client` unpacks, calls, packs. Without noise the
+result depends on the arguments alone.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from dpfact_flower.privacy import (
     BoundedFactors,
     Noise,
     Release,
+    ReleaseEvent,
     paper_rho,
     perturb,
+    planned_events,
     release_unprotected,
 )
 from dpfact_flower.protocol import RoundRequest
@@ -79,12 +82,12 @@ def run_round(
     check_fits(tensor, request.anchors)
     tensor = scaled(tensor, request.solver)
     rng = np.random.default_rng(_stream(request, site))
-    start = state or initial_state(tensor, request, rng)
     began = time.perf_counter()
     try:
         solver = local_settings(tensor, request)
         # One BLAS thread: with more, the last bits depend on how many a machine happens to have.
         with threadpool_limits(1, user_api="blas"):
+            start = state or initial_state(tensor, request, rng)
             local = solve(tensor, start.factors, request.anchors, solver, rng, eta=start.eta)
     except DivergenceError as error:
         raise DivergenceError(f"site {site}, round {request.round}: {error}") from None
@@ -132,6 +135,29 @@ def initial_state(
     scale = np.sqrt(tensor.norm_squared() / max(norm, float(np.finfo(np.float32).tiny)))
     factors = (patients * np.float32(scale), *request.anchors)
     return SiteState(0, factors, request.solver.eta, ())
+
+
+def planned(
+    request: RoundRequest, modes: Sequence[str], *, simulation: bool
+) -> tuple[ReleaseEvent, ...]:
+    """What answering the request will cost, from public facts alone.
+
+    Raises
+    ------
+    SettingsError
+        If the mode has no sensitivity for the solver.
+    PrivacyRefusedError
+        If seeded noise is asked of a real site.
+    """
+    if request.privacy.privacy == "none":
+        return ()
+    request.privacy.check_solver(request.solver)
+    noise = Noise.from_settings(request.privacy, stream=[0], simulation=simulation)
+    sizes = {mode: anchor.size for mode, anchor in zip(modes, request.anchors, strict=True)}
+    rho = paper_rho(request.privacy, request.rounds, len(modes))
+    return planned_events(
+        request.solver, rho, sizes, round_number=request.round, seeded=noise.seeded
+    )
 
 
 def make_release(

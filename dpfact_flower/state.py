@@ -18,9 +18,11 @@ import numpy as np
 
 from dpfact_flower.cp import SquaredError
 from dpfact_flower.errors import DataError, StateError
-from dpfact_flower.files import private_folder, replacing
-from dpfact_flower.privacy import Release, ReleaseEvent
+from dpfact_flower.files import private_folder, remove_leftovers, replacing
+from dpfact_flower.privacy import Release, ReleaseEvent, replay
 from dpfact_flower.tensor import Factors, load_npz
+
+_STATE = "state.npz"
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,9 +49,18 @@ class SiteState:
 
 @dataclass(frozen=True, eq=False)
 class Answered:
-    """A finished round as it is kept: the request's digest, the state after it, what was sent."""
+    """A finished round as it is kept: what was asked, the state after it, what was sent.
+
+    Attributes
+    ----------
+    request, terms : str
+        Digests of the whole request, and of what must stay the same in a job.
+    state : SiteState
+    release : Release
+    """
 
     request: str
+    terms: str
     state: SiteState
     release: Release
 
@@ -107,9 +118,10 @@ class SiteStore:
         StateError
             If the file is damaged or belongs to other data.
         """
-        path = self.folder / "state.npz"
+        path = self.folder / _STATE
         if not path.exists():
             return None
+        remove_leftovers(path)
         try:
             arrays = load_npz(path, ("meta",))
             meta = json.loads(str(arrays["meta"]))
@@ -119,7 +131,7 @@ class SiteStore:
             events = tuple(ReleaseEvent.from_dict(event) for event in meta["events"])
             last = events[len(events) - meta["released_events"] :]
             state = SiteState(meta["round"], factors, meta["eta"], events)
-            answered = Answered(meta["request"], state, Release(sent, last))
+            answered = Answered(meta["request"], meta["terms"], state, replay(sent, last))
         except (DataError, StateError, KeyError, TypeError, ValueError) as error:
             raise StateError(f"{path}: damaged state ({type(error).__name__})") from None
         if fingerprint != self._fingerprint:
@@ -134,6 +146,7 @@ class SiteStore:
         state, release = answered.state, answered.release
         meta = {
             "request": answered.request,
+            "terms": answered.terms,
             "fingerprint": self._fingerprint,
             "round": state.round,
             "eta": state.eta,
@@ -144,7 +157,7 @@ class SiteStore:
         arrays: dict[str, Any] = {"meta": np.array(json.dumps(meta))}
         arrays |= {f"factor_{mode}": factor for mode, factor in enumerate(state.factors)}
         arrays |= {f"released_{mode}": sent for mode, sent in enumerate(release.factors, start=1)}
-        with replacing(self.folder / "state.npz") as file:
+        with replacing(self.folder / _STATE) as file:
             np.savez(file, **arrays)
 
     def note(self, measures: RoundMeasures) -> None:
@@ -172,6 +185,27 @@ class SiteStore:
                 raise StateError(f"{path}: line {number} is damaged") from None
             rounds[measures.round] = measures
         return [rounds[number] for number in sorted(rounds)]
+
+
+def spent_before(root: Path, site: str, *, other_than: str) -> tuple[ReleaseEvent, ...]:
+    """Releases of a site's other jobs: a new name does not make a new budget.
+
+    Raises
+    ------
+    StateError
+        If a job's record cannot be read: what was spent is then not known.
+    """
+    events: list[ReleaseEvent] = []
+    for path in sorted((root / site).glob(f"*/{_STATE}")):
+        if path.parent.name == other_than:
+            continue
+        try:
+            with np.load(path, allow_pickle=False) as archive:  # the factors stay unread
+                meta = json.loads(str(archive["meta"]))
+            events += [ReleaseEvent.from_dict(event) for event in meta["events"]]
+        except Exception as error:  # zipfile, zlib, JSON and NumPy each raise their own
+            raise StateError(f"{path}: damaged state ({type(error).__name__})") from None
+    return tuple(events)
 
 
 def _open_for_owner(path: str, flags: int) -> int:

@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from dpfact_flower import records
 from dpfact_flower.coordinator import Coordinator, Failure
-from dpfact_flower.errors import MessageError
+from dpfact_flower.errors import MessageError, SettingsError
 from dpfact_flower.protocol import SiteReply, checked_factors
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 
@@ -72,6 +72,7 @@ class DPFact(Strategy):
         self._resumed = self.coordinator.finished_rounds
         self._sent: list[Message] = []
         self._began = 0.0
+        self._timeout = self.coordinator.run.round_timeout
         self._names: dict[int, str] = {}
 
     def start(
@@ -92,9 +93,19 @@ class DPFact(Strategy):
 
         Raises
         ------
+        SettingsError
+            If `num_rounds` exceeds the run's rounds, which budgets are planned for, or a config is
+            given: a site takes settings from the run's own request alone.
         QuorumError
             If too few sites connect in time, or no round at all met the quorum.
         """
+        run = self.coordinator.run
+        if num_rounds is not None and num_rounds > run.rounds:
+            raise SettingsError(f"num_rounds: at most the run's {run.rounds}, got {num_rounds}")
+        if train_config or evaluate_config:
+            raise SettingsError("train_config, evaluate_config: not used; give settings to DPFact")
+        self._resumed = self.coordinator.finished_rounds
+        self._timeout = run.round_timeout if timeout is None else timeout
         if initial_arrays is not None and not self._resumed:
             rank = self.coordinator.solver.rank
             given = checked_factors(
@@ -103,14 +114,12 @@ class DPFact(Strategy):
             if [array.shape for array in given] != self.coordinator.shapes:
                 raise MessageError(f"initial arrays: need shapes {self.coordinator.shapes}")
             self.coordinator.factors = given
-        rounds = self.coordinator.run.rounds if num_rounds is None else num_rounds
+        rounds = run.rounds if num_rounds is None else num_rounds
         result = super().start(
             grid,
             self.arrays,
             num_rounds=max(rounds - self._resumed, 0),
-            timeout=self.coordinator.run.round_timeout if timeout is None else timeout,
-            train_config=train_config,
-            evaluate_config=evaluate_config,
+            timeout=self._timeout,
             evaluate_fn=evaluate_fn,
         )
         self.coordinator.check_learned()
@@ -141,7 +150,7 @@ class DPFact(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """One request for every connected site, alive for the round's timeout."""
-        nodes = self._wait_for_sites(grid, first=not self._sent)
+        nodes = self._wait_for_sites(grid, first=server_round == 1)
         request = self.coordinator.request(self._resumed + server_round)
         factors, own = request.to_wire()
         content = records.ask(factors, own)
@@ -151,7 +160,7 @@ class DPFact(Strategy):
                 content=content,
                 dst_node_id=node,
                 message_type=MessageType.TRAIN,
-                ttl=self.coordinator.run.round_timeout,
+                ttl=self._timeout,
                 group_id=str(request.round),
             )
             for node in nodes
@@ -185,9 +194,8 @@ class DPFact(Strategy):
                 usable.append(outcome)
             else:
                 failures.append(outcome)
-        timeout = self.coordinator.run.round_timeout
         failures += [
-            Failure(self._who(message.metadata.dst_node_id), f"no reply within {timeout:g} s")
+            Failure(self._who(message.metadata.dst_node_id), f"no reply within {self._timeout:g} s")
             for message in asked.values()
         ]
         record = self.coordinator.close_round(
@@ -228,6 +236,10 @@ class DPFact(Strategy):
             outcome = SiteReply.from_wire(payload.arrays, payload.config, self.coordinator.shapes)
         except MessageError as error:
             return Failure(self._who(node), str(error))
+        owner = next((n for n, name in self._names.items() if name == outcome.site), node)
+        if owner != node and owner in {m.metadata.dst_node_id for m in self._sent}:
+            return Failure(self._who(node), f"calls itself {outcome.site!r}, as node {owner} does")
+        self._names.pop(owner, None)  # a site that came back has a new node id
         self._names[node] = outcome.site
         return outcome
 

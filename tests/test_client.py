@@ -2,6 +2,7 @@
 
 import json
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,8 @@ import pytest
 from dpfact_flower.client import DPFactClient, RoundRefusedError, load_site
 from dpfact_flower.data.vocabulary import joint_digest
 from dpfact_flower.elastic import initial_factors
-from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.errors import DataError, DivergenceError, SettingsError
+from dpfact_flower.privacy import ReleaseEvent, account
 from dpfact_flower.protocol import RoundRequest
 from dpfact_flower.settings import PrivacySettings, SiteSettings, SolverSettings
 from dpfact_flower.tensor import SparseTensor
@@ -29,8 +31,15 @@ def client(data, tmp_path):
 
 
 def make_client(data, tmp_path, **settings) -> DPFactClient:
-    given = {"allow_privacy": "none,paper", "state_dir": str(tmp_path / "state"), **settings}
+    """A real site that allows what the test asks; by default, releases without noise."""
+    given = {"allow_privacy": "none", "state_dir": str(tmp_path / "state"), **settings}
     return DPFactClient(data, SiteSettings(**given))
+
+
+def make_noisy_client(data, tmp_path, **settings) -> DPFactClient:
+    return make_client(
+        data, tmp_path, **{"allow_privacy": "paper", "max_epsilon": 50.0, **settings}
+    )
 
 
 def make_request(data, **changes) -> RoundRequest:
@@ -82,7 +91,8 @@ def test_without_noise_the_release_is_the_local_factors(client, data, tmp_path):
         np.testing.assert_array_equal(arrays[0], state["factor_1"])
 
 
-def test_paper_mode_perturbs_and_charges_before_it_sends(client, data, tmp_path):
+def test_paper_mode_perturbs_and_charges_before_it_sends(data, tmp_path):
+    client = make_noisy_client(data, tmp_path)
     request = make_request(data, solver=PAPER, privacy=PrivacySettings(privacy="paper"))
     arrays, _, _ = fit(client, request)
     with np.load(tmp_path / "state" / "site-1" / "job" / "state.npz") as state:
@@ -95,16 +105,17 @@ def test_paper_mode_perturbs_and_charges_before_it_sends(client, data, tmp_path)
 
 def test_a_repeated_request_gets_the_same_bytes_at_no_cost_even_after_a_restart(data, tmp_path):
     request = make_request(data, solver=PAPER, privacy=PrivacySettings(privacy="paper"))
-    first, _, _ = fit(make_client(data, tmp_path), request)
-    again, _, _ = fit(make_client(data, tmp_path), request)
+    first, _, _ = fit(make_noisy_client(data, tmp_path), request)
+    again, _, _ = fit(make_noisy_client(data, tmp_path), request)
     for one, other in zip(first, again, strict=True):
         np.testing.assert_array_equal(one, other)
     with np.load(tmp_path / "state" / "site-1" / "job" / "state.npz") as state:
         assert len(json.loads(str(state["meta"]))["events"]) == 2
 
 
-def test_noise_differs_between_rounds_and_jobs(client, data):
+def test_noise_differs_between_jobs(data, tmp_path):
     """Fresh noise each time: two jobs that ask the same get different bytes."""
+    client = make_noisy_client(data, tmp_path)
     request = make_request(data, solver=PAPER, privacy=PrivacySettings(privacy="paper"))
     first, _, _ = fit(client, request)
     other, _, _ = fit(client, replace(request, job="other"))
@@ -126,13 +137,13 @@ def test_rounds_go_on_from_the_state(client, data, tmp_path):
 
 
 def test_a_privacy_mode_the_site_did_not_name_is_refused(data, tmp_path, caplog):
-    client = make_client(data, tmp_path, allow_privacy="paper")
+    client = make_noisy_client(data, tmp_path)
     assert "allow-privacy is 'paper'" in refusal(client, make_request(data), caplog)
     assert not (tmp_path / "state").exists()
 
 
 def test_a_budget_the_site_capped_is_not_exceeded(data, tmp_path, caplog):
-    client = make_client(data, tmp_path, max_epsilon=1.0)
+    client = make_noisy_client(data, tmp_path, max_epsilon=1.0)
     privacy = PrivacySettings(privacy="paper", epsilon=1.2)
     request = make_request(data, solver=PAPER, privacy=privacy)
     refused_at = None
@@ -150,18 +161,127 @@ def test_a_budget_the_site_capped_is_not_exceeded(data, tmp_path, caplog):
 
 
 def test_the_server_cannot_widen_the_budget_by_naming_a_large_delta(data, tmp_path, caplog):
-    client = make_client(data, tmp_path, max_epsilon=0.5)
+    client = make_noisy_client(data, tmp_path, max_epsilon=0.5)
     privacy = PrivacySettings(privacy="paper", epsilon=5.0, delta=0.4)
     request = make_request(data, solver=PAPER, privacy=privacy)
     assert "at delta 1e-05" in refusal(client, request, caplog)
 
 
-def test_a_capped_site_releases_nothing_without_noise(data, tmp_path, caplog):
-    client = make_client(data, tmp_path, max_epsilon=8.0)
-    assert "has no epsilon" in refusal(client, make_request(data), caplog)
+def test_a_new_job_does_not_make_a_new_budget(data, tmp_path):
+    client = make_noisy_client(data, tmp_path, max_epsilon=4.0)
+    privacy = PrivacySettings(privacy="paper", rho=0.01)
+    request = make_request(data, solver=PAPER, privacy=privacy)
+    accepted = 0
+    for number in range(100):
+        try:
+            fit(client, replace(request, job=f"job-{number}"))
+        except RoundRefusedError:
+            break
+        accepted += 1
+    events = all_events(tmp_path)
+    assert len(events) == 2 * accepted
+    assert account(events, 1e-5).headline.epsilon <= 4.0
+    assert account(events + events[:2], 1e-5).headline.epsilon > 4.0
 
 
-def test_seeded_noise_is_refused_outside_simulation(client, data, caplog):
+def all_events(tmp_path) -> list[ReleaseEvent]:
+    found = []
+    for path in (tmp_path / "state" / "site-1").glob("*/state.npz"):
+        with np.load(path) as state:
+            found += map(ReleaseEvent.from_dict, json.loads(str(state["meta"]))["events"])
+    return found
+
+
+def test_requests_at_the_same_time_make_one_release(data, tmp_path):
+    """Threads stand for the processes that a deployment starts, one a message."""
+    request = make_request(data, solver=PAPER, privacy=PrivacySettings(privacy="paper"))
+    with ThreadPoolExecutor(4) as pool:
+        clients = [make_noisy_client(data, tmp_path) for _ in range(4)]
+        answers = list(pool.map(lambda client: fit(client, request)[0][0], clients))
+    for answer in answers[1:]:
+        np.testing.assert_array_equal(answer, answers[0])
+    assert len(all_events(tmp_path)) == 2
+
+
+def test_settings_cannot_change_in_the_middle_of_a_job(data, tmp_path, caplog):
+    """State carries un-noised factors: a smaller step in round 2 must not publish round 1's."""
+    client = make_noisy_client(data, tmp_path)
+    first = make_request(data, solver=PAPER, privacy=PrivacySettings(privacy="paper"))
+    fit(client, first)
+    for changes in (
+        {"solver": replace(PAPER, eta=1e-8)},
+        {"solver": replace(PAPER, clip=1e-6)},
+        {"privacy": PrivacySettings(privacy="paper", epsilon=9.0)},
+        {"rounds": 50},
+        {"seed": 4},
+    ):
+        asked = replace(first, round=2, **changes)
+        assert "settings of job 'job' have changed" in refusal(client, asked, caplog)
+    fit(client, replace(first, round=2))
+
+
+def test_an_over_budget_request_is_refused_before_any_patient_is_looked_at(
+    data, tmp_path, caplog, monkeypatch
+):
+    def touch(*_args, **_kwargs):
+        raise AssertionError("looked at the patients")
+
+    client = make_noisy_client(data, tmp_path, max_epsilon=0.01)
+    monkeypatch.setattr("dpfact_flower.client.run_round", touch)
+    request = make_request(data, solver=PAPER, privacy=PrivacySettings(privacy="paper"))
+    assert "max-epsilon is 0.01" in refusal(client, request, caplog)
+
+
+@pytest.mark.parametrize("error", [DivergenceError("x"), DataError("x"), ValueError("x")])
+def test_whatever_fails_on_the_data_leaves_as_one_code(client, data, monkeypatch, error):
+    def fail(*_args, **_kwargs):
+        raise error
+
+    monkeypatch.setattr("dpfact_flower.client.run_round", fail)
+    with pytest.raises(RoundRefusedError, match=r"^dpfact:failed "):
+        fit(client, make_request(data))
+
+
+def test_a_request_for_too_much_is_refused(data, tmp_path, caplog):
+    client = make_client(data, tmp_path, max_rank=3, max_tau=2)
+    assert "this site's limit is 3" in refusal(client, make_request(data), caplog)
+    asked = make_request(data, solver=SolverSettings(rank=3, tau=3))
+    assert "this site's limit is 2" in refusal(client, asked, caplog)
+
+
+def test_an_unwritable_diary_does_not_undo_a_release(client, data, monkeypatch):
+    def fail(*_args):
+        raise OSError("no space")
+
+    monkeypatch.setattr("dpfact_flower.state.SiteStore.note", fail)
+    arrays, _, _ = fit(client, make_request(data))
+    assert np.isfinite(arrays[0]).all()
+
+
+def test_what_a_killed_process_left_is_swept(client, data, tmp_path):
+    fit(client, make_request(data))
+    folder = tmp_path / "state" / "site-1" / "job"
+    (folder / ".state.npz.killed").write_bytes(b"half a file of patient factors")
+    fit(client, make_request(data, round=2))
+    assert not list(folder.glob(".state.npz.*"))
+
+
+@pytest.mark.parametrize(
+    ("choices", "says"),
+    [
+        ({"allow_privacy": "paper"}, "max-epsilon: must be above 0"),
+        ({"allow_privacy": "none", "max_epsilon": 2.0}, "max-epsilon"),
+        ({"allow_privacy": "none,paper", "max_epsilon": 2.0}, "would void max-epsilon"),
+        ({"state_dir": "relative/state"}, "absolute"),
+    ],
+)
+def test_choices_that_would_fail_open_are_refused(data, tmp_path, choices, says):
+    with pytest.raises(SettingsError, match=says):
+        make_client(data, tmp_path, **choices)
+
+
+def test_seeded_noise_is_refused_outside_simulation(data, tmp_path, caplog):
+    client = make_noisy_client(data, tmp_path)
     privacy = PrivacySettings(privacy="paper", noise_seed=1)
     text = refusal(client, make_request(data, solver=PAPER, privacy=privacy), caplog)
     assert "noise-seed" in text
@@ -173,6 +293,7 @@ BAD_REQUESTS = {
     "a mode too many": ({"anchors": initial_factors((9, 12, 3), 4, 0)}, "sizes (9, 12, 3)"),
     "a mode missing": ({"anchors": initial_factors((9,), 4, 0)}, "sizes (9,)"),
     "other rank": ({"anchors": initial_factors((9, 12), 3, 0)}, "need shape (features, 4)"),
+    "huge": ({"anchors": (np.full((9, 4), 1e19, np.float32),) * 2}, "beyond 1e+06"),
     "not finite": ({"anchors": (np.full((9, 4), np.nan, np.float32),) * 2}, "not finite"),
     "job leads out of the folder": ({"job": "../../elsewhere"}, "job"),
     "job empty": ({"job": ""}, "job"),

@@ -131,3 +131,21 @@ def test_a_numpyclient_app_of_the_old_kind_works_too(cohort, cohort_folder, tmp_
 
     reply = send(InProcessGrid(ClientApp(client_fn=client_fn), [{}]), legacy_ask(*request_wire))
     assert reply.content["fitres.metrics"]["site"] == "site-1"
+
+
+@pytest.mark.parametrize(
+    ("node", "says"),
+    [
+        ({"partition-id": 0, "num-partitions": 3, "allow-privacy": "none"}, "simulated site"),
+        ({"max_epsilon": 0.5}, "did you mean 'max-epsilon'"),
+        ({"max-epsilo": 0.5}, "did you mean 'max-epsilon'"),
+    ],
+)
+def test_a_hospitals_settings_are_never_passed_over(
+    cohort_folder, tmp_path, request_wire, caplog, node, says
+):
+    real = {"data-path": str(cohort_folder / "site-1.npz"), "state-dir": str(tmp_path / "s")}
+    grid = InProcessGrid(app, [{**real, **node}], run_config(cohort_folder, tmp_path))
+    assert send(grid, records.ask(*request_wire)).error.reason.startswith("dpfact:settings")
+    assert says in caplog.text
+    assert not (tmp_path / "s").exists()

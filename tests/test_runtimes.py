@@ -34,7 +34,10 @@ CONFIG = {"rounds": 3, "rank": 4, "seed": 5, "privacy": "none", "tau": 2}
 @contextmanager
 def supernode(superlink: SuperLink, folder: Path, config: dict[str, str]):
     """A SuperNode process for one hospital."""
-    text = " ".join(f'{key}="{value}"' for key, value in config.items())
+    text = " ".join(
+        f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}"
+        for key, value in config.items()
+    )
     command = [
         tool("flower-supernode"), "--insecure", "--superlink", superlink.address,
         "--port", str(free_port()), "--node-config", text,
@@ -126,7 +129,9 @@ def test_a_site_that_dies_does_not_take_the_run_with_it(cohort, cohort_folder, t
             own = site_config(cohort_folder, tmp_path, site.name)
             nodes.append(stack.enter_context(supernode(superlink, tmp_path, own)))
         # The third hospital allows nothing that this run asks.
-        own = site_config(cohort_folder, tmp_path, "site-3", **{"allow-privacy": "paper"})
+        own = site_config(
+            cohort_folder, tmp_path, "site-3", **{"allow-privacy": "paper", "max-epsilon": 1.0}
+        )
         nodes.append(stack.enter_context(supernode(superlink, tmp_path, own)))
         run = subprocess.Popen(
             superlink.run_command(APP, {**config, "min-sites": 1}), env=superlink.environment

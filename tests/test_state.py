@@ -36,7 +36,7 @@ def make_answered(round_number: int = 1, *, noise: bool = True) -> Answered:
     events = tuple(event for number in numbers for event in make_events(number))
     last = events[-2:] if noise else ()
     state = SiteState(round_number, factors, 0.1 / 3, events)
-    return Answered(f"digest-{round_number}", state, Release(sent, last))
+    return Answered(f"digest-{round_number}", "terms", state, Release(sent, last))
 
 
 def make_store(root, fingerprint=FINGERPRINT) -> SiteStore:

@@ -233,3 +233,44 @@ def test_initial_arrays_of_the_caller_are_the_start():
     strategy.start(FakeGrid({0: reply("a", 0.5)}), ArrayRecord(given))
     for factor in strategy.coordinator.factors:
         assert (factor == 0.5).all()
+
+
+def test_a_name_belongs_to_the_node_that_had_it_first():
+    strategy, grid = make_strategy(), FakeGrid({0: reply("a", 0.2), 1: reply("b")})
+    one_round(strategy, grid)
+    grid.answers[grid.get_node_ids()[1]] = reply("a", 0.9)
+    _, metrics = one_round(strategy, grid)
+    assert (metrics["sites"], metrics["failures"]) == (1, 1)
+    assert "calls itself 'a'" in strategy.coordinator.records[1].failures[0].reason
+
+
+def test_a_round_with_nobody_does_not_end_the_run():
+    strategy, grid = make_strategy(rounds=3, min_sites=1), FakeGrid({0: reply("a")})
+    one_round(strategy, grid)
+    nobody = FakeGrid({0: reply("a")})
+    nobody.get_node_ids = list
+    for number in (2, 3):
+        messages = strategy.configure_train(number, strategy.arrays, ConfigRecord(), nobody)
+        strategy.aggregate_train(number, nobody.send_and_receive(messages))
+    assert [record.updated for record in strategy.coordinator.records] == [True, False, False]
+
+
+def test_start_refuses_what_it_would_not_use():
+    grid = FakeGrid({0: reply("a")})
+    with pytest.raises(SettingsError, match="at most the run's 3, got 4"):
+        make_strategy(rounds=3).start(grid, num_rounds=4)
+    with pytest.raises(SettingsError, match="not used"):
+        make_strategy().start(grid, train_config=ConfigRecord({"tau": 7}))
+
+
+def test_the_timeout_of_a_start_is_the_messages_time_to_live():
+    strategy, grid = make_strategy(rounds=1), FakeGrid({0: reply("a")})
+    strategy.start(grid, timeout=7.0)
+    assert {message.metadata.ttl for message in strategy._sent} == {7.0}
+
+
+def test_a_second_start_goes_on():
+    strategy, grid = make_strategy(rounds=3), FakeGrid({0: reply("a")})
+    strategy.start(grid, num_rounds=2)
+    strategy.start(grid)
+    assert [record.round for record in strategy.coordinator.records] == [1, 2, 3]

@@ -29,8 +29,10 @@ from dpfact_flower.privacy.mechanism import (
     Noise,
     Release,
     perturb,
+    planned_events,
     psgd_sensitivity,
     release_unprotected,
+    replay,
 )
 
 __all__ = [
@@ -55,8 +57,10 @@ __all__ = [
     "paper_rho",
     "perturb",
     "plan_paper",
+    "planned_events",
     "psgd_sensitivity",
     "release_unprotected",
+    "replay",
     "rho_for_epsilon",
     "rho_of",
     "rho_theorem_4_1",

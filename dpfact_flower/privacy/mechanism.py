@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -149,7 +149,7 @@ class Noise:
         settings : PrivacySettings
             ``noise_seed`` -1 is the operating system.
         stream : sequence of int
-            Tells a seeded stream from others: site number, round.
+            Tells a seeded stream from others: the run's seed, the site, the round.
         simulation : bool
             Whether this process simulates a site.
 
@@ -175,7 +175,7 @@ class Noise:
 class Release:
     """What a site sends: the only type the Flower client puts into a message.
 
-    Made by `perturb` or `release_unprotected`.
+    Made by `perturb` or `release_unprotected`, and read back by `replay`.
 
     Attributes
     ----------
@@ -233,23 +233,65 @@ def perturb(
     """
     if len(modes) != len(bounded.factors):
         raise SettingsError(f"modes: need {len(bounded.factors)} names, got {len(modes)}")
-    at_least_one("round", round_number)
+    sizes = {mode: f.size for mode, f in zip(modes, bounded.factors, strict=True)}
+    events = planned_events(
+        bounded.solver, rho, sizes, round_number=round_number, seeded=noise.seeded
+    )
     sigma = sigma_of(rho, bounded.sensitivity)
     noisy = tuple(_float32(f + noise.gaussian(f.shape, sigma)) for f in bounded.factors)
-    events = tuple(
+    return Release(noisy, events)
+
+
+def planned_events(
+    solver: SolverSettings,
+    rho: float,
+    sizes: Mapping[str, int],
+    *,
+    round_number: int,
+    seeded: bool,
+) -> tuple[ReleaseEvent, ...]:
+    """What `perturb` will have released, known before any patient's data is touched.
+
+    Parameters
+    ----------
+    solver : SolverSettings
+        Whose sensitivity holds.
+    rho : float
+        Cost in zCDP of each factor.
+    sizes : mapping of str to int
+        Values to be released, for each feature mode.
+    round_number : int
+        From 1.
+    seeded : bool
+        Whether the noise comes from a seed.
+    """
+    at_least_one("round", round_number)
+    sensitivity = psgd_sensitivity(solver.tau, solver.clip, solver.eta)
+    sigma = sigma_of(rho, sensitivity)
+    return tuple(
         ReleaseEvent(
             name=f"round {round_number}, {mode}",
-            sensitivity=bounded.sensitivity,
+            sensitivity=sensitivity,
             sigma=sigma,
-            count=factor.size,
+            count=size,
             unit="entry",
             neighbours="replace",
             claim=PAPER_CLAIM,
-            seeded=noise.seeded,
+            seeded=seeded,
         )
-        for mode, factor in zip(modes, noisy, strict=True)
+        for mode, size in sizes.items()
     )
-    return Release(noisy, events)
+
+
+def replay(factors: Factors, events: Sequence[ReleaseEvent]) -> Release:
+    """Read a release back as it was kept: for a request that is repeated, and nothing else.
+
+    Raises
+    ------
+    DataError
+        If the factors are not finite matrices of one rank.
+    """
+    return Release(tuple(_float32(factor) for factor in _checked_factors(factors)), tuple(events))
 
 
 def release_unprotected(factors: Factors) -> Release:

@@ -130,7 +130,8 @@ def deployed_run(data, labelled, tmp_path_factory) -> Path:
     nodes = [
         {"site": site.name, "data-path": str(data / f"{site.name}.npz"),
          "state-dir": str(folder / site.name),
-         "allow-privacy": "none" if site.name == "site-3" else "paper"}
+         "allow-privacy": "none" if site.name == "site-3" else "paper",
+         "max-epsilon": 0.0 if site.name == "site-3" else 10.0}
         for site in labelled.sites
     ]  # fmt: skip
     lists = [str(data / f"{v.name}.vocabulary.json") for v in labelled.vocabularies]

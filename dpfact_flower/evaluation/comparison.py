@@ -1,0 +1,50 @@
+"""Several finished runs side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dpfact_flower.run_folder import SUMMARY, read_json
+
+
+def comparison(folders: Sequence[Path]) -> str:
+    """Markdown table of several simulated runs.
+
+    Raises
+    ------
+    DataError
+        If a folder holds no finished run.
+    """
+    header = (
+        "data", "sites", "patients", "non-zeros", "R", "rounds", "fit", "RMSE all cells",
+        "RMSE non-zeros", "AUC", "AUC raw codes", "AUC volume", "FMS", "MB down", "MB up",
+        "seconds", "of them solver",
+    )  # fmt: skip
+    rows = [header, ("---",) * len(header)]
+    rows += [_row(read_json(folder / SUMMARY)) for folder in folders]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def _row(summary: dict[str, Any]) -> tuple[str, ...]:
+    sites = summary.get("per_site_data", [])
+    overall = summary.get("prediction", {}).get("overall", {})
+
+    def auc(kind: str) -> str:
+        found = overall.get(kind)
+        return f"{found['mean']:.3f} ± {found['spread']:.3f}" if found else "-"
+
+    def number(key: str, digits: str) -> str:
+        return "-" if summary.get(key) is None else format(summary[key], digits)
+
+    return (
+        summary["name"], str(summary["sites"]),
+        f"{sum(site['patients'] for site in sites):,}" if sites else "-",
+        f"{sum(site['nonzeros'] for site in sites):,}" if sites else "-",
+        str(summary["rank"]), str(summary["rounds"]),
+        number("fit", ".3f"), number("rmse", ".5f"), number("rmse_nonzeros", ".4f"),
+        auc("memberships"), auc("raw_codes"), auc("volume"), number("fms", ".2f"),
+        f"{summary['bytes_down'] / 1e6:.1f}", f"{summary['bytes_up'] / 1e6:.1f}",
+        f"{summary['seconds']:.0f}", number("solver_seconds", ".1f"),
+    )  # fmt: skip

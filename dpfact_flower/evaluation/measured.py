@@ -1,0 +1,127 @@
+"""What a simulation can measure, since all sites' data and state are on one machine.
+
+Errors, AUC and phenotype tables are computed here, from files, after the rounds; nothing of it was
+in a message. Sites that finished no round are left out, and named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import reduce
+from operator import add
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfact_flower.coordinator import Coordinator
+from dpfact_flower.cp import CPModel, factor_match_score
+from dpfact_flower.data.site_data import Cohort, SiteData
+from dpfact_flower.errors import StateError
+from dpfact_flower.evaluation.phenotypes import phenotype_table, site_usage
+from dpfact_flower.evaluation.prediction import predict_mortality
+from dpfact_flower.state import Answered, SiteStore
+
+
+def site_stores(coordinator: Coordinator, cohort: Cohort, sites_folder: Path) -> list[SiteStore]:
+    """Where the simulated sites keep this run's state, in the cohort's order."""
+    return [
+        SiteStore(sites_folder, site.name, coordinator.run.job, site.tensor.fingerprint())
+        for site in cohort.sites
+    ]
+
+
+def measure(
+    coordinator: Coordinator, cohort: Cohort, sites_folder: Path
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Keys for ``summary.json``, and the content of ``phenotypes.json``.
+
+    Raises
+    ------
+    StateError
+        If no site finished a round.
+    """
+    loaded = [
+        (site, store, answered)
+        for site, store in zip(
+            cohort.sites, site_stores(coordinator, cohort, sites_folder), strict=True
+        )
+        if (answered := store.load()) is not None
+    ]
+    if not loaded:
+        raise StateError(f"{sites_folder}: no site finished a round of this run")
+    sites = [site for site, _, _ in loaded]
+    patients = [_memberships(answered) for _, _, answered in loaded]
+    prediction = predict_mortality(patients, sites)
+    auc = prediction.overall.memberships
+    measured = {
+        **_errors([store for _, store, _ in loaded], sites),
+        "fms": _match(coordinator, cohort),
+        "auc": auc.mean if auc else None,
+        "prediction": prediction.to_dict(),
+        "sites_without_a_round": [site.name for site in cohort.sites if site not in sites],
+    }
+    return measured, _phenotypes(coordinator, sites, patients)
+
+
+def _memberships(answered: Answered) -> NDArray[np.float64]:
+    """A site's patient factor in one unit for all sites: that of feature columns of norm 1."""
+    model = CPModel.of(*answered.state.factors)
+    norms = [np.linalg.norm(factor, axis=0) for factor in model.features]
+    return np.asarray(model.factors[0] * np.prod(norms, axis=0), np.float64)
+
+
+def _errors(stores: Sequence[SiteStore], sites: Sequence[SiteData]) -> dict[str, Any]:
+    """Errors of the sites' own models after each round: the paper's measure, over all sites."""
+    histories = [{m.round: m for m in store.history()} for store in stores]
+    rounds = sorted(set.intersection(*(set(history) for history in histories)))
+    if not rounds:
+        return {}
+    pooled = {n: reduce(add, (history[n].error for history in histories)) for n in rounds}
+    last = pooled[rounds[-1]]
+    return {
+        "rmse": last.rmse.all_cells,
+        "rmse_nonzeros": last.rmse.nonzeros,
+        "rmse_authors": last.rmse.authors,
+        "fit": last.fit,
+        "error_by_round": [
+            {"round": n, **asdict(error.rmse), "fit": error.fit} for n, error in pooled.items()
+        ],
+        "solver_seconds": sum(m.seconds for history in histories for m in history.values()),
+        "per_site_data": [
+            {
+                "site": site.name,
+                "patients": site.tensor.n_patients,
+                "nonzeros": site.tensor.nnz,
+                "fit": history[rounds[-1]].error.fit,
+            }
+            for site, history in zip(sites, histories, strict=True)
+        ],
+    }
+
+
+def _match(coordinator: Coordinator, cohort: Cohort) -> float | None:
+    if cohort.truth is None:
+        return None
+    return factor_match_score(coordinator.factors, cohort.truth.factors)
+
+
+def _phenotypes(
+    coordinator: Coordinator, sites: Sequence[SiteData], patients: Sequence[NDArray[np.float64]]
+) -> dict[str, Any]:
+    """Tables over all sites' patients, around the global feature factors."""
+    labels = [site.labels for site in sites if site.labels is not None]
+    table = phenotype_table(
+        CPModel((np.concatenate(patients), *map(_unit_columns, coordinator.factors))),
+        sites[0].vocabularies,
+        labels=np.concatenate(labels) if len(labels) == len(sites) else None,
+    )
+    usage = site_usage(patients, [site.name for site in sites])
+    return {"table": table.to_dict(), "usage": usage.to_dict()}
+
+
+def _unit_columns(factor: NDArray[np.float32]) -> NDArray[np.float64]:
+    norms = np.linalg.norm(factor.astype(np.float64), axis=0)
+    return factor / np.where(norms > 0, norms, 1)
