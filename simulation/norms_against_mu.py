@@ -87,8 +87,8 @@ def figure(results: list[dict[str, Any]]) -> Figure:
             color, width = ("C3", 2.5) if own else ("0.5", 1.0)
             ax.plot(weights, norms[:, site], "o-", label=name, color=color, lw=width)
         ax.set(title=f"planted phenotype {phenotype + 1}", xlabel="mu", xscale="symlog")
+        ax.legend(fontsize="small")
     axes[0].set_ylabel("norm of the column of A")
-    axes[-1].legend(fontsize="small")
     return drawn
 
 
