@@ -207,7 +207,9 @@ class DPFactClient(NumPyClient):
         """The request with what the site decides for itself: its l2,1 weight."""
         if self._settings.site_mu < 0:
             return request
-        return replace(request, solver=replace(request.solver, mu=self._settings.site_mu))
+        # off = 0, or the run's relative weight would take the place of the site's own.
+        own = replace(request.solver, mu=self._settings.site_mu, off=0.0)
+        return replace(request, solver=own)
 
 
 def _check_choices(settings: SiteSettings) -> None:

@@ -147,9 +147,10 @@ def prepare_data(app: AppSettings) -> Cohort | None:
     if not app.data:
         return None
     if app.synthetic_preset and not (app.cohort_folder / "cohort.json").exists():
+        chosen = preset(app.synthetic_preset)
         log(INFO, "making synthetic data (%s) in %s", app.synthetic_preset, app.cohort_folder)
         app.cohort_folder.mkdir(parents=True, exist_ok=True)
-        synthetic(preset(app.synthetic_preset)).save(app.cohort_folder)
+        synthetic(chosen).save(app.cohort_folder)
     return Cohort.load(app.cohort_folder)
 
 

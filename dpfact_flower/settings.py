@@ -247,7 +247,7 @@ class AppSettings(Settings):
     def cohort_folder(self) -> Path:
         """In simulation, the folder of the sites' data; for synthetic data, where it is made."""
         if self.synthetic_preset:
-            return self.sites_folder / "data"
+            return self.sites_folder / f"data-{self.synthetic_preset}"
         return Path(self.data).expanduser().resolve()
 
     @property

@@ -35,7 +35,7 @@ def run(mu: float, out: Path, seed: int) -> dict[str, Any]:
             "mu": mu, "mu-from-round": 21, "privacy": "none", "seed": seed,
         }
     )  # fmt: skip
-    cohort = Cohort.load(folder.with_name(f"{folder.name}.sites") / "data")
+    cohort = Cohort.load(folder.with_name(f"{folder.name}.sites") / "data-demo")
     if cohort.truth is None:
         raise SystemExit("the synthetic EHR has no planted phenotypes")
     match = match_columns(read_model(folder)[0], cohort.truth.factors)

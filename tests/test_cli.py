@@ -8,6 +8,8 @@ from typer.testing import CliRunner
 
 from dpfact_flower import cli
 from dpfact_flower.errors import DPFactError
+from dpfact_flower.serve import prepare_data
+from dpfact_flower.settings import AppSettings
 
 
 def dpfact(*arguments: str) -> str:
@@ -98,3 +100,16 @@ def test_importing_the_package_is_light():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_another_preset_is_other_data(tmp_path):
+    """Data that an earlier run left in the sites' folder is not taken for this run's."""
+    places = [AppSettings(data=f"synthetic:{name}", out=str(tmp_path / "run"))
+              for name in ("demo", "paper-synthetic")]  # fmt: skip
+    assert [len(prepare_data(place).sites) for place in places] == [6, 5]
+
+
+def test_an_unknown_preset_leaves_nothing_behind(tmp_path):
+    with pytest.raises(DPFactError, match="nonsense"):
+        prepare_data(AppSettings(data="synthetic:nonsense", out=str(tmp_path / "run")))
+    assert not list(tmp_path.iterdir())

@@ -239,7 +239,7 @@ def test_folders_of_a_run(tmp_path, monkeypatch):
     settings = AppSettings(out="runs/x")
     assert settings.run_folder == tmp_path / "runs" / "x"
     assert settings.sites_folder == tmp_path / "runs" / "x.sites"
-    assert settings.cohort_folder == tmp_path / "runs" / "x.sites" / "data"
+    assert settings.cohort_folder == tmp_path / "runs" / "x.sites" / "data-demo"
     elsewhere = AppSettings(out="~/x", state_dir="~/s", data="~/d")
     home = tmp_path / "home"
     assert elsewhere.run_folder == home / "x"
