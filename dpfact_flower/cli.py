@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from dpfact_flower.cli_ledger import ledger_app
 from dpfact_flower.errors import DPFactError, SettingsError
 from dpfact_flower.settings import (
     AppSettings,
@@ -38,6 +39,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Turn EHR tables into one file a site.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+app.add_typer(ledger_app, name="ledger")
 _console = Console()
 
 Out = Annotated[Path, typer.Option("--out", "-o", help="Folder to write.")]
@@ -261,10 +263,9 @@ def _run_config(
 ) -> dict[str, Scalar]:
     """Run config from the app's defaults and the command line.
 
-    Without an app, as after a plain `pip install`, privacy defaults to none: nothing leaves this
-    process, and the other modes need choices that have no default.
+    Without an app, as after a plain `pip install`, every setting has its default.
     """
-    defaults: dict[str, Scalar] = {"privacy": "none"}
+    defaults: dict[str, Scalar] = {}
     app_file = flower_app / "pyproject.toml"
     if app_file.exists():
         tables = tomllib.loads(app_file.read_text(encoding="utf-8"))

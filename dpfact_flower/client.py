@@ -1,9 +1,9 @@
 """`DPFactClient`, a Flower NumPyClient: one round at a site, and what may be said about it.
 
 The order of work is the privacy policy: check what is asked, and what it will cost, against what
-the site allows; only then touch data; charge and keep the release on disk; only then send it. A
-request that is repeated gets the kept bytes. Whatever goes wrong, the server learns a code, and one
-and the same code for everything that goes wrong after data was touched.
+the site allows; only then touch data; charge the release to the ledger, on disk; only then send it.
+A request that is repeated gets the kept bytes. Whatever goes wrong, the server learns a code, and
+one and the same code for everything that goes wrong after data was touched.
 """
 
 from __future__ import annotations
@@ -27,13 +27,16 @@ from dpfact_flower.errors import (
     PrivacyRefusedError,
     RoundFailedError,
     SettingsError,
+    StateError,
 )
 from dpfact_flower.files import locked
+from dpfact_flower.patient_site import PatientRound
 from dpfact_flower.privacy import Release, account
+from dpfact_flower.privacy.ledger import LastAnswer, Ledger, ReleaseKey
 from dpfact_flower.protocol import RoundRequest, SiteReply, public_reason
 from dpfact_flower.settings import SiteSettings
-from dpfact_flower.site import RoundOutcome, check_fits, planned, run_round
-from dpfact_flower.state import Answered, RoundMeasures, SiteStore, spent_before
+from dpfact_flower.site import LocalRound, RoundOutcome, RoundWork
+from dpfact_flower.state import RoundMeasures, SiteState, SiteStore, has_jobs
 
 _logger = logging.getLogger(__name__)
 NUM_EXAMPLES = 1
@@ -88,7 +91,7 @@ class DPFactClient(NumPyClient):
             release = self.answer(request)
         except Exception as error:  # nothing an error says may reach the server
             raise RoundRefusedError(log_privately(self._site, error)) from None
-        arrays, reply = SiteReply(self._site, release.factors).to_wire()
+        arrays, reply = SiteReply(self._site, release.arrays).to_wire()
         return list(arrays), NUM_EXAMPLES, dict(reply)
 
     def answer(self, request: RoundRequest) -> Release:
@@ -102,20 +105,28 @@ class DPFactClient(NumPyClient):
         # Everything before the data is touched decides by public facts and the site's own record.
         self._check_allowed(request)
         self._check_vocabulary(request)
-        check_fits(self._data.tensor, request.anchors)
-        with locked(self._root / self._site):
-            store = SiteStore(self._root, self._site, request.job, self._fingerprint)
-            last = store.load()
-            digest = request.digest()
-            if last is not None and last.request == digest:
+        work = self._work(request)
+        folder = self._root / self._site
+        # An empty ledger has a whole budget, so one may be made only where nothing has been.
+        with locked(folder), Ledger(folder, create=not has_jobs(folder)) as ledger:
+            key = ReleaseKey(self._fingerprint, request.job, request.round, request.digest())
+            sent = ledger.answer(key)
+            if sent is not None:
                 _logger.info("round %d asked again: sending what was sent", request.round)
-                return last.release
-            self._check_follows(request, last)
-            self._check_budget(request, last)
-            outcome = self._compute(request, last)
-            store.save(Answered(digest, request.terms(), outcome.state, outcome.release))
+                return sent
+            store = SiteStore(self._root, self._site, request.job, self._fingerprint)
+            record = _JobRecord(request.job, ledger, store)
+            self._check_follows(request, record.last)
+            self._check_budget(work, ledger)
+            outcome = self._compute(request, work, record)
+            if outcome.state is not None:
+                store.save(outcome.state)
+            store.begin()  # from here on, a ledger that is gone was taken away
+            head = ledger.charge(key, request.terms(), outcome.release)
+            if outcome.state is not None:
+                store.keep_only(request.round)
             self._note(store, outcome.measures)
-        _logger.info("round %d: released (%s)", request.round, outcome.release.label)
+        _logger.info("round %d: %s; ledger: %s", request.round, outcome.release.label, head)
         return outcome.release
 
     def get_parameters(self, config: Mapping[str, Any]) -> list[NDArray[Any]]:
@@ -150,54 +161,71 @@ class DPFactClient(NumPyClient):
                 "prepare the site's data with the code lists of the run"
             )
 
-    def _check_follows(self, request: RoundRequest, last: Answered | None) -> None:
+    def _work(self, request: RoundRequest) -> RoundWork:
+        """The mode's part of a round, once the request is known to fit this site."""
+        kind = PatientRound if request.privacy.privacy == "patient" else LocalRound
+        request = self._localised(request)
+        return kind(self._data, request, site=self._site, simulation=self._simulation)
+
+    def _check_follows(self, request: RoundRequest, last: LastAnswer | None) -> None:
         """Refuse a round that is over, and settings that change in the middle of a job."""
         if last is None:
             return
-        if request.round <= last.state.round:
+        if last.fingerprint != self._fingerprint:
+            raise StateError(
+                f"job {request.job!r} was begun with other data; now that it has changed, start a "
+                "new job"
+            )
+        if request.round <= last.round:
             raise MessageError(
                 f"round {request.round} of job {request.job!r} is stale: this site has finished "
-                f"round {last.state.round}"
+                f"round {last.round}"
             )
         if request.terms() != last.terms:
             raise MessageError(
                 f"the settings of job {request.job!r} have changed since round "
-                f"{last.state.round}; a change needs a new job"
+                f"{last.round}; a change needs a new job"
             )
 
-    def _check_budget(self, request: RoundRequest, last: Answered | None) -> None:
-        """Count this round with all that the site has released, in whatever job."""
-        modes = [vocabulary.name for vocabulary in self._data.vocabularies]
-        events = planned(request, modes, simulation=self._simulation)
-        limit = self._settings.max_epsilon
-        if not limit or not events:
+    def _check_budget(self, work: RoundWork, ledger: Ledger) -> None:
+        """Count what is asked with all that the site has released, in whatever job."""
+        events = work.cost()
+        if not events:
             return
-        before = spent_before(self._root, self._site, other_than=request.job)
-        own = last.state.events if last else ()
-        total = account((*before, *own, *events), self._settings.budget_delta)
+        if any(row.unprotected for row in ledger.rows()):
+            raise PrivacyRefusedError(
+                "the ledger holds releases without noise: no epsilon covers this site's patients; "
+                "other patients need another state-dir"
+            )
+        before = ledger.events()
+        kinds = {(event.unit, event.neighbours) for event in (*before, *events)}
+        if len(kinds) > 1:
+            raise PrivacyRefusedError(
+                "the ledger holds releases of another unit of privacy, which do not add up with "
+                f"what is asked: {' and '.join(sorted(map('/'.join, kinds)))}"
+            )
+        limit = self._settings.max_epsilon
+        if not limit:
+            return
+        total = account((*before, *events), self._settings.budget_delta)
         if total.headline.epsilon > limit:
             raise PrivacyRefusedError(
-                f"max-epsilon is {limit:g}; with this round the site would stand at "
+                f"max-epsilon is {limit:g}; with {work.reach} the site would stand at "
                 f"{total.headline}"
             )
 
-    def _compute(self, request: RoundRequest, last: Answered | None) -> RoundOutcome:
+    def _compute(self, request: RoundRequest, work: RoundWork, record: _JobRecord) -> RoundOutcome:
         """Run the round; whatever fails in it leaves as one and the same code."""
         try:
-            return run_round(
-                self._data.tensor,
-                last.state if last else None,
-                self._localised(request),
-                site=self._site,
-                modes=[vocabulary.name for vocabulary in self._data.vocabularies],
-                simulation=self._simulation,
-            )
+            return work.run(record)
         except Exception as error:  # which error it is may depend on the patients
             log_privately(self._site, error)
             raise RoundFailedError(f"round {request.round} failed, see above") from None
 
-    def _note(self, store: SiteStore, measures: RoundMeasures) -> None:
+    def _note(self, store: SiteStore, measures: RoundMeasures | None) -> None:
         """Keep the site's own measures; the release stands whether or not that works."""
+        if measures is None:
+            return
         try:
             store.note(measures)
         except OSError as error:
@@ -210,6 +238,25 @@ class DPFactClient(NumPyClient):
         # off = 0, or the run's relative weight would take the place of the site's own.
         own = replace(request.solver, mu=self._settings.site_mu, off=0.0)
         return replace(request, solver=own)
+
+
+class _JobRecord:
+    """What this site kept of a job, for its next round."""
+
+    def __init__(self, job: str, ledger: Ledger, store: SiteStore) -> None:
+        self._job, self._ledger, self._store = job, ledger, store
+        self.last = ledger.last(job)
+
+    def state(self) -> SiteState | None:
+        """The site's factors after the last round that was answered."""
+        return self._store.load(self.last.round) if self.last else None
+
+    def release(self, round_number: int) -> Release | None:
+        """What was released in a round; None where it was not answered."""
+        try:
+            return self._ledger.release_of(self._job, round_number)
+        except StateError:
+            return None
 
 
 def _check_choices(settings: SiteSettings) -> None:

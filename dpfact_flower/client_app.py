@@ -86,6 +86,6 @@ def _simulated_client(context: Context) -> DPFactClient:
     settings = SiteSettings(
         data_path=str(files[partition]),
         state_dir=str(app_settings.sites_folder),
-        allow_privacy="none,paper",
+        allow_privacy="none,paper,patient",
     )
     return DPFactClient(load_site(Path(settings.data_path)), settings, simulation=True)

@@ -1,7 +1,8 @@
-"""The server's part of a run, without Flower: global factors, quorum, checkpoints, history.
+"""The server's part of a run, without Flower: quorum, checkpoints, history.
 
 Both strategies, `dpfact_flower.DPFact` and `dpfact_flower.legacy.DPFact`, are adapters around one
-`Coordinator`: they carry messages, it decides.
+`Coordinator`: they carry messages, it decides. What the replies do to the global factors is the
+affair of its `ServerRule`.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dpfact_flower.data.vocabulary import check_name
-from dpfact_flower.elastic import elastic_average, elastic_step, initial_factors
-from dpfact_flower.errors import DataError, QuorumError, SettingsError, StateError
+from dpfact_flower.errors import DataError, DPFactError, QuorumError, SettingsError, StateError
 from dpfact_flower.files import replacing
-from dpfact_flower.protocol import RoundRequest, SiteReply, checked_factors
+from dpfact_flower.patient_server import PatientRule
+from dpfact_flower.privacy import ReleaseEvent
+from dpfact_flower.protocol import RoundRequest, SiteReply
+from dpfact_flower.server_rule import ElasticRule, Selection, ServerRule
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.tensor import Factors, load_npz
 
@@ -79,7 +83,7 @@ class RoundRecord:
 
 
 class Coordinator:
-    """Global factors and what happens to them, round by round.
+    """A run, round by round.
 
     Parameters
     ----------
@@ -104,8 +108,8 @@ class Coordinator:
 
     Attributes
     ----------
-    factors : tuple of ndarray of float32
-        The global factors now.
+    rule : ServerRule
+        What the replies do to the global factors.
     records : list of RoundRecord
         The rounds so far.
     """
@@ -124,14 +128,14 @@ class Coordinator:
         if len(feature_shape) == 0 or any(size < 1 for size in feature_shape):
             raise SettingsError(f"feature shape: need positive sizes, got {tuple(feature_shape)}")
         self.solver = solver or SolverSettings()
-        self.privacy = privacy or PrivacySettings()
         self.run = run or RunSettings()
-        self.privacy.check_solver(self.solver)
+        self.rule = _rule(feature_shape, self.solver, privacy or PrivacySettings(), self.run)
+        self.privacy = self.rule.privacy
         self.vocabulary = vocabulary
         self.run_dir = None if run_dir is None else Path(run_dir)
-        self.factors: Factors = initial_factors(feature_shape, self.solver.rank, self.run.seed)
         self.records: list[RoundRecord] = []
-        elastic_step(self.solver, self.run.elastic_step, max(self.run.sites, self.run.min_sites))
+        self._feature_shape = [int(size) for size in feature_shape]
+        self.rule.check_sites(max(self.run.sites, self.run.min_sites))
         if self.run_dir is not None:
             self.run_dir.mkdir(parents=True, exist_ok=True)
             self._open(self.run_dir / CHECKPOINT, resume=resume)
@@ -144,9 +148,42 @@ class Coordinator:
         return self.records[-1].round if self.records else 0
 
     @property
-    def shapes(self) -> list[tuple[int, ...]]:
-        """Shapes of the global factors, for checking replies."""
-        return [factor.shape for factor in self.factors]
+    def factors(self) -> Factors:
+        """The global factors now: one ndarray of float32 a feature mode."""
+        return self.rule.factors
+
+    @property
+    def selection(self) -> Selection:
+        """Codes that are kept, one array of positions a feature mode; empty where all are."""
+        return self.rule.selection
+
+    @property
+    def rounds(self) -> int:
+        """Rounds the run has."""
+        return self.rule.rounds
+
+    def reply_shapes(self, round_number: int) -> list[tuple[int, ...]]:
+        """Shapes of the arrays in a reply, for checking it."""
+        return self.rule.reply_shapes(round_number)
+
+    def planned_events(self, round_number: int) -> tuple[ReleaseEvent, ...]:
+        """What a site that answers a round is charged, as far as the server can know."""
+        return self.rule.planned_events(round_number)
+
+    def start_from(self, factors: Factors) -> None:
+        """Take given global factors instead of those of the public seed.
+
+        Raises
+        ------
+        SettingsError
+            If they have other shapes, or the run learns its own start.
+        """
+        shapes = [factor.shape for factor in self.factors]
+        if [factor.shape for factor in factors] != shapes:
+            raise SettingsError(f"initial arrays: need shapes {shapes}")
+        if self.privacy.privacy == "patient":
+            raise SettingsError("initial arrays: patient mode learns its own start")
+        self.rule.factors = factors
 
     def request(self, round_number: int) -> RoundRequest:
         """What to ask of every site in this round.
@@ -156,20 +193,21 @@ class Coordinator:
         SettingsError
             Beyond the rounds of the run settings, which sites plan their budget for.
         """
-        if round_number > self.run.rounds:
+        if round_number > self.rounds:
             raise SettingsError(
-                f"rounds: the run settings have {self.run.rounds}, round {round_number} was asked "
-                "for; give Flower and the run settings the same number"
+                f"rounds: the run has {self.rounds}, round {round_number} was asked for; give "
+                "Flower and the run settings the same number"
             )
         return RoundRequest(
             job=self.run.job,
             round=round_number,
-            rounds=self.run.rounds,
+            rounds=self.rounds,
             seed=self.run.seed,
             solver=self.solver,
             privacy=self.privacy,
             vocabulary=self.vocabulary,
-            anchors=self.factors,
+            anchors=self.rule.anchors(round_number),
+            selection=self.selection,
         )
 
     def check_connected(self, sites: int, *, first: bool) -> None:
@@ -183,8 +221,7 @@ class Coordinator:
         QuorumError
             If the first round lacks its quorum.
         SettingsError
-            If the first round has more sites than the elastic step is stable for (see
-            `elastic_step`); later ones make it smaller.
+            If the first round has more sites than the rule is stable for; later rounds adapt.
         """
         run = self.run
         if sites < run.min_sites and first:
@@ -195,7 +232,7 @@ class Coordinator:
         if sites < max(run.sites, run.min_sites):
             _logger.warning("%d of %d sites connected; going on", sites, run.sites or run.min_sites)
         if first:
-            elastic_step(self.solver, run.elastic_step, max(sites, 1))
+            self.rule.check_sites(sites)
 
     def close_round(
         self,
@@ -207,9 +244,14 @@ class Coordinator:
         bytes_up: int,
         seconds: float,
     ) -> RoundRecord:
-        """Pull the global factors toward the replies, note the round, write the checkpoint.
+        """Move on from the replies, note the round, write the checkpoint.
 
         Below the quorum the factors stay as they are, and the record says so.
+
+        Raises
+        ------
+        QuorumError
+            If the run cannot go on without this round.
         """
         unique, repeated = _without_repeated_names(replies)
         failed = [*failures, *repeated]
@@ -217,10 +259,12 @@ class Coordinator:
             _logger.warning("round %d: %s: %s", round_number, failure.who, failure.reason)
         enough = len(unique) >= self.run.min_sites
         if enough:
-            # Sites that joined after the first round may be more than the step is stable for.
-            chosen = elastic_step(self.solver, self.run.elastic_step, 1)
-            step = min(chosen, 1 / len(unique))
-            self.factors = elastic_average(self.factors, [r.factors for r in unique], step)
+            self.rule.update(round_number, unique)
+        elif self.rule.needs_quorum(round_number):
+            raise QuorumError(
+                f"round {round_number}: {len(unique)} usable replies, the quorum is "
+                f"{self.run.min_sites}, and later rounds build on this one. {_why(failed)}"
+            )
         else:
             _logger.warning(
                 "round %d: %d usable replies, quorum is %d: the global model stays as it was",
@@ -246,8 +290,7 @@ class Coordinator:
         if any(record.updated for record in self.records):
             return
         last = self.records[-1].failures if self.records else ()
-        why = "; ".join(f"{f.who}: {f.reason}" for f in last) or "no site answered"
-        raise QuorumError(f"no round met the quorum of {self.run.min_sites} site(s). Last: {why}")
+        raise QuorumError(f"no round met the quorum of {self.run.min_sites} site(s). {_why(last)}")
 
     def _identity(self) -> dict[str, Any]:
         """What a checkpoint must agree on for its continuation to be the same run."""
@@ -255,24 +298,23 @@ class Coordinator:
             **self.solver.to_config(),
             **self.privacy.to_config(),
             "seed": self.run.seed,
-            "rounds": self.run.rounds,
+            "rounds": self.rounds,
             "elastic-step": self.run.elastic_step,
+            "shrink": self.run.shrink,
             "vocabulary": self.vocabulary,
-            "shapes": [list(shape) for shape in self.shapes],
+            "shape": self._feature_shape,
         }
 
     def _write(self, folder: Path) -> None:
         meta = {
             "identity": self._identity(),
             "job": self.run.job,
-            "rounds": self.run.rounds,
+            "rounds": self.rounds,
             "records": [asdict(record) for record in self.records],
         }
-        arrays: dict[str, Any] = {
-            f"factor_{n}": factor for n, factor in enumerate(self.factors, start=1)
-        }
+        arrays: dict[str, Any] = {"meta": np.array(json.dumps(meta)), **self.rule.state()}
         with replacing(folder / CHECKPOINT) as file:
-            np.savez(file, meta=np.array(json.dumps(meta)), **arrays)
+            np.savez(file, **arrays)
         lines = "".join(json.dumps(asdict(record)) + "\n" for record in self.records)
         with replacing(folder / HISTORY) as file:
             file.write(lines.encode())
@@ -297,7 +339,10 @@ class Coordinator:
                 f"{path}: a checkpoint of another run; they differ in {', '.join(differing)}"
             )
         self.run = replace(self.run, job=found.job)
-        self.factors = found.factors
+        try:
+            self.rule.restore(found.arrays)
+        except DPFactError as error:
+            raise StateError(f"{path}: damaged checkpoint ({error})") from None
         self.records = found.records
         _logger.info("resumed from %s after round %d", path, self.finished_rounds)
 
@@ -308,11 +353,28 @@ class _Checkpoint:
     job: str
     rounds: int
     records: list[RoundRecord]
-    factors: Factors
+    arrays: dict[str, NDArray[Any]]
 
     @property
     def finished_rounds(self) -> int:
         return self.records[-1].round if self.records else 0
+
+
+def _rule(
+    feature_shape: Sequence[int],
+    solver: SolverSettings,
+    privacy: PrivacySettings,
+    run: RunSettings,
+) -> ServerRule:
+    """The rule of a privacy mode."""
+    privacy.check_solver(solver)
+    kind = PatientRule if privacy.privacy == "patient" else ElasticRule
+    return kind(feature_shape, solver, privacy, run)
+
+
+def _why(failures: Sequence[Failure]) -> str:
+    why = "; ".join(f"{f.who}: {f.reason}" for f in failures)
+    return f"Last: {why or 'no site answered'}"
 
 
 def _read_checkpoint(path: Path) -> _Checkpoint:
@@ -322,14 +384,7 @@ def _read_checkpoint(path: Path) -> _Checkpoint:
         identity = dict(meta["identity"])
         check_name("job", meta["job"])
         records = [RoundRecord.from_dict(line) for line in meta["records"]]
-        factors = checked_factors(
-            [arrays[f"factor_{n + 1}"] for n in range(len(identity["shapes"]))],
-            rank=identity["rank"],
-            who="checkpoint",
-        )
-        if [list(factor.shape) for factor in factors] != identity["shapes"]:
-            raise DataError("factors of other shapes than noted")
-        return _Checkpoint(identity, meta["job"], int(meta["rounds"]), records, factors)
+        return _Checkpoint(identity, meta["job"], int(meta["rounds"]), records, arrays)
     except (DataError, KeyError, TypeError, ValueError) as error:
         raise StateError(f"{path}: damaged checkpoint ({type(error).__name__})") from None
 

@@ -109,12 +109,13 @@ class DPFact(Strategy):
         failures: list[tuple[ClientProxy, FitRes] | BaseException],
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
         """Check every reply, pull the global factors; None where the quorum was missed."""
+        shapes = self.coordinator.reply_shapes(self._resumed + server_round)
         usable: list[SiteReply] = []
         failed = [Failure("a client", _reason(failure)) for failure in failures]
         for client, result in results:
             try:
                 arrays = parameters_to_ndarrays(result.parameters)
-                usable.append(SiteReply.from_wire(arrays, result.metrics, self.coordinator.shapes))
+                usable.append(SiteReply.from_wire(arrays, result.metrics, shapes))
             except (MessageError, ValueError) as error:
                 failed.append(Failure(f"client {client.cid}", str(error)))
         silent = self._asked - len(results) - len(failures)

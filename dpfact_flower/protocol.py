@@ -1,8 +1,10 @@
 """What server and sites say to each other, and the checks at both doors.
 
 A round is one request (global feature factors and settings) and one reply (a release and the
-site's public name). Both travel as a list of arrays and a flat config of scalars, which is what a
-`NumPyClient` and both generations of Flower strategies have in common. Nothing else is ever sent.
+site's public name). Patient mode's start needs no factors yet; from its count of codes on, a
+request also says which codes were kept. Both travel as a list of arrays and a flat config of
+scalars, which is what a `NumPyClient` and both generations of Flower strategies have in common.
+Nothing else is ever sent.
 """
 
 from __future__ import annotations
@@ -20,10 +22,12 @@ from dpfact_flower.errors import DataError, DPFactError, MessageError, SettingsE
 from dpfact_flower.settings import PrivacySettings, Scalar, SolverSettings
 from dpfact_flower.tensor import Factors
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_FACTOR = 1e6
 """Largest entry of a feature factor on the wire: larger ones could make a solver's success or
 failure depend on single cells."""
+MAX_STATISTIC = 1e15
+"""Largest value of a released statistic: far beyond any sum over patients, and safe in float32."""
 _T = TypeVar("_T", str, int)
 
 
@@ -46,7 +50,10 @@ class RoundRequest:
     vocabulary : str
         Digest of the feature vocabularies, one per mode joined by commas; "" if not known.
     anchors : tuple of ndarray of float32
-        Global feature factors, shape (I_n, R) each.
+        Global feature factors, shape (I_n, R) each; none before patient mode has a start.
+    selection : tuple of ndarray of int32
+        Codes that are kept, as positions in the vocabulary, ascending, one array a feature mode;
+        none where the vocabularies are used as they are.
     """
 
     job: str
@@ -57,10 +64,11 @@ class RoundRequest:
     privacy: PrivacySettings
     vocabulary: str
     anchors: Factors
+    selection: tuple[NDArray[np.int32], ...] = ()
 
-    def to_wire(self) -> tuple[list[NDArray[np.float32]], dict[str, Scalar]]:
+    def to_wire(self) -> tuple[list[NDArray[Any]], dict[str, Scalar]]:
         """Arrays and config as they travel."""
-        return list(self.anchors), {
+        return [*self.anchors, *self.selection], {
             "protocol": PROTOCOL_VERSION,
             "job": self.job,
             "round": self.round,
@@ -98,6 +106,7 @@ class RoundRequest:
         except SettingsError as error:
             raise MessageError(f"request: {error}") from None
         rounds = _field(config, "rounds", int, low=1)
+        anchors, selection = _split(arrays, patient=privacy.privacy == "patient")
         return cls(
             job=_name(config, "job"),
             # Beyond the rounds that the budget was planned for, a round has no budget.
@@ -107,7 +116,8 @@ class RoundRequest:
             solver=solver,
             privacy=privacy,
             vocabulary=_field(config, "vocabulary", str),
-            anchors=checked_factors(arrays, rank=solver.rank, who="request"),
+            anchors=checked_factors(anchors, rank=solver.rank, who="request") if anchors else (),
+            selection=checked_selection(selection),
         )
 
     def terms(self) -> str:
@@ -125,20 +135,20 @@ class RoundRequest:
         arrays, config = self.to_wire()
         digest = hashlib.sha256(repr(sorted(config.items())).encode())
         for array in arrays:
-            digest.update(repr(array.shape).encode() + array.tobytes())
+            digest.update(repr((array.shape, str(array.dtype))).encode() + array.tobytes())
         return digest.hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
 class SiteReply:
-    """What the server got from one site: its public name and its released feature factors."""
+    """What the server got from one site: its public name and the arrays it released."""
 
     site: str
-    factors: Factors
+    arrays: tuple[NDArray[np.float32], ...]
 
     def to_wire(self) -> tuple[list[NDArray[np.float32]], dict[str, Scalar]]:
         """Arrays and config as they travel."""
-        return list(self.factors), {"site": self.site}
+        return list(self.arrays), {"site": self.site}
 
     @classmethod
     def from_wire(
@@ -147,19 +157,22 @@ class SiteReply:
         config: Mapping[str, object],
         shapes: Sequence[tuple[int, ...]],
     ) -> Self:
-        """Check a reply at the server's door; `shapes` are those of the global factors.
+        """Check a reply at the server's door; `shapes` are those that were asked for.
 
         Raises
         ------
         MessageError
-            If the site's name is none, or the factors are not of the global ones' shapes.
+            If the site's name is none, or the arrays are not of these shapes.
         """
         site = _name(config, "site")
-        factors = checked_factors(arrays, rank=shapes[0][1], who=f"reply of site {site!r}")
-        got = [factor.shape for factor in factors]
+        who = f"reply of site {site!r}"
+        got = [getattr(array, "shape", None) for array in arrays]
         if got != list(shapes):
-            raise MessageError(f"reply of site {site!r}: need shapes {list(shapes)}, got {got}")
-        return cls(site, factors)
+            raise MessageError(f"{who}: need shapes {list(shapes)}, got {got}")
+        for number, array in enumerate(arrays, start=1):
+            limit = MAX_FACTOR if array.ndim == 2 else MAX_STATISTIC
+            _check_values(array, f"{who}, array {number}", limit)
+        return cls(site, tuple(np.ascontiguousarray(array) for array in arrays))
 
 
 def checked_factors(arrays: Sequence[NDArray[Any]], *, rank: int, who: str) -> Factors:
@@ -174,15 +187,48 @@ def checked_factors(arrays: Sequence[NDArray[Any]], *, rank: int, who: str) -> F
         raise MessageError(f"{who}: holds no arrays; need one a feature mode")
     for mode, array in enumerate(arrays, start=1):
         where = f"{who}, mode {mode}"
-        if not isinstance(array, np.ndarray) or array.dtype != np.float32:
-            raise MessageError(f"{where}: need float32, got {getattr(array, 'dtype', type(array))}")
+        _check_values(array, where, MAX_FACTOR)
         if array.ndim != 2 or array.shape[0] < 1 or array.shape[1] != rank:
             raise MessageError(f"{where}: need shape (features, {rank}), got {array.shape}")
-        if not np.isfinite(array).all():
-            raise MessageError(f"{where}: has values that are not finite")
-        if np.abs(array).max() > MAX_FACTOR:
-            raise MessageError(f"{where}: has values beyond {MAX_FACTOR:g}")
     return tuple(np.ascontiguousarray(array) for array in arrays)
+
+
+def checked_selection(arrays: Sequence[NDArray[Any]]) -> tuple[NDArray[np.int32], ...]:
+    """Positions of the codes that are kept, one array a mode: not negative, ascending.
+
+    Raises
+    ------
+    MessageError
+        Naming the mode. Whether the positions lie in the vocabulary is checked where it is known.
+    """
+    for mode, kept in enumerate(arrays, start=1):
+        if kept.ndim != 1 or len(kept) == 0 or kept[0] < 0 or (kept[1:] <= kept[:-1]).any():
+            raise MessageError(f"selection, mode {mode}: need ascending positions of codes")
+    return tuple(np.ascontiguousarray(kept) for kept in arrays)
+
+
+def _split(
+    arrays: Sequence[NDArray[Any]], *, patient: bool
+) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
+    """Factors and selection of a request, told apart by their type."""
+    selection = [array for array in arrays if getattr(array, "dtype", None) == np.int32]
+    factors = [array for array in arrays if getattr(array, "dtype", None) != np.int32]
+    if not patient and (selection or not factors):
+        raise MessageError("request: need one float32 array a feature mode, and nothing else")
+    if selection and factors and len(selection) != len(factors):
+        raise MessageError(
+            f"request: {len(factors)} factors, but a selection for {len(selection)} modes"
+        )
+    return factors, selection
+
+
+def _check_values(array: NDArray[Any], where: str, limit: float) -> None:
+    if not isinstance(array, np.ndarray) or array.dtype != np.float32:
+        raise MessageError(f"{where}: need float32, got {getattr(array, 'dtype', type(array))}")
+    if not np.isfinite(array).all():
+        raise MessageError(f"{where}: has values that are not finite")
+    if array.size and np.abs(array).max() > limit:
+        raise MessageError(f"{where}: has values beyond {limit:g}")
 
 
 def public_reason(error: BaseException) -> str:

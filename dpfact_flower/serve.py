@@ -103,6 +103,8 @@ def serve(grid: Grid, config: Mapping[str, Scalar]) -> Path:
     if cohort is not None:
         _check_virtual_clients(grid, cohort)
         run = replace(run, sites=len(cohort.sites))
+        if privacy.privacy == "patient" and not privacy.patients:  # known here, as data is at hand
+            privacy = replace(privacy, patients=sum(s.tensor.n_patients for s in cohort.sites))
     vocabularies = cohort.vocabularies if cohort else _load_vocabularies(app)
     strategy = DPFact(
         [len(vocabulary) for vocabulary in vocabularies],
@@ -117,6 +119,8 @@ def serve(grid: Grid, config: Mapping[str, Scalar]) -> Path:
     for stale in (SUMMARY, PHENOTYPES, MODEL, REPORT):  # of a finished run that this one replaces
         (app.run_folder / stale).unlink(missing_ok=True)
     coordinator = strategy.coordinator
+    if coordinator.selection:
+        vocabularies = tuple(map(Vocabulary.select, vocabularies, coordinator.selection))
     write_model(app.run_folder, coordinator.factors, vocabularies)
     # As it was asked: a job name that was made up is not repeated, since sites know it as done.
     asked = RunConfig(replace(app, resume=False), run, solver, privacy).write()

@@ -136,27 +136,49 @@ class SolverSettings(Settings):
 
 @dataclass(frozen=True)
 class PrivacySettings(Settings):
-    """What protects the factors that leave a site.
+    """What protects the patients whose data a release is made from.
 
-    The default fails closed: "paper" adds noise or, where the solver does not clip, refuses to
-    start. Factors leave a site unprotected only if somebody wrote "none".
+    The default protects: "patient" is proven, and a site enforces it. Anything leaves a site
+    unprotected only if somebody wrote "none".
     """
 
-    privacy: Literal["none", "paper"] = setting(
-        "paper", "none: factors leave as they are; paper: DPFact's noise, claimed but not proven"
+    privacy: Literal["patient", "paper", "none"] = setting(
+        "patient",
+        "patient: proven, per patient; paper: DPFact's noise, claimed but not proven; none: no "
+        "protection",
     )
     epsilon: float = setting(
-        1.2, "epsilon to plan for, over all rounds; entry-level in paper mode",
-        low=0, high=100, open_low=True,
+        4.0, "epsilon to plan for, over all rounds; per patient, or per entry in paper mode",
+        low=0, high=1e6, open_low=True,
     )  # fmt: skip
-    delta: float = setting(1e-4, "delta of every epsilon, below 1", low=0, high=1, open_low=True)
+    delta: float = setting(1e-5, "delta of every epsilon, below 1", low=0, high=1, open_low=True)
     rho: float = setting(
-        0.0, "zCDP cost of one factor in one round; 0 plans it from epsilon", low=0, high=100
+        0.0, "paper: zCDP cost of one factor in one round; 0 plans it from epsilon", low=0, high=100
     )
     noise_seed: int = setting(
         -1, "-1: noise from the operating system; else simulation only, and not private",
         low=-1, high=2**62,
     )  # fmt: skip
+    patients: int = setting(
+        0, "patient: a public estimate of all sites' patients, for planning; 0: not known",
+        low=0, high=10**9,
+    )  # fmt: skip
+    start_share: float = setting(
+        0.0, "patient: share of the budget for the start; 0 plans it", low=0, high=1
+    )
+    refine_rounds: int = setting(
+        -1, "patient: rounds of refinement, each over all modes; -1 plans them", low=-1, high=100
+    )
+    bound: float = setting(
+        0.1, "patient: norm to which a patient's part of a refinement is clipped", low=1e-3, high=1
+    )
+    codes: str = setting(
+        "", "patient: codes to keep of each mode (as 202x316), by a noisy count that is charged; "
+        "empty keeps all", pattern=r"\d+(x\d+)*",
+    )  # fmt: skip
+    codes_share: float = setting(
+        0.05, "patient: share of the budget for that count", low=0, high=0.5, open_low=True
+    )
 
     def check_solver(self, solver: SolverSettings) -> None:
         """Refuse a solver that this mode has no sensitivity for.
@@ -164,30 +186,49 @@ class PrivacySettings(Settings):
         Raises
         ------
         SettingsError
-            If the mode is "paper" and gradients are not clipped.
+            If the mode is "paper" and gradients are not clipped, or "patient" and the model is not
+            one of non-negative factors of patients scaled to norm 1.
         """
         if self.privacy == "paper" and solver.clip == 0:
             raise SettingsError(
                 "privacy 'paper' takes its sensitivity from psgd's clipped gradients: set solver "
                 f"to 'psgd' and clip above 0; got {solver.solver!r} and 0"
             )
+        if self.privacy == "patient" and not (solver.scale == "patient" and solver.nonnegative):
+            raise SettingsError(
+                "privacy 'patient' bounds patients of norm 1 in a non-negative model: set scale to "
+                f"'patient' and nonnegative to true; got {solver.scale!r} and {solver.nonnegative}"
+            )
+
+    @property
+    def codes_kept(self) -> tuple[int, ...]:
+        """Codes to keep of each mode; empty where the vocabularies stay as they are."""
+        return tuple(int(size) for size in self.codes.split("x")) if self.codes else ()
 
     def _check_together(self) -> None:
         if self.delta >= 1:
             raise SettingsError(f"delta: must lie in (0, 1); got {self.delta!r}")
-        for name, unset in (("rho", 0), ("noise_seed", -1)):
-            if self.privacy == "none" and getattr(self, name) != unset:
+        for name, unset, mode in (
+            ("rho", 0, "paper"),
+            ("noise_seed", -1, None),
+            ("codes", "", "patient"),
+        ):
+            value = getattr(self, name)
+            if value != unset and self.privacy != mode and (mode or self.privacy == "none"):
                 raise SettingsError(
-                    f"{_key(name)} asks for noise and privacy 'none' adds none; "
-                    f"got {getattr(self, name)!r}"
+                    f"{_key(name)}: has no meaning with privacy {self.privacy!r}; got {value!r}"
                 )
+        if 0 in self.codes_kept:
+            raise SettingsError(f"codes: keep at least one of each mode; got {self.codes!r}")
 
 
 @dataclass(frozen=True)
 class RunSettings(Settings):
     """What the server decides about one federated run."""
 
-    rounds: int = setting(40, "federated rounds", low=1, high=100_000)
+    rounds: int = setting(
+        40, "federated rounds; patient mode plans its own number", low=1, high=100_000
+    )
     seed: int = setting(0, "public seed of the start and of the visiting order", low=0, high=2**31)
     job: str = setting(
         "", "name under which sites keep their state; a resumed run repeats it (default: random)",
@@ -208,6 +249,10 @@ class RunSettings(Settings):
         low=0,
         high=1,
     )
+    shrink: float = setting(
+        1.0, "patient: soft threshold of the refined factors, in standard deviations of the noise",
+        low=0, high=10,
+    )  # fmt: skip
 
     def _check_together(self) -> None:
         if 0 < self.sites < self.min_sites:
@@ -278,7 +323,7 @@ class SiteSettings(Settings):
         pattern=r"[a-z]+(,[a-z]+)*",
     )  # fmt: skip
     max_epsilon: float = setting(
-        0.0, "largest epsilon (as claimed by the mode) per job; 0 is no limit", low=0
+        0.0, "largest epsilon (as claimed by the mode), over all jobs; 0 is no limit", low=0
     )
     budget_delta: float = setting(
         1e-5, "delta at which max-epsilon is counted, whatever delta the run names",

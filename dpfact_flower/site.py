@@ -11,12 +11,14 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from dpfact_flower.cp import CPModel
+from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.errors import DataError, DivergenceError
 from dpfact_flower.privacy import (
     BoundedFactors,
@@ -37,11 +39,69 @@ from dpfact_flower.tensor import Factors, SparseTensor
 
 @dataclass(frozen=True, eq=False)
 class RoundOutcome:
-    """What a round leaves behind: state and measures for the site, a release for the server."""
+    """What a round leaves behind: a release for the server, state and measures for the site.
 
-    state: SiteState
+    State and measures are None where a round makes none.
+    """
+
     release: Release
-    measures: RoundMeasures
+    state: SiteState | None = None
+    measures: RoundMeasures | None = None
+
+
+class Kept(Protocol):
+    """What a site kept of a job's earlier rounds."""
+
+    def state(self) -> SiteState | None:
+        """Its factors after the last round; None before the first."""
+
+    def release(self, round_number: int) -> Release | None:
+        """What it released in a round; None where it did not answer."""
+
+
+class RoundWork(Protocol):
+    """A privacy mode's part of a round at a site.
+
+    Making one touches no patient's data, and refuses a request that does not fit the site.
+    """
+
+    reach: str
+    """What `cost` covers, in words."""
+
+    def cost(self) -> tuple[ReleaseEvent, ...]:
+        """What has to fit the budget, from public facts."""
+
+    def run(self, kept: Kept) -> RoundOutcome:
+        """Compute the round."""
+
+
+class LocalRound:
+    """A round of privacy "none" or "paper": `run_round` as `RoundWork`."""
+
+    reach = "this round"
+
+    def __init__(
+        self, data: SiteData, request: RoundRequest, *, site: str, simulation: bool
+    ) -> None:
+        check_fits(data.tensor, request.anchors)
+        self._tensor = data.tensor
+        self._modes = [vocabulary.name for vocabulary in data.vocabularies]
+        self._request, self._site, self._simulation = request, site, simulation
+
+    def cost(self) -> tuple[ReleaseEvent, ...]:
+        """The releases of this round."""
+        return planned(self._request, self._modes, simulation=self._simulation)
+
+    def run(self, kept: Kept) -> RoundOutcome:
+        """Factorise on from the last round."""
+        return run_round(
+            self._tensor,
+            kept.state(),
+            self._request,
+            site=self._site,
+            modes=self._modes,
+            simulation=self._simulation,
+        )
 
 
 def run_round(
@@ -81,26 +141,44 @@ def run_round(
     """
     check_fits(tensor, request.anchors)
     tensor = scaled(tensor, request.solver)
-    rng = np.random.default_rng(_stream(request, site))
+    rng = np.random.default_rng(stream(request, site))
     began = time.perf_counter()
-    try:
-        solver = local_settings(tensor, request)
-        # One BLAS thread: with more, the last bits depend on how many a machine happens to have.
-        with threadpool_limits(1, user_api="blas"):
-            start = state or initial_state(tensor, request, rng)
-            local = solve(tensor, start.factors, request.anchors, solver, rng, eta=start.eta)
-    except DivergenceError as error:
-        raise DivergenceError(f"site {site}, round {request.round}: {error}") from None
+    solver = local_settings(tensor, request)
+    start = state or initial_state(tensor, request, rng)
+    local = solved(tensor, start, request, solver, rng, site=site)
     seconds = time.perf_counter() - began
     noise = Noise.from_settings(
-        request.privacy, stream=_stream(request, site), simulation=simulation
+        request.privacy, stream=stream(request, site), simulation=simulation
     )
-    release = make_release(local.factors[1:], request, noise, modes)
     return RoundOutcome(
-        SiteState(request.round, local.factors, local.eta, (*start.events, *release.events)),
-        release,
+        make_release(local.factors[1:], request, noise, modes),
+        SiteState(request.round, local.factors, local.eta),
         measure(tensor, local, request.round, seconds),
     )
+
+
+def solved(
+    tensor: SparseTensor,
+    start: SiteState,
+    request: RoundRequest,
+    solver: SolverSettings,
+    rng: np.random.Generator,
+    *,
+    site: str,
+) -> LocalResult:
+    """Run the solver around the request's global factors.
+
+    Raises
+    ------
+    DivergenceError
+        Naming site and round.
+    """
+    try:
+        # One BLAS thread: with more, the last bits depend on how many a machine happens to have.
+        with threadpool_limits(1, user_api="blas"):
+            return solve(tensor, start.factors, request.anchors, solver, rng, eta=start.eta)
+    except DivergenceError as error:
+        raise DivergenceError(f"site {site}, round {request.round}: {error}") from None
 
 
 def scaled(tensor: SparseTensor, settings: SolverSettings) -> SparseTensor:
@@ -134,13 +212,13 @@ def initial_state(
     norm = CPModel.of(patients, *request.anchors).norm_squared()
     scale = np.sqrt(tensor.norm_squared() / max(norm, float(np.finfo(np.float32).tiny)))
     factors = (patients * np.float32(scale), *request.anchors)
-    return SiteState(0, factors, request.solver.eta, ())
+    return SiteState(0, factors, request.solver.eta)
 
 
 def planned(
     request: RoundRequest, modes: Sequence[str], *, simulation: bool
 ) -> tuple[ReleaseEvent, ...]:
-    """What answering the request will cost, from public facts alone.
+    """What answering the request will cost, from public facts alone; for "none" and "paper".
 
     Raises
     ------
@@ -192,9 +270,26 @@ def measure(
 
 
 def check_fits(tensor: SparseTensor, anchors: Sequence[NDArray[np.float32]]) -> None:
-    """Refuse a tensor without non-zeros, or of other feature modes than the global factors."""
+    """Refuse a tensor without non-zeros, or of other feature modes than the global factors.
+
+    Raises
+    ------
+    DataError
+        Naming the sizes.
+    """
     if tensor.nnz == 0:
         raise DataError("the site's tensor has no non-zeros: nothing can be learned from it")
+    check_shapes(tensor, anchors)
+
+
+def check_shapes(tensor: SparseTensor, anchors: Sequence[NDArray[np.float32]]) -> None:
+    """Refuse a tensor of other feature modes than the global factors: a public matter.
+
+    Raises
+    ------
+    DataError
+        Naming the sizes.
+    """
     asked = tuple(len(anchor) for anchor in anchors)
     if asked != tensor.feature_shape:
         raise DataError(
@@ -203,7 +298,7 @@ def check_fits(tensor: SparseTensor, anchors: Sequence[NDArray[np.float32]]) -> 
         )
 
 
-def _stream(request: RoundRequest, site: str) -> list[int]:
+def stream(request: RoundRequest, site: str) -> list[int]:
     """What tells the random numbers of this site and round from all others; public values only."""
     name = int.from_bytes(hashlib.sha256(site.encode()).digest()[:8], "big")
     return [request.seed, name, request.round]

@@ -1,9 +1,9 @@
-"""What a site keeps on its own disk between the rounds of a job.
+"""What a site keeps on its own disk between the rounds of a job, beside the ledger.
 
-Patient factors, un-noised feature factors, every release made and the bytes of the last one, in
-one file that is replaced whole: after a crash a site stands before a round or after it, and a round
-that is asked for again gets the bytes that were sent, not fresh noise. The folder belongs to the
-site; nothing in it is ever sent, and it never lies in a run folder.
+Patient factors and the site's own feature factors, all un-noised, one file a round. The ledger says
+which round was answered, so which file counts: a round's file is written before the ledger's row
+and the file before it is deleted after. After a crash a site stands before a round or after it. The
+folder belongs to the site; nothing in it is ever sent, and it never lies in a run folder.
 """
 
 from __future__ import annotations
@@ -19,50 +19,33 @@ import numpy as np
 from dpfact_flower.cp import SquaredError
 from dpfact_flower.errors import DataError, StateError
 from dpfact_flower.files import private_folder, remove_leftovers, replacing
-from dpfact_flower.privacy import Release, ReleaseEvent, replay
 from dpfact_flower.tensor import Factors, load_npz
 
-_STATE = "state.npz"
+_STATES = "state-*.npz"
+_NOTICE = "NOT-TO-BE-SHARED.txt"
+_NOTICE_TEXT = """The files of this folder are made from this site's patients and are not private.
+No noise protects them and no epsilon covers them: neither the factors in state-*.npz nor the
+measures in history.jsonl, nor anything that is made from them. They are for this site's own use.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class SiteState:
-    """A site after a round.
+    """A site's own factors after a round.
 
     Attributes
     ----------
     round : int
-        The last round computed.
+        The round that made them.
     factors : tuple of ndarray of float32
         Un-noised local factors, patients first; never sent.
     eta : float
         Step size in force.
-    events : tuple of ReleaseEvent
-        Every release of this job so far: what the budget is counted from.
     """
 
     round: int
     factors: Factors
     eta: float
-    events: tuple[ReleaseEvent, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Answered:
-    """A finished round as it is kept: what was asked, the state after it, what was sent.
-
-    Attributes
-    ----------
-    request, terms : str
-        Digests of the whole request, and of what must stay the same in a job.
-    state : SiteState
-    release : Release
-    """
-
-    request: str
-    terms: str
-    state: SiteState
-    release: Release
 
 
 @dataclass(frozen=True)
@@ -110,58 +93,77 @@ class SiteStore:
         self.folder = Path(root) / site / job
         self._fingerprint = fingerprint
 
-    def load(self) -> Answered | None:
-        """The last finished round, or None before the first.
+    def load(self, round_number: int | None = None) -> SiteState | None:
+        """Factors that a round left behind; None where it left none.
+
+        Parameters
+        ----------
+        round_number : int, optional
+            By the ledger. Default: the latest there is a file of, which is for looking on.
 
         Raises
         ------
         StateError
             If the file is damaged or belongs to other data.
         """
-        path = self.folder / _STATE
-        if not path.exists():
-            return None
-        remove_leftovers(path)
+        if round_number is None:
+            paths = sorted(self.folder.glob(_STATES))
+            if not paths:
+                return None
+            path = paths[-1]
+        else:
+            path = self._path(round_number)
+            if not path.exists():
+                return None
+            remove_leftovers(path)
         try:
             arrays = load_npz(path, ("meta",))
             meta = json.loads(str(arrays["meta"]))
-            fingerprint, count = meta["fingerprint"], meta["modes"]
-            factors = tuple(arrays[f"factor_{mode}"] for mode in range(count))
-            sent = tuple(arrays[f"released_{mode}"] for mode in range(1, count))
-            events = tuple(ReleaseEvent.from_dict(event) for event in meta["events"])
-            last = events[len(events) - meta["released_events"] :]
-            state = SiteState(meta["round"], factors, meta["eta"], events)
-            answered = Answered(meta["request"], meta["terms"], state, replay(sent, last))
-        except (DataError, StateError, KeyError, TypeError, ValueError) as error:
+            fingerprint = meta["fingerprint"]
+            factors = tuple(arrays[f"factor_{mode}"] for mode in range(meta["modes"]))
+            state = SiteState(meta["round"], factors, meta["eta"])
+        except (DataError, KeyError, TypeError, ValueError) as error:
             raise StateError(f"{path}: damaged state ({type(error).__name__})") from None
         if fingerprint != self._fingerprint:
             raise StateError(
                 f"{path}: state of other data; if the data has changed, start a new job"
             )
-        return answered
+        return state
 
-    def save(self, answered: Answered) -> None:
-        """Keep a finished round; on return it is on the disk."""
+    def begin(self) -> None:
+        """Make the job's folder, with a note for whoever finds it."""
         private_folder(self.folder)
-        state, release = answered.state, answered.release
+        notice = self.folder / _NOTICE
+        if not notice.exists():
+            with open(notice, "w", encoding="utf-8", opener=_open_for_owner) as file:
+                file.write(_NOTICE_TEXT)
+
+    def save(self, state: SiteState) -> None:
+        """Keep a round's factors beside those before; on return they are on the disk."""
+        self.begin()
         meta = {
-            "request": answered.request,
-            "terms": answered.terms,
             "fingerprint": self._fingerprint,
             "round": state.round,
             "eta": state.eta,
             "modes": len(state.factors),
-            "events": [event.to_dict() for event in state.events],
-            "released_events": len(release.events),
         }
         arrays: dict[str, Any] = {"meta": np.array(json.dumps(meta))}
         arrays |= {f"factor_{mode}": factor for mode, factor in enumerate(state.factors)}
-        arrays |= {f"released_{mode}": sent for mode, sent in enumerate(release.factors, start=1)}
-        with replacing(self.folder / _STATE) as file:
+        with replacing(self._path(state.round)) as file:
             np.savez(file, **arrays)
+
+    def keep_only(self, round_number: int) -> None:
+        """Delete the factors of all rounds but one, once the ledger has that round."""
+        for path in (*self.folder.glob(_STATES), *self.folder.glob(f".{_STATES}.*")):
+            if path != self._path(round_number):
+                path.unlink(missing_ok=True)
+
+    def _path(self, round_number: int) -> Path:
+        return self.folder / f"state-{round_number:06d}.npz"
 
     def note(self, measures: RoundMeasures) -> None:
         """Append a line to the site's own `history.jsonl`."""
+        private_folder(self.folder)
         path = self.folder / "history.jsonl"
         with open(path, "a", encoding="utf-8", opener=_open_for_owner) as file:
             file.write(json.dumps(asdict(measures)) + "\n")
@@ -187,25 +189,9 @@ class SiteStore:
         return [rounds[number] for number in sorted(rounds)]
 
 
-def spent_before(root: Path, site: str, *, other_than: str) -> tuple[ReleaseEvent, ...]:
-    """Releases of a site's other jobs: a new name does not make a new budget.
-
-    Raises
-    ------
-    StateError
-        If a job's record cannot be read: what was spent is then not known.
-    """
-    events: list[ReleaseEvent] = []
-    for path in sorted((root / site).glob(f"*/{_STATE}")):
-        if path.parent.name == other_than:
-            continue
-        try:
-            with np.load(path, allow_pickle=False) as archive:  # the factors stay unread
-                meta = json.loads(str(archive["meta"]))
-            events += [ReleaseEvent.from_dict(event) for event in meta["events"]]
-        except Exception as error:  # zipfile, zlib, JSON and NumPy each raise their own
-            raise StateError(f"{path}: damaged state ({type(error).__name__})") from None
-    return tuple(events)
+def has_jobs(folder: Path) -> bool:
+    """Whether a job was ever begun in a site's folder, so that a ledger must be there."""
+    return folder.exists() and any(path.is_dir() for path in folder.iterdir())
 
 
 def _open_for_owner(path: str, flags: int) -> int:

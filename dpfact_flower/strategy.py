@@ -100,21 +100,21 @@ class DPFact(Strategy):
             If too few sites connect in time, or no round at all met the quorum.
         """
         run = self.coordinator.run
-        if num_rounds is not None and num_rounds > run.rounds:
-            raise SettingsError(f"num_rounds: at most the run's {run.rounds}, got {num_rounds}")
+        planned = self.coordinator.rounds
+        if num_rounds is not None and num_rounds > planned:
+            raise SettingsError(f"num_rounds: at most the run's {planned}, got {num_rounds}")
         if train_config or evaluate_config:
             raise SettingsError("train_config, evaluate_config: not used; give settings to DPFact")
         self._resumed = self.coordinator.finished_rounds
         self._timeout = run.round_timeout if timeout is None else timeout
         if initial_arrays is not None and not self._resumed:
-            rank = self.coordinator.solver.rank
             given = checked_factors(
-                initial_arrays.to_numpy_ndarrays(), rank=rank, who="initial arrays"
+                initial_arrays.to_numpy_ndarrays(),
+                rank=self.coordinator.solver.rank,
+                who="initial arrays",
             )
-            if [array.shape for array in given] != self.coordinator.shapes:
-                raise MessageError(f"initial arrays: need shapes {self.coordinator.shapes}")
-            self.coordinator.factors = given
-        rounds = run.rounds if num_rounds is None else num_rounds
+            self.coordinator.start_from(given)
+        rounds = planned if num_rounds is None else num_rounds
         result = super().start(
             grid,
             self.arrays,
@@ -136,10 +136,10 @@ class DPFact(Strategy):
         coordinator = self.coordinator
         solver, privacy, run = coordinator.solver, coordinator.privacy, coordinator.run
         for line in (
-            f"├── global factors: {coordinator.shapes}",
+            f"├── global factors: {[factor.shape for factor in coordinator.factors]}",
             f"├── solver: {solver.solver}, tau={solver.tau}, eta={solver.eta:g}, "
             f"gamma={solver.gamma:g}, mu={solver.mu:g}",
-            f"├── privacy: {privacy.privacy}",
+            f"├── privacy: {privacy.privacy}, {coordinator.rounds} round(s)",
             f"├── quorum: {run.min_sites} site(s), {run.round_timeout:g} s a round",
             f"└── job: {run.job}"
             + (f", resumed after round {self._resumed}" if self._resumed else ""),
@@ -189,7 +189,11 @@ class DPFact(Strategy):
             if request is None:
                 continue  # not of this round
             bytes_up += records.serialised_bytes(reply)
-            outcome = self._read(reply, request.metadata.dst_node_id)
+            outcome = self._read(
+                reply,
+                request.metadata.dst_node_id,
+                self.coordinator.reply_shapes(self._resumed + server_round),
+            )
             if isinstance(outcome, SiteReply):
                 usable.append(outcome)
             else:
@@ -228,12 +232,14 @@ class DPFact(Strategy):
         """Nothing to aggregate, see `configure_evaluate`."""
         return None
 
-    def _read(self, reply: Message, node: int) -> SiteReply | Failure:
+    def _read(
+        self, reply: Message, node: int, shapes: Sequence[tuple[int, ...]]
+    ) -> SiteReply | Failure:
         if reply.has_error():
             return Failure(self._who(node), f"error {reply.error.code}: {reply.error.reason}")
         try:
             payload = records.read(reply)
-            outcome = SiteReply.from_wire(payload.arrays, payload.config, self.coordinator.shapes)
+            outcome = SiteReply.from_wire(payload.arrays, payload.config, shapes)
         except MessageError as error:
             return Failure(self._who(node), str(error))
         owner = next((n for n, name in self._names.items() if name == outcome.site), node)

@@ -161,6 +161,39 @@ class SparseTensor:
             (len(rows), *self.feature_shape),
         )
 
+    def select_features(self, kept: Sequence[ArrayLike]) -> SparseTensor:
+        """Tensor of the given feature indices only, renumbered; the patients stay as they are.
+
+        Parameters
+        ----------
+        kept : sequence of array_like of int, one a feature mode
+            Ascending indices of that mode.
+
+        Raises
+        ------
+        DataError
+            If they are not ascending indices of each feature mode.
+        """
+        if len(kept) != self.ndim - 1:
+            raise DataError(f"features: need indices for {self.ndim - 1} modes, got {len(kept)}")
+        indices = self.indices.copy()
+        inside = np.ones(self.nnz, np.bool_)
+        for mode, chosen in enumerate(kept, start=1):
+            rows, size = _as_array("features", chosen), self.shape[mode]
+            if rows.ndim != 1 or rows.size == 0 or rows.dtype.kind not in "iu":
+                raise DataError(f"features: mode {mode} needs a list of integers that is not empty")
+            if rows[0] < 0 or rows[-1] >= size or (np.diff(rows.astype(np.int64)) <= 0).any():
+                raise DataError(f"features: mode {mode} needs ascending indices in [0, {size})")
+            position = np.full(size, -1, np.int32)
+            position[rows] = np.arange(len(rows), dtype=np.int32)
+            indices[:, mode] = position[indices[:, mode]]
+            inside &= indices[:, mode] >= 0
+        return SparseTensor(  # ascending indices keep the order of the non-zeros
+            np.ascontiguousarray(indices[inside]),
+            self.values[inside],
+            (self.n_patients, *(len(np.asarray(chosen)) for chosen in kept)),
+        )
+
     def scaled_to_unit_patients(self) -> SparseTensor:
         """Each patient's slice divided by its Frobenius norm; a patient without a cell stays so.
 

@@ -8,13 +8,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import dpfact_flower.site
 from dpfact_flower.client import DPFactClient, RoundRefusedError, load_site
 from dpfact_flower.data.vocabulary import joint_digest
 from dpfact_flower.elastic import initial_factors
 from dpfact_flower.errors import DataError, DivergenceError, SettingsError
 from dpfact_flower.privacy import ReleaseEvent, account
+from dpfact_flower.privacy.ledger import LEDGER, Ledger
 from dpfact_flower.protocol import RoundRequest
 from dpfact_flower.settings import PrivacySettings, SiteSettings, SolverSettings
+from dpfact_flower.state import SiteState, SiteStore
 from dpfact_flower.tensor import SparseTensor
 
 PAPER = SolverSettings(rank=4, solver="psgd", clip=1.0, eta=1e-3)
@@ -69,6 +72,31 @@ def refusal(client, request, caplog) -> str:
     return caplog.text
 
 
+def folder_of(tmp_path):
+    """The site's own folder: its ledger, and a folder a job."""
+    return tmp_path / "state" / "site-1"
+
+
+def state_of(tmp_path, data, job="job") -> SiteState:
+    """What the site kept of a job, as its next round would read it."""
+    store = SiteStore(tmp_path / "state", "site-1", job, data.tensor.fingerprint())
+    state = store.load()
+    assert state is not None
+    return state
+
+
+def all_events(tmp_path, job=None) -> list[ReleaseEvent]:
+    """Everything the site was charged, by its ledger, which must be in order."""
+    with Ledger(folder_of(tmp_path), create=False) as ledger:
+        assert ledger.verify() == []
+        return list(ledger.events(job))
+
+
+def rows_of(tmp_path):
+    with Ledger(folder_of(tmp_path), create=False) as ledger:
+        return ledger.rows()
+
+
 def test_a_round_gives_feature_factors_the_sites_name_and_a_constant_for_the_patients(client, data):
     arrays, examples, config = fit(client, make_request(data))
     assert [a.shape for a in arrays] == [(9, 4), (12, 4)]
@@ -79,28 +107,166 @@ def test_a_round_gives_feature_factors_the_sites_name_and_a_constant_for_the_pat
 
 def test_patient_factors_stay_in_the_state_folder(client, data, tmp_path):
     fit(client, make_request(data))
-    with np.load(tmp_path / "state" / "site-1" / "job" / "state.npz") as state:
-        assert state["factor_0"].shape == (data.tensor.n_patients, 4)
+    assert state_of(tmp_path, data).factors[0].shape == (data.tensor.n_patients, 4)
     line = (tmp_path / "state" / "site-1" / "job" / "history.jsonl").read_text()
     assert json.loads(line)["round"] == 1
 
 
 def test_without_noise_the_release_is_the_local_factors(client, data, tmp_path):
     arrays, _, _ = fit(client, make_request(data))
-    with np.load(tmp_path / "state" / "site-1" / "job" / "state.npz") as state:
-        np.testing.assert_array_equal(arrays[0], state["factor_1"])
+    np.testing.assert_array_equal(arrays[0], state_of(tmp_path, data).factors[1])
+
+
+def test_without_noise_nothing_is_charged_but_the_release_is_on_record(client, data, tmp_path):
+    fit(client, make_request(data))
+    (row,) = rows_of(tmp_path)
+    assert (row.job, row.round, row.shapes, row.events) == ("job", 1, ((9, 4), (12, 4)), ())
+    assert row.unprotected
+    assert all_events(tmp_path) == []
 
 
 def test_paper_mode_perturbs_and_charges_before_it_sends(data, tmp_path):
     client = make_noisy_client(data, tmp_path)
     request = make_request(data, solver=PAPER, privacy=PrivacySettings(privacy="paper"))
     arrays, _, _ = fit(client, request)
-    with np.load(tmp_path / "state" / "site-1" / "job" / "state.npz") as state:
-        events = json.loads(str(state["meta"]))["events"]
-        assert not np.array_equal(arrays[0], state["factor_1"])
-        np.testing.assert_array_equal(arrays[0], state["released_1"])
-    assert [e["name"] for e in events] == ["round 1, procedures", "round 1, diagnoses"]
-    assert {e["sensitivity"] for e in events} == {2 * PAPER.tau * PAPER.clip * PAPER.eta}
+    assert not np.array_equal(arrays[0], state_of(tmp_path, data).factors[1])
+    with Ledger(folder_of(tmp_path), create=False) as ledger:
+        kept = ledger.release_of("job", 1)
+    for sent, charged in zip(arrays, kept.arrays, strict=True):
+        assert sent.tobytes() == charged.tobytes()
+    assert [event.name for event in kept.events] == ["round 1, procedures", "round 1, diagnoses"]
+    assert {e.sensitivity for e in kept.events} == {2 * PAPER.tau * PAPER.clip * PAPER.eta}
+    assert list(kept.events) == all_events(tmp_path)
+
+
+class Stopped(Exception):  # noqa: N818 - it is no error
+    """Stands for a process that ends there."""
+
+
+CRASHES = {
+    "while the state is written": (SiteStore, "save"),
+    "between state and charge": (Ledger, "charge"),
+    "between charge and the end of the old state": (SiteStore, "keep_only"),
+}
+
+
+@pytest.mark.parametrize("place", CRASHES.values(), ids=CRASHES)
+@pytest.mark.parametrize("after", [False, True], ids=["before it", "after it"])
+@pytest.mark.parametrize("first", [True, False], ids=["first round", "second round"])
+def test_a_crash_leaves_the_site_before_the_round_or_after_it(
+    data, tmp_path, monkeypatch, place, after, first
+):
+    client = make_noisy_client(data, tmp_path)
+    request = make_request(data, solver=PAPER, privacy=PrivacySettings(privacy="paper"))
+    if not first:
+        fit(client, request)
+        request = replace(request, round=2)
+    before = [] if first else all_events(tmp_path)
+    kind, name = place
+    whole = getattr(kind, name)
+
+    def stop(*arguments):
+        if after:
+            whole(*arguments)
+        raise Stopped
+
+    with monkeypatch.context() as broken:
+        broken.setattr(kind, name, stop)
+        with pytest.raises(RoundRefusedError):
+            fit(client, request)
+    charged = (name, after) in {("charge", True), ("keep_only", False), ("keep_only", True)}
+    assert len(all_events(tmp_path)) - len(before) == (2 if charged else 0)
+    arrays, _, _ = fit(make_noisy_client(data, tmp_path), request)
+    assert len(all_events(tmp_path)) - len(before) == 2
+    with Ledger(folder_of(tmp_path), create=False) as ledger:
+        kept = ledger.release_of("job", request.round)
+    for sent, noted in zip(arrays, kept.arrays, strict=True):
+        assert sent.tobytes() == noted.tobytes()
+    # And the job goes on from that round's own factors, whatever lies about.
+    fit(make_noisy_client(data, tmp_path), replace(request, round=request.round + 1))
+    assert state_of(tmp_path, data).round == request.round + 1
+    left = sorted(path.name for path in (folder_of(tmp_path) / "job").glob("*.npz"))
+    assert left == [f"state-{request.round + 1:06d}.npz"]
+
+
+def test_state_charge_and_deletion_come_in_this_order(data, tmp_path, monkeypatch):
+    """What each step finds on the disk when it begins."""
+    seen = []
+    client = make_noisy_client(data, tmp_path)
+    request = make_request(data, solver=PAPER, privacy=PrivacySettings(privacy="paper"))
+    fit(client, request)
+
+    def watch(kind, name):
+        whole = getattr(kind, name)
+
+        def step(*arguments):
+            states = sorted(p.name for p in (folder_of(tmp_path) / "job").glob("state-*.npz"))
+            seen.append((name, [int(state[6:12]) for state in states], len(rows_of(tmp_path))))
+            return whole(*arguments)
+
+        monkeypatch.setattr(kind, name, step)
+
+    for kind, name in CRASHES.values():
+        watch(kind, name)
+    fit(client, replace(request, round=2))
+    assert seen == [("save", [1], 1), ("charge", [1, 2], 1), ("keep_only", [1, 2], 2)]
+
+
+def test_a_state_that_no_ledger_row_vouches_for_is_not_gone_on_from(data, tmp_path, monkeypatch):
+    """A crash between state and charge leaves factors of a round that was never answered."""
+    request = make_request(data, solver=PAPER, privacy=PrivacySettings(privacy="paper"))
+    fit(make_noisy_client(data, tmp_path), request)
+    known = state_of(tmp_path, data)
+    with monkeypatch.context() as broken:
+        broken.setattr(Ledger, "charge", lambda *_: (_ for _ in ()).throw(Stopped))
+        with pytest.raises(RoundRefusedError):
+            fit(make_noisy_client(data, tmp_path), replace(request, round=2))
+    begun = []
+    solved = dpfact_flower.site.solved
+
+    def watch(tensor, start, *arguments, **named):
+        begun.append(start)
+        return solved(tensor, start, *arguments, **named)
+
+    monkeypatch.setattr("dpfact_flower.site.solved", watch)
+    fit(make_noisy_client(data, tmp_path), replace(request, round=2))
+    (start,) = begun
+    assert start.round == 1
+    for one, other in zip(start.factors, known.factors, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_job_begun_with_other_data_is_refused(data, cohort, tmp_path, caplog):
+    request = make_request(data, solver=PAPER, privacy=PrivacySettings(privacy="paper"))
+    fit(make_noisy_client(data, tmp_path), request)
+    other = replace(cohort.sites[1], name="site-1")
+    client = make_noisy_client(other, tmp_path)
+    for asked in (request, replace(request, round=2)):
+        assert "begun with other data" in refusal(client, asked, caplog)
+    assert len(all_events(tmp_path)) == 2
+    fit(client, replace(request, job="other"))  # and counts with what was spent before
+    assert len(all_events(tmp_path)) == 4
+
+
+def test_a_ledger_that_is_gone_is_not_made_anew(client, data, tmp_path, caplog):
+    """Where there is state, there was a ledger: an empty one would have a whole budget."""
+    fit(client, make_request(data))
+    (folder_of(tmp_path) / LEDGER).unlink()
+    for request in (make_request(data), make_request(data, job="other")):
+        assert "there is no ledger here" in refusal(client, request, caplog)
+    assert not (folder_of(tmp_path) / LEDGER).exists()
+
+
+def test_a_damaged_ledger_is_refused_and_left_as_it_is(data, tmp_path, caplog):
+    client = make_noisy_client(data, tmp_path)
+    request = make_request(data, solver=PAPER, privacy=PrivacySettings(privacy="paper"))
+    fit(client, request)
+    path = folder_of(tmp_path) / LEDGER
+    for content in (b"", path.read_bytes()[:512], b"something else"):
+        path.write_bytes(content)
+        text = refusal(client, replace(request, round=2), caplog)
+        assert "site-1: state:" in text
+        assert path.read_bytes() == content
 
 
 def test_a_repeated_request_gets_the_same_bytes_at_no_cost_even_after_a_restart(data, tmp_path):
@@ -109,8 +275,8 @@ def test_a_repeated_request_gets_the_same_bytes_at_no_cost_even_after_a_restart(
     again, _, _ = fit(make_noisy_client(data, tmp_path), request)
     for one, other in zip(first, again, strict=True):
         np.testing.assert_array_equal(one, other)
-    with np.load(tmp_path / "state" / "site-1" / "job" / "state.npz") as state:
-        assert len(json.loads(str(state["meta"]))["events"]) == 2
+    assert len(all_events(tmp_path)) == 2
+    assert len(rows_of(tmp_path)) == 1
 
 
 def test_noise_differs_between_jobs(data, tmp_path):
@@ -156,8 +322,7 @@ def test_a_budget_the_site_capped_is_not_exceeded(data, tmp_path, caplog):
             break
     assert refused_at is not None
     assert refused_at > 1
-    with np.load(tmp_path / "state" / "site-1" / "job" / "state.npz") as state:
-        assert len(json.loads(str(state["meta"]))["events"]) == 2 * (refused_at - 1)
+    assert len(all_events(tmp_path)) == 2 * (refused_at - 1)
 
 
 def test_the_server_cannot_widen_the_budget_by_naming_a_large_delta(data, tmp_path, caplog):
@@ -182,14 +347,6 @@ def test_a_new_job_does_not_make_a_new_budget(data, tmp_path):
     assert len(events) == 2 * accepted
     assert account(events, 1e-5).headline.epsilon <= 4.0
     assert account(events + events[:2], 1e-5).headline.epsilon > 4.0
-
-
-def all_events(tmp_path) -> list[ReleaseEvent]:
-    found = []
-    for path in (tmp_path / "state" / "site-1").glob("*/state.npz"):
-        with np.load(path) as state:
-            found += map(ReleaseEvent.from_dict, json.loads(str(state["meta"]))["events"])
-    return found
 
 
 def test_requests_at_the_same_time_make_one_release(data, tmp_path):
@@ -227,7 +384,8 @@ def test_an_over_budget_request_is_refused_before_any_patient_is_looked_at(
         raise AssertionError("looked at the patients")
 
     client = make_noisy_client(data, tmp_path, max_epsilon=0.01)
-    monkeypatch.setattr("dpfact_flower.client.run_round", touch)
+    for place in ("dpfact_flower.site.run_round", "dpfact_flower.site.LocalRound.run"):
+        monkeypatch.setattr(place, touch)
     request = make_request(data, solver=PAPER, privacy=PrivacySettings(privacy="paper"))
     assert "max-epsilon is 0.01" in refusal(client, request, caplog)
 
@@ -237,7 +395,7 @@ def test_whatever_fails_on_the_data_leaves_as_one_code(client, data, monkeypatch
     def fail(*_args, **_kwargs):
         raise error
 
-    monkeypatch.setattr("dpfact_flower.client.run_round", fail)
+    monkeypatch.setattr("dpfact_flower.site.run_round", fail)
     with pytest.raises(RoundRefusedError, match=r"^dpfact:failed "):
         fit(client, make_request(data))
 
@@ -261,9 +419,12 @@ def test_an_unwritable_diary_does_not_undo_a_release(client, data, monkeypatch):
 def test_what_a_killed_process_left_is_swept(client, data, tmp_path):
     fit(client, make_request(data))
     folder = tmp_path / "state" / "site-1" / "job"
-    (folder / ".state.npz.killed").write_bytes(b"half a file of patient factors")
-    fit(client, make_request(data, round=2))
-    assert not list(folder.glob(".state.npz.*"))
+    for number in (1, 2):
+        torn = folder / f".state-{number:06d}.npz.killed"
+        torn.write_bytes(b"half a file of patient factors")
+    for number in (2, 3):
+        fit(client, make_request(data, round=number))
+    assert not list(folder.glob(".state-*"))
 
 
 @pytest.mark.parametrize(
@@ -325,7 +486,7 @@ def test_an_unexpected_error_keeps_its_text_from_server_and_log(client, data, ca
     def fail(*_args, **_kwargs):
         raise ValueError("could not convert 'Jane Doe MRN 12345'")
 
-    monkeypatch.setattr("dpfact_flower.client.run_round", fail)
+    monkeypatch.setattr("dpfact_flower.site.run_round", fail)
     text = refusal(client, make_request(data), caplog)
     assert "unexpected ValueError" in text
     assert "Jane" not in text
@@ -354,8 +515,7 @@ def test_what_a_site_must_choose_for_itself_has_no_default(data, tmp_path, key):
 def test_the_sites_own_mu_switches_phenotypes_off_for_it_alone(data, tmp_path):
     client = make_client(data, tmp_path, site_mu=1e6)
     fit(client, make_request(data, solver=SolverSettings(rank=4, off=0.001)))
-    with np.load(tmp_path / "state" / "site-1" / "job" / "state.npz") as state:
-        assert (state["factor_0"] == 0).all()
+    assert (state_of(tmp_path, data).factors[0] == 0).all()
 
 
 def test_a_data_file_is_read_again_when_it_changes(cohort, tmp_path):

@@ -43,7 +43,7 @@ def make_reply(site: str, round_number: int, shape=SHAPE) -> SiteReply:
 
 
 def close(coordinator: Coordinator, number: int, sites="cab", failures=()) -> RoundRecord:
-    replies = [make_reply(site, number, [s[0] for s in coordinator.shapes]) for site in sites]
+    replies = [make_reply(site, number, [len(f) for f in coordinator.factors]) for site in sites]
     return coordinator.close_round(
         number, replies, failures, bytes_down=10 * number, bytes_up=number, seconds=number / 7
     )
@@ -69,7 +69,8 @@ def assert_bits(found, expected):
 def test_the_start_is_public():
     coordinator = make(seed=4)
     assert_bits(coordinator.factors, initial_factors(SHAPE, 3, 4))
-    assert coordinator.shapes == [(5, 3), (4, 3)]
+    assert [factor.shape for factor in coordinator.factors] == [(5, 3), (4, 3)]
+    assert coordinator.reply_shapes(1) == [(5, 3), (4, 3)]
     assert (coordinator.finished_rounds, coordinator.records) == (0, [])
 
 
@@ -149,8 +150,30 @@ def test_fewer_sites_than_expected_are_noted(caplog):
 
 def test_paper_mode_without_clipping_does_not_start():
     with pytest.raises(SettingsError, match="clip above 0"):
-        Coordinator(SHAPE)
-    Coordinator(SHAPE, solver=SolverSettings(solver="psgd", clip=1.0, eta=1e-3))
+        Coordinator(SHAPE, privacy=PrivacySettings(privacy="paper"))
+    Coordinator(
+        SHAPE,
+        solver=SolverSettings(solver="psgd", clip=1.0, eta=1e-3),
+        privacy=PrivacySettings(privacy="paper"),
+    )
+
+
+def test_without_a_choice_a_run_protects_patients():
+    coordinator = Coordinator(SHAPE, solver=SOLVER)
+    assert coordinator.privacy.privacy == "patient"
+    assert coordinator.planned_events(1)
+    with pytest.raises(SettingsError, match="'patient' bounds patients of norm 1"):
+        Coordinator(SHAPE, solver=SolverSettings(scale="counts"))
+
+
+def test_given_factors_are_the_start_of_a_run_that_has_one():
+    coordinator, given = make(), initial_factors(SHAPE, 3, 8)
+    coordinator.start_from(given)
+    assert_bits(coordinator.request(1).anchors, given)
+    with pytest.raises(SettingsError, match="initial arrays: need shapes"):
+        coordinator.start_from(given[:1])
+    with pytest.raises(SettingsError, match="patient mode learns its own start"):
+        Coordinator(SHAPE, solver=SOLVER).start_from(given)
 
 
 # --- request
@@ -168,7 +191,7 @@ def test_a_request_holds_what_was_set():
 def test_a_round_beyond_those_planned_is_not_asked_for():
     coordinator = make(rounds=2)
     coordinator.request(2)
-    with pytest.raises(SettingsError, match=r"^rounds: the run settings have 2, round 3"):
+    with pytest.raises(SettingsError, match=r"^rounds: the run has 2, round 3"):
         coordinator.request(3)
 
 
@@ -179,7 +202,7 @@ def test_a_round_is_one_elastic_pull():
     coordinator = make(**PULL)
     before = coordinator.factors
     record = close(coordinator, 1)
-    replies = [make_reply(site, 1).factors for site in "abc"]
+    replies = [make_reply(site, 1).arrays for site in "abc"]
     assert_bits(coordinator.factors, elastic_average(before, replies, 0.05))
     assert record == RoundRecord(1, ("a", "b", "c"), (), True, 10, 1, 1 / 7)
     assert coordinator.records == [record]
@@ -189,7 +212,7 @@ def test_a_round_is_one_elastic_pull():
 def test_with_the_exact_solver_the_model_is_the_mean_of_those_who_answered():
     coordinator = make(sites=4)
     close(coordinator, 1, "abc")
-    replies = [make_reply(site, 1).factors for site in "abc"]
+    replies = [make_reply(site, 1).arrays for site in "abc"]
     for mode, factor in enumerate(coordinator.factors):
         np.testing.assert_allclose(factor, sum(r[mode] for r in replies) / 3, atol=1e-6)
 
@@ -198,7 +221,7 @@ def test_the_elastic_step_can_be_set():
     coordinator = make(elastic_step=0.25)
     before = coordinator.factors
     close(coordinator, 1)
-    replies = [make_reply(site, 1).factors for site in "abc"]
+    replies = [make_reply(site, 1).arrays for site in "abc"]
     assert_bits(coordinator.factors, elastic_average(before, replies, 0.25))
 
 
@@ -373,19 +396,21 @@ def test_a_finished_run_is_replaced_whatever_its_modes(tmp_path, shape):
 
 
 ANOTHER_RUN = {
-    "rank": ({"rank": 4}, "rank, shapes"),
+    "rank": ({"rank": 4}, "rank"),
     "eta": ({"eta": 1e-3}, "eta"),
     "gamma and mu": ({"gamma": 4.0, "mu": 1.0}, "gamma, mu"),
     "solver": ({"solver": "psgd"}, "solver"),
     "privacy": ({"privacy": "paper", "solver": "psgd", "clip": 1.0}, "solver, clip, privacy"),
-    "delta": ({"delta": 1e-5}, "delta"),
+    "epsilon": ({"epsilon": 1.2}, "epsilon"),
+    "shrink": ({"shrink": 2.0}, "shrink"),
+    "delta": ({"delta": 1e-6}, "delta"),
     "seed": ({"seed": 1}, "seed"),
     "elastic-step": ({"elastic_step": 0.1}, "elastic-step"),
     "vocabulary": ({"vocabulary": "0a,1c"}, "vocabulary"),
     "job": ({"job": "other"}, "job"),
-    "sizes": ({"shape": (5, 5)}, "shapes"),
-    "a mode more": ({"shape": (5, 4, 2)}, "shapes"),
-    "a mode less": ({"shape": (5,)}, "shapes"),
+    "sizes": ({"shape": (5, 5)}, "shape"),
+    "a mode more": ({"shape": (5, 4, 2)}, "shape"),
+    "a mode less": ({"shape": (5,)}, "shape"),
 }
 
 
@@ -439,16 +464,13 @@ def set_to(key, value):
     return lambda _, meta: meta.update({key: value})
 
 
-CRAFTED = {
+CRAFTED_META = {
     "meta a list": lambda *_: [1],
     "meta a number": lambda *_: 1,
     "meta nothing": lambda *_: {},
     "no identity": lambda _, meta: meta.pop("identity") and None,
     "identity a list": set_to("identity", [1, 2]),
     "identity null": set_to("identity", None),
-    "identity without shapes": lambda _, meta: meta["identity"].pop("shapes") and None,
-    "shapes empty": lambda _, meta: meta["identity"].update(shapes=[]),
-    "shapes a number": lambda _, meta: meta["identity"].update(shapes=3),
     "job a number": set_to("job", 3),
     "job empty": set_to("job", ""),
     "job out of the folder": set_to("job", "../x"),
@@ -459,6 +481,8 @@ CRAFTED = {
     "record of no round": lambda _, meta: meta["records"][-1].update(round="third"),
     "record of other fields": set_to("records", [{"failures": [], "sites": [], "turn": 1}]),
     "failure of other fields": lambda _, meta: meta["records"][0].update(failures=[{"a": 1}]),
+}
+CRAFTED_ARRAYS = {
     "factor missing": lambda arrays, _: arrays.pop("factor_2") is None or None,
     "factor of another rank": lambda arrays, _: arrays.update(factor_2=np.zeros((4, 2), "f4")),
     "factor of another size": lambda arrays, _: arrays.update(factor_2=np.zeros((3, 3), "f4")),
@@ -467,13 +491,41 @@ CRAFTED = {
 }
 
 
-@pytest.mark.parametrize("change", CRAFTED.values(), ids=CRAFTED)
+@pytest.mark.parametrize("change", CRAFTED_META.values(), ids=CRAFTED_META)
 @pytest.mark.parametrize("resume", [True, False])
 def test_a_checkpoint_that_makes_no_sense_is_damaged(tmp_path, change, resume):
     run_rounds(make(tmp_path), 3)
     rewrite(tmp_path / CHECKPOINT, change)
     with pytest.raises(StateError, match=r"damaged checkpoint"):
         make(tmp_path, resume=resume)
+
+
+@pytest.mark.parametrize("change", CRAFTED_ARRAYS.values(), ids=CRAFTED_ARRAYS)
+def test_factors_that_make_no_sense_are_damaged_and_never_overwritten(tmp_path, change):
+    run_rounds(make(tmp_path), 3)
+    rewrite(tmp_path / CHECKPOINT, change)
+    damaged = (tmp_path / CHECKPOINT).read_bytes()
+    with pytest.raises(StateError, match=r"damaged checkpoint"):
+        make(tmp_path, resume=True)
+    # Without resume they are not read; the run is unfinished all the same.
+    with pytest.raises(StateError, match=r"unfinished run \(round 3 of 6\)"):
+        make(tmp_path)
+    assert (tmp_path / CHECKPOINT).read_bytes() == damaged
+
+
+CRAFTED_SHAPES = {
+    "without": lambda _, meta: meta["identity"].pop("shape") and None,
+    "empty": lambda _, meta: meta["identity"].update(shape=[]),
+    "a number": lambda _, meta: meta["identity"].update(shape=3),
+}
+
+
+@pytest.mark.parametrize("change", CRAFTED_SHAPES.values(), ids=CRAFTED_SHAPES)
+def test_a_checkpoint_of_no_shape_is_another_runs(tmp_path, change):
+    run_rounds(make(tmp_path), 3)
+    rewrite(tmp_path / CHECKPOINT, change)
+    with pytest.raises(StateError, match=r"another run; they differ in shape$"):
+        make(tmp_path, resume=True)
 
 
 def test_an_unfinished_write_leaves_the_round_before(tmp_path, monkeypatch):

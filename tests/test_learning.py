@@ -37,7 +37,7 @@ def learn(cohort: Cohort, solver: SolverSettings, *, rounds: int, seed: int):
                 site=site.name, modes=modes, simulation=True,
             )  # fmt: skip
             states[site.name] = outcome.state
-            replies.append(SiteReply(site.name, outcome.release.factors))
+            replies.append(SiteReply(site.name, outcome.release.arrays))
         coordinator.close_round(number, replies, [], bytes_down=0, bytes_up=0, seconds=0.0)
     return coordinator.factors, states
 

@@ -50,6 +50,17 @@ def make_request(**changes) -> RoundRequest:
     return replace(request, **changes)
 
 
+def make_selection() -> tuple[np.ndarray, ...]:
+    return (np.array([0, 2, 3, 7, 9], np.int32), np.array([1, 2, 5, 6], np.int32))
+
+
+def make_patient_request(**changes) -> RoundRequest:
+    """A round of patient mode after its count of codes: factors and selection."""
+    privacy = PrivacySettings(start_share=0.8, refine_rounds=1, codes="5x4")
+    given = {"solver": SolverSettings(rank=RANK), "privacy": privacy, "selection": make_selection()}
+    return make_request(**{**given, **changes})
+
+
 def through_flower(arrays, config):
     """The same, written to bytes and read again by Flower."""
     content = RecordDict({"a": ArrayRecord(list(arrays)), "c": ConfigRecord(dict(config))})
@@ -67,11 +78,15 @@ carried = pytest.mark.parametrize("carry", [as_they_are, through_flower])
 
 def assert_equal(found: RoundRequest, expected: RoundRequest) -> None:
     for field in dataclasses.fields(RoundRequest):
-        if field.name != "anchors":
+        if field.name not in ("anchors", "selection"):
             value = getattr(found, field.name)
             assert value == getattr(expected, field.name)
             assert type(value) is type(getattr(expected, field.name))
     assert_bits(found.anchors, expected.anchors)
+    assert len(found.selection) == len(expected.selection)
+    for one, other in zip(found.selection, expected.selection, strict=True):
+        assert one.dtype == other.dtype == np.int32
+        np.testing.assert_array_equal(one, other)
 
 
 def assert_bits(found, expected):
@@ -103,6 +118,24 @@ def test_request_round_trip(carry):
     assert found.digest() == request.digest()
 
 
+PATIENT_ROUNDS = {
+    "codes": {"anchors": (), "selection": ()},
+    "start after codes": {"anchors": ()},
+    "refinement after codes": {},
+    "refinement of whole vocabularies": {"selection": ()},
+}
+
+
+@carried
+@pytest.mark.parametrize("changes", PATIENT_ROUNDS.values(), ids=PATIENT_ROUNDS)
+def test_patient_request_round_trip(carry, changes):
+    request = make_patient_request(**changes)
+    found = RoundRequest.from_wire(*carry(*request.to_wire()))
+    assert_equal(found, request)
+    assert found.digest() == request.digest()
+    assert found.terms() == request.terms()
+
+
 @given(
     hnp.arrays(np.float32, (4, 2), elements=st.floats(-1e6, 1e6, width=32)),
     st.integers(0, 2**63 - 1),
@@ -123,7 +156,29 @@ def test_reply_round_trip(carry):
     reply = SiteReply("north", make_factors())
     found = SiteReply.from_wire(*carry(*reply.to_wire()), SHAPES)
     assert found.site == "north"
-    assert_bits(found.factors, reply.factors)
+    assert_bits(found.arrays, reply.arrays)
+
+
+@carried
+def test_a_statistic_is_a_vector_and_may_be_larger_than_a_factor(carry):
+    vector = np.linspace(-1e15, 1e15, 45).astype(np.float32)
+    found = SiteReply.from_wire(*carry(*SiteReply("north", (vector,)).to_wire()), [(45,)])
+    assert_bits(found.arrays, (vector,))
+    assert "beyond 1e+06" in refused(
+        SiteReply.from_wire, [vector.reshape(15, 3)], {"site": "north"}, [(15, 3)]
+    )
+    huge = np.full(45, 2e15, np.float32)
+    assert "beyond 1e+15" in refused(SiteReply.from_wire, [huge], {"site": "north"}, [(45,)])
+
+
+@carried
+def test_a_reply_of_nothing(carry):
+    """Of patient mode's last round: the site's name, and no array."""
+    found = SiteReply.from_wire(*carry(*SiteReply("north", ()).to_wire()), [])
+    assert (found.site, found.arrays) == ("north", ())
+    assert "need shapes []" in refused(
+        SiteReply.from_wire, list(make_factors()), {"site": "north"}, []
+    )
 
 
 def test_a_reply_says_who_and_nothing_else():
@@ -153,15 +208,24 @@ def test_keys_of_others_are_left_alone():
 # --- digest
 
 
+NEEDS = {
+    "rho": {"privacy": "paper"}, "codes": {"privacy": "patient"}, "clip": {"solver": "psgd"}
+}  # fmt: skip
+
+
 def changed_settings(settings):
-    """The same settings with one field changed, for each field."""
+    """The same settings with one field changed, for each field that may be changed alone."""
     hints = get_type_hints(type(settings))
     for field in dataclasses.fields(settings):
+        if any(getattr(settings, k) != v for k, v in NEEDS.get(field.name, {}).items()):
+            continue
         value, hint = getattr(settings, field.name), hints[field.name]
         if get_args(hint):
             value = next(other for other in get_args(hint) if other != value)
         elif hint is bool:
             value = not value
+        elif hint is str:
+            value = "5x3"
         else:
             value = value + (1 if hint is int else 1e-5)
         yield replace(settings, **{field.name: value})
@@ -192,10 +256,47 @@ def variants():
         yield f"last bit of mode {mode}", replace(base, anchors=tuple(anchors))
 
 
+def patient_variants():
+    base = make_patient_request()
+    for privacy in changed_settings(replace(base.privacy, codes="")):
+        yield "privacy", replace(base, privacy=privacy)
+    first, second = base.selection
+    yield "no anchors", replace(base, anchors=())
+    yield "no selection", replace(base, selection=())
+    yield "neither", replace(base, anchors=(), selection=())
+    yield "order", replace(base, selection=(second, first))
+    yield "one fewer", replace(base, selection=(first,))
+    yield (
+        "a code to the other mode",
+        replace(base, selection=(first[:4], np.concatenate([first[4:], second]))),
+    )
+    for mode in (0, 1):
+        selection = [kept.copy() for kept in base.selection]
+        selection[mode][-1] += 1
+        yield f"another code of mode {mode}", replace(base, selection=tuple(selection))
+
+
 def test_the_digest_changes_with_everything_that_is_asked():
-    digests = [make_request().digest()] + [request.digest() for _, request in variants()]
-    assert len(set(digests)) == len(digests)
-    assert len(digests) > 25
+    for base, others in ((make_request(), variants()),
+                         (make_patient_request(), patient_variants())):  # fmt: skip
+        digests = [base.digest()] + [request.digest() for _, request in others]
+        assert len(set(digests)) == len(digests)
+        assert len(digests) > 18
+
+
+def test_the_terms_change_with_what_must_stay_the_same_and_with_nothing_else():
+    base = make_patient_request()
+    for changes in ({"round": 3}, {"anchors": ()}, {"selection": ()}):
+        assert replace(base, **changes).terms() == base.terms()
+    changed = [replace(base, **changes) for changes in
+               ({"rounds": 6}, {"seed": 8}, {"vocabulary": "x"}, {"job": "job-2"})]  # fmt: skip
+    changed += [replace(base, solver=solver) for solver in changed_settings(base.solver)]
+    changed += [
+        replace(base, privacy=privacy)
+        for privacy in changed_settings(replace(base.privacy, codes=""))
+    ]
+    terms = [base.terms(), *(request.terms() for request in changed)]
+    assert len(set(terms)) == len(terms)
 
 
 def test_the_digest_is_of_values_not_of_objects():
@@ -291,14 +392,14 @@ BAD_ARRAYS = {
     "float64": ("need float32, got float64", make_factors()[1].astype(np.float64)),
     "float16": ("need float32, got float16", make_factors()[1].astype(np.float16)),
     "big-endian": ("need float32", make_factors()[1].astype(">f4")),
-    "int32": ("need float32, got int32", np.full((4, RANK), SECRET, np.int32)),
+    "int64": ("need float32, got int64", np.full((4, RANK), SECRET, np.int64)),
     "object": ("need float32, got object", np.full((4, RANK), SECRET, object)),
     "text": ("need float32", np.full((4, RANK), str(SECRET))),
     "list": ("need float32, got <class 'list'>", [[float(SECRET)] * RANK] * 4),
     "None": ("need float32", None),
     "1-D": ("need shape (features, 3), got (12,)", make_factors()[1].ravel()),
     "3-D": ("got (4, 3, 1)", make_factors()[1][:, :, None]),
-    "0-D": ("got ()", np.array(SECRET, np.float32)),
+    "0-D": ("got ()", np.array(1, np.float32)),
     "other rank": ("got (4, 2)", make_factors()[1][:, :2]),
     "transposed": ("got (3, 4)", make_factors()[1].T),
     "no rows": ("got (0, 3)", make_factors()[1][:0]),
@@ -316,14 +417,66 @@ def test_a_bad_array_is_refused_by_its_mode(side, says, bad):
     if side == "request":
         message = refused(RoundRequest.from_wire, arrays, make_request().to_wire()[1])
         assert message.startswith("request, mode 2: ")
-    else:
-        message = refused(SiteReply.from_wire, arrays, {"site": "north"}, SHAPES)
-        assert message.startswith("reply of site 'north', mode 2: ")
-    assert says in message
+        assert says in message
+        return
+    message = refused(SiteReply.from_wire, arrays, {"site": "north"}, SHAPES)
+    if getattr(bad, "shape", None) == SHAPES[1]:
+        assert message.startswith("reply of site 'north', array 2: ")
+        assert says in message
+    else:  # what shape it ought to have is known, so that comes first
+        assert message.startswith(f"reply of site 'north': need shapes {SHAPES}, got ")
 
 
-def test_a_request_without_arrays_is_refused():
-    assert "holds no arrays" in refused(RoundRequest.from_wire, [], make_request().to_wire()[1])
+def test_a_reply_of_integers_is_refused():
+    arrays = [make_factors()[0], np.full((4, RANK), SECRET, np.int32)]
+    message = refused(SiteReply.from_wire, arrays, {"site": "north"}, SHAPES)
+    assert message == "reply of site 'north', array 2: need float32, got int32"
+
+
+OUTSIDE_PATIENT_MODE = {
+    "nothing": [],
+    "a selection beside the factors": [*make_factors(), *make_selection()],
+    "a selection alone": list(make_selection()),
+    "integers among the factors": [make_factors()[0], np.full((4, RANK), SECRET, np.int32)],
+}
+
+
+@pytest.mark.parametrize("arrays", OUTSIDE_PATIENT_MODE.values(), ids=OUTSIDE_PATIENT_MODE)
+@pytest.mark.parametrize("mode", ["none", "paper"])
+def test_without_patient_mode_a_request_is_one_factor_a_mode(arrays, mode):
+    config = make_request(privacy=PrivacySettings(privacy=mode)).to_wire()[1]
+    assert "need one float32 array a feature mode" in refused(
+        RoundRequest.from_wire, arrays, config
+    )
+
+
+def selection_with(*codes) -> list[np.ndarray]:
+    return [make_selection()[0], np.array(codes, np.int32)]
+
+
+BAD_SELECTIONS = {
+    "another number of modes": ("2 factors, but a selection for 1 modes", [make_selection()[0]]),
+    "empty": ("selection, mode 2: ", selection_with()),
+    "negative": ("selection, mode 2: ", selection_with(-1, 2)),
+    "a code twice": ("selection, mode 2: ", selection_with(1, 1, 2)),
+    "descending": ("selection, mode 2: ", selection_with(3, 2)),
+    "descending by an overflow": ("selection, mode 2: ", selection_with(2**31 - 1, -(2**31))),
+    "2-D": ("selection, mode 2: ", [make_selection()[0], np.zeros((1, 1), np.int32)]),
+    "0-D": ("selection, mode 2: ", [make_selection()[0], np.array(1, np.int32)]),
+    "int64": ("need float32, got int64", [kept.astype("i8") for kept in make_selection()]),
+    "uint32": ("need float32, got uint32", [kept.astype("u4") for kept in make_selection()]),
+    "big-endian": ("need float32, got >i4", [kept.astype(">i4") for kept in make_selection()]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("says", "kept"), BAD_SELECTIONS.values(), ids=BAD_SELECTIONS)
+@pytest.mark.parametrize("factors", [True, False], ids=["with factors", "without"])
+def test_a_selection_that_makes_no_sense_is_refused(says, kept, factors):
+    if says.startswith("2 factors") and not factors:
+        pytest.skip("how many modes there are is known at the site")
+    request = make_patient_request()
+    arrays = [*(request.anchors if factors else ()), *kept]
+    assert says in refused(RoundRequest.from_wire, arrays, request.to_wire()[1])
 
 
 BAD_SHAPES = {

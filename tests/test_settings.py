@@ -26,6 +26,7 @@ BASE = {
     # What a field needs of the others before it can take every value of its own.
     "clip": {"solver": "psgd"},
     "eta": {"gamma": 0.0},
+    "rho": {"privacy": "paper"},
 }
 BELOW_ONE = {"delta"}
 """Fields of which the declared upper edge is refused all the same."""
@@ -61,6 +62,8 @@ def another(field, hint):
         return not field.default
     if field.name == "allow_privacy":
         return "none,paper"
+    if field.name == "codes":
+        return "202x316"
     if field.name == "site_mu":
         return 0.25
     if hint is str:
@@ -206,6 +209,10 @@ def test_allow_privacy_is_a_list_of_words(modes):
 IMPOSSIBLE = {
     "psgd's elastic step": (SolverSettings, {"solver": "psgd", "eta": 0.5, "gamma": 2.0}, "eta"),
     "clip without psgd": (SolverSettings, {"clip": 1.0}, "clip"),
+    "rho in patient mode": (PrivacySettings, {"rho": 1e-3}, "rho"),
+    "codes in paper mode": (PrivacySettings, {"privacy": "paper", "codes": "2x3"}, "codes"),
+    "codes without noise": (PrivacySettings, {"privacy": "none", "codes": "2x3"}, "codes"),
+    "no codes of a mode": (PrivacySettings, {"codes": "2x0"}, "codes"),
     "rho without noise": (PrivacySettings, {"privacy": "none", "rho": 1e-3}, "rho"),
     "seed without noise": (PrivacySettings, {"privacy": "none", "noise-seed": 0}, "noise-seed"),
     "state in the run folder": (AppSettings, {"out": "x", "state-dir": "x/y"}, "state-dir"),
@@ -230,7 +237,7 @@ def test_paper_mode_needs_clipped_gradients():
     PrivacySettings(privacy="none").check_solver(SolverSettings())
     for solver in (SolverSettings(), SolverSettings(solver="psgd")):
         with pytest.raises(SettingsError, match=r"clip above 0; got '(exact|psgd)' and 0"):
-            PrivacySettings().check_solver(solver)
+            PrivacySettings(privacy="paper").check_solver(solver)
 
 
 def test_folders_of_a_run(tmp_path, monkeypatch):
@@ -385,7 +392,7 @@ def test_a_path_is_no_text():
 @pytest.mark.parametrize(
     ("kind", "given", "says"),
     [
-        (SiteSettings, {"allow_privacy": "none,nonsense"}, "modes are none, paper"),
+        (SiteSettings, {"allow_privacy": "none,nonsense"}, "modes are patient, paper, none"),
         (SiteSettings, {"site_mu": -0.5}, "-1 or at least 0"),
         (RunSettings, {"sites": 2, "min_sites": 3}, "a quorum of 3 cannot be met"),
         (AppSettings, {"out": ""}, "need a folder"),

@@ -52,7 +52,7 @@ def test_the_numbers_do_not_depend_on_the_threads_of_blas():
     releases = []
     for threads in (1, 2):
         with threadpool_limits(threads, user_api="blas"):
-            releases.append(answer(tensor, asked).release.factors)
+            releases.append(answer(tensor, asked).release.arrays)
     for one, other in zip(*releases, strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -61,10 +61,10 @@ def test_the_numbers_do_not_depend_on_the_threads_of_blas():
 def test_sites_and_rounds_have_random_numbers_of_their_own(tensor, solver):
     asked = request(tensor.feature_shape, SolverSettings(rank=4, solver=solver, gamma=0.1))
     releases = [
-        answer(tensor, asked).release.factors[0],
-        answer(tensor, asked).release.factors[0],
-        answer(tensor, asked, site="b").release.factors[0],
-        answer(tensor, replace(asked, seed=1)).release.factors[0],
+        answer(tensor, asked).release.arrays[0],
+        answer(tensor, asked).release.arrays[0],
+        answer(tensor, asked, site="b").release.arrays[0],
+        answer(tensor, replace(asked, seed=1)).release.arrays[0],
     ]
     np.testing.assert_array_equal(releases[0], releases[1])
     assert not np.array_equal(releases[0], releases[2])
@@ -78,7 +78,7 @@ def test_seeded_noise_differs_between_sites_and_rounds(tensor):
 
     def noise(asked, site):
         outcome = answer(tensor, asked, site=site)
-        return outcome.release.factors[0] - outcome.state.factors[1]
+        return outcome.release.arrays[0] - outcome.state.factors[1]
 
     drawn = [noise(asked, "a"), noise(asked, "b"), noise(replace(asked, round=2), "a")]
     for one, other in ((0, 1), (0, 2), (1, 2)):
@@ -93,9 +93,9 @@ def test_patients_scaled_to_norm_one_have_the_same_say(tensor):
     scaled = tensor.scaled_to_unit_patients()
     squares = np.bincount(scaled.indices[:, 0], scaled.values.astype(np.float64) ** 2)
     np.testing.assert_allclose(squares, 1, rtol=1e-6)
-    one = answer(tensor, request(tensor.feature_shape)).release.factors
+    one = answer(tensor, request(tensor.feature_shape)).release.arrays
     louder = SparseTensor(tensor.indices, tensor.values * np.float32(4), tensor.shape)
-    two = answer(louder, request(tensor.feature_shape)).release.factors
+    two = answer(louder, request(tensor.feature_shape)).release.arrays
     for a, b in zip(one, two, strict=True):
         np.testing.assert_array_equal(a, b)
 

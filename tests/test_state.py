@@ -3,40 +3,28 @@
 import json
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from dpfact_flower.cp import SquaredError
 from dpfact_flower.errors import StateError
-from dpfact_flower.privacy import PAPER_CLAIM, Release, ReleaseEvent
-from dpfact_flower.state import Answered, RoundMeasures, SiteState, SiteStore
+from dpfact_flower.state import RoundMeasures, SiteState, SiteStore, has_jobs
 
 SECRET = 987654
 FINGERPRINT = "f" * 64
-MODES = ("procedures", "diagnoses")
+NOTICE = "NOT-TO-BE-SHARED.txt"
 
 
-def make_events(round_number: int) -> tuple[ReleaseEvent, ...]:
-    return tuple(
-        ReleaseEvent(
-            name=f"round {round_number}, {mode}", sensitivity=0.1 + round_number, sigma=1 / 3,
-            count=7, unit="entry", neighbours="replace", claim=PAPER_CLAIM, seeded=True,
-        )
-        for mode in MODES
-    )  # fmt: skip
-
-
-def make_answered(round_number: int = 1, *, noise: bool = True) -> Answered:
+def make_state(round_number: int = 1) -> SiteState:
     rng = np.random.default_rng(round_number)
     factors = tuple(rng.standard_normal((size, 3)).astype(np.float32) for size in (9, 5, 4))
-    # What was sent need not be what follows from the factors: noise lies between.
-    sent = tuple(rng.standard_normal((size, 3)).astype(np.float32) for size in (5, 4))
-    numbers = range(1, round_number + 1) if noise else ()
-    events = tuple(event for number in numbers for event in make_events(number))
-    last = events[-2:] if noise else ()
-    state = SiteState(round_number, factors, 0.1 / 3, events)
-    return Answered(f"digest-{round_number}", "terms", state, Release(sent, last))
+    return SiteState(round_number, factors, 0.1 / 3)
+
+
+def name_of(round_number: int) -> str:
+    return f"state-{round_number:06d}.npz"
 
 
 def make_store(root, fingerprint=FINGERPRINT) -> SiteStore:
@@ -59,14 +47,10 @@ def assert_bits(found, expected):
         assert one.tobytes() == other.tobytes()
 
 
-def assert_equal(found: Answered, expected: Answered) -> None:
-    assert found.request == expected.request
-    assert found.state.round == expected.state.round
-    assert found.state.eta == expected.state.eta
-    assert found.state.events == expected.state.events
-    assert_bits(found.state.factors, expected.state.factors)
-    assert found.release.events == expected.release.events
-    assert_bits(found.release.factors, expected.release.factors)
+def assert_equal(found: SiteState | None, expected: SiteState) -> None:
+    assert found is not None
+    assert (found.round, found.eta) == (expected.round, expected.eta)
+    assert_bits(found.factors, expected.factors)
 
 
 @pytest.fixture
@@ -77,19 +61,93 @@ def store(tmp_path) -> SiteStore:
 # --- state
 
 
-@pytest.mark.parametrize("noise", [True, False])
 @pytest.mark.parametrize("round_number", [1, 3])
-def test_round_trip(store, tmp_path, noise, round_number):
-    answered = make_answered(round_number, noise=noise)
-    store.save(answered)
-    assert_equal(store.load(), answered)
-    assert_equal(make_store(tmp_path / "state").load(), answered)
+def test_round_trip(store, tmp_path, round_number):
+    state = make_state(round_number)
+    store.save(state)
+    for found in (store, make_store(tmp_path / "state")):
+        assert_equal(found.load(round_number), state)
+        assert_equal(found.load(), state)
 
 
-def test_the_last_round_is_kept(store):
-    store.save(make_answered(1))
-    store.save(make_answered(2))
-    assert_equal(store.load(), make_answered(2))
+def test_the_round_that_is_asked_for_is_read_whatever_lies_beside_it(store):
+    """The ledger says which round counts: a crash may leave a round's factors before or after."""
+    for number in (1, 2, 3):
+        store.save(make_state(number))
+    for number in (1, 2, 3):
+        assert_equal(store.load(number), make_state(number))
+    assert store.load(4) is None
+    assert_equal(store.load(), make_state(3))
+
+
+def test_rounds_are_numbers_not_text(store):
+    for number in (9, 10, 100_000):
+        store.save(make_state(number))
+    assert_equal(store.load(), make_state(100_000))
+
+
+def test_a_round_saved_again_replaces_what_it_left(store):
+    """A round that crashed before its charge is computed anew."""
+    store.save(SiteState(2, make_state(1).factors, 0.5))
+    store.save(make_state(2))
+    assert os.listdir(store.folder) != []
+    assert_equal(store.load(2), make_state(2))
+
+
+def test_keep_only_deletes_the_factors_of_all_other_rounds(store):
+    for number in (1, 2, 3):
+        store.save(make_state(number))
+    store.note(make_measures(2))
+    store.keep_only(2)
+    assert {path.name for path in store.folder.iterdir()} == {name_of(2), NOTICE, "history.jsonl"}
+    assert_equal(store.load(), make_state(2))
+    store.keep_only(2)
+    assert_equal(store.load(2), make_state(2))
+
+
+def test_keep_only_leaves_other_jobs_alone(tmp_path):
+    stores = [SiteStore(tmp_path, "a", job, FINGERPRINT) for job in "xy"]
+    for store in stores:
+        store.save(make_state(1))
+    stores[0].save(make_state(2))
+    stores[0].keep_only(2)
+    assert_equal(stores[1].load(), make_state(1))
+
+
+def test_what_a_killed_process_left_goes_with_the_round_it_was_for(store):
+    """Half a file of patient factors must not outlive the round, not even the last one."""
+    store.save(make_state(1))
+    for number in (1, 2):
+        (store.folder / f".{name_of(number)}.killed").write_bytes(b"half a file")
+    store.save(make_state(2))
+    store.keep_only(2)
+    assert {path.name for path in store.folder.iterdir()} == {name_of(2), NOTICE}
+
+
+def test_whether_there_was_ever_a_job_shows_in_the_folder(tmp_path):
+    store = make_store(tmp_path)
+    assert not has_jobs(tmp_path / "north")
+    private = tmp_path / "north"
+    private.mkdir()
+    (private / "ledger.sqlite").write_bytes(b"")
+    (private / ".lock").write_bytes(b"")
+    assert not has_jobs(private)
+    store.save(make_state(1))
+    assert has_jobs(private)
+    (store.folder / name_of(1)).unlink()
+    assert has_jobs(private)
+
+
+def test_a_job_that_was_begun_shows_before_it_has_state(store, tmp_path):
+    store.begin()
+    assert has_jobs(tmp_path / "state" / "north")
+
+
+def test_whoever_finds_the_folder_is_told_that_it_is_not_private(store):
+    store.save(make_state(1))
+    text = (store.folder / NOTICE).read_text(encoding="utf-8")
+    assert "not private" in text
+    assert "No noise protects them" in text
 
 
 def test_before_the_first_round_there_is_nothing(store):
@@ -101,15 +159,18 @@ def test_before_the_first_round_there_is_nothing(store):
 def test_sites_and_jobs_are_apart(tmp_path):
     stores = [SiteStore(tmp_path, site, job, FINGERPRINT) for site in "ab" for job in "xy"]
     for number, store in enumerate(stores, start=1):
-        store.save(make_answered(number))
+        store.save(make_state(number))
     for number, store in enumerate(stores, start=1):
-        assert_equal(store.load(), make_answered(number))
+        assert_equal(store.load(), make_state(number))
+        assert_equal(store.load(number), make_state(number))
 
 
 def test_state_of_other_data_is_refused(store, tmp_path):
-    store.save(make_answered())
+    store.save(make_state())
     with pytest.raises(StateError, match=r"state of other data.* start a new job"):
         make_store(tmp_path / "state", "0" * 64).load()
+    with pytest.raises(StateError, match=r"state of other data.* start a new job"):
+        make_store(tmp_path / "state", "0" * 64).load(1)
 
 
 # --- for the owner alone
@@ -125,7 +186,7 @@ def umask(request):
 @pytest.mark.usefixtures("umask")
 def test_nothing_is_readable_by_others(store, tmp_path):
     for number in (1, 2):
-        store.save(make_answered(number))
+        store.save(make_state(number))
         store.note(make_measures(number))
     modes = {
         str(path.relative_to(tmp_path)): path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")
@@ -134,7 +195,9 @@ def test_nothing_is_readable_by_others(store, tmp_path):
         "state": 0o700,
         "state/north": 0o700,
         "state/north/job-1": 0o700,
-        "state/north/job-1/state.npz": 0o600,
+        f"state/north/job-1/{NOTICE}": 0o600,
+        "state/north/job-1/state-000001.npz": 0o600,
+        "state/north/job-1/state-000002.npz": 0o600,
         "state/north/job-1/history.jsonl": 0o600,
     }
 
@@ -151,52 +214,79 @@ def break_disk(*_: object, **__: object) -> None:
 @pytest.mark.parametrize("before", [True, False], ids=["second round", "first round"])
 def test_a_crash_leaves_the_round_before(store, monkeypatch, call, before):
     if before:
-        store.save(make_answered(1))
+        store.save(make_state(1))
     else:
         store.folder.mkdir(parents=True)
     with monkeypatch.context() as broken:
         broken.setattr(*call, break_disk)
         with pytest.raises(OSError, match="no space"):
-            store.save(make_answered(2))
-    assert os.listdir(store.folder) == (["state.npz"] if before else [])
-    found = store.load()
+            store.save(make_state(2))
+    # The notice is for people; it may be there or not.
+    left = {path.name for path in store.folder.iterdir()} - {NOTICE}
+    assert left == ({name_of(1)} if before else set())
+    assert store.load(2) is None
     if before:
-        assert_equal(found, make_answered(1))
+        assert_equal(store.load(1), make_state(1))
     else:
-        assert found is None
-    store.save(make_answered(2))
-    assert_equal(store.load(), make_answered(2))
+        assert store.load() is None
+    store.save(make_state(2))
+    assert_equal(store.load(2), make_state(2))
 
 
 def test_half_a_file_never_takes_the_place_of_the_old(store, monkeypatch):
-    store.save(make_answered(1))
+    """Not even of the same round's, where it is computed anew after a crash."""
+    store.save(make_state(1))
 
     def write_half(file, **arrays: object) -> None:
         file.write(b"PK\x03\x04 half")
         raise KeyboardInterrupt
 
+    for number in (1, 2):
+        with monkeypatch.context() as broken:
+            broken.setattr(np, "savez", write_half)
+            with pytest.raises(KeyboardInterrupt):
+                store.save(SiteState(number, make_state(7).factors, 0.5))
+        assert {path.name for path in store.folder.iterdir()} == {name_of(1), NOTICE}
+        assert_equal(store.load(1), make_state(1))
+
+
+def test_a_crash_while_old_rounds_are_deleted_leaves_the_one_to_keep(store, monkeypatch):
+    for number in (1, 2, 3):
+        store.save(make_state(number))
+    unlinked = []
+
+    def stop(path, missing_ok=False):
+        unlinked.append(path.name)
+        raise KeyboardInterrupt
+
     with monkeypatch.context() as broken:
-        broken.setattr(np, "savez", write_half)
+        broken.setattr(Path, "unlink", stop)
         with pytest.raises(KeyboardInterrupt):
-            store.save(make_answered(2))
-    assert os.listdir(store.folder) == ["state.npz"]
-    assert_equal(store.load(), make_answered(1))
+            store.keep_only(3)
+    assert unlinked
+    assert name_of(3) not in unlinked
+    assert_equal(store.load(3), make_state(3))
 
 
 # --- damage
 
 
 def refused(store) -> str:
-    with pytest.raises(StateError) as caught:
-        store.load()
-    assert str(caught.value).startswith(str(store.folder / "state.npz"))
-    assert str(SECRET) not in str(caught.value)
-    return str(caught.value)
+    """Whether the round is asked for or found, the file is refused by its name."""
+    texts = set()
+    for arguments in ((), (2,)):
+        with pytest.raises(StateError) as caught:
+            store.load(*arguments)
+        texts.add(str(caught.value))
+    (text,) = texts
+    assert text.startswith(str(store.folder / name_of(2)))
+    assert str(SECRET) not in text
+    return text
 
 
 def test_a_truncated_file_is_damaged_wherever_it_ends(store):
-    store.save(make_answered(2))
-    path = store.folder / "state.npz"
+    store.save(make_state(2))
+    path = store.folder / name_of(2)
     whole = path.read_bytes()
     for length in [*range(0, len(whole), 23), len(whole) - 1]:
         path.write_bytes(whole[:length])
@@ -204,8 +294,8 @@ def test_a_truncated_file_is_damaged_wherever_it_ends(store):
 
 
 def test_a_flipped_byte_is_found_or_harmless(store):
-    store.save(make_answered(2))
-    path = store.folder / "state.npz"
+    store.save(make_state(2))
+    path = store.folder / name_of(2)
     whole, found = path.read_bytes(), 0
     for place in range(0, len(whole), 17):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :])
@@ -214,22 +304,15 @@ def test_a_flipped_byte_is_found_or_harmless(store):
         except StateError:
             found += 1
         else:  # such as a date in the zip's directory
-            assert_equal(again, make_answered(2))
+            assert_equal(again, make_state(2))
     assert found > len(whole) / 17 / 2
 
 
-META_KEYS = ("request", "fingerprint", "round", "eta", "modes", "events", "released_events")
-EVENT = make_events(1)[0].to_dict()
+META_KEYS = ("fingerprint", "round", "eta", "modes")
 CRAFTED = {
     **{f"no {key}": {key: None} for key in META_KEYS},
     "modes text": {"modes": str(SECRET)},
     "more modes than factors": {"modes": 4},
-    "events a number": {"events": SECRET},
-    "event a number": {"events": [SECRET]},
-    "event without a field": {"events": [{"name": "x", "sigma": SECRET}]},
-    "event with a field more": {"events": [EVENT | {"more": SECRET}]},
-    "event out of range": {"events": [EVENT | {"sigma": -SECRET}]},
-    "released events text": {"released_events": "two"},
 }
 
 
@@ -243,15 +326,15 @@ def rewrite(path, changes) -> None:
 
 @pytest.mark.parametrize("changes", CRAFTED.values(), ids=CRAFTED)
 def test_a_state_that_makes_no_sense_is_damaged(store, changes):
-    store.save(make_answered(2))
-    rewrite(store.folder / "state.npz", changes)
+    store.save(make_state(2))
+    rewrite(store.folder / name_of(2), changes)
     assert "damaged state" in refused(store)
 
 
 @pytest.mark.parametrize("meta", ["", "{", "[1]", "3", "null"])
 def test_a_state_without_its_meta_is_damaged(store, meta):
-    store.save(make_answered(2))
-    path = store.folder / "state.npz"
+    store.save(make_state(2))
+    path = store.folder / name_of(2)
     with np.load(path) as archive:
         arrays = dict(archive) | {"meta": np.array(meta)}
     np.savez(path, **arrays)
@@ -261,7 +344,7 @@ def test_a_state_without_its_meta_is_damaged(store, meta):
 @pytest.mark.parametrize("content", [b"", b"987654", b"PK\x03\x04"], ids=repr)
 def test_another_file_in_its_place_is_damaged(store, content):
     store.folder.mkdir(parents=True)
-    (store.folder / "state.npz").write_bytes(content)
+    (store.folder / name_of(2)).write_bytes(content)
     assert "damaged state" in refused(store)
 
 
@@ -269,7 +352,7 @@ def test_another_file_in_its_place_is_damaged(store, content):
 
 
 def test_measures_survive(store):
-    store.save(make_answered())
+    store.save(make_state())
     measures = [make_measures(number, eta=0.1 * number) for number in (1, 2, 3)]
     for measure in measures:
         store.note(measure)
@@ -277,7 +360,7 @@ def test_measures_survive(store):
 
 
 def test_the_last_line_of_a_round_wins_and_rounds_are_in_order(store):
-    store.save(make_answered())
+    store.save(make_state())
     for number, rollbacks in ((2, 0), (1, 0), (2, 5), (3, 0), (1, 7)):
         store.note(make_measures(number, rollbacks=rollbacks))
     assert [(m.round, m.rollbacks) for m in store.history()] == [(1, 7), (2, 5), (3, 0)]
@@ -291,7 +374,7 @@ BAD_LINES = {"torn": LINE[:-5], "empty": "", "number": "987654", "other fields":
 
 @pytest.mark.parametrize("line", BAD_LINES.values(), ids=BAD_LINES)
 def test_a_damaged_line_is_named(store, line):
-    store.save(make_answered())
+    store.save(make_state())
     store.note(make_measures(1))
     with (store.folder / "history.jsonl").open("a") as file:
         file.write(line + "\n")

@@ -7,7 +7,8 @@ process. A `Cohort` exists in simulations and tests alone.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,6 +69,30 @@ class SiteData:
     def __repr__(self) -> str:
         # No identifiers, labels or cells: a repr ends up in logs.
         return f"SiteData({self.name!r}, {self.tensor!r})"
+
+    def select_codes(self, kept: Sequence[NDArray[np.int32]]) -> SiteData:
+        """The same patients with the codes at the given positions alone.
+
+        Parameters
+        ----------
+        kept : sequence of ndarray of int, one a feature mode
+            Ascending positions in the vocabulary; an empty sequence keeps all codes.
+
+        Raises
+        ------
+        DataError
+            If they are not ascending positions of each mode.
+        """
+        if not kept:
+            return self
+        return replace(
+            self,
+            tensor=self.tensor.select_features(kept),
+            vocabularies=tuple(
+                vocabulary.select(positions.tolist())
+                for vocabulary, positions in zip(self.vocabularies, kept, strict=True)
+            ),
+        )
 
     def save(self, path: str | Path) -> None:
         """Write one .npz without pickles, whole or not at all, readable by its owner alone."""
@@ -195,6 +220,16 @@ class Truth:
         object.__setattr__(self, "factors", factors)
         object.__setattr__(self, "usage", usage)
 
+    def select_codes(self, kept: Sequence[NDArray[np.int32]]) -> Truth | None:
+        """What is left of the phenotypes with some codes alone; None where nothing is."""
+        parts = [factor[rows] for factor, rows in zip(self.factors, kept, strict=True)]
+        norms = [np.linalg.norm(part, axis=0) for part in parts]
+        alive = np.all([norm > 0 for norm in norms], axis=0)
+        if not alive.any():
+            return None
+        factors = (part[:, alive] / norm[alive] for part, norm in zip(parts, norms, strict=True))
+        return Truth(tuple(factors), self.usage[:, alive])
+
     def __repr__(self) -> str:
         return f"Truth({self.usage.shape[1]} phenotypes, {self.usage.shape[0]} sites)"
 
@@ -259,6 +294,13 @@ class Cohort:
             )
             for site in self.sites
         )
+
+    def select_codes(self, kept: Sequence[NDArray[np.int32]]) -> Cohort:
+        """The same cohort with the codes at the given positions alone; see `SiteData`."""
+        if not kept:
+            return self
+        sites = tuple(site.select_codes(kept) for site in self.sites)
+        return Cohort(self.name, sites, self.truth and self.truth.select_codes(kept))
 
     def save(self, folder: str | Path) -> None:
         """Write one file a site, one a vocabulary, the truth, and last ``cohort.json``.

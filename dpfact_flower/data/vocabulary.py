@@ -80,6 +80,15 @@ class Vocabulary:
         text = json.dumps([self.name, *self.codes], separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
+    def select(self, kept: Iterable[int]) -> Vocabulary:
+        """Vocabulary of the codes at the given positions."""
+        positions = [int(position) for position in kept]
+        return Vocabulary(
+            self.name,
+            tuple(self.codes[position] for position in positions),
+            tuple(self.descriptions[position] for position in positions),
+        )
+
     def to_json(self) -> str:
         """Text that `from_json` reads."""
         fields = {"name": self.name, "codes": self.codes, "descriptions": self.descriptions}

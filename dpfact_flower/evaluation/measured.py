@@ -22,7 +22,7 @@ from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.errors import StateError
 from dpfact_flower.evaluation.phenotypes import phenotype_table, site_usage
 from dpfact_flower.evaluation.prediction import predict_mortality
-from dpfact_flower.state import Answered, SiteStore
+from dpfact_flower.state import SiteState, SiteStore
 
 
 def site_stores(coordinator: Coordinator, cohort: Cohort, sites_folder: Path) -> list[SiteStore]:
@@ -43,17 +43,17 @@ def measure(
     StateError
         If no site finished a round.
     """
+    stores = site_stores(coordinator, cohort, sites_folder)
+    cohort = cohort.select_codes(coordinator.selection)
     loaded = [
-        (site, store, answered)
-        for site, store in zip(
-            cohort.sites, site_stores(coordinator, cohort, sites_folder), strict=True
-        )
-        if (answered := store.load()) is not None
+        (site, store, state)
+        for site, store in zip(cohort.sites, stores, strict=True)
+        if (state := store.load()) is not None
     ]
     if not loaded:
         raise StateError(f"{sites_folder}: no site finished a round of this run")
     sites = [site for site, _, _ in loaded]
-    patients = [_memberships(answered) for _, _, answered in loaded]
+    patients = [_memberships(state) for _, _, state in loaded]
     prediction = predict_mortality(patients, sites)
     auc = prediction.overall.memberships
     measured = {
@@ -66,9 +66,9 @@ def measure(
     return measured, _phenotypes(coordinator, sites, patients)
 
 
-def _memberships(answered: Answered) -> NDArray[np.float64]:
+def _memberships(state: SiteState) -> NDArray[np.float64]:
     """A site's patient factor in one unit for all sites: that of feature columns of norm 1."""
-    model = CPModel.of(*answered.state.factors)
+    model = CPModel.of(*state.factors)
     norms = [np.linalg.norm(factor, axis=0) for factor in model.features]
     return np.asarray(model.factors[0] * np.prod(norms, axis=0), np.float64)
 

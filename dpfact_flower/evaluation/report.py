@@ -22,6 +22,7 @@ from dpfact_flower.coordinator import RoundRecord
 from dpfact_flower.errors import DataError, MissingDependencyError
 from dpfact_flower.files import replacing
 from dpfact_flower.privacy import SEEDED_CLAIM
+from dpfact_flower.privacy.scope import NEIGHBOURS, NOT_COVERED, UNITS
 from dpfact_flower.run_folder import (
     CONFIG,
     PHENOTYPES,
@@ -158,6 +159,9 @@ def _content(run: _Run) -> dict[str, Any]:
         "summary": run.summary,
         "claim": claim,
         "guarantees": _guarantees(run.summary, run.settings),
+        "units": UNITS,
+        "neighbours": NEIGHBOURS,
+        "not_covered": NOT_COVERED,
         "records": run.records,
         "failures": _failures(run.records),
         "missed": _ranges(record.round for record in run.records if not record.updated),
@@ -196,6 +200,7 @@ def _guarantees(summary: Mapping[str, Any], settings: Mapping[str, Any]) -> list
             "delta": guarantee["delta"],
             "rho": guarantee.get("rho"),
             "releases": guarantee.get("releases"),
+            "ledger": guarantee.get("ledger", []),
             "claim": _claim(guarantee, settings),
         }
         same = next((found for found in rows if found | {"sites": []} == row | {"sites": []}), None)
@@ -267,7 +272,7 @@ def _phenotypes(phenotypes: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _figures(run: _Run, plots: ModuleType) -> dict[str, Any]:
     """Inline SVG by name; what the folder has no values for is absent."""
     figures = {}
-    if run.summary.get("error_by_round"):
+    if len(run.summary.get("error_by_round", ())) > 1:
         figures["convergence"] = _svg(
             plots, "convergence", lambda: plots.convergence(run.summary),
             "Error of the sites' models by round",

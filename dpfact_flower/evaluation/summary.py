@@ -13,9 +13,12 @@ from typing import Any
 from dpfact_flower.coordinator import Coordinator
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.data.vocabulary import Vocabulary
-from dpfact_flower.evaluation.measured import measure, site_stores
+from dpfact_flower.errors import MissingDependencyError, StateError
+from dpfact_flower.evaluation.measured import measure
 from dpfact_flower.evaluation.phenotypes import top_codes
-from dpfact_flower.privacy import NO_CLAIM, Guarantee, PaperPlan, account, paper_rho
+from dpfact_flower.privacy import NO_CLAIM, Guarantee, ReleaseEvent, account
+from dpfact_flower.privacy.ledger import LEDGER, Ledger
+from dpfact_flower.privacy.scope import NEIGHBOURS, NOT_COVERED, UNITS
 
 PAPER_BYTES_PER_SECOND = 15e6
 """The paper's assumed transfer rate, 15 MB/s."""
@@ -70,44 +73,64 @@ def _privacy(coordinator: Coordinator, cohort: Cohort | None, sites_folder: Path
     """Mode, its claim, and what the site that spent most has spent.
 
     Sites hold different patients: the run costs a patient what his own site spent. In simulation
-    the sites' own records are read. A deployed server counts every round that it asked a site for,
+    the sites' own ledgers are read. A deployed server counts every round that it asked a site for,
     whether the reply came in time or not: the site may have computed it.
     """
     mode = coordinator.privacy.privacy
     if mode == "none":
         return {"privacy": mode, "epsilon": None, "delta": None, "accountant": None,
                 "claim": NO_CLAIM}  # fmt: skip
-    spent = (
+    events = (
         _planned(coordinator) if cohort is None else _recorded(coordinator, cohort, sites_folder)
     )
+    delta = coordinator.privacy.delta
+    spent = {site: _account(own, delta) for site, own in events.items() if own}
+    if not spent:
+        raise StateError("no site's ledger holds a release of this run")
     worst = max(spent.values(), key=lambda guarantee: guarantee.rho)
     return {
         "privacy": mode,
         **worst.to_dict(),
-        "per_site": {site: guarantee.to_dict() for site, guarantee in spent.items()},
+        "unit_in_words": UNITS[worst.unit],
+        "neighbours_in_words": NEIGHBOURS[worst.neighbours],
+        "not_covered": list(NOT_COVERED),
+        "per_site": {
+            site: {
+                **guarantee.to_dict(),
+                "ledger": [{**event.to_dict(), "rho": event.rho} for event in events[site]],
+            }
+            for site, guarantee in spent.items()
+        },
     }
 
 
-def _recorded(coordinator: Coordinator, cohort: Cohort, sites_folder: Path) -> dict[str, Guarantee]:
-    """Cost by the sites' own records of this job."""
+def _account(events: Sequence[ReleaseEvent], delta: float) -> Guarantee:
+    """Compose, with Opacus' second opinion where it is installed."""
+    try:
+        return account(events, delta, opacus=True)
+    except MissingDependencyError:
+        return account(events, delta)
+
+
+def _recorded(
+    coordinator: Coordinator, cohort: Cohort, sites_folder: Path
+) -> dict[str, tuple[ReleaseEvent, ...]]:
+    """Releases of this job, by the ledgers of the sites."""
     found = {}
-    for store, site in zip(
-        site_stores(coordinator, cohort, sites_folder), cohort.sites, strict=True
-    ):
-        answered = store.load()
-        if answered is not None and answered.state.events:
-            found[site.name] = account(answered.state.events, coordinator.privacy.delta)
+    for site in cohort.sites:
+        folder = sites_folder / site.name
+        if (folder / LEDGER).exists():
+            with Ledger(folder, create=False) as ledger:
+                found[site.name] = ledger.events(coordinator.run.job)
     return found
 
 
-def _planned(coordinator: Coordinator) -> dict[str, Guarantee]:
-    """Cost of all rounds asked, for every site that was heard of."""
-    modes, rounds = len(coordinator.factors), len(coordinator.records)
-    rho = paper_rho(coordinator.privacy, coordinator.run.rounds, modes)
-    delta, seeded = coordinator.privacy.delta, coordinator.privacy.noise_seed >= 0
+def _planned(coordinator: Coordinator) -> dict[str, tuple[ReleaseEvent, ...]]:
+    """Releases of all rounds that were asked for, for every site that was heard of."""
+    rounds = range(1, coordinator.finished_rounds + 1)
     sites = sorted({site for record in coordinator.records for site in record.sites})
-    plan = PaperPlan(rho, delta, rounds, modes).guarantee(seeded=seeded)
-    return dict.fromkeys(sites, plan)
+    events = tuple(event for number in rounds for event in coordinator.planned_events(number))
+    return dict.fromkeys(sites, events)
 
 
 def _global_codes(

@@ -13,6 +13,7 @@ from dpfact_flower.privacy.accounting import (
     compose_serial,
     delta_gaussian,
     epsilon_gaussian,
+    epsilon_gaussian_discrete,
     epsilon_proposition_2_8,
     epsilon_zcdp_tight,
     mu_for_epsilon,
@@ -23,7 +24,13 @@ from dpfact_flower.privacy.accounting import (
     rho_theorem_4_1,
     sigma_of,
 )
-from dpfact_flower.privacy.events import NO_CLAIM, PAPER_CLAIM, SEEDED_CLAIM, ReleaseEvent
+from dpfact_flower.privacy.events import (
+    NO_CLAIM,
+    PAPER_CLAIM,
+    PATIENT_CLAIM,
+    SEEDED_CLAIM,
+    ReleaseEvent,
+)
 from dpfact_flower.privacy.mechanism import (
     BoundedFactors,
     Noise,
@@ -31,6 +38,7 @@ from dpfact_flower.privacy.mechanism import (
     perturb,
     planned_events,
     psgd_sensitivity,
+    release_nothing,
     release_unprotected,
     replay,
 )
@@ -38,6 +46,7 @@ from dpfact_flower.privacy.mechanism import (
 __all__ = [
     "NO_CLAIM",
     "PAPER_CLAIM",
+    "PATIENT_CLAIM",
     "SEEDED_CLAIM",
     "BoundedFactors",
     "Figure",
@@ -51,6 +60,7 @@ __all__ = [
     "compose_serial",
     "delta_gaussian",
     "epsilon_gaussian",
+    "epsilon_gaussian_discrete",
     "epsilon_proposition_2_8",
     "epsilon_zcdp_tight",
     "mu_for_epsilon",
@@ -59,6 +69,7 @@ __all__ = [
     "plan_paper",
     "planned_events",
     "psgd_sensitivity",
+    "release_nothing",
     "release_unprotected",
     "replay",
     "rho_for_epsilon",

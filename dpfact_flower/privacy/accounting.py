@@ -35,10 +35,18 @@ from dpfact_flower.settings import PrivacySettings
 PROPOSITION_2_8 = "zCDP, Proposition 2.8"
 ZCDP_TIGHT = "zCDP, tight"
 GAUSSIAN_DP = "Gaussian DP, exact"
+GAUSSIAN_DP_DISCRETE = "Gaussian DP, discrete noise"
 OPACUS_RDP = "RDP, Opacus"
 
 # Brackets are exact in real arithmetic; this much keeps them brackets in floating point.
 _SLACK = 1e-12
+# By which discrete Gaussian noise may fall short of Gaussian noise rounded to its grid, in epsilon
+# and relatively in delta; `dpfact_flower.privacy.noise.gaussian_slack` proves it for a transcript.
+DISCRETE_SLACK = 1e-6
+# Where that proof ends: released values, epsilon and delta.
+_MOST_DISCRETE_VALUES = 2_000_000_000
+_LARGEST_DISCRETE_EPSILON = 500.0
+_LEAST_DISCRETE_DELTA = 1e-100
 # Keeps a logarithm finite where a mu below 1e-15 makes two terms equal in floating point.
 _TINY = 1e-300
 
@@ -151,6 +159,19 @@ def epsilon_gaussian(mu: float, delta: float) -> float:
     return _root(lambda e: _log_delta(size, e) - log_delta, 0.0, high)
 
 
+def epsilon_gaussian_discrete(mu: float, delta: float, count: int) -> float:
+    """Epsilon of `count` integer values in all, under the discrete Gaussian of `privacy.noise`.
+
+    Such noise is so close to Gaussian noise rounded to the grid, which is post-processing of a
+    Gaussian mechanism, that `epsilon_gaussian` holds up to `DISCRETE_SLACK`. Infinite where the
+    proof of that ends (``docs/explanation/noise.md``).
+    """
+    if at_least_one("count", count) > _MOST_DISCRETE_VALUES or delta < _LEAST_DISCRETE_DELTA:
+        return math.inf
+    epsilon = epsilon_gaussian(mu, delta * (1 - DISCRETE_SLACK)) + DISCRETE_SLACK
+    return epsilon if epsilon <= _LARGEST_DISCRETE_EPSILON else math.inf
+
+
 def mu_for_epsilon(epsilon: float, delta: float) -> float:
     """Largest mu whose `epsilon_gaussian` stays within `epsilon`: its inverse."""
     target, log_delta = positive("epsilon", epsilon), -_log_inverse(delta)
@@ -245,7 +266,11 @@ class Guarantee:
 
     @property
     def headline(self) -> Figure:
-        """The figure to print where there is room for one: the paper's own conversion."""
+        """The figure to print where there is room for one.
+
+        The paper's own conversion for what the paper claims; for what is proven, the smallest
+        epsilon that the noise supports.
+        """
         return self.figures[0]
 
     def __str__(self) -> str:
@@ -307,6 +332,7 @@ def account(events: Sequence[ReleaseEvent], delta: float, *, opacus: bool = Fals
         rho,
         delta,
         releases=len(events),
+        count=sum(event.count for event in events),
         unit=unit,
         neighbours=neighbours,
         claim=claim_of(events),
@@ -319,18 +345,25 @@ def _guarantee(
     delta: float,
     *,
     releases: int,
+    count: int = 1,
     unit: Unit,
     neighbours: Neighbours,
     claim: str,
     extra: Mapping[str, float] | None = None,
 ) -> Guarantee:
     mu = math.sqrt(2 * rho)
-    epsilons = {
+    zcdp = {
         PROPOSITION_2_8: epsilon_proposition_2_8(rho, delta),
         ZCDP_TIGHT: epsilon_zcdp_tight(rho, delta),
-        GAUSSIAN_DP: epsilon_gaussian(mu, delta),
-        **(extra or {}),
     }
+    if unit == "patient":  # noise is discrete there, and the guarantee is what it supports
+        discrete = epsilon_gaussian_discrete(mu, delta, count)
+        # Elsewhere tight zCDP is the smallest that is proven.
+        first = {GAUSSIAN_DP_DISCRETE: discrete} if math.isfinite(discrete) else {}
+        epsilons = first | dict(reversed(zcdp.items()))
+    else:
+        epsilons = {**zcdp, GAUSSIAN_DP: epsilon_gaussian(mu, delta)}
+    epsilons |= extra or {}
     figures = tuple(Figure(name, epsilon, delta, claim) for name, epsilon in epsilons.items())
     return Guarantee(releases, rho, mu, figures, delta, unit, neighbours, claim)
 

@@ -18,6 +18,7 @@ from dpfact_flower.errors import DPFactError, SettingsError, StateError
 Unit = Literal["entry", "patient"]
 Neighbours = Literal["replace", "add-remove"]
 
+PATIENT_CLAIM = "proven: patient-level, add or remove one patient"
 PAPER_CLAIM = "claimed by DPFact, Theorem 4.1; entry-level; not proven"
 SEEDED_CLAIM = "seeded: not private"
 NO_CLAIM = "none: no privacy guarantee"

@@ -170,21 +170,29 @@ class Noise:
         words = np.frombuffer(self._random_bytes(8 * count), np.uint64)
         return positive("sigma", sigma) * _standard_normal(words).reshape(shape)
 
+    def integers(self, count: int) -> NDArray[np.int64]:
+        """Exact discrete Gaussian values, of the one standard deviation that `noise` has."""
+        from dpfact_flower.privacy.noise import discrete_gaussian  # noqa: PLC0415  # numba is slow
+
+        return discrete_gaussian(count, self._random_bytes)
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Release:
     """What a site sends: the only type the Flower client puts into a message.
 
-    Made by `perturb` or `release_unprotected`, and read back by `replay`.
+    Made by `perturb`, `dpfact_flower.privacy.patient.release`, `release_unprotected` or
+    `release_nothing`, and read back by `replay`.
 
     Attributes
     ----------
-    factors : tuple of ndarray of float32, each of shape (I_n, R)
+    arrays : tuple of ndarray of float32
+        Feature factors, each of shape (I_n, R), or one vector of statistics. Read-only.
     events : tuple of ReleaseEvent
-        One per factor; none if nothing protects them.
+        One per array; none if nothing protects them.
     """
 
-    factors: tuple[NDArray[np.float32], ...]
+    arrays: tuple[NDArray[np.float32], ...]
     events: tuple[ReleaseEvent, ...]
 
     @property
@@ -195,11 +203,11 @@ class Release:
     @property
     def label(self) -> str:
         """What is claimed for this release, in the words to print."""
-        return claim_of(self.events)
+        return claim_of(self.events) if self.arrays else "nothing was released"
 
     def __repr__(self) -> str:
-        # Shapes alone: factors do not belong in a log.
-        return f"Release({[factor.shape for factor in self.factors]}, {self.label!r})"
+        # Shapes alone: what was released does not belong in a log.
+        return f"Release({[array.shape for array in self.arrays]}, {self.label!r})"
 
 
 def perturb(
@@ -283,15 +291,24 @@ def planned_events(
     )
 
 
-def replay(factors: Factors, events: Sequence[ReleaseEvent]) -> Release:
+def replay(arrays: Sequence[NDArray[np.floating[Any]]], events: Sequence[ReleaseEvent]) -> Release:
     """Read a release back as it was kept: for a request that is repeated, and nothing else.
 
     Raises
     ------
     DataError
-        If the factors are not finite matrices of one rank.
+        If an array is not of finite floats.
     """
-    return Release(tuple(_float32(factor) for factor in _checked_factors(factors)), tuple(events))
+    copies = [np.array(array) for array in arrays]
+    for number, array in enumerate(copies, start=1):
+        if array.dtype.kind != "f" or not np.isfinite(array).all():
+            raise DataError(f"release: array {number} is not of finite floats")
+    return Release(tuple(map(_float32, copies)), tuple(events))
+
+
+def release_nothing() -> Release:
+    """An empty release: the answer to a round in which nothing leaves the site."""
+    return Release((), ())
 
 
 def release_unprotected(factors: Factors) -> Release:

@@ -11,34 +11,24 @@ divergence is noticed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from dpfact_flower.compiled import compiled
 from dpfact_flower.tensor import SparseTensor
 
 Array = NDArray[Any]
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 _LANES = 8  # float32 values in a 256-bit register
 _ZERO = np.float32(0)
 _ONE = np.float32(1)
 _OPTIONS: dict[str, Any] = {
-    "nogil": True,
     "error_model": "numpy",
     "fastmath": {"reassoc", "contract", "nsz", "arcp"},
 }
-
-
-def _compiled(function: _Function) -> _Function:
-    """Compile with numba, keeping the machine code on disk where there is a place for it."""
-    try:
-        return cast(_Function, njit(cache=True, **_OPTIONS)(function))
-    except RuntimeError:  # no folder numba may write to: compile in every process instead
-        return cast(_Function, njit(**_OPTIONS)(function))
 
 
 @dataclass(frozen=True)
@@ -141,7 +131,7 @@ def mttkrp(tensor: SparseTensor, factors: Sequence[Array], mode: int) -> Array:
     return result[:, : factors[0].shape[1]]
 
 
-@_compiled
+@compiled(**_OPTIONS)
 def _values_three(indices: Array, stack: Array, offsets: Array, values: Array) -> None:
     for s in range(len(indices)):
         a, b = stack[indices[s, 0]], stack[offsets[1] + indices[s, 1]]
@@ -152,7 +142,7 @@ def _values_three(indices: Array, stack: Array, offsets: Array, values: Array) -
         values[s] = total
 
 
-@_compiled
+@compiled(**_OPTIONS)
 def _values_any(indices: Array, stack: Array, offsets: Array, values: Array) -> None:
     entries, modes = indices.shape
     columns = stack.shape[1]
@@ -170,7 +160,7 @@ def _values_any(indices: Array, stack: Array, offsets: Array, values: Array) -> 
         values[s] = total
 
 
-@_compiled
+@compiled(**_OPTIONS)
 def _mttkrp_three(
     indices: Array, values: Array, stack: Array, offsets: Array, mode: int, result: Array
 ) -> None:
@@ -182,7 +172,7 @@ def _mttkrp_three(
             target[r] += value * (x[r] * y[r])
 
 
-@_compiled
+@compiled(**_OPTIONS)
 def _mttkrp_any(
     indices: Array, values: Array, stack: Array, offsets: Array, mode: int, result: Array
 ) -> None:
@@ -201,7 +191,7 @@ def _mttkrp_any(
             target[r] += product[r]
 
 
-@_compiled
+@compiled(**_OPTIONS)
 def draw_visits(
     indices: Array,
     values: Array,
@@ -254,7 +244,7 @@ def draw_visits(
             rows[place, n] = offsets[n] + cell[n]
 
 
-@_compiled
+@compiled(**_OPTIONS)
 def _occurs(indices: Array, low: int, high: int, cell: Array) -> bool:
     """Whether `cell` is among the sorted rows low..high-1 of `indices` (binary search)."""
     modes = len(cell)
@@ -295,7 +285,7 @@ def visit(stack: Array, anchors: Array, rows: Array, counts: Array, step: Step) 
         _visit_any(stack, anchors, rows, counts, step.sequential, *numbers)
 
 
-@_compiled
+@compiled(**_OPTIONS)
 def _visit_three(
     stack: Array,
     anchors: Array,
@@ -326,7 +316,7 @@ def _visit_three(
         _move_three(a, b, c, anchor_b, anchor_c, eta * for_a, eta * for_b, eta * for_c, pull, floor)
 
 
-@_compiled
+@compiled(**_OPTIONS)
 def _move_three(
     a: Array,
     b: Array,
@@ -350,7 +340,7 @@ def _move_three(
         c[r] = floor if new < floor else new
 
 
-@_compiled
+@compiled(**_OPTIONS)
 def _visit_any(
     stack: Array,
     anchors: Array,
@@ -389,7 +379,7 @@ def _visit_any(
 # costs numba an atomic reference count each time.
 
 
-@_compiled
+@compiled(**_OPTIONS)
 def _hadamard(stack: Array, rows: Array, s: int, mode: int, others: Array) -> None:
     """Write to row `mode` of `others` the product of visit s's rows of all other modes."""
     first = 1 if mode == 0 else 0
@@ -403,7 +393,7 @@ def _hadamard(stack: Array, rows: Array, s: int, mode: int, others: Array) -> No
                 others[mode, r] *= stack[row, r]
 
 
-@_compiled
+@compiled(**_OPTIONS)
 def _move(
     stack: Array,
     row: int,
@@ -426,7 +416,7 @@ def _move(
     return model
 
 
-@_compiled
+@compiled(**_OPTIONS)
 def _clipped(gradient: np.float32, others: Array, mode: int, clip: np.float32) -> Any:
     """`gradient`, scaled so that ||gradient * others[mode]|| <= `clip`; 0 is no bound."""
     if clip > _ZERO:
@@ -439,7 +429,7 @@ def _clipped(gradient: np.float32, others: Array, mode: int, clip: np.float32) -
     return gradient
 
 
-@_compiled
+@compiled(**_OPTIONS)
 def _clipped_pair(gradient: np.float32, first: Array, second: Array, clip: np.float32) -> Any:
     """`gradient`, scaled so that ||gradient * first * second|| is at most `clip`."""
     total = _ZERO

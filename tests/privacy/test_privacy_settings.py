@@ -4,37 +4,64 @@ import pytest
 
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.privacy import PaperPlan, paper_rho
-from dpfact_flower.settings import PrivacySettings
+from dpfact_flower.settings import PrivacySettings, SolverSettings
 
 
-def test_default_is_never_unprotected_and_holds_the_papers_budget():
+def test_default_is_never_unprotected_and_never_computable():
     settings = PrivacySettings()
-    assert settings.privacy == "paper"
-    assert (settings.epsilon, settings.delta, settings.noise_seed) == (1.2, 1e-4, -1)
+    assert settings.privacy == "patient"
+    assert (settings.epsilon, settings.delta, settings.noise_seed) == (4.0, 1e-5, -1)
+
+
+def test_the_default_solver_fits_the_default_privacy():
+    PrivacySettings().check_solver(SolverSettings())
+
+
+@pytest.mark.parametrize("changes", [{"scale": "counts"}, {"nonnegative": False}])
+def test_patient_mode_needs_patients_of_norm_one_and_a_non_negative_model(changes):
+    with pytest.raises(SettingsError, match="'patient' bounds patients of norm 1"):
+        PrivacySettings().check_solver(SolverSettings(**changes))
+    PrivacySettings(privacy="none").check_solver(SolverSettings(**changes))
+
+
+def test_codes_to_keep_are_sizes_of_modes():
+    assert PrivacySettings().codes_kept == ()
+    assert PrivacySettings(codes="202x316").codes_kept == (202, 316)
+    assert PrivacySettings(codes="7").codes_kept == (7,)
 
 
 def test_rho_is_planned_from_epsilon():
-    rho = paper_rho(PrivacySettings(epsilon=1.9), rounds=49, factors=3)
+    rho = paper_rho(PrivacySettings(privacy="paper", epsilon=1.9, delta=1e-4), rounds=49, factors=3)
     assert PaperPlan(rho, 1e-4, 49, 3).guarantee().headline.epsilon == pytest.approx(1.9)
 
 
 def test_rho_that_is_given_is_taken():
-    assert paper_rho(PrivacySettings(rho=1e-3), rounds=49) == 1e-3
+    assert paper_rho(PrivacySettings(privacy="paper", rho=1e-3), rounds=49) == 1e-3
 
 
-def test_no_noise_has_no_rho():
-    with pytest.raises(SettingsError, match="'none'"):
-        paper_rho(PrivacySettings(privacy="none"), rounds=3)
+@pytest.mark.parametrize("mode", ["none", "patient"])
+def test_only_the_papers_noise_has_a_cost_per_factor(mode):
+    with pytest.raises(SettingsError, match=f"'{mode}'"):
+        paper_rho(PrivacySettings(privacy=mode), rounds=3)
 
 
 @pytest.mark.parametrize("rounds", [0, -1, 2.5])
 def test_rounds_to_plan_for_must_count(rounds):
     with pytest.raises(SettingsError, match="rounds"):
-        paper_rho(PrivacySettings(), rounds)
+        paper_rho(PrivacySettings(privacy="paper"), rounds)
 
 
-def test_config_round_trip():
-    settings = PrivacySettings(epsilon=2.0, delta=1e-5, noise_seed=3)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        PrivacySettings(epsilon=2.0, delta=1e-6, noise_seed=3),
+        PrivacySettings(privacy="paper", rho=1e-3),
+        PrivacySettings(patients=10_000, start_share=0.8, refine_rounds=0, bound=0.2,
+                        codes="6x8", codes_share=0.1),
+    ],
+    ids=lambda settings: settings.privacy,
+)  # fmt: skip
+def test_config_round_trip(settings):
     assert PrivacySettings.from_config(settings.to_config()) == settings
     assert "noise-seed" in settings.to_config()
 
@@ -44,7 +71,8 @@ def test_config_round_trip():
     [
         ({"privacy": "patient-ish"}, "privacy"),
         ({"epsilon": 0.0}, "epsilon"),
-        ({"epsilon": 100.5}, "epsilon"),
+        ({"epsilon": 1.1e6}, "epsilon"),
+        ({"epsilon": math.inf}, "epsilon"),
         ({"epsilon": math.nan}, "epsilon"),
         ({"delta": 0.0}, "delta"),
         ({"delta": 1.0}, "delta"),
@@ -53,6 +81,22 @@ def test_config_round_trip():
         ({"noise-seed": -2}, "noise-seed"),
         ({"privacy": "none", "rho": 1e-3}, "rho"),
         ({"privacy": "none", "noise-seed": 0}, "noise-seed"),
+        ({"privacy": "patient", "rho": 1e-3}, "rho"),
+        ({"privacy": "paper", "codes": "6x8"}, "codes"),
+        ({"privacy": "none", "codes": "6x8"}, "codes"),
+        ({"codes": "6x0"}, "codes"),
+        ({"codes": "6x"}, "codes"),
+        ({"codes": "6,8"}, "codes"),
+        ({"codes": "-6x8"}, "codes"),
+        ({"codes-share": 0.0}, "codes-share"),
+        ({"codes-share": 0.6}, "codes-share"),
+        ({"bound": 0.0}, "bound"),
+        ({"bound": 1.5}, "bound"),
+        ({"start-share": -0.1}, "start-share"),
+        ({"start-share": 1.1}, "start-share"),
+        ({"refine-rounds": -2}, "refine-rounds"),
+        ({"refine-rounds": 101}, "refine-rounds"),
+        ({"patients": -1}, "patients"),
     ],
 )
 def test_bad_settings_name_their_key(config, key):

@@ -1,0 +1,247 @@
+"""Exact integer noise: the discrete Gaussian of standard deviation `SIGMA`, and how near it comes.
+
+Floating-point noise leaks through its low bits (Mironov 2012). Here a value is an integer, drawn
+with integer arithmetic alone, so its distribution is the one that the proof speaks of:
+P(n) proportional to exp(-n**2 / (2 SIGMA**2)) on all integers, with no truncation and no rounding.
+
+The sampler is that of Canonne, Kamath & Steinke 2020, Algorithms 1 to 3. `SIGMA` is a power of two
+and also the scale of the Laplace proposals; so every exponent is a binary fraction, a coin of a
+binary fraction is a comparison of random bits, and no number here exceeds 2**49.
+
+Random bytes are read as one stream of bits, lowest first. Coins take from it bit by bit, and
+nothing else decides a value: buffers can end anywhere. A draw that finds no more bits is dropped,
+and starts again at its own first bit once more bits are there, so it comes out the same.
+
+Limits: the time of a draw depends on the noise (never on the data); see
+``docs/explanation/noise.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfact_flower.compiled import compiled
+from dpfact_flower.errors import SettingsError
+from dpfact_flower.privacy.accounting import DISCRETE_SLACK
+from dpfact_flower.privacy.events import at_least_one
+
+SIGMA_BITS = 24
+SIGMA = 1 << SIGMA_BITS
+"""Standard deviation of the noise, in units of the grid that statistics are truncated to."""
+
+Bits = NDArray[np.uint64]
+_WORDS = 4096  # 64-bit words asked for at once
+_ROUNDING = 1 + 1e-12  # more than the rounding of a few float operations
+
+
+def discrete_gaussian(count: int, random_bytes: Callable[[int], bytes]) -> NDArray[np.int64]:
+    """Independent samples of the discrete Gaussian on the integers, sampled exactly.
+
+    Parameters
+    ----------
+    count : int
+        Number of samples, at least 1.
+    random_bytes : callable
+        Gives as many independent uniform bytes as it is asked for: `os.urandom`, or in simulation
+        the bytes of a seeded generator. About 24 bytes a sample; asked for 32 KiB at a time, and
+        what is left over at the end is dropped.
+
+    Returns
+    -------
+    ndarray of int64, shape (count,)
+        Mean 0, standard deviation `SIGMA`.
+
+    Raises
+    ------
+    SettingsError
+        If `count` is not 1 or more, or `random_bytes` gives another number of bytes.
+    """
+    return _sample(count, SIGMA_BITS, random_bytes, _WORDS)
+
+
+def gaussian_slack(count: int) -> float:
+    """What this noise may cost beyond exact Gaussian noise, over `count` released values.
+
+    If the same integer statistics with Gaussian noise of standard deviation `SIGMA`, rounded to
+    integers, are (epsilon, delta)-DP, then with the noise of `discrete_gaussian` they are
+    (epsilon + slack, exp(slack) delta)-DP. This holds for any adaptive sequence of releases with
+    `count` values in all, for epsilon <= 500 and delta >= 1e-100.
+
+    With p the discrete Gaussian and q the rounded one, for every integer n ::
+
+        -1 / (24 SIGMA**2) <= log(q(n) / p(n)) <= n**2 / (24 SIGMA**4) + (less than 1e-1000000)
+
+    The first bounds p by q in all of a transcript. The second bounds q by p wherever the noise
+    keeps sum(n**2) <= (2 count + 3200) SIGMA**2; rounded Gaussian noise leaves that set with
+    probability below exp(-800), which is within exp(slack) at these epsilon and delta. Proof:
+    ``docs/explanation/noise.md``.
+
+    Parameters
+    ----------
+    count : int
+        Values in all releases together, at least 1.
+
+    Returns
+    -------
+    float
+        (3 count + 3200) / (24 SIGMA**2), rounded up: 4.5e-10 for a million values.
+
+    Raises
+    ------
+    SettingsError
+        If `count` is not 1 or more, or is so large (2.2e9) that the slack exceeds `DISCRETE_SLACK`.
+    """
+    slack = (3 * at_least_one("count", count) + 3200) / (24 * SIGMA**2) * _ROUNDING
+    if slack > DISCRETE_SLACK:
+        raise SettingsError(
+            f"count: {count} values under discrete noise are too many to be accounted for as "
+            f"Gaussian; their slack is {slack:.2g}, allowed is {DISCRETE_SLACK:g}"
+        )
+    return slack
+
+
+def _sample(
+    count: int, bits: int, random_bytes: Callable[[int], bytes], at_once: int
+) -> NDArray[np.int64]:
+    """`discrete_gaussian` of standard deviation 2**bits (1 to 24), by buffers of `at_once` words.
+
+    The values do not depend on `at_once`, only on the stream of bytes.
+    """
+    samples = np.empty(at_least_one("count", count), np.int64)
+    words = np.empty(0, np.uint64)
+    done, position = 0, 0
+    while done < len(samples):
+        fresh = random_bytes(8 * at_once)
+        if len(fresh) != 8 * at_once:
+            raise SettingsError(f"random_bytes: need {8 * at_once} bytes, got {len(fresh)}")
+        # The tail is kept: its bits belong to the draw that has not been completed.
+        tail = words[position // 64 :]
+        words = np.concatenate([tail, np.frombuffer(fresh, "<u8").astype(np.uint64)])
+        done, position = _fill(samples, done, bits, words, position % 64)
+    return samples
+
+
+# --- The sampler, compiled ------------------------------------------------------------------------
+#
+# `words` is the stream of bits and `cursor[0]` the next bit. A cursor beyond the end says that bits
+# ran out; from there on coins fall so that every loop ends, and `_fill` drops what was drawn.
+
+
+@compiled()
+def _take(count: int, words: Bits, cursor: NDArray[np.int64]) -> int:
+    """Next `count` bits (below 64) as a number, lowest first; -1 where there are not so many."""
+    if count == 0:
+        return 0
+    first = cursor[0]
+    cursor[0] = first + count
+    if cursor[0] > 64 * len(words):
+        return -1
+    word, shift = first >> 6, first & 63
+    value = words[word] >> np.uint64(shift)
+    if shift + count > 64:
+        value |= words[word + 1] << np.uint64(64 - shift)
+    # Signed again at once: numba compares signed with unsigned numbers as floats.
+    return np.int64(value & ((np.uint64(1) << np.uint64(count)) - np.uint64(1)))  # type: ignore[return-value]
+
+
+@compiled()
+def _one_in(k: int, words: Bits, cursor: NDArray[np.int64]) -> bool:
+    """Coin of probability 1/k: whether a number uniform in [0, k) is 0. No coin without bits."""
+    width = 0
+    while (1 << width) < k:
+        width += 1
+    number = _take(width, words, cursor)
+    while number >= k:
+        number = _take(width, words, cursor)
+    return number == 0
+
+
+@compiled()
+def _fraction(numerator: int, bits: int, words: Bits, cursor: NDArray[np.int64]) -> bool:
+    """Coin of probability numerator / 2**bits, which is 1 at most. No coin without bits."""
+    return _take(bits, words, cursor) >= (1 << bits) - numerator
+
+
+@compiled()
+def _exp(numerator: int, bits: int, words: Bits, cursor: NDArray[np.int64]) -> bool:
+    """Coin of probability exp(-gamma), gamma = numerator / 2**bits in [0, 1]: Algorithm 1.
+
+    Its coin of probability gamma/k is two, 1/k first for it takes fewer bits.
+    """
+    k = 1
+    while _one_in(k, words, cursor) and _fraction(numerator, bits, words, cursor):
+        k += 1
+    return k % 2 == 1
+
+
+@compiled()
+def _exp_power(
+    times: int, numerator: int, bits: int, words: Bits, cursor: NDArray[np.int64]
+) -> bool:
+    """Coin of probability exp(-times * numerator / 2**bits): as many coins that must all fall."""
+    fallen = 0
+    while fallen < times and _exp(numerator, bits, words, cursor):
+        fallen += 1
+    return fallen == times
+
+
+@compiled()
+def _laplace(bits: int, words: Bits, cursor: NDArray[np.int64]) -> int:
+    """Discrete Laplace value of scale 2**bits: Algorithm 2 with s = 1 and t = 2**bits."""
+    while True:
+        low = _take(bits, words, cursor)
+        if low < 0:
+            return 0  # out of bits
+        if not _exp(low, bits, words, cursor):
+            continue
+        high = 0
+        while _exp(1, 0, words, cursor):
+            high += 1
+        size = low + (high << bits)
+        negative = _one_in(2, words, cursor)
+        if size > 0 or not negative:  # or zero would come twice as often
+            return -size if negative else size
+
+
+@compiled()
+def _gaussian(bits: int, words: Bits, cursor: NDArray[np.int64]) -> int:
+    """Discrete Gaussian value of standard deviation S = 2**bits: Algorithm 3 with t = S.
+
+    A proposal y is taken with probability exp(-(|y| - S)**2 / (2 S**2)). With the distance
+    ||y| - S| = whole * S + rest, that is the product of exp(-whole**2 / 2), exp(-whole * rest / S)
+    and exp(-rest**2 / (2 S**2)), which stays exact however large y is.
+    """
+    while True:
+        value = _laplace(bits, words, cursor)
+        size = abs(value)
+        whole, rest = (size >> bits) - 1, size & ((1 << bits) - 1)
+        if whole < 0:  # |y| is below S
+            whole, rest = 0, (1 << bits) - rest
+        if (
+            _exp_power(whole * whole, 1, 1, words, cursor)
+            and _exp_power(whole, rest, bits, words, cursor)
+            and _exp(rest * rest, 2 * bits + 1, words, cursor)
+        ) or cursor[0] > 64 * len(words):
+            return value
+
+
+@compiled()
+def _fill(
+    samples: NDArray[np.int64], done: int, bits: int, words: Bits, position: int
+) -> tuple[int, int]:
+    """Draw `samples[done:]` from the bits at `position` on, as far as they reach.
+
+    Returns how many samples there are then, and where the bits of the next one begin.
+    """
+    cursor = np.array([position])
+    while done < len(samples):
+        value = _gaussian(bits, words, cursor)
+        if cursor[0] > 64 * len(words):
+            break
+        samples[done] = value
+        done += 1
+        position = cursor[0]
+    return done, position

@@ -1,0 +1,172 @@
+"""The systems that the privacy studies compare, run on a cohort without messages or disks.
+
+`patient_mode` and `paper_mode` are the package's own rounds and rules. `naive` is what one gets by
+making the paper's scheme rigorous in the plainest way, and is here to be compared with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import reduce
+from operator import add
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfact_flower.coordinator import Coordinator
+from dpfact_flower.cp import CPModel
+from dpfact_flower.data.site_data import Cohort
+from dpfact_flower.elastic import initial_factors
+from dpfact_flower.patient_site import PatientRound
+from dpfact_flower.privacy import Noise, Release, mu_for_epsilon, sigma_of
+from dpfact_flower.protocol import SiteReply
+from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
+from dpfact_flower.site import run_round
+from dpfact_flower.solver import solve
+from dpfact_flower.solver.exact import update_patients
+from dpfact_flower.solver.kernels import mttkrp
+from dpfact_flower.solver.objective import gram, hadamard
+from dpfact_flower.state import SiteState
+from dpfact_flower.tensor import Factors
+
+NO_NOISE = 1e5
+"""Epsilon whose noise is nothing beside the data: stands for infinity."""
+
+
+class _InMemory:
+    """What a simulated site keeps, in place of its ledger and state folder."""
+
+    def __init__(self) -> None:
+        self.releases: dict[int, Release] = {}
+        self.last: SiteState | None = None
+
+    def state(self) -> SiteState | None:
+        return self.last
+
+    def release(self, round_number: int) -> Release | None:
+        return self.releases.get(round_number)
+
+
+def _rounds(coordinator: Coordinator, cohort: Cohort) -> Iterator[int]:
+    """Play a run of the package's own sites and server; yields after each round."""
+    kept = [_InMemory() for _ in cohort.sites]
+    modes = [vocabulary.name for vocabulary in cohort.vocabularies]
+    patient = coordinator.privacy.privacy == "patient"
+    for number in range(1, coordinator.rounds + (0 if patient else 1)):  # no site's own refit
+        request = coordinator.request(number)
+        replies = []
+        for site, own in zip(cohort.sites, kept, strict=True):
+            if patient:
+                work = PatientRound(site, request, site=site.name, simulation=True)
+                outcome = work.run(own)
+            else:
+                outcome = run_round(
+                    site.tensor, own.last, request, site=site.name, modes=modes, simulation=True
+                )
+            own.last, own.releases[number] = outcome.state, outcome.release
+            replies.append(SiteReply(site.name, outcome.release.arrays))
+        coordinator.close_round(number, replies, [], bytes_down=0, bytes_up=0, seconds=0)
+        yield number
+
+
+def run(
+    cohort: Cohort, solver: SolverSettings, privacy: PrivacySettings, run: RunSettings
+) -> Factors:
+    """Global factors of a run with the package's own rounds and rules."""
+    coordinator = Coordinator(
+        [len(vocabulary) for vocabulary in cohort.vocabularies],
+        solver=solver, privacy=privacy, run=replace(run, sites=len(cohort.sites)),
+    )  # fmt: skip
+    for _ in _rounds(coordinator, cohort):
+        pass
+    return coordinator.factors
+
+
+def patient_mode(
+    cohort: Cohort, rank: int, epsilon: float, *, delta: float = 1e-5, seed: int = 0
+) -> Factors:
+    """Patient mode with everything planned; proven for each patient."""
+    patients = sum(site.tensor.n_patients for site in cohort.sites)
+    privacy = PrivacySettings(epsilon=epsilon, delta=delta, patients=patients)
+    return run(cohort, SolverSettings(rank=rank), privacy, RunSettings(seed=seed))
+
+
+def paper_mode(
+    cohort: Cohort, rank: int, epsilon: float, *, delta: float = 1e-5, seed: int = 0
+) -> Factors:
+    """DPFact's noise at the epsilon that it claims: for an entry, and not proven."""
+    solver = SolverSettings(
+        rank=rank, solver="psgd", tau=2, eta=1e-3, gamma=0.05, clip=1.0, scale="patient"
+    )
+    privacy = PrivacySettings(privacy="paper", epsilon=epsilon, delta=delta)
+    step = 1 / len(cohort.sites)
+    return run(cohort, solver, privacy, RunSettings(rounds=20, seed=seed, elastic_step=step))
+
+
+def naive(
+    cohort: Cohort,
+    rank: int,
+    epsilon: float,
+    *,
+    delta: float = 1e-5,
+    seed: int = 0,
+    rounds: int = 30,
+    bound: float = 1.0,
+) -> Factors:
+    """The paper's scheme made rigorous: a site's whole update clipped, noise for twice the bound.
+
+    Whatever a site computes, un-noised state included, its clipped update moves by at most twice
+    the bound. So this too is proven for each patient; it is also the whole of what can be said.
+    """
+    rng = np.random.default_rng(seed)
+    rho = mu_for_epsilon(epsilon, delta) ** 2 / 2 / rounds
+    noise = 0.0 if epsilon >= NO_NOISE else sigma_of(rho, 2 * bound)
+    solver = SolverSettings(rank=rank, tau=3)
+    tensors = [site.tensor.scaled_to_unit_patients() for site in cohort.sites]
+    anchors = initial_factors(cohort.sites[0].tensor.feature_shape, rank, seed)
+    patients = [np.zeros((tensor.n_patients, rank), np.float32) for tensor in tensors]
+    source = Noise.from_os()
+    for _ in range(rounds):
+        moved = [np.zeros(anchor.shape) for anchor in anchors]
+        for t, tensor in enumerate(tensors):
+            own = replace(solver, gamma=0.05 * tensor.norm_squared() / rank)
+            local = solve(tensor, (patients[t], *anchors), anchors, own, rng).factors
+            patients[t] = local[0]
+            updates = [f.astype(np.float64) - a for f, a in zip(local[1:], anchors, strict=True)]
+            length = math.sqrt(sum(float(np.square(update).sum()) for update in updates))
+            weight = min(1.0, bound / max(length, 1e-12))
+            for mode, update in enumerate(updates):
+                moved[mode] += update * weight
+                if noise:
+                    moved[mode] += source.gaussian(update.shape, noise)
+        anchors = unit_columns(
+            tuple(a + total / len(tensors) for a, total in zip(anchors, moved, strict=True))
+        )
+    return anchors
+
+
+def unit_columns(factors: Sequence[NDArray[Any]]) -> Factors:
+    """Non-negative factors with columns of norm 1."""
+    positive = [np.maximum(factor.astype(np.float64), 0) + 1e-9 for factor in factors]
+    return tuple((f / np.linalg.norm(f, axis=0)).astype(np.float32) for f in positive)
+
+
+def fit(cohort: Cohort, factors: Factors, *, sweeps: int = 30) -> float:
+    """Share of the cohort's data that global factors explain, each patient refitted on them.
+
+    ``1 - ||X - M||^2 / ||X||^2`` with every patient scaled to norm 1 and patient factors of
+    non-negative least squares; the factors themselves stay as they are.
+    """
+    weights = hadamard([gram(factor) for factor in factors])
+    errors = []
+    for site in cohort.sites:
+        tensor = site.tensor.scaled_to_unit_patients()
+        A = np.zeros((tensor.n_patients, factors[0].shape[1]), np.float32)
+        product = mttkrp(tensor, [A, *factors], 0)
+        for _ in range(sweeps):
+            A = update_patients(A, product, weights, 0.0, 0.0)
+        errors.append(CPModel.of(A, *factors).squared_error(tensor))
+    return reduce(add, errors).fit

@@ -1,0 +1,101 @@
+"""The server's start: what it finds without noise and with it, against a slow reference."""
+
+import math
+
+import numpy as np
+import pytest
+
+from dpfact_flower.cp import factor_match_score
+from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.postprocess.start import start_factors, unpack, usage_of
+
+SIZES, RANK = (14, 18), 4
+
+
+def planted(sites=3, sizes=SIZES, seed=0):
+    """Sparse factors, and each site's packed co-occurrences made of them."""
+    rng = np.random.default_rng(seed)
+    parts = [rng.gamma(1.0, 1.0, (n, RANK)) * (rng.random((n, RANK)) < 0.35) + 1e-3 for n in sizes]
+    parts = [part / np.linalg.norm(part, axis=0) for part in parts]
+    F = np.concatenate(parts) / math.sqrt(len(parts))
+    usage = 100 * rng.gamma(2.0, 0.5, (sites, RANK))
+    usage[1:, 0] = 0  # a phenotype of the first site alone
+    upper = np.triu_indices(len(F), 1)
+    packed = [(math.sqrt(2) * ((F * d) @ F.T)[upper]).astype(np.float32) for d in usage]
+    return parts, usage, packed
+
+
+@pytest.mark.parametrize("sizes", [SIZES, (9, 11, 13)], ids=["two modes", "three modes"])
+def test_planted_factors_come_back(sizes):
+    parts, usage, packed = planted(sizes=sizes)
+    start = start_factors(packed, sizes, RANK, 0.0, np.random.default_rng(1))
+    assert factor_match_score(start.factors, parts) > 0.95
+    assert start.usage.shape == usage.shape
+    for factor in start.factors:
+        assert factor.dtype == np.float32
+        assert (factor >= 0).all()
+        np.testing.assert_allclose(np.linalg.norm(factor, axis=0), 1, rtol=1e-5)
+
+
+def test_noise_far_below_the_signal_changes_little():
+    parts, _, packed = planted()
+    rng = np.random.default_rng(2)
+    noisy = [(p + rng.normal(0, 0.3, p.shape)).astype(np.float32) for p in packed]
+    start = start_factors(noisy, SIZES, RANK, 0.3, np.random.default_rng(1))
+    assert factor_match_score(start.factors, parts) > 0.9
+
+
+def test_equal_inputs_give_equal_bits_and_the_order_of_sites_only_their_usage():
+    _, _, packed = planted()
+    one, two = (start_factors(packed, SIZES, RANK, 0.1, np.random.default_rng(1)) for _ in "ab")
+    for first, second in zip(one.factors, two.factors, strict=True):
+        assert first.tobytes() == second.tobytes()
+    turned = start_factors(packed[::-1], SIZES, RANK, 0.1, np.random.default_rng(1))
+    for first, second in zip(one.factors, turned.factors, strict=True):
+        np.testing.assert_allclose(first, second, atol=1e-3)
+    np.testing.assert_allclose(one.usage, turned.usage[::-1], rtol=1e-2, atol=1e-1)
+
+
+def test_usage_is_non_negative_least_squares_beside_the_diagonal():
+    parts, usage, packed = planted()
+    factors = tuple(part.astype(np.float32) for part in parts)
+    for release, wanted in zip(packed, usage, strict=True):
+        found, spread = usage_of(release, factors, 0.5)
+        np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=0.05)
+    stacked = np.concatenate(parts) / math.sqrt(len(parts))
+    column = np.outer(stacked[:, 0], stacked[:, 0])[np.triu_indices(len(stacked), 1)]
+    assert spread[0] == pytest.approx(0.5 / np.linalg.norm(math.sqrt(2) * column), rel=1e-4)
+
+
+def test_pure_noise_still_gives_valid_factors():
+    rng = np.random.default_rng(3)
+    codes = sum(SIZES)
+    noise = [rng.normal(0, 5, codes * (codes - 1) // 2).astype(np.float32) for _ in range(2)]
+    start = start_factors(noise, SIZES, RANK, 5.0, rng)
+    for factor in start.factors:
+        assert np.isfinite(factor).all()
+        np.testing.assert_allclose(np.linalg.norm(factor, axis=0), 1, rtol=1e-5)
+
+
+def test_unpack_is_symmetric_without_a_diagonal():
+    matrix = unpack(np.array([1.0, 2.0, 3.0]) * math.sqrt(2), 3)
+    np.testing.assert_allclose(matrix, [[0, 1, 2], [1, 0, 3], [2, 3, 0]])
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"rank": 0}, SettingsError),
+        ({"sigma": -1.0}, SettingsError),
+        ({"sigma": math.nan}, SettingsError),
+        ({"releases": []}, DataError),
+        ({"releases": [np.zeros(3, np.float32)]}, DataError),
+        ({"releases": [np.full(32 * 31 // 2, np.nan, np.float32)]}, DataError),
+    ],
+)
+def test_what_does_not_fit_is_refused(changes, error):
+    given = {"releases": planted()[2], "rank": RANK, "sigma": 0.0} | changes
+    with pytest.raises(error):
+        start_factors(
+            given["releases"], SIZES, given["rank"], given["sigma"], np.random.default_rng(0)
+        )

@@ -1,0 +1,495 @@
+import hashlib
+import math
+import os
+import random
+import re
+from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
+
+import mpmath
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from dpfact_flower.compiled import compiled
+from dpfact_flower.errors import SettingsError
+from dpfact_flower.privacy import noise
+from dpfact_flower.privacy.noise import SIGMA, SIGMA_BITS, discrete_gaussian, gaussian_slack
+
+ALPHA = 1e-7
+AT_ONCE = 4096
+
+
+class Tape:
+    """A repeatable stream of bytes (SHA-256 in counter mode) that remembers what it gave."""
+
+    def __init__(self, seed=0, start=b""):
+        self.seed, self.data, self.given = seed, bytearray(start), 0
+
+    def __call__(self, size):
+        while len(self.data) < self.given + size:
+            block = f"{self.seed} {len(self.data)}".encode()
+            self.data += hashlib.sha256(block).digest()
+        self.given += size
+        return bytes(self.data[self.given - size : self.given])
+
+    def bit(self, position):
+        while len(self.data) <= position // 8:
+            Tape.__call__(self, 8)
+        return self.data[position // 8] >> (position % 8) & 1
+
+
+class OneBitAtATime:
+    """Algorithms 1 to 3 of Canonne, Kamath & Steinke 2020 for sigma = t = 2**bits, plainly."""
+
+    def __init__(self, tape):
+        self.tape, self.used = tape, 0
+
+    def number(self, bits):
+        value = 0
+        for place in range(bits):
+            value += self.tape.bit(self.used) * 2**place
+            self.used += 1
+        return value
+
+    def uniform(self, size):
+        while True:
+            value = self.number(math.ceil(math.log2(size)))
+            if value < size:
+                return value
+
+    def bernoulli_exp(self, numerator, bits):
+        """exp(-numerator / 2**bits): von Neumann's trick with coins of probability gamma / k."""
+        k = 1
+        while self.uniform(k) == 0 and 2**bits - 1 - self.number(bits) < numerator:
+            k += 1
+        return k % 2 == 1
+
+    def laplace(self, bits):
+        while True:
+            low = self.number(bits)
+            if not self.bernoulli_exp(low, bits):
+                continue
+            high = 0
+            while self.bernoulli_exp(1, 0):
+                high += 1
+            minus = self.uniform(2) == 0
+            if minus and (low, high) == (0, 0):
+                continue
+            return (low + 2**bits * high) * (-1 if minus else 1)
+
+    def gaussian(self, bits):
+        scale = 2**bits
+        while True:
+            value = self.laplace(bits)
+            distance = abs(abs(value) - scale)
+            whole, rest = divmod(distance, scale)
+            if abs(value) == 0:  # the one distance that is below no next multiple of the scale
+                whole, rest = 0, scale
+            coins = [(1, 1)] * whole**2 + [(rest, bits)] * whole + [(rest**2, 2 * bits + 1)]
+            assert sum(Fraction(top, 2**below) for top, below in coins) == Fraction(
+                (abs(value) - scale) ** 2, 2 * scale**2
+            )
+            if all(self.bernoulli_exp(*coin) for coin in coins):
+                return value
+
+
+class Textbook:
+    """The same algorithms as the paper states them, for any sigma**2, from another source."""
+
+    def __init__(self, seed):
+        self.rng = random.Random(seed)
+
+    def bernoulli(self, p):
+        return self.rng.randrange(p.denominator) < p.numerator
+
+    def bernoulli_exp(self, gamma):
+        while gamma > 1:
+            if not self.bernoulli_exp(Fraction(1)):
+                return False
+            gamma -= 1
+        k = 1
+        while self.bernoulli(gamma / k):
+            k += 1
+        return k % 2 == 1
+
+    def laplace(self, t):
+        while True:
+            u = self.rng.randrange(t)
+            if not self.bernoulli_exp(Fraction(u, t)):
+                continue
+            v = 0
+            while self.bernoulli_exp(Fraction(1)):
+                v += 1
+            sign = self.rng.choice((-1, 1))
+            if sign == 1 or u + t * v:
+                return sign * (u + t * v)
+
+    def gaussian(self, sigma):
+        t = sigma + 1
+        while True:
+            y = self.laplace(t)
+            gamma = (abs(y) - Fraction(sigma**2, t)) ** 2 / (2 * sigma**2)
+            if self.bernoulli_exp(gamma):
+                return y
+
+
+def draw(count, bits, seed=0, at_once=AT_ONCE):
+    return noise._sample(count, bits, Tape(seed), at_once)
+
+
+def pmf(values, sigma):
+    """Exact probabilities; the support beyond 12 sigma holds less than 1e-31."""
+    everything = np.arange(-12 * sigma, 12 * sigma + 1)
+    weight = np.exp(-(everything.astype(float) ** 2) / (2 * sigma**2))
+    return np.exp(-(values.astype(float) ** 2) / (2 * sigma**2)) / weight.sum()
+
+
+def rounded_gaussian(values, sigma):
+    """Probabilities of a Gaussian rounded to integers, for successive `values`."""
+    edges = np.append(values - 0.5, values[-1] + 0.5)
+    return np.diff(stats.norm.cdf(edges / sigma))
+
+
+@pytest.fixture(scope="module")
+def million():
+    return discrete_gaussian(1_000_000, os.urandom)
+
+
+# --- the same values as a plain sampler -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(("bits", "count"), [(1, 3000), (2, 2000), (7, 2000), (24, 4000)])
+def test_values_are_those_of_a_sampler_that_reads_one_bit_at_a_time(bits, count):
+    plain = OneBitAtATime(Tape(bits))
+    expected = [plain.gaussian(bits) for _ in range(count)]
+    assert draw(count, bits, seed=bits).tolist() == expected
+    assert max(map(abs, expected)) >= 3 * 2**bits  # also coins that seldom fall were seen
+
+
+def test_public_function_draws_at_24_bits():
+    assert SIGMA == 2**24 == 2**SIGMA_BITS
+    plain = OneBitAtATime(Tape(5))
+    expected = [plain.gaussian(24) for _ in range(100)]
+    samples = discrete_gaussian(100, Tape(5))
+    assert samples.dtype == np.int64
+    assert samples.tolist() == expected
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3, 5, 64])
+@pytest.mark.parametrize("bits", [1, 24])
+def test_values_do_not_depend_on_the_buffer(bits, at_once):
+    assert np.array_equal(draw(3000, bits), draw(3000, bits, at_once=at_once))
+
+
+@given(
+    bits=st.integers(1, 24),
+    count=st.integers(1, 60),
+    at_once=st.integers(1, 20),
+    seed=st.integers(0, 2**32),
+)
+@settings(max_examples=100, deadline=None)
+def test_bits_are_used_in_order_and_none_is_skipped_or_used_twice(bits, count, at_once, seed):
+    plain = OneBitAtATime(Tape(seed))
+    expected = [plain.gaussian(bits) for _ in range(count)]
+    tape = Tape(seed)
+    assert noise._sample(count, bits, tape, at_once).tolist() == expected
+    # Another buffer was asked for only when the bits of all before had been used up.
+    assert tape.given == 8 * at_once * math.ceil(plain.used / (64 * at_once))
+
+
+def test_a_draw_may_need_many_buffers():
+    bits = packed(far_value(low=12345, high=40))
+    tape = Tape(start=bits)
+    assert noise._sample(1, 24, tape, 1)[0] == -(12345 + 40 * SIGMA)
+    assert tape.given == len(bits) > 8 * 30
+
+
+def test_the_samples_of_a_stream_begin_alike_whatever_their_number():
+    assert np.array_equal(draw(1000, 24)[:77], draw(77, 24))
+    assert not np.array_equal(draw(77, 24), draw(77, 24, seed=1))
+
+
+def test_calls_do_not_share_state():
+    alone = [draw(20_000, 24, seed) for seed in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda seed: draw(20_000, 24, seed), range(4)))
+    assert all(np.array_equal(a, b) for a, b in zip(alone, together, strict=True))
+
+
+def test_consecutive_calls_use_fresh_bytes():
+    tape = Tape()
+    first, second = discrete_gaussian(500, tape), discrete_gaussian(500, tape)
+    assert not np.isin(first, second).any()
+
+
+# --- far values -----------------------------------------------------------------------------------
+
+
+def far_value(low, high):
+    """Bits that propose and take -(low + high * SIGMA): one list for each thing they decide."""
+
+    def number(value, bits):
+        return [value >> place & 1 for place in range(bits)]
+
+    once_more = [0, *number(1, 2)]  # k = 2 falls, k = 3 does not: odd
+    enough = [1]  # k = 2 does not fall: even
+    whole = high - 1
+    return [
+        number(low, 24),
+        [0] * 24,  # exp(-low / SIGMA): does not fall at k = 1, which is odd; so do all below
+        *[once_more] * high,
+        enough,
+        [0],  # the sign
+        *[[0]] * whole**2,
+        *[[0] * 24] * whole,
+        [0] * 49,
+    ]
+
+
+def packed(decisions):
+    bits = np.concatenate(decisions).astype(np.uint8)
+    data = np.packbits(bits, bitorder="little").tobytes()
+    return data + b"\0" * (-len(data) % 8)
+
+
+# Beyond 181 sigma, the square of the distance would overflow 64 bits.
+@pytest.mark.parametrize("high", [5, 181, 182, 183, 200])
+def test_far_values_are_exact(high):
+    low = 2**24 - 3
+    bits = packed(far_value(low, high))
+    tape = Tape(start=bits)
+    assert noise._sample(1, 24, tape, 16)[0] == -(low + high * SIGMA)
+    assert tape.given == 128 * math.ceil(len(bits) / 128)
+    assert OneBitAtATime(Tape(start=bits)).gaussian(24) == -(low + high * SIGMA)
+
+
+@pytest.mark.parametrize("last", [1, 2, 200, 201, 200 + 199**2])
+def test_one_coin_that_does_not_fall_refuses_a_far_value(last):
+    decisions = far_value(low=2**24 - 3, high=200)
+    # All ones: falls at k = 1, does not at k = 2, which is even. What follows is another value.
+    bits = packed([*decisions[:-last], [1] * (len(decisions[-last]) + 1)])
+    value = noise._sample(1, 24, Tape(start=bits), AT_ONCE)[0]
+    assert abs(value) < 10 * SIGMA
+    assert value == OneBitAtATime(Tape(start=bits)).gaussian(24)
+
+
+# --- the right distribution -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3, 5])
+def test_every_integer_has_its_exact_probability(bits):
+    sigma, count = 2**bits, 1_000_000
+    samples = noise._sample(count, bits, os.urandom, AT_ONCE)
+    support = np.arange(-12 * sigma, 12 * sigma + 1)
+    expected = count * pmf(support, sigma)
+    observed = np.bincount(samples + 12 * sigma, minlength=len(support))
+    assert len(observed) == len(support)
+    kept = expected >= 10
+    far = count - expected[kept].sum()
+    chi_square = ((observed - expected)[kept] ** 2 / expected[kept]).sum()
+    assert stats.chi2.sf(chi_square, kept.sum()) > ALPHA
+    assert stats.poisson.sf(observed[~kept].sum() - 1, far) > ALPHA
+
+
+@pytest.mark.parametrize("bits", [1, 3])
+def test_probabilities_are_those_of_the_textbook_sampler(bits):
+    textbook = Textbook(bits)
+    theirs = np.array([textbook.gaussian(2**bits) for _ in range(20_000)])
+    ours = noise._sample(200_000, bits, os.urandom, AT_ONCE)
+    limit = 3 * 2**bits
+    cells = [
+        np.bincount(np.clip(x, -limit, limit) + limit, minlength=2 * limit + 1)
+        for x in (ours, theirs)
+    ]
+    assert stats.chi2_contingency(cells).pvalue > ALPHA
+
+
+def test_24_bits_agree_with_the_textbook_sampler(million):
+    textbook = Textbook(24)
+    theirs = [textbook.gaussian(SIGMA) for _ in range(10_000)]
+    assert stats.ks_2samp(million, theirs).pvalue > ALPHA
+
+
+def test_moments(million):
+    scaled, count = million / SIGMA, len(million)
+    assert abs(scaled.mean()) * math.sqrt(count) < stats.norm.isf(ALPHA)
+    assert ALPHA < stats.chi2.cdf((scaled**2).sum(), count) < 1 - ALPHA
+    assert abs(stats.skewtest(scaled).statistic) < stats.norm.isf(ALPHA)
+    assert abs(stats.kurtosistest(scaled).statistic) < stats.norm.isf(ALPHA)
+
+
+def test_distribution_is_a_gaussian_on_the_grid(million):
+    assert stats.kstest(million / SIGMA, "norm").pvalue > ALPHA
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4, 4.5])
+def test_tails(million, k):
+    for side in (million > k * SIGMA, million < -k * SIGMA):
+        assert stats.binomtest(int(side.sum()), len(million), stats.norm.sf(k)).pvalue > ALPHA
+
+
+@pytest.mark.parametrize("shift", [0, 4, 12, 20])
+def test_low_bits_are_uniform(million, shift):
+    cells = np.bincount(million >> shift & 15, minlength=16)
+    # Sixteen steps of 2**20 are one sigma: exact cell probabilities for the highest bits.
+    edges = np.arange(-40 * 16, 40 * 16 + 1) / (SIGMA >> shift)
+    chance = np.diff(stats.norm.cdf(edges)).reshape(-1, 16).sum(0) if shift == 20 else None
+    assert stats.chisquare(cells, None if chance is None else len(million) * chance).pvalue > ALPHA
+
+
+def test_samples_are_independent(million):
+    ranks = stats.rankdata(million)
+    for lag in (1, 2, 3, 500_000):
+        size = len(ranks) - lag
+        correlation = np.corrcoef(ranks[lag:], ranks[:size])[0, 1]
+        sizes = np.corrcoef(abs(ranks[lag:] - 5e5), abs(ranks[:size] - 5e5))[0, 1]
+        assert max(abs(correlation), abs(sizes)) * math.sqrt(size) < stats.norm.isf(ALPHA)
+
+
+def test_entropy_per_sample_is_modest():
+    tape = Tape()
+    discrete_gaussian(50_000, tape)
+    assert tape.given / 50_000 < 30
+
+
+def test_bits_used_say_little_about_the_size():
+    words = np.frombuffer(Tape()(8 * 400_000), "<u8").astype(np.uint64)
+    sizes, used, position = np.empty(100_000), np.empty(100_000), 0
+    for draws in range(100_000):
+        sample = np.empty(1, np.int64)
+        done, end = noise._fill(sample, 0, 24, words, position)
+        assert done == 1
+        sizes[draws], used[draws], position = abs(sample[0]), end - position, end
+    # The figure in docs/explanation/noise.md.
+    assert np.corrcoef(sizes, used)[0, 1] == pytest.approx(0.06, abs=0.015)
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [0, -1, True, 1.5, "3", None, math.nan])
+def test_counts_that_are_none_are_refused(count):
+    for function in (lambda: discrete_gaussian(count, os.urandom), lambda: gaussian_slack(count)):
+        with pytest.raises(SettingsError, match="count: must be an integer of 1 or more"):
+            function()
+
+
+def test_numpy_counts_are_counts():
+    assert len(discrete_gaussian(np.int64(3), os.urandom)) == 3
+    assert gaussian_slack(np.int64(3)) == gaussian_slack(3)
+
+
+@pytest.mark.parametrize("size", [0, 8, 8 * AT_ONCE - 1, 8 * AT_ONCE + 8])
+def test_a_source_that_gives_another_number_of_bytes_is_refused(size):
+    with pytest.raises(SettingsError, match=f"random_bytes: need {8 * AT_ONCE} bytes, got {size}"):
+        discrete_gaussian(3, lambda _: bytes(size))
+
+
+def test_compiles_where_machine_code_cannot_be_kept():
+    names = {}
+    exec("def double(x): return 2 * x", names)  # numba finds no file, so no folder, for this
+    assert compiled()(names["double"])(21) == 42
+
+
+# --- the certificate ------------------------------------------------------------------------------
+
+
+def log_rounded_over_gaussian(n, sigma):
+    """log(q(n) / phi(n)) of a Gaussian rounded to integers, to about 40 digits."""
+    with mpmath.workdps(60 + int((n / sigma) ** 2 / 4)):
+        scale = mpmath.sqrt(2) * sigma
+        low, high = (mpmath.erfc((mpmath.mpf(n) + side) / scale) for side in (-0.5, 0.5))
+        density = mpmath.exp(-(mpmath.mpf(n) ** 2) / (2 * sigma**2))
+        return mpmath.log((low - high) / 2 / (density / (scale * mpmath.sqrt(mpmath.pi))))
+
+
+@pytest.mark.parametrize("sigma", [1, 2, 16, 1000, SIGMA])
+def test_log_ratio_of_one_value_lies_between_the_bounds(sigma):
+    multiples = (0, 1e-6, 0.01, 0.5, 0.999, 1, 1.001, 2, 3.7, 10, 25, 40)
+    for n in sorted({int(k * sigma) for k in multiples} | {1, 2, sigma + 1}):
+        ratio = log_rounded_over_gaussian(n, sigma)
+        assert -1 / mpmath.mpf(24 * sigma**2) <= ratio <= mpmath.mpf(n**2) / (24 * sigma**4)
+
+
+def test_bounds_of_the_log_ratio_are_attained():
+    at_zero = log_rounded_over_gaussian(0, SIGMA)
+    assert float(at_zero * 24 * SIGMA**2) == pytest.approx(-1, rel=1e-12)
+    far = log_rounded_over_gaussian(30 * SIGMA, SIGMA)
+    assert float(far * 24 * SIGMA**2) == pytest.approx(30**2 - 1, rel=1e-12)
+
+
+def test_normalisation_is_that_of_the_poisson_sum():
+    for sigma in (0.5, 0.75, 1):
+        with mpmath.workdps(50):
+            total = mpmath.nsum(lambda n, s=sigma: mpmath.exp(-(n**2) / (2 * s**2)), [-60, 60])
+            excess = total / (sigma * mpmath.sqrt(2 * mpmath.pi)) - 1
+            bound = 2 * mpmath.exp(-2 * mpmath.pi**2 * sigma**2)
+            assert bound < excess < 1.0001 * bound
+    with mpmath.workdps(50):
+        assert mpmath.log10(2) - 2 * mpmath.pi**2 * SIGMA**2 / mpmath.log(10) < -1e15
+
+
+@pytest.mark.parametrize("count", [1, 10, 1000, 134_000, 10**6, 10**9])
+def test_noise_leaves_the_good_set_with_negligible_probability(count):
+    threshold = 2 * count + 3200
+    # Chernoff at 1/4, where E exp(Z^2 / 4) is sqrt(2); rounding adds less than 1e-10 a value.
+    assert count * (math.log(2) / 2 + 1e-10) - threshold / 4 < -800
+    if count <= 10**6:
+        assert stats.chi2.logsf(threshold, count) < -800
+
+
+@pytest.mark.parametrize("sigma", [1, 2, 8, 64])
+def test_rounding_adds_next_to_nothing_to_the_moment_of_the_tail_bound(sigma):
+    n = np.arange(-7 * sigma, 7 * sigma + 1)  # beyond, less than 1e-5 of the moment
+    moment = (rounded_gaussian(n, sigma) * np.exp(n**2 / (4 * sigma**2))).sum()
+    assert math.sqrt(2) < moment + 1e-5
+    assert moment <= math.sqrt(2 / (1 - 1 / (6 * sigma**2))) < math.exp(0.5)
+
+
+def test_noise_is_in_the_good_set(million):
+    assert ((million / SIGMA) ** 2).sum() < 2 * len(million) + 3200
+
+
+@pytest.mark.parametrize("count", [1, 2, 999, 134_000, 10**6, 10**9])
+def test_slack_is_the_sum_of_both_directions(count):
+    above = Fraction(count, 24 * SIGMA**2)
+    below = Fraction(2 * count + 3200, 24 * SIGMA**2)
+    assert (
+        above + below
+        < Fraction(gaussian_slack(count))
+        < (above + below) * (1 + Fraction(1, 10**11))
+    )
+
+
+def test_slack_of_a_million_values_is_as_documented():
+    assert gaussian_slack(10**6) == pytest.approx(4.45e-10, rel=1e-3)
+
+
+def test_slack_absorbs_the_tail_at_extreme_epsilon_and_delta():
+    assert mpmath.exp(500 - 800) / mpmath.mpf("1e-100") < mpmath.expm1(3200 / (24 * SIGMA**2))
+
+
+def test_slack_is_refused_where_it_is_no_longer_small():
+    limit = math.floor(1e-6 * 24 * SIGMA**2 / (1 + 1e-12) - 3200) // 3
+    assert 2.2e9 < limit < 2.3e9
+    assert gaussian_slack(limit) <= 1e-6
+    with pytest.raises(SettingsError, match=re.escape(f"count: {limit + 2} values")):
+        gaussian_slack(limit + 2)
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1, 4])
+@pytest.mark.parametrize("shift", [1, 16, 40])
+def test_lemma_holds_for_the_exact_curve_of_one_value_on_a_coarse_grid(shift, epsilon):
+    sigma = 16
+    n = np.arange(-11 * sigma, 11 * sigma + 1)  # beyond lies 1e-27
+    slack = (1 + (11 + shift / sigma) ** 2) / (24 * sigma**2)
+
+    def delta(epsilon, probabilities):
+        there, shifted = probabilities(n, sigma), probabilities(n - shift, sigma)
+        return np.maximum(there - math.exp(epsilon) * shifted, 0).sum()
+
+    bound = math.exp(slack) * delta(epsilon, rounded_gaussian)
+    assert delta(epsilon + slack, pmf) <= bound + 1e-15

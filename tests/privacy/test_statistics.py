@@ -1,0 +1,262 @@
+"""Patient mode's sums against slow, dense references, and what their sensitivity rests on."""
+
+import math
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import nnls
+
+from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.privacy.noise import SIGMA
+from dpfact_flower.privacy.statistics import (
+    BoundedSum,
+    code_counts,
+    cooccurrence,
+    refinement,
+)
+from dpfact_flower.tensor import SparseTensor
+
+SIGMA_REAL = 2.0
+SIZES = {"three modes": (5, 6), "four modes": (4, 3, 5)}
+
+
+@pytest.fixture(params=SIZES.values(), ids=SIZES.keys())
+def sizes(request):
+    return request.param
+
+
+def counts(sizes, patients=12, seed=0):
+    """Sparse counts; patient 3 has no cell, patient 4 a single one."""
+    rng = np.random.default_rng(seed)
+    dense = rng.poisson(0.25, (patients, *sizes)).astype(float)
+    dense[:, *(0 for _ in sizes)] += 1
+    dense[3] = 0
+    dense[4] = 0
+    dense[4, *(1 for _ in sizes)] = 7
+    return dense
+
+
+def sparse(dense) -> SparseTensor:
+    where = np.argwhere(dense)
+    return SparseTensor.from_coo(where, dense[tuple(where.T)], dense.shape)
+
+
+def factors_for(sizes, rank=3, seed=1):
+    rng = np.random.default_rng(seed)
+    made = (rng.gamma(0.5, 1.0, (size, rank)) + 0.01 for size in sizes)
+    return tuple((f / np.linalg.norm(f, axis=0)).astype(np.float32) for f in made)
+
+
+def code_sets(cells):
+    """Codes of each mode that a patient's dense slice holds."""
+    modes = range(cells.ndim)
+    return [np.flatnonzero(cells.any(axis=tuple(m for m in modes if m != mode))) for mode in modes]
+
+
+# --- Slow references: one patient's part, in real units -------------------------------------------
+
+
+def slow_codes(cells):
+    parts = []
+    for size, codes in zip(cells.shape, code_sets(cells), strict=True):
+        indicator = np.zeros(size)
+        indicator[codes] = 1
+        parts.append(indicator)
+    stacked = np.concatenate(parts)
+    return stacked / np.linalg.norm(stacked) if stacked.any() else stacked
+
+
+def slow_pairs(cells):
+    parts = []
+    for size, codes in zip(cells.shape, code_sets(cells), strict=True):
+        z = np.zeros(size)
+        z[codes] = 1 / math.sqrt(max(len(codes), 1))
+        parts.append(z)
+    z = np.concatenate(parts)
+    upper = np.array([math.sqrt(2) * z[j] * z[k] for j, k in combinations(range(len(z)), 2)])
+    return upper / np.linalg.norm(upper) if upper.any() else upper
+
+
+def slow_refinement(cells, factors, mode, ridge, bound):
+    rank, size = factors[0].shape[1], len(factors[mode])
+    packed = size * rank + rank * (rank + 1) // 2
+    if not cells.any():
+        return np.zeros(packed)
+    x = cells / np.linalg.norm(cells)
+    on = np.isfinite(ridge)
+    letters = "jkl"[: x.ndim]
+    columns = np.einsum(
+        ",".join(f"{c}r" for c in letters) + "->" + letters + "r",
+        *(f.astype(np.float64) for f in factors),
+    ).reshape(-1, rank)
+    design = np.vstack([columns, np.diag(np.sqrt(np.where(on, ridge, 0)))])[:, on]
+    a = np.zeros(rank)
+    a[on] = nnls(design, np.concatenate([x.ravel(), np.zeros(rank)]))[0]
+    others = [f.astype(np.float64) for m, f in enumerate(factors) if m != mode]
+    product = np.einsum(
+        letters + "," + ",".join(f"{c}r" for m, c in enumerate(letters) if m != mode)
+        + "->" + letters[mode] + "r",
+        x, *others,
+    )  # fmt: skip
+    gram = np.outer(a, a)
+    packed_gram = [
+        gram[r, s] * (1 if r == s else math.sqrt(2)) for r in range(rank) for s in range(r, rank)
+    ]
+    part = np.concatenate([(product * a).ravel(), packed_gram])
+    norm = np.linalg.norm(part)
+    return part * min(1, bound / norm) if norm else part
+
+
+STATISTICS = {
+    "codes": (lambda t, s: code_counts(t, sigma=s), lambda c, f: slow_codes(c), 1.0),
+    "start": (lambda t, s: cooccurrence(t, sigma=s), lambda c, f: slow_pairs(c), 1.0),
+}
+BOUND = 0.1
+
+
+def statistic_of(kind, tensor, sigma=SIGMA_REAL, factors=None) -> BoundedSum:
+    if kind != "refine":
+        return STATISTICS[kind][0](tensor, sigma)
+    factors = factors or factors_for(tensor.feature_shape)
+    ridge = np.array([0.0, 0.05, math.inf])
+    return refinement(tensor, factors, 1, ridge=ridge, bound=BOUND, sigma=sigma)
+
+
+def slow_of(kind, cells, sizes):
+    if kind != "refine":
+        return STATISTICS[kind][1](cells, None)
+    return slow_refinement(cells, factors_for(sizes), 1, np.array([0.0, 0.05, math.inf]), BOUND)
+
+
+KINDS = ("codes", "start", "refine")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_sum_is_that_of_the_slow_parts(kind, sizes):
+    dense = counts(sizes)
+    found = statistic_of(kind, sparse(dense))
+    wanted = sum(slow_of(kind, cells, sizes) for cells in dense)
+    # Truncation loses less than a unit a patient; coordinate descent stops at 1e-6.
+    tolerance = len(dense) * found.grid + (1e-5 if kind == "refine" else 1e-8)
+    np.testing.assert_allclose(found.total * found.grid, wanted, atol=tolerance)
+    assert wanted.any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parts_add_up_exactly_and_no_patient_changes_anothers(kind, sizes):
+    dense = counts(sizes)
+    whole = statistic_of(kind, sparse(dense)).total
+    parts = [statistic_of(kind, sparse(cells[None])).total for cells in dense]
+    np.testing.assert_array_equal(whole, np.sum(parts, axis=0))
+    np.testing.assert_array_equal(
+        statistic_of(kind, sparse(dense[::-1])).total, whole, err_msg="order of patients"
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    size=st.sampled_from([1e-3, 1.0, 1e6, 1e30]),
+    dense=st.booleans(),
+    sigma=st.sampled_from([1e-2, 0.3, 1e3]),
+)
+def test_no_patient_moves_the_sum_by_more_than_the_sensitivity(kind, seed, size, dense, sigma):
+    rng = np.random.default_rng(seed)
+    cells = rng.gamma(0.3, size, (1, 5, 6)) * (rng.random((1, 5, 6)) < (1 if dense else 0.15))
+    factors = tuple(
+        (10.0 ** rng.uniform(-3, 6, f.shape) * rng.choice([-1, 1], f.shape)).astype(np.float32)
+        for f in factors_for((5, 6))
+    )
+    found = statistic_of(kind, sparse(cells.astype(np.float32)), sigma, factors)
+    units = math.sqrt(sum(int(value) ** 2 for value in found.total))  # exact under the root
+    assert units <= found.sensitivity / found.grid
+
+
+@pytest.mark.parametrize("kind", ["codes", "start"])
+def test_every_patient_uses_the_whole_sensitivity(kind, sizes):
+    dense = counts(sizes)
+    for cells in dense[[0, 1, 2, 4]]:
+        found = statistic_of(kind, sparse(cells[None]))
+        assert np.linalg.norm(found.total * found.grid) == pytest.approx(1, abs=1e-5)
+
+
+def test_a_large_part_of_the_refinement_is_clipped_to_the_bound(sizes):
+    columns = [f[:, 0] for f in factors_for(sizes)]
+    typical = np.einsum(",".join("jkl"[: len(columns)]), *columns)  # the first phenotype itself
+    found = statistic_of("refine", sparse(typical[None]))
+    assert np.linalg.norm(found.total * found.grid) == pytest.approx(BOUND, rel=1e-4)
+
+
+def test_a_small_part_of_the_refinement_is_left_as_it_is(sizes):
+    dense = counts(sizes)[:1]
+    factors, ridge = factors_for(sizes), np.zeros(3)
+    loose = refinement(sparse(dense), factors, 0, ridge=ridge, bound=1.0, sigma=SIGMA_REAL)
+    wanted = slow_refinement(dense[0], factors, 0, ridge, 1.0)
+    assert 0 < np.linalg.norm(wanted) < 1
+    np.testing.assert_allclose(loose.total * loose.grid, wanted, atol=1e-5)
+
+
+def test_the_scale_of_a_patients_counts_does_not_matter(sizes):
+    dense = counts(sizes)
+    for kind in KINDS:
+        np.testing.assert_allclose(
+            statistic_of(kind, sparse(dense)).total,
+            statistic_of(kind, sparse(dense * 4)).total,
+            atol=len(dense),
+        )
+
+
+def test_a_phenotype_that_is_off_has_no_part(sizes):
+    found = statistic_of("refine", sparse(counts(sizes)))
+    product = found.total[: sizes[1] * 3].reshape(-1, 3)
+    assert product[:, :2].any(axis=0).all()
+    assert not product[:, 2].any()
+
+
+def test_an_empty_site_gives_zeros_not_an_error(sizes):
+    empty = SparseTensor.from_coo([], [], (0 + 3, *sizes))
+    for kind in KINDS:
+        assert not statistic_of(kind, empty).total.any()
+
+
+def test_the_grid_follows_from_the_noise():
+    found = statistic_of("start", sparse(counts((5, 6))), sigma=SIGMA * 0.5)
+    assert found.grid == 0.5
+    # The patient with a single pair: 2 units, less the safety, truncated. Nobody else has 1 unit.
+    assert found.total.sum() == 1
+
+
+def test_no_value_of_the_sum_is_shown(sizes):
+    found = statistic_of("start", sparse(counts(sizes)))
+    assert str(found.total.max()) not in repr(found)
+
+
+@pytest.mark.parametrize("sigma", [0, -1, math.nan, 1e-9])
+def test_impossible_noise_is_refused(sigma):
+    with pytest.raises(SettingsError, match="sigma"):
+        code_counts(sparse(counts((5, 6))), sigma=sigma)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "text"),
+    [
+        ({"mode": 2}, SettingsError, "mode"),
+        ({"ridge": np.zeros(2)}, SettingsError, "ridge"),
+        ({"ridge": np.array([0, -1.0, 0])}, SettingsError, "ridge"),
+        ({"ridge": np.array([0, math.nan, 0])}, SettingsError, "ridge"),
+        ({"bound": 0.0}, SettingsError, "bound"),
+        ({"factors": factors_for((5, 7))}, DataError, "factors"),
+    ],
+)
+def test_what_does_not_fit_is_refused(changes, error, text):
+    given = {"factors": factors_for((5, 6)), "mode": 0, "ridge": np.zeros(3), "bound": 0.1}
+    given |= changes
+    with pytest.raises(error, match=text):
+        refinement(
+            sparse(counts((5, 6))), given["factors"], given["mode"], ridge=given["ridge"],
+            bound=given["bound"], sigma=1.0,
+        )  # fmt: skip
