@@ -1,4 +1,4 @@
-"""The `dpfact` command: prepare data, run, report, plan a budget."""
+"""The `dpfact` command: prepare data, plan, run, report, audit."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from dpfact_flower.cli_audit import audit
 from dpfact_flower.cli_ledger import ledger_app
 from dpfact_flower.errors import DPFactError, SettingsError
 from dpfact_flower.settings import (
@@ -40,6 +41,7 @@ app = typer.Typer(
 data_app = typer.Typer(help="Turn EHR tables into one file a site.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 app.add_typer(ledger_app, name="ledger")
+app.command("audit")(audit)
 _console = Console()
 
 Out = Annotated[Path, typer.Option("--out", "-o", help="Folder to write.")]

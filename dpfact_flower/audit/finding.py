@@ -1,0 +1,73 @@
+"""What an audit found: one measured number, and the range that it must lie in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+Tell = Callable[[float], None]
+"""Told by an audit which share of its work is done."""
+
+ALPHA = 1e-6
+"""How often a statistical check may fail where nothing is wrong."""
+Z_LIMIT = 5.0
+"""Standard errors by which an estimate may be off; beyond, chance is below `ALPHA`."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One number that an audit measured.
+
+    Attributes
+    ----------
+    name : str
+        The audit and what it looked at, e.g. ``"sensitivity: start"``.
+    measured : float
+        NaN where the audit could not be done; that fails.
+    allowed : tuple of float
+        Lowest and highest value that is right, both included.
+    detail : str
+        In words, for people; never anything of a patient.
+    """
+
+    name: str
+    measured: float
+    allowed: tuple[float, float]
+    detail: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the number lies in the range."""
+        return self.allowed[0] <= self.measured <= self.allowed[1]
+
+    @property
+    def allowed_text(self) -> str:
+        """The range as people write it."""
+        low, high = self.allowed
+        if low == high:
+            return f"{low:g}"
+        if low == -math.inf:
+            return f"at most {high:.4g}"
+        if high == math.inf:
+            return f"at least {low:.4g}"
+        return f"{low:.4g} to {high:.4g}"
+
+    def __str__(self) -> str:
+        verdict = "passed" if self.passed else "FAILED"
+        text = f"{verdict}: {self.name}: {self.measured:.6g} ({self.allowed_text})"
+        return f"{text}; {self.detail}" if self.detail else text
+
+
+def count_of(name: str, number: int, detail: str = "") -> Finding:
+    """Finding that something which must not happen was seen so many times."""
+    return Finding(name, float(number), (0.0, 0.0), detail)
+
+
+def failed(name: str, detail: str) -> Finding:
+    """Finding that an audit could not be done."""
+    return Finding(name, math.nan, (0.0, 0.0), detail)
+
+
+def silent(share: float) -> None:
+    """Tell nobody."""

@@ -1,0 +1,224 @@
+"""Hostile input: patients and transcripts that a bound must withstand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfact_flower.audit.subject import Subject, Transcript, random_selection
+from dpfact_flower.data.site_data import SiteData
+from dpfact_flower.data.vocabulary import Vocabulary
+from dpfact_flower.privacy import Release, replay
+from dpfact_flower.tensor import Factors, SparseTensor
+
+_MOST_CELLS = 40_000
+"""Cells of a dense patient: enough for a bound that grows with them to show."""
+
+
+class Patient(NamedTuple):
+    """Cells of one patient: positions in the feature modes, and values."""
+
+    cells: NDArray[np.int64]
+    values: NDArray[np.float64]
+
+
+# --- Patients -------------------------------------------------------------------------------------
+
+
+def joined(site: SiteData, patients: Sequence[Patient], at: int | None = None) -> SiteData:
+    """The site with more patients, from row `at` on; at the end by default."""
+    tensor = site.tensor
+    at = tensor.n_patients if at is None else at
+    rows = tensor.indices[:, 0].astype(np.int64)
+    own = np.column_stack([rows + len(patients) * (rows >= at), tensor.indices[:, 1:]])
+    new = [
+        np.column_stack([np.full(len(p.cells), at + n), p.cells]) for n, p in enumerate(patients)
+    ]
+    indices = np.concatenate([own, *new])
+    values = np.concatenate([tensor.values.astype(np.float64), *(p.values for p in patients)])
+    shape = (tensor.n_patients + len(patients), *tensor.feature_shape)
+    return SiteData(site.name, SparseTensor.from_coo(indices, values, shape), site.vocabularies)
+
+
+def site_of(name: str, vocabularies: Sequence[Vocabulary], patients: Sequence[Patient]) -> SiteData:
+    """A site with these patients, at least one."""
+    indices = [np.column_stack([np.full(len(p.cells), n), p.cells]) for n, p in enumerate(patients)]
+    shape = (len(patients), *map(len, vocabularies))
+    tensor = SparseTensor.from_coo(
+        np.concatenate(indices), np.concatenate([p.values for p in patients]), shape
+    )
+    return SiteData(name, tensor, tuple(vocabularies))
+
+
+def alone(site: SiteData, patients: Sequence[Patient]) -> SiteData:
+    """The site with these patients and nobody else."""
+    return site_of(site.name, site.vocabularies, patients)
+
+
+def nobody(site: SiteData) -> SiteData:
+    """The site with one patient who has no cell: the emptiest there is."""
+    shape = (1, *site.tensor.feature_shape)
+    return SiteData(site.name, SparseTensor.from_coo([], [], shape), site.vocabularies)
+
+
+def random_patients(
+    sizes: Sequence[int], number: int, rng: np.random.Generator
+) -> tuple[Patient, ...]:
+    """Patients with a few cells of small counts."""
+    return tuple(_some_cells(sizes, int(rng.integers(1, 9)), rng) for _ in range(number))
+
+
+def patient_of(site: SiteData, row: int) -> Patient:
+    """A patient of the site."""
+    mine = site.tensor.indices[:, 0] == row
+    return Patient(
+        site.tensor.indices[mine, 1:].astype(np.int64), site.tensor.values[mine].astype(np.float64)
+    )
+
+
+def _some_cells(sizes: Sequence[int], number: int, rng: np.random.Generator) -> Patient:
+    cells = np.unique(np.column_stack([rng.integers(0, s, number) for s in sizes]), axis=0)
+    return Patient(cells, rng.integers(1, 6, len(cells)).astype(np.float64))
+
+
+def _empty(site: SiteData, transcript: Transcript, rng: np.random.Generator) -> Patient:
+    return Patient(np.empty((0, site.tensor.ndim - 1), np.int64), np.empty(0))
+
+
+def _one_cell(site: SiteData, transcript: Transcript, rng: np.random.Generator) -> Patient:
+    """Where one of the factors' columns is largest: all of the patient is one phenotype."""
+    column = int(rng.integers(transcript.anchors[0].shape[1]))
+    kept = [int(np.argmax(np.abs(factor[:, column]))) for factor in transcript.anchors]
+    return Patient(_in_vocabulary(np.array([kept]), transcript), np.array([1.0]))
+
+
+def _aligned(site: SiteData, transcript: Transcript, rng: np.random.Generator) -> Patient:
+    """A phenotype itself, on its largest codes."""
+    column = int(rng.integers(transcript.anchors[0].shape[1]))
+    most = max(2, round(_MOST_CELLS ** (1 / len(transcript.anchors)) / 5))
+    weights = [np.abs(factor[:, column].astype(np.float64)) for factor in transcript.anchors]
+    codes = [np.argsort(-weight)[:most] for weight in weights]
+    values = _outer([w[c] / max(w.max(), 1e-300) for w, c in zip(weights, codes, strict=True)])
+    return Patient(_in_vocabulary(_grid(codes), transcript), values)
+
+
+def _dense(site: SiteData, transcript: Transcript, rng: np.random.Generator) -> Patient:
+    sizes = site.tensor.feature_shape
+    most = max(2, math.floor(_MOST_CELLS ** (1 / len(sizes))))
+    cells = _grid([rng.permutation(size)[:most] for size in sizes])
+    return Patient(cells, np.ones(len(cells)))
+
+
+def _copy(site: SiteData, transcript: Transcript, rng: np.random.Generator) -> Patient:
+    return patient_of(site, int(rng.integers(site.tensor.n_patients)))
+
+
+def _million(site: SiteData, transcript: Transcript, rng: np.random.Generator) -> Patient:
+    cells, values = _copy(site, transcript, rng)
+    return Patient(cells, np.minimum(values * 1e6, 1e38))
+
+
+def _extreme(site: SiteData, transcript: Transcript, rng: np.random.Generator) -> Patient:
+    """As large and as small as float32 can hold, in one patient."""
+    cells, _ = _some_cells(site.tensor.feature_shape, 6, rng)
+    return Patient(cells, np.resize([1e38, 1e-38, 1.0], len(cells)))
+
+
+def _random(site: SiteData, transcript: Transcript, rng: np.random.Generator) -> Patient:
+    return _some_cells(site.tensor.feature_shape, 8, rng)
+
+
+Canary = Callable[[SiteData, Transcript, np.random.Generator], Patient]
+CANARIES: dict[str, Canary] = {
+    "one cell": _one_cell,
+    "dense": _dense,
+    "counts times a million": _million,
+    "a phenotype itself": _aligned,
+    "a copy of another": _copy,
+    "extreme values": _extreme,
+    "no cell": _empty,
+    "random": _random,
+}
+"""Patients that are added, by name; those that reach a bound come first."""
+
+
+def _in_vocabulary(kept: NDArray[np.int64], transcript: Transcript) -> NDArray[np.int64]:
+    """Positions among all codes, from positions among those that were kept."""
+    if not transcript.selection:
+        return kept
+    columns = [s[kept[:, mode]] for mode, s in enumerate(transcript.selection)]
+    return np.column_stack(columns).astype(np.int64)
+
+
+def _grid(codes: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    mesh = np.meshgrid(*codes, indexing="ij")
+    return np.column_stack([axis.ravel() for axis in mesh]).astype(np.int64)
+
+
+def _outer(weights: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+    product = np.ones(1)
+    for weight in weights:
+        product = np.multiply.outer(product, weight).ravel()
+    return product
+
+
+# --- Transcripts ----------------------------------------------------------------------------------
+
+
+def _one_hot(shape: tuple[int, int], rng: np.random.Generator) -> NDArray[np.float64]:
+    factor = np.zeros(shape)
+    factor[rng.integers(0, shape[0], shape[1]), np.arange(shape[1])] = 1
+    return factor
+
+
+FACTORS: dict[str, Callable[[tuple[int, int], np.random.Generator], NDArray[np.float64]]] = {
+    "one code a phenotype": _one_hot,
+    "non-negative": lambda shape, rng: rng.gamma(0.3, 1.0, shape),
+    "of any sign": lambda shape, rng: rng.normal(size=shape),
+    "huge": lambda shape, rng: 1e6 * rng.random(shape),
+    "tiny": lambda shape, rng: 1e-6 * rng.random(shape),
+    "sparse": lambda shape, rng: rng.normal(size=shape) * (rng.random(shape) < 0.1),
+    "nothing": lambda shape, rng: np.zeros(shape),
+    "mixed": lambda shape, rng: rng.normal(size=shape) * 10.0 ** rng.uniform(-6, 5, shape[1]),
+}
+"""Global factors as a server might send them, by name."""
+
+STARTS: dict[str, Callable[[int, float, np.random.Generator], NDArray[np.float64]]] = {
+    "large": lambda count, sigma, rng: np.full(count, 100 * sigma),
+    "noise": lambda count, sigma, rng: sigma * rng.normal(size=count),
+    "mixed": lambda count, sigma, rng: sigma * np.abs(rng.normal(size=count)) ** 6,
+    "negative": lambda count, sigma, rng: -sigma * rng.random(count),
+    "huge": lambda count, sigma, rng: np.full(count, 1e15),
+}
+"""What a site might have released at its start, by name."""
+
+
+def hostile_transcript(subject: Subject, trial: int, rng: np.random.Generator) -> Transcript:
+    """Factors, selection and released start of a trial; trial after trial goes through all kinds.
+
+    Every second trial has a ridge (the settings' own `off`, or 1 where they have none): a server
+    may ask for one whatever the site's user has set.
+    """
+    rank = subject.solver.rank
+    make = list(FACTORS.values())[trial // 2 % len(FACTORS)]
+    start = list(STARTS.values())[(trial // 2 + trial // (2 * len(STARTS))) % len(STARTS)]
+    planned = subject.plan.start
+    return subject.transcript(
+        _factors([make((size, rank), rng) for size in subject.sizes]),
+        random_selection(subject, rng),
+        {planned.round: as_release(start(planned.count, planned.sigma, rng))},
+        off=(subject.solver.off or 1.0) if trial % 2 else 0.0,
+    )
+
+
+def as_release(values: NDArray[np.floating]) -> Release:
+    """Values as a site would find them in its ledger."""
+    return replay([values.astype(np.float32)], [])
+
+
+def _factors(arrays: Sequence[NDArray[np.float64]]) -> Factors:
+    return tuple(np.clip(array, -1e6, 1e6).astype(np.float32) for array in arrays)

@@ -1,0 +1,239 @@
+"""Audit 3: the best adversary learns no more from a site's replies than its ledger says.
+
+He knows everything but whether a patient is there.
+
+A tiny site, with and without canaries, answers the same run over and over, each time with an empty
+ledger. From the bytes of the replies the adversary takes the logarithm of the likelihood ratio,
+which is the best that anybody can do (Neyman & Pearson). Under a Gaussian mechanism it is normal,
+with means that lie mu of its standard deviations apart. Estimate and standard error stand against
+the mu that the ledger's events add up to.
+
+Canaries come as a group of equal patients, large enough that the estimate's error is small beside
+it: a group of k is protected by k times mu (Dong, Roth & Su 2022, Theorem 2.14), exactly for
+Gaussian noise. Each of them reaches the bound in every release, which is checked.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfact_flower.audit.finding import Z_LIMIT, Finding, Tell, silent
+from dpfact_flower.audit.hostile import Patient, alone, as_release, joined, random_patients, site_of
+from dpfact_flower.audit.subject import (
+    SIGMA,
+    Subject,
+    Transcript,
+    World,
+    noise_of,
+    scratch_folder,
+)
+from dpfact_flower.data.site_data import SiteData
+from dpfact_flower.data.vocabulary import Vocabulary
+from dpfact_flower.privacy.ledger import Ledger
+from dpfact_flower.privacy.plan import PlannedRelease
+
+_CODES = 5
+_KEPT = 4
+_RANK = 2
+_PATIENTS = 6
+_SEPARATION = 6.0
+"""Standard deviations that the group of canaries should be apart, if the ledger is right."""
+_LARGEST_GROUP = 10_000
+_LEDGERS_READ = 3
+
+
+class Estimate(NamedTuple):
+    """What an adversary measured: mu of the group, and its standard error."""
+
+    mu: float
+    error: float
+
+
+@dataclass(frozen=True, eq=False)
+class _Game:
+    """The two data sets that are to be told apart, and what everybody knows.
+
+    Attributes
+    ----------
+    subject : Subject
+        The tiny problem.
+    transcript : Transcript
+    without, with_group, group : SiteData
+        The site without canaries, with them, and they alone.
+    canaries : int
+        How many there are.
+    """
+
+    subject: Subject
+    transcript: Transcript
+    without: SiteData
+    with_group: SiteData
+    group: SiteData
+    canaries: int
+
+
+def audit_likelihood(
+    subject: Subject, rng: np.random.Generator, *, runs: int = 1000, tell: Tell = silent
+) -> tuple[Finding, ...]:
+    """Tell two neighbouring sites apart by their replies, as well as it can be done.
+
+    Parameters
+    ----------
+    subject : Subject
+        Whose epsilon, delta and bound the tiny problem has.
+    rng : numpy.random.Generator
+        Makes up the tiny site; has no part in the noise.
+    runs : int
+        Of each of the two sites, each with an empty ledger.
+    tell : callable
+
+    Returns
+    -------
+    tuple of Finding
+        By how many standard errors the estimated mu differs from the ledger's (-5 to 5), for a run
+        and for each release, and how much of the bound the canaries reach (at least 0.99).
+    """
+    game = _game(subject, rng)
+    releases = game.subject.plan.releases
+    ratios = np.empty((2, runs, len(releases)))
+    claimed, reached = np.zeros(len(releases)), math.inf
+    added_up = 0.0
+    with scratch_folder() as folder:
+        for run in range(runs):
+            for world, site in enumerate((game.without, game.with_group)):
+                place = folder / f"{run}-{world}"
+                ratios[world, run], share = _log_ratios(game, _replies(game, site, place))
+                reached = min(reached, share)
+                if run < _LEDGERS_READ:
+                    each, total = _ledger_mu(place / site.name, releases)
+                    claimed, added_up = np.maximum(claimed, each), max(added_up, total)
+                shutil.rmtree(place)
+            tell((run + 1) / runs)
+    whole = estimate(*ratios.sum(axis=2))
+    single = [estimate(*ratios[:, :, place]) for place in range(len(releases))]
+    k = game.canaries
+    off = [(e.mu - k * mu) / e.error for e, mu in zip(single, claimed, strict=True)]
+    worst = int(np.argmax(np.abs(off)))
+    return (
+        Finding(
+            "likelihood ratio: whole run",
+            (whole.mu - k * added_up) / whole.error,
+            (-Z_LIMIT, Z_LIMIT),
+            f"standard errors of mu: replies give {whole.mu / k:.4g} (+-{whole.error / k:.2g}), "
+            f"the ledger {added_up:.4g}; {runs} runs each, {k} canaries",
+        ),
+        Finding(
+            "likelihood ratio: each release",
+            off[worst],
+            (-Z_LIMIT, Z_LIMIT),
+            f"the farthest ({releases[worst].kind}, round {releases[worst].round}): replies give "
+            f"{single[worst].mu / k:.4g} (+-{single[worst].error / k:.2g}), "
+            f"the ledger {claimed[worst]:.4g}",
+        ),
+        Finding(
+            "likelihood ratio: canaries",
+            reached,
+            (0.99, math.inf),
+            "least share of the sensitivity that a canary reached in a release",
+        ),
+    )
+
+
+def estimate(without: NDArray[np.float64], with_group: NDArray[np.float64]) -> Estimate:
+    """Distance of two samples of log likelihood ratios in their common standard deviation."""
+    spread = math.sqrt((without.var(ddof=1) + with_group.var(ddof=1)) / 2)
+    mu = float(with_group.mean() - without.mean()) / spread
+    runs = len(without)
+    return Estimate(mu, math.sqrt(2 / runs + mu * mu / (4 * (runs - 1))))
+
+
+def _game(subject: Subject, rng: np.random.Generator) -> _Game:
+    """A site of a few made-up patients under the settings' own epsilon, delta and bound.
+
+    Every release costs the same: then a ledger that forgets any one of them is off by most.
+    """
+    modes = len(subject.site.vocabularies)
+    counted = bool(subject.privacy.codes)
+    share = 1 / (2 + modes)
+    privacy = replace(
+        subject.privacy,
+        start_share=1 / (1 + modes),
+        refine_rounds=1,
+        codes="x".join([str(_KEPT)] * modes) if counted else "",
+        codes_share=share if counted else subject.privacy.codes_share,
+    )
+    solver = replace(subject.solver, rank=_RANK, off=0.0)
+    vocabularies = tuple(
+        Vocabulary(v.name, tuple(f"C{n}" for n in range(_CODES)), ("",) * _CODES)
+        for v in subject.site.vocabularies
+    )
+    sizes = (_CODES,) * modes
+    shell = site_of("tiny", vocabularies, random_patients(sizes, _PATIENTS, rng))
+    tiny = Subject.of(shell, solver, privacy)
+    mu = math.sqrt(sum((tiny.sensitivity(r) / r.sigma) ** 2 for r in tiny.plan.releases))
+    number = min(_LARGEST_GROUP, max(1, math.ceil(_SEPARATION / mu)))
+    # The codes of phenotype 1 in `_transcript`, and no other.
+    canary = Patient(np.array([[1] * modes, [2] * modes]), np.array([1.0, 1.0]))
+    group = [canary] * number
+    return _Game(tiny, _transcript(tiny), shell, joined(shell, group), alone(shell, group), number)
+
+
+def _transcript(tiny: Subject) -> Transcript:
+    """Phenotype 1 is the canaries' two codes; phenotype 2 everything else."""
+    size = tiny.sizes[0]
+    factor = np.zeros((size, _RANK), np.float32)
+    factor[1:3, 0] = 0.5
+    factor[[0, *range(3, size)], 1] = 0.5
+    kept = tuple(np.arange(size, dtype=np.int32) for _ in tiny.sizes)
+    return tiny.transcript((factor,) * len(tiny.sizes), kept if tiny.privacy.codes else ())
+
+
+def _replies(game: _Game, site: SiteData, state_dir: Path) -> dict[int, NDArray[np.float32]]:
+    """A whole run of a site with an empty ledger: what it sends, round by round."""
+    client = game.subject.client(state_dir, site)
+    replies = {}
+    for planned in game.subject.plan.releases:
+        request = game.transcript.request(planned.round)
+        arrays, _, _ = client.fit(*request.to_wire())
+        replies[planned.round] = arrays[0]
+    return replies
+
+
+def _log_ratios(game: _Game, replies: dict[int, NDArray[np.float32]]) -> tuple[list[float], float]:
+    """Log likelihood ratios of a run's replies, with the group over without; and what it reached.
+
+    Everything is conditional on what was released before: un-noised sums are computed with the
+    site's own earlier replies in its hands. The ratio of the whole run is therefore their sum.
+    """
+    heard = replace(
+        game.transcript, releases={number: as_release(values) for number, values in replies.items()}
+    )
+    ratios, reached = [], math.inf
+    for planned in game.subject.plan.releases:
+        base = World(game.subject, heard, game.without).bounded(planned)
+        part = World(game.subject, heard, game.group).bounded(planned) / SIGMA
+        noise = noise_of(planned, base, replies[planned.round])
+        square = float(part @ part)
+        ratios.append(float(noise @ part) - square / 2)
+        bound = game.subject.sensitivity(planned) / planned.sigma * game.canaries
+        reached = min(reached, math.sqrt(square) / bound)
+    return ratios, reached
+
+
+def _ledger_mu(
+    folder: Path, releases: Sequence[PlannedRelease]
+) -> tuple[NDArray[np.float64], float]:
+    """What a site's ledger says of each release, and what it adds up to, as Gaussian DP."""
+    with Ledger(folder, create=False) as ledger:
+        rows = {row.round: row.events for row in ledger.rows()}
+        total = math.fsum(event.rho for event in ledger.events())
+    each = [math.fsum(event.rho for event in rows.get(r.round, ())) for r in releases]
+    return np.sqrt(2 * np.array(each)), math.sqrt(2 * total)

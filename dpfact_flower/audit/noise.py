@@ -1,0 +1,254 @@
+"""Audit 2: the noise has the planned standard deviation, a Gaussian's shape, and never comes twice.
+
+What a site's rounds release, less their un-noised sums, over tens of thousands of values, at the
+settings' bound and at 0.1 and 1: a variance in place of a standard deviation hides where it is 1.
+Noise is compared between rounds, between jobs, between two sites that are asked the same, between
+one request and the very same to a site that has forgotten it, and within one release; at every
+offset, so that a stream of random numbers which begins again shows wherever it does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import fft, stats
+
+from dpfact_flower.audit.finding import ALPHA, Finding, Tell, count_of, silent
+from dpfact_flower.audit.hostile import as_release
+from dpfact_flower.audit.subject import (
+    Subject,
+    World,
+    noise_of,
+    plain_factors,
+    random_selection,
+)
+from dpfact_flower.privacy.plan import PlannedRelease
+
+Floats = NDArray[np.float64]
+_BOUNDS = (0.1, 1.0)
+_STREAMS = ("site", "asked again", "other site")
+_LEAST_OVERLAP = 1000
+"""Pairs of values below which a correlation is not looked at."""
+_MOST_VALUES = 20_000
+"""Of a release, for correlations: enough to find any reuse, and quick at any size."""
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """Noise of one planned release, standardised.
+
+    Attributes
+    ----------
+    planned : PlannedRelease
+    streams : dict of str to ndarray, shape (jobs, count)
+        By who was asked; see `_STREAMS`.
+    """
+
+    planned: PlannedRelease
+    streams: dict[str, Floats]
+
+    def values(self) -> Floats:
+        """All values, in one vector."""
+        return np.concatenate([stream.ravel() for stream in self.streams.values()])
+
+
+def audit_noise(
+    subject: Subject,
+    rng: np.random.Generator,
+    *,
+    coordinates: int = 40_000,
+    seeded: bool = False,
+    tell: Tell = silent,
+) -> tuple[Finding, ...]:
+    """Measure the noise of every release of the plan.
+
+    Parameters
+    ----------
+    subject : Subject
+    rng : numpy.random.Generator
+        Chooses transcripts; has no part in the noise.
+    coordinates : int
+        Least number of released values, for each release.
+    seeded : bool
+        Whether the settings ask for seeded noise, which is known to whoever has the seed.
+    tell : callable
+
+    Returns
+    -------
+    tuple of Finding
+        For each release its standard deviation as a share of the planned one, in the range that
+        chance allows; then mean, shape, and the largest correlation of each kind.
+    """
+    scales: list[Finding] = []
+    own: list[_Sample] = []
+    bounds = [subject.privacy.bound, *(b for b in _BOUNDS if b != subject.privacy.bound)]
+    for number, bound in enumerate(bounds):
+        asked = _at_bound(subject, bound)
+        releases = [r for r in asked.plan.releases if number == 0 or r.kind == "refine"]
+        samples = []
+        for place, planned in enumerate(releases):
+            samples.append(_sample(asked, planned, coordinates, rng))
+            tell((number + (place + 1) / len(releases)) / (len(bounds) + 1))
+        scales += [_scale(asked, sample, f"bound {bound:g}") for sample in samples]
+        own = own or samples
+    shape = (_mean(own), _shape(own))
+    correlations = _correlations(own)
+    tell(1.0)
+    return (*scales, *shape, *correlations, _source(own, seeded=seeded))
+
+
+def _at_bound(subject: Subject, bound: float) -> Subject:
+    """The same run with another bound; it is planned anew."""
+    if bound == subject.privacy.bound:
+        return subject
+    privacy = replace(subject.privacy, bound=bound)
+    return Subject.of(subject.site, subject.solver, privacy)
+
+
+def _sample(
+    subject: Subject, planned: PlannedRelease, coordinates: int, rng: np.random.Generator
+) -> _Sample:
+    """Play one round in as many jobs as it takes; the transcript is the same in all of them."""
+    start = subject.plan.start
+    told = {} if planned == start else {start.round: np.full(start.count, 100 * start.sigma)}
+    transcript = subject.transcript(
+        plain_factors(subject.sizes, subject.solver.rank, rng),
+        random_selection(subject, rng),
+        {number: as_release(values) for number, values in told.items()},
+        off=0.0,  # a ridge has no part in the noise, and takes its time in thousands of rounds
+    )
+    jobs = max(2, math.ceil(coordinates / planned.count / len(_STREAMS)))
+    streams: dict[str, list[Floats]] = {stream: [] for stream in _STREAMS}
+    for job in range(jobs):
+        for stream in _STREAMS:
+            name = f"{subject.site.name[:50]}-other" if stream == "other site" else ""
+            world = World(subject, transcript, job=f"audit-{job}", name=name)
+            total, release = world.play(planned)
+            streams[stream].append(noise_of(planned, total, release.arrays[0]))
+    return _Sample(planned, {name: np.array(rows) for name, rows in streams.items()})
+
+
+# --- One release ----------------------------------------------------------------------------------
+
+
+def _scale(subject: Subject, sample: _Sample, where: str) -> Finding:
+    """Chi-square: n times the mean square of standard normal values, two-sided."""
+    values = sample.values()
+    n = len(values)
+    low, high = (math.sqrt(stats.chi2.ppf(p, n) / n) for p in (ALPHA / 2, 1 - ALPHA / 2))
+    return Finding(
+        f"noise scale: {subject.name(sample.planned)}, {where}",
+        float(np.sqrt(np.mean(values**2))),
+        (low, high),
+        f"standard deviation over the planned {sample.planned.sigma:.4g}, {n:,} values",
+    )
+
+
+def _mean(samples: Sequence[_Sample]) -> Finding:
+    z = [float(np.sum(v)) / math.sqrt(len(v)) for v in (s.values() for s in samples)]
+    limit = _limit(len(z))
+    return Finding(
+        "noise mean", max(z, key=abs), (-limit, limit), "standard errors from 0, the farthest"
+    )
+
+
+def _shape(samples: Sequence[_Sample]) -> Finding:
+    distances = []
+    for values in (sample.values() for sample in samples):
+        distance = stats.kstest(values, "norm").statistic
+        distances.append(float(distance) * math.sqrt(len(values)))
+    high = float(stats.kstwobign.isf(ALPHA / len(samples)))
+    return Finding(
+        "noise shape", max(distances), (0.0, high), "Kolmogorov-Smirnov distance from a Gaussian"
+    )
+
+
+def _source(samples: Sequence[_Sample], *, seeded: bool) -> Finding:
+    """Any two releases that share values, and settings that make noise known."""
+    seen: set[float] = set()
+    twice = 0
+    for sample in samples:
+        for stream in sample.streams.values():
+            for row in stream:
+                # Values of a release as a whole; single ones may coincide in float32.
+                mark = float(np.sum(row * np.arange(1, len(row) + 1)))
+                twice += mark in seen
+                seen.add(mark)
+    detail = "releases whose noise came before"
+    if seeded:
+        detail = "noise-seed is set: whoever knows it can take the noise away; real sites refuse it"
+    return count_of("noise source", twice + seeded, detail)
+
+
+# --- Several releases -----------------------------------------------------------------------------
+
+
+def _correlations(samples: Sequence[_Sample]) -> tuple[Finding, ...]:
+    """Largest correlation of each kind, at any offset."""
+    cut = [
+        {name: _standardised(stream[:, :_MOST_VALUES]) for name, stream in sample.streams.items()}
+        for sample in samples
+    ]
+    first, again, other = _STREAMS
+    rounds = [(one[first], two[first]) for place, one in enumerate(cut) for two in cut[place + 1 :]]
+    return (
+        _correlation("between rounds", rounds),
+        _correlation("between jobs", [(s[first][:-1], s[first][1:]) for s in cut]),
+        _correlation("between sites", [(s[first], s[other]) for s in cut]),
+        _correlation("asked again", [(s[first], s[again]) for s in cut]),
+        _correlation("within a release", [(s[first], None) for s in cut]),
+    )
+
+
+def _correlation(kind: str, pairs: Iterable[tuple[Floats, Floats | None]]) -> Finding:
+    """Largest |z| of the correlations of paired rows, over all pairs and offsets (Fisher's z)."""
+    most, tests, reach = 0.0, 1, 0
+    for one, two in pairs:
+        jobs = len(one) if two is None else min(len(one), len(two))
+        mate = one[:jobs] if two is None else two[:jobs]
+        products, overlaps = _lagged(one[:jobs], mate)
+        if two is None:
+            overlaps[0] = 0  # a value with itself
+        looked = overlaps * jobs >= _LEAST_OVERLAP
+        if not looked.any():
+            continue
+        count = overlaps[looked] * jobs
+        r = np.clip(products[looked] / count, -1 + 1e-12, 1 - 1e-12)
+        z = np.abs(np.arctanh(r)) * np.sqrt(count - 3)
+        most, tests, reach = max(most, float(z.max())), tests + len(z), max(reach, int(count.max()))
+    return Finding(
+        f"noise {kind}",
+        most,
+        (0.0, _limit(tests)),
+        f"largest correlation in standard errors, at any of {tests:,} offsets, "
+        f"up to {reach:,} values",
+    )
+
+
+def _lagged(one: Floats, two: Floats) -> tuple[Floats, NDArray[np.int64]]:
+    """Sums of products of paired rows at every offset, and how many values overlap there."""
+    n, m = one.shape[1], two.shape[1]
+    size = fft.next_fast_len(n + m - 1, real=True)
+    spectrum: Any = np.zeros(size // 2 + 1, np.complex128)
+    for a, b in zip(one, two, strict=True):
+        spectrum += fft.rfft(a, size) * np.conj(fft.rfft(b, size))
+    products = fft.irfft(spectrum, size)
+    lag = np.arange(size)
+    lag = np.where(lag < n, lag, lag - size)  # of `one` against `two`
+    overlap = np.minimum(n, m + lag) - np.maximum(0, lag)
+    return products, np.maximum(overlap, 0).astype(np.int64)
+
+
+def _standardised(rows: Floats) -> Floats:
+    """Rows in their own standard deviation: a wrong scale is another audit's affair."""
+    return rows / max(float(np.sqrt(np.mean(rows**2))), 1e-300)
+
+
+def _limit(tests: int) -> float:
+    """Standard errors that the largest of so many normal values stays within (Bonferroni)."""
+    return float(stats.norm.isf(ALPHA / 2 / tests))
