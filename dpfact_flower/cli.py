@@ -16,6 +16,7 @@ from rich.table import Table
 
 from dpfact_flower.cli_audit import audit
 from dpfact_flower.cli_ledger import ledger_app
+from dpfact_flower.cli_plan import budget, plan
 from dpfact_flower.errors import DPFactError, SettingsError
 from dpfact_flower.settings import (
     AppSettings,
@@ -41,7 +42,8 @@ app = typer.Typer(
 data_app = typer.Typer(help="Turn EHR tables into one file a site.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 app.add_typer(ledger_app, name="ledger")
-app.command("audit")(audit)
+for command in (plan, budget, audit):
+    app.command()(command)
 _console = Console()
 
 Out = Annotated[Path, typer.Option("--out", "-o", help="Folder to write.")]
@@ -208,31 +210,6 @@ def compare(
 
     # Not through rich, which would wrap the rows.
     typer.echo(comparison(folders))
-
-
-@app.command()
-def budget(
-    rounds: Annotated[int, typer.Option(min=1)] = 20,
-    epsilon: Annotated[float, typer.Option(help="Total to plan for; 0 to go by --rho.")] = 1.2,
-    rho: Annotated[float, typer.Option(help="zCDP of one factor in one round.")] = 0.0,
-    delta: float = 1e-4,
-    modes: Annotated[int, typer.Option(help="Feature modes.", min=1)] = 2,
-    tau: Annotated[int, typer.Option(min=1)] = 2,
-    clip: Annotated[float, typer.Option(help="L, bound on an entry's gradient.")] = 1.0,
-    eta: float = 0.01,
-) -> None:
-    """Plan a budget in paper mode, from epsilon to noise or from rho to epsilon."""
-    from dpfact_flower.privacy import PaperPlan, plan_paper, psgd_sensitivity
-
-    plan = (
-        PaperPlan(rho, delta, rounds, modes) if rho else plan_paper(epsilon, delta, rounds, modes)
-    )
-    sensitivity = psgd_sensitivity(tau, clip, eta)
-    _console.print(f"rho per factor and round: {plan.rho:.6g} (total {plan.total_rho:.6g})")
-    _console.print(f"sensitivity 2 tau L eta: {sensitivity:.6g}")
-    _console.print(f"noise, standard deviation: {plan.sigma(sensitivity):.6g}")
-    for figure in plan.guarantee().figures:
-        _console.print(str(figure), markup=False)
 
 
 @app.command()

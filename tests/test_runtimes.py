@@ -30,6 +30,7 @@ from dpfact_flower.superlink import (
 APP = Path(__file__).parents[1] / "simulation"
 CPUS = "client-resources-num-cpus=1"
 CONFIG = {"rounds": 3, "rank": 4, "seed": 5, "privacy": "none", "tau": 2}
+PATIENT = {"rank": 4, "seed": 5, "off": 0.0, "privacy": "patient", "epsilon": 4.0, "delta": 1e-5}
 
 
 @contextmanager
@@ -96,6 +97,51 @@ def test_simulation_gives_the_numbers_of_one_process(cohort_folder, tmp_path, ex
     assert superlink.process.poll() is not None
     assert_same(out, expected)
     assert read_json(out / "summary.json")["sites"] == 3
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_patient_mode_simulated_gives_the_numbers_of_one_process(cohort_folder, tmp_path):
+    config = {**PATIENT, "noise-seed": 7, "data": str(cohort_folder)}
+    one = federate({**config, "out": str(tmp_path / "inprocess")})
+    out = tmp_path / "ray"
+    with local_superlink(tmp_path / "flwr", simulation=True) as superlink:
+        superlink.run(
+            APP, {**config, "out": str(out)},
+            federation_config="num-supernodes=3 client-resources-num-cpus=1",
+        )  # fmt: skip
+    assert_same(out, read_model(one)[0])
+    assert "seeded: not private" in read_json(out / "summary.json")["claim"]
+
+
+@pytest.mark.slow
+@pytest.mark.deployment
+def test_patient_mode_deployed_spends_each_hospitals_budget_once(cohort, cohort_folder, tmp_path):
+    config = {**PATIENT, **server_config(cohort, tmp_path), "min-sites": 3}
+    allowed = {"allow-privacy": "patient", "max-epsilon": 5.0}
+    with ExitStack() as stack:
+        superlink = stack.enter_context(local_superlink(tmp_path / "flwr", simulation=False))
+        for site in cohort.sites:
+            own = site_config(cohort_folder, tmp_path, site.name, **allowed)
+            stack.enter_context(supernode(superlink, tmp_path, own))
+        superlink.run(APP, config)
+        spent = [ledger_of(tmp_path, site.name) for site in cohort.sites]
+        with pytest.raises(RunFailedError):  # every hospital has spent what it allows
+            superlink.run(APP, {**config, "out": str(tmp_path / "second")})
+    assert [ledger_of(tmp_path, site.name) for site in cohort.sites] == spent
+    summary = read_json(tmp_path / "deployed" / "summary.json")
+    assert summary["epsilon"] == pytest.approx(PATIENT["epsilon"], rel=1e-6)
+    assert summary["claim"].startswith("proven: patient-level")
+    for (events, sent), ledger in zip(spent, summary["per_site"].values(), strict=True):
+        assert [event.sigma for event in events] == [row["sigma"] for row in ledger["ledger"]]
+        assert sent == len(events) + 1  # the last round is in the ledger too, and sends nothing
+
+
+def ledger_of(tmp_path: Path, site: str):
+    """What a hospital was charged for, and how many rounds it answered."""
+    with Ledger(tmp_path / f"state-{site}" / site, create=False) as ledger:
+        assert ledger.verify() == []
+        return ledger.events(), len(ledger.rows())
 
 
 @pytest.mark.slow
