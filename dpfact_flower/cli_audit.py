@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _console = Console()
 _APP_FOLDER = Path("simulation")
+_WIDE = 120
+"""Columns from which on a table has room for details."""
 
 Data = Annotated[
     str,
@@ -110,14 +112,16 @@ def _progress() -> Iterator[Watch]:
 
 
 def _table(findings: Sequence[Finding]) -> Table:
-    table = Table("check", "measured", "allowed", "", "what was measured", title="Audit")
+    """A row a check; in a narrow window details are left out, but for what failed."""
+    table = Table("check", "measured", "allowed", "", title="Audit")
+    wide = _console.width >= _WIDE
+    detailed = wide or not all(finding.passed for finding in findings)
+    if detailed:
+        table.add_column("what was measured")
     for finding in findings:
         verdict = "[green]passed[/green]" if finding.passed else "[red]FAILED[/red]"
-        table.add_row(
-            escape(finding.name),
-            f"{finding.measured:.5g}",
-            finding.allowed_text,
-            verdict,
-            escape(finding.detail),
-        )
+        row = [escape(finding.name), f"{finding.measured:.5g}", finding.allowed_text, verdict]
+        if detailed:
+            row.append(escape(finding.detail) if wide or not finding.passed else "")
+        table.add_row(*row)
     return table

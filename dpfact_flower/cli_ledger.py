@@ -113,12 +113,12 @@ def _find(folder: Path, site: str) -> Path:
 def _table(rows: Sequence[LedgerRow], delta: float) -> Table:
     """One line an event; the running total stands at the last event of a release."""
     table = Table(title=f"Releases; epsilon is the running total at delta {delta:g}")
-    for name, width in (("when, UTC", 10), ("job", 6), ("round", 5), ("what", 10)):
+    for name, width in (("when, UTC", 10), ("job", 8), ("what", 10)):
         table.add_column(name, overflow="fold", min_width=width)
     for name in ("sensitivity", "sigma", "rho", "epsilon"):
         table.add_column(name, justify="right", no_wrap=True)
     for row, running in zip(rows, _running(rows, delta), strict=True):
-        place = (row.recorded[:16].replace("T", " "), escape(row.job), str(row.round))
+        place = (row.recorded[:16].replace("T", " "), escape(row.job))
         for event in row.events:
             last = event is row.events[-1]
             table.add_row(
@@ -131,7 +131,14 @@ def _table(rows: Sequence[LedgerRow], delta: float) -> Table:
             )
         if not row.events:
             what = "[red]values without noise[/red]" if row.unprotected else "nothing left the site"
-            table.add_row(*place, what, "-", "-", "-", "no bound" if row.unprotected else "-")
+            table.add_row(
+                *place,
+                f"round {row.round}, {what}",
+                "-",
+                "-",
+                "-",
+                "no bound" if row.unprotected else "-",
+            )
     return table
 
 

@@ -35,22 +35,20 @@ from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 class DPFact(Strategy):
     """DPFact's server as a legacy Flower strategy; parameters as `dpfact_flower.DPFact`.
 
-    The number of rounds must be the same in `run` and in Flower's ``ServerConfig``: planning a
-    privacy budget needs it (after a resume, what is left of it there). Set ``round_timeout`` in
-    ``ServerConfig`` too: in this API Flower keeps the deadline. Bytes are those of the serialised
-    arrays; this API shows no more.
+    Give Flower's ``ServerConfig`` the rounds that are planned, ``coordinator.rounds`` (after a
+    resume, what is left of them): a privacy budget is planned over just these. Set
+    ``round_timeout`` in ``ServerConfig`` too: in this API Flower keeps the deadline. Bytes are
+    those of the serialised arrays; this API shows no more.
 
     Examples
     --------
     ::
 
         def server_fn(context):
-            run = RunSettings(rounds=10, min_sites=3)
-            privacy = PrivacySettings(privacy="none")
-            return ServerAppComponents(
-                strategy=DPFact((202, 316), privacy=privacy, run=run),
-                config=ServerConfig(num_rounds=run.rounds),
-            )
+            privacy = PrivacySettings(epsilon=4.0, patients=40_000)
+            strategy = DPFact((202, 316), privacy=privacy, run=RunSettings(sites=6, min_sites=3))
+            config = ServerConfig(num_rounds=strategy.coordinator.rounds)
+            return ServerAppComponents(strategy=strategy, config=config)
     """
 
     def __init__(

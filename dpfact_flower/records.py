@@ -20,6 +20,8 @@ from dpfact_flower.settings import Scalar
 
 _ARRAYS, _CONFIG, _METRICS = "arrays", "config", "metrics"
 _LEGACY_ASK, _LEGACY_ANSWER = "fitins", "fitres"
+_LEGACY_EMPTY = "_empty"
+"""Name of the one array, without bytes, by which the compatibility layer says: no arrays."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +74,8 @@ def read(message: Message) -> Payload:
     arrays, config = (content.get(name) for name in names)
     if not isinstance(arrays, ArrayRecord) or not isinstance(config, ConfigRecord):
         raise MessageError(f"message: need the records {names[0]!r} and {names[1]!r}")
+    if legacy and [*arrays] == [_LEGACY_EMPTY]:
+        return Payload([], config, legacy)
     try:
         return Payload(arrays.to_numpy_ndarrays(), config, legacy)
     except Exception as error:  # NumPy, zlib and Flower each raise their own on damaged bytes

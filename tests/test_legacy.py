@@ -1,5 +1,7 @@
 """A legacy ServerApp (`server_fn`, ServerAppComponents) drives the same ClientApp."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
@@ -19,24 +21,36 @@ SOLVER = SolverSettings(rank=4)
 NONE = PrivacySettings(privacy="none")
 
 
-def test_a_legacy_server_app_gives_the_numbers_of_the_new_strategy(cohort_folder, tmp_path):
+MODES = {
+    "none": (NONE, 3),
+    "patient": (PrivacySettings(epsilon=4.0, noise_seed=7), 4),  # rounds of its plan, not of `run`
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_legacy_server_app_gives_the_numbers_of_the_new_strategy(mode, cohort_folder, tmp_path):
+    privacy, rounds = MODES[mode]
+    patients = sum((40, 25, 30)) if mode == "patient" else 0  # `federate` fills it in from the data
+    privacy = replace(privacy, patients=patients)
     run = RunSettings(rounds=3, seed=5, sites=3)
-    strategy = DPFact((9, 12), solver=SOLVER, privacy=NONE, run=run)
+    strategy = DPFact((9, 12), solver=SOLVER, privacy=privacy, run=run)
+    assert strategy.coordinator.rounds == rounds
     nodes = [{"partition-id": n, "num-partitions": 3} for n in range(3)]
     config = {"data": str(cohort_folder), "out": str(tmp_path / "legacy")}
 
     def server_fn(context):
-        return ServerAppComponents(strategy=strategy, config=ServerConfig(num_rounds=3))
+        config = ServerConfig(num_rounds=strategy.coordinator.rounds)
+        return ServerAppComponents(strategy=strategy, config=config)
 
     server = ServerApp(server_fn=server_fn)
     server(InProcessGrid(client_app, nodes, config), Context(1, 1, {}, RecordDict(), {}))
-    out = federate({"data": str(cohort_folder), "out": str(tmp_path / "new"), "rounds": 3,
-                    "seed": 5, "rank": 4, "privacy": "none"})  # fmt: skip
+    out = federate({**privacy.to_config(), "data": str(cohort_folder), "out": str(tmp_path / "new"),
+                    "rounds": 3, "seed": 5, "rank": 4})  # fmt: skip
     for got, want in zip(strategy.coordinator.factors, read_model(out)[0], strict=True):
         np.testing.assert_array_equal(got, want)
     assert [record.sites for record in strategy.coordinator.records] == [
         ("site-1", "site-2", "site-3")
-    ] * 3
+    ] * rounds
 
 
 class Proxy:

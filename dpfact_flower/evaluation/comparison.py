@@ -18,13 +18,21 @@ def comparison(folders: Sequence[Path]) -> str:
         If a folder holds no finished run.
     """
     header = (
-        "data", "sites", "patients", "non-zeros", "R", "rounds", "fit", "RMSE all cells",
-        "RMSE non-zeros", "AUC", "AUC raw codes", "AUC volume", "FMS", "MB down", "MB up",
-        "seconds", "of them solver",
+        "data", "sites", "patients", "non-zeros", "R", "rounds", "privacy", "epsilon", "fit",
+        "RMSE all cells", "RMSE non-zeros", "AUC", "AUC raw codes", "AUC volume", "FMS",
+        "MB down", "MB up", "seconds", "of them solver",
     )  # fmt: skip
     rows = [header, ("---",) * len(header)]
     rows += [_row(read_json(folder / SUMMARY)) for folder in folders]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def _claim(summary: dict[str, Any]) -> str:
+    """The mode, and in what way its epsilon is less than a guarantee."""
+    claim = str(summary.get("claim", ""))
+    if "seeded" in claim:
+        return f"{summary['privacy']} (seeded: not private)"
+    return f"{summary['privacy']} ({claim})" if "not proven" in claim else str(summary["privacy"])
 
 
 def _row(summary: dict[str, Any]) -> tuple[str, ...]:
@@ -42,7 +50,7 @@ def _row(summary: dict[str, Any]) -> tuple[str, ...]:
         summary["name"], str(summary["sites"]),
         f"{sum(site['patients'] for site in sites):,}" if sites else "-",
         f"{sum(site['nonzeros'] for site in sites):,}" if sites else "-",
-        str(summary["rank"]), str(summary["rounds"]),
+        str(summary["rank"]), str(summary["rounds"]), _claim(summary), number("epsilon", ".3g"),
         number("fit", ".3f"), number("rmse", ".5f"), number("rmse_nonzeros", ".4f"),
         auc("memberships"), auc("raw_codes"), auc("volume"), number("fms", ".2f"),
         f"{summary['bytes_down'] / 1e6:.1f}", f"{summary['bytes_up'] / 1e6:.1f}",
