@@ -195,7 +195,9 @@ def _refit(tensor: SparseTensor, request: RoundRequest, site: str) -> RoundOutco
     tensor = scaled(tensor, request.solver)
     rng = np.random.default_rng(stream(request, site))
     began = time.perf_counter()
-    solver = local_settings(tensor, request)
+    # Whatever the round, mu acts now: the global phenotypes have formed.
+    now = replace(request, solver=replace(request.solver, mu_from_round=1))
+    solver = local_settings(tensor, now)
     solver = replace(solver, tau=max(solver.tau, _PERSONAL_PASSES))
     patients = np.zeros((tensor.n_patients, solver.rank), np.float32)
     start = SiteState(0, (patients, *request.anchors), solver.eta)

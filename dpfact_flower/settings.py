@@ -106,7 +106,10 @@ class SolverSettings(Settings):
         "size; 0 takes mu as it is", low=0,
     )  # fmt: skip
     mu_from_round: int = setting(
-        1, "round from which mu acts: phenotypes must form before any is switched off", low=1
+        1,
+        "round from which mu acts: phenotypes must form before any is switched off; in patient "
+        "mode it acts in the last",
+        low=1,
     )
     nonnegative: bool = setting(True, "keep every factor non-negative, so weights can be read")
     update: Literal["joint", "sequential"] = setting(

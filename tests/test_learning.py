@@ -84,6 +84,23 @@ def test_a_phenotype_of_one_site_is_switched_off_at_the_others(demo):
         assert [norm for site, norm in enumerate(norms) if site != owner] == [0] * 5
 
 
+@pytest.mark.parametrize("data_seed", [0, 11])  # nothing was tuned on 11
+def test_patient_mode_finds_planted_phenotypes_at_epsilon_4(data_seed, tmp_path):
+    """The whole run, its own noise at every site; a phenotype of one site is off at the others."""
+    cohort = synthetic(preset("demo", seed=data_seed))
+    cohort.save(tmp_path)
+    out = federate({"data": str(tmp_path), "out": str(tmp_path / "run"), "rank": 12, "off": 0.1,
+                    "epsilon": 4.0, "noise-seed": 5, "mu-from-round": 21})  # fmt: skip
+    factors, norms = read_model(out)[0], np.array(read_json(out / PHENOTYPES)["usage"]["norms"])
+    assert factor_match_score(factors, cohort.truth.factors) > 0.9
+    match = match_columns(factors, cohort.truth.factors)
+    usage = cohort.truth.usage
+    for phenotype in np.flatnonzero(usage.sum(axis=0) == 1):
+        position = int(np.flatnonzero(match.truth == phenotype)[0])
+        used = norms[:, match.estimate[position]] > 0
+        np.testing.assert_array_equal(used, usage[:, phenotype])
+
+
 @pytest.mark.parametrize("modes", [1, 3])
 def test_any_number_of_feature_modes(modes):
     """A patients x codes matrix, and a tensor of four modes, through the whole round."""
