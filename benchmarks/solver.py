@@ -12,8 +12,9 @@ from benchmarks.scale import Scale, first_request
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.site import initial_state, local_settings, scaled
 from dpfact_flower.solver import exact, psgd
-from dpfact_flower.solver.kernels import Array, Step, mttkrp, stack_factors, visit
-from dpfact_flower.solver.psgd import visits, zero_visits
+from dpfact_flower.solver.kernels import Array, mttkrp, stack_factors
+from dpfact_flower.solver.order import visits, zero_visits
+from dpfact_flower.solver.sgd import Step, visit
 from dpfact_flower.tensor import Factors, SparseTensor
 
 ETA = 1e-4

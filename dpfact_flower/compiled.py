@@ -9,6 +9,12 @@ from numba import njit
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
+FAST: dict[str, Any] = {
+    "error_model": "numpy",
+    "fastmath": {"reassoc", "contract", "nsz", "arcp"},
+}
+"""Options that let sums be reordered but leave NaN and infinity their meaning."""
+
 
 def compiled(**options: Any) -> Callable[[_Function], _Function]:
     """Decorate a kernel; `options` are those of `numba.njit`. It runs without the GIL."""

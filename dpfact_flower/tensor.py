@@ -26,6 +26,9 @@ from dpfact_flower.files import replacing
 _MAX_MODE = np.iinfo(np.int32).max
 _PATIENT_MODE = 0
 
+_PART = 1 << 20
+"""Entries turned into wider numbers at a time."""
+
 Factors = tuple[NDArray[np.float32], ...]
 """Factor matrices of a CP model, one a mode, (I_n, R) each; patients first where they are there."""
 
@@ -112,7 +115,20 @@ class SparseTensor:
     def norm_squared(self) -> float:
         """Squared Frobenius norm, summed in float64."""
         # Not by BLAS, whose sum depends on its number of threads.
-        return float(np.square(self.values, dtype=np.float64).sum())
+        return math.fsum(
+            float(np.square(self.values[part], dtype=np.float64).sum()) for part in self.parts()
+        )
+
+    def row_counts(self, mode: int) -> NDArray[np.int64]:
+        """Number of non-zeros in each row of a mode, shape (I_mode,)."""
+        counts = np.zeros(self.shape[mode], np.int64)
+        for part in self.parts():
+            counts += np.bincount(self.indices[part, mode], minlength=self.shape[mode])
+        return counts
+
+    def parts(self) -> Iterator[slice]:
+        """Slices that cover the non-zeros: what is made of a part is small beside the tensor."""
+        return (slice(first, first + _PART) for first in range(0, self.nnz, _PART))
 
     def to_dense(self) -> NDArray[np.float64]:
         """Dense copy, for tests and small examples.

@@ -42,7 +42,7 @@ from dpfact_flower.privacy import (
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver import LocalResult, solve
 from dpfact_flower.solver.objective import gram
-from dpfact_flower.solver.psgd import visits
+from dpfact_flower.solver.order import visits
 from dpfact_flower.tensor import Factors, SparseTensor
 
 PAPER = SolverSettings(

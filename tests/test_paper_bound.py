@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpfact_flower.solver.psgd import visits
+from dpfact_flower.solver.order import visits
 
 SCRIPT = Path(__file__).parents[1] / "simulation" / "paper_bound.py"
 

@@ -18,29 +18,18 @@ Step control (bold driver)
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dpfact_flower.errors import DivergenceError
 from dpfact_flower.settings import SolverSettings
-from dpfact_flower.solver.kernels import (
-    Array,
-    Step,
-    draw_visits,
-    row_offsets,
-    stack_factors,
-    stacked_values,
-    visit,
-)
+from dpfact_flower.solver.kernels import Array, row_offsets, stack_factors, stacked_values
 from dpfact_flower.solver.objective import LocalResult, elastic, gram, group_norm, loss
+from dpfact_flower.solver.order import patient_starts, visits, zero_visits
 from dpfact_flower.solver.prox import shrink_columns
+from dpfact_flower.solver.sgd import Step, visit
 from dpfact_flower.tensor import Factors, SparseTensor
-
-_BLOCK = 512
-"""Patients whose entries are shuffled together: their rows stay in the cache."""
 
 _GROWTH = 1.05
 _MAX_HALVINGS = 40
@@ -76,13 +65,15 @@ def psgd(
         Naming the step sizes tried.
     """
     site = _Site(tensor, anchors, settings)
-    stack = stack_factors([np.maximum(factor, np.float32(site.floor)) for factor in factors])
+    stack = stack_factors(factors)
+    np.maximum(stack, np.float32(site.floor), out=stack)
+    before = np.empty_like(stack)
     values = [site.value(stack)]
     # The privacy bound 2 * tau * L * eta counts on this: settings.eta is never exceeded.
     step_size = settings.eta if eta is None else min(eta, settings.eta)
     rollbacks = 0
     for _ in range(settings.tau):
-        before, first = stack.copy(), step_size
+        before[:], first = stack, step_size
         while True:
             site.run_pass(stack, step_size, rng)
             now = site.value(stack)
@@ -98,6 +89,7 @@ def psgd(
             rollbacks += 1
         values.append(now)
         step_size = min(step_size * _GROWTH, settings.eta)
+    del before  # its memory is as much as the result takes
     result = tuple(np.ascontiguousarray(factor) for factor in site.factors(stack))
     return LocalResult(result, tuple(v.objective for v in values), step_size, rollbacks)
 
@@ -110,11 +102,8 @@ class _Site:
         self.floor = 0.0 if settings.nonnegative else -math.inf
         self.offsets = row_offsets(tensor.shape)
         self.anchor_stack = stack_factors(anchors)
-        self.zeros = zero_visits(tensor, settings)
-        self.visits = [
-            np.bincount(tensor.indices[:, n], minlength=tensor.shape[n])
-            for n in range(1, tensor.ndim)
-        ]
+        self.zeros, self.starts = zero_visits(tensor, settings), patient_starts(tensor)
+        self.visits = [tensor.row_counts(n) for n in range(1, tensor.ndim)]
         # A clipped gradient is not that of the objective, which may rise at any step size; then
         # only what fits worse than no model at all is refused.
         self.tolerated = 0.5 * tensor.norm_squared() if settings.clip > 0 else -math.inf
@@ -135,7 +124,7 @@ class _Site:
             floor=self.floor,
             sequential=settings.update == "sequential",
         )
-        for rows, counts in visits(tensor, self.zeros, rng):
+        for rows, counts in visits(tensor, self.zeros, rng, self.starts):
             visit(stack, self.anchor_stack, rows, counts, step)
         if settings.mu > 0:
             A = stack[: tensor.n_patients]
@@ -144,20 +133,28 @@ class _Site:
     def value(self, stack: Array) -> Value:
         """Everything the step control compares."""
         tensor, settings, factors = self.tensor, self.settings, self.factors(stack)
-        model = stacked_values(tensor.indices, stack, self.offsets)
         with np.errstate(over="ignore", invalid="ignore"):
             patients = gram(factors[0])
+            squares, inner = self._at_nonzeros(stack)
             if settings.zeros == "none":
-                error = 0.5 * float(np.square(tensor.values - model).sum())
+                error = 0.5 * squares
             else:
-                grams = [patients, *map(gram, factors[1:])]
-                error = loss(tensor, float(tensor.values @ model), grams)
+                error = loss(tensor, inner, [patients, *map(gram, factors[1:])])
             fit = error + settings.mu * group_norm(patients)
             return Value(
                 error,
                 fit + settings.gamma * elastic(factors, self.anchors),
                 fit + settings.gamma * elastic(factors, self.anchors, self.visits),
             )
+
+    def _at_nonzeros(self, stack: Array) -> tuple[float, float]:
+        """Squared error of the non-zeros, and <X, M>."""
+        tensor, squares, inner = self.tensor, 0.0, 0.0
+        for part in tensor.parts():
+            model = stacked_values(tensor.indices[part], stack, self.offsets)
+            squares += float(np.square(tensor.values[part] - model).sum())
+            inner += float(tensor.values[part] @ model)
+        return squares, inner
 
     def stands(self, now: Value, before: Value) -> bool:
         """Whether a pass is to be kept."""
@@ -166,43 +163,3 @@ class _Site:
             or now.descended <= before.descended
             or now.loss <= self.tolerated
         )
-
-
-def zero_visits(tensor: SparseTensor, settings: SolverSettings) -> int:
-    """Zero cells to sample per pass; 0 if none are wanted, or there are none."""
-    if settings.zeros == "none" or tensor.cells == tensor.nnz:
-        return 0
-    return max(1, round(settings.zero_ratio * tensor.nnz))
-
-
-def visits(
-    tensor: SparseTensor, zeros: int, rng: np.random.Generator
-) -> Iterator[tuple[NDArray[np.int32], NDArray[np.float32]]]:
-    """One pass: every non-zero once, and `zeros` zero cells, in random order.
-
-    Blocks of neighbouring patients come in random order, and so do the visits within a block; that
-    is as good as a full permutation at a fraction of its cost. The zero cells are independent and
-    uniform over all zero cells of the tensor: each block's number of them is multinomial.
-
-    Yields
-    ------
-    rows : ndarray of int32, shape (visits, N)
-        Rows of the factor stack.
-    counts : ndarray of float32, shape (visits,)
-        0 for a zero cell.
-    """
-    offsets = row_offsets(tensor.shape)
-    starts = np.searchsorted(tensor.indices[:, 0], np.arange(tensor.n_patients + 1))
-    first = np.arange(0, tensor.n_patients, _BLOCK)
-    last = np.minimum(first + _BLOCK, tensor.n_patients)
-    entries = starts[last] - starts[first]
-    share = (last - first) * float(math.prod(tensor.feature_shape)) - entries
-    zeros_in = rng.multinomial(zeros, share / share.sum()) if zeros else np.zeros_like(entries)
-    for b in rng.permutation(len(first)):
-        size = int(entries[b] + zeros_in[b])
-        rows, counts = np.empty((size, tensor.ndim), np.int32), np.empty(size, np.float32)
-        patients = starts[first[b] : last[b] + 1]
-        draw_visits(
-            tensor.indices, tensor.values, offsets, patients, int(first[b]), rows, counts, rng
-        )
-        yield rows, counts

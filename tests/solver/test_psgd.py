@@ -12,8 +12,9 @@ from scipy import stats
 from dpfact_flower.errors import DivergenceError
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver.kernels import model_values, row_offsets
+from dpfact_flower.solver.order import visits, zero_visits
 from dpfact_flower.solver.prox import shrink_columns
-from dpfact_flower.solver.psgd import psgd, visits, zero_visits
+from dpfact_flower.solver.psgd import psgd
 from dpfact_flower.tensor import SparseTensor
 
 SHAPES = [(9, 5), (7, 5, 6), (5, 4, 3, 6)]
