@@ -11,7 +11,7 @@ import hashlib
 import math
 import warnings
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +57,9 @@ class SparseTensor:
     def from_coo(cls, indices: ArrayLike, values: ArrayLike, shape: Sequence[int]) -> SparseTensor:
         """Validate coordinates; duplicates are summed, explicit zeros dropped.
 
+        Whatever their type and order, the entries are converted and sorted part by part: beside
+        what is given there is the tensor, and little else.
+
         Parameters
         ----------
         indices : array_like of integers, shape (entries, N)
@@ -73,10 +76,7 @@ class SparseTensor:
         size = _checked_shape(shape)
         index = _checked_indices(indices, size)
         value = _checked_values(values, len(index))
-        keep = value > 0
-        if not keep.all():
-            index, value = index[keep], value[keep]
-        return cls(*_sorted_and_summed(index, value), size)
+        return cls(*_sorted_and_summed(index, value, size), size)
 
     def __repr__(self) -> str:
         # Shape and size alone: a repr ends up in logs, a patient's cells must not.
@@ -128,7 +128,7 @@ class SparseTensor:
 
     def parts(self) -> Iterator[slice]:
         """Slices that cover the non-zeros: what is made of a part is small beside the tensor."""
-        return (slice(first, first + _PART) for first in range(0, self.nnz, _PART))
+        return _parts(self.nnz)
 
     def to_dense(self) -> NDArray[np.float64]:
         """Dense copy, for tests and small examples.
@@ -216,17 +216,22 @@ class SparseTensor:
         Counts of a long stay are squares of a short one's, and least squares follows the largest:
         scaled, every patient has the same say.
         """
-        patient = self.indices[:, 0]
-        squares = np.square(self.values, dtype=np.float64)
-        norms = np.sqrt(np.bincount(patient, squares, minlength=self.n_patients))
-        values = (self.values / norms[patient]).astype(np.float32)
+        norms, values = np.zeros(self.n_patients), np.empty_like(self.values)
+        for part in self.parts():
+            squares = np.square(self.values[part], dtype=np.float64)
+            norms += np.bincount(self.indices[part, 0], squares, minlength=self.n_patients)
+        np.sqrt(norms, out=norms)
+        for part in self.parts():
+            values[part] = self.values[part] / norms[self.indices[part, 0]]
         return SparseTensor(self.indices, values, self.shape)
 
     def fingerprint(self) -> str:
         """SHA-256 over shape, indices and values: the identity of this data."""
         digest = hashlib.sha256(repr(self.shape).encode())
-        digest.update(self.indices.astype("<i4").tobytes())
-        digest.update(self.values.astype("<f4").tobytes())
+        for part in self.parts():
+            digest.update(self.indices[part].astype("<i4").tobytes())
+        for part in self.parts():
+            digest.update(self.values[part].astype("<f4").tobytes())
         return digest.hexdigest()
 
     def save(self, path: str | Path) -> None:
@@ -255,12 +260,14 @@ class SparseTensor:
         Whole or not at all, and readable by its owner alone.
         """
         path, offset = Path(path), int(one_based)
-        columns = np.column_stack([self.indices.astype(np.float64) + offset, self.values])
         with replacing(path) as raw:
             zipped = gzip.GzipFile(fileobj=raw, mode="wb") if path.suffix == ".gz" else None
             with zipped or nullcontext(raw) as file:
                 file.write(f"# shape: {' '.join(map(str, self.shape))}\n".encode())
-                np.savetxt(file, columns, fmt=["%d"] * self.ndim + ["%.9g"])
+                for part in self.parts():
+                    index = self.indices[part].astype(np.float64) + offset
+                    columns = np.column_stack([index, self.values[part]])
+                    np.savetxt(file, columns, fmt=["%d"] * self.ndim + ["%.9g"])
 
     @classmethod
     def read_tns(
@@ -293,8 +300,11 @@ class SparseTensor:
             index = table[:, :-1]
             _check_whole(index)
             first = int((index >= 1).all()) if one_based is None else int(one_based)
-            below = np.any(index < first, axis=1)
-            _refuse(below, f"indices: must be at least {first}")
+            _refuse(
+                len(index),
+                lambda part: np.any(index[part] < first, axis=1),
+                f"indices: must be at least {first}",
+            )
             if size is None:
                 size = (index.max(axis=0) - first + 1).tolist()
             return cls.from_coo(index - first, table[:, -1], size)
@@ -329,13 +339,23 @@ def _as_array(field: str, given: ArrayLike) -> NDArray[Any]:
         raise DataError(f"{field}: need numbers in rows of equal length") from None
 
 
-def _refuse(wrong: NDArray[np.bool_], rule: str) -> None:
-    """Refuse entries that break a rule, saying where they are and not what."""
-    if wrong.any():
-        raise DataError(
-            f"{rule}; {np.count_nonzero(wrong)} entries break this, "
-            f"the first at position {int(wrong.argmax())}"
-        )
+def _parts(entries: int) -> Iterator[slice]:
+    return (slice(first, first + _PART) for first in range(0, entries, _PART))
+
+
+def _refuse(entries: int, wrong: Callable[[slice], NDArray[np.bool_]], rule: str) -> None:
+    """Refuse entries that break a rule, saying where they are and not what.
+
+    `wrong` tells of each entry of a part whether it breaks the rule.
+    """
+    count, position = 0, 0
+    for part in _parts(entries):
+        found = wrong(part)
+        if found.any():
+            position = position if count else part.start + int(found.argmax())
+            count += int(np.count_nonzero(found))
+    if count:
+        raise DataError(f"{rule}; {count} entries break this, the first at position {position}")
 
 
 def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
@@ -353,7 +373,7 @@ def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(int(n) for n in size)
 
 
-def _checked_indices(indices: ArrayLike, shape: tuple[int, ...]) -> NDArray[np.int32]:
+def _checked_indices(indices: ArrayLike, shape: tuple[int, ...]) -> NDArray[Any]:
     index = _as_array("indices", indices)
     if index.shape == (0,):
         return np.empty((0, len(shape)), np.int32)
@@ -361,51 +381,133 @@ def _checked_indices(indices: ArrayLike, shape: tuple[int, ...]) -> NDArray[np.i
         raise DataError(f"indices: need shape (entries, {len(shape)}), got {index.shape}")
     _check_whole(index)
     for mode, size in enumerate(shape):
-        column = index[:, mode]
-        _refuse((column < 0) | (column >= size), f"indices: mode {mode} must lie in [0, {size})")
-    return np.ascontiguousarray(index, dtype=np.int32)
+
+        def outside(part: slice) -> NDArray[np.bool_]:
+            column = index[part, mode]  # noqa: B023
+            return np.asarray((column < 0) | (column >= size))  # noqa: B023
+
+        _refuse(len(index), outside, f"indices: mode {mode} must lie in [0, {size})")
+    return index
 
 
 def _check_whole(index: NDArray[Any]) -> None:
     if index.dtype.kind not in "iuf":
         raise DataError(f"indices: need integers, got dtype {index.dtype}")
+
+    def broken(part: slice) -> NDArray[np.bool_]:
+        whole = np.isfinite(index[part]) & (index[part] == np.floor(index[part]))
+        return np.asarray(~whole.all(axis=1))
+
     if index.dtype.kind == "f":
-        whole = np.isfinite(index) & (index == np.floor(index))
-        _refuse(~whole.all(axis=1), "indices: must be integers")
+        _refuse(len(index), broken, "indices: must be integers")
 
 
-def _checked_values(values: ArrayLike, entries: int) -> NDArray[np.float32]:
+def _checked_values(values: ArrayLike, entries: int) -> NDArray[Any]:
     given = _as_array("values", values)
     if given.dtype.kind not in "biuf":
         raise DataError(f"values: need numbers, got dtype {given.dtype}")
     if given.shape != (entries,):
         raise DataError(f"values: need shape ({entries},) to match indices, got {given.shape}")
-    with np.errstate(over="ignore"):
-        value = given.astype(np.float32)
-    _refuse(~np.isfinite(value), "values: must be finite (float32)")
+    _refuse(
+        entries, lambda part: ~np.isfinite(_single(given[part])), "values: must be finite (float32)"
+    )
     # Of what was given: a tiny negative number is a zero in float32.
-    _refuse(given < 0, "values: must be non-negative")
-    return value
+    _refuse(entries, lambda part: given[part] < 0, "values: must be non-negative")
+    return given
+
+
+def _single(value: NDArray[Any]) -> NDArray[np.float32]:
+    with np.errstate(over="ignore"):
+        return value.astype(np.float32)
 
 
 def _sorted_and_summed(
+    index: NDArray[Any], value: NDArray[Any], shape: tuple[int, ...]
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """New arrays of the checked entries as a tensor promises them."""
+    if _is_sorted(index, value):
+        return np.array(index, np.int32, order="C"), np.array(value, np.float32)
+    starts, sorted_index, sorted_value = _by_patient(index, value, shape)
+    size = 0
+    for part in _patient_parts(starts):
+        order = np.lexsort(sorted_index[part].T[::-1])
+        cells, counts = _summed(sorted_index[part][order], sorted_value[part][order])
+        sorted_index[size : size + len(cells)] = cells  # never beyond what has been read
+        sorted_value[size : size + len(cells)] = counts
+        size += len(cells)
+    if size < len(sorted_value):
+        sorted_index, sorted_value = sorted_index[:size].copy(), sorted_value[:size].copy()
+    return sorted_index, sorted_value
+
+
+def _is_sorted(index: NDArray[Any], value: NDArray[Any]) -> bool:
+    """Whether the entries are positive, unique and in lexicographic order already."""
+    for part in _parts(len(index)):
+        if not (_single(value[part]) > 0).all():
+            return False
+        rows = index[part.start : part.stop + 1]  # with the next part's first
+        rises = np.zeros(len(rows) - 1, np.bool_)
+        for mode in reversed(range(index.shape[1])):
+            before, after = rows[:-1, mode], rows[1:, mode]
+            rises = (before < after) | ((before == after) & rises)
+        if not rises.all():
+            return False
+    return True
+
+
+def _by_patient(
+    index: NDArray[Any], value: NDArray[Any], shape: tuple[int, ...]
+) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
+    """Positive entries, each patient's together and in the order given: a counting sort.
+
+    Returns the first entry of each patient with the number of entries at the end, and the entries.
+    """
+    patients = shape[_PATIENT_MODE]
+    starts = np.zeros(patients + 1, np.int64)
+    for part in _parts(len(index)):
+        rows = index[part, _PATIENT_MODE].astype(np.int32)[_single(value[part]) > 0]
+        starts[1:] += np.bincount(rows, minlength=patients)
+    np.cumsum(starts, out=starts)
+    cells = np.empty((starts[-1], len(shape)), np.int32)
+    counts = np.empty(starts[-1], np.float32)
+    free = starts[:-1].copy()
+    for part in _parts(len(index)):
+        count = _single(value[part])
+        positive = np.flatnonzero(count > 0)
+        cell = index[part][positive].astype(np.int32)
+        rows = cell[:, _PATIENT_MODE]
+        order = np.argsort(rows, kind="stable")
+        rows = rows[order]
+        place = free[rows] + np.arange(len(rows)) - np.searchsorted(rows, rows)
+        cells[place], counts[place] = cell[order], count[positive[order]]
+        free += np.bincount(rows, minlength=patients)
+    return starts, cells, counts
+
+
+def _patient_parts(starts: NDArray[np.int64]) -> Iterator[slice]:
+    """Slices of whole patients, each of `_PART` entries or one patient's."""
+    first = 0
+    while first < starts[-1]:
+        next_patient = int(np.searchsorted(starts, first, side="right"))
+        fits = int(np.searchsorted(starts, first + _PART, side="right")) - 1
+        end = int(starts[max(next_patient, fits)])
+        yield slice(first, end)
+        first = end
+
+
+def _summed(
     index: NDArray[np.int32], value: NDArray[np.float32]
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    if len(index) == 0:
-        return index, value
-    order = np.lexsort(index.T[::-1])
-    index, value = index[order], value[order]
-    first = np.empty(len(index), bool)
-    first[0] = True
+    """Sorted entries without duplicates, whose values are summed."""
+    first = np.ones(len(index), np.bool_)
     np.any(index[1:] != index[:-1], axis=1, out=first[1:])
     if first.all():
         return index, value
     starts = np.flatnonzero(first)
-    with np.errstate(over="ignore"):
-        summed = np.add.reduceat(value, starts, dtype=np.float64).astype(np.float32)
+    summed = _single(np.add.reduceat(value, starts, dtype=np.float64))
     if not np.isfinite(summed).all():
         raise DataError("values: a sum of duplicate entries is too large for float32")
-    return np.ascontiguousarray(index[starts]), summed
+    return index[starts], summed
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import gzip
 import math
+import tracemalloc
 import warnings
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import dpfact_flower.tensor as tensor_module
 from dpfact_flower.errors import DataError
 from dpfact_flower.tensor import SparseTensor, load_npz
 
@@ -106,6 +108,61 @@ def test_order_of_entries_does_not_matter(coo, random):
     second = SparseTensor.from_coo(index[order], value[order], shape)
     assert_same(second, first)
     assert second.fingerprint() == first.fingerprint()
+
+
+@given(coordinates(), st.integers(1, 7))
+def test_the_size_of_the_parts_does_not_matter(coo, size):
+    expected = SparseTensor.from_coo(*coo)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tensor_module, "_PART", size)
+        found = SparseTensor.from_coo(*coo)
+        assert_promised(found)
+        assert_same(found, expected)
+        assert found.fingerprint() == expected.fingerprint()
+        assert found.norm_squared() == pytest.approx(expected.norm_squared(), rel=1e-14)
+        assert_same(SparseTensor.from_coo(found.indices, found.values, found.shape), expected)
+        scaled = found.scaled_to_unit_patients()
+        for mode in range(found.ndim):
+            rows = np.bincount(expected.indices[:, mode], minlength=expected.shape[mode])
+            np.testing.assert_array_equal(found.row_counts(mode), rows)
+    np.testing.assert_allclose(
+        scaled.values, expected.scaled_to_unit_patients().values, rtol=1e-6, atol=0
+    )
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+def test_positions_in_messages_count_over_parts(monkeypatch, size):
+    monkeypatch.setattr(tensor_module, "_PART", size)
+    index = [[0, 0], [1, 1], [2, 7], [2, 1], [2, 9]]
+    message = refused(SparseTensor.from_coo, index, [1] * 5, (3, 2))
+    assert "mode 1 must lie in [0, 2); 2 entries break this, the first at position 2" in message
+
+
+def peak_of(call) -> int:
+    """Bytes that NumPy held at most during a call, beside what it held before."""
+    tracemalloc.start()
+    try:
+        kept = call()
+        return tracemalloc.get_traced_memory()[1] + 0 * len(kept)
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("arranged", ["sorted", "shuffled", "shuffled int64 and float64"])
+def test_building_takes_little_more_than_the_tensor(monkeypatch, arranged):
+    monkeypatch.setattr(tensor_module, "_PART", 1 << 13)
+    entries = 400_000
+    rng = np.random.default_rng(0)
+    cells = np.sort(rng.choice(2000 * 50 * 60, entries, replace=False))
+    index = np.stack(np.unravel_index(cells, (2000, 50, 60)), axis=1).astype(np.int32)
+    value = rng.integers(1, 9, entries).astype(np.float32)
+    if arranged != "sorted":
+        order = rng.permutation(entries)
+        index, value = index[order], value[order]
+    if "64" in arranged:
+        index, value = index.astype(np.int64), value.astype(np.float64)
+    peak = peak_of(lambda: (SparseTensor.from_coo(index, value, (2000, 50, 60)),))
+    assert peak < 1.3 * 16 * entries
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int64, np.uint64, np.float32, np.float64])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numba import njit
@@ -40,6 +40,7 @@ def computed(x, y, z, number, found):
     return total(a)
 
 
+@settings(deadline=None)  # the first call compiles
 @given(octets, octets, octets, st.floats(-1000, 1000, width=32))
 def test_operations_are_numpys(x, y, z, number):
     found = np.empty(40, np.float32)
