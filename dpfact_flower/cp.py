@@ -19,12 +19,10 @@ from scipy.optimize import linear_sum_assignment
 
 from dpfact_flower.errors import DataError
 from dpfact_flower.solver.kernels import model_values
+from dpfact_flower.solver.objective import gram, hadamard
 from dpfact_flower.tensor import SparseTensor
 
 Factors = tuple[NDArray[np.float64], ...]
-
-_BLOCK = 1 << 24
-"""Non-zeros looked at together: bounds the memory for model values (128 MB)."""
 
 
 @dataclass(frozen=True)
@@ -191,28 +189,15 @@ class CPModel:
 
     def norm_squared(self) -> float:
         """Squared Frobenius norm of the model, from the Gram matrices of its factors."""
-        return float(reduce(np.multiply, (f.T @ f for f in self.factors)).sum())
+        return norm_squared(self.factors)
 
     def inner(self, tensor: SparseTensor) -> float:
         """Inner product <X, M> with a tensor of the same shape."""
-        return math.fsum(float(x @ m) for x, m in self._at_nonzeros(tensor))
+        return math.fsum(float(x @ m) for x, m in _at_nonzeros(tensor, self.factors))
 
     def squared_error(self, tensor: SparseTensor) -> SquaredError:
-        """Exact sums of squared errors on a tensor of the same shape.
-
-        Over the zero cells the error is ||M||^2 less what M puts on the non-zeros, so the total
-        equals ||X||^2 - 2<X,M> + ||M||^2 with less cancellation.
-        """
-        blocks = [((x - m) @ (x - m), m @ m) for x, m in self._at_nonzeros(tensor)]
-        nonzeros = math.fsum(error for error, _ in blocks)
-        zeros = self.norm_squared() - math.fsum(mass for _, mass in blocks)
-        return SquaredError(
-            all_cells=nonzeros + max(zeros, 0.0),  # rounding alone can make it negative
-            nonzeros=nonzeros,
-            data=tensor.norm_squared(),
-            cells=tensor.cells,
-            nnz=tensor.nnz,
-        )
+        """Exact sums of squared errors on a tensor of the same shape; see `squared_error`."""
+        return squared_error(tensor, self.factors)
 
     def rmse(self, tensor: SparseTensor) -> RMSE:
         """Root mean square errors on one tensor; for several sites add `squared_error` first."""
@@ -222,18 +207,54 @@ class CPModel:
         """Share of the data explained, see `SquaredError.fit`."""
         return self.squared_error(tensor).fit
 
-    def _at_nonzeros(
-        self, tensor: SparseTensor
-    ) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
-        """Values of the tensor and of the model at the non-zeros, a block at a time."""
-        if tensor.shape != self.shape:
-            raise DataError(f"tensor: shape {tensor.shape} does not fit a model of {self.shape}")
-        for start in range(0, tensor.nnz, _BLOCK):
-            part = slice(start, start + _BLOCK)
-            yield (
-                tensor.values[part].astype(np.float64),
-                model_values(tensor.indices[part], self.factors),
-            )
+
+def squared_error(tensor: SparseTensor, factors: Sequence[NDArray[Any]]) -> SquaredError:
+    """Exact sums of squared errors of a CP model, in float64 and a part of the patients at a time.
+
+    Over the zero cells the error is ||M||^2 less what M puts on the non-zeros, so the total
+    equals ||X||^2 - 2<X,M> + ||M||^2 with less cancellation.
+
+    Parameters
+    ----------
+    tensor : SparseTensor
+    factors : sequence of N ndarrays of float32 or float64, each (I_n, R), patients first
+
+    Raises
+    ------
+    DataError
+        If their sizes are not the tensor's.
+    """
+    parts = [((x - m) @ (x - m), m @ m) for x, m in _at_nonzeros(tensor, factors)]
+    nonzeros = math.fsum(error for error, _ in parts)
+    zeros = norm_squared(factors) - math.fsum(mass for _, mass in parts)
+    return SquaredError(
+        all_cells=nonzeros + max(zeros, 0.0),  # rounding alone can make it negative
+        nonzeros=nonzeros,
+        data=tensor.norm_squared(),
+        cells=tensor.cells,
+        nnz=tensor.nnz,
+    )
+
+
+def norm_squared(factors: Sequence[NDArray[Any]]) -> float:
+    """Squared Frobenius norm of a CP model of factors of any float type."""
+    return float(hadamard([gram(factor) for factor in factors]).sum())
+
+
+def _at_nonzeros(
+    tensor: SparseTensor, factors: Sequence[NDArray[Any]]
+) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+    """Values of the tensor and of the model at the non-zeros, a part at a time."""
+    shape = tuple(map(len, factors))
+    if tensor.shape != shape:
+        raise DataError(f"tensor: shape {tensor.shape} does not fit a model of {shape}")
+    features = [factor.astype(np.float64) for factor in factors[1:]]
+    for part in tensor.parts():
+        index = tensor.indices[part].copy()
+        first, last = index[0, 0], index[-1, 0]  # the entries are sorted by patient
+        patients = factors[0][first : last + 1].astype(np.float64)
+        index[:, 0] -= first
+        yield tensor.values[part].astype(np.float64), model_values(index, (patients, *features))
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from dpfact_flower.cp import CPModel
+from dpfact_flower.cp import norm_squared, squared_error
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.errors import DataError, DivergenceError
 from dpfact_flower.privacy import (
@@ -33,6 +33,7 @@ from dpfact_flower.privacy import (
 from dpfact_flower.protocol import RoundRequest
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver import LocalResult, solve
+from dpfact_flower.solver.objective import gram
 from dpfact_flower.state import RoundMeasures, SiteState
 from dpfact_flower.tensor import Factors, SparseTensor
 
@@ -209,10 +210,11 @@ def initial_state(
     has to find it nor blows up.
     """
     patients = rng.random((tensor.n_patients, request.solver.rank), dtype=np.float32) + 1e-3
-    norm = CPModel.of(patients, *request.anchors).norm_squared()
-    scale = np.sqrt(tensor.norm_squared() / max(norm, float(np.finfo(np.float32).tiny)))
-    factors = (patients * np.float32(scale), *request.anchors)
-    return SiteState(0, factors, request.solver.eta)
+    norm = norm_squared((patients, *request.anchors))
+    patients *= np.float32(
+        math.sqrt(tensor.norm_squared() / max(norm, float(np.finfo(np.float32).tiny)))
+    )
+    return SiteState(0, (patients, *request.anchors), request.solver.eta)
 
 
 def planned(
@@ -257,12 +259,12 @@ def measure(
     tensor: SparseTensor, local: LocalResult, round_number: int, seconds: float
 ) -> RoundMeasures:
     """What the site notes for itself about its own factors; never sent."""
-    error = CPModel.of(*local.factors).squared_error(tensor)
+    error = squared_error(tensor, local.factors)
     return RoundMeasures(
         round=round_number,
         objective=local.objective,
         error=error,
-        column_norms=tuple(np.linalg.norm(local.factors[0].astype(np.float64), axis=0).tolist()),
+        column_norms=tuple(np.sqrt(np.diag(gram(local.factors[0]))).tolist()),
         eta=local.eta,
         rollbacks=local.rollbacks,
         seconds=seconds,

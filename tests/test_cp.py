@@ -9,7 +9,7 @@ import pyttb
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpfact_flower import cp
+import dpfact_flower.tensor as tensor_module
 from dpfact_flower.cp import (
     CPModel,
     SquaredError,
@@ -63,7 +63,7 @@ def test_errors_agree_with_a_dense_reference(shape, signed):
 def test_blocks_do_not_change_the_sums(monkeypatch):
     model, tensor = make((6, 5, 4)), counts((6, 5, 4))
     whole = model.squared_error(tensor)
-    monkeypatch.setattr(cp, "_BLOCK", 7)
+    monkeypatch.setattr(tensor_module, "_PART", 7)
     parts = model.squared_error(tensor)
     assert parts.nonzeros == pytest.approx(whole.nonzeros, rel=1e-13)
     assert parts.all_cells == pytest.approx(whole.all_cells, rel=1e-13)

@@ -304,20 +304,21 @@ def _site(
         "WHERE site = $site ORDER BY position",
         {"site": site},
     ).fetchnumpy()
-    codes = [f"code_{n}" for n in range(1, len(vocabularies) + 1)]
+    columns = ["position", *(f"code_{n}" for n in range(1, len(vocabularies) + 1))]
+    # Sorted by DuckDB, which spills to disk, and in the tensor's own types.
     cells = connection.execute(
-        f"SELECT position, {', '.join(codes)}, count FROM cells JOIN members USING (number) "
-        "WHERE site = $site",
+        f"SELECT {', '.join(f'{column}::INTEGER AS {column}' for column in columns)}, "
+        "count::FLOAT AS count FROM cells JOIN members USING (number) "
+        f"WHERE site = $site ORDER BY {', '.join(columns)}",
         {"site": site},
     ).fetchnumpy()
+    indices = np.empty((len(cells["count"]), len(columns)), np.int32)
+    for n, column in enumerate(columns):
+        indices[:, n] = cells.pop(column)
     shape = (len(people["patient"]), *map(len, vocabularies))
     return SiteData(
         name=site,
-        tensor=SparseTensor.from_coo(
-            np.column_stack([cells["position"], *(cells[code] for code in codes)]),
-            cells["count"],
-            shape,
-        ),
+        tensor=SparseTensor.from_coo(indices, cells["count"], shape),
         vocabularies=tuple(vocabularies),
         labels=people["died"].astype(np.int8) if labels else None,
         patients=tuple(people["patient"].tolist()),

@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 _Float = TypeVar("_Float", bound=np.floating[Any])
 
 
-def shrink_columns(A: NDArray[_Float], threshold: float) -> NDArray[_Float]:
+def shrink_columns(
+    A: NDArray[_Float], threshold: float, out: NDArray[_Float] | None = None
+) -> NDArray[_Float]:
     """Shorten every column by `threshold`; columns no longer than that become zero.
 
     This is the proximal operator of ``threshold * ||A^T||_{2,1}``: the minimiser over Theta of
@@ -23,13 +25,15 @@ def shrink_columns(A: NDArray[_Float], threshold: float) -> NDArray[_Float]:
     ----------
     A : ndarray of float, shape (patients, R)
     threshold : float, at least 0
+    out : ndarray of A's shape and dtype, optional
+        Where the result goes; may be A.
 
     Returns
     -------
     ndarray of A's dtype, shape (patients, R)
-        A new array.
+        `out`, or a new array.
     """
     norms = np.sqrt(np.einsum("ir,ir->r", A, A, dtype=np.float64))
     kept = np.maximum(norms - threshold, 0) / np.where(norms > 0, norms, 1)
-    shrunk: NDArray[_Float] = A * kept.astype(A.dtype)
+    shrunk: NDArray[_Float] = np.multiply(A, kept.astype(A.dtype), out=out)
     return shrunk

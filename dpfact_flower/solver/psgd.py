@@ -128,7 +128,7 @@ class _Site:
             visit(stack, self.anchor_stack, rows, counts, step)
         if settings.mu > 0:
             A = stack[: tensor.n_patients]
-            A[:] = shrink_columns(A, eta * settings.mu)
+            shrink_columns(A, eta * settings.mu, out=A)
 
     def value(self, stack: Array) -> Value:
         """Everything the step control compares."""
