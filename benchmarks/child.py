@@ -58,20 +58,43 @@ def answer(data: str) -> dict[str, Any]:
     return {"seconds": seconds}
 
 
-def load(data: str, rank: str) -> dict[str, Any]:
-    """Peak memory of loading a site's file and one exact round."""
+def load(data: str, rank: str, solver: str = "exact") -> dict[str, Any]:
+    """Peak memory of loading a site's file and one round."""
     from dpfact_flower.data.site_data import SiteData
 
-    return _peak_of_round(SiteData.load(data).tensor, data, int(rank))
+    return _peak_of_round(SiteData.load(data).tensor, data, int(rank), solver)
 
 
-def only_round(data: str, rank: str) -> dict[str, Any]:
-    """Peak memory of one exact round; the tensor is read as it is, without checks and copies."""
+def only_round(data: str, rank: str, solver: str = "exact") -> dict[str, Any]:
+    """Peak memory of one round; the tensor is read as it is, without checks and copies."""
     from dpfact_flower.tensor import SparseTensor, load_npz
 
     arrays = load_npz(data, ())
     shape = tuple(arrays["shape"].tolist())
-    return _peak_of_round(SparseTensor(arrays["indices"], arrays["values"], shape), data, int(rank))
+    tensor = SparseTensor(arrays["indices"], arrays["values"], shape)
+    return _peak_of_round(tensor, data, int(rank), solver)
+
+
+def large(patients: str, rank: str) -> dict[str, Any]:
+    """Times of the kernels on tensor L, and peak memory of a psgd round on it."""
+    import numpy as np
+
+    from benchmarks.kernel import digits
+    from benchmarks.large import large as make
+    from benchmarks.solver import drawn_steps
+
+    counts = make(int(patients))
+    nnz, rows = counts.nnz, sum(counts.shape)
+    steps, order = drawn_steps(counts, int(rank), repetitions=3)
+    facts = {
+        "nnz": nnz, "rows": rows, "steps": steps, "order": order,
+        "digits": digits(counts, int(rank), passes=1),
+    }  # fmt: skip
+    before = _reset_peak()
+    began = time.perf_counter()
+    shape = tuple(np.asarray(counts.shape[1:]).tolist())
+    _round(counts, _request_of(shape, int(rank), "psgd"))
+    return facts | {"peak": _peak() - before + 16 * nnz, "seconds": time.perf_counter() - began}
 
 
 def federate(out: str, config: str) -> dict[str, Any]:
@@ -82,11 +105,26 @@ def federate(out: str, config: str) -> dict[str, Any]:
     return {"out": str(Path(out))}
 
 
-def _peak_of_round(tensor: Any, data: str, rank: int) -> dict[str, Any]:
+def _peak_of_round(tensor: Any, data: str, rank: int, solver: str) -> dict[str, Any]:
+    _round(tensor, _request(data, rank, solver))
+    return {"peak": _peak()}
+
+
+def _round(tensor: Any, request: Any) -> None:
     from dpfact_flower.site import run_round
 
-    run_round(tensor, None, _request(data, rank), site="bench", modes=("a", "b"), simulation=False)
-    return {"peak": _peak()}
+    run_round(tensor, None, request, site="bench", modes=("a", "b"), simulation=False)
+
+
+def _reset_peak() -> int:
+    """Let the peak begin anew where the system can; returns the memory in use."""
+    status, clear = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+    if not clear.exists():
+        return 0
+    clear.write_text("5", encoding="ascii")
+    return 1024 * next(
+        int(x.split()[1]) for x in status.read_text().splitlines() if x.startswith("VmRSS:")
+    )
 
 
 def _peak() -> int:
@@ -105,20 +143,25 @@ def _peak() -> int:
     return peak * (1 if sys.platform == "darwin" else 1024)
 
 
-def _request(data: str, rank: int) -> Any:
+def _request(data: str, rank: int, solver: str = "exact") -> Any:
     """Round 1's request for the modes of a site's file; only their sizes are read here."""
     import numpy as np
 
+    with np.load(data) as archive:
+        return _request_of(tuple(archive["shape"][1:].tolist()), rank, solver)
+
+
+def _request_of(sizes: tuple[int, ...], rank: int, solver: str) -> Any:
     from dpfact_flower.elastic import initial_factors
     from dpfact_flower.protocol import RoundRequest
     from dpfact_flower.settings import PrivacySettings, SolverSettings
 
-    with np.load(data) as archive:
-        sizes = archive["shape"][1:].tolist()
+    zeros = "none" if solver == "psgd" else "stratified"
     return RoundRequest(
         job="bench", round=1, rounds=1, seed=0,
-        solver=SolverSettings(rank=rank, tau=1), privacy=PrivacySettings(privacy="none"),
-        vocabulary="", anchors=initial_factors(sizes, rank, 0),
+        solver=SolverSettings(rank=rank, tau=1, solver=solver, eta=1e-4, zeros=zeros),
+        privacy=PrivacySettings(privacy="none"), vocabulary="",
+        anchors=initial_factors(sizes, rank, 0),
     )  # fmt: skip
 
 
@@ -128,6 +171,7 @@ _TASKS: dict[str, Callable[..., dict[str, Any]]] = {
     "answer": answer,
     "load": load,
     "round": only_round,
+    "large": large,
     "federate": federate,
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -78,7 +79,7 @@ def _start_up(scale: Scale, folder: Path) -> list[Row]:
 
 
 def _memory(name: str, tensor: SparseTensor, scale: Scale, folder: Path) -> list[Row]:
-    """Peak of a process that makes one exact round, over that of one with next to no data."""
+    """Peak of a process that makes one round, over that of one with next to no data."""
     rank = str(scale.rank)
     tiny, large = folder / "tiny.npz", folder / "large.npz"
     _as_site(tensor.select_patients([0, 1])).save(tiny)
@@ -86,12 +87,14 @@ def _memory(name: str, tensor: SparseTensor, scale: Scale, folder: Path) -> list
     tensor_bytes = _BYTES_PER_NONZERO * tensor.nnz
     allowed = tensor_bytes + 4 * scale.rank * sum(tensor.shape)
 
-    def peak(way: str, file: Path) -> float:
-        return median(child(way, str(file), rank)["peak"] for _ in range(scale.starts))
+    def peak(way: str, file: Path, solver: str) -> float:
+        return median(child(way, str(file), rank, solver)["peak"] for _ in range(scale.starts))
 
-    base, found = peak("round", tiny), []
-    for way, what in (("round", "round"), ("load", "load and round")):
-        used = peak(way, large) - base
+    bases, found = {solver: peak("round", tiny, solver) for solver in ("exact", "psgd")}, []
+    ways = (("round", "round"), ("load", "load and round"))
+    for solver, (way, what) in itertools.product(bases, ways):
+        base = bases[solver]
+        used = peak(way, large, solver) - base
         note = (
             f"{used / 1e6:.0f} MB over {base / 1e6:.0f} MB with two patients; "
             f"16 B a non-zero + factors: {allowed / 1e6:.0f} MB"
@@ -99,7 +102,7 @@ def _memory(name: str, tensor: SparseTensor, scale: Scale, folder: Path) -> list
         # The tensor alone takes more than this: what is smaller is lost in the process's noise.
         value = used / allowed if used > tensor_bytes else None
         found.append(
-            Row(f"memory {name}: exact {what}", value, "x bound", target=2,
+            Row(f"memory {name}: {solver} {what}", value, "x bound", target=2,
                 repetitions=scale.starts, note=note)
         )  # fmt: skip
     return found

@@ -22,6 +22,9 @@ class Scale:
     name : str
     small, large : int
         Patients of tensor S (preset paper-synthetic) and of tensor M (paper-mimic).
+    claims, huge : int
+        Patients of tensor C (as large as the public claims) and of tensor L, which the kernels
+        alone are measured on.
     rank : int
     repetitions : int
         Of measurements in this process.
@@ -36,6 +39,8 @@ class Scale:
     name: str
     small: int
     large: int
+    claims: int
+    huge: int
     rank: int
     repetitions: int
     shortest: float
@@ -64,16 +69,26 @@ class Scale:
 SCALES = {
     scale.name: scale
     for scale in (
-        Scale("full", 5000, 40_662, rank=50, repetitions=9, shortest=0.1, starts=7, rounds=11),
-        Scale("quick", 5000, 4_000, rank=50, repetitions=5, shortest=0.05, starts=3, rounds=6),
-        Scale("smoke", 60, 60, rank=3, repetitions=2, shortest=0.001, starts=1, rounds=2),
+        Scale("full", 5000, 40_662, 82_307, 1_000_000,
+              rank=50, repetitions=9, shortest=0.1, starts=7, rounds=11),
+        Scale("quick", 5000, 4_000, 8_000, 50_000,
+              rank=50, repetitions=5, shortest=0.05, starts=3, rounds=6),
+        Scale("smoke", 60, 60, 60, 200,
+              rank=3, repetitions=2, shortest=0.001, starts=1, rounds=2),
     )
-}
+}  # fmt: skip
 
 
-def pooled(name: str, patients: int) -> SparseTensor:
+def claims(scale: Scale) -> dict[str, SparseTensor]:
+    """Tensor C by its name: many codes, few of them in a window."""
+    modes = "procedures:2532:1.2,diagnoses:10983:1.55"
+    name = "C" if scale.whole else "C-thinned"
+    return {name: pooled("paper-mimic", scale.claims, modes=modes)}
+
+
+def pooled(name: str, patients: int, **changes: str) -> SparseTensor:
     """All sites' patients of a preset, with so many of them, in one tensor."""
-    sites = [site.tensor for site in synthetic(preset(name, patients=patients)).sites]
+    sites = [site.tensor for site in synthetic(preset(name, patients=patients, **changes)).sites]
     first = np.cumsum([0, *(tensor.n_patients for tensor in sites)])
     indices = [np.copy(tensor.indices) for tensor in sites]
     for rows, start in zip(indices, first[:-1], strict=True):
