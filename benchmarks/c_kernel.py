@@ -14,7 +14,13 @@ from dpfact_flower.solver.kernels import Array
 from dpfact_flower.solver.sgd import Step
 
 _SOURCE = Path(__file__).with_name("psgd.c")
-_FLAGS = ("-O3", "-march=native", "-ffast-math", "-shared", "-fPIC")
+_FLAGS = (
+    "-O3", "-march=native", "-shared", "-fPIC",
+    # What -ffast-math is made of. By its own name it would also link start-up code that lets the
+    # whole process take tiny numbers for zero.
+    "-fassociative-math", "-freciprocal-math", "-ffinite-math-only", "-fno-signed-zeros",
+    "-fno-trapping-math", "-fno-math-errno",
+)  # fmt: skip
 
 
 class MissingCompilerError(RuntimeError):

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -9,12 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+import dpfact_flower.tensor as tensor_module
+from dpfact_flower.cp import squared_error
+from dpfact_flower.data.synthetic import synthetic
 from dpfact_flower.errors import DivergenceError
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver.kernels import model_values, row_offsets
 from dpfact_flower.solver.order import visits, zero_visits
 from dpfact_flower.solver.prox import shrink_columns
 from dpfact_flower.solver.psgd import psgd
+from dpfact_flower.solver.sgd import VARIABLE
 from dpfact_flower.tensor import SparseTensor
 
 SHAPES = [(9, 5), (7, 5, 6), (5, 4, 3, 6)]
@@ -263,3 +269,70 @@ def test_same_seed_same_bits_and_inputs_left_alone(problem, zeros):
     for f, copy in zip((*case.factors, *case.anchors), copies, strict=True):
         np.testing.assert_array_equal(f, copy)
     assert all((f >= 0).all() for f in first.factors)
+
+
+@pytest.mark.parametrize("update", ["joint", "sequential"])
+def test_plain_kernels_give_the_vector_kernels_result(problem, monkeypatch, update):
+    case = problem((60, 8, 9), rank=11, signed=True)
+    options = psgd_settings(rank=11, tau=3, gamma=1.0, mu=0.1, clip=1.0, update=update)
+    results = []
+    for name in ("vector", "plain"):
+        monkeypatch.setenv(VARIABLE, name)
+        rng = np.random.default_rng(0)
+        results.append(psgd(case.tensor, case.factors, case.anchors, options, rng))
+    assert results[0].objective == pytest.approx(results[1].objective, rel=1e-5)
+    for ours, theirs in zip(results[0].factors, results[1].factors, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_sites_at_once_in_threads_get_what_each_gets_alone(problem):
+    cases = [problem((700, 8, 9), rank=20, seed=seed) for seed in range(4)]
+    options = psgd_settings(rank=20, tau=5, gamma=1.0, mu=0.1)
+
+    def solved(case):
+        return psgd(case.tensor, case.factors, case.anchors, options, np.random.default_rng(0))
+
+    alone = [solved(case) for case in cases]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(solved, cases))
+    for ours, theirs in zip(together, alone, strict=True):
+        assert ours.objective == theirs.objective
+        for a, b in zip(ours.factors, theirs.factors, strict=True):
+            assert a.tobytes() == b.tobytes()
+
+
+@pytest.mark.parametrize("update", ["joint", "sequential"])
+def test_float32_has_five_digits_of_the_float64_reference(reference_visits, update):
+    tensor = synthetic("paper-synthetic").sites[0].tensor.scaled_to_unit_patients()
+    rng = np.random.default_rng(0)
+    factors = tuple(rng.random((n, 50), dtype=np.float32) * 0.3 for n in tensor.shape)
+    options = psgd_settings(rank=50, gamma=0.5, update=update, zeros="none", eta=0.01)
+    result = psgd(tensor, factors, factors[1:], options, np.random.default_rng(1))
+    assert result.rollbacks == 0
+    drawn = list(visits(tensor, 0, np.random.default_rng(1)))
+    cells = np.concatenate([rows for rows, _ in drawn]) - row_offsets(tensor.shape)[:-1]
+    expected = reference_visits(
+        factors, factors[1:], cells, np.concatenate([counts for _, counts in drawn]),
+        eta=0.01, gamma=0.5, clip=0.0, weight=1.0, floor=0.0, in_turn=update == "sequential",
+    )  # fmt: skip
+    ours, theirs, before = (
+        squared_error(tensor, model).rmse.nonzeros for model in (result.factors, expected, factors)
+    )
+    assert abs(before - theirs) > 0.01 * theirs, "nothing has moved"
+    assert ours == pytest.approx(theirs, rel=1e-5)
+
+
+def test_memory_is_that_of_the_factors(problem, monkeypatch):
+    """Beside what it is given: the stack, a copy to go back to or the result, and little else."""
+    monkeypatch.setattr(tensor_module, "_PART", 1 << 12)
+    case = problem((20_000, 10, 10), rank=16, density=0.4)
+    options = psgd_settings(rank=16, tau=3, mu=0.1, zeros="none")
+    psgd(case.tensor, case.factors, case.anchors, options, np.random.default_rng(0))  # compiles
+    tracemalloc.start()
+    psgd(case.tensor, case.factors, case.anchors, options, np.random.default_rng(0))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    block = 32 * 512 * 10 * 10 * 0.4  # visits of a block, and what their order takes
+    gram_block = 8 * 16 * len(case.factors[0])  # 65,536 rows at a time are all there are here
+    assert peak < 1.1 * (2 * 4 * 16 * sum(case.tensor.shape) + gram_block + block)
+    assert 8 * case.tensor.nnz > 0.7 * peak, "a copy in float64 would not have gone unnoticed"
