@@ -49,6 +49,8 @@ _GROWTH_THRESHOLDS = (1.0, 2.0)
 noise. Without noise they are the same, and growth is done once."""
 _STEP, _SWEEPS = 2, 4
 """Growth: factors added at a time, and iterations on all of them in between."""
+_LOWERED = (1.0, 0.7, 0.5, 0.35, 0.25, 0.0)
+"""Shares of growth's threshold, until one leaves anything of a new factor."""
 _TRIES, _POWER = 4, 15
 """Growth: random directions beside one for each site, and iterations on each."""
 _TINY = 1e-12
@@ -233,7 +235,7 @@ def _strongest(
     Exact updates of f and d by turns, from random directions for all sites and one for each. The
     threshold is lowered as far as it must be for anything to be left.
     """
-    while True:
+    for share in _LOWERED:
         usage = np.hstack([np.ones((len(residual), _TRIES)), np.eye(len(residual))])
         F = rng.random((residual.shape[1], usage.shape[1])) ** 4
         for step in range(_POWER):
@@ -243,7 +245,9 @@ def _strongest(
                 usage = np.maximum((products * F).sum(axis=1), 0) / _beside(F)
             energy = np.maximum(np.square(usage).sum(axis=0), _TINY)
             rest = np.maximum(1 - F * F, 0.25)
-            F = np.einsum("tjm,tm->jm", products, usage) - threshold * np.sqrt(energy * rest)
+            F = np.einsum("tjm,tm->jm", products, usage) - share * threshold * np.sqrt(
+                energy * rest
+            )
             F = np.maximum(F / (energy * rest), 0)
         F /= np.maximum(np.linalg.norm(F, axis=0), _TINY)
         usage = np.maximum(((residual @ F) * F).sum(axis=1), 0) / _beside(F)
@@ -251,8 +255,8 @@ def _strongest(
         gain[(F > 0).sum(axis=0) < 2] = 0
         most = int(gain.argmax())
         if gain[most] > 0 or threshold == 0:
-            return F[:, most], usage[:, most]
-        threshold = 0.7 * threshold if threshold > 1e-3 * np.abs(residual).max() else 0.0
+            break
+    return F[:, most], usage[:, most]
 
 
 def _beside(F: Floats) -> Floats:

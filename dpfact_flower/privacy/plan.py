@@ -45,6 +45,9 @@ _GOOD, _HOPELESS = 5.0, 1.0
 """Signals. Planted phenotypes came back from 2 on; those of real data, less clear, take more."""
 _SECOND_ROUND = 10.0
 """Signal of one refinement at which a second one, with the budget halved, begins to help."""
+_PLENTY = 20.0
+"""Signal of each refinement that is left when many share the budget: down to it, more rounds helped
+real data, where the model is far from where it ends (docs/explanation/start.md)."""
 _MOST_ROUNDS = 20
 _ROUNDING = 1 - 1e-12
 """Taken off the budget, so that sums and square roots of the parts can't exceed the whole."""
@@ -309,13 +312,17 @@ def _split(settings: PrivacySettings, facts: _Facts, rho: float) -> tuple[float,
 
 
 def _planned_rounds(facts: _Facts, rho: float) -> int:
-    """One refinement always paid off; each doubling of its signal affords one more."""
+    """One refinement always paid off; each doubling of its signal affords one more.
+
+    From a signal of 50 or so on, as many as leave each a signal of `_PLENTY`.
+    """
     if not facts.known:
         return 1
     signal = facts.refine_scale * math.sqrt(2 * rho / len(facts.sizes))
     if signal < _SECOND_ROUND:
         return 1
-    return min(_MOST_ROUNDS, 2 + math.floor(math.log2(signal / _SECOND_ROUND)))
+    rounds = max(2 + math.log2(signal / _SECOND_ROUND), (signal / _PLENTY) ** 2)
+    return min(_MOST_ROUNDS, math.floor(rounds))
 
 
 def _outlook(facts: _Facts, multiplier: float, epsilon: float) -> Outlook:

@@ -159,7 +159,7 @@ def test_a_site_finds_the_servers_schedule(epsilon, given_):
 
 
 @pytest.mark.parametrize(
-    ("epsilon", "rounds"), [(1.0, 1), (2.0, 1), (4.0, 1), (8.0, 2), (32.0, 3), (1e6, 11)]
+    ("epsilon", "rounds"), [(1.0, 1), (2.0, 1), (4.0, 1), (8.0, 2), (32.0, 3), (64.0, 8), (1e6, 20)]
 )
 def test_rounds_at_the_size_of_the_papers_cohort(epsilon, rounds):
     made = plan(epsilon=epsilon)
