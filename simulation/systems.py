@@ -27,7 +27,7 @@ from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.site import run_round
 from dpfact_flower.solver import solve
 from dpfact_flower.solver.exact import update_patients
-from dpfact_flower.solver.kernels import mttkrp
+from dpfact_flower.solver.mttkrp import mttkrp
 from dpfact_flower.solver.objective import gram, hadamard
 from dpfact_flower.state import SiteState
 from dpfact_flower.tensor import Factors

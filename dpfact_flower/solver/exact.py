@@ -10,6 +10,7 @@ features, is longer than mu.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import scipy.linalg
@@ -17,17 +18,21 @@ from numpy.typing import NDArray
 
 from dpfact_flower.errors import DivergenceError
 from dpfact_flower.settings import SolverSettings
-from dpfact_flower.solver.kernels import Array, mttkrp
+from dpfact_flower.solver.columns import descend
+from dpfact_flower.solver.fibres import Array, Fibres
+from dpfact_flower.solver.lanes import slices
+from dpfact_flower.solver.mttkrp import stacked_mttkrp
 from dpfact_flower.solver.objective import (
     LocalResult,
     elastic,
     gram,
     group_norm,
     hadamard,
-    loss,
+    loss_of,
 )
-from dpfact_flower.solver.prox import shrink_columns
+from dpfact_flower.solver.patients import update_rows
 from dpfact_flower.tensor import Factors, SparseTensor
+from dpfact_flower.threads import thread_count
 
 _SWEEPS = 2
 """Column sweeps over a feature factor per MTTKRP: they cost little beside it."""
@@ -35,9 +40,7 @@ _SWEEPS = 2
 _PATIENT_SWEEPS = 4
 """Column sweeps over A per MTTKRP: far from one's best A, features learn to split phenotypes."""
 
-_TINY = float(np.finfo(np.float32).tiny)
-"""Curvature under which a column has no say in the model, and is left as it is."""
-
+_TILE = 1 << 9  # rows transposed at a time
 _RTOL = 1e-6
 """Eigenvalues of a Gram matrix, relative to the largest, that float32 sums can't tell from 0."""
 
@@ -61,43 +64,106 @@ def exact(
         If the objective leaves the range of float32 factors.
     """
     del rng
-    floor = 0.0 if settings.nonnegative else -math.inf
-    work = [np.maximum(factor, np.float32(floor)) for factor in factors]
-    grams = [gram(factor) for factor in work]
-    trace: list[float] = []
-
-    def record(product: Array, factor: Array) -> None:
-        inner = float(np.einsum("ir,ir->", product, factor, dtype=np.float64))
-        value = loss(tensor, inner, grams) + settings.mu * group_norm(grams[0])
-        trace.append(value + settings.gamma * elastic(work, anchors))
-        if not math.isfinite(trace[-1]):
-            raise DivergenceError(
-                f"exact: the objective is not finite after {len(trace) - 1} iterations; "
-                "the factors are too large for float32"
-            )
-
+    site = _Site(tensor, factors, anchors, settings)
+    trace = [site.objective(0.0)]
     with np.errstate(over="ignore", invalid="ignore"):
         for iteration in range(settings.tau):
-            for n in range(tensor.ndim):
-                product = mttkrp(tensor, work, n)
-                if n == 0 and iteration == 0:
-                    record(product, work[0])
-                q = hadamard(grams[:n] + grams[n + 1 :])
-                if n == 0:
-                    for _ in range(_PATIENT_SWEEPS):
-                        work[0] = update_patients(work[0], product, q, settings.mu, floor)
-                else:
-                    work[n] = update_features(
-                        work[n], product, q, anchors[n - 1], settings.gamma, floor
-                    )
-                grams[n] = gram(work[n])
-            record(product, work[-1])
+            before, after = site.iterate()
+            if iteration == 0:  # the objective is linear in <X, M>
+                trace[0] -= before
+            trace.append(site.objective(after))
+            if not math.isfinite(trace[0]) or not math.isfinite(trace[-1]):
+                raise DivergenceError(
+                    f"exact: the objective is not finite after {iteration + 1} iterations; "
+                    "the factors are too large for float32"
+                )
     step = settings.eta if eta is None else min(eta, settings.eta)
-    return LocalResult(tuple(work), tuple(trace), step, 0)
+    return LocalResult(site.factors(), tuple(trace), step, 0)
+
+
+class _Site:
+    """Factors in one stack, their Gram matrices, and what stays the same."""
+
+    def __init__(
+        self, tensor: SparseTensor, factors: Factors, anchors: Factors, settings: SolverSettings
+    ) -> None:
+        self.anchors, self.settings = anchors, settings
+        self.floor = 0.0 if settings.nonnegative else -math.inf
+        self.modes = tensor.ndim
+        self.norm_squared = float(
+            np.einsum("s,s->", tensor.values, tensor.values, dtype=np.float64)
+        )
+        self.fibres = Fibres.of(tensor)
+        self.lanes, _ = slices(settings.rank)
+        self.threads = thread_count()
+        self.stack = self.fibres.stack(factors)
+        np.maximum(self.stack, np.float32(self.floor), out=self.stack)
+        self.grams = [gram(self.factor(n)) for n in range(self.modes)]
+
+    def factor(self, mode: int) -> Array:
+        """The factor of a mode; a view."""
+        return self.fibres.rows(self.stack, mode)[:, : self.settings.rank]
+
+    def factors(self) -> Factors:
+        """All factors; copies."""
+        return tuple(self.factor(n).copy() for n in range(self.modes))
+
+    def objective(self, inner: float) -> float:
+        """Eq. (norm), with <X, M> given."""
+        value = loss_of(self.norm_squared, inner, self.grams)
+        value += self.settings.mu * group_norm(self.grams[0])
+        pull = elastic([self.factor(n) for n in range(self.modes)], self.anchors)
+        return value + self.settings.gamma * pull
+
+    def iterate(self) -> tuple[float, float]:
+        """Update every factor once; <X, M> before and after."""
+        product, before = self._patients()
+        self.grams[0] = gram(self.factor(0))
+        for n in range(1, self.modes):
+            if product is None:
+                product = self._mttkrp(n)
+            factor, anchor = self.factor(n), self.anchors[n - 1]
+            factor[:] = update_features(
+                factor, product, self._others(n), anchor, self.settings.gamma, self.floor
+            )
+            self.grams[n] = gram(factor)
+            last, product = product, None
+        return before, _inner(last, self.factor(self.modes - 1))
+
+    def _patients(self) -> tuple[Array | None, float]:
+        """Update A; the MTTKRP of mode 1 with the new A where that is known, and <X, M> before."""
+        mu, q = self.settings.mu, self._others(0)
+        if mu == 0:
+            product, before = update_rows(
+                self.fibres, self.stack, self.lanes, q,
+                floor=self.floor, sweeps=_PATIENT_SWEEPS, threads=self.threads,
+            )  # fmt: skip
+            return (product[:, : len(q)] if self.modes > 2 else None), before
+        A, product = self.factor(0), self._mttkrp(0)
+        before = _inner(product, A)
+        A[:] = update_patients(A, product, q, mu, self.floor, sweeps=_PATIENT_SWEEPS)
+        return None, before
+
+    def _mttkrp(self, mode: int) -> Array:
+        product = stacked_mttkrp(self.fibres, self.stack, mode, self.lanes, threads=self.threads)
+        return product[:, : self.settings.rank]
+
+    def _others(self, mode: int) -> NDArray[np.float64]:
+        return hadamard(self.grams[:mode] + self.grams[mode + 1 :])
+
+
+def _inner(product: Array, factor: Array) -> float:
+    return float(np.einsum("ir,ir->", product, factor, dtype=np.float64))
 
 
 def update_patients(
-    A: NDArray[np.float32], product: Array, q: NDArray[np.float64], mu: float, floor: float
+    A: NDArray[np.float32],
+    product: Array,
+    q: NDArray[np.float64],
+    mu: float,
+    floor: float,
+    *,
+    sweeps: int = 1,
 ) -> NDArray[np.float32]:
     """Minimise eq. (patnorm) over one column of A after the other.
 
@@ -110,22 +176,18 @@ def update_patients(
         Hadamard product of the features' Gram matrices.
     mu, floor : float
         l2,1 weight; 0 for non-negativity or minus infinity.
+    sweeps : int
+        How often over all columns.
 
     Returns
     -------
     ndarray of float32, shape (patients, R)
     """
-    columns = np.ascontiguousarray(A.T)  # a column of A is one run of memory
-    target = np.ascontiguousarray(product.T, dtype=np.float32)
-    weights = q.astype(np.float32)
-    for r, curvature in enumerate(np.diag(q)):
-        if curvature > _TINY:
-            best = columns[r] + (target[r] - weights[r] @ columns) / np.float32(curvature)
-            np.maximum(best, np.float32(floor), out=best)
-            columns[r] = shrink_columns(best[:, None], mu / curvature)[:, 0] if mu > 0 else best
-        elif mu > 0:
-            columns[r] = 0
-    return np.ascontiguousarray(columns.T)
+    columns = _turned(A, np.float32)
+    target, weights = _turned(product, np.float32), q.astype(np.float32)
+    for _ in range(sweeps):
+        descend(columns, target, weights, mu, floor)
+    return _turned(columns, np.float32)
 
 
 def update_features(
@@ -157,16 +219,22 @@ def update_features(
     -------
     ndarray of float32, shape (I_n, R)
     """
-    F = factor.astype(np.float64)
     target = product + gamma * anchor
     system = q + gamma * np.eye(len(q))
     if not math.isfinite(floor):
+        F = factor.astype(np.float64)
         if np.isfinite(system).all():
             F += (target - F @ system) @ scipy.linalg.pinvh(system, rtol=_RTOL)
         return F.astype(np.float32)
+    columns, target = _turned(factor, np.float64), _turned(target, np.float64)
     for _ in range(_SWEEPS):
-        for r, curvature in enumerate(np.diag(system)):
-            if curvature > _TINY:
-                best = F[:, r] + (target[:, r] - F @ system[:, r]) / curvature
-                F[:, r] = np.maximum(best, floor)
-    return F.astype(np.float32)
+        descend(columns, target, system, 0.0, floor)
+    return _turned(columns, np.float32)
+
+
+def _turned(matrix: Array, dtype: type[np.floating[Any]]) -> Array:
+    """The transpose, C-contiguous: always a copy."""
+    turned = np.empty(matrix.shape[::-1], dtype)
+    for start in range(0, len(matrix), _TILE):
+        turned[:, start : start + _TILE] = matrix[start : start + _TILE].T
+    return turned

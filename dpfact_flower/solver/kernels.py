@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfact_flower.compiled import FAST, compiled
-from dpfact_flower.tensor import SparseTensor
 
 Array = NDArray[Any]
 LANES = 8
@@ -81,29 +80,6 @@ def stacked_values(indices: Array, stack: Array, offsets: Array) -> NDArray[np.f
     return values
 
 
-def mttkrp(tensor: SparseTensor, factors: Sequence[Array], mode: int) -> Array:
-    """Matricised tensor times Khatri-Rao product of all factors but `mode`'s.
-
-    Parameters
-    ----------
-    tensor : SparseTensor
-    factors : sequence of N ndarrays of float32 or float64, each (I_n, R)
-    mode : int in [0, N)
-
-    Returns
-    -------
-    ndarray, shape (I_mode, R)
-        Products are formed in the factors' own precision. So are the sums for the patients, whose
-        rows collect few entries; for features they, and the result, are float64.
-    """
-    stack = stack_factors(factors)
-    dtype = stack.dtype if mode == 0 else np.float64
-    result = np.zeros((tensor.shape[mode], stack.shape[1]), dtype)
-    kernel = _mttkrp_three if tensor.ndim == 3 else _mttkrp_any
-    kernel(tensor.indices, tensor.values, stack, row_offsets(tensor.shape), mode, result)
-    return result[:, : factors[0].shape[1]]
-
-
 @compiled(**_OPTIONS)
 def _values_three(indices: Array, stack: Array, offsets: Array, values: Array) -> None:
     for s in range(len(indices)):
@@ -131,34 +107,3 @@ def _values_any(indices: Array, stack: Array, offsets: Array, values: Array) -> 
         for r in range(columns):
             total += product[r] * row[r]
         values[s] = total
-
-
-@compiled(**_OPTIONS)
-def _mttkrp_three(
-    indices: Array, values: Array, stack: Array, offsets: Array, mode: int, result: Array
-) -> None:
-    p, q = (1 if mode == 0 else 0), (1 if mode == 2 else 2)
-    for s in range(len(values)):
-        x, y = stack[offsets[p] + indices[s, p]], stack[offsets[q] + indices[s, q]]
-        target, value = result[indices[s, mode]], values[s]
-        for r in range(len(x)):
-            target[r] += value * (x[r] * y[r])
-
-
-@compiled(**_OPTIONS)
-def _mttkrp_any(
-    indices: Array, values: Array, stack: Array, offsets: Array, mode: int, result: Array
-) -> None:
-    entries, modes = indices.shape
-    columns = stack.shape[1]
-    product = np.empty(columns, stack.dtype)
-    for s in range(entries):
-        product[:] = values[s]
-        for n in range(modes):
-            if n != mode:
-                row = stack[offsets[n] + indices[s, n]]
-                for r in range(columns):
-                    product[r] *= row[r]
-        target = result[indices[s, mode]]
-        for r in range(columns):
-            target[r] += product[r]

@@ -13,7 +13,7 @@ from scipy.optimize import minimize, nnls
 from dpfact_flower.errors import DivergenceError
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver.exact import exact, update_features, update_patients
-from dpfact_flower.solver.kernels import mttkrp
+from dpfact_flower.solver.mttkrp import mttkrp
 from dpfact_flower.tensor import SparseTensor
 
 SHAPES = [(9, 5), (7, 5, 6), (5, 4, 3, 6)]

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from dpfact_flower.solver.kernels import model_values, mttkrp
+from dpfact_flower.solver.kernels import model_values
 
 SHAPES = [(7, 5), (7, 5, 6), (5, 4, 3, 6)]
 
@@ -20,21 +20,6 @@ def test_model_values_are_those_of_the_dense_model(problem, model, shape, dtype,
     values = model_values(cells, factors)
     assert values.dtype == np.float64
     np.testing.assert_allclose(values, model(factors).ravel(), rtol=tolerance)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 2e-6), (np.float64, 1e-13)])
-def test_mttkrp_is_the_dense_contraction(problem, shape, dtype, tolerance):
-    case = problem(shape, rank=11)
-    factors = [f.astype(dtype) for f in case.factors]
-    letters = "abcd"[: len(shape)]
-    for mode in range(len(shape)):
-        others = [m for m in range(len(shape)) if m != mode]
-        spec = f"{letters},{','.join(letters[m] + 'r' for m in others)}->{letters[mode]}r"
-        dense = np.einsum(spec, case.tensor.to_dense(), *[factors[m].astype(float) for m in others])
-        product = mttkrp(case.tensor, factors, mode)
-        assert product.dtype == (np.float64 if mode else dtype)
-        np.testing.assert_allclose(product, dense, rtol=tolerance)
 
 
 def test_import_survives_where_numba_cannot_write_a_cache():

@@ -1,0 +1,58 @@
+"""Threads over independent parts of one computation, without a say in the result.
+
+The parts are fixed by the data, never by the number of threads, and their results are taken up in
+their own order. So threads change how long something takes, and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from typing import TypeVar
+
+_Part = TypeVar("_Part")
+_Result = TypeVar("_Result")
+
+
+def thread_count() -> int:
+    """Threads to use: ``OMP_NUM_THREADS`` where it is set, else the processors of this process.
+
+    Ray and batch systems set the variable for a process that has to share its machine.
+    """
+    given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    if given.isdecimal() and int(given) > 0:
+        return int(given)
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def in_order(
+    function: Callable[[_Part], _Result], parts: Iterable[_Part], *, threads: int
+) -> Iterator[_Result]:
+    """``map(function, parts)`` by several threads; few results wait at a time.
+
+    Parameters
+    ----------
+    function : callable
+        Should spend its time without the GIL, as compiled kernels do.
+    parts : iterable
+    threads : int
+        With 1, nothing but `map`.
+    """
+    if threads <= 1:
+        yield from map(function, parts)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        rest = iter(parts)
+        waiting: deque[Future[_Result]] = deque(
+            pool.submit(function, part) for part in islice(rest, 2 * threads)
+        )
+        while waiting:
+            result = waiting.popleft().result()
+            for part in islice(rest, 1):
+                waiting.append(pool.submit(function, part))
+            yield result

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import pytest
+
+from dpfact_flower.threads import in_order, thread_count
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_results_come_in_the_order_of_the_parts(threads):
+    def slow(part: int) -> int:
+        time.sleep(0.002 * (part % 3))
+        return part * part
+
+    assert list(in_order(slow, range(20), threads=threads)) == [n * n for n in range(20)]
+
+
+def test_parts_run_at_the_same_time_and_few_results_wait():
+    both, done = threading.Barrier(2, timeout=10), []
+
+    def meet(part: int) -> int:
+        both.wait()  # alone, a part would wait for ever
+        done.append(part)
+        return part
+
+    results = in_order(meet, range(12), threads=2)
+    next(results)
+    time.sleep(0.05)
+    assert len(done) < 12
+    assert len(list(results)) == 11
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_an_error_in_a_part_is_raised(threads):
+    with pytest.raises(ZeroDivisionError):
+        list(in_order(lambda part: 1 // part, [1, 0, 1], threads=threads))
+
+
+@pytest.mark.parametrize(("given", "count"), [("3", 3), ("1,2", 1)])
+def test_the_variable_that_others_obey_says_how_many(monkeypatch, given, count):
+    monkeypatch.setenv("OMP_NUM_THREADS", given)
+    assert thread_count() == count
+
+
+@pytest.mark.parametrize("given", ["", "0", "many"])
+def test_without_it_all_processors_of_the_process_are_used(monkeypatch, given):
+    monkeypatch.setenv("OMP_NUM_THREADS", given)
+    assert 1 <= thread_count() <= (os.cpu_count() or 1)
