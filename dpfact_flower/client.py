@@ -74,7 +74,7 @@ class DPFactClient(NumPyClient):
         self._simulation = simulation
         self._site = settings.site or data.name
         self._root = Path(settings.state_dir).expanduser()
-        self._fingerprint = data.tensor.fingerprint()
+        self._fingerprint = data.fingerprint
 
     def fit(
         self, parameters: list[NDArray[Any]], config: Mapping[str, Any]

@@ -82,11 +82,21 @@ def read(message: Message) -> Payload:
         raise MessageError(f"message: arrays cannot be read ({type(error).__name__})") from None
 
 
-def serialised_bytes(message: Message) -> int:
-    """Bytes of a message as Flower puts it on the wire: the message and every object below it."""
+def serialised_bytes(*messages: Message) -> int:
+    """Bytes of messages as Flower puts them on the wire: each, and every object below it.
 
-    def size(node: Any) -> int:
-        children = (node.children or {}).values()
-        return len(node.deflate()) + sum(size(child) for child in children)
+    What messages have in common, as requests have their content, is measured once and counted for
+    each of them.
+    """
+    known: dict[int, int] = {}
 
-    return size(message)
+    def below(node: Any) -> int:
+        return sum(len(child.deflate()) + below(child) for child in (node.children or {}).values())
+
+    def content(message: Message) -> int:
+        key = id(message.content) if message.has_content() else 0
+        if key not in known:
+            known[key] = below(message) if key else 0
+        return known[key]
+
+    return sum(len(message.deflate()) + content(message) for message in messages)

@@ -11,13 +11,13 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from threadpoolctl import threadpool_limits
 
-from dpfact_flower.cp import norm_squared, squared_error
+from dpfact_flower.cp import norm_squared
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.errors import DataError, DivergenceError
 from dpfact_flower.privacy import (
@@ -34,8 +34,10 @@ from dpfact_flower.protocol import RoundRequest
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver import LocalResult, solve
 from dpfact_flower.solver.objective import gram
+from dpfact_flower.solver.residuals import squared_error
 from dpfact_flower.state import RoundMeasures, SiteState
 from dpfact_flower.tensor import Factors, SparseTensor
+from dpfact_flower.threads import one_blas_thread
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,7 +178,7 @@ def solved(
     """
     try:
         # One BLAS thread: with more, the last bits depend on how many a machine happens to have.
-        with threadpool_limits(1, user_api="blas"):
+        with one_blas_thread():
             return solve(tensor, start.factors, request.anchors, solver, rng, eta=start.eta)
     except DivergenceError as error:
         raise DivergenceError(f"site {site}, round {request.round}: {error}") from None
@@ -184,7 +186,12 @@ def solved(
 
 def scaled(tensor: SparseTensor, settings: SolverSettings) -> SparseTensor:
     """The tensor that is factorised: counts, or each patient's scaled to norm 1."""
-    return tensor.scaled_to_unit_patients() if settings.scale == "patient" else tensor
+    return _unit_patients(tensor) if settings.scale == "patient" else tensor
+
+
+@lru_cache(maxsize=16)  # one process may play many sites; round after round it is the same tensor
+def _unit_patients(tensor: SparseTensor) -> SparseTensor:
+    return tensor.scaled_to_unit_patients()
 
 
 def local_settings(tensor: SparseTensor, request: RoundRequest) -> SolverSettings:

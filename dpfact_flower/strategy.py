@@ -206,7 +206,7 @@ class DPFact(Strategy):
             self._resumed + server_round,
             usable,
             failures,
-            bytes_down=sum(map(records.serialised_bytes, self._sent)),
+            bytes_down=records.serialised_bytes(*self._sent),
             bytes_up=bytes_up,
             seconds=time.perf_counter() - self._began,
         )

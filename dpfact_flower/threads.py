@@ -10,8 +10,12 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from functools import cache
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar, cast
+
+from threadpoolctl import ThreadpoolController
 
 _Part = TypeVar("_Part")
 _Result = TypeVar("_Result")
@@ -28,6 +32,19 @@ def thread_count() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def one_blas_thread() -> AbstractContextManager[Any]:
+    """BLAS on one thread: on more, the last bits depend on how many there happen to be."""
+    return cast(AbstractContextManager[Any], _libraries().limit(limits=1, user_api="blas"))
+
+
+@cache
+def _libraries() -> ThreadpoolController:
+    """NumPy's and SciPy's BLAS; looking for them takes longer than setting them."""
+    import scipy.linalg  # noqa: F401, PLC0415  # a BLAS of its own, which kernels use
+
+    return ThreadpoolController()
 
 
 def in_order(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -110,6 +111,11 @@ class SiteData:
             arrays["patients"] = np.array(self.patients)
         with replacing(Path(path)) as file:
             np.savez_compressed(file, **arrays)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The tensor's fingerprint, made once: a process may answer many rounds."""
+        return self.tensor.fingerprint()
 
     @classmethod
     def load(cls, path: str | Path) -> SiteData:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from dpfact_flower.errors import DivergenceError
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver.columns import descend
-from dpfact_flower.solver.fibres import Array, Fibres
+from dpfact_flower.solver.fibres import Array, fibres_of
 from dpfact_flower.solver.lanes import slices
 from dpfact_flower.solver.mttkrp import stacked_mttkrp
 from dpfact_flower.solver.objective import (
@@ -90,10 +90,7 @@ class _Site:
         self.anchors, self.settings = anchors, settings
         self.floor = 0.0 if settings.nonnegative else -math.inf
         self.modes = tensor.ndim
-        self.norm_squared = float(
-            np.einsum("s,s->", tensor.values, tensor.values, dtype=np.float64)
-        )
-        self.fibres = Fibres.of(tensor)
+        self.fibres = fibres_of(tensor)
         self.lanes, _ = slices(settings.rank)
         self.threads = thread_count()
         self.stack = self.fibres.stack(factors)
@@ -110,7 +107,7 @@ class _Site:
 
     def objective(self, inner: float) -> float:
         """Eq. (norm), with <X, M> given."""
-        value = loss_of(self.norm_squared, inner, self.grams)
+        value = loss_of(self.fibres.norm_squared, inner, self.grams)
         value += self.settings.mu * group_norm(self.grams[0])
         pull = elastic([self.factor(n) for n in range(self.modes)], self.anchors)
         return value + self.settings.gamma * pull

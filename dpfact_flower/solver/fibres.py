@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,12 @@ class Fibres:
         offsets = np.cumsum([0, *tensor.shape], dtype=np.int64)
         return cls(tensor, starts, patients, blocks, chunks, offsets)
 
+    @cached_property
+    def norm_squared(self) -> float:
+        """Squared Frobenius norm of the tensor, summed in float64."""
+        values = self.tensor.values
+        return float(np.einsum("s,s->", values, values, dtype=np.float64))
+
     def stack(self, factors: Sequence[Array]) -> Array:
         """Rows of all modes in one array, padded with zero columns as the kernels need them.
 
@@ -91,10 +98,26 @@ class Fibres:
         """Rows of one mode in a stack; a view, padding included."""
         return stack[self.offsets[mode] : self.offsets[mode + 1]]
 
+    def patient_ranges(self) -> list[tuple[int, int]]:
+        """First patient of each chunk, and the one after its last."""
+        return list(itertools.pairwise(self.blocks[self.chunks].tolist()))
+
     def fibre_ranges(self) -> list[tuple[int, int]]:
         """First fibre of each chunk, and the one after its last."""
-        bounds = self.patients[self.blocks[self.chunks]].tolist()
-        return list(itertools.pairwise(bounds))
+        return list(itertools.pairwise(self.patients[self.blocks[self.chunks]].tolist()))
+
+
+def padded(rows: Array, width: int) -> Array:
+    """Rows with zeros appended up to `width`; always a copy."""
+    wide = np.zeros((len(rows), width), rows.dtype)
+    wide[:, : rows.shape[1]] = rows
+    return wide
+
+
+@lru_cache(maxsize=16)
+def fibres_of(tensor: SparseTensor) -> Fibres:
+    """`Fibres.of`, kept for tensors that come again: a site's is the same in every round."""
+    return Fibres.of(tensor)
 
 
 @compiled()

@@ -76,6 +76,17 @@ class _Emitter:
     def total(self, x: list[Any], y: list[Any]) -> list[Any]:
         return [self.builder.fadd(*pair, flags=_FLAGS) for pair in zip(x, y, strict=True)]
 
+    def across(self, vector: Any) -> Any:
+        """Sum of a vector's values."""
+        nothing = ir.Constant(self._vector, ir.Undefined)
+        for half in (4, 2, 1):
+            mask = [lane ^ half for lane in range(OCTET)]
+            other = self.builder.shuffle_vector(
+                vector, nothing, ir.Constant(ir.VectorType(_INT32, OCTET), mask)
+            )
+            (vector,) = self.total([vector], [other])
+        return self.builder.extract_element(vector, ir.Constant(_INT32, 0))
+
     def variables(self) -> list[Any]:
         """Zeros that live in registers, once LLVM has promoted them."""
         pointers = [_variable(self.builder, self._vector) for _ in self.lanes]
@@ -176,3 +187,18 @@ def add_product(
         return call[0].get_dummy_value()
 
     return types.void(lanes, out, _I, x, _I, y, _I, _I), emit
+
+
+@_instruction
+def dot(_: Any, lanes: Any, x: Any, i: Any, y: Any, j: Any, column: Any) -> Any:
+    """Sum of x[i] * y[j] over the slice."""
+
+    def emit(*call: Any) -> Any:
+        e, (_, _, i, _, j, column) = _Emitter(*call), call[-1]
+        terms = e.product(e.load(e.row(1, i, column)), e.load(e.row(3, j, column)))
+        while len(terms) > 1:  # in pairs: no long chain of sums to wait for
+            half = len(terms) // 2
+            terms = [*e.total(terms[:half], terms[half : 2 * half]), *terms[2 * half :]]
+        return e.across(terms[0])
+
+    return x.dtype(lanes, x, _I, y, _I, _I), emit

@@ -11,6 +11,7 @@ from dpfact_flower.solver.fibres import BLOCK, Fibres
 from dpfact_flower.solver.lanes import OCTET, slices
 from dpfact_flower.solver.mttkrp import mttkrp, stacked_mttkrp
 from dpfact_flower.solver.patients import update_rows
+from dpfact_flower.solver.residuals import squared_error
 from dpfact_flower.tensor import SparseTensor
 
 SHAPES = [(7, 5), (7, 5, 6), (5, 4, 3, 6), (4, 3, 3, 2, 5)]
@@ -162,3 +163,16 @@ def test_threads_change_no_bit(large, monkeypatch, mu):
         assert other.objective == results[0].objective
         for ours, theirs in zip(other.factors, results[0].factors, strict=True):
             assert ours.tobytes() == theirs.tobytes()
+
+
+@pytest.mark.parametrize("rank", [3, 70])
+@pytest.mark.parametrize("shape", SHAPES[:3])
+def test_squared_errors_are_those_of_the_dense_model(model, shape, rank):
+    tensor, factors = random_tensor(shape, 60), random_factors(shape, rank)
+    ours = squared_error(tensor, tuple(factors))
+    data, fitted = tensor.to_dense(), model(factors)
+    squares = (data - fitted) ** 2
+    assert ours.all_cells == pytest.approx(squares.sum(), rel=2e-6)
+    assert ours.nonzeros == pytest.approx(squares[data > 0].sum(), rel=2e-6)
+    assert ours.data == pytest.approx(np.sum(data**2))
+    assert (ours.cells, ours.nnz) == (data.size, np.count_nonzero(data))
