@@ -17,7 +17,9 @@ from there and takes no number, so noise can't be calibrated to anything else.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,7 @@ from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.privacy.events import positive
 from dpfact_flower.privacy.noise import SIGMA
 from dpfact_flower.tensor import Factors, SparseTensor
+from dpfact_flower.threads import in_order, thread_count
 
 Array = NDArray[Any]
 _SAFETY = 1 - 1e-9
@@ -38,6 +41,7 @@ _SETTLED = 1e-6
 MAX_PATIENTS = 2**27
 """Patients of a site that sums have room for; a constant, so that no refusal depends on them."""
 _MOST_UNITS = 2.0**62
+_MOST_SHARED = 4_000_000  # values of a sum up to which every thread has its own
 _MOST_VALUES = 16_000_000  # up to here, the safety exceeds the rounding of a norm
 
 
@@ -84,9 +88,11 @@ def code_counts(tensor: SparseTensor, *, sigma: float) -> BoundedSum:
         One value a code, mode after mode. Sensitivity 1, unit one patient, add or remove.
     """
     offsets = _offsets(tensor)
-    total = np.zeros(int(offsets[-1]), np.int64)
     scale = _units(1.0, sigma)
-    _count_codes(_patients(tensor), tensor.indices, offsets, scale, total)
+    total = _summed(
+        tensor, int(offsets[-1]),
+        lambda starts, total: _count_codes(starts, tensor.indices, offsets, scale, total),
+    )  # fmt: skip
     return BoundedSum(total, 1.0, sigma)
 
 
@@ -111,9 +117,11 @@ def cooccurrence(tensor: SparseTensor, *, sigma: float) -> BoundedSum:
     """
     offsets = _offsets(tensor)
     codes = int(offsets[-1])
-    total = np.zeros(codes * (codes - 1) // 2, np.int64)
     scale = _units(1.0, sigma)
-    _count_pairs(_patients(tensor), tensor.indices, offsets, scale, total)
+    total = _summed(
+        tensor, codes * (codes - 1) // 2,
+        lambda starts, total: _count_pairs(starts, tensor.indices, offsets, scale, total),
+    )  # fmt: skip
     return BoundedSum(total, 1.0, sigma)
 
 
@@ -174,11 +182,14 @@ def refinement(
         columns = np.asarray(factor, np.float64)
         # Not by BLAS: sums must not depend on threads or processors.
         gram *= np.einsum("ir,is->rs", columns, columns)
-    total = np.zeros(len(factors[mode]) * rank + rank * (rank + 1) // 2, np.int64)
     scale = _units(positive("bound", bound), sigma)
-    _refine(
-        _patients(tensor), tensor.indices, tensor.values, _offsets(tensor), stack, mode + 1,
-        gram, ridge.astype(np.float64), bound, scale, total,
+    penalties, offsets = ridge.astype(np.float64), _offsets(tensor)
+    total = _summed(
+        tensor, len(factors[mode]) * rank + rank * (rank + 1) // 2,
+        lambda starts, total: _refine(
+            starts, tensor.indices, tensor.values, offsets, stack, mode + 1, gram, penalties,
+            bound, scale, total,
+        ),
     )  # fmt: skip
     return BoundedSum(total, bound, sigma)
 
@@ -192,6 +203,35 @@ def _units(sensitivity: float, sigma: float) -> float:
             "overflow"
         )
     return scale
+
+
+def _summed(
+    tensor: SparseTensor, size: int, add_up: Callable[[Array, Array], None]
+) -> NDArray[np.int64]:
+    """Sum of the patients' parts, by as many threads as there are.
+
+    Each thread has patients and a total of its own. A part is made from its patient alone and
+    integers add up exactly, so how patients are divided doesn't show in the result.
+
+    Parameters
+    ----------
+    tensor : SparseTensor
+    size : int
+        Values of the sum.
+    add_up : callable
+        Given a stretch of `_patients` and a total, adds the parts of these patients to it.
+    """
+    starts = _patients(tensor)
+    threads = thread_count() if size <= _MOST_SHARED else 1
+    cuts = np.searchsorted(starts, np.linspace(0, starts[-1], threads + 1))
+    cuts[0], cuts[-1] = 0, tensor.n_patients
+
+    def part(number: int) -> NDArray[np.int64]:
+        total = np.zeros(size, np.int64)
+        add_up(starts[cuts[number] : cuts[number + 1] + 1], total)
+        return total
+
+    return reduce(np.add, in_order(part, range(threads), threads=threads))
 
 
 def _patients(tensor: SparseTensor) -> NDArray[np.int64]:

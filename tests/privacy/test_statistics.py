@@ -157,6 +157,16 @@ def test_parts_add_up_exactly_and_no_patient_changes_anothers(kind, sizes):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("threads", ["2", "3", "40"])  # 40: more than there are patients
+def test_threads_change_no_bit(kind, sizes, threads, monkeypatch):
+    tensor = sparse(counts(sizes, patients=30))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    alone = statistic_of(kind, tensor).total
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    np.testing.assert_array_equal(statistic_of(kind, tensor).total, alone)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
