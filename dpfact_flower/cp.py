@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import linear_sum_assignment
 
 from dpfact_flower.errors import DataError
 from dpfact_flower.solver.kernels import model_values
@@ -360,6 +359,9 @@ def column_cosines(
 
 def _match(ours: Factors, theirs: Factors) -> Match:
     similarity = reduce(np.multiply, map(column_cosines, ours, theirs))
+    # Importing scipy.optimize takes 0.1 s and more, and a site never matches models.
+    from scipy.optimize import linear_sum_assignment  # noqa: PLC0415
+
     rows, columns = linear_sum_assignment(similarity, maximize=True)
     order = np.argsort(columns)
     rows, columns = rows[order], columns[order]
