@@ -60,6 +60,7 @@ def summarise(
         "bytes_up": sum(record.bytes_up for record in records),
         "bytes_down": sum(record.bytes_down for record in records),
         "seconds": sum(record.seconds for record in records),
+        **bytes_of_schemes(coordinator),
         "transfer_seconds_at_15_MB_s": total / PAPER_BYTES_PER_SECOND,
         "failures": sum(len(record.failures) for record in records),
     }
@@ -67,6 +68,22 @@ def summarise(
         return summary, {"codes": _global_codes(coordinator, vocabularies)}
     measured, tables = measure(coordinator, cohort, sites_folder)
     return summary | measured, tables
+
+
+def bytes_of_schemes(coordinator: Coordinator) -> dict[str, int]:
+    """What as many rounds would send, both ways together, in the papers' schemes.
+
+    A site and the server each send all feature factors, as float64 and with nothing around them;
+    in TRIP (consensus ADMM) a site sends the multipliers of its constraints beside its factors.
+
+    Returns
+    -------
+    dict
+        Keys `bytes_paper` and `bytes_trip`.
+    """
+    replies = sum(len(record.sites) for record in coordinator.records)
+    factors = 8 * coordinator.solver.rank * sum(len(factor) for factor in coordinator.factors)
+    return {"bytes_paper": 2 * factors * replies, "bytes_trip": 3 * factors * replies}
 
 
 def _privacy(coordinator: Coordinator, cohort: Cohort | None, sites_folder: Path) -> dict[str, Any]:

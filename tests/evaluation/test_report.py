@@ -173,8 +173,16 @@ def test_headline_figures_are_those_of_the_summary(public_run):
     assert summary["name"] in header
     for shown in (f"{100 * summary['fit']:.1f} %", f"{summary['rmse']:.4g}",
                   f"{summary['auc']:.3f}", f"{summary['bytes_up'] / 1000:.3g} kB",
+                  f"{(summary['bytes_up'] + summary['bytes_down']) / summary['bytes_paper']:.2f}",
                   "procedures: 9, diagnoses: 12"):  # fmt: skip
         assert shown in header
+
+
+def test_bytes_are_set_against_factors_in_double_precision(public_run):
+    summary = read_json(public_run / "summary.json")
+    factors = 8 * summary["rank"] * (9 + 12) * summary["sites"] * summary["rounds"]
+    assert summary["bytes_paper"] == 2 * factors
+    assert summary["bytes_trip"] == 3 * factors
 
 
 def test_a_run_without_privacy_says_so(public_run):
