@@ -119,13 +119,6 @@ class SparseTensor:
             float(np.square(self.values[part], dtype=np.float64).sum()) for part in self.parts()
         )
 
-    def row_counts(self, mode: int) -> NDArray[np.int64]:
-        """Number of non-zeros in each row of a mode, shape (I_mode,)."""
-        counts = np.zeros(self.shape[mode], np.int64)
-        for part in self.parts():
-            counts += np.bincount(self.indices[part, mode], minlength=self.shape[mode])
-        return counts
-
     def parts(self) -> Iterator[slice]:
         """Slices that cover the non-zeros: what is made of a part is small beside the tensor."""
         return _parts(self.nnz)

@@ -26,9 +26,17 @@ def zero_visits(tensor: SparseTensor, settings: SolverSettings) -> int:
     return max(1, round(settings.zero_ratio * tensor.nnz))
 
 
-def patient_starts(tensor: SparseTensor) -> NDArray[np.int64]:
-    """First entry of each patient, then the number of entries; shape (I_0 + 1,)."""
-    return np.concatenate([[0], np.cumsum(tensor.row_counts(0))])
+def entries_by_row(tensor: SparseTensor) -> list[NDArray[np.int64]]:
+    """Number of entries in each row of each mode; N arrays of shapes (I_n,)."""
+    offsets = row_offsets(tensor.shape)
+    counts = np.zeros(offsets[-1], np.int64)
+    _count(tensor.indices, offsets, counts)
+    return np.split(counts, offsets[1:-1])
+
+
+def first_entries(often: NDArray[np.int64]) -> NDArray[np.int64]:
+    """First entry of each patient, then the number of entries; from the patients' numbers."""
+    return np.concatenate([[0], np.cumsum(often)])
 
 
 def visits(
@@ -42,7 +50,7 @@ def visits(
     Blocks of neighbouring patients come in random order, and so do the visits within a block; that
     is as good as a full permutation at a fraction of its cost. The zero cells are independent and
     uniform over all zero cells of the tensor: each block's number of them is multinomial.
-    `starts` is `patient_starts`, for who has it already.
+    `starts` is what `first_entries` gives, for who has it already.
 
     Yields
     ------
@@ -51,7 +59,7 @@ def visits(
     counts : ndarray of float32, shape (visits,)
         0 for a zero cell.
     """
-    starts = patient_starts(tensor) if starts is None else starts
+    starts = first_entries(entries_by_row(tensor)[0]) if starts is None else starts
     first = np.arange(0, tensor.n_patients, _BLOCK)
     last = np.minimum(first + _BLOCK, tensor.n_patients)
     entries = starts[last] - starts[first]
@@ -94,6 +102,13 @@ def draw_visits(
         tensor.indices, tensor.values, offsets, first, starts, rng.random(size), rows, counts, rng
     )
     return rows, counts
+
+
+@compiled(**FAST)
+def _count(indices: Array, offsets: Array, counts: Array) -> None:
+    for s in range(len(indices)):
+        for n in range(indices.shape[1]):
+            counts[offsets[n] + indices[s, n]] += 1
 
 
 @compiled(**FAST)

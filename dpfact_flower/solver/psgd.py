@@ -24,11 +24,11 @@ import numpy as np
 
 from dpfact_flower.errors import DivergenceError
 from dpfact_flower.settings import SolverSettings
-from dpfact_flower.solver.kernels import Array, row_offsets, stack_factors, stacked_values
+from dpfact_flower.solver.kernels import Array, row_offsets, stack_factors
 from dpfact_flower.solver.objective import LocalResult, elastic, gram, group_norm, loss
-from dpfact_flower.solver.order import patient_starts, visits, zero_visits
+from dpfact_flower.solver.order import entries_by_row, first_entries, visits, zero_visits
 from dpfact_flower.solver.prox import shrink_columns
-from dpfact_flower.solver.sgd import Step, visit
+from dpfact_flower.solver.sgd import Step, fit, visit
 from dpfact_flower.tensor import Factors, SparseTensor
 
 _GROWTH = 1.05
@@ -102,8 +102,9 @@ class _Site:
         self.floor = 0.0 if settings.nonnegative else -math.inf
         self.offsets = row_offsets(tensor.shape)
         self.anchor_stack = stack_factors(anchors)
-        self.zeros, self.starts = zero_visits(tensor, settings), patient_starts(tensor)
-        self.visits = [tensor.row_counts(n) for n in range(1, tensor.ndim)]
+        self.zeros = zero_visits(tensor, settings)
+        often = entries_by_row(tensor)
+        self.starts, self.visits = first_entries(often[0]), often[1:]
         # A clipped gradient is not that of the objective, which may rise at any step size; then
         # only what fits worse than no model at all is refused.
         self.tolerated = 0.5 * tensor.norm_squared() if settings.clip > 0 else -math.inf
@@ -135,26 +136,17 @@ class _Site:
         tensor, settings, factors = self.tensor, self.settings, self.factors(stack)
         with np.errstate(over="ignore", invalid="ignore"):
             patients = gram(factors[0])
-            squares, inner = self._at_nonzeros(stack)
+            squares, inner = fit(stack, tensor.indices, tensor.values, self.offsets)
             if settings.zeros == "none":
                 error = 0.5 * squares
             else:
                 error = loss(tensor, inner, [patients, *map(gram, factors[1:])])
-            fit = error + settings.mu * group_norm(patients)
+            rest = error + settings.mu * group_norm(patients)
             return Value(
                 error,
-                fit + settings.gamma * elastic(factors, self.anchors),
-                fit + settings.gamma * elastic(factors, self.anchors, self.visits),
+                rest + settings.gamma * elastic(factors, self.anchors),
+                rest + settings.gamma * elastic(factors, self.anchors, self.visits),
             )
-
-    def _at_nonzeros(self, stack: Array) -> tuple[float, float]:
-        """Squared error of the non-zeros, and <X, M>."""
-        tensor, squares, inner = self.tensor, 0.0, 0.0
-        for part in tensor.parts():
-            model = stacked_values(tensor.indices[part], stack, self.offsets)
-            squares += float(np.square(tensor.values[part] - model).sum())
-            inner += float(tensor.values[part] @ model)
-        return squares, inner
 
     def stands(self, now: Value, before: Value) -> bool:
         """Whether a pass is to be kept."""

@@ -1,6 +1,6 @@
-"""Stochastic gradient steps: one visit of a cell moves one row of every factor.
+"""Stochastic gradient steps: one visit of a cell moves one row of every factor; and their fit.
 
-Two sets of kernels make the same steps: `sgd_vector`, which spells out vector instructions, and
+Two sets of kernels compute the same: `sgd_vector`, which spells out vector instructions, and
 `sgd_plain`, which leaves them to numba. They differ in the order of sums and so in rounding. The
 first is taken where it compiles and is right; ``DPFACT_KERNELS=plain`` or ``vector`` decides.
 """
@@ -64,6 +64,11 @@ class Kernels(Protocol):
     def visit(self, stack: Array, anchors: Array, rows: Array, counts: Array, step: Step) -> None:
         """See `visit` below."""
 
+    def fit(
+        self, stack: Array, indices: Array, values: Array, offsets: Array
+    ) -> tuple[float, float]:
+        """See `fit` below."""
+
 
 def visit(stack: Array, anchors: Array, rows: Array, counts: Array, step: Step) -> None:
     """One stochastic gradient step per visit, in the order given; eqs. (ai), (bj).
@@ -83,7 +88,35 @@ def visit(stack: Array, anchors: Array, rows: Array, counts: Array, step: Step) 
     SettingsError
         If the environment asks for kernels that there are not.
     """
-    chosen(os.environ.get(VARIABLE, "auto")).visit(stack, anchors, rows, counts, step)
+    _asked_for().visit(stack, anchors, rows, counts, step)
+
+
+def fit(stack: Array, indices: Array, values: Array, offsets: Array) -> tuple[float, float]:
+    """Squared error over the entries of a tensor, and their inner product <X, M> with the model.
+
+    Parameters
+    ----------
+    stack : ndarray of float32, shape (sum of I_n, R padded)
+        As of `dpfact_flower.solver.kernels.stack_factors`.
+    indices, values : ndarrays (nnz, N) of int32 and (nnz,) of float32, C-contiguous
+    offsets : ndarray of int64, shape (N + 1,)
+        As of `dpfact_flower.solver.kernels.row_offsets`.
+
+    Returns
+    -------
+    squares, inner : float
+        The model's values are formed in float32, the sums in float64.
+
+    Raises
+    ------
+    SettingsError
+        As `visit`.
+    """
+    return _asked_for().fit(stack, indices, values, offsets)
+
+
+def _asked_for() -> Kernels:
+    return chosen(os.environ.get(VARIABLE, "auto"))
 
 
 @functools.cache

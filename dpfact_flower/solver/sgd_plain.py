@@ -10,8 +10,11 @@ from typing import Any
 import numpy as np
 
 from dpfact_flower.compiled import FAST, compiled
-from dpfact_flower.solver.kernels import Array
+from dpfact_flower.solver.kernels import Array, stacked_values
 from dpfact_flower.solver.sgd import Step
+
+_PART = 1 << 16
+"""Entries whose model values are held in float64 at a time."""
 
 _ZERO = np.float32(0)
 _ONE = np.float32(1)
@@ -23,6 +26,18 @@ def visit(stack: Array, anchors: Array, rows: Array, counts: Array, step: Step) 
         _visit_three(stack, anchors, rows, counts, *step.numbers())
     else:
         _visit_any(stack, anchors, rows, counts, step.sequential, *step.numbers())
+
+
+def fit(stack: Array, indices: Array, values: Array, offsets: Array) -> tuple[float, float]:
+    """See `dpfact_flower.solver.sgd.fit`."""
+    squares, inner = 0.0, 0.0
+    for first in range(0, len(values), _PART):
+        part = slice(first, first + _PART)
+        model = stacked_values(indices[part], stack, offsets)
+        with np.errstate(over="ignore", invalid="ignore"):
+            squares += float(np.square(values[part] - model).sum())
+            inner += float(values[part] @ model)
+    return squares, inner
 
 
 @compiled(**FAST)

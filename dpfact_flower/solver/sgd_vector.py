@@ -52,6 +52,37 @@ def visit(stack: Array, anchors: Array, rows: Array, counts: Array, step: Step) 
         _joint(flat, flat_anchors, blocks, rows, counts, *numbers)
 
 
+def fit(stack: Array, indices: Array, values: Array, offsets: Array) -> tuple[float, float]:
+    """See `dpfact_flower.solver.sgd.fit`."""
+    blocks = (0,) * (stack.shape[1] // LANES)
+    found: tuple[float, float] = _fit(
+        stack.reshape(-1), indices, values, tuple(offsets.tolist()), blocks
+    )
+    return found
+
+
+@compiled(**FAST)
+def _fit(
+    stack: Array, indices: Array, values: Array, offsets: tuple[int, ...], blocks: Blocks
+) -> tuple[float, float]:
+    columns, modes = len(blocks) * LANES, len(offsets) - 1
+    squares, inner = 0.0, 0.0
+    rows = np.empty(modes, np.int64)
+    for s in range(len(values)):
+        for n in range(modes):
+            rows[n] = address(stack, (offsets[n] + indices[s, n]) * columns)
+        sums = splat(_ZERO)
+        for v in range(len(blocks)):
+            product = load(rows[0], v)
+            for n in range(1, modes - 1):
+                product = mul(product, load(rows[n], v))
+            sums = fma(product, load(rows[modes - 1], v), sums)
+        model, value = np.float64(total(sums)), np.float64(values[s])
+        squares += (value - model) * (value - model)
+        inner += value * model
+    return squares, inner
+
+
 @compiled(**FAST)
 def _joint(
     stack: Array,

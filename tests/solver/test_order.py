@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from dpfact_flower.solver.kernels import row_offsets
-from dpfact_flower.solver.order import draw_visits, patient_starts, visits
+from dpfact_flower.solver.order import draw_visits, entries_by_row, first_entries, visits
 from dpfact_flower.tensor import SparseTensor
 
 SHAPES = [(7, 5), (7, 5, 6), (5, 4, 3, 6)]
@@ -57,10 +57,18 @@ def test_zero_cells_are_uniform_and_their_places_random():
 def test_starts_are_where_each_patient_begins(problem):
     tensor = problem((1300, 5, 6), density=0.02).tensor
     expected = np.searchsorted(tensor.indices[:, 0], np.arange(1301))
-    np.testing.assert_array_equal(patient_starts(tensor), expected)
+    np.testing.assert_array_equal(first_entries(entries_by_row(tensor)[0]), expected)
     given, found = (
         list(visits(tensor, 100, np.random.default_rng(0), starts)) for starts in (expected, None)
     )
     for (rows, counts), (other_rows, other_counts) in zip(given, found, strict=True):
         np.testing.assert_array_equal(rows, other_rows)
         np.testing.assert_array_equal(counts, other_counts)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_entries_are_counted_by_row_of_each_mode(problem, shape):
+    tensor = problem(shape).tensor
+    for n, often in enumerate(entries_by_row(tensor)):
+        others = tuple(m for m in range(len(shape)) if m != n)
+        np.testing.assert_array_equal(often, np.count_nonzero(tensor.to_dense(), axis=others))

@@ -108,6 +108,18 @@ def test_plain_and_vector_kernels_agree_over_many_visits(problem, shape, in_turn
     np.testing.assert_allclose(moved[0], moved[1], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("rank", [3, 21])
+def test_the_fit_is_that_of_the_dense_model(problem, model, kernels, shape, rank):
+    case = problem(shape, rank=rank, signed=True)
+    data, dense = case.tensor.to_dense(), model(case.factors)
+    found = kernels.fit(
+        stack_factors(case.factors), case.tensor.indices, case.tensor.values, row_offsets(shape)
+    )
+    squares, inner = np.sum((data - dense)[data > 0] ** 2), np.sum(data * dense)
+    assert found == pytest.approx((squares, inner), rel=1e-5)
+
+
 def test_no_visits_at_all_change_nothing(problem, kernels):
     stack, anchors, rows, counts = many_visits(problem, (7, 5, 6), 3, 0)
     before = stack.copy()
