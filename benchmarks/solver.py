@@ -59,20 +59,20 @@ def drawn_pass(
 def drawn_steps(
     tensor: SparseTensor, rank: int, repetitions: int
 ) -> tuple[list[float], list[float]]:
-    """Seconds of a joint pass's steps and of drawing its order, apart and without keeping it."""
+    """CPU seconds of a joint pass's steps and of drawing its order, which is not kept."""
     settings = SolverSettings(rank=rank, solver="psgd", eta=ETA, zeros="none")
     factors, anchors = start(tensor, settings)
     stack, anchored = stack_factors(factors), stack_factors(anchors)
     step = replace(step_of(tensor, settings), gamma=0.0)
     steps, order = [], []
     for _ in range(repetitions):
-        began, stepping = time.perf_counter(), 0.0
+        began, stepping = time.thread_time(), 0.0
         for rows, counts in visits(tensor, 0, np.random.default_rng(2)):
-            before = time.perf_counter()
+            before = time.thread_time()
             visit(stack, anchored, rows, counts, step)
-            stepping += time.perf_counter() - before
+            stepping += time.thread_time() - before
         steps.append(stepping)
-        order.append(time.perf_counter() - began - stepping)
+        order.append(time.thread_time() - began - stepping)
     _check_finite(stack)
     return steps, order
 
