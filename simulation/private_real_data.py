@@ -33,6 +33,7 @@ from dpfact_flower.run_folder import write_json
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver import solve
 from dpfact_flower.tensor import Factors, SparseTensor
+from simulation.baselines import pooled
 from simulation.systems import NO_NOISE, fit, patient_mode, unit_columns
 
 _ITERATIONS = 150
@@ -40,20 +41,6 @@ _FIELDS = (
     "data", "sites", "patients", "smallest_site", "rank", "model", "epsilon", "fit",
     "share_of_fit", "fms", "beats_null",
 )  # fmt: skip
-
-
-def pooled(cohort: Cohort) -> SparseTensor:
-    """All sites' patients in one tensor."""
-    rows, shift = [], 0
-    for site in cohort.sites:
-        indices = site.tensor.indices.astype(np.int64)
-        indices[:, 0] += shift
-        rows.append(indices)
-        shift += site.tensor.n_patients
-    values = np.concatenate([site.tensor.values for site in cohort.sites])
-    return SparseTensor.from_coo(
-        np.concatenate(rows), values, (shift, *cohort.sites[0].tensor.feature_shape)
-    )
 
 
 def reference(tensor: SparseTensor, rank: int, seed: int) -> Factors:

@@ -1,0 +1,108 @@
+"""The systems that DPFact is compared with, each playing its rounds on a cohort in this process.
+
+Every system starts where DPFact starts, fits the same tensor, and is measured in the same way: it
+is a generator of `Snapshot`, one a round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
+
+import numpy as np
+
+from dpfact_flower.cp import CPModel, SquaredError
+from dpfact_flower.data.site_data import Cohort
+from dpfact_flower.elastic import initial_factors
+from dpfact_flower.protocol import RoundRequest
+from dpfact_flower.settings import PrivacySettings, SolverSettings
+from dpfact_flower.site import initial_state, scaled, stream
+from dpfact_flower.tensor import Factors, SparseTensor
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """Where a system stands after a round.
+
+    Attributes
+    ----------
+    round : int
+        From 1.
+    models : tuple of tuples of ndarray
+        Each site's own model, patients first: (I_t, R), then (I_n, R) for every feature mode. A
+        centralised system has one model, whose patients are given to their sites.
+    shared : tuple of ndarray
+        Feature factors that all sites have.
+    error : SquaredError
+        Of the sites' own models on their data, added up: the paper's measure of accuracy.
+    seconds : float
+        Of computing, since the start, all sites one after the other; measuring is left out.
+    """
+
+    round: int
+    models: tuple[Factors, ...]
+    shared: Factors
+    error: SquaredError
+    seconds: float
+
+    @classmethod
+    def of(
+        cls,
+        number: int,
+        models: Sequence[Factors],
+        shared: Factors,
+        tensors: Sequence[SparseTensor],
+        seconds: float,
+    ) -> Snapshot:
+        """Snapshot of models, measured on the tensors that they were fitted to."""
+        errors = [
+            CPModel.of(*model).squared_error(tensor)
+            for model, tensor in zip(models, tensors, strict=True)
+        ]
+        return cls(number, tuple(models), shared, reduce(add, errors), seconds)
+
+
+def pooled(cohort: Cohort) -> SparseTensor:
+    """All sites' patients in one tensor, site after site."""
+    rows, shift = [], 0
+    for site in cohort.sites:
+        indices = site.tensor.indices.astype(np.int64)
+        indices[:, 0] += shift
+        rows.append(indices)
+        shift += site.tensor.n_patients
+    values = np.concatenate([site.tensor.values for site in cohort.sites])
+    return SparseTensor.from_coo(
+        np.concatenate(rows), values, (shift, *cohort.sites[0].tensor.feature_shape)
+    )
+
+
+def site_tensors(cohort: Cohort, solver: SolverSettings) -> list[SparseTensor]:
+    """What each site fits: its counts, or each patient's scaled to norm 1."""
+    return [scaled(site.tensor, solver) for site in cohort.sites]
+
+
+def start(cohort: Cohort, solver: SolverSettings, seed: int) -> list[Factors]:
+    """Where DPFact's sites stand before round 1: own patients, and the public feature factors."""
+    anchors = initial_factors(cohort.sites[0].tensor.feature_shape, solver.rank, seed)
+    request = RoundRequest(
+        job="start", round=1, rounds=1, seed=seed, solver=solver,
+        privacy=PrivacySettings(privacy="none"), vocabulary="", anchors=anchors,
+    )  # fmt: skip
+    return [
+        initial_state(tensor, request, np.random.default_rng(stream(request, site.name))).factors
+        for site, tensor in zip(cohort.sites, site_tensors(cohort, solver), strict=True)
+    ]
+
+
+def joined(factors: Sequence[Factors]) -> Factors:
+    """One model of several sites' patients around the first site's feature factors."""
+    return (np.concatenate([own[0] for own in factors]), *factors[0][1:])
+
+
+def by_site(model: Factors, cohort: Cohort) -> Iterator[Factors]:
+    """The sites' parts of a centralised model: its patients split, its features for everybody."""
+    sizes = [site.tensor.n_patients for site in cohort.sites]
+    for patients in np.split(model[0], np.cumsum(sizes)[:-1]):
+        yield (patients, *model[1:])

@@ -1,0 +1,49 @@
+"""Centralised SGD: all patients in one place, and DPFact's solver with T = 1, gamma = 0, mu = 0."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from dpfact_flower.data.site_data import Cohort
+from dpfact_flower.settings import SolverSettings
+from dpfact_flower.site import scaled
+from dpfact_flower.solver import solve
+from simulation.baselines import Snapshot, by_site, joined, pooled, site_tensors, start
+
+
+def centralised(
+    cohort: Cohort, solver: SolverSettings, *, rounds: int, seed: int
+) -> Iterator[Snapshot]:
+    """Fit the pooled patients without sites, `solver.tau` passes a round.
+
+    Parameters
+    ----------
+    cohort : Cohort
+    solver : SolverSettings
+        Its gamma, pull, mu and off are set to 0: there is nobody to agree with.
+    rounds : int
+    seed : int
+        The public seed of DPFact's start, and of the visiting order.
+
+    Yields
+    ------
+    Snapshot
+        After each round.
+    """
+    alone = replace(solver, gamma=0.0, pull=0.0, mu=0.0, off=0.0)
+    tensor, tensors = scaled(pooled(cohort), alone), site_tensors(cohort, alone)
+    model = joined(start(cohort, alone, seed))
+    rng = np.random.default_rng([seed, 0])
+    eta, seconds = alone.eta, 0.0
+    for number in range(1, rounds + 1):
+        began = time.perf_counter()
+        with threadpool_limits(1, user_api="blas"):
+            result = solve(tensor, model, model[1:], alone, rng, eta=eta)
+        seconds += time.perf_counter() - began
+        model, eta = result.factors, result.eta
+        yield Snapshot.of(number, list(by_site(model, cohort)), model[1:], tensors, seconds)

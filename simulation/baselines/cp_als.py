@@ -1,0 +1,67 @@
+"""CP-ALS, centralised: pyttb's, the Python port of the Tensor Toolbox that the paper used."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyttb as _pyttb
+from threadpoolctl import threadpool_limits
+
+from dpfact_flower.data.site_data import Cohort
+from dpfact_flower.settings import SolverSettings
+from dpfact_flower.site import scaled
+from dpfact_flower.tensor import Factors, SparseTensor
+from simulation.baselines import Snapshot, by_site, joined, pooled, site_tensors, start
+
+pyttb: Any = _pyttb  # exports its names at run time alone
+
+
+def cp_als(cohort: Cohort, solver: SolverSettings, *, rounds: int, seed: int) -> Iterator[Snapshot]:
+    """Alternating least squares on the pooled patients, one iteration a round.
+
+    pyttb keeps no trace of its iterates, so each is a call of its own that goes on from the last:
+    an iteration depends on the columns' directions alone, which pyttb keeps.
+
+    Parameters
+    ----------
+    cohort : Cohort
+    solver : SolverSettings
+        `rank` and `scale` alone are used.
+    rounds : int
+        Iterations.
+    seed : int
+        The public seed of DPFact's start.
+
+    Yields
+    ------
+    Snapshot
+        After each iteration; the weights of the columns are the patients'.
+    """
+    tensor, tensors = scaled(pooled(cohort), solver), site_tensors(cohort, solver)
+    data = to_pyttb(tensor)
+    model = pyttb.ktensor([f.astype(np.float64) for f in joined(start(cohort, solver, seed))])
+    seconds = 0.0
+    for number in range(1, rounds + 1):
+        began = time.perf_counter()
+        with threadpool_limits(1, user_api="blas"):
+            model, _, _ = pyttb.cp_als(
+                data, solver.rank, init=model, maxiters=1, stoptol=0, printitn=0, fixsigns=False
+            )
+        seconds += time.perf_counter() - began
+        factors = weighted(model)
+        yield Snapshot.of(number, list(by_site(factors, cohort)), factors[1:], tensors, seconds)
+
+
+def to_pyttb(tensor: SparseTensor) -> Any:
+    """The tensor as pyttb has it."""
+    values = tensor.values.astype(np.float64)[:, None]
+    return pyttb.sptensor(tensor.indices.astype(np.int64), values, tensor.shape)
+
+
+def weighted(model: Any) -> Factors:
+    """Factors of a pyttb model, its weights multiplied into the patients'."""
+    patients, *features = model.factor_matrices
+    return (patients * model.weights, *features)

@@ -1,0 +1,229 @@
+"""The systems that DPFact is compared with: against references, a library and closed forms."""
+
+import numpy as np
+import pytest
+import pyttb
+
+from dpfact_flower.coordinator import Coordinator
+from dpfact_flower.cp import CPModel, factor_match_score
+from dpfact_flower.data.site_data import Cohort, SiteData
+from dpfact_flower.data.vocabulary import Vocabulary
+from dpfact_flower.errors import QuorumError, SettingsError
+from dpfact_flower.grid import InProcessGrid
+from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
+from dpfact_flower.site import initial_state, stream
+from dpfact_flower.tensor import SparseTensor
+from simulation.baselines import by_site, joined, pooled, site_tensors, start
+from simulation.baselines.centralised import centralised
+from simulation.baselines.cp_als import cp_als, to_pyttb, weighted
+from simulation.baselines.trip import (
+    Trip,
+    TripClient,
+    TripState,
+    consensus_of,
+    least_squares_patients,
+    site_round,
+    trip,
+    trip_app,
+)
+
+COUNTS = SolverSettings(rank=4, scale="counts")
+
+
+def last(snapshots):
+    *_, final = snapshots
+    return final
+
+
+@pytest.fixture(scope="module")
+def planted() -> Cohort:
+    """Three sites whose tensors are exactly of rank 3, with the same feature factors."""
+    rng = np.random.default_rng(5)
+    features = [rng.gamma(1.0, 1.0, (size, 3)) for size in (9, 12)]
+    names = ("procedures", "diagnoses")
+    vocabularies = tuple(
+        Vocabulary(name, tuple(f"{name[0]}{i}" for i in range(len(f))), ("",) * len(f))
+        for name, f in zip(names, features, strict=True)
+    )
+    sites = []
+    for number, patients in enumerate((20, 14, 17), start=1):
+        dense = CPModel.of(rng.gamma(1.0, 1.0, (patients, 3)), *features).to_dense()
+        where = np.argwhere(dense)
+        tensor = SparseTensor.from_coo(where, dense[tuple(where.T)], dense.shape)
+        sites.append(SiteData(f"site-{number}", tensor, vocabularies))
+    return Cohort("planted", tuple(sites))
+
+
+def test_every_system_starts_where_dpfact_starts(cohort):
+    coordinator = Coordinator(
+        cohort.sites[0].tensor.feature_shape, solver=COUNTS,
+        privacy=PrivacySettings(privacy="none"), run=RunSettings(rounds=3, seed=7),
+    )  # fmt: skip
+    request = coordinator.request(1)
+    for site, own in zip(cohort.sites, start(cohort, COUNTS, seed=7), strict=True):
+        rng = np.random.default_rng(stream(request, site.name))
+        for mine, theirs in zip(own, initial_state(site.tensor, request, rng).factors, strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+
+
+def test_pooled_patients_are_the_sites_patients_one_below_the_other(cohort):
+    dense = pooled(cohort).to_dense()
+    np.testing.assert_array_equal(
+        dense, np.concatenate([site.tensor.to_dense() for site in cohort.sites])
+    )
+    model = joined(start(cohort, COUNTS, 0))
+    parts = list(by_site(model, cohort))
+    assert [len(part[0]) for part in parts] == [s.tensor.n_patients for s in cohort.sites]
+    np.testing.assert_array_equal(np.concatenate([part[0] for part in parts]), model[0])
+
+
+def test_cp_als_one_iteration_a_round_is_one_call_of_pyttb(cohort):
+    begin = pyttb.ktensor([f.astype(float) for f in joined(start(cohort, COUNTS, 3))])
+    whole, _, info = pyttb.cp_als(
+        to_pyttb(pooled(cohort)), 4, init=begin, maxiters=6, stoptol=0, printitn=0, fixsigns=False
+    )
+    stepwise = last(cp_als(cohort, COUNTS, rounds=6, seed=3))
+    expected = CPModel(weighted(whole))
+    found = CPModel(joined(stepwise.models))
+    np.testing.assert_allclose(found.to_dense(), expected.to_dense(), rtol=1e-8, atol=1e-10)
+    # pyttb's fit is 1 - ||X - M|| / ||X||; ours squares the norms.
+    assert 1 - stepwise.error.fit == pytest.approx((1 - info["fit"]) ** 2, rel=1e-8)
+
+
+def test_centralised_sgd_is_one_run_of_the_solver(cohort):
+    solver = SolverSettings(rank=4, solver="psgd", tau=1, gamma=5.0, mu=1.0)
+    steps = last(centralised(cohort, solver, rounds=3, seed=1))
+    once = last(centralised(cohort, SolverSettings(rank=4, solver="psgd", tau=3), rounds=1, seed=1))
+    np.testing.assert_array_equal(joined(steps.models)[0], joined(once.models)[0])
+    assert steps.error == once.error
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_trip_converges_to_the_centralised_solution(planted, seed):
+    """On data that a model of this rank explains wholly, the solution is unique."""
+    solver = SolverSettings(rank=3, scale="counts")
+    alone = last(cp_als(planted, solver, rounds=300, seed=seed))
+    agreed = last(trip(planted, solver, rounds=400, seed=seed, share=1.0))
+    assert alone.error.fit > 1 - 1e-6
+    assert agreed.error.fit > 1 - 1e-6
+    assert factor_match_score(agreed.shared, alone.shared) > 1 - 1e-4
+    for own in agreed.models:  # every site agrees with the consensus
+        for mine, mean in zip(own[1:], agreed.shared, strict=True):
+            np.testing.assert_allclose(mine, mean, rtol=1e-2, atol=1e-3 * np.abs(mean).max())
+
+
+def test_trip_ends_at_a_stationary_point_of_the_centralised_problem(cohort):
+    """On counts that no model of this rank explains: a centralised iteration gains nothing more."""
+    agreed = last(trip(cohort, COUNTS, rounds=600, seed=0, share=1.0))
+    tensor = pooled(cohort)
+    patients = [least_squares_patients(t, agreed.shared) for t in site_tensors(cohort, COUNTS)]
+    model = pyttb.ktensor([f.astype(float) for f in (np.concatenate(patients), *agreed.shared)])
+    before = CPModel(weighted(model)).squared_error(tensor)
+    further, _, _ = pyttb.cp_als(
+        to_pyttb(tensor), 4, init=model, maxiters=1, stoptol=0, printitn=0, fixsigns=False
+    )
+    after = CPModel(weighted(further)).squared_error(tensor)
+    assert after.all_cells == pytest.approx(before.all_cells, rel=1e-4)
+    assert before.fit == pytest.approx(agreed.error.fit, abs=1e-3)
+
+
+def dense_round(X, state, consensus, omega):
+    """TRIP's site as its docstring writes it, with dense unfoldings and plain inverses."""
+    H = [
+        h + omega * (f - c)
+        for h, f, c in zip(state.multipliers, state.features, consensus, strict=True)
+    ]
+    B, C = state.features
+    A = np.einsum("ijk,jr,kr->ir", X, B, C) @ np.linalg.inv((B.T @ B) * (C.T @ C))
+    eye = omega * np.eye(B.shape[1])
+    M = np.einsum("ijk,ir,kr->jr", X, A, C)
+    B = (M + omega * consensus[0] - H[0]) @ np.linalg.inv((A.T @ A) * (C.T @ C) + eye)
+    M = np.einsum("ijk,ir,jr->kr", X, A, B)
+    C = (M + omega * consensus[1] - H[1]) @ np.linalg.inv((A.T @ A) * (B.T @ B) + eye)
+    return (B, C), H
+
+
+def test_a_site_of_trip_does_what_the_paper_writes(cohort):
+    tensor = cohort.sites[1].tensor
+    rng = np.random.default_rng(2)
+
+    def draw():
+        return tuple(rng.random((size, 4)).astype(np.float32) for size in tensor.feature_shape)
+
+    state, consensus, omega = TripState(draw(), draw()), draw(), 3.5
+    after = site_round(tensor, state, consensus, omega)
+    features, multipliers = dense_round(tensor.to_dense(), state, consensus, omega)
+    for mine, theirs in zip(
+        (*after.features, *after.multipliers), (*features, *multipliers), strict=True
+    ):
+        np.testing.assert_allclose(mine, theirs, rtol=2e-4, atol=2e-5)
+
+
+def test_the_consensus_is_the_mean_with_the_multipliers(cohort):
+    rng = np.random.default_rng(3)
+    sites = [tuple(rng.random((size, 2), np.float32) for size in (4, 3)) for _ in range(4)]
+    got = consensus_of(sites[:2], sites[2:], omega=2.0)
+    for mode in range(2):
+        wanted = (sites[0][mode] + sites[1][mode] + (sites[2][mode] + sites[3][mode]) / 2) / 2
+        np.testing.assert_allclose(got[mode], wanted, rtol=1e-6)
+
+
+def test_multipliers_need_not_be_sent(cohort):
+    """They add up to zero over the sites, so the server's mean does not need them."""
+    sent = last(trip(cohort, COUNTS, rounds=12, seed=0))
+    kept = last(trip(cohort, COUNTS, rounds=12, seed=0, multipliers=False))
+    for one, other in zip(sent.shared, kept.shared, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4 * np.abs(one).max())
+    assert sent.error.fit == pytest.approx(kept.error.fit, abs=1e-4)
+
+
+def traffic(cohort, rank, **choices):
+    meter = []
+    last(trip(cohort, SolverSettings(rank=rank), rounds=2, seed=0, meter=meter, **choices))
+    return meter[-1]
+
+
+@pytest.mark.parametrize(("multipliers", "sets_up"), [(True, 2), (False, 1)])
+def test_trips_bytes_are_what_the_algorithm_implies(cohort, multipliers, sets_up):
+    """Float32 consensus down; feature factors up, and as much again of multipliers."""
+    sites, codes = len(cohort.sites), sum(cohort.sites[0].tensor.feature_shape)
+    small, large = (traffic(cohort, rank, multipliers=multipliers) for rank in (3, 103))
+    grown = 100 * codes * 4 * sites
+    slack = 64 * sites  # the digits of a shape in an array's header
+    assert large.bytes_down - small.bytes_down == pytest.approx(grown, abs=slack)
+    assert large.bytes_up - small.bytes_up == pytest.approx(sets_up * grown, abs=slack)
+    envelope = small.bytes_up - sets_up * 3 * codes * 4 * sites
+    assert 0 < envelope < 3000 * sites
+
+
+def test_trip_needs_every_site(cohort):
+    def fails_at_one(context):
+        if context.node_config["partition-id"] == 1:
+            raise ValueError("no")
+        return TripClient(cohort.sites[int(context.node_config["partition-id"])].tensor, context)
+
+    grid = InProcessGrid(trip_app(fails_at_one), [{"partition-id": n} for n in range(3)])
+    strategy = Trip(start(cohort, COUNTS, 0)[0][1:], 1.0)
+    with pytest.raises(QuorumError, match="needs all 3 sites in round 1"):
+        strategy.run(grid, 2)
+
+
+def test_trip_through_flowers_own_loop_gives_the_same_consensus(cohort):
+    tensors = site_tensors(cohort, COUNTS)
+    begin = start(cohort, COUNTS, 0)[0][1:]
+    squares = sum(tensor.norm_squared() for tensor in tensors)
+    strategy = Trip(begin, 0.3 * squares / (3 * 4))
+    nodes = [{"partition-id": n} for n in range(3)]
+
+    def client_for(context):
+        return TripClient(tensors[int(context.node_config["partition-id"])], context)
+
+    strategy.run(InProcessGrid(trip_app(client_for), nodes), 4)
+    played = last(trip(cohort, COUNTS, rounds=4, seed=0))
+    for one, other in zip(strategy.consensus, played.shared, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_trip_refuses_a_penalty_of_zero(cohort):
+    with pytest.raises(SettingsError, match="omega: must be above 0"):
+        Trip(start(cohort, COUNTS, 0)[0][1:], 0.0)
