@@ -83,7 +83,10 @@ class Claims(StrEnum):
 @data_app.command("synthetic")
 def data_synthetic(
     out: Out,
-    preset: Annotated[str, typer.Argument(help="demo, paper-synthetic, paper-mimic")] = "demo",
+    preset: Annotated[
+        str,
+        typer.Argument(help="demo, demo-icu, paper-synthetic, paper-mimic, paper-icu, paper-cms"),
+    ] = "demo",
 ) -> None:
     """Make an EHR with planted phenotypes, some shared by all sites, some at one only."""
     from dpfact_flower.data import synthetic

@@ -7,6 +7,7 @@ making the paper's scheme rigorous in the plainest way, and is here to be compar
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
@@ -31,6 +32,7 @@ from dpfact_flower.solver.mttkrp import mttkrp
 from dpfact_flower.solver.objective import gram, hadamard
 from dpfact_flower.state import SiteState
 from dpfact_flower.tensor import Factors
+from simulation.baselines import Snapshot
 
 NO_NOISE = 1e5
 """Epsilon whose noise is nothing beside the data: stands for infinity."""
@@ -50,15 +52,30 @@ class _InMemory:
         return self.releases.get(round_number)
 
 
-def _rounds(coordinator: Coordinator, cohort: Cohort) -> Iterator[int]:
-    """Play a run of the package's own sites and server; yields after each round."""
+def play(coordinator: Coordinator, cohort: Cohort, *, own_refit: bool = True) -> Iterator[Snapshot]:
+    """Play a run of the package's own sites and server.
+
+    Parameters
+    ----------
+    coordinator : Coordinator
+        Before its first round.
+    cohort : Cohort
+    own_refit : bool
+        Whether patient mode's last round is played, in which sites learn for themselves alone.
+
+    Yields
+    ------
+    Snapshot
+        After each round in which every site has a model of its own: in patient mode the last.
+    """
     kept = [_InMemory() for _ in cohort.sites]
     modes = [vocabulary.name for vocabulary in cohort.vocabularies]
-    patient = coordinator.privacy.privacy == "patient"
-    for number in range(1, coordinator.rounds + (0 if patient else 1)):  # no site's own refit
+    patient, seconds = coordinator.privacy.privacy == "patient", 0.0
+    for number in range(1, coordinator.rounds + (1 if own_refit or not patient else 0)):
         request = coordinator.request(number)
-        replies = []
+        replies, outcomes = [], []
         for site, own in zip(cohort.sites, kept, strict=True):
+            began = time.perf_counter()
             if patient:
                 work = PatientRound(site, request, site=site.name, simulation=True)
                 outcome = work.run(own)
@@ -66,21 +83,37 @@ def _rounds(coordinator: Coordinator, cohort: Cohort) -> Iterator[int]:
                 outcome = run_round(
                     site.tensor, own.last, request, site=site.name, modes=modes, simulation=True
                 )
+            measured = outcome.measures
+            seconds += measured.seconds if measured else time.perf_counter() - began
             own.last, own.releases[number] = outcome.state, outcome.release
             replies.append(SiteReply(site.name, outcome.release.arrays))
+            outcomes.append(outcome)
+        began = time.perf_counter()
         coordinator.close_round(number, replies, [], bytes_down=0, bytes_up=0, seconds=0)
-        yield number
+        seconds += time.perf_counter() - began
+        models = tuple(outcome.state.factors for outcome in outcomes if outcome.state)
+        errors = [outcome.measures.error for outcome in outcomes if outcome.measures]
+        if len(models) == len(errors) == len(outcomes):
+            error = reduce(add, errors)
+            yield Snapshot(number, models, coordinator.factors, error, seconds)
+
+
+def coordinate(
+    cohort: Cohort, solver: SolverSettings, privacy: PrivacySettings, run: RunSettings
+) -> Coordinator:
+    """The server of a run on a cohort."""
+    return Coordinator(
+        [len(vocabulary) for vocabulary in cohort.vocabularies],
+        solver=solver, privacy=privacy, run=replace(run, sites=len(cohort.sites)),
+    )  # fmt: skip
 
 
 def run(
     cohort: Cohort, solver: SolverSettings, privacy: PrivacySettings, run: RunSettings
 ) -> Factors:
     """Global factors of a run with the package's own rounds and rules."""
-    coordinator = Coordinator(
-        [len(vocabulary) for vocabulary in cohort.vocabularies],
-        solver=solver, privacy=privacy, run=replace(run, sites=len(cohort.sites)),
-    )  # fmt: skip
-    for _ in _rounds(coordinator, cohort):
+    coordinator = coordinate(cohort, solver, privacy, run)
+    for _ in play(coordinator, cohort, own_refit=False):
         pass
     return coordinator.factors
 

@@ -154,6 +154,18 @@ PRESETS: Mapping[str, SyntheticSettings] = {
         name="paper-mimic", patients=40_662, modes="procedures:202:2.8,diagnoses:316:5.45",
         phenotypes=50,
     ),
+    # The demo and MIMIC-III's sizes, with a last site whose patients are drastically unlike all
+    # others', as the paper's neonatal unit.
+    "demo-icu": SyntheticSettings(name="demo-icu", distinct=6),
+    "paper-icu": SyntheticSettings(
+        name="paper-icu", patients=40_662, modes="procedures:202:2.8,diagnoses:316:5.45",
+        phenotypes=50, distinct=6,
+    ),
+    # Sizes and sparsity of the paper's CMS tensor: five equal samples, 725,000 non-zeros.
+    "paper-cms": SyntheticSettings(
+        name="paper-cms", patients=82_307, modes="procedures:2532:1.35,diagnoses:10983:2.3",
+        shares="0.2,0.2,0.2,0.2,0.2", phenotypes=50, active=1.3, windows=2.4,
+    ),
 }  # fmt: skip
 """Settings by name."""
 
@@ -184,7 +196,8 @@ def preset(name: str, /, **changes: Scalar) -> SyntheticSettings:
     Parameters
     ----------
     name : str
-        One of `PRESETS`: ``demo``, ``paper-synthetic`` or ``paper-mimic``.
+        One of `PRESETS`: ``demo``, ``demo-icu``, ``paper-synthetic``, ``paper-mimic``,
+        ``paper-icu`` or ``paper-cms``.
     **changes
         Fields of `SyntheticSettings`.
 

@@ -142,7 +142,7 @@ def predict_mortality(
     design = _design(labelled, memberships, sites)
     groups = {t: _Group(sites[t].name, design.site == t, design.labels) for t in labelled}
     everyone = _Group("overall", np.ones(len(design.labels), bool), design.labels)
-    for training in _splits(2 * design.site + design.labels, train, splits, seed):
+    for training in training_masks(2 * design.site + design.labels, train, splits, seed):
         for group in (everyone, *groups.values()):
             if group.reason(least) is None:
                 group.score(design, training)
@@ -273,11 +273,22 @@ def _design(
     )
 
 
-def _splits(
+def training_masks(
     strata: NDArray[np.int64], train: float, splits: int, seed: int
 ) -> Iterator[NDArray[np.bool_]]:
-    """Masks of the training patients.
+    """Masks of the training patients, one a repetition.
 
+    Parameters
+    ----------
+    strata : ndarray of int, shape (patients,)
+        Each is split alike.
+    train : float
+        Share of the patients that train.
+    splits, seed : int
+        Repetitions, and what they are drawn from: equal arguments give equal masks.
+
+    Notes
+    -----
     scikit-learn's stratified splits refuse a stratum of one patient; here it trains or tests.
     A stratum of two patients or more has some on either side.
     """

@@ -62,7 +62,7 @@ def test_figures_agree_with_scikit_learn_by_hand(sites, members):
     for group, rows in ((found.overall, site >= 0), (found.sites[1], site == 1)):
         for name, predictors in (("memberships", pooled), ("volume", volume)):
             expected = []
-            for training in prediction._splits(2 * site + labels, 0.6, 3, 4):
+            for training in prediction.training_masks(2 * site + labels, 0.6, 3, 4):
                 train, test = rows & training, rows & ~training
                 mean, std = predictors[train].mean(0), predictors[train].std(0)
                 scaled = (predictors - mean) / np.where(std > 0, std, 1)
@@ -95,7 +95,7 @@ def test_components_that_are_off_do_no_harm(sites, members):
 )
 def test_splits_are_stratified_and_differ(sizes, train, seed):
     strata = np.repeat(np.arange(len(sizes)), sizes)
-    masks = list(prediction._splits(strata, train, 3, seed))
+    masks = list(prediction.training_masks(strata, train, 3, seed))
     for mask in masks:
         for stratum, size in enumerate(sizes):
             inside = mask[strata == stratum].sum()
