@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench paper clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -26,6 +26,11 @@ lint: $(VENV)/.installed
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks $(if $(QUICK),--scale quick)
+
+# The paper's evaluation. QUICK=1: minutes, into runs/paper-quick. Without: hours, and the page of
+# docs/. Interrupted, it goes on where it was.
+paper: $(VENV)/.installed
+	$(BIN)/python -m simulation.paper $(if $(QUICK),--quick,--page docs/evaluation.md)
 
 clean:
 	rm -rf $(VENV) runs build dist *.egg-info

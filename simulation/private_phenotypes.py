@@ -28,7 +28,8 @@ from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.data.synthetic import preset, synthetic
 from dpfact_flower.run_folder import write_json
 from dpfact_flower.tensor import Factors
-from simulation.systems import NO_NOISE, fit, naive, paper_mode, patient_mode
+from simulation.paper.measures import shared_error
+from simulation.systems import NO_NOISE, naive, paper_mode, patient_mode
 
 SYSTEMS: dict[str, Callable[..., Factors]] = {
     "patient mode": patient_mode,
@@ -50,7 +51,7 @@ def measure(system: str, cohort: Cohort, rank: int, epsilon: float, seed: int) -
         "epsilon": "inf" if epsilon >= NO_NOISE else epsilon,
         "seed": seed,
         "fms": factor_match_score(factors, cohort.truth.factors),
-        "fit": fit(cohort, factors),
+        "fit": shared_error(cohort, factors).fit,
         "seconds": seconds,
     }
 

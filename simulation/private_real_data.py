@@ -34,7 +34,8 @@ from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver import solve
 from dpfact_flower.tensor import Factors, SparseTensor
 from simulation.baselines import pooled
-from simulation.systems import NO_NOISE, fit, patient_mode, unit_columns
+from simulation.paper.measures import shared_error
+from simulation.systems import NO_NOISE, patient_mode, shuffled, unit_columns
 
 _ITERATIONS = 150
 _FIELDS = (
@@ -54,27 +55,12 @@ def reference(tensor: SparseTensor, rank: int, seed: int) -> Factors:
     return unit_columns(local.factors[1:])
 
 
-def shuffled(tensor: SparseTensor, seed: int) -> SparseTensor:
-    """Each patient gets the codes of every later mode from another patient; no tie is left."""
-    rng = np.random.default_rng(seed)
-    alive = np.unique(tensor.indices[:, 0])
-    sets = [_codes_by_patient(tensor, mode) for mode in range(1, tensor.ndim)]
-    donors = [alive, *(rng.permutation(alive) for _ in sets[1:])]
-    cells = []
-    for place, patient in enumerate(alive):
-        codes = [own[donor[place]] for own, donor in zip(sets, donors, strict=True)]
-        grid = np.stack(np.meshgrid(*codes, indexing="ij"), axis=-1).reshape(-1, len(codes))
-        cells.append(np.column_stack([np.full(len(grid), patient), grid]))
-    index = np.concatenate(cells)
-    return SparseTensor.from_coo(index, np.ones(len(index)), tensor.shape)
-
-
 def study(cohort: Cohort, rank: int, epsilons: Sequence[float], seeds: int) -> list[dict[str, Any]]:
     """Rows of one data set at one rank."""
     tensor = pooled(cohort)
     whole = replace(cohort, sites=(_as_site(cohort, tensor),), truth=None)
     references = [reference(tensor, rank, seed) for seed in (1, 2)]
-    best = max(fit(whole, factors) for factors in references)
+    best = max(shared_error(whole, factors).fit for factors in references)
     null = reference(shuffled(tensor, seed=0), rank, seed=1)
     null_row = _row(cohort, rank, "null: shuffled patients", None, [null], whole, references, best)
     rows = [
@@ -112,7 +98,7 @@ def _row(
 ) -> dict[str, Any]:  # fmt: skip
     """Means over models of their fit, and of their match with the references."""
     sizes = [site.tensor.n_patients for site in cohort.sites]
-    found = float(np.mean([fit(whole, factors) for factors in models]))
+    found = float(np.mean([shared_error(whole, factors).fit for factors in models]))
     matches = [factor_match_score(m, reference) for m in models for reference in references]
     return {
         "data": cohort.name, "sites": len(sizes), "patients": sum(sizes),
@@ -121,12 +107,6 @@ def _row(
         "fit": found, "share_of_fit": found / best, "fms": float(np.mean(matches)),
         "beats_null": None,
     }  # fmt: skip
-
-
-def _codes_by_patient(tensor: SparseTensor, mode: int) -> dict[int, np.ndarray[Any, Any]]:
-    pairs = np.unique(tensor.indices[:, [0, mode]], axis=0)
-    patients, first = np.unique(pairs[:, 0], return_index=True)
-    return dict(zip(patients.tolist(), np.split(pairs[:, 1], first[1:]), strict=True))
 
 
 def _as_site(cohort: Cohort, tensor: SparseTensor) -> SiteData:

@@ -38,7 +38,7 @@ from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.errors import QuorumError, SettingsError
 from dpfact_flower.grid import InProcessGrid
 from dpfact_flower.settings import SolverSettings
-from dpfact_flower.solver.kernels import mttkrp
+from dpfact_flower.solver.mttkrp import mttkrp
 from dpfact_flower.solver.objective import gram, hadamard
 from dpfact_flower.tensor import Factors, SparseTensor
 from simulation.baselines import Snapshot, site_tensors, start

@@ -1,0 +1,159 @@
+"""Jobs and their results on disk: a run that was interrupted goes on, one that is repeated reads.
+
+A job is one fit of one system. Its result is a JSON file named by a digest of the job's settings
+and of the code that computes it, with the shared factors beside it; so a result is never taken for
+one of other settings or of other code. Seconds are kept apart from what repeats exactly.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import dpfact_flower
+from dpfact_flower.files import replacing
+from dpfact_flower.run_folder import read_json
+from dpfact_flower.tensor import Factors, load_npz
+
+_HERE = Path(__file__).parent
+_PACKAGE = Path(dpfact_flower.__file__).parent
+_CODE = (
+    *sorted(_PACKAGE.glob("*.py")),
+    *(path for room in ("data", "postprocess", "privacy", "solver")
+      for path in sorted((_PACKAGE / room).glob("*.py"))),
+    *(_PACKAGE / "evaluation" / name for name in ("prediction.py", "phenotypes.py")),
+    *sorted((_HERE.parent / "baselines").glob("*.py")),
+    _HERE.parent / "systems.py",
+    *(_HERE / name for name in ("datasets.py", "measures.py", "systems.py")),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, order=True)
+class Job:
+    """One fit, by everything that its result depends on.
+
+    Attributes
+    ----------
+    data : str
+        A data set of `datasets`.
+    system : str
+        A key of `systems.SYSTEMS`.
+    rank, rounds, seed : int
+        `rounds` of a system that plans its own (patient mode) is not used.
+    splits : int
+        Repetitions of the prediction of death; 0 leaves it out.
+    epsilon, delta : float
+        Of systems with noise, else 0.
+    off : float
+        Relative l2,1 weight of the exact solver, where it is varied; -1 leaves the system's own.
+    tables : bool
+        Whether phenotypes are described.
+    sites : int
+        For traffic: the number of sites that the data are dealt to; else 0.
+    """
+
+    data: str
+    system: str
+    rank: int
+    rounds: int
+    seed: int = 0
+    splits: int = 0
+    epsilon: float = 0.0
+    delta: float = 0.0
+    off: float = -1.0
+    tables: bool = False
+    sites: int = 0
+
+    @property
+    def key(self) -> str:
+        """Name of the result's file."""
+        text = json.dumps(asdict(self), sort_keys=True) + code_digest()
+        return f"{self.system}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+    def __str__(self) -> str:
+        noise = f", epsilon {self.epsilon:g}" if self.epsilon else ""
+        return f"{Path(self.data).name}: {self.system}, R = {self.rank}, seed {self.seed}{noise}"
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """What a job found.
+
+    Attributes
+    ----------
+    values : dict
+        Everything that repeats exactly when the job is repeated.
+    seconds : float
+        Of computing; measuring is left out.
+    shared : tuple of ndarray of float32
+        Shared feature factors; empty where there are none.
+    """
+
+    values: dict[str, Any]
+    seconds: float
+    shared: Factors = ()
+
+
+@lru_cache(maxsize=1)
+def code_digest() -> str:
+    """SHA-256 of the sources that results depend on."""
+    digest = hashlib.sha256()
+    for path in _CODE:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+class Store:
+    """Results in a folder, one file a job."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def load(self, job: Job) -> Result | None:
+        """A job's result, or None if it has not been run with this code."""
+        path = self.folder / f"{job.key}.json"
+        if not path.exists():
+            return None
+        content = read_json(path)
+        arrays = path.with_suffix(".npz")
+        shared = tuple(load_npz(arrays, ()).values()) if arrays.exists() else ()
+        return Result(content["values"], content["seconds"], shared)
+
+    def save(self, job: Job, result: Result) -> None:
+        """Keep a result; its JSON is written last, so that a result found is complete."""
+        path = self.folder / f"{job.key}.json"
+        if result.shared:
+            with replacing(path.with_suffix(".npz")) as file:
+                np.savez_compressed(file, *result.shared)
+        content = {"job": asdict(job), "values": result.values, "seconds": result.seconds}
+        with replacing(path) as file:
+            file.write((json.dumps(content, indent=1) + "\n").encode())
+
+
+class Results:
+    """Results of finished jobs, looked up by job."""
+
+    def __init__(self, found: dict[Job, Result]) -> None:
+        self._found = found
+
+    def __contains__(self, job: Job) -> bool:
+        return job in self._found
+
+    def __getitem__(self, job: Job) -> Result:
+        return self._found[job]
+
+    def of(self, jobs: Iterable[Job]) -> list[Result]:
+        """Results of several jobs, all of which must be there."""
+        return [self._found[job] for job in jobs]
+
+    def complete(self, jobs: Sequence[Job]) -> bool:
+        """Whether all of them are there."""
+        return all(job in self._found for job in jobs)

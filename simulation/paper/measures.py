@@ -1,0 +1,160 @@
+"""What is measured of a fit: errors, AUC split by split, column norms, phenotype tables.
+
+Death is predicted by logistic regression on 60 % of the patients and scored on the others, in
+splits that depend on the data set alone: so figures of two systems can be compared split by split.
+No factorisation sees a label; what scales the predictors is fitted on the training patients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import reduce
+from operator import add
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+from numpy.typing import NDArray
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import MaxAbsScaler, StandardScaler
+
+from dpfact_flower.cp import CPModel, SquaredError
+from dpfact_flower.data.site_data import Cohort, SiteData
+from dpfact_flower.evaluation.phenotypes import phenotype_table, top_codes
+from dpfact_flower.evaluation.prediction import training_masks
+from dpfact_flower.settings import SolverSettings
+from dpfact_flower.site import scaled
+from dpfact_flower.solver.exact import update_patients
+from dpfact_flower.solver.mttkrp import mttkrp
+from dpfact_flower.solver.objective import gram, hadamard
+from dpfact_flower.tensor import Factors, SparseTensor
+from simulation.baselines import Snapshot
+from simulation.baselines.trip import least_squares_patients
+
+TRAIN = 0.6
+_FEWEST = 5
+"""Deaths, and survivors, without which a group gets no AUC."""
+_SWEEPS = 30
+_ITERATIONS = 2000
+
+
+def trace(snapshot: Snapshot) -> dict[str, float]:
+    """A point of the convergence figure."""
+    rmse = snapshot.error.rmse
+    return {"round": snapshot.round, **asdict(rmse), "fit": snapshot.error.fit}
+
+
+def projected(tensor: SparseTensor, features: Factors) -> NDArray[np.float32]:
+    """Patients' memberships on given feature factors: least squares, non-negative if they are."""
+    if any((factor < 0).any() for factor in features):
+        return least_squares_patients(tensor, features)
+    A = np.zeros((tensor.n_patients, features[0].shape[1]), np.float32)
+    product = mttkrp(tensor, [A, *features], 0)
+    weights = hadamard([gram(factor) for factor in features])
+    for _ in range(_SWEEPS):
+        A = update_patients(A, product, weights, 0.0, 0.0)
+    return A
+
+
+def shared_error(cohort: Cohort, features: Factors) -> SquaredError:
+    """Error of the shared features alone, every patient refitted on them."""
+    errors = []
+    for site in cohort.sites:
+        tensor = scaled(site.tensor, SolverSettings())
+        errors.append(CPModel.of(projected(tensor, features), *features).squared_error(tensor))
+    return reduce(add, errors)
+
+
+def memberships(model: Factors) -> NDArray[np.float64]:
+    """A site's patients in one unit for all sites: that of feature columns of norm 1."""
+    norms = [np.linalg.norm(factor.astype(np.float64), axis=0) for factor in model[1:]]
+    return np.asarray(model[0] * np.prod(norms, axis=0), np.float64)
+
+
+def death_scores(
+    predictors: Sequence[Any], cohort: Cohort, splits: int, *, codes: bool = False
+) -> dict[str, list[float]]:
+    """AUC of each split, for all patients together (``overall``) and for each site by itself.
+
+    Parameters
+    ----------
+    predictors : sequence of (I_t, p) arrays or sparse arrays
+        One a site, of all its patients.
+    cohort : Cohort
+    splits : int
+    codes : bool
+        Whether predictors are 0 or 1 and sparse, so that scaling must not move them.
+    """
+    sites = [site for site in cohort.sites if site.labels is not None]
+    if not predictors or len(sites) < len(cohort.sites) or splits == 0:
+        return {}
+    design: Any = np.concatenate(list(predictors)) if not codes else None
+    if codes:
+        design = scipy.sparse.vstack(list(predictors), format="csr")
+    died = np.concatenate([np.asarray(site.labels) for site in sites])
+    home = np.repeat(np.arange(len(sites)), [site.tensor.n_patients for site in sites])
+    groups = {"overall": np.ones(len(died), bool)}
+    groups |= {site.name: home == t for t, site in enumerate(sites)}
+    found: dict[str, list[float]] = {}
+    for training in training_masks(2 * home + died, TRAIN, splits, seed=0):
+        for name, rows in groups.items():
+            deaths = int(died[rows].sum())
+            if min(deaths, int(rows.sum()) - deaths) < _FEWEST:
+                continue
+            model = make_pipeline(
+                MaxAbsScaler() if codes else StandardScaler(),
+                LogisticRegression(max_iter=_ITERATIONS),
+            )
+            train, test = np.flatnonzero(rows & training), np.flatnonzero(rows & ~training)
+            score = model.fit(design[train], died[train]).decision_function(design[test])
+            found.setdefault(name, []).append(float(roc_auc_score(died[test], score)))
+    return found
+
+
+def norms(models: Sequence[Factors]) -> list[list[float]]:
+    """Column norms of every site's patients, T x R."""
+    return [np.linalg.norm(memberships(model), axis=0).tolist() for model in models]
+
+
+def tables(models: Sequence[Factors], shared: Factors, cohort: Cohort) -> dict[str, Any]:
+    """Phenotypes of all patients around the shared features, and of each site around its own."""
+    unit = tuple(_unit(factor) for factor in shared)
+    patients = [memberships(model) for model in models]
+    everybody = _table(np.concatenate(patients), unit, cohort.sites)
+    own = {
+        site.name: _table(own_patients, tuple(map(_unit, model[1:])), [site])
+        for site, model, own_patients in zip(cohort.sites, models, patients, strict=True)
+    }
+    return {"global": everybody, "sites": own}
+
+
+def codes_of(features: Factors, cohort: Cohort, top: int = 5) -> list[dict[str, list[str]]]:
+    """Leading codes of every column, with their descriptions, by mode."""
+    by_mode = {
+        vocabulary.name: top_codes(vocabulary, factor.astype(np.float64), top)
+        for vocabulary, factor in zip(cohort.vocabularies, features, strict=True)
+    }
+    return [
+        {mode: [code.description or code.code for code in columns[r]]
+         for mode, columns in by_mode.items()}
+        for r in range(features[0].shape[1])
+    ]  # fmt: skip
+
+
+def _table(
+    patients: NDArray[np.float64], features: Sequence[NDArray[Any]], sites: Sequence[SiteData]
+) -> list[dict[str, Any]]:
+    labels = [site.labels for site in sites if site.labels is not None]
+    table = phenotype_table(
+        CPModel.of(patients, *features), sites[0].vocabularies,
+        labels=np.concatenate(labels) if len(labels) == len(sites) else None,
+    )  # fmt: skip
+    return list(table.to_dict()["phenotypes"])
+
+
+def _unit(factor: NDArray[np.float32]) -> NDArray[np.float64]:
+    lengths = np.linalg.norm(factor.astype(np.float64), axis=0)
+    return np.asarray(factor / np.where(lengths > 0, lengths, 1))

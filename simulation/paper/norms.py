@@ -1,0 +1,94 @@
+"""Column norms of every site's patients against the l2,1 weight: the paper's appendix figure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dpfact_flower.cp import match_columns
+from simulation.paper.datasets import load
+from simulation.paper.jobs import Job, Result, Results
+from simulation.paper.plan import Plan
+from simulation.paper.report import Section, Table, panels
+
+_SHOWN = 4
+"""One-site phenotypes a weight in the table."""
+
+
+def jobs(plan: Plan) -> list[Job]:
+    """One fit a weight, on the first data set of the prediction."""
+    return [
+        Job(data.name, "exact", data.rank, plan.rounds, off=weight, tables=True)
+        for data in plan.sets(plan.prediction[:1])
+        for weight in plan.weights
+    ]
+
+
+def section(plan: Plan, results: Results) -> Section:
+    """A panel a site: its column norms in falling order, a line a weight."""
+    done = [job for job in jobs(plan) if job in results]
+    found = [(job.off, results[job].values) for job in done]
+    parts: list[Any] = [
+        "`off` is the l2,1 weight relative to a site's data, `mu = off ||X|| / sqrt(R)`, so that "
+        "one number means the same at sites of any size; it acts from half of the rounds on. The "
+        "paper chose one mu by hand for every unit. A column is off where it is exactly zero.",
+    ]
+    if found:
+        sites = found[0][1]["sites"]
+        figure, axes = panels(len(sites), height=2.6)
+        for number, (site, ax) in enumerate(zip(sites, axes, strict=True)):
+            for weight, values in found:
+                norms = np.sort(values["norms"][number])[::-1]
+                ax.plot(np.arange(1, len(norms) + 1), norms, lw=1.2, label=f"off = {weight:g}")
+            ax.set(title=site, xlabel="phenotype, by norm", ylabel="norm of its column")
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=6)
+        parts.append(("norms", "Column norms of every site's patient factor against mu", figure))
+        rows = [
+            {
+                "off": weight,
+                **{
+                    f"off at {site}": int(sum(norm == 0 for norm in norms))
+                    for site, norms in zip(sites, values["norms"], strict=True)
+                },
+                "fit": values["trace"][-1]["fit"],
+                "FMS planted": values["fms_planted"],
+            }
+            for weight, values in found
+        ]
+        rank = len(found[0][1]["norms"][0])
+        parts += [
+            f"Phenotypes of {rank} that are switched off:",
+            Table("norms", rows, {"off": 1, "FMS planted": 2}),
+        ]
+        planted = [row for job in done for row in _planted(job, results[job])]
+        if planted:
+            parts += [
+                "Planted phenotypes that exist at one site alone, and the norms of the matching "
+                "column at every site; *cosine* is of the shared factors with the planted ones:",
+                Table("norms_planted", planted, {"off": 1, "cosine": 2, **dict.fromkeys(sites, 1)}),
+            ]
+    return Section("Column norms against mu", parts, [])
+
+
+def _planted(job: Job, result: Result) -> list[dict[str, Any]]:
+    """Norms of the phenotypes of one site, site by site; none where nothing was planted."""
+    truth = load(job.data).truth
+    if truth is None:
+        return []
+    match = match_columns(result.shared, truth.factors)
+    norms, rows = np.asarray(result.values["norms"]), []
+    for phenotype in np.flatnonzero(truth.usage.sum(axis=0) == 1):
+        position = int(np.flatnonzero(match.truth == phenotype)[0])
+        own = int(np.flatnonzero(truth.usage[:, phenotype])[0])
+        by_site = norms[:, match.estimate[position]].tolist()
+        rows.append(
+            {
+                "off": job.off,
+                "phenotype": int(phenotype) + 1,
+                "at": result.values["sites"][own],
+                "cosine": float(match.cosines[position]),
+                **dict(zip(result.values["sites"], by_site, strict=True)),
+            }
+        )
+    return rows[:_SHOWN]

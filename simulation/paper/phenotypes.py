@@ -1,0 +1,130 @@
+"""Tables of phenotypes: the leading ones, a site's own, private beside non-private."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dpfact_flower.cp import match_columns
+from simulation.paper.convergence import fit_job
+from simulation.paper.datasets import Dataset, load
+from simulation.paper.jobs import Job, Result, Results
+from simulation.paper.measures import codes_of
+from simulation.paper.plan import Plan
+from simulation.paper.report import Section, Table
+from simulation.paper.systems import SYSTEMS
+
+_SHOWN = 6
+_MODELS = ("exact", "patient", "paper")
+
+
+def _job(plan: Plan, data: Dataset, system: str) -> Job:
+    return fit_job(plan, data, system, rank=data.rank, seed=0, tables=True)
+
+
+def jobs(plan: Plan) -> list[Job]:
+    """A fit without noise, one of patient mode and one with the paper's noise."""
+    return [_job(plan, data, system) for data in plan.sets(plan.phenotypes) for system in _MODELS]
+
+
+def section(plan: Plan, results: Results) -> Section:
+    """Leading phenotypes; the most site-specific one beside its private and global counterparts."""
+    parts: list[Any] = [
+        "The coefficient is the log odds of death per standard deviation of the membership, all "
+        "phenotypes together, by maximum likelihood (statsmodels); its p-value is Wald's, not "
+        "corrected for the number of phenotypes. Prevalence is the share of patients of whose "
+        "memberships the phenotype has more than a hundredth. Counts under ten are not shown. "
+        "These figures are computed from patients' factors, which no privacy guarantee covers.",
+    ]
+    for data in plan.sets(plan.phenotypes):
+        jobs_of = {system: _job(plan, data, system) for system in _MODELS}
+        if not results.complete(list(jobs_of.values())):
+            continue
+        found = {system: results[job] for system, job in jobs_of.items()}
+        name = data.name.rpartition("/")[2]
+        exact = found["exact"].values
+        parts += [
+            f"**{data.title}**, leading phenotypes by lambda, all patients "
+            f"({SYSTEMS['exact'].title}):",
+            Table(f"phenotypes_{name}", _leading(exact["tables"]["global"]), _DIGITS),
+        ]
+        site = data.distinct or max(exact["tables"]["sites"])
+        if data.distinct:
+            parts += [
+                f"The same for {site}, whose population is unlike all others', by the size of the "
+                "coefficient, from its own factors:",
+                Table(
+                    f"phenotypes_{name}_{site}",
+                    _leading(exact["tables"]["sites"][site], by="coefficient"), _DIGITS,
+                ),
+            ]  # fmt: skip
+        parts += _beside(data, found, site, name)
+    return Section("Phenotypes", parts, [])
+
+
+_DIGITS = {"lambda": 1, "prevalence": 3, "coefficient": 2}
+
+
+def _leading(phenotypes: list[dict[str, Any]], by: str = "lambda") -> list[dict[str, Any]]:
+    def size(phenotype: dict[str, Any]) -> float:
+        if by == "lambda":
+            return float(phenotype["weight"])
+        mortality = phenotype["mortality"] or {}
+        return abs(float(mortality.get("coefficient") or 0.0))
+
+    return [_row(p) for p in sorted(phenotypes, key=size, reverse=True)[:_SHOWN]]
+
+
+def _row(phenotype: dict[str, Any]) -> dict[str, Any]:
+    mortality = phenotype["mortality"] or {}
+    p = mortality.get("p_value")
+    return {
+        "number": phenotype["number"],
+        **{mode: "; ".join(c["description"] or c["code"] for c in codes[:4])
+           for mode, codes in phenotype["codes"].items()},
+        "lambda": phenotype["weight"], "prevalence": phenotype["prevalence"],
+        "coefficient": mortality.get("coefficient"),
+        "p": None if p is None else "<0.001" if p < 0.001 else f"{p:.3f}",
+        "deaths known": "yes" if mortality.get("coefficient") is not None
+        else mortality.get("reason") or "no",
+    }  # fmt: skip
+
+
+def _beside(data: Dataset, found: dict[str, Result], site: str, name: str) -> list[str | Table]:
+    """The phenotype that is most the site's own, and what the other models have for it."""
+    exact = found["exact"]
+    norms = np.square(np.asarray(exact.values["norms"]))
+    own = exact.values["sites"].index(site)
+    weight = norms[own] / np.maximum(norms.sum(axis=0), 1e-12)
+    column = int(np.argmax(np.where(norms[own] > 0.2 * norms[own].mean(), weight, 0)))
+    local = exact.values["tables"]["sites"][site][column]
+    cohort = load(data.name)
+    codes = {system: codes_of(result.shared, cohort) for system, result in found.items()}
+    rows = [_codes("this site's own factors, w/o DP", local["codes"]),
+            _texts("shared factors, w/o DP", codes["exact"][column])]  # fmt: skip
+    for system in ("patient", "paper"):
+        match = match_columns(found[system].shared, exact.shared)
+        position = int(np.flatnonzero(match.truth == column)[0])
+        title = f"{SYSTEMS[system].title}, epsilon {data.epsilon:g} ({SYSTEMS[system].noise})"
+        row = _texts(title, codes[system][int(match.estimate[position])])
+        rows.append(row | {"cosine": float(match.cosines[position])})
+    rows = [{"cosine": None, **row} for row in rows]
+    return [
+        f"The phenotype that is most {site}'s own ({100 * weight[column]:.0f} % of its squared "
+        "norm), beside what the sites share, without and with noise; the cosine is with the shared "
+        "factors without noise:",
+        Table(f"counterparts_{name}", [{"model": r.pop("model"), **r} for r in rows],
+              {"cosine": 2}),
+    ]  # fmt: skip
+
+
+def _codes(model: str, codes: dict[str, Any]) -> dict[str, Any]:
+    return {"model": model} | {
+        mode: "; ".join(code["description"] or code["code"] for code in listed)
+        for mode, listed in codes.items()
+    }
+
+
+def _texts(model: str, codes: dict[str, list[str]]) -> dict[str, Any]:
+    return {"model": model} | {mode: "; ".join(texts) for mode, texts in codes.items()}

@@ -1,0 +1,114 @@
+"""Tables, figures and verdicts of an experiment, and their files."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from dpfact_flower.evaluation.plots import STYLE
+from dpfact_flower.run_folder import write_json
+
+Answer = Literal["yes", "partly", "no", "not measured"]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under a header; a value is a number, a text or None.
+
+    Attributes
+    ----------
+    name : str
+        Of its files.
+    rows : list of dict
+        Equal keys, in the order of the columns.
+    digits : dict
+        Decimals of a column on the page; the files hold all.
+    """
+
+    name: str
+    rows: list[dict[str, Any]]
+    digits: dict[str, int] = field(default_factory=dict)
+
+    def markdown(self) -> str:
+        """As the page shows it."""
+        if not self.rows:
+            return "(no data)"
+        columns = list(self.rows[0])
+        lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
+        lines += [
+            "| " + " | ".join(self._cell(name, row.get(name)) for name in columns) + " |"
+            for row in self.rows
+        ]
+        return "\n".join(lines)
+
+    def write(self, folder: Path) -> None:
+        """Write JSON and CSV."""
+        write_json(folder / f"{self.name}.json", self.rows)
+        with open(folder / f"{self.name}.csv", "w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(self.rows[0]) if self.rows else [])
+            writer.writeheader()
+            writer.writerows(self.rows)
+
+    def _cell(self, column: str, value: Any) -> str:
+        if value is None:
+            return "-"
+        if isinstance(value, float):
+            return f"{value:.{self.digits.get(column, 3)}f}"
+        return str(value).replace("|", "/")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A claim of the paper, and what our numbers say of it."""
+
+    claim: str
+    answer: Answer
+    why: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """An experiment on the page.
+
+    Attributes
+    ----------
+    title : str
+    parts : list of str, Table or (name, caption, Figure)
+        In the order of the page.
+    verdicts : list of Verdict
+    """
+
+    title: str
+    parts: list[str | Table | tuple[str, str, Figure]]
+    verdicts: list[Verdict]
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write PNG and SVG without dates, so that equal figures are equal files."""
+    with mpl.rc_context({key: STYLE[key] for key in ("svg.fonttype", "svg.hashsalt")}):
+        figure.savefig(path.with_suffix(".png"), dpi=110, metadata={"Software": None})
+        figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
+
+
+def panels(count: int, *, height: float = 3.2, columns: int = 3) -> tuple[Figure, list[Any]]:
+    """A figure of several panels, at most `columns` a row."""
+    wide = min(count, columns)
+    rows = -(-count // wide)
+    figure = Figure(figsize=(4.2 * wide, height * rows), layout="constrained")
+    axes = figure.subplots(rows, wide, squeeze=False).ravel().tolist()
+    for unused in axes[count:]:
+        unused.set_visible(False)
+    return figure, axes[:count]
+
+
+def share(flags: Sequence[bool]) -> Answer:
+    """Answer to a claim that has to hold in several cases."""
+    if not flags:
+        return "not measured"
+    return "yes" if all(flags) else ("partly" if any(flags) else "no")

@@ -1,0 +1,298 @@
+"""The systems of the evaluation by name, and how a job is computed.
+
+All fit each patient's cells scaled to norm 1, which patient mode needs, from the same start. The
+paper gives eta = .01, gamma = 5 and hand-picked mu for its counts. Where P-SGD is compared, eta,
+gamma and mu are those that served it best on the synthetic EHR; "published" has the paper's.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpfact_flower.client_app import app as client_app
+from dpfact_flower.coordinator import RoundRecord
+from dpfact_flower.cp import factor_match_score
+from dpfact_flower.data.site_data import Cohort
+from dpfact_flower.data.synthetic import preset, synthetic
+from dpfact_flower.data.vocabulary import joint_digest
+from dpfact_flower.evaluation.prediction import code_presence, code_volume
+from dpfact_flower.grid import InProcessGrid
+from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
+from dpfact_flower.strategy import DPFact
+from dpfact_flower.tensor import Factors
+from simulation.baselines import Snapshot, pooled
+from simulation.baselines.centralised import centralised
+from simulation.baselines.cp_als import cp_als
+from simulation.baselines.trip import trip
+from simulation.paper import measures
+from simulation.paper.datasets import load, planted_memberships
+from simulation.paper.jobs import Job, Result
+from simulation.systems import coordinate, naive, paper_solver, play, shuffled
+
+NONE = PrivacySettings(privacy="none")
+_PULL, _MU, _OFF = 0.01, 0.5, 0.3
+_WIDE = 5000
+"""Codes of all modes beyond which patient mode counts the most frequent ones first."""
+_KEPT = "202x316"
+
+
+@dataclass(frozen=True)
+class System:
+    """A system as the page shows it.
+
+    Attributes
+    ----------
+    title : str
+    play : callable
+        Job and cohort to snapshots; None where a system is no factorisation.
+    noise : str
+        What its epsilon means; empty without noise.
+    predictors : callable or None
+        Job and cohort to predictors a site, of a system that is no factorisation.
+    """
+
+    title: str
+    play: Callable[[Job, Cohort], Iterator[Snapshot]] | None = None
+    noise: str = ""
+    predictors: Callable[[Job, Cohort], list[Any]] | None = None
+
+
+def compute(job: Job) -> Result:
+    """Run a job."""
+    if job.sites:
+        return _traffic(job)
+    cohort, system = load(job.data), SYSTEMS[job.system]
+    if system.play is None:
+        assert system.predictors is not None
+        predictors = system.predictors(job, cohort)
+        codes = job.system == "raw-codes"
+        return Result(
+            {"auc": measures.death_scores(predictors, cohort, job.splits, codes=codes)}, 0.0
+        )
+    points, final = [], None
+    for final in system.play(job, cohort):
+        points.append(measures.trace(final))
+    assert final is not None
+    shared = tuple(factor.astype(np.float32) for factor in final.shared)
+    error = measures.shared_error(cohort, shared)
+    values: dict[str, Any] = {
+        "trace": points,
+        "shared": {"rmse": error.rmse.all_cells, "fit": error.fit},
+        "norms": measures.norms(final.models),
+        "fms_planted": _planted_match(shared, cohort),
+        "auc": measures.death_scores(
+            [measures.memberships(model) for model in final.models], cohort, job.splits
+        ),
+    }
+    if job.tables:
+        values["tables"] = measures.tables(final.models, shared, cohort)
+        values["sites"] = [site.name for site in cohort.sites]
+    return Result(values, final.seconds, shared)
+
+
+def _planted_match(shared: Factors, cohort: Cohort) -> float | None:
+    if cohort.truth is None or any((factor < 0).any() for factor in shared):
+        positive = tuple(np.abs(factor) for factor in shared)  # a pair of signs is no difference
+        return None if cohort.truth is None else factor_match_score(positive, cohort.truth.factors)
+    return factor_match_score(shared, cohort.truth.factors)
+
+
+# --- Factorisations -------------------------------------------------------------------------------
+
+
+def _psgd(job: Job, **changes: Any) -> SolverSettings:
+    chosen = {"eta": 0.05, "gamma": _PULL, "tau": 2, **changes}
+    return SolverSettings(rank=job.rank, solver="psgd", **chosen)
+
+
+def _exact(job: Job, **changes: Any) -> SolverSettings:
+    usual = changes.pop("off", 0.0)
+    off = job.off if job.off >= 0 else usual
+    return SolverSettings(
+        rank=job.rank, off=off, mu_from_round=job.rounds // 2 + 1 if off else 1, **changes
+    )
+
+
+def _dpfact(
+    job: Job, cohort: Cohort, solver: SolverSettings, privacy: PrivacySettings = NONE
+) -> Iterator[Snapshot]:
+    """The package's own sites and server."""
+    step = 1 / len(cohort.sites) if solver.solver == "psgd" else 0.0
+    run = RunSettings(rounds=job.rounds, seed=job.seed, elastic_step=step)
+    return play(coordinate(cohort, solver, privacy, run), cohort)
+
+
+def _noisy(job: Job, **changes: Any) -> PrivacySettings:
+    """Noise from a seed, so that a run repeats; which voids what it claims."""
+    return PrivacySettings(epsilon=job.epsilon, delta=job.delta, noise_seed=job.seed, **changes)
+
+
+def _paper(job: Job, cohort: Cohort, mu: float) -> Iterator[Snapshot]:
+    """The paper's mechanism, with the settings that its noise bears best."""
+    solver = paper_solver(job.rank, mu=mu)
+    return _dpfact(job, cohort, solver, _noisy(job, privacy="paper"))
+
+
+def _patient(job: Job, cohort: Cohort) -> Iterator[Snapshot]:
+    """Patient mode, everything planned."""
+    patients = sum(site.tensor.n_patients for site in cohort.sites)
+    sizes = [len(vocabulary) for vocabulary in cohort.vocabularies]
+    privacy = _noisy(job, patients=patients, codes=_KEPT if sum(sizes) > _WIDE else "")
+    coordinator = coordinate(
+        cohort, SolverSettings(rank=job.rank), privacy, RunSettings(seed=job.seed)
+    )
+    for snapshot in play(coordinator, cohort):
+        if not coordinator.selection:
+            yield snapshot
+            continue
+        began = time.perf_counter()  # codes that were not kept have no weight
+        shared = []
+        for size, factor, kept in zip(sizes, snapshot.shared, coordinator.selection, strict=True):
+            whole = np.zeros((size, job.rank), np.float32)
+            whole[kept] = factor
+            shared.append(whole)
+        tensors = [site.tensor.scaled_to_unit_patients() for site in cohort.sites]
+        models = [(measures.projected(tensor, tuple(shared)), *shared) for tensor in tensors]
+        seconds = snapshot.seconds + time.perf_counter() - began
+        yield Snapshot.of(snapshot.round, models, tuple(shared), tensors, seconds)
+
+
+def _single(job: Job, cohort: Cohort, shared: Factors) -> Iterator[Snapshot]:
+    """Factors that were found without snapshots, every patient put on them."""
+    began = time.perf_counter()
+    tensors = [site.tensor.scaled_to_unit_patients() for site in cohort.sites]
+    models = [(measures.projected(tensor, shared), *shared) for tensor in tensors]
+    yield Snapshot.of(job.rounds, models, shared, tensors, time.perf_counter() - began)
+
+
+def _naive(job: Job, cohort: Cohort) -> Iterator[Snapshot]:
+    shared = naive(
+        cohort, job.rank, job.epsilon, delta=job.delta, seed=job.seed, noise_seed=job.seed
+    )
+    return _single(job, cohort, shared)
+
+
+def _random(job: Job, cohort: Cohort) -> Iterator[Snapshot]:
+    """The exact solver's features with the rows of every column shuffled: as sparse, no meaning."""
+    *_, learned = _dpfact(job, cohort, _exact(job))
+    rng = np.random.default_rng([job.seed, job.rank])
+    shared = tuple(rng.permuted(factor, axis=0) for factor in learned.shared)
+    return _single(job, cohort, shared)
+
+
+def _null(job: Job, cohort: Cohort) -> Iterator[Snapshot]:
+    """The exact solver on patients who have the procedures of one and the diagnoses of another."""
+    tensor = shuffled(pooled(cohort), seed=job.seed)
+    site = replace(cohort.sites[0], tensor=tensor, labels=None, patients=None)
+    *_, last = _dpfact(job, replace(cohort, sites=(site,), truth=None), _exact(job))
+    return _single(job, cohort, last.shared)
+
+
+def _cp_als(job: Job, cohort: Cohort) -> Iterator[Snapshot]:
+    return cp_als(cohort, SolverSettings(rank=job.rank), rounds=job.rounds, seed=job.seed)
+
+
+def _trip(job: Job, cohort: Cohort) -> Iterator[Snapshot]:
+    return trip(cohort, SolverSettings(rank=job.rank), rounds=job.rounds, seed=job.seed)
+
+
+def _published(job: Job, cohort: Cohort) -> Iterator[Snapshot]:
+    """The paper's step, elastic weight, passes and cells; no noise, and no l2,1."""
+    solver = _psgd(job, eta=1e-2, gamma=5.0, zeros="none", nonnegative=False, pull=0.0)
+    run = RunSettings(rounds=job.rounds, seed=job.seed)
+    return play(coordinate(cohort, solver, NONE, run), cohort)
+
+
+PAPER_NOISE = "claimed for an entry, not proven"
+OUR_NOISE = "proven for a patient"
+
+
+def _raw_codes(job: Job, cohort: Cohort) -> list[Any]:
+    return [code_presence(site.tensor) for site in cohort.sites]
+
+
+def _volume(job: Job, cohort: Cohort) -> list[Any]:
+    return [code_volume(site.tensor) for site in cohort.sites]
+
+
+SYSTEMS: dict[str, System] = {
+    "cp-als": System("CP-ALS, centralised", _cp_als),
+    "sgd": System(
+        "SGD, centralised",
+        lambda job, c: centralised(c, _psgd(job), rounds=job.rounds, seed=job.seed),
+    ),
+    "trip": System("TRIP", _trip),
+    "psgd": System("DPFact (P-SGD) w/o DP", lambda job, c: _dpfact(job, c, _psgd(job, mu=_MU))),
+    "psgd-no-l21": System(
+        "DPFact (P-SGD) w/o DP, w/o l2,1", lambda job, c: _dpfact(job, c, _psgd(job))
+    ),
+    "paper": System("DPFact, the paper's noise", lambda job, c: _paper(job, c, _MU), PAPER_NOISE),
+    "paper-no-l21": System(
+        "DPFact, the paper's noise, w/o l2,1", lambda job, c: _paper(job, c, 0.0), PAPER_NOISE
+    ),
+    "exact": System("DPFact (exact) w/o DP", lambda job, c: _dpfact(job, c, _exact(job, off=_OFF))),
+    "exact-no-l21": System(
+        "DPFact (exact) w/o DP, w/o l2,1", lambda job, c: _dpfact(job, c, _exact(job))
+    ),
+    "patient": System("DPFact, patient mode (ours)", _patient, OUR_NOISE),
+    "naive": System("the paper's scheme made rigorous naively", _naive, OUR_NOISE),
+    "published": System("P-SGD as published, non-zeros alone", _published),
+    "null": System("fitted to shuffled patients", _null),
+    "random": System("random factors, as sparse", _random),
+    "raw-codes": System("raw codes", predictors=_raw_codes),
+    "volume": System("code volume alone", predictors=_volume),
+    "planted": System(
+        "planted memberships (ceiling)",
+        predictors=lambda job, c: planted_memberships(job.data) or [],
+    ),
+}
+"""By key, in the order of the page."""
+
+
+# --- Traffic --------------------------------------------------------------------------------------
+
+TRAFFIC = ("dpfact", "patient", "trip", "trip-lean")
+"""Systems whose messages are counted; trip-lean keeps its multipliers at the sites."""
+
+
+def _traffic(job: Job) -> Result:
+    """Bytes of each round of real Flower messages, on few patients: bytes depend on codes alone."""
+    own = preset(job.data)
+    shares = ",".join(["1"] * job.sites)
+    cohort = synthetic(replace(own, patients=40 * job.sites, shares=shares, distinct=0, local=0.0))
+    solver, rounds = SolverSettings(rank=job.rank), 2
+    if job.system.startswith("trip"):
+        meter: list[RoundRecord] = []
+        lean = job.system == "trip-lean"
+        for _ in trip(cohort, solver, rounds=rounds, seed=0, multipliers=not lean, meter=meter):
+            pass
+        return Result({"rounds": _bytes(meter)}, 0.0)
+    privacy = NONE
+    if job.system == "patient":
+        wide = sum(len(v) for v in cohort.vocabularies) > _WIDE
+        privacy = PrivacySettings(
+            epsilon=job.epsilon, delta=job.delta, noise_seed=0, patients=own.patients,
+            codes=_KEPT if wide else "",
+        )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        cohort.save(Path(folder) / "data")
+        config = {"data": f"{folder}/data", "out": f"{folder}/run", "state-dir": f"{folder}/sites"}
+        nodes = [{"partition-id": n, "num-partitions": job.sites} for n in range(job.sites)]
+        strategy = DPFact(
+            [len(v) for v in cohort.vocabularies], solver=solver, privacy=privacy,
+            run=RunSettings(rounds=rounds, sites=job.sites),
+            vocabulary=joint_digest(cohort.vocabularies),
+        )  # fmt: skip
+        strategy.start(InProcessGrid(client_app, nodes, config))
+    return Result({"rounds": _bytes(strategy.coordinator.records)}, 0.0)
+
+
+def _bytes(meter: list[RoundRecord]) -> list[dict[str, int]]:
+    return [{"down": record.bytes_down, "up": record.bytes_up} for record in meter]

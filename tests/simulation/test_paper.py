@@ -1,0 +1,262 @@
+"""The paper's evaluation: jobs, what is measured, statistics, verdicts, and the whole on little."""
+
+import json
+import math
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from dpfact_flower.data import mimic3
+from dpfact_flower.data.site_data import Cohort
+from dpfact_flower.data.synthetic import preset, synthetic
+from simulation.paper import (
+    convergence,
+    datasets,
+    epsilon,
+    measures,
+    prediction,
+    published,
+    traffic,
+)
+from simulation.paper.__main__ import EXPERIMENTS, run
+from simulation.paper.jobs import Job, Result, Results, Store
+from simulation.paper.plan import FULL, QUICK, Plan
+from simulation.paper.report import Table, share
+from simulation.paper.systems import SYSTEMS, TRAFFIC, compute
+
+JOB = Job("demo-icu", "trip", 3, 2)
+TINY = Plan(
+    "full", seeds=2, rounds=4, iterations=3, splits=3, ranks=(3, 4), epsilons=(2.0,),
+    weights=(0.0, 0.5), convergence=(), prediction=(), epsilon=(), phenotypes=(),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def small() -> Cohort:
+    settings = preset(
+        "demo", patients=400, phenotypes=4, shares="0.4,0.3,0.3", distinct=3,
+        modes="procedures:15:2.5,diagnoses:20:4", mortality=0.2,
+    )  # fmt: skip
+    return synthetic(settings)
+
+
+@pytest.fixture(scope="module")
+def folder(small, tmp_path_factory):
+    path = tmp_path_factory.mktemp("cohort")
+    small.save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def plan(folder) -> Plan:
+    return TINY.on(str(folder))
+
+
+@pytest.fixture(autouse=True)
+def small_rank(monkeypatch, folder):
+    """A cohort that is given as a folder is fitted at rank 50; these patients don't bear it."""
+    known = datasets.dataset
+    monkeypatch.setattr(
+        datasets, "dataset",
+        lambda name: replace(known(name), rank=4, distinct="site-3") if name == str(folder)
+        else known(name),
+    )  # fmt: skip
+
+
+def test_a_jobs_key_tells_every_setting_apart():
+    others = {"data": "eicu", "system": "sgd", "rank": 4, "rounds": 3, "seed": 1, "splits": 2,
+              "epsilon": 1.0, "delta": 1e-4, "off": 0.5, "tables": True, "sites": 2}  # fmt: skip
+    assert set(others) == {field.name for field in fields(Job)}
+    keys = {JOB.key, *(replace(JOB, **{name: value}).key for name, value in others.items())}
+    assert len(keys) == len(others) + 1
+
+
+def test_a_stored_result_comes_back(tmp_path):
+    store = Store(tmp_path)
+    assert store.load(JOB) is None
+    shared = (np.ones((3, 2), np.float32), np.zeros((4, 2), np.float32))
+    store.save(JOB, Result({"fit": 0.25}, 1.5, shared))
+    found = store.load(JOB)
+    assert (found.values, found.seconds) == ({"fit": 0.25}, 1.5)
+    for mine, theirs in zip(found.shared, shared, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    assert store.load(replace(JOB, seed=1)) is None
+
+
+def test_a_result_of_other_code_is_not_taken(tmp_path, monkeypatch):
+    store = Store(tmp_path)
+    store.save(JOB, Result({}, 0.0))
+    monkeypatch.setattr("simulation.paper.jobs.code_digest", lambda: "another")
+    assert store.load(JOB) is None
+
+
+@pytest.mark.slow
+def test_the_whole_evaluation_repeats_and_goes_on(plan, tmp_path, capsys):
+    """Two runs give the same values; one that is stopped goes on; the page holds every table."""
+    experiments = [name for name in EXPERIMENTS if name != "traffic"]
+    run(plan, experiments, tmp_path / "a", None)
+    run(plan, experiments, tmp_path / "b", None, limit=5)
+    assert "Not complete: 5 of" in (tmp_path / "b" / "evaluation.md").read_text()
+    page = run(plan, experiments, tmp_path / "b", tmp_path / "docs" / "evaluation.md")
+    assert ", 5 of them done before" in capsys.readouterr().out
+    files = sorted(path.name for path in (tmp_path / "a" / "results").glob("*.json"))
+    assert files == sorted(path.name for path in (tmp_path / "b" / "results").glob("*.json"))
+    for name in files:
+        one, other = (json.loads((tmp_path / n / "results" / name).read_text()) for n in "ab")
+        assert one["values"] == other["values"], name
+    text = page.read_text()
+    assert "Not complete" not in text
+    for table in ("convergence", "auc", "auc_paired", "norms", "fms_against_epsilon"):
+        rows = json.loads((tmp_path / "a" / f"{table}.json").read_text())
+        assert rows
+        assert (tmp_path / "a" / f"{table}.csv").read_text().count("\n") >= len(rows)
+    for figure in ("convergence", "auc", "norms", "fms_against_epsilon"):
+        assert (tmp_path / "a" / f"{figure}.svg").read_bytes()
+        assert f"(images/evaluation/{figure}.png)" in text
+        assert (tmp_path / "docs" / "images" / "evaluation" / f"{figure}.png").exists()
+
+
+@pytest.mark.slow
+def test_the_commands_for_full_mimic_run_on_the_demo(ehr_data, tmp_path):
+    mimic3.read(ehr_data / "mimic3_demo", top=(202, 316)).save(tmp_path / "data")
+    page = run(TINY.on(str(tmp_path / "data")), ["phenotypes"], tmp_path / "out", None)
+    assert "leading phenotypes by lambda" in page.read_text()
+
+
+def test_every_system_has_a_noise_claim_exactly_if_it_takes_an_epsilon():
+    assert {name for name, system in SYSTEMS.items() if system.noise} == {
+        "paper", "paper-no-l21", "patient", "naive",
+    }  # fmt: skip
+    for plan in (QUICK, FULL):
+        for module in EXPERIMENTS.values():
+            for job in module.jobs(plan):
+                noisy = job.system in TRAFFIC and job.system == "patient"
+                noisy |= not job.sites and bool(SYSTEMS[job.system].noise)
+                assert (job.epsilon > 0) == (job.delta > 0) == noisy
+
+
+@pytest.mark.parametrize("system", ["exact", "patient", "cp-als", "paper", "random", "null"])
+def test_a_fit_does_not_see_labels(system, small, folder, monkeypatch):
+    """With other labels the factors are the same, and only the scores change."""
+    job = Job(str(folder), system, 4, 3, splits=3, epsilon=4.0, delta=1e-4)
+    dead = tuple(replace(site, labels=1 - site.labels) for site in small.sites)
+    monkeypatch.setattr("simulation.paper.systems.load", lambda name: small)
+    before = compute(job)
+    monkeypatch.setattr("simulation.paper.systems.load", lambda name: replace(small, sites=dead))
+    after = compute(job)
+    for mine, theirs in zip(before.shared, after.shared, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    assert before.values["trace"] == after.values["trace"]
+
+
+def test_random_factors_are_as_sparse_as_learned_ones(folder):
+    learned = compute(Job(str(folder), "exact-no-l21", 4, 4))
+    shuffled = compute(Job(str(folder), "random", 4, 4))
+    for mine, theirs in zip(shuffled.shared, learned.shared, strict=True):
+        np.testing.assert_array_equal(np.sort(mine, axis=0), np.sort(theirs, axis=0))
+        assert not np.array_equal(mine, theirs)
+
+
+def test_a_perfect_predictor_scores_one_and_scale_does_not_matter(small):
+    rng = np.random.default_rng(0)
+    perfect = [
+        site.labels[:, None] + 0.1 * rng.random((len(site.labels), 1)) for site in small.sites
+    ]
+    scores = measures.death_scores(perfect, small, 4)
+    assert set(scores) == {"overall", "site-1", "site-2", "site-3"}
+    assert all(values == [1.0] * 4 for values in scores.values())
+    noise = [rng.random((len(site.labels), 3)) for site in small.sites]
+    scaled = [1000 * values + 7 for values in noise]
+    one, other = (measures.death_scores(x, small, 4)["overall"] for x in (noise, scaled))
+    np.testing.assert_allclose(one, other, atol=1e-3)
+    assert 0.35 < np.mean(one) < 0.65
+
+
+def test_the_paired_test_is_nadeau_and_bengios():
+    rng = np.random.default_rng(1)
+    one, other = rng.random(10), rng.random(10)
+    mean, spread, p = prediction.paired(one, other)
+    plain = stats.ttest_rel(one, other)
+    assert mean == pytest.approx(np.mean(one - other))
+    assert spread == pytest.approx(np.std(one - other, ddof=1))
+    t = plain.statistic * math.sqrt((1 / 10) / (1 / 10 + 0.4 / 0.6))
+    assert p == pytest.approx(2 * stats.t.sf(abs(t), 9))
+    assert p > plain.pvalue
+    assert prediction.paired(one, one) == (0.0, 0.0, 1.0)
+
+
+def test_rounds_needed_is_where_the_error_is_near_its_lowest():
+    def result(errors):
+        trace = [{"round": n, "all_cells": error} for n, error in enumerate(errors, start=1)]
+        return Result({"trace": trace}, 0.0)
+
+    assert convergence.rounds_needed(result([3.0, 2.0, 1.015, 1.0, 1.0])) == 3
+    assert convergence.rounds_needed(result([1.0, 2.0])) == 1
+
+
+def traffic_job(system, sites=5, rank=10):
+    noise = {"epsilon": 1.0, "delta": 1e-4} if system == "patient" else {}
+    return compute(Job("paper-synthetic", system, rank, 2, sites=sites, **noise)).values["rounds"]
+
+
+def test_dpfact_sends_two_sets_of_factors_where_trip_sends_three():
+    sets = {
+        system: (sum(traffic_job(system, rank=30)[-1].values())
+                 - sum(traffic_job(system)[-1].values())) / (20 * 1100 * 4 * 5)
+        for system in ("dpfact", "trip", "trip-lean")
+    }  # fmt: skip
+    assert sets == pytest.approx({"dpfact": 2, "trip": 3, "trip-lean": 2}, abs=2e-3)
+
+
+def test_patient_modes_start_is_counted_too():
+    rounds = traffic_job("patient")
+    pairs = 1100 * 1101 // 2
+    assert rounds[0]["up"] == pytest.approx(5 * 4 * pairs, rel=0.01)
+
+
+def test_traffic_verdicts_follow_the_numbers():
+    jobs = traffic.jobs(QUICK)
+
+    def results(trip):
+        def size(job):
+            return {"trip": trip, "trip-lean": 100}.get(job.system, 100) * job.sites
+
+        return Results(
+            {job: Result({"rounds": [{"down": 0, "up": size(job)}]}, 0.0) for job in jobs}
+        )
+
+    def answers(trip):
+        return [verdict.answer for verdict in traffic.section(QUICK, results(trip)).verdicts]
+
+    assert answers(150) == ["yes", "yes"]
+    assert answers(110) == ["no", "yes"]
+
+
+def test_an_answer_needs_all_cases():
+    assert [share(flags) for flags in ([], [True], [True, False], [False])] == [
+        "not measured", "yes", "partly", "no",
+    ]  # fmt: skip
+
+
+def test_a_table_shows_rounded_values_and_keeps_all_digits(tmp_path):
+    table = Table("t", [{"a": 0.123456, "b|": None}], {"a": 2})
+    assert table.markdown() == "| a | b| |\n|---|---|\n| 0.12 | - |"
+    table.write(tmp_path)
+    assert json.loads((tmp_path / "t.json").read_text())[0]["a"] == 0.123456
+
+
+def test_the_papers_numbers_are_the_papers():
+    """Relations that its text states."""
+    saved = [1 - row["dpfact"] / row["trip"] for row in published.TRAFFIC.values()]
+    assert saved == pytest.approx([0.466, 0.377, 0.207], abs=5e-4)
+    assert max(row["psgd"] for row in published.AUC_BY_RANK.values()) == 0.7790
+    assert published.TRAFFIC["paper-icu"]["dpfact"] == published.TRAFFIC_BY_SITES["paper-icu"][5]
+
+
+def test_plans_ask_for_what_is_known():
+    for plan in (QUICK, FULL):
+        for name in (*plan.convergence, *plan.prediction, *plan.epsilon, *plan.phenotypes):
+            assert datasets.dataset(name).title.count("cohort") == 0
+    assert epsilon.jobs(QUICK)
