@@ -13,6 +13,7 @@ import argparse
 import time
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -57,7 +58,7 @@ def run(
     modules = [EXPERIMENTS[name] for name in experiments]
     wanted = dict.fromkeys(job for module in modules for job in module.jobs(plan))
     # Seed after seed, so that a run that was stopped has something of everything.
-    jobs: list[Job] = sorted(wanted, key=lambda job: (job.seed, job.data in LARGE))
+    jobs: list[Job] = sorted(wanted, key=lambda j: (j.seed, j.data in LARGE and not j.sites))
     store = Store(out / "results")
     found = {job: result for job in jobs if (result := store.load(job)) is not None}
     missing = [job for job in jobs if job not in found]
@@ -65,13 +66,17 @@ def run(
     began = time.perf_counter()
     for number, job in enumerate(missing[:limit], start=1):
         started = time.perf_counter()
-        found[job] = compute(job)
+        result = compute(job)
+        took = time.perf_counter() - started
+        found[job] = replace(result, wall=took)
         store.save(job, found[job])
-        took, since = time.perf_counter() - started, time.perf_counter() - began
+        since = time.perf_counter() - began
         print(f"[{number}/{len(missing)}] {job}: {took:.1f} s ({since / 60:.1f} min)", flush=True)
     results = Results(found)
     sections: list[Section] = [module.section(plan, results) for module in modules]
-    written = page.write(out, plan, sections, (len(found), len(jobs)), where)
+    took = sum(result.wall for result in found.values())
+    state = page.State(len(found), len(jobs), took)
+    written = page.write(out, plan, sections, state, where)
     print(f"{time.perf_counter() - began:.0f} s; page: {written}", flush=True)
     return written
 

@@ -63,10 +63,10 @@ def section(plan: Plan, results: Results) -> Section:
     parts: list[Any] = [
         "FMS of the shared factors, columns matched first. *With itself*: against the same system, "
         "same start, without noise, which is the paper's measure. *With a fit*: mean over "
-        f"{len(_REFERENCES)} fits without noise from other starts. That has a ceiling, "
-        "another such fit, and a floor: a fit to shuffled patients, each with the procedures of "
-        "one and the diagnoses of another, has seen no tie between them. FMS near 1 with itself "
-        "alone proves nothing: what noise or its bound keeps at its start matches itself too.",
+        f"{len(_REFERENCES)} fits without noise from other starts. That has a ceiling, another "
+        "such fit, and a floor: a fit to shuffled patients, each with the procedures of one and "
+        "the diagnoses of another, has seen no tie between them. FMS near 1 with itself alone "
+        "proves nothing: a system that noise or its bound keeps at its start matches itself too.",
     ]
     if data_sets:
         figure, axes = panels(len(data_sets))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -94,11 +94,14 @@ class Result:
         Of computing; measuring is left out.
     shared : tuple of ndarray of float32
         Shared feature factors; empty where there are none.
+    wall : float
+        Seconds of the job from begin to end.
     """
 
     values: dict[str, Any]
     seconds: float
     shared: Factors = ()
+    wall: float = 0.0
 
 
 @lru_cache(maxsize=1)
@@ -125,7 +128,7 @@ class Store:
         content = read_json(path)
         arrays = path.with_suffix(".npz")
         shared = tuple(load_npz(arrays, ()).values()) if arrays.exists() else ()
-        return Result(content["values"], content["seconds"], shared)
+        return Result(content["values"], content["seconds"], shared, content.get("wall", 0.0))
 
     def save(self, job: Job, result: Result) -> None:
         """Keep a result; its JSON is written last, so that a result found is complete."""
@@ -133,7 +136,10 @@ class Store:
         if result.shared:
             with replacing(path.with_suffix(".npz")) as file:
                 np.savez_compressed(file, *result.shared)
-        content = {"job": asdict(job), "values": result.values, "seconds": result.seconds}
+        content = {
+            "job": asdict(job), "values": result.values,
+            "seconds": result.seconds, "wall": result.wall,
+        }  # fmt: skip
         with replacing(path) as file:
             file.write((json.dumps(content, indent=1) + "\n").encode())
 
@@ -149,10 +155,6 @@ class Results:
 
     def __getitem__(self, job: Job) -> Result:
         return self._found[job]
-
-    def of(self, jobs: Iterable[Job]) -> list[Result]:
-        """Results of several jobs, all of which must be there."""
-        return [self._found[job] for job in jobs]
 
     def complete(self, jobs: Sequence[Job]) -> bool:
         """Whether all of them are there."""

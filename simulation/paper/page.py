@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from simulation.paper.datasets import DELTA
 from simulation.paper.plan import Plan
@@ -22,8 +23,16 @@ The commands are the same for the demos, on which they are tested; nobody here h
 full data."""
 
 
+class State(NamedTuple):
+    """How far a plan is: finished jobs, all jobs, and the seconds that the finished ones took."""
+
+    finished: int
+    wanted: int
+    seconds: float
+
+
 def write(
-    folder: Path, plan: Plan, sections: Sequence[Section], done: tuple[int, int], page: Path | None
+    folder: Path, plan: Plan, sections: Sequence[Section], state: State, page: Path | None
 ) -> Path:
     """Write tables, figures and the page.
 
@@ -33,8 +42,7 @@ def write(
         Gets JSON, CSV, PNG and SVG, and ``evaluation.md``.
     plan : Plan
     sections : sequence of Section
-    done : tuple of int
-        Finished jobs, and all of the plan's.
+    state : State
     page : Path or None
         Written too, with its figures in ``images/evaluation`` beside it.
 
@@ -51,7 +59,7 @@ def write(
             elif isinstance(part, tuple):
                 save_figure(part[2], folder / part[0])
     own = folder / "evaluation.md"
-    own.write_text(_text(plan, sections, done, ""), encoding="utf-8")
+    own.write_text(_text(plan, sections, state, ""), encoding="utf-8")
     if page is None:
         return own
     images = page.parent / "images" / "evaluation"
@@ -61,13 +69,13 @@ def write(
             if isinstance(part, tuple):
                 save_figure(part[2], images / part[0])
     relative = os.path.relpath(images, page.parent) + "/"
-    page.write_text(_text(plan, sections, done, relative), encoding="utf-8")
+    page.write_text(_text(plan, sections, state, relative), encoding="utf-8")
     return page
 
 
-def _text(plan: Plan, sections: Sequence[Section], done: tuple[int, int], images: str) -> str:
+def _text(plan: Plan, sections: Sequence[Section], state: State, images: str) -> str:
     command = "make paper" if plan.name == "full" else "make paper QUICK=1"
-    finished, wanted = done
+    finished, wanted, seconds = state
     lines = [
         "# The paper's evaluation, and ours", "",
         f"Made by `{command}` ({plan.name} variant); a rerun gives the same numbers, "
@@ -78,6 +86,10 @@ def _text(plan: Plan, sections: Sequence[Section], done: tuple[int, int], images
         f"Delta is {DELTA:g}. Every epsilon has its meaning beside it: the paper's is *claimed for "
         "an entry, not proven*; ours is *proven for a patient* (docs/explanation/proof.md), "
         "at the same (epsilon, delta).", "",
+    ]  # fmt: skip
+    lines += [
+        f"The {finished} fits took {seconds / 60:.0f} minutes, one after the other on one core of "
+        "a machine that did other things too.", "",
     ]  # fmt: skip
     if finished < wanted:
         lines += [f"**Not complete: {finished} of {wanted} fits are done.**", ""]

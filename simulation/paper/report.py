@@ -26,7 +26,7 @@ class Table:
     name : str
         Of its files.
     rows : list of dict
-        Equal keys, in the order of the columns.
+        Their keys, in order of appearance, are the columns.
     digits : dict
         Decimals of a column on the page; the files hold all.
     """
@@ -35,11 +35,16 @@ class Table:
     rows: list[dict[str, Any]]
     digits: dict[str, int] = field(default_factory=dict)
 
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns."""
+        return list(dict.fromkeys(key for row in self.rows for key in row))
+
     def markdown(self) -> str:
         """As the page shows it."""
         if not self.rows:
             return "(no data)"
-        columns = list(self.rows[0])
+        columns = self.columns
         lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
         lines += [
             "| " + " | ".join(self._cell(name, row.get(name)) for name in columns) + " |"
@@ -51,7 +56,7 @@ class Table:
         """Write JSON and CSV."""
         write_json(folder / f"{self.name}.json", self.rows)
         with open(folder / f"{self.name}.csv", "w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list(self.rows[0]) if self.rows else [])
+            writer = csv.DictWriter(file, self.columns)
             writer.writeheader()
             writer.writerows(self.rows)
 
