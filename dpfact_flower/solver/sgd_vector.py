@@ -28,7 +28,7 @@ from dpfact_flower.solver.vector import (
 )
 
 _AHEAD = 8
-"""Visits between asking for a patient's row and using it: it is seldom in the cache."""
+"""Visits between asking for a row and using it: not all are in the cache."""
 
 _LINE = 2  # vectors in a cache line
 _ZERO = np.float32(0)
@@ -99,7 +99,9 @@ def _joint(
     """Three modes; every row moves by a gradient made with the old ones."""
     columns, patients = len(blocks) * LANES, len(stack) - len(anchors)
     for s in range(len(counts)):
-        _expect(address(stack, rows[min(s + _AHEAD, len(rows) - 1), 0] * columns), blocks)
+        ahead = min(s + _AHEAD, len(rows) - 1)
+        for n in range(3):
+            _expect(address(stack, rows[ahead, n] * columns), blocks)
         i, j, k = rows[s, 0] * columns, rows[s, 1] * columns, rows[s, 2] * columns
         a, b, c = address(stack, i), address(stack, j), address(stack, k)
         error = _inner(blocks, a, b, c) - counts[s]
@@ -131,7 +133,9 @@ def _sequential(
     """Three modes; a row moves by a gradient made with the new rows of the modes before it."""
     columns, patients = len(blocks) * LANES, len(stack) - len(anchors)
     for s in range(len(counts)):
-        _expect(address(stack, rows[min(s + _AHEAD, len(rows) - 1), 0] * columns), blocks)
+        ahead = min(s + _AHEAD, len(rows) - 1)
+        for n in range(3):
+            _expect(address(stack, rows[ahead, n] * columns), blocks)
         i, j, k = rows[s, 0] * columns, rows[s, 1] * columns, rows[s, 2] * columns
         a, b, c = address(stack, i), address(stack, j), address(stack, k)
         p, q = address(anchors, j - patients), address(anchors, k - patients)
@@ -168,7 +172,9 @@ def _any(
     columns, patients, modes = len(blocks) * LANES, len(stack) - len(anchors), rows.shape[1]
     products = np.empty(modes * columns, np.float32)
     for s in range(len(counts)):
-        _expect(address(stack, rows[min(s + _AHEAD, len(rows) - 1), 0] * columns), blocks)
+        ahead = min(s + _AHEAD, len(rows) - 1)
+        for n in range(modes):
+            _expect(address(stack, rows[ahead, n] * columns), blocks)
         at_entry = counts[s] > _ZERO
         scale = -eta if at_entry else -eta * zero_weight
         model = _ZERO
