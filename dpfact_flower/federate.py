@@ -13,7 +13,7 @@ from dpfact_flower.settings import Scalar
 
 
 def federate(config: Mapping[str, Scalar]) -> Path:
-    """Run DPFact with every site in this process, one after the other.
+    """Run DPFact with every site in this process, as many at a time as there are threads.
 
     The ClientApp, the strategy and the numbers are those of `flwr run`; only Ray and the network
     are missing.

@@ -21,6 +21,7 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from dpfact_flower.errors import SettingsError
+from dpfact_flower.threads import in_order, one_blas_thread, thread_count
 
 _logger = logging.getLogger(__name__)
 _SERVER_NODE_ID = 1
@@ -29,7 +30,7 @@ _CLIENT_APP_RAISED = 2
 
 
 class InProcessGrid(Grid):
-    """Runs a ClientApp for each of several nodes, one after the other, in this process.
+    """Runs a ClientApp for each of several nodes in this process, as many at a time as threads.
 
     Parameters
     ----------
@@ -83,13 +84,14 @@ class InProcessGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Hand each message to its node and keep the reply; an exception becomes an error reply."""
-        ids = []
-        for message in messages:
-            message_id = f"message-{next(self._ids)}"
+        asked = {f"message-{next(self._ids)}": message for message in messages}
+        for message_id, message in asked.items():
             message.metadata.__dict__["_message_id"] = message_id
-            self._replies[message_id] = self._deliver(message)
-            ids.append(message_id)
-        return ids
+        threads = min(thread_count(), len(asked))
+        with one_blas_thread:
+            replies = in_order(self._deliver, asked.values(), threads=threads)
+            self._replies.update(zip(asked, replies, strict=True))
+        return list(asked)
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Replies to the given messages that were not pulled before."""

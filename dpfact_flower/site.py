@@ -178,7 +178,7 @@ def solved(
     """
     try:
         # One BLAS thread: with more, the last bits depend on how many a machine happens to have.
-        with one_blas_thread():
+        with one_blas_thread:
             return solve(tensor, start.factors, request.anchors, solver, rng, eta=start.eta)
     except DivergenceError as error:
         raise DivergenceError(f"site {site}, round {request.round}: {error}") from None

@@ -10,13 +10,15 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
-from functools import cache
+from contextlib import AbstractContextManager, ExitStack
+from functools import cached_property
 from itertools import islice
-from typing import Any, TypeVar, cast
+from threading import Lock, local
+from typing import TypeVar
 
 from threadpoolctl import ThreadpoolController
 
+_here = local()
 _Part = TypeVar("_Part")
 _Result = TypeVar("_Result")
 
@@ -24,8 +26,11 @@ _Result = TypeVar("_Result")
 def thread_count() -> int:
     """Threads to use: ``OMP_NUM_THREADS`` where it is set, else the processors of this process.
 
-    Ray and batch systems set the variable for a process that has to share its machine.
+    Ray and batch systems set the variable for a process that has to share its machine. In a thread
+    of `in_order` it is 1: the processors are taken.
     """
+    if getattr(_here, "is_worker", False):
+        return 1
     given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     if given.isdecimal() and int(given) > 0:
         return int(given)
@@ -34,17 +39,45 @@ def thread_count() -> int:
     return os.cpu_count() or 1
 
 
-def one_blas_thread() -> AbstractContextManager[Any]:
-    """BLAS on one thread: on more, the last bits depend on how many there happen to be."""
-    return cast(AbstractContextManager[Any], _libraries().limit(limits=1, user_api="blas"))
+class _OneBlasThread(AbstractContextManager[None]):
+    """`one_blas_thread`: BLAS has one setting a process, so the last one out restores it.
+
+    OpenBLAS may pass over what a thread sets after another one did. So whoever starts threads that
+    will want this is to enter before they do, and to leave after.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._inside, self._limit = Lock(), 0, ExitStack()
+
+    @cached_property
+    def _libraries(self) -> ThreadpoolController:
+        """NumPy's and SciPy's BLAS; looking for them takes longer than setting them."""
+        import scipy.linalg  # noqa: F401, PLC0415  # a BLAS of its own, which kernels use
+
+        return ThreadpoolController()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._inside == 0:
+                self._limit.enter_context(self._libraries.limit(limits=1, user_api="blas"))
+            self._inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                self._limit.close()
 
 
-@cache
-def _libraries() -> ThreadpoolController:
-    """NumPy's and SciPy's BLAS; looking for them takes longer than setting them."""
-    import scipy.linalg  # noqa: F401, PLC0415  # a BLAS of its own, which kernels use
+one_blas_thread = _OneBlasThread()
+"""Context of BLAS on one thread: on more, the last bits depend on how many there happen to be.
 
-    return ThreadpoolController()
+Several threads may be inside at a time.
+"""
+
+
+def _take_up_work() -> None:
+    _here.is_worker = True
 
 
 def in_order(
@@ -63,7 +96,7 @@ def in_order(
     if threads <= 1:
         yield from map(function, parts)
         return
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(threads, initializer=_take_up_work) as pool:
         rest = iter(parts)
         waiting: deque[Future[_Result]] = deque(
             pool.submit(function, part) for part in islice(rest, 2 * threads)

@@ -1,5 +1,8 @@
 """The Grid in one process, and the internals of Flower that it relies on."""
 
+import threading
+import time
+
 import numpy as np
 import pytest
 from flwr.app import Error, Message, MessageType, RecordDict
@@ -89,3 +92,24 @@ def test_an_error_reply_has_bytes_too(echo):
 def test_what_is_not_an_array_is_a_message_error(echo):
     with pytest.raises(records.MessageError, match="need the records"):
         records.read(Message(RecordDict(), 2, MessageType.TRAIN))
+
+
+@pytest.mark.parametrize("threads", ["1", "2"])
+def test_as_many_nodes_work_at_a_time_as_there_are_threads(threads, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    app, at_work, most, lock = ClientApp(), [0], [0], threading.Lock()
+
+    @app.train()
+    def train(message, context):
+        with lock:
+            at_work[0] += 1
+            most[0] = max(most[0], at_work[0])
+        time.sleep(0.02)
+        with lock:
+            at_work[0] -= 1
+        return Message(RecordDict(), reply_to=message)
+
+    grid = InProcessGrid(app, [{}] * 5)
+    replies = grid.send_and_receive([request(node) for node in grid.get_node_ids()])
+    assert [reply.metadata.src_node_id for reply in replies] == list(grid.get_node_ids())
+    assert most[0] == int(threads)

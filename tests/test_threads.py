@@ -3,10 +3,14 @@ from __future__ import annotations
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np  # noqa: F401  # a BLAS
 import pytest
+import scipy.linalg  # noqa: F401
+from threadpoolctl import ThreadpoolController
 
-from dpfact_flower.threads import in_order, thread_count
+from dpfact_flower.threads import in_order, one_blas_thread, thread_count
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
@@ -37,6 +41,29 @@ def test_parts_run_at_the_same_time_and_few_results_wait():
 def test_an_error_in_a_part_is_raised(threads):
     with pytest.raises(ZeroDivisionError):
         list(in_order(lambda part: 1 // part, [1, 0, 1], threads=threads))
+
+
+def test_a_part_has_no_threads_of_its_own():
+    assert list(in_order(lambda _: thread_count(), range(3), threads=2)) == [1, 1, 1]
+
+
+def test_blas_stays_on_one_thread_until_the_first_is_out_again():
+    libraries = ThreadpoolController()
+
+    def threads() -> set[int]:
+        return {found["num_threads"] for found in libraries.select(user_api="blas").info()}
+
+    def inside() -> set[int]:
+        with one_blas_thread:
+            return threads()
+
+    with libraries.limit(limits=2, user_api="blas"):
+        assert inside() == {1}
+        assert threads() == {2}
+        with one_blas_thread, ThreadPoolExecutor(2) as pool:
+            assert [pool.submit(inside).result() for _ in range(3)] == [{1}] * 3
+            assert threads() == {1}
+        assert threads() == {2}
 
 
 @pytest.mark.parametrize(("given", "count"), [("3", 3), ("1,2", 1)])
