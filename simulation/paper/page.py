@@ -105,7 +105,7 @@ def _text(plan: Plan, sections: Sequence[Section], state: State, images: str) ->
         lines += [f"## {section.title}", ""]
         for part in section.parts:
             if isinstance(part, Table):
-                lines += [part.markdown(), ""]
+                lines += [part.markdown(), ""] if part.shown else []
             elif isinstance(part, tuple):
                 lines += [f"![{part[1]}]({images}{part[0]}.png)", ""]
             else:

@@ -86,8 +86,7 @@ def _row(phenotype: dict[str, Any]) -> dict[str, Any]:
         "lambda": phenotype["weight"], "prevalence": phenotype["prevalence"],
         "coefficient": mortality.get("coefficient"),
         "p": None if p is None else "<0.001" if p < 0.001 else f"{p:.3f}",
-        "deaths known": "yes" if mortality.get("coefficient") is not None
-        else mortality.get("reason") or "no",
+        "why none": mortality.get("reason"),
     }  # fmt: skip
 
 

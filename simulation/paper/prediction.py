@@ -81,8 +81,9 @@ def section(plan: Plan, results: Results) -> Section:
         Table("auc", rows),
         "Paired differences over the same splits. The p-value is of the corrected resampled t-test "
         "(Nadeau and Bengio 2003), which allows for splits that share patients; not corrected for "
-        "the number of comparisons.",
-        Table("auc_paired", pairs, {"difference": 3, "± splits": 3, "p": 3}),
+        "the number of comparisons. Every rank is in `auc_paired.csv`; here their range.",
+        Table("auc_paired", pairs, shown=False),
+        Table("auc_paired_by_rank", _over_ranks(pairs)),
     ]
     return Section("Utility: AUC of in-hospital death against rank", parts,
                    _verdicts(plan, pairs, groups))  # fmt: skip
@@ -144,6 +145,27 @@ def _paired(plan: Plan, data: Dataset, group: str, results: Results) -> list[dic
                 }
             )
     return rows
+
+
+def _over_ranks(pairs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row for all ranks of a comparison."""
+    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for row in pairs:
+        key = tuple(str(row[name]) for name in ("data", "patients", "system", "against"))
+        groups.setdefault(key, []).append(row)
+    return [
+        {
+            "data": data,
+            "patients": patients,
+            "system": system,
+            "against": against,
+            "smallest": min(row["difference"] for row in rows),
+            "largest": max(row["difference"] for row in rows),
+            "± splits": float(np.median([row["± splits"] for row in rows])),
+            "ranks with p < .05": f"{sum(row['p'] < 0.05 for row in rows)} of {len(rows)}",
+        }
+        for (data, patients, system, against), rows in groups.items()
+    ]
 
 
 def paired(one: Sequence[float], other: Sequence[float]) -> tuple[float, float, float]:

@@ -29,11 +29,14 @@ class Table:
         Their keys, in order of appearance, are the columns.
     digits : dict
         Decimals of a column on the page; the files hold all.
+    shown : bool
+        Whether the page shows it; its files are written in any case.
     """
 
     name: str
     rows: list[dict[str, Any]]
     digits: dict[str, int] = field(default_factory=dict)
+    shown: bool = True
 
     @property
     def columns(self) -> list[str]:

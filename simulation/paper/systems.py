@@ -34,10 +34,10 @@ from simulation.baselines.trip import trip
 from simulation.paper import measures
 from simulation.paper.datasets import load, planted_memberships
 from simulation.paper.jobs import Job, Result
-from simulation.systems import coordinate, naive, paper_solver, play, shuffled
+from simulation.systems import coordinate, naive, play, shuffled
 
 NONE = PrivacySettings(privacy="none")
-_PULL, _MU, _OFF = 0.01, 0.5, 0.3
+_PULL, _MU, _OFF, _CLIP = 0.01, 0.5, 0.3, 1.0
 _WIDE = 5000
 """Codes of all modes beyond which patient mode counts the most frequent ones first."""
 _KEPT = "202x316"
@@ -134,10 +134,11 @@ def _noisy(job: Job, **changes: Any) -> PrivacySettings:
     return PrivacySettings(epsilon=job.epsilon, delta=job.delta, noise_seed=job.seed, **changes)
 
 
-def _paper(job: Job, cohort: Cohort, mu: float) -> Iterator[Snapshot]:
-    """The paper's mechanism, with the settings that its noise bears best."""
-    solver = paper_solver(job.rank, mu=mu)
-    return _dpfact(job, cohort, solver, _noisy(job, privacy="paper"))
+def _paper(job: Job, cohort: Cohort, mu: float, eta: float = 1e-3) -> Iterator[Snapshot]:
+    """The paper's mechanism. Noise grows with the step, so a small one hardly leaves the start."""
+    solver = _psgd(job, eta=eta, clip=_CLIP, mu=mu)
+    run_job = replace(job, rounds=min(job.rounds, 20))  # its noise grows with the rounds
+    return _dpfact(run_job, cohort, solver, _noisy(job, privacy="paper"))
 
 
 def _patient(job: Job, cohort: Cohort) -> Iterator[Snapshot]:
@@ -236,6 +237,11 @@ SYSTEMS: dict[str, System] = {
     "paper": System("DPFact, the paper's noise", lambda job, c: _paper(job, c, _MU), PAPER_NOISE),
     "paper-no-l21": System(
         "DPFact, the paper's noise, w/o l2,1", lambda job, c: _paper(job, c, 0.0), PAPER_NOISE
+    ),
+    "paper-large": System(
+        "DPFact, the paper's noise, large steps",
+        lambda job, c: _paper(job, c, _MU, 0.05),
+        PAPER_NOISE,
     ),
     "exact": System("DPFact (exact) w/o DP", lambda job, c: _dpfact(job, c, _exact(job, off=_OFF))),
     "exact-no-l21": System(
