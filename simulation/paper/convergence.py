@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.ticker import MaxNLocator
 
 from simulation.paper.datasets import DELTA, Dataset
 from simulation.paper.jobs import Job, Result, Results
 from simulation.paper.plan import Plan
-from simulation.paper.report import Section, Table, Verdict, panels, share
+from simulation.paper.report import Section, Table, Verdict, legend, panels, share
 from simulation.paper.systems import SYSTEMS
 
 COMPARED = (
@@ -84,7 +85,7 @@ def section(plan: Plan, results: Results) -> Section:
             below_als.append(ours < _final(found["cp-als"]))
             below_trip.append(ours < _final(found["trip"]))
     if figure is not None:
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+        legend(figure, axes)
         figures.append(("convergence", "RMSE over all cells against rounds", figure))
     return Section(
         "Accuracy: RMSE against rounds",
@@ -148,6 +149,7 @@ def _draw(ax: Any, data: Dataset, found: dict[str, list[Result]]) -> None:
         ax.fill_between(x, y.min(axis=0), y.max(axis=0), color=f"C{number}", alpha=0.15, lw=0)
     ax.set(title=data.title, xlabel="round (CP-ALS: iteration)", ylabel="RMSE, all cells")
     ax.ticklabel_format(axis="y", useOffset=False)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def _verdicts(

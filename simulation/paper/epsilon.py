@@ -12,7 +12,7 @@ from dpfact_flower.tensor import Factors
 from simulation.paper.datasets import DELTA, Dataset
 from simulation.paper.jobs import Job, Results
 from simulation.paper.plan import Plan
-from simulation.paper.report import Section, Table, Verdict, panels, share
+from simulation.paper.report import Section, Table, Verdict, legend, panels, share
 from simulation.paper.systems import SYSTEMS
 from simulation.systems import NO_NOISE
 
@@ -72,7 +72,7 @@ def section(plan: Plan, results: Results) -> Section:
         figure, axes = panels(len(data_sets))
         for data, ax in zip(data_sets, axes, strict=True):
             _draw(ax, [row for row in rows if row["data"] == data.title])
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+        legend(figure, axes)
         parts.append(
             ("fms_against_epsilon", "FMS with a fit without noise against epsilon", figure)
         )
@@ -141,6 +141,9 @@ def _draw(ax: Any, rows: list[dict[str, Any]]) -> None:
         ax.axhline(level, color="0.4", ls=style, lw=1, label=name)
     ax.set(title=rows[0]["data"], xlabel="epsilon (dotted: no noise)", ylabel="FMS with a fit",
            xscale="log", ylim=(0, 1))  # fmt: skip
+    at = sorted({float(row["epsilon"]) for row in rows if row["epsilon"] not in ("", "inf")})
+    ax.set_xticks(at, [f"{epsilon:g}" for epsilon in at])
+    ax.set_xticks([], minor=True)
 
 
 def _verdicts(rows: list[dict[str, Any]]) -> list[Verdict]:

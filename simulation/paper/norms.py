@@ -10,7 +10,7 @@ from dpfact_flower.cp import match_columns
 from simulation.paper.datasets import load
 from simulation.paper.jobs import Job, Result, Results
 from simulation.paper.plan import Plan
-from simulation.paper.report import Section, Table, panels
+from simulation.paper.report import Section, Table, legend, panels
 
 _SHOWN = 4
 """One-site phenotypes a weight in the table."""
@@ -42,7 +42,7 @@ def section(plan: Plan, results: Results) -> Section:
                 norms = np.sort(values["norms"][number])[::-1]
                 ax.plot(np.arange(1, len(norms) + 1), norms, lw=1.2, label=f"off = {weight:g}")
             ax.set(title=site, xlabel="phenotype, by norm", ylabel="norm of its column")
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=6)
+        legend(figure, axes)
         parts.append(("norms", "Column norms of every site's patient factor against mu", figure))
         rows = [
             {

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from simulation.paper.datasets import DELTA
 from simulation.paper.plan import Plan
 from simulation.paper.report import Section, Table, Verdict, save_figure
+from simulation.paper.systems import described
 
 _COMMANDS = """\
 With access to the full MIMIC-III or all of SynPUF, make a cohort and run the same on it:
@@ -110,6 +111,7 @@ def _text(plan: Plan, sections: Sequence[Section], state: State, images: str) ->
                 lines += [f"![{part[1]}]({images}{part[0]}.png)", ""]
             else:
                 lines += [part, ""]
+    lines += ["## How the systems were run", "", described(), ""]
     lines += ["## On the full data", "", _COMMANDS, ""]
     return "\n".join(lines)
 

@@ -15,7 +15,7 @@ from simulation.paper.datasets import Dataset
 from simulation.paper.jobs import Job, Results
 from simulation.paper.measures import TRAIN
 from simulation.paper.plan import Plan
-from simulation.paper.report import Section, Table, Verdict, panels, share
+from simulation.paper.report import Section, Table, Verdict, legend, panels, share
 from simulation.paper.systems import SYSTEMS
 
 COMPARED = (
@@ -75,7 +75,7 @@ def section(plan: Plan, results: Results) -> Section:
         figure, axes = panels(len(groups))
         for (data, group), ax in zip(groups, axes, strict=True):
             _draw(ax, plan, data, group, results)
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+        legend(figure, axes)
         parts.append(("auc", "AUC against rank", figure))
     parts += [
         Table("auc", rows),

@@ -115,6 +115,19 @@ def panels(count: int, *, height: float = 3.2, columns: int = 3) -> tuple[Figure
     return figure, axes[:count]
 
 
+def legend(figure: Figure, axes: Sequence[Any]) -> None:
+    """One legend for all panels, below them and no wider than they are."""
+    named = {
+        label: handle
+        for ax in axes
+        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(
+        list(named.values()), list(named), loc="outside lower center", fontsize="small",
+        ncols=max(1, int(figure.get_figwidth() // 4)),
+    )  # fmt: skip
+
+
 def share(flags: Sequence[bool]) -> Answer:
     """Answer to a claim that has to hold in several cases."""
     if not flags:

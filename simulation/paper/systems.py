@@ -7,6 +7,7 @@ gamma and mu are those that served it best on the synthetic EHR; "published" has
 
 from __future__ import annotations
 
+import inspect
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -38,6 +39,8 @@ from simulation.systems import coordinate, naive, play, shuffled
 
 NONE = PrivacySettings(privacy="none")
 _PULL, _MU, _OFF, _CLIP = 0.01, 0.5, 0.3, 1.0
+_SMALL_STEP, _LARGE_STEP, _MOST_NOISY = 1e-3, 0.05, 20
+_ANY = Job("any", "any", 1, 1)
 _WIDE = 5000
 """Codes of all modes beyond which patient mode counts the most frequent ones first."""
 _KEPT = "202x316"
@@ -104,6 +107,24 @@ def _planted_match(shared: Factors, cohort: Cohort) -> float | None:
     return factor_match_score(shared, cohort.truth.factors)
 
 
+def described() -> str:
+    """The settings that the systems were run with, as the page says them."""
+    own, large = _psgd(_ANY), _psgd(_ANY, eta=_LARGE_STEP)
+    share = inspect.signature(trip).parameters["share"].default
+    return (
+        f"P-SGD: eta {own.eta:g}, gamma {own.gamma:g}, {own.tau} passes a round, zeros sampled, "
+        f"l2,1 weight {_MU:g}, the server's step 1 / T. With the paper's noise: gradients clipped "
+        f"to {_CLIP:g}, at most {_MOST_NOISY} rounds, eta {_SMALL_STEP:g} or, for large steps, "
+        f"{large.eta:g}; its noise grows with eta, so that neither is better at the epsilons here. "
+        f"The exact solver: one iteration a round, pull {SolverSettings().pull:g}, `off` {_OFF:g} "
+        f"from half of the rounds on. TRIP: omega {share:g} of a phenotype's average share of the "
+        "data, the best of four on the synthetic EHR. CP-ALS: pyttb's defaults. Patient mode: "
+        "everything planned from epsilon, delta and public sizes. *As published*: the paper's "
+        "eta, gamma and passes, on non-zeros alone, signs free. The paper's mu are thresholds for "
+        "its counts and mean nothing here."
+    )
+
+
 # --- Factorisations -------------------------------------------------------------------------------
 
 
@@ -134,10 +155,10 @@ def _noisy(job: Job, **changes: Any) -> PrivacySettings:
     return PrivacySettings(epsilon=job.epsilon, delta=job.delta, noise_seed=job.seed, **changes)
 
 
-def _paper(job: Job, cohort: Cohort, mu: float, eta: float = 1e-3) -> Iterator[Snapshot]:
+def _paper(job: Job, cohort: Cohort, mu: float, eta: float = _SMALL_STEP) -> Iterator[Snapshot]:
     """The paper's mechanism. Noise grows with the step, so a small one hardly leaves the start."""
     solver = _psgd(job, eta=eta, clip=_CLIP, mu=mu)
-    run_job = replace(job, rounds=min(job.rounds, 20))  # its noise grows with the rounds
+    run_job = replace(job, rounds=min(job.rounds, _MOST_NOISY))  # its noise grows with the rounds
     return _dpfact(run_job, cohort, solver, _noisy(job, privacy="paper"))
 
 
@@ -240,7 +261,7 @@ SYSTEMS: dict[str, System] = {
     ),
     "paper-large": System(
         "DPFact, the paper's noise, large steps",
-        lambda job, c: _paper(job, c, _MU, 0.05),
+        lambda job, c: _paper(job, c, _MU, _LARGE_STEP),
         PAPER_NOISE,
     ),
     "exact": System("DPFact (exact) w/o DP", lambda job, c: _dpfact(job, c, _exact(job, off=_OFF))),
