@@ -28,6 +28,7 @@ def measure(tensors: Mapping[str, SparseTensor], scale: Scale, found: Sequence[R
         tensor = scaled(counts, SolverSettings())
         peers += _naive(name, tensor, scale, found)
         peers += _pyttb(name, tensor, scale, found)
+        peers += _genten(name, tensor, scale, found)
     return peers
 
 
@@ -88,6 +89,33 @@ def _pyttb(name: str, tensor: SparseTensor, scale: Scale, found: Sequence[Row]) 
     seconds(1)
     timing = Timing(tuple((seconds(3) - seconds(1)) / 2 for _ in range(repetitions)))
     peer = Row.of(f"peer {name}: pyttb cp_als iteration", timing, "ns/nnz", 1e9 / tensor.nnz)
+    ours = value_of(found, f"exact {name}: iteration without non-negativity")
+    return [peer, _ratio(label, peer, ours, target)]
+
+
+def _genten(name: str, tensor: SparseTensor, scale: Scale, found: Sequence[Row]) -> list[Row]:
+    """GenTen's cp_als (C++), which prints what it does."""
+    target = 5.0 if name == "M" else None
+    label = f"ratio {name}: GenTen cp_als / exact iteration"
+    try:
+        import pygenten  # noqa: PLC0415
+        import pyttb  # noqa: PLC0415
+    except ImportError:
+        return [Row(label, None, "x", target, True, note="pygenten is not installed")]
+    theirs = pyttb.sptensor(
+        tensor.indices.astype(np.int64), tensor.values.astype(np.float64)[:, None], tensor.shape
+    )
+
+    def seconds(iterations: int) -> float:
+        began = time.perf_counter()
+        pygenten.cp_als(
+            theirs, rank=scale.rank, maxiters=iterations, tol=0.0, seed=1, printitn=0, timings=False
+        )
+        return time.perf_counter() - began
+
+    seconds(1)
+    timing = Timing(tuple((seconds(6) - seconds(1)) / 5 for _ in range(scale.repetitions)))
+    peer = Row.of(f"peer {name}: GenTen cp_als iteration", timing, "ns/nnz", 1e9 / tensor.nnz)
     ours = value_of(found, f"exact {name}: iteration without non-negativity")
     return [peer, _ratio(label, peer, ours, target)]
 
