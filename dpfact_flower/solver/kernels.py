@@ -24,7 +24,6 @@ LANES = 8
 """Float32 values in a 256-bit register; rows of a stack are padded to a multiple of it."""
 
 _LINE = 64  # bytes of a cache line
-_OPTIONS = FAST
 
 
 def stack_factors(factors: Sequence[Array]) -> Array:
@@ -80,7 +79,7 @@ def stacked_values(indices: Array, stack: Array, offsets: Array) -> NDArray[np.f
     return values
 
 
-@compiled(**_OPTIONS)
+@compiled(**FAST)
 def _values_three(indices: Array, stack: Array, offsets: Array, values: Array) -> None:
     for s in range(len(indices)):
         a, b = stack[indices[s, 0]], stack[offsets[1] + indices[s, 1]]
@@ -91,7 +90,7 @@ def _values_three(indices: Array, stack: Array, offsets: Array, values: Array) -
         values[s] = total
 
 
-@compiled(**_OPTIONS)
+@compiled(**FAST)
 def _values_any(indices: Array, stack: Array, offsets: Array, values: Array) -> None:
     entries, modes = indices.shape
     columns = stack.shape[1]
