@@ -171,7 +171,13 @@ def test_a_perfect_predictor_scores_one_and_scale_does_not_matter(small):
     scaled = [1000 * values + 7 for values in noise]
     one, other = (measures.death_scores(x, small, 4)["overall"] for x in (noise, scaled))
     np.testing.assert_allclose(one, other, atol=1e-3)
-    assert 0.35 < np.mean(one) < 0.65
+
+
+def test_a_predictor_is_scored_on_patients_it_was_not_trained_on(small):
+    """Many random columns fit the training patients well, and say nothing of others."""
+    rng = np.random.default_rng(2)
+    noise = [rng.random((len(site.labels), 80)) for site in small.sites]
+    assert abs(np.mean(measures.death_scores(noise, small, 8)["overall"]) - 0.5) < 0.08
 
 
 def test_the_paired_test_is_nadeau_and_bengios():
