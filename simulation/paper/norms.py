@@ -10,8 +10,10 @@ from dpfact_flower.cp import match_columns
 from simulation.paper.datasets import load
 from simulation.paper.jobs import Job, Result, Results
 from simulation.paper.plan import Plan
-from simulation.paper.report import Section, Table, legend, panels
+from simulation.paper.report import Section, Table, Verdict, legend, panels, share
 
+_ROUNDS = 40
+"""Phenotypes must have formed before any is switched off."""
 _SHOWN = 4
 """One-site phenotypes a weight in the table."""
 
@@ -19,7 +21,7 @@ _SHOWN = 4
 def jobs(plan: Plan) -> list[Job]:
     """One fit a weight, on the first data set of the prediction."""
     return [
-        Job(data.name, "exact", data.rank, plan.rounds, off=weight, tables=True)
+        Job(data.name, "exact", data.rank, _ROUNDS, off=weight, tables=True)
         for data in plan.sets(plan.prediction[:1])
         for weight in plan.weights
     ]
@@ -68,7 +70,26 @@ def section(plan: Plan, results: Results) -> Section:
                 "column at every site; *cosine* is of the shared factors with the planted ones:",
                 Table("norms_planted", planted, {"off": 1, "cosine": 2, **dict.fromkeys(sites, 1)}),
             ]
-    return Section("Column norms against mu", parts, [])
+    return Section("Column norms against mu", parts, _verdicts(found))
+
+
+def _verdicts(found: list[tuple[float, dict[str, Any]]]) -> list[Verdict]:
+    """Whether sites differ in what they switch off, and none does so without the term."""
+
+    def unshared(values: dict[str, Any]) -> int:
+        off = np.asarray(values["norms"]) == 0
+        return int((off.any(axis=0) & ~off.all(axis=0)).sum())
+
+    counts = {weight: unshared(values) for weight, values in found}
+    text = ", ".join(f"{count} at off = {weight:g}" for weight, count in counts.items())
+    return [
+        Verdict(
+            "With the l2,1 term, sites switch phenotypes off that others keep",
+            share([(count > 0) == (weight > 0) for weight, count in counts.items()]),
+            f"Phenotypes that are exactly zero at some sites and not at all: {text}. Whether these "
+            "are the ones that a site really lacks is in the table of planted phenotypes.",
+        )
+    ]
 
 
 def _planted(job: Job, result: Result) -> list[dict[str, Any]]:
