@@ -108,7 +108,7 @@ def panels(count: int, *, height: float = 3.2, columns: int = 3) -> tuple[Figure
     """A figure of several panels, at most `columns` a row."""
     wide = min(count, columns)
     rows = -(-count // wide)
-    figure = Figure(figsize=(4.2 * wide, height * rows), layout="constrained")
+    figure = Figure(figsize=(max(4.2 * wide, 6.6), height * rows + 0.5), layout="constrained")
     axes = figure.subplots(rows, wide, squeeze=False).ravel().tolist()
     for unused in axes[count:]:
         unused.set_visible(False)
