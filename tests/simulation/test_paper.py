@@ -127,7 +127,7 @@ def test_the_commands_for_full_mimic_run_on_the_demo(ehr_data, tmp_path):
 
 def test_every_system_has_a_noise_claim_exactly_if_it_takes_an_epsilon():
     assert {name for name, system in SYSTEMS.items() if system.noise} == {
-        "paper", "paper-no-l21", "paper-large", "patient", "naive",
+        "paper", "paper-no-l21", "paper-small", "patient", "naive",
     }  # fmt: skip
     for plan in (QUICK, FULL):
         for module in EXPERIMENTS.values():
