@@ -29,6 +29,7 @@ from dpfact_flower.compiled import compiled
 from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.privacy.events import positive
 from dpfact_flower.privacy.noise import SIGMA
+from dpfact_flower.privacy.pairs import add_pairs
 from dpfact_flower.tensor import Factors, SparseTensor
 from dpfact_flower.threads import in_order, thread_count
 
@@ -97,11 +98,13 @@ def code_counts(tensor: SparseTensor, *, sigma: float) -> BoundedSum:
 
 
 def cooccurrence(tensor: SparseTensor, *, sigma: float) -> BoundedSum:
-    """Which pairs of codes occur in the same patient, over all codes of all modes.
+    """Which pairs of codes go together in the same patient, over all codes of all modes.
 
-    A patient with the set S_n of codes of mode n has z = (1/sqrt|S_n| at each code of each mode).
-    His part holds z_j z_k for each pair j < k of the modes' codes, one mode after the other, and is
-    scaled to norm 1. Pairs of a code with itself are left out: the server would not use them.
+    Of a patient's counts X: for two codes of one mode, the sum of products of their counts over all
+    combinations of the other modes' codes; for codes of two modes, the sum of counts of both. Each
+    block of two modes, or of one, is scaled to norm 1, blocks of two modes then weigh twice as
+    much, and all of it is scaled to norm 1. Pairs of a code with itself are left out: the server
+    would not use them.
 
     Parameters
     ----------
@@ -120,7 +123,9 @@ def cooccurrence(tensor: SparseTensor, *, sigma: float) -> BoundedSum:
     scale = _units(1.0, sigma)
     total = _summed(
         tensor, codes * (codes - 1) // 2,
-        lambda starts, total: _count_pairs(starts, tensor.indices, offsets, scale, total),
+        lambda starts, total: add_pairs(
+            starts, tensor.indices, tensor.values, offsets, scale, total
+        ),
     )  # fmt: skip
     return BoundedSum(total, 1.0, sigma)
 
@@ -251,70 +256,23 @@ def _offsets(tensor: SparseTensor) -> NDArray[np.int64]:
 
 
 @compiled()
-def _codes_of(
-    begin: int, end: int, indices: Array, offsets: Array, seen: Array, codes: Array, sizes: Array
-) -> int:
-    """Distinct codes of one patient, all modes in one numbering: fills `codes`, `sizes` a mode."""
-    count = 0
-    for mode in range(len(offsets) - 1):
-        sizes[mode] = 0
-        for entry in range(begin, end):
-            code = offsets[mode] + indices[entry, mode + 1]
-            if not seen[code]:
-                seen[code] = True
-                codes[count] = code
-                count += 1
-                sizes[mode] += 1
-    for place in range(count):
-        seen[codes[place]] = False
-    return count
-
-
-@compiled()
 def _count_codes(starts: Array, indices: Array, offsets: Array, scale: float, total: Array) -> None:
     seen = np.zeros(offsets[-1], np.bool_)
     codes = np.empty(offsets[-1], np.int64)
-    sizes = np.empty(len(offsets) - 1, np.int64)
     for patient in range(len(starts) - 1):
-        count = _codes_of(
-            starts[patient], starts[patient + 1], indices, offsets, seen, codes, sizes
-        )
+        count = 0
+        for entry in range(starts[patient], starts[patient + 1]):
+            for mode in range(len(offsets) - 1):
+                code = offsets[mode] + indices[entry, mode + 1]
+                if not seen[code]:
+                    seen[code] = True
+                    codes[count] = code
+                    count += 1
         if count > 0:
             units = int(scale / math.sqrt(count))
             for place in range(count):
+                seen[codes[place]] = False
                 total[codes[place]] += units
-
-
-@compiled()
-def _count_pairs(starts: Array, indices: Array, offsets: Array, scale: float, total: Array) -> None:
-    everything = offsets[-1]
-    seen = np.zeros(everything, np.bool_)
-    codes = np.empty(everything, np.int64)
-    weights = np.empty(everything, np.float64)
-    sizes = np.empty(len(offsets) - 1, np.int64)
-    for patient in range(len(starts) - 1):
-        count = _codes_of(
-            starts[patient], starts[patient + 1], indices, offsets, seen, codes, sizes
-        )
-        if count < 2:
-            continue
-        place = 0
-        fourth = 0.0
-        for mode in range(len(sizes)):
-            for _ in range(sizes[mode]):
-                weights[place] = 1 / math.sqrt(sizes[mode])
-                fourth += 1.0 / sizes[mode] ** 2
-                place += 1
-        # All pairs, with themselves too, have the squared norm (sum z^2)^2; less sum z^4.
-        modes = len(sizes)
-        factor = scale * math.sqrt(2.0) / math.sqrt(modes * modes - fourth)
-        for first in range(count):
-            for second in range(first + 1, count):
-                # `codes` ascends from mode to mode, not within one.
-                low = min(codes[first], codes[second])
-                high = max(codes[first], codes[second])
-                units = int(factor * weights[first] * weights[second])
-                total[low * everything - low * (low + 1) // 2 + high - low - 1] += units
 
 
 @compiled()

@@ -148,7 +148,7 @@ def ridge_from_own_norms(tensor, real, *, factors, **_):
 
 
 def start_of_other_norm(monkeypatch):
-    """Pairs not scaled for leaving the diagonal out, but twice for the two triangles."""
+    """Blocks scaled by the norm of one triangle, their values then by sqrt(2) for the two."""
 
     def cooccurrence(tensor, *, sigma):
         bounded = _cooccurrence(tensor, sigma=sigma)

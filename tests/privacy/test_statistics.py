@@ -1,7 +1,6 @@
 """Patient mode's sums against slow, dense references, and what their sensitivity rests on."""
 
 import math
-from itertools import combinations
 
 import numpy as np
 import pytest
@@ -70,13 +69,24 @@ def slow_codes(cells):
 
 
 def slow_pairs(cells):
-    parts = []
-    for size, codes in zip(cells.shape, code_sets(cells), strict=True):
-        z = np.zeros(size)
-        z[codes] = 1 / math.sqrt(max(len(codes), 1))
-        parts.append(z)
-    z = np.concatenate(parts)
-    upper = np.array([math.sqrt(2) * z[j] * z[k] for j, k in combinations(range(len(z)), 2)])
+    """Strict upper triangle, times sqrt(2), of the matrix with all blocks, dense."""
+    sizes = cells.shape
+    ends = np.cumsum(sizes)
+    matrix = np.zeros((ends[-1], ends[-1]))
+    for mode, size in enumerate(sizes):
+        rows = slice(ends[mode] - size, ends[mode])
+        unfolded = np.moveaxis(cells, mode, 0).reshape(size, -1)
+        block = unfolded @ unfolded.T
+        np.fill_diagonal(block, 0)
+        matrix[rows, rows] = block / (np.linalg.norm(block) or 1)
+        for other in range(mode + 1, len(sizes)):
+            columns = slice(ends[other] - sizes[other], ends[other])
+            rest = tuple(m for m in range(len(sizes)) if m not in (mode, other))
+            block = cells.sum(axis=rest)
+            norm = math.sqrt(2) * np.linalg.norm(block)  # it is there twice
+            matrix[rows, columns] = 2 * block / (norm or 1)
+            matrix[columns, rows] = matrix[rows, columns].T
+    upper = math.sqrt(2) * matrix[np.triu_indices(len(matrix), 1)]
     return upper / np.linalg.norm(upper) if upper.any() else upper
 
 
@@ -194,6 +204,93 @@ def test_every_patient_uses_the_whole_sensitivity(kind, sizes):
         assert np.linalg.norm(found.total * found.grid) == pytest.approx(1, abs=1e-5)
 
 
+def part_of(indices, values, sizes):
+    """One patient's part of the start, in real units."""
+    tensor = SparseTensor.from_coo([[0, *cell] for cell in indices], values, (1, *sizes))
+    found = cooccurrence(tensor, sigma=SIGMA_REAL)
+    return found.total * found.grid
+
+
+def test_the_start_of_one_patient_by_hand():
+    # X = [[1, 2], [0, 3]]: X X^T has 6 beside its diagonal, X^T X has 2; codes a, b, then c, d.
+    found = part_of([(0, 0), (0, 1), (1, 1)], [1, 2, 3], (2, 2))
+    cross = 2 * np.array([1, 2, 0, 3]) / math.sqrt(14)  # ac, ad, bc, bd
+    wanted = np.array([1, *cross, 1]) / math.sqrt(1 + 4 + 1)
+    np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
+def test_a_patient_without_a_block_uses_the_whole_sensitivity_on_the_others():
+    found = part_of([(0, 0), (0, 1)], [3, 4], (2, 2))  # one code of mode 1: no pair of its own
+    wanted = np.array([0, 2 * 3 / 5, 2 * 4 / 5, 0, 0, 1]) / math.sqrt(4 + 1)
+    np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
+def test_with_one_feature_mode_the_start_has_products_of_counts():
+    x = np.array([3.0, 0.0, 4.0, 1.0])
+    found = part_of([(j,) for j in np.flatnonzero(x)], x[x > 0], (4,))
+    wanted = np.outer(x, x)[np.triu_indices(4, 1)]
+    np.testing.assert_allclose(found, wanted / np.linalg.norm(wanted), atol=1e-6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), modes=st.integers(1, 4), spread=st.sampled_from([0, 3, 9]))
+def test_a_patients_start_is_that_of_the_dense_matrices(seed, modes, spread):
+    rng = np.random.default_rng(seed)
+    sizes = tuple(rng.integers(1, 6, modes))
+    dense = np.where(rng.random(sizes) < 0.4, 10.0 ** (spread * rng.random(sizes)), 0)
+    dense = dense.astype(np.float32).astype(float)
+    where = np.argwhere(dense)
+    if sum(sizes) < 2:
+        return
+    if not len(where):
+        where = np.zeros((1, modes), np.int64)
+        dense[tuple(where.T)] = 1
+    found = part_of(where, dense[tuple(where.T)], sizes)
+    np.testing.assert_allclose(found, slow_pairs(dense), atol=1e-6)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_the_order_of_cells_changes_no_bit_of_the_start(seed):
+    rng = np.random.default_rng(seed)
+    where = np.argwhere(rng.random((1, 4, 3, 5)) < 0.4)
+    values = rng.gamma(0.3, 1e3, len(where)).astype(np.float32) + np.float32(0.1)
+    order = rng.permutation(len(where))
+    straight = SparseTensor.from_coo(where, values, (1, 4, 3, 5))
+    shuffled = SparseTensor.from_coo(where[order], values[order], (1, 4, 3, 5))
+    np.testing.assert_array_equal(
+        cooccurrence(straight, sigma=1.0).total, cooccurrence(shuffled, sigma=1.0).total
+    )
+
+
+def test_a_large_patient_before_changes_no_later_one():
+    dense = np.zeros((3, 6, 7))
+    dense[0, 1, 2] = dense[0, 1, 3] = dense[2, 0, 3] = dense[2, 1, 3] = 2
+    dense[1] = 5 + np.arange(42).reshape(6, 7)
+    alone = [cooccurrence(sparse(cells[None]), sigma=1.0).total for cells in dense]
+    whole = cooccurrence(sparse(dense), sigma=1.0).total
+    np.testing.assert_array_equal(whole, np.sum(alone, axis=0))
+
+
+EXTREME = [
+    [3e38, 3e38, 3e38],
+    [1e-45, 1e-45, 1e-45],
+    [3e38, 1e-45, 1e-45],
+    [1e9, 1.0, 1e9],
+    [1e-45, 1e-20, 3e38],
+]
+
+
+@pytest.mark.parametrize("values", EXTREME, ids=str)
+def test_counts_of_any_size_have_a_start_of_norm_one(values):
+    found = part_of([(0, 0), (0, 1), (1, 1)], np.float32(values), (2, 2))
+    assert 0.99999 < np.linalg.norm(found) <= 1
+    x = np.array(values, np.float32).astype(np.longdouble)
+    cross = np.array([x[0], x[1], 0, x[2]])  # pairs of one mode stand alone in their blocks
+    wanted = np.array([1, *(2 * cross / np.sqrt((cross**2).sum())), 1]) / np.sqrt(6)
+    np.testing.assert_allclose(found, wanted.astype(float), atol=1e-6)
+
+
 def test_a_large_part_of_the_refinement_is_clipped_to_the_bound(sizes):
     columns = [f[:, 0] for f in factors_for(sizes)]
     typical = np.einsum(",".join("jkl"[: len(columns)]), *columns)  # the first phenotype itself
@@ -234,9 +331,9 @@ def test_an_empty_site_gives_zeros_not_an_error(sizes):
 
 
 def test_the_grid_follows_from_the_noise():
-    found = statistic_of("start", sparse(counts((5, 6))), sigma=SIGMA * 0.5)
+    found = statistic_of("start", sparse(counts((5, 6))[4:5]), sigma=SIGMA * 0.5)
     assert found.grid == 0.5
-    # The patient with a single pair: 2 units, less the safety, truncated. Nobody else has 1 unit.
+    # A single pair: 2 units, less the safety, truncated.
     assert found.total.sum() == 1
 
 
