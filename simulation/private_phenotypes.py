@@ -6,7 +6,8 @@ Factor match score against the phenotypes that were planted in the synthetic EHR
 patient mode, for DPFact's own scheme at the epsilon it claims (for an entry, not proven), and for
 that scheme made rigorous naively (`simulation.systems.naive`). Each seed makes other data, another
 public start and fresh noise from the operating system; so no two runs of this script agree in all
-digits. Writes table.csv, table.json, table.md, and the figure as PNG and SVG.
+digits. Writes table.csv, table.json, table.md, and the figure as PNG and SVG after each model, and
+goes on from there when it is started again: so systems can be added to what is there.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from rich.progress import track
 from dpfact_flower.cp import factor_match_score
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.data.synthetic import preset, synthetic
-from dpfact_flower.run_folder import write_json
+from dpfact_flower.run_folder import read_json, write_json
 from dpfact_flower.tensor import Factors
 from simulation.paper.measures import shared_error
 from simulation.systems import NO_NOISE, naive, paper_mode, patient_mode
@@ -48,12 +49,16 @@ def measure(system: str, cohort: Cohort, rank: int, epsilon: float, seed: int) -
     seconds = time.perf_counter() - began
     return {
         "system": system,
-        "epsilon": "inf" if epsilon >= NO_NOISE else epsilon,
+        "epsilon": _shown(epsilon),
         "seed": seed,
         "fms": factor_match_score(factors, cohort.truth.factors),
         "fit": shared_error(cohort, factors).fit,
         "seconds": seconds,
     }
+
+
+def _shown(epsilon: float) -> float | str:
+    return "inf" if epsilon >= NO_NOISE else epsilon
 
 
 def summarised(rows: list[dict[str, Any]], key: str) -> dict[tuple[str, Any], tuple[float, float]]:
@@ -129,18 +134,22 @@ def main() -> None:
     parser.add_argument("--systems", nargs="+", choices=[*SYSTEMS], default=[*SYSTEMS])
     given = parser.parse_args()
     epsilons = [min(epsilon, NO_NOISE) for epsilon in given.epsilons]
+    store = given.out / "table.json"
+    rows: list[dict[str, Any]] = read_json(store) if store.exists() else []
+    done = {(row["system"], row["epsilon"], row["seed"]) for row in rows}
     jobs = [
         (system, epsilon, seed)
         for seed in range(given.seeds)
         for system in given.systems
         for epsilon in epsilons
+        if (system, _shown(epsilon), seed) not in done
     ]
-    cohorts = {seed: synthetic(preset(given.preset, seed=seed)) for seed in range(given.seeds)}
-    rows = [
-        measure(system, cohorts[seed], given.rank, epsilon, seed)
-        for system, epsilon, seed in track(jobs, description="models")
-    ]
-    write(sorted(rows, key=lambda row: given.systems.index(row["system"])), given.out)
+    seeds = {seed for _, _, seed in jobs}
+    cohorts = {seed: synthetic(preset(given.preset, seed=seed)) for seed in seeds}
+    for system, epsilon, seed in track(jobs, description="models"):
+        rows.append(measure(system, cohorts[seed], given.rank, epsilon, seed))
+        rows.sort(key=lambda row: [*SYSTEMS].index(row["system"]))
+        write(rows, given.out)
     print(table(rows))  # noqa: T201 - the table is what this script is for
     print(f"{sum(row['seconds'] for row in rows):.0f} s of fitting")  # noqa: T201
 
