@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from threading import Lock, local
 from typing import TypeVar
 
@@ -91,13 +91,15 @@ def in_order(
         Should spend its time without the GIL, as compiled kernels do.
     parts : iterable
     threads : int
-        With 1, nothing but `map`.
+        With 1, or with one part, nothing but `map`.
     """
-    if threads <= 1:
-        yield from map(function, parts)
+    rest = iter(parts)
+    first = list(islice(rest, 2))
+    if threads <= 1 or len(first) < 2:  # to start threads takes longer than a small part
+        yield from map(function, chain(first, rest))
         return
     with ThreadPoolExecutor(threads, initializer=_take_up_work) as pool:
-        rest = iter(parts)
+        rest = chain(first, rest)
         waiting: deque[Future[_Result]] = deque(
             pool.submit(function, part) for part in islice(rest, 2 * threads)
         )

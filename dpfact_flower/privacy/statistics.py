@@ -43,6 +43,7 @@ MAX_PATIENTS = 2**27
 """Patients of a site that sums have room for; a constant, so that no refusal depends on them."""
 _MOST_UNITS = 2.0**62
 _MOST_SHARED = 4_000_000  # values of a sum up to which every thread has its own
+_LEAST_SHARED = 20_000  # non-zeros for each thread: below, starting it takes longer than its work
 _MOST_VALUES = 16_000_000  # up to here, the safety exceeds the rounding of a norm
 
 
@@ -228,6 +229,7 @@ def _summed(
     """
     starts = _patients(tensor)
     threads = thread_count() if size <= _MOST_SHARED else 1
+    threads = min(threads, 1 + tensor.nnz // _LEAST_SHARED)
     cuts = np.searchsorted(starts, np.linspace(0, starts[-1], threads + 1))
     cuts[0], cuts[-1] = 0, tensor.n_patients
 

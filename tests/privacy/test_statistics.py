@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from scipy.optimize import nnls
 
 from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.privacy import statistics
 from dpfact_flower.privacy.noise import SIGMA
 from dpfact_flower.privacy.statistics import (
     BoundedSum,
@@ -172,6 +173,7 @@ def test_threads_change_no_bit(kind, sizes, threads, monkeypatch):
     tensor = sparse(counts(sizes, patients=30))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     alone = statistic_of(kind, tensor).total
+    monkeypatch.setattr(statistics, "_LEAST_SHARED", 1)
     monkeypatch.setenv("OMP_NUM_THREADS", threads)
     np.testing.assert_array_equal(statistic_of(kind, tensor).total, alone)
 
