@@ -139,7 +139,7 @@ def _prospects(privacy: PrivacySettings, sizes: tuple[int, ...], rank: int, site
     """Signal against noise for other ranks and epsilons, all else as asked."""
     from dpfact_flower.privacy.plan import plan_patient
 
-    table = Table(title="Signal against noise; 5 is safe, below 1 there is nothing to be had")
+    table = Table(title="Signal against noise: from 5 on good, from 1 on weak, below hopeless")
     epsilons = sorted({*_EPSILONS, privacy.epsilon}, reverse=True)
     table.add_column("phenotypes", justify="right")
     for epsilon in epsilons:
@@ -151,7 +151,7 @@ def _prospects(privacy: PrivacySettings, sizes: tuple[int, ...], rank: int, site
             ).outlook
             for epsilon in epsilons
         ]
-        cells = [f"[{_COLOURS[o.verdict]}]{o.signal:.2g} {o.verdict}[/]" for o in outlooks]
+        cells = [f"[{_COLOURS[o.verdict]}]{o.signal:.2g}[/]" for o in outlooks]
         table.add_row(str(other), *cells)
     return table
 
