@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfact_flower.elastic import initial_factors
-from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.errors import DataError
 from dpfact_flower.postprocess.codes import kept_codes
 from dpfact_flower.postprocess.refine import refine_factor
 from dpfact_flower.postprocess.start import start_factors
@@ -45,11 +45,6 @@ class PatientRule:
         privacy: PrivacySettings,
         run: RunSettings,
     ) -> None:
-        kept = privacy.codes_kept
-        if kept and (len(kept) != len(feature_shape) or any(map(_exceeds, kept, feature_shape))):
-            raise SettingsError(
-                f"codes: need at most {'x'.join(map(str, feature_shape))}, got {privacy.codes!r}"
-            )
         self.plan: PatientPlan = plan_patient(
             privacy,
             sizes=feature_shape,
@@ -61,7 +56,9 @@ class PatientRule:
             privacy, start_share=self.plan.start_share, refine_rounds=self.plan.refine_rounds
         )
         self.selection: Selection = ()
-        self.factors: Factors = initial_factors(kept or feature_shape, solver.rank, run.seed)
+        self.factors: Factors = initial_factors(
+            privacy.codes_kept or feature_shape, solver.rank, run.seed
+        )
         self._all_codes = tuple(int(size) for size in feature_shape)
         self._solver = solver
         self._run = run
@@ -144,7 +141,3 @@ class PatientRule:
         outlook = self.plan.outlook
         level = logging.INFO if outlook.verdict == "good" else logging.WARNING
         _logger.log(level, "plan: %s", outlook.sentence)
-
-
-def _exceeds(kept: int, size: int) -> bool:
-    return kept > size
