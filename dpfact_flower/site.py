@@ -31,10 +31,10 @@ from dpfact_flower.privacy import (
     release_unprotected,
 )
 from dpfact_flower.protocol import RoundRequest
+from dpfact_flower.residuals import squared_error
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver import LocalResult, solve
 from dpfact_flower.solver.objective import gram
-from dpfact_flower.solver.residuals import squared_error
 from dpfact_flower.state import RoundMeasures, SiteState
 from dpfact_flower.tensor import Factors, SparseTensor
 from dpfact_flower.threads import one_blas_thread

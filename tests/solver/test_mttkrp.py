@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dpfact_flower.residuals import squared_error
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver.exact import exact, update_patients
 from dpfact_flower.solver.fibres import BLOCK, Fibres
 from dpfact_flower.solver.lanes import OCTET, slices
 from dpfact_flower.solver.mttkrp import mttkrp, stacked_mttkrp
 from dpfact_flower.solver.patients import update_rows
-from dpfact_flower.solver.residuals import squared_error
 from dpfact_flower.tensor import SparseTensor
 
 SHAPES = [(7, 5), (7, 5, 6), (5, 4, 3, 6), (4, 3, 3, 2, 5)]
