@@ -16,7 +16,7 @@ import argparse
 import csv
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +123,7 @@ def write(rows: list[dict[str, Any]], out: Path) -> None:
         figure(rows).savefig(out / f"fms_against_epsilon.{kind}", dpi=120)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run all systems at all epsilons and seeds, and write what was found."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("runs/private"))
@@ -132,7 +132,7 @@ def main() -> None:
     parser.add_argument("--epsilons", type=float, nargs="+", default=[math.inf, 8, 4, 2, 1])
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
     parser.add_argument("--systems", nargs="+", choices=[*SYSTEMS], default=[*SYSTEMS])
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     epsilons = [min(epsilon, NO_NOISE) for epsilon in given.epsilons]
     store = given.out / "table.json"
     rows: list[dict[str, Any]] = read_json(store) if store.exists() else []
