@@ -245,13 +245,18 @@ def _run_config(
 ) -> dict[str, Scalar]:
     """Run config from the app's defaults and the command line.
 
-    Without an app, as after a plain `pip install`, every setting has its default.
+    Without an app, as after a plain `pip install`, every setting has its default. In a synthetic
+    EHR as many phenotypes are sought as were planted, where nothing else is asked for.
     """
+    from dpfact_flower.data.synthetic import preset
+
     defaults: dict[str, Scalar] = {}
     app_file = flower_app / "pyproject.toml"
     if app_file.exists():
         tables = tomllib.loads(app_file.read_text(encoding="utf-8"))
-        defaults = tables.get("tool", {}).get("flwr", {}).get("app", {}).get("config", {})
+        defaults |= tables.get("tool", {}).get("flwr", {}).get("app", {}).get("config", {})
+    if name := AppSettings(data=data).synthetic_preset:
+        defaults["rank"] = preset(name).phenotypes
     return {**defaults, **parse_assignments(settings or ()), "data": data, "out": str(out)}
 
 
@@ -285,14 +290,14 @@ def _count(deaths: int | None) -> str:
 
 
 def _finish(folder: Path) -> None:
-    """Show the summary of a run, and where its report is."""
+    """Show a run in a few lines, and where the rest is."""
+    from dpfact_flower.evaluation.headline import headline
     from dpfact_flower.run_folder import REPORT, SUMMARY, read_json
 
-    table = Table(show_header=False)
-    for key, value in read_json(folder / SUMMARY).items():
-        if isinstance(value, (bool, int, float, str)):
-            shown = f"{value:.4g}" if isinstance(value, float) else str(value)
-            table.add_row(key, shown)
-    _console.print(table)
-    if (folder / REPORT).exists():
-        _console.print("report:", escape(str(folder / REPORT)), soft_wrap=True)
+    lines = Table.grid(padding=(0, 2))
+    for label, text in headline(read_json(folder / SUMMARY)):
+        lines.add_row(f"[bold]{label}[/bold]", escape(text))
+    _console.print(lines)
+    for name in (SUMMARY, REPORT):
+        if (folder / name).exists():
+            _console.print(escape(str(folder / name)), soft_wrap=True)

@@ -125,6 +125,8 @@ def serve(grid: Grid, config: Mapping[str, Scalar]) -> Path:
     # As it was asked: a job name that was made up is not repeated, since sites know it as done.
     asked = RunConfig(replace(app, resume=False), run, solver, privacy).write()
     write_config(app.run_folder, asked, _versions())
+    if cohort is not None:
+        log(INFO, "measuring what was learned: errors, prediction of death, phenotypes")
     summary, phenotypes = summarise(coordinator, vocabularies, cohort, app.sites_folder)
     write_json(app.run_folder / SUMMARY, summary)
     write_json(app.run_folder / PHENOTYPES, phenotypes)

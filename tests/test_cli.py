@@ -41,6 +41,14 @@ def test_data_run_and_report(tmp_path):
     assert (out / "report.html").exists()
 
 
+def test_as_many_phenotypes_are_sought_as_were_planted(tmp_path):
+    chosen = cli._run_config(cli.APP_FOLDER, "synthetic:paper-synthetic", tmp_path, [])
+    assert chosen["rank"] == 20
+    assert cli._run_config(tmp_path, "synthetic", tmp_path, [])["rank"] == 12
+    assert cli._run_config(tmp_path, "synthetic", tmp_path, ["rank=3"])["rank"] == 3
+    assert "rank" not in cli._run_config(tmp_path, str(tmp_path), tmp_path, [])
+
+
 def test_budget_goes_both_ways_and_carries_the_claim():
     text = dpfact("budget", "--epsilon", "1.2", "--delta", "1e-4", "--rounds", "20")
     assert "epsilon 1.2" in text

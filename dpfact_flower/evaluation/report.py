@@ -13,13 +13,13 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import ROUND_CEILING, Context
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from dpfact_flower.coordinator import RoundRecord
 from dpfact_flower.errors import DataError, MissingDependencyError
+from dpfact_flower.evaluation import words
 from dpfact_flower.files import replacing
 from dpfact_flower.privacy import SEEDED_CLAIM
 from dpfact_flower.privacy.scope import NEIGHBOURS, NOT_COVERED, UNITS
@@ -48,7 +48,6 @@ _NEEDED = (
     "name", "sites", "rounds", "rank", "solver", "privacy", "claim", "epsilon", "delta",
     "accountant", "rmse", "fit", "fms", "auc", "bytes_up", "bytes_down", "seconds",
 )  # fmt: skip
-_SMALLEST_P = 0.001
 
 
 def write_report(folder: Path) -> Path:
@@ -314,54 +313,13 @@ def _svg(plots: ModuleType, name: str, draw: Callable[[], Figure], label: str) -
     return Markup(svg.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1))
 
 
-# --- Numbers as text ------------------------------------------------------------------------------
-
-
-def _rounded_up(epsilon: float) -> str:
-    """Four digits, never fewer than were spent; as the text of a `Figure` rounds."""
-    up = Context(prec=4, rounding=ROUND_CEILING)
-    return f"{up.create_decimal_from_float(epsilon * (1 - 1e-12)):f}"
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.3g} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def _p_value(p: float) -> str:
-    return f"p < {_SMALLEST_P:g}" if p < _SMALLEST_P else f"p = {p:.3f}"
-
-
-def _number(value: float) -> str:
-    """Four significant digits, without an exponent where a reader can do without."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %".replace("-", "−")
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.2f}".replace("-", "−")
-
-
 _FILTERS: dict[str, Callable[[Any], str]] = {
-    "rounded_up": _rounded_up,
-    "bytes": _bytes,
-    "duration": _duration,
-    "p_value": _p_value,
-    "number": _number,
-    "percent": _percent,
-    "signed": _signed,
+    "rounded_up": words.rounded_up,
+    "bytes": words.size,
+    "duration": words.duration,
+    "p_value": words.p_value,
+    "number": words.number,
+    "percent": words.percent,
+    "signed": words.signed,
     "odds_ratio": lambda coefficient: f"{math.exp(coefficient):.2f}",
 }

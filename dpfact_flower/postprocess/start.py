@@ -173,13 +173,16 @@ def _best_candidate(
     fresh = noise * rng.standard_normal(sites.shape)
     fresh = np.tril(fresh, -1) + np.tril(fresh, -1).transpose(0, 2, 1)
     seen, unseen = sites + _SPLIT * fresh, sites - fresh / _SPLIT
-    found, least = None, math.inf
+    found, errors = None, []
     for begun in _candidates(seen, rank, noise * math.hypot(1, _SPLIT), rng, restarts):
         F, d = _fit(seen, *begun, 0.0, _JOINT)
-        error = _error(unseen, F, d)
-        _logger.info("start: squared error %.6g on unseen noise", error)
-        if found is None or error < least:
-            found, least = (F, d), error
+        errors.append(_error(unseen, F, d))
+        if errors[-1] == min(errors):
+            found = F, d
+    _logger.info(
+        "start: best of %d candidates; error on fresh noise %.4g, the others' %s",
+        len(errors), min(errors), ", ".join(f"{error:.4g}" for error in sorted(errors)[1:]),
+    )  # fmt: skip
     assert found is not None  # there is at least one random start
     return found
 

@@ -11,6 +11,7 @@ sample rate below 1 is composed, whole, by Opacus' RDP analysis.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,6 +20,8 @@ from dpfact_flower.errors import MissingDependencyError, SettingsError
 from dpfact_flower.privacy.accounting import compose_serial, epsilon_zcdp_tight
 from dpfact_flower.privacy.events import ReleaseEvent, at_least_one, positive
 
+_root = logging.getLogger()
+_handlers, _level = list(_root.handlers), _root.level
 try:
     from opacus.accountants import (
         IAccountant,
@@ -30,6 +33,9 @@ except ImportError:
     raise MissingDependencyError(
         "Opacus is not installed; install it with: pip install 'dpfact-flower[opacus]'"
     ) from None
+finally:  # Opacus configures the root logger: everybody's lines would appear, ours twice
+    _root.handlers[:] = _handlers
+    _root.setLevel(_level)
 
 MECHANISM = "zcdp"
 # Opacus stops at order 63, too low for small costs; above 1029 its binomials overflow.

@@ -16,7 +16,8 @@ from dpfact_flower.client_app import app as client_app
 from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, MissingDependencyError
-from dpfact_flower.evaluation.report import _rounded_up, write_report
+from dpfact_flower.evaluation.report import write_report
+from dpfact_flower.evaluation.words import rounded_up
 from dpfact_flower.federate import federate
 from dpfact_flower.grid import InProcessGrid
 from dpfact_flower.privacy import NO_CLAIM, PAPER_CLAIM, SEEDED_CLAIM, Figure
@@ -207,7 +208,7 @@ def test_no_epsilon_stands_without_its_claim(kind, request):
     folder = request.getfixturevalue(kind)
     summary = read_json(folder / "summary.json")
     spent = [summary, *summary["per_site"].values()]
-    figures = {_rounded_up(e) for guarantee in spent for e in guarantee["epsilons"].values()}
+    figures = {rounded_up(e) for guarantee in spent for e in guarantee["epsilons"].values()}
     assert len(figures) >= 3
     page = page_of(folder)
     found = set()
@@ -464,5 +465,5 @@ assert not {"matplotlib", "jinja2"} & sys.modules.keys()
 
 @given(st.floats(1e-3, 999))
 def test_epsilon_is_rounded_as_the_ledgers_text_rounds_it(epsilon):
-    assert float(_rounded_up(epsilon)) >= epsilon * (1 - 1e-11)
-    assert f"epsilon {_rounded_up(epsilon)} at" in str(Figure("any", epsilon, 1e-5, "claim"))
+    assert float(rounded_up(epsilon)) >= epsilon * (1 - 1e-11)
+    assert f"epsilon {rounded_up(epsilon)} at" in str(Figure("any", epsilon, 1e-5, "claim"))

@@ -287,3 +287,13 @@ def test_without_opacus_the_error_says_what_to_install():
         "sys.exit(2)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_root_logger_is_left_alone():
+    code = """
+import logging
+import dpfact_flower.privacy.opacus_accountant
+root = logging.getLogger()
+assert root.handlers == [] and root.level == logging.WARNING, (root.handlers, root.level)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,50 @@
+"""Numbers as a reader wants them: the same in the report and in the terminal."""
+
+from __future__ import annotations
+
+from decimal import ROUND_CEILING, Context
+
+_SMALLEST_P = 0.001
+
+
+def rounded_up(epsilon: float) -> str:
+    """Four digits, never fewer than were spent; as the text of a `Figure` rounds."""
+    up = Context(prec=4, rounding=ROUND_CEILING)
+    return f"{up.create_decimal_from_float(epsilon * (1 - 1e-12)):f}"
+
+
+def size(count: float) -> str:
+    """Bytes with a decimal unit."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds, minutes or hours."""
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def p_value(p: float) -> str:
+    """With its sign of relation, as tables of medical journals have it."""
+    return f"p < {_SMALLEST_P:g}" if p < _SMALLEST_P else f"p = {p:.3f}"
+
+
+def number(value: float) -> str:
+    """Four significant digits, without an exponent where a reader can do without."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def percent(share: float) -> str:
+    """Share with one decimal and a real minus."""
+    return f"{100 * share:.1f} %".replace("-", "−")
+
+
+def signed(value: float) -> str:
+    """Two decimals, always with a sign."""
+    return f"{value:+.2f}".replace("-", "−")
