@@ -16,8 +16,9 @@ demo: $(VENV)/.installed
 	rm -rf runs/demo runs/demo.sites
 	$(BIN)/dpfact simulate --out runs/demo
 
+# A file's tests stay together, for they share what takes long to set up.
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

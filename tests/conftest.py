@@ -3,6 +3,9 @@
 import os
 from pathlib import Path
 
+# One BLAS thread, set before NumPy is loaded: tests run beside each other, and arrays are small.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import numpy as np
 import pytest
 
