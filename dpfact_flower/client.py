@@ -32,7 +32,7 @@ from dpfact_flower.errors import (
 from dpfact_flower.files import locked
 from dpfact_flower.patient_site import PatientRound
 from dpfact_flower.privacy import Release, account
-from dpfact_flower.privacy.ledger import LastAnswer, Ledger, ReleaseKey
+from dpfact_flower.privacy.ledger import LEDGER, LastAnswer, Ledger, ReleaseKey
 from dpfact_flower.protocol import RoundRequest, SiteReply, public_reason
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site import LocalRound, RoundOutcome, RoundWork
@@ -152,6 +152,9 @@ class DPFactClient(NumPyClient):
         ):
             if asked > most:
                 raise MessageError(f"{name}: the run asks for {asked}, this site's limit is {most}")
+        # A folder in the place of SQLite's journal would shut the ledger for good.
+        if request.job.lower().startswith(LEDGER):
+            raise MessageError(f"job: {request.job!r} is a name of the ledger's own files")
 
     def _check_vocabulary(self, request: RoundRequest) -> None:
         own = joint_digest(self._data.vocabularies)

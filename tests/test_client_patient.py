@@ -463,6 +463,18 @@ def test_a_run_that_counts_codes_keeps_to_them(
     ask(client, request)
 
 
+@pytest.mark.parametrize("name", [LEDGER, f"{LEDGER}-journal", f"{LEDGER}-wal", LEDGER.upper()])
+def test_no_job_takes_the_place_of_the_ledgers_files(data, tmp_path, caplog, name):
+    """Made a folder, the journal's name would keep every later job from being charged."""
+    client = make_client(data, tmp_path)
+    code, log = refusal(client, make_server(data, job=name).request(1), caplog)
+    assert code == "message"
+    assert "the ledger's own files" in log
+    server = make_server(data)
+    go_to(client, server, server.rounds)
+    assert len(rows_of(tmp_path)) == server.rounds
+
+
 def test_patient_mode_must_be_allowed(data, tmp_path, caplog):
     client = make_client(data, tmp_path, allow_privacy="paper")
     code, log = refusal(client, make_server(data).request(1), caplog)
