@@ -107,8 +107,7 @@ class DPFactClient(NumPyClient):
         self._check_vocabulary(request)
         work = self._work(request)
         folder = self._root / self._site
-        # An empty ledger has a whole budget, so one may be made only where nothing has been.
-        with locked(folder), Ledger(folder, create=not has_jobs(folder)) as ledger:
+        with locked(folder), Ledger(folder, create=self._may_begin(folder)) as ledger:
             key = ReleaseKey(self._fingerprint, request.job, request.round, request.digest())
             sent = ledger.answer(key)
             if sent is not None:
@@ -155,6 +154,32 @@ class DPFactClient(NumPyClient):
         # A folder in the place of SQLite's journal would shut the ledger for good.
         if request.job.lower().startswith(LEDGER):
             raise MessageError(f"job: {request.job!r} is a name of the ledger's own files")
+
+    def _may_begin(self, folder: Path) -> bool:
+        """Whether an empty ledger may be made: it has a whole budget, so only where nothing was.
+
+        Raises
+        ------
+        StateError
+            If this very data has been released from under another name.
+        """
+        if has_jobs(folder):
+            return False
+        if (folder / LEDGER).exists() or self._simulation:
+            return True
+        others = sorted(path.parent.name for path in self._root.glob(f"*/{LEDGER}"))
+        for name in others:
+            with Ledger(self._root / name, create=False) as ledger:
+                if any(row.fingerprint == self._fingerprint for row in ledger.rows()):
+                    raise StateError(
+                        f"{self._root}: the budget of this very data is kept under the name "
+                        f"{name!r}; set site to it in the node config"
+                    )
+        _logger.warning(
+            "site %s: begins a new ledger in %s, with a whole budget; other ledgers there: %s",
+            self._site, self._root, ", ".join(others) or "none",
+        )  # fmt: skip
+        return True
 
     def _check_vocabulary(self, request: RoundRequest) -> None:
         own = joint_digest(self._data.vocabularies)

@@ -475,6 +475,26 @@ def test_no_job_takes_the_place_of_the_ledgers_files(data, tmp_path, caplog, nam
     assert len(rows_of(tmp_path)) == server.rounds
 
 
+def test_a_new_name_opens_no_new_budget_for_the_same_data(data, tmp_path, caplog):
+    """The ledger is found by the site's name, in the node config or else in the data file."""
+    client, server = make_client(data, tmp_path), make_server(data)
+    with caplog.at_level(logging.WARNING):
+        go_to(client, server, server.rounds)
+    assert caplog.text.count("begins a new ledger") == 1  # also after a disk was not mounted
+    request = make_server(data, job="again").request(1)
+    for same in (
+        make_client(data, tmp_path, site="north"),
+        make_client(replace(data, name="of-2027"), tmp_path),
+    ):
+        code, log = refusal(same, request, caplog)
+        assert code == "state"
+        assert "kept under the name 'site-1'" in log
+    # Whether other data are other patients, only people can know.
+    ask(make_client(without_cells(data), tmp_path, site="north"), request)
+    assert "other ledgers there: site-1" in caplog.text
+    assert {row.number for row in rows_of(tmp_path, "north")} == {1}
+
+
 def test_patient_mode_must_be_allowed(data, tmp_path, caplog):
     client = make_client(data, tmp_path, allow_privacy="paper")
     code, log = refusal(client, make_server(data).request(1), caplog)
