@@ -312,6 +312,7 @@ REFUSED_AT_ONCE = {
     "more refinement than rounds for it": (
         1, lambda r: changed(r, refine_rounds=3), "message",
     ),
+    "noise beyond float32": (1, lambda r: changed(r, start_share=1e-80), "settings"),
     "no share planned": (1, lambda r: changed(r, start_share=0.0), "message"),
     "no rounds planned": (1, lambda r: changed(r, refine_rounds=-1), "message"),
     "seeded noise": (1, lambda r: changed(r, noise_seed=7), "privacy-refused"),

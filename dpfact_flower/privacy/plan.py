@@ -49,6 +49,8 @@ _PLENTY = 20.0
 """Signal of each refinement that is left when many share the budget: down to it, more rounds helped
 real data, where the model is far from where it ends (docs/explanation/start.md)."""
 _MOST_ROUNDS = 20
+_MOST_NOISE = 1e12
+"""Largest sigma. Whether float32 can hold a release must not hang on the noise that was drawn."""
 _ROUNDING = 1 - 1e-12
 """Taken off the budget, so that sums and square roots of the parts can't exceed the whole."""
 _SIGNALS = (0.0, 0.2, 0.4, 0.65, 0.9, 1.15, 1.65, 2.5, 3.5, 6.0)
@@ -236,6 +238,11 @@ def plan_patient(
         PlannedRelease(kind, number, mode, sensitivity, sigma_of(rho, sensitivity), count, rho)
         for number, (kind, mode, sensitivity, count, rho) in enumerate(steps, start=1)
     )
+    if any(release.sigma > _MOST_NOISE for release in releases):
+        raise SettingsError(
+            f"epsilon {settings.epsilon:g} and its shares leave a release with noise of more than "
+            f"{_MOST_NOISE:g}: nothing could be learned from it"
+        )
     outlook = _outlook(facts, math.sqrt(2 * for_start), settings.epsilon)
     return PatientPlan(releases, len(releases) + 1, share, rounds, settings.delta, outlook)
 

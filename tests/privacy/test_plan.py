@@ -267,6 +267,7 @@ def test_a_hopeless_plan_says_what_would_help():
         ({"start_share": 0.5, "refine_rounds": 0}, "refine-rounds"),
         ({"codes": "203x316"}, "202x316"),
         ({"codes": "202"}, "202x316"),
+        ({"start_share": 1e-80, "refine_rounds": 1}, "noise of more than"),
     ],
 )
 def test_plans_that_cannot_be_are_refused(changes, names):
