@@ -177,7 +177,7 @@ class PrivacySettings(Settings):
     )
     codes: str = setting(
         "", "patient: codes to keep of each mode (as 202x316), by a noisy count that is charged; "
-        "empty keeps all", pattern=r"\d+(x\d+)*",
+        "empty keeps all", pattern=r"\d{1,9}(x\d{1,9})*",
     )  # fmt: skip
     codes_share: float = setting(
         0.05, "patient: share of the budget for that count", low=0, high=0.5, open_low=True

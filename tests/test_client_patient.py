@@ -385,6 +385,7 @@ MISTYPED = {
     "text for a number": {"epsilon": "4"},
     "a mode unknown": {"privacy": "trust-me"},
     "codes that are none": {"codes": "6x0"},
+    "codes beyond all numbers": {"codes": "1" * 5000},
     "an older protocol": {"protocol": 1},
     "round zero": {"round": 0},
 }
