@@ -4,6 +4,7 @@ import logging
 import random
 import re
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -524,6 +525,27 @@ def test_noise_of_the_operating_system_is_fresh_in_every_job(data, tmp_path):
     client = make_client(data, tmp_path, max_epsilon=10.0)
     first, second = (ask(client, make_server(data, job=job).request(1))[0][0] for job in ("a", "b"))
     assert (first != second).mean() > 0.99
+
+
+def test_without_a_lock_two_jobs_do_not_share_one_budget(data, tmp_path, caplog, monkeypatch):
+    """There is budget for one run; a second begins while the first computes its start."""
+    first, second = make_client(data, tmp_path), make_client(data, tmp_path)
+    requests = [make_server(data, job=job).request(1) for job in ("a", "b")]
+    monkeypatch.setattr("dpfact_flower.client.locked", lambda _: nullcontext())
+    compute = first._compute
+
+    def meanwhile(*arguments):
+        outcome = compute(*arguments)
+        ask(second, requests[1])
+        return outcome
+
+    monkeypatch.setattr(first, "_compute", meanwhile)
+    code, log = refusal(first, requests[0], caplog)
+    assert code == "state"
+    assert "another process charged" in log
+    assert [row.job for row in rows_of(tmp_path)] == ["b"]
+    monkeypatch.setattr(first, "_compute", compute)
+    assert refusal(first, requests[0], caplog)[0] == "privacy-refused"
 
 
 # --- sites with little or nothing

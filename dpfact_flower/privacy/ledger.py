@@ -248,6 +248,7 @@ class Ledger:
                     raise StateError(f"{self.path}: there is no ledger here")
                 _create(self.path)
             self._connection = _open(self.path)
+        self._counted: Head | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -331,7 +332,7 @@ class Ledger:
         ------
         StateError
             If the round, or a later one of the job, has another release already, the job was begun
-            with other data, or the disk refuses.
+            with other data, somebody else has charged since `events` was read, or the disk refuses.
         """
         shapes, payload = _pack(release.arrays)
         digest = hashlib.sha256(payload).hexdigest()
@@ -340,6 +341,11 @@ class Ledger:
             head = _head(connection)
             if self._is_there(connection, key, (terms, shapes, digest), events):
                 return head
+            if self._counted not in (None, head):
+                raise StateError(
+                    f"{self.path}: another process charged while round {key.round} of job "
+                    f"{key.job!r} was computed; whether both fit the budget is not known: ask again"
+                )
             recorded = datetime.now(UTC).isoformat(timespec="seconds")
             content = (
                 head.rows + 1, recorded, key.job, key.round, key.fingerprint, key.request, terms,
@@ -360,10 +366,15 @@ class Ledger:
                 "AND payload IS NOT NULL AND number NOT IN (SELECT number FROM events)",
                 (key.job, key.round),
             )
+        if self._counted is not None:
+            self._counted = head
         return head
 
     def events(self, job: str | None = None) -> tuple[ReleaseEvent, ...]:
         """Everything ever charged, or what was charged in one job, in order.
+
+        What somebody else charges from now on makes `charge` refuse: a budget was checked without
+        it. `locked` prevents that where the platform has locks, and nobody deleted the lock's file.
 
         Raises
         ------
@@ -371,6 +382,7 @@ class Ledger:
             If any row is not what was written: what was spent is then not known.
         """
         with self._transaction("DEFERRED") as connection:
+            self._counted = _head(connection)
             records = _records(connection)
             problems = [
                 *_chain_problems(records),

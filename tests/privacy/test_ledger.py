@@ -281,6 +281,23 @@ def test_nothing_but_keys_charges_and_released_bytes_is_in_the_file(ledger, fold
 # --- the budget is the patients'
 
 
+def test_what_others_charge_after_the_count_is_not_passed_over(ledger, folder):
+    """Where no lock holds (Windows, a deleted lock file), two jobs must not both find budget."""
+    charge(ledger, "mine")
+    assert len(ledger.events()) == 2
+    with Ledger(folder) as other:
+        assert len(other.events()) == 2
+        charge(other, "theirs")
+        charge(other, "theirs", 2)  # one's own charges are no surprise
+    with pytest.raises(StateError, match="another process charged while round 2"):
+        charge(ledger, "mine", 2)
+    assert [row.job for row in ledger.rows()] == ["mine", "theirs", "theirs"]
+    charge(ledger, "mine")  # what is there already needs no budget
+    assert len(ledger.events()) == 6
+    charge(ledger, "mine", 2)
+    assert ledger.verify() == []
+
+
 def test_events_add_up_over_jobs_and_data(ledger):
     expected = []
     for job, number, data in (
