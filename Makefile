@@ -28,10 +28,12 @@ lint: $(VENV)/.installed
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks $(if $(QUICK),--scale quick)
 
-# The paper's evaluation. QUICK=1: minutes, into runs/paper-quick. Without: hours, and the page of
-# docs/. Interrupted, it goes on where it was.
+# The paper's evaluation. QUICK=1: minutes, into runs/paper-quick. THOROUGH=1: most of a day, into
+# runs/paper-thorough. Without: an hour or two, and the page of docs/. JOBS=2: two fits at a time.
+# Interrupted, it goes on where it was.
 paper: $(VENV)/.installed
-	$(BIN)/python -m simulation.paper $(if $(QUICK),--quick,--page docs/evaluation.md)
+	$(BIN)/python -m simulation.paper --processes $(or $(JOBS),1) \
+		$(if $(QUICK),--quick,$(if $(THOROUGH),--thorough,--page docs/evaluation.md))
 
 clean:
 	rm -rf $(VENV) runs build dist *.egg-info

@@ -2,18 +2,20 @@
 
     python -m simulation.paper [--quick] [--only EXPERIMENT ...] [--cohort FOLDER] [--out FOLDER]
 
-Runs what has not been run yet, one fit after the other, and writes the tables (JSON, CSV), the
-figures (PNG, SVG) and one page. Interrupt it and start it again: it goes on. Open EHR data are
-looked for in $DPFACT_DATA.
+Runs what has not been run yet, and writes the tables (JSON, CSV), the figures (PNG, SVG) and one
+page. Interrupt it and start it again: it goes on. Open EHR data are looked for in $DPFACT_DATA.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 from types import ModuleType
 
@@ -21,6 +23,7 @@ from threadpoolctl import threadpool_limits
 
 from simulation.paper import (
     convergence,
+    data,
     epsilon,
     norms,
     page,
@@ -28,19 +31,26 @@ from simulation.paper import (
     prediction,
     traffic,
 )
-from simulation.paper.jobs import Job, Results, Store
-from simulation.paper.plan import FULL, LARGE, QUICK, Plan
+from simulation.paper.jobs import Job, Result, Results, Store, merged
+from simulation.paper.plan import FULL, LARGE, QUICK, THOROUGH, Plan
 from simulation.paper.report import Section
 from simulation.paper.systems import compute
 
 EXPERIMENTS: dict[str, ModuleType] = {
-    "convergence": convergence, "traffic": traffic, "prediction": prediction, "norms": norms,
-    "epsilon": epsilon, "phenotypes": phenotypes,
+    "data": data, "convergence": convergence, "traffic": traffic, "prediction": prediction,
+    "norms": norms, "epsilon": epsilon, "phenotypes": phenotypes,
 }  # fmt: skip
 
 
 def run(
-    plan: Plan, experiments: Sequence[str], out: Path, where: Path | None, limit: int | None = None
+    plan: Plan,
+    experiments: Sequence[str],
+    out: Path,
+    where: Path | None,
+    *,
+    limit: int | None = None,
+    processes: int = 1,
+    code: str = "",
 ) -> Path:
     """Run what is missing, write what is found.
 
@@ -54,50 +64,102 @@ def run(
         The page, beside that in `out`.
     limit : int, optional
         Most fits to run now; what was run before is shown all the same.
+    processes : int
+        Fits to run at a time; their results are the same for any number.
+    code : str
+        Show what code with this digest computed, and compute nothing.
     """
-    modules = [EXPERIMENTS[name] for name in experiments]
-    wanted = dict.fromkeys(job for module in modules for job in module.jobs(plan))
-    # Seed after seed, so that a run that was stopped has something of everything.
-    jobs: list[Job] = sorted(wanted, key=lambda j: (j.seed, j.data in LARGE and not j.sites))
-    store = Store(out / "results")
-    found = {job: result for job in jobs if (result := store.load(job)) is not None}
-    missing = [job for job in jobs if job not in found]
-    print(f"{len(jobs)} fits, {len(found)} of them done before", flush=True)
     began = time.perf_counter()
-    for number, job in enumerate(missing[:limit], start=1):
-        started = time.perf_counter()
-        result = compute(job)
-        took = time.perf_counter() - started
-        found[job] = replace(result, wall=took)
-        store.save(job, found[job])
-        since = time.perf_counter() - began
-        print(f"[{number}/{len(missing)}] {job}: {took:.1f} s ({since / 60:.1f} min)", flush=True)
-    results = Results(found)
-    sections: list[Section] = [module.section(plan, results) for module in modules]
+    jobs = wanted(plan, experiments)
+    store = Store(out / "results", code)
+    found = {job: result for job in jobs if (result := store.load(job)) is not None}
+    missing = [job for job in jobs if job not in found][: 0 if code else limit]
+    print(f"{len(jobs)} fits, {len(found)} of them done before", flush=True)
+    for number, (job, result) in enumerate(computed(missing, processes), start=1):
+        store.save(job, result)
+        found[job] = result
+        since = (time.perf_counter() - began) / 60
+        progress = f"[{number}/{len(missing)}] {job}: {result.wall:.1f} s ({since:.1f} min)"
+        print(progress, flush=True)
     took = sum(result.wall for result in found.values())
-    state = page.State(len(found), len(jobs), took)
-    written = page.write(out, plan, sections, state, where)
+    state = page.State(len(found), len(jobs), took, store.code)
+    written = page.write(out, plan, shown(plan, experiments, Results(found)), state, where)
     print(f"{time.perf_counter() - began:.0f} s; page: {written}", flush=True)
     return written
+
+
+def shown(plan: Plan, experiments: Sequence[str], results: Results) -> list[Section]:
+    """What the page shows of experiments, in its own order."""
+    sections = []
+    for name, module in EXPERIMENTS.items():
+        if name in experiments:
+            missing = {job.fit for job in module.jobs(plan) if job not in results}
+            sections.append(replace(module.section(plan, results), missing=len(missing)))
+    return sections
+
+
+def wanted(plan: Plan, experiments: Sequence[str]) -> list[Job]:
+    """The fits of some experiments, each once, seed after seed and large data last.
+
+    A run that was stopped has something of everything. What is measured of a fit is what all
+    experiments want of it, so that a fit is the same whichever are asked for.
+    """
+    by_fit = merged(job for module in EXPERIMENTS.values() for job in module.jobs(plan))
+    asked = dict.fromkeys(job.fit for name in experiments for job in EXPERIMENTS[name].jobs(plan))
+    jobs = [by_fit[fit] for fit in asked]
+    return sorted(jobs, key=lambda job: (job.data in LARGE and not job.sites, job.seed))
+
+
+def computed(jobs: Sequence[Job], processes: int) -> Iterator[tuple[Job, Result]]:
+    """Compute jobs, in this process or in several others, as they finish."""
+    if processes == 1 or len(jobs) < 2:
+        with threadpool_limits(1):
+            for job in jobs:
+                yield job, timed(job)
+        return
+    os.environ["OMP_NUM_THREADS"] = "1"  # of the processes to come: each has a core
+    with ProcessPoolExecutor(processes, get_context("spawn"), _quiet) as pool:
+        waiting = {pool.submit(timed, job): job for job in jobs}
+        for future in as_completed(waiting):
+            yield waiting[future], future.result()
+
+
+def timed(job: Job) -> Result:
+    """A job's result with the seconds that it took."""
+    began = time.perf_counter()
+    result = compute(job)
+    return replace(result, wall=time.perf_counter() - began)
+
+
+def _quiet() -> None:
+    warnings.filterwarnings("ignore", category=DeprecationWarning)
+    threadpool_limits(1)
 
 
 def main() -> None:
     """Read the command line and run."""
     parser = argparse.ArgumentParser(prog="python -m simulation.paper", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="minutes instead of hours")
+    parser.add_argument("--quick", action="store_true", help="minutes instead of an hour")
+    parser.add_argument("--thorough", action="store_true", help="many hours; see docs")
     parser.add_argument("--only", nargs="+", choices=[*EXPERIMENTS], default=[*EXPERIMENTS])
     parser.add_argument("--cohort", type=Path, help="a folder that dpfact data wrote")
     parser.add_argument("--out", type=Path, help="default: runs/paper, or runs/paper-quick")
     parser.add_argument("--page", type=Path, help="the page's second place, as docs/evaluation.md")
     parser.add_argument("--limit", type=int, help="most fits to run now; 0 only writes the page")
+    parser.add_argument("--processes", type=int, default=1, help="fits to run at a time")
+    parser.add_argument("--code", default="", help="only show what other code, by digest, found")
     given = parser.parse_args()
-    plan = QUICK if given.quick else FULL
+    if given.quick and given.thorough:
+        parser.error("--quick and --thorough exclude each other")
+    plan = QUICK if given.quick else THOROUGH if given.thorough else FULL
     if given.cohort is not None:
         plan = plan.on(str(given.cohort))
-    out = given.out or Path("runs/paper-quick" if given.quick else "runs/paper")
-    warnings.filterwarnings("ignore", category=DeprecationWarning)
-    with threadpool_limits(1):
-        run(plan, given.only, out, given.page, given.limit)
+    out = given.out or Path("runs/paper" if plan.name == "full" else f"runs/paper-{plan.name}")
+    _quiet()
+    run(
+        plan, given.only, out, given.page,
+        limit=given.limit, processes=given.processes, code=given.code,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

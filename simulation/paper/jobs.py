@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -72,12 +72,20 @@ class Job:
     sites: int = 0
 
     @property
-    def key(self) -> str:
-        """Name of the result's file."""
-        text = json.dumps(asdict(self), sort_keys=True) + code_digest()
+    def fit(self) -> Job:
+        """The fit alone, whatever is measured of it: what experiments share."""
+        return replace(self, splits=0, tables=False)
+
+    def key(self, code: str) -> str:
+        """Name of the result's file, of code with this digest."""
+        text = json.dumps(asdict(self), sort_keys=True) + code
         return f"{self.system}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
     def __str__(self) -> str:
+        if self.sites:
+            return f"{self.data}: bytes of {self.system}, R = {self.rank}, {self.sites} sites"
+        if not self.rank:
+            return f"{Path(self.data).name}: {self.system}"
         noise = f", epsilon {self.epsilon:g}" if self.epsilon else ""
         return f"{Path(self.data).name}: {self.system}, R = {self.rank}, seed {self.seed}{noise}"
 
@@ -114,15 +122,22 @@ def code_digest() -> str:
 
 
 class Store:
-    """Results in a folder, one file a job."""
+    """Results in a folder, one file a job.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    Parameters
+    ----------
+    folder : Path
+    code : str, optional
+        Digest of the code that computed them; this code's by default.
+    """
+
+    def __init__(self, folder: Path, code: str = "") -> None:
+        self.folder, self.code = folder, code or code_digest()
         folder.mkdir(parents=True, exist_ok=True)
 
     def load(self, job: Job) -> Result | None:
         """A job's result, or None if it has not been run with this code."""
-        path = self.folder / f"{job.key}.json"
+        path = self.folder / f"{job.key(self.code)}.json"
         if not path.exists():
             return None
         content = read_json(path)
@@ -132,7 +147,7 @@ class Store:
 
     def save(self, job: Job, result: Result) -> None:
         """Keep a result; its JSON is written last, so that a result found is complete."""
-        path = self.folder / f"{job.key}.json"
+        path = self.folder / f"{job.key(self.code)}.json"
         if result.shared:
             with replacing(path.with_suffix(".npz")) as file:
                 np.savez_compressed(file, *result.shared)
@@ -144,18 +159,29 @@ class Store:
             file.write((json.dumps(content, indent=1) + "\n").encode())
 
 
+def merged(jobs: Iterable[Job]) -> dict[Job, Job]:
+    """One job for each fit that is wanted, with all that anybody wants measured of it, by fit."""
+    found: dict[Job, Job] = {}
+    for job in jobs:
+        known = found.get(job.fit, job)
+        found[job.fit] = replace(
+            job, splits=max(job.splits, known.splits), tables=job.tables or known.tables
+        )
+    return found
+
+
 class Results:
-    """Results of finished jobs, looked up by job."""
+    """Results of finished jobs, looked up by fit: who asks for less gets what others asked for."""
 
     def __init__(self, found: dict[Job, Result]) -> None:
-        self._found = found
+        self._found = {job.fit: result for job, result in found.items()}
 
     def __contains__(self, job: Job) -> bool:
-        return job in self._found
+        return job.fit in self._found
 
     def __getitem__(self, job: Job) -> Result:
-        return self._found[job]
+        return self._found[job.fit]
 
     def complete(self, jobs: Sequence[Job]) -> bool:
         """Whether all of them are there."""
-        return all(job in self._found for job in jobs)
+        return all(job in self for job in jobs)

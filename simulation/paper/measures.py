@@ -41,6 +41,19 @@ _SWEEPS = 30
 _ITERATIONS = 2000
 
 
+def description(cohort: Cohort) -> dict[str, Any]:
+    """Sizes of a cohort; deaths are None where a site has no labels."""
+    sites = cohort.summary()
+    deaths = [site.deaths for site in sites]
+    return {
+        "sites": len(sites),
+        "patients": sum(site.patients for site in sites),
+        "codes": {vocabulary.name: len(vocabulary) for vocabulary in cohort.vocabularies},
+        "cells": sum(site.nonzeros for site in sites),
+        "deaths": None if None in deaths else sum(count or 0 for count in deaths),
+    }
+
+
 def trace(snapshot: Snapshot) -> dict[str, float]:
     """A point of the convergence figure."""
     rmse = snapshot.error.rmse

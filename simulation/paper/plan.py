@@ -1,4 +1,4 @@
-"""What the two variants of the evaluation run."""
+"""What the variants of the evaluation run."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Plan:
     Attributes
     ----------
     name : str
-    seeds : int
-        Initialisations of the convergence figure.
-    rounds, iterations : int
-        Federated rounds; iterations of CP-ALS.
+    seeds, seeds_large : int
+        Initialisations of the convergence figure; on data sets of `LARGE`.
+    rounds, rounds_large, iterations : int
+        Federated rounds; on data sets of `LARGE`; iterations of CP-ALS.
     splits : int
         Repetitions of the 60/40 split of every AUC.
     ranks : tuple of int
@@ -37,7 +37,9 @@ class Plan:
 
     name: str
     seeds: int
+    seeds_large: int
     rounds: int
+    rounds_large: int
     iterations: int
     splits: int
     ranks: tuple[int, ...]
@@ -48,14 +50,27 @@ class Plan:
     epsilon: tuple[str, ...]
     phenotypes: tuple[str, ...]
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All data sets, each once."""
+        used = (*self.convergence, *self.prediction, *self.epsilon, *self.phenotypes)
+        return tuple(dict.fromkeys(used))
+
+    def seeds_of(self, name: str) -> int:
+        """Initialisations of the convergence figure on a data set."""
+        return self.seeds_large if name in LARGE else self.seeds
+
+    def rounds_of(self, name: str) -> int:
+        """Federated rounds on a data set."""
+        return self.rounds_large if name in LARGE else self.rounds
+
     def sets(self, names: Sequence[str]) -> list[Dataset]:
         """The data sets that can be had here."""
         return [datasets.dataset(name) for name in names if datasets.available(name)]
 
     def missing(self) -> list[str]:
         """Data sets of this plan that cannot be had here."""
-        wanted = (*self.convergence, *self.prediction, *self.epsilon, *self.phenotypes)
-        return sorted({name for name in wanted if not datasets.available(name)})
+        return sorted(name for name in self.names if not datasets.available(name))
 
     def on(self, cohort: str) -> Plan:
         """The same plan on one cohort's folder instead of all data sets."""
@@ -63,18 +78,50 @@ class Plan:
         return replace(self, convergence=one, prediction=one, epsilon=one, phenotypes=one)
 
 
-FULL = Plan(
-    "full", seeds=5, rounds=30, iterations=10, splits=10,
+THOROUGH = Plan(
+    "thorough", seeds=5, seeds_large=5, rounds=30, rounds_large=30, iterations=10, splits=10,
     ranks=(10, 20, 30, 40, 50, 60), epsilons=(0.5, 1.0, 2.0, 4.0, 8.0),
     weights=(0.0, 0.1, 0.2, 0.3, 0.5, 0.8),
-    convergence=("paper-synthetic", "eicu", "synpuf", "paper-icu", "paper-cms"),
-    prediction=("demo-icu", "eicu"),
+    convergence=("paper-synthetic", "demo-icu", "eicu", "synpuf", *LARGE),
+    prediction=("demo-icu", "eicu", "paper-icu"),
     epsilon=("demo-icu", "eicu", "synpuf", "paper-icu"),
     phenotypes=("paper-icu", "mimic3"),
 )  # fmt: skip
-QUICK = Plan(
-    "quick", seeds=2, rounds=16, iterations=8, splits=5, ranks=(12, 20), epsilons=(1.0, 4.0),
-    weights=(0.0, 0.3, 0.6),
-    convergence=("demo-icu", "eicu"), prediction=("demo-icu", "eicu"), epsilon=("demo-icu",),
-    phenotypes=("demo-icu", "mimic3"),
+"""Everything the paper did and as often, at its sizes: most of a day on a core."""
+FULL = replace(
+    THOROUGH, name="full", seeds_large=2, rounds_large=20, iterations=8, ranks=(10, 20, 40, 60),
+    epsilons=(0.5, 2.0, 8.0), prediction=("demo-icu", "eicu"), epsilon=("demo-icu", "synpuf"),
 )  # fmt: skip
+"""All sizes, systems and figures; on the large data fewer starts and rounds, and fewer ranks."""
+QUICK = replace(
+    FULL, name="quick", seeds=2, rounds=12, iterations=6, splits=5, ranks=(12, 20),
+    epsilons=(1.0, 4.0), weights=(0.0, 0.3, 0.6), convergence=("demo-icu", "eicu"),
+    epsilon=("demo-icu",), phenotypes=("demo-icu", "mimic3"),
+)  # fmt: skip
+"""Small data alone: every table and figure in minutes."""
+
+
+def reductions(plan: Plan) -> list[str]:
+    """What a plan does less of than `THOROUGH`, in words."""
+    most, said = THOROUGH, []
+    left_out = [name for name in most.names if name not in plan.names]
+    if left_out:
+        said.append("left out: " + ", ".join(datasets.dataset(name).title for name in left_out))
+    for field, word in (("convergence", "RMSE"), ("prediction", "AUC"), ("epsilon", "FMS")):
+        missing = [name for name in getattr(most, field) if name not in getattr(plan, field)]
+        missing = [datasets.dataset(name).title for name in missing if name not in left_out]
+        if missing:
+            said.append(f"no {word} on " + ", ".join(missing))
+    for field, word in (
+        ("seeds", "starts"), ("seeds_large", "starts at the paper's two large sizes"),
+        ("rounds", "rounds"), ("rounds_large", "rounds at these sizes"),
+        ("iterations", "iterations of CP-ALS"), ("splits", "splits"),
+    ):  # fmt: skip
+        if getattr(plan, field) != getattr(most, field):
+            said.append(f"{getattr(plan, field)} {word}, not {getattr(most, field)}")
+    for field, word in (("ranks", "ranks"), ("epsilons", "epsilons"), ("weights", "weights")):
+        ours, all_of_them = getattr(plan, field), getattr(most, field)
+        if ours != all_of_them:
+            values = ", ".join(f"{value:g}" for value in ours)
+            said.append(f"{word} {values} alone")
+    return said

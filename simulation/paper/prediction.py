@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from simulation.paper import published
 from simulation.paper.convergence import fit_job
@@ -15,8 +13,9 @@ from simulation.paper.datasets import Dataset
 from simulation.paper.jobs import Job, Results
 from simulation.paper.measures import TRAIN
 from simulation.paper.plan import Plan
-from simulation.paper.report import Section, Table, Verdict, legend, panels, share
+from simulation.paper.report import Section, Table, legend, panels
 from simulation.paper.systems import SYSTEMS
+from simulation.paper.verdicts import Case, Difference, Verdict, answer, difference, tally
 
 COMPARED = (
     "cp-als", "sgd", "trip", "paper", "paper-no-l21", "psgd", "psgd-no-l21", "exact",
@@ -27,9 +26,13 @@ _DRAWN = ("cp-als", "trip", "paper", "psgd", "exact", "patient", "random")
 _PAIRS = (
     ("paper", "trip"), ("paper", "cp-als"), ("psgd", "trip"), ("psgd", "cp-als"),
     ("exact", "trip"), ("exact", "cp-als"), ("patient", "trip"), ("patient", "cp-als"),
-    ("patient", "paper"), ("patient", "raw-codes"),
+    ("patient", "paper"), ("patient", "raw-codes"), ("patient", "random"),
     ("paper", "paper-no-l21"), ("psgd", "psgd-no-l21"), ("exact", "exact-no-l21"),
 )  # fmt: skip
+_JUDGED = ("paper", "psgd", "exact", "patient")
+"""Of DPFact's versions: with the paper's noise, without noise by either solver, and ours."""
+_LEAST = 20
+"""Rank from which the paper has DPFact above its rivals."""
 _L21 = (("paper", "paper-no-l21"), ("psgd", "psgd-no-l21"), ("exact", "exact-no-l21"))
 
 
@@ -131,7 +134,7 @@ def _paired(plan: Plan, data: Dataset, group: str, results: Results) -> list[dic
             other = _scores(results, _job(plan, data, than, rank), group)
             if one is None or other is None:
                 continue
-            difference, spread, p = paired(one, other)
+            found = paired(one, other)
             rows.append(
                 {
                     "data": data.title,
@@ -139,9 +142,12 @@ def _paired(plan: Plan, data: Dataset, group: str, results: Results) -> list[dic
                     "R": rank,
                     "system": SYSTEMS[better].title,
                     "against": SYSTEMS[than].title,
-                    "difference": difference,
-                    "± splits": spread,
-                    "p": p,
+                    "difference": found.mean,
+                    "± splits": found.spread,
+                    **found.interval(),
+                    "p": found.p,
+                    "above?": found.case("above"),
+                    ".05 to .2?": found.case_within(0.05, 0.2),
                 }
             )
     return rows
@@ -162,25 +168,15 @@ def _over_ranks(pairs: list[dict[str, Any]]) -> list[dict[str, Any]]:
             "smallest": min(row["difference"] for row in rows),
             "largest": max(row["difference"] for row in rows),
             "± splits": float(np.median([row["± splits"] for row in rows])),
-            "ranks with p < .05": f"{sum(row['p'] < 0.05 for row in rows)} of {len(rows)}",
+            "above?": tally([row["above?"] for row in rows]),
         }
         for (data, patients, system, against), rows in groups.items()
     ]
 
 
-def paired(one: Sequence[float], other: Sequence[float]) -> tuple[float, float, float]:
-    """Mean and standard deviation of paired differences, and the corrected t-test's p-value.
-
-    Splits share patients, so their differences are not independent: the variance of the mean is
-    taken ``1/n + test/train`` times that of a difference (Nadeau and Bengio 2003).
-    """
-    differences = np.asarray(one) - np.asarray(other)
-    n, mean = len(differences), float(differences.mean())
-    spread = float(differences.std(ddof=1))
-    if spread == 0:
-        return mean, 0.0, 1.0 if mean == 0 else 0.0
-    t = mean / (spread * math.sqrt(1 / n + (1 - TRAIN) / TRAIN))
-    return mean, spread, float(2 * stats.t.sf(abs(t), n - 1))
+def paired(one: Sequence[float], other: Sequence[float]) -> Difference:
+    """Difference of two systems over the same splits, which share patients."""
+    return difference(one, other, overlap=(1 - TRAIN) / TRAIN)
 
 
 def _draw(ax: Any, plan: Plan, data: Dataset, group: str, results: Results) -> None:
@@ -207,45 +203,66 @@ def _draw(ax: Any, plan: Plan, data: Dataset, group: str, results: Results) -> N
 def _verdicts(
     plan: Plan, pairs: list[dict[str, Any]], groups: list[tuple[Dataset, str]]
 ) -> list[Verdict]:
-    def found(system: str, against: str, **where: Any) -> list[dict[str, Any]]:
-        wanted = {"system": SYSTEMS[system].title, "against": SYSTEMS[against].title, **where}
-        return [row for row in pairs if all(row[key] == value for key, value in wanted.items())]
-
-    def said(rows: list[dict[str, Any]]) -> str:
-        if not rows:
-            return "not measured"
-        values = [row["difference"] for row in rows]
-        return f"{min(values):+.3f} to {max(values):+.3f}"
-
-    def against(system: str, rivals: Sequence[str], patients: str) -> list[dict[str, Any]]:
-        return [row for rival in rivals for row in found(system, rival, patients=patients)]
-
-    both, least = ("trip", "cp-als"), min(20, max(plan.ranks))
-    rival = [row for row in against("paper", both, "overall") if row["R"] >= least]
-    ours = [row for row in against("patient", both, "overall") if row["R"] >= least]
-    distinct = sorted({group for _, group in groups} - {"overall"})
-    own = [row for group in distinct for row in against("paper", ("trip",), group)]
-    own_ours = [row for group in distinct for row in against("patient", ("trip",), group)]
-    l21 = {a: found(a, b, patients="overall") for a, b in _L21}
-    worth = [0.05 <= row["difference"] <= 0.2 for rows in l21.values() for row in rows]
+    overall = [row for row in pairs if row["patients"] == "overall"]
+    distinct = [row for row in pairs if row["patients"] in {data.distinct for data, _ in groups}]
+    least = min(_LEAST, max(plan.ranks))
+    from_20 = [row for row in overall if row["R"] >= least]
+    l21 = [_between(overall, system, (without,)) for system, without in _L21]
     return [
-        Verdict(
-            "DPFact's AUC is above TRIP's and CP-ALS's from rank 20",
-            share([row["difference"] > 0 for row in rival]),
-            f"With the paper's noise: differences {said(rival)}. Ours at the same (epsilon, "
-            f"delta), proven for patients: {said(ours)}. AUC says little of phenotypes: see the "
-            "raw codes, the code volume and the random factors in the table.",
+        _against(
+            "DPFact's AUC is above TRIP's and CP-ALS's from rank 20", from_20, ("trip", "cp-als"),
+            _beside(from_20),
         ),
-        Verdict(
-            "DPFact's AUC is above TRIP's for the site unlike all others",
-            share([row["difference"] > 0 for row in own]),
-            f"With the paper's noise {said(own)}; ours {said(own_ours)}.",
+        _against(
+            "DPFact's AUC is above TRIP's for the site unlike all others", distinct, ("trip",), ""
         ),
         Verdict(
             "The l2,1 term is worth .05 to .2 AUC",
-            share(worth),
-            "; ".join(f"{SYSTEMS[system].title}: {said(rows)}" for system, rows in l21.items())
-            + ". What the term does, switching a phenotype off where a site has none, is in the "
-            "figure of column norms.",
+            answer([row[".05 to .2?"] for rows in l21 for row in rows]),
+            "A case contradicts where the interval lies outside that range. Cases are data sets "
+            "and ranks. "
+            + "; ".join(
+                f"{SYSTEMS[system].title}: {tally([row['.05 to .2?'] for row in rows])}, "
+                f"{_extent(rows)}"
+                for (system, _), rows in zip(_L21, l21, strict=True) if rows
+            ) + ".",
         ),
-    ]
+    ]  # fmt: skip
+
+
+def _between(
+    rows: list[dict[str, Any]], system: str, rivals: Sequence[str]
+) -> list[dict[str, Any]]:
+    titles = {SYSTEMS[rival].title for rival in rivals}
+    return [r for r in rows if r["system"] == SYSTEMS[system].title and r["against"] in titles]
+
+
+def _against(claim: str, rows: list[dict[str, Any]], rivals: Sequence[str], more: str) -> Verdict:
+    """The claim is of the paper's DPFact, so its answer is of the rows with the paper's noise."""
+    of = {system: _between(rows, system, rivals) for system in _JUDGED}
+    why = "; ".join(
+        f"{SYSTEMS[system].title}: {tally(_cases(found))}, {_extent(found)}"
+        for system, found in of.items()
+        if found
+    )
+    text = f"Cases are data sets, ranks and rivals. {why}.{more}"
+    return Verdict(claim, answer(_cases(of["paper"])), text)
+
+
+def _cases(rows: list[dict[str, Any]]) -> list[Case]:
+    return [row["above?"] for row in rows]
+
+
+def _beside(rows: list[dict[str, Any]]) -> str:
+    """What no phenotypes, and random ones, predict beside patient mode."""
+    found = {rival: _between(rows, "patient", (rival,)) for rival in ("raw-codes", "random")}
+    return "".join(
+        f" Patient mode against {SYSTEMS[rival].title}: {tally(_cases(rows))}, {_extent(rows)}."
+        for rival, rows in found.items()
+        if rows
+    )
+
+
+def _extent(rows: list[dict[str, Any]]) -> str:
+    values = [row["difference"] for row in rows]
+    return f"{min(values):+.3f} to {max(values):+.3f}"

@@ -6,15 +6,14 @@ import csv
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from dpfact_flower.evaluation.plots import STYLE
 from dpfact_flower.run_folder import write_json
-
-Answer = Literal["yes", "partly", "no", "not measured"]
+from simulation.paper.verdicts import Verdict
 
 
 @dataclass(frozen=True)
@@ -72,15 +71,6 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """A claim of the paper, and what our numbers say of it."""
-
-    claim: str
-    answer: Answer
-    why: str
-
-
-@dataclass(frozen=True)
 class Section:
     """An experiment on the page.
 
@@ -90,11 +80,14 @@ class Section:
     parts : list of str, Table or (name, caption, Figure)
         In the order of the page.
     verdicts : list of Verdict
+    missing : int
+        Fits that are not done yet.
     """
 
     title: str
     parts: list[str | Table | tuple[str, str, Figure]]
     verdicts: list[Verdict]
+    missing: int = 0
 
 
 def save_figure(figure: Figure, path: Path) -> None:
@@ -126,10 +119,3 @@ def legend(figure: Figure, axes: Sequence[Any]) -> None:
         list(named.values()), list(named), loc="outside lower center", fontsize="small",
         ncols=max(1, int(figure.get_figwidth() // 4)),
     )  # fmt: skip
-
-
-def share(flags: Sequence[bool]) -> Answer:
-    """Answer to a claim that has to hold in several cases."""
-    if not flags:
-        return "not measured"
-    return "yes" if all(flags) else ("partly" if any(flags) else "no")

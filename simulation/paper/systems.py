@@ -37,6 +37,8 @@ from simulation.paper.datasets import load, planted_memberships
 from simulation.paper.jobs import Job, Result
 from simulation.systems import coordinate, naive, paper_solver, play, shuffled
 
+DESCRIPTION = "description"
+"""A job's system where nothing is fitted: its result says how large the data are."""
 NONE = PrivacySettings(privacy="none")
 _PULL, _MU, _OFF = 0.01, 0.5, 0.3
 _SMALL_STEP = 1e-3
@@ -71,6 +73,8 @@ def compute(job: Job) -> Result:
     """Run a job."""
     if job.sites:
         return _traffic(job)
+    if job.system == DESCRIPTION:
+        return Result(measures.description(load(job.data)), 0.0)
     cohort, system = load(job.data), SYSTEMS[job.system]
     if system.play is None:
         assert system.predictors is not None

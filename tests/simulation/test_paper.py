@@ -1,42 +1,35 @@
 """The paper's evaluation: jobs, what is measured, statistics, verdicts, and the whole on little."""
 
 import json
-import math
 from dataclasses import fields, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from dpfact_flower.data import mimic3
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.data.synthetic import preset, synthetic
-from simulation.paper import (
-    convergence,
-    datasets,
-    epsilon,
-    measures,
-    prediction,
-    published,
-    traffic,
-)
-from simulation.paper.__main__ import EXPERIMENTS, run
-from simulation.paper.jobs import Job, Result, Results, Store
-from simulation.paper.plan import FULL, QUICK, Plan
-from simulation.paper.report import Table, share
-from simulation.paper.systems import SYSTEMS, TRAFFIC, compute
+from simulation.paper import convergence, datasets, epsilon, measures, published
+from simulation.paper import data as data_sets
+from simulation.paper.__main__ import EXPERIMENTS, run, wanted
+from simulation.paper.jobs import Job, Result, Results, Store, merged
+from simulation.paper.plan import FULL, QUICK, THOROUGH, Plan, reductions
+from simulation.paper.report import Table
+from simulation.paper.systems import DESCRIPTION, SYSTEMS, TRAFFIC, compute
 
 JOB = Job("demo-icu", "trip", 3, 2)
 TINY = Plan(
-    "full", seeds=2, rounds=4, iterations=3, splits=3, ranks=(3, 4), epsilons=(2.0,),
-    weights=(0.0, 0.5), convergence=(), prediction=(), epsilon=(), phenotypes=(),
+    "full", seeds=2, seeds_large=2, rounds=3, rounds_large=3, iterations=2, splits=2,
+    ranks=(3,), epsilons=(2.0,), weights=(0.5,),
+    convergence=(), prediction=(), epsilon=(), phenotypes=(),
 )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def small() -> Cohort:
     settings = preset(
-        "demo", patients=400, phenotypes=4, shares="0.4,0.3,0.3", distinct=3,
+        "demo", patients=300, phenotypes=4, shares="0.4,0.3,0.3", distinct=3,
         modes="procedures:15:2.5,diagnoses:20:4", mortality=0.2,
     )  # fmt: skip
     return synthetic(settings)
@@ -58,19 +51,39 @@ def plan(folder) -> Plan:
 def small_rank(monkeypatch, folder):
     """A cohort that is given as a folder is fitted at rank 50; these patients don't bear it."""
     known = datasets.dataset
-    monkeypatch.setattr(
-        datasets, "dataset",
-        lambda name: replace(known(name), rank=4, distinct="site-3") if name == str(folder)
-        else known(name),
-    )  # fmt: skip
+
+    def small_dataset(name):
+        changed = {"rank": 3, "distinct": "site-3" if name == str(folder) else None}
+        return replace(known(name), **changed if Path(name).is_dir() else {})
+
+    monkeypatch.setattr(datasets, "dataset", small_dataset)
 
 
 def test_a_jobs_key_tells_every_setting_apart():
     others = {"data": "eicu", "system": "sgd", "rank": 4, "rounds": 3, "seed": 1, "splits": 2,
               "epsilon": 1.0, "delta": 1e-4, "off": 0.5, "tables": True, "sites": 2}  # fmt: skip
     assert set(others) == {field.name for field in fields(Job)}
-    keys = {JOB.key, *(replace(JOB, **{name: value}).key for name, value in others.items())}
-    assert len(keys) == len(others) + 1
+    jobs = [JOB, *(replace(JOB, **{name: value}) for name, value in others.items())]
+    assert len({job.key("one") for job in jobs}) == len(jobs)
+    assert JOB.key("one") != JOB.key("other")
+
+
+def test_a_fit_is_made_once_with_all_that_anybody_measures_of_it():
+    plain, scored, told = JOB, replace(JOB, splits=3), replace(JOB, tables=True)
+    other = replace(JOB, seed=1)
+    jobs = merged([plain, scored, other, told])
+    assert jobs == {JOB: replace(JOB, splits=3, tables=True), other: other}
+    found = Results({jobs[JOB]: Result({"fit": 1.0}, 0.0)})
+    assert found.complete([plain, scored, told])
+    assert other not in found
+
+
+def test_what_is_asked_for_alone_is_the_same_fit_as_in_the_whole():
+    """So that --only finds what a whole run has computed, and the other way round."""
+    for plan in (QUICK, FULL):
+        everything = wanted(plan, [*EXPERIMENTS])
+        assert len({job.fit for job in everything}) == len(everything)
+        assert {job for name in EXPERIMENTS for job in wanted(plan, [name])} == set(everything)
 
 
 def test_a_stored_result_comes_back(tmp_path):
@@ -89,10 +102,10 @@ def test_a_result_of_other_code_is_not_taken(tmp_path, monkeypatch):
     store = Store(tmp_path)
     store.save(JOB, Result({}, 0.0))
     monkeypatch.setattr("simulation.paper.jobs.code_digest", lambda: "another")
-    assert store.load(JOB) is None
+    assert Store(tmp_path).load(JOB) is None
+    assert Store(tmp_path, store.code).load(JOB) is not None  # unless it is asked for
 
 
-@pytest.mark.slow
 def test_the_whole_evaluation_repeats_and_goes_on(plan, tmp_path, capsys):
     """Two runs give the same values; one that is stopped goes on; the page holds every table."""
     experiments = [name for name in EXPERIMENTS if name != "traffic"]
@@ -108,7 +121,7 @@ def test_the_whole_evaluation_repeats_and_goes_on(plan, tmp_path, capsys):
         assert one["values"] == other["values"], name
     text = page.read_text()
     assert "Not complete" not in text
-    for table in ("convergence", "auc", "auc_paired", "norms", "fms_against_epsilon"):
+    for table in ("data", "convergence", "auc", "auc_paired", "norms", "fms_against_epsilon"):
         rows = json.loads((tmp_path / "a" / f"{table}.json").read_text())
         assert rows
         assert (tmp_path / "a" / f"{table}.csv").read_text().count("\n") >= len(rows)
@@ -118,7 +131,15 @@ def test_the_whole_evaluation_repeats_and_goes_on(plan, tmp_path, capsys):
         assert (tmp_path / "docs" / "images" / "evaluation" / f"{figure}.png").exists()
 
 
-@pytest.mark.slow
+def test_several_processes_find_what_one_finds(folder, tmp_path):
+    plan = replace(TINY, weights=(0.0, 0.5), prediction=(str(folder),))
+    for processes in (1, 2):
+        run(plan, ["norms"], tmp_path / str(processes), None, processes=processes)
+    one, two = (json.loads((tmp_path / name / "norms.json").read_text()) for name in "12")
+    assert one == two
+    assert len(one) == 2
+
+
 def test_the_commands_for_full_mimic_run_on_the_demo(ehr_data, tmp_path):
     mimic3.read(ehr_data / "mimic3_demo", top=(202, 316)).save(tmp_path / "data")
     page = run(TINY.on(str(tmp_path / "data")), ["phenotypes"], tmp_path / "out", None)
@@ -133,7 +154,8 @@ def test_every_system_has_a_noise_claim_exactly_if_it_takes_an_epsilon():
         for module in EXPERIMENTS.values():
             for job in module.jobs(plan):
                 noisy = job.system in TRAFFIC and job.system == "patient"
-                noisy |= not job.sites and bool(SYSTEMS[job.system].noise)
+                fitted = not job.sites and job.system != DESCRIPTION
+                noisy |= fitted and bool(SYSTEMS[job.system].noise)
                 assert (job.epsilon > 0) == (job.delta > 0) == noisy
 
 
@@ -180,19 +202,6 @@ def test_a_predictor_is_scored_on_patients_it_was_not_trained_on(small):
     assert abs(np.mean(measures.death_scores(noise, small, 8)["overall"]) - 0.5) < 0.08
 
 
-def test_the_paired_test_is_nadeau_and_bengios():
-    rng = np.random.default_rng(1)
-    one, other = rng.random(10), rng.random(10)
-    mean, spread, p = prediction.paired(one, other)
-    plain = stats.ttest_rel(one, other)
-    assert mean == pytest.approx(np.mean(one - other))
-    assert spread == pytest.approx(np.std(one - other, ddof=1))
-    t = plain.statistic * math.sqrt((1 / 10) / (1 / 10 + 0.4 / 0.6))
-    assert p == pytest.approx(2 * stats.t.sf(abs(t), 9))
-    assert p > plain.pvalue
-    assert prediction.paired(one, one) == (0.0, 0.0, 1.0)
-
-
 def test_rounds_needed_is_where_the_error_is_near_its_lowest():
     def result(errors):
         trace = [{"round": n, "all_cells": error} for n, error in enumerate(errors, start=1)]
@@ -216,34 +225,10 @@ def test_dpfact_sends_two_sets_of_factors_where_trip_sends_three():
 
 
 def test_patient_modes_start_is_counted_too():
-    job = Job("paper-icu", "patient", 10, 2, sites=5, epsilon=1.0, delta=1e-4)
+    job = Job("demo-icu", "patient", 10, 2, sites=5, epsilon=1.0, delta=1e-4)
     rounds = compute(job).values["rounds"]
-    pairs = 518 * 519 // 2
+    pairs = 320 * 321 // 2
     assert rounds[0]["up"] == pytest.approx(5 * 4 * pairs, rel=0.01)
-
-
-def test_traffic_verdicts_follow_the_numbers():
-    jobs = traffic.jobs(QUICK)
-
-    def results(trip):
-        def size(job):
-            return {"trip": trip, "trip-lean": 100}.get(job.system, 100) * job.sites
-
-        return Results(
-            {job: Result({"rounds": [{"down": 0, "up": size(job)}]}, 0.0) for job in jobs}
-        )
-
-    def answers(trip):
-        return [verdict.answer for verdict in traffic.section(QUICK, results(trip)).verdicts]
-
-    assert answers(150) == ["yes", "yes"]
-    assert answers(110) == ["no", "yes"]
-
-
-def test_an_answer_needs_all_cases():
-    assert [share(flags) for flags in ([], [True], [True, False], [False])] == [
-        "not measured", "yes", "partly", "no",
-    ]  # fmt: skip
 
 
 def test_a_table_shows_rounded_values_and_keeps_all_digits(tmp_path):
@@ -261,8 +246,27 @@ def test_the_papers_numbers_are_the_papers():
     assert published.TRAFFIC["paper-icu"]["dpfact"] == published.TRAFFIC_BY_SITES["paper-icu"][5]
 
 
+def test_a_plan_says_what_it_does_less_of():
+    assert reductions(THOROUGH) == []
+    said = "; ".join(reductions(QUICK))
+    assert "2 starts, not 5" in said
+    assert "ranks 12, 20 alone" in said
+    assert "MIMIC-III's size" in said
+
+
+def test_reported_data_are_not_those_that_settings_were_searched_on():
+    searched = synthetic(preset("demo-icu", seed=datasets.SEARCHED_SEED))
+    reported = datasets.load("demo-icu")
+    assert not np.array_equal(searched.sites[0].labels, reported.sites[0].labels)
+    planted = datasets.planted_memberships("demo-icu")
+    assert [len(own) for own in planted] == [s.tensor.n_patients for s in reported.sites]
+    scores = measures.death_scores(planted, reported, 2)["overall"]
+    assert min(scores) > 0.75  # memberships are of these patients, not of others
+
+
 def test_plans_ask_for_what_is_known():
-    for plan in (QUICK, FULL):
-        for name in (*plan.convergence, *plan.prediction, *plan.epsilon, *plan.phenotypes):
+    for plan in (QUICK, FULL, THOROUGH):
+        for name in plan.names:
             assert datasets.dataset(name).title.count("cohort") == 0
     assert epsilon.jobs(QUICK)
+    assert len(data_sets.jobs(QUICK)) == len(QUICK.sets(QUICK.names))

@@ -1,0 +1,129 @@
+"""Paired differences with intervals, and what they say of a claim, by one rule for every claim.
+
+Each claim has cases: a data set, a rank, a pair of systems. A case supports the claim where the
+95 % interval of the paired difference lies on the claimed side, contradicts it where the interval
+lies on the other side, and is open otherwise. Nothing else decides what the page says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import stats
+
+Case = Literal["supports", "contradicts", "open"]
+Answer = Literal["yes", "partly", "no", "undecided", "not measured"]
+LEVEL = 0.95
+RULE = (
+    "Each claim has cases: a data set, and where they vary a rank and a rival. A case supports the "
+    f"claim where the {100 * LEVEL:.0f} % interval of the paired difference, over starts (RMSE) or "
+    "splits of the patients (AUC), lies on the claimed side; it contradicts where the interval "
+    "lies on the other; else it is open, as is one that was measured only once. **Yes**: all cases "
+    "support. **No**: none does and some contradict. **Partly**: some support. **Undecided**: all "
+    "are open. Intervals are not corrected for the number of cases. Answers and numbers are "
+    "written from the results by this rule."
+)
+"""As the page states it."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A claim of the paper, and what our numbers say of it."""
+
+    claim: str
+    answer: Answer
+    why: str
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Mean of paired differences.
+
+    Attributes
+    ----------
+    mean, spread : float
+        Spread is the standard deviation of a single difference; nan where there is but one.
+    low, high : float
+        Of the interval of the mean at `LEVEL`; infinite where there is but one difference.
+    p : float
+        Two-sided; nan where there is but one.
+    """
+
+    mean: float
+    spread: float
+    low: float
+    high: float
+    p: float
+
+    def interval(self) -> dict[str, float | None]:
+        """As columns of a table; None where there is no interval."""
+        known = math.isfinite(self.low)
+        return {"low": self.low if known else None, "high": self.high if known else None}
+
+    def case(self, wanted: Literal["below", "above"]) -> Case:
+        """What it says of a claim that the difference is below, or above, zero."""
+        below, above = self.high < 0, self.low > 0
+        if below or above:
+            return "supports" if below == (wanted == "below") else "contradicts"
+        return "open"
+
+    def case_within(self, low: float, high: float) -> Case:
+        """What it says of a claim that the difference lies from `low` to `high`, above zero."""
+        if self.high < low or self.low > high:
+            return "contradicts"
+        return "supports" if self.low > 0 and low <= self.mean <= high else "open"
+
+
+def difference(one: ArrayLike, other: ArrayLike, *, overlap: float = 0.0) -> Difference:
+    """Mean of ``one - other``, pair by pair, with Student's interval and test.
+
+    Splits of one cohort share patients, so their differences are not independent. The variance of
+    the mean is therefore ``1/n + overlap`` times that of a difference (Nadeau and Bengio 2003).
+
+    Parameters
+    ----------
+    one, other : array_like of float
+        In the same order of starts or splits.
+    overlap : float
+        Patients that test over patients that train, of repeated splits; 0 for independent pairs.
+    """
+    differences = np.asarray(one, np.float64) - np.asarray(other, np.float64)
+    n, mean = len(differences), float(differences.mean())
+    if n < 2:
+        return Difference(mean, math.nan, -math.inf, math.inf, math.nan)
+    spread = float(differences.std(ddof=1))
+    error = spread * math.sqrt(1 / n + overlap)
+    if error == 0:
+        return Difference(mean, 0.0, mean, mean, 1.0 if mean == 0 else 0.0)
+    reach = float(stats.t.ppf((1 + LEVEL) / 2, n - 1)) * error
+    p = float(2 * stats.t.sf(abs(mean) / error, n - 1))
+    return Difference(mean, spread, mean - reach, mean + reach, p)
+
+
+def held(flag: bool) -> Case:
+    """A case that is measured without chance, as bytes are."""
+    return "supports" if flag else "contradicts"
+
+
+def answer(cases: Iterable[Case]) -> Answer:
+    """Answer to a claim from its cases, by `RULE`."""
+    count = Counter(cases)
+    if not count:
+        return "not measured"
+    if count["supports"]:
+        return "yes" if count["supports"] == count.total() else "partly"
+    return "no" if count["contradicts"] else "undecided"
+
+
+def tally(cases: Sequence[Case]) -> str:
+    """How many cases say what, as ``2 of 6 support, 1 contradicts, 3 open``."""
+    count = Counter(cases)
+    words: dict[Case, str] = {"contradicts": "contradict", "open": "open"}
+    said = [f"{count[case]} {word}" for case, word in words.items() if count[case]]
+    return ", ".join([f"{count['supports']} of {len(cases)} support", *said])
