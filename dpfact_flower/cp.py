@@ -170,6 +170,15 @@ class CPModel:
         """
         return self.weights, CPModel(tuple(_unit_columns(factor) for factor in self.factors))
 
+    def with_unit_features(self) -> CPModel:
+        """The same model with feature columns of norm 1: a component's scale is its patients'.
+
+        So memberships of models with feature factors of their own have one unit.
+        """
+        patients, *features = self.factors
+        scale = _column_weights(tuple(features))
+        return CPModel((patients * scale, *(_unit_columns(factor) for factor in features)))
+
     def to_dense(self) -> NDArray[np.float64]:
         """Every cell, for tests and small examples.
 

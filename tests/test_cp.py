@@ -124,6 +124,14 @@ def test_weights_and_normalized_agree_with_pyttb():
     np.testing.assert_allclose(again.to_dense(), model.to_dense(), atol=1e-12)
 
 
+def test_with_unit_features_the_scale_is_the_patients():
+    model = make((6, 5, 4), signed=True)
+    scaled = model.with_unit_features()
+    for factor in scaled.features:
+        np.testing.assert_allclose(np.linalg.norm(factor, axis=0), 1, rtol=1e-12)
+    np.testing.assert_allclose(scaled.to_dense(), model.to_dense(), atol=1e-12)
+
+
 def test_zero_columns_give_zero_and_not_nan():
     model = make((6, 5, 4))
     off = CPModel((model.factors[0] * [1, 0, 1], *model.features))

@@ -22,7 +22,7 @@ from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.errors import StateError
 from dpfact_flower.evaluation.phenotypes import phenotype_table, site_usage
 from dpfact_flower.evaluation.prediction import predict_mortality
-from dpfact_flower.state import SiteState, SiteStore
+from dpfact_flower.state import SiteStore
 
 
 def site_stores(coordinator: Coordinator, cohort: Cohort, sites_folder: Path) -> list[SiteStore]:
@@ -53,7 +53,7 @@ def measure(
     if not loaded:
         raise StateError(f"{sites_folder}: no site finished a round of this run")
     sites = [site for site, _, _ in loaded]
-    patients = [_memberships(state) for _, _, state in loaded]
+    patients = [CPModel.of(*s.factors).with_unit_features().factors[0] for _, _, s in loaded]
     prediction = predict_mortality(patients, sites)
     auc = prediction.overall.memberships
     measured = {
@@ -64,13 +64,6 @@ def measure(
         "sites_without_a_round": [site.name for site in cohort.sites if site not in sites],
     }
     return measured, _phenotypes(coordinator, sites, patients)
-
-
-def _memberships(state: SiteState) -> NDArray[np.float64]:
-    """A site's patient factor in one unit for all sites: that of feature columns of norm 1."""
-    model = CPModel.of(*state.factors)
-    norms = [np.linalg.norm(factor, axis=0) for factor in model.features]
-    return np.asarray(model.factors[0] * np.prod(norms, axis=0), np.float64)
 
 
 def _errors(stores: Sequence[SiteStore], sites: Sequence[SiteData]) -> dict[str, Any]:
@@ -113,15 +106,12 @@ def _phenotypes(
 ) -> dict[str, Any]:
     """Tables over all sites' patients, around the global feature factors."""
     labels = [site.labels for site in sites if site.labels is not None]
+    everybody = np.concatenate(patients)
+    _, unit = CPModel.of(everybody, *coordinator.factors).normalized()
     table = phenotype_table(
-        CPModel((np.concatenate(patients), *map(_unit_columns, coordinator.factors))),
+        CPModel((everybody, *unit.features)),
         sites[0].vocabularies,
         labels=np.concatenate(labels) if len(labels) == len(sites) else None,
     )
     usage = site_usage(patients, [site.name for site in sites])
     return {"table": table.to_dict(), "usage": usage.to_dict()}
-
-
-def _unit_columns(factor: NDArray[np.float32]) -> NDArray[np.float64]:
-    norms = np.linalg.norm(factor.astype(np.float64), axis=0)
-    return factor / np.where(norms > 0, norms, 1)

@@ -83,8 +83,7 @@ def shared_error(cohort: Cohort, features: Factors) -> SquaredError:
 
 def memberships(model: Factors) -> NDArray[np.float64]:
     """A site's patients in one unit for all sites: that of feature columns of norm 1."""
-    norms = [np.linalg.norm(factor.astype(np.float64), axis=0) for factor in model[1:]]
-    return np.asarray(model[0] * np.prod(norms, axis=0), np.float64)
+    return CPModel.of(*model).with_unit_features().factors[0]
 
 
 def death_scores(
@@ -134,14 +133,13 @@ def norms(models: Sequence[Factors]) -> list[list[float]]:
 
 def tables(models: Sequence[Factors], shared: Factors, cohort: Cohort) -> dict[str, Any]:
     """Phenotypes of all patients around the shared features, and of each site around its own."""
-    unit = tuple(_unit(factor) for factor in shared)
-    patients = [memberships(model) for model in models]
-    everybody = _table(np.concatenate(patients), unit, cohort.sites)
+    everybody = np.concatenate([memberships(model) for model in models])
+    _, unit = CPModel.of(everybody, *shared).normalized()
     own = {
-        site.name: _table(own_patients, tuple(map(_unit, model[1:])), [site])
-        for site, model, own_patients in zip(cohort.sites, models, patients, strict=True)
+        site.name: _table(CPModel.of(*model).with_unit_features(), [site])
+        for site, model in zip(cohort.sites, models, strict=True)
     }
-    return {"global": everybody, "sites": own}
+    return {"global": _table(CPModel((everybody, *unit.features)), cohort.sites), "sites": own}
 
 
 def codes_of(features: Factors, cohort: Cohort, top: int = 5) -> list[dict[str, list[str]]]:
@@ -157,17 +155,10 @@ def codes_of(features: Factors, cohort: Cohort, top: int = 5) -> list[dict[str, 
     ]  # fmt: skip
 
 
-def _table(
-    patients: NDArray[np.float64], features: Sequence[NDArray[Any]], sites: Sequence[SiteData]
-) -> list[dict[str, Any]]:
+def _table(model: CPModel, sites: Sequence[SiteData]) -> list[dict[str, Any]]:
     labels = [site.labels for site in sites if site.labels is not None]
     table = phenotype_table(
-        CPModel.of(patients, *features), sites[0].vocabularies,
+        model, sites[0].vocabularies,
         labels=np.concatenate(labels) if len(labels) == len(sites) else None,
     )  # fmt: skip
     return list(table.to_dict()["phenotypes"])
-
-
-def _unit(factor: NDArray[np.float32]) -> NDArray[np.float64]:
-    lengths = np.linalg.norm(factor.astype(np.float64), axis=0)
-    return np.asarray(factor / np.where(lengths > 0, lengths, 1))
