@@ -1,4 +1,4 @@
-"""TRIP (Kim et al., KDD 2017): federated factorisation by consensus ADMM, on Flower.
+"""TRIP (Kim et al., KDD 2017): federated factorisation by consensus ADMM.
 
 A site's round, from the consensus ``F^`` of every feature mode::
 
@@ -17,33 +17,18 @@ home, and the numbers are the same but for rounding.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import scipy.linalg
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord
-from flwr.client import NumPyClient
-from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
-from threadpoolctl import threadpool_limits
 
-from dpfact_flower import records
-from dpfact_flower.coordinator import RoundRecord
-from dpfact_flower.data.site_data import Cohort
-from dpfact_flower.errors import QuorumError, SettingsError
-from dpfact_flower.grid import InProcessGrid
-from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver.mttkrp import mttkrp
 from dpfact_flower.solver.objective import gram, hadamard
 from dpfact_flower.tensor import Factors, SparseTensor
-from simulation.baselines import Snapshot, site_tensors, start
 
-_STATE = "trip"
 _RTOL = 1e-6
 """Eigenvalues of a Gram matrix, relative to the largest, that float32 sums can't tell from 0."""
 
@@ -118,229 +103,3 @@ def consensus_of(
         ).astype(np.float32)
         for mode in range(len(features[0]))
     )
-
-
-class TripClient(NumPyClient):
-    """A site of TRIP.
-
-    Parameters
-    ----------
-    tensor : SparseTensor
-    context : Context
-        Flower's, of this run: the site's state lives in it.
-    observe : callable, optional
-        Told how the site stands after each round and how long it took; for measuring at the site.
-    """
-
-    def __init__(
-        self,
-        tensor: SparseTensor,
-        context: Context,
-        observe: Callable[[TripState, float], None] | None = None,
-    ) -> None:
-        self._tensor, self._context, self._observe = tensor, context, observe
-
-    def fit(
-        self, parameters: list[NDArray[Any]], config: Mapping[str, Any]
-    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
-        """Consensus in; feature factors out, and their multipliers."""
-        consensus = tuple(parameters)
-        began = time.perf_counter()
-        with threadpool_limits(1, user_api="blas"):
-            state = site_round(self._tensor, self._load(consensus), consensus, config["omega"])
-        seconds = time.perf_counter() - began
-        self._context.state[_STATE] = ArrayRecord([*state.features, *state.multipliers])
-        if self._observe is not None:
-            self._observe(state, seconds)
-        sent = [*state.features, *(state.multipliers if config["multipliers"] else ())]
-        return sent, 1, {}
-
-    def _load(self, consensus: Factors) -> TripState:
-        if _STATE not in self._context.state:
-            return TripState.initial(consensus)
-        kept = self._context.state[_STATE]
-        assert isinstance(kept, ArrayRecord)
-        arrays = kept.to_numpy_ndarrays()
-        half = len(arrays) // 2
-        return TripState(tuple(arrays[:half]), tuple(arrays[half:]))
-
-
-def trip_app(client_fn: Callable[[Context], TripClient]) -> ClientApp:
-    """The ClientApp of TRIP's sites."""
-    app = ClientApp()
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        payload = records.read(message)
-        arrays, examples, config = client_fn(context).fit(payload.arrays, payload.config)
-        content = records.answer(arrays, examples, config, legacy=payload.legacy)
-        return Message(content, reply_to=message)
-
-    return app
-
-
-class Trip(Strategy):
-    """TRIP's server for Flower's Message API.
-
-    ADMM needs every site in every round: a round in which one fails ends the run.
-
-    Parameters
-    ----------
-    consensus : tuple of ndarray of float32
-        Where to start, one factor a feature mode.
-    omega : float
-        Penalty of ADMM, above 0.
-    multipliers : bool
-        Whether sites send them, as published.
-
-    Attributes
-    ----------
-    records : list of RoundRecord
-        Bytes and seconds of each round, counted as DPFact's are.
-    """
-
-    def __init__(self, consensus: Factors, omega: float, *, multipliers: bool = True) -> None:
-        if not omega > 0:
-            raise SettingsError(f"omega: must be above 0; got {omega!r}")
-        self.consensus, self.omega, self.multipliers = consensus, float(omega), multipliers
-        self.records: list[RoundRecord] = []
-        self._sent: list[Message] = []
-        self._began = 0.0
-
-    @property
-    def arrays(self) -> ArrayRecord:
-        """The consensus now."""
-        return ArrayRecord(list(self.consensus))
-
-    def run(self, grid: Grid, rounds: int) -> Result:
-        """Run `rounds` rounds."""
-        return self.start(grid, self.arrays, num_rounds=rounds)
-
-    def summary(self) -> None:
-        """Nothing to log."""
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Send the consensus to every site."""
-        content = records.ask(
-            self.consensus, {"omega": self.omega, "multipliers": self.multipliers}
-        )
-        self._began = time.perf_counter()
-        self._sent = [
-            Message(content=content, dst_node_id=node, message_type=MessageType.TRAIN)
-            for node in grid.get_node_ids()
-        ]
-        return self._sent
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Average what the sites sent.
-
-        Raises
-        ------
-        QuorumError
-            If a site failed.
-        """
-        got = sorted(replies, key=lambda reply: reply.metadata.src_node_id)
-        failed = [reply for reply in got if reply.has_error()]
-        if failed or len(got) < len(self._sent):
-            why = f": {failed[0].error.reason}" if failed else ""
-            raise QuorumError(
-                f"TRIP needs all {len(self._sent)} sites in round {server_round}{why}"
-            )
-        arrays = [tuple(records.read(reply).arrays) for reply in got]
-        modes = len(self.consensus)
-        features = [own[:modes] for own in arrays]
-        none = tuple(np.zeros_like(factor) for factor in self.consensus)
-        duals = [own[modes:] or none for own in arrays]
-        self.consensus = consensus_of(features, duals, self.omega)
-        record = RoundRecord(
-            server_round, tuple(str(reply.metadata.src_node_id) for reply in got), (), True,
-            bytes_down=sum(map(records.serialised_bytes, self._sent)),
-            bytes_up=sum(map(records.serialised_bytes, got)),
-            seconds=time.perf_counter() - self._began,
-        )  # fmt: skip
-        self.records.append(record)
-        return self.arrays, None
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """No messages."""
-        return []
-
-    def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
-        """Nothing to aggregate."""
-        return None
-
-
-def trip(
-    cohort: Cohort,
-    solver: SolverSettings,
-    *,
-    rounds: int,
-    seed: int,
-    share: float = 0.3,
-    multipliers: bool = True,
-    meter: list[RoundRecord] | None = None,
-) -> Iterator[Snapshot]:
-    """Run TRIP's server and sites on Flower's messages, in this process.
-
-    Parameters
-    ----------
-    cohort : Cohort
-    solver : SolverSettings
-        `rank` and `scale` alone are used.
-    rounds : int
-    seed : int
-        The public seed of DPFact's start.
-    share : float
-        The penalty omega is ``share * ||X||^2 / (T R)``: that share of what a phenotype has of a
-        site's data, on average over the T sites. The problem is not convex, and ADMM converges
-        only where the penalty is large enough; 0.3 was the best of .05, .3, 1 and 3 on the
-        synthetic EHR, and real data may need 1 for the sites to agree.
-    multipliers : bool
-        Whether sites send their multipliers, as published.
-    meter : list, optional
-        Each round's record is appended to it.
-
-    Yields
-    ------
-    Snapshot
-        After each round; a site's patients are the least squares solution on its own features.
-    """
-    tensors = site_tensors(cohort, solver)
-    consensus = start(cohort, solver, seed)[0][1:]
-    squares = sum(tensor.norm_squared() for tensor in tensors)
-    omega = share * squares / (len(tensors) * solver.rank)
-    states: dict[int, TripState] = {}
-    seconds = 0.0
-
-    def client_for(context: Context) -> TripClient:
-        site = int(context.node_config["partition-id"])
-
-        def observe(state: TripState, took: float) -> None:
-            nonlocal seconds
-            states[site] = state
-            seconds += took
-
-        return TripClient(tensors[site], context, observe)
-
-    total = len(tensors)
-    nodes = [{"partition-id": site, "num-partitions": total} for site in range(total)]
-    grid = InProcessGrid(trip_app(client_for), nodes)
-    strategy = Trip(consensus, omega, multipliers=multipliers)
-    for number in range(1, rounds + 1):
-        sent = strategy.configure_train(number, strategy.arrays, ConfigRecord(), grid)
-        strategy.aggregate_train(number, grid.send_and_receive(sent))
-        if meter is not None:
-            meter.append(strategy.records[-1])
-        models: list[Factors] = [
-            (least_squares_patients(tensor, states[site].features), *states[site].features)
-            for site, tensor in enumerate(tensors)
-        ]
-        yield Snapshot.of(number, models, strategy.consensus, tensors, seconds)

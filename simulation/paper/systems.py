@@ -31,7 +31,7 @@ from dpfact_flower.tensor import Factors
 from simulation.baselines import Snapshot, pooled
 from simulation.baselines.centralised import centralised
 from simulation.baselines.cp_als import cp_als
-from simulation.baselines.trip import trip
+from simulation.baselines.trip_flower import trip
 from simulation.paper import measures
 from simulation.paper.datasets import load, planted_memberships
 from simulation.paper.jobs import Job, Result

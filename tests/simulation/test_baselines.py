@@ -17,15 +17,12 @@ from simulation.baselines import by_site, joined, pooled, site_tensors, start
 from simulation.baselines.centralised import centralised
 from simulation.baselines.cp_als import cp_als, to_pyttb, weighted
 from simulation.baselines.trip import (
-    Trip,
-    TripClient,
     TripState,
     consensus_of,
     least_squares_patients,
     site_round,
-    trip,
-    trip_app,
 )
+from simulation.baselines.trip_flower import Trip, TripClient, trip, trip_app
 
 COUNTS = SolverSettings(rank=4, scale="counts")
 
