@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
+import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -72,19 +73,26 @@ def run(
     began = time.perf_counter()
     jobs = wanted(plan, experiments)
     store = Store(out / "results", code)
-    found = {job: result for job in jobs if (result := store.load(job)) is not None}
+    found = {job: known for job in jobs if (known := store.load(job)) is not None}
     missing = [job for job in jobs if job not in found][: 0 if code else limit]
     print(f"{len(jobs)} fits, {len(found)} of them done before", flush=True)
+    failed = []
     for number, (job, result) in enumerate(computed(missing, processes), start=1):
-        store.save(job, result)
-        found[job] = result
+        if isinstance(result, Result):
+            store.save(job, result)
+            found[job] = result
+            took = f"{result.wall:.1f} s"
+        else:
+            failed.append(job)
+            took = f"failed: {type(result).__name__}: {result}"
         since = (time.perf_counter() - began) / 60
-        progress = f"[{number}/{len(missing)}] {job}: {result.wall:.1f} s ({since:.1f} min)"
-        print(progress, flush=True)
-    took = sum(result.wall for result in found.values())
-    state = page.State(len(found), len(jobs), took, store.code)
+        print(f"[{number}/{len(missing)}] {job}: {took} ({since:.1f} min)", flush=True)
+    seconds = sum(result.wall for result in found.values())
+    state = page.State(len(found), len(jobs), seconds, store.code)
     written = page.write(out, plan, shown(plan, experiments, Results(found)), state, where)
     print(f"{time.perf_counter() - began:.0f} s; page: {written}", flush=True)
+    if failed:
+        raise SystemExit(f"{len(failed)} fits failed; the page is without them")
     return written
 
 
@@ -110,24 +118,31 @@ def wanted(plan: Plan, experiments: Sequence[str]) -> list[Job]:
     return sorted(jobs, key=lambda job: (job.data in LARGE and not job.sites, job.seed))
 
 
-def computed(jobs: Sequence[Job], processes: int) -> Iterator[tuple[Job, Result]]:
-    """Compute jobs, in this process or in several others, as they finish."""
+def computed(jobs: Sequence[Job], processes: int) -> Iterator[tuple[Job, Result | Exception]]:
+    """Compute jobs, in this process or in several others, as they finish.
+
+    One that fails gives its error, and the others go on: an hour's work does not hang on one fit.
+    """
     if processes == 1 or len(jobs) < 2:
         with threadpool_limits(1):
             for job in jobs:
-                yield job, timed(job)
+                yield job, attempted(job)
         return
     os.environ["OMP_NUM_THREADS"] = "1"  # of the processes to come: each has a core
     with ProcessPoolExecutor(processes, get_context("spawn"), _quiet) as pool:
-        waiting = {pool.submit(timed, job): job for job in jobs}
+        waiting = {pool.submit(attempted, job): job for job in jobs}
         for future in as_completed(waiting):
             yield waiting[future], future.result()
 
 
-def timed(job: Job) -> Result:
-    """A job's result with the seconds that it took."""
+def attempted(job: Job) -> Result | Exception:
+    """A job's result with the seconds that it took, or why there is none."""
     began = time.perf_counter()
-    result = compute(job)
+    try:
+        result = compute(job)
+    except Exception as error:
+        traceback.print_exc()
+        return error
     return replace(result, wall=time.perf_counter() - began)
 
 

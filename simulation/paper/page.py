@@ -13,7 +13,7 @@ from simulation.paper.report import Section, Table, save_figure
 from simulation.paper.systems import described
 from simulation.paper.verdicts import RULE, Verdict
 
-_COMMANDS = """\
+COMMANDS = """\
 With access to the full MIMIC-III or all of SynPUF, make a cohort and run the same on it:
 
     dpfact data mimic3 PATH/TO/mimic-iii --out data/mimic3-full
@@ -23,6 +23,7 @@ With access to the full MIMIC-III or all of SynPUF, make a cohort and run the sa
 
 The commands are the same for the demos, on which they are tested; nobody here has run them on the
 full data."""
+"""For those who have the data that can't be had here."""
 
 _MADE_BY = {
     "quick": "make paper QUICK=1", "full": "make paper", "thorough": "make paper THOROUGH=1",
@@ -91,7 +92,7 @@ def _write(page: Path, images: Path, plan: Plan, sections: Sequence[Section], st
         *_head(plan, state), *_claims(sections),
         *(line for section in sections for line in _section(section, relative)),
         "## How the systems were run", "", described(), "",
-        "## On the full data", "", _COMMANDS, "",
+        "## On the full data", "", COMMANDS, "",
     ]  # fmt: skip
     page.write_text("\n".join(lines), encoding="utf-8")
 

@@ -104,24 +104,35 @@ QUICK = replace(
 def reductions(plan: Plan) -> list[str]:
     """What a plan does less of than `THOROUGH`, in words."""
     most, said = THOROUGH, []
-    left_out = [name for name in most.names if name not in plan.names]
-    if left_out:
-        said.append("left out: " + ", ".join(datasets.dataset(name).title for name in left_out))
-    for field, word in (("convergence", "RMSE"), ("prediction", "AUC"), ("epsilon", "FMS")):
-        missing = [name for name in getattr(most, field) if name not in getattr(plan, field)]
-        missing = [datasets.dataset(name).title for name in missing if name not in left_out]
-        if missing:
-            said.append(f"no {word} on " + ", ".join(missing))
-    for field, word in (
-        ("seeds", "starts"), ("seeds_large", "starts at the paper's two large sizes"),
-        ("rounds", "rounds"), ("rounds_large", "rounds at these sizes"),
-        ("iterations", "iterations of CP-ALS"), ("splits", "splits"),
-    ):  # fmt: skip
+    if set(plan.names) <= set(most.names):
+        said += _left_out(plan)
+    numbers = {
+        "seeds": "starts", "rounds": "rounds", "iterations": "iterations of CP-ALS",
+        "splits": "splits",
+    }  # fmt: skip
+    if set(plan.convergence) & set(LARGE):
+        numbers |= {
+            "seeds_large": "starts at the paper's two large sizes",
+            "rounds_large": "rounds at these sizes",
+        }
+    for field, word in numbers.items():
         if getattr(plan, field) != getattr(most, field):
             said.append(f"{getattr(plan, field)} {word}, not {getattr(most, field)}")
-    for field, word in (("ranks", "ranks"), ("epsilons", "epsilons"), ("weights", "weights")):
-        ours, all_of_them = getattr(plan, field), getattr(most, field)
-        if ours != all_of_them:
-            values = ", ".join(f"{value:g}" for value in ours)
+    for field, word in (("ranks", "ranks"), ("epsilons", "epsilons"), ("weights", "l2,1 weights")):
+        if getattr(plan, field) != getattr(most, field):
+            values = ", ".join(f"{value:g}" for value in getattr(plan, field))
             said.append(f"{word} {values} alone")
+    return said
+
+
+def _left_out(plan: Plan) -> list[str]:
+    def titles(names: Sequence[str]) -> str:
+        return " and ".join(datasets.dataset(name).title for name in names)
+
+    gone = [name for name in THOROUGH.names if name not in plan.names]
+    said = [f"no data of the kinds {titles(gone)}"] if gone else []
+    for field, word in (("convergence", "RMSE"), ("prediction", "AUC"), ("epsilon", "FMS")):
+        kept = getattr(plan, field)
+        less = [name for name in getattr(THOROUGH, field) if name not in (*kept, *gone)]
+        said += [f"no {word} for {titles(less)}"] if less else []
     return said

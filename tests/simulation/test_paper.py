@@ -6,13 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
-from dpfact_flower.data import mimic3
+from dpfact_flower import cli
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.data.synthetic import preset, synthetic
-from simulation.paper import convergence, datasets, epsilon, measures, published
+from dpfact_flower.errors import DataError
+from simulation.paper import convergence, datasets, epsilon, measures, page, published
 from simulation.paper import data as data_sets
-from simulation.paper.__main__ import EXPERIMENTS, run, wanted
+from simulation.paper.__main__ import EXPERIMENTS, main, run, wanted
 from simulation.paper.jobs import Job, Result, Results, Store, merged
 from simulation.paper.plan import FULL, QUICK, THOROUGH, Plan, reductions
 from simulation.paper.report import Table
@@ -140,10 +142,46 @@ def test_several_processes_find_what_one_finds(folder, tmp_path):
     assert len(one) == 2
 
 
-def test_the_commands_for_full_mimic_run_on_the_demo(ehr_data, tmp_path):
-    mimic3.read(ehr_data / "mimic3_demo", top=(202, 316)).save(tmp_path / "data")
-    page = run(TINY.on(str(tmp_path / "data")), ["phenotypes"], tmp_path / "out", None)
-    assert "leading phenotypes by lambda" in page.read_text()
+def test_a_fit_that_fails_is_told_and_the_others_are_shown(folder, tmp_path, monkeypatch, capsys):
+    plan = replace(TINY, weights=(0.0, 0.5), prediction=(str(folder),))
+
+    def fails_at_half(job):
+        if job.off == 0.5:
+            raise DataError("no such thing")
+        return compute(job)
+
+    monkeypatch.setattr("simulation.paper.__main__.compute", fails_at_half)
+    with pytest.raises(SystemExit, match="1 fits failed"):
+        run(plan, ["norms"], tmp_path, None)
+    assert "failed: DataError: no such thing" in capsys.readouterr().out
+    assert len(json.loads((tmp_path / "norms.json").read_text())) == 1
+    assert "1 fits of this section are missing" in (tmp_path / "evaluation.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "options"),
+    [
+        ("mimic3", "mimic3_demo", []),
+        ("synpuf", "synpuf/outpatient_partial", ["--claims", "outpatient", "--top", "0x0"]),
+    ],
+)
+def test_the_commands_for_full_data_run_on_the_demos(
+    kind, source, options, ehr_data, tmp_path, monkeypatch
+):
+    """As the page gives them, but for fewer fits."""
+    monkeypatch.chdir(tmp_path)
+    made = CliRunner().invoke(
+        cli.app, ["data", kind, str(ehr_data / source), *options, "--out", "data/full"]
+    )
+    assert made.exit_code == 0, made.output
+    written = next(line for line in page.COMMANDS.splitlines() if f"dpfact data {kind} " in line)
+    assert all(option in written.split() for option in options)
+    given = ["--quick", "--cohort", "data/full", "--out", "runs/paper-full"]
+    monkeypatch.setattr("sys.argv", ["paper", *given, "--only", "data", "phenotypes"])
+    main()
+    text = (tmp_path / "runs" / "paper-full" / "evaluation.md").read_text()
+    assert "leading phenotypes by lambda" in text
+    assert "Not complete" not in text
 
 
 def test_every_system_has_a_noise_claim_exactly_if_it_takes_an_epsilon():
