@@ -42,7 +42,7 @@ def fit_job(plan: Plan, data: Dataset, system: str, *, rank: int, seed: int, tab
     noisy = bool(SYSTEMS[system].noise)
     return Job(
         data.name, system, rank,
-        rounds=plan.iterations if system == "cp-als" else plan.rounds_of(data.name),
+        rounds=plan.iterations if system == "cp-als" else plan.rounds,
         seed=seed, splits=plan.splits,
         epsilon=data.epsilon if noisy else 0.0, delta=DELTA if noisy else 0.0,
         tables=tables,

@@ -27,16 +27,15 @@ _REFERENCES = (0, 1, 2)
 
 
 def _reference(plan: Plan, data: Dataset, seed: int) -> Job:
-    return Job(data.name, "exact-no-l21", data.rank, plan.rounds_of(data.name), seed=seed)
+    return Job(data.name, "exact-no-l21", data.rank, plan.rounds, seed=seed)
 
 
 def _null(plan: Plan, data: Dataset) -> Job:
-    return Job(data.name, "null", data.rank, plan.rounds_of(data.name))
+    return Job(data.name, "null", data.rank, plan.rounds)
 
 
 def _private(plan: Plan, data: Dataset, system: str, epsilon: float) -> Job:
-    rounds = plan.rounds_of(data.name)
-    return Job(data.name, system, data.rank, rounds, epsilon=epsilon, delta=DELTA)
+    return Job(data.name, system, data.rank, plan.rounds, epsilon=epsilon, delta=DELTA)
 
 
 def jobs(plan: Plan) -> list[Job]:

@@ -21,8 +21,8 @@ class Plan:
     name : str
     seeds, seeds_large : int
         Initialisations of the convergence figure; on data sets of `LARGE`.
-    rounds, rounds_large, iterations : int
-        Federated rounds; on data sets of `LARGE`; iterations of CP-ALS.
+    rounds, iterations : int
+        Federated rounds; iterations of CP-ALS.
     splits : int
         Repetitions of the 60/40 split of every AUC.
     ranks : tuple of int
@@ -39,7 +39,6 @@ class Plan:
     seeds: int
     seeds_large: int
     rounds: int
-    rounds_large: int
     iterations: int
     splits: int
     ranks: tuple[int, ...]
@@ -60,10 +59,6 @@ class Plan:
         """Initialisations of the convergence figure on a data set."""
         return self.seeds_large if name in LARGE else self.seeds
 
-    def rounds_of(self, name: str) -> int:
-        """Federated rounds on a data set."""
-        return self.rounds_large if name in LARGE else self.rounds
-
     def sets(self, names: Sequence[str]) -> list[Dataset]:
         """The data sets that can be had here."""
         return [datasets.dataset(name) for name in names if datasets.available(name)]
@@ -79,7 +74,7 @@ class Plan:
 
 
 THOROUGH = Plan(
-    "thorough", seeds=5, seeds_large=5, rounds=30, rounds_large=30, iterations=10, splits=10,
+    "thorough", seeds=5, seeds_large=5, rounds=30, iterations=10, splits=10,
     ranks=(10, 20, 30, 40, 50, 60), epsilons=(0.5, 1.0, 2.0, 4.0, 8.0),
     weights=(0.0, 0.1, 0.2, 0.3, 0.5, 0.8),
     convergence=("paper-synthetic", "demo-icu", "eicu", "synpuf", *LARGE),
@@ -89,10 +84,10 @@ THOROUGH = Plan(
 )  # fmt: skip
 """Everything the paper did and as often, at its sizes: most of a day on a core."""
 FULL = replace(
-    THOROUGH, name="full", seeds_large=2, rounds_large=20, iterations=8, ranks=(10, 20, 40, 60),
+    THOROUGH, name="full", seeds_large=2, rounds=20, iterations=8, ranks=(10, 20, 40, 60),
     epsilons=(0.5, 2.0, 8.0), prediction=("demo-icu", "eicu"), epsilon=("demo-icu", "synpuf"),
 )  # fmt: skip
-"""All sizes, systems and figures; on the large data fewer starts and rounds, and fewer ranks."""
+"""All sizes, systems and figures: the paper's 20 rounds, fewer ranks, and starts of large data."""
 QUICK = replace(
     FULL, name="quick", seeds=2, rounds=12, iterations=6, splits=5, ranks=(12, 20),
     epsilons=(1.0, 4.0), weights=(0.0, 0.3, 0.6), convergence=("demo-icu", "eicu"),
@@ -111,10 +106,7 @@ def reductions(plan: Plan) -> list[str]:
         "splits": "splits",
     }  # fmt: skip
     if set(plan.convergence) & set(LARGE):
-        numbers |= {
-            "seeds_large": "starts at the paper's two large sizes",
-            "rounds_large": "rounds at these sizes",
-        }
+        numbers["seeds_large"] = "starts at the paper's two large sizes"
     for field, word in numbers.items():
         if getattr(plan, field) != getattr(most, field):
             said.append(f"{getattr(plan, field)} {word}, not {getattr(most, field)}")

@@ -22,7 +22,7 @@ from simulation.paper.systems import DESCRIPTION, SYSTEMS, TRAFFIC, compute
 
 JOB = Job("demo-icu", "trip", 3, 2)
 TINY = Plan(
-    "full", seeds=2, seeds_large=2, rounds=3, rounds_large=3, iterations=2, splits=2,
+    "full", seeds=2, seeds_large=2, rounds=3, iterations=2, splits=2,
     ranks=(3,), epsilons=(2.0,), weights=(0.5,),
     convergence=(), prediction=(), epsilon=(), phenotypes=(),
 )  # fmt: skip
