@@ -84,7 +84,7 @@ def available(name: str) -> bool:
     return name not in OPEN or (open_data() / _FOLDERS[name]).is_dir()
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=4)
 def load(name: str) -> Cohort:
     """The cohort of a data set."""
     if name == "eicu":
