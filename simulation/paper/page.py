@@ -109,7 +109,7 @@ def _head(plan: Plan, state: State) -> list[str]:
         "an entry, not proven*; ours is *proven for a patient* (docs/explanation/proof.md), "
         "at the same (epsilon, delta).", "",
         f"The {state.finished} fits took {state.seconds / 60:.0f} minutes in all, added up, each "
-        f"on one core of a machine that did other things too (code {state.code[:12]}).", "",
+        f"on one core of a machine that did other things too (code {state.code}).", "",
     ]  # fmt: skip
     if state.finished < state.wanted:
         lines += [f"**Not complete: {state.finished} of {state.wanted} fits are done.**", ""]
