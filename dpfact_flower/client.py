@@ -58,7 +58,8 @@ class DPFactClient(NumPyClient):
     settings : SiteSettings
         `state_dir` and `allow_privacy` must be given.
     simulation : bool
-        Whether this process plays a site: then noise may be seeded.
+        Whether this process plays a site: then noise may be seeded, and nothing waits for the disk:
+        there is no patient whose budget a power loss could hide.
 
     Raises
     ------
@@ -107,13 +108,13 @@ class DPFactClient(NumPyClient):
         self._check_vocabulary(request)
         work = self._work(request)
         folder = self._root / self._site
-        with locked(folder), Ledger(folder, create=self._may_begin(folder)) as ledger:
+        with locked(folder), self._ledger(folder) as ledger:
             key = ReleaseKey(self._fingerprint, request.job, request.round, request.digest())
             sent = ledger.answer(key)
             if sent is not None:
                 _logger.info("round %d asked again: sending what was sent", request.round)
                 return sent
-            store = SiteStore(self._root, self._site, request.job, self._fingerprint)
+            store = self._store(request.job)
             record = _JobRecord(request.job, ledger, store)
             self._check_follows(request, record.last)
             self._check_budget(work, ledger)
@@ -137,6 +138,14 @@ class DPFactClient(NumPyClient):
     ) -> tuple[float, int, dict[str, Any]]:
         """Refuse: a loss is a function of the patients; a site keeps it (`history.jsonl`)."""
         raise RoundRefusedError(public_reason(PrivacyRefusedError()))
+
+    def _ledger(self, folder: Path) -> Ledger:
+        return Ledger(folder, create=self._may_begin(folder), durable=not self._simulation)
+
+    def _store(self, job: str) -> SiteStore:
+        return SiteStore(
+            self._root, self._site, job, self._fingerprint, simulation=self._simulation
+        )
 
     def _check_allowed(self, request: RoundRequest) -> None:
         allowed = self._settings.allow_privacy.split(",")

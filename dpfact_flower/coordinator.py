@@ -13,6 +13,7 @@ import uuid
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,11 @@ class RoundRecord:
     bytes_up: int
     seconds: float
 
+    @cached_property
+    def line(self) -> str:
+        """The record as JSON, made once: a run writes all its rounds after each of them."""
+        return json.dumps(asdict(self))
+
     @classmethod
     def from_dict(cls, line: dict[str, Any]) -> RoundRecord:
         """Read what `dataclasses.asdict` and JSON made of a record."""
@@ -97,6 +103,9 @@ class Coordinator:
     resume : bool
         Go on from the checkpoint in `run_dir`, under its job name if `run` gives none. Without it,
         an unfinished run found there is refused and a finished one is replaced.
+    durable : bool
+        Whether a checkpoint waits for the disk. Without it one outlives a killed process, but not
+        surely a power loss; for simulations.
 
     Raises
     ------
@@ -124,6 +133,7 @@ class Coordinator:
         vocabulary: str = "",
         run_dir: str | Path | None = None,
         resume: bool = False,
+        durable: bool = True,
     ) -> None:
         if len(feature_shape) == 0 or any(size < 1 for size in feature_shape):
             raise SettingsError(f"feature shape: need positive sizes, got {tuple(feature_shape)}")
@@ -135,6 +145,7 @@ class Coordinator:
         self.run_dir = None if run_dir is None else Path(run_dir)
         self.records: list[RoundRecord] = []
         self._feature_shape = [int(size) for size in feature_shape]
+        self._durable = durable
         self.rule.check_sites(max(self.run.sites, self.run.min_sites))
         if self.run_dir is not None:
             self.run_dir.mkdir(parents=True, exist_ok=True)
@@ -310,14 +321,14 @@ class Coordinator:
             "identity": self._identity(),
             "job": self.run.job,
             "rounds": self.rounds,
-            "records": [asdict(record) for record in self.records],
         }
-        arrays: dict[str, Any] = {"meta": np.array(json.dumps(meta)), **self.rule.state()}
-        with replacing(folder / CHECKPOINT) as file:
+        lines = [record.line for record in self.records]
+        text = f'{json.dumps(meta)[:-1]}, "records": [{", ".join(lines)}]}}'
+        arrays: dict[str, Any] = {"meta": np.array(text), **self.rule.state()}
+        with replacing(folder / CHECKPOINT, durable=self._durable) as file:
             np.savez(file, **arrays)
-        lines = "".join(json.dumps(asdict(record)) + "\n" for record in self.records)
-        with replacing(folder / HISTORY) as file:
-            file.write(lines.encode())
+        with replacing(folder / HISTORY, durable=self._durable) as file:
+            file.write("".join(f"{line}\n" for line in lines).encode())
 
     def _open(self, path: Path, *, resume: bool) -> None:
         if not path.exists():

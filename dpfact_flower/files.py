@@ -17,21 +17,30 @@ except ImportError:  # Windows
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
+def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
     """File that takes `path`'s place when it is complete; a crash leaves the old one or the new.
 
     An exception leaves the old file and no trace of the new one. The bytes are on the disk before
     the name is: what was charged or released is never forgotten because the power went. Readable
     by its owner alone, since most of what is written so is about patients.
+
+    Parameters
+    ----------
+    path : Path
+    durable : bool
+        Without it nothing waits for the disk: a killed process still leaves the old file or the
+        new, a power loss may leave half of one. For simulations alone.
     """
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         os.replace(temporary, path)
-        sync_folder(path.parent)
+        if durable:
+            sync_folder(path.parent)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
@@ -67,6 +76,8 @@ def private_folder(folder: Path) -> None:
 
     Folders that are there already keep their permissions.
     """
+    if folder.is_dir():
+        return
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     for path in reversed(missing):
         path.mkdir(mode=0o700, exist_ok=True)

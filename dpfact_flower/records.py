@@ -88,6 +88,10 @@ def serialised_bytes(*messages: Message) -> int:
     What messages have in common, as requests have their content, is measured once and counted for
     each of them.
     """
+    # To serialise an object, Flower names its children by their hashes, and makes each of these
+    # anew at every level. This is Flower's own way to have each made once (tests/test_grid.py).
+    from flwr.supercore.inflatable import inflatable_object  # noqa: PLC0415
+
     known: dict[int, int] = {}
 
     def below(node: Any) -> int:
@@ -99,4 +103,5 @@ def serialised_bytes(*messages: Message) -> int:
             known[key] = below(message) if key else 0
         return known[key]
 
-    return sum(len(message.deflate()) + content(message) for message in messages)
+    with inflatable_object.no_object_id_recompute():
+        return sum(len(message.deflate()) + content(message) for message in messages)

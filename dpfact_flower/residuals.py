@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,9 @@ from dpfact_flower.tensor import Factors, SparseTensor
 from dpfact_flower.threads import in_order, thread_count
 
 
-def squared_error(tensor: SparseTensor, factors: Factors) -> SquaredError:
+def squared_error(
+    tensor: SparseTensor, factors: Factors, grams: Sequence[Array] | None = None
+) -> SquaredError:
     """`CPModel.squared_error` for float32 factors, at the price of an MTTKRP.
 
     Parameters
@@ -23,6 +26,8 @@ def squared_error(tensor: SparseTensor, factors: Factors) -> SquaredError:
     tensor : SparseTensor
     factors : tuple of N ndarrays of float32, each (I_n, R)
         Patients first.
+    grams : sequence of N ndarrays, each (R, R), optional
+        `gram` of every factor, where it is known.
 
     Returns
     -------
@@ -42,7 +47,7 @@ def squared_error(tensor: SparseTensor, factors: Factors) -> SquaredError:
 
     parts = list(in_order(part, fibres.patient_ranges(), threads=thread_count()))
     nonzeros = sum(error for error, _ in parts)
-    model = float(hadamard([gram(factor) for factor in factors]).sum())
+    model = float(hadamard(grams or [gram(factor) for factor in factors]).sum())
     zeros = model - sum(mass for _, mass in parts)
     return SquaredError(
         all_cells=nonzeros + max(zeros, 0.0),  # rounding alone can make it negative

@@ -114,6 +114,7 @@ def serve(grid: Grid, config: Mapping[str, Scalar]) -> Path:
         vocabulary=joint_digest(vocabularies),
         run_dir=app.run_folder,
         resume=app.resume,
+        durable=cohort is None,
     )
     strategy.start(grid)
     for stale in (SUMMARY, PHENOTYPES, MODEL, REPORT):  # of a finished run that this one replaces

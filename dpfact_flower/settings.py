@@ -18,7 +18,17 @@ from dataclasses import dataclass
 from datetime import date, time
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self, cast, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    Self,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from dpfact_flower.errors import SettingsError
 
@@ -48,10 +58,16 @@ def setting(
 class Settings:
     """Base of all settings classes: checks types and ranges on construction."""
 
+    hints: ClassVar[dict[str, Any]]
+    """Types of the fields: found once a class, for settings are made in every message."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.hints = get_type_hints(cls)
+
     def __post_init__(self) -> None:
-        hints = get_type_hints(type(self))
         for field in dataclasses.fields(self):
-            value = _checked(field, hints[field.name], getattr(self, field.name))
+            value = _checked(field, self.hints[field.name], getattr(self, field.name))
             object.__setattr__(self, field.name, value)
         self._check_together()
 
@@ -337,7 +353,7 @@ class SiteSettings(Settings):
     site_mu: float = setting(-1.0, "this site's own l2,1 weight; -1 takes the run's", low=-1)
 
     def _check_together(self) -> None:
-        modes = get_args(get_type_hints(PrivacySettings)["privacy"])
+        modes = get_args(PrivacySettings.hints["privacy"])
         for mode in filter(None, self.allow_privacy.split(",")):
             if mode not in modes:
                 raise SettingsError(
@@ -358,10 +374,9 @@ class Described(NamedTuple):
 
 def describe(kind: type[Settings]) -> list[Described]:
     """Every setting of a class: key, default, allowed values, meaning."""
-    hints = get_type_hints(kind)
     return [
         Described(
-            _key(field.name), cast(Scalar, field.default), _allowed(field, hints[field.name]),
+            _key(field.name), cast(Scalar, field.default), _allowed(field, kind.hints[field.name]),
             field.metadata["help"],
         )
         for field in dataclasses.fields(kind)

@@ -194,11 +194,16 @@ def _unit_patients(tensor: SparseTensor) -> SparseTensor:
     return tensor.scaled_to_unit_patients()
 
 
+@lru_cache(maxsize=16)
+def _norm_squared(tensor: SparseTensor) -> float:
+    return tensor.norm_squared()
+
+
 def local_settings(tensor: SparseTensor, request: RoundRequest) -> SolverSettings:
     """Solver settings as they hold at this site in this round: `pull`, `off`, `mu_from_round`."""
     solver = request.solver
     if solver.solver == "exact":
-        share = tensor.norm_squared() / solver.rank  # what a phenotype has of the data, on average
+        share = _norm_squared(tensor) / solver.rank  # what a phenotype has of the data, on average
         if solver.pull > 0:
             solver = replace(solver, gamma=solver.pull * share)
         if solver.off > 0:
@@ -219,7 +224,7 @@ def initial_state(
     patients = rng.random((tensor.n_patients, request.solver.rank), dtype=np.float32) + 1e-3
     norm = norm_squared((patients, *request.anchors))
     patients *= np.float32(
-        math.sqrt(tensor.norm_squared() / max(norm, float(np.finfo(np.float32).tiny)))
+        math.sqrt(_norm_squared(tensor) / max(norm, float(np.finfo(np.float32).tiny)))
     )
     return SiteState(0, (patients, *request.anchors), request.solver.eta)
 
@@ -266,12 +271,12 @@ def measure(
     tensor: SparseTensor, local: LocalResult, round_number: int, seconds: float
 ) -> RoundMeasures:
     """What the site notes for itself about its own factors; never sent."""
-    error = squared_error(tensor, local.factors)
+    grams = [gram(factor) for factor in local.factors]
     return RoundMeasures(
         round=round_number,
         objective=local.objective,
-        error=error,
-        column_norms=tuple(np.sqrt(np.diag(gram(local.factors[0]))).tolist()),
+        error=squared_error(tensor, local.factors, grams),
+        column_norms=tuple(np.sqrt(np.diag(grams[0])).tolist()),
         eta=local.eta,
         rollbacks=local.rollbacks,
         seconds=seconds,

@@ -35,6 +35,8 @@ class DPFact(Strategy):
         Folder of the run: checkpoint and history are written there after each round.
     resume : bool
         Go on with the unfinished run in `run_dir`.
+    durable : bool
+        As `Coordinator` has it.
 
     Examples
     --------
@@ -59,6 +61,7 @@ class DPFact(Strategy):
         vocabulary: str = "",
         run_dir: str | Path | None = None,
         resume: bool = False,
+        durable: bool = True,
     ) -> None:
         self.coordinator = Coordinator(
             feature_shape,
@@ -68,6 +71,7 @@ class DPFact(Strategy):
             vocabulary=vocabulary,
             run_dir=run_dir,
             resume=resume,
+            durable=durable,
         )
         self._resumed = self.coordinator.finished_rounds
         self._sent: list[Message] = []

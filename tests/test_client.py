@@ -2,12 +2,14 @@
 
 import json
 import logging
+import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+import dpfact_flower.client
 import dpfact_flower.site
 from dpfact_flower.client import DPFactClient, RoundRefusedError, load_site
 from dpfact_flower.data.vocabulary import joint_digest
@@ -210,6 +212,25 @@ def test_state_charge_and_deletion_come_in_this_order(data, tmp_path, monkeypatc
         watch(kind, name)
     fit(client, replace(request, round=2))
     assert seen == [("save", [1], 1), ("charge", [1, 2], 1), ("keep_only", [1, 2], 2)]
+
+
+@pytest.mark.parametrize("simulation", [False, True])
+def test_only_a_simulated_site_does_not_wait_for_the_disk(data, tmp_path, monkeypatch, simulation):
+    waited = []
+    opened, fsync = dpfact_flower.client.Ledger, os.fsync
+
+    def open_ledger(*arguments, **choices):
+        ledger = opened(*arguments, **choices)
+        waited.append(ledger._connection.execute("PRAGMA synchronous").fetchone()[0] == 3)
+        return ledger
+
+    settings = SiteSettings(allow_privacy="none", state_dir=str(tmp_path))
+    client = DPFactClient(data, settings, simulation=simulation)
+    fit(client, make_request(data))  # makes folders and ledger, which is waited for
+    monkeypatch.setattr(dpfact_flower.client, "Ledger", open_ledger)
+    monkeypatch.setattr(os, "fsync", lambda handle: (waited.append(True), fsync(handle)))
+    fit(client, make_request(data, round=2))
+    assert waited == ([False] if simulation else [True, True, True])  # the state, and its name
 
 
 def test_a_state_that_no_ledger_row_vouches_for_is_not_gone_on_from(data, tmp_path, monkeypatch):

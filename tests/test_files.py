@@ -95,12 +95,24 @@ def test_the_bytes_are_on_the_disk_before_the_name_and_the_name_before_the_retur
     assert steps == ["3 bytes", "name", "folder"]
 
 
-def test_a_killed_process_leaves_the_old_file(tmp_path):
+def test_where_nothing_need_last_the_disk_is_not_waited_for(tmp_path, monkeypatch):
+    def fail(handle: int) -> None:
+        raise AssertionError("fsync")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with replacing(tmp_path / "x", durable=False) as file:
+        file.write(b"new")
+    assert (tmp_path / "x").read_bytes() == b"new"
+    assert os.listdir(tmp_path) == ["x"]
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_killed_process_leaves_the_old_file(tmp_path, durable):
     write(tmp_path / "x", b"old")
     program = (
         "import os, pathlib, sys\n"
         "from dpfact_flower.files import replacing\n"
-        "with replacing(pathlib.Path(sys.argv[1])) as file:\n"
+        f"with replacing(pathlib.Path(sys.argv[1]), durable={durable}) as file:\n"
         "    file.write(b'half'); file.flush(); os.kill(os.getpid(), 9)\n"
     )
     process = subprocess.run([sys.executable, "-c", program, tmp_path / "x"], check=False)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from flwr.app import Error, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from dpfact_flower import records
 from dpfact_flower.errors import SettingsError
@@ -81,6 +82,21 @@ def test_bytes_of_a_message_count_every_object_below_it(echo):
     )
     difference = records.serialised_bytes(large) - records.serialised_bytes(small)
     assert 4000 <= difference <= 4016  # a thousand float32, and a longer shape
+
+
+def test_bytes_are_those_that_flower_stores_object_by_object(echo):
+    """Against Flower's own walk, and whichever messages were measured before."""
+    InProcessGrid(echo, [{}])
+    content = records.ask([np.arange(12, dtype=np.float32).reshape(4, 3)], {"a": 1, "b": "x"})
+    one, other = (Message(content, node, MessageType.TRAIN) for node in (2, 3))
+
+    def stored(message: Message) -> int:
+        return sum(len(found.deflate()) for found in get_all_nested_objects(message).values())
+
+    assert records.serialised_bytes(one) == stored(one)
+    assert records.serialised_bytes(one, other) == stored(one) + stored(other)
+    content["config"]["b"] = "a longer text"
+    assert records.serialised_bytes(one) == stored(one)
 
 
 def test_an_error_reply_has_bytes_too(echo):

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import dpfact_flower.state
 from dpfact_flower.cp import SquaredError
 from dpfact_flower.errors import StateError
 from dpfact_flower.state import RoundMeasures, SiteState, SiteStore, has_jobs
@@ -171,6 +172,64 @@ def test_state_of_other_data_is_refused(store, tmp_path):
         make_store(tmp_path / "state", "0" * 64).load()
     with pytest.raises(StateError, match=r"state of other data.* start a new job"):
         make_store(tmp_path / "state", "0" * 64).load(1)
+
+
+# --- in simulation
+
+
+def make_simulated(root, fingerprint=FINGERPRINT) -> SiteStore:
+    return SiteStore(root, "north", "job-1", fingerprint, simulation=True)
+
+
+def forbid(*_: object, **__: object) -> None:
+    raise AssertionError("not wanted here")
+
+
+def test_in_simulation_the_factors_saved_last_are_not_read_again(tmp_path, monkeypatch):
+    simulated = make_simulated(tmp_path)
+    simulated.begin()
+    monkeypatch.setattr(os, "fsync", forbid)
+    for number in (1, 2):
+        simulated.save(make_state(number))
+    with monkeypatch.context() as blind:
+        blind.setattr(dpfact_flower.state, "load_npz", forbid)
+        assert_equal(make_simulated(tmp_path).load(2), make_state(2))
+        assert_equal(simulated.load(), make_state(2))
+        with pytest.raises(AssertionError):  # a real site reads its disk
+            make_store(tmp_path).load(2)
+        with pytest.raises(AssertionError):  # only the last round is kept in memory
+            simulated.load(1)
+    for number in (1, 2):  # and all of it is on the disk, for whoever goes on after a kill
+        assert_equal(make_store(tmp_path).load(number), make_state(number))
+
+
+def test_what_is_kept_in_memory_cannot_be_changed(tmp_path):
+    simulated = make_simulated(tmp_path)
+    simulated.save(make_state(1))
+    for factor in simulated.load(1).factors:
+        with pytest.raises(ValueError, match="read-only"):
+            factor[0, 0] = 1
+
+
+def test_in_simulation_too_a_file_counts_and_not_what_is_remembered(tmp_path):
+    simulated = make_simulated(tmp_path)
+    simulated.save(make_state(1))
+    make_store(tmp_path).save(SiteState(1, make_state(7).factors, 0.5))  # by another process
+    assert_equal(simulated.load(1), SiteState(1, make_state(7).factors, 0.5))
+    (simulated.folder / name_of(1)).unlink()
+    assert simulated.load(1) is None
+    simulated.save(make_state(2))
+    with pytest.raises(StateError, match="state of other data"):
+        make_simulated(tmp_path, "0" * 64).load(2)
+
+
+def test_of_many_sites_only_some_are_remembered(tmp_path, monkeypatch):
+    stores = [SiteStore(tmp_path, f"s{n}", "job", FINGERPRINT, simulation=True) for n in range(40)]
+    for number, store in enumerate(stores, start=1):
+        store.save(make_state(number))
+    assert len(dpfact_flower.state._recent._kept) <= 16
+    for number, store in enumerate(stores, start=1):
+        assert_equal(store.load(), make_state(number))
 
 
 # --- for the owner alone

@@ -14,6 +14,9 @@ and only EXTRA makes the deletion itself durable; else a power loss can bring th
 with it the state before the charge. An empty ledger is made in full before it gets its name, so a
 file that is empty or cut off is damage and never a new start.
 
+In simulation, whose sites have no patients to protect from a power loss, `durable` may be False:
+SQLite then leaves writing to the operating system, and a killed process still loses nothing.
+
 Evidence
 --------
 Each row holds SHA-256 over the hash of the row before and its own content; `Ledger.verify` computes
@@ -37,7 +40,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -232,6 +235,8 @@ class Ledger:
     create : bool
         Make folder and ledger if there is none. Whether there ought to be one is the caller's to
         know: an empty ledger has a whole budget.
+    durable : bool
+        Whether `charge` waits for the disk. False is for simulations alone.
 
     Raises
     ------
@@ -240,14 +245,14 @@ class Ledger:
         newer version, or the disk refuses. Nothing is ever made anew in its place.
     """
 
-    def __init__(self, folder: str | Path, *, create: bool = True) -> None:
+    def __init__(self, folder: str | Path, *, create: bool = True, durable: bool = True) -> None:
         self.path = Path(folder) / LEDGER
         with _translated(self.path):
             if not self.path.exists():
                 if not create:
                     raise StateError(f"{self.path}: there is no ledger here")
                 _create(self.path)
-            self._connection = _open(self.path)
+            self._connection = _open(self.path, durable=durable)
         self._counted: Head | None = None
 
     def __enter__(self) -> Self:
@@ -816,7 +821,7 @@ def _in_memory() -> Iterator[sqlite3.Connection]:
         connection.close()
 
 
-def _open(path: Path) -> sqlite3.Connection:
+def _open(path: Path, *, durable: bool) -> sqlite3.Connection:
     """Connect to a ledger that is there; never create one."""
     connection = sqlite3.connect(
         f"{path.absolute().as_uri()}?mode=rw",
@@ -827,7 +832,7 @@ def _open(path: Path) -> sqlite3.Connection:
     try:
         for pragma in (
             "journal_mode = DELETE",
-            "synchronous = EXTRA",
+            f"synchronous = {'EXTRA' if durable else 'OFF'}",
             "fullfsync = ON",  # macOS: fsync alone leaves data in the drive
             "foreign_keys = ON",
             "trusted_schema = OFF",
@@ -850,9 +855,8 @@ def _check_identity(connection: sqlite3.Connection, path: Path) -> None:
         raise StateError(
             f"{path}: a ledger of version {version}; this dpfact-flower knows version {_VERSION}"
         )
-    with _in_memory() as empty:
-        if _tables(connection) != _tables(empty):
-            raise StateError(f"{path}: damaged ledger: its tables are not those of a ledger")
+    if _tables(connection) != _own_tables():
+        raise StateError(f"{path}: damaged ledger: its tables are not those of a ledger")
 
 
 def _pragma(connection: sqlite3.Connection, name: str) -> Any:
@@ -864,6 +868,12 @@ def _tables(connection: sqlite3.Connection) -> list[Any]:
         "SELECT type, name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite!_%' ESCAPE '!' "
         "ORDER BY name"
     ).fetchall()
+
+
+@cache
+def _own_tables() -> list[Any]:
+    with _in_memory() as empty:
+        return _tables(empty)
 
 
 def _marks(count: int) -> str:

@@ -375,6 +375,14 @@ def test_between_charges_the_ledger_is_one_file(ledger, folder):
         assert other.verify(ledger.head()) == []
 
 
+def test_a_simulated_sites_ledger_does_not_wait_for_the_disk(folder):
+    with Ledger(folder, durable=False) as ledger:
+        # With its journal nevertheless: a killed process leaves a ledger that is whole.
+        found = [ledger._connection.execute(f"PRAGMA {name}").fetchone()[0]
+                 for name in ("journal_mode", "synchronous")]  # fmt: skip
+    assert found == ["delete", 0]
+
+
 def test_a_commit_survives_power_loss_as_far_as_sqlite_can_see_to_it(ledger):
     def pragma(name: str) -> object:
         return ledger._connection.execute(f"PRAGMA {name}").fetchone()[0]
@@ -414,7 +422,7 @@ def test_without_leave_none_is_made(folder):
 
 def test_opening_alone_makes_no_file(tmp_path):
     with pytest.raises(sqlite3.OperationalError, match="unable to open"):
-        module._open(tmp_path / LEDGER)
+        module._open(tmp_path / LEDGER, durable=True)
     assert list(tmp_path.iterdir()) == []
 
 
