@@ -67,14 +67,36 @@ def _start_up(scale: Scale, folder: Path) -> list[Row]:
     cohort = synthetic(preset("demo", patients=min(6000, 10 * scale.small)))
     file, cache = folder / "demo-site.npz", str(folder / "numba-cache")
     cohort.sites[0].save(file)
-    cold = child("answer", str(file), NUMBA_CACHE_DIR=cache)
-    warm = [child("answer", str(file), NUMBA_CACHE_DIR=cache) for _ in range(scale.starts)]
+    for privacy, what in (("none", "one exact round"), ("patient", "the start's release")):
+        cold = child("answer", str(file), privacy, NUMBA_CACHE_DIR=cache)
+        warm = [
+            child("answer", str(file), privacy, NUMBA_CACHE_DIR=cache) for _ in range(scale.starts)
+        ]
+        found += _answers(privacy, what, warm)
+        found.append(
+            Row(f"start-up: the same, {privacy}, nothing cached", cold["seconds"], "s",
+                note="numba compiles: once an installation")
+        )  # fmt: skip
+    return found
+
+
+def _answers(privacy: str, what: str, starts: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """A deployed site's process, which answers one message: wall time, its parts, CPU time."""
+    cpu, flower, flower_cpu = (
+        median(values)
+        for values in (
+            [start["cpu"] for start in starts],
+            [start["flower"]["seconds"] for start in starts],
+            [start["flower"]["cpu"] for start in starts],
+        )
+    )
+    heavy = ", ".join(starts[0]["heavy"]) or "no torch, sklearn, pandas, matplotlib"
     return [
-        *found,
-        Row.of("start-up: to a ClientApp's first answer", _timing(warm), "s", target=1.5,
-               note="imports, a demo site's data, one exact round; machine code cached"),
-        Row("start-up: the same, nothing cached", cold["seconds"], "s",
-            note="numba compiles: once an installation"),
+        Row.of(f"start-up: to the first answer, {privacy}", _timing(starts), "s", target=1.5,
+               note=f"imports, a demo site's data, {what}; machine code cached; {heavy}"),
+        Row(f"start-up: to the first answer, {privacy}, CPU", cpu, "s",
+            repetitions=len(starts),
+            note=f"of it Flower's own imports {flower_cpu:.2f}, in wall time {flower:.2f}"),
     ]  # fmt: skip
 
 

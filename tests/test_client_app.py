@@ -1,5 +1,9 @@
 """The ClientApp behind both generations of strategies."""
 
+import pickle
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
@@ -10,6 +14,7 @@ from flwr.serverapp.strategy import FedAvg
 from dpfact_flower import records
 from dpfact_flower.client import DPFactClient
 from dpfact_flower.client_app import app
+from dpfact_flower.coordinator import Coordinator
 from dpfact_flower.elastic import initial_factors
 from dpfact_flower.grid import InProcessGrid
 from dpfact_flower.protocol import RoundRequest
@@ -47,6 +52,40 @@ def send(grid, content, kind=MessageType.TRAIN, node=0) -> Message:
 def legacy_ask(arrays, config) -> RecordDict:
     content = records.ask(arrays, config)
     return RecordDict({"fitins.parameters": content["arrays"], "fitins.config": content["config"]})
+
+
+ANSWER = """
+import pickle, sys
+from dpfact_flower import records
+from dpfact_flower.client_app import app
+from dpfact_flower.grid import InProcessGrid
+from flwr.app import Message
+node, wire = pickle.load(sys.stdin.buffer)
+(reply,) = InProcessGrid(app, [node]).send_and_receive([Message(records.ask(*wire), 2, "train")])
+assert not reply.has_error(), reply.error
+heavy = {"torch", "matplotlib", "sklearn", "opacus", "dp_accounting", "duckdb", "ray", "pandas",
+         "statsmodels", "jinja2", "scipy.optimize", "scipy.sparse", "scipy.stats"}
+print(sorted(heavy & set(sys.modules)))
+"""
+
+
+@pytest.mark.parametrize("privacy", ["none", "patient"])
+def test_a_sites_path_to_an_answer_is_light(cohort, tmp_path, request_wire, privacy):
+    """A site's process starts anew for every message: none of these may be on its path."""
+    cohort.sites[0].save(tmp_path / "site.npz")
+    node = {"data-path": str(tmp_path / "site.npz"), "state-dir": str(tmp_path / "state"),
+            "allow-privacy": privacy}  # fmt: skip
+    if privacy == "patient":
+        node["max-epsilon"] = 5.0
+        request_wire = Coordinator(
+            cohort.sites[0].tensor.feature_shape, solver=SolverSettings(rank=4)
+        ).request(1).to_wire()  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", ANSWER], input=pickle.dumps((node, request_wire)),
+        capture_output=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.splitlines()[-1] == b"[]"
 
 
 def test_both_record_layouts_get_the_same_arrays(grid, request_wire):
