@@ -33,6 +33,7 @@ from dpfact_flower.files import locked
 from dpfact_flower.patient_site import PatientRound
 from dpfact_flower.privacy import Release, account
 from dpfact_flower.privacy.ledger import LEDGER, LastAnswer, Ledger, ReleaseKey
+from dpfact_flower.privacy.patient import step_of
 from dpfact_flower.protocol import RoundRequest, SiteReply, public_reason
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site import LocalRound, RoundOutcome, RoundWork
@@ -92,7 +93,7 @@ class DPFactClient(NumPyClient):
             release = self.answer(request)
         except Exception as error:  # nothing an error says may reach the server
             raise RoundRefusedError(log_privately(self._site, error)) from None
-        arrays, reply = SiteReply(self._site, release.arrays).to_wire()
+        arrays, reply = SiteReply(self._site, release.arrays, step_of(release)).to_wire()
         return list(arrays), NUM_EXAMPLES, dict(reply)
 
     def answer(self, request: RoundRequest) -> Release:

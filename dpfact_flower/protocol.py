@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 
 from dpfact_flower.data.vocabulary import check_name
 from dpfact_flower.errors import DataError, DPFactError, MessageError, SettingsError
+from dpfact_flower.packing import pack, unpack
 from dpfact_flower.settings import PrivacySettings, Scalar, SolverSettings
 from dpfact_flower.tensor import Factors
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 MAX_FACTOR = 1e6
 """Largest entry of a feature factor on the wire: larger ones could make a solver's success or
 failure depend on single cells."""
@@ -141,14 +142,27 @@ class RoundRequest:
 
 @dataclass(frozen=True, eq=False)
 class SiteReply:
-    """What the server got from one site: its public name and the arrays it released."""
+    """What the server got from one site: its public name and the arrays it released.
+
+    Attributes
+    ----------
+    site : str
+    arrays : tuple of ndarray of float32
+    step : float
+        At the site, what the values of a vector are whole multiples of; 0 where they are not.
+    """
 
     site: str
     arrays: tuple[NDArray[np.float32], ...]
+    step: float = 0.0
 
-    def to_wire(self) -> tuple[list[NDArray[np.float32]], dict[str, Scalar]]:
-        """Arrays and config as they travel."""
-        return list(self.arrays), {"site": self.site}
+    def to_wire(self) -> tuple[list[NDArray[Any]], dict[str, Scalar]]:
+        """Arrays and config as they travel: vectors on a grid as bytes, see `packing`."""
+        return [self._small(array) for array in self.arrays], {"site": self.site}
+
+    def _small(self, array: NDArray[np.float32]) -> NDArray[Any]:
+        packed = pack(array, self.step) if self.step and array.ndim == 1 else None
+        return array if packed is None else packed
 
     @classmethod
     def from_wire(
@@ -162,10 +176,16 @@ class SiteReply:
         Raises
         ------
         MessageError
-            If the site's name is none, or the arrays are not of these shapes.
+            If the site's name is none, the arrays are not of these shapes, or packed bytes are not
+            what they should be.
         """
         site = _name(config, "site")
         who = f"reply of site {site!r}"
+        if len(arrays) == len(shapes):
+            arrays = [
+                _unpacked(array, shape, f"{who}, array {number}")
+                for number, (array, shape) in enumerate(zip(arrays, shapes, strict=True), start=1)
+            ]
         got = [getattr(array, "shape", None) for array in arrays]
         if got != list(shapes):
             raise MessageError(f"{who}: need shapes {list(shapes)}, got {got}")
@@ -173,6 +193,13 @@ class SiteReply:
             limit = MAX_FACTOR if array.ndim == 2 else MAX_STATISTIC
             _check_values(array, f"{who}, array {number}", limit)
         return cls(site, tuple(np.ascontiguousarray(array) for array in arrays))
+
+
+def _unpacked(array: NDArray[Any], shape: tuple[int, ...], where: str) -> NDArray[Any]:
+    """A vector that came as bytes; anything else as it came."""
+    if getattr(array, "dtype", None) == np.uint8 and array.ndim == len(shape) == 1:
+        return unpack(array, shape[0], where)
+    return array
 
 
 def checked_factors(arrays: Sequence[NDArray[Any]], *, rank: int, who: str) -> Factors:

@@ -1,5 +1,6 @@
 """A site's door in patient mode: whole runs, repeats, and everything that is refused."""
 
+import hashlib
 import logging
 import random
 import re
@@ -56,9 +57,14 @@ def ask(client, request) -> tuple[list[np.ndarray], dict]:
     return arrays, config
 
 
+def read(server: Coordinator, number: int, answer) -> SiteReply:
+    """A reply as the server reads it."""
+    return SiteReply.from_wire(*answer, server.reply_shapes(number))
+
+
 def close(server: Coordinator, number: int, answers) -> None:
     """The server's side of a round."""
-    replies = [SiteReply.from_wire(*answer, server.reply_shapes(number)) for answer in answers]
+    replies = [read(server, number, answer) for answer in answers]
     server.close_round(number, replies, [], bytes_down=0, bytes_up=0, seconds=0.0)
 
 
@@ -108,13 +114,17 @@ def test_a_whole_run_sends_one_vector_a_round_and_spends_what_was_planned(data, 
     client, server = make_client(data, tmp_path), make_server(data, privacy)
     seen = go_to(client, server, server.rounds)
     assert len(seen) == server.rounds == (1 if privacy.codes else 0) + 1 + 2 * 2 + 1
-    for number, (request, arrays) in enumerate(seen, start=1):
-        shapes = [array.shape for array in arrays]
-        assert shapes == server.reply_shapes(number)
-        assert len(shapes) == (0 if number == server.rounds else 1)
+    rows = rows_of(tmp_path)
+    for number, (request, sent) in enumerate(seen, start=1):
+        arrays = read(server, number, (sent, {"site": "site-1"})).arrays
+        assert [array.shape for array in arrays] == server.reply_shapes(number)
+        assert len(arrays) == (0 if number == server.rounds else 1)
         assert all(array.dtype == np.float32 for array in arrays)
         assert request.round == number
-    rows = rows_of(tmp_path)
+        payload = b"".join(bits(arrays))
+        assert hashlib.sha256(payload).hexdigest() == rows[number - 1].payload_sha256
+        if len(payload) > 4 * 200:  # of a few values, blocks are not full
+            assert sum(map(len, bits(sent))) < 0.6 * len(payload)
     assert [row.round for row in rows] == list(range(1, server.rounds + 1))
     events = [event for row in rows for event in row.events]
     assert len(events) == server.rounds - 1
@@ -173,7 +183,7 @@ def test_a_site_that_missed_rounds_answers_the_next(data, tmp_path):
     go_to(make_client(data, tmp_path / "other"), server, 2)
     late = make_client(data, tmp_path)
     answer = ask(late, server.request(3))
-    assert [a.shape for a in answer[0]] == server.reply_shapes(3)
+    assert [a.shape for a in read(server, 3, answer).arrays] == server.reply_shapes(3)
     assert [row.round for row in rows_of(tmp_path)] == [3]
 
 
@@ -523,7 +533,10 @@ def test_seeded_noise_is_for_simulations(data, tmp_path, caplog):
 
 def test_noise_of_the_operating_system_is_fresh_in_every_job(data, tmp_path):
     client = make_client(data, tmp_path, max_epsilon=10.0)
-    first, second = (ask(client, make_server(data, job=job).request(1))[0][0] for job in ("a", "b"))
+    servers = [make_server(data, job=job) for job in ("a", "b")]
+    first, second = (
+        read(server, 1, ask(client, server.request(1))).arrays[0] for server in servers
+    )
     assert (first != second).mean() > 0.99
 
 
@@ -574,10 +587,11 @@ def test_a_site_with_nothing_to_say_answers_like_any_other(data, tmp_path, caplo
             server.rule.selection = picked(6, 8)
             request = server.request(number)
         answers = [ask(client, request) for client in (rich, other)]
-        shapes = [[(a.shape, a.dtype) for a in arrays] for arrays, _ in answers]
+        replies = [read(server, number, answer).arrays for answer in answers]
+        shapes = [[(a.shape, a.dtype) for a in arrays] for arrays in replies]
         assert shapes[0] == shapes[1]
         assert [config.keys() for _, config in answers] == [{"site"}] * 2
-        for array in answers[1][0]:
+        for array in replies[1]:
             assert np.isfinite(array).all()
             assert (array != 0).mean() > 0.9  # noise and nothing else, but noise
         close(server, number, answers)
@@ -660,7 +674,7 @@ def test_a_crash_around_the_charge_leaves_the_site_before_the_round_or_after_it(
             ask(client, request)
     rows = rows_of(tmp_path)
     assert len(rows) == number - (0 if after else 1)
-    arrays, _ = ask(make_client(data, tmp_path), request)
+    arrays = read(server, number, ask(make_client(data, tmp_path), request)).arrays
     assert len(rows_of(tmp_path)) == number
     with Ledger(tmp_path / "state" / "site-1", create=False) as ledger:
         assert bits(ledger.release_of("job", number).arrays) == bits(arrays)

@@ -15,6 +15,7 @@ from hypothesis.extra import numpy as hnp
 
 from dpfact_flower import errors
 from dpfact_flower.errors import DPFactError, MessageError
+from dpfact_flower.packing import pack
 from dpfact_flower.protocol import (
     PROTOCOL_VERSION,
     RoundRequest,
@@ -494,6 +495,47 @@ def test_a_reply_of_other_shapes_is_refused(shapes):
     arrays = list(make_factors(shapes=shapes))
     message = refused(SiteReply.from_wire, arrays, {"site": "north"}, SHAPES)
     assert message.startswith("reply of site 'north': ")
+
+
+@carried
+def test_packed_bytes_come_back_as_the_vector_that_was_sent(carry):
+    steps = np.random.default_rng(0).integers(-800, 800, 3000)
+    vector = (steps * 0.25).astype(np.float32)
+    arrays, config = carry(*SiteReply("north", (vector,), 0.25).to_wire())
+    assert arrays[0].dtype == np.uint8
+    assert arrays[0].nbytes < vector.nbytes / 2
+    found = SiteReply.from_wire(arrays, config, [(3000,)])
+    assert found.arrays[0].tobytes() == vector.tobytes()
+    # Without a step, or off the grid, values go out as they are; factors always do.
+    for reply in (SiteReply("north", (vector,)), SiteReply("north", (vector,), 0.3),
+                  SiteReply("north", make_factors(), 0.25)):  # fmt: skip
+        assert all(array.dtype == np.float32 for array in reply.to_wire()[0])
+
+
+BYTES = {
+    "empty": np.zeros(0, np.uint8),
+    "zeros": np.zeros(500, np.uint8),
+    "ones": np.full(500, 255, np.uint8),
+    "a matrix": np.zeros((3000, 1), np.uint8),
+    "other integers": np.zeros(500, np.int8),
+    "text": np.array(["x" * 500]),
+    "objects": np.array([None] * 5, object),
+}
+
+
+@pytest.mark.parametrize("array", BYTES.values(), ids=BYTES)
+def test_bytes_that_are_no_packed_vector_are_refused(array):
+    message = refused(SiteReply.from_wire, [array], {"site": "north"}, [(3000,)])
+    assert message.startswith("reply of site 'north'")
+    refused(SiteReply.from_wire, [array, array], {"site": "north"}, SHAPES)
+
+
+def test_a_packed_vector_beyond_the_limit_is_refused():
+    packed = pack((np.arange(3000) * 2.0**40).astype(np.float32), 2.0**40)
+    message = refused(SiteReply.from_wire, [packed], {"site": "north"}, [(3000,)])
+    assert "beyond 1e+15" in message
+    packed[:8] = np.array([1e300]).view(np.uint8)
+    assert "not finite" in refused(SiteReply.from_wire, [packed], {"site": "north"}, [(3000,)])
 
 
 BAD_SITES = {

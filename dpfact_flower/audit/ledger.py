@@ -159,7 +159,7 @@ def _play(
         store = SiteStore(state_dir, site.name, name, site.tensor.fingerprint())
         last = subject.plan.rounds if job == 0 else subject.plan.rounds - 1
         for number in range(1, last + 1):
-            messages.append(_ask(client, transcript, name, number))
+            messages.append(_ask(subject, client, transcript, name, number))
             remembered += number < subject.plan.rounds and store.load() is not None
         if job == jobs - 1 or (job + 1) % _JOBS_A_LEDGER == 0:
             with Ledger(state_dir / site.name, create=False) as ledger:
@@ -192,7 +192,8 @@ def _changed_answers(
     for number in range(1, subject.plan.rounds + 1):
         # By a site that was started anew: what it remembers is on its disk.
         try:
-            again = _ask(subject.client(state_dir, site), transcript, "audit-0", number)
+            client = subject.client(state_dir, site)
+            again = _ask(subject, client, transcript, "audit-0", number)
         except RoundRefusedError:
             changed += 1
             continue
@@ -205,10 +206,12 @@ def _length(folder: Path) -> int:
         return ledger.head().rows
 
 
-def _ask(client: DPFactClient, transcript: Transcript, job: str, number: int) -> _Message:
+def _ask(
+    subject: Subject, client: DPFactClient, transcript: Transcript, job: str, number: int
+) -> _Message:
     request = transcript.request(number, job)
-    arrays, examples, config = client.fit(*request.to_wire())
-    return _Message(job, number, list(arrays), examples, dict(config))
+    sent, examples, config = client.fit(*request.to_wire())
+    return _Message(job, number, subject.read(number, sent, config), examples, dict(config))
 
 
 # --- Looking --------------------------------------------------------------------------------------

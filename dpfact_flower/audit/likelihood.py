@@ -202,8 +202,8 @@ def _replies(game: _Game, site: SiteData, state_dir: Path) -> dict[int, NDArray[
     replies = {}
     for planned in game.subject.plan.releases:
         request = game.transcript.request(planned.round)
-        arrays, _, _ = client.fit(*request.to_wire())
-        replies[planned.round] = arrays[0]
+        arrays, _, config = client.fit(*request.to_wire())
+        replies[planned.round] = game.subject.read(planned.round, arrays, config)[0]
     return replies
 
 

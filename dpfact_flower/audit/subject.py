@@ -14,17 +14,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpfact_flower.client import DPFactClient
 from dpfact_flower.data.site_data import SiteData
-from dpfact_flower.errors import SettingsError
+from dpfact_flower.errors import MessageError, SettingsError
 from dpfact_flower.patient_site import PatientRound
 from dpfact_flower.privacy import Release
 from dpfact_flower.privacy.plan import PatientPlan, PlannedRelease, plan_patient
-from dpfact_flower.protocol import RoundRequest
+from dpfact_flower.protocol import RoundRequest, SiteReply
 from dpfact_flower.settings import PrivacySettings, SiteSettings, SolverSettings
 from dpfact_flower.state import SiteState
 from dpfact_flower.tensor import Factors, SparseTensor
@@ -139,6 +140,17 @@ class Subject:
             # Through the protocol's own door: what it refuses, no server can ask.
             requests[number] = RoundRequest.from_wire(*request.to_wire())
         return Transcript(anchors, selection, requests, releases or {})
+
+    def read(
+        self, number: int, arrays: Sequence[NDArray[Any]], config: Mapping[str, Any]
+    ) -> list[NDArray[Any]]:
+        """The arrays of a reply as a server reads them; as they came, if it would refuse them."""
+        planned = self.plan.release_of(number)
+        try:
+            reply = SiteReply.from_wire(arrays, config, [(planned.count,)] if planned else [])
+        except MessageError:
+            return list(arrays)
+        return list(reply.arrays)
 
     def client(self, state_dir: Path, data: SiteData | None = None) -> DPFactClient:
         """A real site, which checks, charges and keeps; its cap leaves room for what is asked."""

@@ -11,13 +11,19 @@ import numpy as np
 
 from dpfact_flower.privacy.events import PATIENT_CLAIM, ReleaseEvent
 from dpfact_flower.privacy.mechanism import Noise, Release, replay
+from dpfact_flower.privacy.noise import SIGMA_BITS
 from dpfact_flower.privacy.statistics import BoundedSum
+
+_FINE_BITS = 8
+"""A released value is a whole multiple of 1/256 of its noise's standard deviation. Below, there is
+nothing but noise: the rounding adds a millionth to its variance."""
 
 
 def release(bounded: BoundedSum, noise: Noise, *, name: str) -> Release:
     """Add discrete Gaussian noise to the sum, and say what that costs.
 
-    Everything after the noise is post-processing: the integers become float32 in real units.
+    Everything after the noise is post-processing: the integers are rounded to steps that the noise
+    leaves a meaning (`step_of`), and become float32 in real units.
 
     Parameters
     ----------
@@ -32,6 +38,8 @@ def release(bounded: BoundedSum, noise: Noise, *, name: str) -> Release:
         One vector, in the order that the function which made the sum documents.
     """
     noisy = bounded.total + noise.integers(len(bounded.total))
+    fine = SIGMA_BITS - _FINE_BITS
+    steps = (noisy + (1 << (fine - 1))) >> fine  # the nearest; halves go up
     event = ReleaseEvent(
         name=name,
         sensitivity=bounded.sensitivity,
@@ -42,4 +50,17 @@ def release(bounded: BoundedSum, noise: Noise, *, name: str) -> Release:
         claim=PATIENT_CLAIM,
         seeded=noise.seeded,
     )
-    return replay([(noisy * np.float64(bounded.grid)).astype(np.float32)], [event])
+    return replay([(steps * _step(event)).astype(np.float32)], [event])
+
+
+def step_of(release: Release) -> float:
+    """What the values of a release are whole multiples of, in real units; 0 if nothing is known.
+
+    A release that a ledger has kept of an earlier version may be finer.
+    """
+    events = release.events
+    return float(_step(events[0])) if len(events) == 1 and events[0].unit == "patient" else 0.0
+
+
+def _step(event: ReleaseEvent) -> np.float64:
+    return np.float64(event.sigma) / (1 << _FINE_BITS)

@@ -2,20 +2,31 @@
 
 import dataclasses
 import inspect
+import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from dpfact_flower.privacy import PATIENT_CLAIM, SEEDED_CLAIM, Noise, Release
+from dpfact_flower.privacy import (
+    PATIENT_CLAIM,
+    SEEDED_CLAIM,
+    Noise,
+    Release,
+    release_nothing,
+    release_unprotected,
+    replay,
+)
 from dpfact_flower.privacy.noise import SIGMA
-from dpfact_flower.privacy.patient import release
+from dpfact_flower.privacy.patient import release, step_of
 from dpfact_flower.privacy.statistics import (
     BoundedSum,
     code_counts,
     cooccurrence,
     refinement,
 )
+from dpfact_flower.protocol import SiteReply
 from dpfact_flower.tensor import SparseTensor
 
 ALPHA = 1e-6
@@ -40,7 +51,7 @@ def test_noise_has_the_sigma_that_the_sum_was_made_for(sigma):
     assert ALPHA / 2 < tail < 1 - ALPHA / 2
     assert abs(noise.mean()) < 5 * sigma / np.sqrt(len(noise))
     assert stats.kstest(noise, stats.norm(scale=sigma).cdf).pvalue > ALPHA
-    assert (noise == 0).mean() < 1e-3
+    assert (noise == 0).mean() < 2 / 256  # of steps of sigma / 256, the one at 0 is 0.4 / 256
 
 
 def test_the_sum_is_in_the_values_in_real_units():
@@ -50,15 +61,43 @@ def test_the_sum_is_in_the_values_in_real_units():
     np.testing.assert_allclose(sent, 2**40 * (1e-3 / SIGMA), atol=8e-3)
 
 
-def test_what_is_sent_is_total_plus_noise_bit_for_bit():
+def test_what_is_sent_is_total_plus_noise_in_steps_bit_for_bit():
     rng = np.random.default_rng(2)
     total = rng.integers(-(2**40), 2**40, 500)
     given = BoundedSum(total, 1.0, 3.5)
     integers = Noise.from_seed(7).integers(500)
     (sent,) = release(given, Noise.from_seed(7), name=NAME).arrays
-    expected = ((total + integers).astype(np.float64) * (3.5 / SIGMA)).astype(np.float32)
+    steps = [math.floor(Fraction(int(n), 2**16) + Fraction(1, 2)) for n in total + integers]
+    expected = (np.array(steps, np.float64) * (3.5 / 256)).astype(np.float32)
     assert sent.tobytes() == expected.tobytes()
     assert integers.dtype == np.int64
+
+
+def test_rounding_adds_next_to_nothing_to_the_noise():
+    total = np.random.default_rng(2).integers(-(2**30), 2**30, 50_000)
+    sent = values_of(release(BoundedSum(total, 1.0, 2.0), Noise.from_seed(7), name=NAME))
+    exact = (total + Noise.from_seed(7).integers(50_000)) * (2.0 / SIGMA)
+    error = sent - exact
+    assert np.abs(error).max() <= 2.0 / 256 / 2 * (1 + 1e-4)  # half a step, and float32
+    assert abs(error.mean()) < 5 * error.std() / np.sqrt(len(error))
+    assert error.var() < 2e-6 * 2.0**2
+
+
+def test_a_release_knows_its_steps_even_when_it_was_kept():
+    sent = release(bounded(300, sigma=3.0), Noise.from_os(), name=NAME)
+    assert step_of(sent) == step_of(replay(sent.arrays, sent.events)) == 3.0 / 256
+    steps = values_of(sent) / step_of(sent)
+    np.testing.assert_allclose(steps, np.rint(steps), rtol=1e-6)
+    assert step_of(release_unprotected((np.ones((2, 2), np.float32),))) == 0
+    assert step_of(release_nothing()) == 0
+
+
+def test_a_release_is_sent_in_fewer_bits_than_float32():
+    sent = release(bounded(50_000), Noise.from_os(), name=NAME)
+    (packed,), _ = SiteReply("north", sent.arrays, step_of(sent)).to_wire()
+    assert packed.nbytes < 12 / 32 * sent.arrays[0].nbytes
+    read = SiteReply.from_wire([packed], {"site": "north"}, [(50_000,)])
+    assert read.arrays[0].tobytes() == sent.arrays[0].tobytes()
 
 
 def test_the_event_says_what_the_sum_says():
