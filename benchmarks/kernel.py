@@ -25,9 +25,9 @@ from benchmarks.solver import ETA, drawn_pass, start, step_of
 from dpfact_flower.cp import squared_error
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.site import scaled
+from dpfact_flower.solver.choice import kernels
 from dpfact_flower.solver.kernels import row_offsets, stack_factors
 from dpfact_flower.solver.order import visits
-from dpfact_flower.solver.sgd import chosen
 from dpfact_flower.tensor import SparseTensor
 
 _TARGETS = {"S": 15.0, "M": 15.0, "C": 20.0}
@@ -72,7 +72,9 @@ def _against_c(name: str, tensor: SparseTensor, scale: Scale) -> list[Row]:
         except MissingCompilerError as error:
             c, reason = None, str(error)
         for step, label in ((replace(elastic, gamma=0.0), ""), (elastic, ", elastic")):
-            kinds = {"vector": chosen("vector"), "plain": chosen("plain")} | ({"C": c} if c else {})
+            kinds = {"vector": kernels("sgd", "vector"), "plain": kernels("sgd", "plain")} | (
+                {"C": c} if c else {}
+            )
             stacks = {kind: stack_factors([first]) for kind in kinds}
 
             def call(kind: str) -> None:
@@ -122,7 +124,7 @@ def digits(tensor: SparseTensor, rank: int, passes: int = 2) -> float:
     offsets = row_offsets(tensor.shape)
     for rng in (np.random.default_rng(n) for n in range(passes)):
         for rows, counts in visits(tensor, 0, rng):
-            chosen("vector").visit(stack, unused, rows, counts, step)
+            kernels("sgd", "vector").visit(stack, unused, rows, counts, step)
             naive_pass(rows - offsets[:-1].astype(np.int32), counts, A, B, C, step.eta)
     single = np.split(stack[:, :rank], offsets[1:-1])
     errors = [squared_error(tensor, model).rmse.nonzeros for model in (single, (A, B, C))]

@@ -16,7 +16,6 @@ from dpfact_flower.site import initial_state, local_settings, scaled
 from dpfact_flower.solver import exact, psgd
 from dpfact_flower.solver.fibres import Fibres
 from dpfact_flower.solver.kernels import Array, stack_factors
-from dpfact_flower.solver.lanes import slices
 from dpfact_flower.solver.mttkrp import stacked_mttkrp
 from dpfact_flower.solver.order import visits, zero_visits
 from dpfact_flower.solver.sgd import Step, visit
@@ -183,14 +182,13 @@ def _exact(name: str, tensor: SparseTensor, scale: Scale) -> list[Row]:
 
 def _mttkrp(name: str, tensor: SparseTensor, scale: Scale) -> list[Row]:
     factors, _ = start(tensor, SolverSettings(rank=scale.rank))
-    fibres, (lanes, _) = Fibres.of(tensor), slices(scale.rank)
-    stack = fibres.stack(factors)
+    fibres, stack = Fibres.of(tensor), stack_factors(factors)
     finding = timed(lambda: Fibres.of(tensor), *scale.timing)
     found = [Row.of(f"mttkrp {name}: finding the fibres", finding, "ns/nnz", 1e9 / tensor.nnz)]
     for mode in range(tensor.ndim):
 
         def call() -> None:
-            stacked_mttkrp(fibres, stack, mode, lanes)  # noqa: B023
+            stacked_mttkrp(fibres, stack, mode)  # noqa: B023
 
         timing = timed(call, *scale.timing)
         found.append(Row.of(f"mttkrp {name}: mode {mode}", timing, "ns/nnz", 1e9 / tensor.nnz))

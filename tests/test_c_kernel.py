@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dpfact_flower.solver.choice import kernels
 from dpfact_flower.solver.kernels import stack_factors
-from dpfact_flower.solver.sgd import Step, chosen
+from dpfact_flower.solver.sgd import Step
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks are no part of the package
 
@@ -32,7 +33,7 @@ def test_c_makes_the_same_steps(tmp_path, gamma, rank):
         pytest.skip(str(error))
     step = Step(eta=0.01, gamma=gamma)
     ours, theirs = stack_factors([stack]), stack_factors([stack])
-    chosen("vector").visit(ours, anchors, rows, counts, step)
+    kernels("sgd", "vector").visit(ours, anchors, rows, counts, step)
     c.visit(theirs, anchors, rows, counts, step)
     assert np.abs(ours - stack).max() > 0.05
     np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)

@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 
 from dpfact_flower.errors import DivergenceError
 from dpfact_flower.settings import SolverSettings
+from dpfact_flower.solver.choice import kernels, vectors
 from dpfact_flower.solver.columns import descend
-from dpfact_flower.solver.fibres import Array, fibres_of
-from dpfact_flower.solver.lanes import slices
+from dpfact_flower.solver.fibres import fibres_of
+from dpfact_flower.solver.kernels import Array, stack_factors
 from dpfact_flower.solver.mttkrp import stacked_mttkrp
 from dpfact_flower.solver.objective import (
     LocalResult,
@@ -30,7 +31,6 @@ from dpfact_flower.solver.objective import (
     hadamard,
     loss_of,
 )
-from dpfact_flower.solver.patients import update_rows
 from dpfact_flower.tensor import Factors, SparseTensor
 from dpfact_flower.threads import thread_count
 
@@ -91,9 +91,8 @@ class _Site:
         self.floor = 0.0 if settings.nonnegative else -math.inf
         self.modes = tensor.ndim
         self.fibres = fibres_of(tensor)
-        self.lanes, _ = slices(settings.rank)
         self.threads = thread_count()
-        self.stack = self.fibres.stack(factors)
+        self.stack = stack_factors(factors)
         np.maximum(self.stack, np.float32(self.floor), out=self.stack)
         self.grams = [gram(self.factor(n)) for n in range(self.modes)]
 
@@ -115,7 +114,6 @@ class _Site:
     def iterate(self) -> tuple[float, float]:
         """Update every factor once; <X, M> before and after."""
         product, before = self._patients()
-        self.grams[0] = gram(self.factor(0))
         for n in range(1, self.modes):
             if product is None:
                 product = self._mttkrp(n)
@@ -130,19 +128,20 @@ class _Site:
     def _patients(self) -> tuple[Array | None, float]:
         """Update A; the MTTKRP of mode 1 with the new A where that is known, and <X, M> before."""
         mu, q = self.settings.mu, self._others(0)
-        if mu == 0:
-            product, before = update_rows(
-                self.fibres, self.stack, self.lanes, q,
+        if mu == 0 and vectors():
+            product, before, self.grams[0] = kernels("patients").update_rows(
+                self.fibres, self.stack, q,
                 floor=self.floor, sweeps=_PATIENT_SWEEPS, threads=self.threads,
             )  # fmt: skip
             return (product[:, : len(q)] if self.modes > 2 else None), before
         A, product = self.factor(0), self._mttkrp(0)
         before = _inner(product, A)
         A[:] = update_patients(A, product, q, mu, self.floor, sweeps=_PATIENT_SWEEPS)
+        self.grams[0] = gram(A)
         return None, before
 
     def _mttkrp(self, mode: int) -> Array:
-        product = stacked_mttkrp(self.fibres, self.stack, mode, self.lanes, threads=self.threads)
+        product = stacked_mttkrp(self.fibres, self.stack, mode, threads=self.threads)
         return product[:, : self.settings.rank]
 
     def _others(self, mode: int) -> NDArray[np.float64]:

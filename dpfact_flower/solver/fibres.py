@@ -11,23 +11,21 @@ MTTKRP, and 8 bytes a fibre.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpfact_flower.compiled import compiled
-from dpfact_flower.solver.lanes import slices
+from dpfact_flower.solver.kernels import WIDTH, Array, row_offsets
 from dpfact_flower.tensor import SparseTensor
 
-Array = NDArray[Any]
+TILE = 3
+"""Registers that a column of a block of patients fills."""
 
-BLOCK = 496
-"""Most patients of a block. Not a power of two: columns so far apart in memory would take each
-other's place in the cache."""
+BLOCK = TILE * WIDTH
+"""Most patients of a block."""
 
 _FIBRES = 4096  # most fibres of a block, unless one patient has more
 _CHUNK = 1 << 16  # entries of a chunk, or a few more
@@ -48,7 +46,7 @@ class Fibres:
         First patient of each block, then the number of patients.
     chunks : ndarray of int64, shape (chunks + 1,)
         First block of each chunk, then the number of blocks.
-    offsets : ndarray of int64, shape (N + 1,)
+    offsets : tuple of int
         First row of each mode in a stack of factors, then the number of rows.
     """
 
@@ -57,7 +55,7 @@ class Fibres:
     patients: NDArray[np.int64]
     blocks: NDArray[np.int64]
     chunks: NDArray[np.int64]
-    offsets: NDArray[np.int64]
+    offsets: tuple[int, ...]
 
     @classmethod
     def of(cls, tensor: SparseTensor) -> Fibres:
@@ -69,7 +67,7 @@ class Fibres:
         blocks = room[: 1 + _divide(patients, room)].copy()
         chunk = starts[patients[blocks[:-1]]] // _CHUNK
         chunks = np.append(np.flatnonzero(np.diff(chunk, prepend=-1)), len(chunk))
-        offsets = np.cumsum([0, *tensor.shape], dtype=np.int64)
+        offsets = tuple(row_offsets(tensor.shape).tolist())
         return cls(tensor, starts, patients, blocks, chunks, offsets)
 
     @cached_property
@@ -77,22 +75,6 @@ class Fibres:
         """Squared Frobenius norm of the tensor, summed in float64."""
         values = self.tensor.values
         return float(np.einsum("s,s->", values, values, dtype=np.float64))
-
-    def stack(self, factors: Sequence[Array]) -> Array:
-        """Rows of all modes in one array, padded with zero columns as the kernels need them.
-
-        Parameters
-        ----------
-        factors : sequence of N ndarrays, each (I_n, R), all float32 or all float64
-
-        Returns
-        -------
-        ndarray, shape (sum of I_n, R padded), C-contiguous
-        """
-        rank = factors[0].shape[1]
-        stack = np.zeros((int(self.offsets[-1]), slices(rank)[1]), factors[0].dtype)
-        np.concatenate(factors, out=stack[:, :rank])
-        return stack
 
     def rows(self, stack: Array, mode: int) -> Array:
         """Rows of one mode in a stack; a view, padding included."""
@@ -105,13 +87,6 @@ class Fibres:
     def fibre_ranges(self) -> list[tuple[int, int]]:
         """First fibre of each chunk, and the one after its last."""
         return list(itertools.pairwise(self.patients[self.blocks[self.chunks]].tolist()))
-
-
-def padded(rows: Array, width: int) -> Array:
-    """Rows with zeros appended up to `width`; always a copy."""
-    wide = np.zeros((len(rows), width), rows.dtype)
-    wide[:, : rows.shape[1]] = rows
-    return wide
 
 
 @lru_cache(maxsize=16)

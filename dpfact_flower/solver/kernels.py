@@ -10,20 +10,54 @@ The fast-math flags leave NaN and infinity their meaning: that is how divergence
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numba.core.registry import cpu_target
 from numpy.typing import NDArray
 
 from dpfact_flower.compiled import FAST, compiled
 
 Array = NDArray[Any]
-LANES = 8
-"""Float32 values in a 256-bit register; rows of a stack are padded to a multiple of it."""
 
+
+def _widest() -> int:
+    """Float32 values in a register of the processor that numba compiles for."""
+    features = cpu_target.target_context.codegen().magic_tuple()[2]
+    return 16 if "+avx512f" in features.split(",") else 8
+
+
+WIDTH = _widest()
+"""Float32 values in a register; rows of a stack are padded to a multiple of it."""
+
+_MOST = 8  # registers a slice: with what is loaded, all fit into a processor's sixteen
 _LINE = 64  # bytes of a cache line
+
+
+def slices(rank: int) -> tuple[tuple[int, ...], int]:
+    """How a row of `rank` values is cut into slices that fit the processor's registers.
+
+    Returns
+    -------
+    registers : tuple of zeros
+        As many as a slice has registers; see `dpfact_flower.solver.vector`.
+    width : int
+        Length that a row is padded to, a multiple of a slice.
+    """
+    whole = -(-rank // WIDTH)
+    count = -(-whole // _MOST)
+    registers = -(-whole // count)
+    return (0,) * registers, WIDTH * registers * count
+
+
+def aligned_zeros(rows: int, columns: int, dtype: Any = np.float32) -> Array:
+    """Array of zeros, shape (rows, columns), that begins where a cache line does."""
+    size = np.dtype(dtype).itemsize * rows * columns
+    memory = np.zeros(size + _LINE, np.uint8)
+    first = -memory.ctypes.data % _LINE
+    zeros: Array = memory[first : first + size].view(dtype).reshape(rows, columns)
+    return zeros
 
 
 def stack_factors(factors: Sequence[Array]) -> Array:
@@ -35,14 +69,11 @@ def stack_factors(factors: Sequence[Array]) -> Array:
 
     Returns
     -------
-    ndarray, shape (sum of I_n, R rounded up to a multiple of 8), C-contiguous
+    ndarray, shape (sum of I_n, R padded as of `slices`), C-contiguous
         It begins where a cache line does.
     """
-    rank, dtype = factors[0].shape[1], factors[0].dtype
-    shape = sum(map(len, factors)), -(-rank // LANES) * LANES
-    memory = np.zeros(math.prod(shape) * dtype.itemsize + _LINE, np.uint8)
-    first = -memory.ctypes.data % _LINE
-    stack = memory[first : first + memory.size - _LINE].view(dtype).reshape(shape)
+    rank = factors[0].shape[1]
+    stack = aligned_zeros(sum(map(len, factors)), slices(rank)[1], factors[0].dtype)
     np.concatenate(factors, out=stack[:, :rank])
     return stack
 

@@ -1,28 +1,17 @@
 """Stochastic gradient steps: one visit of a cell moves one row of every factor; and their fit.
 
-Two sets of kernels compute the same: `sgd_vector`, which spells out vector instructions, and
-`sgd_plain`, which leaves them to numba. They differ in the order of sums and so in rounding. The
-first is taken where it compiles and is right; ``DPFACT_KERNELS=plain`` or ``vector`` decides.
+Two sets of kernels compute the same, `sgd_vector` and `sgd_plain`: see
+`dpfact_flower.solver.choice`.
 """
 
 from __future__ import annotations
 
-import functools
-import importlib
-import logging
-import os
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
 
 import numpy as np
 
-from dpfact_flower.errors import SettingsError
+from dpfact_flower.solver.choice import kernels
 from dpfact_flower.solver.kernels import Array
-
-VARIABLE = "DPFACT_KERNELS"
-"""Environment variable that chooses the kernels: auto, vector or plain."""
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -58,18 +47,6 @@ class Step:
         return tuple(map(np.float32, given))
 
 
-class Kernels(Protocol):
-    """A module of kernels."""
-
-    def visit(self, stack: Array, anchors: Array, rows: Array, counts: Array, step: Step) -> None:
-        """See `visit` below."""
-
-    def fit(
-        self, stack: Array, indices: Array, values: Array, offsets: Array
-    ) -> tuple[float, float]:
-        """See `fit` below."""
-
-
 def visit(stack: Array, anchors: Array, rows: Array, counts: Array, step: Step) -> None:
     """One stochastic gradient step per visit, in the order given; eqs. (ai), (bj).
 
@@ -88,7 +65,7 @@ def visit(stack: Array, anchors: Array, rows: Array, counts: Array, step: Step) 
     SettingsError
         If the environment asks for kernels that there are not.
     """
-    _asked_for().visit(stack, anchors, rows, counts, step)
+    kernels("sgd").visit(stack, anchors, rows, counts, step)
 
 
 def fit(stack: Array, indices: Array, values: Array, offsets: Array) -> tuple[float, float]:
@@ -112,37 +89,5 @@ def fit(stack: Array, indices: Array, values: Array, offsets: Array) -> tuple[fl
     SettingsError
         As `visit`.
     """
-    return _asked_for().fit(stack, indices, values, offsets)
-
-
-def _asked_for() -> Kernels:
-    return chosen(os.environ.get(VARIABLE, "auto"))
-
-
-@functools.cache
-def chosen(name: str) -> Kernels:
-    """Kernels of a name; "auto" takes the vector kernels if they work on this machine.
-
-    Raises
-    ------
-    SettingsError
-        If there are none of that name.
-    """
-    if name not in {"auto", "vector", "plain"}:
-        raise SettingsError(f"{VARIABLE}: must be auto, vector or plain; got {name!r}")
-    if name == "auto":
-        name = "vector" if _vectors_work() else "plain"
-    return cast(Kernels, importlib.import_module(f"dpfact_flower.solver.sgd_{name}"))
-
-
-def _vectors_work() -> bool:
-    """Whether numba compiles vector code here, and it computes what it should."""
-    try:
-        vector: Any = importlib.import_module("dpfact_flower.solver.vector")
-        works = bool(vector.works())
-    except Exception as error:  # another numba, LLVM or processor fails in ways of its own
-        logger.warning("vector kernels do not compile (%s): taking plain ones", error)
-        return False
-    if not works:
-        logger.warning("vector kernels compute wrongly on this machine: taking plain ones")
-    return works
+    found: tuple[float, float] = kernels("sgd").fit(stack, indices, values, offsets)
+    return found

@@ -7,15 +7,16 @@ from hypothesis import strategies as st
 
 from dpfact_flower.residuals import squared_error
 from dpfact_flower.settings import SolverSettings
+from dpfact_flower.solver.choice import VARIABLE
 from dpfact_flower.solver.exact import exact, update_patients
 from dpfact_flower.solver.fibres import BLOCK, Fibres
-from dpfact_flower.solver.lanes import OCTET, slices
+from dpfact_flower.solver.kernels import WIDTH, slices, stack_factors
 from dpfact_flower.solver.mttkrp import mttkrp, stacked_mttkrp
-from dpfact_flower.solver.patients import update_rows
+from dpfact_flower.solver.patients_vector import update_rows
 from dpfact_flower.tensor import SparseTensor
 
 SHAPES = [(7, 5), (7, 5, 6), (5, 4, 3, 6), (4, 3, 3, 2, 5)]
-RANKS = [3, 11, 70]  # under an octet, over one, and more than a slice has
+RANKS = [3, 11, 20, 70, 130]  # one register or less, more, and more than a slice has
 
 
 def random_tensor(shape, nnz, seed=0) -> SparseTensor:
@@ -56,6 +57,12 @@ def large():
     )
 
 
+@pytest.fixture(params=["vector", "plain"])
+def _kernels(request, monkeypatch):
+    monkeypatch.setenv(VARIABLE, request.param)
+
+
+@pytest.mark.usefixtures("_kernels")
 @pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 5e-6), (np.float64, 1e-13)])
@@ -111,23 +118,23 @@ def test_blocks_and_chunks_divide_the_patients(large):
 
 @given(rank=st.integers(1, 1000))
 def test_slices_cover_a_row(rank):
-    lanes, width = slices(rank)
+    registers, width = slices(rank)
     assert width >= rank
-    assert width % (OCTET * len(lanes)) == 0
-    assert width < 1.25 * rank + OCTET
-    assert len(lanes) <= 8
+    assert width % (WIDTH * len(registers)) == 0
+    assert width < 1.25 * rank + WIDTH
+    assert len(registers) <= 8
+    assert slices(width) == (registers, width)
 
 
 @pytest.mark.parametrize("floor", [0.0, -np.inf])
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("rank", [3, 12, 70])
+@pytest.mark.parametrize("rank", [3, 20, 130])
 def test_rows_by_blocks_are_the_columns_of_the_whole(shape, rank, floor):
     shape = (1200, *shape[1:])
     tensor, factors = random_tensor(shape, 3000), random_factors(shape, rank)
-    fibres, (lanes, _) = Fibres.of(tensor), slices(rank)
-    stack = fibres.stack(factors)
+    fibres, stack = Fibres.of(tensor), stack_factors(factors)
     q = np.prod([f.T.astype(float) @ f for f in factors[1:]], axis=0)
-    product, inner = update_rows(fibres, stack, lanes, q, floor=floor, sweeps=3, threads=1)
+    product, inner, gram = update_rows(fibres, stack, q, floor=floor, sweeps=3, threads=1)
 
     expected = update_patients(
         factors[0], mttkrp(tensor, factors, 0), q, 0.0, floor, sweeps=3
@@ -136,6 +143,8 @@ def test_rows_by_blocks_are_the_columns_of_the_whole(shape, rank, floor):
     scale = np.abs(expected).max()
     np.testing.assert_allclose(updated[:, :rank] / scale, expected / scale, atol=1e-5)
     assert not updated[:, rank:].any(), "the padding must stay zero"
+    squares = updated[:, :rank].T.astype(np.float64) @ updated[:, :rank]
+    np.testing.assert_allclose(gram, squares, rtol=1e-6, atol=1e-6 * np.abs(squares).max())
     before = np.sum(one_by_one(tensor, factors, 0) * factors[0])
     assert inner == pytest.approx(before, rel=1e-5)
     if len(shape) > 2:
@@ -153,11 +162,8 @@ def test_threads_change_no_bit(large, monkeypatch, mu):
         monkeypatch.setenv("OMP_NUM_THREADS", threads)
         results.append(exact(large, factors, factors[1:], options, np.random.default_rng(0)))
         fibres = Fibres.of(large)
-        lanes, _ = slices(12)
         for mode in range(3):
-            product = stacked_mttkrp(
-                fibres, fibres.stack(factors), mode, lanes, threads=int(threads)
-            )
+            product = stacked_mttkrp(fibres, stack_factors(factors), mode, threads=int(threads))
             np.testing.assert_array_equal(product[:, :12], mttkrp(large, factors, mode))
     for other in results[1:]:
         assert other.objective == results[0].objective
@@ -165,7 +171,8 @@ def test_threads_change_no_bit(large, monkeypatch, mu):
             assert ours.tobytes() == theirs.tobytes()
 
 
-@pytest.mark.parametrize("rank", [3, 70])
+@pytest.mark.usefixtures("_kernels")
+@pytest.mark.parametrize("rank", [3, 130])
 @pytest.mark.parametrize("shape", SHAPES[:3])
 def test_squared_errors_are_those_of_the_dense_model(model, shape, rank):
     tensor, factors = random_tensor(shape, 60), random_factors(shape, rank)
@@ -176,3 +183,18 @@ def test_squared_errors_are_those_of_the_dense_model(model, shape, rank):
     assert ours.nonzeros == pytest.approx(squares[data > 0].sum(), rel=2e-6)
     assert ours.data == pytest.approx(np.sum(data**2))
     assert (ours.cells, ours.nnz) == (data.size, np.count_nonzero(data))
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.5])
+@pytest.mark.parametrize("nonnegative", [True, False])
+def test_plain_and_vector_kernels_agree(large, monkeypatch, mu, nonnegative):
+    factors = [np.abs(f) for f in random_factors(large.shape, 12)]
+    options = SolverSettings(rank=12, tau=3, mu=mu, nonnegative=nonnegative)
+    results = []
+    for name in ("vector", "plain"):
+        monkeypatch.setenv(VARIABLE, name)
+        results.append(exact(large, factors, factors[1:], options, np.random.default_rng(0)))
+    vector, plain = results
+    assert vector.objective == pytest.approx(plain.objective, rel=1e-6)
+    for ours, theirs in zip(vector.factors, plain.factors, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-4 * np.abs(theirs).max())

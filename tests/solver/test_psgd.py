@@ -16,11 +16,11 @@ from dpfact_flower.cp import squared_error
 from dpfact_flower.data.synthetic import synthetic
 from dpfact_flower.errors import DivergenceError
 from dpfact_flower.settings import SolverSettings
+from dpfact_flower.solver.choice import VARIABLE
 from dpfact_flower.solver.kernels import model_values, row_offsets
 from dpfact_flower.solver.order import visits, zero_visits
 from dpfact_flower.solver.prox import shrink_columns
 from dpfact_flower.solver.psgd import psgd
-from dpfact_flower.solver.sgd import VARIABLE
 from dpfact_flower.tensor import SparseTensor
 
 SHAPES = [(9, 5), (7, 5, 6), (5, 4, 3, 6)]

@@ -10,16 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpfact_flower.errors import SettingsError
-from dpfact_flower.solver import sgd, vector
-from dpfact_flower.solver.kernels import row_offsets, stack_factors
-from dpfact_flower.solver.sgd import Step, chosen, visit
+from dpfact_flower.solver import choice, vector
+from dpfact_flower.solver.choice import kernels, vectors
+from dpfact_flower.solver.kernels import WIDTH, row_offsets, stack_factors
+from dpfact_flower.solver.sgd import Step, visit
 
 SHAPES = [(7, 5), (7, 5, 6), (5, 4, 3, 6)]
 
 
 @pytest.fixture(params=["vector", "plain"])
-def kernels(request):
-    return chosen(request.param)
+def steps(request):
+    return kernels("sgd", request.param)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -29,7 +30,7 @@ def kernels(request):
 @pytest.mark.parametrize("floor", [0.0, -np.inf])
 @pytest.mark.parametrize("rank", [5, 21])  # one vector a row, and three of which one is padded
 def test_visits_equal_the_plain_loop(
-    problem, reference_visits, kernels, shape, in_turn, gamma, clip, floor, rank
+    problem, reference_visits, steps, shape, in_turn, gamma, clip, floor, rank
 ):
     case = problem(shape, rank=rank, signed=floor < 0)
     rng = np.random.default_rng(1)
@@ -43,7 +44,7 @@ def test_visits_equal_the_plain_loop(
     stack, offsets = stack_factors(case.factors), row_offsets(shape)
     rows = (cells + offsets[:-1]).astype(np.int32)
     step = Step(zero_weight=2.5, sequential=in_turn, **numbers)
-    kernels.visit(stack, stack_factors(case.anchors), rows, counts, step)
+    steps.visit(stack, stack_factors(case.anchors), rows, counts, step)
 
     np.testing.assert_allclose(stack[:, :rank], np.concatenate(expected), rtol=2e-5, atol=2e-6)
     assert not stack[:, rank:].any(), "the padding must stay zero"
@@ -66,19 +67,19 @@ def test_no_row_moves_further_than_the_clip_allows(name, seed, modes, in_turn, c
     rows = np.arange(modes, dtype=np.int32)[None]
     step = Step(eta=1.0, clip=clip, zero_weight=1e3, floor=-np.inf, sequential=in_turn)
     before = stack.astype(np.float64)
-    chosen(name).visit(stack, stack[1:].copy(), rows, np.array([count], np.float32), step)
+    kernels("sgd", name).visit(stack, stack[1:].copy(), rows, np.array([count], np.float32), step)
     rounding = 8 * np.finfo(np.float32).eps * np.linalg.norm(before, axis=1)
     assert (np.linalg.norm(stack - before, axis=1) <= clip * (1 + 1e-5) + rounding).all()
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("in_turn", [False, True], ids=["joint", "sequential"])
-def test_projection_does_not_hide_a_nan(problem, kernels, shape, in_turn):
+def test_projection_does_not_hide_a_nan(problem, steps, shape, in_turn):
     case = problem(shape)
     stack = stack_factors(case.factors)
     stack[0, 1] = np.nan
     rows = row_offsets(shape)[:-1].astype(np.int32)[None]
-    kernels.visit(
+    steps.visit(
         stack, stack_factors(case.anchors), rows, np.ones(1, np.float32),
         Step(eta=0.1, floor=0.0, sequential=in_turn),
     )  # fmt: skip
@@ -103,27 +104,27 @@ def test_plain_and_vector_kernels_agree_over_many_visits(problem, shape, in_turn
     step = Step(eta=0.01, gamma=0.5, clip=2.0, zero_weight=1.5, sequential=in_turn)
     moved = [stack.copy(), stack.copy()]
     for name, found in zip(("vector", "plain"), moved, strict=True):
-        chosen(name).visit(found, anchors, rows, counts, step)
+        kernels("sgd", name).visit(found, anchors, rows, counts, step)
     assert np.abs(moved[0] - stack).max() > 0.1
     np.testing.assert_allclose(moved[0], moved[1], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("rank", [3, 21])
-def test_the_fit_is_that_of_the_dense_model(problem, model, kernels, shape, rank):
+def test_the_fit_is_that_of_the_dense_model(problem, model, steps, shape, rank):
     case = problem(shape, rank=rank, signed=True)
     data, dense = case.tensor.to_dense(), model(case.factors)
-    found = kernels.fit(
+    found = steps.fit(
         stack_factors(case.factors), case.tensor.indices, case.tensor.values, row_offsets(shape)
     )
     squares, inner = np.sum((data - dense)[data > 0] ** 2), np.sum(data * dense)
     assert found == pytest.approx((squares, inner), rel=1e-5)
 
 
-def test_no_visits_at_all_change_nothing(problem, kernels):
+def test_no_visits_at_all_change_nothing(problem, steps):
     stack, anchors, rows, counts = many_visits(problem, (7, 5, 6), 3, 0)
     before = stack.copy()
-    kernels.visit(stack, anchors, rows, counts, Step(eta=0.1))
+    steps.visit(stack, anchors, rows, counts, Step(eta=0.1))
     np.testing.assert_array_equal(stack, before)
 
 
@@ -131,20 +132,21 @@ def test_a_stack_begins_where_a_cache_line_does(problem):
     for rank in (1, 8, 9):
         stack = stack_factors(problem(rank=rank).factors)
         assert stack.ctypes.data % 64 == 0
-        assert stack.shape[1] % 8 == 0
+        assert stack.shape[1] % WIDTH == 0
 
 
 @pytest.fixture
 def _nothing_chosen_yet():
-    chosen.cache_clear()
+    choice._taken.cache_clear()
     yield
-    chosen.cache_clear()
+    choice._taken.cache_clear()
 
 
 @pytest.mark.usefixtures("_nothing_chosen_yet")
 def test_vector_kernels_are_taken_where_they_work():
-    assert chosen("auto") is chosen("vector")
-    assert chosen("auto") is not chosen("plain")
+    assert vectors("auto")
+    assert kernels("sgd", "auto") is kernels("sgd", "vector")
+    assert kernels("sgd", "auto") is not kernels("sgd", "plain")
 
 
 def raise_as_another_llvm_would():
@@ -158,7 +160,8 @@ def test_plain_kernels_are_taken_where_vectors_fail_and_a_warning_says_so(
 ):
     monkeypatch.setattr(vector, "works", works)
     with caplog.at_level(logging.WARNING):
-        assert chosen("auto") is chosen("plain")
+        assert not vectors("auto")
+        assert kernels("sgd", "auto") is kernels("sgd", "plain")
     assert "taking plain ones" in caplog.text
 
 
@@ -166,13 +169,13 @@ def test_plain_kernels_are_taken_where_vectors_fail_and_a_warning_says_so(
 def test_the_environment_chooses(problem, monkeypatch, name):
     stack, anchors, rows, counts = many_visits(problem, (7, 5, 6), 21, 2000)
     expected, found = stack.copy(), stack.copy()
-    chosen(name).visit(expected, anchors, rows, counts, Step(eta=0.02))
-    monkeypatch.setenv(sgd.VARIABLE, name)
+    kernels("sgd", name).visit(expected, anchors, rows, counts, Step(eta=0.02))
+    monkeypatch.setenv(choice.VARIABLE, name)
     visit(found, anchors, rows, counts, Step(eta=0.02))
     assert found.tobytes() == expected.tobytes()
 
 
 def test_kernels_that_there_are_not_are_refused(monkeypatch):
-    monkeypatch.setenv(sgd.VARIABLE, "fast")
+    monkeypatch.setenv(choice.VARIABLE, "fast")
     with pytest.raises(SettingsError, match="DPFACT_KERNELS: must be auto, vector or plain"):
         visit(*[np.zeros((1, 8), np.float32)] * 4, Step(eta=0.1))
