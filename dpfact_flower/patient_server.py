@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -52,9 +51,7 @@ class PatientRule:
             sites=max(run.sites, run.min_sites),
         )
         self.rounds = self.plan.rounds
-        self.privacy = replace(
-            privacy, start_share=self.plan.start_share, refine_rounds=self.plan.refine_rounds
-        )
+        self.privacy = self.plan.settle(privacy)
         self.selection: Selection = ()
         self.factors: Factors = initial_factors(
             privacy.codes_kept or feature_shape, solver.rank, run.seed

@@ -131,9 +131,9 @@ def plan_of(request: RoundRequest, feature_shape: Sequence[int]) -> PatientPlan:
         request.privacy.check_solver(request.solver)
     except SettingsError as error:
         raise MessageError(f"request: {error}") from None
-    if request.privacy.start_share == 0 or request.privacy.refine_rounds < 0:
-        raise MessageError("request: start-share and refine-rounds must have been planned")
     plan = plan_patient(request.privacy, sizes=feature_shape, rank=request.solver.rank)
+    if plan.settle(request.privacy) != request.privacy:
+        raise MessageError("request: start-share, refine-rounds and bound must have been planned")
     if request.rounds != plan.rounds:
         raise MessageError(
             f"rounds: the settings make a plan of {plan.rounds} rounds; the request has "

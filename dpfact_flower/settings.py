@@ -189,8 +189,9 @@ class PrivacySettings(Settings):
         -1, "patient: rounds of refinement, each over all modes; -1 plans them", low=-1, high=100
     )
     bound: float = setting(
-        0.1, "patient: norm to which a patient's part of a refinement is clipped", low=1e-3, high=1
-    )
+        0.0, "patient: norm, from 0.001 on, to which a patient's part of a refinement is clipped; "
+        "0 plans it", low=0, high=1,
+    )  # fmt: skip
     codes: str = setting(
         "", "patient: codes to keep of each mode (as 202x316), by a noisy count that is charged; "
         "empty keeps all", pattern=r"\d{1,9}(x\d{1,9})*",
@@ -237,6 +238,10 @@ class PrivacySettings(Settings):
                 raise SettingsError(
                     f"{_key(name)}: has no meaning with privacy {self.privacy!r}; got {value!r}"
                 )
+        if 0 < self.bound < 1e-3:
+            raise SettingsError(
+                f"bound: must be 0, which plans it, or in [0.001, 1]; got {self.bound:g}"
+            )
         if 0 in self.codes_kept:
             raise SettingsError(f"codes: keep at least one of each mode; got {self.codes!r}")
 

@@ -23,7 +23,7 @@ from dpfact_flower.settings import PrivacySettings, RunSettings, SiteSettings, S
 from dpfact_flower.state import SiteStore
 from dpfact_flower.tensor import SparseTensor
 
-PLANNED = PrivacySettings(epsilon=4.0, delta=1e-5, start_share=0.7, refine_rounds=2)
+PLANNED = PrivacySettings(epsilon=4.0, delta=1e-5, start_share=0.7, refine_rounds=2, bound=0.1)
 CODES = replace(PLANNED, codes="6x8")
 SOLVER = SolverSettings(rank=4)
 LEAVES = re.compile(r"dpfact:([a-z-]+) \(details are in the site's own log\)")

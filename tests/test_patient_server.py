@@ -23,7 +23,7 @@ from dpfact_flower.settings import PrivacySettings, RunSettings, SiteSettings, S
 
 SHAPE = (9, 12)
 SOLVER = SolverSettings(rank=4)
-PLANNED = PrivacySettings(start_share=0.7, refine_rounds=2)
+PLANNED = PrivacySettings(start_share=0.7, refine_rounds=2, bound=0.1)
 CODES = replace(PLANNED, codes="6x8")
 OPEN = PrivacySettings(codes="6x8", patients=500)
 """Share and rounds are left for the server to plan."""
@@ -106,7 +106,7 @@ def test_what_was_left_open_is_planned_and_sent():
     asked = server.request(1).privacy
     assert 0 < asked.start_share <= 1
     assert asked.refine_rounds >= 0
-    assert replace(asked, start_share=0.0, refine_rounds=-1) == OPEN
+    assert replace(asked, start_share=0.0, refine_rounds=-1, bound=0.0) == OPEN
     assert server.request(1).rounds == server.rounds
     # A site that knows neither sites nor seed finds the same plan.
     assert make_rule(asked, sites=0, seed=9).plan.releases == server.rule.plan.releases

@@ -17,7 +17,7 @@ from dpfact_flower.settings import PrivacySettings, SolverSettings
 from dpfact_flower.state import SiteState
 from dpfact_flower.tensor import SparseTensor
 
-PLANNED = PrivacySettings(start_share=0.7, refine_rounds=2)
+PLANNED = PrivacySettings(start_share=0.7, refine_rounds=2, bound=0.1)
 CODES = replace(PLANNED, codes="6x8")
 SOLVER = SolverSettings(rank=4)
 
@@ -76,7 +76,7 @@ def own_start(data, values=None) -> Release:
 # --- cost
 
 
-START_ALONE = PrivacySettings(start_share=1.0, refine_rounds=0)
+START_ALONE = PrivacySettings(start_share=1.0, refine_rounds=0, bound=0.1)
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_a_plan_is_the_settings(data):
 
 
 UNPLANNED = {
-    "share": ({"privacy": PrivacySettings(refine_rounds=2)}, "must have been planned"),
+    "share": ({"privacy": PrivacySettings(refine_rounds=2, bound=0.1)}, "must have been planned"),
     "rounds": ({"privacy": PrivacySettings(start_share=0.7)}, "must have been planned"),
     "a round more": ({"rounds": 7}, "a plan of 6 rounds; the request has 7"),
     "a round less": ({"rounds": 5}, "a plan of 6 rounds; the request has 5"),

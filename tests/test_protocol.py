@@ -57,7 +57,7 @@ def make_selection() -> tuple[np.ndarray, ...]:
 
 def make_patient_request(**changes) -> RoundRequest:
     """A round of patient mode after its count of codes: factors and selection."""
-    privacy = PrivacySettings(start_share=0.8, refine_rounds=1, codes="5x4")
+    privacy = PrivacySettings(start_share=0.8, refine_rounds=1, bound=0.1, codes="5x4")
     given = {"solver": SolverSettings(rank=RANK), "privacy": privacy, "selection": make_selection()}
     return make_request(**{**given, **changes})
 
@@ -228,7 +228,7 @@ def changed_settings(settings):
         elif hint is str:
             value = "5x3"
         else:
-            value = value + (1 if hint is int else 1e-5)
+            value = value + (1 if hint is int else 1e-3 if field.name == "bound" else 1e-5)
         yield replace(settings, **{field.name: value})
 
 

@@ -15,7 +15,7 @@ SHAPE = (5, 4)
 SOLVER = SolverSettings(rank=3)
 PSGD = SolverSettings(rank=3, solver="psgd", clip=1.0, eta=1e-3)
 NONE, PAPER = PrivacySettings(privacy="none"), PrivacySettings(privacy="paper", epsilon=1.2)
-PATIENT = PrivacySettings(start_share=0.7, refine_rounds=1)
+PATIENT = PrivacySettings(start_share=0.7, refine_rounds=1, bound=0.1)
 RULES = {
     "none": (ElasticRule, SOLVER, NONE),
     "paper": (ElasticRule, PSGD, PAPER),

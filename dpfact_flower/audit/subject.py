@@ -79,13 +79,7 @@ class Subject:
             raise SettingsError(f"privacy: audits are of 'patient'; got {privacy.privacy!r}")
         privacy.check_solver(solver)
         plan = plan_patient(privacy, sizes=site.tensor.feature_shape, rank=solver.rank, sites=sites)
-        privacy = replace(
-            privacy,
-            start_share=plan.start_share,
-            refine_rounds=plan.refine_rounds,
-            noise_seed=-1,
-        )
-        return cls(site, solver, privacy, plan)
+        return cls(site, solver, replace(plan.settle(privacy), noise_seed=-1), plan)
 
     @property
     def sizes(self) -> tuple[int, ...]:

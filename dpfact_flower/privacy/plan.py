@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -49,6 +49,9 @@ _PLENTY = 20.0
 """Signal of each refinement that is left when many share the budget: down to it, more rounds helped
 real data, where the model is far from where it ends (docs/explanation/start.md)."""
 _MOST_ROUNDS = 20
+_BOUND, _WIDEST = 0.1, 0.3
+"""Norm to which parts of a refinement are clipped; .06 to .15 were alike. And what it may be where
+signal is left over: then less is clipped, and the model is less biased."""
 _MOST_NOISE = 1e12
 """Largest sigma. Whether float32 can hold a release must not hang on the noise that was drawn."""
 _ROUNDING = 1 - 1e-12
@@ -135,6 +138,8 @@ class PatientPlan:
         Share of the model's budget (all but that of the codes) that the start has.
     refine_rounds : int
         How often every mode is refined.
+    bound : float
+        Norm to which a patient's part of a refinement is clipped.
     delta : float
     outlook : Outlook
     """
@@ -143,8 +148,18 @@ class PatientPlan:
     rounds: int
     start_share: float
     refine_rounds: int
+    bound: float
     delta: float
     outlook: Outlook
+
+    def settle(self, settings: PrivacySettings) -> PrivacySettings:
+        """The settings with nothing left to plan: what a server sends, and a site asks for."""
+        return replace(
+            settings,
+            start_share=self.start_share,
+            refine_rounds=self.refine_rounds,
+            bound=self.bound,
+        )
 
     @property
     def start(self) -> PlannedRelease:
@@ -190,9 +205,9 @@ def plan_patient(
 ) -> PatientPlan:
     """Plan a run of patient mode.
 
-    ``start_share = 0`` and ``refine_rounds = -1`` are planned here, from `rank`, `sites` and
-    ``settings.patients`` too. Given settings that have both, as a server sends them, the schedule
-    depends on epsilon, delta, sizes and rank alone, so a site finds the same one.
+    ``start_share = 0``, ``refine_rounds = -1`` and ``bound = 0`` are planned here, from `rank`,
+    `sites` and ``settings.patients`` too. Given settings that have all of them, as a server sends
+    them, the schedule depends on epsilon, delta, sizes and rank alone, so a site finds the same.
 
     Parameters
     ----------
@@ -226,6 +241,8 @@ def plan_patient(
     for_start = share * (total - for_codes)
     each = (total - for_codes - for_start) / max(1, rounds * len(kept))
 
+    bound = settings.bound or _planned_bound(facts, each)
+
     steps: list[tuple[Literal["codes", "start", "refine"], int | None, float, int, float]] = []
     if settings.codes_kept:
         steps.append(("codes", None, 1.0, sum(every), for_codes))
@@ -233,7 +250,7 @@ def plan_patient(
     for _ in range(rounds):
         for mode, size in enumerate(kept):
             count = size * rank + rank * (rank + 1) // 2
-            steps.append(("refine", mode, settings.bound, count, each))
+            steps.append(("refine", mode, bound, count, each))
     releases = tuple(
         PlannedRelease(kind, number, mode, sensitivity, sigma_of(rho, sensitivity), count, rho)
         for number, (kind, mode, sensitivity, count, rho) in enumerate(steps, start=1)
@@ -244,7 +261,7 @@ def plan_patient(
             f"{_MOST_NOISE:g}: nothing could be learned from it"
         )
     outlook = _outlook(facts, math.sqrt(2 * for_start), settings.epsilon)
-    return PatientPlan(releases, len(releases) + 1, share, rounds, settings.delta, outlook)
+    return PatientPlan(releases, len(releases) + 1, share, rounds, bound, settings.delta, outlook)
 
 
 def total_rho(epsilon: float, delta: float) -> float:
@@ -330,6 +347,12 @@ def _planned_rounds(facts: _Facts, rho: float) -> int:
         return 1
     rounds = max(2 + math.log2(signal / _SECOND_ROUND), (signal / _PLENTY) ** 2)
     return min(_MOST_ROUNDS, math.floor(rounds))
+
+
+def _planned_bound(facts: _Facts, rho: float) -> float:
+    """More than usual only where more than `_PLENTY` of signal is left in each refinement."""
+    signal = facts.refine_scale * math.sqrt(2 * rho) if facts.known else 0.0
+    return min(_WIDEST, _BOUND * max(1.0, signal / _PLENTY))
 
 
 def _outlook(facts: _Facts, multiplier: float, epsilon: float) -> Outlook:

@@ -147,9 +147,7 @@ def test_events_carry_the_claim_and_the_modes():
 def test_a_site_finds_the_servers_schedule(epsilon, given_):
     settings = PrivacySettings(epsilon=epsilon, patients=40_662, **given_)
     server = plan_patient(settings, sizes=SIZES, rank=50, sites=6)
-    sent = replace(
-        settings, start_share=server.start_share, refine_rounds=server.refine_rounds, patients=0
-    )
+    sent = replace(server.settle(settings), patients=0)
     site = plan_patient(sent, sizes=SIZES, rank=50)
     assert site.releases == server.releases
     assert site.rounds == server.rounds
@@ -273,3 +271,22 @@ def test_a_hopeless_plan_says_what_would_help():
 def test_plans_that_cannot_be_are_refused(changes, names):
     with pytest.raises(SettingsError, match=names):
         plan(**changes)
+
+
+def test_signal_that_is_left_over_goes_into_a_wider_bound():
+    def bound(epsilon, **given):
+        settings = PrivacySettings(epsilon=epsilon, patients=40_662, **given)
+        return plan_patient(settings, sizes=SIZES, rank=50, sites=6).bound
+
+    assert bound(1.0) == bound(8.0) == 0.1
+    assert 0.1 < bound(300.0) < 0.3
+    assert bound(1e5) == 0.3
+    assert bound(1e5, bound=0.2) == 0.2
+    assert plan_patient(PrivacySettings(epsilon=1e5), sizes=SIZES, rank=50).bound == 0.1
+
+
+def test_a_bound_below_the_range_is_refused():
+    with pytest.raises(
+        SettingsError, match=r"bound: must be 0, .* or in \[0.001, 1\]"
+    ):
+        PrivacySettings(bound=1e-4)
