@@ -12,7 +12,7 @@ from dpfact_flower.tensor import Factors
 from simulation.paper.datasets import DELTA, Dataset
 from simulation.paper.jobs import Job, Results
 from simulation.paper.plan import Plan
-from simulation.paper.report import Section, Table, legend, panels
+from simulation.paper.report import Section, Table, legend, panels, style
 from simulation.paper.systems import SYSTEMS
 from simulation.paper.verdicts import Case, Verdict, answer, held, tally
 from simulation.systems import NO_NOISE
@@ -131,19 +131,20 @@ def _rows(plan: Plan, data: Dataset, results: Results) -> list[dict[str, Any]]:
 
 
 def _draw(ax: Any, rows: list[dict[str, Any]]) -> None:
-    systems = [name for name in dict.fromkeys(row["system"] for row in rows) if ":" not in name]
-    for number, system in enumerate(systems):
-        finite = [r for r in rows if r["system"] == system and r["epsilon"] != "inf"]
-        ax.plot(
-            [float(r["epsilon"]) for r in finite], [r["FMS with a fit"] for r in finite], "o-",
-            color=f"C{number}", label=system, ms=4,
-        )  # fmt: skip
-        for r in rows:
-            if r["system"] == system and r["epsilon"] == "inf":
-                ax.axhline(r["FMS with a fit"], color=f"C{number}", lw=0.8, ls=":")
-    for name, style in (("ceiling: another fit", "-"), ("null: shuffled patients", "--")):
+    for system in PRIVATE:
+        own = [row for row in rows if row["system"] == _title(system)]
+        finite = [row for row in own if row["epsilon"] != "inf"]
+        look = style(system, _title(system))
+        if finite:
+            ax.plot(
+                [float(row["epsilon"]) for row in finite], [r["FMS with a fit"] for r in finite],
+                "o-", ms=4, **look,
+            )  # fmt: skip
+        for row in own[len(finite) :]:
+            ax.axhline(row["FMS with a fit"], color=look["color"], lw=0.8, ls=":")
+    for name, line in (("ceiling: another fit", "-"), ("null: shuffled patients", "--")):
         level = next(r["FMS with a fit"] for r in rows if r["system"] == name)
-        ax.axhline(level, color="0.4", ls=style, lw=1, label=name)
+        ax.axhline(level, color="0.4", ls=line, lw=1, label=name)
     ax.set(title=rows[0]["data"], xlabel="epsilon (dotted: no noise)", ylabel="FMS with a fit",
            xscale="log", ylim=(0, 1))  # fmt: skip
     at = sorted({float(row["epsilon"]) for row in rows if row["epsilon"] not in ("", "inf")})
@@ -155,8 +156,8 @@ def _verdicts(rows: list[dict[str, Any]]) -> list[Verdict]:
     """Of the paper's noise, with its best steps and with small ones, and of ours."""
     private = {system: _risen(rows, system) for system in PRIVATE}
     paper = [case for system in ("paper", "paper-small") for case in private[system].values()]
-    why = " ".join(
-        f"{SYSTEMS[system].title}: {tally(list(cases.values()))}; {_told(rows, system)}."
+    why = "".join(
+        f"<br>{SYSTEMS[system].title}: {tally(list(cases.values()))}; {_told(rows, system)}"
         for system, cases in private.items()
         if cases
     )
@@ -165,7 +166,7 @@ def _verdicts(rows: list[dict[str, Any]]) -> list[Verdict]:
             "FMS with the model without noise rises to 1 with epsilon",
             answer(paper),
             f"A case is a data set: FMS with itself above {_HIGH:g} at the largest finite epsilon, "
-            f"and above that at the smallest; one fit each. {why} {_kept_at_start(rows)}".strip(),
+            f"and above that at the smallest; one fit each.{why}{_empty(rows)}",
         )
     ]
 
@@ -198,12 +199,12 @@ def _told(rows: list[dict[str, Any]], system: str) -> str:
     )  # fmt: skip
 
 
-def _kept_at_start(rows: list[dict[str, Any]]) -> str:
+def _empty(rows: list[dict[str, Any]]) -> str:
     """Whether the paper's noise matches itself where it explains nothing: that is no recovery."""
     empty = [
-        (data, row)
+        row
         for system in ("paper", "paper-small")
-        for data, own in _of(rows, system).items()
+        for own in _of(rows, system).values()
         for row in own
         if row["epsilon"] != "inf"
         and row["FMS with itself"] > _HIGH
@@ -211,9 +212,9 @@ def _kept_at_start(rows: list[dict[str, Any]]) -> str:
     ]
     if not empty:
         return ""
-    fits = [row["fit, shared"] for _, row in empty]
+    fits = [row["fit, shared"] for row in empty]
     return (
-        f"In {len(empty)} models with the paper's noise an FMS with itself above {_HIGH:g} goes "
-        f"with shared factors that explain less than {100 * _NOTHING:g} % of the data (fit "
-        f"{min(fits):.3f} to {max(fits):.3f}): they match because both have stayed near the start."
+        f"<br>Of the models with the paper's noise and an FMS with itself above {_HIGH:g}, "
+        f"{len(empty)} have shared factors that explain less than {100 * _NOTHING:g} % of the data "
+        f"(fit {min(fits):.3f} to {max(fits):.3f}): what matches is not what the data hold."
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from dpfact_flower.cp import match_columns
 from simulation.paper.datasets import load
@@ -29,40 +30,21 @@ def jobs(plan: Plan) -> list[Job]:
 
 
 def section(plan: Plan, results: Results) -> Section:
-    """A panel a site: its column norms in falling order, a line a weight."""
+    """Column norms, what is switched off, and whether it is what a site lacks."""
     done = [job for job in jobs(plan) if job in results]
     found = [(job.off, results[job].values) for job in done]
     parts: list[Any] = [
         "`off` is the l2,1 weight relative to a site's data, `mu = off ||X|| / sqrt(R)`, so that "
-        "one number means the same at sites of any size; it acts from half of the rounds on. The "
-        "paper chose one mu by hand for every unit. A column is off where it is exactly zero.",
+        f"one number means the same at sites of any size; it acts from half of the {_ROUNDS} "
+        "rounds on. The paper chose one mu by hand for every unit. A column is off where it is "
+        "exactly zero.",
     ]
     if found:
-        sites = found[0][1]["sites"]
-        figure, axes = panels(len(sites), height=2.6)
-        for number, (site, ax) in enumerate(zip(sites, axes, strict=True)):
-            for weight, values in found:
-                norms = np.sort(values["norms"][number])[::-1]
-                ax.plot(np.arange(1, len(norms) + 1), norms, lw=1.2, label=f"off = {weight:g}")
-            ax.set(title=site, xlabel="phenotype, by norm", ylabel="norm of its column")
-        legend(figure, axes)
-        parts.append(("norms", "Column norms of every site's patient factor against mu", figure))
-        rows = [
-            {
-                "off": weight,
-                **{
-                    f"off at {site}": int(sum(norm == 0 for norm in norms))
-                    for site, norms in zip(sites, values["norms"], strict=True)
-                },
-                "fit": values["trace"][-1]["fit"],
-                "FMS planted": values["fms_planted"],
-            }
-            for weight, values in found
-        ]
-        rank = len(found[0][1]["norms"][0])
+        sites, rank = found[0][1]["sites"], len(found[0][1]["norms"][0])
         parts += [
+            ("norms", "Column norms of every site's patient factor against mu", _figure(found)),
             f"Phenotypes of {rank} that are switched off:",
-            Table("norms", rows, {"off": 1, "FMS planted": 2}),
+            Table("norms", [_row(*one) for one in found], {"off": 1, "FMS planted": 2}),
         ]
         planted = [row for job in done for row in _planted(job, results[job])]
         if planted:
@@ -72,6 +54,31 @@ def section(plan: Plan, results: Results) -> Section:
                 Table("norms_planted", planted, {"off": 1, "cosine": 2, **dict.fromkeys(sites, 1)}),
             ]
     return Section("Column norms against mu", parts, _verdicts(found))
+
+
+def _figure(found: list[tuple[float, dict[str, Any]]]) -> Figure:
+    """A panel a site: its column norms in falling order, a line a weight."""
+    sites = found[0][1]["sites"]
+    figure, axes = panels(len(sites), height=2.6)
+    for number, (site, ax) in enumerate(zip(sites, axes, strict=True)):
+        for weight, values in found:
+            norms = np.sort(values["norms"][number])[::-1]
+            ax.plot(np.arange(1, len(norms) + 1), norms, lw=1.2, label=f"off = {weight:g}")
+        ax.set(title=site, xlabel="phenotype, by norm", ylabel="norm of its column")
+    legend(figure, axes)
+    return figure
+
+
+def _row(weight: float, values: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "off": weight,
+        **{
+            f"off at {site}": int(sum(norm == 0 for norm in norms))
+            for site, norms in zip(values["sites"], values["norms"], strict=True)
+        },
+        "fit": values["trace"][-1]["fit"],
+        "FMS planted": values["fms_planted"],
+    }
 
 
 def _verdicts(found: list[tuple[float, dict[str, Any]]]) -> list[Verdict]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dpfact_flower.cp import match_columns
+from dpfact_flower.evaluation.words import p_value
 from simulation.paper.convergence import fit_job
 from simulation.paper.datasets import Dataset, load
 from simulation.paper.jobs import Job, Result, Results
@@ -39,28 +41,28 @@ def section(plan: Plan, results: Results) -> Section:
     ]
     for data in plan.sets(plan.phenotypes):
         jobs_of = {system: _job(plan, data, system) for system in _MODELS}
-        if not results.complete(list(jobs_of.values())):
-            continue
-        found = {system: results[job] for system, job in jobs_of.items()}
-        name = data.name.rpartition("/")[2]
-        exact = found["exact"].values
-        parts += [
-            f"**{data.title}**, leading phenotypes by lambda, all patients "
-            f"({SYSTEMS['exact'].title}):",
-            Table(f"phenotypes_{name}", _leading(exact["tables"]["global"]), _DIGITS),
-        ]
-        site = data.distinct or max(exact["tables"]["sites"])
-        if data.distinct:
-            parts += [
-                f"The same for {site}, whose population is unlike all others', by the size of the "
-                "coefficient, from its own factors:",
-                Table(
-                    f"phenotypes_{name}_{site}",
-                    _leading(exact["tables"]["sites"][site], by="coefficient"), _DIGITS,
-                ),
-            ]  # fmt: skip
-        parts += _beside(data, found, site, name)
+        if results.complete(list(jobs_of.values())):
+            parts += _tables(data, {system: results[job] for system, job in jobs_of.items()})
     return Section("Phenotypes", parts, [])
+
+
+def _tables(data: Dataset, found: dict[str, Result]) -> list[str | Table]:
+    """Of one data set, by model."""
+    name, tables = Path(data.name).name, found["exact"].values["tables"]
+    parts: list[str | Table] = [
+        f"**{data.title}**, leading phenotypes by lambda, all patients ({SYSTEMS['exact'].title}):",
+        Table(f"phenotypes_{name}", _leading(tables["global"]), _DIGITS),
+    ]
+    if data.distinct:
+        parts += [
+            f"The same for {data.distinct}, whose population is unlike all others', by the size of "
+            "the coefficient, from its own factors:",
+            Table(
+                f"phenotypes_{name}_{data.distinct}",
+                _leading(tables["sites"][data.distinct], by="coefficient"), _DIGITS,
+            ),
+        ]  # fmt: skip
+    return parts + _beside(data, found, data.distinct or max(tables["sites"]), name)
 
 
 _DIGITS = {"lambda": 1, "prevalence": 3, "coefficient": 2}
@@ -85,7 +87,7 @@ def _row(phenotype: dict[str, Any]) -> dict[str, Any]:
            for mode, codes in phenotype["codes"].items()},
         "lambda": phenotype["weight"], "prevalence": phenotype["prevalence"],
         "coefficient": mortality.get("coefficient"),
-        "p": None if p is None else "<0.001" if p < 0.001 else f"{p:.3f}",
+        "p-value": None if p is None else p_value(p),
         "why none": mortality.get("reason"),
     }  # fmt: skip
 

@@ -13,7 +13,7 @@ from simulation.paper.datasets import Dataset
 from simulation.paper.jobs import Job, Results
 from simulation.paper.measures import TRAIN
 from simulation.paper.plan import Plan
-from simulation.paper.report import Section, Table, legend, panels
+from simulation.paper.report import Section, Table, legend, panels, style
 from simulation.paper.systems import SYSTEMS
 from simulation.paper.verdicts import Case, Difference, Verdict, answer, difference, tally
 
@@ -180,7 +180,7 @@ def paired(one: Sequence[float], other: Sequence[float]) -> Difference:
 
 
 def _draw(ax: Any, plan: Plan, data: Dataset, group: str, results: Results) -> None:
-    for number, system in enumerate(_DRAWN):
+    for system in _DRAWN:
         points = [
             (rank, scores)
             for rank in plan.ranks
@@ -190,12 +190,12 @@ def _draw(ax: Any, plan: Plan, data: Dataset, group: str, results: Results) -> N
             ax.errorbar(
                 [rank for rank, _ in points], [np.mean(scores) for _, scores in points],
                 [np.std(scores, ddof=1) for _, scores in points], marker="o", ms=3, capsize=2,
-                lw=1.2, color=f"C{number}", label=SYSTEMS[system].title,
+                lw=1.2, **style(system),
             )  # fmt: skip
-    for system, style in (("raw-codes", "--"), ("volume", ":"), ("planted", "-.")):
+    for system, line in (("raw-codes", "--"), ("volume", ":"), ("planted", "-.")):
         scores = _scores(results, _job(plan, data, system, 0), group)
         if scores:
-            ax.axhline(np.mean(scores), color="0.4", ls=style, label=SYSTEMS[system].title)
+            ax.axhline(np.mean(scores), color="0.4", ls=line, label=SYSTEMS[system].title)
     ax.set(title=f"{data.title}: {group}", xlabel="rank", ylabel="AUC", xticks=plan.ranks)
     ax.title.set_fontsize("small")
 
@@ -220,12 +220,12 @@ def _verdicts(
             "The l2,1 term is worth .05 to .2 AUC",
             answer([row[".05 to .2?"] for rows in l21 for row in rows]),
             "A case contradicts where the interval lies outside that range. Cases are data sets "
-            "and ranks. "
-            + "; ".join(
-                f"{SYSTEMS[system].title}: {tally([row['.05 to .2?'] for row in rows])}, "
+            "and ranks."
+            + "".join(
+                f"<br>{SYSTEMS[system].title}: {tally([row['.05 to .2?'] for row in rows])}, "
                 f"{_extent(rows)}"
                 for (system, _), rows in zip(_L21, l21, strict=True) if rows
-            ) + ".",
+            ),
         ),
     ]  # fmt: skip
 
@@ -240,12 +240,12 @@ def _between(
 def _against(claim: str, rows: list[dict[str, Any]], rivals: Sequence[str], more: str) -> Verdict:
     """The claim is of the paper's DPFact, so its answer is of the rows with the paper's noise."""
     of = {system: _between(rows, system, rivals) for system in _JUDGED}
-    why = "; ".join(
-        f"{SYSTEMS[system].title}: {tally(_cases(found))}, {_extent(found)}"
+    why = "".join(
+        f"<br>{SYSTEMS[system].title}: {tally(_cases(found))}, {_extent(found)}"
         for system, found in of.items()
         if found
     )
-    text = f"Cases are data sets, ranks and rivals. {why}.{more}"
+    text = f"Cases are data sets, ranks and rivals.{why}{more}"
     return Verdict(claim, answer(_cases(of["paper"])), text)
 
 
@@ -257,7 +257,7 @@ def _beside(rows: list[dict[str, Any]]) -> str:
     """What no phenotypes, and random ones, predict beside patient mode."""
     found = {rival: _between(rows, "patient", (rival,)) for rival in ("raw-codes", "random")}
     return "".join(
-        f" Patient mode against {SYSTEMS[rival].title}: {tally(_cases(rows))}, {_extent(rows)}."
+        f"<br>Patient mode against {SYSTEMS[rival].title}: {tally(_cases(rows))}, {_extent(rows)}"
         for rival, rows in found.items()
         if rows
     )

@@ -13,7 +13,20 @@ from matplotlib.figure import Figure
 
 from dpfact_flower.evaluation.plots import STYLE
 from dpfact_flower.run_folder import write_json
+from simulation.paper.systems import SYSTEMS
 from simulation.paper.verdicts import Verdict
+
+_COLOURS = {
+    "cp-als": "#000000", "sgd": "#999999", "trip": "#009e73", "psgd": "#e69f00",
+    "paper": "#d55e00", "paper-small": "#cc79a7", "exact": "#56b4e9", "patient": "#0072b2",
+    "naive": "#8a6d00", "random": "#cc79a7",
+}  # fmt: skip
+"""Of the systems that figures show, the same in all of them; Okabe and Ito's, mostly."""
+
+
+def style(system: str, label: str = "") -> dict[str, Any]:
+    """Colour of a system, and its label in the legend."""
+    return {"color": _COLOURS[system], "label": label or SYSTEMS[system].title}
 
 
 @dataclass(frozen=True)

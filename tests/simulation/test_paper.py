@@ -247,6 +247,10 @@ def test_rounds_needed_is_where_the_error_is_near_its_lowest():
 
     assert convergence.rounds_needed(result([3.0, 2.0, 1.015, 1.0, 1.0])) == 3
     assert convergence.rounds_needed(result([1.0, 2.0])) == 1
+    settled, still_falling = result([3.0, 2.0, 1.015, 1.0, 1.0]), result([3.0, 2.0, 1.0])
+    assert convergence.needed_text([settled, settled]) == "3"
+    assert convergence.needed_text([still_falling]) == "not in 3"
+    assert convergence.needed_text([result([1.0])]) == "1"  # patient mode has one model
 
 
 def traffic_job(system, rank=10):
