@@ -270,7 +270,8 @@ def test_patient_modes_start_is_counted_too():
     job = Job("demo-icu", "patient", 10, 2, sites=5, epsilon=1.0, delta=1e-4)
     rounds = compute(job).values["rounds"]
     pairs = 320 * 321 // 2
-    assert rounds[0]["up"] == pytest.approx(5 * 4 * pairs, rel=0.01)
+    # noise of 256 steps, and what is around it
+    assert 10 / 8 < rounds[0]["up"] / 5 / pairs < 13 / 8
 
 
 def test_a_table_shows_rounded_values_and_keeps_all_digits(tmp_path):
