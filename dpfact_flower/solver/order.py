@@ -16,6 +16,9 @@ from dpfact_flower.tensor import SparseTensor
 _BLOCK = 512
 """Patients whose entries are shuffled together: their rows stay in the cache."""
 
+_SPARSE = 8  # places of a table for each entry
+_ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: spreads what it multiplies
+
 Visits = tuple[NDArray[np.int32], NDArray[np.float32]]
 
 
@@ -138,19 +141,47 @@ def _scatter(
         for n in range(modes):
             rows[place, n] = offsets[n] + indices[starts[0] + s, n]
         counts[place] = values[starts[0] + s]
-    cell = np.empty(modes, np.int32)
+    if entries == len(counts):
+        return
+    seen, cell = _seen(indices, starts[0], starts[-1]), np.empty((1, modes), np.int32)
     for s in range(entries, len(counts)):
         while True:
             patient = int(rng.random() * patients)
-            cell[0] = first + patient
+            cell[0, 0] = first + patient
             for n in range(1, modes):
-                cell[n] = int(rng.random() * (offsets[n + 1] - offsets[n]))
-            if not _occurs(indices, starts[patient], starts[patient + 1], cell):
+                cell[0, n] = int(rng.random() * (offsets[n + 1] - offsets[n]))
+            if not seen[_place(cell, 0, modes, len(seen))]:
+                break
+            if not _occurs(indices, starts[patient], starts[patient + 1], cell[0]):
                 break
         place = places[s]
         for n in range(modes):
-            rows[place, n] = offsets[n] + cell[n]
+            rows[place, n] = offsets[n] + cell[0, n]
         counts[place] = 0
+
+
+@compiled(**FAST)
+def _seen(indices: Array, low: int, high: int) -> Array:
+    """Whether a place belongs to one of the entries low..high-1, for `_place` of their cells.
+
+    Few places do, so nearly every zero cell is told from the entries by one look.
+    """
+    size = 1
+    while size < _SPARSE * (high - low):
+        size *= 2
+    seen = np.zeros(size, np.bool_)
+    for s in range(low, high):
+        seen[_place(indices, s, indices.shape[1], size)] = True
+    return seen
+
+
+@compiled(**FAST)
+def _place(cells: Array, s: int, modes: int, size: int) -> int:
+    """A number below `size`, which is a power of two, that cells seldom share."""
+    mixed = np.uint64(0)
+    for n in range(modes):
+        mixed = (mixed + np.uint64(cells[s, n])) * _ODD
+    return np.int64((mixed >> np.uint64(32)) & np.uint64(size - 1))
 
 
 @compiled(**FAST)
