@@ -1,5 +1,6 @@
 """Tables of an EHR through DuckDB: every field as text, every error without a patient's value.
 
+A table is a CSV file, plain or gzipped, or a Parquet file: DuckDB reads both without an extension.
 DuckDB is an optional dependency and imported on first use. Its own messages quote the line they
 stumble over, so none of them is passed on: what is raised here names the file, the column and the
 row's number.
@@ -13,7 +14,7 @@ import logging
 import re
 import tempfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,12 +25,17 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection as Connection
 
 __all__ = [
-    "connect", "count_rows", "find_files", "find_table", "load_table", "read_header", "refuse_rows"
+    "connect", "count_rows", "find_files", "find_table", "load_table", "quoted", "read_header",
+    "refuse_rows",
 ]  # fmt: skip
 
 logger = logging.getLogger(__name__)
 
 _COLUMN = re.compile(r"[A-Za-z_][A-Za-z0-9_ ]*|")
+_TEXT_OR_WHOLE = re.compile(  # as Parquet's types are called in DuckDB; a code is no fraction
+    r"VARCHAR|ENUM.*|UUID|BOOLEAN|U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?|DECIMAL\(\d+,0\)|"
+    r"DATE|TIMESTAMP.*"
+)
 
 
 @contextmanager
@@ -124,10 +130,11 @@ def load_table(
     path: Path,
     columns: Sequence[str],
     *,
+    optional: Sequence[str] = (),
     select: str = "*",
     may_be_cut: bool = False,
 ) -> bool:
-    """Read columns of a CSV file into the temporary table `table`, as trimmed text.
+    """Read columns of a CSV or Parquet file into the temporary table `table`, as trimmed text.
 
     Parameters
     ----------
@@ -136,14 +143,17 @@ def load_table(
         Name of the table to create.
     path : Path
         UTF-8 with a header line, plain or gzipped, fields perhaps in double quotes, lines ended
-        by LF or CRLF.
+        by LF or CRLF; or, named ``.parquet``, columns of text, whole numbers, dates or times. A
+        time with a zone becomes that of UTC.
     columns : sequence of str
         Needed columns in lower case; the file's may be in any case, and there may be more. A blank
         field is NULL.
+    optional : sequence of str
+        Likewise, but NULL in every row where the file lacks the column.
     select : str
-        SQL over `columns` that makes one row of each row.
+        SQL over `columns` and `optional` that makes one row of each row.
     may_be_cut : bool
-        Leave out a last line that ends too early instead of refusing the file.
+        Leave out a last line of CSV that ends too early instead of refusing the file.
 
     Returns
     -------
@@ -157,27 +167,35 @@ def load_table(
     """
     import duckdb  # noqa: PLC0415 - the connection came from it
 
-    header = read_header(path)
-    missing = [column for column in columns if column not in header]
-    if missing:
-        raise DataError(f"{path}: lacks the column(s) {', '.join(missing)}; it has {header}")
-    fields = ", ".join(f"nullif(trim(c{header.index(name)}), '') AS {name}" for name in columns)
-    types = ", ".join(f"'c{position}': 'VARCHAR'" for position in range(len(header)))
+    kind = "Parquet" if path.suffix.lower() == ".parquet" else "CSV"
     try:
+        if kind == "Parquet":
+            source, found = _parquet(connection, path, {*columns, *optional})
+        else:
+            source, found = _csv(path)
+        missing = [column for column in columns if column not in found]
+        if missing:
+            raise DataError(f"{path}: lacks the column(s) {', '.join(missing)}; it has {[*found]}")
+        fields = ", ".join(
+            f"nullif(trim({found.get(name, 'NULL')}), '') AS {quoted(name)}"
+            for name in (*columns, *optional)
+        )
         connection.execute(
-            f"""CREATE OR REPLACE TEMP TABLE {table} AS SELECT {select} FROM (
-                SELECT {fields} FROM read_csv($path, columns={{{types}}}, auto_detect=false,
-                    header=true, delim=',', quote='"', escape='"', store_rejects=true,
-                    compression='{_compression(path)}'))""",
-            {"path": re.sub(r"([*?\[])", r"[\1]", str(path))},
+            f"CREATE OR REPLACE TEMP TABLE {table} AS "
+            f"SELECT {select} FROM (SELECT {fields} FROM {source})",
+            {"path": _literal(path)},
         )
     except (duckdb.IOException, duckdb.InvalidInputException) as error:
+        causes = "is it cut off"
+        if kind == "CSV":
+            causes += (
+                ", not gzipped though named .gz, or are its lines ended now by LF, now by CRLF"
+            )
         raise DataError(
-            f"{path}: not readable as CSV ({type(error).__name__}); is it cut off, not gzipped "
-            "though named .gz, or are its lines ended now by LF, now by CRLF?"
+            f"{path}: not readable as {kind} ({type(error).__name__}); {causes}?"
         ) from None
     rows = count_rows(connection, table)
-    cut = _check_rejected(connection, path, rows, may_be_cut)
+    cut = kind == "CSV" and _check_rejected(connection, path, rows, may_be_cut)
     logger.info("%s: %d rows", path.name, rows)
     return cut
 
@@ -199,10 +217,18 @@ def read_header(path: Path) -> list[str]:
         raise DataError(f"{path}: cannot be read ({type(error).__name__})") from None
     header = [name.strip().lower() for name in names]
     if not any(header) or not all(_COLUMN.fullmatch(name) for name in header):
-        raise DataError(f"{path}: its first line does not name columns")
+        raise DataError(
+            f"{path}: its first line does not name columns, in letters, digits, _ and blanks, "
+            "separated by commas"
+        )
     if len({name for name in header if name}) != len([name for name in header if name]):
         raise DataError(f"{path}: two columns have one name")
     return header
+
+
+def quoted(name: str) -> str:
+    """Name of a column as SQL, whatever it holds."""
+    return '"{}"'.format(name.replace('"', '""'))
 
 
 def count_rows(connection: Connection, table: str, where: str = "true") -> int:
@@ -224,6 +250,45 @@ def refuse_rows(
     wrong = count_rows(connection, table, where)
     if wrong:
         raise DataError(f"{path}: column {column} must be {right}; {wrong} row(s) are not")
+
+
+def _csv(path: Path) -> tuple[str, dict[str, str]]:
+    """SQL of a CSV file whose path is ``$path``, and of each of its columns."""
+    header = read_header(path)
+    types = ", ".join(f"'c{position}': 'VARCHAR'" for position in range(len(header)))
+    source = f"""read_csv($path, columns={{{types}}}, auto_detect=false, header=true, delim=',',
+        quote='"', escape='"', store_rejects=true, compression='{_compression(path)}')"""
+    return source, {name: f"c{position}" for position, name in enumerate(header) if name}
+
+
+def _parquet(
+    connection: Connection, path: Path, wanted: Collection[str]
+) -> tuple[str, dict[str, str]]:
+    """SQL of a Parquet file whose path is ``$path``, and of each of its columns, as text."""
+    if not path.is_file():
+        raise DataError(f"{path}: no such file")
+    source = "read_parquet($path)"
+    described = connection.execute(f"DESCRIBE SELECT * FROM {source}", {"path": _literal(path)})
+    found: dict[str, str] = {}
+    for name, kind, *_ in described.fetchall():
+        lower = name.strip().lower()
+        if lower in found:
+            raise DataError(f"{path}: two columns have one name")
+        if lower in wanted and not _TEXT_OR_WHOLE.fullmatch(kind):
+            raise DataError(
+                f"{path}: column {lower} must hold text, whole numbers, dates or times; "
+                f"it holds {kind}"
+            )
+        column = quoted(name)
+        if kind == "TIMESTAMP WITH TIME ZONE":  # else shown in the time zone of this machine
+            column = f"make_timestamp(epoch_us({column}))"
+        found[lower] = f"{column}::VARCHAR"
+    return source, found
+
+
+def _literal(path: Path) -> str:
+    """The path as DuckDB takes it, in which * ? [ would stand for other files."""
+    return re.sub(r"([*?\[])", r"[\1]", str(path))
 
 
 def _compression(path: Path) -> str:

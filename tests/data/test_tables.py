@@ -117,6 +117,54 @@ def test_two_columns_of_one_name_are_refused(write):
         read_header(write("x.csv", "id,ID\n1,2\n"))
 
 
+def parquet(tmp_path, select):
+    path = tmp_path / "x[1].parquet"
+    duckdb.sql(f"SELECT {select}").write_parquet(str(path))
+    return path
+
+
+def test_parquet_is_read_as_text_in_utc_whatever_this_machines_zone(connection, tmp_path):
+    path = parquet(
+        tmp_path,
+        """' 0040 ' AS Code, 7::UTINYINT AS "the ""Id", '  ' AS blank, DATE '2024-05-31' AS day,
+           TIMESTAMP '2024-05-31 14:05:00' AS local, 12::DECIMAL(9,0) AS oracle,
+           TIMESTAMPTZ '2024-05-31 01:00:00+02' AS zoned, 1.5 AS unused""",
+    )
+    connection.execute("SET TimeZone = 'America/New_York'")
+    names = ("code", 'the "id', "blank", "day", "local", "oracle", "zoned")
+    load_table(connection, "x", path, names[:6], optional=names[6:])
+    connection.execute("RESET TimeZone")
+    expected = ("0040", "7", None, "2024-05-31", "2024-05-31 14:05:00", "12", "2024-05-30 23:00:00")
+    assert rows(connection) == [expected]
+
+
+@pytest.mark.parametrize("value", ["1.5", "1.5::FLOAT", "'nan'::DOUBLE", "['secret']", "{'a': 1}"])
+def test_a_column_of_parquet_that_is_no_text_is_refused_if_it_is_needed(
+    value, connection, tmp_path
+):
+    path = parquet(tmp_path, f"{value} AS code, 'x' AS id")
+    with pytest.raises(DataError, match=r"parquet: column code must hold text, whole") as caught:
+        load_table(connection, "x", path, ("id",), optional=("code",))
+    assert "secret" not in str(caught.value)
+    load_table(connection, "x", path, ("id",))
+    assert rows(connection) == [("x",)]
+
+
+def test_a_parquet_file_that_cannot_be_used_is_named(connection, tmp_path, write):
+    with pytest.raises(DataError, match=r"lacks the column\(s\) code; it has \['id'\]"):
+        load_table(connection, "x", parquet(tmp_path, "1 AS Id"), ("id", "code"))
+    with pytest.raises(DataError, match=r"broken\.parquet: not readable as Parquet"):
+        load_table(connection, "x", write("broken.parquet", "id\n1\n"), ("id",))
+    with pytest.raises(DataError, match=r"gone\.parquet: no such file"):
+        load_table(connection, "x", tmp_path / "gone.parquet", ("id",))
+
+
+def test_optional_columns_are_null_where_the_file_lacks_them(connection, write):
+    path = write("x.csv", "id,here\n1,2\n")
+    load_table(connection, "x", path, ("id",), optional=("gone", "here"))
+    assert rows(connection) == [("1", None, "2")]
+
+
 @pytest.mark.parametrize("name", ["PATIENTS.csv", "patients.csv", "Patients.CSV.GZ"])
 def test_find_table_in_any_case(name, write, tmp_path):
     path = write(name, "")
@@ -170,7 +218,7 @@ def test_the_connection_is_closed():
 
 def test_importing_the_readers_does_not_import_duckdb():
     code = (
-        "import sys; from dpfact_flower.data import cooccurrence, eicu, mimic3, synpuf; "
+        "import sys; from dpfact_flower.data import cooccurrence, eicu, events, mimic3, synpuf; "
         "sys.exit('duckdb' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
