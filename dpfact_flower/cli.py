@@ -99,7 +99,7 @@ def data_mimic3(folder: Tables, out: Out, top: Top = "202x316") -> None:
     """MIMIC-III, full or demo: one site a care unit of the first ICU stay."""
     from dpfact_flower.data import mimic3
 
-    _save(mimic3.read(folder, top=_pair(top)), out)
+    _save(mimic3.read(folder, top=_top(top)), out)
 
 
 @data_app.command("eicu")
@@ -109,7 +109,7 @@ def data_eicu(
     """Read the eICU database: treatments x ICD-9 diagnoses, one site a region, unit or hospital."""
     from dpfact_flower.data import eicu
 
-    _save(eicu.read(folder, site_of=by.value, top=_pair(top), window_days=window or None), out)
+    _save(eicu.read(folder, site_of=by.value, top=_top(top), window_days=window or None), out)
 
 
 @data_app.command("synpuf")
@@ -134,10 +134,92 @@ def data_synpuf(
     cohort = synpuf.read(
         folder,
         care=claims.value,
-        top=_pair(top),
+        top=_top(top),
         window_days=window or None,
         valid_procedures=load_codes(valid_procedures, "procedures") if valid_procedures else None,
         drop_last_patient=drop_last_patient or None,
+    )
+    _save(cohort, out)
+
+
+@data_app.command("events")
+def data_events(
+    out: Out,
+    mode: Annotated[
+        list[str],
+        typer.Option(
+            metavar="NAME=FILE",
+            help="A feature mode and its table (.csv, .csv.gz, .parquet); two or more.",
+        ),
+    ],
+    name: Annotated[
+        str, typer.Option(help="Public name of the site; with --sites, name of the whole.")
+    ],
+    codes: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=FILE",
+            help="Public code list of a mode (.json, .csv, or a code a line); for all or none.",
+        ),
+    ] = None,
+    window: Window = 30,
+    labels: Annotated[
+        Path | None, typer.Option(help="Table of patient and died (0, 1: death in hospital).")
+    ] = None,
+    sites: Annotated[
+        Path | None, typer.Option(help="Table of patient and site: for a simulation.")
+    ] = None,
+    top: Annotated[
+        str, typer.Option(help="Without --codes: most frequent codes of each mode, as 202x316.")
+    ] = "",
+    patient: Annotated[str, typer.Option(help="Column of the patient.")] = "patient",
+    code: Annotated[str, typer.Option(help="Column of the code.")] = "code",
+    time: Annotated[str, typer.Option(help="Column of the date or time.")] = "time",
+    encounter: Annotated[str, typer.Option(help="Column of the encounter.")] = "encounter",
+    description: Annotated[
+        str, typer.Option(help="Column of a code's description, if any.")
+    ] = "description",
+) -> None:
+    """Any EHR, from one table a feature mode: a row an event.
+
+    A hospital makes its own file, NAME.npz, with the code lists that all sites
+    agreed on:
+
+    \b
+      dpfact data events --name north --out /srv/dpfact \\
+        --mode procedures=procedures.csv --codes procedures=procedures.json \\
+        --mode diagnoses=diagnoses.csv --codes diagnoses=diagnoses.json
+
+    \b
+      procedures.csv            diagnoses.csv
+      patient,time,code         patient,time,code
+      17,2024-03-01,3605        17,2024-03-05 09:30,41401
+
+    Codes at most --window days apart occur together: here once, in one cell.
+    With --window 0 those of one encounter do, and the tables need a column
+    encounter in place of time. A table may have both; a code then counts once
+    for each encounter and time. The same row twice counts once.
+
+    For a simulation on open data, --sites splits the patients into sites, and
+    --codes may be left out.
+    """  # noqa: D301 - \b, a backspace, keeps lines as they are
+    from dpfact_flower.data import events
+    from dpfact_flower.data.vocabulary import load_codes
+
+    tables, lists = _named_files("--mode", mode), _named_files("--codes", codes)
+    if lists and lists.keys() != tables.keys():
+        raise SettingsError(
+            f"--codes: need a list for each of {', '.join(tables)}, got {', '.join(lists)}"
+        )
+    cohort = events.read(
+        tables,
+        name,
+        columns=events.Columns(patient, code, time, encounter, description),
+        window_days=window or None,
+        sites=sites,
+        labels=labels,
+        top=_top(top) if top else None,
+        vocabularies=[load_codes(lists[mode], mode) for mode in tables] if lists else None,
     )
     _save(cohort, out)
 
@@ -260,15 +342,27 @@ def _run_config(
     return {**defaults, **parse_assignments(settings or ()), "data": data, "out": str(out)}
 
 
-def _pair(text: str) -> tuple[int | None, int | None]:
+def _top(text: str) -> tuple[int | None, ...]:
     """Top counts from ``202x316``; 0 is all."""
     try:
-        first, second = (int(part) or None for part in text.lower().split("x"))
+        return tuple(int(part) or None for part in text.lower().split("x"))
     except ValueError:
         raise SettingsError(
-            f"--top: need PROCEDURESxDIAGNOSES such as 202x316, got {text!r}"
+            f"--top: need a number of codes a mode such as 202x316, got {text!r}"
         ) from None
-    return first, second
+
+
+def _named_files(option: str, values: Sequence[str] | None) -> dict[str, Path]:
+    """Files by name from ``NAME=FILE``, in their order."""
+    files: dict[str, Path] = {}
+    for value in values or ():
+        name, _, file = value.partition("=")
+        if not name or not file:
+            raise SettingsError(f"{option}: need NAME=FILE, got {value!r}")
+        if name in files:
+            raise SettingsError(f"{option}: {name} is given twice")
+        files[name] = Path(file)
+    return files
 
 
 def _save(cohort: Any, out: Path) -> None:

@@ -183,11 +183,13 @@ def build_cohort(
         raise SettingsError(f"min-patients: need an integer of at least 1, got {min_patients!r}")
     _number_patients(connection)
     _count_cells(connection, vocabularies, window)
-    cells = count_rows(connection, "cells")
-    if not cells:
+    if not count_rows(connection, "cells"):
+        events = ", ".join(
+            f"{vocabulary.name} ({count_rows(connection, f'mode_{n}')} events)"
+            for n, vocabulary in enumerate(vocabularies, 1)
+        )
         raise DataError(
-            f"{name}: no two events of the vocabularies {', '.join(v.name for v in vocabularies)} "
-            f"lie in one window ({window})"
+            f"{name}: no two events of the vocabularies {events} lie in one window ({window})"
         )
     _assign_sites(connection, min_patients, keep_empty)
     sites = [
