@@ -24,7 +24,7 @@ def test_help_teaches_every_command():
     text = dpfact("--help")
     for command in ("data", "run", "simulate", "report", "budget", "settings"):
         assert command in text
-    for kind in ("synthetic", "mimic3", "eicu", "synpuf", "show"):
+    for kind in ("synthetic", "mimic3", "eicu", "synpuf", "events", "show"):
         assert kind in dpfact("data", "--help")
 
 
