@@ -1,13 +1,14 @@
 """From EHR tables to one validated tensor a site.
 
-    CSV tables -> tables -> mimic3 | eicu | synpuf -> cooccurrence -> SiteData (.npz) of each site
-                                                            Vocabulary -^
+    EHR tables -> tables -> mimic3 | eicu | synpuf | events -> cooccurrence -> SiteData (.npz)
+                                                                 Vocabulary -^   of each site
 
-A reader (`mimic3.read`, `eicu.read`, `synpuf.read`) opens the tables of its source in DuckDB
-(`tables`), brings them into three plain tables of patients, events and descriptions, and hands
-these to `cooccurrence`, which counts what occurs together. The result is a `Cohort`: all sites of
-open data in one place, for simulation. A hospital's own file holds one `SiteData`, and a run reads
-nothing else, so only preparing data needs DuckDB (``pip install "dpfact-flower[data]"``).
+A reader (`mimic3.read`, `eicu.read`, `synpuf.read`; `events.read` for any other EHR) opens the
+tables of its source in DuckDB (`tables`), brings them into three plain tables of patients, events
+and descriptions, and hands these to `cooccurrence`, which counts what occurs together. The result
+is a `Cohort`: all sites of open data in one place, for simulation. A hospital's own file holds one
+`SiteData`, and a run reads nothing else, so only preparing data needs DuckDB
+(``pip install "dpfact-flower[data]"``).
 
 All sites share a `Vocabulary` for each feature mode. Where a privacy guarantee is wanted it comes
 from a public list, not from patients: pass ``vocabularies=`` to the reader.

@@ -155,7 +155,7 @@ def read(
         if vocabularies is None:
             logger.warning(
                 "the code lists are made from these patients, which no guarantee covers: sites of "
-                "a federation need the same lists, from a public source"
+                "a federation need the same lists, from a public source (--codes)"
             )
         chosen = choose_vocabularies(connection, modes, top or [None] * len(modes), vocabularies)
         for vocabulary in vocabularies or ():
