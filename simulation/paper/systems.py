@@ -21,7 +21,7 @@ from dpfact_flower.client_app import app as client_app
 from dpfact_flower.coordinator import RoundRecord
 from dpfact_flower.cp import factor_match_score
 from dpfact_flower.data.site_data import Cohort
-from dpfact_flower.data.synthetic import preset, synthetic
+from dpfact_flower.data.synthetic import synthetic
 from dpfact_flower.data.vocabulary import joint_digest
 from dpfact_flower.evaluation.prediction import code_presence, code_volume
 from dpfact_flower.grid import InProcessGrid
@@ -33,7 +33,7 @@ from simulation.baselines.centralised import centralised
 from simulation.baselines.cp_als import cp_als
 from simulation.baselines.trip_flower import trip
 from simulation.paper import measures
-from simulation.paper.datasets import load, planted_memberships
+from simulation.paper.datasets import load, planted_memberships, reported
 from simulation.paper.jobs import Job, Result
 from simulation.systems import coordinate, naive, paper_solver, play, shuffled
 
@@ -295,10 +295,15 @@ TRAFFIC = ("dpfact", "patient", "trip", "trip-lean")
 
 
 def _traffic(job: Job) -> Result:
-    """Bytes of each round of real Flower messages, on few patients: bytes depend on codes alone."""
-    own = preset(job.data)
+    """Bytes of each round of real Flower messages.
+
+    Few patients will do where bytes depend on codes alone. Patient mode sends its integers in the
+    bits they need, so it gets all.
+    """
+    own = reported(job.data)
+    patients = own.patients if job.system == "patient" else 40 * job.sites
     shares = ",".join(["1"] * job.sites)
-    cohort = synthetic(replace(own, patients=40 * job.sites, shares=shares, distinct=0, local=0.0))
+    cohort = synthetic(replace(own, patients=patients, shares=shares, distinct=0, local=0.0))
     solver, rounds = SolverSettings(rank=job.rank), 2
     if job.system.startswith("trip"):
         meter: list[RoundRecord] = []

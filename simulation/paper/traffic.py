@@ -57,9 +57,10 @@ def section(plan: Plan, results: Results) -> Section:
         [
             "Bytes of real Flower messages with everything in them, R = 50, both directions, all "
             "sites; a MB is 10^6 bytes. They depend on the numbers of codes and sites, not on "
-            "patients. The paper's seconds are totals over a number of rounds that it does not "
-            "state, at 15 MB/s, so that ratios are compared. DPFact's private and non-private "
-            "rounds have the same size.",
+            "patients; but patient mode sends its integers in the bits they need, and is counted "
+            "on as many patients as the size has. The paper's seconds are totals over a number of "
+            "rounds that it does not state, at 15 MB/s, so that ratios are compared. DPFact's "
+            "rounds have the same size with the paper's noise and without.",
             Table("traffic", rows, {"MB a round": 3, "of TRIP's": 3, "paper: of TRIP's": 3,
                                     "MB in all": 1, "seconds at 15 MB/s": 2}),
             "By number of sites, a round of DPFact, and the paper's seconds for the whole run:",

@@ -272,6 +272,7 @@ def test_patient_modes_start_is_counted_too():
     pairs = 320 * 321 // 2
     # noise of 256 steps, and what is around it
     assert 10 / 8 < rounds[0]["up"] / 5 / pairs < 13 / 8
+    assert rounds[0]["up"] > 3 * max(later["up"] for later in rounds[1:])
 
 
 def test_a_table_shows_rounded_values_and_keeps_all_digits(tmp_path):
