@@ -110,11 +110,13 @@ def large(patients: str, rank: str) -> dict[str, Any]:
 
 
 def federate(out: str, config: str) -> dict[str, Any]:
-    """Run a whole federation in one process."""
+    """Run a whole federation in one process; seconds of its parts beside the solver."""
+    from benchmarks.parts import watch
     from dpfact_flower.federate import federate as run
 
+    seconds = watch()
     run(json.loads(config) | {"out": out})
-    return {"out": str(Path(out))}
+    return {"parts": {part: sum(calls) for part, calls in seconds.items()}}
 
 
 def _peak_of_round(tensor: Any, data: str, rank: int, solver: str) -> dict[str, Any]:

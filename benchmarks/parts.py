@@ -1,0 +1,52 @@
+"""Stopwatches around the parts of a federated run that are not the solver."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import dpfact_flower.site
+from dpfact_flower import records
+from dpfact_flower.coordinator import Coordinator
+from dpfact_flower.privacy.ledger import Ledger
+from dpfact_flower.protocol import RoundRequest, SiteReply
+from dpfact_flower.state import SiteStore
+
+PARTS: dict[str, tuple[tuple[Any, str], ...]] = {
+    "measures": ((dpfact_flower.site, "measure"),),
+    "state": tuple((SiteStore, name) for name in ("load", "save", "keep_only", "note")),
+    "ledger": tuple((Ledger, name) for name in ("__init__", "answer", "last", "charge", "close")),
+    "messages": (
+        *((records, name) for name in ("ask", "read", "answer", "serialised_bytes")),
+        (RoundRequest, "from_wire"),
+        (SiteReply, "from_wire"),
+    ),
+    "server": ((Coordinator, "close_round"),),
+}
+"""What a part consists of; none of these functions calls another."""
+
+
+def watch() -> dict[str, list[float]]:
+    """Time every call from now on; returns seconds by part, call by call, as they come."""
+    seconds: dict[str, list[float]] = {part: [] for part in PARTS}
+    for part, functions in PARTS.items():
+        for owner, name in functions:
+            setattr(owner, name, _timed(owner, name, seconds[part]))
+    return seconds
+
+
+def _timed(owner: Any, name: str, seconds: list[float]) -> Any:
+    found = vars(owner)[name]
+    function: Callable[..., Any] = getattr(found, "__func__", found)
+
+    @wraps(function)
+    def timed(*arguments: Any, **more: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return function(*arguments, **more)
+        finally:
+            seconds.append(time.perf_counter() - began)
+
+    return classmethod(timed) if isinstance(found, classmethod) else timed
