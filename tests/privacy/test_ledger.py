@@ -26,16 +26,16 @@ from hypothesis.extra import numpy as hnp
 
 from dpfact_flower.errors import DataError, SettingsError, StateError
 from dpfact_flower.privacy import PAPER_CLAIM, PATIENT_CLAIM, Release, ReleaseEvent, account
-from dpfact_flower.privacy import ledger as module
 from dpfact_flower.privacy.ledger import (
     LEDGER,
     Head,
     LastAnswer,
     Ledger,
     ReleaseKey,
-    _pack,
-    _unpack,
+    file,
 )
+from dpfact_flower.privacy.ledger.file import open_ledger
+from dpfact_flower.privacy.ledger.rows import pack, records_of, unpack
 from dpfact_flower.privacy.mechanism import release_nothing
 
 DATA = "f" * 64
@@ -145,8 +145,8 @@ arrays_of_any_shape = st.lists(
 
 @given(arrays_of_any_shape)
 def test_arrays_of_any_shape_and_value_keep_every_bit(arrays):
-    shapes, payload = _pack([array.T.copy().T for array in arrays])
-    found = _unpack([tuple(shape) for shape in json.loads(shapes)], payload)
+    shapes, payload = pack([array.T.copy().T for array in arrays])
+    found = unpack([tuple(shape) for shape in json.loads(shapes)], payload)
     assert len(found) == len(arrays)
     for one, other in zip(found, arrays, strict=True):
         assert one.shape == other.shape
@@ -156,7 +156,7 @@ def test_arrays_of_any_shape_and_value_keep_every_bit(arrays):
 def test_bytes_that_are_not_of_the_shapes_are_refused():
     for shapes in ([(2,)], [(4,)], [(3,), (1,)], []):
         with pytest.raises(ValueError, match=r"payload|reshape|buffer"):
-            _unpack(shapes, bytes(12))
+            unpack(shapes, bytes(12))
 
 
 def test_other_types_are_refused(ledger):
@@ -255,7 +255,7 @@ def test_old_bytes_without_charge_are_let_go_of(ledger):
         ledger.release_of("job-1", 2)
     assert_same(ledger.answer(make_key(round_number=3)), sent[3])
     # What was sent then is known still.
-    assert ledger.rows()[3].payload_sha256 == hashlib.sha256(_pack(sent[2].arrays)[1]).hexdigest()
+    assert ledger.rows()[3].payload_sha256 == hashlib.sha256(pack(sent[2].arrays)[1]).hexdigest()
     assert ledger.verify() == []
     head = ledger.head()
     assert ledger.charge(make_key(round_number=2), "terms", sent[2]) == head
@@ -266,7 +266,7 @@ def test_nothing_but_keys_charges_and_released_bytes_is_in_the_file(ledger, fold
     with opened(folder) as connection:
         (dump,) = connection.execute("SELECT * FROM releases").fetchall()
         events = connection.execute("SELECT * FROM events").fetchall()
-    shapes, payload = _pack(make_release().arrays)
+    shapes, payload = pack(make_release().arrays)
     digest = hashlib.sha256(payload).hexdigest()
     assert dump[0] == 1
     assert dump[2:-1] == ("job-1", 1, DATA, "asked-1", "terms", shapes, digest, payload)
@@ -422,7 +422,7 @@ def test_without_leave_none_is_made(folder):
 
 def test_opening_alone_makes_no_file(tmp_path):
     with pytest.raises(sqlite3.OperationalError, match="unable to open"):
-        module._open(tmp_path / LEDGER, durable=True)
+        open_ledger(tmp_path / LEDGER, durable=True)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -753,7 +753,7 @@ def rewrite_chain(folder: Path) -> None:
     """What somebody does who knows the format: compute every hash anew."""
     with opened(folder) as connection:
         previous = START
-        for record in module._records(connection):
+        for record in records_of(connection):
             previous = record.chained(previous)
             connection.execute(
                 "UPDATE releases SET hash = ? WHERE number = ?", (previous, record.number)
@@ -947,7 +947,7 @@ def test_a_second_ledger_sees_what_the_first_charged(ledger, folder):
 
 
 def test_a_writer_that_gets_no_turn_says_so(folder, monkeypatch):
-    monkeypatch.setattr(module, "_SECONDS_TO_WAIT", 0.05)
+    monkeypatch.setattr(file, "_SECONDS_TO_WAIT", 0.05)
     with Ledger(folder) as one, Ledger(folder) as other:
         with one._transaction("IMMEDIATE"), pytest.raises(StateError, match="locked"):
             charge(other)
@@ -1002,7 +1002,7 @@ def charge_until_killed(folder: Path, job: str, pipe: int) -> None:
             noise = number % 3 != 0
             release = make_release(number, noise=noise, seed=os.getpid())
             ledger.charge(make_key(job, number), "terms", release)
-            digest = hashlib.sha256(_pack(release.arrays)[1]).hexdigest()
+            digest = hashlib.sha256(pack(release.arrays)[1]).hexdigest()
             os.write(pipe, f"{job} {number} {digest}\n".encode())
             number += 1
 

@@ -1,0 +1,34 @@
+"""The site's ledger: everything it ever released, on its own disk before it is sent.
+
+One SQLite file a site, ``state-dir/site/ledger.sqlite``. A row is a release: what was asked, what
+was charged for it, and the values that were sent, as float32. The budget belongs to the site's
+patients, not to a file or a job: every charged row counts, whatever job or data it names.
+
+Durability
+----------
+`Ledger.charge` returns when row, events and bytes are on the disk, in one transaction. A rollback
+journal (journal_mode DELETE) rather than a write-ahead log: between transactions the ledger is one
+file, so a copy of it is whole, and what is charged never sits in a side file that a backup may
+leave out. In that mode synchronous FULL is not enough: the commit is the deletion of the journal,
+and only EXTRA makes the deletion itself durable; else a power loss can bring the journal back, and
+with it the state before the charge. An empty ledger is made in full before it gets its name, so a
+file that is empty or cut off is damage and never a new start.
+
+In simulation, whose sites have no patients to protect from a power loss, `durable` may be False:
+SQLite then leaves writing to the operating system, and a killed process still loses nothing.
+
+Evidence
+--------
+Each row holds SHA-256 over the hash of the row before and its own content; `Ledger.verify` computes
+all again. That finds damage and careless edits. It cannot find that the newest rows are gone, nor
+stop somebody who rewrites the whole chain: for that, note the `Head` elsewhere (the site logs it).
+
+Two processes may use one ledger: writers take turns, and a round has one release. The folder must
+be on a local disk, since SQLite's locks are not to be trusted on network shares.
+"""
+
+from dpfact_flower.privacy.ledger.book import Ledger
+from dpfact_flower.privacy.ledger.file import LEDGER
+from dpfact_flower.privacy.ledger.rows import Head, LastAnswer, LedgerRow, ReleaseKey
+
+__all__ = ["LEDGER", "Head", "LastAnswer", "Ledger", "LedgerRow", "ReleaseKey"]

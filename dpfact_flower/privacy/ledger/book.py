@@ -1,0 +1,331 @@
+"""A site's ledger, open: what was asked before, what it cost, and whether it is whole."""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from dpfact_flower.errors import DataError, StateError
+from dpfact_flower.privacy.events import ReleaseEvent
+from dpfact_flower.privacy.ledger import checks
+from dpfact_flower.privacy.ledger.file import LEDGER, create_ledger, marks, open_ledger, translated
+from dpfact_flower.privacy.ledger.rows import (
+    CONTENT,
+    EVENT,
+    GONE,
+    START,
+    Head,
+    LastAnswer,
+    LedgerRow,
+    ReleaseKey,
+    chained,
+    event_row,
+    events_of,
+    head_of,
+    last_answer,
+    pack,
+    payload_of,
+    records_of,
+    unpack,
+)
+from dpfact_flower.privacy.mechanism import Release, replay
+
+
+class Ledger:
+    """A site's ledger, open; close it, or use it as a context manager.
+
+    Parameters
+    ----------
+    folder : path
+        The site's folder.
+    create : bool
+        Make folder and ledger if there is none. Whether there ought to be one is the caller's to
+        know: an empty ledger has a whole budget.
+    durable : bool
+        Whether `charge` waits for the disk. False is for simulations alone.
+
+    Raises
+    ------
+    StateError
+        If there is no ledger and none is to be made, the file is damaged, not a ledger or of a
+        newer version, or the disk refuses. Nothing is ever made anew in its place.
+    """
+
+    def __init__(self, folder: str | Path, *, create: bool = True, durable: bool = True) -> None:
+        self.path = Path(folder) / LEDGER
+        with translated(self.path):
+            if not self.path.exists():
+                if not create:
+                    raise StateError(f"{self.path}: there is no ledger here")
+                create_ledger(self.path)
+            self._connection = open_ledger(self.path, durable=durable)
+        self._counted: Head | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file; what was charged has long been on the disk."""
+        self._connection.close()
+
+    def answer(self, key: ReleaseKey) -> Release | None:
+        """The release that answered this very key before, bit for bit, or None.
+
+        Also None where the bytes were let go of, being without charge and followed by a later
+        round. Nothing is charged again.
+
+        Raises
+        ------
+        StateError
+            If the kept bytes are damaged.
+        """
+        with self._transaction("DEFERRED") as connection:
+            found = connection.execute(
+                f"SELECT number, {GONE} FROM releases "
+                "WHERE job = ? AND round = ? AND fingerprint = ? AND request = ?",
+                (key.job, key.round, key.fingerprint, key.request),
+            ).fetchone()
+            if found is None or found[1]:
+                return None
+            return self._read(connection, found[0])
+
+    def last(self, job: str) -> LastAnswer | None:
+        """The latest round of a job that was answered, or None before the first."""
+        with self._transaction("DEFERRED") as connection:
+            return last_answer(connection, job)
+
+    def release_of(self, job: str, round_number: int) -> Release:
+        """What was released in a round of a job.
+
+        Raises
+        ------
+        StateError
+            If that round was never answered, or its bytes are gone or damaged.
+        """
+        with self._transaction("DEFERRED") as connection:
+            found = connection.execute(
+                f"SELECT number, {GONE} FROM releases WHERE job = ? AND round = ?",
+                (job, round_number),
+            ).fetchone()
+            if found is None or found[1]:
+                why = "was never answered" if found is None else "was let go of"
+                raise StateError(f"{self.path}: round {round_number} of job {job!r} {why}")
+            return self._read(connection, found[0])
+
+    def charge(self, key: ReleaseKey, terms: str, release: Release) -> Head:
+        """Write a release down with its cost; on return it is on the disk, and may be sent.
+
+        All or nothing: after an exception nothing may be sent. (Where the disk failed late, the row
+        may still turn out to be there: budget is wasted then, never hidden.) The same release again
+        changes nothing.
+
+        Parameters
+        ----------
+        key : ReleaseKey
+        terms : str
+            Digest of what must stay the same from round to round of the job.
+        release : Release
+
+        Returns
+        -------
+        Head
+            Where the ledger stands now, to be noted in the site's log.
+
+        Raises
+        ------
+        StateError
+            If the round, or a later one of the job, has another release already, the job was begun
+            with other data, somebody else has charged since `events` was read, or the disk refuses.
+        """
+        shapes, payload = pack(release.arrays)
+        digest = hashlib.sha256(payload).hexdigest()
+        events = tuple(event_row(place, event) for place, event in enumerate(release.events))
+        with self._transaction("IMMEDIATE") as connection:
+            head = head_of(connection)
+            if self._is_there(connection, key, (terms, shapes, digest), events):
+                return head
+            if self._counted not in (None, head):
+                raise StateError(
+                    f"{self.path}: another process charged while round {key.round} of job "
+                    f"{key.job!r} was computed; whether both fit the budget is not known: ask again"
+                )
+            recorded = datetime.now(UTC).isoformat(timespec="seconds")
+            content = (
+                head.rows + 1, recorded, key.job, key.round, key.fingerprint, key.request, terms,
+                shapes, digest,
+            )  # fmt: skip
+            head = Head(head.rows + 1, chained(head.hash, content, events))
+            connection.execute(
+                f"INSERT INTO releases ({CONTENT}, payload, hash) VALUES ({marks(11)})",
+                (*content, payload, head.hash),
+            )
+            connection.executemany(
+                f"INSERT INTO events (number, {EVENT}) VALUES ({marks(11)})",
+                [(head.rows, *event) for event in events],
+            )
+            # Without charge a release can be made again at no cost; it need not fill the disk.
+            connection.execute(
+                "UPDATE releases SET payload = NULL WHERE job = ? AND round < ? "
+                "AND payload IS NOT NULL AND number NOT IN (SELECT number FROM events)",
+                (key.job, key.round),
+            )
+        if self._counted is not None:
+            self._counted = head
+        return head
+
+    def events(self, job: str | None = None) -> tuple[ReleaseEvent, ...]:
+        """Everything ever charged, or what was charged in one job, in order.
+
+        What somebody else charges from now on makes `charge` refuse: a budget was checked without
+        it. `locked` prevents that where the platform has locks, and nobody deleted the lock's file.
+
+        Raises
+        ------
+        StateError
+            If any row is not what was written: what was spent is then not known.
+        """
+        with self._transaction("DEFERRED") as connection:
+            self._counted = head_of(connection)
+            records = records_of(connection)
+            problem = next(checks.charge_problems(connection, records), None)
+        if problem:
+            raise StateError(f"{self.path}: damaged ledger: {problem}")
+        return tuple(
+            event
+            for record in records
+            if job is None or record.job == job
+            for event in record.release_events()
+        )
+
+    def rows(self) -> tuple[LedgerRow, ...]:
+        """Every release in order, for people.
+
+        Raises
+        ------
+        StateError
+            If a row cannot be read; `verify` says more.
+        """
+        with self._transaction("DEFERRED") as connection:
+            records = records_of(connection)
+        try:
+            return tuple(record.row() for record in records)
+        except (TypeError, ValueError) as error:
+            raise StateError(f"{self.path}: damaged ledger ({type(error).__name__})") from None
+
+    def head(self) -> Head:
+        """Where the ledger stands."""
+        with self._transaction("DEFERRED") as connection:
+            return head_of(connection)
+
+    def verify(self, noted: Head | None = None) -> list[str]:
+        """Check all there is to check; an empty list says that nothing is wrong.
+
+        SQLite's own check of the file, the chain of hashes, released bytes against their hash,
+        costs against noise, events against what this package makes, the order of rounds.
+
+        Parameters
+        ----------
+        noted : Head, optional
+            A head noted earlier: its row must be there, unchanged. Without one, the newest rows may
+            have been cut off and nothing shows.
+
+        Returns
+        -------
+        list of str
+            Problems, each naming its row; no released value.
+        """
+        found: list[str] = []
+        try:
+            with self._transaction("DEFERRED") as connection:
+                found.extend(checks.problems(connection, noted))
+        except StateError as error:  # a page that cannot be read ends the search
+            found.append(str(error))
+        return found
+
+    def _read(self, connection: sqlite3.Connection, number: int) -> Release:
+        """A kept release, checked."""
+        records = records_of(connection, number)
+        before = connection.execute(
+            "SELECT hash FROM releases WHERE number = ?", (number - 1,)
+        ).fetchone()
+        record = records[-1] if records else None
+        if record is None or record.hash != record.chained(before[0] if before else START):
+            raise StateError(
+                f"{self.path}: damaged ledger: row {number} is not what its hash was made of"
+            )
+        for problem in (
+            *checks.event_problems(record),
+            *checks.payload_problems(connection, record, needed=True),
+        ):
+            raise StateError(f"{self.path}: damaged ledger: {problem}")
+        payload = payload_of(connection, number)
+        try:
+            return replay(unpack(record.shapes, payload), record.release_events())
+        except DataError as error:
+            raise StateError(f"{self.path}: damaged ledger: row {number}: {error}") from None
+
+    def _is_there(
+        self,
+        connection: sqlite3.Connection,
+        key: ReleaseKey,
+        sent: tuple[str, str, str],
+        events: tuple[tuple[Any, ...], ...],
+    ) -> bool:
+        """Whether this very release is written down; refuse any other for what is answered."""
+        last = last_answer(connection, key.job)
+        if last is None:
+            return False
+        if type(last.round) is not int:
+            raise StateError(
+                f"{self.path}: damaged ledger: a round of job {key.job!r} is no number"
+            )
+        if last.fingerprint != key.fingerprint:
+            raise StateError(
+                f"{self.path}: job {key.job!r} was begun with other data; if the data has "
+                "changed, start a new job"
+            )
+        if key.round > last.round:
+            return False
+        found = connection.execute(
+            "SELECT number, request, terms, shapes, payload_sha256 FROM releases "
+            "WHERE job = ? AND round = ?",
+            (key.job, key.round),
+        ).fetchone()
+        if found is None:
+            raise StateError(
+                f"{self.path}: round {key.round} of job {key.job!r} is stale: round {last.round} "
+                "has been answered"
+            )
+        if found[1:] != (key.request, *sent) or events_of(connection, found[0]) != events:
+            raise StateError(
+                f"{self.path}: round {key.round} of job {key.job!r} has its release already; a "
+                "second one would be charged for nothing"
+            )
+        return True
+
+    @contextmanager
+    def _transaction(self, kind: str) -> Iterator[sqlite3.Connection]:
+        """One transaction: a writer's (IMMEDIATE) waits for its turn at the beginning."""
+        with translated(self.path):
+            self._connection.execute(f"BEGIN {kind}")
+            try:
+                yield self._connection
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
