@@ -99,6 +99,13 @@ def test_an_error_ends_the_command_with_2_and_no_traceback(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+def test_the_package_is_the_command_too():
+    command = [sys.executable, "-m", "dpfact_flower", "plan", "--sizes", "20x30"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "round 1, start" in done.stdout
+
+
 def test_importing_the_package_is_light():
     code = "import sys, dpfact_flower; print(sorted({'numpy', 'numba', 'flwr'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -53,12 +53,24 @@ def test_without_patients_and_sites_it_says_that_it_does_not_know():
     assert all(math.isfinite(release["sigma"]) for release in found["releases"])
 
 
+def test_the_largest_sizes_have_a_plan():
+    found = json.loads(plan("--sizes", "10000x9999", "--json"))
+    assert found["releases"][0]["count"] == 19999 * 19998 // 2
+    plan("--sizes", "1000000x1000000", "-s", "codes=200x300")
+
+
 @pytest.mark.parametrize(
     ("arguments", "names"),
     [
         (("--sizes", "202by316"), "--sizes"),
         (("--sizes", "0x316"), "sizes"),
         (("--sizes", "2x3", "--epsilon", "-1"), "epsilon"),
+        (("--sizes", "20000x1"), r"sizes: 20000x1 makes .* 200,010,000 values.* 200,000,000"),
+        (("--sizes", "20000000x30000000"), "sizes: 20000000x30000000 makes .* fewer codes"),
+        (("--sizes", "9" * 30 + "x2"), "sizes: 9+x2 makes"),
+        (("--sizes", "300000000x2", "-s", "codes=20x2"), "sizes: 300000000x2 makes"),
+        (("--sizes", "2x3", "--rank", "1000000000000"), "rank: 1000000000000 makes .* fewer phen"),
+        (("--sizes", "2x3", "--patients", "1000000000000"), r"patients: must lie in \[0, 1e\+09\]"),
         (("--sizes", "2x3", "-s", "epsilon=3"), "epsilon"),
         (("--sizes", "2x3", "-s", "privacy=none"), "privacy"),
         (("--sizes", "2x3", "-s", "bounds=1"), "did you mean"),

@@ -54,6 +54,9 @@ _BOUND, _WIDEST = 0.1, 0.3
 signal is left over: then less is clipped, and the model is less biased."""
 _MOST_NOISE = 1e12
 """Largest sigma. Whether float32 can hold a release must not hang on the noise that was drawn."""
+MOST_VALUES = 2 * 10**8
+"""Values of one release. A site sums them in 8 bytes each, and its ledger keeps them in one field,
+of which SQLite takes a billion bytes."""
 _ROUNDING = 1 - 1e-12
 """Taken off the budget, so that sums and square roots of the parts can't exceed the whole."""
 _SIGNALS = (0.0, 0.2, 0.4, 0.65, 0.9, 1.15, 1.65, 2.5, 3.5, 6.0)
@@ -231,7 +234,8 @@ def plan_patient(
         raise SettingsError(f"codes: need at most {allowed}, got {settings.codes!r}")
     if sum(kept) < 2:
         raise SettingsError("sizes: need at least 2 codes in all for a co-occurrence")
-    facts = _Facts(kept, at_least_one("rank", rank), sites, settings.patients)
+    _check_size(every, kept, at_least_one("rank", rank))
+    facts = _Facts(kept, rank, sites, settings.patients)
     if sites < 0:
         raise SettingsError(f"sites: must be an integer of 0 or more, got {sites!r}")
 
@@ -262,6 +266,22 @@ def plan_patient(
         )
     outlook = _outlook(facts, math.sqrt(2 * for_start), settings.epsilon)
     return PatientPlan(releases, len(releases) + 1, share, rounds, bound, settings.delta, outlook)
+
+
+def _check_size(every: Sequence[int], kept: Sequence[int], rank: int) -> None:
+    """Refuse releases that no site could hold, before anything is made of that size."""
+    codes = sum(kept)
+    for what, count, advice in (
+        ("sizes", sum(every), "fewer codes"),
+        ("sizes", codes * (codes - 1) // 2, "fewer codes, or some of them (codes)"),
+        ("rank", rank * max(kept) + rank * (rank + 1) // 2, "fewer phenotypes"),
+    ):
+        if count > MOST_VALUES:
+            given = rank if what == "rank" else "x".join(map(str, every))
+            raise SettingsError(
+                f"{what}: {given} makes a release of {count:,} values, the limit is "
+                f"{MOST_VALUES:,}: choose {advice}"
+            )
 
 
 def total_rho(epsilon: float, delta: float) -> float:
