@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import shutil
 import subprocess
 from pathlib import Path
@@ -20,6 +21,8 @@ _FLAGS = (
     # whole process take tiny numbers for zero.
     "-fassociative-math", "-freciprocal-math", "-ffinite-math-only", "-fno-signed-zeros",
     "-fno-trapping-math", "-fno-math-errno",
+    # Compilers leave half of an AVX-512 register unused if they are not asked.
+    *(("-mprefer-vector-width=512",) if platform.machine() in {"x86_64", "AMD64"} else ()),
 )  # fmt: skip
 
 

@@ -45,11 +45,11 @@ def descend(columns: Array, target: Array, q: Array, mu: float, floor: float) ->
         panel = slice(first, first + PANEL)
         gradient = q[panel] @ columns
         np.subtract(target[panel], gradient, out=gradient)
-        descend_panel(columns, gradient, q, first, mu, floor)
+        _descend_panel(columns, gradient, q, first, mu, floor)
 
 
 @compiled(error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
-def descend_panel(
+def _descend_panel(
     columns: Array, gradient: Array, q: Array, first: int, mu: float, floor: float
 ) -> None:
     """Minimise over the columns of a panel, one after the other.

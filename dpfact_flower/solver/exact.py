@@ -40,7 +40,7 @@ _SWEEPS = 2
 _PATIENT_SWEEPS = 4
 """Column sweeps over A per MTTKRP: far from one's best A, features learn to split phenotypes."""
 
-_TILE = 1 << 9  # rows transposed at a time
+_TILE = 1 << 7  # rows transposed at a time: more fight over the same places in the cache
 _RTOL = 1e-6
 """Eigenvalues of a Gram matrix, relative to the largest, that float32 sums can't tell from 0."""
 

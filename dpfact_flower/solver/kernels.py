@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numba.core.registry import cpu_target
+from llvmlite.binding import get_host_cpu_features
+from numba import config
 from numpy.typing import NDArray
 
 from dpfact_flower.compiled import FAST, compiled
@@ -24,8 +25,13 @@ Array = NDArray[Any]
 
 def _widest() -> int:
     """Float32 values in a register of the processor that numba compiles for."""
-    features = cpu_target.target_context.codegen().magic_tuple()[2]
-    return 16 if "+avx512f" in features.split(",") else 8
+    asked_for = getattr(config, "CPU_FEATURES", None)  # NUMBA_CPU_FEATURES
+    if asked_for is not None:
+        return 16 if "+avx512f" in asked_for.split(",") else 8
+    try:
+        return 16 if get_host_cpu_features().get("avx512f", False) else 8
+    except RuntimeError:  # a processor that LLVM does not tell about
+        return 8
 
 
 WIDTH = _widest()

@@ -176,7 +176,7 @@ def _seen(indices: Array, low: int, high: int) -> Array:
 
 
 @compiled(**FAST)
-def _place(cells: Array, s: int, modes: int, size: int) -> int:
+def _place(cells: Array, s: int, modes: int, size: int) -> np.int64:
     """A number below `size`, which is a power of two, that cells seldom share."""
     mixed = np.uint64(0)
     for n in range(modes):

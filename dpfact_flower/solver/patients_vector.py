@@ -40,7 +40,7 @@ from dpfact_flower.threads import in_order
 PANEL = WIDTH // 2
 """Columns whose gradients are made together: with `TILE`, as many as there are registers for."""
 
-_SUMS = 24  # registers of sums for a Gram matrix
+_SUMS = TILE * PANEL  # registers of sums for a Gram matrix
 _FEW = 8  # blocks whose Gram matrices are added up in float32
 _TINY = float(np.finfo(np.float32).tiny)  # curvature under which a column is left alone
 _MINUS = np.float32(-1)
@@ -127,6 +127,11 @@ def _update_blocks(
     stack: Array, offsets: Offsets, rank: int, pulls: Array, steps: Array, floor: Any, sweeps: int,
     rooms: tuple[Array, ...], out: Array, gram: Array,
 ) -> float:  # fmt: skip
+    """`update_rows` for some blocks: adds to `out` and `gram`; returns <X, M> as it was for them.
+
+    `tile`, `panel` and `outers` say how many registers a column of a block, the gradients of a
+    panel, and sums for a Gram matrix take.
+    """
     sums, rows, product, columns, target, gradient, squares = rooms
     inner = 0.0
     for block in range(first_block, end_block):

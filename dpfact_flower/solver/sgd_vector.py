@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dpfact_flower.compiled import FAST, compiled
-from dpfact_flower.solver.kernels import WIDTH, Array
+from dpfact_flower.solver.kernels import WIDTH, Array, aligned_zeros
 from dpfact_flower.solver.sgd import Step
 from dpfact_flower.solver.vector import (
     add,
@@ -53,7 +53,8 @@ def visit(stack: Array, anchors: Array, rows: Array, counts: Array, step: Step) 
         slices = (0,) * (whole // len(registers))
         _three(registers, slices, stack, anchors, rows, counts, step.sequential, *numbers)
     else:
-        _any((0,) * whole, stack, anchors, rows, counts, step.sequential, *numbers)
+        products = aligned_zeros(rows.shape[1], stack.shape[1])
+        _any((0,) * whole, stack, anchors, rows, counts, products, step.sequential, *numbers)
 
 
 def fit(stack: Array, indices: Array, values: Array, offsets: Array) -> tuple[float, float]:
@@ -118,9 +119,7 @@ def _three(
 
 
 @compiled(forceinline=True, **FAST)
-def _inner(
-    registers: Registers, slices: Slices, factors: Pointer, a: int, b: int, c: int
-) -> Float:  # fmt: skip
+def _inner(registers: Registers, slices: Slices, factors: Pointer, a: int, b: int, c: int) -> Float:
     """The model's value at the cell of three rows."""
     even, odd = zeros(registers, factors), zeros(registers, factors)
     for v in range(len(slices)):
@@ -191,13 +190,13 @@ def _move_three(
 @compiled(**FAST)
 def _any(
     registers: Registers, stack: Array, anchors: Array, rows: Array, counts: Array,
-    sequential: bool, eta: Float, gamma: Float, clip: Float, zero_weight: Float, floor: Float,
+    products: Array, sequential: bool, eta: Float, gamma: Float, clip: Float, zero_weight: Float,
+    floor: Float,
 ) -> None:  # fmt: skip
     """Any number of modes: for each, the product of all other rows, then the step along it."""
     columns, first, modes = stack.shape[1], len(stack) - len(anchors), rows.shape[1]
     factors, pulled_to = pointer(stack), pointer(anchors)
     keep, pull, longest = _ONE - eta * gamma, eta * gamma, eta * clip
-    products = np.empty((modes, columns), np.float32)
     for s in range(len(counts)):
         _expect(registers, _WHOLE, factors, columns, rows, s, modes)
         count = counts[s]
