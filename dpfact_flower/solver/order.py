@@ -181,7 +181,7 @@ def _place(cells: Array, s: int, modes: int, size: int) -> np.int64:
     mixed = np.uint64(0)
     for n in range(modes):
         mixed = (mixed + np.uint64(cells[s, n])) * _ODD
-    return int((mixed >> np.uint64(32)) & np.uint64(size - 1))
+    return np.int64((mixed >> np.uint64(32)) & np.uint64(size - 1))
 
 
 @compiled(**FAST)
