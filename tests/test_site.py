@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits
 
+from dpfact_flower.cp import CPModel
 from dpfact_flower.data.synthetic import synthetic
 from dpfact_flower.elastic import initial_factors
 from dpfact_flower.errors import DataError, DivergenceError, PrivacyRefusedError
@@ -159,3 +160,14 @@ def test_a_tensor_without_nonzeros_is_refused():
 def test_other_vocabulary_sizes_are_refused(tensor):
     with pytest.raises(DataError, match=r"sizes \(4, 5\)"):
         answer(tensor, request((4, 5)))
+
+
+def test_measures_are_those_of_the_sites_own_factors(tensor):
+    outcome = answer(tensor, request(tensor.feature_shape))
+    factors, measures = outcome.state.factors, outcome.measures
+    norms = np.linalg.norm(factors[0].astype(np.float64), axis=0)
+    np.testing.assert_allclose(measures.column_norms, norms, rtol=1e-5)
+    assert not np.allclose(norms, np.linalg.norm(factors[1], axis=0), rtol=1e-3)
+    expected = CPModel.of(*factors).squared_error(tensor.scaled_to_unit_patients())
+    assert measures.error.all_cells == pytest.approx(expected.all_cells, rel=1e-5)
+    assert measures.error.nonzeros == pytest.approx(expected.nonzeros, rel=1e-5)
