@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -21,7 +20,7 @@ from benchmarks.peers import naive_pass
 from benchmarks.processes import child
 from benchmarks.rows import Row, Timing
 from benchmarks.scale import Scale, claims
-from benchmarks.solver import ETA, drawn_pass, start, step_of
+from benchmarks.solver import ETA, drawn_pass, in_turn, start, step_of
 from dpfact_flower.cp import squared_error
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.site import scaled
@@ -45,19 +44,6 @@ def measure(tensors: Mapping[str, SparseTensor], scale: Scale, _: Sequence[Row])
         found += _against_c(name, tensor, scale)
         found.append(_digits_row(name, digits(tensor, scale.rank)))
     return [*found, *_large(scale)]
-
-
-def in_turn(calls: Mapping[str, Callable[[], object]], repetitions: int) -> dict[str, Timing]:
-    """CPU time of several calls, each warmed up, then one after the other in every repetition."""
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for call in calls.values():
-        call()
-    for _ in range(repetitions):
-        for name, call in calls.items():
-            began = time.thread_time()
-            call()
-            seconds[name].append(time.thread_time() - began)
-    return {name: Timing(tuple(found)) for name, found in seconds.items()}
 
 
 def _against_c(name: str, tensor: SparseTensor, scale: Scale) -> list[Row]:
