@@ -1,7 +1,7 @@
 """Ours against others on the same tensor in the same run; a ratio above 1 is in our favour.
 
-The peers solve the plain problem: neither constraint, nor elastic term, nor zeros left out. Ours and
-cp_als are CPU time: what other processes take of the core does not count.
+The peers solve the plain problem: neither constraint, nor elastic term, nor zeros left out. Their
+cp_als and our exact solver are timed in CPU time, which others at work do not add to.
 """
 
 from __future__ import annotations
