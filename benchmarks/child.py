@@ -173,7 +173,7 @@ def _patient_request(sizes: tuple[int, ...], rank: int) -> Any:
     from dpfact_flower.protocol import RoundRequest
     from dpfact_flower.settings import PrivacySettings, SolverSettings
 
-    privacy = PrivacySettings(start_share=0.7, refine_rounds=1)
+    privacy = PrivacySettings(start_share=0.7, refine_rounds=1, bound=0.1)
     plan = plan_patient(privacy, sizes=sizes, rank=rank)
     return RoundRequest(
         job="bench", round=1, rounds=plan.rounds, seed=0, solver=SolverSettings(rank=rank),

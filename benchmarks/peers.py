@@ -6,7 +6,6 @@ cp_als and our exact solver are timed in CPU time, which others at work do not a
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping, Sequence
 
@@ -121,6 +120,8 @@ def _genten(name: str, tensor: SparseTensor, scale: Scale, found: Sequence[Row])
     return [peer, _ratio(label, peer, ours, target)]
 
 
-def _ratio(name: str, peer: Row, ours: float, target: float | None = None) -> Row:
-    value = math.nan if peer.value is None else peer.value / ours
+def _ratio(name: str, peer: Row, ours: float | None, target: float | None = None) -> Row:
+    if peer.value is None or ours is None:
+        return Row(name, None, "x", target, at_least=True, note="one of the two has no value")
+    value = peer.value / ours
     return Row(name, value, "x", target, at_least=True, spread=peer.spread)

@@ -52,7 +52,14 @@ class Row:
 
     @classmethod
     def of(cls, name: str, timing: Timing, unit: str, scale: float = 1.0, **more: Any) -> Row:
-        """Row of the median; `scale` turns seconds into the unit."""
+        """Row of the median; `scale` turns seconds into the unit.
+
+        What is a difference of two times may come out below nothing, where it is too short for a
+        busy machine: then there is no value.
+        """
+        if timing.median <= 0:
+            more["note"] = "not told from nothing; " + more.get("note", "")
+            return cls(name, None, unit, repetitions=len(timing.seconds), **more)
         return cls(
             name, timing.median * scale, unit, spread=timing.spread,
             best=min(timing.seconds) * scale, repetitions=len(timing.seconds),
@@ -89,12 +96,9 @@ def timed(function: Callable[[], object], repetitions: int, shortest: float) -> 
     return Timing(tuple(seconds), cpu / wall)
 
 
-def value_of(found: Sequence[Row], name: str) -> float:
+def value_of(found: Sequence[Row], name: str) -> float | None:
     """Value of a row measured before."""
-    value = next(row.value for row in found if row.name == name)
-    if value is None:
-        raise ValueError(f"{name} was not measured")
-    return value
+    return next(row.value for row in found if row.name == name)
 
 
 def write(path: Path, content: Any) -> None:

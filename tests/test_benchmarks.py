@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.rows import Row, Timing
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -18,7 +20,7 @@ def results(tmp_path_factory):
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks", "--scale", "smoke", "--out", str(out)],
         cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
-        timeout=120, check=False,
+        timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return out, done.stdout
@@ -39,7 +41,10 @@ def test_every_row_says_what_was_measured_and_whether_the_target_is_met(results)
             assert row["met"] is (row["value"] <= row["target"])
         assert row["value"] is not None or row["note"]
     times = [row for row in rows if row["unit"] in {"s", "ns/nnz", "ns/visit", "ms/round"}]
-    assert all(math.isfinite(row["value"]) and row["value"] > 0 for row in times)
+    measured = [row["value"] for row in times if row["value"] is not None]
+    assert all(math.isfinite(value) and value > 0 for value in measured)
+    assert len(measured) > 0.8 * len(times)  # a difference of short times can be lost
+    assert Row.of("a difference", Timing((-1.0, 0.0)), "s").value is None
 
 
 @pytest.mark.slow
