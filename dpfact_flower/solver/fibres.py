@@ -62,7 +62,7 @@ class Fibres:
         """Find the fibres, and divide the patients."""
         room = np.empty(tensor.nnz + 1, np.int64)  # pages that nobody writes to take no memory
         patients = np.empty(tensor.n_patients + 1, np.int64)
-        starts = room[: 1 + _find(tensor.indices, room, patients)].copy()
+        starts = room[: 1 + _find(tensor.indices, room, patients)]  # a copy would take it twice
         room = np.empty(tensor.n_patients + 1, np.int64)
         blocks = room[: 1 + _divide(patients, room)].copy()
         chunk = starts[patients[blocks[:-1]]] // _CHUNK
