@@ -40,6 +40,8 @@ from dpfact_flower.site import LocalRound, RoundOutcome, RoundWork
 from dpfact_flower.state import RoundMeasures, SiteState, SiteStore, has_jobs
 
 _logger = logging.getLogger(__name__)
+NEW_LEDGER = "site %s: begins a new ledger in %s, with a whole budget; other ledgers there: %s"
+"""Warning of a ledger that is begun: right before a site's first run, an alarm after it."""
 NUM_EXAMPLES = 1
 """Sent with every reply in place of the number of patients, which is nobody else's business."""
 
@@ -185,10 +187,7 @@ class DPFactClient(NumPyClient):
                         f"{self._root}: the budget of this very data is kept under the name "
                         f"{name!r}; set site to it in the node config"
                     )
-        _logger.warning(
-            "site %s: begins a new ledger in %s, with a whole budget; other ledgers there: %s",
-            self._site, self._root, ", ".join(others) or "none",
-        )  # fmt: skip
+        _logger.warning(NEW_LEDGER, self._site, self._root, ", ".join(others) or "none")
         return True
 
     def _check_vocabulary(self, request: RoundRequest) -> None:

@@ -1,5 +1,7 @@
 """`dpfact audit`: exit codes, what it prints, and that it leaves nothing behind."""
 
+import logging
+
 from typer.testing import CliRunner
 
 from dpfact_flower.audit import Finding
@@ -18,7 +20,7 @@ def files_below(folder):
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
-def test_a_cohort_passes_and_nothing_is_left_behind(cohort_folder, tmp_path, monkeypatch):
+def test_a_cohort_passes_and_nothing_is_left_behind(cohort_folder, tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     before = files_below(tmp_path)
     result = invoke("--data", str(cohort_folder), "--site", "site-2", "--quick", *SETTINGS)
@@ -26,6 +28,8 @@ def test_a_cohort_passes_and_nothing_is_left_behind(cohort_folder, tmp_path, mon
     assert "checks passed" in result.output
     assert "likelihood ratio: whole run" in result.output
     assert files_below(tmp_path) == before
+    assert "begins a new ledger" not in caplog.text  # an alarm to whoever reads the site's log
+    assert not logging.getLogger("dpfact_flower.client").filters
 
 
 def fake(monkeypatch, *findings):
