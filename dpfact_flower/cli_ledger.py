@@ -28,9 +28,7 @@ ledger_app = typer.Typer(
 )
 _console = Console()
 
-Folder = Annotated[
-    Path, typer.Argument(help="The site's folder, or the state-dir that it lies in.")
-]
+Folder = Annotated[Path, typer.Argument()]
 Site = Annotated[str, typer.Option(help="Which site, where the state-dir has several.")]
 Delta = Annotated[
     float, typer.Option(help="Delta of every epsilon shown; the site's own is budget-delta.")
@@ -43,7 +41,10 @@ Noted = Annotated[
 
 @ledger_app.command("show")
 def show(folder: Folder, site: Site = "", delta: Delta = 1e-5, as_json: AsJson = False) -> None:
-    """Every release, what it cost, and the totals; nothing of the released values."""
+    """Every release, what it cost, and the totals; nothing of the released values.
+
+    FOLDER is the site's folder, or the state-dir that it lies in.
+    """
     from dpfact_flower.privacy.ledger import Ledger
 
     with Ledger(_find(folder, site), create=False) as ledger:
@@ -63,7 +64,10 @@ def show(folder: Folder, site: Site = "", delta: Delta = 1e-5, as_json: AsJson =
 
 @ledger_app.command("verify")
 def verify(folder: Folder, site: Site = "", noted: Noted = "") -> None:
-    """Check file, hash chain, released bytes and costs; exit code 1 if anything is wrong."""
+    """Check file, hash chain, released bytes and costs; exit code 1 if anything is wrong.
+
+    FOLDER is the site's folder, or the state-dir that it lies in.
+    """
     from dpfact_flower.privacy.ledger import Head, Ledger
 
     place = _find(folder, site)
@@ -112,7 +116,8 @@ def _find(folder: Path, site: str) -> Path:
 
 def _table(rows: Sequence[LedgerRow], delta: float) -> Table:
     """One line an event; the running total stands at the last event of a release."""
-    table = Table(title=f"Releases; epsilon is the running total at delta {delta:g}")
+    title = f"Releases; epsilon is the running total at delta {delta:g}"
+    table = Table(title=title, show_edge=False, pad_edge=False)  # fits into 80 columns
     for name, width in (("when, UTC", 10), ("job", 8), ("what", 10)):
         table.add_column(name, overflow="fold", min_width=width)
     for name in ("sensitivity", "sigma", "rho", "epsilon"):
