@@ -32,6 +32,9 @@ from dpfact_flower.settings import (
 # What each command needs is imported inside it: `dpfact --help` must not wait for numba.
 # ruff: noqa: PLC0415
 
+# Arguments are explained in the commands' own texts: Flower asks for Typer below 0.21, which loses
+# an argument's help with click 8.5.
+
 app = typer.Typer(
     name="dpfact",
     help="Federated, differentially private computational phenotyping with Flower.",
@@ -47,7 +50,7 @@ for command in (plan, budget, audit):
 _console = Console()
 
 Out = Annotated[Path, typer.Option("--out", "-o", help="Folder to write.")]
-Tables = Annotated[Path, typer.Argument(help="Folder of the tables (.csv or .csv.gz).")]
+Tables = Annotated[Path, typer.Argument()]
 Top = Annotated[
     str, typer.Option(help="Most frequent procedures x diagnoses to keep; 0 keeps all.")
 ]
@@ -83,12 +86,12 @@ class Claims(StrEnum):
 @data_app.command("synthetic")
 def data_synthetic(
     out: Out,
-    preset: Annotated[
-        str,
-        typer.Argument(help="demo, demo-icu, paper-synthetic, paper-mimic, paper-icu, paper-cms"),
-    ] = "demo",
+    preset: Annotated[str, typer.Argument()] = "demo",
 ) -> None:
-    """Make an EHR with planted phenotypes, some shared by all sites, some at one only."""
+    """Make an EHR with planted phenotypes, some shared by all sites, some at one only.
+
+    PRESET is demo, demo-icu, paper-synthetic, paper-mimic, paper-icu or paper-cms.
+    """
     from dpfact_flower.data import synthetic
 
     _save(synthetic.synthetic(synthetic.preset(preset)), out)
@@ -96,7 +99,10 @@ def data_synthetic(
 
 @data_app.command("mimic3")
 def data_mimic3(folder: Tables, out: Out, top: Top = "202x316") -> None:
-    """MIMIC-III, full or demo: one site a care unit of the first ICU stay."""
+    """MIMIC-III, full or demo: one site a care unit of the first ICU stay.
+
+    FOLDER holds its tables, .csv or .csv.gz.
+    """
     from dpfact_flower.data import mimic3
 
     _save(mimic3.read(folder, top=_top(top)), out)
@@ -106,7 +112,11 @@ def data_mimic3(folder: Tables, out: Out, top: Top = "202x316") -> None:
 def data_eicu(
     folder: Tables, out: Out, by: SiteOf = SiteOf.region, top: Top = "0x0", window: Window = 30
 ) -> None:
-    """Read the eICU database: treatments x ICD-9 diagnoses, one site a region, unit or hospital."""
+    """Make sites of eICU, full or demo: treatments x ICD-9 diagnoses, by region, unit or hospital.
+
+    FOLDER holds its tables, .csv or .csv.gz. Sites with fewer than 20 patients are merged into one,
+    named other.
+    """
     from dpfact_flower.data import eicu
 
     _save(eicu.read(folder, site_of=by.value, top=_top(top), window_days=window or None), out)
@@ -127,7 +137,10 @@ def data_synpuf(
         bool, typer.Option(help="For a file that was cut off: its last patient is incomplete.")
     ] = False,
 ) -> None:
-    """CMS DE-SynPUF claims: one site a sample."""
+    """CMS DE-SynPUF claims: one site a sample.
+
+    FOLDER holds their files, .csv or .csv.gz.
+    """
     from dpfact_flower.data import synpuf
     from dpfact_flower.data.vocabulary import load_codes
 
@@ -226,9 +239,9 @@ def data_events(
 
 @data_app.command("show")
 def data_show(
-    folder: Annotated[Path, typer.Argument(help="Folder that dpfact data wrote.")],
+    folder: Annotated[Path, typer.Argument()],
 ) -> None:
-    """Sites of a prepared folder: patients, non-zeros, deaths."""
+    """Sites of a folder that dpfact data wrote: patients, non-zeros, deaths."""
     from dpfact_flower.data.site_data import Cohort
 
     _show(Cohort.load(folder))
@@ -241,7 +254,7 @@ def run(
     settings: Set = None,
     flower_app: FlowerApp = APP_FOLDER,
 ) -> None:
-    """Run in this process: every site one after the other, no Ray, no SuperLink."""
+    """Run in this process, as many sites at a time as there are threads: no Ray, no SuperLink."""
     from dpfact_flower.federate import federate
 
     _finish(federate(_run_config(flower_app, data, out, settings)))
@@ -278,9 +291,9 @@ def simulate(
 
 @app.command()
 def report(
-    folder: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    folder: Annotated[Path, typer.Argument()],
 ) -> None:
-    """Write report.html anew from the files of a run's folder."""
+    """Write report.html anew from the files of a finished run's folder."""
     from dpfact_flower.evaluation.report import write_report
 
     _console.print("report:", escape(str(write_report(folder))), soft_wrap=True)
@@ -288,9 +301,9 @@ def report(
 
 @app.command()
 def compare(
-    folders: Annotated[list[Path], typer.Argument(help="Folders of finished runs.")],
+    folders: Annotated[list[Path], typer.Argument()],
 ) -> None:
-    """Print a Markdown table of several runs, a row each."""
+    """Print a Markdown table of several finished runs, a row each folder."""
     from dpfact_flower.evaluation.comparison import comparison
 
     # Not through rich, which would wrap the rows.
@@ -298,8 +311,14 @@ def compare(
 
 
 @app.command()
-def settings() -> None:
-    """Every setting with its default, range and meaning."""
+def settings(flower_app: FlowerApp = APP_FOLDER) -> None:
+    """Every setting with its default, range and meaning.
+
+    The defaults are the library's. What the Flower App's config has in place of them, as dpfact run
+    and dpfact simulate do, is named at the end.
+    """
+    chosen = _app_config(flower_app)
+    others: list[str] = []
     for title, kind in (
         ("Where (run config)", AppSettings),
         ("Run (run config)", RunSettings),
@@ -310,7 +329,12 @@ def settings() -> None:
         table = Table("setting", "default", "allowed", "meaning", title=title, title_justify="left")
         for row in describe(kind):
             table.add_row(row.key, str(row.default), row.allowed, row.help)
+            if chosen.get(row.key, row.default) != row.default:
+                others.append(f"{row.key} = {chosen[row.key]}")
         _console.print(table)
+    if others:
+        text = f"The Flower App in {flower_app} has other defaults: {', '.join(others)}"
+        _console.print(escape(text), soft_wrap=True)
 
 
 def main() -> None:
@@ -332,14 +356,19 @@ def _run_config(
     """
     from dpfact_flower.data.synthetic import preset
 
-    defaults: dict[str, Scalar] = {}
-    app_file = flower_app / "pyproject.toml"
-    if app_file.exists():
-        tables = tomllib.loads(app_file.read_text(encoding="utf-8"))
-        defaults |= tables.get("tool", {}).get("flwr", {}).get("app", {}).get("config", {})
+    defaults = _app_config(flower_app)
     if name := AppSettings(data=data).synthetic_preset:
         defaults["rank"] = preset(name).phenotypes
     return {**defaults, **parse_assignments(settings or ()), "data": data, "out": str(out)}
+
+
+def _app_config(flower_app: Path) -> dict[str, Scalar]:
+    """What a Flower App has in its config; nothing where there is none."""
+    app_file = flower_app / "pyproject.toml"
+    if not app_file.exists():
+        return {}
+    tables = tomllib.loads(app_file.read_text(encoding="utf-8"))
+    return dict(tables.get("tool", {}).get("flwr", {}).get("app", {}).get("config", {}))
 
 
 def _top(text: str) -> tuple[int | None, ...]:

@@ -73,16 +73,21 @@ def plan(
 
 
 def budget(
-    rounds: Annotated[int, typer.Option(min=1)] = 20,
-    epsilon: Annotated[float, typer.Option(help="Total to plan for; 0 to go by --rho.")] = 1.2,
-    rho: Annotated[float, typer.Option(help="zCDP of one factor in one round.")] = 0.0,
-    delta: float = 1e-4,
+    rounds: Annotated[int, typer.Option(help="Federated rounds.", min=1)] = 20,
+    epsilon: Annotated[float, typer.Option(help="Total to plan for, without --rho.")] = 1.2,
+    rho: Annotated[
+        float, typer.Option(help="zCDP of one factor in one round; 0 to go by --epsilon.")
+    ] = 0.0,
+    delta: Annotated[float, typer.Option(help="Of every epsilon.")] = 1e-4,
     modes: Annotated[int, typer.Option(help="Feature modes.", min=1)] = 2,
-    tau: Annotated[int, typer.Option(min=1)] = 2,
+    tau: Annotated[int, typer.Option(help="Local passes a round.", min=1)] = 2,
     clip: Annotated[float, typer.Option(help="L, bound on an entry's gradient.")] = 1.0,
-    eta: float = 0.01,
+    eta: Annotated[float, typer.Option(help="Step size.")] = 0.01,
 ) -> None:
-    """Plan a budget in paper mode, from epsilon to noise or from rho to epsilon."""
+    """Plan a budget in paper mode, from epsilon to noise or from rho to epsilon.
+
+    The epsilon is DPFact's own claim for one entry, and not proven.
+    """
     from dpfact_flower.privacy import PaperPlan, plan_paper, psgd_sensitivity
 
     made = (

@@ -341,14 +341,17 @@ class SiteSettings(Settings):
         pattern=r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}",
     )  # fmt: skip
     data_path: str = setting("", "the site's .npz file, as `dpfact data` writes it")
-    state_dir: str = setting("", "folder for patient factors and the record of releases")
+    state_dir: str = setting(
+        "", "folder for patient factors and the record of releases, absolute; must be named"
+    )
     allow_privacy: str = setting(
         "", "privacy modes this site takes part in, separated by commas; must be named",
         pattern=r"[a-z]+(,[a-z]+)*",
     )  # fmt: skip
     max_epsilon: float = setting(
-        0.0, "largest epsilon (as claimed by the mode), over all jobs; 0 is no limit", low=0
-    )
+        0.0, "largest epsilon (as claimed by the mode), over all jobs; must be above 0 where a "
+        "mode with noise is allowed", low=0,
+    )  # fmt: skip
     budget_delta: float = setting(
         1e-5, "delta at which max-epsilon is counted, whatever delta the run names",
         low=0, high=0.5, open_low=True,

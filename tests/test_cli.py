@@ -1,5 +1,6 @@
 """The command line, as a person uses it."""
 
+import re
 import subprocess
 import sys
 
@@ -7,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dpfact_flower import cli
+from dpfact_flower.data.synthetic import PRESETS
 from dpfact_flower.errors import DPFactError
 from dpfact_flower.serve import prepare_data
 from dpfact_flower.settings import AppSettings
@@ -60,10 +62,24 @@ def test_budget_goes_both_ways_and_carries_the_claim():
             assert "not proven" in back
 
 
+def test_help_says_what_an_argument_is():
+    text = dpfact("data", "synthetic", "--help")
+    for preset in PRESETS:
+        assert re.search(rf"\b{preset}\b", text)
+    for command in ("mimic3", "eicu", "synpuf"):
+        assert "FOLDER holds" in dpfact("data", command, "--help")
+
+
 def test_settings_lists_every_key():
     text = dpfact("settings")
     for key in ("elastic-step", "mu-from-round", "allow-privacy", "state-dir", "epsilon"):
         assert key in text
+
+
+def test_settings_name_what_the_app_has_in_place_of_them(tmp_path):
+    text = dpfact("settings")
+    assert "has other defaults: rank = 12, off = 0.1, mu-from-round = 21\n" in text
+    assert "other defaults" not in dpfact("settings", "--app", str(tmp_path))
 
 
 @pytest.mark.parametrize(
