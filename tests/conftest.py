@@ -5,6 +5,8 @@ from pathlib import Path
 
 # One BLAS thread, set before NumPy is loaded: tests run beside each other, and arrays are small.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# A console that finds a width when it is made keeps it; xdist sets one.
+os.environ.pop("COLUMNS", None)
 
 import numpy as np
 import pytest

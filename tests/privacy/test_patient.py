@@ -121,7 +121,8 @@ def test_seeds_repeat_and_the_operating_system_does_not():
     seeded = [values_of(release(bounded(200), Noise.from_seed(3), name=NAME)) for _ in "ab"]
     np.testing.assert_array_equal(*seeded)
     fresh = [values_of(release(bounded(200), Noise.from_os(), name=NAME)) for _ in "ab"]
-    assert (fresh[0] != fresh[1]).mean() > 0.99
+    # On a grid of sigma / 256 two normal values are equal once in 900 times.
+    assert (fresh[0] != fresh[1]).mean() > 0.95
 
 
 def test_the_cost_does_not_depend_on_the_patients():

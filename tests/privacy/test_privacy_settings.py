@@ -90,7 +90,7 @@ def test_config_round_trip(settings):
         ({"codes": "-6x8"}, "codes"),
         ({"codes-share": 0.0}, "codes-share"),
         ({"codes-share": 0.6}, "codes-share"),
-        ({"bound": 0.0}, "bound"),
+        ({"bound": 5e-4}, "bound"),
         ({"bound": 1.5}, "bound"),
         ({"start-share": -0.1}, "start-share"),
         ({"start-share": 1.1}, "start-share"),
