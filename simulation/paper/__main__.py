@@ -158,7 +158,9 @@ def main() -> None:
     parser.add_argument("--thorough", action="store_true", help="many hours; see docs")
     parser.add_argument("--only", nargs="+", choices=[*EXPERIMENTS], default=[*EXPERIMENTS])
     parser.add_argument("--cohort", type=Path, help="a folder that dpfact data wrote")
-    parser.add_argument("--out", type=Path, help="default: runs/paper, or runs/paper-quick")
+    parser.add_argument(
+        "--out", type=Path, help="default: runs/paper, runs/paper-quick or runs/paper-thorough"
+    )
     parser.add_argument("--page", type=Path, help="the page's second place, as docs/evaluation.md")
     parser.add_argument("--limit", type=int, help="most fits to run now; 0 only writes the page")
     parser.add_argument("--processes", type=int, default=1, help="fits to run at a time")

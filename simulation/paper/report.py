@@ -121,6 +121,10 @@ def panels(count: int, *, height: float = 3.2, columns: int = 3) -> tuple[Figure
     return figure, axes[:count]
 
 
+_LETTERS = 14
+"""Of a legend, to the inch."""
+
+
 def legend(figure: Figure, axes: Sequence[Any]) -> None:
     """One legend for all panels, below them and no wider than they are."""
     named = {
@@ -128,7 +132,8 @@ def legend(figure: Figure, axes: Sequence[Any]) -> None:
         for ax in axes
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
     }
+    widest = 0.6 + max(map(len, named), default=0) / _LETTERS  # inches of a column, the line too
     figure.legend(
         list(named.values()), list(named), loc="outside lower center", fontsize="small",
-        ncols=max(1, int(figure.get_figwidth() // 4)),
+        ncols=min(3, max(1, int(figure.get_figwidth() / widest))),
     )  # fmt: skip
