@@ -9,18 +9,11 @@ page. Interrupt it and start it again: it goes on. Open EHR data are looked for 
 from __future__ import annotations
 
 import argparse
-import os
 import time
-import traceback
-import warnings
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Sequence
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
 from types import ModuleType
-
-from threadpoolctl import threadpool_limits
 
 from simulation.paper import (
     convergence,
@@ -32,10 +25,10 @@ from simulation.paper import (
     prediction,
     traffic,
 )
+from simulation.paper.compute import computed, quiet
 from simulation.paper.jobs import Job, Result, Results, Store, merged
 from simulation.paper.plan import FULL, LARGE, QUICK, THOROUGH, Plan
 from simulation.paper.report import Section
-from simulation.paper.systems import compute
 
 EXPERIMENTS: dict[str, ModuleType] = {
     "data": data, "convergence": convergence, "traffic": traffic, "prediction": prediction,
@@ -118,39 +111,6 @@ def wanted(plan: Plan, experiments: Sequence[str]) -> list[Job]:
     return sorted(jobs, key=lambda job: (job.data in LARGE and not job.sites, job.seed))
 
 
-def computed(jobs: Sequence[Job], processes: int) -> Iterator[tuple[Job, Result | Exception]]:
-    """Compute jobs, in this process or in several others, as they finish.
-
-    One that fails gives its error, and the others go on: an hour's work does not hang on one fit.
-    """
-    if processes == 1 or len(jobs) < 2:
-        with threadpool_limits(1):
-            for job in jobs:
-                yield job, attempted(job)
-        return
-    os.environ["OMP_NUM_THREADS"] = "1"  # of the processes to come: each has a core
-    with ProcessPoolExecutor(processes, get_context("spawn"), _quiet) as pool:
-        waiting = {pool.submit(attempted, job): job for job in jobs}
-        for future in as_completed(waiting):
-            yield waiting[future], future.result()
-
-
-def attempted(job: Job) -> Result | Exception:
-    """A job's result with the seconds that it took, or why there is none."""
-    began = time.perf_counter()
-    try:
-        result = compute(job)
-    except Exception as error:
-        traceback.print_exc()
-        return error
-    return replace(result, wall=time.perf_counter() - began)
-
-
-def _quiet() -> None:
-    warnings.filterwarnings("ignore", category=DeprecationWarning)
-    threadpool_limits(1)
-
-
 def main() -> None:
     """Read the command line and run."""
     parser = argparse.ArgumentParser(prog="python -m simulation.paper", description=__doc__)
@@ -172,7 +132,7 @@ def main() -> None:
     if given.cohort is not None:
         plan = plan.on(str(given.cohort))
     out = given.out or Path("runs/paper" if plan.name == "full" else f"runs/paper-{plan.name}")
-    _quiet()
+    quiet()
     run(
         plan, given.only, out, given.page,
         limit=given.limit, processes=given.processes, code=given.code,

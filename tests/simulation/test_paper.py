@@ -1,6 +1,8 @@
 """The paper's evaluation: jobs, what is measured, statistics, verdicts, and the whole on little."""
 
 import json
+import subprocess
+import sys
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -142,6 +144,13 @@ def test_several_processes_find_what_one_finds(folder, tmp_path):
     assert len(one) == 2
 
 
+def test_the_command_runs_several_fits_at_a_time(tmp_path):
+    command = [sys.executable, "-m", "simulation.paper", "--quick", "--only", "traffic"]
+    more = ["--limit", "2", "--processes", "2", "--out", str(tmp_path)]
+    subprocess.run([*command, *more], cwd=Path(__file__).parents[2], check=True)
+    assert len(list((tmp_path / "results").glob("*.json"))) == 2
+
+
 def test_a_fit_that_fails_is_told_and_the_others_are_shown(folder, tmp_path, monkeypatch, capsys):
     plan = replace(TINY, weights=(0.0, 0.5), prediction=(str(folder),))
 
@@ -150,7 +159,7 @@ def test_a_fit_that_fails_is_told_and_the_others_are_shown(folder, tmp_path, mon
             raise DataError("no such thing")
         return compute(job)
 
-    monkeypatch.setattr("simulation.paper.__main__.compute", fails_at_half)
+    monkeypatch.setattr("simulation.paper.compute.compute", fails_at_half)
     with pytest.raises(SystemExit, match="1 fits failed"):
         run(plan, ["norms"], tmp_path, None)
     assert "failed: DataError: no such thing" in capsys.readouterr().out

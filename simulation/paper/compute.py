@@ -1,0 +1,54 @@
+"""Fits one after the other, or several at a time in processes of their own.
+
+A process of its own finds functions by their module, and knows none that is run as a program.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+import warnings
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import replace
+from multiprocessing import get_context
+
+from threadpoolctl import threadpool_limits
+
+from simulation.paper.jobs import Job, Result
+from simulation.paper.systems import compute
+
+
+def computed(jobs: Sequence[Job], processes: int) -> Iterator[tuple[Job, Result | Exception]]:
+    """Compute jobs, in this process or in several others, as they finish.
+
+    One that fails gives its error, and the others go on: an hour's work does not hang on one fit.
+    """
+    if processes == 1 or len(jobs) < 2:
+        with threadpool_limits(1):
+            for job in jobs:
+                yield job, attempted(job)
+        return
+    os.environ["OMP_NUM_THREADS"] = "1"  # of the processes to come: each has a core
+    with ProcessPoolExecutor(processes, get_context("spawn"), quiet) as pool:
+        waiting = {pool.submit(attempted, job): job for job in jobs}
+        for future in as_completed(waiting):
+            yield waiting[future], future.result()
+
+
+def attempted(job: Job) -> Result | Exception:
+    """A job's result with the seconds that it took, or why there is none."""
+    began = time.perf_counter()
+    try:
+        result = compute(job)
+    except Exception as error:
+        traceback.print_exc()
+        return error
+    return replace(result, wall=time.perf_counter() - began)
+
+
+def quiet() -> None:
+    """One BLAS thread, and no warnings that are none of the reader's."""
+    warnings.filterwarnings("ignore", category=DeprecationWarning)
+    threadpool_limits(1)
