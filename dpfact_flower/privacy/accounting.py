@@ -130,7 +130,7 @@ def epsilon_zcdp_tight(rho: float, delta: float) -> float:
     x = math.sqrt(log_inverse / cost) * (1 + _SLACK)  # alpha - 1, where slope is surely >= 0
     if log_inverse < 600:  # beyond, 1/delta nears the largest float
         x = min(x, math.expm1(log_inverse) * (1 + _SLACK))
-    x = _root(slope, 0.0, x)
+    x = sign_change(slope, 0.0, x)
     alpha = 1 + x
     epsilon = alpha * cost + math.log(x / alpha) + (log_inverse - math.log1p(x)) / x
     return max(0.0, epsilon)
@@ -156,7 +156,7 @@ def epsilon_gaussian(mu: float, delta: float) -> float:
         return 0.0
     # The first term of delta alone reaches `delta` here, so the difference is below it.
     high = size * (size / 2 - float(ndtri(delta))) * (1 + _SLACK)
-    return _root(lambda e: _log_delta(size, e) - log_delta, 0.0, high)
+    return sign_change(lambda e: _log_delta(size, e) - log_delta, 0.0, high)
 
 
 def epsilon_gaussian_discrete(mu: float, delta: float, count: int) -> float:
@@ -182,7 +182,7 @@ def mu_for_epsilon(epsilon: float, delta: float) -> float:
     high = 2 * low
     while _log_delta(high, target) < log_delta:
         high *= 2
-    return _root(lambda m: _log_delta(m, target) - log_delta, low, high)
+    return sign_change(lambda m: _log_delta(m, target) - log_delta, low, high)
 
 
 def _log_delta(mu: float, epsilon: float) -> float:
@@ -196,7 +196,7 @@ def _log_delta(mu: float, epsilon: float) -> float:
     return math.log(max(float(erfcx(near) - erfcx(far)) / 2, _TINY)) - near * near
 
 
-def _root(function: Callable[[float], float], low: float, high: float) -> float:
+def sign_change(function: Callable[[float], float], low: float, high: float) -> float:
     """Where `function` changes sign in [low, high], to the last bit.
 
     By halving: to import scipy.optimize takes 0.13 s, in deployment with every message anew, and

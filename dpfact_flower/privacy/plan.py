@@ -33,6 +33,7 @@ from dpfact_flower.privacy.accounting import (
     mu_for_epsilon,
     rho_for_epsilon,
     sigma_of,
+    sign_change,
 )
 from dpfact_flower.privacy.events import PATIENT_CLAIM, ReleaseEvent, at_least_one, positive
 from dpfact_flower.settings import PrivacySettings
@@ -304,14 +305,13 @@ def total_rho(epsilon: float, delta: float) -> float:
     mu *= _ROUNDING
     if epsilon_gaussian_discrete(mu, delta, 1) <= epsilon:
         return mu * mu / 2
-    from scipy.optimize import brentq  # noqa: PLC0415 - slow to import, and seldom needed
 
     def excess(rho: float) -> float:
         return epsilon_zcdp_tight(rho, delta) - epsilon
 
     # Proposition 2.8 is never tighter, exact Gaussian DP never looser.
     low, high = rho_for_epsilon(epsilon, delta) * _ROUNDING, mu_for_epsilon(epsilon, delta) ** 2
-    return _ROUNDING * float(brentq(excess, low, high, rtol=1e-14))
+    return _ROUNDING * sign_change(excess, low, high)
 
 
 class _Facts(NamedTuple):
