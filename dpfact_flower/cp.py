@@ -17,98 +17,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dpfact_flower.errors import DataError
+from dpfact_flower.fit import RMSE, SquaredError
 from dpfact_flower.solver.kernels import model_values
 from dpfact_flower.solver.objective import gram, hadamard
 from dpfact_flower.tensor import SparseTensor
 
 Factors = tuple[NDArray[np.float64], ...]
-
-
-@dataclass(frozen=True)
-class RMSE:
-    """Three root mean square errors that must not be mixed up.
-
-    Attributes
-    ----------
-    all_cells : float
-        Over every cell, zeros included: ||X - M|| / sqrt(cells).
-    nonzeros : float
-        Over the non-zero cells alone; says nothing of what the model puts where no count is.
-    authors : float
-        ||X - M|| / sqrt(nnz), the measure of the authors' published code: the error of all
-        cells divided by the number of non-zero ones. Not a mean; for reproduction only.
-    """
-
-    all_cells: float
-    nonzeros: float
-    authors: float
-
-
-@dataclass(frozen=True)
-class SquaredError:
-    """Sums from which every error measure follows; those of several sites add up with ``+``.
-
-    Attributes
-    ----------
-    all_cells : float
-        ||X - M||^2 over every cell.
-    nonzeros : float
-        The part of it from the non-zero cells.
-    data : float
-        ||X||^2.
-    cells, nnz : int
-        Number of cells, and of non-zero ones.
-    """
-
-    all_cells: float
-    nonzeros: float
-    data: float
-    cells: int
-    nnz: int
-
-    def __add__(self, other: SquaredError) -> SquaredError:
-        return SquaredError(
-            self.all_cells + other.all_cells,
-            self.nonzeros + other.nonzeros,
-            self.data + other.data,
-            self.cells + other.cells,
-            self.nnz + other.nnz,
-        )
-
-    @property
-    def rmse(self) -> RMSE:
-        """The three root mean square errors.
-
-        Raises
-        ------
-        DataError
-            Without a non-zero cell: two of the three are not defined.
-        """
-        self._need_nonzeros("rmse")
-        return RMSE(
-            all_cells=math.sqrt(self.all_cells / self.cells),
-            nonzeros=math.sqrt(self.nonzeros / self.nnz),
-            authors=math.sqrt(self.all_cells / self.nnz),
-        )
-
-    @property
-    def fit(self) -> float:
-        """Share of the data explained, ``1 - ||X - M||^2 / ||X||^2``; negative when M harms.
-
-        Norms are squared, as everywhere in this project. The Tensor Toolbox and pyttb report
-        ``1 - ||X - M|| / ||X||`` under the same name, which is smaller.
-
-        Raises
-        ------
-        DataError
-            Without a non-zero cell.
-        """
-        self._need_nonzeros("fit")
-        return 1.0 - self.all_cells / self.data
-
-    def _need_nonzeros(self, what: str) -> None:
-        if self.nnz == 0:
-            raise DataError(f"{what}: not defined for a tensor without non-zeros")
 
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dpfact_flower.cp import SquaredError
+from dpfact_flower.fit import SquaredError
 from dpfact_flower.solver.choice import kernels
 from dpfact_flower.solver.fibres import fibres_of
 from dpfact_flower.solver.kernels import Array, stack_factors

@@ -34,7 +34,6 @@ from dpfact_flower.protocol import RoundRequest
 from dpfact_flower.residuals import squared_error
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver import LocalResult, solve
-from dpfact_flower.solver.objective import gram
 from dpfact_flower.state import RoundMeasures, SiteState
 from dpfact_flower.tensor import Factors, SparseTensor
 from dpfact_flower.threads import one_blas_thread
@@ -271,12 +270,11 @@ def measure(
     tensor: SparseTensor, local: LocalResult, round_number: int, seconds: float
 ) -> RoundMeasures:
     """What the site notes for itself about its own factors; never sent."""
-    grams = [gram(factor) for factor in local.factors]
     return RoundMeasures(
         round=round_number,
         objective=local.objective,
-        error=squared_error(tensor, local.factors, grams),
-        column_norms=tuple(np.sqrt(np.diag(grams[0])).tolist()),
+        error=local.error or squared_error(tensor, local.factors, local.grams),
+        column_norms=tuple(np.sqrt(np.diag(local.grams[0])).tolist()),
         eta=local.eta,
         rollbacks=local.rollbacks,
         seconds=seconds,

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from dpfact_flower.cp import SquaredError
 from dpfact_flower.errors import DataError, StateError
 from dpfact_flower.files import private_folder, remove_leftovers, replacing
+from dpfact_flower.fit import SquaredError
 from dpfact_flower.tensor import Factors, load_npz
 
 _STATES = "state-*.npz"

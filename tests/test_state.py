@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import dpfact_flower.state
-from dpfact_flower.cp import SquaredError
 from dpfact_flower.errors import StateError
+from dpfact_flower.fit import SquaredError
 from dpfact_flower.state import RoundMeasures, SiteState, SiteStore, has_jobs
 
 SECRET = 987654

@@ -29,7 +29,7 @@ from dpfact_flower.solver.objective import (
     gram,
     group_norm,
     hadamard,
-    loss_of,
+    loss,
 )
 from dpfact_flower.tensor import Factors, SparseTensor
 from dpfact_flower.threads import thread_count
@@ -78,7 +78,7 @@ def exact(
                     "the factors are too large for float32"
                 )
     step = settings.eta if eta is None else min(eta, settings.eta)
-    return LocalResult(site.factors(), tuple(trace), step, 0)
+    return LocalResult(site.factors(), tuple(trace), step, 0, tuple(site.grams))
 
 
 class _Site:
@@ -106,7 +106,7 @@ class _Site:
 
     def objective(self, inner: float) -> float:
         """Eq. (norm), with <X, M> given."""
-        value = loss_of(self.fibres.norm_squared, inner, self.grams)
+        value = loss(self.fibres.norm_squared, inner, self.grams)
         value += self.settings.mu * group_norm(self.grams[0])
         pull = elastic([self.factor(n) for n in range(self.modes)], self.anchors)
         return value + self.settings.gamma * pull

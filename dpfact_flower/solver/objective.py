@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfact_flower.tensor import Factors, SparseTensor
+from dpfact_flower.fit import SquaredError
+from dpfact_flower.tensor import Factors
 
 Matrix = NDArray[Any]
 
@@ -34,12 +35,19 @@ class LocalResult:
         psgd: the step size to go on with. exact: what it was given, for it takes no steps.
     rollbacks : int
         Passes of psgd that were undone and tried again with half the step size.
+    grams : tuple of N ndarrays of float64, each (R, R)
+        `gram` of every factor.
+    error : SquaredError or None
+        Of the factors, to 1e-6 of the data's ||X||^2, where the solver knows it: psgd does, exact
+        would need another pass.
     """
 
     factors: Factors
     objective: tuple[float, ...]
     eta: float
     rollbacks: int
+    grams: tuple[Matrix, ...]
+    error: SquaredError | None = None
 
 
 def gram(factor: Matrix) -> NDArray[np.float64]:
@@ -62,22 +70,16 @@ def hadamard(grams: Sequence[Matrix]) -> NDArray[np.float64]:
     return np.asarray(math.prod(grams[1:], start=grams[0]))
 
 
-def loss(tensor: SparseTensor, inner: float, grams: Sequence[Matrix]) -> float:
+def loss(norm_squared: float, inner: float, grams: Sequence[Matrix]) -> float:
     """``1/2 ||X - M||^2`` over all cells.
 
     Parameters
     ----------
-    tensor : SparseTensor
-    inner : float
-        <X, M>.
+    norm_squared, inner : float
+        ||X||^2 and <X, M>.
     grams : sequence of N ndarrays, each (R, R)
         `gram` of every factor.
     """
-    return loss_of(tensor.norm_squared(), inner, grams)
-
-
-def loss_of(norm_squared: float, inner: float, grams: Sequence[Matrix]) -> float:
-    """`loss` of a tensor whose squared norm is known."""
     return 0.5 * (norm_squared - 2 * inner + float(hadamard(grams).sum()))
 
 

@@ -18,11 +18,13 @@ Step control (bold driver)
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from dpfact_flower.errors import DivergenceError
+from dpfact_flower.fit import SquaredError
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver.kernels import Array, row_offsets, stack_factors
 from dpfact_flower.solver.objective import LocalResult, elastic, gram, group_norm, loss
@@ -37,8 +39,21 @@ _MAX_HALVINGS = 40
 
 @dataclass(frozen=True)
 class Value:
-    """Where the factors stand: squared error, eq. (norm), and what a pass descends."""
+    """Where the factors stand.
 
+    Attributes
+    ----------
+    squares, inner : float
+        Squared error over the non-zeros, and <X, M>.
+    patients : ndarray of float64, shape (R, R)
+        Gram matrix of A.
+    loss, objective, descended : float
+        Half the squared error that is fitted, eq. (norm), and what a pass descends.
+    """
+
+    squares: float
+    inner: float
+    patients: Array
     loss: float
     objective: float
     descended: float
@@ -91,7 +106,9 @@ def psgd(
         step_size = min(step_size * _GROWTH, settings.eta)
     del before  # its memory is as much as the result takes
     result = tuple(np.ascontiguousarray(factor) for factor in site.factors(stack))
-    return LocalResult(result, tuple(v.objective for v in values), step_size, rollbacks)
+    grams = (values[-1].patients, *map(gram, result[1:]))
+    trace = tuple(value.objective for value in values)
+    return LocalResult(result, trace, step_size, rollbacks, grams, site.error(values[-1], grams))
 
 
 class _Site:
@@ -105,9 +122,10 @@ class _Site:
         self.zeros = zero_visits(tensor, settings)
         often = entries_by_row(tensor)
         self.starts, self.visits = first_entries(often[0]), often[1:]
+        self.norm_squared = tensor.norm_squared()
         # A clipped gradient is not that of the objective, which may rise at any step size; then
         # only what fits worse than no model at all is refused.
-        self.tolerated = 0.5 * tensor.norm_squared() if settings.clip > 0 else -math.inf
+        self.tolerated = 0.5 * self.norm_squared if settings.clip > 0 else -math.inf
 
     def factors(self, stack: Array) -> Factors:
         """Views of the stack, without its padding."""
@@ -140,13 +158,27 @@ class _Site:
             if settings.zeros == "none":
                 error = 0.5 * squares
             else:
-                error = loss(tensor, inner, [patients, *map(gram, factors[1:])])
+                error = loss(self.norm_squared, inner, [patients, *map(gram, factors[1:])])
             rest = error + settings.mu * group_norm(patients)
             return Value(
+                squares,
+                inner,
+                patients,
                 error,
                 rest + settings.gamma * elastic(factors, self.anchors),
                 rest + settings.gamma * elastic(factors, self.anchors, self.visits),
             )
+
+    def error(self, value: Value, grams: Sequence[Array]) -> SquaredError:
+        """All that is measured of factors, from their value and Gram matrices."""
+        everywhere = 2 * loss(self.norm_squared, value.inner, grams)
+        return SquaredError(
+            all_cells=max(everywhere, value.squares),  # rounding alone can make it the smaller one
+            nonzeros=value.squares,
+            data=self.norm_squared,
+            cells=self.tensor.cells,
+            nnz=self.tensor.nnz,
+        )
 
     def stands(self, now: Value, before: Value) -> bool:
         """Whether a pass is to be kept."""

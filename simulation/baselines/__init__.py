@@ -13,9 +13,10 @@ from operator import add
 
 import numpy as np
 
-from dpfact_flower.cp import CPModel, SquaredError
+from dpfact_flower.cp import CPModel
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.elastic import initial_factors
+from dpfact_flower.fit import SquaredError
 from dpfact_flower.protocol import RoundRequest
 from dpfact_flower.settings import PrivacySettings, SolverSettings
 from dpfact_flower.site import initial_state, scaled, stream

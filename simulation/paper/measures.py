@@ -21,10 +21,11 @@ from sklearn.metrics import roc_auc_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MaxAbsScaler, StandardScaler
 
-from dpfact_flower.cp import CPModel, SquaredError
+from dpfact_flower.cp import CPModel
 from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.evaluation.phenotypes import phenotype_table, top_codes
 from dpfact_flower.evaluation.prediction import training_masks
+from dpfact_flower.fit import SquaredError
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.site import scaled
 from dpfact_flower.solver.exact import update_patients

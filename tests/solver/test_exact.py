@@ -131,6 +131,16 @@ def test_objective_is_that_of_the_dense_tensor(problem, objective, shape):
         assert value == pytest.approx(objective(case, factors, gamma=1.5, mu=0.8), rel=1e-6)
 
 
+@pytest.mark.parametrize("mu", [0.0, 0.3])
+def test_the_gram_matrices_it_reports_are_those_of_its_factors(problem, mu):
+    case = problem((7, 5, 6))
+    options = exact_settings(tau=2, gamma=0.5, mu=mu)
+    found = exact(case.tensor, case.factors, case.anchors, options, RNG)
+    for mine, factor in zip(found.grams, found.factors, strict=True):
+        wide = factor.astype(np.float64)
+        np.testing.assert_allclose(mine, wide.T @ wide, rtol=1e-6)
+
+
 @pytest.mark.parametrize("nonnegative", [True, False])
 def test_it_fits_a_tensor_that_can_be_fitted(problem, model, nonnegative):
     case = problem((30, 6, 7), rank=2)

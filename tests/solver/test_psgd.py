@@ -4,6 +4,7 @@ import itertools
 import math
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple
 
 import numpy as np
 import pytest
@@ -148,6 +149,19 @@ def test_objective_is_that_of_the_dense_tensor(problem, objective, shape, zeros)
     terms = {"gamma": 1.5, "mu": 0.8, "zeros": zeros}
     assert result.objective[0] == pytest.approx(objective(case, case.factors, **terms), rel=1e-6)
     assert result.objective[-1] == pytest.approx(objective(case, result.factors, **terms), rel=1e-6)
+
+
+@pytest.mark.parametrize("zeros", ["none", "stratified"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_error_it_reports_is_that_of_its_factors(problem, shape, zeros):
+    case = problem(shape)
+    options = psgd_settings(tau=2, mu=0.2, zeros=zeros)
+    found = psgd(case.tensor, case.factors, case.anchors, options, np.random.default_rng(0))
+    expected = squared_error(case.tensor, found.factors)
+    assert astuple(found.error) == pytest.approx(astuple(expected), abs=1e-6 * expected.data)
+    for mine, factor in zip(found.grams, found.factors, strict=True):
+        wide = factor.astype(np.float64)
+        np.testing.assert_allclose(mine, wide.T @ wide, rtol=1e-6)
 
 
 def test_it_fits_a_tensor_that_can_be_fitted(problem, model):
