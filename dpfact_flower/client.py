@@ -112,7 +112,7 @@ class DPFactClient(NumPyClient):
         work = self._work(request)
         folder = self._root / self._site
         with locked(folder), self._ledger(folder) as ledger:
-            key = ReleaseKey(self._fingerprint, request.job, request.round, request.digest())
+            key = ReleaseKey(self._fingerprint, request.job, request.round, request.digest)
             sent = ledger.answer(key)
             if sent is not None:
                 _logger.info("round %d asked again: sending what was sent", request.round)
@@ -125,7 +125,7 @@ class DPFactClient(NumPyClient):
             if outcome.state is not None:
                 store.save(outcome.state)
             store.begin()  # from here on, a ledger that is gone was taken away
-            head = ledger.charge(key, request.terms(), outcome.release)
+            head = ledger.charge(key, request.terms, outcome.release)
             if outcome.state is not None:
                 store.keep_only(request.round)
             self._note(store, outcome.measures)
@@ -218,7 +218,7 @@ class DPFactClient(NumPyClient):
                 f"round {request.round} of job {request.job!r} is stale: this site has finished "
                 f"round {last.round}"
             )
-        if request.terms() != last.terms:
+        if request.terms != last.terms:
             raise MessageError(
                 f"the settings of job {request.job!r} have changed since round "
                 f"{last.round}; a change needs a new job"

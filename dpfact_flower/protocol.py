@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -121,6 +122,7 @@ class RoundRequest:
             selection=checked_selection(selection),
         )
 
+    @cached_property
     def terms(self) -> str:
         """SHA-256 of what must stay the same from round to round of a job.
 
@@ -131,6 +133,7 @@ class RoundRequest:
         del config["round"]
         return hashlib.sha256(repr(sorted(config.items())).encode()).hexdigest()
 
+    @cached_property
     def digest(self) -> str:
         """SHA-256 of everything asked: tells a repeated request from another one."""
         arrays, config = self.to_wire()

@@ -15,17 +15,16 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-import numpy as np
-
 from dpfact_flower.errors import DataError, StateError
+from dpfact_flower.factor_file import read_factors, write_factors
 from dpfact_flower.files import private_folder, remove_leftovers, replacing
 from dpfact_flower.fit import SquaredError
-from dpfact_flower.tensor import Factors, load_npz
+from dpfact_flower.tensor import Factors
 
-_STATES = "state-*.npz"
+_STATE = "state-"
 _NOTICE = "NOT-TO-BE-SHARED.txt"
 _NOTICE_TEXT = """The files of this folder are made from this site's patients and are not private.
-No noise protects them and no epsilon covers them: neither the factors in state-*.npz nor the
+No noise protects them and no epsilon covers them: neither the factors in state-*.npy nor the
 measures in history.jsonl, nor anything that is made from them. They are for this site's own use.
 """
 
@@ -120,7 +119,7 @@ class SiteStore:
             If the file is damaged or belongs to other data.
         """
         if round_number is None:
-            paths = sorted(self.folder.glob(_STATES))
+            paths = sorted(self.folder.glob(f"{_STATE}*.npy"))
             if not paths:
                 return None
             path = paths[-1]
@@ -132,12 +131,10 @@ class SiteStore:
         if self._simulation and (kept := _recent.get(path, self._fingerprint)):
             return kept
         try:
-            arrays = load_npz(path, ("meta",))
-            meta = json.loads(str(arrays["meta"]))
+            factors, meta = read_factors(path)
             fingerprint = meta["fingerprint"]
-            factors = tuple(arrays[f"factor_{mode}"] for mode in range(meta["modes"]))
             state = SiteState(meta["round"], factors, meta["eta"])
-        except (DataError, KeyError, TypeError, ValueError) as error:
+        except (DataError, KeyError, TypeError) as error:
             raise StateError(f"{path}: damaged state ({type(error).__name__})") from None
         if fingerprint != self._fingerprint:
             raise StateError(
@@ -156,28 +153,22 @@ class SiteStore:
     def save(self, state: SiteState) -> None:
         """Keep a round's factors beside those before; on return they are on the disk."""
         self.begin()
-        meta = {
-            "fingerprint": self._fingerprint,
-            "round": state.round,
-            "eta": state.eta,
-            "modes": len(state.factors),
-        }
-        arrays: dict[str, Any] = {"meta": np.array(json.dumps(meta))}
-        arrays |= {f"factor_{mode}": factor for mode, factor in enumerate(state.factors)}
+        meta = {"fingerprint": self._fingerprint, "round": state.round, "eta": state.eta}
         path = self._path(state.round)
         with replacing(path, durable=not self._simulation) as file:
-            np.savez(file, **arrays)
+            write_factors(file, state.factors, meta)
         if self._simulation:
             _recent.keep(path, self._fingerprint, state)
 
     def keep_only(self, round_number: int) -> None:
         """Delete the factors of all rounds but one, once the ledger has that round."""
-        for path in (*self.folder.glob(_STATES), *self.folder.glob(f".{_STATES}.*")):
-            if path != self._path(round_number):
+        kept = self._path(round_number).name
+        for path in self.folder.iterdir():  # once: what `replacing` left begins with a dot
+            if path.name != kept and path.name.startswith((_STATE, f".{_STATE}")):
                 path.unlink(missing_ok=True)
 
     def _path(self, round_number: int) -> Path:
-        return self.folder / f"state-{round_number:06d}.npz"
+        return self.folder / f"{_STATE}{round_number:06d}.npy"
 
     def note(self, measures: RoundMeasures) -> None:
         """Append a line to the site's own `history.jsonl`."""

@@ -187,8 +187,8 @@ def test_a_crash_leaves_the_site_before_the_round_or_after_it(
     # And the job goes on from that round's own factors, whatever lies about.
     fit(make_noisy_client(data, tmp_path), replace(request, round=request.round + 1))
     assert state_of(tmp_path, data).round == request.round + 1
-    left = sorted(path.name for path in (folder_of(tmp_path) / "job").glob("*.npz"))
-    assert left == [f"state-{request.round + 1:06d}.npz"]
+    left = sorted(path.name for path in (folder_of(tmp_path) / "job").glob("*.npy"))
+    assert left == [f"state-{request.round + 1:06d}.npy"]
 
 
 def test_state_charge_and_deletion_come_in_this_order(data, tmp_path, monkeypatch):
@@ -202,7 +202,7 @@ def test_state_charge_and_deletion_come_in_this_order(data, tmp_path, monkeypatc
         whole = getattr(kind, name)
 
         def step(*arguments):
-            states = sorted(p.name for p in (folder_of(tmp_path) / "job").glob("state-*.npz"))
+            states = sorted(p.name for p in (folder_of(tmp_path) / "job").glob("state-*.npy"))
             seen.append((name, [int(state[6:12]) for state in states], len(rows_of(tmp_path))))
             return whole(*arguments)
 
@@ -441,7 +441,7 @@ def test_what_a_killed_process_left_is_swept(client, data, tmp_path):
     fit(client, make_request(data))
     folder = tmp_path / "state" / "site-1" / "job"
     for number in (1, 2):
-        torn = folder / f".state-{number:06d}.npz.killed"
+        torn = folder / f".state-{number:06d}.npy.killed"
         torn.write_bytes(b"half a file of patient factors")
     for number in (2, 3):
         fit(client, make_request(data, round=number))

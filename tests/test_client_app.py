@@ -136,7 +136,7 @@ def test_a_real_site_answers_from_its_node_config(cohort_folder, tmp_path, reque
     reply = send(InProcessGrid(app, [node]), records.ask(*request_wire))
     assert reply.content["config"]["site"] == "north"
     assert (tmp_path / "north" / "north" / "ledger.sqlite").exists()
-    assert (tmp_path / "north" / "north" / "job" / "state-000001.npz").exists()
+    assert (tmp_path / "north" / "north" / "job" / "state-000001.npy").exists()
 
 
 @pytest.mark.parametrize(

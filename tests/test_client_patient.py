@@ -139,7 +139,7 @@ def test_a_whole_run_sends_one_vector_a_round_and_spends_what_was_planned(data, 
 def test_only_the_last_round_leaves_factors_at_the_site(data, tmp_path):
     client, server = make_client(data, tmp_path), make_server(data)
     go_to(client, server, server.rounds - 1)
-    assert not list((tmp_path / "state").rglob("*.npz"))
+    assert not list((tmp_path / "state").rglob("*.npy"))
     go_to(client, server, server.rounds)
     store = SiteStore(tmp_path / "state", "site-1", "job", data.tensor.fingerprint())
     state = store.load()
@@ -157,7 +157,7 @@ def test_every_repeated_request_gets_its_bytes_at_no_cost_even_after_a_restart(
     client, server = make_client(data, tmp_path), make_server(data, privacy)
     seen = go_to(client, server, server.rounds)
     before = rows_of(tmp_path)
-    states = {p: p.read_bytes() for p in (tmp_path / "state").rglob("state-*.npz")}
+    states = {p: p.read_bytes() for p in (tmp_path / "state").rglob("state-*.npy")}
     random.Random(0).shuffle(seen)
     for request, arrays in seen:  # of old rounds too, in any order, by the same process and another
         for site in (client, make_client(data, tmp_path)):
@@ -165,7 +165,7 @@ def test_every_repeated_request_gets_its_bytes_at_no_cost_even_after_a_restart(
             assert bits(again) == bits(arrays)
             assert config == {"site": "site-1"}
     assert rows_of(tmp_path) == before
-    assert {p: p.read_bytes() for p in (tmp_path / "state").rglob("state-*.npz")} == states
+    assert {p: p.read_bytes() for p in (tmp_path / "state").rglob("state-*.npy")} == states
 
 
 def test_requests_at_the_same_time_make_one_release(data, tmp_path):
@@ -622,7 +622,7 @@ def test_whether_the_sites_own_refit_worked_is_not_told(data, tmp_path, caplog, 
     assert "987654" not in caplog.text
     rows = rows_of(tmp_path)
     assert (rows[-1].round, rows[-1].shapes, rows[-1].events) == (server.rounds, (), ())
-    assert not list((tmp_path / "state").rglob("state-*.npz"))
+    assert not list((tmp_path / "state").rglob("state-*.npy"))
     assert ask(client, request)[0] == []  # and it is not tried again
     assert len(rows_of(tmp_path)) == len(rows)
 
@@ -686,7 +686,7 @@ def test_what_a_killed_process_left_of_the_last_round_is_swept(data, tmp_path):
     client, server = make_client(data, tmp_path), make_server(data)
     go_to(client, server, server.rounds - 1)
     folder = tmp_path / "state" / "site-1" / "job"
-    (folder / f".state-{server.rounds:06d}.npz.killed").write_bytes(b"half a file of patients")
+    (folder / f".state-{server.rounds:06d}.npy.killed").write_bytes(b"half a file of patients")
     go_to(client, server, server.rounds)
     assert not list(folder.glob(".state-*"))
 

@@ -226,7 +226,7 @@ class Trials:
         if charged:
             row = after[-1]
             assert (row.job, row.round) == (request.job, request.round)
-            assert row.request == request.digest()
+            assert row.request == request.digest
             kept = self.kept(request)
         if left:
             assert left == ["{} {}".format(*kept)]

@@ -218,7 +218,7 @@ def test_a_run_that_lost_its_start_can_be_resumed_there(tmp_path):
         close(server, 2, "a")
     again = make(tmp_path, resume=True, min_sites=2)
     assert again.finished_rounds == 1
-    assert again.request(2).digest() == server.request(2).digest()
+    assert again.request(2).digest == server.request(2).digest
     whole = go_to(make(), 7)
     assert_bits(go_to(again, 7).factors, whole.factors)
 
@@ -236,7 +236,7 @@ def test_a_run_goes_on_bit_for_bit(tmp_path, privacy, split):
     assert second.finished_rounds == split
     assert_bits(second.selection, first.selection)
     if split < rounds:
-        assert second.request(split + 1).digest() == first.request(split + 1).digest()
+        assert second.request(split + 1).digest == first.request(split + 1).digest
     go_to(second, rounds)
     assert_bits(second.factors, whole.factors)
     assert_bits(second.selection, whole.selection)
@@ -379,7 +379,7 @@ def test_a_run_leaves_no_patient_in_its_folder(cohort, cohort_folder, tmp_path):
                 if name != "meta":
                     assert not set(arrays[name].shape) & sizes
     assert not list(folder.rglob("ledger.sqlite"))
-    assert not list(folder.rglob("state-*.npz"))
+    assert not list(folder.rglob("state-*.npy"))
 
 
 def test_seeded_runs_repeat_and_say_that_they_are_not_private(cohort_folder, tmp_path):

@@ -116,7 +116,7 @@ def test_request_round_trip(carry):
     request = make_request()
     found = RoundRequest.from_wire(*carry(*request.to_wire()))
     assert_equal(found, request)
-    assert found.digest() == request.digest()
+    assert found.digest == request.digest
 
 
 PATIENT_ROUNDS = {
@@ -133,8 +133,8 @@ def test_patient_request_round_trip(carry, changes):
     request = make_patient_request(**changes)
     found = RoundRequest.from_wire(*carry(*request.to_wire()))
     assert_equal(found, request)
-    assert found.digest() == request.digest()
-    assert found.terms() == request.terms()
+    assert found.digest == request.digest
+    assert found.terms == request.terms
 
 
 @given(
@@ -149,7 +149,7 @@ def test_requests_keep_every_bit(anchor, seed, eta, job):
     )
     found = RoundRequest.from_wire(*through_flower(*request.to_wire()))
     assert_equal(found, request)
-    assert found.digest() == request.digest()
+    assert found.digest == request.digest
 
 
 @carried
@@ -280,7 +280,7 @@ def patient_variants():
 def test_the_digest_changes_with_everything_that_is_asked():
     for base, others in ((make_request(), variants()),
                          (make_patient_request(), patient_variants())):  # fmt: skip
-        digests = [base.digest()] + [request.digest() for _, request in others]
+        digests = [base.digest] + [request.digest for _, request in others]
         assert len(set(digests)) == len(digests)
         assert len(digests) > 18
 
@@ -288,7 +288,7 @@ def test_the_digest_changes_with_everything_that_is_asked():
 def test_the_terms_change_with_what_must_stay_the_same_and_with_nothing_else():
     base = make_patient_request()
     for changes in ({"round": 3}, {"anchors": ()}, {"selection": ()}):
-        assert replace(base, **changes).terms() == base.terms()
+        assert replace(base, **changes).terms == base.terms
     changed = [replace(base, **changes) for changes in
                ({"rounds": 6}, {"seed": 8}, {"vocabulary": "x"}, {"job": "job-2"})]  # fmt: skip
     changed += [replace(base, solver=solver) for solver in changed_settings(base.solver)]
@@ -296,15 +296,15 @@ def test_the_terms_change_with_what_must_stay_the_same_and_with_nothing_else():
         replace(base, privacy=privacy)
         for privacy in changed_settings(replace(base.privacy, codes=""))
     ]
-    terms = [base.terms(), *(request.terms() for request in changed)]
+    terms = [base.terms, *(request.terms for request in changed)]
     assert len(set(terms)) == len(terms)
 
 
 def test_the_digest_is_of_values_not_of_objects():
     request = make_request()
     anchors = tuple(np.asfortranarray(anchor) for anchor in request.anchors)
-    assert replace(request, anchors=anchors).digest() == request.digest()
-    assert make_request().digest() == request.digest()
+    assert replace(request, anchors=anchors).digest == request.digest
+    assert make_request().digest == request.digest
 
 
 # --- requests that are refused

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import dpfact_flower.state
+import dpfact_flower.state as state_module
 from dpfact_flower.errors import StateError
+from dpfact_flower.factor_file import read_factors, write_factors
 from dpfact_flower.fit import SquaredError
 from dpfact_flower.state import RoundMeasures, SiteState, SiteStore, has_jobs
 
@@ -25,7 +26,7 @@ def make_state(round_number: int = 1) -> SiteState:
 
 
 def name_of(round_number: int) -> str:
-    return f"state-{round_number:06d}.npz"
+    return f"state-{round_number:06d}.npy"
 
 
 def make_store(root, fingerprint=FINGERPRINT) -> SiteStore:
@@ -192,7 +193,7 @@ def test_in_simulation_the_factors_saved_last_are_not_read_again(tmp_path, monke
     for number in (1, 2):
         simulated.save(make_state(number))
     with monkeypatch.context() as blind:
-        blind.setattr(dpfact_flower.state, "load_npz", forbid)
+        blind.setattr(state_module, "read_factors", forbid)
         assert_equal(make_simulated(tmp_path).load(2), make_state(2))
         assert_equal(simulated.load(), make_state(2))
         with pytest.raises(AssertionError):  # a real site reads its disk
@@ -227,7 +228,7 @@ def test_of_many_sites_only_some_are_remembered(tmp_path, monkeypatch):
     stores = [SiteStore(tmp_path, f"s{n}", "job", FINGERPRINT, simulation=True) for n in range(40)]
     for number, store in enumerate(stores, start=1):
         store.save(make_state(number))
-    assert len(dpfact_flower.state._recent._kept) <= 16
+    assert len(state_module._recent._kept) <= 16
     for number, store in enumerate(stores, start=1):
         assert_equal(store.load(), make_state(number))
 
@@ -255,8 +256,8 @@ def test_nothing_is_readable_by_others(store, tmp_path):
         "state/north": 0o700,
         "state/north/job-1": 0o700,
         f"state/north/job-1/{NOTICE}": 0o600,
-        "state/north/job-1/state-000001.npz": 0o600,
-        "state/north/job-1/state-000002.npz": 0o600,
+        "state/north/job-1/state-000001.npy": 0o600,
+        "state/north/job-1/state-000002.npy": 0o600,
         "state/north/job-1/history.jsonl": 0o600,
     }
 
@@ -268,7 +269,7 @@ def break_disk(*_: object, **__: object) -> None:
     raise OSError("no space left on device")
 
 
-@pytest.mark.parametrize("call", [(os, "replace"), (os, "fsync"), (np, "savez")],
+@pytest.mark.parametrize("call", [(os, "replace"), (os, "fsync"), (state_module, "write_factors")],
                          ids=lambda call: call[1])  # fmt: skip
 @pytest.mark.parametrize("before", [True, False], ids=["second round", "first round"])
 def test_a_crash_leaves_the_round_before(store, monkeypatch, call, before):
@@ -296,13 +297,13 @@ def test_half_a_file_never_takes_the_place_of_the_old(store, monkeypatch):
     """Not even of the same round's, where it is computed anew after a crash."""
     store.save(make_state(1))
 
-    def write_half(file, **arrays: object) -> None:
-        file.write(b"PK\x03\x04 half")
+    def write_half(file, *_: object) -> None:
+        file.write(b"\x93NUMPY half")
         raise KeyboardInterrupt
 
     for number in (1, 2):
         with monkeypatch.context() as broken:
-            broken.setattr(np, "savez", write_half)
+            broken.setattr(state_module, "write_factors", write_half)
             with pytest.raises(KeyboardInterrupt):
                 store.save(SiteState(number, make_state(7).factors, 0.5))
         assert {path.name for path in store.folder.iterdir()} == {name_of(1), NOTICE}
@@ -352,51 +353,23 @@ def test_a_truncated_file_is_damaged_wherever_it_ends(store):
         assert "damaged state" in refused(store)
 
 
-def test_a_flipped_byte_is_found_or_harmless(store):
+def test_a_flipped_byte_is_found(store):
     store.save(make_state(2))
     path = store.folder / name_of(2)
-    whole, found = path.read_bytes(), 0
+    whole = path.read_bytes()
     for place in range(0, len(whole), 17):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :])
-        try:
-            again = store.load()
-        except StateError:
-            found += 1
-        else:  # such as a date in the zip's directory
-            assert_equal(again, make_state(2))
-    assert found > len(whole) / 17 / 2
+        assert "damaged state" in refused(store)
 
 
-META_KEYS = ("fingerprint", "round", "eta", "modes")
-CRAFTED = {
-    **{f"no {key}": {key: None} for key in META_KEYS},
-    "modes text": {"modes": str(SECRET)},
-    "more modes than factors": {"modes": 4},
-}
-
-
-def rewrite(path, changes) -> None:
-    with np.load(path) as archive:
-        arrays = dict(archive)
-    meta = json.loads(str(arrays["meta"])) | changes
-    meta = {key: value for key, value in meta.items() if value is not None}
-    np.savez(path, **(arrays | {"meta": np.array(json.dumps(meta))}))
-
-
-@pytest.mark.parametrize("changes", CRAFTED.values(), ids=CRAFTED)
-def test_a_state_that_makes_no_sense_is_damaged(store, changes):
-    store.save(make_state(2))
-    rewrite(store.folder / name_of(2), changes)
-    assert "damaged state" in refused(store)
-
-
-@pytest.mark.parametrize("meta", ["", "{", "[1]", "3", "null"])
-def test_a_state_without_its_meta_is_damaged(store, meta):
+@pytest.mark.parametrize("key", ["fingerprint", "round", "eta"])
+def test_a_state_that_does_not_say_what_it_is_is_damaged(store, key):
     store.save(make_state(2))
     path = store.folder / name_of(2)
-    with np.load(path) as archive:
-        arrays = dict(archive) | {"meta": np.array(meta)}
-    np.savez(path, **arrays)
+    factors, meta = read_factors(path)
+    del meta[key]
+    with path.open("wb") as file:
+        write_factors(file, factors, meta)
     assert "damaged state" in refused(store)
 
 
