@@ -51,6 +51,8 @@ PAPER = SolverSettings(
 )  # fmt: skip
 """Algorithm 1 as published: the shuffled non-zeros, signs free; each finding changes the rest."""
 
+_SEEDS = 100
+
 RHO, DELTA, ROUNDS = 1e-3, 1e-4, 20
 """The paper's budget for MIMIC-III: 20 rounds of two factors, stated as epsilon 1.2."""
 
@@ -279,21 +281,28 @@ def with_zero_filled() -> tuple[Instance, SparseTensor]:
 
 
 def filled_zero() -> list[Finding]:
-    """(iv) A zero that becomes a one: another length, another order, another path."""
+    """(iv) A zero that becomes a one: another length, another order, another path.
+
+    A bound has to hold for every order of the visits, so the worst of some public seeds counts.
+    """
     instance, filled = with_zero_filled()
-    tensor, _ = instance.tensors()
-    orders = [next(visits(t, 0, np.random.default_rng(7)))[0] for t in (tensor, filled)]
+    pair = (instance.tensors()[0], filled)
+
+    def moved(seed: int) -> float:
+        return distance(*(
+            solve(t, instance.start, instance.start[1:], instance.settings,
+                  np.random.default_rng(seed))
+            for t in pair
+        ))  # fmt: skip
+
+    worst = max(range(_SEEDS), key=moved)
+    orders = [next(visits(t, 0, np.random.default_rng(worst)))[0] for t in pair]
     same = int((orders[0] == orders[1][: len(orders[0])]).all(axis=1).sum())
-    first, second = (
-        solve(t, instance.start, instance.start[1:], instance.settings, np.random.default_rng(7))
-        for t in (tensor, filled)
-    )
-    shows = "40 patients, one zero becomes a one"
-    moved = distance(first, second)
+    shows = f"40 patients, one zero becomes a one, worst of {_SEEDS} seeds"
     return [
-        Finding("zero to one", shows, "visits in a pass", tensor.nnz, filled.nnz),
-        Finding("zero to one", shows, "visits that keep their place", tensor.nnz, same),
-        Finding("zero to one", shows, "distance of B or C", instance.bound, moved),
+        Finding("zero to one", shows, "visits in a pass", pair[0].nnz, filled.nnz),
+        Finding("zero to one", shows, "visits that keep their place", pair[0].nnz, same),
+        Finding("zero to one", shows, "distance of B or C", instance.bound, moved(worst)),
     ]
 
 

@@ -16,7 +16,8 @@ from dpfact_flower.tensor import SparseTensor
 _BLOCK = 512
 """Patients whose entries are shuffled together: their rows stay in the cache."""
 
-_SPARSE = 8  # places of a table for each entry
+_SPARSE = 64  # places of a table for each entry
+_SIX_BITS = np.uint64(63)  # place within a word of 64
 _ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: spreads what it multiplies
 
 Visits = tuple[NDArray[np.int32], NDArray[np.float32]]
@@ -101,9 +102,8 @@ def draw_visits(
     size = int(starts[-1] - starts[0]) + zeros
     rows, counts = np.empty((size, tensor.ndim), np.int32), np.empty(size, np.float32)
     offsets = tuple(row_offsets(tensor.shape).tolist())  # a tuple: loops over modes are unrolled
-    _scatter(
-        tensor.indices, tensor.values, offsets, first, starts, rng.random(size), rows, counts, rng
-    )
+    seed = rng.integers(2**64, dtype=np.uint64)
+    _draw(tensor.indices, tensor.values, offsets, first, starts, seed, rows, counts)
     return rows, counts
 
 
@@ -115,73 +115,123 @@ def _count(indices: Array, offsets: Array, counts: Array) -> None:
 
 
 @compiled(**FAST)
-def _scatter(
+def _draw(
     indices: Array,
     values: Array,
     offsets: tuple[int, ...],
     first: int,
     starts: Array,
-    uniform: Array,
+    seed: np.uint64,
     rows: Array,
     counts: Array,
-    rng: np.random.Generator,
 ) -> None:
-    """Read the entries as they lie, and write each, then each zero cell, to a random place."""
-    modes, patients, entries = len(offsets) - 1, len(starts) - 1, starts[-1] - starts[0]
-    order, places = np.empty(len(counts), np.int32), np.empty(len(counts), np.int32)
-    for s in range(len(counts)):
-        # Fisher-Yates, inside out: the newcomer takes a random place, whoever is there moves to s.
-        place = np.int64(uniform[s] * (s + 1))
-        order[s] = order[place]
-        order[place] = s
-    for s in range(len(counts)):
-        places[order[s]] = s
+    """Find places for the entries, fill the others with zero cells, then write the entries.
+
+    Zero cells are alike, so it is enough to shuffle the entries among their places. They are read
+    as they lie and written at random: what is written stays in the cache, what is read may not.
+    """
+    entries, modes = starts[-1] - starts[0], len(offsets) - 1
+    places = np.empty(entries, np.int32)
+    number = _zero_cells(indices, offsets, first, starts, seed, rows, counts, places)
+    for s in range(entries - 1, 0, -1):  # Fisher-Yates
+        other = np.int64(_uniform(seed, number + s) * (s + 1))
+        places[s], places[other] = places[other], places[s]
     for s in range(entries):
         place = places[s]
         for n in range(modes):
             rows[place, n] = offsets[n] + indices[starts[0] + s, n]
         counts[place] = values[starts[0] + s]
+
+
+@compiled(**FAST)
+def _zero_cells(
+    indices: Array,
+    offsets: tuple[int, ...],
+    first: int,
+    starts: Array,
+    seed: np.uint64,
+    rows: Array,
+    counts: Array,
+    places: Array,
+) -> int:
+    """Draw the zero cells; `places` are what they leave, ascending. How many numbers it took."""
+    modes, patients, entries = len(offsets) - 1, len(starts) - 1, len(places)
     if entries == len(counts):
-        return
-    seen, cell = _seen(indices, starts[0], starts[-1]), np.empty((1, modes), np.int32)
-    for s in range(entries, len(counts)):
+        for s in range(entries):
+            places[s] = s
+        return 0
+    seen = _seen(indices, starts[0], starts[-1])
+    number, taken = 0, 0
+    for s in range(len(counts)):
+        number += 1
+        if _uniform(seed, number) * (len(counts) - s) < entries - taken:
+            places[taken] = s
+            taken += 1
+            continue
         while True:
-            patient = int(rng.random() * patients)
-            cell[0, 0] = first + patient
-            for n in range(1, modes):
-                cell[0, n] = int(rng.random() * (offsets[n + 1] - offsets[n]))
-            if not seen[_place(cell, 0, modes, len(seen))]:
+            for n in range(modes):
+                number += 1
+                size = patients if n == 0 else offsets[n + 1] - offsets[n]
+                rows[s, n] = np.int64(_uniform(seed, number) * size)
+            patient = rows[s, 0]
+            rows[s, 0] += first
+            if not _is_in(seen, _mixed(rows, s)):
                 break
-            if not _occurs(indices, starts[patient], starts[patient + 1], cell[0]):
+            if not _occurs(indices, starts[patient], starts[patient + 1], rows[s]):
                 break
-        place = places[s]
         for n in range(modes):
-            rows[place, n] = offsets[n] + cell[0, n]
-        counts[place] = 0
+            rows[s, n] += offsets[n]
+        counts[s] = 0
+    return number + 1
+
+
+@compiled(**FAST)
+def _uniform(seed: np.uint64, number: int) -> float:
+    """The `number`-th of SplitMix64 (Steele, Lea & Flood 2014), as a float of [0, 1).
+
+    A zero cell takes four of them; called from here, NumPy's generators need longer for these than
+    the gradient step does.
+    """
+    z = seed + np.uint64(number) * _ODD
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.float64((z ^ (z >> np.uint64(31))) >> np.uint64(11)) * 2.0**-53
 
 
 @compiled(**FAST)
 def _seen(indices: Array, low: int, high: int) -> Array:
-    """Whether a place belongs to one of the entries low..high-1, for `_place` of their cells.
+    """A bit for each place that one of the entries low..high-1 has, for `_is_in`.
 
-    Few places do, so nearly every zero cell is told from the entries by one look.
+    Few places have one, so nearly every zero cell is told from the entries by one look.
     """
-    size = 1
-    while size < _SPARSE * (high - low):
-        size *= 2
-    seen = np.zeros(size, np.bool_)
+    words = 1
+    while 64 * words < _SPARSE * (high - low):
+        words *= 2
+    seen = np.zeros(words, np.uint64)
     for s in range(low, high):
-        seen[_place(indices, s, indices.shape[1], size)] = True
+        mixed = _mixed(indices, s)
+        seen[_word(seen, mixed)] |= np.uint64(1) << (mixed & _SIX_BITS)
     return seen
 
 
 @compiled(**FAST)
-def _place(cells: Array, s: int, modes: int, size: int) -> np.int64:
-    """A number below `size`, which is a power of two, that cells seldom share."""
+def _is_in(seen: Array, mixed: np.uint64) -> bool:
+    """Whether the place of a cell has its bit: never false for an entry's."""
+    return bool((seen[_word(seen, mixed)] >> (mixed & _SIX_BITS)) & np.uint64(1))
+
+
+@compiled(**FAST)
+def _word(seen: Array, mixed: np.uint64) -> np.int64:
+    return np.int64((mixed >> np.uint64(6)) & np.uint64(len(seen) - 1))
+
+
+@compiled(**FAST)
+def _mixed(cells: Array, s: int) -> np.uint64:
+    """A number that cells seldom share."""
     mixed = np.uint64(0)
-    for n in range(modes):
+    for n in range(cells.shape[1]):
         mixed = (mixed + np.uint64(cells[s, n])) * _ODD
-    return np.int64((mixed >> np.uint64(32)) & np.uint64(size - 1))
+    return mixed >> np.uint64(32)
 
 
 @compiled(**FAST)

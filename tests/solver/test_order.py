@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from dpfact_flower.solver.kernels import row_offsets
-from dpfact_flower.solver.order import draw_visits, entries_by_row, first_entries, visits
+from dpfact_flower.solver.order import _uniform, draw_visits, entries_by_row, first_entries, visits
 from dpfact_flower.tensor import SparseTensor
 
 SHAPES = [(7, 5), (7, 5, 6), (5, 4, 3, 6)]
@@ -72,3 +72,33 @@ def test_entries_are_counted_by_row_of_each_mode(problem, shape):
     for n, often in enumerate(entries_by_row(tensor)):
         others = tuple(m for m in range(len(shape)) if m != n)
         np.testing.assert_array_equal(often, np.count_nonzero(tensor.to_dense(), axis=others))
+
+
+def test_random_numbers_are_splitmix64():
+    """The first numbers from seed 1234567 that the algorithm's other implementations give."""
+    expected = [
+        6457827717110365317, 3203168211198807973, 9817491932198370423,
+        4593380528125082431, 16408922859458223821,
+    ]  # fmt: skip
+    seed = np.uint64(1234567)
+    assert [_uniform(seed, k) for k in range(1, 6)] == [(z >> 11) * 2.0**-53 for z in expected]
+
+
+def test_every_order_of_the_entries_is_as_likely():
+    tensor = SparseTensor.from_coo([[0, 0], [0, 1], [1, 0], [1, 1]], [1, 2, 3, 4], (2, 2))
+    rng = np.random.default_rng(1)
+    orders = [drawn(tensor, 0, rng)[1] for _ in range(24 * 200)]
+    _, often = np.unique(np.array(orders), axis=0, return_counts=True)
+    assert len(often) == 24
+    assert stats.chisquare(often).pvalue > 1e-4
+
+
+def test_zero_cells_of_a_nearly_full_block_are_told_from_its_entries():
+    """Every second look at the table finds a bit, so the search in the indices must decide."""
+    shape, rng = (40, 6, 7), np.random.default_rng(2)
+    full = rng.random(shape) < 0.97
+    tensor = SparseTensor.from_coo(np.argwhere(full), np.ones(full.sum()), shape)
+    cells, counts = drawn(tensor, 5000, rng)
+    zeros, often = np.unique(cells[counts == 0], axis=0, return_counts=True)
+    np.testing.assert_array_equal(zeros, np.argwhere(~full))
+    assert stats.chisquare(often).pvalue > 1e-4
