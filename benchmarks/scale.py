@@ -33,7 +33,7 @@ class Scale:
     starts : int
         Fresh processes per start-up measurement.
     rounds : int
-        Of a federated run, the first not counted.
+        Of a federated run.
     """
 
     name: str
@@ -70,7 +70,7 @@ SCALES = {
     scale.name: scale
     for scale in (
         Scale("full", 5000, 40_662, 82_307, 1_000_000,
-              rank=50, repetitions=9, shortest=0.1, starts=7, rounds=11),
+              rank=50, repetitions=9, shortest=0.1, starts=7, rounds=50),
         Scale("quick", 5000, 4_000, 8_000, 50_000,
               rank=50, repetitions=5, shortest=0.05, starts=3, rounds=6),
         Scale("smoke", 60, 60, 60, 200,

@@ -82,13 +82,14 @@ def psgd(
     site = _Site(tensor, anchors, settings)
     stack = stack_factors(factors)
     np.maximum(stack, np.float32(site.floor), out=stack)
-    before = np.empty_like(stack)
+    filled = stack[:, : settings.rank]  # the rest is padding, and stays zero
+    before = np.empty_like(filled)
     values = [site.value(stack)]
     # The privacy bound 2 * tau * L * eta counts on this: settings.eta is never exceeded.
     step_size = settings.eta if eta is None else min(eta, settings.eta)
     rollbacks = 0
     for _ in range(settings.tau):
-        before[:], first = stack, step_size
+        before[:], first = filled, step_size
         while True:
             site.run_pass(stack, step_size, rng)
             now = site.value(stack)
@@ -99,7 +100,7 @@ def psgd(
                     f"psgd: the objective rises at every step size from {first:g} "
                     f"down to {step_size:g}"
                 )
-            stack[:] = before
+            filled[:] = before
             step_size /= 2
             rollbacks += 1
         values.append(now)
@@ -145,6 +146,7 @@ class _Site:
         )
         for rows, counts in visits(tensor, self.zeros, rng, self.starts):
             visit(stack, self.anchor_stack, rows, counts, step)
+            del rows, counts  # before the next block is drawn
         if settings.mu > 0:
             A = stack[: tensor.n_patients]
             shrink_columns(A, eta * settings.mu, out=A)
