@@ -11,7 +11,18 @@ from pathlib import Path
 
 from threadpoolctl import threadpool_limits
 
-from benchmarks import federation, kernel, machine, peers, plot, processes, rows, solver
+from benchmarks import (
+    federation,
+    kernel,
+    machine,
+    peers,
+    plot,
+    private,
+    processes,
+    rows,
+    scaling,
+    solver,
+)
 from benchmarks.scale import SCALES
 
 _RESULTS = Path(__file__).parent / "results"
@@ -29,7 +40,7 @@ def main() -> None:
     found: list[rows.Row] = []
     with threadpool_limits(1):
         tensors = scale.tensors()
-        for section in (processes, solver, kernel, peers, federation):
+        for section in (processes, solver, kernel, peers, private, scaling, federation):
             print(f"# {section.__name__.rpartition('.')[2]} ...", flush=True)
             found += section.measure(tensors, scale, found)
     rows.show(found)

@@ -1,8 +1,11 @@
-"""What federating costs beside the solver: time in one process, and bytes on the wire."""
+"""What federating costs beside the solver: time in one process and in Ray, bytes on the wire."""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,10 +20,12 @@ from dpfact_flower.tensor import SparseTensor
 _TAU = 2
 """Local passes a round. With more, the overhead's share falls."""
 _TARGET = 0.05
+_RAY_ROUNDS = 12
+_SITES = (1, 2, 4, 8)
 
 
 def measure(tensors: Mapping[str, SparseTensor], scale: Scale, _: Sequence[Row]) -> list[Row]:
-    """Rows of runs in one process: the demo, and the sites of tensor M."""
+    """Rows of runs in one process and in Ray: the demo, the sites of tensor M, more sites."""
     patients = min(6000, 10 * scale.small)
     demo = {"solver": "exact", "privacy": "none", "rank": 12, "rounds": scale.rounds}
     private = {"solver": "exact", "privacy": "patient", "rank": 12}
@@ -28,27 +33,50 @@ def measure(tensors: Mapping[str, SparseTensor], scale: Scale, _: Sequence[Row])
     found = [*_overhead("demo exact", run, None), *_bytes("demo exact", run)]
     found += _bytes_of_run("demo patient mode", _run("demo", patients, private))
     if scale.name != "smoke":  # the same code once more, and most of its time is imports
-        large = list(tensors)[-1]
+        large, plain = list(tensors)[-1], {"privacy": "none", "rank": scale.rank, "eta": 1e-3}
         for solver in ("exact", "psgd"):
-            name = f"{large} {solver}"
-            plain = {"privacy": "none", "rank": scale.rank, "rounds": scale.rounds}
-            run = _run("paper-mimic", scale.large, plain | {"solver": solver, "eta": 1e-3})
-            found += [*_overhead(name, run, _TARGET), *_bytes(name, run)]
+            config = plain | {"solver": solver, "rounds": scale.rounds}
+            run = _run("paper-mimic", scale.large, config)
+            found += _overhead(f"{large} {solver}", run, _TARGET if scale.whole else None)
+            found += _bytes(f"{large} {solver}", run)
+        found += _sites(large, scale, plain | {"solver": "exact"})
+        ray = plain | {"solver": "exact", "rounds": _RAY_ROUNDS}
+        found += _overhead(f"{large} exact, Ray", _run("paper-mimic", scale.large, ray, ray=True))
     return found
 
 
-def _run(name: str, patients: int, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Federate a preset in a fresh process; summary, rounds and parts of it."""
+def _sites(name: str, scale: Scale, plain: Mapping[str, Any]) -> list[Row]:
+    """The same patients at more and more sites."""
+    found = []
+    for sites in _SITES:
+        shares = {"shares": ",".join("1" * sites), "local": 0.0}
+        run = _run("paper-mimic", scale.large // 4, {**plain, "rounds": _RAY_ROUNDS}, **shares)
+        rounds = Timing(tuple(r["seconds"] for r in run["rounds"][1:]))
+        label = f"scaling {name}, sites: {sites}"
+        found += [
+            Row.of(f"{label}, a round", rounds, "ms/round", 1e3,
+                   note=f"exact, {scale.large // 4:,} patients in all, sites in turn"),
+            Row(f"{label}, bytes", run["rounds"][-1]["bytes_up"] / 1e3, "kB/round", note="up"),
+        ]  # fmt: skip
+    return found
+
+
+def _run(
+    name: str, patients: int, settings: Mapping[str, Any], *, ray: bool = False, **changes: Any
+) -> dict[str, Any]:
+    """Federate a preset in a fresh process, or in Ray; summary, rounds and parts of it."""
     with tempfile.TemporaryDirectory() as place:
         folder, out = Path(place) / "data", Path(place) / "run"
         folder.mkdir()
-        cohort = synthetic(preset(name, patients=max(patients, 60)))
+        cohort = synthetic(preset(name, patients=max(patients, 60), **changes))
         cohort.save(folder)
         config = {
             "data": str(folder), "tau": _TAU, "state-dir": f"{place}/sites", "job": "bench",
             **settings,
         }  # fmt: skip
-        parts = child("federate", str(out), json.dumps(config))["parts"]
+        if ray:
+            _simulate(out, config)
+        parts = {} if ray else child("federate", str(out), json.dumps(config))["parts"]
         summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
         solver: dict[int, float] = {}
         for site in cohort.sites:
@@ -61,7 +89,19 @@ def _run(name: str, patients: int, settings: Mapping[str, Any]) -> dict[str, Any
         }  # fmt: skip
 
 
-def _overhead(name: str, run: Mapping[str, Any], target: float | None) -> list[Row]:
+def _simulate(out: Path, config: Mapping[str, Any]) -> None:
+    """Run in Flower's simulation, one virtual client at a time as in one process."""
+    command = [sys.executable, "-m", "dpfact_flower", "simulate", "--out", str(out)]
+    command += ["--cpus", str(os.cpu_count()), "--data", config["data"]]
+    for key, value in config.items():
+        if key != "data":
+            command += ["-s", f"{key}={value}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)}: {done.stdout[-1000:]}{done.stderr[-1000:]}")
+
+
+def _overhead(name: str, run: Mapping[str, Any], target: float | None = None) -> list[Row]:
     # The first round loads machine code and data.
     later = [(r["seconds"], run["solver"][r["round"]]) for r in run["rounds"][1:]]
     shares = Timing(tuple(1 - solver / seconds for seconds, solver in later))

@@ -13,7 +13,7 @@ from threadpoolctl import threadpool_info
 
 from benchmarks.rows import Row
 
-_PACKAGES = ("dpfact-flower", "flwr", "numpy", "scipy", "numba", "pyttb", "pygenten")
+_PACKAGES = ("dpfact-flower", "flwr", "numpy", "scipy", "numba", "pyttb", "pygenten", "tensorly")
 _BUSY = 0.5
 """Load average above which others are at work; before a run nothing here is."""
 

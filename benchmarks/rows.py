@@ -101,6 +101,13 @@ def value_of(found: Sequence[Row], name: str) -> float | None:
     return next(row.value for row in found if row.name == name)
 
 
+def ratio(name: str, peer: Row, ours: float | None, target: float | None = None) -> Row:
+    """Row of how many times longer a peer takes than we do."""
+    if peer.value is None or ours is None:
+        return Row(name, None, "x", target, at_least=True, note="one of the two has no value")
+    return Row(name, peer.value / ours, "x", target, at_least=True, spread=peer.spread)
+
+
 def write(path: Path, content: Any) -> None:
     """Write rows, or anything else that JSON has, for a person to read."""
     if isinstance(content, list):

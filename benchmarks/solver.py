@@ -121,15 +121,13 @@ def _psgd(name: str, tensor: SparseTensor, scale: Scale) -> list[Row]:
 
         kernel, total = timed(steps, *scale.timing), timed(whole, *scale.timing)
         _check_finite(stack)
-        joint = update == "joint"
         found += [
             Row.of(f"psgd {name} {update}: steps", kernel, unit, per_nonzero,
-                   target=15 if joint else None,
                    note="kernel with the elastic term, visits drawn beforehand"),
             Row.of(f"psgd {name} {update}: pass", total, unit, per_nonzero,
                    note="drawing the order included"),
         ]  # fmt: skip
-        if joint and name == "M":
+        if update == "joint" and name == "M":
             found.append(Row.of(f"psgd {name} {update}: pass, seconds", total, "s", target=0.2))
     return [*found, *_psgd_zeros(name, tensor, scale), _psgd_epoch(name, tensor, scale)]
 

@@ -60,6 +60,8 @@ def test_all_sections_are_there(results):
         "mttkrp",
         "peer",
         "ratio",
+        "release",
+        "scaling",
         "federation",
     }
     assert sections == wanted

@@ -1,0 +1,129 @@
+"""How the time of a non-zero changes with their number and the rank, and what threads save."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from benchmarks.rows import Row, timed
+from benchmarks.scale import Scale
+from benchmarks.solver import ETA, in_turn, start, step_of
+from dpfact_flower.privacy.statistics import refinement
+from dpfact_flower.settings import SolverSettings
+from dpfact_flower.site import scaled
+from dpfact_flower.solver import exact, psgd
+from dpfact_flower.solver.kernels import stack_factors
+from dpfact_flower.solver.order import visits
+from dpfact_flower.solver.sgd import visit
+from dpfact_flower.tensor import SparseTensor
+from dpfact_flower.threads import in_order, thread_count
+
+_SHARES = (8, 4, 2, 1)
+_RANKS = (10, 20, 50, 100)
+_VARIABLE = "OMP_NUM_THREADS"
+
+
+def measure(tensors: Mapping[str, SparseTensor], scale: Scale, _: Sequence[Row]) -> list[Row]:
+    """Rows of the largest tensor."""
+    name, counts = list(tensors.items())[-1]
+    tensor = scaled(counts, SolverSettings())
+    found = []
+    for share in _SHARES:
+        part = tensor.select_patients(range(max(2, tensor.n_patients // share)))
+        found += _solvers(
+            f"scaling {name}, {100 / share:g} % of the patients", part, scale.rank, scale
+        )
+    for rank in _RANKS:
+        found += _solvers(f"scaling {name}, rank {rank}", tensor, rank, scale)
+    return [*found, *_threads(name, tensor, scale)]
+
+
+def _solvers(label: str, tensor: SparseTensor, rank: int, scale: Scale) -> list[Row]:
+    """CPU time of a joint pass with its order, and of a call of one exact iteration."""
+    settings = SolverSettings(rank=rank, solver="psgd", eta=ETA, zeros="none")
+    factors, anchors = start(tensor, settings)
+    stack, anchored, step = (
+        stack_factors(factors),
+        stack_factors(anchors),
+        step_of(tensor, settings),
+    )
+
+    def one_pass() -> None:
+        for rows, counts in visits(tensor, 0, np.random.default_rng(2)):
+            visit(stack, anchored, rows, counts, step)
+
+    timing = in_turn(
+        {"psgd pass": one_pass, "exact call": _exact_call(tensor, rank)}, scale.repetitions
+    )
+    return [
+        Row.of(f"{label}: {what}", seconds, "ns/nnz", 1e9 / tensor.nnz,
+               note=f"{tensor.nnz:,} non-zeros")
+        for what, seconds in timing.items()
+    ]  # fmt: skip
+
+
+def _exact_call(tensor: SparseTensor, rank: int) -> Callable[[], None]:
+    settings = SolverSettings(rank=rank, tau=1)
+    factors, anchors = start(tensor, settings)
+
+    def call() -> None:
+        exact(tensor, factors, anchors, settings, np.random.default_rng(0))
+
+    return call
+
+
+def _threads(name: str, tensor: SparseTensor, scale: Scale) -> list[Row]:
+    """Wall time on one thread over that on as many as there are processors."""
+    processors = os.cpu_count() or 1
+    label = f"scaling {name}, {processors} threads for one"
+    found = []
+    for what, call in _threaded(tensor, scale, processors).items():
+        alone = timed(call, scale.repetitions, scale.shortest)
+        with _thread_limit(processors):
+            together = timed(call, scale.repetitions, scale.shortest)
+        found.append(
+            Row(f"{label}: {what}", alone.median / together.median, "x", at_least=True,
+                spread=together.spread, repetitions=scale.repetitions,
+                note=f"wall time, {alone.median:.3g} s on one")
+        )  # fmt: skip
+    return found
+
+
+def _threaded(
+    tensor: SparseTensor, scale: Scale, processors: int
+) -> dict[str, Callable[[], object]]:
+    """What takes as many threads as it may."""
+    settings = SolverSettings(rank=scale.rank, solver="psgd", eta=ETA, zeros="none")
+    factors, anchors = start(tensor, settings)
+    sites = np.array_split(np.arange(tensor.n_patients), processors)
+    parts = [(tensor.select_patients(site), factors[0][site]) for site in sites]
+
+    def site_by_site() -> None:
+        def fit(part: tuple[SparseTensor, np.ndarray]) -> None:
+            data, patients = part
+            own = (patients, *factors[1:])
+            psgd(data, own, anchors, settings, np.random.default_rng(0))
+
+        list(in_order(fit, parts, threads=thread_count()))
+
+    def statistic() -> None:
+        refinement(tensor, anchors, 0, ridge=np.zeros(scale.rank), bound=0.1, sigma=1.0)
+
+    return {
+        "exact, over patients": _exact_call(tensor, scale.rank),
+        "psgd, over sites": site_by_site,
+        "patient mode's statistic, over patients": statistic,
+    }
+
+
+@contextmanager
+def _thread_limit(threads: int) -> Iterator[None]:
+    before = os.environ[_VARIABLE]
+    os.environ[_VARIABLE] = str(threads)
+    try:
+        yield
+    finally:
+        os.environ[_VARIABLE] = before
