@@ -33,9 +33,8 @@ def measure(tensors: Mapping[str, SparseTensor], scale: Scale, _: Sequence[Row])
     found = []
     for share in _SHARES:
         part = tensor.select_patients(range(max(2, tensor.n_patients // share)))
-        found += _solvers(
-            f"scaling {name}, {100 / share:g} % of the patients", part, scale.rank, scale
-        )
+        label = f"scaling {name}, {100 / share:g} % of the patients"
+        found += _solvers(label, part, scale.rank, scale)
     for rank in _RANKS:
         found += _solvers(f"scaling {name}, rank {rank}", tensor, rank, scale)
     return [*found, *_threads(name, tensor, scale)]
