@@ -41,6 +41,24 @@ class RunFailedError(DPFactError, RuntimeError):
 
 
 @dataclass(frozen=True)
+class Certificates:
+    """PEM files of a SuperLink that speaks TLS.
+
+    Attributes
+    ----------
+    authority : Path
+        Certificate of the authority that signed the SuperLink's.
+    certificate, key : Path
+        The SuperLink's own. The certificate must hold for 127.0.0.1: the SuperLink's helper
+        processes connect there, whatever its public name, and compare.
+    """
+
+    authority: Path
+    certificate: Path
+    key: Path
+
+
+@dataclass(frozen=True)
 class SuperLink:
     """A running SuperLink.
 
@@ -110,7 +128,11 @@ class SuperLink:
 
 @contextmanager
 def local_superlink(
-    home: Path, *, simulation: bool, options: Sequence[str] = ()
+    home: Path,
+    *,
+    simulation: bool,
+    certificates: Certificates | None = None,
+    options: Sequence[str] = (),
 ) -> Iterator[SuperLink]:
     """Start a SuperLink on a free loopback port; stop it, by its process id, at the end.
 
@@ -120,6 +142,8 @@ def local_superlink(
         Folder for its Flower home.
     simulation : bool
         With virtual clients (Ray), or for real SuperNodes.
+    certificates : Certificates, optional
+        Speak TLS with these; without, plain HTTP.
     options : sequence of str
         More options of `flower-superlink`.
     """
@@ -127,11 +151,15 @@ def local_superlink(
     home.mkdir(parents=True, exist_ok=True)
     port, control = free_port(), free_port()
     address = f"127.0.0.1:{port}"
-    connection = {"address": address, "insecure": True}
+    connection: dict[str, object] = {"address": address}
+    if certificates is None:
+        connection["insecure"] = True
+    else:
+        connection["root-certificates"] = str(certificates.authority.absolute())
     config = {"superlink": {"default": _CONNECTION, _CONNECTION: connection}}
     (home / "config.toml").write_text(tomli_w.dumps(config), encoding="utf-8")
     command = [
-        tool("flower-superlink"), "--insecure", "--host", "127.0.0.1", "--port", str(port),
+        tool("flower-superlink"), *_tls(certificates), "--host", "127.0.0.1", "--port", str(port),
         "--control-api-address", f"127.0.0.1:{control}", "--database", str(home / "state.db"),
         "--isolation", "subprocess", "--disable-runtime-dependency-installation",
         *(["--simulation"] if simulation else []), *options,
@@ -163,6 +191,16 @@ def stop(process: subprocess.Popen[bytes]) -> None:
     if hasattr(os, "killpg"):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
+
+
+def _tls(certificates: Certificates | None) -> list[str]:
+    if certificates is None:
+        return ["--insecure"]
+    return [
+        "--ssl-ca-certfile", str(certificates.authority.absolute()),
+        "--ssl-certfile", str(certificates.certificate.absolute()),
+        "--ssl-keyfile", str(certificates.key.absolute()),
+    ]  # fmt: skip
 
 
 def _environment(home: Path) -> dict[str, str]:

@@ -9,67 +9,20 @@ import os
 import signal
 import subprocess
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
-import numpy as np
 import pytest
+from deployment import APP, assert_same, server_config, site_config, supernode
 
 from dpfact_flower.federate import federate
 from dpfact_flower.privacy.ledger import Ledger
 from dpfact_flower.run_folder import read_history, read_json, read_model
-from dpfact_flower.superlink import (
-    RunFailedError,
-    SuperLink,
-    free_port,
-    local_superlink,
-    stop,
-    tool,
-)
+from dpfact_flower.superlink import RunFailedError, local_superlink
 
-APP = Path(__file__).parents[1] / "simulation"
 CPUS = "client-resources-num-cpus=1"
 CONFIG = {"rounds": 3, "rank": 4, "seed": 5, "privacy": "none", "tau": 2}
 PATIENT = {"rank": 4, "seed": 5, "off": 0.0, "privacy": "patient", "epsilon": 4.0, "delta": 1e-5}
-
-
-@contextmanager
-def supernode(superlink: SuperLink, folder: Path, config: dict[str, str]):
-    """A SuperNode process for one hospital."""
-    text = " ".join(
-        f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}"
-        for key, value in config.items()
-    )
-    command = [
-        tool("flower-supernode"), "--insecure", "--superlink", superlink.address,
-        "--port", str(free_port()), "--node-config", text,
-    ]  # fmt: skip
-    with (folder / f"{config['site']}.log").open("wb") as log:
-        process = subprocess.Popen(
-            command, env=superlink.environment, stdout=log, stderr=log, start_new_session=True
-        )
-    try:
-        yield process
-    finally:
-        stop(process)
-
-
-def site_config(cohort_folder: Path, tmp_path: Path, site: str, **changes) -> dict[str, str]:
-    return {
-        "site": site, "data-path": str(cohort_folder / f"{site}.npz"),
-        "state-dir": str(tmp_path / f"state-{site}"), "allow-privacy": "none", **changes,
-    }  # fmt: skip
-
-
-def server_config(cohort, tmp_path: Path) -> dict[str, object]:
-    """A deployed server has the public code lists and nothing else."""
-    paths = []
-    for vocabulary in cohort.vocabularies:
-        path = tmp_path / f"{vocabulary.name}.json"
-        vocabulary.save(path)
-        paths.append(str(path))
-    return {"data": "", "vocabulary": ",".join(paths), "out": str(tmp_path / "deployed"),
-            "sites": 3, "min-sites": 2, "wait-timeout": 60.0}  # fmt: skip
 
 
 @pytest.fixture
@@ -77,11 +30,6 @@ def expected(cohort_folder, tmp_path):
     """Global factors of the run in one process."""
     out = federate({**CONFIG, "data": str(cohort_folder), "out": str(tmp_path / "inprocess")})
     return read_model(out)[0]
-
-
-def assert_same(out: Path, expected) -> None:
-    for got, want in zip(read_model(out)[0], expected, strict=True):
-        np.testing.assert_array_equal(got, want)
 
 
 @pytest.mark.slow
