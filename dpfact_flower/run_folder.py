@@ -9,7 +9,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,11 @@ MODEL = "global_model.npz"
 CONFIG = "config.toml"
 PHENOTYPES = "phenotypes.json"
 REPORT = "report.html"
+_SUMMARISED = (
+    "name", "sites", "rounds", "rank", "solver", "privacy", "claim", "epsilon", "delta",
+    "accountant", "rmse", "fit", "fms", "auc", "bytes_up", "bytes_down", "seconds",
+)  # fmt: skip
+"""Keys that every summary has."""
 _NUMPYS_OWN = {"file", "allow_pickle"}  # parameters of np.savez_compressed
 
 
@@ -108,12 +114,55 @@ def read_json(path: Path) -> Any:
     DataError
         If it is missing or not JSON.
     """
+    return _parsed(path, json.loads, "JSON")
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """Read ``summary.json``: what every summary has is there, what only sites measure may not be.
+
+    Raises
+    ------
+    DataError
+        If it is missing, not JSON, or naming what it lacks.
+    """
+    summary: dict[str, Any] = read_json(folder / SUMMARY)
+    check_keys(folder / SUMMARY, summary, _SUMMARISED)
+    return summary
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Read ``config.toml``: the tables ``run-config`` and ``versions``.
+
+    Raises
+    ------
+    DataError
+        If it is missing, not TOML, or lacks one of them.
+    """
+    config: dict[str, Any] = _parsed(folder / CONFIG, tomllib.loads, "TOML")
+    check_keys(folder / CONFIG, config, ("run-config", "versions"))
+    return config
+
+
+def check_keys(path: Path, content: Any, keys: Sequence[str]) -> None:
+    """Refuse what is no table of at least the given keys.
+
+    Raises
+    ------
+    DataError
+        Naming the file and the keys that it lacks.
+    """
+    missing = [key for key in keys if not isinstance(content, dict) or key not in content]
+    if missing:
+        raise DataError(f"{path}: lacks {', '.join(missing)}")
+
+
+def _parsed(path: Path, parse: Callable[[str], Any], kind: str) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; is this the folder of a finished run?") from None
-    except ValueError:
-        raise DataError(f"{path}: not readable as JSON") from None
+    except (OSError, ValueError):
+        raise DataError(f"{path}: not readable as {kind}") from None
 
 
 def read_history(folder: Path) -> list[RoundRecord]:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dpfact_flower.run_folder import SUMMARY, read_json
+from dpfact_flower.privacy import rounded_up
+from dpfact_flower.run_folder import read_summary
 
 
 def comparison(folders: Sequence[Path]) -> str:
@@ -23,7 +24,7 @@ def comparison(folders: Sequence[Path]) -> str:
         "MB down", "MB up", "seconds", "of them solver",
     )  # fmt: skip
     rows = [header, ("---",) * len(header)]
-    rows += [_row(read_json(folder / SUMMARY)) for folder in folders]
+    rows += [_row(read_summary(folder)) for folder in folders]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
@@ -46,11 +47,13 @@ def _row(summary: dict[str, Any]) -> tuple[str, ...]:
     def number(key: str, digits: str) -> str:
         return "-" if summary.get(key) is None else format(summary[key], digits)
 
+    epsilon = summary["epsilon"]
     return (
         summary["name"], str(summary["sites"]),
         f"{sum(site['patients'] for site in sites):,}" if sites else "-",
         f"{sum(site['nonzeros'] for site in sites):,}" if sites else "-",
-        str(summary["rank"]), str(summary["rounds"]), _claim(summary), number("epsilon", ".3g"),
+        str(summary["rank"]), str(summary["rounds"]), _claim(summary),
+        "-" if epsilon is None else rounded_up(epsilon),
         number("fit", ".3f"), number("rmse", ".5f"), number("rmse_nonzeros", ".4f"),
         auc("memberships"), auc("raw_codes"), auc("volume"), number("fms", ".2f"),
         f"{summary['bytes_down'] / 1e6:.1f}", f"{summary['bytes_up'] / 1e6:.1f}",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dpfact_flower.evaluation.words import duration, number, percent, rounded_up, size
+from dpfact_flower.evaluation.words import duration, number, percent, size
+from dpfact_flower.privacy import rounded_up
 
 
 def headline(summary: Mapping[str, Any]) -> list[tuple[str, str]]:

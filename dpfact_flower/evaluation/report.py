@@ -10,8 +10,7 @@ from __future__ import annotations
 import io
 import math
 import re
-import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -21,16 +20,17 @@ from dpfact_flower.coordinator import RoundRecord
 from dpfact_flower.errors import DataError, MissingDependencyError
 from dpfact_flower.evaluation import words
 from dpfact_flower.files import replacing
-from dpfact_flower.privacy import SEEDED_CLAIM
+from dpfact_flower.privacy import SEEDED_CLAIM, rounded_up
 from dpfact_flower.privacy.scope import NEIGHBOURS, NOT_COVERED, UNITS
 from dpfact_flower.run_folder import (
-    CONFIG,
     PHENOTYPES,
     REPORT,
-    SUMMARY,
+    check_keys,
+    read_config,
     read_history,
     read_json,
     read_model,
+    read_summary,
 )
 from dpfact_flower.settings import (
     AppSettings,
@@ -44,10 +44,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TEMPLATE = "report.html.j2"
-_NEEDED = (
-    "name", "sites", "rounds", "rank", "solver", "privacy", "claim", "epsilon", "delta",
-    "accountant", "rmse", "fit", "fms", "auc", "bytes_up", "bytes_down", "seconds",
-)  # fmt: skip
 
 
 def write_report(folder: Path) -> Path:
@@ -115,13 +111,11 @@ class _Run:
 
 
 def _read(folder: Path) -> _Run:
-    summary = read_json(folder / SUMMARY)
-    _check_keys(folder / SUMMARY, summary, _NEEDED)
+    summary = read_summary(folder)
     phenotypes = read_json(folder / PHENOTYPES)
     measured = isinstance(phenotypes, dict) and "table" in phenotypes
-    _check_keys(folder / PHENOTYPES, phenotypes, ("table", "usage") if measured else ("codes",))
-    config = _read_config(folder / CONFIG)
-    _check_keys(folder / CONFIG, config, ("run-config", "versions"))
+    check_keys(folder / PHENOTYPES, phenotypes, ("table", "usage") if measured else ("codes",))
+    config = read_config(folder)
     _, vocabularies = read_model(folder)
     return _Run(
         folder,
@@ -132,21 +126,6 @@ def _read(folder: Path) -> _Run:
         config["run-config"],
         config["versions"],
     )
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file; is this the folder of a finished run?") from None
-    except ValueError:
-        raise DataError(f"{path}: not readable as TOML") from None
-
-
-def _check_keys(path: Path, content: Any, keys: Sequence[str]) -> None:
-    missing = [key for key in keys if not isinstance(content, dict) or key not in content]
-    if missing:
-        raise DataError(f"{path}: lacks {', '.join(missing)}")
 
 
 # --- What the template shows ----------------------------------------------------------------------
@@ -314,7 +293,7 @@ def _svg(plots: ModuleType, name: str, draw: Callable[[], Figure], label: str) -
 
 
 _FILTERS: dict[str, Callable[[Any], str]] = {
-    "rounded_up": words.rounded_up,
+    "rounded_up": rounded_up,
     "bytes": words.size,
     "duration": words.duration,
     "p_value": words.p_value,

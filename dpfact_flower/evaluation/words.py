@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from decimal import ROUND_CEILING, Context
-
 _SMALLEST_P = 0.001
-
-
-def rounded_up(epsilon: float) -> str:
-    """Four digits, never fewer than were spent; as the text of a `Figure` rounds."""
-    up = Context(prec=4, rounding=ROUND_CEILING)
-    return f"{up.create_decimal_from_float(epsilon * (1 - 1e-12)):f}"
 
 
 def size(count: float) -> str:

@@ -22,6 +22,7 @@ from dpfact_flower.privacy.accounting import (
     rho_for_epsilon,
     rho_of,
     rho_theorem_4_1,
+    rounded_up,
     sigma_of,
 )
 from dpfact_flower.privacy.events import (
@@ -75,5 +76,6 @@ __all__ = [
     "rho_for_epsilon",
     "rho_of",
     "rho_theorem_4_1",
+    "rounded_up",
     "sigma_of",
 ]

@@ -217,6 +217,15 @@ def sign_change(function: Callable[[float], float], low: float, high: float) -> 
 # --- Guarantees -----------------------------------------------------------------------------------
 
 
+def rounded_up(epsilon: float) -> str:
+    """Four digits of an epsilon, never less than it is: a printed one may not promise more.
+
+    What is above by no more than a rounding error of float64 is not rounded up for it.
+    """
+    up = Context(prec=4, rounding=ROUND_CEILING)
+    return f"{up.create_decimal_from_float(epsilon * (1 - _SLACK)):f}"
+
+
 @dataclass(frozen=True)
 class Figure:
     """One epsilon with what makes it readable; printing it prints all of it.
@@ -239,10 +248,7 @@ class Figure:
         return f"{self._number()} [{self.claim}]"
 
     def _number(self) -> str:
-        # Rounded up, for a printed epsilon may not promise more; the factor drops rounding errors.
-        up = Context(prec=4, rounding=ROUND_CEILING)
-        digits = up.create_decimal_from_float(self.epsilon * (1 - _SLACK))
-        return f"epsilon {digits} at delta {self.delta:g} ({self.accountant})"
+        return f"epsilon {rounded_up(self.epsilon)} at delta {self.delta:g} ({self.accountant})"
 
 
 @dataclass(frozen=True)

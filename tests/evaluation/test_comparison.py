@@ -8,12 +8,12 @@ from dpfact_flower.federate import federate
 
 RUNS = {
     "open": ({"privacy": "none", "rounds": 2}, "none", "-"),
-    "patient": ({"epsilon": 2.0}, "patient", "2"),
-    "seeded": ({"epsilon": 2.0, "noise-seed": 1}, "patient (seeded: not private)", "2"),
+    "patient": ({"epsilon": 2.0}, "patient", "2.000"),
+    "seeded": ({"epsilon": 2.0, "noise-seed": 1}, "patient (seeded: not private)", "2.000"),
     "paper": (
         {"privacy": "paper", "epsilon": 1.0, "rounds": 2, "solver": "psgd", "clip": 1.0},
         "paper (claimed by DPFact, Theorem 4.1; entry-level; not proven)",
-        "1",
+        "1.000",
     ),
 }
 
@@ -33,3 +33,10 @@ def test_a_row_a_run_with_its_promise(cohort_folder, tmp_path):
 def test_a_folder_without_a_finished_run_is_named(tmp_path):
     with pytest.raises(DataError, match="nothing"):
         comparison([tmp_path / "nothing"])
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", '{"name": "x"}'])
+def test_a_summary_that_lacks_something_is_refused(tmp_path, content):
+    (tmp_path / "summary.json").write_text(content)
+    with pytest.raises(DataError, match=r"summary\.json: lacks .*sites, rounds"):
+        comparison([tmp_path])

@@ -9,18 +9,15 @@ from pathlib import Path
 
 import matplotlib
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dpfact_flower.client_app import app as client_app
 from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, MissingDependencyError
 from dpfact_flower.evaluation.report import write_report
-from dpfact_flower.evaluation.words import rounded_up
 from dpfact_flower.federate import federate
 from dpfact_flower.grid import InProcessGrid
-from dpfact_flower.privacy import NO_CLAIM, PAPER_CLAIM, SEEDED_CLAIM, Figure
+from dpfact_flower.privacy import NO_CLAIM, PAPER_CLAIM, SEEDED_CLAIM, rounded_up
 from dpfact_flower.run_folder import read_json, write_json
 from dpfact_flower.serve import serve
 
@@ -461,9 +458,3 @@ import dpfact_flower.client_app, dpfact_flower.evaluation.report
 assert not {"matplotlib", "jinja2"} & sys.modules.keys()
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
-
-
-@given(st.floats(1e-3, 999))
-def test_epsilon_is_rounded_as_the_ledgers_text_rounds_it(epsilon):
-    assert float(rounded_up(epsilon)) >= epsilon * (1 - 1e-11)
-    assert f"epsilon {rounded_up(epsilon)} at" in str(Figure("any", epsilon, 1e-5, "claim"))

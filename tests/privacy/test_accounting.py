@@ -358,3 +358,9 @@ def test_nothing_released_has_no_guarantee():
 def test_releases_under_different_relations_do_not_add_up(change):
     with pytest.raises(SettingsError, match="different units or neighbouring relations"):
         account([made(1.0), made(1.0, **change)], 1e-5)
+
+
+def test_an_epsilon_is_rounded_up_but_not_for_a_rounding_error():
+    assert privacy.rounded_up(math.nextafter(4.0, 5)) == "4.000"
+    assert privacy.rounded_up(4.0001) == "4.001"
+    assert privacy.rounded_up(1.23451e-9) == "0.000000001235"
