@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tomllib
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -16,17 +15,16 @@ from rich.table import Table
 
 from dpfact_flower.cli_audit import audit
 from dpfact_flower.cli_ledger import ledger_app
+from dpfact_flower.cli_options import APP_FOLDER, FlowerApp, Set, app_config, read_sizes, run_config
 from dpfact_flower.cli_plan import budget, plan
 from dpfact_flower.errors import DPFactError, SettingsError
 from dpfact_flower.settings import (
     AppSettings,
     PrivacySettings,
     RunSettings,
-    Scalar,
     SiteSettings,
     SolverSettings,
     describe,
-    parse_assignments,
 )
 
 # What each command needs is imported inside it: `dpfact --help` must not wait for numba.
@@ -49,23 +47,28 @@ for command in (plan, budget, audit):
     app.command()(command)
 _console = Console()
 
-Out = Annotated[Path, typer.Option("--out", "-o", help="Folder to write.")]
+
+def _folder(text: str) -> Path:
+    """A folder to write; what cannot be one is refused before hours of work, not after."""
+    path = Path(text).expanduser()
+    nearest = next(place for place in (path, *path.absolute().parents) if place.exists())
+    if not text.strip() or not nearest.is_dir():
+        raise typer.BadParameter(f"need a folder, got {text!r}")
+    return path
+
+
+Out = Annotated[
+    Path,
+    typer.Option("--out", "-o", parser=_folder, metavar="FOLDER", help="Folder to write."),
+]
 Tables = Annotated[Path, typer.Argument()]
 Top = Annotated[
-    str, typer.Option(help="Most frequent procedures x diagnoses to keep; 0 keeps all.")
+    str, typer.Option(help="Most frequent codes of each mode to keep, as 202x316; 0 keeps all.")
 ]
 Window = Annotated[
     int, typer.Option(help="Days within which codes co-occur; 0 is the same encounter.", min=0)
 ]
-Set = Annotated[
-    list[str] | None,
-    typer.Option("--set", "-s", help="A setting, key=value; may be repeated. See dpfact settings."),
-]
 Data = Annotated[str, typer.Option(help="Folder that dpfact data wrote, or synthetic:PRESET.")]
-FlowerApp = Annotated[
-    Path, typer.Option("--app", help="The Flower App's folder; its config holds the defaults.")
-]
-APP_FOLDER = Path("simulation")
 
 
 class SiteOf(StrEnum):
@@ -257,7 +260,7 @@ def run(
     """Run in this process, as many sites at a time as there are threads: no Ray, no SuperLink."""
     from dpfact_flower.federate import federate
 
-    _finish(federate(_run_config(flower_app, data, out, settings)))
+    _finish(federate(run_config(flower_app, settings, data=data, out=str(out))))
 
 
 @app.command()
@@ -274,7 +277,7 @@ def simulate(
 
     if not (flower_app / "pyproject.toml").exists():
         raise SettingsError(f"--app: {flower_app} holds no Flower App (pyproject.toml)")
-    config = _run_config(flower_app, data, out, settings)
+    config = run_config(flower_app, settings, data=data, out=str(out))
     places = RunConfig.read(config).app
     cohort = prepare_data(places)
     if cohort is None:
@@ -317,7 +320,7 @@ def settings(flower_app: FlowerApp = APP_FOLDER) -> None:
     The defaults are the library's. What the Flower App's config has in place of them, as dpfact run
     and dpfact simulate do, is named at the end.
     """
-    chosen = _app_config(flower_app)
+    chosen = app_config(flower_app)
     others: list[str] = []
     for title, kind in (
         ("Where (run config)", AppSettings),
@@ -338,47 +341,20 @@ def settings(flower_app: FlowerApp = APP_FOLDER) -> None:
 
 
 def main() -> None:
-    """Run the command line; errors of ours are one line and exit code 2."""
+    """Run the command line; errors of ours, and of files, are one line and exit code 2."""
     try:
         app()
-    except DPFactError as error:
-        Console(stderr=True).print(f"[red]error[/red] ({error.code}):", str(error), soft_wrap=True)
+    except (DPFactError, OSError) as error:
+        kind = error.code if isinstance(error, DPFactError) else "file"
+        Console(stderr=True).print(
+            f"[red]error[/red] ({kind}):", escape(str(error)), soft_wrap=True
+        )
         sys.exit(2)
 
 
-def _run_config(
-    flower_app: Path, data: str, out: Path, settings: Sequence[str] | None
-) -> dict[str, Scalar]:
-    """Run config from the app's defaults and the command line.
-
-    Without an app, as after a plain `pip install`, every setting has its default. In a synthetic
-    EHR as many phenotypes are sought as were planted, where nothing else is asked for.
-    """
-    from dpfact_flower.data.synthetic import preset
-
-    defaults = _app_config(flower_app)
-    if name := AppSettings(data=data).synthetic_preset:
-        defaults["rank"] = preset(name).phenotypes
-    return {**defaults, **parse_assignments(settings or ()), "data": data, "out": str(out)}
-
-
-def _app_config(flower_app: Path) -> dict[str, Scalar]:
-    """What a Flower App has in its config; nothing where there is none."""
-    app_file = flower_app / "pyproject.toml"
-    if not app_file.exists():
-        return {}
-    tables = tomllib.loads(app_file.read_text(encoding="utf-8"))
-    return dict(tables.get("tool", {}).get("flwr", {}).get("app", {}).get("config", {}))
-
-
 def _top(text: str) -> tuple[int | None, ...]:
-    """Top counts from ``202x316``; 0 is all."""
-    try:
-        return tuple(int(part) or None for part in text.lower().split("x"))
-    except ValueError:
-        raise SettingsError(
-            f"--top: need a number of codes a mode such as 202x316, got {text!r}"
-        ) from None
+    """How many codes of each mode to keep; 0 is all."""
+    return tuple(size or None for size in read_sizes("--top", text))
 
 
 def _named_files(option: str, values: Sequence[str] | None) -> dict[str, Path]:
@@ -415,10 +391,10 @@ def _count(deaths: int | None) -> str:
 def _finish(folder: Path) -> None:
     """Show a run in a few lines, and where the rest is."""
     from dpfact_flower.evaluation.headline import headline
-    from dpfact_flower.run_folder import REPORT, SUMMARY, read_json
+    from dpfact_flower.run_folder import REPORT, SUMMARY, read_summary
 
     lines = Table.grid(padding=(0, 2))
-    for label, text in headline(read_json(folder / SUMMARY)):
+    for label, text in headline(read_summary(folder)):
         lines.add_row(f"[bold]{label}[/bold]", escape(text))
     _console.print(lines)
     for name in (SUMMARY, REPORT):

@@ -13,6 +13,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from dpfact_flower.cli_options import APP_FOLDER, FlowerApp, Set, run_config
+from dpfact_flower.errors import SettingsError
+
 if TYPE_CHECKING:
     from dpfact_flower.audit import Finding
     from dpfact_flower.audit.run import Watch
@@ -23,7 +26,6 @@ if TYPE_CHECKING:
 # ruff: noqa: PLC0415
 
 _console = Console()
-_APP_FOLDER = Path("simulation")
 _WIDE = 120
 """Columns from which on a table has room for details."""
 
@@ -31,16 +33,9 @@ Data = Annotated[
     str,
     typer.Option(help="Folder that dpfact data wrote, a site's .npz file, or synthetic:PRESET."),
 ]
-Set = Annotated[
-    list[str] | None,
-    typer.Option("--set", "-s", help="A setting, key=value; may be repeated. See dpfact settings."),
-]
 Site = Annotated[str, typer.Option(help="Which site of a folder; default its first.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Fewer trials: finds gross faults alone.")]
 Seed = Annotated[int, typer.Option(help="Of what the auditor chooses; noise has none.", min=0)]
-FlowerApp = Annotated[
-    Path, typer.Option("--app", help="The Flower App's folder; its config holds the defaults.")
-]
 
 
 def audit(
@@ -49,18 +44,20 @@ def audit(
     site: Site = "",
     quick: Quick = False,
     seed: Seed = 0,
-    flower_app: FlowerApp = _APP_FOLDER,
+    flower_app: FlowerApp = APP_FOLDER,
 ) -> None:
     """Audit patient mode: sensitivity, noise, an adversary, the ledger; exit code 1 on a failure.
 
     Nothing is sent, no budget is spent, and no state-dir but the audit's own is touched.
     """
     from dpfact_flower.audit import audit as run_audits
+    from dpfact_flower.serve import RunConfig
 
-    config = _config(flower_app, data, settings)
+    config = RunConfig.read(run_config(flower_app, settings, data=data))
+    audited = _load(config, data)
     with _progress() as watch:
         findings = run_audits(
-            _load(config, data),
+            audited,
             config.solver,
             config.privacy,
             site=site,
@@ -76,19 +73,13 @@ def audit(
     _console.print(f"all {len(findings)} checks passed; audits find faults, they prove nothing")
 
 
-def _config(flower_app: Path, data: str, settings: Sequence[str] | None) -> RunConfig:
-    """The run's settings, as `dpfact run` would have them."""
-    from dpfact_flower.cli import _run_config
-    from dpfact_flower.serve import RunConfig
-
-    return RunConfig.read(_run_config(flower_app, data, Path("audit"), settings))
-
-
 def _load(config: RunConfig, data: str) -> Cohort | SiteData:
     """A cohort, or one hospital's own file; synthetic data is made in memory."""
     from dpfact_flower.data.site_data import Cohort, SiteData
     from dpfact_flower.data.synthetic import preset, synthetic
 
+    if not data:
+        raise SettingsError("data: an audit needs data")
     if config.app.synthetic_preset:
         return synthetic(preset(config.app.synthetic_preset))
     path = Path(data).expanduser()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from decimal import ROUND_CEILING, Context
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from dpfact_flower.cli_options import AsJson
 from dpfact_flower.errors import StateError
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ Site = Annotated[str, typer.Option(help="Which site, where the state-dir has sev
 Delta = Annotated[
     float, typer.Option(help="Delta of every epsilon shown; the site's own is budget-delta.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Noted = Annotated[
     str, typer.Option(help="A head noted earlier, ROWS:HASH: shows whether newer rows have gone.")
 ]
@@ -116,6 +115,8 @@ def _find(folder: Path, site: str) -> Path:
 
 def _table(rows: Sequence[LedgerRow], delta: float) -> Table:
     """One line an event; the running total stands at the last event of a release."""
+    from dpfact_flower.privacy import rounded_up
+
     title = f"Releases; epsilon is the running total at delta {delta:g}"
     table = Table(title=title, show_edge=False, pad_edge=False)  # fits into 80 columns
     for name, width in (("when, UTC", 10), ("job", 8), ("what", 10)):
@@ -132,7 +133,7 @@ def _table(rows: Sequence[LedgerRow], delta: float) -> Table:
                 f"{event.sensitivity:.4g}",
                 f"{event.sigma:.4g}",
                 f"{event.rho:.4g}",
-                _rounded_up(running.headline.epsilon) if last and running else "",
+                rounded_up(running.headline.epsilon) if last and running else "",
             )
         if not row.events:
             what = "[red]values without noise[/red]" if row.unprotected else "nothing left the site"
@@ -221,8 +222,3 @@ def _as_dict(path: Path, rows: Sequence[LedgerRow], head: Head, delta: float) ->
         "totals": [total.to_dict() for total in _guarantees(_all_events(rows), delta)],
         "unprotected_releases": sum(row.unprotected for row in rows),
     }
-
-
-def _rounded_up(epsilon: float) -> str:
-    """Four digits, rounded up: a printed epsilon may not promise more than holds."""
-    return str(Context(prec=4, rounding=ROUND_CEILING).create_decimal_from_float(epsilon))

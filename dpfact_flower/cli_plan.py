@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from dpfact_flower.cli_options import AsJson, Set, assigned, read_sizes
 from dpfact_flower.errors import SettingsError
-from dpfact_flower.settings import PrivacySettings, parse_assignments, refuse_unknown
+from dpfact_flower.settings import PrivacySettings, refuse_unknown
 
 if TYPE_CHECKING:
     from dpfact_flower.privacy.plan import Outlook, PatientPlan
@@ -32,11 +33,6 @@ Sites = Annotated[int, typer.Option(help="Number of sites; 0 is not known.", min
 Patients = Annotated[
     int, typer.Option(help="Public estimate of all sites' patients; 0 is not known.", min=0)
 ]
-Set = Annotated[
-    list[str] | None,
-    typer.Option("--set", "-s", help="A privacy setting, key=value; may be repeated."),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
 def plan(
@@ -57,7 +53,7 @@ def plan(
     from dpfact_flower.privacy.plan import plan_patient
 
     chosen = _privacy(settings, epsilon=epsilon, delta=delta, patients=patients)
-    codes = _sizes(sizes)
+    codes = read_sizes("--sizes", sizes)
     made = plan_patient(chosen, sizes=codes, rank=rank, sites=sites)
     if as_json:
         # Not through rich, which would wrap the lines.
@@ -98,26 +94,16 @@ def budget(
     _console.print(f"sensitivity 2 tau L eta: {sensitivity:.6g}")
     _console.print(f"noise, standard deviation: {made.sigma(sensitivity):.6g}")
     for figure in made.guarantee().figures:
-        _console.print(str(figure), markup=False)
+        _console.print(f"  {figure}", markup=False, soft_wrap=True)
 
 
 def _privacy(settings: Sequence[str] | None, **facts: float) -> PrivacySettings:
-    """Patient mode's settings; an option and its setting must not contradict each other."""
-    given = parse_assignments(settings or ())
-    twice = sorted(given.keys() & {*facts, "privacy"})
-    if twice:
-        raise SettingsError(f"--set: {', '.join(twice)} can't be set here; use the option")
+    """Patient mode's settings, of ``--set`` and of the options."""
+    given = {"privacy": "patient", **assigned(settings, facts)}
     refuse_unknown(given, PrivacySettings)
-    return PrivacySettings.from_config({**given, "privacy": "patient", **facts})
-
-
-def _sizes(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.lower().split("x"))
-    except ValueError:
-        raise SettingsError(
-            f"--sizes: need a number of codes a mode such as 202x316, got {text!r}"
-        ) from None
+    if given["privacy"] != "patient":
+        raise SettingsError(f"privacy: plans are of 'patient'; got {given['privacy']!r}")
+    return PrivacySettings.from_config({**given, **facts})
 
 
 def _modes(count: int) -> list[str]:

@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dpfact_flower import cli
+from dpfact_flower.cli_options import APP_FOLDER, run_config
 from dpfact_flower.data.synthetic import PRESETS
 from dpfact_flower.errors import DPFactError
 from dpfact_flower.serve import prepare_data
@@ -44,11 +45,10 @@ def test_data_run_and_report(tmp_path):
 
 
 def test_as_many_phenotypes_are_sought_as_were_planted(tmp_path):
-    chosen = cli._run_config(cli.APP_FOLDER, "synthetic:paper-synthetic", tmp_path, [])
-    assert chosen["rank"] == 20
-    assert cli._run_config(tmp_path, "synthetic", tmp_path, [])["rank"] == 12
-    assert cli._run_config(tmp_path, "synthetic", tmp_path, ["rank=3"])["rank"] == 3
-    assert "rank" not in cli._run_config(tmp_path, str(tmp_path), tmp_path, [])
+    assert run_config(APP_FOLDER, [], data="synthetic:paper-synthetic")["rank"] == 20
+    assert run_config(tmp_path, [], data="synthetic")["rank"] == 12
+    assert run_config(tmp_path, ["rank=3"], data="synthetic")["rank"] == 3
+    assert "rank" not in run_config(tmp_path, [], data=str(tmp_path))
 
 
 def test_budget_goes_both_ways_and_carries_the_claim():
@@ -57,9 +57,9 @@ def test_budget_goes_both_ways_and_carries_the_claim():
     rho = text.split("rho per factor and round: ")[1].split()[0]
     back = dpfact("budget", "--rho", rho, "--delta", "1e-4", "--rounds", "20")
     assert "epsilon 1.2" in back
-    for line in back.splitlines():
-        if line.startswith("epsilon"):
-            assert "not proven" in back
+    claims = [line for line in back.splitlines() if "epsilon" in line]
+    assert len(claims) == 3
+    assert all("not proven" in line for line in claims)
 
 
 def test_help_says_what_an_argument_is():
@@ -88,11 +88,13 @@ def test_settings_name_what_the_app_has_in_place_of_them(tmp_path):
         (["run", "--out", "x", "-s", "rnak=3"], "did you mean 'rank'"),
         (["run", "--out", "x", "-s", "rank=0"], "rank: must lie in"),
         (["run", "--out", "x", "-s", "rank"], "need key=value"),
+        (["run", "--out", "x", "-s", "out=y"], "out is an option of this command: use --out"),
         (["run", "--out", "x", "--data", "/nowhere"], "/nowhere"),
         (["data", "show", "/nowhere"], "no such file"),
         (["data", "synthetic", "unknown", "--out", "x"], "unknown"),
         (["data", "mimic3", "/nowhere", "--out", "x"], "/nowhere"),
         (["data", "eicu", ".", "--out", "x", "--top", "3y4"], "such as 202x316"),
+        (["data", "eicu", ".", "--out", "x", "--top=-3x4"], "such as 202x316"),
         (["report", "/nowhere"], "/nowhere"),
         (["simulate", "--out", "x", "--app", "/nowhere"], "holds no Flower App"),
         (["budget", "--delta", "2"], "delta"),
@@ -102,17 +104,41 @@ def test_errors_are_one_clear_line(arguments, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DPFactError, match=says):
         dpfact(*arguments)
-    assert not list(tmp_path.iterdir()) or arguments[0] == "data"
+    assert not list(tmp_path.iterdir())
 
 
-def test_an_error_ends_the_command_with_2_and_no_traceback(tmp_path):
-    command = [sys.executable, "-c", "from dpfact_flower.cli import main; main()"]
-    done = subprocess.run(
-        [*command, "data", "show", "/nowhere"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
-    assert "error (data)" in done.stderr
-    assert "Traceback" not in done.stderr
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["data", "show", "/nowhere"], "error (data): /nowhere/cohort.json: no such file"),
+        (["run", "--out", "x", "-s", "job=[/red]"], "error (settings): job: '[/red]' does not"),
+        (["data", "show", "file"], "error (data): file/cohort.json: not readable"),
+        (["report", "file"], "error (data): file/summary.json: not readable"),
+        (["run", "--out", "x", "--app", "app"], "error (settings): --app: app/pyproject.toml is"),
+    ],
+)
+def test_an_error_ends_the_command_with_2_and_no_traceback(
+    arguments, says, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "pyproject.toml").write_text("not = [TOML")
+    monkeypatch.setattr(sys, "argv", ["dpfact", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("out", ["", " ", "file", "file/below"])
+def test_where_no_folder_can_be_is_refused_before_anything_is_read(out, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    for command in (["run"], ["simulate"], ["data", "synthetic"], ["data", "mimic3", "/nowhere"]):
+        result = CliRunner().invoke(cli.app, [*command, "--out", out])
+        assert result.exit_code == 2
+        assert "need a folder" in result.output
 
 
 def test_the_package_is_the_command_too():
