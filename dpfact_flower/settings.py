@@ -43,13 +43,15 @@ def setting(
     low: float = -_INFINITY,
     high: float = _INFINITY,
     open_low: bool = False,
+    open_high: bool = False,
     pattern: str = "",
 ) -> Any:
     """Declare one field: its default, its help, and the range or pattern of allowed values."""
     return dataclasses.field(
         default=default,
         metadata={
-            "help": help, "low": low, "high": high, "open_low": open_low, "pattern": pattern
+            "help": help, "low": low, "high": high, "open_low": open_low,
+            "open_high": open_high, "pattern": pattern,
         },
     )  # fmt: skip
 
@@ -170,7 +172,9 @@ class PrivacySettings(Settings):
         4.0, "epsilon to plan for, over all rounds; per patient, or per entry in paper mode",
         low=0, high=1e6, open_low=True,
     )  # fmt: skip
-    delta: float = setting(1e-5, "delta of every epsilon, below 1", low=0, high=1, open_low=True)
+    delta: float = setting(
+        1e-5, "delta of every epsilon", low=0, high=1, open_low=True, open_high=True
+    )
     rho: float = setting(
         0.0, "paper: zCDP cost of one factor in one round; 0 plans it from epsilon", low=0, high=100
     )
@@ -226,8 +230,6 @@ class PrivacySettings(Settings):
         return tuple(int(size) for size in self.codes.split("x")) if self.codes else ()
 
     def _check_together(self) -> None:
-        if self.delta >= 1:
-            raise SettingsError(f"delta: must lie in (0, 1); got {self.delta!r}")
         for name, unset, mode in (
             ("rho", 0, "paper"),
             ("noise_seed", -1, None),
@@ -330,6 +332,10 @@ class AppSettings(Settings):
             raise SettingsError(f"out: need a folder for the run's results, got {self.out!r}")
         if self.sites_folder.is_relative_to(self.run_folder):
             raise SettingsError("state-dir: must not lie in the run's folder (out)")
+        if self.vocabulary and self.data:
+            raise SettingsError(
+                f"vocabulary: is for a deployment, where data is empty; data is {self.data!r}"
+            )
 
 
 @dataclass(frozen=True)
@@ -461,8 +467,9 @@ def _shown(value: object) -> str:
 
 def _range(field: dataclasses.Field[Any]) -> str:
     meta = field.metadata
-    close = ")" if meta["high"] == _INFINITY else "]"
-    return f"{'(' if meta['open_low'] else '['}{meta['low']:g}, {meta['high']:g}{close}"
+    low, high = (f"{x:g}" if isinstance(x, float) else str(x) for x in (meta["low"], meta["high"]))
+    close = ")" if meta["open_high"] or meta["high"] == _INFINITY else "]"
+    return f"{'(' if meta['open_low'] else '['}{low}, {high}{close}"
 
 
 def _checked(field: dataclasses.Field[Any], hint: Any, value: Any) -> Scalar:
@@ -487,8 +494,11 @@ def _checked(field: dataclasses.Field[Any], hint: Any, value: Any) -> Scalar:
         if value and meta["pattern"] and not re.fullmatch(meta["pattern"], value):
             raise SettingsError(f"{name}: {_shown(value)} does not match {meta['pattern']}")
         return cast(Scalar, value)
+    if hint is bool:
+        return cast(Scalar, value)
     low, high = meta["low"], meta["high"]
     below = value <= low if meta["open_low"] else value < low
-    if hint is not bool and ((hint is float and not math.isfinite(value)) or below or value > high):
+    above = value >= high if meta["open_high"] else value > high
+    if (hint is float and not math.isfinite(value)) or below or above:
         raise SettingsError(f"{name}: must lie in {_range(field)}; got {_shown(value)}")
     return cast(Scalar, value)

@@ -19,6 +19,7 @@ from dpfact_flower.settings import (
     describe,
     parse_assignments,
     refuse_unknown,
+    setting,
 )
 
 CLASSES = (SolverSettings, PrivacySettings, RunSettings, AppSettings, SiteSettings)
@@ -27,9 +28,8 @@ BASE = {
     "clip": {"solver": "psgd"},
     "eta": {"gamma": 0.0},
     "rho": {"privacy": "paper"},
+    "vocabulary": {"data": ""},
 }
-BELOW_ONE = {"delta"}
-"""Fields of which the declared upper edge is refused all the same."""
 
 every_class = pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
 
@@ -138,12 +138,10 @@ def test_high_edge(kind, field, hint):
         huge = hint(1e6 if field.name == "clip" else 1e18)
         assert getattr(build(kind, field, huge), field.name) == huge
         return
-    last = hint(high)
-    if key_of(field) in BELOW_ONE:
-        last = math.nextafter(last, 0)
-    assert getattr(build(kind, field, last), field.name) == last
+    inside = next_to(hint(high), hint, -1) if field.metadata["open_high"] else hint(high)
+    assert getattr(build(kind, field, inside), field.name) == inside
     with pytest.raises(SettingsError, match=f"^{key_of(field)}: must lie in"):
-        build(kind, field, next_to(last, hint, +1))
+        build(kind, field, next_to(inside, hint, +1))
 
 
 @every_number
@@ -215,6 +213,7 @@ IMPOSSIBLE = {
     "no codes of a mode": (PrivacySettings, {"codes": "2x0"}, "codes"),
     "rho without noise": (PrivacySettings, {"privacy": "none", "rho": 1e-3}, "rho"),
     "seed without noise": (PrivacySettings, {"privacy": "none", "noise-seed": 0}, "noise-seed"),
+    "code lists beside data": (AppSettings, {"vocabulary": "x.json"}, "vocabulary"),
     "state in the run folder": (AppSettings, {"out": "x", "state-dir": "x/y"}, "state-dir"),
     "state is the run folder": (AppSettings, {"out": "x", "state-dir": "x"}, "state-dir"),
     "state in it by a detour": (AppSettings, {"out": "./x", "state-dir": "x"}, "state-dir"),
@@ -283,6 +282,8 @@ def test_allowed_values_are_said():
     allowed = {line.key: line.allowed for kind in CLASSES for line in describe(kind)}
     assert allowed["rank"] == "int in [1, 1000]"
     assert allowed["eta"] == "float in [1e-08, 1]"
+    assert allowed["delta"] == "float in (0, 1)"
+    assert allowed["seed"] == "int in [0, 2147483648]"
     assert allowed["gamma"] == "float in [0, inf)"
     assert allowed["solver"] == "psgd | exact"
     assert allowed["nonnegative"] == "bool"
@@ -371,10 +372,7 @@ def test_a_key_of_another_class_is_unknown():
 def test_settings_of_a_users_own_are_checked_alike():
     @dataclasses.dataclass(frozen=True)
     class Free(Settings):
-        share: float = dataclasses.field(
-            default=0.5,
-            metadata={"help": "x", "low": 0, "high": 1, "open_low": False, "pattern": ""},
-        )
+        share: float = setting(0.5, "x", low=0, high=1)
 
     assert Free(1).share == 1.0
     with pytest.raises(SettingsError, match=r"^share: "):

@@ -95,7 +95,7 @@ class SyntheticSettings(Settings):
         0.15, "share of codes drawn from all codes, not the phenotype", low=0, high=1
     )
     mortality: float = setting(
-        0.1, "share of patients who die in hospital", low=0, high=1, open_low=True
+        0.1, "share of patients who die in hospital", low=0, high=1, open_low=True, open_high=True
     )
 
     @property
@@ -138,8 +138,6 @@ class SyntheticSettings(Settings):
             )
         if (self.site_sizes < 1).any():
             raise SettingsError(f"patients: {self.patients} leave a site of {sites} empty")
-        if self.mortality >= 1:
-            raise SettingsError(f"mortality: must lie in (0, 1); got {self.mortality:g}")
 
 
 PRESETS: Mapping[str, SyntheticSettings] = {
