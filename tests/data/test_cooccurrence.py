@@ -4,6 +4,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from cells import cells_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -40,19 +41,6 @@ def fill(connection, patients, events, descriptions=()):
 
 def vocabularies(modes=MODES):
     return tuple(Vocabulary(mode, CODES) for mode in modes)
-
-
-def cells_of(cohort):
-    """Every cell of a cohort as {(site, patient, code, ...): count}."""
-    return {
-        (
-            site.name,
-            site.patients[row],
-            *(v.codes[i] for v, i in zip(site.vocabularies, codes, strict=True)),
-        ): int(value)
-        for site in cohort.sites
-        for (row, *codes), value in zip(site.tensor.indices, site.tensor.values, strict=True)
-    }
 
 
 def in_window(events, window):

@@ -1,4 +1,5 @@
 import pytest
+from cells import cells_of_site
 
 from dpfact_flower.data import eicu
 from dpfact_flower.errors import DataError, SettingsError
@@ -49,14 +50,6 @@ def folder(write):
     return write("diagnosis.csv", DIAGNOSIS).parent
 
 
-def cells_of(site):
-    names = [v.codes for v in site.vocabularies]
-    return {
-        (site.patients[row], names[0][j], names[1][k]): int(value)
-        for (row, j, k), value in zip(site.tensor.indices, site.tensor.values, strict=True)
-    }
-
-
 OXYGEN = "pulmonary|ventilation|oxygen therapy"
 
 
@@ -67,13 +60,13 @@ def test_tensors_of_a_hand_made_folder(folder):
     # By the hospital's clock: oxygen at minutes 100 (two leaves cut to one event) and 1005, 401.9
     # at 100 and 518.81 at 1005. Second stay: 584.9 exactly 30 days after the treatment, V45.11 a
     # minute later still.
-    assert cells_of(midwest) == {
+    assert cells_of_site(midwest) == {
         ("A", OXYGEN, "401.9"): 2,
         ("A", OXYGEN, "518.81"): 2,
         ("A", "renal|dialysis", "584.9"): 1,
     }
     assert midwest.labels.tolist() == [1]
-    assert cells_of(unknown) == {
+    assert cells_of_site(unknown) == {
         ("B", "renal|dialysis", "584.9"): 2,
         ("B", "renal|dialysis", "038.9"): 1,
         ("B", "renal|dialysis", "E980.2"): 1,
@@ -115,7 +108,7 @@ def test_treatments_are_cut(level, codes, folder):
 
 def test_the_window_may_be_the_whole_hospital_stay_but_never_more(folder):
     midwest = eicu.read(folder, window_days=None, min_patients=1).sites[0]
-    assert cells_of(midwest) == {
+    assert cells_of_site(midwest) == {
         ("A", OXYGEN, "401.9"): 2,
         ("A", OXYGEN, "518.81"): 2,
         ("A", "renal|dialysis", "584.9"): 1,
@@ -126,7 +119,7 @@ def test_the_window_may_be_the_whole_hospital_stay_but_never_more(folder):
 def test_a_window_within_a_stay_uses_the_hospitals_clock(folder):
     midwest = eicu.read(folder, window_days=0, min_patients=1).sites[0]
     # 518.81 and the second oxygen are at one time in the hospital, 900 minutes apart in the units
-    assert cells_of(midwest) == {("A", OXYGEN, "401.9"): 1, ("A", OXYGEN, "518.81"): 1}
+    assert cells_of_site(midwest) == {("A", OXYGEN, "401.9"): 1, ("A", OXYGEN, "518.81"): 1}
 
 
 @pytest.mark.parametrize(

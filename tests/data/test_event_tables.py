@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 
 import duckdb
 import pytest
+from cells import cells_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -41,18 +42,6 @@ def tables(write):
     return {
         "procedures": write("procedures.csv", PROCEDURES),
         "diagnoses": write("diagnoses.csv", DIAGNOSES),
-    }
-
-
-def cells_of(cohort):
-    return {
-        (
-            site.name,
-            site.patients[row],
-            *(v.codes[i] for v, i in zip(site.vocabularies, codes, strict=True)),
-        ): int(value)
-        for site in cohort.sites
-        for (row, *codes), value in zip(site.tensor.indices, site.tensor.values, strict=True)
     }
 
 

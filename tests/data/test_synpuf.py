@@ -3,6 +3,7 @@ import gzip
 import logging
 
 import pytest
+from cells import cells_of
 
 from dpfact_flower.data import synpuf
 from dpfact_flower.data.vocabulary import Vocabulary
@@ -41,15 +42,6 @@ def text_of(columns, rows, end="\r\n"):
 def folder(write):
     write(INPATIENT.format(1), text_of(INPATIENT_COLUMNS, ONE))
     return write(INPATIENT.format(2), text_of(INPATIENT_COLUMNS, TWO)).parent
-
-
-def cells_of(cohort):
-    found = {}
-    for site in cohort.sites:
-        procedures, diagnoses = (v.codes for v in site.vocabularies)
-        for (row, j, k), value in zip(site.tensor.indices, site.tensor.values, strict=True):
-            found[site.name, site.patients[row], procedures[j], diagnoses[k]] = int(value)
-    return found
 
 
 def test_thirty_days_on_the_first_day_of_the_claim(folder):

@@ -1,0 +1,23 @@
+"""Cells of a tensor by the codes and patients that they are of, as a person would list them."""
+
+from dpfact_flower.data.site_data import Cohort, SiteData
+
+
+def cells_of_site(site: SiteData) -> dict[tuple[str, ...], int]:
+    """Every cell as {(patient, code of mode 1, ...): count}."""
+    return {
+        (
+            site.patients[row],
+            *(v.codes[i] for v, i in zip(site.vocabularies, codes, strict=True)),
+        ): int(value)
+        for (row, *codes), value in zip(site.tensor.indices, site.tensor.values, strict=True)
+    }
+
+
+def cells_of(cohort: Cohort) -> dict[tuple[str, ...], int]:
+    """Every cell of every site as {(site, patient, code of mode 1, ...): count}."""
+    return {
+        (site.name, *cell): count
+        for site in cohort.sites
+        for cell, count in cells_of_site(site).items()
+    }
