@@ -67,7 +67,7 @@ def test_sites_make_a_cohort_for_simulation(tables, tmp_path):
         (["--top", "2y2"], "--top: need a number of codes a mode such as 202x316"),
         (["--window", "0"], r"p\.csv: lacks the column\(s\) encounter"),
         (["--code", "icd"], r"p\.csv: lacks the column\(s\) icd"),
-        (["--labels", "gone.csv"], r"gone\.csv: cannot be read"),
+        (["--labels", "gone.csv"], r"gone\.csv: no such file"),
     ],
 )
 def test_errors_are_one_clear_line(arguments, says, tables, tmp_path):

@@ -311,10 +311,12 @@ class Cohort:
     def save(self, folder: str | Path) -> None:
         """Write one file a site, one a vocabulary, the truth, and last ``cohort.json``.
 
-        A folder that holds ``cohort.json`` is therefore complete.
+        A folder that holds ``cohort.json`` is therefore complete, also where it held another
+        cohort before.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
+        (folder / _COHORT).unlink(missing_ok=True)
         for site in self.sites:
             site.save(folder / f"{site.name}.npz")
         for vocabulary in self.vocabularies:

@@ -213,6 +213,8 @@ def read_header(path: Path) -> list[str]:
         opened = gzip.open if _compression(path) == "gzip" else open
         with opened(path, "rt", encoding="utf-8-sig", errors="replace", newline="") as file:
             names = next(csv.reader(file), [])
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file") from None
     except (OSError, EOFError, zlib.error, csv.Error) as error:
         raise DataError(f"{path}: cannot be read ({type(error).__name__})") from None
     header = [name.strip().lower() for name in names]

@@ -178,6 +178,23 @@ def test_cohort_folder_holds_what_it_says(tmp_path):
     assert Vocabulary.load(tmp_path / "diagnoses.vocabulary.json") == VOCABULARIES[1]
 
 
+def test_a_cohort_that_was_not_written_to_its_end_is_not_taken_for_the_one_before(
+    tmp_path, monkeypatch
+):
+    Cohort("c", (make_site("north"), make_site("south"))).save(tmp_path)
+    other = make_site("south", labels=None)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Vocabulary, "save", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        Cohort("c", (make_site("north"), other)).save(tmp_path)
+    assert SiteData.load(tmp_path / "south.npz").labels is None
+    with pytest.raises(DataError, match="no such file"):
+        Cohort.load(tmp_path)
+
+
 def test_cohort_summary():
     cohort = Cohort("pair", (make_site("north"), make_site("south", labels=None)))
     assert cohort.summary() == (("north", 3, 2, 2), ("south", 3, 2, None))
