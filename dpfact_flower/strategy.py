@@ -21,7 +21,23 @@ from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 _POLL_SECONDS = 0.2
 
 
-class DPFact(Strategy):
+class TrainOnlyStrategy(Strategy):
+    """A strategy without evaluation: what is measured on patients stays at their site."""
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """No messages: a site measures itself while it trains, and keeps what it measures."""
+        return []
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Nothing to aggregate, see `configure_evaluate`."""
+        return None
+
+
+class DPFact(TrainOnlyStrategy):
     """DPFact's server for Flower's Message API.
 
     Parameters
@@ -223,18 +239,6 @@ class DPFact(Strategy):
             }
         )
         return (self.arrays if record.updated else None), metrics
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """No messages: a site measures itself while it trains, and keeps what it measures."""
-        return []
-
-    def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
-        """Nothing to aggregate, see `configure_evaluate`."""
-        return None
 
     def _read(
         self, reply: Message, node: int, shapes: Sequence[tuple[int, ...]]

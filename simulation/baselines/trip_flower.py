@@ -2,7 +2,7 @@
 
 The strategy shares DPFact's way to put arrays into messages and to count bytes (`records`), and
 its grid; what is left of a Strategy's duties is short here, since ADMM needs every site in every
-round: no quorum, no late sites, no resume, and so nothing of DPFact's to inherit.
+round: no quorum, no late sites, no resume.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, M
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
@@ -25,6 +24,7 @@ from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.errors import QuorumError, SettingsError
 from dpfact_flower.grid import InProcessGrid
 from dpfact_flower.settings import SolverSettings
+from dpfact_flower.strategy import TrainOnlyStrategy
 from dpfact_flower.tensor import Factors, SparseTensor
 from simulation.baselines import Snapshot, site_tensors, start
 from simulation.baselines.trip import (
@@ -96,7 +96,7 @@ def trip_app(client_fn: Callable[[Context], TripClient]) -> ClientApp:
     return app
 
 
-class Trip(Strategy):
+class Trip(TrainOnlyStrategy):
     """TRIP's server for Flower's Message API.
 
     ADMM needs every site in every round: a round in which one fails ends the run.
@@ -128,10 +128,6 @@ class Trip(Strategy):
     def arrays(self) -> ArrayRecord:
         """The consensus now."""
         return ArrayRecord(list(self.consensus))
-
-    def run(self, grid: Grid, rounds: int) -> Result:
-        """Run `rounds` rounds."""
-        return self.start(grid, self.arrays, num_rounds=rounds)
 
     def summary(self) -> None:
         """Nothing to log."""
@@ -186,18 +182,6 @@ class Trip(Strategy):
                 f"TRIP needs all {len(self._sent)} sites in round {server_round}{why}"
             )
         return got
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """No messages."""
-        return []
-
-    def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
-        """Nothing to aggregate."""
-        return None
 
 
 def trip(

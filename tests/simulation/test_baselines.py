@@ -201,7 +201,7 @@ def test_trip_needs_every_site(cohort):
     grid = InProcessGrid(trip_app(fails_at_one), [{"partition-id": n} for n in range(3)])
     strategy = Trip(start(cohort, COUNTS, 0)[0][1:], 1.0)
     with pytest.raises(QuorumError, match="needs all 3 sites in round 1"):
-        strategy.run(grid, 2)
+        strategy.start(grid, strategy.arrays, num_rounds=2)
 
 
 def test_trip_through_flowers_own_loop_gives_the_same_consensus(cohort):
@@ -214,7 +214,8 @@ def test_trip_through_flowers_own_loop_gives_the_same_consensus(cohort):
     def client_for(context):
         return TripClient(tensors[int(context.node_config["partition-id"])], context)
 
-    strategy.run(InProcessGrid(trip_app(client_for), nodes), 4)
+    grid = InProcessGrid(trip_app(client_for), nodes)
+    strategy.start(grid, strategy.arrays, num_rounds=4)
     played = last(trip(cohort, COUNTS, rounds=4, seed=0))
     for one, other in zip(strategy.consensus, played.shared, strict=True):
         np.testing.assert_array_equal(one, other)
