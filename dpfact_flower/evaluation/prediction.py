@@ -11,7 +11,7 @@ overall figure, which pools all sites' patients, is for simulations.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,9 @@ from dpfact_flower.errors import DataError
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.threads import one_blas_thread
 
-_ITERATIONS = 1000
+_ITERATIONS = 2000
+_OVERALL = -1
+"""Key of the group of all patients, beside the sites' numbers."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,11 @@ class AUC:
 
     mean: float
     spread: float
+
+    @classmethod
+    def of(cls, scores: Sequence[float]) -> AUC:
+        """Of one AUC a split, two or more."""
+        return cls(float(np.mean(scores)), float(np.std(scores, ddof=1)))
 
 
 @dataclass(frozen=True)
@@ -140,23 +147,74 @@ def predict_mortality(
     if not labelled:
         nobody = GroupAUC("overall", 0, reason="no labels")
         return MortalityPrediction(nobody, tuple(map(_unlabelled, sites)), splits, train)
-    design = _design(labelled, memberships, sites)
-    groups = {t: _Group(sites[t].name, design.site == t, design.labels) for t in labelled}
-    everyone = _Group("overall", np.ones(len(design.labels), bool), design.labels)
-    with one_blas_thread:  # the many small regressions take twice as long on two
-        for training in training_masks(2 * design.site + design.labels, train, splits, seed):
-            for group in (everyone, *groups.values()):
-                if group.reason(least) is None:
-                    group.score(design, training)
+    died = np.concatenate([np.asarray(sites[t].labels) for t in labelled])
+    home = np.repeat(labelled, [sites[t].tensor.n_patients for t in labelled])
+    rows = {_OVERALL: np.ones(len(died), bool), **{t: home == t for t in labelled}}
+    strata = 2 * home + died
+    scores = {
+        name: split_scores(
+            _MODELS[name], predictors, died, rows,
+            training_masks(strata, train, splits, seed), least,
+        )
+        for name, predictors in _predictors(labelled, memberships, sites).items()
+    }  # fmt: skip
+
+    def group(key: int, name: str) -> GroupAUC:
+        patients = int(rows[key].sum())
+        if key not in scores["memberships"]:
+            return GroupAUC(name, patients, reason=f"fewer than {least} deaths or survivors")
+        aucs = {kind: AUC.of(found[key]) for kind, found in scores.items()}
+        return GroupAUC(name, patients, aucs["memberships"], aucs["raw_codes"], aucs["volume"])
+
     return MortalityPrediction(
-        everyone.result(least),
+        group(_OVERALL, "overall"),
         tuple(
-            groups[t].result(least) if t in groups else _unlabelled(site)
-            for t, site in enumerate(sites)
+            group(t, site.name) if t in rows else _unlabelled(site) for t, site in enumerate(sites)
         ),
         splits,
         train,
     )
+
+
+def split_scores(
+    model: Callable[[], Any],
+    predictors: Any,
+    labels: NDArray[np.int8],
+    groups: Mapping[int, NDArray[np.bool_]],
+    masks: Iterable[NDArray[np.bool_]],
+    least: int,
+) -> dict[int, list[float]]:
+    """AUC on the test patients of each split, for each group of patients by itself.
+
+    Parameters
+    ----------
+    model : callable
+        Makes a new scikit-learn classifier, such as `scaled_regression`.
+    predictors : array or sparse array, shape (patients, p)
+    labels : ndarray of 0 and 1, shape (patients,)
+    groups : mapping of key to ndarray of bool, shape (patients,)
+        Which patients are in a group; it is trained and tested on these alone.
+    masks : iterable of ndarray of bool, shape (patients,)
+        The training patients of each split, as `training_masks` gives them.
+    least : int
+        A group with fewer deaths or fewer survivors is left out.
+
+    Returns
+    -------
+    dict of key to list of float
+        One AUC a split.
+    """
+    fewest = {key: np.bincount(labels[rows], minlength=2).min() for key, rows in groups.items()}
+    scores: dict[int, list[float]] = {key: [] for key in groups if fewest[key] >= least}
+    with one_blas_thread:  # the many small regressions take twice as long on two
+        for training in masks:
+            for key, found in scores.items():
+                train = np.flatnonzero(groups[key] & training)
+                test = np.flatnonzero(groups[key] & ~training)
+                fitted = model().fit(predictors[train], labels[train])
+                score = fitted.decision_function(predictors[test])
+                found.append(float(roc_auc_score(labels[test], score)))
+    return scores
 
 
 def code_presence(tensor: SparseTensor) -> scipy.sparse.csr_array:
@@ -183,61 +241,20 @@ def code_volume(tensor: SparseTensor) -> NDArray[np.float64]:
     return np.log1p(total)[:, None]
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class _Design:
-    """Predictors and labels of all patients of labelled sites, site after site."""
-
-    predictors: dict[str, Any]
-    labels: NDArray[np.int8]
-    site: NDArray[np.int64]
+def scaled_regression() -> Any:
+    """Logistic regression of predictors scaled by mean and deviation of the training patients."""
+    return make_pipeline(StandardScaler(), plain_regression())
 
 
-class _Group:
-    """Scores of one group, collected over splits."""
-
-    def __init__(self, name: str, rows: NDArray[np.bool_], labels: NDArray[np.int8]) -> None:
-        self.name, self.rows = name, rows
-        deaths = int(labels[rows].sum())
-        self.patients = int(rows.sum())
-        self.fewest = min(deaths, self.patients - deaths)
-        self.scores: dict[str, list[float]] = {name: [] for name in _MODELS}
-
-    def reason(self, least: int) -> str | None:
-        return f"fewer than {least} deaths or survivors" if self.fewest < least else None
-
-    def score(self, design: _Design, training: NDArray[np.bool_]) -> None:
-        train, test = np.flatnonzero(self.rows & training), np.flatnonzero(self.rows & ~training)
-        for name, build in _MODELS.items():
-            predictors = design.predictors[name]
-            model = build().fit(predictors[train], design.labels[train])
-            score = model.decision_function(predictors[test])
-            self.scores[name].append(float(roc_auc_score(design.labels[test], score)))
-
-    def result(self, least: int) -> GroupAUC:
-        reason = self.reason(least)
-        if reason is not None:
-            return GroupAUC(self.name, self.patients, reason=reason)
-        aucs = {
-            name: AUC(float(np.mean(values)), float(np.std(values, ddof=1)))
-            for name, values in self.scores.items()
-        }
-        return GroupAUC(
-            self.name, self.patients, aucs["memberships"], aucs["raw_codes"], aucs["volume"]
-        )
-
-
-def _scaled() -> Any:
-    return make_pipeline(StandardScaler(), LogisticRegression(max_iter=_ITERATIONS))
-
-
-def _unscaled() -> Any:
+def plain_regression() -> Any:
+    """Logistic regression of predictors as they are, for those that are 0 or 1."""
     return LogisticRegression(max_iter=_ITERATIONS)
 
 
 _MODELS: dict[str, Callable[[], Any]] = {
-    "memberships": _scaled,
-    "raw_codes": _unscaled,
-    "volume": _scaled,
+    "memberships": scaled_regression,
+    "raw_codes": plain_regression,
+    "volume": scaled_regression,
 }
 
 
@@ -260,19 +277,16 @@ def _checked(
     return factors
 
 
-def _design(
+def _predictors(
     labelled: Sequence[int], memberships: Sequence[NDArray[np.float64]], sites: Sequence[SiteData]
-) -> _Design:
+) -> dict[str, Any]:
+    """Predictors of all patients of labelled sites, site after site, by name."""
     tensors = [sites[t].tensor for t in labelled]
-    return _Design(
-        {
-            "memberships": np.concatenate([memberships[t] for t in labelled]),
-            "raw_codes": scipy.sparse.vstack(list(map(code_presence, tensors)), format="csr"),
-            "volume": np.concatenate(list(map(code_volume, tensors))),
-        },
-        np.concatenate([np.asarray(sites[t].labels) for t in labelled]),
-        np.repeat(labelled, [tensor.n_patients for tensor in tensors]),
-    )
+    return {
+        "memberships": np.concatenate([memberships[t] for t in labelled]),
+        "raw_codes": scipy.sparse.vstack(list(map(code_presence, tensors)), format="csr"),
+        "volume": np.concatenate(list(map(code_volume, tensors))),
+    }
 
 
 def training_masks(

@@ -16,15 +16,16 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 from numpy.typing import NDArray
-from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import roc_auc_score
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import MaxAbsScaler, StandardScaler
 
 from dpfact_flower.cp import CPModel
 from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.evaluation.phenotypes import phenotype_table, top_codes
-from dpfact_flower.evaluation.prediction import training_masks
+from dpfact_flower.evaluation.prediction import (
+    plain_regression,
+    scaled_regression,
+    split_scores,
+    training_masks,
+)
 from dpfact_flower.fit import SquaredError
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.site import scaled
@@ -39,7 +40,6 @@ TRAIN = 0.6
 _FEWEST = 5
 """Deaths, and survivors, without which a group gets no AUC."""
 _SWEEPS = 30
-_ITERATIONS = 2000
 
 
 def description(cohort: Cohort) -> dict[str, Any]:
@@ -99,32 +99,25 @@ def death_scores(
     cohort : Cohort
     splits : int
     codes : bool
-        Whether predictors are 0 or 1 and sparse, so that scaling must not move them.
+        Whether predictors are 0 or 1 and sparse, so that they are not scaled.
     """
     sites = [site for site in cohort.sites if site.labels is not None]
     if not predictors or len(sites) < len(cohort.sites) or splits == 0:
         return {}
-    design: Any = np.concatenate(list(predictors)) if not codes else None
-    if codes:
-        design = scipy.sparse.vstack(list(predictors), format="csr")
+    design: Any = (
+        scipy.sparse.vstack(list(predictors), format="csr")
+        if codes
+        else np.concatenate(list(predictors))
+    )
     died = np.concatenate([np.asarray(site.labels) for site in sites])
     home = np.repeat(np.arange(len(sites)), [site.tensor.n_patients for site in sites])
-    groups = {"overall": np.ones(len(died), bool)}
-    groups |= {site.name: home == t for t, site in enumerate(sites)}
-    found: dict[str, list[float]] = {}
-    for training in training_masks(2 * home + died, TRAIN, splits, seed=0):
-        for name, rows in groups.items():
-            deaths = int(died[rows].sum())
-            if min(deaths, int(rows.sum()) - deaths) < _FEWEST:
-                continue
-            model = make_pipeline(
-                MaxAbsScaler() if codes else StandardScaler(),
-                LogisticRegression(max_iter=_ITERATIONS),
-            )
-            train, test = np.flatnonzero(rows & training), np.flatnonzero(rows & ~training)
-            score = model.fit(design[train], died[train]).decision_function(design[test])
-            found.setdefault(name, []).append(float(roc_auc_score(died[test], score)))
-    return found
+    names = ["overall", *(site.name for site in sites)]
+    rows = [np.ones(len(died), bool), *(home == t for t in range(len(sites)))]
+    scores = split_scores(
+        plain_regression if codes else scaled_regression, design, died, dict(enumerate(rows)),
+        training_masks(2 * home + died, TRAIN, splits, seed=0), _FEWEST,
+    )  # fmt: skip
+    return {names[key]: found for key, found in scores.items()}
 
 
 def norms(models: Sequence[Factors]) -> list[list[float]]:
