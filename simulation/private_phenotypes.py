@@ -13,7 +13,6 @@ goes on from there when it is started again: so systems can be added to what is 
 from __future__ import annotations
 
 import argparse
-import csv
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -27,9 +26,11 @@ from rich.progress import track
 from dpfact_flower.cp import factor_match_score
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.data.synthetic import preset, synthetic
-from dpfact_flower.run_folder import read_json, write_json
+from dpfact_flower.run_folder import read_json
 from dpfact_flower.tensor import Factors
+from simulation.arguments import at_least, one_line_errors, read_epsilon
 from simulation.paper.measures import shared_error
+from simulation.paper.report import Table
 from simulation.systems import NO_NOISE, naive, paper_mode, patient_mode
 
 SYSTEMS: dict[str, Callable[..., Factors]] = {
@@ -37,7 +38,6 @@ SYSTEMS: dict[str, Callable[..., Factors]] = {
     "paper mode (claimed, entry-level, not proven)": paper_mode,
     "naive rigorous scheme": naive,
 }
-_FIELDS = ("system", "epsilon", "seed", "fms", "fit", "seconds")
 
 
 def measure(system: str, cohort: Cohort, rank: int, epsilon: float, seed: int) -> dict[str, Any]:
@@ -113,11 +113,7 @@ def figure(rows: list[dict[str, Any]]) -> Figure:
 def write(rows: list[dict[str, Any]], out: Path) -> None:
     """Table as CSV, JSON and Markdown; figure as PNG and SVG."""
     out.mkdir(parents=True, exist_ok=True)
-    with open(out / "table.csv", "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, _FIELDS)
-        writer.writeheader()
-        writer.writerows(rows)
-    write_json(out / "table.json", rows)
+    Table("table", rows).write(out)
     (out / "table.md").write_text(table(rows) + "\n", encoding="utf-8")
     for kind in ("png", "svg"):
         figure(rows).savefig(out / f"fms_against_epsilon.{kind}", dpi=120)
@@ -128,12 +124,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("runs/private"))
     parser.add_argument("--preset", default="paper-mimic")
-    parser.add_argument("--rank", type=int, default=50)
-    parser.add_argument("--epsilons", type=float, nargs="+", default=[math.inf, 8, 4, 2, 1])
-    parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
+    parser.add_argument("--rank", type=at_least(1), default=50)
+    parser.add_argument("--epsilons", type=read_epsilon, nargs="+", default=[math.inf, 8, 4, 2, 1])
+    parser.add_argument("--seeds", type=at_least(1), default=3, help="number of seeds")
     parser.add_argument("--systems", nargs="+", choices=[*SYSTEMS], default=[*SYSTEMS])
     given = parser.parse_args(arguments)
-    epsilons = [min(epsilon, NO_NOISE) for epsilon in given.epsilons]
+    with one_line_errors(parser):
+        run(given)
+
+
+def run(given: argparse.Namespace) -> None:
+    """Run what is missing in the folder, and write it."""
     store = given.out / "table.json"
     rows: list[dict[str, Any]] = read_json(store) if store.exists() else []
     done = {(row["system"], row["epsilon"], row["seed"]) for row in rows}
@@ -141,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         (system, epsilon, seed)
         for seed in range(given.seeds)
         for system in given.systems
-        for epsilon in epsilons
+        for epsilon in given.epsilons
         if (system, _shown(epsilon), seed) not in done
     ]
     seeds = {seed for _, _, seed in jobs}

@@ -17,7 +17,6 @@ table.csv and table.md after each data set and rank, and goes on from there when
 from __future__ import annotations
 
 import argparse
-import csv
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,19 +29,18 @@ from rich.progress import track
 from dpfact_flower.cp import factor_match_score
 from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.elastic import initial_factors
-from dpfact_flower.run_folder import read_json, write_json
+from dpfact_flower.errors import SettingsError
+from dpfact_flower.run_folder import read_json
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver import solve
 from dpfact_flower.tensor import Factors, SparseTensor
+from simulation.arguments import at_least, one_line_errors, read_epsilon
 from simulation.baselines import pooled
 from simulation.paper.measures import shared_error
+from simulation.paper.report import Table
 from simulation.systems import NO_NOISE, patient_mode, shuffled, unit_columns
 
 _ITERATIONS = 150
-_FIELDS = (
-    "data", "sites", "patients", "smallest_site", "rank", "model", "epsilon", "models", "fit",
-    "share_of_fit", "share_spread", "fms", "fms_spread", "beats_null",
-)  # fmt: skip
 
 
 def reference(tensor: SparseTensor, rank: int, seed: int) -> Factors:
@@ -69,7 +67,7 @@ class Study:
 
     def __init__(self, cohort: Cohort, rank: int, references: int) -> None:
         if references < 2:
-            raise ValueError(f"references is {references}; at least 2 are needed for a ceiling")
+            raise SettingsError(f"references: a ceiling needs at least 2 fits; got {references}")
         self.cohort, self.rank = cohort, rank
         self.tensor = pooled(cohort)
         everybody = SiteData("all", self.tensor, cohort.vocabularies)
@@ -149,11 +147,7 @@ def _column(row: dict[str, Any]) -> str:
 def write(rows: Sequence[dict[str, Any]], out: Path) -> None:
     """Table as JSON, CSV and Markdown."""
     out.mkdir(parents=True, exist_ok=True)
-    write_json(out / "table.json", list(rows))
-    with open(out / "table.csv", "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, _FIELDS)
-        writer.writeheader()
-        writer.writerows(rows)
+    Table("table", list(rows)).write(out)
     (out / "table.md").write_text(table(rows) + "\n", encoding="utf-8")
 
 
@@ -162,19 +156,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("data", type=Path, nargs="+", help="folders that dpfact data wrote")
     parser.add_argument("--out", type=Path, default=Path("runs/private-real"))
-    parser.add_argument("--ranks", type=int, nargs="+", default=[10, 20, 50])
-    parser.add_argument("--epsilons", type=float, nargs="+", default=[math.inf, 8, 4, 2, 1])
-    parser.add_argument("--seeds", type=int, default=3, help="private models, and nulls, each")
-    parser.add_argument("--references", type=int, default=4, help="fits without noise")
+    parser.add_argument("--ranks", type=at_least(1), nargs="+", default=[10, 20, 50])
+    parser.add_argument("--epsilons", type=read_epsilon, nargs="+", default=[math.inf, 8, 4, 2, 1])
+    parser.add_argument(
+        "--seeds", type=at_least(1), default=3, help="private models, and nulls, each"
+    )
+    parser.add_argument("--references", type=at_least(2), default=4, help="fits without noise")
     given = parser.parse_args(arguments)
-    epsilons = [min(epsilon, NO_NOISE) for epsilon in given.epsilons]
+    with one_line_errors(parser):
+        run(given)
+
+
+def run(given: argparse.Namespace) -> None:
+    """Study what is missing in the folder, and write it."""
     store = given.out / "table.json"
     rows: list[dict[str, Any]] = read_json(store) if store.exists() else []
     done = {(row["data"], row["rank"]) for row in rows}
     cohorts = [Cohort.load(folder) for folder in given.data]
     jobs = [(c, rank) for c in cohorts for rank in given.ranks if (c.name, rank) not in done]
     for cohort, rank in track(jobs, description="studies"):
-        rows += Study(cohort, rank, given.references).rows(epsilons, given.seeds)
+        rows += Study(cohort, rank, given.references).rows(given.epsilons, given.seeds)
         write(rows, given.out)
     print(table(rows))  # noqa: T201 - the table is what this script is for
 

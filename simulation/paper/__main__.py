@@ -15,6 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
+from dpfact_flower.data.site_data import site_files
+from simulation.arguments import at_least, one_line_errors
 from simulation.paper import (
     convergence,
     data,
@@ -122,14 +124,18 @@ def main() -> None:
         "--out", type=Path, help="default: runs/paper, runs/paper-quick or runs/paper-thorough"
     )
     parser.add_argument("--page", type=Path, help="the page's second place, as docs/evaluation.md")
-    parser.add_argument("--limit", type=int, help="most fits to run now; 0 only writes the page")
-    parser.add_argument("--processes", type=int, default=1, help="fits to run at a time")
+    parser.add_argument(
+        "--limit", type=at_least(0), help="most fits to run now; 0 only writes the page"
+    )
+    parser.add_argument("--processes", type=at_least(1), default=1, help="fits to run at a time")
     parser.add_argument("--code", default="", help="only show what other code, by digest, found")
     given = parser.parse_args()
     if given.quick and given.thorough:
         parser.error("--quick and --thorough exclude each other")
     plan = QUICK if given.quick else THOROUGH if given.thorough else FULL
     if given.cohort is not None:
+        with one_line_errors(parser):
+            site_files(given.cohort)
         plan = plan.on(str(given.cohort))
     out = given.out or Path("runs/paper" if plan.name == "full" else f"runs/paper-{plan.name}")
     quiet()

@@ -323,3 +323,21 @@ def test_plans_ask_for_what_is_known():
             assert datasets.dataset(name).title.count("cohort") == 0
     assert epsilon.jobs(QUICK)
     assert len(data_sets.jobs(QUICK)) == len(QUICK.sets(QUICK.names))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--cohort", "gone"], "gone/cohort.json: no such file"),
+        (["--limit", "-1"], "--limit: must be at least 0; got -1"),
+        (["--processes", "0"], "--processes: must be at least 1; got 0"),
+        (["--quick", "--thorough"], "exclude each other"),
+    ],
+)
+def test_what_cannot_be_run_is_one_line(arguments, says, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["paper", *arguments])
+    with pytest.raises(SystemExit):
+        main()
+    assert says in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -10,6 +10,7 @@ import pytest
 
 from dpfact_flower.cp import factor_match_score
 from dpfact_flower.data.synthetic import PRESETS, SyntheticSettings, synthetic
+from dpfact_flower.errors import SettingsError
 from simulation import private_phenotypes, private_real_data
 from simulation.private_real_data import Study
 
@@ -40,7 +41,7 @@ def test_the_ceiling_is_of_fits_to_each_other() -> None:
 
 
 def test_a_ceiling_needs_two_fits() -> None:
-    with pytest.raises(ValueError, match="references is 1; at least 2"):
+    with pytest.raises(SettingsError, match="references: a ceiling needs at least 2 fits; got 1"):
         Study(synthetic(CLEAR), rank=4, references=1)
 
 
@@ -74,3 +75,23 @@ def test_the_study_of_planted_phenotypes_goes_on_where_it_was(
     lost = [row for row in rows if row["epsilon"] == 0.01 and row["system"] == "patient mode"]
     assert lost[0]["fms"] < 0.6
     assert (tmp_path / "fms_against_epsilon.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("study", "arguments", "says"),
+    [
+        (private_phenotypes, ["--epsilons", "8", "nan"], "--epsilons: must be above 0; got nan"),
+        (private_phenotypes, ["--seeds", "0"], "--seeds: must be at least 1; got 0"),
+        (private_phenotypes, ["--preset", "none"], "preset: must be one of demo,"),
+        (private_real_data, ["gone"], "gone/cohort.json: no such file"),
+        (private_real_data, ["gone", "--references", "1"], "--references: must be at least 2"),
+    ],
+)
+def test_what_cannot_be_studied_is_one_line(
+    study, arguments, says, tmp_path, monkeypatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        study.main(arguments)
+    assert says in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
