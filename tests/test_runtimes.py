@@ -108,8 +108,8 @@ def test_deployment_gives_the_numbers_of_one_process(cohort, cohort_folder, tmp_
     assert summary["auc"] is None  # the server has no patients to measure on
     for site in cohort.sites:
         state = tmp_path / f"state-{site.name}" / site.name
-        (kept,) = state.glob("*/state-*.npz")
-        assert kept.name == f"state-{CONFIG['rounds']:06d}.npz"
+        (kept,) = state.glob("*/state-*.npy")
+        assert kept.name == f"state-{CONFIG['rounds']:06d}.npy"
         with Ledger(state, create=False) as ledger:
             assert ledger.verify() == []
             assert [row.round for row in ledger.rows()] == [1, 2, 3]
@@ -170,5 +170,5 @@ def test_one_process_repeats_itself_and_leaves_no_patient_value(cohort_folder, t
     summary = json.loads((out / "summary.json").read_text())
     assert summary["rounds"] == CONFIG["rounds"]
     assert (tmp_path / "again.sites" / "site-1").is_dir()
-    assert not list(out.glob("**/state-*.npz"))
+    assert not list(out.glob("**/state-*.npy"))
     assert not list(out.glob("**/ledger.sqlite"))
