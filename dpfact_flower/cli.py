@@ -283,7 +283,9 @@ def simulate(
     if cohort is None:
         raise SettingsError("data: a simulation needs data")
     # A SuperLink resolves relative paths against a folder of its own.
-    config |= {"out": str(places.run_folder), "state-dir": str(places.sites_folder)}
+    config["out"] = str(places.run_folder)
+    if places.state_dir:
+        config["state-dir"] = str(places.sites_folder)
     if not places.synthetic_preset:
         config["data"] = str(places.cohort_folder)
     federation = f"num-supernodes={len(cohort.sites)} client-resources-num-cpus={cpus}"

@@ -14,10 +14,12 @@ from pathlib import Path
 
 import pytest
 from deployment import APP, assert_same, server_config, site_config, supernode
+from typer.testing import CliRunner
 
+from dpfact_flower import cli
 from dpfact_flower.federate import federate
 from dpfact_flower.privacy.ledger import Ledger
-from dpfact_flower.run_folder import read_history, read_json, read_model
+from dpfact_flower.run_folder import read_config, read_history, read_json, read_model
 from dpfact_flower.superlink import RunFailedError, local_superlink
 
 CPUS = "client-resources-num-cpus=1"
@@ -60,6 +62,24 @@ def test_patient_mode_simulated_gives_the_numbers_of_one_process(cohort_folder, 
         )  # fmt: skip
     assert_same(out, read_model(one)[0])
     assert "seeded: not private" in read_json(out / "summary.json")["claim"]
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_the_command_runs_in_flowers_simulation_and_its_config_repeats_it_elsewhere(
+    cohort_folder, tmp_path, monkeypatch, expected
+):
+    monkeypatch.chdir(tmp_path)
+    settings = [f"--set={key}={value}" for key, value in CONFIG.items()]
+    places = ["--app", str(APP), "--data", cohort_folder.name, "--out", "runs/one"]
+    done = CliRunner().invoke(cli.app, ["simulate", *places, *settings, "--set=off=0"])
+    assert done.exit_code == 0, done.output
+    assert_same(Path("runs/one"), expected)
+    again = federate({**read_config(Path("runs/one"))["run-config"], "out": "runs/again"})
+    assert_same(again, expected)
+    assert {path.name for path in Path("runs").iterdir()} == {
+        "one", "one.sites", "again", "again.sites",
+    }  # fmt: skip
 
 
 @pytest.mark.slow
