@@ -253,13 +253,22 @@ def _from_list(text: str, name: str) -> Vocabulary:
 
 
 def _from_csv(text: str, name: str) -> Vocabulary:
-    rows = csv.DictReader(io.StringIO(text, newline=""))
-    columns = {column.strip().lower(): column for column in rows.fieldnames or ()}
+    try:
+        return _from_rows(csv.DictReader(io.StringIO(text, newline="")), name)
+    except csv.Error:
+        raise DataError("not readable as CSV: is a quote open?") from None
+
+
+def _from_rows(rows: csv.DictReader[str], name: str) -> Vocabulary:
+    header = [column.strip().lower() for column in rows.fieldnames or ()]
+    columns = dict(zip(header, rows.fieldnames or (), strict=True))
     code = next((columns[key] for key in _CODE_COLUMNS if key in columns), None)
     if code is None:
         raise DataError(
             f"lacks a column {' or '.join(_CODE_COLUMNS)}; it has {', '.join(sorted(columns))}"
         )
+    if header.count(code.strip().lower()) > 1:
+        raise DataError(f"has the column {code.strip()} twice")
     description = next((columns[key] for key in _DESCRIPTION_COLUMNS if key in columns), "")
     table = [((row[code] or "").strip(), (row.get(description) or "").strip()) for row in rows]
     return Vocabulary(name, tuple(code for code, _ in table), tuple(text for _, text in table))
