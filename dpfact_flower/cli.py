@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -26,6 +26,9 @@ from dpfact_flower.settings import (
     SolverSettings,
     describe,
 )
+
+if TYPE_CHECKING:
+    from dpfact_flower.data.site_data import Cohort
 
 # What each command needs is imported inside it: `dpfact --help` must not wait for numba.
 # ruff: noqa: PLC0415
@@ -372,14 +375,14 @@ def _named_files(option: str, values: Sequence[str] | None) -> dict[str, Path]:
     return files
 
 
-def _save(cohort: Any, out: Path) -> None:
+def _save(cohort: Cohort, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     cohort.save(out)
     _show(cohort)
     _console.print("written to", escape(str(out)), soft_wrap=True)
 
 
-def _show(cohort: Any) -> None:
+def _show(cohort: Cohort) -> None:
     table = Table("site", "patients", "non-zeros", "deaths", title=cohort.name)
     for row in cohort.summary():
         table.add_row(row.site, f"{row.patients:,}", f"{row.nonzeros:,}", _count(row.deaths))

@@ -14,6 +14,7 @@ import pytest
 from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.tensor import SparseTensor
+from simulation.paper.datasets import open_data
 
 SIZES = (40, 25, 30)
 CODES = {"procedures": 9, "diagnoses": 12}
@@ -61,9 +62,8 @@ def cohort_folder(cohort: Cohort, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def ehr_data() -> Path:
-    """Folder of the open EHR data, from $DPFACT_DATA or beside the repository."""
-    beside = Path(__file__).parents[2] / "shared" / "data"
-    folder = Path(os.environ.get("DPFACT_DATA", beside))
+    """Folder of the open EHR data, where the paper's evaluation has it."""
+    folder = open_data()
     if not (folder / "mimic3_demo").is_dir():
         pytest.skip(f"open EHR data not found in {folder}; set DPFACT_DATA to its folder")
     return folder

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dpfact_flower.privacy import rounded_up
+from dpfact_flower.privacy import SEEDED_CLAIM, rounded_up
 from dpfact_flower.run_folder import read_summary
 
 
@@ -31,8 +31,8 @@ def comparison(folders: Sequence[Path]) -> str:
 def _claim(summary: dict[str, Any]) -> str:
     """The mode, and in what way its epsilon is less than a guarantee."""
     claim = str(summary.get("claim", ""))
-    if "seeded" in claim:
-        return f"{summary['privacy']} (seeded: not private)"
+    if SEEDED_CLAIM in claim:
+        return f"{summary['privacy']} ({SEEDED_CLAIM})"
     return f"{summary['privacy']} ({claim})" if "not proven" in claim else str(summary["privacy"])
 
 
