@@ -66,7 +66,7 @@ def assert_same(out: Path, expected) -> None:
         np.testing.assert_array_equal(got, want)
 
 
-def await_none_left(home: Path, seconds: float = 20) -> None:
+def await_none_left(home: Path, seconds: float = 60) -> None:
     """Wait until no process has this Flower home; only Linux shows that."""
     deadline = time.monotonic() + seconds
     while left := processes_of(home):

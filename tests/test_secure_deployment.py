@@ -133,7 +133,6 @@ def test_a_supernode_that_is_not_let_in_ends_and_says_why(federation):
         "keyless": (
             ["--root-certificates", str(federation.certificates.authority)], "[code: 2001]",
         ),
-        "twice": (secured(federation.certificates, key), "[code: 2004]"),
         "wrong-authority": (secured(other, key), "CERTIFICATE_VERIFY_FAILED"),
         "plain": (["--insecure", "--auth-supernode-private-key", str(key)], "Exit Code: 303"),
     }  # fmt: skip
@@ -180,7 +179,6 @@ def test_flwr_run_without_the_authority_starts_nothing(federation):
     folder, superlink = federation.folder, federation.superlink
     connections = {
         "nobody": {},
-        "another": {"root-certificates": str(make_certificates(folder, "another").authority)},
         "plain": {"insecure": True},
     }
     log = superlink.home / "superlink.log"
