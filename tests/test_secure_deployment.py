@@ -35,7 +35,7 @@ from dpfact_flower.run_folder import read_json, read_model
 from dpfact_flower.superlink import Certificates, SuperLink, local_superlink, tool
 
 PAGE = Path(__file__).parents[1] / "docs" / "how-to" / "deploy.md"
-CONFIG = {"rounds": 2, "rank": 4, "seed": 5, "privacy": "none", "tau": 2}
+CONFIG = {"rounds": 1, "rank": 4, "seed": 5, "privacy": "none", "tau": 2}
 
 
 @dataclass(frozen=True)
