@@ -142,9 +142,13 @@ def _prospects(privacy: PrivacySettings, sizes: tuple[int, ...], rank: int, site
             ).outlook
             for epsilon in epsilons
         ]
-        cells = [f"[{_COLOURS[o.verdict]}]{o.signal:.2g}[/]" for o in outlooks]
+        cells = [f"[{_COLOURS[o.verdict]}]{_short(o.signal)}[/]" for o in outlooks]
         table.add_row(str(other), *cells)
     return table
+
+
+def _short(signal: float) -> str:
+    return f"{signal:.2g}" if signal < 100 else f"{signal:,.0f}"
 
 
 def _coloured(outlook: Outlook) -> str:

@@ -11,7 +11,12 @@ from dpfact_flower.run_folder import read_summary
 
 
 def comparison(folders: Sequence[Path]) -> str:
-    """Markdown table of several simulated runs.
+    """Markdown table of several runs, a row each; what was not measured is ``-``.
+
+    Parameters
+    ----------
+    folders : sequence of Path
+        Of finished runs, simulated or deployed.
 
     Raises
     ------
@@ -19,12 +24,12 @@ def comparison(folders: Sequence[Path]) -> str:
         If a folder holds no finished run.
     """
     header = (
-        "data", "sites", "patients", "non-zeros", "R", "rounds", "privacy", "epsilon", "fit",
+        "run", "data", "sites", "patients", "non-zeros", "R", "rounds", "privacy", "epsilon", "fit",
         "RMSE all cells", "RMSE non-zeros", "AUC", "AUC raw codes", "AUC volume", "FMS",
         "MB down", "MB up", "seconds", "of them solver",
     )  # fmt: skip
     rows = [header, ("---",) * len(header)]
-    rows += [_row(read_summary(folder)) for folder in folders]
+    rows += [(folder.resolve().name, *_row(read_summary(folder))) for folder in folders]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 

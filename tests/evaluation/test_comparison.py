@@ -25,9 +25,9 @@ def test_a_row_a_run_with_its_promise(cohort_folder, tmp_path):
     lines = comparison([tmp_path / name for name in RUNS]).splitlines()
     header = lines[0].split(" | ")
     assert len({line.count("|") for line in lines}) == 1
-    for line, (_, mode, epsilon) in zip(lines[2:], RUNS.values(), strict=True):
+    for line, (name, (_, mode, epsilon)) in zip(lines[2:], RUNS.items(), strict=True):
         row = dict(zip(header, line.split(" | "), strict=True))
-        assert (row["privacy"], row["epsilon"]) == (mode, epsilon)
+        assert (row["| run"], row["privacy"], row["epsilon"]) == (f"| {name}", mode, epsilon)
 
 
 def test_a_folder_without_a_finished_run_is_named(tmp_path):
