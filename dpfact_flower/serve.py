@@ -8,7 +8,7 @@ evaluated too; in a deployment the server has neither, and the summary says only
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from logging import INFO, WARNING
@@ -18,6 +18,7 @@ from typing import NamedTuple
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
+from dpfact_flower.coordinator import Coordinator
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.data.synthetic import preset, synthetic
 from dpfact_flower.data.vocabulary import Vocabulary, joint_digest
@@ -117,22 +118,32 @@ def serve(grid: Grid, config: Mapping[str, Scalar]) -> Path:
         durable=cohort is None,
     )
     strategy.start(grid)
+    # As it was asked: a job name that was made up is not repeated, since sites know it as done.
+    asked = RunConfig(replace(app, resume=False), run, solver, privacy)
+    _write(strategy.coordinator, asked, vocabularies, cohort)
+    return app.run_folder
+
+
+def _write(
+    coordinator: Coordinator,
+    config: RunConfig,
+    vocabularies: Sequence[Vocabulary],
+    cohort: Cohort | None,
+) -> None:
+    """Write what a finished run leaves behind into its folder."""
+    folder = config.app.run_folder
     for stale in (SUMMARY, PHENOTYPES, MODEL, REPORT):  # of a finished run that this one replaces
-        (app.run_folder / stale).unlink(missing_ok=True)
-    coordinator = strategy.coordinator
+        (folder / stale).unlink(missing_ok=True)
     if coordinator.selection:
         vocabularies = tuple(map(Vocabulary.select, vocabularies, coordinator.selection))
-    write_model(app.run_folder, coordinator.factors, vocabularies)
-    # As it was asked: a job name that was made up is not repeated, since sites know it as done.
-    asked = RunConfig(replace(app, resume=False), run, solver, privacy).write()
-    write_config(app.run_folder, asked, _versions())
+    write_model(folder, coordinator.factors, vocabularies)
+    write_config(folder, config.write(), _versions())
     if cohort is not None:
         log(INFO, "measuring what was learned: errors, prediction of death, phenotypes")
-    summary, phenotypes = summarise(coordinator, vocabularies, cohort, app.sites_folder)
-    write_json(app.run_folder / SUMMARY, summary)
-    write_json(app.run_folder / PHENOTYPES, phenotypes)
-    _report(app.run_folder)
-    return app.run_folder
+    summary, phenotypes = summarise(coordinator, vocabularies, cohort, config.app.sites_folder)
+    write_json(folder / SUMMARY, summary)
+    write_json(folder / PHENOTYPES, phenotypes)
+    _report(folder)
 
 
 def _report(folder: Path) -> None:

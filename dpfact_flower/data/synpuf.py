@@ -145,27 +145,7 @@ def _load_claims(
                                      procedures VARCHAR[], diagnoses VARCHAR[])"""
     )
     for sample, path in files.items():
-        header = read_header(path)
-        codes = {
-            "procedures": _numbered(path, header, _PROCEDURES[care]),
-            "diagnoses": _numbered(path, header, "icd9_dgns_cd"),
-        }
-        lists = ", ".join(  # list_distinct leaves out the many blanks, too
-            f"list_distinct([{', '.join(columns)}]) AS {mode}" for mode, columns in codes.items()
-        )
-        cut = load_table(
-            connection,
-            "segments",
-            path,
-            ("desynpuf_id", "clm_id", "clm_from_dt", *codes["procedures"], *codes["diagnoses"]),
-            select=f"desynpuf_id AS patient, clm_id AS claim, clm_from_dt, {lists}",
-            may_be_cut=True,
-        )
-        bad = (
-            "NOT regexp_full_match(clm_from_dt, '\\d{8}') OR "
-            "(clm_from_dt IS NOT NULL AND try_strptime(clm_from_dt, '%Y%m%d') IS NULL)"
-        )
-        refuse_rows(connection, "segments", bad, path, "CLM_FROM_DT", "YYYYMMDD or blank")
+        cut = _load_segments(connection, path, care)
         if cut if drop_last is None else drop_last:
             _drop_last_patient(connection, path)
         connection.execute(
@@ -177,6 +157,32 @@ def _load_claims(
                 FROM segments WHERE patient IS NOT NULL AND claim IS NOT NULL"""
         )
     connection.execute("DROP TABLE segments")
+
+
+def _load_segments(connection: Connection, path: Path, care: Care) -> bool:
+    """Table ``segments`` of one file; whether its last line was cut off."""
+    header = read_header(path)
+    codes = {
+        "procedures": _numbered(path, header, _PROCEDURES[care]),
+        "diagnoses": _numbered(path, header, "icd9_dgns_cd"),
+    }
+    lists = ", ".join(  # list_distinct leaves out the many blanks, too
+        f"list_distinct([{', '.join(columns)}]) AS {mode}" for mode, columns in codes.items()
+    )
+    cut = load_table(
+        connection,
+        "segments",
+        path,
+        ("desynpuf_id", "clm_id", "clm_from_dt", *codes["procedures"], *codes["diagnoses"]),
+        select=f"desynpuf_id AS patient, clm_id AS claim, clm_from_dt, {lists}",
+        may_be_cut=True,
+    )
+    bad = (
+        "NOT regexp_full_match(clm_from_dt, '\\d{8}') OR "
+        "(clm_from_dt IS NOT NULL AND try_strptime(clm_from_dt, '%Y%m%d') IS NULL)"
+    )
+    refuse_rows(connection, "segments", bad, path, "CLM_FROM_DT", "YYYYMMDD or blank")
+    return cut
 
 
 def _numbered(path: Path, header: list[str], stem: str) -> list[str]:
