@@ -15,9 +15,12 @@ from dpfact_flower.protocol import SiteReply
 from dpfact_flower.run_folder import (
     CONFIG,
     MODEL,
+    SUMMARY,
+    read_config,
     read_history,
     read_json,
     read_model,
+    read_summary,
     write_config,
     write_json,
     write_model,
@@ -171,6 +174,24 @@ def test_what_is_not_json_is_refused(tmp_path, content):
         read_json(tmp_path / "x.json")
 
 
+@pytest.mark.parametrize("content", ["[]", "3", '{"name": "x"}'])
+def test_a_summary_says_what_it_lacks(tmp_path, content):
+    (tmp_path / SUMMARY).write_text(content)
+    with pytest.raises(DataError, match=rf"{SUMMARY}: lacks .*sites, rounds, .*seconds$"):
+        read_summary(tmp_path)
+
+
+def test_a_config_has_two_tables(tmp_path):
+    write_config(tmp_path, {"rank": 3}, {"python": "3"})
+    assert read_config(tmp_path) == {"run-config": {"rank": 3}, "versions": {"python": "3"}}
+    (tmp_path / CONFIG).write_text("[run-config]\n")
+    with pytest.raises(DataError, match=rf"{CONFIG}: lacks versions$"):
+        read_config(tmp_path)
+    (tmp_path / CONFIG).write_text("rank 3")
+    with pytest.raises(DataError, match=rf"{CONFIG}: not readable as TOML$"):
+        read_config(tmp_path)
+
+
 # --- history
 
 
@@ -211,9 +232,7 @@ def test_a_damaged_line_of_the_history_is_named(tmp_path, line):
 # --- missing
 
 
-@pytest.mark.parametrize("read", [read_model, read_history,
-                                  lambda folder: read_json(folder / "summary.json")],
-                         ids=["model", "history", "json"])  # fmt: skip
+@pytest.mark.parametrize("read", [read_model, read_history, read_summary, read_config])
 def test_a_missing_file_is_named(tmp_path, read):
     with pytest.raises(DataError, match="no such file"):
         read(tmp_path)

@@ -98,7 +98,7 @@ class Window:
 def choose_vocabularies(
     connection: Connection,
     modes: Sequence[str],
-    top: Sequence[int | None],
+    top: Sequence[int | None] | None,
     given: Sequence[Vocabulary] | None = None,
 ) -> tuple[Vocabulary, ...]:
     """Vocabularies as given, or of the most frequent codes of the patients' events.
@@ -109,7 +109,7 @@ def choose_vocabularies(
         With the tables that the module describes.
     modes : sequence of str
         Names of the feature modes, in the tensor's order.
-    top : sequence of (int or None)
+    top : sequence of (int or None), or None
         How many codes of each mode to keep, by number of events; None: all. Not used where
         vocabularies are given.
     given : sequence of Vocabulary, optional
@@ -129,6 +129,8 @@ def choose_vocabularies(
                 f"got {', '.join(v.name for v in given) or 'none'}"
             )
         return tuple(given)
+    if top is None:
+        top = [None] * len(modes)
     if len(top) != len(modes) or not all(
         size is None or (type(size) is int and size > 0) for size in top
     ):

@@ -43,7 +43,7 @@ def read(
     site_of: SiteOf = "region",
     treatment_level: int = 3,
     window_days: int | None = 30,
-    top: Sequence[int | None] = (None, None),
+    top: Sequence[int | None] | None = None,
     vocabularies: Sequence[Vocabulary] | None = None,
     min_patients: int = 20,
     keep_empty: bool = False,
@@ -61,7 +61,7 @@ def read(
         Components of a treatment's path to keep, at least 1. Paths have 3 to 6.
     window_days : int or None
         Largest distance in time inside a hospital stay; None: the whole stay.
-    top : sequence of (int or None)
+    top : sequence of (int or None), or None
         How many of the most frequent treatments and diagnoses to keep, None for all. This looks
         at patients: see `dpfact_flower.data.vocabulary.by_frequency`.
     vocabularies : sequence of Vocabulary, optional

@@ -113,8 +113,8 @@ def read(
     labels : path, optional
         Table of patient and ``died``, 1 for a death in hospital and 0 for none. It must hold every
         patient.
-    top : sequence of (int or None), optional
-        How many of the most frequent codes of each mode to keep; default: all. This looks at
+    top : sequence of (int or None), or None
+        How many of the most frequent codes of each mode to keep, None for all. This looks at
         patients: see `dpfact_flower.data.vocabulary.by_frequency`.
     vocabularies : sequence of Vocabulary, optional
         Public code lists, one a mode and in its order; other codes are left out.
@@ -157,7 +157,7 @@ def read(
                 "the code lists are made from these patients, which no guarantee covers: sites of "
                 "a federation need the same lists, from a public source (--codes)"
             )
-        chosen = choose_vocabularies(connection, modes, top or [None] * len(modes), vocabularies)
+        chosen = choose_vocabularies(connection, modes, top, vocabularies)
         for vocabulary in vocabularies or ():
             _check_codes(connection, files[vocabulary.name], columns.code, vocabulary)
         return build_cohort(

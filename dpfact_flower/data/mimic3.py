@@ -33,7 +33,7 @@ _TABLES = {
 def read(
     folder: str | Path,
     *,
-    top: Sequence[int | None] = (202, 316),
+    top: Sequence[int | None] | None = (202, 316),
     vocabularies: Sequence[Vocabulary] | None = None,
     keep_empty: bool = False,
 ) -> Cohort:
@@ -45,7 +45,7 @@ def read(
         Holds ICUSTAYS, ADMISSIONS, PROCEDURES_ICD, DIAGNOSES_ICD and, for descriptions,
         D_ICD_PROCEDURES and D_ICD_DIAGNOSES: ``.csv`` or ``.csv.gz``, names and headers in upper
         or lower case.
-    top : sequence of (int or None)
+    top : sequence of (int or None), or None
         How many of the most frequent procedures and diagnoses to keep, None for all. This looks
         at patients: see `dpfact_flower.data.vocabulary.by_frequency`.
     vocabularies : sequence of Vocabulary, optional

@@ -59,7 +59,7 @@ def read(
     care: Care = "inpatient",
     samples: Sequence[int] | None = None,
     window_days: int | None = 30,
-    top: Sequence[int | None] = (202, 316),
+    top: Sequence[int | None] | None = (202, 316),
     vocabularies: Sequence[Vocabulary] | None = None,
     valid_procedures: Vocabulary | None = None,
     drop_last_patient: bool | None = None,
@@ -78,7 +78,7 @@ def read(
         Numbers of the samples; default: all in the folder.
     window_days : int or None
         Largest distance between the claims' first days; None: the same claim.
-    top : sequence of (int or None)
+    top : sequence of (int or None), or None
         How many of the most frequent procedures and diagnoses to keep, None for all. This looks
         at patients: see `dpfact_flower.data.vocabulary.by_frequency`.
     vocabularies : sequence of Vocabulary, optional

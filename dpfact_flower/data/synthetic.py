@@ -33,6 +33,7 @@ Ints = NDArray[np.int64]
 
 _MOST_ACTIVE = 4
 _NUMBER = r"\d*\.?\d+"
+_MODE = rf"[a-z][a-z0-9_-]*:\d{{1,6}}:{_NUMBER}"
 _SINGULAR = {"diagnoses": "diagnosis"}
 
 TOPICS = (
@@ -66,7 +67,7 @@ class SyntheticSettings(Settings):
     modes: str = setting(
         "procedures:120:2.8,diagnoses:200:6",
         "feature modes, each name:codes:mean codes drawn per window",
-        pattern=rf"[a-z][a-z0-9_-]*:\d+:{_NUMBER}(,[a-z][a-z0-9_-]*:\d+:{_NUMBER})*",
+        pattern=rf"{_MODE}(,{_MODE})*",
     )
     shares: str = setting(
         "0.35,0.16,0.14,0.14,0.11,0.10",

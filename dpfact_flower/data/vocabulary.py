@@ -81,8 +81,16 @@ class Vocabulary:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def select(self, kept: Iterable[int]) -> Vocabulary:
-        """Vocabulary of the codes at the given positions."""
+        """Vocabulary of the codes at the given positions.
+
+        Raises
+        ------
+        DataError
+            If there is no such position, or one is given twice.
+        """
         positions = [int(position) for position in kept]
+        if not all(0 <= position < len(self) for position in positions):
+            raise DataError(f"vocabulary {self.name}: positions must lie in [0, {len(self)})")
         return Vocabulary(
             self.name,
             tuple(self.codes[position] for position in positions),
@@ -187,8 +195,8 @@ def by_frequency(
     DataError
         If there is no code, or `top` is not positive.
     """
-    if top is not None and top < 1:
-        raise DataError(f"vocabulary {name}: need to keep at least 1 code, got top={top}")
+    if top is not None and (type(top) is not int or top < 1):
+        raise DataError(f"vocabulary {name}: top must be a whole number, 1 or more; got {top!r}")
     ranked = sorted(counts, key=lambda code: (-counts[code], code))[:top]
     known = descriptions or {}
     return Vocabulary(name, tuple(ranked), tuple(known.get(code, "") for code in ranked))

@@ -157,9 +157,10 @@ def phenotype_table(
         raise DataError(
             f"vocabularies: need {len(model.features)}, one a feature mode, got {len(vocabularies)}"
         )
-    if top < 1 or not 0 <= threshold < 1:
+    if type(top) is not int or top < 1 or not 0 <= threshold < 1:
         raise DataError(
-            f"phenotypes: need top >= 1 and threshold in [0, 1); got {top}, {threshold}"
+            "phenotypes: need a whole number of top codes, 1 or more, and a threshold in [0, 1); "
+            f"got {top}, {threshold}"
         )
     has = has_phenotype(model, threshold)
     least = _SMALL if small_cells else 0
@@ -210,11 +211,13 @@ def site_usage(patient_factors: Sequence[ArrayLike], sites: Sequence[str]) -> Si
     Raises
     ------
     DataError
-        If the numbers of sites or the ranks differ.
+        If the numbers of sites or the ranks differ, there is no site, or a value is not finite.
     """
     factors = [np.asarray(factor, np.float64) for factor in patient_factors]
-    if len(factors) != len(sites) or any(f.ndim != 2 for f in factors):
+    if not factors or len(factors) != len(sites) or any(f.ndim != 2 for f in factors):
         raise DataError(f"patient factors: need one matrix for each of {len(sites)} sites")
+    if not all(np.isfinite(factor).all() for factor in factors):
+        raise DataError("patient factors: values must be finite")
     if len({factor.shape[1] for factor in factors}) > 1:
         raise DataError("patient factors: ranks differ between sites")
     norms = [np.linalg.norm(factor, axis=0) for factor in factors]

@@ -156,10 +156,19 @@ def usage(usage: Mapping[str, Any], order: Sequence[int] | None = None) -> Figur
         ``usage`` of ``phenotypes.json``: sites, norms (T x R) and off (T x R).
     order : sequence of int, optional
         Phenotype numbers, from 1, in the order of the columns. Default: ascending.
+
+    Raises
+    ------
+    DataError
+        If there is no site, or `order` is not one of all phenotypes.
     """
     norms, off = np.array(usage["norms"], float), np.array(usage["off"], bool)
+    if norms.ndim != 2 or not norms.size:
+        raise DataError("usage: no sites to draw")
     sites, rank = norms.shape
     numbers = list(order or range(1, rank + 1))
+    if sorted(numbers) != list(range(1, rank + 1)):
+        raise DataError(f"order: need each of the phenotypes 1 to {rank} once; got {numbers}")
     columns = [number - 1 for number in numbers]
     shares = relative_usage(norms)[:, columns]
     off = off[:, columns]

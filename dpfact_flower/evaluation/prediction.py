@@ -137,10 +137,11 @@ def predict_mortality(
     DataError
         If the factors do not fit the sites, or an argument is out of range.
     """
-    if splits < 2 or least < 2 or not 0 < train < 1:
+    whole = type(splits) is int and type(least) is int
+    if not whole or splits < 2 or least < 2 or not 0 < train < 1:
         raise DataError(
-            f"prediction: need splits >= 2, least >= 2 and train in (0, 1); "
-            f"got {splits}, {least}, {train:g}"
+            "prediction: need splits >= 2 and least >= 2, whole numbers, and train in (0, 1); "
+            f"got {splits}, {least}, {train}"
         )
     memberships = _checked(patient_factors, sites)
     labelled = [t for t, site in enumerate(sites) if site.labels is not None]

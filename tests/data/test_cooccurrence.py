@@ -225,6 +225,13 @@ def test_vocabularies_by_frequency_count_distinct_events_of_these_patients(conne
     assert diagnoses.codes == ("01",)
 
 
+def test_all_codes_are_kept_where_no_number_is_asked_for(connection):
+    fill(connection, PATIENTS, EVENTS)
+    assert choose_vocabularies(connection, MODES[:2], None) == choose_vocabularies(
+        connection, MODES[:2], (None, None)
+    )
+
+
 def test_vocabularies_as_given(connection):
     given_ones = vocabularies(MODES[:2])
     assert choose_vocabularies(connection, MODES[:2], (1, 1), given_ones) == given_ones

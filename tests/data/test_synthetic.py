@@ -221,6 +221,7 @@ def test_codes_are_readable():
     [
         ({"modes": "a:9"}, "modes: 'a:9' does not match"),
         ({"modes": "a:9:2,a:9:2"}, "names must differ"),
+        ({"modes": "a:9:2,b:9999999:2"}, "does not match"),
         ({"modes": "a:1:2"}, "at least 2 codes"),
         ({"modes": "a:9:0.5"}, "at least 2 codes, and 1 drawn"),
         ({"shares": "1,0"}, "shares: must be positive"),

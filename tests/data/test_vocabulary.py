@@ -122,8 +122,17 @@ def test_by_frequency_describes_what_it_can():
 
 
 def test_by_frequency_refuses_to_keep_nothing():
-    with pytest.raises(DataError, match="top=0"):
+    with pytest.raises(DataError, match="1 or more; got 0"):
         by_frequency("x", {"a": 1}, 0)
+    with pytest.raises(DataError, match=r"whole number, 1 or more; got 1\.5"):
+        by_frequency("x", {"a": 1}, 1.5)
+
+
+@pytest.mark.parametrize("position", [-1, 4])
+def test_select_refuses_what_is_no_position(vocabulary, position):
+    assert vocabulary.select([2, 0]).codes == (vocabulary.codes[2], vocabulary.codes[0])
+    with pytest.raises(DataError, match=r"positions must lie in \[0, 4\)"):
+        vocabulary.select([0, position])
 
 
 @pytest.mark.parametrize(

@@ -217,8 +217,13 @@ def test_what_does_not_fit_is_refused():
         phenotype_table(model, VOCABULARIES, labels=np.full(400, 2))
     with pytest.raises(DataError, match="threshold in"):
         phenotype_table(model, VOCABULARIES, threshold=1.0)
-    with pytest.raises(DataError, match="top >= 1"):
-        phenotype_table(model, VOCABULARIES, top=0)
+    for top in (0, 2.5):
+        with pytest.raises(DataError, match=f"whole number of top codes, .* got {top}"):
+            phenotype_table(model, VOCABULARIES, top=top)
+    with pytest.raises(DataError, match="one matrix for each of 0 sites"):
+        site_usage([], [])
+    with pytest.raises(DataError, match="must be finite"):
+        site_usage([np.full((3, 2), np.nan)], ["only"])
     with pytest.raises(DataError, match="one matrix for each of 1 sites"):
         site_usage([np.ones((3, 2)), np.ones((3, 2))], ["only"])
     with pytest.raises(DataError, match="ranks differ"):

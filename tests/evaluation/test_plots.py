@@ -75,6 +75,14 @@ def test_usage_puts_phenotypes_in_the_order_asked_for():
     assert (0, 0) not in off_marks(axes)
 
 
+@pytest.mark.parametrize("order", [[1, 2], [1, 2, 2], [0, 1, 2], [1, 2, 4]])
+def test_usage_refuses_an_order_that_is_none(order):
+    with pytest.raises(DataError, match="each of the phenotypes 1 to 3 once"):
+        plots.usage(USAGE, order=order)
+    with pytest.raises(DataError, match="no sites"):
+        plots.usage({"sites": [], "norms": [], "off": []})
+
+
 @pytest.mark.parametrize(("rank", "sites"), [(1, 1), (60, 10), (400, 20), (1000, 6)])
 def test_usage_stays_readable_at_any_rank(rank, sites):
     norms = np.random.default_rng(0).gamma(0.3, 1.0, (sites, rank))

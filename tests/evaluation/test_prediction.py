@@ -166,7 +166,7 @@ def test_factors_that_do_not_fit_are_refused(sites, members, change, message):
         predict_mortality(change(members), sites)
 
 
-@pytest.mark.parametrize("wrong", [{"splits": 1}, {"least": 1}, {"train": 1.0}])
+@pytest.mark.parametrize("wrong", [{"splits": 1}, {"splits": 2.5}, {"least": 1}, {"train": 1.0}])
 def test_arguments_out_of_range_are_refused(sites, members, wrong):
     with pytest.raises(DataError, match="need splits >= 2"):
         predict_mortality(members, sites, **wrong)
