@@ -25,7 +25,7 @@ from dpfact_flower.tensor import Factors, load_npz
 _HERE = Path(__file__).parent
 _PACKAGE = Path(dpfact_flower.__file__).parent
 _CODE = (
-    *sorted(_PACKAGE.glob("*.py")),
+    *(path for path in sorted(_PACKAGE.glob("*.py")) if not path.name.startswith("cli")),
     *(path for room in ("data", "postprocess", "privacy", "solver")
       for path in sorted((_PACKAGE / room).glob("*.py"))),
     *(_PACKAGE / "evaluation" / name for name in ("prediction.py", "phenotypes.py")),
