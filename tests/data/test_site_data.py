@@ -169,6 +169,34 @@ def test_cohort_round_trip(truth, tmp_path):
         np.testing.assert_array_equal(found.truth.usage, truth.usage)
 
 
+def test_selected_codes_keep_their_cells_descriptions_and_patients():
+    cohort = Cohort("pair", (make_site("north"), make_site("south")))
+    kept = [np.array([1]), np.array([0, 2])]
+    found = cohort.select_codes(kept)
+    assert [v.codes for v in found.vocabularies] == [("40",), ("a", "ü")]
+    for one, other in zip(found.sites, cohort.sites, strict=True):
+        expected = other.tensor.to_dense()[:, [1]][:, :, [0, 2]]
+        np.testing.assert_array_equal(one.tensor.to_dense(), expected)
+        assert (one.name, one.patients) == (other.name, other.patients)
+        np.testing.assert_array_equal(one.labels, other.labels)
+    assert cohort.select_codes([]) is cohort
+    assert cohort.sites[0].select_codes([]) is cohort.sites[0]
+
+
+def test_of_the_truth_the_phenotypes_are_left_that_have_a_code_in_every_mode():
+    B = np.array([[0.6, 0.0, 1.0], [0.8, 1.0, 0.0]])
+    C = np.array([[0.8, 0.6, 0.0], [0.6, 0.0, 0.0], [0.0, 0.8, 1.0]])
+    truth = Truth((B, C), np.array([[True, False, True], [True, True, False]]))
+    left = truth.select_codes([np.array([1]), np.array([0, 1])])
+    np.testing.assert_allclose(left.factors[0], [[1, 1]])
+    np.testing.assert_allclose(left.factors[1], [[0.8, 1], [0.6, 0]])
+    np.testing.assert_array_equal(left.usage, [[True, False], [True, True]])
+    assert truth.select_codes([np.array([0]), np.array([1])]).usage.tolist() == [[True], [True]]
+    assert make_truth().select_codes([np.array([0]), np.array([2])]) is None
+    cohort = Cohort("pair", (make_site("north"), make_site("south")), make_truth())
+    assert cohort.select_codes([np.array([0]), np.array([2])]).truth is None
+
+
 def test_cohort_folder_holds_what_it_says(tmp_path):
     Cohort("pair", (make_site("north"), make_site("south")), make_truth()).save(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
@@ -227,6 +255,7 @@ def test_cohort_refuses(sites, message):
     ("changes", "message"),
     [
         ({"usage": np.ones((2, 2))}, "boolean matrix"),
+        ({"usage": np.ones((0, 2), bool)}, "boolean matrix"),
         ({"usage": np.ones((2, 3), bool)}, r"mode 1 must have shape \(codes, 3\)"),
         ({"factors": (np.eye(2), 2 * np.eye(3)[:, :2])}, "mode 2's factor must have unit norm"),
         ({"factors": (np.eye(2), np.full((3, 2), np.nan))}, "unit norm"),
