@@ -20,7 +20,7 @@ from dpfact_flower.coordinator import Coordinator
 from dpfact_flower.cp import CPModel, factor_match_score
 from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.errors import StateError
-from dpfact_flower.evaluation.phenotypes import phenotype_table, site_usage
+from dpfact_flower.evaluation.phenotypes import shared_table, site_usage
 from dpfact_flower.evaluation.prediction import predict_mortality
 from dpfact_flower.state import SiteStore
 
@@ -105,13 +105,6 @@ def _phenotypes(
     coordinator: Coordinator, sites: Sequence[SiteData], patients: Sequence[NDArray[np.float64]]
 ) -> dict[str, Any]:
     """Tables over all sites' patients, around the global feature factors."""
-    labels = [site.labels for site in sites if site.labels is not None]
-    everybody = np.concatenate(patients)
-    _, unit = CPModel.of(everybody, *coordinator.factors).normalized()
-    table = phenotype_table(
-        CPModel((everybody, *unit.features)),
-        sites[0].vocabularies,
-        labels=np.concatenate(labels) if len(labels) == len(sites) else None,
-    )
+    table = shared_table(patients, coordinator.factors, sites)
     usage = site_usage(patients, [site.name for site in sites])
     return {"table": table.to_dict(), "usage": usage.to_dict()}

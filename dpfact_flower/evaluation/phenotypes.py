@@ -19,8 +19,10 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.linear_model import LogisticRegression
 
 from dpfact_flower.cp import CPModel
+from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError
+from dpfact_flower.tensor import Factors
 
 _SMALL = 10
 _FEWEST = 5
@@ -183,6 +185,35 @@ def phenotype_table(
             )
             for r in range(model.rank)
         ),
+    )
+
+
+def shared_table(
+    memberships: Sequence[NDArray[np.float64]], features: Factors, sites: Sequence[SiteData]
+) -> PhenotypeTable:
+    """Describe the phenotypes that sites share, by all their patients together.
+
+    Parameters
+    ----------
+    memberships : sequence of (I_t, R) ndarrays
+        Of each site's patients, in one unit for all sites.
+    features : tuple of (I_n, R) ndarrays
+        The shared factors; they are scaled to columns of norm 1.
+    sites : sequence of SiteData
+        In the order of `memberships`. Where one has no labels, no death is looked at.
+
+    Raises
+    ------
+    DataError
+        As `phenotype_table`.
+    """
+    everybody = np.concatenate(memberships)
+    _, unit = CPModel.of(everybody, *features).normalized()
+    labels = [site.labels for site in sites if site.labels is not None]
+    return phenotype_table(
+        CPModel((everybody, *unit.features)),
+        sites[0].vocabularies,
+        labels=np.concatenate(labels) if len(labels) == len(sites) else None,
     )
 
 

@@ -18,8 +18,8 @@ import scipy.sparse
 from numpy.typing import NDArray
 
 from dpfact_flower.cp import CPModel
-from dpfact_flower.data.site_data import Cohort, SiteData
-from dpfact_flower.evaluation.phenotypes import phenotype_table, top_codes
+from dpfact_flower.data.site_data import Cohort
+from dpfact_flower.evaluation.phenotypes import phenotype_table, shared_table, top_codes
 from dpfact_flower.evaluation.prediction import (
     plain_regression,
     scaled_regression,
@@ -127,13 +127,17 @@ def norms(models: Sequence[Factors]) -> list[list[float]]:
 
 def tables(models: Sequence[Factors], shared: Factors, cohort: Cohort) -> dict[str, Any]:
     """Phenotypes of all patients around the shared features, and of each site around its own."""
-    everybody = np.concatenate([memberships(model) for model in models])
-    _, unit = CPModel.of(everybody, *shared).normalized()
+    everybody = shared_table([memberships(model) for model in models], shared, cohort.sites)
     own = {
-        site.name: _table(CPModel.of(*model).with_unit_features(), [site])
+        site.name: phenotype_table(
+            CPModel.of(*model).with_unit_features(), site.vocabularies, labels=site.labels
+        )
         for site, model in zip(cohort.sites, models, strict=True)
     }
-    return {"global": _table(CPModel((everybody, *unit.features)), cohort.sites), "sites": own}
+    return {
+        "global": list(everybody.to_dict()["phenotypes"]),
+        "sites": {name: list(table.to_dict()["phenotypes"]) for name, table in own.items()},
+    }
 
 
 def codes_of(features: Factors, cohort: Cohort, top: int = 5) -> list[dict[str, list[str]]]:
@@ -147,12 +151,3 @@ def codes_of(features: Factors, cohort: Cohort, top: int = 5) -> list[dict[str, 
          for mode, columns in by_mode.items()}
         for r in range(features[0].shape[1])
     ]  # fmt: skip
-
-
-def _table(model: CPModel, sites: Sequence[SiteData]) -> list[dict[str, Any]]:
-    labels = [site.labels for site in sites if site.labels is not None]
-    table = phenotype_table(
-        model, sites[0].vocabularies,
-        labels=np.concatenate(labels) if len(labels) == len(sites) else None,
-    )  # fmt: skip
-    return list(table.to_dict()["phenotypes"])
