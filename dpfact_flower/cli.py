@@ -15,7 +15,15 @@ from rich.table import Table
 
 from dpfact_flower.cli_audit import audit
 from dpfact_flower.cli_ledger import ledger_app
-from dpfact_flower.cli_options import APP_FOLDER, FlowerApp, Set, app_config, read_sizes, run_config
+from dpfact_flower.cli_options import (
+    APP_FOLDER,
+    FlowerApp,
+    Set,
+    app_config,
+    check_app,
+    read_sizes,
+    run_config,
+)
 from dpfact_flower.cli_plan import budget, plan
 from dpfact_flower.errors import DPFactError, SettingsError
 from dpfact_flower.settings import (
@@ -278,8 +286,7 @@ def simulate(
     from dpfact_flower.serve import RunConfig, prepare_data
     from dpfact_flower.superlink import local_superlink
 
-    if not (flower_app / "pyproject.toml").exists():
-        raise SettingsError(f"--app: {flower_app} holds no Flower App (pyproject.toml)")
+    check_app(flower_app)
     config = run_config(flower_app, settings, data=data, out=str(out))
     places = RunConfig.read(config).app
     cohort = prepare_data(places)

@@ -86,17 +86,30 @@ def run_config(
     return {**defaults, **given, **options}
 
 
-def app_config(flower_app: Path) -> dict[str, Scalar]:
-    """What a Flower App has in its config; nothing where there is none.
+def check_app(flower_app: Path) -> None:
+    """Refuse a folder that holds no Flower App.
 
     Raises
     ------
     SettingsError
-        If its ``pyproject.toml`` is damaged.
+        Naming the folder.
+    """
+    if not (flower_app / "pyproject.toml").exists():
+        raise SettingsError(f"--app: {flower_app} holds no Flower App (pyproject.toml)")
+
+
+def app_config(flower_app: Path) -> dict[str, Scalar]:
+    """What a Flower App has in its config; nothing where there is none at the usual place.
+
+    Raises
+    ------
+    SettingsError
+        If its ``pyproject.toml`` is damaged, or missing where an app was asked for.
     """
     file = flower_app / "pyproject.toml"
-    if not file.exists():
+    if not file.exists() and flower_app == APP_FOLDER:
         return {}
+    check_app(flower_app)
     try:
         found = tomllib.loads(file.read_text(encoding="utf-8"))
     except ValueError:

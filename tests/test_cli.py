@@ -49,11 +49,13 @@ def test_data_run_and_report(tmp_path):
     assert (out / "report.html").exists()
 
 
-def test_as_many_phenotypes_are_sought_as_were_planted(tmp_path):
+def test_as_many_phenotypes_are_sought_as_were_planted(tmp_path, monkeypatch):
     assert run_config(APP_FOLDER, [], data="synthetic:paper-synthetic")["rank"] == 20
-    assert run_config(tmp_path, [], data="synthetic")["rank"] == 12
-    assert run_config(tmp_path, ["rank=3"], data="synthetic")["rank"] == 3
-    assert "rank" not in run_config(tmp_path, [], data=str(tmp_path))
+    assert run_config(APP_FOLDER, [], data=str(tmp_path))["rank"] == 12
+    monkeypatch.chdir(tmp_path)  # where there is no app
+    assert run_config(APP_FOLDER, [], data="synthetic")["rank"] == 12
+    assert run_config(APP_FOLDER, ["rank=3"], data="synthetic")["rank"] == 3
+    assert "rank" not in run_config(APP_FOLDER, [], data=str(tmp_path))
 
 
 def test_budget_goes_both_ways_and_carries_the_claim():
@@ -81,10 +83,11 @@ def test_settings_lists_every_key():
         assert key in text
 
 
-def test_settings_name_what_the_app_has_in_place_of_them(tmp_path):
+def test_settings_name_what_the_app_has_in_place_of_them(tmp_path, monkeypatch):
     text = dpfact("settings")
     assert "has other defaults: rank = 12, off = 0.1, mu-from-round = 21\n" in text
-    assert "other defaults" not in dpfact("settings", "--app", str(tmp_path))
+    monkeypatch.chdir(tmp_path)  # where there is no app
+    assert "other defaults" not in dpfact("settings")
 
 
 @pytest.mark.parametrize(
@@ -102,6 +105,8 @@ def test_settings_name_what_the_app_has_in_place_of_them(tmp_path):
         (["data", "eicu", ".", "--out", "x", "--top=-3x4"], "such as 202x316"),
         (["report", "/nowhere"], "/nowhere"),
         (["simulate", "--out", "x", "--app", "/nowhere"], "holds no Flower App"),
+        (["simulate", "--out", "x"], "holds no Flower App"),
+        (["run", "--out", "x", "--app", "/nowhere"], "holds no Flower App"),
         (["budget", "--delta", "2"], "delta"),
     ],
 )

@@ -55,9 +55,9 @@ def _match(summary: Mapping[str, Any]) -> str:
 
 
 def _deaths(summary: Mapping[str, Any]) -> str:
-    measured = (summary.get("prediction") or {}).get("overall", {})
-    if summary["auc"] is None or not measured:
+    if summary["auc"] is None:
         return ""
+    measured = summary["prediction"]["overall"]
     return "AUC {:.3f} ± {:.3f} by phenotypes, {:.3f} by raw codes, {:.3f} by volume".format(
         measured["memberships"]["mean"], measured["memberships"]["spread"],
         measured["raw_codes"]["mean"], measured["volume"]["mean"],
