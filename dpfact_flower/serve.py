@@ -19,7 +19,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from dpfact_flower.coordinator import Coordinator
-from dpfact_flower.data.site_data import Cohort
+from dpfact_flower.data.site_data import COHORT, Cohort
 from dpfact_flower.data.synthetic import preset, synthetic
 from dpfact_flower.data.vocabulary import Vocabulary, joint_digest
 from dpfact_flower.errors import DataError, MissingDependencyError, SettingsError
@@ -164,7 +164,7 @@ def prepare_data(app: AppSettings) -> Cohort | None:
     """
     if not app.data:
         return None
-    if app.synthetic_preset and not (app.cohort_folder / "cohort.json").exists():
+    if app.synthetic_preset and not (app.cohort_folder / COHORT).exists():
         chosen = preset(app.synthetic_preset)
         log(INFO, "making synthetic data (%s) in %s", app.synthetic_preset, app.cohort_folder)
         app.cohort_folder.mkdir(parents=True, exist_ok=True)

@@ -23,7 +23,7 @@ from dpfact_flower.tensor import SparseTensor, load_npz
 
 _FORMAT = 1
 _TRUTH = "truth"
-_COHORT = "cohort.json"
+COHORT = "cohort.json"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -316,7 +316,7 @@ class Cohort:
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / _COHORT).unlink(missing_ok=True)
+        (folder / COHORT).unlink(missing_ok=True)
         for site in self.sites:
             site.save(folder / f"{site.name}.npz")
         for vocabulary in self.vocabularies:
@@ -333,7 +333,7 @@ class Cohort:
             "vocabularies": {v.name: v.digest for v in self.vocabularies},
             "truth": self.truth is not None,
         }
-        with replacing(folder / _COHORT) as file:
+        with replacing(folder / COHORT) as file:
             file.write(json.dumps(content, indent=1).encode())
 
     @classmethod
@@ -346,11 +346,11 @@ class Cohort:
             If a file is missing or damaged, or the files do not belong together.
         """
         folder = Path(folder)
-        content = _read_cohort(folder / _COHORT)
+        content = _read_cohort(folder / COHORT)
         sites = tuple(SiteData.load(path) for path in site_files(folder))
         cohort = cls(content["name"], sites, _load_truth(folder) if content["truth"] else None)
         if content["vocabularies"] != {v.name: v.digest for v in cohort.vocabularies}:
-            raise DataError(f"{folder}: the sites' vocabularies are not those of {_COHORT}")
+            raise DataError(f"{folder}: the sites' vocabularies are not those of {COHORT}")
         return cohort
 
     def _check_sites(self) -> None:
@@ -389,9 +389,9 @@ def site_files(folder: str | Path) -> list[Path]:
         If the folder holds no cohort.
     """
     folder = Path(folder)
-    names = _read_cohort(folder / _COHORT)["sites"]
+    names = _read_cohort(folder / COHORT)["sites"]
     for name in names:
-        check_name(f"{folder / _COHORT}: site name", name)
+        check_name(f"{folder / COHORT}: site name", name)
     return [folder / f"{name}.npz" for name in names]
 
 

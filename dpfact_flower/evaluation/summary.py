@@ -37,10 +37,16 @@ def summarise(
     coordinator : Coordinator
         After the last round.
     vocabularies : sequence of Vocabulary
+        One a feature mode, of the codes that the global factors have.
     cohort : Cohort or None
         The simulation's data; None in a deployment.
     sites_folder : path
         Where the simulated sites keep their state.
+
+    Raises
+    ------
+    StateError
+        In simulation, if no site finished a round, or none recorded a release that has a cost.
     """
     rank = coordinator.solver.rank
     records = coordinator.records
