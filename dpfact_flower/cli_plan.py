@@ -14,7 +14,7 @@ from rich.table import Table
 
 from dpfact_flower.cli_options import AsJson, Set, assigned, read_sizes
 from dpfact_flower.errors import SettingsError
-from dpfact_flower.settings import PrivacySettings, refuse_unknown
+from dpfact_flower.settings import PrivacySettings, SolverSettings, refuse_unknown
 
 if TYPE_CHECKING:
     from dpfact_flower.privacy.plan import Outlook, PatientPlan
@@ -53,6 +53,7 @@ def plan(
     from dpfact_flower.privacy.plan import plan_patient
 
     chosen = _privacy(settings, epsilon=epsilon, delta=delta, patients=patients)
+    rank = SolverSettings(rank=rank).rank  # no run takes another
     codes = read_sizes("--sizes", sizes)
     made = plan_patient(chosen, sizes=codes, rank=rank, sites=sites)
     if as_json:

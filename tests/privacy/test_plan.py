@@ -288,3 +288,8 @@ def test_signal_that_is_left_over_goes_into_a_wider_bound():
 def test_a_bound_below_the_range_is_refused():
     with pytest.raises(SettingsError, match=r"bound: must be 0, .* or in \[0.001, 1\]"):
         PrivacySettings(bound=1e-4)
+
+
+def test_a_rank_whose_release_no_site_could_hold_is_refused():
+    with pytest.raises(SettingsError, match=r"rank: 1000000000000 makes .* fewer phenotypes"):
+        plan_patient(PrivacySettings(), sizes=(2, 3), rank=10**12, sites=0)
