@@ -1,7 +1,6 @@
-"""The server's start: what it finds without noise and with it, against a slow reference."""
+"""The server's start: what it finds without noise and with it, and how it chooses."""
 
 import math
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -9,7 +8,8 @@ import pytest
 from dpfact_flower.cp import factor_match_score
 from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.postprocess import start as module
-from dpfact_flower.postprocess.start import start_factors, unpack, usage_of
+from dpfact_flower.postprocess.pair_fit import Model, explained, fit, unpack
+from dpfact_flower.postprocess.start import start_factors, usage_of
 
 SIZES, RANK = (14, 18), 4
 
@@ -47,104 +47,59 @@ def test_noise_far_below_the_signal_changes_little():
     assert factor_match_score(start.factors, parts) > 0.9
 
 
-def test_equal_inputs_give_equal_bits_and_the_order_of_sites_only_their_usage():
+def test_equal_inputs_give_equal_bits():
     _, _, packed = planted()
     one, two = (start_factors(packed, SIZES, RANK, 0.1, np.random.default_rng(1)) for _ in "ab")
     for first, second in zip(one.factors, two.factors, strict=True):
         assert first.tobytes() == second.tobytes()
-    turned = start_factors(packed[::-1], SIZES, RANK, 0.1, np.random.default_rng(1))
-    for first, second in zip(one.factors, turned.factors, strict=True):
-        np.testing.assert_allclose(first, second, atol=1e-3)
-    np.testing.assert_allclose(one.usage, turned.usage[::-1], rtol=1e-2, atol=1e-1)
 
 
-def squared_error(sites, F, d):
-    """Beside the diagonals, entry by entry."""
-    codes, rank = F.shape
-    return sum(
-        (site[j, k] - sum(use[r] * F[j, r] * F[k, r] for r in range(rank))) ** 2
-        for site, use in zip(sites, d, strict=True)
-        for j in range(codes)
-        for k in range(codes)
-        if j != k
-    )
-
-
-def tiny(seed=0, codes=7, sites=2, rank=3):
-    """Any sites, not of the model, and any factors and usages."""
-    rng = np.random.default_rng(seed)
-    matrices = np.array([unpack(rng.normal(size=codes * (codes - 1) // 2), codes) for _ in "ab"])
-    return matrices[:sites], rng.random((codes, rank)), rng.random((sites, rank))
-
-
-def test_error_and_model_against_sums_over_entries():
-    sites, F, d = tiny()
-    expected = squared_error(sites, F, d)
-    assert module._error(sites, F, d) == pytest.approx(expected)
-    assert np.square(sites - module._model(F, d)).sum() == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_iterations_never_raise_the_error(seed):
-    sites, F, d = tiny(seed)
-    errors = [squared_error(sites, F, d)]
-    for _ in range(8):
-        F, d = module._fit(sites, F, d, 0.0, 1)
-        errors.append(squared_error(sites, F, d))
-    assert all(after <= before + 1e-9 for before, after in pairwise(errors))
-    assert errors[-1] < errors[0]
-
-
-def test_the_fit_ends_where_no_entry_can_be_improved():
-    sites, F, d = tiny()
-    F, d = module._fit(sites, F, d, 0.0, 3000)
-    best = squared_error(sites, F, d)
-    for place in np.ndindex(F.shape):
-        for step in (-1e-3, 1e-3):
-            moved = F.copy()
-            moved[place] = max(0.0, moved[place] + step)
-            assert squared_error(sites, moved, d) >= best - 1e-9
-    for place in np.ndindex(d.shape):
-        for step in (-1e-3, 1e-3):
-            moved = d.copy()
-            moved[place] = max(0.0, moved[place] + step)
-            assert squared_error(sites, F, moved) >= best - 1e-9
-
-
-def test_growth_adds_what_takes_most_of_the_residual():
-    """Two phenotypes without a common code: the one at one site alone is the stronger."""
-    F = np.zeros((9, 2))
-    F[:4, 0], F[4:, 1] = 1 / 2, 1 / math.sqrt(5)
-    d = np.array([[3.0, 0.0], [3.0, 9.0]])
-    f, usage = module._strongest(module._model(F, d), 0.0, np.random.default_rng(0))
-    np.testing.assert_allclose(f, F[:, 1], atol=1e-6)
-    np.testing.assert_allclose(usage, d[:, 1], atol=1e-5)
-
-
-def test_growth_finds_them_all_and_gives_up_on_more_than_there_are():
-    parts, usage, packed = planted()
-    sites = np.array([unpack(release, sum(SIZES)) for release in packed])
-    F, d = module._grown(sites, RANK, 0.0, np.random.default_rng(0))
-    F, d = module._fit(sites, F, d, 0.0, 40)
-    assert factor_match_score(np.split(F, [SIZES[0]]), parts) > 0.95
-    assert d.shape == usage.shape
-    silent = np.zeros((2, 9, 9))
-    assert module._grown(silent, RANK, 0.1, np.random.default_rng(0)) is None
+def test_the_number_of_threads_has_no_say(monkeypatch):
+    _, _, packed = planted()
+    found = []
+    for threads in ("1", "3"):
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+        found.append(start_factors(packed, SIZES, RANK, 0.1, np.random.default_rng(1)))
+    for first, second in zip(found[0].factors, found[1].factors, strict=True):
+        assert first.tobytes() == second.tobytes()
+    assert found[0].usage.tobytes() == found[1].usage.tobytes()
 
 
 def test_candidates_are_judged_by_noise_they_were_not_fitted_to(monkeypatch):
     """One candidate knows the noise by heart, another the phenotypes: the latter is taken."""
     parts, usage, packed = planted()
     F = np.concatenate(parts) / math.sqrt(2)
-    rng, noise = np.random.default_rng(4), 3.0
-    sites = np.array([unpack(p, len(F)) for p in packed])
-    z = noise * rng.standard_normal(sites.shape)
-    sites = sites + np.tril(z, -1) + np.tril(z, -1).transpose(0, 2, 1)
-    loaded = module._fit(sites, rng.random((len(F), 25)), np.ones((len(sites), 25)), 0.0, 60)
-    assert squared_error(sites, *loaded) < squared_error(sites, F, usage)
-    monkeypatch.setattr(module, "_candidates", lambda *_: iter([loaded, (F, usage)]))
-    found, _ = module._best_candidate(sites, RANK, noise, rng, 1)
-    assert found.shape == F.shape
+    rng, sigma = np.random.default_rng(4), 4.0
+    noisy = np.array([p + rng.normal(0, sigma, p.shape) for p in packed], np.float32)
+    sites = unpack(noisy, len(F))
+    begun = Model(rng.random((len(F), 25)), np.ones((len(noisy), 25)))
+    loaded = fit(sites, begun, threshold=0.0, iterations=60)
+    assert explained(sites, loaded) > explained(sites, Model(F, usage))
+    known = [lambda _: loaded, lambda _: None, lambda _: Model(F, usage)]
+    monkeypatch.setattr(module, "_candidates", lambda *_: known)
+    found = module._best_candidate(noisy, len(F), RANK, sigma, rng, 1)
+    assert found.F.shape == F.shape
+
+
+def test_fresh_noise_is_independent_of_what_is_tested_and_as_large_as_said(monkeypatch):
+    """Of noise alone: what candidates see and what they are tested on are uncorrelated."""
+    sigma, codes = 3.0, 300
+    rng = np.random.default_rng(0)
+    noise = rng.normal(0, sigma, (2, codes * (codes - 1) // 2)).astype(np.float32)
+    seen, unseen = [], []
+    nothing = Model(np.zeros((codes, 1)), np.zeros((2, 1)))
+    monkeypatch.setattr(
+        module, "_candidates", lambda sites, *_: seen.append(sites) or [lambda _: nothing]
+    )
+    monkeypatch.setattr(module, "explained", lambda sites, _: unseen.append(sites) or 0.0)
+    module._best_candidate(noise, codes, 1, sigma, rng, 1)
+    upper = np.triu_indices(codes, 1)
+    tested, fitted = (
+        s[0].transpose(1, 0, 2)[:, *upper].ravel() * math.sqrt(2) / sigma for s in (unseen, seen)
+    )
+    assert np.corrcoef(tested, fitted)[0, 1] == pytest.approx(0, abs=0.015)
+    assert fitted.std() == pytest.approx(math.hypot(1, 0.5), rel=0.01)
+    assert tested.std() == pytest.approx(math.hypot(1, 2), rel=0.01)
 
 
 def test_sites_of_unequal_size_and_a_phenotype_of_the_smallest():
@@ -177,11 +132,6 @@ def test_pure_noise_still_gives_valid_factors():
     for factor in start.factors:
         assert np.isfinite(factor).all()
         np.testing.assert_allclose(np.linalg.norm(factor, axis=0), 1, rtol=1e-5)
-
-
-def test_unpack_is_symmetric_without_a_diagonal():
-    matrix = unpack(np.array([1.0, 2.0, 3.0]) * math.sqrt(2), 3)
-    np.testing.assert_allclose(matrix, [[0, 1, 2], [1, 0, 3], [2, 3, 0]])
 
 
 @pytest.mark.parametrize(
