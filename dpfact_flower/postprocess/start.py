@@ -124,14 +124,13 @@ def start_factors(
     packed = _checked(releases, codes)
     with one_blas_thread:  # sums must not depend on the machine
         best = _best_candidate(packed, codes, rank, sigma, rng, restarts)
-        F, usage = fit(
+        fitted = fit(
             unpack(packed, codes), best,
             threshold=_THRESHOLD * noise, iterations=_LAST, settled=_SETTLED,
         )  # fmt: skip
-    F = np.where(F.sum(axis=0) > 0, F, best.F)  # nothing above the noise: as it was
-    parts = np.split(F + _LEAST, np.cumsum(sizes)[:-1])
+    parts = np.split(_none_lost(fitted, best).F + _LEAST, np.cumsum(sizes)[:-1])
     factors = tuple((part / np.linalg.norm(part, axis=0)).astype(np.float32) for part in parts)
-    return Start(factors, usage)
+    return Start(factors, fitted.d)
 
 
 def usage_of(release: NDArray[Any], factors: Factors, sigma: float) -> tuple[Floats, Floats]:
@@ -189,7 +188,7 @@ def _best_candidate(
         if begun is None:
             return None
         model = fit(seen, begun, threshold=_THRESHOLD * noise, iterations=_JOINT)
-        return model, explained(unseen, model)
+        return _none_lost(model, begun), explained(unseen, model)
 
     seeded = list(zip(candidates, rng.spawn(len(candidates)), strict=True))
     found = [each for each in in_order(judged, seeded, threads=thread_count()) if each]
@@ -215,3 +214,9 @@ def _random(total: Sites, sites: int, rank: int, rng: np.random.Generator) -> Mo
     F = 2 * size * rng.random((len(total), rank))
     F, d = fit(total, Model(F, np.ones((1, rank))), threshold=0.0, iterations=_POOLED)
     return Model(F, np.repeat(d / sites, sites, axis=0))
+
+
+def _none_lost(fitted: Model, before: Model) -> Model:
+    """Factors of which nothing is left above the noise become what they were before."""
+    gone = fitted.F.sum(axis=0) == 0
+    return Model(np.where(gone, before.F, fitted.F), np.where(gone, before.d, fitted.d))

@@ -134,6 +134,19 @@ def test_pure_noise_still_gives_valid_factors():
         np.testing.assert_allclose(np.linalg.norm(factor, axis=0), 1, rtol=1e-5)
 
 
+def test_a_factor_that_drowns_in_the_noise_stays_as_it_began(monkeypatch):
+    parts, usage, packed = planted()
+    faint, sigma = np.random.default_rng(0).random((sum(SIZES), 1)), 4.0
+    F = np.column_stack([np.concatenate(parts) / math.sqrt(2), faint])
+    begun = Model(F, np.column_stack([usage, np.full(len(usage), 1e-3)]))
+    fitted = fit(unpack(packed, len(F)), begun, threshold=sigma / math.sqrt(2), iterations=10)
+    assert list(fitted.F.any(axis=0)) == [True] * RANK + [False]
+    monkeypatch.setattr(module, "_best_candidate", lambda *_: begun)
+    start = start_factors(packed, SIZES, RANK + 1, sigma, np.random.default_rng(1))
+    for found, part in zip(start.factors, np.split(faint[:, 0], [SIZES[0]]), strict=True):
+        np.testing.assert_allclose(found[:, RANK], part / np.linalg.norm(part), atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
