@@ -13,7 +13,6 @@ goes on from there when it is started again: so systems can be added to what is 
 from __future__ import annotations
 
 import argparse
-import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -125,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/private"))
     parser.add_argument("--preset", default="paper-mimic")
     parser.add_argument("--rank", type=at_least(1), default=50)
-    parser.add_argument("--epsilons", type=read_epsilon, nargs="+", default=[math.inf, 8, 4, 2, 1])
+    parser.add_argument("--epsilons", type=read_epsilon, nargs="+", default=[NO_NOISE, 8, 4, 2, 1])
     parser.add_argument("--seeds", type=at_least(1), default=3, help="number of seeds")
     parser.add_argument("--systems", nargs="+", choices=[*SYSTEMS], default=[*SYSTEMS])
     given = parser.parse_args(arguments)

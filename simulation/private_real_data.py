@@ -17,7 +17,6 @@ table.csv and table.md after each data set and rank, and goes on from there when
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -157,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("data", type=Path, nargs="+", help="folders that dpfact data wrote")
     parser.add_argument("--out", type=Path, default=Path("runs/private-real"))
     parser.add_argument("--ranks", type=at_least(1), nargs="+", default=[10, 20, 50])
-    parser.add_argument("--epsilons", type=read_epsilon, nargs="+", default=[math.inf, 8, 4, 2, 1])
+    parser.add_argument("--epsilons", type=read_epsilon, nargs="+", default=[NO_NOISE, 8, 4, 2, 1])
     parser.add_argument(
         "--seeds", type=at_least(1), default=3, help="private models, and nulls, each"
     )

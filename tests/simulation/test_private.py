@@ -45,6 +45,15 @@ def test_a_ceiling_needs_two_fits() -> None:
         Study(synthetic(CLEAR), rank=4, references=1)
 
 
+def test_a_study_measures_without_noise_too_if_no_epsilon_is_named(
+    cohort_folder: Path, tmp_path: Path
+) -> None:
+    asked = [str(cohort_folder), "--out", str(tmp_path), "--seeds", "1", "--references", "2"]
+    private_real_data.main([*asked, "--ranks", "2"])
+    rows = json.loads((tmp_path / "table.json").read_text())
+    assert [row["epsilon"] for row in rows if row["epsilon"]] == ["inf", 8, 4, 2, 1]
+
+
 def test_the_study_of_real_data_goes_on_where_it_was(cohort_folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "real"
     asked = [str(cohort_folder), "--out", str(out), "--seeds", "1", "--references", "2",
