@@ -33,6 +33,8 @@ from typing import (
 from dpfact_flower.errors import SettingsError
 
 Scalar = bool | int | float | str
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+"""Form of a name that stands in files, messages and logs: of a job, a site, a vocabulary."""
 _INFINITY = math.inf
 
 
@@ -258,7 +260,7 @@ class RunSettings(Settings):
     seed: int = setting(0, "public seed of the start and of the visiting order", low=0, high=2**31)
     job: str = setting(
         "", "name under which sites keep their state; a resumed run repeats it (default: random)",
-        pattern=r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}",
+        pattern=NAME,
     )  # fmt: skip
     sites: int = setting(0, "sites to wait for before round 1; 0 waits for the quorum", low=0)
     min_sites: int = setting(1, "quorum: fewer replies leave the global model unchanged", low=1)
@@ -344,7 +346,7 @@ class SiteSettings(Settings):
 
     site: str = setting(
         "", "this site's public name (default: the name in its data file)",
-        pattern=r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}",
+        pattern=NAME,
     )  # fmt: skip
     data_path: str = setting("", "the site's .npz file, as `dpfact data` writes it")
     state_dir: str = setting(

@@ -25,7 +25,7 @@ from scipy.special import expit
 from dpfact_flower.data.site_data import Cohort, SiteData, Truth
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import SettingsError
-from dpfact_flower.settings import Scalar, Settings, setting
+from dpfact_flower.settings import NAME, Scalar, Settings, setting
 from dpfact_flower.tensor import SparseTensor
 
 Floats = NDArray[np.float64]
@@ -61,7 +61,7 @@ class Mode(NamedTuple):
 class SyntheticSettings(Settings):
     """What to make up; the defaults are the preset ``demo``."""
 
-    name: str = setting("demo", "name of the cohort", pattern=r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+    name: str = setting("demo", "name of the cohort", pattern=NAME)
     seed: int = setting(0, "equal seeds give equal data", low=0, high=2**63)
     patients: int = setting(6000, "patients of all sites", low=1, high=10_000_000)
     modes: str = setting(

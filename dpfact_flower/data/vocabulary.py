@@ -18,8 +18,7 @@ from functools import cached_property
 from pathlib import Path
 
 from dpfact_flower.errors import DataError
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+from dpfact_flower.settings import NAME
 
 _CODE_COLUMNS = ("code", "icd9_code", "icd_code")
 _DESCRIPTION_COLUMNS = ("description", "long_title")
@@ -242,9 +241,9 @@ def check_name(what: str, name: object) -> None:
     DataError
         Naming what the name is of, and the allowed form.
     """
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not re.fullmatch(NAME, name):
         shown = repr(name)[:80] if isinstance(name, str) else type(name).__name__
-        raise DataError(f"{what}: must match {_NAME.pattern}; got {shown}")
+        raise DataError(f"{what}: must match {NAME}; got {shown}")
 
 
 def _from_list(text: str, name: str) -> Vocabulary:
