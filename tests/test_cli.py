@@ -1,5 +1,6 @@
 """The command line, as a person uses it."""
 
+import math
 import re
 import subprocess
 import sys
@@ -67,6 +68,14 @@ def test_budget_goes_both_ways_and_carries_the_claim():
     claims = [line for line in back.splitlines() if "epsilon" in line]
     assert len(claims) == 3
     assert all("not proven" in line for line in claims)
+
+
+def test_budget_plans_the_noise_of_the_papers_mechanism():
+    steps = ("--tau", "3", "--clip", "0.5", "--eta", "0.02")
+    text = dpfact("budget", "--rho", "0.001", "--rounds", "7", "--modes", "3", *steps)
+    assert "rho per factor and round: 0.001 (total 0.021)" in text
+    assert "sensitivity 2 tau L eta: 0.06\n" in text
+    assert f"standard deviation: {0.06 / math.sqrt(2 * 0.001):.6g}\n" in text
 
 
 def test_help_says_what_an_argument_is():
