@@ -73,3 +73,14 @@ def test_no_more_than_there_are_above_the_noise(two):
     assert grown(silent, 4, 0.05, np.random.default_rng(0)) is None
     assert grown(sites_of(*two), 4, 0.05, np.random.default_rng(0)) is None
     assert grown(sites_of(*two), 2, 0.05, np.random.default_rng(0)).F.shape == (9, 2)
+
+
+@pytest.mark.parametrize(("noise", "found"), [(0.5, True), (1.0, False)])
+def test_the_threshold_comes_down_for_a_faint_factor_above_the_noise(noise, found):
+    """Five strong factors and one whose entries are .75, without a common code."""
+    F = np.kron(np.eye(6), np.full((4, 1), 0.5))
+    d = np.array([[30.0] * 5 + [3.0]])
+    model = grown(sites_of(F, d), 6, noise, np.random.default_rng(0))
+    assert (model is not None) == found
+    if model is not None:
+        assert sorted(model.F.argmax(axis=0) // 4) == list(range(6))  # one of each block

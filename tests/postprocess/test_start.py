@@ -1,6 +1,7 @@
 """The server's start: what it finds without noise and with it, and how it chooses."""
 
 import math
+import time
 
 import numpy as np
 import pytest
@@ -63,6 +64,27 @@ def test_the_number_of_threads_has_no_say(monkeypatch):
     for first, second in zip(found[0].factors, found[1].factors, strict=True):
         assert first.tobytes() == second.tobytes()
     assert found[0].usage.tobytes() == found[1].usage.tobytes()
+
+
+def test_candidates_have_random_numbers_of_their_own(monkeypatch):
+    """The first one draws last where there are threads; each draws the same all the same."""
+    _, _, packed = planted()
+    codes, drawn = sum(SIZES), {}
+
+    def candidate(number, wait):
+        def begin(rng):
+            time.sleep(wait)
+            drawn.setdefault(number, []).append(rng.random())
+            return Model(np.ones((codes, RANK)), np.ones((len(packed), RANK)))
+
+        return begin
+
+    known = [candidate(0, 0.05), candidate(1, 0.0)]
+    monkeypatch.setattr(module, "_candidates", lambda *_: known)
+    for threads in ("1", "2"):
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+        start_factors(packed, SIZES, RANK, 0.1, np.random.default_rng(1))
+    assert drawn[0][0] == drawn[0][1] != drawn[1][0] == drawn[1][1]
 
 
 def test_candidates_are_judged_by_noise_they_were_not_fitted_to(monkeypatch):
