@@ -10,7 +10,7 @@ from dpfact_flower.solver.fibres import fibres_of
 from dpfact_flower.solver.kernels import Array, stack_factors
 from dpfact_flower.solver.objective import gram, hadamard
 from dpfact_flower.tensor import Factors, SparseTensor
-from dpfact_flower.threads import in_order, thread_count
+from dpfact_flower.threads import in_batches, thread_count
 
 
 def squared_error(
@@ -47,7 +47,7 @@ def squared_error(
         )  # fmt: skip
         return found
 
-    parts = list(in_order(part, fibres.patient_ranges(), threads=thread_count()))
+    parts = list(in_batches(part, fibres.patient_ranges(), threads=thread_count()))
     nonzeros = sum(error for error, _ in parts)
     model = float(hadamard(grams or [gram(factor) for factor in factors]).sum())
     zeros = model - sum(mass for _, mass in parts)

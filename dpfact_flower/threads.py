@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from functools import cached_property
@@ -17,6 +17,10 @@ from threading import Lock, local
 from typing import TypeVar
 
 from threadpoolctl import ThreadpoolController
+
+_BATCHES, _LARGEST_BATCH = 4, 4
+"""Batches that a thread gets at least, or it may wait for others; and parts in one at most, whose
+results wait together."""
 
 _here = local()
 _Part = TypeVar("_Part")
@@ -108,3 +112,19 @@ def in_order(
             for part in islice(rest, 1):
                 waiting.append(pool.submit(function, part))
             yield result
+
+
+def in_batches(
+    function: Callable[[_Part], _Result], parts: Sequence[_Part], *, threads: int
+) -> Iterator[_Result]:
+    """`in_order` for parts of a millisecond or less: a thread takes several of them at a time.
+
+    To hand a part over and its result back takes a good part of a tenth of a millisecond.
+    """
+    size = min(_LARGEST_BATCH, len(parts) // (_BATCHES * max(threads, 1)))
+    if threads <= 1 or size <= 1:
+        yield from in_order(function, parts, threads=threads)
+        return
+    batches = [parts[first : first + size] for first in range(0, len(parts), size)]
+    for results in in_order(lambda batch: list(map(function, batch)), batches, threads=threads):
+        yield from results

@@ -18,7 +18,7 @@ from dpfact_flower.solver.choice import kernels
 from dpfact_flower.solver.fibres import Fibres
 from dpfact_flower.solver.kernels import Array, aligned_zeros, stack_factors
 from dpfact_flower.tensor import SparseTensor
-from dpfact_flower.threads import in_order, thread_count
+from dpfact_flower.threads import in_batches, thread_count
 
 
 def mttkrp(tensor: SparseTensor, factors: Sequence[Array], mode: int) -> Array:
@@ -72,7 +72,7 @@ def stacked_mttkrp(fibres: Fibres, stack: Array, mode: int, *, threads: int | No
         return out
 
     total = np.zeros((size if mode > 0 else 0, width))
-    for out in in_order(part, fibres.fibre_ranges(), threads=threads or thread_count()):
+    for out in in_batches(part, fibres.fibre_ranges(), threads=threads or thread_count()):
         if mode > 0:
             total += out
     return total if mode > 0 else patients

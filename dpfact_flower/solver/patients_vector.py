@@ -35,7 +35,7 @@ from dpfact_flower.solver.vector import (
     transpose,
     zeros,
 )
-from dpfact_flower.threads import in_order
+from dpfact_flower.threads import in_batches
 
 PANEL = WIDTH // 2
 """Columns whose gradients are made together: with `TILE`, as many as there are registers for."""
@@ -97,8 +97,8 @@ def update_rows(
 
     product, inner = np.zeros((tensor.shape[1], width)), 0.0
     gram = np.zeros((width + _SUMS, width))
-    parts = itertools.pairwise(fibres.chunks.tolist())
-    for out, part_of_inner, part_of_gram in in_order(part, parts, threads=threads):
+    parts = list(itertools.pairwise(fibres.chunks.tolist()))
+    for out, part_of_inner, part_of_gram in in_batches(part, parts, threads=threads):
         product += out
         inner += part_of_inner
         gram += part_of_gram
