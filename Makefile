@@ -29,7 +29,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks $(if $(QUICK),--scale quick)
 
 # The paper's evaluation. QUICK=1: minutes, into runs/paper-quick. THOROUGH=1: most of a day, into
-# runs/paper-thorough. Without: an hour or two, and the page of docs/. JOBS=2: two fits at a time.
+# runs/paper-thorough. Without: under an hour, and the page of docs/. JOBS=2: two fits at a time.
 # Interrupted, it goes on where it was.
 paper: $(VENV)/.installed
 	$(BIN)/python -m simulation.paper --processes $(or $(JOBS),1) \
