@@ -2,7 +2,7 @@
 
 A site writes tens of megabytes after every round. The file is a NumPy array, the rows of all modes
 below each other, which `numpy.load` reads; then a line of JSON; then a CRC-32 of all before it.
-`numpy.savez` does the same in twice the time, and its checksums leave out the directory.
+A zip as of `numpy.savez` takes longer, and its checksums leave out the directory.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ def test_results_come_in_the_order_of_the_parts(threads):
     assert list(in_order(slow, range(20), threads=threads)) == [n * n for n in range(20)]
 
 
-@pytest.mark.parametrize("count", [0, 1, 7, 8, 50])
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 49, 50])
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_batches_give_what_their_parts_give(threads, count):
     seen = []

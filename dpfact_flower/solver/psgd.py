@@ -82,7 +82,7 @@ def psgd(
     site = _Site(tensor, anchors, settings)
     stack = stack_factors(factors)
     np.maximum(stack, np.float32(site.floor), out=stack)
-    filled = stack[:, : settings.rank]  # the rest is padding, and stays zero
+    filled, padding = stack[:, : settings.rank], stack[:, settings.rank :]
     before = np.empty_like(filled)
     values = [site.value(stack)]
     # The privacy bound 2 * tau * L * eta counts on this: settings.eta is never exceeded.
@@ -100,7 +100,7 @@ def psgd(
                     f"psgd: the objective rises at every step size from {first:g} "
                     f"down to {step_size:g}"
                 )
-            filled[:] = before
+            filled[:], padding[:] = before, 0.0  # a pass that is not finite reaches padding too
             step_size /= 2
             rollbacks += 1
         values.append(now)

@@ -200,6 +200,17 @@ def test_overdispersed_counts_at_eta_1_end_finite_or_with_an_error(
     assert all(b <= a for a, b in itertools.pairwise(result.objective))
 
 
+@pytest.mark.parametrize("nonnegative", [True, False])
+def test_a_pass_that_leaves_float32_is_undone_whole(problem, nonnegative):
+    """Also where a row is padded: what is not finite there would spoil every pass after it."""
+    case = problem((30, 6, 7), density=0.4, highest=100)
+    options = psgd_settings(tau=2, eta=1.0, zeros="none", nonnegative=nonnegative)
+    result = psgd(case.tensor, case.factors, case.anchors, options, np.random.default_rng(0))
+    assert result.rollbacks > 5
+    assert result.objective[-1] < result.objective[0]
+    assert all(np.isfinite(factor).all() for factor in result.factors)
+
+
 def test_factors_beyond_float32_are_a_divergence_error(problem):
     case = problem(scale=1e30)
     options = psgd_settings()
