@@ -196,9 +196,9 @@ class Trials:
         return seconds
 
     def delay(self) -> float:
-        """Half of the moments lie around the charge, half anywhere in the round and after it."""
-        if self.rng.random() < 0.5:
-            return self.charge_at * self.rng.uniform(0.8, 1.2)
+        """Most moments lie close to the charge, others anywhere in the round and after it."""
+        if self.rng.random() < 0.75:
+            return self.charge_at * self.rng.uniform(0.9, 1.1)
         return self.charge_at * self.rng.uniform(0, 2)
 
     def kill_one(self) -> None:
