@@ -122,14 +122,18 @@ class DPFactClient(NumPyClient):
             self._check_follows(request, record.last)
             self._check_budget(work, ledger)
             outcome = self._compute(request, work, record)
-            if outcome.state is not None:
+            # Either makes the job's folder: from then on, a ledger that is gone was taken away.
+            if outcome.state is None:
+                store.begin()
+            else:
                 store.save(outcome.state)
-            store.begin()  # from here on, a ledger that is gone was taken away
             head = ledger.charge(key, request.terms, outcome.release)
             if outcome.state is not None:
                 store.keep_only(request.round)
             self._note(store, outcome.measures)
-        _logger.info("round %d: %s; ledger: %s", request.round, outcome.release.label, head)
+        # A hospital wants it in its log, to compare the ledger with later; a simulation has none.
+        level = logging.DEBUG if self._simulation else logging.INFO
+        _logger.log(level, "round %d: %s; ledger: %s", request.round, outcome.release.label, head)
         return outcome.release
 
     def get_parameters(self, config: Mapping[str, Any]) -> list[NDArray[Any]]:

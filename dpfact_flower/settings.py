@@ -16,6 +16,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, time
+from functools import cache, lru_cache
 from numbers import Integral, Real
 from pathlib import Path
 from typing import (
@@ -81,7 +82,7 @@ class Settings:
     @classmethod
     def names(cls) -> list[str]:
         """Config keys of this class, with hyphens."""
-        return [_key(field.name) for field in dataclasses.fields(cls)]
+        return list(cls._keys())
 
     @classmethod
     def from_config(cls, config: Mapping[str, object]) -> Self:
@@ -92,12 +93,27 @@ class Settings:
         SettingsError
             Naming the key, its value and what is allowed.
         """
-        known = set(cls.names())
-        return cls(**{k.replace("-", "_"): cast(Any, v) for k, v in config.items() if k in known})
+        given = {name: config[key] for key, name in cls._keys().items() if key in config}
+        try:
+            return cls._made(**given)
+        except TypeError:  # a value that cannot be hashed is no scalar, as the class will say
+            return cls(**cast(Any, given))
 
     def to_config(self) -> dict[str, Scalar]:
         """Scalars under hyphenated keys, as `from_config` reads them."""
-        return {_key(f.name): getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {key: getattr(self, name) for key, name in self._keys().items()}
+
+    @classmethod
+    @cache
+    def _keys(cls) -> dict[str, str]:
+        """Names of the fields by their config keys."""
+        return {_key(field.name): field.name for field in dataclasses.fields(cls)}
+
+    @classmethod
+    @lru_cache(maxsize=32, typed=True)  # 1, 1.0 and True are equal, but not the same setting
+    def _made(cls, **given: Any) -> Self:
+        """An instance; message after message asks for the same, and none can be changed."""
+        return cls(**given)
 
 
 @dataclass(frozen=True)
@@ -485,7 +501,7 @@ def _checked(field: dataclasses.Field[Any], hint: Any, value: Any) -> Scalar:
     if not isinstance(value, bool):  # NumPy's scalars are welcome
         if hint is float and isinstance(value, Real):
             try:
-                value = float(value)
+                value = float(value) + 0.0  # -0.0 is 0.0, but is not written like it
             except OverflowError:
                 value = math.inf  # out of every range
         elif hint is int and isinstance(value, Integral):

@@ -17,11 +17,12 @@ from typing import Any
 
 from dpfact_flower.errors import DataError, StateError
 from dpfact_flower.factor_file import read_factors, write_factors
-from dpfact_flower.files import private_folder, remove_leftovers, replacing
+from dpfact_flower.files import private_folder, replacing
 from dpfact_flower.fit import SquaredError
 from dpfact_flower.tensor import Factors
 
 _STATE = "state-"
+_SPARE = f".{_STATE}spare"
 _NOTICE = "NOT-TO-BE-SHARED.txt"
 _NOTICE_TEXT = """The files of this folder are made from this site's patients and are not private.
 No noise protects them and no epsilon covers them: neither the factors in state-*.npy nor the
@@ -88,8 +89,9 @@ class SiteStore:
     fingerprint : str
         Of the site's tensor; state of other data is refused.
     simulation : bool
-        Whether this process plays the site. Then `save` does not wait for the disk, and the factors
-        saved last stay in memory too: a real site's process ends with the message.
+        Whether this process plays the site. Then `save` does not wait for the disk, it writes over
+        what `keep_only` would have deleted, and the factors saved last stay in memory too: a real
+        site's process ends with the message.
     """
 
     def __init__(
@@ -127,7 +129,6 @@ class SiteStore:
             path = self._path(round_number)
             if not path.exists():
                 return None
-            remove_leftovers(path)
         if self._simulation and (kept := _recent.get(path, self._fingerprint)):
             return kept
         try:
@@ -144,9 +145,9 @@ class SiteStore:
 
     def begin(self) -> None:
         """Make the job's folder, with a note for whoever finds it."""
-        private_folder(self.folder)
         notice = self.folder / _NOTICE
         if not notice.exists():
+            private_folder(self.folder)
             with open(notice, "w", encoding="utf-8", opener=_open_for_owner) as file:
                 file.write(_NOTICE_TEXT)
 
@@ -155,7 +156,8 @@ class SiteStore:
         self.begin()
         meta = {"fingerprint": self._fingerprint, "round": state.round, "eta": state.eta}
         path = self._path(state.round)
-        with replacing(path, durable=not self._simulation) as file:
+        spare = self.folder / _SPARE if self._simulation else None
+        with replacing(path, durable=not self._simulation, over=spare) as file:
             write_factors(file, state.factors, meta)
         if self._simulation:
             _recent.keep(path, self._fingerprint, state)
@@ -164,7 +166,11 @@ class SiteStore:
         """Delete the factors of all rounds but one, once the ledger has that round."""
         kept = self._path(round_number).name
         for path in self.folder.iterdir():  # once: what `replacing` left begins with a dot
-            if path.name != kept and path.name.startswith((_STATE, f".{_STATE}")):
+            if path.name == kept or not path.name.startswith((_STATE, f".{_STATE}")):
+                continue
+            if self._simulation:
+                path.replace(self.folder / _SPARE)
+            else:
                 path.unlink(missing_ok=True)
 
     def _path(self, round_number: int) -> Path:
@@ -172,7 +178,6 @@ class SiteStore:
 
     def note(self, measures: RoundMeasures) -> None:
         """Append a line to the site's own `history.jsonl`."""
-        private_folder(self.folder)
         path = self.folder / "history.jsonl"
         with open(path, "a", encoding="utf-8", opener=_open_for_owner) as file:
             # Not by `asdict`, which copies every number: a site notes something every round.

@@ -167,6 +167,23 @@ def test_a_wrong_type_is_refused_by_name(kind, field, hint):
     for value in WRONG_TYPES.get(hint, [1, True, None, "", "PSGD", ["psgd"]]):
         with pytest.raises(SettingsError, match=f"^{key_of(field)}: "):
             build(kind, field, value)
+        with pytest.raises(SettingsError, match=f"^{key_of(field)}: "):
+            kind.from_config({key_of(field): value})
+
+
+@pytest.mark.parametrize("wrong", [True, 1.0])
+def test_what_was_read_before_does_not_stand_for_what_is_merely_equal(wrong):
+    assert SolverSettings.from_config({"rank": 1}).rank == 1
+    with pytest.raises(SettingsError, match=r"^rank: need int"):
+        SolverSettings.from_config({"rank": wrong})
+    assert SolverSettings.from_config({"rank": 1}) is SolverSettings.from_config({"rank": 1})
+
+
+def test_zero_has_one_sign():
+    """Digests of settings are taken of what they look like."""
+    for zero in (-0.0, 0.0):
+        config = SolverSettings.from_config({"solver": "exact", "mu": zero}).to_config()
+        assert str(config["mu"]) == "0.0"
 
 
 def test_literals_take_their_values_and_say_them():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -388,11 +388,21 @@ def site_files(folder: str | Path) -> list[Path]:
     DataError
         If the folder holds no cohort.
     """
-    folder = Path(folder)
-    names = _read_cohort(folder / COHORT)["sites"]
+    path = Path(folder) / COHORT
+    try:
+        stat = path.stat()
+    except OSError:
+        _read_cohort(path)  # says what is wrong
+        raise
+    return list(_site_files(path, stat.st_mtime_ns, stat.st_size))
+
+
+@lru_cache(maxsize=4)  # the sites of a simulation ask in every message
+def _site_files(path: Path, modified: int, size: int) -> tuple[Path, ...]:
+    names = _read_cohort(path)["sites"]
     for name in names:
-        check_name(f"{folder / COHORT}: site name", name)
-    return [folder / f"{name}.npz" for name in names]
+        check_name(f"{path}: site name", name)
+    return tuple(path.with_name(f"{name}.npz") for name in names)
 
 
 def _read_cohort(path: Path) -> dict[str, Any]:
