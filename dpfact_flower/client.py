@@ -29,7 +29,7 @@ from dpfact_flower.errors import (
     SettingsError,
     StateError,
 )
-from dpfact_flower.files import locked
+from dpfact_flower.files import Version, locked, version
 from dpfact_flower.patient_site import PatientRound
 from dpfact_flower.privacy import Release, account
 from dpfact_flower.privacy.ledger import LEDGER, LastAnswer, Ledger, ReleaseKey
@@ -334,15 +334,15 @@ def load_site(path: str | Path) -> SiteData:
     """
     path = Path(path)
     try:
-        stat = path.stat()
+        found = version(path)
     except OSError:
         return SiteData.load(path)  # says what is wrong
-    return _load_version(path, stat.st_mtime_ns, stat.st_size)
+    return _load_version(found)
 
 
 @lru_cache(maxsize=16)  # one process may play many sites
-def _load_version(path: Path, modified: int, size: int) -> SiteData:
-    return SiteData.load(path)
+def _load_version(file: Version) -> SiteData:
+    return SiteData.load(file.path)
 
 
 def log_privately(site: str, error: Exception) -> str:

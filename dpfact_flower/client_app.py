@@ -83,9 +83,11 @@ def _simulated_client(context: Context) -> DPFactClient:
             f"virtual client {partition} has no site: the data has {len(files)}; "
             f'use --federation-config "num-supernodes={len(files)}"'
         )
-    settings = SiteSettings(
-        data_path=str(files[partition]),
-        state_dir=str(app_settings.sites_folder),
-        allow_privacy="none,paper,patient",
+    settings = SiteSettings.from_config(
+        {
+            "data-path": str(files[partition]),
+            "state-dir": str(app_settings.sites_folder),
+            "allow-privacy": "none,paper,patient",
+        }
     )
     return DPFactClient(load_site(Path(settings.data_path)), settings, simulation=True)

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 fcntl: Any
 try:
@@ -58,6 +58,27 @@ def _file_for(path: Path, over: Path | None) -> tuple[IO[bytes], Path]:
             return open(over, "r+b"), over
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     return os.fdopen(handle, "wb"), Path(temporary)
+
+
+class Version(NamedTuple):
+    """What tells a file and its content from all others, and from itself after a change."""
+
+    path: Path
+    inode: int
+    modified: int
+    size: int
+
+
+def version(path: Path) -> Version:
+    """The version of a file that is there now.
+
+    Raises
+    ------
+    OSError
+        If there is none.
+    """
+    found = path.stat()
+    return Version(path, found.st_ino, found.st_mtime_ns, found.st_size)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from typing import Any
 
 from dpfact_flower.errors import DataError, StateError
 from dpfact_flower.factor_file import read_factors, write_factors
-from dpfact_flower.files import private_folder, replacing
+from dpfact_flower.files import private_folder, replacing, version
 from dpfact_flower.fit import SquaredError
 from dpfact_flower.tensor import Factors
 
@@ -219,24 +219,18 @@ class _Recent:
             factor.flags.writeable = False
         with self._lock:
             self._kept.pop(path.parent, None)
-            self._kept[path.parent] = (_version(path, fingerprint), state)
+            self._kept[path.parent] = (fingerprint, version(path)), state
             while len(self._kept) > self._MOST:
                 del self._kept[next(iter(self._kept))]
 
     def get(self, path: Path, fingerprint: str) -> SiteState | None:
         """What the file holds; None if that is not known, or the file is another by now."""
         with self._lock:
-            version, state = self._kept.get(path.parent, (None, None))
-        return state if version == _version(path, fingerprint) else None
+            known, state = self._kept.get(path.parent, (None, None))
+        return state if known == (fingerprint, version(path)) else None
 
 
 _recent = _Recent()
-
-
-def _version(path: Path, fingerprint: str) -> object:
-    """What tells a file and its content from all others."""
-    found = path.stat()
-    return path, fingerprint, found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def has_jobs(folder: Path) -> bool:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dpfact_flower.data.vocabulary import Vocabulary, check_name
 from dpfact_flower.errors import DataError
-from dpfact_flower.files import replacing
+from dpfact_flower.files import Version, replacing, version
 from dpfact_flower.tensor import SparseTensor, load_npz
 
 _FORMAT = 1
@@ -390,19 +390,19 @@ def site_files(folder: str | Path) -> list[Path]:
     """
     path = Path(folder) / COHORT
     try:
-        stat = path.stat()
+        found = version(path)
     except OSError:
         _read_cohort(path)  # says what is wrong
         raise
-    return list(_site_files(path, stat.st_mtime_ns, stat.st_size))
+    return list(_site_files(found))
 
 
 @lru_cache(maxsize=4)  # the sites of a simulation ask in every message
-def _site_files(path: Path, modified: int, size: int) -> tuple[Path, ...]:
-    names = _read_cohort(path)["sites"]
+def _site_files(cohort: Version) -> tuple[Path, ...]:
+    names = _read_cohort(cohort.path)["sites"]
     for name in names:
-        check_name(f"{path}: site name", name)
-    return tuple(path.with_name(f"{name}.npz") for name in names)
+        check_name(f"{cohort.path}: site name", name)
+    return tuple(cohort.path.with_name(f"{name}.npz") for name in names)
 
 
 def _read_cohort(path: Path) -> dict[str, Any]:

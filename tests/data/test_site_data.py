@@ -5,7 +5,7 @@ import logging
 import numpy as np
 import pytest
 
-from dpfact_flower.data.site_data import Cohort, SiteData, Truth
+from dpfact_flower.data.site_data import Cohort, SiteData, Truth, site_files
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError
 from dpfact_flower.tensor import SparseTensor
@@ -221,6 +221,20 @@ def test_a_cohort_that_was_not_written_to_its_end_is_not_taken_for_the_one_befor
     assert SiteData.load(tmp_path / "south.npz").labels is None
     with pytest.raises(DataError, match="no such file"):
         Cohort.load(tmp_path)
+
+
+def test_the_sites_files_are_those_of_the_cohort_as_it_is_now(tmp_path):
+    with pytest.raises(DataError, match="no such file"):
+        site_files(tmp_path)
+    for names in (["north"], ["north", "south"], ["south", "north"], ["north"]):
+        Cohort("some", tuple(make_site(name) for name in names)).save(tmp_path)
+        for _ in range(2):
+            assert site_files(tmp_path) == [tmp_path / f"{name}.npz" for name in names]
+    site_files(tmp_path).clear()  # the caller's own
+    assert len(site_files(tmp_path)) == 1
+    (tmp_path / "cohort.json").unlink()
+    with pytest.raises(DataError, match="no such file"):
+        site_files(tmp_path)
 
 
 def test_cohort_summary():

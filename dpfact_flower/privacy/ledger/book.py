@@ -15,6 +15,7 @@ from dpfact_flower.errors import DataError, StateError
 from dpfact_flower.privacy.events import ReleaseEvent
 from dpfact_flower.privacy.ledger import checks
 from dpfact_flower.privacy.ledger.file import LEDGER, create_ledger, marks, open_ledger, translated
+from dpfact_flower.privacy.ledger.idle import idle
 from dpfact_flower.privacy.ledger.rows import (
     CONTENT,
     EVENT,
@@ -64,7 +65,9 @@ class Ledger:
                 if not create:
                     raise StateError(f"{self.path}: there is no ledger here")
                 create_ledger(self.path)
-            self._connection = open_ledger(self.path, durable=durable)
+            kept = None if durable else idle.take(self.path)
+            self._connection = kept or open_ledger(self.path, durable=durable)
+        self._durable = durable
         self._counted: Head | None = None
 
     def __enter__(self) -> Self:
@@ -80,7 +83,10 @@ class Ledger:
 
     def close(self) -> None:
         """Let go of the file; what was charged has long been on the disk."""
-        self._connection.close()
+        if self._durable or self._connection.in_transaction:
+            self._connection.close()
+        else:
+            idle.give(self.path, self._connection)
 
     def answer(self, key: ReleaseKey) -> Release | None:
         """The release that answered this very key before, bit for bit, or None.

@@ -97,6 +97,7 @@ def open_ledger(path: Path, *, durable: bool) -> sqlite3.Connection:
         uri=True,
         timeout=_SECONDS_TO_WAIT,
         isolation_level=None,  # transactions are ours to begin
+        check_same_thread=durable,  # a simulation's threads hand it on, see `idle`
     )
     try:
         for pragma in (
