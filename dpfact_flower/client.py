@@ -113,12 +113,12 @@ class DPFactClient(NumPyClient):
         folder = self._root / self._site
         with locked(folder), self._ledger(folder) as ledger:
             key = ReleaseKey(self._fingerprint, request.job, request.round, request.digest)
-            sent = ledger.answer(key)
+            store = self._store(request.job)
+            record = _JobRecord(request.job, ledger, store)
+            sent = record.answer(key)
             if sent is not None:
                 _logger.info("round %d asked again: sending what was sent", request.round)
                 return sent
-            store = self._store(request.job)
-            record = _JobRecord(request.job, ledger, store)
             self._check_follows(request, record.last)
             self._check_budget(work, ledger)
             outcome = self._compute(request, work, record)
@@ -287,6 +287,10 @@ class _JobRecord:
     def __init__(self, job: str, ledger: Ledger, store: SiteStore) -> None:
         self._job, self._ledger, self._store = job, ledger, store
         self.last = ledger.last(job)
+
+    def answer(self, key: ReleaseKey) -> Release | None:
+        """What was released for this very request before; no round is answered before its turn."""
+        return self._ledger.answer(key) if self.last and key.round <= self.last.round else None
 
     def state(self) -> SiteState | None:
         """The site's factors after the last round that was answered."""

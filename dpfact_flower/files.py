@@ -39,9 +39,9 @@ def replacing(path: Path, *, durable: bool = True, over: Path | None = None) -> 
     try:
         with file:
             yield file
-            if temporary == over:
-                file.truncate()  # what was there before may have been longer
             file.flush()
+            if temporary == over and file.tell() < os.fstat(file.fileno()).st_size:
+                file.truncate()
             if durable:
                 os.fsync(file.fileno())
         os.replace(temporary, path)

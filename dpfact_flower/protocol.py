@@ -139,7 +139,8 @@ class RoundRequest:
         arrays, config = self.to_wire()
         digest = hashlib.sha256(repr(sorted(config.items())).encode())
         for array in arrays:
-            digest.update(repr((array.shape, str(array.dtype))).encode() + array.tobytes())
+            digest.update(repr((array.shape, str(array.dtype))).encode())
+            digest.update(array.tobytes())
         return digest.hexdigest()
 
 

@@ -380,7 +380,25 @@ def test_a_simulated_sites_ledger_does_not_wait_for_the_disk(folder):
         # With its journal nevertheless: a killed process leaves a ledger that is whole.
         found = [ledger._connection.execute(f"PRAGMA {name}").fetchone()[0]
                  for name in ("journal_mode", "synchronous")]  # fmt: skip
-    assert found == ["delete", 0]
+    assert found == ["persist", 0]
+
+
+def test_a_copy_of_a_simulated_sites_ledger_is_whole_without_its_journal(folder):
+    for number in (1, 2, 3):
+        with Ledger(folder, durable=False) as ledger:
+            charge(ledger, round_number=number)
+            head = ledger.head()
+    assert sorted(path.name for path in folder.iterdir()) == [LEDGER, f"{LEDGER}-journal"]
+    for number, names in enumerate([(LEDGER,), (LEDGER, f"{LEDGER}-journal")]):
+        copy = folder.parent / f"copy-{number}"
+        copy.mkdir()
+        for name in names:
+            shutil.copy(folder / name, copy)
+        with Ledger(copy) as other:
+            assert other.head() == head
+            assert other.verify(head) == []
+            charge(other, round_number=4)
+        assert [path.name for path in copy.iterdir()] == [LEDGER]
 
 
 def test_a_commit_survives_power_loss_as_far_as_sqlite_can_see_to_it(ledger):

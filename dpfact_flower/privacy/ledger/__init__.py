@@ -15,8 +15,9 @@ with it the state before the charge. An empty ledger is made in full before it g
 file that is empty or cut off is damage and never a new start.
 
 In simulation, whose sites have no patients to protect from a power loss, `durable` may be False:
-SQLite then leaves writing to the operating system, and a killed process still loses nothing. And a
-connection waits for its site's next message (`idle`).
+SQLite then leaves writing to the operating system, and a killed process still loses nothing. Its
+journal stays, marked as void, rather than to be made anew; and a connection waits for its site's
+next message (`idle`).
 
 Evidence
 --------

@@ -101,7 +101,7 @@ def open_ledger(path: Path, *, durable: bool) -> sqlite3.Connection:
     )
     try:
         for pragma in (
-            "journal_mode = DELETE",
+            f"journal_mode = {'DELETE' if durable else 'PERSIST'}",
             f"synchronous = {'EXTRA' if durable else 'OFF'}",
             "fullfsync = ON",  # macOS: fsync alone leaves data in the drive
             "foreign_keys = ON",

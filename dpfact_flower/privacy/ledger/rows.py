@@ -243,7 +243,7 @@ def pack(arrays: Sequence[NDArray[np.float32]]) -> tuple[str, bytes]:
     if any(array.dtype != np.float32 for array in arrays):
         raise DataError("release: every array must be float32")
     shapes = json.dumps([array.shape for array in arrays], separators=(",", ":"))
-    return shapes, b"".join(array.astype("<f4", copy=False).tobytes() for array in arrays)
+    return shapes, b"".join(np.ascontiguousarray(array, "<f4").data for array in arrays)
 
 
 def unpack(shapes: Iterable[tuple[int, ...]], payload: bytes) -> list[NDArray[np.float32]]:
