@@ -137,7 +137,8 @@ def test_a_fork_takes_no_connection_along(tmp_path):
     first = charge(tmp_path, 1)
     child = os.fork()
     if child == 0:
-        os._exit(0 if not idle._connections and is_closed(first) else 1)
+        ready = not idle._connections and is_closed(first) and not idle._lock.locked()
+        os._exit(0 if ready else 1)
     assert os.waitpid(child, 0)[1] == 0
     charge(tmp_path, 2)
     assert rounds(tmp_path) == [1, 2]

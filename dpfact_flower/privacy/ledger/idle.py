@@ -47,12 +47,22 @@ class _Idle:
 
     def close(self) -> None:
         """Close them all."""
-        with self._lock:
-            while self._connections:
-                self._connections.popitem()[1].close()
+        self.stop()
+        self.go_on()
+
+    def stop(self) -> None:
+        """Close them all, and let nobody keep or take one until `go_on`."""
+        self._lock.acquire()
+        while self._connections:
+            self._connections.popitem()[1].close()
+
+    def go_on(self) -> None:
+        """End what `stop` began."""
+        self._lock.release()
 
 
 idle = _Idle()
 atexit.register(idle.close)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=idle.close)  # SQLite's connections must not be used in a fork
+    # SQLite's connections must not be used in a fork, nor may a fork find the lock held for ever.
+    os.register_at_fork(before=idle.stop, after_in_parent=idle.go_on, after_in_child=idle.go_on)
