@@ -17,6 +17,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from dpfact_flower import npy
 from dpfact_flower.errors import DataError
 from dpfact_flower.tensor import Factors
 
@@ -34,13 +35,10 @@ def write_factors(file: IO[bytes], factors: Factors, meta: dict[str, Any]) -> No
         Anything that JSON can hold.
     """
     sizes = [len(factor) for factor in factors]
-    head = io.BytesIO()
-    np.lib.format.write_array_header_1_0(
-        head, {"descr": "<f4", "fortran_order": False, "shape": (sum(sizes), factors[0].shape[1])}
-    )
+    head = npy.header("float32", (sum(sizes), factors[0].shape[1]))
     rows = (np.ascontiguousarray(factor, "<f4").data.cast("B") for factor in factors)
     tail = json.dumps({"sizes": sizes, "meta": meta}).encode()
-    parts: Iterator[Any] = chain([head.getvalue()], rows, [tail])
+    parts: Iterator[Any] = chain([head], rows, [tail])
     check = 0
     for part in parts:
         file.write(part)

@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
+from dpfact_flower import npy
 from dpfact_flower.errors import MessageError
 from dpfact_flower.settings import Scalar
 
@@ -22,6 +23,8 @@ _ARRAYS, _CONFIG, _METRICS = "arrays", "config", "metrics"
 _LEGACY_ASK, _LEGACY_ANSWER = "fitins", "fitres"
 _LEGACY_EMPTY = "_empty"
 """Name of the one array, without bytes, by which the compatibility layer says: no arrays."""
+_NUMPY = "numpy.ndarray"
+"""Flower's name of the `.npy` format."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +38,7 @@ class Payload:
 
 def ask(arrays: Sequence[NDArray[Any]], config: Mapping[str, Scalar]) -> RecordDict:
     """Content of a request, as the new-style strategy sends it."""
-    return RecordDict({_ARRAYS: ArrayRecord(list(arrays)), _CONFIG: ConfigRecord(dict(config))})
+    return RecordDict({_ARRAYS: _sent(arrays), _CONFIG: ConfigRecord(dict(config))})
 
 
 def answer(
@@ -45,14 +48,14 @@ def answer(
     if not legacy:
         return RecordDict(
             {
-                _ARRAYS: ArrayRecord(list(arrays)),
+                _ARRAYS: _sent(arrays),
                 _CONFIG: ConfigRecord(dict(config)),
                 _METRICS: MetricRecord({"num-examples": examples}),
             }
         )
     return RecordDict(
         {
-            f"{_LEGACY_ANSWER}.parameters": ArrayRecord(list(arrays)),
+            f"{_LEGACY_ANSWER}.parameters": _sent(arrays),
             f"{_LEGACY_ANSWER}.metrics": ConfigRecord(dict(config)),
             f"{_LEGACY_ANSWER}.num_examples": MetricRecord({"num_examples": examples}),
             f"{_LEGACY_ANSWER}.status": ConfigRecord({"code": 0, "message": "Success"}),
@@ -77,9 +80,23 @@ def read(message: Message) -> Payload:
     if legacy and [*arrays] == [_LEGACY_EMPTY]:
         return Payload([], config, legacy)
     try:
-        return Payload(arrays.to_numpy_ndarrays(), config, legacy)
+        return Payload([_received(array) for array in arrays.values()], config, legacy)
     except Exception as error:  # NumPy, zlib and Flower each raise their own on damaged bytes
         raise MessageError(f"message: arrays cannot be read ({type(error).__name__})") from None
+
+
+def _sent(arrays: Sequence[NDArray[Any]]) -> ArrayRecord:
+    """What `ArrayRecord` makes of arrays, byte by byte."""
+    record = ArrayRecord()
+    for number, array in enumerate(arrays):
+        record[str(number)] = Array(str(array.dtype), array.shape, _NUMPY, npy.written(array))
+    return record
+
+
+def _received(array: Array) -> NDArray[Any]:
+    """What `Array.numpy` makes of it; an array of a common kind without parsing its header."""
+    found = npy.read(array.data, array.dtype, array.shape) if array.stype == _NUMPY else None
+    return array.numpy() if found is None else found
 
 
 def serialised_bytes(*messages: Message) -> int:
