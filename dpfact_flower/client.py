@@ -31,7 +31,7 @@ from dpfact_flower.errors import (
 )
 from dpfact_flower.files import Version, locked, version
 from dpfact_flower.patient_site import PatientRound
-from dpfact_flower.privacy import Release, account
+from dpfact_flower.privacy import Release, account, release_unprotected
 from dpfact_flower.privacy.ledger import LEDGER, LastAnswer, Ledger, ReleaseKey
 from dpfact_flower.privacy.patient import step_of
 from dpfact_flower.protocol import RoundRequest, SiteReply, public_reason
@@ -115,7 +115,7 @@ class DPFactClient(NumPyClient):
             key = ReleaseKey(self._fingerprint, request.job, request.round, request.digest)
             store = self._store(request.job)
             record = _JobRecord(request.job, ledger, store)
-            sent = record.answer(key)
+            sent = record.answer(key, request)
             if sent is not None:
                 _logger.info("round %d asked again: sending what was sent", request.round)
                 return sent
@@ -147,7 +147,8 @@ class DPFactClient(NumPyClient):
         raise RoundRefusedError(public_reason(PrivacyRefusedError()))
 
     def _ledger(self, folder: Path) -> Ledger:
-        return Ledger(folder, create=self._may_begin(folder), durable=not self._simulation)
+        begin = not (folder / LEDGER).exists() and self._may_begin(folder)
+        return Ledger(folder, create=begin, durable=not self._simulation)
 
     def _store(self, job: str) -> SiteStore:
         return SiteStore(
@@ -172,7 +173,7 @@ class DPFactClient(NumPyClient):
             raise MessageError(f"job: {request.job!r} is a name of the ledger's own files")
 
     def _may_begin(self, folder: Path) -> bool:
-        """Whether an empty ledger may be made: it has a whole budget, so only where nothing was.
+        """Whether a ledger may be made anew: it has a whole budget, so only where nothing was.
 
         Raises
         ------
@@ -181,7 +182,7 @@ class DPFactClient(NumPyClient):
         """
         if has_jobs(folder):
             return False
-        if (folder / LEDGER).exists() or self._simulation:
+        if self._simulation:
             return True
         others = sorted(path.parent.name for path in self._root.glob(f"*/{LEDGER}"))
         for name in others:
@@ -288,9 +289,25 @@ class _JobRecord:
         self._job, self._ledger, self._store = job, ledger, store
         self.last = ledger.last(job)
 
-    def answer(self, key: ReleaseKey) -> Release | None:
+    def answer(self, key: ReleaseKey, request: RoundRequest) -> Release | None:
         """What was released for this very request before; no round is answered before its turn."""
-        return self._ledger.answer(key) if self.last and key.round <= self.last.round else None
+        last = self.last
+        if last is None or key.round > last.round:
+            return None
+        kept = self._ledger.answer(key)
+        is_last = (key.request, key.fingerprint) == (last.request, last.fingerprint)
+        if kept is None and is_last and request.privacy.privacy == "none":
+            return self._unprotected(key, request.terms)
+        return kept
+
+    def _unprotected(self, key: ReleaseKey, terms: str) -> Release | None:
+        """The last round's release without noise, out of the state: the ledger has its hash."""
+        state = self.state()
+        if state is None:
+            return None
+        release = release_unprotected(state.factors[1:])
+        self._ledger.charge(key, terms, release)  # refuses any but the one that was sent
+        return release
 
     def state(self) -> SiteState | None:
         """The site's factors after the last round that was answered."""

@@ -290,13 +290,44 @@ def test_a_damaged_ledger_is_refused_and_left_as_it_is(data, tmp_path, caplog):
         assert path.read_bytes() == content
 
 
-def test_a_repeated_request_gets_the_same_bytes_at_no_cost_even_after_a_restart(data, tmp_path):
-    request = make_request(data, solver=PAPER, privacy=PrivacySettings(privacy="paper"))
-    first, _, _ = fit(make_noisy_client(data, tmp_path), request)
-    again, _, _ = fit(make_noisy_client(data, tmp_path), request)
-    for one, other in zip(first, again, strict=True):
-        np.testing.assert_array_equal(one, other)
-    assert len(all_events(tmp_path)) == 2
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize(("privacy", "charges"), [("none", 0), ("paper", 2)])
+def test_a_repeated_request_gets_the_same_bytes_at_no_cost_even_after_a_restart(
+    data, tmp_path, privacy, charges, number
+):
+    make = make_noisy_client if privacy == "paper" else make_client
+    request = make_request(data, solver=PAPER, privacy=PrivacySettings(privacy=privacy))
+    for before in range(1, number):
+        fit(make(data, tmp_path), replace(request, round=before))
+    request = replace(request, round=number)
+    first, _, _ = fit(make(data, tmp_path), request)
+    again, _, _ = fit(make(data, tmp_path), request)
+    assert [array.tobytes() for array in again] == [array.tobytes() for array in first]
+    assert len(all_events(tmp_path)) == charges * number
+    assert len(rows_of(tmp_path)) == number
+    assert [row.payload_kept for row in rows_of(tmp_path)] == [charges > 0] * number
+
+
+def test_without_charge_only_the_last_round_is_answered_again(client, data, caplog):
+    requests = [make_request(data, round=number) for number in (1, 2)]
+    for request in requests:
+        fit(client, request)
+    assert "round 1 of job 'job' is stale" in refusal(client, requests[0], caplog)
+    fit(client, requests[1])
+
+
+def test_a_state_that_is_not_what_was_sent_is_not_sent_in_its_place(client, data, tmp_path, caplog):
+    fit(client, make_request(data))
+    store = SiteStore(tmp_path / "state", "site-1", "job", data.tensor.fingerprint())
+    state = state_of(tmp_path, data)
+    patients, *features = state.factors
+    store.save(replace(state, factors=(patients, *(2 * factor for factor in features))))
+    text = refusal(client, make_request(data), caplog)
+    assert "round 1 of job 'job' has its release already" in text
+    store.save(replace(state, factors=(2 * patients, *features)))  # those were never sent
+    fit(client, make_request(data))
+    (tmp_path / "state" / "site-1" / "job" / "state-000001.npy").unlink()
+    assert "round 1 of job 'job' is stale" in refusal(client, make_request(data), caplog)
     assert len(rows_of(tmp_path)) == 1
 
 

@@ -1,8 +1,9 @@
 """The site's ledger: everything it ever released, on its own disk before it is sent.
 
 One SQLite file a site, ``state-dir/site/ledger.sqlite``. A row is a release: what was asked, what
-was charged for it, and the values that were sent, as float32. The budget belongs to the site's
-patients, not to a file or a job: every charged row counts, whatever job or data it names.
+was charged for it, and the values that were sent, as float32; of values without noise, which cost
+nothing to send again, the hash. The budget belongs to the site's patients, not to a file or a job:
+every charged row counts, whatever job or data it names.
 
 Durability
 ----------

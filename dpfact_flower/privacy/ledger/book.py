@@ -19,7 +19,7 @@ from dpfact_flower.privacy.ledger.idle import idle
 from dpfact_flower.privacy.ledger.rows import (
     CONTENT,
     EVENT,
-    GONE,
+    NOT_KEPT,
     START,
     Head,
     LastAnswer,
@@ -91,8 +91,7 @@ class Ledger:
     def answer(self, key: ReleaseKey) -> Release | None:
         """The release that answered this very key before, bit for bit, or None.
 
-        Also None where the bytes were let go of, being without charge and followed by a later
-        round. Nothing is charged again.
+        Also None where the bytes are not kept, being without charge. Nothing is charged again.
 
         Raises
         ------
@@ -101,7 +100,7 @@ class Ledger:
         """
         with self._transaction("DEFERRED") as connection:
             found = connection.execute(
-                f"SELECT number, {GONE} FROM releases "
+                f"SELECT number, {NOT_KEPT} FROM releases "
                 "WHERE job = ? AND round = ? AND fingerprint = ? AND request = ?",
                 (key.job, key.round, key.fingerprint, key.request),
             ).fetchone()
@@ -120,20 +119,22 @@ class Ledger:
         Raises
         ------
         StateError
-            If that round was never answered, or its bytes are gone or damaged.
+            If that round was never answered, or its bytes are not kept or damaged.
         """
         with self._transaction("DEFERRED") as connection:
             found = connection.execute(
-                f"SELECT number, {GONE} FROM releases WHERE job = ? AND round = ?",
+                f"SELECT number, {NOT_KEPT} FROM releases WHERE job = ? AND round = ?",
                 (job, round_number),
             ).fetchone()
             if found is None or found[1]:
-                why = "was never answered" if found is None else "was let go of"
+                why = "was never answered" if found is None else "is not kept, being uncharged"
                 raise StateError(f"{self.path}: round {round_number} of job {job!r} {why}")
             return self._read(connection, found[0])
 
     def charge(self, key: ReleaseKey, terms: str, release: Release) -> Head:
         """Write a release down with its cost; on return it is on the disk, and may be sent.
+
+        The bytes are kept where they cost something; without charge, their hash alone is.
 
         All or nothing: after an exception nothing may be sent. (Where the disk failed late, the row
         may still turn out to be there: budget is wasted then, never hidden.) The same release again
@@ -177,18 +178,13 @@ class Ledger:
             head = Head(head.rows + 1, chained(head.hash, content, events))
             connection.execute(
                 f"INSERT INTO releases ({CONTENT}, payload, hash) VALUES ({marks(11)})",
-                (*content, payload, head.hash),
+                (*content, payload if events or not payload else None, head.hash),
             )
-            connection.executemany(
-                f"INSERT INTO events (number, {EVENT}) VALUES ({marks(11)})",
-                [(head.rows, *event) for event in events],
-            )
-            # Without charge a release can be made again at no cost; it need not fill the disk.
-            connection.execute(
-                "UPDATE releases SET payload = NULL WHERE job = ? AND round < ? "
-                "AND payload IS NOT NULL AND number NOT IN (SELECT number FROM events)",
-                (key.job, key.round),
-            )
+            if events:
+                connection.executemany(
+                    f"INSERT INTO events (number, {EVENT}) VALUES ({marks(11)})",
+                    [(head.rows, *event) for event in events],
+                )
         if self._counted is not None:
             self._counted = head
         return head
@@ -275,7 +271,7 @@ class Ledger:
             )
         for problem in (
             *checks.event_problems(record),
-            *checks.payload_problems(connection, record, needed=True),
+            *checks.payload_problems(connection, record),
         ):
             raise StateError(f"{self.path}: damaged ledger: {problem}")
         payload = payload_of(connection, number)

@@ -23,10 +23,9 @@ def problems(connection: sqlite3.Connection, noted: Head | None) -> Iterator[str
     yield from chain_problems(records)
     yield from stray_problems(connection)
     yield from job_problems(records)
-    latest = {record.job: record.number for record in records}
     for record in records:
         yield from event_problems(record)
-        yield from payload_problems(connection, record, needed=latest[record.job] == record.number)
+        yield from payload_problems(connection, record)
     if noted is not None:
         yield from noted_problems(records, noted)
 
@@ -78,10 +77,8 @@ def job_problems(records: Sequence[Record]) -> Iterator[str]:
         last[record.job] = record
 
 
-def payload_problems(
-    connection: sqlite3.Connection, record: Record, *, needed: bool
-) -> Iterator[str]:
-    """Released bytes that are missing or not what was sent; without charge, old ones may go."""
+def payload_problems(connection: sqlite3.Connection, record: Record) -> Iterator[str]:
+    """Released bytes that are missing or not what was sent; without charge none need be there."""
     where = f"row {record.number}"
     payload = payload_of(connection, record.number)
     try:
@@ -90,7 +87,7 @@ def payload_problems(
         yield f"{where}: the shapes of its arrays cannot be read"
         return
     if payload is None:
-        if needed or record.events:
+        if record.events:
             yield f"{where}: the released bytes are missing"
     elif not isinstance(payload, bytes) or len(payload) != size:
         yield f"{where}: the released bytes are not of the recorded shapes"

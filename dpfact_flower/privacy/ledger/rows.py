@@ -24,8 +24,8 @@ START = "0" * 64
 CONTENT = "number, recorded, job, round, fingerprint, request, terms, shapes, payload_sha256"
 EVENT = "position, name, sensitivity, sigma, count, unit, neighbours, claim, seeded, rho"
 EVENT_FIELDS = EVENT.split(", ")[1:-1]
-# A charged release is never let go of: without its bytes it is damaged.
-GONE = "payload IS NULL AND number NOT IN (SELECT number FROM events)"
+# A charged release has its bytes, or is damaged. One without charge need not fill the disk.
+NOT_KEPT = "payload IS NULL AND number NOT IN (SELECT number FROM events)"
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class LedgerRow:
     payload_sha256 : str
         Of the released bytes.
     payload_kept : bool
-        Whether the bytes are still there; those without charge go once a later round is answered.
+        Whether the bytes are there: those of a release with charge.
     events : tuple of ReleaseEvent
         What was charged; none for a release without noise.
     hash : str
