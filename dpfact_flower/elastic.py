@@ -70,8 +70,8 @@ def elastic_average(anchors: Factors, replies: Sequence[Factors], step: float) -
     """
     moved = []
     for mode, anchor in enumerate(anchors):
-        pull = np.zeros(anchor.shape, np.float64)
+        pull, difference = np.zeros(anchor.shape), np.empty(anchor.shape)
         for reply in replies:
-            pull += reply[mode].astype(np.float64) - anchor
+            pull += np.subtract(reply[mode], anchor, out=difference, dtype=np.float64)
         moved.append((anchor + step * pull).astype(np.float32))
     return tuple(moved)

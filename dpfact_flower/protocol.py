@@ -129,19 +129,22 @@ class RoundRequest:
         State carries un-noised factors, so noise made for one round's settings must not be the
         noise on another's.
         """
-        _, config = self.to_wire()
-        del config["round"]
-        return hashlib.sha256(repr(sorted(config.items())).encode()).hexdigest()
+        lasting = [item for item in self._config if item[0] != "round"]
+        return hashlib.sha256(repr(lasting).encode()).hexdigest()
 
     @cached_property
     def digest(self) -> str:
         """SHA-256 of everything asked: tells a repeated request from another one."""
-        arrays, config = self.to_wire()
-        digest = hashlib.sha256(repr(sorted(config.items())).encode())
-        for array in arrays:
+        digest = hashlib.sha256(repr(self._config).encode())
+        for array in (*self.anchors, *self.selection):
             digest.update(repr((array.shape, str(array.dtype))).encode())
-            digest.update(array.tobytes())
+            digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
+
+    @cached_property
+    def _config(self) -> list[tuple[str, Scalar]]:
+        """The config as it travels, sorted by key."""
+        return sorted(self.to_wire()[1].items())
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,10 +259,11 @@ def _split(
 def _check_values(array: NDArray[Any], where: str, limit: float) -> None:
     if not isinstance(array, np.ndarray) or array.dtype != np.float32:
         raise MessageError(f"{where}: need float32, got {getattr(array, 'dtype', type(array))}")
+    if not array.size or np.abs(array).max() <= limit:  # NaN is not: one look at what is good
+        return
     if not np.isfinite(array).all():
         raise MessageError(f"{where}: has values that are not finite")
-    if array.size and np.abs(array).max() > limit:
-        raise MessageError(f"{where}: has values beyond {limit:g}")
+    raise MessageError(f"{where}: has values beyond {limit:g}")
 
 
 def public_reason(error: BaseException) -> str:

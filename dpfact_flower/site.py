@@ -143,15 +143,14 @@ def run_round(
     """
     check_fits(tensor, request.anchors)
     tensor = scaled(tensor, request.solver)
-    rng = np.random.default_rng(stream(request, site))
+    numbers = stream(request, site)
+    rng = np.random.default_rng(numbers)
     began = time.perf_counter()
     solver = local_settings(tensor, request)
     start = state or initial_state(tensor, request, rng)
     local = solved(tensor, start, request, solver, rng, site=site)
     seconds = time.perf_counter() - began
-    noise = Noise.from_settings(
-        request.privacy, stream=stream(request, site), simulation=simulation
-    )
+    noise = Noise.from_settings(request.privacy, stream=numbers, simulation=simulation)
     return RoundOutcome(
         make_release(local.factors[1:], request, noise, modes),
         SiteState(request.round, local.factors, local.eta),

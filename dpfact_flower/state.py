@@ -3,7 +3,9 @@
 Patient factors and the site's own feature factors, all un-noised, one file a round. The ledger says
 which round was answered, so which file counts: a round's file is written before the ledger's row
 and the file before it is deleted after. After a crash a site stands before a round or after it. The
-folder belongs to the site; nothing in it is ever sent, and it never lies in a run folder.
+folder belongs to the site and never lies in a run folder. Nothing in it is ever sent, but for what
+was sent before: without noise a release is the site's own feature factors, and if it is asked for
+again, they are read from here.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import Any
 
 from dpfact_flower.errors import DataError, StateError
 from dpfact_flower.factor_file import read_factors, write_factors
-from dpfact_flower.files import private_folder, replacing, version
+from dpfact_flower.files import Version, private_folder, replacing, version
 from dpfact_flower.fit import SquaredError
 from dpfact_flower.tensor import Factors
 
@@ -106,6 +108,7 @@ class SiteStore:
         self.folder = Path(root) / site / job
         self._fingerprint = fingerprint
         self._simulation = simulation
+        self._begun = False
 
     def load(self, round_number: int | None = None) -> SiteState | None:
         """Factors that a round left behind; None where it left none.
@@ -127,9 +130,12 @@ class SiteStore:
             path = paths[-1]
         else:
             path = self._path(round_number)
-            if not path.exists():
-                return None
-        if self._simulation and (kept := _recent.get(path, self._fingerprint)):
+        try:
+            found = version(path)
+        except FileNotFoundError:
+            return None
+        self._begun = True
+        if self._simulation and (kept := _recent.get(found, self._fingerprint)):
             return kept
         try:
             factors, meta = read_factors(path)
@@ -146,10 +152,11 @@ class SiteStore:
     def begin(self) -> None:
         """Make the job's folder, with a note for whoever finds it."""
         notice = self.folder / _NOTICE
-        if not notice.exists():
+        if not (self._begun or notice.exists()):
             private_folder(self.folder)
             with open(notice, "w", encoding="utf-8", opener=_open_for_owner) as file:
                 file.write(_NOTICE_TEXT)
+        self._begun = True
 
     def save(self, state: SiteState) -> None:
         """Keep a round's factors beside those before; on return they are on the disk."""
@@ -160,14 +167,15 @@ class SiteStore:
         with replacing(path, durable=not self._simulation, over=spare) as file:
             write_factors(file, state.factors, meta)
         if self._simulation:
-            _recent.keep(path, self._fingerprint, state)
+            _recent.keep(version(path), self._fingerprint, state)
 
     def keep_only(self, round_number: int) -> None:
         """Delete the factors of all rounds but one, once the ledger has that round."""
         kept = self._path(round_number).name
-        for path in self.folder.iterdir():  # once: what `replacing` left begins with a dot
-            if path.name == kept or not path.name.startswith((_STATE, f".{_STATE}")):
+        for name in os.listdir(self.folder):  # once: what `replacing` left begins with a dot
+            if name == kept or not name.startswith((_STATE, f".{_STATE}")):
                 continue
+            path = self.folder / name
             if self._simulation:
                 path.replace(self.folder / _SPARE)
             else:
@@ -179,9 +187,10 @@ class SiteStore:
     def note(self, measures: RoundMeasures) -> None:
         """Append a line to the site's own `history.jsonl`."""
         path = self.folder / "history.jsonl"
-        with open(path, "a", encoding="utf-8", opener=_open_for_owner) as file:
-            # Not by `asdict`, which copies every number: a site notes something every round.
-            file.write(json.dumps(vars(measures) | {"error": vars(measures.error)}) + "\n")
+        # Not by `asdict`, which copies every number: a site notes something every round.
+        line = json.dumps(vars(measures) | {"error": vars(measures.error)})
+        with open(path, "ab", opener=_open_for_owner) as file:
+            file.write(f"{line}\n".encode())
 
     def history(self) -> list[RoundMeasures]:
         """Lines of `history.jsonl`, the last one of each round.
@@ -213,21 +222,21 @@ class _Recent:
         self._lock = Lock()
         self._kept: dict[Path, tuple[object, SiteState]] = {}  # a folder's, the oldest first
 
-    def keep(self, path: Path, fingerprint: str, state: SiteState) -> None:
+    def keep(self, file: Version, fingerprint: str, state: SiteState) -> None:
         """Remember what was just written to a file, in place of the folder's round before."""
         for factor in state.factors:
             factor.flags.writeable = False
         with self._lock:
-            self._kept.pop(path.parent, None)
-            self._kept[path.parent] = (fingerprint, version(path)), state
+            self._kept.pop(file.path.parent, None)
+            self._kept[file.path.parent] = (fingerprint, file), state
             while len(self._kept) > self._MOST:
                 del self._kept[next(iter(self._kept))]
 
-    def get(self, path: Path, fingerprint: str) -> SiteState | None:
+    def get(self, file: Version, fingerprint: str) -> SiteState | None:
         """What the file holds; None if that is not known, or the file is another by now."""
         with self._lock:
-            known, state = self._kept.get(path.parent, (None, None))
-        return state if known == (fingerprint, version(path)) else None
+            known, state = self._kept.get(file.path.parent, (None, None))
+        return state if known == (fingerprint, file) else None
 
 
 _recent = _Recent()

@@ -222,9 +222,9 @@ class SparseTensor:
         """SHA-256 over shape, indices and values: the identity of this data."""
         digest = hashlib.sha256(repr(self.shape).encode())
         for part in self.parts():
-            digest.update(self.indices[part].astype("<i4").tobytes())
+            digest.update(np.ascontiguousarray(self.indices[part], "<i4").data)
         for part in self.parts():
-            digest.update(self.values[part].astype("<f4").tobytes())
+            digest.update(np.ascontiguousarray(self.values[part], "<f4").data)
         return digest.hexdigest()
 
     def save(self, path: str | Path) -> None:

@@ -348,8 +348,9 @@ def _checked_factors(factors: Factors) -> Factors:
 
 
 def _float32(values: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
+    """Values that nobody else holds, for a release: in float32 and not to be changed."""
     with np.errstate(over="ignore"):
-        rounded = values.astype(np.float32)
+        rounded = values.astype(np.float32, copy=False)
     if not np.isfinite(rounded).all():
         raise SettingsError("release: values or noise are too large for float32")
     rounded.flags.writeable = False
