@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import uuid
 from collections import Counter
 from collections.abc import Sequence
@@ -64,7 +65,7 @@ class RoundRecord:
     bytes_down, bytes_up : int
         Bytes of the messages as Flower serialises them: server to sites, sites to server.
     seconds : float
-        From sending the requests to the end of the update.
+        From sending the requests until the last reply is read; the update is not in it.
     """
 
     round: int
@@ -146,6 +147,8 @@ class Coordinator:
         self.records: list[RoundRecord] = []
         self._feature_shape = [int(size) for size in feature_shape]
         self._durable = durable
+        self._noted = 0
+        """Size of the history, once this process has written it."""
         self.rule.check_sites(max(self.run.sites, self.run.min_sites))
         if self.run_dir is not None:
             self.run_dir.mkdir(parents=True, exist_ok=True)
@@ -327,8 +330,21 @@ class Coordinator:
         arrays: dict[str, Any] = {"meta": np.array(text), **self.rule.state()}
         with replacing(folder / CHECKPOINT, durable=self._durable) as file:
             np.savez(file, **arrays)
-        with replacing(folder / HISTORY, durable=self._durable) as file:
+        self._note(folder / HISTORY, lines)
+
+    def _note(self, path: Path, lines: Sequence[str]) -> None:
+        """Add the newest line to a history that is as it was left; write any other anew."""
+        if self._noted and path.exists() and path.stat().st_size == self._noted:
+            with path.open("ab") as file:
+                file.write(f"{lines[-1]}\n".encode())
+                if self._durable:
+                    file.flush()
+                    os.fsync(file.fileno())
+                self._noted = file.tell()
+            return
+        with replacing(path, durable=self._durable) as file:
             file.write("".join(f"{line}\n" for line in lines).encode())
+            self._noted = file.tell()
 
     def _open(self, path: Path, *, resume: bool) -> None:
         if not path.exists():

@@ -1,6 +1,7 @@
 """The server's part of a run: quorum, checkpoints that go on bit for bit, history."""
 
 import json
+import os
 import random
 from dataclasses import asdict, replace
 
@@ -298,6 +299,44 @@ def test_history_has_a_line_a_round_that_reads_as_the_record(tmp_path):
         assert records == coordinator.records
         assert len(records) == number
     assert [record.updated for record in records] == [True, False, True]
+
+
+def test_a_history_is_added_to_and_not_written_anew(tmp_path):
+    coordinator = make(tmp_path, min_sites=1)
+    close(coordinator, 1, "ab")
+    file = (tmp_path / HISTORY).stat()
+    close(coordinator, 2, "a")
+    assert (tmp_path / HISTORY).stat().st_ino == file.st_ino
+    assert (tmp_path / HISTORY).stat().st_size > file.st_size
+
+
+@pytest.mark.parametrize("what", ["nothing", "half a line", "a line too many"])
+def test_a_history_that_somebody_changed_is_written_anew(tmp_path, what):
+    coordinator = make(tmp_path, min_sites=1)
+    close(coordinator, 1, "ab")
+    path = tmp_path / HISTORY
+    line = path.read_bytes()
+    if what == "nothing":
+        path.unlink()
+    else:
+        path.write_bytes(line[:20] if what == "half a line" else line * 2)
+    close(coordinator, 2, "a")
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert [RoundRecord.from_dict(json.loads(line)) for line in lines] == coordinator.records
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_checkpoint_and_history_are_waited_for_where_they_should_be(tmp_path, monkeypatch, durable):
+    waited = set()
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda f: (waited.add(os.fstat(f).st_ino), fsync(f)))
+    coordinator = Coordinator(SHAPE, privacy=PRIVACY, run_dir=tmp_path, durable=durable)
+    for number in (1, 2):
+        waited.clear()
+        coordinator.close_round(number, [], [], **NO_BYTES)
+        written = {(tmp_path / name).stat().st_ino for name in (CHECKPOINT, HISTORY)}
+        assert (written <= waited) is durable
+        assert durable or not waited
 
 
 def test_a_record_survives_json():
