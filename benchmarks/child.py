@@ -110,13 +110,14 @@ def large(patients: str, rank: str) -> dict[str, Any]:
 
 
 def federate(out: str, config: str) -> dict[str, Any]:
-    """Run a whole federation in one process; seconds of its parts beside the solver."""
-    from benchmarks.parts import watch
+    """Run a whole federation in one process; seconds of its rounds, and of parts of them."""
+    from benchmarks.parts import watch, watch_rounds
     from dpfact_flower.federate import federate as run
 
-    seconds = watch()
+    seconds, rounds = watch(), watch_rounds()
     run(json.loads(config) | {"out": out})
-    return {"parts": {part: sum(calls) for part, calls in seconds.items()}}
+    parts = {part: sum(calls) for part, calls in seconds.items()}
+    return {"rounds": rounds(), "parts": parts}
 
 
 def _peak_of_round(tensor: Any, data: str, rank: int, solver: str) -> dict[str, Any]:

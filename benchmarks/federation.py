@@ -51,12 +51,12 @@ def _sites(name: str, scale: Scale, plain: Mapping[str, Any]) -> list[Row]:
     for sites in _SITES:
         shares = {"shares": ",".join("1" * sites), "local": 0.0}
         run = _run("paper-mimic", scale.large // 4, {**plain, "rounds": _RAY_ROUNDS}, **shares)
-        rounds = Timing(tuple(r["seconds"] for r in run["rounds"][1:]))
+        rounds = Timing(tuple(run["seconds"][1:]))
         label = f"scaling {name}, sites: {sites}"
         found += [
             Row.of(f"{label}, a round", rounds, "ms/round", 1e3,
                    note=f"exact, {scale.large // 4:,} patients in all, sites in turn"),
-            Row(f"{label}, bytes", run["rounds"][-1]["bytes_up"] / 1e3, "kB/round", note="up"),
+            Row(f"{label}, bytes", run["last"]["bytes_up"] / 1e3, "kB/round", note="up"),
         ]  # fmt: skip
     return found
 
@@ -64,7 +64,10 @@ def _sites(name: str, scale: Scale, plain: Mapping[str, Any]) -> list[Row]:
 def _run(
     name: str, patients: int, settings: Mapping[str, Any], *, ray: bool = False, **changes: Any
 ) -> dict[str, Any]:
-    """Federate a preset in a fresh process, or in Ray; summary, rounds and parts of it."""
+    """Federate a preset in a fresh process, or in Ray; what its rounds and their parts took.
+
+    Of Ray there is what the server noted: a round until its last reply.
+    """
     with tempfile.TemporaryDirectory() as place:
         folder, out = Path(place) / "data", Path(place) / "run"
         folder.mkdir()
@@ -76,16 +79,19 @@ def _run(
         }  # fmt: skip
         if ray:
             _simulate(out, config)
-        parts = {} if ray else child("federate", str(out), json.dumps(config))["parts"]
+        timed = {} if ray else child("federate", str(out), json.dumps(config))
         summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
         solver: dict[int, float] = {}
         for site in cohort.sites:
             for line in _lines(Path(place) / "sites" / site.name / "bench" / "history.jsonl"):
                 solver[line["round"]] = solver.get(line["round"], 0.0) + line["seconds"]
         codes = sum(cohort.sites[0].tensor.feature_shape)
+        rounds = _lines(out / "history.jsonl")
         return {
-            "rounds": _lines(out / "history.jsonl"), "solver": solver, "summary": summary,
-            "payload": 4 * settings["rank"] * codes * len(cohort.sites), "parts": parts,
+            "seconds": timed.get("rounds", [r["seconds"] for r in rounds]),
+            "solver": [solver[r["round"]] for r in rounds],
+            "last": rounds[-1], "summary": summary, "parts": timed.get("parts", {}),
+            "payload": 4 * settings["rank"] * codes * len(cohort.sites),
         }  # fmt: skip
 
 
@@ -102,27 +108,26 @@ def _simulate(out: Path, config: Mapping[str, Any]) -> None:
 
 
 def _overhead(name: str, run: Mapping[str, Any], target: float | None = None) -> list[Row]:
-    # The first round loads machine code and data.
-    later = [(r["seconds"], run["solver"][r["round"]]) for r in run["rounds"][1:]]
+    rounds = list(zip(run["seconds"], run["solver"], strict=True))
+    later = rounds[1:]  # the first loads machine code and data
     shares = Timing(tuple(1 - solver / seconds for seconds, solver in later))
     rest = Timing(tuple(seconds - solver for seconds, solver in later))
-    summary = run["summary"]
-    total = 1 - summary["solver_seconds"] / summary["seconds"]
+    whole, solver = sum(run["seconds"]), sum(run["solver"])
     note = f"tau = {_TAU}; all but the solver, from round 2; sites in turn"
-    parts = {part: seconds / len(run["rounds"]) for part, seconds in run["parts"].items()}
+    parts = {part: seconds / len(rounds) for part, seconds in run["parts"].items()}
     return [
         Row.of(f"federation {name}: overhead of a round", shares, "share", target=target,
                note=note),
         Row.of(f"federation {name}: the same, in time", rest, "ms/round", 1e3,
                note=", ".join(f"{part} {1e3 * seconds:.0f}" for part, seconds in parts.items())),
-        Row(f"federation {name}: overhead of the run", total, "share",
-            note=f"{summary['rounds']} rounds: {summary['seconds']:.1f} s, of them solver "
-            f"{summary['solver_seconds']:.1f} s; start-up of the first included"),
+        Row(f"federation {name}: overhead of the run", 1 - solver / whole, "share",
+            note=f"{len(rounds)} rounds: {whole:.1f} s, of them solver {solver:.1f} s; start-up of "
+            "the first included"),
     ]  # fmt: skip
 
 
 def _bytes(name: str, run: Mapping[str, Any]) -> list[Row]:
-    last, payload = run["rounds"][-1], run["payload"]
+    last, payload = run["last"], run["payload"]
     return [
         Row(f"federation {name}: bytes {way} / float32 payload", last[f"bytes_{way}"] / payload,
             "x", note=f"{last[f'bytes_{way}']:,} B a round, of them {payload:,} B factors")

@@ -1,4 +1,4 @@
-"""Stopwatches around the parts of a federated run that are not the solver."""
+"""Stopwatches around the rounds of a federated run, and their parts that are not the solver."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from dpfact_flower.coordinator import Coordinator
 from dpfact_flower.privacy.ledger import Ledger
 from dpfact_flower.protocol import RoundRequest, SiteReply
 from dpfact_flower.state import SiteStore
+from dpfact_flower.strategy import DPFact
 
 PARTS: dict[str, tuple[tuple[Any, str], ...]] = {
     "measures": ((dpfact_flower.site, "measure"),),
@@ -35,6 +36,30 @@ def watch() -> dict[str, list[float]]:
         for owner, name in functions:
             setattr(owner, name, _timed(owner, name, seconds[part]))
     return seconds
+
+
+def watch_rounds() -> Callable[[], list[float]]:
+    """Time whole rounds from now on: from one's beginning to the next one's, the last to its end.
+
+    With it are Flower's own work, the update and the checkpoint, which no record of a round can
+    hold. Call what is returned for the seconds so far.
+    """
+    began: list[float] = []
+    ended: list[float] = []
+    ask, take = DPFact.configure_train, DPFact.aggregate_train
+
+    def configure_train(*arguments: Any, **more: Any) -> Any:
+        began.append(time.perf_counter())
+        return ask(*arguments, **more)
+
+    def aggregate_train(*arguments: Any, **more: Any) -> Any:
+        found = take(*arguments, **more)
+        ended.append(time.perf_counter())
+        return found
+
+    vars_of: Any = DPFact
+    vars_of.configure_train, vars_of.aggregate_train = configure_train, aggregate_train
+    return lambda: [b - a for a, b in zip(began, [*began[1:], *ended[-1:]], strict=True)]
 
 
 def _timed(owner: Any, name: str, seconds: list[float]) -> Any:
