@@ -38,7 +38,7 @@ class Payload:
 
 def ask(arrays: Sequence[NDArray[Any]], config: Mapping[str, Scalar]) -> RecordDict:
     """Content of a request, as the new-style strategy sends it."""
-    return RecordDict({_ARRAYS: _sent(arrays), _CONFIG: ConfigRecord(dict(config))})
+    return RecordDict({_ARRAYS: array_record(arrays), _CONFIG: ConfigRecord(dict(config))})
 
 
 def answer(
@@ -48,14 +48,14 @@ def answer(
     if not legacy:
         return RecordDict(
             {
-                _ARRAYS: _sent(arrays),
+                _ARRAYS: array_record(arrays),
                 _CONFIG: ConfigRecord(dict(config)),
                 _METRICS: MetricRecord({"num-examples": examples}),
             }
         )
     return RecordDict(
         {
-            f"{_LEGACY_ANSWER}.parameters": _sent(arrays),
+            f"{_LEGACY_ANSWER}.parameters": array_record(arrays),
             f"{_LEGACY_ANSWER}.metrics": ConfigRecord(dict(config)),
             f"{_LEGACY_ANSWER}.num_examples": MetricRecord({"num_examples": examples}),
             f"{_LEGACY_ANSWER}.status": ConfigRecord({"code": 0, "message": "Success"}),
@@ -85,7 +85,7 @@ def read(message: Message) -> Payload:
         raise MessageError(f"message: arrays cannot be read ({type(error).__name__})") from None
 
 
-def _sent(arrays: Sequence[NDArray[Any]]) -> ArrayRecord:
+def array_record(arrays: Sequence[NDArray[Any]]) -> ArrayRecord:
     """What `ArrayRecord` makes of arrays, byte by byte."""
     record = ArrayRecord()
     for number, array in enumerate(arrays):

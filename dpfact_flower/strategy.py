@@ -149,7 +149,7 @@ class DPFact(TrainOnlyStrategy):
     @property
     def arrays(self) -> ArrayRecord:
         """The global feature factors now."""
-        return ArrayRecord(list(self.coordinator.factors))
+        return records.array_record(self.coordinator.factors)
 
     def summary(self) -> None:
         """Log what this run is, as a tree."""
@@ -157,8 +157,7 @@ class DPFact(TrainOnlyStrategy):
         solver, privacy, run = coordinator.solver, coordinator.privacy, coordinator.run
         for line in (
             f"├── global factors: {[factor.shape for factor in coordinator.factors]}",
-            f"├── solver: {solver.solver}, tau={solver.tau}, eta={solver.eta:g}, "
-            f"gamma={solver.gamma:g}, mu={solver.mu:g}",
+            f"├── solver: {_in_force(solver)}",
             f"├── privacy: {privacy.privacy}, {coordinator.rounds} round(s)",
             f"├── quorum: {run.min_sites} site(s), {run.round_timeout:g} s a round",
             f"└── job: {run.job}"
@@ -270,3 +269,15 @@ class DPFact(TrainOnlyStrategy):
             time.sleep(_POLL_SECONDS)
         self.coordinator.check_connected(len(nodes), first=first)
         return nodes
+
+
+def _in_force(solver: SolverSettings) -> str:
+    """The solver's settings that act: of exact's, relative weights take the place of absolute."""
+    exact = solver.solver == "exact"
+    names = (
+        "tau",
+        *(() if exact else ("eta",)),
+        "pull" if exact and solver.pull > 0 else "gamma",
+        "off" if exact and solver.off > 0 else "mu",
+    )
+    return ", ".join([solver.solver, *(f"{name}={getattr(solver, name):g}" for name in names)])

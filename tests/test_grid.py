@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 import pytest
-from flwr.app import Error, Message, MessageType, RecordDict
+from flwr.app import Array, ArrayRecord, Error, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
@@ -97,6 +97,25 @@ def test_bytes_are_those_that_flower_stores_object_by_object(echo):
     assert records.serialised_bytes(one, other) == stored(one) + stored(other)
     content["config"]["b"] = "a longer text"
     assert records.serialised_bytes(one) == stored(one)
+
+
+def test_arrays_lie_in_a_record_as_flower_lays_them_there():
+    arrays = [np.arange(6, dtype=kind).reshape(2, 3) for kind in (np.float32, np.int32, np.float64)]
+    assert dict(records.array_record(arrays)) == dict(ArrayRecord(arrays))
+
+
+def test_an_array_that_is_not_as_its_record_says_is_read_by_its_own_header(echo):
+    InProcessGrid(echo, [{}])
+    content = records.ask([np.ones((2, 3), np.float32)], {})
+    data = content["arrays"]["0"].data
+    for dtype, shape, stype in (("int32", (2, 3), "numpy.ndarray"), ("float32", (3, 2), "other")):
+        content["arrays"]["0"] = Array(dtype, shape, stype, data)
+        message = Message(content, 2, MessageType.TRAIN)
+        if stype == "other":
+            with pytest.raises(records.MessageError, match=r"cannot be read \(TypeError\)"):
+                records.read(message)
+        else:
+            np.testing.assert_array_equal(records.read(message).arrays[0], np.ones((2, 3)))
 
 
 def test_an_error_reply_has_bytes_too(echo):

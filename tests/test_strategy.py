@@ -274,3 +274,25 @@ def test_a_second_start_goes_on():
     strategy.start(grid, num_rounds=2)
     strategy.start(grid)
     assert [record.round for record in strategy.coordinator.records] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("solver", "line"),
+    [
+        ({"solver": "psgd", "tau": 2, "mu": 0.5}, "psgd, tau=2, eta=0.01, gamma=5, mu=0.5"),
+        ({"solver": "exact", "off": 0.1}, "exact, tau=1, pull=0.05, off=0.1"),
+        ({"solver": "exact", "pull": 0.0, "mu": 2.0}, "exact, tau=1, gamma=5, mu=2"),
+    ],
+)
+def test_the_log_names_the_settings_that_act(solver, line, monkeypatch):
+    lines = []
+    monkeypatch.setattr("dpfact_flower.strategy.log", lambda _, text, *args: lines.append(args[0]))
+    privacy, run = PrivacySettings(privacy="none"), RunSettings(rounds=3, job="mine")
+    DPFact(SHAPE, solver=SolverSettings(rank=3, **solver), privacy=privacy, run=run).summary()
+    assert lines == [
+        "├── global factors: [(5, 3), (7, 3)]",
+        f"├── solver: {line}",
+        "├── privacy: none, 3 round(s)",
+        "├── quorum: 1 site(s), 600 s a round",
+        "└── job: mine",
+    ]
