@@ -230,10 +230,15 @@ def synthetic(settings: SyntheticSettings | str = "demo") -> Cohort:
     Raises
     ------
     SettingsError
-        If there is no such preset.
+        If there is no such preset, or something else is given.
     """
     if isinstance(settings, str):
         settings = preset(settings)
+    if not isinstance(settings, SyntheticSettings):
+        raise SettingsError(
+            "settings: need SyntheticSettings or the name of a preset, "
+            f"got {type(settings).__name__}"
+        )
     planting, drawing, seeing, dying = np.random.default_rng(settings.seed).spawn(4)
     planted = _plant(settings, planting)
     members = _members(settings, planted, drawing)
