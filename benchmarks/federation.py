@@ -89,7 +89,7 @@ def _run(
         rounds = _lines(out / "history.jsonl")
         return {
             "seconds": timed.get("rounds", [r["seconds"] for r in rounds]),
-            "solver": [solver[r["round"]] for r in rounds],
+            "solver": [solver.get(r["round"], 0.0) for r in rounds],  # none in patient mode
             "last": rounds[-1], "summary": summary, "parts": timed.get("parts", {}),
             "payload": 4 * settings["rank"] * codes * len(cohort.sites),
         }  # fmt: skip
