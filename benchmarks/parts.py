@@ -46,7 +46,8 @@ def watch_rounds() -> Callable[[], list[float]]:
     """
     began: list[float] = []
     ended: list[float] = []
-    ask, take = DPFact.configure_train, DPFact.aggregate_train
+    strategy: Any = DPFact
+    ask, take = strategy.configure_train, strategy.aggregate_train
 
     def configure_train(*arguments: Any, **more: Any) -> Any:
         began.append(time.perf_counter())
@@ -57,8 +58,7 @@ def watch_rounds() -> Callable[[], list[float]]:
         ended.append(time.perf_counter())
         return found
 
-    vars_of: Any = DPFact
-    vars_of.configure_train, vars_of.aggregate_train = configure_train, aggregate_train
+    strategy.configure_train, strategy.aggregate_train = configure_train, aggregate_train
     return lambda: [b - a for a, b in zip(began, [*began[1:], *ended[-1:]], strict=True)]
 
 
