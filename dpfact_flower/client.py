@@ -306,8 +306,7 @@ class _JobRecord:
         if state is None:
             return None
         release = release_unprotected(state.factors[1:])
-        self._ledger.charge(key, terms, release)  # refuses any but the one that was sent
-        return release
+        return release if self._ledger.has(key, terms, release) else None
 
     def state(self) -> SiteState | None:
         """The site's factors after the last round that was answered."""

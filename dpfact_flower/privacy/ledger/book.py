@@ -160,7 +160,7 @@ class Ledger:
         """
         shapes, payload = pack(release.arrays)
         digest = hashlib.sha256(payload).hexdigest()
-        events = tuple(event_row(place, event) for place, event in enumerate(release.events))
+        events = _rows(release)
         with self._transaction("IMMEDIATE") as connection:
             head = head_of(connection)
             if self._is_there(connection, key, (terms, shapes, digest), events):
@@ -188,6 +188,20 @@ class Ledger:
         if self._counted is not None:
             self._counted = head
         return head
+
+    def has(self, key: ReleaseKey, terms: str, release: Release) -> bool:
+        """Whether this very release is written down, so that it may be sent again.
+
+        Raises
+        ------
+        StateError
+            If the round has another release, a later one of the job was answered, or the job was
+            begun with other data.
+        """
+        shapes, payload = pack(release.arrays)
+        sent = (terms, shapes, hashlib.sha256(payload).hexdigest())
+        with self._transaction("DEFERRED") as connection:
+            return self._is_there(connection, key, sent, _rows(release))
 
     def events(self, job: str | None = None) -> tuple[ReleaseEvent, ...]:
         """Everything ever charged, or what was charged in one job, in order.
@@ -331,3 +345,8 @@ class Ledger:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
                 raise
+
+
+def _rows(release: Release) -> tuple[tuple[Any, ...], ...]:
+    """Columns of the release's events."""
+    return tuple(event_row(place, event) for place, event in enumerate(release.events))
