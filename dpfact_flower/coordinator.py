@@ -371,6 +371,8 @@ class Coordinator:
         except DPFactError as error:
             raise StateError(f"{path}: damaged checkpoint ({error})") from None
         self.records = found.records
+        # A line may be missing or cut off where the process died, or the disk was full.
+        self._note(path.with_name(HISTORY), [record.line for record in self.records])
         _logger.info("resumed from %s after round %d", path, self.finished_rounds)
 
 

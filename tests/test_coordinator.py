@@ -326,6 +326,22 @@ def test_a_history_that_somebody_changed_is_written_anew(tmp_path, what):
     assert [RoundRecord.from_dict(json.loads(line)) for line in lines] == coordinator.records
 
 
+@pytest.mark.parametrize("rounds", [3, 6], ids=["unfinished", "finished"])
+@pytest.mark.parametrize("damage", ["gone", "cut off", "a line behind"])
+def test_whoever_goes_on_finds_the_whole_history(tmp_path, rounds, damage):
+    done = run_rounds(make(tmp_path), rounds)
+    path = tmp_path / HISTORY
+    whole = path.read_bytes()
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(
+            whole[:-5] if damage == "cut off" else b"".join(whole.splitlines(True)[1:])
+        )
+    assert make(tmp_path, resume=True).records == done.records
+    assert path.read_bytes() == whole
+
+
 @pytest.mark.parametrize("durable", [True, False])
 def test_checkpoint_and_history_are_waited_for_where_they_should_be(tmp_path, monkeypatch, durable):
     waited = set()
