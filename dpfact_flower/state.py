@@ -134,7 +134,7 @@ class SiteStore:
             found = version(path)
         except FileNotFoundError:
             return None
-        self._begun = True
+        self._begun = self._simulation
         if self._simulation and (kept := _recent.get(found, self._fingerprint)):
             return kept
         try:

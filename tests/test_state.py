@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -150,6 +151,15 @@ def test_whoever_finds_the_folder_is_told_that_it_is_not_private(store):
     text = (store.folder / NOTICE).read_text(encoding="utf-8")
     assert "not private" in text
     assert "No noise protects them" in text
+
+
+def test_a_folder_that_is_taken_away_in_a_round_is_made_again(tmp_path):
+    make_store(tmp_path).save(make_state(1))
+    store = make_store(tmp_path)  # of the next message
+    assert_equal(store.load(1), make_state(1))
+    shutil.rmtree(store.folder)
+    store.save(make_state(2))
+    assert {path.name for path in store.folder.iterdir()} == {name_of(2), NOTICE}
 
 
 def test_before_the_first_round_there_is_nothing(store):
