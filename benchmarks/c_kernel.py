@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dpfact_flower.solver.kernels import Array
-from dpfact_flower.solver.sgd import Step
+from dpfact_flower.solver.kernels.sgd import Step
+from dpfact_flower.tensor.arrays import Array
 
 _SOURCE = Path(__file__).with_name("psgd.c")
 _FLAGS = (
@@ -61,7 +61,7 @@ class CKernel:
         self._library = ctypes.CDLL(str(library))
 
     def visit(self, stack: Array, anchors: Array, rows: Array, counts: Array, step: Step) -> None:
-        """As `dpfact_flower.solver.sgd.visit`, for joint steps at non-zeros of three modes."""
+        """As the kernels' `visit`, for joint steps at non-zeros of three modes."""
         visits, eta = ctypes.c_long(len(counts)), ctypes.c_float(step.eta)
         if step.gamma > 0:
             self._library.joint_elastic(

@@ -51,9 +51,9 @@ def answer(data: str, privacy: str) -> dict[str, Any]:
     from flwr.clientapp import ClientApp
 
     flower = {"seconds": time.perf_counter() - began, "cpu": time.process_time() - cpu}
-    from dpfact_flower import records
     from dpfact_flower.client_app import app
-    from dpfact_flower.grid import InProcessGrid
+    from dpfact_flower.runtime.grid import InProcessGrid
+    from dpfact_flower.wire import records
 
     assert isinstance(app, ClientApp)
     with tempfile.TemporaryDirectory() as state:
@@ -79,7 +79,8 @@ def load(data: str, rank: str, solver: str = "exact") -> dict[str, Any]:
 
 def only_round(data: str, rank: str, solver: str = "exact") -> dict[str, Any]:
     """Peak memory of one round; the tensor is read as it is, without checks and copies."""
-    from dpfact_flower.tensor import SparseTensor, load_npz
+    from dpfact_flower.machine.npy import load_npz
+    from dpfact_flower.tensor import SparseTensor
 
     arrays = load_npz(data, ())
     shape = tuple(arrays["shape"].tolist())
@@ -112,7 +113,7 @@ def large(patients: str, rank: str) -> dict[str, Any]:
 def federate(out: str, config: str) -> dict[str, Any]:
     """Run a whole federation in one process; seconds of its rounds, and of parts of them."""
     from benchmarks.parts import watch, watch_rounds
-    from dpfact_flower.federate import federate as run
+    from dpfact_flower.runtime.federate import federate as run
 
     seconds, rounds = watch(), watch_rounds()
     run(json.loads(config) | {"out": out})
@@ -126,7 +127,7 @@ def _peak_of_round(tensor: Any, data: str, rank: int, solver: str) -> dict[str, 
 
 
 def _round(tensor: Any, request: Any) -> None:
-    from dpfact_flower.site import run_round
+    from dpfact_flower.site.elastic import run_round
 
     run_round(tensor, None, request, site="bench", modes=("a", "b"), simulation=False)
 
@@ -170,9 +171,9 @@ def _request(data: str, rank: int, solver: str = "exact", privacy: str = "none")
 
 
 def _patient_request(sizes: tuple[int, ...], rank: int) -> Any:
-    from dpfact_flower.privacy.plan import plan_patient
-    from dpfact_flower.protocol import RoundRequest
+    from dpfact_flower.privacy.patient.plan import plan_patient
     from dpfact_flower.settings import PrivacySettings, SolverSettings
+    from dpfact_flower.wire.protocol import RoundRequest
 
     privacy = PrivacySettings(start_share=0.7, refine_rounds=1, bound=0.1)
     plan = plan_patient(privacy, sizes=sizes, rank=rank)
@@ -183,9 +184,9 @@ def _patient_request(sizes: tuple[int, ...], rank: int) -> Any:
 
 
 def _request_of(sizes: tuple[int, ...], rank: int, solver: str) -> Any:
-    from dpfact_flower.elastic import initial_factors
-    from dpfact_flower.protocol import RoundRequest
+    from dpfact_flower.server.rule import initial_factors
     from dpfact_flower.settings import PrivacySettings, SolverSettings
+    from dpfact_flower.wire.protocol import RoundRequest
 
     zeros = "none" if solver == "psgd" else "stratified"
     return RoundRequest(

@@ -8,12 +8,12 @@ from functools import wraps
 from typing import Any
 
 import dpfact_flower.site
-from dpfact_flower import records
-from dpfact_flower.coordinator import Coordinator
 from dpfact_flower.privacy.ledger import Ledger
-from dpfact_flower.protocol import RoundRequest, SiteReply
-from dpfact_flower.state import SiteStore
+from dpfact_flower.server.coordinator import Coordinator
+from dpfact_flower.site.store import SiteStore
 from dpfact_flower.strategy import DPFact
+from dpfact_flower.wire import records
+from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 
 PARTS: dict[str, tuple[tuple[Any, str], ...]] = {
     "measures": ((dpfact_flower.site, "measure"),),

@@ -11,7 +11,7 @@ from benchmarks.scale import Scale
 from benchmarks.solver import start
 from dpfact_flower.privacy import Noise
 from dpfact_flower.privacy.patient import release
-from dpfact_flower.privacy.statistics import BoundedSum, cooccurrence, refinement
+from dpfact_flower.privacy.patient.statistics import BoundedSum, cooccurrence, refinement
 from dpfact_flower.settings import PrivacySettings, SolverSettings
 from dpfact_flower.tensor import SparseTensor
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpfact_flower.coordinator import Coordinator
 from dpfact_flower.data.synthetic import preset, synthetic
-from dpfact_flower.protocol import RoundRequest
+from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.tensor import SparseTensor
+from dpfact_flower.wire.protocol import RoundRequest
 
 
 @dataclass(frozen=True)

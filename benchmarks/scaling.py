@@ -11,15 +11,15 @@ import numpy as np
 from benchmarks.rows import Row, timed
 from benchmarks.scale import Scale
 from benchmarks.solver import ETA, in_turn, start, step_of
-from dpfact_flower.privacy.statistics import refinement
+from dpfact_flower.machine.threads import in_order, thread_count
+from dpfact_flower.privacy.patient.statistics import refinement
 from dpfact_flower.settings import SolverSettings
-from dpfact_flower.site import scaled
+from dpfact_flower.site.round import scaled
 from dpfact_flower.solver import exact, psgd
-from dpfact_flower.solver.kernels import stack_factors
-from dpfact_flower.solver.order import visits
-from dpfact_flower.solver.sgd import visit
+from dpfact_flower.solver.kernels.order import visits
+from dpfact_flower.solver.kernels.sgd import visit
 from dpfact_flower.tensor import SparseTensor
-from dpfact_flower.threads import in_order, thread_count
+from dpfact_flower.tensor.stack import stack_factors
 
 _SHARES = (8, 4, 2, 1)
 _RANKS = (10, 20, 50, 100)

@@ -12,14 +12,16 @@ import numpy as np
 from benchmarks.rows import Row, Timing, timed
 from benchmarks.scale import Scale, first_request
 from dpfact_flower.settings import SolverSettings
-from dpfact_flower.site import initial_state, local_settings, scaled
+from dpfact_flower.site.elastic import initial_state
+from dpfact_flower.site.round import local_settings, scaled
 from dpfact_flower.solver import exact, psgd
-from dpfact_flower.solver.fibres import Fibres
-from dpfact_flower.solver.kernels import Array, stack_factors
+from dpfact_flower.solver.kernels.fibres import Fibres
+from dpfact_flower.solver.kernels.order import visits, zero_visits
+from dpfact_flower.solver.kernels.sgd import Step, visit
 from dpfact_flower.solver.mttkrp import stacked_mttkrp
-from dpfact_flower.solver.order import visits, zero_visits
-from dpfact_flower.solver.sgd import Step, visit
 from dpfact_flower.tensor import Factors, SparseTensor
+from dpfact_flower.tensor.arrays import Array
+from dpfact_flower.tensor.stack import stack_factors
 
 _MORE = 4
 """Iterations by which two calls of exact differ: their difference is free of a call's set-up."""

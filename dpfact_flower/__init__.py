@@ -13,16 +13,17 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from dpfact_flower.client import DPFactClient
-    from dpfact_flower.cp import CPModel, factor_match_score
     from dpfact_flower.data.site_data import Cohort, SiteData
     from dpfact_flower.data.vocabulary import Vocabulary
     from dpfact_flower.errors import DPFactError
-    from dpfact_flower.federate import federate
-    from dpfact_flower.grid import InProcessGrid
+    from dpfact_flower.runtime.federate import federate
+    from dpfact_flower.runtime.grid import InProcessGrid
     from dpfact_flower.settings import PrivacySettings, RunSettings, SiteSettings, SolverSettings
     from dpfact_flower.solver import solve
     from dpfact_flower.strategy import DPFact
     from dpfact_flower.tensor import SparseTensor
+    from dpfact_flower.tensor.cp import CPModel
+    from dpfact_flower.tensor.match import factor_match_score
 
 _HOMES = {
     "CPModel": "cp",

@@ -1,9 +1,10 @@
 """Flower's entry point at a site: the ClientApp.
 
-One app serves both generations of strategies (see `dpfact_flower.records`). In a deployment the
-site's node config says who it is and what it allows (`SiteSettings`). In simulation, which Flower
-marks by giving a node `partition-id` and `num-partitions`, the partition picks a site of the run
-config's data.
+One app serves both generations of strategies. In a deployment the site's node config says who it
+is and what it allows (`SiteSettings`). In simulation, which Flower marks by giving a node
+`partition-id` and `num-partitions`, the partition picks a site of the run config's data.
+
+For an app with mods: ``app = ClientApp(mods=[...])``, then ``app.train()(train)``.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from pathlib import Path
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
-from dpfact_flower import records
-from dpfact_flower.client import DPFactClient, RoundRefusedError, load_site, log_privately
-from dpfact_flower.data.site_data import site_files
+from dpfact_flower.client import DPFactClient, RoundRefusedError
+from dpfact_flower.data.site_data import load_site, site_files
 from dpfact_flower.errors import MessageError, PrivacyRefusedError, SettingsError
-from dpfact_flower.logs import use_flower_handler
-from dpfact_flower.protocol import public_reason
+from dpfact_flower.machine.logs import use_flower_handler
 from dpfact_flower.settings import AppSettings, SiteSettings, refuse_unknown
+from dpfact_flower.site.disclosure import log_privately, public_reason
+from dpfact_flower.site.rules import site_rules
+from dpfact_flower.wire import records
 
 _CLIENT_APP_RAISED = 2  # flwr's ErrorCode.CLIENT_APP_RAISED_EXCEPTION
 _SIMULATION_KEYS = {"partition-id", "num-partitions"}
@@ -32,9 +34,8 @@ app = ClientApp()
 def train(message: Message, context: Context) -> Message:
     """Answer one round, or say with a code that it failed."""
     try:
-        payload = records.read(message)
-        arrays, examples, config = client_for(context).fit(payload.arrays, payload.config)
-        content = records.answer(arrays, examples, config, legacy=payload.legacy)
+        asked = records.read_request(message)
+        content = records.answer(*client_for(context).fit(asked.arrays, asked.config))
     except RoundRefusedError as error:
         return Message(Error(_CLIENT_APP_RAISED, str(error)), reply_to=message)
     except Exception as error:  # nothing an error says may reach the server
@@ -88,6 +89,7 @@ def _simulated_client(context: Context) -> DPFactClient:
             "data-path": str(files[partition]),
             "state-dir": str(app_settings.sites_folder),
             "allow-privacy": "none,paper,patient",
+            "allow-rules": ",".join(site_rules.names()),
         }
     )
     return DPFactClient(load_site(Path(settings.data_path)), settings, simulation=True)

@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Sequence
 from logging import INFO
-from pathlib import Path
+from typing import Unpack
 
 from flwr.common import (
     EvaluateIns,
@@ -26,10 +26,10 @@ from flwr.server.client_manager import ClientManager
 from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import Strategy
 
-from dpfact_flower.coordinator import Coordinator, Failure
 from dpfact_flower.errors import MessageError
-from dpfact_flower.protocol import SiteReply
-from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
+from dpfact_flower.server.coordinator import Coordinator, CoordinatorOptions
+from dpfact_flower.server.history import Failure
+from dpfact_flower.wire.protocol import SiteReply
 
 
 class DPFact(Strategy):
@@ -51,26 +51,8 @@ class DPFact(Strategy):
             return ServerAppComponents(strategy=strategy, config=config)
     """
 
-    def __init__(
-        self,
-        feature_shape: Sequence[int],
-        *,
-        solver: SolverSettings | None = None,
-        privacy: PrivacySettings | None = None,
-        run: RunSettings | None = None,
-        vocabulary: str = "",
-        run_dir: str | Path | None = None,
-        resume: bool = False,
-    ) -> None:
-        self.coordinator = Coordinator(
-            feature_shape,
-            solver=solver,
-            privacy=privacy,
-            run=run,
-            vocabulary=vocabulary,
-            run_dir=run_dir,
-            resume=resume,
-        )
+    def __init__(self, feature_shape: Sequence[int], **options: Unpack[CoordinatorOptions]) -> None:
+        self.coordinator = Coordinator(feature_shape, **options)
         self._resumed = self.coordinator.finished_rounds
         self._asked = 0
         self._bytes_down = 0

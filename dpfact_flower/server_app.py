@@ -5,8 +5,9 @@ from __future__ import annotations
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from dpfact_flower.logs import use_flower_handler
-from dpfact_flower.serve import serve
+from dpfact_flower.machine.logs import use_flower_handler
+from dpfact_flower.runtime.config import RunConfig
+from dpfact_flower.runtime.serve import serve
 
 use_flower_handler()
 app = ServerApp()
@@ -15,4 +16,4 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run DPFact with the run config's settings and leave a run folder."""
-    serve(grid, context.run_config)
+    serve(grid, RunConfig.read(context.run_config))

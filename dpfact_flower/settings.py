@@ -31,7 +31,7 @@ from typing import (
     get_type_hints,
 )
 
-from dpfact_flower.errors import SettingsError
+from dpfact_flower.errors import DataError, SettingsError
 
 Scalar = bool | int | float | str
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
@@ -243,6 +243,11 @@ class PrivacySettings(Settings):
             )
 
     @property
+    def own_rule(self) -> str:
+        """Name of the mode's own rule, for runs that name none."""
+        return "patient" if self.privacy == "patient" else "elastic"
+
+    @property
     def codes_kept(self) -> tuple[int, ...]:
         """Codes to keep of each mode; empty where the vocabularies stay as they are."""
         return tuple(int(size) for size in self.codes.split("x")) if self.codes else ()
@@ -287,6 +292,10 @@ class RunSettings(Settings):
     wait_timeout: float = setting(
         300.0, "seconds to wait for the quorum to connect", low=0, high=86_400, open_low=True
     )
+    rule: str = setting(
+        "", "what replies do to the global model: elastic, patient, or one that server and sites "
+        "have registered; empty: that of the privacy mode", pattern=NAME,
+    )  # fmt: skip
     elastic_step: float = setting(
         0.0,
         "server's elastic step per site; 0: eta * gamma (psgd), 1 / sites (exact)",
@@ -379,6 +388,10 @@ class SiteSettings(Settings):
     budget_delta: float = setting(
         1e-5, "delta at which max-epsilon is counted, whatever delta the run names",
         low=0, high=0.5, open_low=True,
+    )  # fmt: skip
+    allow_rules: str = setting(
+        "elastic,patient", "rules this site takes part in, separated by commas",
+        pattern=rf"{NAME}(,{NAME})*",
     )  # fmt: skip
     max_rank: int = setting(200, "largest rank this site computes", low=1)
     max_tau: int = setting(50, "most local passes a round this site computes", low=1)
@@ -520,3 +533,16 @@ def _checked(field: dataclasses.Field[Any], hint: Any, value: Any) -> Scalar:
     if (hint is float and not math.isfinite(value)) or below or above:
         raise SettingsError(f"{name}: must lie in {_range(field)}; got {_shown(value)}")
     return cast(Scalar, value)
+
+
+def check_name(what: str, name: object) -> None:
+    """Refuse a name that could not stand in a file name, a message or a log.
+
+    Raises
+    ------
+    DataError
+        Naming what the name is of, and the allowed form.
+    """
+    if not isinstance(name, str) or not re.fullmatch(NAME, name):
+        shown = repr(name)[:80] if isinstance(name, str) else type(name).__name__
+        raise DataError(f"{what}: must match {NAME}; got {shown}")

@@ -5,18 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from logging import INFO
-from pathlib import Path
+from typing import Unpack
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from dpfact_flower import records
-from dpfact_flower.coordinator import Coordinator, Failure
 from dpfact_flower.errors import MessageError, SettingsError
-from dpfact_flower.protocol import SiteReply, checked_factors
-from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
+from dpfact_flower.server.coordinator import Coordinator, CoordinatorOptions
+from dpfact_flower.server.history import Failure
+from dpfact_flower.settings import SolverSettings
+from dpfact_flower.wire import records
+from dpfact_flower.wire.protocol import SiteReply, checked_factors
 
 _POLL_SECONDS = 0.2
 
@@ -44,15 +45,9 @@ class DPFact(TrainOnlyStrategy):
     ----------
     feature_shape : sequence of int
         Number of codes of each feature mode, as `SparseTensor.feature_shape`.
-    solver, privacy, run : settings, optional
-    vocabulary : str, optional
-        Digest of the feature vocabularies, checked by every site that has one.
-    run_dir : path, optional
-        Folder of the run: checkpoint and history are written there after each round.
-    resume : bool
-        Go on with the unfinished run in `run_dir`.
-    durable : bool
-        As `Coordinator` has it.
+    **options
+        `solver`, `privacy`, `run`, `vocabulary`, `run_dir`, `resume`, `durable` and `rule`, each as
+        of `dpfact_flower.server.coordinator.Coordinator`.
 
     Examples
     --------
@@ -67,28 +62,8 @@ class DPFact(TrainOnlyStrategy):
         result = strategy.start(grid)
     """
 
-    def __init__(
-        self,
-        feature_shape: Sequence[int],
-        *,
-        solver: SolverSettings | None = None,
-        privacy: PrivacySettings | None = None,
-        run: RunSettings | None = None,
-        vocabulary: str = "",
-        run_dir: str | Path | None = None,
-        resume: bool = False,
-        durable: bool = True,
-    ) -> None:
-        self.coordinator = Coordinator(
-            feature_shape,
-            solver=solver,
-            privacy=privacy,
-            run=run,
-            vocabulary=vocabulary,
-            run_dir=run_dir,
-            resume=resume,
-            durable=durable,
-        )
+    def __init__(self, feature_shape: Sequence[int], **options: Unpack[CoordinatorOptions]) -> None:
+        self.coordinator = Coordinator(feature_shape, **options)
         self._resumed = self.coordinator.finished_rounds
         self._sent: list[Message] = []
         self._began = 0.0
@@ -245,7 +220,7 @@ class DPFact(TrainOnlyStrategy):
         if reply.has_error():
             return Failure(self._who(node), f"error {reply.error.code}: {reply.error.reason}")
         try:
-            payload = records.read(reply)
+            payload = records.read_reply(reply)
             outcome = SiteReply.from_wire(payload.arrays, payload.config, shapes)
         except MessageError as error:
             return Failure(self._who(node), str(error))

@@ -18,17 +18,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfact_flower.coordinator import Coordinator
 from dpfact_flower.data.site_data import Cohort
-from dpfact_flower.elastic import initial_factors
-from dpfact_flower.patient_site import PatientRound
 from dpfact_flower.privacy import Noise, Release, mu_for_epsilon, sigma_of
-from dpfact_flower.protocol import SiteReply
+from dpfact_flower.server.coordinator import Coordinator
+from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
-from dpfact_flower.site import run_round
+from dpfact_flower.site.elastic import run_round
+from dpfact_flower.site.patient import PatientRound
+from dpfact_flower.site.store import SiteState
 from dpfact_flower.solver import solve
-from dpfact_flower.state import SiteState
 from dpfact_flower.tensor import Factors, SparseTensor
+from dpfact_flower.wire.protocol import SiteReply
 from simulation.baselines import Snapshot
 
 NO_NOISE = 1e5

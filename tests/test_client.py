@@ -11,16 +11,17 @@ import pytest
 
 import dpfact_flower.client
 import dpfact_flower.site
-from dpfact_flower.client import DPFactClient, RoundRefusedError, load_site
+from dpfact_flower.client import DPFactClient, RoundRefusedError
+from dpfact_flower.data.site_data import load_site
 from dpfact_flower.data.vocabulary import joint_digest
-from dpfact_flower.elastic import initial_factors
 from dpfact_flower.errors import DataError, DivergenceError, SettingsError
 from dpfact_flower.privacy import ReleaseEvent, account
 from dpfact_flower.privacy.ledger import LEDGER, Ledger
-from dpfact_flower.protocol import RoundRequest
+from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import PrivacySettings, SiteSettings, SolverSettings
-from dpfact_flower.state import SiteState, SiteStore
+from dpfact_flower.site.store import SiteState, SiteStore
 from dpfact_flower.tensor import SparseTensor
+from dpfact_flower.wire.protocol import RoundRequest
 
 PAPER = SolverSettings(rank=4, solver="psgd", clip=1.0, eta=1e-3)
 
@@ -243,13 +244,13 @@ def test_a_state_that_no_ledger_row_vouches_for_is_not_gone_on_from(data, tmp_pa
         with pytest.raises(RoundRefusedError):
             fit(make_noisy_client(data, tmp_path), replace(request, round=2))
     begun = []
-    solved = dpfact_flower.site.solved
+    solved = dpfact_flower.site.round.solved
 
     def watch(tensor, start, *arguments, **named):
         begun.append(start)
         return solved(tensor, start, *arguments, **named)
 
-    monkeypatch.setattr("dpfact_flower.site.solved", watch)
+    monkeypatch.setattr("dpfact_flower.site.round.solved", watch)
     fit(make_noisy_client(data, tmp_path), replace(request, round=2))
     (start,) = begun
     assert start.round == 1
@@ -436,7 +437,10 @@ def test_an_over_budget_request_is_refused_before_any_patient_is_looked_at(
         raise AssertionError("looked at the patients")
 
     client = make_noisy_client(data, tmp_path, max_epsilon=0.01)
-    for place in ("dpfact_flower.site.run_round", "dpfact_flower.site.LocalRound.run"):
+    for place in (
+        "dpfact_flower.site.elastic.run_round",
+        "dpfact_flower.site.elastic.LocalRound.run",
+    ):
         monkeypatch.setattr(place, touch)
     request = make_request(data, solver=PAPER, privacy=PrivacySettings(privacy="paper"))
     assert "max-epsilon is 0.01" in refusal(client, request, caplog)
@@ -447,7 +451,7 @@ def test_whatever_fails_on_the_data_leaves_as_one_code(client, data, monkeypatch
     def fail(*_args, **_kwargs):
         raise error
 
-    monkeypatch.setattr("dpfact_flower.site.run_round", fail)
+    monkeypatch.setattr("dpfact_flower.site.elastic.run_round", fail)
     with pytest.raises(RoundRefusedError, match=r"^dpfact:failed "):
         fit(client, make_request(data))
 
@@ -463,7 +467,7 @@ def test_an_unwritable_diary_does_not_undo_a_release(client, data, monkeypatch):
     def fail(*_args):
         raise OSError("no space")
 
-    monkeypatch.setattr("dpfact_flower.state.SiteStore.note", fail)
+    monkeypatch.setattr("dpfact_flower.site.store.SiteStore.note", fail)
     arrays, _, _ = fit(client, make_request(data))
     assert np.isfinite(arrays[0]).all()
 
@@ -538,7 +542,7 @@ def test_an_unexpected_error_keeps_its_text_from_server_and_log(client, data, ca
     def fail(*_args, **_kwargs):
         raise ValueError("could not convert 'Jane Doe MRN 12345'")
 
-    monkeypatch.setattr("dpfact_flower.site.run_round", fail)
+    monkeypatch.setattr("dpfact_flower.site.elastic.run_round", fail)
     text = refusal(client, make_request(data), caplog)
     assert "unexpected ValueError" in text
     assert "Jane" not in text

@@ -11,14 +11,14 @@ from flwr.clientapp import ClientApp
 from flwr.compat.common import recorddict_compat as compat
 from flwr.serverapp.strategy import FedAvg
 
-from dpfact_flower import records
 from dpfact_flower.client import DPFactClient
 from dpfact_flower.client_app import app
-from dpfact_flower.coordinator import Coordinator
-from dpfact_flower.elastic import initial_factors
-from dpfact_flower.grid import InProcessGrid
-from dpfact_flower.protocol import RoundRequest
+from dpfact_flower.runtime.grid import InProcessGrid
+from dpfact_flower.server.coordinator import Coordinator
+from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import PrivacySettings, SiteSettings, SolverSettings
+from dpfact_flower.wire import records
+from dpfact_flower.wire.protocol import RoundRequest
 
 
 @pytest.fixture

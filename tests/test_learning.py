@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 import dpfact_flower
-from dpfact_flower.coordinator import Coordinator
-from dpfact_flower.cp import factor_match_score, match_columns
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.data.synthetic import preset, synthetic
-from dpfact_flower.federate import federate
-from dpfact_flower.protocol import SiteReply
-from dpfact_flower.run_folder import PHENOTYPES, SUMMARY, read_json, read_model
+from dpfact_flower.evaluation.run_folder import PHENOTYPES, SUMMARY, read_json, read_model
+from dpfact_flower.runtime.federate import federate
+from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
-from dpfact_flower.site import run_round
+from dpfact_flower.site.elastic import run_round
+from dpfact_flower.tensor.match import factor_match_score, match_columns
+from dpfact_flower.wire.protocol import SiteReply
 
 NONE = PrivacySettings(privacy="none")
 DEMO = SolverSettings(rank=12, off=0.3, mu_from_round=21)

@@ -11,10 +11,10 @@ from flwr.server.client_manager import SimpleClientManager
 
 from dpfact_flower.client_app import app as client_app
 from dpfact_flower.errors import QuorumError
-from dpfact_flower.federate import federate
-from dpfact_flower.grid import InProcessGrid
+from dpfact_flower.evaluation.run_folder import read_model
 from dpfact_flower.legacy import DPFact
-from dpfact_flower.run_folder import read_model
+from dpfact_flower.runtime.federate import federate
+from dpfact_flower.runtime.grid import InProcessGrid
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 
 SOLVER = SolverSettings(rank=4)

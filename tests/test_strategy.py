@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
-from dpfact_flower import records
 from dpfact_flower.client_app import app as client_app
-from dpfact_flower.elastic import elastic_average
 from dpfact_flower.errors import QuorumError, SettingsError
-from dpfact_flower.grid import InProcessGrid
+from dpfact_flower.runtime.grid import InProcessGrid
+from dpfact_flower.server.elastic import elastic_average
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.strategy import DPFact
+from dpfact_flower.wire import records
 
 SHAPE = (5, 7)
 SOLVER = SolverSettings(rank=3)
@@ -44,7 +44,7 @@ class FakeGrid(InProcessGrid):
 
 def reply(site: object, value: float = 0.5, shapes=((5, 3), (7, 3)), dtype=np.float32):
     arrays = [np.full(shape, value, dtype) for shape in shapes]
-    return records.answer(arrays, 1, {"site": site}, legacy=False)
+    return records.answer(arrays, 1, {"site": site})
 
 
 def one_round(strategy: DPFact, grid: FakeGrid):

@@ -35,7 +35,7 @@ from dpfact_flower.client import DPFactClient, RoundRefusedError
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.privacy import ReleaseEvent
 from dpfact_flower.privacy.ledger import Ledger, LedgerRow
-from dpfact_flower.state import SiteStore
+from dpfact_flower.site.store import SiteStore
 
 _ACCURACY = 0.01
 """Standard error of the cost that is measured from the messages, as a share of it."""

@@ -27,7 +27,7 @@ from dpfact_flower.audit.subject import (
     plain_factors,
     random_selection,
 )
-from dpfact_flower.privacy.plan import PlannedRelease
+from dpfact_flower.privacy.patient.plan import PlannedRelease
 
 Floats = NDArray[np.float64]
 _BOUNDS = (0.1, 1.0)

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from dpfact_flower import client
 from dpfact_flower.audit.finding import Finding, Tell, failed
 from dpfact_flower.audit.ledger import audit_ledger
 from dpfact_flower.audit.likelihood import audit_likelihood
@@ -19,6 +18,7 @@ from dpfact_flower.audit.subject import Subject, subsample
 from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.errors import DPFactError, SettingsError
 from dpfact_flower.settings import PrivacySettings, SolverSettings
+from dpfact_flower.site.answer import NEW_LEDGERS
 
 AUDITS = ("sensitivity", "noise", "likelihood", "ledger")
 """Names of the audits, in the order in which they run."""
@@ -97,16 +97,12 @@ def _new_ledgers_expected() -> Iterator[None]:
 
     A site's people are told to stop when they see that warning, so it may not come for nothing.
     """
-    logger = logging.getLogger(client.__name__)
-
-    def is_other(record: logging.LogRecord) -> bool:
-        return record.msg != client.NEW_LEDGER
-
-    logger.addFilter(is_other)
+    logger = logging.getLogger(NEW_LEDGERS)
+    before, logger.disabled = logger.disabled, True
     try:
         yield
     finally:
-        logger.removeFilter(is_other)
+        logger.disabled = before
 
 
 def _guarded(

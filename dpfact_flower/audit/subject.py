@@ -22,13 +22,13 @@ from numpy.typing import NDArray
 from dpfact_flower.client import DPFactClient
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.errors import MessageError, SettingsError
-from dpfact_flower.patient_site import PatientRound
 from dpfact_flower.privacy import Release
-from dpfact_flower.privacy.plan import PatientPlan, PlannedRelease, plan_patient
-from dpfact_flower.protocol import RoundRequest, SiteReply
+from dpfact_flower.privacy.patient.plan import PatientPlan, PlannedRelease, plan_patient
 from dpfact_flower.settings import PrivacySettings, SiteSettings, SolverSettings
-from dpfact_flower.state import SiteState
+from dpfact_flower.site.patient import PatientRound
+from dpfact_flower.site.store import SiteState
 from dpfact_flower.tensor import Factors, SparseTensor
+from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 
 Integers = NDArray[np.int64]
 SIGMA = 2**24

@@ -16,10 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfact_flower.data.vocabulary import Vocabulary, check_name
+from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError
-from dpfact_flower.files import Version, replacing, version
-from dpfact_flower.tensor import SparseTensor, load_npz
+from dpfact_flower.machine.files import Version, replacing, version
+from dpfact_flower.machine.npy import load_npz
+from dpfact_flower.settings import check_name
+from dpfact_flower.tensor import SparseTensor
 
 _FORMAT = 1
 _TRUTH = "truth"
@@ -436,3 +438,24 @@ def _load_truth(folder: Path) -> Truth:
         raise DataError(f"{path}: factors must be named factor1, factor2, ...") from None
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
+
+
+def load_site(path: str | Path) -> SiteData:
+    """A site's data file, kept in memory for as long as the file stays the same.
+
+    Raises
+    ------
+    DataError
+        If it is missing or invalid.
+    """
+    path = Path(path)
+    try:
+        found = version(path)
+    except OSError:
+        return SiteData.load(path)  # says what is wrong
+    return _load_version(found)
+
+
+@lru_cache(maxsize=16)  # one process may play many sites
+def _load_version(file: Version) -> SiteData:
+    return SiteData.load(file.path)

@@ -11,14 +11,13 @@ import csv
 import hashlib
 import io
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from dpfact_flower.errors import DataError
-from dpfact_flower.settings import NAME
+from dpfact_flower.settings import check_name
 
 _CODE_COLUMNS = ("code", "icd9_code", "icd_code")
 _DESCRIPTION_COLUMNS = ("description", "long_title")
@@ -231,19 +230,6 @@ def load_codes(path: str | Path, name: str) -> Vocabulary:
 def joint_digest(vocabularies: Iterable[Vocabulary]) -> str:
     """Digests of all feature modes in the tensor's order, joined by commas."""
     return ",".join(vocabulary.digest for vocabulary in vocabularies)
-
-
-def check_name(what: str, name: object) -> None:
-    """Refuse a name that could not stand in a file name, a message or a log.
-
-    Raises
-    ------
-    DataError
-        Naming what the name is of, and the allowed form.
-    """
-    if not isinstance(name, str) or not re.fullmatch(NAME, name):
-        shown = repr(name)[:80] if isinstance(name, str) else type(name).__name__
-        raise DataError(f"{what}: must match {NAME}; got {shown}")
 
 
 def _from_list(text: str, name: str) -> Vocabulary:

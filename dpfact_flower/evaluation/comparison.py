@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dpfact_flower.evaluation.run_folder import read_summary
 from dpfact_flower.privacy import SEEDED_CLAIM, rounded_up
-from dpfact_flower.run_folder import read_summary
 
 
 def comparison(folders: Sequence[Path]) -> str:

@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfact_flower.coordinator import Coordinator
-from dpfact_flower.cp import CPModel, factor_match_score
 from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.errors import StateError
 from dpfact_flower.evaluation.phenotypes import shared_table, site_usage
 from dpfact_flower.evaluation.prediction import predict_mortality
-from dpfact_flower.state import SiteStore
+from dpfact_flower.server.coordinator import Coordinator
+from dpfact_flower.site.store import SiteStore
+from dpfact_flower.tensor.cp import CPModel
+from dpfact_flower.tensor.match import factor_match_score
 
 
 def site_stores(coordinator: Coordinator, cohort: Cohort, sites_folder: Path) -> list[SiteStore]:

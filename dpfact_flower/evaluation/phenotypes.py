@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.linear_model import LogisticRegression
 
-from dpfact_flower.cp import CPModel
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError
 from dpfact_flower.tensor import Factors
+from dpfact_flower.tensor.cp import CPModel
 
 _SMALL = 10
 _FEWEST = 5

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfact_flower.coordinator import RoundRecord
 from dpfact_flower.errors import DataError, MissingDependencyError
+from dpfact_flower.server.history import RoundRecord
 
 try:
     from matplotlib.axes import Axes
@@ -109,7 +109,7 @@ def traffic(records: Sequence[RoundRecord]) -> Figure:
     Parameters
     ----------
     records : sequence of RoundRecord
-        As `dpfact_flower.run_folder.read_history` gives them.
+        As `dpfact_flower.server.history.read_history` gives them.
 
     Raises
     ------

@@ -25,8 +25,8 @@ from sklearn.preprocessing import StandardScaler
 
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.errors import DataError
+from dpfact_flower.machine.threads import one_blas_thread
 from dpfact_flower.tensor import SparseTensor
-from dpfact_flower.threads import one_blas_thread
 
 _ITERATIONS = 2000
 _OVERALL = -1

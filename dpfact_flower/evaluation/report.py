@@ -16,22 +16,21 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from dpfact_flower.coordinator import RoundRecord
 from dpfact_flower.errors import DataError, MissingDependencyError
 from dpfact_flower.evaluation import words
-from dpfact_flower.files import replacing
-from dpfact_flower.privacy import SEEDED_CLAIM, rounded_up
-from dpfact_flower.privacy.scope import NEIGHBOURS, NOT_COVERED, UNITS
-from dpfact_flower.run_folder import (
+from dpfact_flower.evaluation.run_folder import (
     PHENOTYPES,
     REPORT,
     check_keys,
     read_config,
-    read_history,
     read_json,
     read_model,
     read_summary,
 )
+from dpfact_flower.machine.files import replacing
+from dpfact_flower.privacy import SEEDED_CLAIM, rounded_up
+from dpfact_flower.privacy.scope import NEIGHBOURS, NOT_COVERED, UNITS
+from dpfact_flower.server.history import RoundRecord, read_history
 from dpfact_flower.settings import (
     AppSettings,
     PrivacySettings,

@@ -10,7 +10,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dpfact_flower.coordinator import Coordinator
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import MissingDependencyError, StateError
@@ -19,6 +18,7 @@ from dpfact_flower.evaluation.phenotypes import top_codes
 from dpfact_flower.privacy import NO_CLAIM, Guarantee, ReleaseEvent, account
 from dpfact_flower.privacy.ledger import LEDGER, Ledger
 from dpfact_flower.privacy.scope import NEIGHBOURS, NOT_COVERED, UNITS
+from dpfact_flower.server.coordinator import Coordinator
 
 PAPER_BYTES_PER_SECOND = 15e6
 """The paper's assumed transfer rate, 15 MB/s."""

@@ -1,14 +1,12 @@
 """The one door: whatever leaves a site is bounded, perturbed and charged here.
 
-`events` says what happened, `accounting` what it cost, `mechanism` makes it happen. The bridge to
+`events` says what happened, `conversions` and `guarantee` what it cost; `release` is what may leave,
+with noise from `noise_source` and `noise`: in mode patient made by `patient`, in mode paper by
+`paper`. `ledger` keeps what a site released. The bridge to
 Opacus is `dpfact_flower.privacy.opacus_accountant`; it imports torch, so nothing here imports it.
 """
 
-from dpfact_flower.privacy.accounting import (
-    Figure,
-    Guarantee,
-    PaperPlan,
-    account,
+from dpfact_flower.privacy.conversions import (
     compose_parallel,
     compose_serial,
     delta_gaussian,
@@ -17,12 +15,8 @@ from dpfact_flower.privacy.accounting import (
     epsilon_proposition_2_8,
     epsilon_zcdp_tight,
     mu_for_epsilon,
-    paper_rho,
-    plan_paper,
     rho_for_epsilon,
     rho_of,
-    rho_theorem_4_1,
-    rounded_up,
     sigma_of,
 )
 from dpfact_flower.privacy.events import (
@@ -32,17 +26,19 @@ from dpfact_flower.privacy.events import (
     SEEDED_CLAIM,
     ReleaseEvent,
 )
-from dpfact_flower.privacy.mechanism import (
+from dpfact_flower.privacy.guarantee import Figure, Guarantee, account, rounded_up
+from dpfact_flower.privacy.noise_source import Noise
+from dpfact_flower.privacy.paper import (
     BoundedFactors,
-    Noise,
-    Release,
+    PaperPlan,
+    paper_rho,
     perturb,
+    plan_paper,
     planned_events,
     psgd_sensitivity,
-    release_nothing,
-    release_unprotected,
-    replay,
+    rho_theorem_4_1,
 )
+from dpfact_flower.privacy.release import Release, release_nothing, release_unprotected, replay
 
 __all__ = [
     "NO_CLAIM",

@@ -1,7 +1,7 @@
 """What left a site: one immutable record per perturbed array, apart from what it costs.
 
 An event holds everything an accountant needs and nothing about the data. Costs are in
-`dpfact_flower.privacy.accounting`; the records are made in `dpfact_flower.privacy.mechanism`.
+`conversions` and `guarantee`; the records are made where releases are, in `paper` and `patient`.
 """
 
 from __future__ import annotations

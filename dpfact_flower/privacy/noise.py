@@ -23,9 +23,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfact_flower.compiled import compiled
 from dpfact_flower.errors import SettingsError
-from dpfact_flower.privacy.accounting import DISCRETE_SLACK
+from dpfact_flower.machine.compiled import compiled
+from dpfact_flower.privacy.conversions import DISCRETE_SLACK
 from dpfact_flower.privacy.events import at_least_one
 
 SIGMA_BITS = 24

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dpfact_flower.errors import MissingDependencyError, SettingsError
-from dpfact_flower.privacy.accounting import compose_serial, epsilon_zcdp_tight
+from dpfact_flower.privacy.conversions import compose_serial, epsilon_zcdp_tight
 from dpfact_flower.privacy.events import ReleaseEvent, at_least_one, positive
 
 _root = logging.getLogger()

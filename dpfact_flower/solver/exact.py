@@ -17,22 +17,17 @@ import scipy.linalg
 from numpy.typing import NDArray
 
 from dpfact_flower.errors import DivergenceError
+from dpfact_flower.machine.threads import thread_count
 from dpfact_flower.settings import SolverSettings
-from dpfact_flower.solver.choice import kernels, vectors
-from dpfact_flower.solver.columns import descend
-from dpfact_flower.solver.fibres import fibres_of
-from dpfact_flower.solver.kernels import Array, stack_factors
+from dpfact_flower.solver.kernels.choice import vectors
+from dpfact_flower.solver.kernels.columns import descend
+from dpfact_flower.solver.kernels.fibres import fibres_of
 from dpfact_flower.solver.mttkrp import stacked_mttkrp
-from dpfact_flower.solver.objective import (
-    LocalResult,
-    elastic,
-    gram,
-    group_norm,
-    hadamard,
-    loss,
-)
+from dpfact_flower.solver.objective import LocalResult, elastic, group_norm, loss
 from dpfact_flower.tensor import Factors, SparseTensor
-from dpfact_flower.threads import thread_count
+from dpfact_flower.tensor.arrays import Array
+from dpfact_flower.tensor.cp import gram, hadamard
+from dpfact_flower.tensor.stack import stack_factors
 
 _SWEEPS = 2
 """Column sweeps over a feature factor per MTTKRP: they cost little beside it."""
@@ -129,7 +124,9 @@ class _Site:
         """Update A; the MTTKRP of mode 1 with the new A where that is known, and <X, M> before."""
         mu, q = self.settings.mu, self._others(0)
         if mu == 0 and vectors():
-            product, before, self.grams[0] = kernels("patients").update_rows(
+            from dpfact_flower.solver.kernels.vector import patients  # noqa: PLC0415  # see `choice`
+
+            product, before, self.grams[0] = patients.update_rows(
                 self.fibres, self.stack, q,
                 floor=self.floor, sweeps=_PATIENT_SWEEPS, threads=self.threads,
             )  # fmt: skip

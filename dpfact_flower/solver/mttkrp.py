@@ -14,11 +14,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dpfact_flower.solver.choice import kernels
-from dpfact_flower.solver.fibres import Fibres
-from dpfact_flower.solver.kernels import Array, aligned_zeros, stack_factors
+from dpfact_flower.machine.threads import in_batches, thread_count
+from dpfact_flower.solver.kernels.choice import fibre_kernels
+from dpfact_flower.solver.kernels.fibres import Fibres
 from dpfact_flower.tensor import SparseTensor
-from dpfact_flower.threads import in_batches, thread_count
+from dpfact_flower.tensor.arrays import Array
+from dpfact_flower.tensor.stack import aligned_zeros, stack_factors
 
 
 def mttkrp(tensor: SparseTensor, factors: Sequence[Array], mode: int) -> Array:
@@ -46,7 +47,7 @@ def stacked_mttkrp(fibres: Fibres, stack: Array, mode: int, *, threads: int | No
     ----------
     fibres : Fibres
     stack : ndarray of float32 or float64
-        As of `dpfact_flower.solver.kernels.stack_factors`.
+        As of `dpfact_flower.tensor.stack.stack_factors`.
     mode : int in [0, N)
     threads : int, optional
         Default: `thread_count`.
@@ -62,7 +63,7 @@ def stacked_mttkrp(fibres: Fibres, stack: Array, mode: int, *, threads: int | No
         If the environment asks for kernels that there are not.
     """
     tensor, size, width = fibres.tensor, fibres.tensor.shape[mode], stack.shape[1]
-    add_fibres = kernels("fibres").add_fibres
+    add_fibres = fibre_kernels().add_fibres
     entries = (tensor.indices, tensor.values, fibres.starts)
     patients = aligned_zeros(size if mode == 0 else 0, width, stack.dtype)
 

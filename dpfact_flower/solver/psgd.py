@@ -24,14 +24,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpfact_flower.errors import DivergenceError
-from dpfact_flower.fit import SquaredError
 from dpfact_flower.settings import SolverSettings
-from dpfact_flower.solver.kernels import Array, row_offsets, stack_factors
-from dpfact_flower.solver.objective import LocalResult, elastic, gram, group_norm, loss
-from dpfact_flower.solver.order import entries_by_row, first_entries, visits, zero_visits
+from dpfact_flower.solver.kernels.order import entries_by_row, first_entries, visits, zero_visits
+from dpfact_flower.solver.kernels.sgd import squares as squares_of
+from dpfact_flower.solver.kernels.sgd import visit
+from dpfact_flower.solver.kernels.step import Step
+from dpfact_flower.solver.objective import LocalResult, elastic, group_norm, loss
 from dpfact_flower.solver.prox import shrink_columns
-from dpfact_flower.solver.sgd import Step, fit, visit
 from dpfact_flower.tensor import Factors, SparseTensor
+from dpfact_flower.tensor.arrays import Array
+from dpfact_flower.tensor.cp import gram
+from dpfact_flower.tensor.error import SquaredError
+from dpfact_flower.tensor.stack import row_offsets, stack_factors
 
 _GROWTH = 1.05
 _MAX_HALVINGS = 40
@@ -156,7 +160,7 @@ class _Site:
         tensor, settings, factors = self.tensor, self.settings, self.factors(stack)
         with np.errstate(over="ignore", invalid="ignore"):
             patients = gram(factors[0])
-            squares, inner = fit(stack, tensor.indices, tensor.values, self.offsets)
+            squares, inner = squares_of(stack, tensor.indices, tensor.values, self.offsets)
             if settings.zeros == "none":
                 error = 0.5 * squares
             else:

@@ -13,14 +13,15 @@ from operator import add
 
 import numpy as np
 
-from dpfact_flower.cp import CPModel
 from dpfact_flower.data.site_data import Cohort
-from dpfact_flower.elastic import initial_factors
-from dpfact_flower.fit import SquaredError
-from dpfact_flower.protocol import RoundRequest
+from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import PrivacySettings, SolverSettings
-from dpfact_flower.site import initial_state, scaled, stream
+from dpfact_flower.site.elastic import initial_state
+from dpfact_flower.site.round import scaled, stream
 from dpfact_flower.tensor import Factors, SparseTensor
+from dpfact_flower.tensor.cp import CPModel
+from dpfact_flower.tensor.error import SquaredError
+from dpfact_flower.wire.protocol import RoundRequest
 
 
 @dataclass(frozen=True, eq=False)

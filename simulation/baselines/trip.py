@@ -26,8 +26,8 @@ import scipy.linalg
 from numpy.typing import NDArray
 
 from dpfact_flower.solver.mttkrp import mttkrp
-from dpfact_flower.solver.objective import gram, hadamard
 from dpfact_flower.tensor import Factors, SparseTensor
+from dpfact_flower.tensor.cp import gram, hadamard
 
 _RTOL = 1e-6
 """Eigenvalues of a Gram matrix, relative to the largest, that float32 sums can't tell from 0."""

@@ -18,14 +18,14 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from dpfact_flower import records
-from dpfact_flower.coordinator import RoundRecord
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.errors import QuorumError, SettingsError
-from dpfact_flower.grid import InProcessGrid
+from dpfact_flower.runtime.grid import InProcessGrid
+from dpfact_flower.server.history import RoundRecord
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.strategy import TrainOnlyStrategy
 from dpfact_flower.tensor import Factors, SparseTensor
+from dpfact_flower.wire import records
 from simulation.baselines import Snapshot, site_tensors, start
 from simulation.baselines.trip import (
     TripState,
@@ -88,9 +88,8 @@ def trip_app(client_fn: Callable[[Context], TripClient]) -> ClientApp:
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        payload = records.read(message)
-        arrays, examples, config = client_fn(context).fit(payload.arrays, payload.config)
-        content = records.answer(arrays, examples, config, legacy=payload.legacy)
+        asked = records.read_request(message)
+        content = records.answer(*client_fn(context).fit(asked.arrays, asked.config))
         return Message(content, reply_to=message)
 
     return app
@@ -158,7 +157,7 @@ class Trip(TrainOnlyStrategy):
         """
         got = self._all_of(server_round, replies)
         modes = len(self.consensus)
-        arrays = [tuple(records.read(reply).arrays) for reply in got]
+        arrays = [tuple(records.read_reply(reply).arrays) for reply in got]
         none = TripState.initial(self.consensus).multipliers
         self.consensus = consensus_of(
             [own[:modes] for own in arrays], [own[modes:] or none for own in arrays], self.omega

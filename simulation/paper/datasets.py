@@ -88,15 +88,15 @@ def available(name: str) -> bool:
 def load(name: str) -> Cohort:
     """The cohort of a data set."""
     if name == "eicu":
-        from dpfact_flower.data import eicu  # noqa: PLC0415 - DuckDB is slow to import
+        from dpfact_flower.data.readers import eicu  # noqa: PLC0415 - DuckDB is slow to import
 
         return eicu.read(open_data() / _FOLDERS[name])
     if name == "mimic3":
-        from dpfact_flower.data import mimic3  # noqa: PLC0415
+        from dpfact_flower.data.readers import mimic3  # noqa: PLC0415
 
         return mimic3.read(open_data() / _FOLDERS[name])
     if name == "synpuf":
-        from dpfact_flower.data import synpuf  # noqa: PLC0415
+        from dpfact_flower.data.readers import synpuf  # noqa: PLC0415
 
         codes = load_codes(open_data() / "mimic3_demo" / "D_ICD_PROCEDURES.csv", "procedures")
         return synpuf.read(open_data() / _FOLDERS[name], valid_procedures=codes)

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from dpfact_flower.cp import factor_match_score
 from dpfact_flower.tensor import Factors
+from dpfact_flower.tensor.match import factor_match_score
 from simulation.paper.datasets import DELTA, Dataset
 from simulation.paper.jobs import Job, Results
 from simulation.paper.plan import Plan

@@ -18,16 +18,19 @@ from typing import Any
 import numpy as np
 
 import dpfact_flower
-from dpfact_flower.files import replacing
-from dpfact_flower.run_folder import read_json
-from dpfact_flower.tensor import Factors, load_npz
+from dpfact_flower.evaluation.run_folder import read_json
+from dpfact_flower.machine.files import replacing
+from dpfact_flower.machine.npy import load_npz
+from dpfact_flower.tensor import Factors
 
 _HERE = Path(__file__).parent
 _PACKAGE = Path(dpfact_flower.__file__).parent
+_ROOMS = (
+    "data", "estimation", "machine", "privacy", "runtime", "server", "site", "solver", "tensor", "wire",
+)  # fmt: skip
 _CODE = (
-    *(path for path in sorted(_PACKAGE.glob("*.py")) if not path.name.startswith("cli")),
-    *(path for room in ("data", "postprocess", "privacy", "solver")
-      for path in sorted((_PACKAGE / room).glob("*.py"))),
+    *sorted(_PACKAGE.glob("*.py")),
+    *(path for room in _ROOMS for path in sorted((_PACKAGE / room).rglob("*.py"))),
     *(_PACKAGE / "evaluation" / name for name in ("prediction.py", "phenotypes.py")),
     *sorted((_HERE.parent / "baselines").glob("*.py")),
     _HERE.parent / "systems.py",

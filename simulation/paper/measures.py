@@ -17,7 +17,6 @@ import numpy as np
 import scipy.sparse
 from numpy.typing import NDArray
 
-from dpfact_flower.cp import CPModel
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.evaluation.phenotypes import phenotype_table, shared_table, top_codes
 from dpfact_flower.evaluation.prediction import (
@@ -26,13 +25,13 @@ from dpfact_flower.evaluation.prediction import (
     split_scores,
     training_masks,
 )
-from dpfact_flower.fit import SquaredError
 from dpfact_flower.settings import SolverSettings
-from dpfact_flower.site import scaled
+from dpfact_flower.site.round import scaled
 from dpfact_flower.solver.exact import update_patients
 from dpfact_flower.solver.mttkrp import mttkrp
-from dpfact_flower.solver.objective import gram, hadamard
 from dpfact_flower.tensor import Factors, SparseTensor
+from dpfact_flower.tensor.cp import CPModel, gram, hadamard
+from dpfact_flower.tensor.error import SquaredError
 from simulation.baselines import Snapshot
 from simulation.baselines.trip import least_squares_patients
 

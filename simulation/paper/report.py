@@ -12,7 +12,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from dpfact_flower.evaluation.plots import STYLE
-from dpfact_flower.run_folder import write_json
+from dpfact_flower.evaluation.run_folder import write_json
 from simulation.paper.systems import SYSTEMS
 from simulation.paper.verdicts import Verdict
 

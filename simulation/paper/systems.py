@@ -18,16 +18,16 @@ from typing import Any
 import numpy as np
 
 from dpfact_flower.client_app import app as client_app
-from dpfact_flower.coordinator import RoundRecord
-from dpfact_flower.cp import factor_match_score
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.data.synthetic import synthetic
 from dpfact_flower.data.vocabulary import joint_digest
 from dpfact_flower.evaluation.prediction import code_presence, code_volume
-from dpfact_flower.grid import InProcessGrid
+from dpfact_flower.runtime.grid import InProcessGrid
+from dpfact_flower.server.history import RoundRecord
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.strategy import DPFact
 from dpfact_flower.tensor import Factors
+from dpfact_flower.tensor.match import factor_match_score
 from simulation.baselines import Snapshot, pooled
 from simulation.baselines.centralised import centralised
 from simulation.baselines.cp_als import cp_als

@@ -12,17 +12,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dpfact_flower import patient_site
 from dpfact_flower.audit import subject as subject_module
 from dpfact_flower.client import DPFactClient
-from dpfact_flower.patient_site import PatientRound
 from dpfact_flower.privacy import Noise, Release
 from dpfact_flower.privacy.ledger import Ledger
-from dpfact_flower.privacy.mechanism import replay
 from dpfact_flower.privacy.noise import SIGMA
-from dpfact_flower.privacy.statistics import BoundedSum
-from dpfact_flower.site import RoundOutcome
-from dpfact_flower.state import SiteState
+from dpfact_flower.privacy.patient.statistics import BoundedSum
+from dpfact_flower.privacy.release import replay
+from dpfact_flower.site import patient as patient_site
+from dpfact_flower.site.patient import PatientRound
+from dpfact_flower.site.round import RoundOutcome
+from dpfact_flower.site.store import SiteState
 
 FAR = 100.0
 """A bound that no patient reaches."""

@@ -5,7 +5,8 @@ table of ``docs/how-to/audit.md`` is made of it.
 """
 
 import pytest
-from mutants import MUTANTS, SLOW_MUTANTS
+
+from tests.audit.mutants import MUTANTS, SLOW_MUTANTS
 
 
 def shown(measured):

@@ -4,7 +4,6 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from cells import cells_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +15,7 @@ from dpfact_flower.data.cooccurrence import (
 )
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, SettingsError
+from tests.data.readers.cells import cells_of
 
 MODES = ("procedures", "diagnoses", "drugs")
 CODES = ("01", "1", "x")

@@ -9,7 +9,6 @@ from sklearn.decomposition import NMF
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
-from dpfact_flower.cp import factor_match_score
 from dpfact_flower.data.synthetic import (
     PRESETS,
     SyntheticSettings,
@@ -21,6 +20,7 @@ from dpfact_flower.errors import SettingsError
 from dpfact_flower.evaluation.prediction import code_presence
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver import solve
+from dpfact_flower.tensor.match import factor_match_score
 
 SMALL = {"patients": 600, "modes": "procedures:20:2,diagnoses:30:3", "phenotypes": 5}
 

@@ -4,7 +4,7 @@ import pytest
 
 from dpfact_flower.errors import DataError
 from dpfact_flower.evaluation.comparison import comparison
-from dpfact_flower.federate import federate
+from dpfact_flower.runtime.federate import federate
 
 RUNS = {
     "open": ({"privacy": "none", "rounds": 2}, "none", "-"),

@@ -8,11 +8,11 @@ import pytest
 import scipy.stats
 from sklearn.linear_model import LogisticRegression
 
-from dpfact_flower.cp import CPModel
 from dpfact_flower.data.synthetic import preset, synthetic, true_memberships
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError
 from dpfact_flower.evaluation.phenotypes import has_phenotype, phenotype_table, site_usage
+from dpfact_flower.tensor.cp import CPModel
 
 VOCABULARIES = (
     Vocabulary("procedures", tuple(f"P{i}" for i in range(6)), tuple("uvwxyz")),

@@ -3,9 +3,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from dpfact_flower.coordinator import Failure, RoundRecord
 from dpfact_flower.errors import DataError
 from dpfact_flower.evaluation import plots
+from dpfact_flower.server.history import Failure, RoundRecord
 
 NORMS = [[4.0, 0.0, 1.0], [0.0, 30.0, 0.3], [0.0, 0.0, 0.0]]
 USAGE = {

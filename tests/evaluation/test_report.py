@@ -15,11 +15,11 @@ from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, MissingDependencyError
 from dpfact_flower.evaluation.report import write_report
-from dpfact_flower.federate import federate
-from dpfact_flower.grid import InProcessGrid
+from dpfact_flower.evaluation.run_folder import read_json, write_json
 from dpfact_flower.privacy import NO_CLAIM, PAPER_CLAIM, SEEDED_CLAIM, rounded_up
-from dpfact_flower.run_folder import read_json, write_json
-from dpfact_flower.serve import serve
+from dpfact_flower.runtime.federate import federate
+from dpfact_flower.runtime.grid import InProcessGrid
+from dpfact_flower.runtime.serve import serve
 
 PUBLIC = {"rounds": 3, "rank": 4, "privacy": "none"}
 PAPER = {"rounds": 3, "rank": 4, "privacy": "paper", "solver": "psgd", "clip": 1.0, "eta": 1e-3,

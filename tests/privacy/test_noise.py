@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from dpfact_flower.compiled import compiled
 from dpfact_flower.errors import SettingsError
+from dpfact_flower.machine.compiled import compiled
 from dpfact_flower.privacy import noise
 from dpfact_flower.privacy.noise import SIGMA, SIGMA_BITS, discrete_gaussian, gaussian_slack
 

@@ -24,7 +24,7 @@ from dpfact_flower.privacy import (
     epsilon_gaussian,
     epsilon_zcdp_tight,
 )
-from dpfact_flower.privacy.accounting import OPACUS_RDP
+from dpfact_flower.privacy.conversions import OPACUS_RDP
 from dpfact_flower.privacy.opacus_accountant import ZCDPAccountant, epsilon_rdp_opacus, register
 
 HISTORIES = [

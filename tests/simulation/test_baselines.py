@@ -4,15 +4,17 @@ import numpy as np
 import pytest
 import pyttb
 
-from dpfact_flower.coordinator import Coordinator
-from dpfact_flower.cp import CPModel, factor_match_score
 from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import QuorumError, SettingsError
-from dpfact_flower.grid import InProcessGrid
+from dpfact_flower.runtime.grid import InProcessGrid
+from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
-from dpfact_flower.site import initial_state, stream
+from dpfact_flower.site.elastic import initial_state
+from dpfact_flower.site.round import stream
 from dpfact_flower.tensor import SparseTensor
+from dpfact_flower.tensor.cp import CPModel
+from dpfact_flower.tensor.match import factor_match_score
 from simulation.baselines import by_site, joined, pooled, site_tensors, start
 from simulation.baselines.centralised import centralised
 from simulation.baselines.cp_als import cp_als, to_pyttb, weighted

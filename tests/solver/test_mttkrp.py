@@ -5,15 +5,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpfact_flower.residuals import squared_error
+from dpfact_flower.machine.compiled import WIDTH
 from dpfact_flower.settings import SolverSettings
-from dpfact_flower.solver.choice import VARIABLE
+from dpfact_flower.solver.error import squared_error
 from dpfact_flower.solver.exact import exact, update_patients
-from dpfact_flower.solver.fibres import BLOCK, Fibres
-from dpfact_flower.solver.kernels import WIDTH, slices, stack_factors
+from dpfact_flower.solver.kernels.choice import VARIABLE
+from dpfact_flower.solver.kernels.fibres import BLOCK, Fibres
+from dpfact_flower.solver.kernels.vector.patients import update_rows
 from dpfact_flower.solver.mttkrp import mttkrp, stacked_mttkrp
-from dpfact_flower.solver.patients_vector import update_rows
 from dpfact_flower.tensor import SparseTensor
+from dpfact_flower.tensor.stack import slices, stack_factors
 
 SHAPES = [(7, 5), (7, 5, 6), (5, 4, 3, 6), (4, 3, 3, 2, 5)]
 RANKS = [3, 11, 20, 70, 130]  # one register or less, more, and more than a slice has

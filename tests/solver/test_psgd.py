@@ -12,17 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-import dpfact_flower.tensor as tensor_module
-from dpfact_flower.cp import squared_error
+import dpfact_flower.tensor.sparse as tensor_module
 from dpfact_flower.data.synthetic import synthetic
 from dpfact_flower.errors import DivergenceError
 from dpfact_flower.settings import SolverSettings
-from dpfact_flower.solver.choice import VARIABLE
-from dpfact_flower.solver.kernels import model_values, row_offsets
-from dpfact_flower.solver.order import visits, zero_visits
+from dpfact_flower.solver.kernels.choice import VARIABLE
+from dpfact_flower.solver.kernels.order import visits, zero_visits
 from dpfact_flower.solver.prox import shrink_columns
 from dpfact_flower.solver.psgd import psgd
 from dpfact_flower.tensor import SparseTensor
+from dpfact_flower.tensor.cp import squared_error
+from dpfact_flower.tensor.stack import model_values, row_offsets
 
 SHAPES = [(9, 5), (7, 5, 6), (5, 4, 3, 6)]
 

@@ -35,7 +35,7 @@ from dpfact_flower.privacy.ledger.rows import (
     records_of,
     unpack,
 )
-from dpfact_flower.privacy.mechanism import Release, replay
+from dpfact_flower.privacy.release import Release, replay
 
 
 class Ledger:

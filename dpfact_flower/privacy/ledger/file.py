@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfact_flower.errors import StateError
-from dpfact_flower.files import private_folder, remove_leftovers, sync_folder
+from dpfact_flower.machine.files import private_folder, remove_leftovers, sync_folder
 
 LEDGER = "ledger.sqlite"
 """Name of the file in a site's folder."""

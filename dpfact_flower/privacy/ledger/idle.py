@@ -12,7 +12,7 @@ import sqlite3
 from pathlib import Path
 from threading import Lock
 
-from dpfact_flower.files import Version, version
+from dpfact_flower.machine.files import Version, version
 
 _MOST = 16
 

@@ -1,0 +1,5 @@
+"""The `dpfact` command."""
+
+from dpfact_flower.cli.main import app, main
+
+__all__ = ["app", "main"]

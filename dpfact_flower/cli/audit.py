@@ -1,0 +1,118 @@
+"""`dpfact audit`: whether patient mode does what it claims, on a site's own settings and data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from dpfact_flower.cli.options import APP_FOLDER, FlowerApp, Set, run_config
+from dpfact_flower.errors import SettingsError
+
+if TYPE_CHECKING:
+    from dpfact_flower.audit import Finding
+    from dpfact_flower.audit.run import Watch
+    from dpfact_flower.data.site_data import Cohort, SiteData
+    from dpfact_flower.runtime.config import RunConfig
+
+# What the command needs is imported inside it: `dpfact --help` must not wait for numba.
+# ruff: noqa: PLC0415
+
+_console = Console()
+_WIDE = 120
+"""Columns from which on a table has room for details."""
+
+Data = Annotated[
+    str,
+    typer.Option(help="Folder that dpfact data wrote, a site's .npz file, or synthetic:PRESET."),
+]
+Site = Annotated[str, typer.Option(help="Which site of a folder; default its first.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Fewer trials: finds gross faults alone.")]
+Seed = Annotated[int, typer.Option(help="Of what the auditor chooses; noise has none.", min=0)]
+
+
+def audit(
+    data: Data = "synthetic:demo",
+    settings: Set = None,
+    site: Site = "",
+    quick: Quick = False,
+    seed: Seed = 0,
+    flower_app: FlowerApp = APP_FOLDER,
+) -> None:
+    """Audit patient mode: sensitivity, noise, an adversary, the ledger; exit code 1 on a failure.
+
+    Nothing is sent, no budget is spent, and no state-dir but the audit's own is touched.
+    """
+    from dpfact_flower.audit import audit as run_audits
+    from dpfact_flower.runtime.config import RunConfig
+
+    config = RunConfig.read(run_config(flower_app, settings, data=data))
+    audited = _load(config, data)
+    with _progress() as watch:
+        findings = run_audits(
+            audited,
+            config.solver,
+            config.privacy,
+            site=site,
+            quick=quick,
+            seed=seed,
+            watch=watch,
+        )
+    _console.print(_table(findings))
+    failed = sum(not finding.passed for finding in findings)
+    if failed:
+        _console.print(f"[red]{failed} of {len(findings)} checks failed[/red]: do not release")
+        raise typer.Exit(1)
+    _console.print(f"all {len(findings)} checks passed; audits find faults, they prove nothing")
+
+
+def _load(config: RunConfig, data: str) -> Cohort | SiteData:
+    """A cohort, or one hospital's own file; synthetic data is made in memory."""
+    from dpfact_flower.data.site_data import Cohort, SiteData
+    from dpfact_flower.data.synthetic import preset, synthetic
+
+    if not data:
+        raise SettingsError("data: an audit needs data")
+    if config.app.synthetic_preset:
+        return synthetic(preset(config.app.synthetic_preset))
+    path = Path(data).expanduser()
+    return SiteData.load(path) if path.is_file() else Cohort.load(path)
+
+
+@contextmanager
+def _progress() -> Iterator[Watch]:
+    """A bar for each audit; where the output is no terminal, nothing is drawn."""
+    from dpfact_flower.audit import AUDITS
+
+    columns = (TextColumn("{task.description:<12}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        tasks = {name: bars.add_task(name, total=1.0, start=False) for name in AUDITS}
+
+        def watch(name: str, share: float) -> None:
+            bars.start_task(tasks[name])
+            bars.update(tasks[name], completed=share)
+
+        yield watch
+
+
+def _table(findings: Sequence[Finding]) -> Table:
+    """A row a check; in a narrow window details are left out, but for what failed."""
+    table = Table("check", "measured", "allowed", "", title="Audit")
+    wide = _console.width >= _WIDE
+    detailed = wide or not all(finding.passed for finding in findings)
+    if detailed:
+        table.add_column("what was measured")
+    for finding in findings:
+        verdict = "[green]passed[/green]" if finding.passed else "[red]FAILED[/red]"
+        row = [escape(finding.name), f"{finding.measured:.5g}", finding.allowed_text, verdict]
+        if detailed:
+            row.append(escape(finding.detail) if wide or not finding.passed else "")
+        table.add_row(*row)
+    return table

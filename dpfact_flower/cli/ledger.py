@@ -1,0 +1,224 @@
+"""`dpfact ledger`: what a site has released and what it cost, for its privacy officer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from dpfact_flower.cli.options import AsJson
+from dpfact_flower.errors import StateError
+
+if TYPE_CHECKING:
+    from dpfact_flower.privacy import Guarantee, ReleaseEvent
+    from dpfact_flower.privacy.ledger import Head, LedgerRow
+
+# What each command needs is imported inside it: `dpfact --help` must not wait for SciPy.
+# ruff: noqa: PLC0415
+
+ledger_app = typer.Typer(
+    help="Show and check a site's record of releases; it stays at the site.", no_args_is_help=True
+)
+_console = Console()
+
+Folder = Annotated[Path, typer.Argument()]
+Site = Annotated[str, typer.Option(help="Which site, where the state-dir has several.")]
+Delta = Annotated[
+    float, typer.Option(help="Delta of every epsilon shown; the site's own is budget-delta.")
+]
+Noted = Annotated[
+    str, typer.Option(help="A head noted earlier, ROWS:HASH: shows whether newer rows have gone.")
+]
+
+
+@ledger_app.command("show")
+def show(folder: Folder, site: Site = "", delta: Delta = 1e-5, as_json: AsJson = False) -> None:
+    """Every release, what it cost, and the totals; nothing of the released values.
+
+    FOLDER is the site's folder, or the state-dir that it lies in.
+    """
+    from dpfact_flower.privacy.ledger import Ledger
+
+    with Ledger(_find(folder, site), create=False) as ledger:
+        # No damage goes unsaid, and no total is printed over it.
+        ledger.events()
+        head, rows, path = ledger.head(), ledger.rows(), ledger.path
+    if as_json:
+        # Not through rich, which would wrap the lines.
+        typer.echo(json.dumps(_as_dict(path, rows, head, delta), indent=1, allow_nan=False))
+        return
+    if rows:
+        _console.print(_table(rows, delta))
+    for line in _totals(rows, delta):
+        _console.print(line, markup=False, soft_wrap=True)
+    _console.print(f"head {head}", soft_wrap=True)
+
+
+@ledger_app.command("verify")
+def verify(folder: Folder, site: Site = "", noted: Noted = "") -> None:
+    """Check file, hash chain, released bytes and costs; exit code 1 if anything is wrong.
+
+    FOLDER is the site's folder, or the state-dir that it lies in.
+    """
+    from dpfact_flower.privacy.ledger import Head, Ledger
+
+    place = _find(folder, site)
+    expected = Head.parse(noted) if noted else None
+    try:
+        with Ledger(place, create=False) as ledger:
+            head, problems = ledger.head(), ledger.verify(expected)
+    except StateError as error:  # so damaged that it does not open
+        problems, head = [str(error)], None
+    for problem in problems:
+        _console.print("[red]problem[/red]", escape(problem), soft_wrap=True)
+    if problems or head is None:
+        raise typer.Exit(1)
+    _console.print(f"OK: {head.rows} rows, head {head}", soft_wrap=True)
+    if expected is None:
+        _console.print(
+            "whether the newest rows are all there shows only against a head noted earlier "
+            "(--noted; the site logs one with every charge)",
+            soft_wrap=True,
+        )
+
+
+def _find(folder: Path, site: str) -> Path:
+    """The site's folder.
+
+    Raises
+    ------
+    StateError
+        If there is no ledger, or it must be said whose.
+    """
+    from dpfact_flower.privacy.ledger import LEDGER
+
+    folder = folder.expanduser()
+    if (folder / LEDGER).exists() and site in ("", folder.resolve().name):
+        return folder
+    found = {path.parent.name: path.parent for path in sorted(folder.glob(f"*/{LEDGER}"))}
+    if site in found:
+        return found[site]
+    if not found:
+        whose = f" of site {site!r}" if site else ""
+        raise StateError(f"{folder}: no {LEDGER}{whose} here or one folder below")
+    if len(found) == 1 and not site:
+        return next(iter(found.values()))
+    raise StateError(f"--site: need one of {', '.join(found)}; got {site!r}")
+
+
+def _table(rows: Sequence[LedgerRow], delta: float) -> Table:
+    """One line an event; the running total stands at the last event of a release."""
+    from dpfact_flower.privacy import rounded_up
+
+    title = f"Releases; epsilon is the running total at delta {delta:g}"
+    table = Table(title=title, show_edge=False, pad_edge=False)  # fits into 80 columns
+    for name, width in (("when, UTC", 10), ("job", 8), ("what", 10)):
+        table.add_column(name, overflow="fold", min_width=width)
+    for name in ("sensitivity", "sigma", "rho", "epsilon"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row, running in zip(rows, _running(rows, delta), strict=True):
+        place = (row.recorded[:16].replace("T", " "), escape(row.job))
+        for event in row.events:
+            last = event is row.events[-1]
+            table.add_row(
+                *place,
+                escape(event.name) + (" [red](seeded: not private)[/red]" if event.seeded else ""),
+                f"{event.sensitivity:.4g}",
+                f"{event.sigma:.4g}",
+                f"{event.rho:.4g}",
+                rounded_up(running.headline.epsilon) if last and running else "",
+            )
+        if not row.events:
+            what = "[red]values without noise[/red]" if row.unprotected else "nothing left the site"
+            table.add_row(
+                *place,
+                f"round {row.round}, {what}",
+                "-",
+                "-",
+                "-",
+                "no bound" if row.unprotected else "-",
+            )
+    return table
+
+
+def _totals(rows: Sequence[LedgerRow], delta: float) -> Iterator[str]:
+    """What everything cost together, under every accountant, with what is claimed for it."""
+    guarantees = _guarantees(_all_events(rows), delta)
+    if not guarantees:
+        yield "nothing was charged"
+    for guarantee in guarantees:
+        yield (
+            f"total over {guarantee.releases} charged releases, unit {guarantee.unit}, "
+            f"neighbours {guarantee.neighbours}: rho {guarantee.rho:.4g}, mu {guarantee.mu:.4g}"
+        )
+        for figure in guarantee.figures:
+            yield f"  {figure}"
+    if len(guarantees) > 1:
+        yield (
+            "totals of different units cannot be added up; each covers its own releases alone, and "
+            "the same patients bear them all"
+        )
+    if unprotected := sum(row.unprotected for row in rows):
+        yield (
+            f"{unprotected} releases without noise: no epsilon bounds them, and no total holds "
+            "for a patient who was in their data"
+        )
+
+
+def _guarantees(events: Sequence[ReleaseEvent], delta: float) -> list[Guarantee]:
+    """A total for each unit and neighbouring relation."""
+    from dpfact_flower.privacy import account
+
+    kinds = sorted({(event.unit, event.neighbours) for event in events})
+    return [
+        account([event for event in events if (event.unit, event.neighbours) == kind], delta)
+        for kind in kinds
+    ]
+
+
+def _running(rows: Sequence[LedgerRow], delta: float) -> Iterator[Guarantee | None]:
+    """After each row, the total of its own unit so far; None where it charged nothing."""
+    from dpfact_flower.privacy import account
+
+    spent: dict[tuple[str, str], list[ReleaseEvent]] = {}
+    for row in rows:
+        for event in row.events:
+            spent.setdefault((event.unit, event.neighbours), []).append(event)
+        if row.events:
+            last = row.events[-1]
+            yield account(spent[last.unit, last.neighbours], delta)
+        else:
+            yield None
+
+
+def _all_events(rows: Sequence[LedgerRow]) -> list[ReleaseEvent]:
+    return [event for row in rows for event in row.events]
+
+
+def _as_dict(path: Path, rows: Sequence[LedgerRow], head: Head, delta: float) -> dict[str, Any]:
+    """The whole of `show` as plain values."""
+    releases = [
+        {
+            **asdict(row),
+            "unprotected": row.unprotected,
+            "events": [{**event.to_dict(), "rho": event.rho} for event in row.events],
+            "running_epsilon": running.headline.epsilon if running else None,
+        }
+        for row, running in zip(rows, _running(rows, delta), strict=True)
+    ]
+    return {
+        "ledger": str(path),
+        "rows": head.rows,
+        "head": head.hash,
+        "delta": delta,
+        "releases": releases,
+        "totals": [total.to_dict() for total in _guarantees(_all_events(rows), delta)],
+        "unprotected_releases": sum(row.unprotected for row in rows),
+    }

@@ -1,0 +1,82 @@
+"""The `dpfact` command as a whole: what it is made of, and how it fails."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from dpfact_flower.cli.audit import audit
+from dpfact_flower.cli.data import data_app
+from dpfact_flower.cli.ledger import ledger_app
+from dpfact_flower.cli.options import APP_FOLDER, FlowerApp, app_config, console
+from dpfact_flower.cli.plan import budget, plan
+from dpfact_flower.cli.run import compare, report, run, simulate
+from dpfact_flower.errors import DPFactError
+from dpfact_flower.settings import (
+    AppSettings,
+    PrivacySettings,
+    RunSettings,
+    SiteSettings,
+    SolverSettings,
+    describe,
+)
+
+# What each command needs is imported inside it: `dpfact --help` must not wait for numba.
+
+# Arguments are explained in the commands' own texts: Flower asks for Typer below 0.21, which loses
+# an argument's help with click 8.5.
+
+app = typer.Typer(
+    name="dpfact",
+    help="Federated, differentially private computational phenotyping with Flower.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(data_app, name="data")
+app.add_typer(ledger_app, name="ledger")
+for command in (run, simulate, report, compare, plan, budget, audit):
+    app.command()(command)
+
+
+@app.command()
+def settings(flower_app: FlowerApp = APP_FOLDER) -> None:
+    """Every setting with its default, range and meaning.
+
+    The defaults are the library's. What the Flower App's config has in place of them, as dpfact run
+    and dpfact simulate do, is named at the end.
+    """
+    chosen = app_config(flower_app)
+    others: list[str] = []
+    for title, kind in (
+        ("Where (run config)", AppSettings),
+        ("Run (run config)", RunSettings),
+        ("Solver (run config)", SolverSettings),
+        ("Privacy (run config)", PrivacySettings),
+        ("Site (node config of a SuperNode)", SiteSettings),
+    ):
+        table = Table("setting", "default", "allowed", "meaning", title=title, title_justify="left")
+        for row in describe(kind):
+            table.add_row(row.key, str(row.default), row.allowed, row.help)
+            if chosen.get(row.key, row.default) != row.default:
+                others.append(f"{row.key} = {chosen[row.key]}")
+        console.print(table)
+    if others:
+        text = f"The Flower App in {flower_app} has other defaults: {', '.join(others)}"
+        console.print(escape(text), soft_wrap=True)
+
+
+def main() -> None:
+    """Run the command line; errors of ours, and of files, are one line and exit code 2."""
+    try:
+        app()
+    except (DPFactError, OSError) as error:
+        kind = error.code if isinstance(error, DPFactError) else "file"
+        Console(stderr=True).print(
+            f"[red]error[/red] ({kind}):", escape(str(error)), soft_wrap=True
+        )
+        sys.exit(2)

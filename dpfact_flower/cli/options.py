@@ -1,0 +1,140 @@
+"""Options that several subcommands of `dpfact` have, and what they are read into."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from dpfact_flower.errors import SettingsError
+from dpfact_flower.settings import AppSettings, Scalar, parse_assignments
+
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", "-s", help="A setting, key=value; may be repeated. See dpfact settings."),
+]
+FlowerApp = Annotated[
+    Path, typer.Option("--app", help="The Flower App's folder; its config holds the defaults.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+APP_FOLDER = Path("simulation")
+
+console = Console()
+"""Standard output, for every command."""
+
+_SIZES = re.compile(r"\d{1,30}(x\d{1,30})*", re.ASCII | re.IGNORECASE)
+_TABLE = ("tool", "flwr", "app", "config")
+
+
+def read_sizes(option: str, text: str) -> tuple[int, ...]:
+    """Numbers of codes, one a feature mode, from a text such as ``202x316``.
+
+    Raises
+    ------
+    SettingsError
+        Naming the option.
+    """
+    if not _SIZES.fullmatch(text):
+        raise SettingsError(
+            f"{option}: need a number of codes a mode such as 202x316, got {text!r}"
+        )
+    return tuple(int(size) for size in text.lower().split("x"))
+
+
+def assigned(settings: Sequence[str] | None, options: Collection[str] = ()) -> dict[str, Scalar]:
+    """What ``--set`` gives.
+
+    Parameters
+    ----------
+    settings : sequence of str or None
+        ``key=value`` texts.
+    options : collection of str
+        Settings that are options of the command: given twice, one would be ignored.
+
+    Raises
+    ------
+    SettingsError
+        For a text without ``=``, or a setting that is an option.
+    """
+    given = parse_assignments(settings or ())
+    twice = sorted(given.keys() & set(options))
+    if twice:
+        raise SettingsError(f"--set: {twice[0]} is an option of this command: use --{twice[0]}")
+    return given
+
+
+def run_config(
+    flower_app: Path, settings: Sequence[str] | None, **options: Scalar
+) -> dict[str, Scalar]:
+    """Run config of a Flower App's defaults, ``--set``, and options named as settings are.
+
+    Without an app, as after a plain `pip install`, every setting has its default. In a synthetic
+    EHR as many phenotypes are sought as were planted, where nothing else is asked for.
+
+    Raises
+    ------
+    SettingsError
+        If the app's config or a text of ``--set`` cannot be used, or there is no such preset.
+    """
+    from dpfact_flower.data.synthetic import preset  # noqa: PLC0415 - SciPy is slow to import
+
+    given = assigned(settings, options)
+    defaults = app_config(flower_app)
+    if name := AppSettings.from_config(options).synthetic_preset:
+        defaults["rank"] = preset(name).phenotypes
+    return {**defaults, **given, **options}
+
+
+def check_app(flower_app: Path) -> None:
+    """Refuse a folder that holds no Flower App.
+
+    Raises
+    ------
+    SettingsError
+        Naming the folder.
+    """
+    if not (flower_app / "pyproject.toml").exists():
+        raise SettingsError(f"--app: {flower_app} holds no Flower App (pyproject.toml)")
+
+
+def app_config(flower_app: Path) -> dict[str, Scalar]:
+    """What a Flower App has in its config; nothing where there is none at the usual place.
+
+    Raises
+    ------
+    SettingsError
+        If its ``pyproject.toml`` is damaged, or missing where an app was asked for.
+    """
+    file = flower_app / "pyproject.toml"
+    if not file.exists() and flower_app == APP_FOLDER:
+        return {}
+    check_app(flower_app)
+    try:
+        found = tomllib.loads(file.read_text(encoding="utf-8"))
+    except ValueError:
+        raise SettingsError(f"--app: {file} is not readable as TOML") from None
+    for key in _TABLE:
+        found = found.get(key, {})
+        if not isinstance(found, dict):
+            raise SettingsError(f"--app: {file}: {'.'.join(_TABLE)} must be a table")
+    return found
+
+
+def _folder(text: str) -> Path:
+    """A folder to write; what cannot be one is refused before hours of work, not after."""
+    path = Path(text).expanduser()
+    nearest = next(place for place in (path, *path.absolute().parents) if place.exists())
+    if not text.strip() or not nearest.is_dir():
+        raise typer.BadParameter(f"need a folder, got {text!r}")
+    return path
+
+
+Out = Annotated[
+    Path,
+    typer.Option("--out", "-o", parser=_folder, metavar="FOLDER", help="Folder to write."),
+]

@@ -1,0 +1,172 @@
+"""`dpfact plan` and `dpfact budget`: what a run would cost, before anything touches a patient."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from dpfact_flower.cli.options import AsJson, Set, assigned, read_sizes
+from dpfact_flower.errors import SettingsError
+from dpfact_flower.settings import PrivacySettings, SolverSettings, refuse_unknown
+
+if TYPE_CHECKING:
+    from dpfact_flower.privacy.patient.plan import Outlook, PatientPlan
+
+# What each command needs is imported inside it: `dpfact --help` must not wait for SciPy.
+# ruff: noqa: PLC0415
+
+_console = Console()
+_EPSILONS = (8.0, 4.0, 2.0, 1.0, 0.5)
+_RANKS = (5, 10, 20, 50)
+_COLOURS = {"good": "green", "weak": "yellow", "hopeless": "red", "unknown": "default"}
+
+Sizes = Annotated[str, typer.Option(help="Codes of each feature mode, e.g. 202x316.")]
+Rank = Annotated[int, typer.Option(help="Number of phenotypes.", min=1)]
+Sites = Annotated[int, typer.Option(help="Number of sites; 0 is not known.", min=0)]
+Patients = Annotated[
+    int, typer.Option(help="Public estimate of all sites' patients; 0 is not known.", min=0)
+]
+
+
+def plan(
+    sizes: Sizes,
+    patients: Patients = 0,
+    sites: Sites = 0,
+    rank: Rank = 20,
+    epsilon: Annotated[float, typer.Option(help="Of the whole run, for each patient.")] = 4.0,
+    delta: Annotated[float, typer.Option(help="As epsilon.")] = 1e-5,
+    settings: Set = None,
+    as_json: AsJson = False,
+) -> None:
+    """Plan a run of patient mode from public facts: its releases, noise, cost and prospects.
+
+    No data is read, and nothing is spent. Server and sites make the same plan from the same
+    settings.
+    """
+    from dpfact_flower.privacy.patient.plan import plan_patient
+
+    chosen = _privacy(settings, epsilon=epsilon, delta=delta, patients=patients)
+    rank = SolverSettings(rank=rank).rank  # no run takes another
+    codes = read_sizes("--sizes", sizes)
+    made = plan_patient(chosen, sizes=codes, rank=rank, sites=sites)
+    if as_json:
+        # Not through rich, which would wrap the lines.
+        typer.echo(json.dumps(_as_dict(made, len(codes)), indent=1))
+        return
+    _console.print(_releases(made, len(codes)))
+    _console.print(f"{made.rounds} Flower rounds; the last one releases nothing")
+    for figure in made.guarantee().figures:
+        _console.print(f"  {figure}", markup=False, soft_wrap=True)
+    if made.outlook.verdict != "unknown":
+        _console.print(_prospects(chosen, codes, rank, sites))
+    _console.print(_coloured(made.outlook), soft_wrap=True)
+
+
+def budget(
+    rounds: Annotated[int, typer.Option(help="Federated rounds.", min=1)] = 20,
+    epsilon: Annotated[float, typer.Option(help="Total to plan for, without --rho.")] = 1.2,
+    rho: Annotated[
+        float, typer.Option(help="zCDP of one factor in one round; 0 to go by --epsilon.")
+    ] = 0.0,
+    delta: Annotated[float, typer.Option(help="Of every epsilon.")] = 1e-4,
+    modes: Annotated[int, typer.Option(help="Feature modes.", min=1)] = 2,
+    tau: Annotated[int, typer.Option(help="Local passes a round.", min=1)] = 2,
+    clip: Annotated[float, typer.Option(help="L, bound on an entry's gradient.")] = 1.0,
+    eta: Annotated[float, typer.Option(help="Step size.")] = 0.01,
+) -> None:
+    """Plan a budget in paper mode, from epsilon to noise or from rho to epsilon.
+
+    The epsilon is DPFact's own claim for one entry, and not proven.
+    """
+    from dpfact_flower.privacy import PaperPlan, plan_paper, psgd_sensitivity
+
+    made = (
+        PaperPlan(rho, delta, rounds, modes) if rho else plan_paper(epsilon, delta, rounds, modes)
+    )
+    sensitivity = psgd_sensitivity(tau, clip, eta)
+    _console.print(f"rho per factor and round: {made.rho:.6g} (total {made.total_rho:.6g})")
+    _console.print(f"sensitivity 2 tau L eta: {sensitivity:.6g}")
+    _console.print(f"noise, standard deviation: {made.sigma(sensitivity):.6g}")
+    for figure in made.guarantee().figures:
+        _console.print(f"  {figure}", markup=False, soft_wrap=True)
+
+
+def _privacy(settings: Sequence[str] | None, **facts: float) -> PrivacySettings:
+    """Patient mode's settings, of ``--set`` and of the options."""
+    given = {"privacy": "patient", **assigned(settings, facts)}
+    refuse_unknown(given, PrivacySettings)
+    if given["privacy"] != "patient":
+        raise SettingsError(f"privacy: plans are of 'patient'; got {given['privacy']!r}")
+    return PrivacySettings.from_config({**given, **facts})
+
+
+def _modes(count: int) -> list[str]:
+    return [f"mode {mode}" for mode in range(1, count + 1)]
+
+
+def _releases(made: PatientPlan, modes: int) -> Table:
+    table = Table(title="Releases of each site")
+    table.add_column("what")
+    for name in ("values", "sensitivity", "sigma", "rho"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for release in made.releases:
+        table.add_row(
+            escape(release.name(_modes(modes))),
+            f"{release.count:,}",
+            f"{release.sensitivity:g}",
+            f"{release.sigma:.4g}",
+            f"{release.rho:.4g}",
+        )
+    return table
+
+
+def _prospects(privacy: PrivacySettings, sizes: tuple[int, ...], rank: int, sites: int) -> Table:
+    """Signal against noise for other ranks and epsilons, all else as asked."""
+    from dpfact_flower.privacy.patient.plan import plan_patient
+
+    table = Table(title="Signal against noise: from 5 on good, from 1 on weak, below hopeless")
+    epsilons = sorted({*_EPSILONS, privacy.epsilon}, reverse=True)
+    table.add_column("phenotypes", justify="right")
+    for epsilon in epsilons:
+        table.add_column(f"epsilon {epsilon:g}", justify="right", no_wrap=True)
+    for other in sorted({*_RANKS, rank}):
+        outlooks = [
+            plan_patient(
+                replace(privacy, epsilon=epsilon), sizes=sizes, rank=other, sites=sites
+            ).outlook
+            for epsilon in epsilons
+        ]
+        cells = [f"[{_COLOURS[o.verdict]}]{_short(o.signal)}[/]" for o in outlooks]
+        table.add_row(str(other), *cells)
+    return table
+
+
+def _short(signal: float) -> str:
+    return f"{signal:.2g}" if signal < 100 else f"{signal:,.0f}"
+
+
+def _coloured(outlook: Outlook) -> str:
+    colour = _COLOURS[outlook.verdict]
+    return f"[{colour}]{outlook.verdict}[/]: {escape(outlook.sentence)}"
+
+
+def _as_dict(made: PatientPlan, modes: int) -> dict[str, Any]:
+    known = made.outlook.verdict != "unknown"
+    return {
+        "rounds": made.rounds,
+        "start_share": made.start_share,
+        "refine_rounds": made.refine_rounds,
+        "delta": made.delta,
+        "releases": [
+            {"name": release.name(_modes(modes)), **asdict(release)} for release in made.releases
+        ],
+        "guarantee": made.guarantee().to_dict(),
+        "outlook": made.outlook._asdict() if known else {"verdict": "unknown"},
+    }

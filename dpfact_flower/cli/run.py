@@ -1,0 +1,101 @@
+"""`dpfact run`, `simulate`, `report`, `compare`: a whole run, and what it leaves behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from dpfact_flower.cli.options import (
+    APP_FOLDER,
+    FlowerApp,
+    Out,
+    Set,
+    check_app,
+    console,
+    run_config,
+)
+from dpfact_flower.errors import SettingsError
+
+# What each command needs is imported inside it: `dpfact --help` must not wait for numba.
+# ruff: noqa: PLC0415
+
+
+Data = Annotated[str, typer.Option(help="Folder that dpfact data wrote, or synthetic:PRESET.")]
+
+
+def run(
+    out: Out,
+    data: Data = "synthetic:demo",
+    settings: Set = None,
+    flower_app: FlowerApp = APP_FOLDER,
+) -> None:
+    """Run in this process, as many sites at a time as there are threads: no Ray, no SuperLink."""
+    from dpfact_flower.runtime.federate import federate
+
+    _finish(federate(run_config(flower_app, settings, data=data, out=str(out))))
+
+
+def simulate(
+    out: Out,
+    data: Data = "synthetic:demo",
+    settings: Set = None,
+    flower_app: FlowerApp = APP_FOLDER,
+    cpus: Annotated[int, typer.Option(help="Processors for each virtual client.", min=1)] = 1,
+) -> None:
+    """Run in Flower's simulation (`flwr run`), with a SuperLink that is stopped at the end."""
+    from dpfact_flower.runtime.config import RunConfig, prepare_data
+    from dpfact_flower.runtime.superlink import local_superlink
+
+    check_app(flower_app)
+    config = run_config(flower_app, settings, data=data, out=str(out))
+    places = RunConfig.read(config).app
+    sites = len(prepare_data(places))
+    if sites == 0:
+        raise SettingsError("data: a simulation needs data")
+    # A SuperLink resolves relative paths against a folder of its own.
+    config["out"] = str(places.run_folder)
+    if places.state_dir:
+        config["state-dir"] = str(places.sites_folder)
+    if not places.synthetic_preset:
+        config["data"] = str(places.cohort_folder)
+    federation = f"num-supernodes={sites} client-resources-num-cpus={cpus}"
+    with local_superlink(places.sites_folder / "flwr", simulation=True) as superlink:
+        superlink.run(flower_app, config, federation_config=federation)
+    _finish(places.run_folder)
+
+
+def report(
+    folder: Annotated[Path, typer.Argument()],
+) -> None:
+    """Write report.html anew from the files of a finished run's folder."""
+    from dpfact_flower.evaluation.report import write_report
+
+    console.print("report:", escape(str(write_report(folder))), soft_wrap=True)
+
+
+def compare(
+    folders: Annotated[list[Path], typer.Argument()],
+) -> None:
+    """Print a Markdown table of several finished runs, a row each folder."""
+    from dpfact_flower.evaluation.comparison import comparison
+
+    # Not through rich, which would wrap the rows.
+    typer.echo(comparison(folders))
+
+
+def _finish(folder: Path) -> None:
+    """Show a run in a few lines, and where the rest is."""
+    from dpfact_flower.evaluation.headline import headline
+    from dpfact_flower.evaluation.run_folder import REPORT, SUMMARY, read_summary
+
+    lines = Table.grid(padding=(0, 2))
+    for label, text in headline(read_summary(folder)):
+        lines.add_row(f"[bold]{label}[/bold]", escape(text))
+    console.print(lines)
+    for name in (SUMMARY, REPORT):
+        if (folder / name).exists():
+            console.print(escape(str(folder / name)), soft_wrap=True)

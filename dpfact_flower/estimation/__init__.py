@@ -1,0 +1,1 @@
+"""What the server estimates from noisy statistics: all of it post-processing of releases."""

@@ -1,0 +1,221 @@
+"""Least squares of co-occurrences: ``P_t ~ F diag(d_t) F^T`` for all sites t at once.
+
+F >= 0 holds the feature factors of all modes stacked, d_t >= 0 site t's usage of each. Diagonals
+are not known and have no say. An iteration is exact coordinate descent: one row of F after the
+other, then every site's usages. So without a threshold no iteration raises the squared error.
+
+The time goes into ``P_t F``, so it is made once and kept up to date: whenever a block of rows has
+changed, what the change adds to it is one matrix product over all sites. The usages need the same
+product, and find it made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfact_flower.machine.compiled import compiled
+
+Floats = NDArray[np.float64]
+Sites = NDArray[np.floating[Any]]
+"""``sites[j, t, k]`` is P_t[j, k]; shape (codes, T, codes). Rows of one code lie together, so
+that a block of codes of all sites is one matrix. float32 is enough (docs/explanation/start.md)."""
+
+_BLOCK = 32
+"""Rows between two updates of ``P_t F``; 64 and 128 are as fast."""
+_ROW_SWEEPS, _USAGE_SWEEPS = 2, 3
+"""Coordinate descent within one row of F, and within the usages."""
+_TINY = 1e-12
+
+
+class Model(NamedTuple):
+    """Factors of all modes stacked, and how much the sites use them.
+
+    Attributes
+    ----------
+    F : ndarray of float64, shape (codes, R)
+    d : ndarray of float64, shape (T, R)
+    """
+
+    F: Floats
+    d: Floats
+
+
+def unpack(releases: Sequence[NDArray[Any]] | NDArray[Any], codes: int) -> NDArray[np.float32]:
+    """Lay out the sites' symmetric matrices, with diagonals of zeros, as `Sites`.
+
+    Parameters
+    ----------
+    releases : sequence of ndarray, each of shape (codes * (codes - 1) / 2,)
+        Strict upper triangles times sqrt(2), row after row.
+    codes : int
+    """
+    sites = np.zeros((codes, len(releases), codes), np.float32)
+    for t, release in enumerate(releases):
+        _unpack(np.asarray(release, np.float64), sites[:, t])
+    return sites
+
+
+def times(sites: Sites, F: Floats) -> Sites:
+    """``P_t F`` of every site, shape (T, codes, R)."""
+    codes, count, _ = sites.shape
+    flat = sites.reshape(codes, -1).T  # matrices are symmetric
+    return (flat @ F.astype(sites.dtype)).reshape(count, codes, -1)
+
+
+def pairs_gram(F: Floats) -> Floats:
+    """Inner products of the f_r f_r^T, their diagonals left out."""
+    gram, squares = F.T @ F, F * F
+    return np.asarray(gram * gram - squares.T @ squares)
+
+
+def explained(sites: Sites, model: Model) -> float:
+    """By how much the squared error beside the diagonals is less than without any factors."""
+    return _explained(inner(times(sites, model.F), model.F), model.d, pairs_gram(model.F))
+
+
+def fit(
+    sites: Sites, start: Model, *, threshold: float, iterations: int, settled: float = 0.0
+) -> Model:
+    """Improve F and d by turns.
+
+    Parameters
+    ----------
+    sites : ndarray, shape (codes, T, codes)
+    start : Model
+    threshold : float
+        Soft threshold on F, in units of a released matrix's entries: a code stays in a factor if
+        its part stands out from noise of that standard deviation.
+    iterations : int
+        At most.
+    settled : float
+        End when an iteration changes what is explained by less than this share of it.
+    """
+    F, d = start.F.copy(), start.d.copy()
+    products = times(sites, F)
+    before = math.inf
+    for _ in range(iterations):
+        norms = np.linalg.norm(F, axis=0)
+        norms[norms < _TINY] = 1.0
+        F, d, products = F / norms, d * norms**2, products / norms.astype(sites.dtype)
+        _update_rows(sites, F, d, products, threshold)
+        system, target = pairs_gram(F), inner(products, F)
+        solve_usages(d, target, system, _USAGE_SWEEPS)
+        now = _explained(target, d, system)
+        if abs(now - before) < settled * now:
+            break
+        before = now
+    return Model(F, d)
+
+
+def solve_usages(d: Floats, target: Floats, system: Floats, sweeps: int) -> None:
+    """Non-negative least squares of each site's usages, in place.
+
+    Parameters
+    ----------
+    d, target : ndarray of float64, shape (T, R)
+        `target` holds the ``f_r^T P_t f_r``.
+    system : ndarray of float64, shape (R, R)
+        As of `pairs_gram`.
+    sweeps : int
+    """
+    slopes = target - d @ system
+    for usage, slope in zip(d, slopes, strict=True):
+        _descend(usage, slope, system, sweeps)
+
+
+def inner(products: Sites, F: Floats) -> Floats:
+    """``f_r^T P_t f_r``, shape (T, R)."""
+    return np.asarray(np.einsum("tjr,jr->tr", products, F))
+
+
+def _explained(target: Floats, d: Floats, system: Floats) -> float:
+    return float(2 * (target * d).sum() - ((d @ system) * d).sum())
+
+
+def _update_rows(sites: Sites, F: Floats, d: Floats, products: Sites, threshold: float) -> None:
+    """Minimise over one row of F after the other; keeps `products` up to date."""
+    codes, count, _ = sites.shape
+    gram, weights = F.T @ F, d.T @ d
+    added = np.empty((count * codes, F.shape[1]), sites.dtype)
+    for first in range(0, codes, _BLOCK):
+        rows = sites[first : first + _BLOCK]
+        change = np.zeros((len(rows), F.shape[1]), sites.dtype)
+        _update_block(rows, first, F, d, products, gram, weights, threshold, change)
+        np.matmul(rows.reshape(len(rows), -1).T, change, out=added)
+        products += added.reshape(products.shape)
+
+
+# --- Compiled -------------------------------------------------------------------------------------
+
+
+@compiled()
+def _unpack(packed: Any, matrix: Any) -> None:
+    place = 0
+    for j in range(len(matrix)):
+        for k in range(j + 1, len(matrix)):
+            value = packed[place] / math.sqrt(2.0)
+            matrix[j, k] = value
+            matrix[k, j] = value
+            place += 1
+
+
+@compiled()
+def _descend(x: Any, slope: Any, system: Any, sweeps: int) -> None:
+    """Coordinate descent on ``x Q x / 2 - <target, x>`` over x >= 0; slope is target - Q x."""
+    for _ in range(sweeps):
+        for r in range(len(x)):
+            if system[r, r] > 1e-12:
+                step = max(-x[r], slope[r] / system[r, r])
+                if step != 0.0:  # most entries are 0 and stay there
+                    x[r] += step
+                    for s in range(len(x)):
+                        slope[s] -= system[r, s] * step
+            else:
+                x[r] = 0.0
+
+
+@compiled()
+def _targets(
+    rows: Any, first: int, d: Any, products: Any, change: Any, place: int, out: Any
+) -> None:
+    """``sum_t d_t * (P_t F)`` in one row of a block, with its earlier rows as they are now."""
+    out[:] = 0.0
+    for t in range(len(d)):
+        for r in range(len(out)):
+            out[r] += d[t, r] * products[t, first + place, r]
+        for earlier in range(place):
+            value = rows[earlier, t, first + place]
+            for r in range(len(out)):
+                out[r] += d[t, r] * (value * change[earlier, r])
+
+
+@compiled()
+def _update_block(
+    rows: Any, first: int, F: Any, d: Any, products: Any, gram: Any, weights: Any,
+    threshold: float, change: Any,
+) -> None:  # fmt: skip
+    """Minimise over the rows of F from `first` on, as many as `change`, which takes the steps.
+
+    `products` are those before the block; `gram` is kept up to date.
+    """
+    rank = F.shape[1]
+    slope, system, old = np.empty(rank), np.empty((rank, rank)), np.empty(rank)
+    for place in range(len(change)):
+        row = F[first + place]
+        old[:] = row
+        _targets(rows, first, d, products, change, place, slope)
+        for r in range(rank):
+            for s in range(rank):  # the row itself is not in it: diagonals have no say
+                system[r, s] = weights[r, s] * (gram[r, s] - row[r] * row[s])
+                slope[s] -= system[r, s] * row[r]
+            slope[r] -= threshold * math.sqrt(max(system[r, r], 0.0))
+        _descend(row, slope, system, _ROW_SWEEPS)
+        for r in range(rank):
+            change[place, r] = row[r] - old[r]
+            for s in range(rank):
+                gram[r, s] += row[r] * row[s] - old[r] * old[s]

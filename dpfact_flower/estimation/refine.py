@@ -1,0 +1,310 @@
+"""Refinement: one mode's global factor from the sites' noisy least-squares statistics.
+
+Each site releases, with noise of its own, ``M_t = sum_i w_i X_i(n) K diag(a_i)``, where X_i(n) is
+patient i's matricised slice and K the Khatri-Rao product of the other modes' factors, and
+``G_t = sum_i w_i a_i a_i'``. Without noise the best factor F of the mode minimises
+``tr(F (G_t * H) F') / 2 - <M_t, F>``, H being the product of the other factors' Gram matrices.
+Everything here is post-processing of what was released, so it costs no privacy.
+
+The sites' statistics are pooled before anything is cut off: a threshold after the sum sees noise of
+sqrt(T) sites under signal of T sites, where a threshold at each site would see one of each. A
+phenotype that one site alone has would still drown in the noise of the others, so for each
+phenotype a site counts as much as it seems to use it.
+
+Then the elastic form of the paper stays: passes over the columns that minimise the pooled
+quadratic, a pull toward the previous global factor, and a soft threshold in units of the noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from threadpoolctl import threadpool_limits
+
+from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.machine.compiled import compiled
+from dpfact_flower.tensor import Factors
+
+Floats = NDArray[np.float64]
+
+_ROOT2 = np.sqrt(2.0)
+_LEAST_WEIGHT = 0.02
+"""Weight of a site that seems not to use a phenotype, against the one that uses it most."""
+_FLOOR = 8.0
+"""Least pull toward the previous factor, in standard deviations of the noise on a column's energy:
+where a phenotype is weak the noisy statistic may move it a little, not replace it."""
+_TINY = 1e-9
+
+
+@dataclass(frozen=True, eq=False)
+class Quadratic:
+    """What the passes minimise over F >= 0: a convex function, column by column.
+
+    ``tr(F Q F') / 2 - <target, F> + sum_r (pull_r |f_r - previous_r|^2 / 2 + shrink_r |f_r|_1)``
+
+    Attributes
+    ----------
+    target, previous : ndarray of float64, shape (I_n, R)
+    curvature : ndarray of float64, shape (R, R)
+        Q above: symmetric, positive semi-definite.
+    pull, shrink : ndarray of float64, shape (R,)
+    """
+
+    target: Floats
+    curvature: Floats
+    previous: Floats
+    pull: Floats
+    shrink: Floats
+
+    def value(self, factor: Floats) -> float:
+        """Objective at a factor of shape (I_n, R)."""
+        elastic = self.pull * np.square(factor - self.previous).sum(axis=0) / 2
+        shrunk = self.shrink * np.abs(factor).sum(axis=0)
+        quadratic = np.sum((factor @ self.curvature) * factor) / 2 - np.sum(self.target * factor)
+        return float(quadratic + np.sum(elastic + shrunk))
+
+
+def packed_size(size: int, rank: int) -> int:
+    """Number of values in one release: M, and the Gram matrix's upper triangle."""
+    return size * rank + rank * (rank + 1) // 2
+
+
+def pack(product: ArrayLike, gram: ArrayLike) -> NDArray[np.float32]:
+    """Statistic of one site as it is released; `unpack` gives it back.
+
+    Parameters
+    ----------
+    product : array_like, shape (I_n, R)
+        M above.
+    gram : array_like, shape (R, R)
+        G above, symmetric.
+
+    Returns
+    -------
+    ndarray of float32, shape (I_n R + R (R + 1) / 2,)
+        M row after row, then the upper triangle of G with its diagonal, row after row; values
+        beside the diagonal are sqrt(2) times the matrix's, so the vector's norm is that of (M, G).
+    """
+    product, gram = np.asarray(product, np.float64), np.asarray(gram, np.float64)
+    upper = np.triu_indices(len(gram))
+    beside = np.where(upper[0] == upper[1], 1.0, _ROOT2)
+    return np.concatenate([product.ravel(), gram[upper] * beside]).astype(np.float32)
+
+
+def unpack(release: NDArray[Any], size: int, rank: int) -> tuple[Floats, Floats]:
+    """M of shape (size, rank) and the full G of shape (rank, rank) from what a site released.
+
+    Raises
+    ------
+    DataError
+        If the vector has another length, or holds what is not finite.
+    """
+    vector = np.asarray(release, np.float64)
+    if vector.shape != (packed_size(size, rank),):
+        raise DataError(
+            f"refinement: need {packed_size(size, rank)} values for {size} codes and rank {rank}, "
+            f"got shape {vector.shape}"
+        )
+    if not np.isfinite(vector).all():
+        raise DataError("refinement: a release holds values that are not finite")
+    gram = np.zeros((rank, rank))
+    gram[np.triu_indices(rank)] = vector[size * rank :]
+    gram = (gram + gram.T) / _ROOT2
+    np.fill_diagonal(gram, np.diag(gram) / _ROOT2)
+    return vector[: size * rank].reshape(size, rank), gram
+
+
+def energies(releases: Sequence[NDArray[Any]], size: int, rank: int) -> Floats:
+    """How much each site's patients use each phenotype: the noisy diagonals of G; (T, R)."""
+    return np.array([np.diag(unpack(release, size, rank)[1]) for release in releases])
+
+
+def refine_factor(
+    releases: Sequence[NDArray[Any]],
+    factors: Factors,
+    mode: int,
+    *,
+    sigma: float,
+    shrink: float = 2.0,
+    tau: int = 3,
+    pull: float = 0.1,
+) -> Factors:
+    """Update one mode's global factor from one release of each site.
+
+    Parameters
+    ----------
+    releases : sequence of ndarray, each of shape (packed_size(I_n, R),), one a site
+        As `pack` orders them, with noise; made with `factors`.
+    factors : tuple of ndarray of float32, each of shape (I_n, R)
+        Global factors of all feature modes.
+    mode : int
+        Feature mode to update, from 0.
+    sigma : float
+        Standard deviation of the noise on each released value.
+    shrink : float
+        Soft threshold, in standard deviations of the pooled noise.
+    tau : int
+        Elastic passes over all columns.
+    pull : float
+        Weight of the previous factor, relative to a column's own curvature.
+
+    Returns
+    -------
+    tuple of ndarray of float32
+        `factors` with the mode's replaced: non-negative columns of norm 1. A column on which the
+        releases leave nothing keeps its previous value.
+
+    Raises
+    ------
+    DataError
+        If there are no releases, or one does not fit the factors.
+    SettingsError
+        If a setting is out of range.
+    """
+    if not 0 <= mode < len(factors):
+        raise SettingsError(f"mode: must lie in [0, {len(factors) - 1}], got {mode}")
+    if tau < 1:
+        raise SettingsError(f"tau: need at least 1 pass, got {tau}")
+    problem = pooled(releases, factors, mode, sigma=sigma, shrink=shrink, pull=pull)
+    found = problem.previous.copy()
+    _passes(
+        found,
+        problem.target,
+        problem.curvature,
+        problem.previous,
+        problem.pull,
+        problem.shrink,
+        tau,
+    )
+    norms = np.sqrt(np.square(found).sum(axis=0))
+    alive = norms > _TINY
+    found = np.where(alive, found / np.where(alive, norms, 1.0), problem.previous)
+    return (*factors[:mode], found.astype(np.float32), *factors[mode + 1 :])
+
+
+def pooled(
+    releases: Sequence[NDArray[Any]],
+    factors: Factors,
+    mode: int,
+    *,
+    sigma: float,
+    shrink: float,
+    pull: float,
+) -> Quadratic:
+    """One convex problem out of all sites' noisy ones; arguments as for `refine_factor`.
+
+    With F^ the previous factor and Q_t = G_t * H, a site's residual is ``M_t - F^ Q_t``. The
+    target is ``F^ Q + scale_r sum_t u_tr (residual_t)_r`` with weights u_tr in (0, 1] and
+    ``scale_r = Q_rr / sum_t u_tr (Q_t)_rr``: equal weights give plain ``sum_t M_t``.
+    """
+    for name, value in (("sigma", sigma), ("shrink", shrink), ("pull", pull)):
+        if not 0 <= value < np.inf:
+            raise SettingsError(f"{name}: must be a finite number of 0 or more, got {value!r}")
+    if not releases:
+        raise DataError("refinement: there are no releases")
+    previous = np.asarray(factors[mode], np.float64)
+    size, rank = previous.shape
+    products, grams = zip(*(unpack(release, size, rank) for release in releases), strict=True)
+    others = _gram_of_others(factors, mode)
+
+    usage = plausible_usage(np.array([np.diag(gram) for gram in grams]), sigma)
+    weights = site_weights(usage) if sigma > 0 else np.ones_like(usage)
+    noise = sigma * np.sqrt(np.square(weights).sum(axis=0))
+    weighted = sum(np.diag(gram) * u for gram, u in zip(grams, weights, strict=True))
+    weighted = np.maximum(weighted, _ROOT2 * noise + _TINY)
+    energy = np.maximum(usage.sum(axis=0), weighted)
+    curvature = _curvature(sum(grams), energy, others, sigma * np.sqrt(len(releases)))
+
+    scale = energy / weighted
+    target = _product(previous, curvature)
+    for product, gram, weight in zip(products, grams, weights, strict=True):
+        target += (product - _product(previous, gram * others)) * (weight * scale)
+    noise = noise * scale
+    return Quadratic(target, curvature, previous, pull * energy + _FLOOR * noise, shrink * noise)
+
+
+def plausible_usage(noisy: Floats, sigma: float) -> Floats:
+    """Empirical Bayes: the sites' usage of each phenotype, noisy values drawn to what is likely.
+
+    The prior mean is a site's share times a phenotype's total; its variance is what the noise does
+    not explain of the deviations from that. Much noise leaves the prior mean, little the values.
+
+    Parameters
+    ----------
+    noisy : ndarray of float64, shape (T, R)
+        As of `energies`.
+    sigma : float
+        Standard deviation of the noise on each.
+
+    Returns
+    -------
+    ndarray of float64, shape (T, R), at least 0
+    """
+    share = np.maximum(noisy.sum(axis=1), 0)
+    share = share / share.sum() if share.sum() > 0 else np.full(len(noisy), 1 / len(noisy))
+    total = np.maximum((noisy * share[:, None]).sum(axis=0) / np.square(share).sum(), 0)
+    likely = np.outer(share, total)
+    # Deviations are taken to grow with the site and be alike for all phenotypes.
+    spread = np.outer(np.square(share), np.full(len(total), np.square(total).mean()))
+    unexplained = np.square(noisy - likely).sum() - noisy.size * sigma**2
+    variance = spread * max(unexplained, 0.0) / max(spread.sum(), np.finfo(float).tiny)
+    trust = variance / np.maximum(variance + sigma**2, np.finfo(float).tiny)
+    return np.asarray(np.maximum(likely + trust * (noisy - likely), 0))
+
+
+def site_weights(usage: Floats) -> Floats:
+    """Weight of each site's residual for each phenotype, the largest being 1; shape (T, R).
+
+    Noise is alike at all sites, so the signal-to-noise ratio of the sum is best with weights in
+    proportion to the usage: a matched filter.
+    """
+    raised = usage + _LEAST_WEIGHT * usage.max(axis=0) + _TINY
+    return np.asarray(raised / raised.max(axis=0))
+
+
+def _curvature(gram: Floats, energy: Floats, others: Floats, noise: float) -> Floats:
+    """Q of the pooled problem: non-negative, without what noise could have made, made PSD."""
+    gram = np.where(gram < noise / _ROOT2, 0.0, gram)
+    np.fill_diagonal(gram, energy)
+    with threadpool_limits(1, user_api="blas"):  # as everywhere: no result depends on threads
+        values, vectors = np.linalg.eigh(gram * others)
+    psd = _product(vectors * np.maximum(values, 0), vectors.T)
+    psd = (psd + psd.T) / 2
+    np.fill_diagonal(psd, np.maximum(np.diag(psd), _TINY))
+    return np.asarray(psd)
+
+
+def _gram_of_others(factors: Factors, mode: int) -> Floats:
+    rank = factors[mode].shape[1]
+    gram = np.ones((rank, rank))
+    for other, factor in enumerate(factors):
+        if other != mode:
+            columns = np.asarray(factor, np.float64)
+            gram *= _product(columns.T, columns)
+    return gram
+
+
+def _product(left: Floats, right: Floats) -> Floats:
+    """Matrix product, not by BLAS: a sum must not depend on the number of threads."""
+    return np.asarray(np.einsum("ir,rs->is", left, right))
+
+
+@compiled()
+def _passes(
+    factor: Any, target: Any, curvature: Any, previous: Any, pull: Any, shrink: Any, tau: int
+) -> None:
+    """Exact minimisation over one column after the other, `tau` times; in place."""
+    size, rank = factor.shape
+    for _ in range(tau):
+        for r in range(rank):
+            steep = curvature[r, r] + pull[r]
+            for j in range(size):
+                slope = target[j, r] + pull[r] * previous[j, r] - shrink[r]
+                for s in range(rank):
+                    if s != r:
+                        slope -= factor[j, s] * curvature[s, r]
+                factor[j, r] = max(0.0, slope / steep)

@@ -1,0 +1,222 @@
+"""The server's start: feature factors from the sites' noisy co-occurrences.
+
+Every site's matrix is fitted at once, ``P_t ~ F diag(d_t) F^T`` beside the diagonal (`pair_fit`).
+Noise is alike at all sites and phenotypes are not: least squares over all sites weighs each site by
+its usage, so a phenotype of one site is learned from one site's noise. The diagonal is not released
+and not needed.
+
+The problem is not convex, and two ways into it are tried. *Random*: dense random factors, fitted
+to the sites' sum, then to every site. *Grown*: factors are added where the residual holds most, and
+all are refitted in between (`growth`). Growth finds clear-cut phenotypes that random starts merge;
+where phenotypes are below the noise it follows the noise. So candidates are judged by data that
+they have not seen: with fresh noise z like that of the releases, P + z / 2 and P - 2 z have
+independent noises, and what was fitted to the first is tested on the second.
+docs/explanation/start.md has the figures.
+
+All of it is post-processing of what was released.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.estimation.growth import grown
+from dpfact_flower.estimation.pair_fit import (
+    Floats,
+    Model,
+    Sites,
+    explained,
+    fit,
+    inner,
+    pairs_gram,
+    solve_usages,
+    times,
+    unpack,
+)
+from dpfact_flower.machine.threads import in_order, one_blas_thread, thread_count
+from dpfact_flower.tensor import Factors
+
+_logger = logging.getLogger(__name__)
+_RESTARTS, _GROWTHS = 6, 1
+"""Candidates of each kind."""
+_POOLED, _JOINT, _LAST = 20, 10, 30
+"""Iterations: of a random start on the sites' sum, of a candidate on all sites, and of the best one
+on the releases, at most."""
+_SETTLED = 1e-4
+"""The last fit ends when an iteration changes what is explained by less than this share."""
+_THRESHOLD = 1.0
+"""Soft threshold of a fit to all sites, in standard deviations of an entry's noise. 2 loses faint
+phenotypes of real data, which then are wanting in the refinement too."""
+_SPLIT = 0.5
+"""Fresh noise that candidates are fitted with, relative to the releases' own; half of it makes that
+1.12 times as large. The data that they are tested on have its inverse."""
+_LEAST = 1e-6
+"""Added to every entry, so that no column is empty."""
+_USAGE_SWEEPS = 50
+_TINY = 1e-12
+
+_Candidate = Callable[[np.random.Generator], Model | None]
+
+
+@dataclass(frozen=True, eq=False)
+class Start:
+    """What the co-occurrences say.
+
+    Attributes
+    ----------
+    factors : tuple of ndarray of float32, each of shape (I_n, R)
+        Non-negative, columns of norm 1.
+    usage : ndarray of float64, shape (T, R)
+        How much of its matrix each site has of each phenotype, 0 or more.
+    """
+
+    factors: Factors
+    usage: Floats
+
+
+def start_factors(
+    releases: Sequence[NDArray[Any]],
+    sizes: Sequence[int],
+    rank: int,
+    sigma: float,
+    rng: np.random.Generator,
+    *,
+    restarts: int = _RESTARTS,
+) -> Start:
+    """Fit all sites' co-occurrences at once.
+
+    Parameters
+    ----------
+    releases : sequence of ndarray, one a site
+        As `dpfact_flower.privacy.patient.statistics.cooccurrence` packs them, with noise.
+    sizes : sequence of int
+        Number of codes of each feature mode.
+    rank : int
+    sigma : float
+        Standard deviation of the noise on each released value.
+    rng : numpy.random.Generator
+        Of the fresh noise, and of what the candidates begin with.
+    restarts : int
+        Random starts.
+
+    Raises
+    ------
+    DataError
+        If there are no releases, or one is not finite or of another size.
+    SettingsError
+        If rank, sigma or restarts are out of range.
+    """
+    if rank < 1 or restarts < 1 or not 0 <= sigma < math.inf:
+        raise SettingsError(
+            f"start: need rank and restarts of 1 or more and a finite sigma; got {rank}, "
+            f"{restarts}, {sigma!r}"
+        )
+    codes, noise = sum(sizes), sigma / math.sqrt(2)
+    packed = _checked(releases, codes)
+    with one_blas_thread:  # sums must not depend on the machine
+        best = _best_candidate(packed, codes, rank, sigma, rng, restarts)
+        fitted = fit(
+            unpack(packed, codes), best,
+            threshold=_THRESHOLD * noise, iterations=_LAST, settled=_SETTLED,
+        )  # fmt: skip
+    parts = np.split(_none_lost(fitted, best).F + _LEAST, np.cumsum(sizes)[:-1])
+    factors = tuple((part / np.linalg.norm(part, axis=0)).astype(np.float32) for part in parts)
+    return Start(factors, fitted.d)
+
+
+def usage_of(release: NDArray[Any], factors: Factors, sigma: float) -> tuple[Floats, Floats]:
+    """How much of one site's released co-occurrences each phenotype explains, and its noise.
+
+    Parameters
+    ----------
+    release : ndarray
+        Of one site, as in `start_factors`.
+    factors : tuple of ndarray, each of shape (I_n, R)
+        Global factors; of each mode's columns, the direction alone counts.
+    sigma : float
+
+    Returns
+    -------
+    usage, spread : ndarray of float64, shape (R,)
+        Non-negative least squares, and the standard deviation that noise alone gives each value.
+    """
+    units = [np.asarray(f, np.float64) for f in factors]
+    units = [f / np.maximum(np.linalg.norm(f, axis=0), _TINY) for f in units]
+    F = np.concatenate(units) / math.sqrt(len(units))
+    with one_blas_thread:
+        site = unpack(_checked([release], len(F)), len(F))
+        usage, system = np.zeros((1, F.shape[1])), pairs_gram(F)
+        solve_usages(usage, inner(times(site, F), F), system, _USAGE_SWEEPS)
+    return usage[0], sigma / np.sqrt(np.maximum(np.diag(system), _TINY))
+
+
+def _checked(releases: Sequence[NDArray[Any]], codes: int) -> NDArray[np.float32]:
+    if not releases:
+        raise DataError("start: there are no releases")
+    for release in releases:
+        if release.shape != (codes * (codes - 1) // 2,) or not np.isfinite(release).all():
+            raise DataError(f"start: need finite co-occurrences of {codes} codes, packed")
+    return np.asarray(releases, np.float32)
+
+
+def _best_candidate(
+    packed: NDArray[np.float32],
+    codes: int,
+    rank: int,
+    sigma: float,
+    rng: np.random.Generator,
+    restarts: int,
+) -> Model:
+    """The candidate that predicts best what it was not fitted to; without noise, that fits best."""
+    fresh = np.float32(sigma) * rng.standard_normal(packed.shape, np.float32)
+    seen, unseen = (unpack(p, codes) for p in (packed + _SPLIT * fresh, packed - fresh / _SPLIT))
+    noise = sigma / math.sqrt(2) * math.hypot(1, _SPLIT)
+    candidates = _candidates(seen, rank, noise, restarts)
+
+    def judged(candidate: tuple[_Candidate, np.random.Generator]) -> tuple[Model, float] | None:
+        begin, own_rng = candidate
+        begun = begin(own_rng)
+        if begun is None:
+            return None
+        model = fit(seen, begun, threshold=_THRESHOLD * noise, iterations=_JOINT)
+        return _none_lost(model, begun), explained(unseen, model)
+
+    seeded = list(zip(candidates, rng.spawn(len(candidates)), strict=True))
+    found = [each for each in in_order(judged, seeded, threads=thread_count()) if each]
+    best, score = max(found, key=lambda each: each[1])  # the first of equals
+    _logger.info(
+        "start: best of %d candidates; explains %.6g of data not fitted to, the others %s",
+        len(found), score, ", ".join(f"{other:.6g}" for _, other in found if other < score),
+    )  # fmt: skip
+    return best
+
+
+def _candidates(sites: Sites, rank: int, noise: float, restarts: int) -> list[_Candidate]:
+    """Ways to factors and usages to go on from."""
+    total = sites.sum(axis=1, keepdims=True)
+    random: _Candidate = partial(_random, total, sites.shape[1], rank)
+    growth: _Candidate = partial(grown, sites, rank, noise)
+    return [growth] * _GROWTHS + [random] * restarts  # the longest first
+
+
+def _random(total: Sites, sites: int, rank: int, rng: np.random.Generator) -> Model:
+    """Random factors whose model is about as large as the data, fitted to the sites' sum."""
+    size = math.sqrt(max(float(total.mean()), 1e-9) / rank)
+    F = 2 * size * rng.random((len(total), rank))
+    F, d = fit(total, Model(F, np.ones((1, rank))), threshold=0.0, iterations=_POOLED)
+    return Model(F, np.repeat(d / sites, sites, axis=0))
+
+
+def _none_lost(fitted: Model, before: Model) -> Model:
+    """Factors of which nothing is left above the noise become what they were before."""
+    gone = fitted.F.sum(axis=0) == 0
+    return Model(np.where(gone, before.F, fitted.F), np.where(gone, before.d, fitted.d))

@@ -1,0 +1,164 @@
+"""A run's folder: what a run leaves behind for people, and nothing of a patient.
+
+``summary.json`` (the result in one page of keys), ``global_model.npz`` (the phenotypes),
+``history.jsonl`` and ``checkpoint.npz`` (written round by round by the coordinator),
+``phenotypes.json`` (tables, in simulation), ``config.toml`` (everything needed to repeat the run),
+``report.html``.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+from numpy.typing import NDArray
+
+from dpfact_flower.data.vocabulary import Vocabulary
+from dpfact_flower.errors import DataError
+from dpfact_flower.machine.files import replacing
+from dpfact_flower.machine.npy import load_npz
+from dpfact_flower.settings import Scalar
+
+SUMMARY = "summary.json"
+MODEL = "global_model.npz"
+CONFIG = "config.toml"
+PHENOTYPES = "phenotypes.json"
+REPORT = "report.html"
+_SUMMARISED = (
+    "name", "sites", "rounds", "rank", "solver", "privacy", "claim", "epsilon", "delta",
+    "accountant", "rmse", "fit", "fms", "auc", "bytes_up", "bytes_down", "seconds",
+)  # fmt: skip
+"""Keys that every summary has."""
+_NUMPYS_OWN = {"file", "allow_pickle"}  # parameters of np.savez_compressed
+
+
+def write_model(
+    folder: Path, factors: Sequence[NDArray[np.float32]], vocabularies: Sequence[Vocabulary]
+) -> None:
+    """Write `global_model.npz`: per feature mode NAME the arrays NAME, NAME_codes, NAME_text.
+
+    Raises
+    ------
+    DataError
+        If two arrays would have one name, or one that NumPy keeps for itself.
+    """
+    arrays: dict[str, Any] = {"modes": np.array([v.name for v in vocabularies])}
+    for factor, vocabulary in zip(factors, vocabularies, strict=True):
+        arrays[vocabulary.name] = factor
+        arrays[f"{vocabulary.name}_codes"] = np.array(vocabulary.codes)
+        arrays[f"{vocabulary.name}_text"] = np.array(vocabulary.descriptions)
+    if len(arrays) != 1 + 3 * len(vocabularies) or arrays.keys() & _NUMPYS_OWN:
+        raise DataError(
+            f"{MODEL}: vocabulary names must differ, from each other's NAME_codes and NAME_text "
+            f"too, and from modes, {', '.join(sorted(_NUMPYS_OWN))}; "
+            f"got {', '.join(v.name for v in vocabularies)}"
+        )
+    with replacing(folder / MODEL) as file:
+        np.savez_compressed(file, **arrays)
+
+
+def read_model(folder: Path) -> tuple[tuple[NDArray[np.float32], ...], tuple[Vocabulary, ...]]:
+    """Read what `write_model` wrote: feature factors and their vocabularies.
+
+    Raises
+    ------
+    DataError
+        If the file is missing or damaged, or factors and codes do not belong together.
+    """
+    path = folder / MODEL
+    arrays = load_npz(path, ["modes"])
+    try:
+        vocabularies = tuple(
+            Vocabulary(name, arrays[f"{name}_codes"].tolist(), arrays[f"{name}_text"].tolist())
+            for name in np.atleast_1d(arrays["modes"]).tolist()
+        )
+        factors = tuple(arrays[v.name] for v in vocabularies)
+    except KeyError as error:
+        raise DataError(f"{path}: lacks the array {error}") from None
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
+    for factor, vocabulary in zip(factors, vocabularies, strict=True):
+        wanted = (len(vocabulary), *factors[0].shape[1:])
+        if factor.dtype != np.float32 or factor.ndim != 2 or factor.shape != wanted:
+            raise DataError(
+                f"{path}: the array {vocabulary.name} must be float32, with a row a code and "
+                f"the rank of the first; it is {factor.dtype}, {factor.shape}"
+            )
+    return factors, vocabularies
+
+
+def write_config(folder: Path, config: Mapping[str, Scalar], versions: Mapping[str, str]) -> None:
+    """Write `config.toml`: the run config, complete, and the versions that ran it."""
+    text = tomli_w.dumps({"run-config": dict(config), "versions": dict(versions)})
+    with replacing(folder / CONFIG) as file:
+        file.write(text.encode())
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write JSON that a person can read; NaN is refused, since JSON has none."""
+    with replacing(path) as file:
+        file.write(json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False).encode())
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file of a run folder.
+
+    Raises
+    ------
+    DataError
+        If it is missing or not JSON.
+    """
+    return _parsed(path, json.loads, "JSON")
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """Read ``summary.json``: what every summary has is there, what only sites measure may not be.
+
+    Raises
+    ------
+    DataError
+        If it is missing, not JSON, or naming what it lacks.
+    """
+    summary: dict[str, Any] = read_json(folder / SUMMARY)
+    check_keys(folder / SUMMARY, summary, _SUMMARISED)
+    return summary
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Read ``config.toml``: the tables ``run-config`` and ``versions``.
+
+    Raises
+    ------
+    DataError
+        If it is missing, not TOML, or lacks one of them.
+    """
+    config: dict[str, Any] = _parsed(folder / CONFIG, tomllib.loads, "TOML")
+    check_keys(folder / CONFIG, config, ("run-config", "versions"))
+    return config
+
+
+def check_keys(path: Path, content: Any, keys: Sequence[str]) -> None:
+    """Refuse what is no table of at least the given keys.
+
+    Raises
+    ------
+    DataError
+        Naming the file and the keys that it lacks.
+    """
+    missing = [key for key in keys if not isinstance(content, dict) or key not in content]
+    if missing:
+        raise DataError(f"{path}: lacks {', '.join(missing)}")
+
+
+def _parsed(path: Path, parse: Callable[[str], Any], kind: str) -> Any:
+    try:
+        return parse(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file; is this the folder of a finished run?") from None
+    except (OSError, ValueError):
+        raise DataError(f"{path}: not readable as {kind}") from None

@@ -1,0 +1,151 @@
+"""Files that are written whole or not at all, and folders, both for their owner alone."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+fcntl: Any
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+
+@contextmanager
+def replacing(path: Path, *, durable: bool = True, over: Path | None = None) -> Iterator[IO[bytes]]:
+    """File that takes `path`'s place when it is complete; a crash leaves the old one or the new.
+
+    An exception leaves the old file and no trace of the new one. The bytes are on the disk before
+    the name is: what was charged or released is never forgotten because the power went. Readable
+    by its owner alone, since most of what is written so is about patients.
+
+    Parameters
+    ----------
+    path : Path
+    durable : bool
+        Without it nothing waits for the disk: a killed process still leaves the old file or the
+        new, a power loss may leave half of one. For simulations alone.
+    over : Path, optional
+        A file beside it, for its owner alone, that nobody needs any more. If it is there it is
+        written over, and has `path`'s name in the end: where its blocks are there already, a large
+        file takes a fraction of the time. Leave the file's position at the end of what is written.
+    """
+    file, temporary = _file_for(path, over)
+    try:
+        with file:
+            yield file
+            file.flush()
+            if temporary == over and file.tell() < os.fstat(file.fileno()).st_size:
+                file.truncate()
+            if durable:
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+        if durable:
+            sync_folder(path.parent)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _file_for(path: Path, over: Path | None) -> tuple[IO[bytes], Path]:
+    if over is not None:
+        with suppress(FileNotFoundError):
+            return open(over, "r+b"), over
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    return os.fdopen(handle, "wb"), Path(temporary)
+
+
+def add_line(path: Path, line: str, *, durable: bool = True) -> int:
+    """Add a line to a file, which is made for its owner alone; `durable` as of `replacing`.
+
+    Returns
+    -------
+    int
+        Size of the file with it.
+    """
+    with open(path, "ab", opener=for_owner) as file:
+        file.write(f"{line}\n".encode())
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+        return file.tell()
+
+
+def for_owner(path: str, flags: int) -> int:
+    """Opener of a file that its owner alone may read."""
+    return os.open(path, flags, 0o600)
+
+
+class Version(NamedTuple):
+    """What tells a file and its content from all others, and from itself after a change."""
+
+    path: Path
+    inode: int
+    modified: int
+    size: int
+
+
+def version(path: Path) -> Version:
+    """The version of a file that is there now.
+
+    Raises
+    ------
+    OSError
+        If there is none.
+    """
+    found = path.stat()
+    return Version(path, found.st_ino, found.st_mtime_ns, found.st_size)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a folder for this process: nobody else reads, charges and writes in between.
+
+    The lock ends with the process, however it ends. Where the platform has no `flock` (Windows),
+    one process at a time is the operator's business.
+    """
+    private_folder(folder)
+    if fcntl is None:
+        yield
+        return
+    handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def remove_leftovers(path: Path) -> None:
+    """Delete what `replacing` left of `path` when its process was killed; hold the lock first."""
+    for leftover in path.parent.glob(f".{path.name}.*"):
+        leftover.unlink(missing_ok=True)
+
+
+def private_folder(folder: Path) -> None:
+    """Create a folder and whatever is missing above it, for its owner alone, durably.
+
+    Folders that are there already keep their permissions.
+    """
+    if folder.is_dir():
+        return
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    for path in reversed(missing):
+        path.mkdir(mode=0o700, exist_ok=True)
+        sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename durable, where the platform can."""
+    if os.name == "nt":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,207 @@
+"""What Gaussian releases cost: zCDP, Gaussian DP, and (epsilon, delta) under named conversions.
+
+Everything here is arithmetic on public numbers; no data, no noise. Costs are exact for full-batch
+Gaussian noise and hold for whatever neighbouring relation the sensitivity was bounded under.
+Whether that bound is true is the mechanism's affair; a `Guarantee` repeats what it claims.
+
+Sources
+-------
+Bun & Steinke 2016 (zCDP; the paper's Propositions 2.7 to 2.9), Canonne, Kamath & Steinke 2020
+(Proposition 12), Balle & Wang 2018 and Dong, Roth & Su 2022 (exact Gaussian DP).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+from scipy.special import erfcx, log_ndtr, ndtr, ndtri
+
+from dpfact_flower.errors import SettingsError
+from dpfact_flower.privacy.events import (
+    at_least_one,
+    positive,
+)
+
+PROPOSITION_2_8 = "zCDP, Proposition 2.8"
+ZCDP_TIGHT = "zCDP, tight"
+GAUSSIAN_DP = "Gaussian DP, exact"
+GAUSSIAN_DP_DISCRETE = "Gaussian DP, discrete noise"
+OPACUS_RDP = "RDP, Opacus"
+
+# Brackets are exact in real arithmetic; this much keeps them brackets in floating point.
+SLACK = 1e-12
+# By which discrete Gaussian noise may fall short of Gaussian noise rounded to its grid, in epsilon
+# and relatively in delta; `dpfact_flower.privacy.noise.gaussian_slack` proves it for a transcript.
+DISCRETE_SLACK = 1e-6
+# Where that proof ends: released values, epsilon and delta.
+_MOST_DISCRETE_VALUES = 2_000_000_000
+_LARGEST_DISCRETE_EPSILON = 500.0
+_LEAST_DISCRETE_DELTA = 1e-100
+# Keeps a logarithm finite where a mu below 1e-15 makes two terms equal in floating point.
+_TINY = 1e-300
+
+
+# --- zCDP -----------------------------------------------------------------------------------------
+
+
+def rho_of(sigma: float, sensitivity: float) -> float:
+    """Cost in zCDP of Gaussian noise of standard deviation `sigma`: Proposition 2.7."""
+    return 0.5 * (positive("sensitivity", sensitivity) / positive("sigma", sigma)) ** 2
+
+
+def sigma_of(rho: float, sensitivity: float) -> float:
+    """Return the standard deviation of noise that costs `rho`: sensitivity / sqrt(2 rho).
+
+    The variance is sensitivity**2 / (2 rho). The paper's text calls that the standard deviation;
+    its Proposition 2.7 and Bun & Steinke have it right.
+    """
+    return positive("sensitivity", sensitivity) / math.sqrt(2 * positive("rho", rho))
+
+
+def compose_serial(rhos: Iterable[float]) -> float:
+    """Cost of releases that see the same patients: the sum, also when chosen adaptively.
+
+    Raises
+    ------
+    SettingsError
+        If there is nothing to compose, or a cost is not above 0.
+    """
+    return math.fsum(_costs(rhos))
+
+
+def compose_parallel(rhos: Iterable[float]) -> float:
+    """Cost over sites that share no patient: the MAXIMUM.
+
+    The paper averages (Proposition 2.10, after Yu et al. 2019). Neighbouring data sets differ at
+    one site, and that may be the one which spent most: with one site at rho = 1 and nine near 0 the
+    average says 0.1, yet the patients of the first lose 1. Yu et al. average over a random
+    partition that nobody may know; here everybody knows who is treated where.
+    """
+    return max(_costs(rhos))
+
+
+def epsilon_proposition_2_8(rho: float, delta: float) -> float:
+    """Epsilon as the paper converts it: rho + 2 sqrt(rho log(1/delta)). Valid, not tight."""
+    cost = positive("rho", rho)
+    return cost + 2 * math.sqrt(cost * log_of_inverse(delta))
+
+
+def rho_for_epsilon(epsilon: float, delta: float) -> float:
+    """Largest rho for which `epsilon_proposition_2_8` stays within `epsilon`: its exact inverse."""
+    target, log_inverse = positive("epsilon", epsilon), log_of_inverse(delta)
+    return (target / (math.sqrt(log_inverse + target) + math.sqrt(log_inverse))) ** 2
+
+
+def epsilon_zcdp_tight(rho: float, delta: float) -> float:
+    """Smallest epsilon that rho-zCDP implies by Proposition 12 of Canonne, Kamath & Steinke 2020.
+
+    Each order alpha > 1 gives a valid
+    ``epsilon = alpha rho + log(1 - 1/alpha) + log(1/(alpha delta)) / (alpha - 1)``. Its derivative
+    vanishes where ``rho (alpha - 1)^2 + log(alpha) = log(1/delta)``, whose left side increases, so
+    there is one minimum, and a root found inexactly still gives a valid epsilon.
+    """
+    cost, log_inverse = positive("rho", rho), log_of_inverse(delta)
+
+    def slope(x: float) -> float:
+        return cost * x * x + math.log1p(x) - log_inverse
+
+    x = math.sqrt(log_inverse / cost) * (1 + SLACK)  # alpha - 1, where slope is surely >= 0
+    if log_inverse < 600:  # beyond, 1/delta nears the largest float
+        x = min(x, math.expm1(log_inverse) * (1 + SLACK))
+    x = sign_change(slope, 0.0, x)
+    alpha = 1 + x
+    epsilon = alpha * cost + math.log(x / alpha) + (log_inverse - math.log1p(x)) / x
+    return max(0.0, epsilon)
+
+
+# --- Gaussian DP ----------------------------------------------------------------------------------
+
+
+def delta_gaussian(mu: float, epsilon: float) -> float:
+    """Smallest delta of a mu-Gaussian-DP release at `epsilon` >= 0 (Balle & Wang 2018, Theorem 8).
+
+    ``Phi(-epsilon/mu + mu/2) - exp(epsilon) Phi(-epsilon/mu - mu/2)``, where mu is sensitivity /
+    sigma, and sqrt(sum of squares) over several releases.
+    """
+    target = 0.0 if epsilon == 0 else positive("epsilon", epsilon)
+    return math.exp(_log_delta(positive("mu", mu), target))
+
+
+def epsilon_gaussian(mu: float, delta: float) -> float:
+    """Smallest epsilon of a mu-Gaussian-DP release at `delta`: exact, no conversion is smaller."""
+    size, log_delta = positive("mu", mu), -log_of_inverse(delta)
+    if _log_delta(size, 0.0) <= log_delta:
+        return 0.0
+    # The first term of delta alone reaches `delta` here, so the difference is below it.
+    high = size * (size / 2 - float(ndtri(delta))) * (1 + SLACK)
+    return sign_change(lambda e: _log_delta(size, e) - log_delta, 0.0, high)
+
+
+def epsilon_gaussian_discrete(mu: float, delta: float, count: int) -> float:
+    """Epsilon of `count` integer values in all, under the discrete Gaussian of `privacy.noise`.
+
+    Such noise is so close to Gaussian noise rounded to the grid, which is post-processing of a
+    Gaussian mechanism, that `epsilon_gaussian` holds up to `DISCRETE_SLACK`. Infinite where the
+    proof of that ends (``docs/explanation/noise.md``).
+    """
+    if at_least_one("count", count) > _MOST_DISCRETE_VALUES or delta < _LEAST_DISCRETE_DELTA:
+        return math.inf
+    epsilon = epsilon_gaussian(mu, delta * (1 - DISCRETE_SLACK)) + DISCRETE_SLACK
+    return epsilon if epsilon <= _LARGEST_DISCRETE_EPSILON else math.inf
+
+
+def mu_for_epsilon(epsilon: float, delta: float) -> float:
+    """Largest mu whose `epsilon_gaussian` stays within `epsilon`: its inverse."""
+    target, log_delta = positive("epsilon", epsilon), -log_of_inverse(delta)
+    z = -float(ndtri(delta))
+    root = math.sqrt(z * z + 2 * target)
+    # As in `epsilon_gaussian`; the two forms of one root, each where it does not cancel.
+    low = (2 * target / (z + root) if z > 0 else root - z) * (1 - SLACK)
+    high = 2 * low
+    while _log_delta(high, target) < log_delta:
+        high *= 2
+    return sign_change(lambda m: _log_delta(m, target) - log_delta, low, high)
+
+
+def _log_delta(mu: float, epsilon: float) -> float:
+    """Logarithm of `delta_gaussian`, without overflow and with little cancellation."""
+    near = (epsilon / mu - mu / 2) / math.sqrt(2)
+    far = (epsilon / mu + mu / 2) / math.sqrt(2)
+    if near < 0:  # delta is large, and erfcx(near) might overflow
+        tail = math.exp(epsilon + float(log_ndtr(-math.sqrt(2) * far)))
+        return math.log(max(float(ndtr(-math.sqrt(2) * near)) - tail, _TINY))
+    # Phi(-sqrt(2) x) = exp(-x^2) erfcx(x) / 2 and far^2 = near^2 + epsilon: exp(epsilon) cancels.
+    return math.log(max(float(erfcx(near) - erfcx(far)) / 2, _TINY)) - near * near
+
+
+def sign_change(function: Callable[[float], float], low: float, high: float) -> float:
+    """Where `function` changes sign in [low, high], to the last bit.
+
+    By halving: to import scipy.optimize takes 0.13 s, in deployment with every message anew, and
+    these functions take microseconds.
+    """
+    end = function(high)
+    if function(low) * end > 0:
+        raise ValueError(f"no change of sign between {low!r} and {high!r}")
+    while low < (middle := low + (high - low) / 2) < high:
+        value = function(middle)
+        if (value > 0) == (end > 0) and value != 0:
+            high = middle
+        else:
+            low = middle
+    return low
+
+
+def _costs(rhos: Iterable[float]) -> list[float]:
+    costs = [positive("rho", rho) for rho in rhos]
+    if not costs:
+        raise SettingsError("events: nothing was released, so there is nothing to account for")
+    return costs
+
+
+def log_of_inverse(delta: float) -> float:
+    """log(1/delta), of a delta in (0, 1)."""
+    if positive("delta", delta) >= 1:
+        raise SettingsError(f"delta: must lie in (0, 1), got {delta!r}")
+    return -math.log(delta)

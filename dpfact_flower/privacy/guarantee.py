@@ -1,0 +1,211 @@
+"""What a site's releases promise together: one epsilon an accountant, each with its claim.
+
+Whether the sensitivities hold that the events name is the mechanism's affair; a `Guarantee` repeats
+what they claim.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, Context
+
+from dpfact_flower.errors import SettingsError
+from dpfact_flower.privacy.conversions import (
+    GAUSSIAN_DP,
+    GAUSSIAN_DP_DISCRETE,
+    OPACUS_RDP,
+    PROPOSITION_2_8,
+    SLACK,
+    ZCDP_TIGHT,
+    compose_serial,
+    epsilon_gaussian,
+    epsilon_gaussian_discrete,
+    epsilon_proposition_2_8,
+    epsilon_zcdp_tight,
+)
+from dpfact_flower.privacy.events import (
+    Neighbours,
+    ReleaseEvent,
+    Unit,
+    claim_of,
+)
+
+
+def rounded_up(epsilon: float) -> str:
+    """Four digits of an epsilon, never less than it is: a printed one may not promise more.
+
+    What is above by no more than a rounding error of float64 is not rounded up for it.
+    """
+    up = Context(prec=4, rounding=ROUND_CEILING)
+    return f"{up.create_decimal_from_float(epsilon * (1 - SLACK)):f}"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One epsilon with what makes it readable; printing it prints all of it.
+
+    Attributes
+    ----------
+    accountant : str
+        Name of the conversion.
+    epsilon, delta : float
+    claim : str
+        Who vouches for it, as the events say.
+    """
+
+    accountant: str
+    epsilon: float
+    delta: float
+    claim: str
+
+    def __str__(self) -> str:
+        return f"{self._number()} [{self.claim}]"
+
+    def _number(self) -> str:
+        return f"epsilon {rounded_up(self.epsilon)} at delta {self.delta:g} ({self.accountant})"
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """What a list of releases costs together. Its text always carries the claim.
+
+    Attributes
+    ----------
+    releases : int
+        Number of releases composed.
+    rho, mu : float
+        Totals in zCDP and Gaussian DP; mu is sqrt(2 rho).
+    figures : tuple of Figure
+        Epsilon under each accountant; the first is the headline.
+    delta : float
+    unit, neighbours : str
+        As in `ReleaseEvent`.
+    claim : str
+        Who vouches for it; says so when the noise was seeded.
+    """
+
+    releases: int
+    rho: float
+    mu: float
+    figures: tuple[Figure, ...]
+    delta: float
+    unit: Unit
+    neighbours: Neighbours
+    claim: str
+
+    @property
+    def headline(self) -> Figure:
+        """The figure to print where there is room for one.
+
+        The paper's own conversion for what the paper claims; for what is proven, the smallest
+        epsilon that the noise supports.
+        """
+        return self.figures[0]
+
+    def __str__(self) -> str:
+        numbers = "; ".join(figure._number() for figure in self.figures)
+        return (
+            f"{numbers}; rho {self.rho:.4g}, mu {self.mu:.4g} over {self.releases} releases; "
+            f"unit: {self.unit}, neighbours: {self.neighbours} [{self.claim}]"
+        )
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain values for ``summary.json``; the headline's epsilon stands beside its claim."""
+        return {
+            "epsilon": self.headline.epsilon,
+            "delta": self.delta,
+            "accountant": self.headline.accountant,
+            "claim": self.claim,
+            "unit": self.unit,
+            "neighbours": self.neighbours,
+            "releases": self.releases,
+            "rho": self.rho,
+            "mu": self.mu,
+            "epsilons": {figure.accountant: figure.epsilon for figure in self.figures},
+        }
+
+
+def account(events: Sequence[ReleaseEvent], delta: float, *, opacus: bool = False) -> Guarantee:
+    """Compose the releases of one site, all of which may see the same patient.
+
+    Parameters
+    ----------
+    events : sequence of ReleaseEvent
+        Every release so far, of one unit and neighbouring relation.
+    delta : float
+        In (0, 1).
+    opacus : bool
+        Add the figure of Opacus' RDP accountant as a second opinion; imports torch.
+
+    Raises
+    ------
+    SettingsError
+        If there are no events, they do not share a unit and relation, or delta is out of range.
+    MissingDependencyError
+        If `opacus` is asked for and not installed.
+    """
+    rho = compose_serial(event.rho for event in events)
+    relations = {(event.unit, event.neighbours) for event in events}
+    if len(relations) > 1:
+        raise SettingsError(
+            "events: can't add up releases of different units or neighbouring relations; got "
+            + " and ".join(sorted("/".join(relation) for relation in relations))
+        )
+    unit, neighbours = relations.pop()
+    extra = {}
+    if opacus:
+        from dpfact_flower.privacy.opacus_accountant import epsilon_rdp_opacus  # noqa: PLC0415
+
+        extra[OPACUS_RDP] = epsilon_rdp_opacus(events, delta)
+    return guarantee_of(
+        rho,
+        delta,
+        releases=len(events),
+        count=sum(event.count for event in events),
+        unit=unit,
+        neighbours=neighbours,
+        claim=claim_of(events),
+        extra=extra,
+    )
+
+
+def guarantee_of(
+    rho: float,
+    delta: float,
+    *,
+    releases: int,
+    count: int = 1,
+    unit: Unit,
+    neighbours: Neighbours,
+    claim: str,
+    extra: Mapping[str, float] | None = None,
+) -> Guarantee:
+    """What releases of a known total cost promise; `account` is this for a list of events.
+
+    Parameters
+    ----------
+    rho, delta : float
+    releases, count : int
+        Number of releases, and of values in all of them.
+    unit, neighbours, claim : str
+        As in `ReleaseEvent`.
+    extra : mapping of str to float, optional
+        Epsilon by further accountants.
+    """
+    mu = math.sqrt(2 * rho)
+    zcdp = {
+        PROPOSITION_2_8: epsilon_proposition_2_8(rho, delta),
+        ZCDP_TIGHT: epsilon_zcdp_tight(rho, delta),
+    }
+    if unit == "patient":  # noise is discrete there, and the guarantee is what it supports
+        discrete = epsilon_gaussian_discrete(mu, delta, count)
+        # Elsewhere tight zCDP is the smallest that is proven.
+        first = {GAUSSIAN_DP_DISCRETE: discrete} if math.isfinite(discrete) else {}
+        epsilons = first | dict(reversed(zcdp.items()))
+    else:
+        epsilons = {**zcdp, GAUSSIAN_DP: epsilon_gaussian(mu, delta)}
+    epsilons |= extra or {}
+    figures = tuple(Figure(name, epsilon, delta, claim) for name, epsilon in epsilons.items())
+    return Guarantee(releases, rho, mu, figures, delta, unit, neighbours, claim)

@@ -1,0 +1,108 @@
+"""Where noise comes from: the operating system, or in simulation a seed.
+
+Limits of the Gaussian noise (`Noise.gaussian`, for paper mode alone)
+---------------------------------------------------------------------
+Values are float64 Gaussians that are rounded to float32. Which floats can come out depends on the
+value under the noise, and that leaks (Mironov 2012); only exact integer noise (`Noise.integers`)
+closes it. Tails end at 9.2 standard deviations, beyond which lies 2**-64 of the mass.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
+
+from dpfact_flower.errors import PrivacyRefusedError, SettingsError
+from dpfact_flower.privacy.events import (
+    positive,
+)
+from dpfact_flower.settings import PrivacySettings
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Source of Gaussian noise. Build one with `from_os`, `from_seed` or `from_settings`.
+
+    Attributes
+    ----------
+    seeded : bool
+        Whether anybody with the seed can compute the noise again.
+    """
+
+    _random_bytes: Callable[[int], bytes] = field(repr=False)
+    seeded: bool
+
+    @classmethod
+    def from_os(cls) -> Noise:
+        """Every bit from the operating system's cryptographic generator; nothing to leak."""
+        return cls(os.urandom, seeded=False)
+
+    @classmethod
+    def from_seed(cls, *key: int) -> Noise:
+        """Repeatable noise for simulation; releases are marked "seeded: not private".
+
+        Parameters
+        ----------
+        *key : int
+            Non-negative: the seed, and whatever tells this stream from others (site, round), or
+            two sites would add the same noise.
+        """
+        if not key or any(type(part) is not int or part < 0 for part in key):
+            raise SettingsError(f"noise-seed: need integers of 0 or more, got {key!r}")
+        # Hashed, for NumPy takes [7] and [7, 0] for the same seed, and splits large integers.
+        seed = int.from_bytes(hashlib.sha256(repr(key).encode()).digest(), "big")
+        return cls(np.random.Generator(np.random.PCG64DXSM(seed)).bytes, seeded=True)
+
+    @classmethod
+    def from_settings(
+        cls, settings: PrivacySettings, *, stream: Sequence[int], simulation: bool
+    ) -> Noise:
+        """Build the source that the settings ask for.
+
+        Parameters
+        ----------
+        settings : PrivacySettings
+            ``noise_seed`` -1 is the operating system.
+        stream : sequence of int
+            Tells a seeded stream from others: the run's seed, the site, the round.
+        simulation : bool
+            Whether this process simulates a site.
+
+        Raises
+        ------
+        PrivacyRefusedError
+            If a seed is set outside a simulation: a real site's noise must not be computable.
+        """
+        if settings.noise_seed < 0:
+            return cls.from_os()
+        if not simulation:
+            raise PrivacyRefusedError("noise-seed: allowed in simulation only; a site needs -1")
+        return cls.from_seed(settings.noise_seed, *stream)
+
+    def gaussian(self, shape: tuple[int, ...], sigma: float) -> NDArray[np.float64]:
+        """Independent Gaussian values of mean 0 and standard deviation `sigma`."""
+        count = int(np.prod(shape))
+        words = np.frombuffer(self._random_bytes(8 * count), np.uint64)
+        return positive("sigma", sigma) * _standard_normal(words).reshape(shape)
+
+    def integers(self, count: int) -> NDArray[np.int64]:
+        """Exact discrete Gaussian values, of the one standard deviation that `noise` has."""
+        from dpfact_flower.privacy.noise import discrete_gaussian  # noqa: PLC0415  # numba is slow
+
+        return discrete_gaussian(count, self._random_bytes)
+
+
+def _standard_normal(words: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """Turn uniform 64-bit words into standard normal values: a sign bit, 63 of tail probability.
+
+    Inverting the lower half alone keeps floating point's full precision in both tails.
+    """
+    tail = (words >> np.uint64(1)).astype(np.float64)
+    lower = ndtri((tail + 0.5) * 2.0**-64)
+    return np.where(words & np.uint64(1), lower, -lower)

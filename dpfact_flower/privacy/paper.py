@@ -1,0 +1,265 @@
+"""The paper's mode: its noise on feature factors, its plan, its claim.
+
+Unit one tensor entry, neighbours differ in its value, L2 sensitivity 2 tau L eta per factor,
+Gaussian noise of variance sensitivity**2 / (2 rho). The sensitivity is the paper's claim and does
+NOT hold (see `psgd_sensitivity`), so nothing here is a privacy guarantee. It is kept for
+reproduction, and every release says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dpfact_flower.errors import SettingsError
+from dpfact_flower.privacy.conversions import log_of_inverse, rho_for_epsilon, sigma_of
+from dpfact_flower.privacy.events import (
+    PAPER_CLAIM,
+    SEEDED_CLAIM,
+    ReleaseEvent,
+    at_least_one,
+    positive,
+)
+from dpfact_flower.privacy.guarantee import Guarantee, guarantee_of
+from dpfact_flower.privacy.noise_source import Noise
+from dpfact_flower.privacy.release import Release, checked_factors, fixed
+from dpfact_flower.settings import PrivacySettings, SolverSettings
+from dpfact_flower.tensor.arrays import Array
+
+
+def rho_theorem_4_1(epsilon: float, delta: float, rounds: int) -> float:
+    """Cost of one factor in one round by Theorem 4.1 as stated: epsilon^2 / (8 E log(1/delta)).
+
+    For reproduction. It is the approximation of Proposition 2.8 that drops the term `rho`, for two
+    feature factors: releases at this rho cost epsilon + epsilon^2 / (4 log(1/delta)) by the very
+    proposition that its proof cites. `plan_paper` plans with the exact inverse instead.
+    """
+    return positive("epsilon", epsilon) ** 2 / (
+        8 * at_least_one("rounds", rounds) * log_of_inverse(delta)
+    )
+
+
+# --- The paper's plan -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PaperPlan:
+    """The paper's schedule: every feature factor of every round at the same cost.
+
+    Attributes
+    ----------
+    rho : float
+        Cost of one factor in one round.
+    delta : float
+        In (0, 1).
+    rounds : int
+        E in the paper.
+    factors : int
+        Number of feature modes; 2 in the paper.
+
+    Raises
+    ------
+    SettingsError
+        If a value is out of range.
+    """
+
+    rho: float
+    delta: float
+    rounds: int
+    factors: int = 2
+
+    def __post_init__(self) -> None:
+        positive("rho", self.rho)
+        log_of_inverse(self.delta)
+        at_least_one("rounds", self.rounds)
+        at_least_one("factors", self.factors)
+
+    @property
+    def total_rho(self) -> float:
+        """Cost of the whole run at one site."""
+        return self.rho * self.rounds * self.factors
+
+    def sigma(self, sensitivity: float) -> float:
+        """Return the standard deviation of the noise on each value."""
+        return sigma_of(self.rho, sensitivity)
+
+    def guarantee(self, *, seeded: bool = False) -> Guarantee:
+        """Return what the paper claims for the whole run; `seeded` says the noise will be."""
+        return guarantee_of(
+            self.total_rho,
+            self.delta,
+            releases=self.rounds * self.factors,
+            unit="entry",
+            neighbours="replace",
+            claim=f"{SEEDED_CLAIM} ({PAPER_CLAIM})" if seeded else PAPER_CLAIM,
+        )
+
+
+def plan_paper(epsilon: float, delta: float, rounds: int, factors: int = 2) -> PaperPlan:
+    """Spread `epsilon` evenly over factors and rounds, by the exact inverse of Proposition 2.8.
+
+    Raises
+    ------
+    SettingsError
+        If a value is out of range.
+    """
+    releases = at_least_one("rounds", rounds) * at_least_one("factors", factors)
+    return PaperPlan(rho_for_epsilon(epsilon, delta) / releases, delta, rounds, factors)
+
+
+def paper_rho(settings: PrivacySettings, rounds: int, factors: int = 2) -> float:
+    """Cost of one factor in one round that the settings ask for: given, or planned from epsilon.
+
+    Raises
+    ------
+    SettingsError
+        If the settings ask for no noise, or `rounds` or `factors` is below 1.
+    """
+    if settings.privacy != "paper":
+        raise SettingsError(f"privacy {settings.privacy!r} has no cost per factor; 'paper' has")
+    return settings.rho or plan_paper(settings.epsilon, settings.delta, rounds, factors).rho
+
+
+def psgd_sensitivity(tau: int, clip: float, eta: float) -> float:
+    """L2 sensitivity 2 tau L eta that the paper claims for one factor after `tau` P-SGD passes.
+
+    It assumes (Wu et al. 2017) that one loss, convex in all that is updated and L-Lipschitz, is
+    visited entry by entry, each entry once a pass in an order that does not depend on the data,
+    with eta <= 2/beta, from a start that does not depend on the data. Clipping each entry's data
+    gradient to `clip` enforces L (the elastic pull is the same for both neighbours). The rest does
+    not hold: the joint pass over the factors is not convex (one pass can exceed the bound), the
+    factors carry over un-noised from round to round (the excess grows), the l2,1 prox couples all
+    patients, a zero that becomes a one changes the pass's length, sampled zeros may repeat, and the
+    step size adapts to the data. So the number is a noise scale, not a bound.
+
+    Parameters
+    ----------
+    tau : int
+        Passes per round, at least 1.
+    clip : float
+        L, the bound on the norm of an entry's gradient per factor; above 0.
+    eta : float
+        Step size; where it adapts, the largest.
+
+    Raises
+    ------
+    SettingsError
+        If a value is out of range; with no clipping there is no sensitivity at all.
+    """
+    return 2 * at_least_one("tau", tau) * positive("clip", clip) * positive("eta", eta)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class BoundedFactors:
+    """Feature factors as the paper's P-SGD left them, with the sensitivity of that run.
+
+    The sensitivity follows from the settings that made the factors. No function takes it as a
+    number, so noise can't be calibrated to another.
+
+    Attributes
+    ----------
+    factors : tuple of ndarray, each of shape (I_n, R)
+        Feature factors alone, never the patients'. Finite.
+    solver : SolverSettings
+        What they were computed with; ``solver = "psgd"`` and ``clip`` above 0.
+
+    Raises
+    ------
+    SettingsError
+        If the solver does not clip.
+    DataError
+        If the factors are not finite matrices of one rank.
+    """
+
+    factors: tuple[Array, ...]
+    solver: SolverSettings
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "factors", checked_factors(self.factors))
+        _ = self.sensitivity  # refuses a solver without a clip before anything is released
+
+    @property
+    def sensitivity(self) -> float:
+        """Claimed L2 sensitivity of each factor; see `psgd_sensitivity`."""
+        return psgd_sensitivity(self.solver.tau, self.solver.clip, self.solver.eta)
+
+
+def perturb(
+    bounded: BoundedFactors,
+    rho: float,
+    noise: Noise,
+    *,
+    round_number: int,
+    modes: Sequence[str],
+) -> Release:
+    """Paper mode: add Gaussian noise of variance sensitivity**2 / (2 rho), eq. (priv).
+
+    Unit: one tensor entry. Neighbours: its value replaced. Sensitivity: `psgd_sensitivity` per
+    factor, claimed by the paper and not proven.
+
+    Parameters
+    ----------
+    bounded : BoundedFactors
+    rho : float
+        Cost in zCDP of each factor; the release costs as many times that as there are factors.
+    noise : Noise
+    round_number : int
+        From 1; names the events.
+    modes : sequence of str
+        Names of the feature modes, one a factor; names the events.
+
+    Raises
+    ------
+    SettingsError
+        If a value is out of range, or rho is so small that float32 can't hold the noise.
+    """
+    if len(modes) != len(bounded.factors):
+        raise SettingsError(f"modes: need {len(bounded.factors)} names, got {len(modes)}")
+    sizes = {mode: f.size for mode, f in zip(modes, bounded.factors, strict=True)}
+    events = planned_events(
+        bounded.solver, rho, sizes, round_number=round_number, seeded=noise.seeded
+    )
+    sigma = sigma_of(rho, bounded.sensitivity)
+    noisy = tuple(fixed(f + noise.gaussian(f.shape, sigma)) for f in bounded.factors)
+    return Release(noisy, events)
+
+
+def planned_events(
+    solver: SolverSettings,
+    rho: float,
+    sizes: Mapping[str, int],
+    *,
+    round_number: int,
+    seeded: bool,
+) -> tuple[ReleaseEvent, ...]:
+    """What `perturb` will have released, known before any patient's data is touched.
+
+    Parameters
+    ----------
+    solver : SolverSettings
+        Whose sensitivity holds.
+    rho : float
+        Cost in zCDP of each factor.
+    sizes : mapping of str to int
+        Values to be released, for each feature mode.
+    round_number : int
+        From 1.
+    seeded : bool
+        Whether the noise comes from a seed.
+    """
+    at_least_one("round", round_number)
+    sensitivity = psgd_sensitivity(solver.tau, solver.clip, solver.eta)
+    sigma = sigma_of(rho, sensitivity)
+    return tuple(
+        ReleaseEvent(
+            name=f"round {round_number}, {mode}",
+            sensitivity=sensitivity,
+            sigma=sigma,
+            count=size,
+            unit="entry",
+            neighbours="replace",
+            claim=PAPER_CLAIM,
+            seeded=seeded,
+        )
+        for mode, size in sizes.items()
+    )

@@ -1,0 +1,232 @@
+"""A patient's part of the start: which of his codes go together, and how much; compiled.
+
+X is the patient's slice, and X_(n) its unfolding along mode n. Block (n, n) is X_(n) X_(n)^T beside
+its diagonal: codes of one mode that go with the same codes of the others. Block (m, n) is X summed
+over all modes but these two. Blocks are scaled to norm 1 each, weighted, and all of them scaled to
+norm 1. So what the patient's counts are counted in does not matter, nor how many cells he has.
+
+IEEE arithmetic, one patient after the other; from one to the next there is work space, which is
+made anew for each, and the total. Cells come sorted, so sums are the same whatever made them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfact_flower.machine.compiled import compiled
+
+Array = NDArray[Any]
+CROSS = 2.0
+"""Weight of a block of two modes, relative to that of one mode (docs/explanation/start.md)."""
+
+
+@compiled()
+def add_pairs(
+    starts: Array, indices: Array, values: Array, offsets: Array, scale: float, total: Array
+) -> None:
+    """Add the patients' parts, each of norm `scale` before it is truncated toward zero.
+
+    Parameters
+    ----------
+    starts : ndarray of int64, shape (patients + 1,)
+        First cell of each patient, and the end of the last.
+    indices, values : ndarray
+        As of `SparseTensor`.
+    offsets : ndarray of int64, shape (N,)
+        First code of each feature mode among all codes, then their number.
+    scale : float
+        Units of the grid in 1.0.
+    total : ndarray of int64
+        Strict upper triangle of all codes, row after row; added to.
+    """
+    modes, everything = len(offsets) - 1, offsets[-1]
+    most = 0
+    for patient in range(len(starts) - 1):
+        most = max(most, starts[patient + 1] - starts[patient])
+    counts = np.empty(most)
+    places = np.empty((most, modes), np.int64)
+    order, spare = np.empty(most, np.int64), np.empty(most, np.int64)
+    slot, heads = np.full(everything, -1, np.int64), np.empty(everything + 1, np.int64)
+    codes, bounds = np.empty(everything, np.int64), np.empty(modes + 1, np.int64)
+    blocks = np.empty((modes, modes))
+    pairs = np.empty(0)
+    for patient in range(len(starts) - 1):
+        begin, end = starts[patient], starts[patient + 1]
+        if begin == end:
+            continue
+        _number_codes(begin, end, indices, offsets, slot, codes, bounds, places)
+        count, cells = bounds[modes], end - begin
+        size = count * (count - 1) // 2
+        if size > len(pairs):
+            pairs = np.empty(max(size, 2 * len(pairs)))
+        pairs[:size] = 0.0
+        largest = np.float64(values[begin])
+        for entry in range(begin, end):
+            largest = max(largest, np.float64(values[entry]))
+        for cell in range(cells):
+            counts[cell] = np.float64(values[begin + cell]) / largest
+        _cross(counts, places, cells, count, pairs)
+        for mode in range(modes):
+            _sort_by_column(places, cells, bounds, mode, order, spare, heads)
+            _gram(counts, places, cells, order, mode, count, pairs)
+        _scale_blocks(pairs, bounds, scale, blocks)
+        _add(pairs, bounds, blocks, codes, everything, total)
+
+
+@compiled()
+def _number_codes(
+    begin: int, end: int, indices: Array, offsets: Array, slot: Array, codes: Array, bounds: Array,
+    places: Array,
+) -> None:  # fmt: skip
+    """Number one patient's distinct codes, mode after mode and ascending in each.
+
+    Fills `codes` (in the numbering of all modes' codes), `bounds` (first of each mode, then how
+    many there are) and `places` (number of each cell's codes). `slot` is -1 before and after.
+    """
+    count = 0
+    for mode in range(len(offsets) - 1):
+        bounds[mode] = count
+        for entry in range(begin, end):
+            code = offsets[mode] + indices[entry, mode + 1]
+            if slot[code] < 0:
+                slot[code] = 0
+                codes[count] = code
+                count += 1
+        codes[bounds[mode] : count].sort()
+        for place in range(bounds[mode], count):
+            slot[codes[place]] = place
+        for entry in range(begin, end):
+            places[entry - begin, mode] = slot[offsets[mode] + indices[entry, mode + 1]]
+    bounds[len(offsets) - 1] = count
+    for place in range(count):
+        slot[codes[place]] = -1
+
+
+@compiled()
+def _row(low: int, count: int) -> int:
+    """Pair (low, high) of a packed strict upper triangle is at ``_row(low, count) + high``."""
+    return low * count - low * (low + 1) // 2 - low - 1
+
+
+@compiled()
+def _cross(counts: Array, places: Array, cells: int, count: int, pairs: Array) -> None:
+    """Sums over all modes but two."""
+    modes = places.shape[1]
+    for cell in range(cells):
+        for mode in range(modes):
+            row = _row(places[cell, mode], count)
+            for other in range(mode + 1, modes):
+                pairs[row + places[cell, other]] += counts[cell]
+
+
+@compiled()
+def _sort_by_column(
+    places: Array, cells: int, bounds: Array, mode: int, order: Array, spare: Array, heads: Array
+) -> None:
+    """Order cells by their codes of all modes but one: a column of the unfolding is a stretch.
+
+    A stable counting sort for each mode, the last first. Cells of a column stay in the order they
+    come in, which ascends in `mode`.
+    """
+    for cell in range(cells):
+        order[cell] = cell
+    for other in range(places.shape[1] - 1, -1, -1):
+        if other == mode:
+            continue
+        first, size = bounds[other], bounds[other + 1] - bounds[other]
+        heads[: size + 1] = 0
+        for cell in range(cells):
+            heads[places[cell, other] - first + 1] += 1
+        for place in range(size):
+            heads[place + 1] += heads[place]
+        for position in range(cells):
+            cell = order[position]
+            place = places[cell, other] - first
+            spare[heads[place]] = cell
+            heads[place] += 1
+        order[:cells] = spare[:cells]
+
+
+@compiled()
+def _same_column(places: Array, one: int, another: int, mode: int) -> bool:
+    for other in range(places.shape[1]):
+        if other != mode and places[one, other] != places[another, other]:
+            return False
+    return True
+
+
+@compiled()
+def _gram(
+    counts: Array, places: Array, cells: int, order: Array, mode: int, count: int, pairs: Array
+) -> None:
+    """Products of the cells of each column, two at a time."""
+    begin = 0
+    while begin < cells:
+        end = begin + 1
+        while end < cells and _same_column(places, order[begin], order[end], mode):
+            end += 1
+        for low in range(begin, end):
+            row, weight = _row(places[order[low], mode], count), counts[order[low]]
+            for high in range(low + 1, end):
+                cell = order[high]
+                pairs[row + places[cell, mode]] += weight * counts[cell]
+        begin = end
+
+
+@compiled()
+def _scale_blocks(pairs: Array, bounds: Array, scale: float, blocks: Array) -> None:
+    """What each block is to be multiplied by; 0 for one in which there is nothing."""
+    modes = len(bounds) - 1
+    squares = 0.0
+    for mode in range(modes):
+        for other in range(mode, modes):
+            norm = _block_norm(pairs, bounds, mode, other)
+            weight = (1.0 if mode == other else CROSS) if norm > 0.0 else 0.0
+            squares += weight * weight
+            blocks[mode, other] = weight / norm if norm > 0.0 else 0.0
+    if squares > 0.0:
+        blocks *= scale / math.sqrt(squares)
+
+
+@compiled()
+def _block_norm(pairs: Array, bounds: Array, mode: int, other: int) -> float:
+    """Norm of a block.
+
+    Values are taken relative to the largest, so a square that underflows is nothing beside 1, and
+    summed row by row, so errors grow with the number of codes, not of pairs.
+    """
+    count = bounds[-1]
+    largest, squares = 0.0, 0.0
+    for low in range(bounds[mode], bounds[mode + 1]):
+        row = _row(low, count)
+        for high in range(max(low + 1, bounds[other]), bounds[other + 1]):
+            largest = max(largest, pairs[row + high])
+    if largest == 0.0:
+        return 0.0
+    for low in range(bounds[mode], bounds[mode + 1]):
+        row, of_row = _row(low, count), 0.0
+        for high in range(max(low + 1, bounds[other]), bounds[other + 1]):
+            share = pairs[row + high] / largest
+            of_row += share * share
+        squares += of_row
+    return largest * math.sqrt(squares)
+
+
+@compiled()
+def _add(
+    pairs: Array, bounds: Array, blocks: Array, codes: Array, everything: int, total: Array
+) -> None:
+    """Add one patient's part, truncated toward zero."""
+    count, modes = bounds[-1], len(bounds) - 1
+    for mode in range(modes):
+        for low in range(bounds[mode], bounds[mode + 1]):
+            row, into = _row(low, count), _row(codes[low], everything)
+            for other in range(mode, modes):
+                factor = blocks[mode, other]
+                for high in range(max(low + 1, bounds[other]), bounds[other + 1]):
+                    if pairs[row + high] > 0.0:
+                        total[into + codes[high]] += int(factor * pairs[row + high])

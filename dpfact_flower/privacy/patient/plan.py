@@ -1,0 +1,424 @@
+"""Patient mode's plan: which releases a run makes, how much noise each has, and what to hope for.
+
+A plan is arithmetic on public facts, made before anything touches a patient: epsilon and delta,
+the number of codes, phenotypes and sites, and a public estimate of the number of patients. Server
+and sites make the same plan from the same settings.
+
+The budget is planned in Gaussian DP: all releases together cost ``rho = mu^2 / 2``, with mu the
+largest for which (epsilon, delta) holds after the slack of discrete noise is taken off both. Where
+that figure is not proven for discrete noise (epsilon above 500), tight zCDP takes its place. So
+what `account` prints for the plan's releases is epsilon, not more.
+
+The rules below were found by measuring planted cohorts of 1,000 to 160,000 patients with 10 to 50
+phenotypes, 518 codes and six sites at epsilon 0.5 to 8. What comes back depended on one number
+alone, `Outlook.signal`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from dpfact_flower.errors import SettingsError
+from dpfact_flower.privacy.conversions import (
+    DISCRETE_SLACK,
+    epsilon_gaussian_discrete,
+    epsilon_zcdp_tight,
+    mu_for_epsilon,
+    rho_for_epsilon,
+    sigma_of,
+    sign_change,
+)
+from dpfact_flower.privacy.events import PATIENT_CLAIM, ReleaseEvent, at_least_one, positive
+from dpfact_flower.privacy.guarantee import Guarantee, account
+from dpfact_flower.settings import PrivacySettings
+
+Verdict = Literal["good", "weak", "hopeless", "unknown"]
+
+_START_SHARE = 0.7
+"""Share of the model's budget for the start; 0.55 to 0.85 were never much better."""
+_GOOD, _HOPELESS = 5.0, 1.0
+"""Signals. Planted phenotypes came back from 2 on; those of real data, less clear, take more."""
+_SECOND_ROUND = 10.0
+"""Signal of one refinement at which a second one, with the budget halved, begins to help."""
+_PLENTY = 20.0
+"""Signal of each refinement that is left when many share the budget: down to it, more rounds helped
+real data, where the model is far from where it ends (docs/explanation/start.md)."""
+_MOST_ROUNDS = 20
+_BOUND, _WIDEST = 0.1, 0.3
+"""Norm to which parts of a refinement are clipped; .06 to .15 were alike. And what it may be where
+signal is left over: then less is clipped, and the model is less biased."""
+_MOST_NOISE = 1e12
+"""Largest sigma. Whether float32 can hold a release must not hang on the noise that was drawn."""
+MOST_VALUES = 2 * 10**8
+"""Values of one release. A site sums them in 8 bytes each, and its ledger keeps them in one field,
+of which SQLite takes a billion bytes."""
+_ROUNDING = 1 - 1e-12
+"""Taken off the budget, so that sums and square roots of the parts can't exceed the whole."""
+_SIGNALS = (0.0, 0.2, 0.4, 0.65, 0.9, 1.15, 1.65, 2.5, 3.5, 6.0)
+_SCORES = (0.0, 0.03, 0.14, 0.32, 0.60, 0.71, 0.85, 0.93, 0.96, 0.98)
+"""Mean factor match score of planted phenotypes after one refinement, by signal."""
+
+
+class Outlook(NamedTuple):
+    """What to expect of a plan, from public facts alone.
+
+    Attributes
+    ----------
+    verdict : {"good", "weak", "hopeless", "unknown"}
+        "unknown" where nobody has said how many patients or sites there are.
+    sentence : str
+        The same in plain words, and what would help.
+    rank : int
+        Number of phenotypes for which the verdict would be good, at most the plan's own. 1 where
+        there is none.
+    signal : float
+        Patients a phenotype against the noise in the start: ``(I / R) / (sigma sqrt(2 n T))``, for
+        I patients, n codes and T sites. The noise is a random matrix's largest eigenvalue. NaN if
+        unknown.
+    score : float
+        Factor match score that planted, clear-cut phenotypes reached at this signal. NaN if
+        unknown.
+    """
+
+    verdict: Verdict
+    sentence: str
+    rank: int
+    signal: float
+    score: float
+
+
+@dataclass(frozen=True)
+class PlannedRelease:
+    """One release of a plan.
+
+    Attributes
+    ----------
+    kind : {"codes", "start", "refine"}
+    round : int
+        Flower round, from 1.
+    mode : int or None
+        Feature mode that a refinement updates, from 0.
+    sensitivity : float
+        Largest norm of one patient's part.
+    sigma : float
+        Standard deviation of the noise on each value, in real units.
+    count : int
+        Number of values.
+    rho : float
+        Cost in zCDP; the Gaussian-DP cost is ``sqrt(2 rho)``.
+    """
+
+    kind: Literal["codes", "start", "refine"]
+    round: int
+    mode: int | None
+    sensitivity: float
+    sigma: float
+    count: int
+    rho: float
+
+    def name(self, modes: Sequence[str]) -> str:
+        """What is released, in words; `modes` are the names of the feature modes."""
+        what = self.kind if self.mode is None else f"{self.kind} {modes[self.mode]}"
+        return f"round {self.round}, {what}"
+
+
+@dataclass(frozen=True)
+class PatientPlan:
+    """The releases of a run, one a Flower round, then a last round that releases nothing.
+
+    Attributes
+    ----------
+    releases : tuple of PlannedRelease
+        In order.
+    rounds : int
+        Flower rounds, the last one included.
+    start_share : float
+        Share of the model's budget (all but that of the codes) that the start has.
+    refine_rounds : int
+        How often every mode is refined.
+    bound : float
+        Norm to which a patient's part of a refinement is clipped.
+    delta : float
+    outlook : Outlook
+    """
+
+    releases: tuple[PlannedRelease, ...]
+    rounds: int
+    start_share: float
+    refine_rounds: int
+    bound: float
+    delta: float
+    outlook: Outlook
+
+    def settle(self, settings: PrivacySettings) -> PrivacySettings:
+        """The settings with nothing left to plan: what a server sends, and a site asks for."""
+        return replace(
+            settings,
+            start_share=self.start_share,
+            refine_rounds=self.refine_rounds,
+            bound=self.bound,
+        )
+
+    @property
+    def start(self) -> PlannedRelease:
+        """The release that the model starts from."""
+        return next(release for release in self.releases if release.kind == "start")
+
+    def release_of(self, round_number: int) -> PlannedRelease | None:
+        """What is released in a round; None in the last, and in any other."""
+        return next((r for r in self.releases if r.round == round_number), None)
+
+    def events(self, modes: Sequence[str], *, seeded: bool) -> tuple[ReleaseEvent, ...]:
+        """The releases as an accountant takes them.
+
+        Parameters
+        ----------
+        modes : sequence of str
+            Names of the feature modes.
+        seeded : bool
+            Whether the noise will be seeded, so hide nothing.
+        """
+        return tuple(
+            ReleaseEvent(
+                release.name(modes),
+                release.sensitivity,
+                release.sigma,
+                release.count,
+                unit="patient",
+                neighbours="add-remove",
+                claim=PATIENT_CLAIM,
+                seeded=seeded,
+            )
+            for release in self.releases
+        )
+
+    def guarantee(self, *, seeded: bool = False) -> Guarantee:
+        """What the whole run costs each site's patients."""
+        modes = [f"mode {mode}" for mode, _ in enumerate(self.releases, start=1)]
+        return account(self.events(modes, seeded=seeded), self.delta)
+
+
+def plan_patient(
+    settings: PrivacySettings, *, sizes: Sequence[int], rank: int, sites: int = 0
+) -> PatientPlan:
+    """Plan a run of patient mode.
+
+    ``start_share = 0``, ``refine_rounds = -1`` and ``bound = 0`` are planned here, from `rank`,
+    `sites` and ``settings.patients`` too. Given settings that have all of them, as a server sends
+    them, the schedule depends on epsilon, delta, sizes and rank alone, so a site finds the same.
+
+    Parameters
+    ----------
+    settings : PrivacySettings
+    sizes : sequence of int
+        Number of codes of each feature mode, before any are chosen.
+    rank : int
+        Number of phenotypes R.
+    sites : int
+        0 is not known.
+
+    Raises
+    ------
+    SettingsError
+        If a number is out of range, or the budget can't be spent as the settings ask.
+    """
+    every = tuple(at_least_one("sizes", size) for size in sizes)
+    kept = settings.codes_kept or every
+    if not every or len(kept) != len(every) or any(k > n for k, n in zip(kept, every, strict=True)):
+        allowed = "x".join(map(str, every)) or "at least one feature mode"
+        raise SettingsError(f"codes: need at most {allowed}, got {settings.codes!r}")
+    if sum(kept) < 2:
+        raise SettingsError("sizes: need at least 2 codes in all for a co-occurrence")
+    _check_size(every, kept, at_least_one("rank", rank))
+    facts = _Facts(kept, rank, sites, settings.patients)
+    if sites < 0:
+        raise SettingsError(f"sites: must be an integer of 0 or more, got {sites!r}")
+
+    total = total_rho(settings.epsilon, settings.delta)
+    for_codes = settings.codes_share * total if settings.codes_kept else 0.0
+    share, rounds = _split(settings, facts, total - for_codes)
+    for_start = share * (total - for_codes)
+    each = (total - for_codes - for_start) / max(1, rounds * len(kept))
+
+    bound = settings.bound or _planned_bound(facts, each)
+
+    steps: list[tuple[Literal["codes", "start", "refine"], int | None, float, int, float]] = []
+    if settings.codes_kept:
+        steps.append(("codes", None, 1.0, sum(every), for_codes))
+    steps.append(("start", None, 1.0, sum(kept) * (sum(kept) - 1) // 2, for_start))
+    for _ in range(rounds):
+        for mode, size in enumerate(kept):
+            count = size * rank + rank * (rank + 1) // 2
+            steps.append(("refine", mode, bound, count, each))
+    releases = tuple(
+        PlannedRelease(kind, number, mode, sensitivity, sigma_of(rho, sensitivity), count, rho)
+        for number, (kind, mode, sensitivity, count, rho) in enumerate(steps, start=1)
+    )
+    if any(release.sigma > _MOST_NOISE for release in releases):
+        raise SettingsError(
+            f"epsilon {settings.epsilon:g} and its shares leave a release with noise of more than "
+            f"{_MOST_NOISE:g}: nothing could be learned from it"
+        )
+    outlook = _outlook(facts, math.sqrt(2 * for_start), settings.epsilon)
+    return PatientPlan(releases, len(releases) + 1, share, rounds, bound, settings.delta, outlook)
+
+
+def _check_size(every: Sequence[int], kept: Sequence[int], rank: int) -> None:
+    """Refuse releases that no site could hold, before anything is made of that size."""
+    codes = sum(kept)
+    for what, count, advice in (
+        ("sizes", sum(every), "fewer codes"),
+        ("sizes", codes * (codes - 1) // 2, "fewer codes, or some of them (codes)"),
+        ("rank", rank * max(kept) + rank * (rank + 1) // 2, "fewer phenotypes"),
+    ):
+        if count > MOST_VALUES:
+            given = rank if what == "rank" else "x".join(map(str, every))
+            raise SettingsError(
+                f"{what}: {given} makes a release of {count:,} values, the limit is "
+                f"{MOST_VALUES:,}: choose {advice}"
+            )
+
+
+def total_rho(epsilon: float, delta: float) -> float:
+    """Cost in zCDP of all releases together such that their epsilon, as `account` has it, is met.
+
+    `DISCRETE_SLACK`, by which discrete noise may fall short of Gaussian noise, is taken off epsilon
+    and relatively off delta first.
+
+    Raises
+    ------
+    SettingsError
+        If epsilon leaves nothing beside that slack, or a number is out of range.
+    """
+    if positive("epsilon", epsilon) <= 2 * DISCRETE_SLACK:
+        raise SettingsError(
+            f"epsilon: must exceed {2 * DISCRETE_SLACK:g}, twice the slack of discrete noise; "
+            f"got {epsilon!r}"
+        )
+    mu = mu_for_epsilon(epsilon - DISCRETE_SLACK, delta * (1 - DISCRETE_SLACK))
+    mu *= _ROUNDING
+    if epsilon_gaussian_discrete(mu, delta, 1) <= epsilon:
+        return mu * mu / 2
+
+    def excess(rho: float) -> float:
+        return epsilon_zcdp_tight(rho, delta) - epsilon
+
+    # Proposition 2.8 is never tighter, exact Gaussian DP never looser.
+    low, high = rho_for_epsilon(epsilon, delta) * _ROUNDING, mu_for_epsilon(epsilon, delta) ** 2
+    return _ROUNDING * sign_change(excess, low, high)
+
+
+class _Facts(NamedTuple):
+    """Public facts about a run; 0 patients or sites are not known."""
+
+    sizes: tuple[int, ...]
+    rank: int
+    sites: int
+    patients: int
+
+    @property
+    def known(self) -> bool:
+        return self.patients > 0 and self.sites > 0
+
+    @property
+    def start_scale(self) -> float:
+        """Signal of a start whose noise multiplier is 1: see `Outlook.signal`."""
+        return self.patients / self.rank / math.sqrt(2 * sum(self.sizes) * self.sites)
+
+    @property
+    def refine_scale(self) -> float:
+        """Signal of a refinement likewise; the noise is a column's of the largest mode."""
+        return self.patients / self.rank / math.sqrt(max(self.sizes) * self.sites)
+
+
+def _split(settings: PrivacySettings, facts: _Facts, rho: float) -> tuple[float, int]:
+    """Share of the start, and rounds of refinement: as given, the rest planned."""
+    share, rounds = settings.start_share, settings.refine_rounds
+    if share == 1 and rounds > 0:
+        raise SettingsError(
+            f"start-share: 1 leaves nothing for refine-rounds = {rounds}; set it below 1"
+        )
+    if 0 < share < 1 and rounds == 0:
+        raise SettingsError(
+            f"refine-rounds: 0 leaves start-share = {share:g} with a rest that nobody spends; "
+            "set start-share to 1 or 0"
+        )
+    if rounds == 0 or share == 1:
+        return 1.0, 0
+    share = share or _START_SHARE
+    return share, rounds if rounds > 0 else _planned_rounds(facts, (1 - share) * rho)
+
+
+def _planned_rounds(facts: _Facts, rho: float) -> int:
+    """One refinement always paid off; each doubling of its signal affords one more.
+
+    From a signal of 50 or so on, as many as leave each a signal of `_PLENTY`.
+    """
+    if not facts.known:
+        return 1
+    signal = facts.refine_scale * math.sqrt(2 * rho / len(facts.sizes))
+    if signal < _SECOND_ROUND:
+        return 1
+    rounds = max(2 + math.log2(signal / _SECOND_ROUND), (signal / _PLENTY) ** 2)
+    return min(_MOST_ROUNDS, math.floor(rounds))
+
+
+def _planned_bound(facts: _Facts, rho: float) -> float:
+    """More than usual only where more than `_PLENTY` of signal is left in each refinement."""
+    signal = facts.refine_scale * math.sqrt(2 * rho) if facts.known else 0.0
+    return min(_WIDEST, _BOUND * max(1.0, signal / _PLENTY))
+
+
+def _outlook(facts: _Facts, multiplier: float, epsilon: float) -> Outlook:
+    """Signal against noise; `multiplier` is sensitivity / sigma of the start."""
+    if not facts.known:
+        return Outlook(
+            "unknown",
+            "How well this can work is not known before somebody sets patients and sites to public "
+            "estimates.",
+            facts.rank,
+            math.nan,
+            math.nan,
+        )
+    signal = facts.start_scale * multiplier
+    score = float(np.interp(signal, _SIGNALS, _SCORES))
+    rank = max(1, min(facts.rank, math.floor(facts.rank * signal / _GOOD)))
+    verdict: Verdict = "weak"
+    if signal >= _GOOD:
+        verdict = "good"
+    elif signal < _HOPELESS:
+        verdict = "hopeless"
+    return Outlook(verdict, _sentence(verdict, facts, signal, epsilon), rank, signal, score)
+
+
+def _sentence(verdict: Verdict, facts: _Facts, signal: float, epsilon: float) -> str:
+    asked = (
+        f"{facts.patients:,} patients at {facts.sites} site(s), {sum(facts.sizes)} codes and "
+        f"{facts.rank} phenotypes at epsilon {epsilon:g}"
+    )
+    if verdict == "good":
+        return (
+            f"{asked}: phenotypes stand {signal:.1f} times above the noise; clear-cut ones will "
+            "come back, faint ones in part."
+        )
+    lacking = _GOOD / signal
+    rank = math.floor(facts.rank / lacking)
+    fewer = f"rank = {rank}" if rank >= 2 else f"{lacking:.1f} times fewer phenotypes"
+    helps = (
+        f"{fewer}, {lacking:.1f} times as many patients, {lacking**2:,.0f} times fewer codes or a "
+        "larger epsilon would help, or some of each"
+    )
+    if verdict == "weak":
+        return (
+            f"{asked}: the noise will blur all but clear-cut phenotypes ({signal:.1f} times above "
+            f"it, {_GOOD:g} is safe); {helps}."
+        )
+    return (
+        f"{asked}: the phenotypes will drown in noise ({signal:.2f} times its size, {_GOOD:g} is "
+        f"safe), so don't spend the budget on this; {helps}."
+    )

@@ -1,0 +1,67 @@
+"""Patient mode's one way out: exact integer noise on a bounded sum.
+
+Unit: one patient. Neighbours: he is there in only one of the two data sets. Sensitivity and noise
+are those that the `BoundedSum` carries; `release` takes neither as a number. The proof is in
+``docs/explanation/proof.md``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dpfact_flower.privacy.events import PATIENT_CLAIM, ReleaseEvent
+from dpfact_flower.privacy.noise import SIGMA_BITS
+from dpfact_flower.privacy.noise_source import Noise
+from dpfact_flower.privacy.patient.statistics import BoundedSum
+from dpfact_flower.privacy.release import Release, replay
+
+_FINE_BITS = 8
+"""A released value is a whole multiple of 1/256 of its noise's standard deviation. Below, there is
+nothing but noise: the rounding adds a millionth to its variance."""
+
+
+def release(bounded: BoundedSum, noise: Noise, *, name: str) -> Release:
+    """Add discrete Gaussian noise to the sum, and say what that costs.
+
+    Everything after the noise is post-processing: the integers are rounded to steps that the noise
+    leaves a meaning (`step_of`), and become float32 in real units.
+
+    Parameters
+    ----------
+    bounded : BoundedSum
+    noise : Noise
+    name : str
+        What is released, for the record: of the plan, never of a patient.
+
+    Returns
+    -------
+    Release
+        One vector, in the order that the function which made the sum documents.
+    """
+    noisy = bounded.total + noise.integers(len(bounded.total))
+    fine = SIGMA_BITS - _FINE_BITS
+    steps = (noisy + (1 << (fine - 1))) >> fine  # the nearest; halves go up
+    event = ReleaseEvent(
+        name=name,
+        sensitivity=bounded.sensitivity,
+        sigma=bounded.sigma,
+        count=len(bounded.total),
+        unit="patient",
+        neighbours="add-remove",
+        claim=PATIENT_CLAIM,
+        seeded=noise.seeded,
+    )
+    return replay([(steps * _step(event)).astype(np.float32)], [event])
+
+
+def step_of(release: Release) -> float:
+    """What the values of a release are whole multiples of, in real units; 0 if nothing is known.
+
+    A release that a ledger has kept of an earlier version may be finer.
+    """
+    events = release.events
+    return float(_step(events[0])) if len(events) == 1 and events[0].unit == "patient" else 0.0
+
+
+def _step(event: ReleaseEvent) -> np.float64:
+    return np.float64(event.sigma) / (1 << _FINE_BITS)

@@ -1,0 +1,403 @@
+"""What patient mode sums up over a site's patients, each patient's part bounded.
+
+Unit of privacy: one patient, that is all cells of one slice of mode 0. Neighbouring data sets: one
+patient is there in only one of the two. Three statistics, one a kind of release: `code_counts`,
+`cooccurrence`, `refinement`.
+
+Why the sensitivity holds. A patient's part is a function of his own cells and of public values
+alone (settings, and what was released before). It has an L2 norm of at most the sensitivity, and is
+truncated toward zero to a grid of integers, which can't lengthen it. Parts are added up as
+integers, so exactly: with one patient more or less, the total moves by that patient's part.
+A factor of 1 - 1e-9 before the truncation is more than all rounding errors in a norm.
+
+A `BoundedSum` carries its sensitivity and the noise it was made for. `patient.release` takes both
+from there and takes no number, so noise can't be calibrated to anything else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.machine.compiled import compiled
+from dpfact_flower.machine.threads import in_order, thread_count
+from dpfact_flower.privacy.events import positive
+from dpfact_flower.privacy.noise import SIGMA
+from dpfact_flower.privacy.patient.pairs import add_pairs
+from dpfact_flower.tensor import Factors, SparseTensor
+
+Array = NDArray[Any]
+_SAFETY = 1 - 1e-9
+_SWEEPS = 30
+"""Most sweeps of coordinate descent over one patient's factor."""
+_SETTLED = 1e-6
+"""Largest change in a sweep at which a patient's factor is taken as found; its scale is 1."""
+MAX_PATIENTS = 2**27
+"""Patients of a site that sums have room for; a constant, so that no refusal depends on them."""
+_MOST_UNITS = 2.0**62
+_MOST_SHARED = 4_000_000  # values of a sum up to which every thread has its own
+_LEAST_SHARED = 20_000  # non-zeros for each thread: below, starting it takes longer than its work
+_MOST_VALUES = 16_000_000  # up to here, the safety exceeds the rounding of a norm
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class BoundedSum:
+    """Exact sum over a site's patients, ready for noise. Made by the functions of this module.
+
+    Attributes
+    ----------
+    total : ndarray of int64, shape (count,)
+        In units of `grid`; un-noised, so it must not leave the site.
+    sensitivity : float
+        Largest L2 norm of one patient's part: how far adding or removing one patient moves it.
+    sigma : float
+        Standard deviation of the noise it was made for; the grid follows from it.
+    """
+
+    total: NDArray[np.int64]
+    sensitivity: float
+    sigma: float
+
+    @property
+    def grid(self) -> float:
+        """Value of one unit of `total`."""
+        return self.sigma / SIGMA
+
+    def __repr__(self) -> str:
+        # Not a value: they are un-noised.
+        return f"BoundedSum({len(self.total)} values, sensitivity {self.sensitivity:g})"
+
+
+def code_counts(tensor: SparseTensor, *, sigma: float) -> BoundedSum:
+    """How many patients have a code, each patient's part scaled to norm 1 over all codes.
+
+    Parameters
+    ----------
+    tensor : SparseTensor
+    sigma : float
+        Noise to come.
+
+    Returns
+    -------
+    BoundedSum
+        One value a code, mode after mode. Sensitivity 1, unit one patient, add or remove.
+    """
+    offsets = _offsets(tensor)
+    scale = _units(1.0, sigma)
+    total = _summed(
+        tensor, int(offsets[-1]),
+        lambda starts, total: _count_codes(starts, tensor.indices, offsets, scale, total),
+    )  # fmt: skip
+    return BoundedSum(total, 1.0, sigma)
+
+
+def cooccurrence(tensor: SparseTensor, *, sigma: float) -> BoundedSum:
+    """Which pairs of codes go together in the same patient, over all codes of all modes.
+
+    Of a patient's counts X: for two codes of one mode, the sum of products of their counts over all
+    combinations of the other modes' codes; for codes of two modes, the sum of counts of both. Each
+    block of two modes, or of one, is scaled to norm 1, blocks of two modes then weigh twice as
+    much, and all of it is scaled to norm 1. Pairs of a code with itself are left out: the server
+    would not use them.
+
+    Parameters
+    ----------
+    tensor : SparseTensor
+    sigma : float
+        Noise to come.
+
+    Returns
+    -------
+    BoundedSum
+        The strict upper triangle, row after row, each value sqrt(2) times the matrix's.
+        Sensitivity 1, unit one patient, add or remove.
+    """
+    offsets = _offsets(tensor)
+    codes = int(offsets[-1])
+    scale = _units(1.0, sigma)
+    total = _summed(
+        tensor, codes * (codes - 1) // 2,
+        lambda starts, total: add_pairs(
+            starts, tensor.indices, tensor.values, offsets, scale, total
+        ),
+    )  # fmt: skip
+    return BoundedSum(total, 1.0, sigma)
+
+
+def refinement(
+    tensor: SparseTensor,
+    factors: Factors,
+    mode: int,
+    *,
+    ridge: NDArray[np.float64],
+    bound: float,
+    sigma: float,
+) -> BoundedSum:
+    """Sufficient statistics of a least-squares update of one mode's factor.
+
+    Patient i, scaled to norm 1, is refitted on the released factors: a_i minimises
+    ``||X_i - sum_r a_ir f_r||^2 + sum_r ridge_r a_ir^2`` over a_i >= 0, with f_r the outer product
+    of the factors' columns. His part is (M_i, a_i a_i^T), M_i being the matricised tensor times
+    Khatri-Rao product of X_i for `mode`, its columns weighted by a_i. Both parts are scaled by one
+    weight that brings their joint norm down to `bound`: the update stays a weighted least squares.
+
+    Parameters
+    ----------
+    tensor : SparseTensor
+    factors : tuple of ndarray, each of shape (I_n, R)
+        Released feature factors.
+    mode : int
+        Feature mode to update, from 0.
+    ridge : ndarray of float64, shape (R,)
+        From public or released values; infinity switches a phenotype off.
+    bound : float
+    sigma : float
+        Noise to come.
+
+    Returns
+    -------
+    BoundedSum
+        M row after row, then the upper triangle of the Gram matrix with its diagonal, row after
+        row, where values beside the diagonal are sqrt(2) times the matrix's. Sensitivity `bound`,
+        unit one patient, add or remove.
+
+    Raises
+    ------
+    SettingsError
+        If a shape or value is out of range.
+    """
+    stack = np.concatenate([np.asarray(factor, np.float64) for factor in factors])
+    rank = stack.shape[1]
+    if [len(factor) for factor in factors] != list(tensor.feature_shape):
+        raise DataError("factors: not of the tensor's feature modes")
+    if rank * max(tensor.feature_shape) + rank * rank > _MOST_VALUES:
+        raise SettingsError(f"rank: {rank} makes a statistic of more than {_MOST_VALUES:,} values")
+    if not 0 <= mode < len(factors):
+        raise SettingsError(f"mode: must lie in [0, {len(factors) - 1}], got {mode}")
+    if ridge.shape != (rank,) or np.isnan(ridge).any() or (ridge < 0).any():
+        raise SettingsError(f"ridge: need {rank} values of 0 or more")
+    gram = np.ones((rank, rank))
+    for factor in factors:
+        columns = np.asarray(factor, np.float64)
+        # Not by BLAS: sums must not depend on threads or processors.
+        gram *= np.einsum("ir,is->rs", columns, columns)
+    scale = _units(positive("bound", bound), sigma)
+    penalties, offsets = ridge.astype(np.float64), _offsets(tensor)
+    total = _summed(
+        tensor, len(factors[mode]) * rank + rank * (rank + 1) // 2,
+        lambda starts, total: _refine(
+            starts, tensor.indices, tensor.values, offsets, stack, mode + 1, gram, penalties,
+            bound, scale, total,
+        ),
+    )  # fmt: skip
+    return BoundedSum(total, bound, sigma)
+
+
+def _units(sensitivity: float, sigma: float) -> float:
+    """Units of the grid in 1.0, less the safety; refuses what could overflow int64."""
+    scale = SIGMA / positive("sigma", sigma) * _SAFETY
+    if sensitivity * scale * MAX_PATIENTS > _MOST_UNITS:
+        raise SettingsError(
+            f"sigma: {sigma:g} is too small for a sensitivity of {sensitivity:g}: sums could "
+            "overflow"
+        )
+    return scale
+
+
+def _summed(
+    tensor: SparseTensor, size: int, add_up: Callable[[Array, Array], None]
+) -> NDArray[np.int64]:
+    """Sum of the patients' parts, by as many threads as there are.
+
+    Each thread has patients and a total of its own. A part is made from its patient alone and
+    integers add up exactly, so how patients are divided doesn't show in the result.
+
+    Parameters
+    ----------
+    tensor : SparseTensor
+    size : int
+        Values of the sum.
+    add_up : callable
+        Given a stretch of `_patients` and a total, adds the parts of these patients to it.
+    """
+    starts = _patients(tensor)
+    threads = thread_count() if size <= _MOST_SHARED else 1
+    threads = min(threads, 1 + tensor.nnz // _LEAST_SHARED)
+    cuts = np.searchsorted(starts, np.linspace(0, starts[-1], threads + 1))
+    cuts[0], cuts[-1] = 0, tensor.n_patients
+
+    def part(number: int) -> NDArray[np.int64]:
+        total = np.zeros(size, np.int64)
+        add_up(starts[cuts[number] : cuts[number + 1] + 1], total)
+        return total
+
+    return reduce(np.add, in_order(part, range(threads), threads=threads))
+
+
+def _patients(tensor: SparseTensor) -> NDArray[np.int64]:
+    """First non-zero of each patient, then their number; shape (patients + 1,)."""
+    if tensor.n_patients > MAX_PATIENTS:
+        raise DataError(f"the site has more than {MAX_PATIENTS} patients: split it")
+    rows = np.arange(tensor.n_patients + 1)
+    return np.searchsorted(tensor.indices[:, 0], rows).astype(np.int64)
+
+
+def _offsets(tensor: SparseTensor) -> NDArray[np.int64]:
+    """First code of each feature mode among all codes, then their number; shape (N,)."""
+    return np.cumsum([0, *tensor.feature_shape], dtype=np.int64)
+
+
+# --- Compiled: IEEE arithmetic, one patient after the other, nothing shared but the total ---------
+
+
+@compiled()
+def _count_codes(starts: Array, indices: Array, offsets: Array, scale: float, total: Array) -> None:
+    seen = np.zeros(offsets[-1], np.bool_)
+    codes = np.empty(offsets[-1], np.int64)
+    for patient in range(len(starts) - 1):
+        count = 0
+        for entry in range(starts[patient], starts[patient + 1]):
+            for mode in range(len(offsets) - 1):
+                code = offsets[mode] + indices[entry, mode + 1]
+                if not seen[code]:
+                    seen[code] = True
+                    codes[count] = code
+                    count += 1
+        if count > 0:
+            units = int(scale / math.sqrt(count))
+            for place in range(count):
+                seen[codes[place]] = False
+                total[codes[place]] += units
+
+
+@compiled()
+def _refit(score: Array, gram: Array, ridge: Array, a: Array, pull: Array) -> None:
+    """One patient's factor by coordinate descent from 0; `pull` is room for gram @ a."""
+    rank = len(a)
+    a[:] = 0.0
+    pull[:] = 0.0
+    for _ in range(_SWEEPS):
+        largest = 0.0
+        for r in range(rank):
+            curvature = gram[r, r] + ridge[r]
+            if not 0 < curvature < math.inf:
+                continue
+            best = max(0.0, a[r] + (score[r] - pull[r] - ridge[r] * a[r]) / curvature)
+            change = best - a[r]
+            if change != 0.0:
+                a[r] = best
+                for s in range(rank):
+                    pull[s] += gram[r, s] * change
+                largest = max(largest, abs(change))
+        if largest < _SETTLED:
+            break
+
+
+@compiled()
+def _products(
+    begin: int,
+    end: int,
+    norm: float,
+    indices: Array,
+    values: Array,
+    offsets: Array,
+    stack: Array,
+    mode: int,
+    slot: Array,
+    rows: Array,
+    product: Array,
+    score: Array,
+    column: Array,
+) -> int:
+    """MTTKRP of one patient's cells for `mode`, row by row as rows occur, and his `score`.
+
+    Fills `rows`, `product` and `score`; returns how many rows there are. `slot` is as it was after.
+    """
+    rank, used = len(score), 0
+    score[:] = 0.0
+    for entry in range(begin, end):
+        row = indices[entry, mode]
+        if slot[row] < 0:
+            slot[row] = used
+            rows[used] = row
+            product[used, :] = 0.0
+            used += 1
+        column[:] = values[entry] / norm
+        for other in range(1, indices.shape[1]):
+            if other != mode:
+                code = offsets[other - 1] + indices[entry, other]
+                for r in range(rank):
+                    column[r] *= stack[code, r]
+        own = offsets[mode - 1] + row
+        for r in range(rank):
+            product[slot[row], r] += column[r]
+            score[r] += column[r] * stack[own, r]
+    for place in range(used):
+        slot[rows[place]] = -1
+    return used
+
+
+@compiled()
+def _joint_norm(product: Array, used: int, a: Array) -> float:
+    """Norm of one patient's part; weighs the columns of `product` by `a` on the way."""
+    squares, energy = 0.0, 0.0
+    for r in range(len(a)):
+        energy += a[r] * a[r]
+        for place in range(used):
+            product[place, r] *= a[r]
+            squares += product[place, r] * product[place, r]
+    return math.sqrt(squares + energy * energy)
+
+
+@compiled()
+def _add_part(
+    product: Array, rows: Array, used: int, a: Array, weight: float, size: int, total: Array
+) -> None:
+    """Add one patient's part, truncated toward zero."""
+    rank = len(a)
+    for place in range(used):
+        for r in range(rank):
+            total[rows[place] * rank + r] += int(weight * product[place, r])
+    position = size * rank
+    for r in range(rank):
+        for s in range(r, rank):
+            if a[r] > 0.0 and a[s] > 0.0:
+                beside = 1.0 if r == s else math.sqrt(2.0)
+                total[position] += int(weight * beside * a[r] * a[s])
+            position += 1
+
+
+@compiled()
+def _refine(
+    starts: Array, indices: Array, values: Array, offsets: Array, stack: Array, mode: int,
+    gram: Array, ridge: Array, bound: float, scale: float, total: Array,
+) -> None:  # fmt: skip
+    rank = stack.shape[1]
+    size = offsets[mode] - offsets[mode - 1]
+    slot = np.full(size, -1, np.int64)
+    rows = np.empty(size, np.int64)
+    product = np.empty((size, rank))
+    score, a, pull, column = np.empty(rank), np.empty(rank), np.empty(rank), np.empty(rank)
+    for patient in range(len(starts) - 1):
+        begin, end = starts[patient], starts[patient + 1]
+        square = 0.0
+        for entry in range(begin, end):
+            square += np.float64(values[entry]) * np.float64(values[entry])
+        if square == 0.0:
+            continue
+        used = _products(
+            begin, end, math.sqrt(square), indices, values, offsets, stack, mode, slot, rows,
+            product, score, column,
+        )  # fmt: skip
+        _refit(score, gram, ridge, a, pull)
+        norm = _joint_norm(product, used, a)
+        if 0.0 < norm < math.inf:
+            weight = scale * min(1.0, bound / norm)
+            _add_part(product, rows, used, a, weight, size, total)

@@ -1,0 +1,116 @@
+"""What leaves a site: `Release` is the only type that the Flower client puts into a message.
+
+Every way to one is a function of this room: `replay` and the two without noise here, `perturb` in
+`paper`, `release` in `patient`. So a search for these shows everything that leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.privacy.events import (
+    ReleaseEvent,
+    claim_of,
+)
+from dpfact_flower.tensor.arrays import Array
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Release:
+    """What a site sends: the only type the Flower client puts into a message.
+
+    Made by `perturb`, `dpfact_flower.privacy.patient.release`, `release_unprotected` or
+    `release_nothing`, and read back by `replay`.
+
+    Attributes
+    ----------
+    arrays : tuple of ndarray of float32
+        Feature factors, each of shape (I_n, R), or one vector of statistics. Read-only.
+    events : tuple of ReleaseEvent
+        One per array; none if nothing protects them.
+    """
+
+    arrays: tuple[NDArray[np.float32], ...]
+    events: tuple[ReleaseEvent, ...]
+
+    @property
+    def seeded(self) -> bool:
+        """Whether any of the noise came from a seed."""
+        return any(event.seeded for event in self.events)
+
+    @property
+    def label(self) -> str:
+        """What is claimed for this release, in the words to print."""
+        return claim_of(self.events) if self.arrays else "nothing was released"
+
+    def __repr__(self) -> str:
+        # Shapes alone: what was released does not belong in a log.
+        return f"Release({[array.shape for array in self.arrays]}, {self.label!r})"
+
+
+def replay(arrays: Sequence[Array], events: Sequence[ReleaseEvent]) -> Release:
+    """Read a release back as it was kept: for a request that is repeated, and nothing else.
+
+    Raises
+    ------
+    DataError
+        If an array is not of finite floats.
+    """
+    copies = [np.array(array) for array in arrays]
+    for number, array in enumerate(copies, start=1):
+        if array.dtype.kind != "f" or not np.isfinite(array).all():
+            raise DataError(f"release: array {number} is not of finite floats")
+    return Release(tuple(map(fixed, copies)), tuple(events))
+
+
+def release_nothing() -> Release:
+    """An empty release: the answer to a round in which nothing leaves the site."""
+    return Release((), ())
+
+
+def release_unprotected(factors: Sequence[Array]) -> Release:
+    """Factors as they are, for ``privacy = "none"``: no noise, no events, no guarantee.
+
+    Raises
+    ------
+    DataError
+        If the factors are not finite matrices of one rank.
+    """
+    return Release(tuple(fixed(factor) for factor in checked_factors(factors)), ())
+
+
+def checked_factors(factors: Sequence[Array]) -> tuple[Array, ...]:
+    """Read-only copies of feature factors: finite matrices of floats, of one rank.
+
+    Raises
+    ------
+    DataError
+        Naming the mode that is not.
+    """
+    matrices = tuple(np.array(factor) for factor in factors)
+    if not matrices:
+        raise DataError("factors: need at least one feature factor")
+    for mode, matrix in enumerate(matrices, start=1):
+        if matrix.ndim != 2 or 0 in matrix.shape or matrix.dtype.kind != "f":
+            raise DataError(f"factors: mode {mode} must be a non-empty matrix of floats")
+        if matrix.shape[1] != matrices[0].shape[1]:
+            raise DataError(f"factors: mode {mode} has another rank than mode 1")
+        if not np.isfinite(matrix).all():
+            raise DataError(f"factors: mode {mode} is not finite")
+        matrix.flags.writeable = False
+    return matrices
+
+
+def fixed(values: Array) -> NDArray[np.float32]:
+    """Values that nobody else holds, for a release: in float32 and not to be changed."""
+    with np.errstate(over="ignore"):
+        rounded = values.astype(np.float32, copy=False)
+    if not np.isfinite(rounded).all():
+        raise SettingsError("release: values or noise are too large for float32")
+    rounded.flags.writeable = False
+    return rounded

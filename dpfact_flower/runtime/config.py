@@ -1,0 +1,92 @@
+"""A run's config and the data that it names, read once for whoever starts the run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from logging import INFO
+from pathlib import Path
+from typing import NamedTuple
+
+from flwr.common.logger import log
+
+from dpfact_flower.data.site_data import COHORT, site_files
+from dpfact_flower.data.synthetic import preset, synthetic
+from dpfact_flower.data.vocabulary import Vocabulary
+from dpfact_flower.errors import SettingsError
+from dpfact_flower.settings import (
+    AppSettings,
+    PrivacySettings,
+    RunSettings,
+    Scalar,
+    SolverSettings,
+    refuse_unknown,
+)
+
+
+class RunConfig(NamedTuple):
+    """A whole run config, checked."""
+
+    app: AppSettings
+    run: RunSettings
+    solver: SolverSettings
+    privacy: PrivacySettings
+
+    @classmethod
+    def read(cls, config: Mapping[str, Scalar]) -> RunConfig:
+        """Check a run config; missing keys keep their defaults.
+
+        Raises
+        ------
+        SettingsError
+            Naming a key that is unknown, mistyped, out of range or impossible with another.
+        """
+        refuse_unknown(config, AppSettings, RunSettings, SolverSettings, PrivacySettings)
+        checked = cls(
+            AppSettings.from_config(config),
+            RunSettings.from_config(config),
+            SolverSettings.from_config(config),
+            PrivacySettings.from_config(config),
+        )
+        checked.privacy.check_solver(checked.solver)
+        return checked
+
+    def write(self) -> dict[str, Scalar]:
+        """Every key with its value, as `read` takes it."""
+        return {key: value for part in self for key, value in part.to_config().items()}
+
+
+def prepare_data(app: AppSettings) -> list[Path]:
+    """Files of the simulation's sites, made first where they are synthetic; none in a deployment.
+
+    Raises
+    ------
+    DataError
+        If the folder is missing or invalid.
+    """
+    if not app.data:
+        return []
+    if app.synthetic_preset and not (app.cohort_folder / COHORT).exists():
+        chosen = preset(app.synthetic_preset)
+        log(INFO, "making synthetic data (%s) in %s", app.synthetic_preset, app.cohort_folder)
+        app.cohort_folder.mkdir(parents=True, exist_ok=True)
+        synthetic(chosen).save(app.cohort_folder)
+    return site_files(app.cohort_folder)
+
+
+def load_vocabularies(app: AppSettings) -> tuple[Vocabulary, ...]:
+    """The public code lists that a deployed run names.
+
+    Raises
+    ------
+    SettingsError
+        If it names none.
+    DataError
+        If one cannot be read.
+    """
+    paths = [path.strip() for path in app.vocabulary.split(",") if path.strip()]
+    if not paths:
+        raise SettingsError(
+            "vocabulary: a deployment needs the public code lists, one .json a feature mode; "
+            "a simulation needs data"
+        )
+    return tuple(Vocabulary.load(Path(path).expanduser()) for path in paths)

@@ -1,0 +1,113 @@
+"""A Flower Grid in one process: for notebooks, tests, and small runs without Ray.
+
+Every message passes through Flower's own serialisation objects and the same ClientApp as in
+simulation and deployment; only the network is missing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+
+# The internals of Flower that this package touches, all of them here: a Message may only be made in
+# a process that knows which node and run it is, and legacy servers ask the Grid for its Run.
+# tests/test_grid.py holds them in place.
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+from dpfact_flower.errors import SettingsError
+from dpfact_flower.machine.threads import in_order, one_blas_thread, thread_count
+
+_logger = logging.getLogger(__name__)
+_SERVER_NODE_ID = 1
+_RUN_ID = 1
+_CLIENT_APP_RAISED = 2
+
+
+class InProcessGrid(Grid):
+    """Runs a ClientApp for each of several nodes in this process, as many at a time as threads.
+
+    Parameters
+    ----------
+    client_app : ClientApp
+    node_configs : sequence of mapping
+        One a node: what a SuperNode's `--node-config` would hold.
+    run_config : mapping, optional
+        What the Flower App's run config would hold.
+    """
+
+    def __init__(
+        self,
+        client_app: ClientApp,
+        node_configs: Sequence[Mapping[str, bool | int | float | str]],
+        run_config: Mapping[str, bool | int | float | str] | None = None,
+    ) -> None:
+        if not node_configs:
+            raise SettingsError("node_configs: need at least one node")
+        TaskIdentity.task_id = TaskIdentity.run_id = _RUN_ID
+        TaskIdentity.node_id = _SERVER_NODE_ID
+        self._app = client_app
+        self._contexts = {
+            node: Context(_RUN_ID, node, dict(config), RecordDict(), dict(run_config or {}))
+            for node, config in enumerate(node_configs, start=_SERVER_NODE_ID + 1)
+        }
+        self._replies: dict[str, Message] = {}
+        self._ids = itertools.count(1)
+
+    def set_run(self, run: Run) -> None:
+        """Nothing to do: there is one run."""
+
+    @property
+    def run(self) -> Run:
+        """Record of the one run, empty but for its id."""
+        return Run.create_empty(_RUN_ID)
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Make a message, as `Grid.create_message` has it (deprecated in Flower)."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> list[int]:
+        """Ids of the nodes."""
+        return list(self._contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Hand each message to its node and keep the reply; an exception becomes an error reply."""
+        asked = {f"message-{next(self._ids)}": message for message in messages}
+        for message_id, message in asked.items():
+            message.metadata.__dict__["_message_id"] = message_id
+        threads = min(thread_count(), len(asked))
+        with one_blas_thread:
+            replies = in_order(self._deliver, asked.values(), threads=threads)
+            self._replies.update(zip(asked, replies, strict=True))
+        return list(asked)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Replies to the given messages that were not pulled before."""
+        return [self._replies.pop(i) for i in message_ids if i in self._replies]
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        """Push, then pull; nodes run to their end, whatever the timeout."""
+        return self.pull_messages(self.push_messages(messages))
+
+    def _deliver(self, message: Message) -> Message:
+        context = self._contexts.get(message.metadata.dst_node_id)
+        if context is None:
+            return Message(Error(code=5, reason="no such node"), reply_to=message)
+        try:
+            return self._app(message, context)
+        except Exception as error:
+            return Message(Error(_CLIENT_APP_RAISED, str(error)), reply_to=message)

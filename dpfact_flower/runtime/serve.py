@@ -1,0 +1,126 @@
+"""A whole run at the server: settings in, run folder out. The same code in every runtime.
+
+`serve` is what the ServerApp calls, in simulation and in deployment; `federate` calls it on a Grid
+in this process. In simulation the sites' data and state lie on the same machine, so the run is
+evaluated too; in a deployment the server has neither, and the summary says only what it can know.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.metadata import version
+from logging import INFO, WARNING
+from pathlib import Path
+
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+
+from dpfact_flower.data.site_data import Cohort
+from dpfact_flower.data.vocabulary import Vocabulary, joint_digest
+from dpfact_flower.errors import DataError, MissingDependencyError, SettingsError
+from dpfact_flower.evaluation.report import write_report
+from dpfact_flower.evaluation.run_folder import (
+    MODEL,
+    PHENOTYPES,
+    REPORT,
+    SUMMARY,
+    write_config,
+    write_json,
+    write_model,
+)
+from dpfact_flower.evaluation.summary import summarise
+from dpfact_flower.runtime.config import RunConfig, load_vocabularies, prepare_data
+from dpfact_flower.server.coordinator import Coordinator
+from dpfact_flower.strategy import DPFact
+
+
+def serve(grid: Grid, config: RunConfig) -> Path:
+    """Run DPFact on a Grid and write the run folder.
+
+    Parameters
+    ----------
+    grid : Grid
+        Flower's, or an `InProcessGrid`.
+    config : RunConfig
+
+    Returns
+    -------
+    Path
+        The run folder.
+
+    Raises
+    ------
+    SettingsError, DataError, StateError
+        Before anything is sent.
+    QuorumError
+        If no round met the quorum.
+    """
+    app, run, solver, privacy = config
+    cohort = Cohort.load(app.cohort_folder) if prepare_data(app) else None
+    if cohort is not None:
+        _check_virtual_clients(grid, cohort)
+        run = replace(run, sites=len(cohort.sites))
+        if privacy.privacy == "patient" and not privacy.patients:  # known here, as data is at hand
+            privacy = replace(privacy, patients=sum(s.tensor.n_patients for s in cohort.sites))
+    vocabularies = cohort.vocabularies if cohort else load_vocabularies(app)
+    strategy = DPFact(
+        [len(vocabulary) for vocabulary in vocabularies],
+        solver=solver,
+        privacy=privacy,
+        run=run,
+        vocabulary=joint_digest(vocabularies),
+        run_dir=app.run_folder,
+        resume=app.resume,
+        durable=cohort is None,
+    )
+    strategy.start(grid)
+    # As it was asked: a job name that was made up is not repeated, since sites know it as done.
+    asked = RunConfig(replace(app, resume=False), run, solver, privacy)
+    _write(strategy.coordinator, asked, vocabularies, cohort)
+    return app.run_folder
+
+
+def _write(
+    coordinator: Coordinator,
+    config: RunConfig,
+    vocabularies: Sequence[Vocabulary],
+    cohort: Cohort | None,
+) -> None:
+    """Write what a finished run leaves behind into its folder."""
+    folder = config.app.run_folder
+    for stale in (SUMMARY, PHENOTYPES, MODEL, REPORT):  # of a finished run that this one replaces
+        (folder / stale).unlink(missing_ok=True)
+    if coordinator.selection:
+        vocabularies = tuple(map(Vocabulary.select, vocabularies, coordinator.selection))
+    write_model(folder, coordinator.factors, vocabularies)
+    write_config(folder, config.write(), _versions())
+    if cohort is not None:
+        log(INFO, "measuring what was learned: errors, prediction of death, phenotypes")
+    summary, phenotypes = summarise(coordinator, vocabularies, cohort, config.app.sites_folder)
+    write_json(folder / SUMMARY, summary)
+    write_json(folder / PHENOTYPES, phenotypes)
+    _report(folder)
+
+
+def _report(folder: Path) -> None:
+    """Write report.html, where what it is drawn with is installed."""
+    try:
+        log(INFO, "report: %s", write_report(folder))
+    except (MissingDependencyError, DataError) as error:  # the run itself is finished and kept
+        log(WARNING, "run folder: %s; no report: %s", folder, error)
+
+
+def _check_virtual_clients(grid: Grid, cohort: Cohort) -> None:
+    nodes, sites = len(list(grid.get_node_ids())), len(cohort.sites)
+    if nodes != sites:
+        raise SettingsError(
+            f"the data has {sites} sites, the simulation {nodes} virtual clients: "
+            f'use --federation-config "num-supernodes={sites}"'
+        )
+
+
+def _versions() -> dict[str, str]:
+    packages = ("dpfact-flower", "flwr", "numpy", "scipy", "scikit-learn", "numba")
+    return {"python": platform.python_version()} | {name: version(name) for name in packages}

@@ -1,0 +1,1 @@
+"""A server without Flower: rounds, quorum, checkpoints, and what replies do to the model."""

@@ -1,0 +1,331 @@
+"""The server's part of a run, without Flower: quorum, checkpoints, history.
+
+Both strategies, `dpfact_flower.DPFact` and `dpfact_flower.legacy.DPFact`, are adapters around one
+`Coordinator`: they carry messages, it decides. What the replies do to the global factors is up to
+its `ServerRule`.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypedDict
+
+from dpfact_flower.errors import DPFactError, QuorumError, SettingsError, StateError
+from dpfact_flower.privacy import ReleaseEvent
+from dpfact_flower.server.checkpoint import CHECKPOINT, Checkpoint
+from dpfact_flower.server.history import Failure, History, RoundRecord
+from dpfact_flower.server.rules import MakeRule, rule_for
+from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
+from dpfact_flower.tensor import Factors
+from dpfact_flower.tensor.arrays import Selection
+from dpfact_flower.wire.protocol import RoundRequest, SiteReply
+
+_logger = logging.getLogger(__name__)
+
+
+class CoordinatorOptions(TypedDict, total=False):
+    """What may be said about a run beside its shape; each as `Coordinator` has it."""
+
+    solver: SolverSettings | None
+    privacy: PrivacySettings | None
+    run: RunSettings | None
+    vocabulary: str
+    run_dir: str | Path | None
+    resume: bool
+    durable: bool
+    rule: MakeRule | None
+
+
+class Coordinator:
+    """A run, round by round.
+
+    Parameters
+    ----------
+    feature_shape : sequence of int
+        Number of codes of each feature mode.
+    solver, privacy, run : settings
+    vocabulary : str
+        Digest of the vocabularies; sites that hold another one refuse. "" asks for no check.
+    run_dir : path, optional
+        Where `checkpoint.npz` and `history.jsonl` go.
+    resume : bool
+        Go on from the checkpoint in `run_dir`, under its job name if `run` gives none. Without it,
+        an unfinished run found there is refused and a finished one is replaced.
+    durable : bool
+        Whether a checkpoint waits for the disk. Without it one outlives a killed process, but not
+        surely a power loss; for simulations.
+    rule : class or function, optional
+        Makes the `ServerRule`, from feature shape and settings. Default: the one that `run` names.
+
+    Raises
+    ------
+    SettingsError
+        If the settings cannot work together.
+    StateError
+        If there is no checkpoint to go on from, or the one found is damaged, unfinished or of
+        another run.
+
+    Attributes
+    ----------
+    rule : ServerRule
+        What the replies do to the global factors.
+    records : list of RoundRecord
+        The rounds so far.
+    """
+
+    def __init__(
+        self,
+        feature_shape: Sequence[int],
+        *,
+        solver: SolverSettings | None = None,
+        privacy: PrivacySettings | None = None,
+        run: RunSettings | None = None,
+        vocabulary: str = "",
+        run_dir: str | Path | None = None,
+        resume: bool = False,
+        durable: bool = True,
+        rule: MakeRule | None = None,
+    ) -> None:
+        if len(feature_shape) == 0 or any(size < 1 for size in feature_shape):
+            raise SettingsError(f"feature shape: need positive sizes, got {tuple(feature_shape)}")
+        self.solver = solver or SolverSettings()
+        self.run = run or RunSettings()
+        self.rule = rule_for(
+            feature_shape, self.solver, privacy or PrivacySettings(), self.run, rule
+        )
+        self.privacy = self.rule.privacy
+        self.vocabulary = vocabulary
+        self.run_dir = None if run_dir is None else Path(run_dir)
+        self.records: list[RoundRecord] = []
+        self._feature_shape = [int(size) for size in feature_shape]
+        self._durable = durable
+        self.rule.check_sites(max(self.run.sites, self.run.min_sites))
+        if self.run_dir is not None:
+            self.run_dir.mkdir(parents=True, exist_ok=True)
+            self._history = History(self.run_dir, durable=durable)
+            self._open(self.run_dir / CHECKPOINT, resume=resume)
+        if not self.run.job:
+            self.run = replace(self.run, job=f"job-{uuid.uuid4().hex[:12]}")
+
+    @property
+    def finished_rounds(self) -> int:
+        """Rounds behind us; the next one is this plus 1."""
+        return self.records[-1].round if self.records else 0
+
+    @property
+    def factors(self) -> Factors:
+        """The global factors now: one ndarray of float32 a feature mode."""
+        return self.rule.factors
+
+    @property
+    def selection(self) -> Selection:
+        """Codes that are kept, one array of positions a feature mode; empty where all are."""
+        return self.rule.selection
+
+    @property
+    def rounds(self) -> int:
+        """Rounds the run has."""
+        return self.rule.rounds
+
+    def reply_shapes(self, round_number: int) -> list[tuple[int, ...]]:
+        """Shapes of the arrays in a reply, for checking it."""
+        return self.rule.reply_shapes(round_number)
+
+    def planned_events(self, round_number: int) -> tuple[ReleaseEvent, ...]:
+        """What a site that answers a round is charged, as far as the server can know."""
+        return self.rule.planned_events(round_number)
+
+    def start_from(self, factors: Factors) -> None:
+        """Take given global factors instead of those of the public seed.
+
+        Raises
+        ------
+        SettingsError
+            If they have other shapes, or the run learns its own start.
+        """
+        shapes = [factor.shape for factor in self.factors]
+        if [factor.shape for factor in factors] != shapes:
+            raise SettingsError(f"initial arrays: need shapes {shapes}")
+        if self.privacy.privacy == "patient":
+            raise SettingsError("initial arrays: patient mode learns its own start")
+        self.rule.factors = factors
+
+    def request(self, round_number: int) -> RoundRequest:
+        """What to ask of every site in this round.
+
+        Raises
+        ------
+        SettingsError
+            Beyond the rounds of the run settings, which sites plan their budget for.
+        """
+        if round_number > self.rounds:
+            raise SettingsError(
+                f"rounds: the run has {self.rounds}, round {round_number} was asked for; give "
+                "Flower and the run settings the same number"
+            )
+        return RoundRequest(
+            job=self.run.job,
+            round=round_number,
+            rounds=self.rounds,
+            seed=self.run.seed,
+            solver=self.solver,
+            privacy=self.privacy,
+            vocabulary=self.vocabulary,
+            anchors=self.rule.anchors(round_number),
+            selection=self.selection,
+            rule=self.rule.name,
+        )
+
+    def check_connected(self, sites: int, *, first: bool) -> None:
+        """Decide whether a round may begin with the sites that are connected.
+
+        Later rounds may begin below the quorum: they are noted as missed, and a site may be back
+        for the next one.
+
+        Raises
+        ------
+        QuorumError
+            If the first round lacks its quorum.
+        SettingsError
+            If the first round has more sites than the rule is stable for; later rounds adapt.
+        """
+        run = self.run
+        if sites < run.min_sites and first:
+            raise QuorumError(
+                f"{sites} site(s) connected within {run.wait_timeout:g} s (wait-timeout); "
+                f"the quorum (min-sites) is {run.min_sites}"
+            )
+        if sites < max(run.sites, run.min_sites):
+            _logger.warning("%d of %d sites connected; going on", sites, run.sites or run.min_sites)
+        if first:
+            self.rule.check_sites(sites)
+
+    def close_round(
+        self,
+        round_number: int,
+        replies: Sequence[SiteReply],
+        failures: Sequence[Failure],
+        *,
+        bytes_down: int,
+        bytes_up: int,
+        seconds: float,
+    ) -> RoundRecord:
+        """Move on from the replies, note the round, write the checkpoint.
+
+        Below the quorum the factors stay as they are, and the record says so.
+
+        Raises
+        ------
+        QuorumError
+            If the run cannot go on without this round.
+        """
+        unique, repeated = _without_repeated_names(replies)
+        failed = [*failures, *repeated]
+        for failure in failed:
+            _logger.warning("round %d: %s: %s", round_number, failure.who, failure.reason)
+        enough = len(unique) >= self.run.min_sites
+        if enough:
+            self.rule.update(round_number, unique)
+        elif self.rule.needs_quorum(round_number):
+            raise QuorumError(
+                f"round {round_number}: {len(unique)} usable replies, the quorum is "
+                f"{self.run.min_sites}, and later rounds build on this one. {_why(failed)}"
+            )
+        else:
+            _logger.warning(
+                "round %d: %d usable replies, quorum is %d: the global model stays as it was",
+                round_number, len(unique), self.run.min_sites,
+            )  # fmt: skip
+        names = tuple(reply.site for reply in unique)
+        record = RoundRecord(
+            round_number, names, tuple(failed), enough, bytes_down, bytes_up, seconds
+        )
+        self.records.append(record)
+        if self.run_dir is not None:
+            self._write(self.run_dir)
+        return record
+
+    def check_learned(self) -> None:
+        """Refuse to call a run finished in which no round met the quorum.
+
+        Raises
+        ------
+        QuorumError
+            With the failures of the last round.
+        """
+        if any(record.updated for record in self.records):
+            return
+        last = self.records[-1].failures if self.records else ()
+        raise QuorumError(f"no round met the quorum of {self.run.min_sites} site(s). {_why(last)}")
+
+    def _identity(self) -> dict[str, Any]:
+        """What a checkpoint must agree on for its continuation to be the same run."""
+        return {
+            **self.solver.to_config(),
+            **self.privacy.to_config(),
+            "rule": self.rule.name,
+            "seed": self.run.seed,
+            "rounds": self.rounds,
+            "elastic-step": self.run.elastic_step,
+            "shrink": self.run.shrink,
+            "vocabulary": self.vocabulary,
+            "shape": self._feature_shape,
+        }
+
+    def _write(self, folder: Path) -> None:
+        state = self.rule.state()
+        checkpoint = Checkpoint(self._identity(), self.run.job, self.rounds, self.records, state)
+        checkpoint.write(folder / CHECKPOINT, durable=self._durable)
+        self._history.note(self.records)
+
+    def _open(self, path: Path, *, resume: bool) -> None:
+        if not path.exists():
+            if resume:
+                raise StateError(f"{path}: no checkpoint to resume from")
+            return
+        found = Checkpoint.read(path)
+        if not resume:
+            if found.finished_rounds < found.rounds:
+                raise StateError(
+                    f"{path.parent} holds an unfinished run (round {found.finished_rounds} of "
+                    f"{found.rounds}): set resume = true to go on with it, or choose another folder"
+                )
+            return
+        mine = self._identity() | {"job": self.run.job or found.job}
+        theirs = found.identity | {"job": found.job}
+        if differing := [key for key in mine if mine[key] != theirs.get(key)]:
+            raise StateError(
+                f"{path}: a checkpoint of another run; they differ in {', '.join(differing)}"
+            )
+        self.run = replace(self.run, job=found.job)
+        try:
+            self.rule.restore(found.arrays)
+        except DPFactError as error:
+            raise StateError(f"{path}: damaged checkpoint ({error})") from None
+        self.records = found.records
+        self._history.note(self.records)
+        _logger.info("resumed from %s after round %d", path, self.finished_rounds)
+
+
+def _why(failures: Sequence[Failure]) -> str:
+    why = "; ".join(f"{f.who}: {f.reason}" for f in failures)
+    return f"Last: {why or 'no site answered'}"
+
+
+def _without_repeated_names(
+    replies: Sequence[SiteReply],
+) -> tuple[list[SiteReply], list[Failure]]:
+    """Replies sorted by site; those that share a name are all left out, since none can be told."""
+    count = Counter(reply.site for reply in replies)
+    unique = sorted((r for r in replies if count[r.site] == 1), key=lambda reply: reply.site)
+    repeated = [
+        Failure(name, f"{n} sites call themselves {name!r}; none of them is used")
+        for name, n in sorted(count.items())
+        if n > 1
+    ]
+    return unique, repeated

@@ -1,0 +1,146 @@
+"""Patient mode at the server: a start from the sites' co-occurrences, refined mode by mode.
+
+All of it is post-processing of what the sites released: it costs no privacy, so there may be
+restarts, and no reply is ever asked for twice.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.estimation.codes import kept_codes
+from dpfact_flower.estimation.refine import refine_factor
+from dpfact_flower.estimation.start import start_factors
+from dpfact_flower.privacy import ReleaseEvent
+from dpfact_flower.privacy.patient.plan import PatientPlan, plan_patient
+from dpfact_flower.server.rule import factor_arrays, initial_factors, restored_factors
+from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
+from dpfact_flower.tensor import Factors
+from dpfact_flower.tensor.arrays import Selection
+from dpfact_flower.wire.protocol import SiteReply, checked_selection
+
+_logger = logging.getLogger(__name__)
+
+
+class PatientRule:
+    """Patient mode's `ServerRule`: codes (if asked for), start, refinement, finish.
+
+    Attributes
+    ----------
+    plan : PatientPlan
+        Made from public facts before the run; it does not change.
+    """
+
+    name = "patient"
+
+    def __init__(
+        self,
+        feature_shape: Sequence[int],
+        solver: SolverSettings,
+        privacy: PrivacySettings,
+        run: RunSettings,
+    ) -> None:
+        if privacy.privacy != "patient":
+            raise SettingsError(
+                f"rule 'patient': is for privacy 'patient', not {privacy.privacy!r}"
+            )
+        self.plan: PatientPlan = plan_patient(
+            privacy,
+            sizes=feature_shape,
+            rank=solver.rank,
+            sites=max(run.sites, run.min_sites),
+        )
+        self.rounds = self.plan.rounds
+        self.privacy = self.plan.settle(privacy)
+        self.selection: Selection = ()
+        self.factors: Factors = initial_factors(
+            privacy.codes_kept or feature_shape, solver.rank, run.seed
+        )
+        self._all_codes = tuple(int(size) for size in feature_shape)
+        self._solver = solver
+        self._run = run
+        self._started = False
+        self._say_outlook()
+
+    def anchors(self, round_number: int) -> Factors:
+        """Global factors once there are some."""
+        return self.factors if self._started else ()
+
+    def reply_shapes(self, round_number: int) -> list[tuple[int, ...]]:
+        """One vector, as long as the plan says; none in the last round."""
+        planned = self.plan.release_of(round_number)
+        return [(planned.count,)] if planned else []
+
+    def planned_events(self, round_number: int) -> tuple[ReleaseEvent, ...]:
+        """The plan's release of this round; none in the last."""
+        modes = [f"mode {mode}" for mode, _ in enumerate(self.factors, start=1)]
+        events = self.plan.events(modes, seeded=self.privacy.noise_seed >= 0)
+        return tuple(
+            event
+            for planned, event in zip(self.plan.releases, events, strict=True)
+            if planned.round == round_number
+        )
+
+    def check_sites(self, sites: int) -> None:
+        """Any number of sites will do."""
+
+    def needs_quorum(self, round_number: int) -> bool:
+        """Whether later rounds build on this one: on codes and start they do."""
+        planned = self.plan.release_of(round_number)
+        return planned is not None and planned.kind in ("codes", "start")
+
+    def update(self, round_number: int, replies: Sequence[SiteReply]) -> None:
+        """Move on from what the sites released."""
+        planned = self.plan.release_of(round_number)
+        if planned is None:
+            return
+        released = [reply.arrays[0] for reply in replies]
+        if planned.kind == "codes":
+            self.selection = kept_codes(released, self._all_codes, self.privacy.codes_kept)
+        elif planned.kind == "start":
+            sizes = [len(factor) for factor in self.factors]
+            rng = np.random.default_rng([self._run.seed, self._solver.rank, *sizes])
+            start = start_factors(released, sizes, self._solver.rank, planned.sigma, rng)
+            self.factors, self._started = start.factors, True
+        elif planned.mode is not None:
+            self.factors = refine_factor(
+                released,
+                self.factors,
+                planned.mode,
+                sigma=planned.sigma,
+                shrink=self._run.shrink,
+                tau=self._solver.tau,
+                pull=self._solver.pull,
+            )
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Factors, selection, and whether the start is behind us."""
+        kept = {f"kept_{mode}": codes for mode, codes in enumerate(self.selection, start=1)}
+        return factor_arrays(self.factors) | kept | {"started": np.array(self._started)}
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Take over a checkpoint."""
+        factors = restored_factors(arrays, self.factors)
+        names = [f"kept_{mode}" for mode, _ in enumerate(factors, start=1)]
+        kept = [arrays[name] for name in names if name in arrays]
+        if "started" not in arrays or any(k.dtype != np.int32 for k in kept):
+            raise DataError("patient mode's checkpoint lacks arrays, or has others")
+        selection, started = checked_selection(kept), bool(arrays["started"])
+        wanted = self.privacy.codes_kept if started or selection else ()
+        if tuple(map(len, selection)) != wanted:
+            raise DataError("selection of other sizes than the run's")
+        if any(k[-1] >= n for k, n in zip(selection, self._all_codes, strict=False)):
+            raise DataError("selection beyond the vocabularies")
+        self.factors, self.selection, self._started = factors, selection, started
+
+    def _say_outlook(self) -> None:
+        """Warn of a cohort that is too small for its rank and epsilon, before anything is spent."""
+        outlook = self.plan.outlook
+        level = logging.INFO if outlook.verdict == "good" else logging.WARNING
+        _logger.log(level, "plan: %s", outlook.sentence)

@@ -1,0 +1,97 @@
+"""What a server computes from the sites' replies: one rule a privacy mode, behind one interface.
+
+A rule holds the global factors. It says what to ask in a round and what shape an answer has, and
+moves on from the answers; it knows nothing of messages, quorums or disks: that is `Coordinator`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfact_flower.errors import DataError
+from dpfact_flower.privacy import ReleaseEvent
+from dpfact_flower.settings import PrivacySettings
+from dpfact_flower.tensor import Factors
+from dpfact_flower.tensor.arrays import Selection
+from dpfact_flower.wire.protocol import SiteReply, checked_factors
+
+
+class ServerRule(Protocol):
+    """A run as the server computes it.
+
+    Attributes
+    ----------
+    name : str
+        Under which the sites have their half (`dpfact_flower.site.rules`).
+    rounds : int
+        Rounds the run has.
+    privacy : PrivacySettings
+        As the sites are asked: with everything planned that was left open.
+    factors : tuple of ndarray of float32
+        The global factors now.
+    selection : tuple of ndarray of int32
+        Codes that are kept, one array a feature mode; empty where all are.
+    """
+
+    name: str
+    rounds: int
+    privacy: PrivacySettings
+    factors: Factors
+    selection: Selection
+
+    def anchors(self, round_number: int) -> Factors:
+        """Global factors that a round's request carries."""
+
+    def reply_shapes(self, round_number: int) -> list[tuple[int, ...]]:
+        """Shapes of the arrays that a site answers with."""
+
+    def planned_events(self, round_number: int) -> tuple[ReleaseEvent, ...]:
+        """What answering a round costs a site."""
+
+    def check_sites(self, sites: int) -> None:
+        """Refuse a number of sites that the rule is not stable for."""
+
+    def needs_quorum(self, round_number: int) -> bool:
+        """Whether the run cannot go on without this round."""
+
+    def update(self, round_number: int, replies: Sequence[SiteReply]) -> None:
+        """Move on from the replies, which are sorted by site and of one shape."""
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Arrays from which `restore` makes the rule again."""
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Take over what `state` gave."""
+
+
+def factor_arrays(factors: Factors) -> dict[str, NDArray[Any]]:
+    """Factors under the names that `restored_factors` reads."""
+    return {f"factor_{mode}": factor for mode, factor in enumerate(factors, start=1)}
+
+
+def restored_factors(arrays: Mapping[str, NDArray[Any]], like: Factors) -> Factors:
+    """Factors of a checkpoint, of the shapes of `like`.
+
+    Raises
+    ------
+    DataError, MessageError
+        If one is missing or of another shape.
+    """
+    found = [arrays[name] for name in factor_arrays(like) if name in arrays]
+    if [factor.shape for factor in found] != [factor.shape for factor in like]:
+        raise DataError("factors of other shapes than the run's")
+    return checked_factors(found, rank=like[0].shape[1], who="checkpoint")
+
+
+def initial_factors(feature_shape: Sequence[int], rank: int, seed: int) -> Factors:
+    """Global feature factors before round 1: uniform on (0, 1), columns of unit norm.
+
+    They depend on public numbers only. The sites' patient factors carry the scale.
+    """
+    rng = np.random.default_rng([seed, rank, *feature_shape])
+    factors = (rng.random((size, rank)) + 1e-3 for size in feature_shape)
+    return tuple((f / np.linalg.norm(f, axis=0)).astype(np.float32) for f in factors)

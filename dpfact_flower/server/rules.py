@@ -1,0 +1,51 @@
+"""The server's halves of rules, by name; `dpfact_flower.site.rules` has the sites'."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from dpfact_flower.machine.registry import Registry
+from dpfact_flower.server.elastic import ElasticRule
+from dpfact_flower.server.patient import PatientRule
+from dpfact_flower.server.rule import ServerRule
+from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
+
+
+class MakeRule(Protocol):
+    """Makes a `ServerRule` for a run, most often its class."""
+
+    def __call__(
+        self,
+        feature_shape: Sequence[int],
+        solver: SolverSettings,
+        privacy: PrivacySettings,
+        run: RunSettings,
+    ) -> ServerRule:
+        """Refuse settings that the rule cannot work with."""
+
+
+server_rules: Registry[MakeRule] = Registry(
+    "rule", "dpfact_flower.server.rules", elastic=ElasticRule, patient=PatientRule
+)
+"""Rules that a run config may name."""
+
+
+def rule_for(
+    feature_shape: Sequence[int],
+    solver: SolverSettings,
+    privacy: PrivacySettings,
+    run: RunSettings,
+    make: MakeRule | None = None,
+) -> ServerRule:
+    """The rule of a run: the given one, the one that the run names, or that of its privacy mode.
+
+    Raises
+    ------
+    SettingsError
+        If there is no rule of that name, or the settings cannot work together.
+    """
+    privacy.check_solver(solver)
+    if make is None:
+        make = server_rules.find(run.rule or privacy.own_rule)
+    return make(feature_shape, solver, privacy, run)

@@ -1,0 +1,1 @@
+"""A hospital without Flower: what it admits, computes, charges, keeps and answers."""

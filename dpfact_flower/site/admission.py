@@ -1,0 +1,177 @@
+"""What a site takes part in: every check that comes before a patient is looked at.
+
+They decide by public facts, by what the hospital chose, and by the site's own record of what it
+released; so a refusal tells nothing about a patient.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dpfact_flower.data.site_data import SiteData
+from dpfact_flower.data.vocabulary import joint_digest
+from dpfact_flower.errors import MessageError, PrivacyRefusedError, SettingsError, StateError
+from dpfact_flower.privacy import ReleaseEvent, account
+from dpfact_flower.privacy.ledger import LEDGER, LastAnswer, Ledger
+from dpfact_flower.settings import SiteSettings
+from dpfact_flower.site.round import RoundWork
+from dpfact_flower.wire.protocol import RoundRequest
+
+
+def check_choices(settings: SiteSettings) -> None:
+    """Refuse settings that lack what a hospital must choose for itself: there is no default.
+
+    Raises
+    ------
+    SettingsError
+        Naming the setting.
+    """
+    for key, value in (
+        ("state-dir", settings.state_dir),
+        ("allow-privacy", settings.allow_privacy),
+    ):
+        if not value:
+            raise SettingsError(f"{key}: must be set in the site's node config")
+    if not Path(settings.state_dir).expanduser().is_absolute():
+        raise SettingsError(
+            f"state-dir: must be an absolute path, or the record of releases would depend on where "
+            f"the process was started; got {settings.state_dir!r}"
+        )
+    noisy = settings.allow_privacy != "none"
+    if noisy != (settings.max_epsilon > 0):
+        raise SettingsError(
+            "max-epsilon: must be above 0 where allow-privacy names a mode with noise, and 0 where "
+            f"it is 'none', which no epsilon bounds; got {settings.max_epsilon:g} with "
+            f"{settings.allow_privacy!r}"
+        )
+    if noisy and "none" in settings.allow_privacy.split(","):
+        raise SettingsError("allow-privacy: 'none' beside a mode with noise would void max-epsilon")
+
+
+def check_allowed(request: RoundRequest, settings: SiteSettings) -> None:
+    """Refuse what the hospital does not take part in, or not at that size.
+
+    Raises
+    ------
+    PrivacyRefusedError
+        If the mode or the rule is not among those that the hospital allows.
+    MessageError
+        If rank or tau exceed its limits, or the job's name is not free.
+    """
+    for name, asked, allowed in (
+        ("privacy", request.privacy.privacy, settings.allow_privacy),
+        ("rules", request.rule_name, settings.allow_rules),
+    ):
+        if asked not in allowed.split(","):
+            raise PrivacyRefusedError(
+                f"the run asks for {name} {asked!r}; this site's allow-{name} is {allowed!r}"
+            )
+    for name, size, most in (
+        ("rank", request.solver.rank, settings.max_rank),
+        ("tau", request.solver.tau, settings.max_tau),
+    ):
+        if size > most:
+            raise MessageError(f"{name}: the run asks for {size}, this site's limit is {most}")
+    # A folder in the place of SQLite's journal would shut the ledger for good.
+    if request.job.lower().startswith(LEDGER):
+        raise MessageError(f"job: {request.job!r} is a name of the ledger's own files")
+
+
+def check_vocabulary(request: RoundRequest, data: SiteData) -> None:
+    """Refuse a run whose codes are numbered otherwise than this site's.
+
+    Raises
+    ------
+    MessageError
+        If their digests differ.
+    """
+    if request.vocabulary not in ("", joint_digest(data.vocabularies)):
+        raise MessageError(
+            "the run's vocabularies are not this site's: their digests differ; "
+            "prepare the site's data with the code lists of the run"
+        )
+
+
+def check_follows(request: RoundRequest, last: LastAnswer | None, fingerprint: str) -> None:
+    """Refuse a round that is over, and settings or data that change in the middle of a job.
+
+    Raises
+    ------
+    StateError
+        If the data has changed.
+    MessageError
+        If the round is over, or the settings have changed.
+    """
+    if last is None:
+        return
+    if last.fingerprint != fingerprint:
+        raise StateError(
+            f"job {request.job!r} was begun with other data; now that it has changed, start a "
+            "new job"
+        )
+    if request.round <= last.round:
+        raise MessageError(
+            f"round {request.round} of job {request.job!r} is stale: this site has finished "
+            f"round {last.round}"
+        )
+    if request.terms != last.terms:
+        raise MessageError(
+            f"the settings of job {request.job!r} have changed since round "
+            f"{last.round}; a change needs a new job"
+        )
+
+
+def check_budget(work: RoundWork, ledger: Ledger, settings: SiteSettings) -> None:
+    """Count what is asked with all that the site has released, in whatever job.
+
+    Raises
+    ------
+    PrivacyRefusedError
+        If it exceeds the hospital's cap, or cannot be added up with what was released.
+    """
+    events = work.cost()
+    if not events:
+        return
+    if any(row.unprotected for row in ledger.rows()):
+        raise PrivacyRefusedError(
+            "the ledger holds releases without noise: no epsilon covers this site's patients; "
+            "other patients need another state-dir"
+        )
+    before = ledger.events()
+    _check_one_relation((*before, *events))
+    limit = settings.max_epsilon
+    if not limit:
+        return
+    total = account((*before, *events), settings.budget_delta)
+    if total.headline.epsilon > limit:
+        raise PrivacyRefusedError(
+            f"max-epsilon is {limit:g}; with {work.reach} the site would stand at {total.headline}"
+        )
+
+
+def _check_one_relation(events: tuple[ReleaseEvent, ...]) -> None:
+    kinds = {(event.unit, event.neighbours) for event in events}
+    if len(kinds) > 1:
+        raise PrivacyRefusedError(
+            "the ledger holds releases of another unit of privacy, which do not add up with "
+            f"what is asked: {' and '.join(sorted(map('/'.join, kinds)))}"
+        )
+
+
+def check_no_other_name(root: Path, fingerprint: str) -> list[str]:
+    """Names of the other ledgers in a site's folder, none of them of this very data.
+
+    Raises
+    ------
+    StateError
+        If this data has been released from under another name: its budget is kept there.
+    """
+    others = sorted(path.parent.name for path in root.glob(f"*/{LEDGER}"))
+    for name in others:
+        with Ledger(root / name, create=False) as ledger:
+            if any(row.fingerprint == fingerprint for row in ledger.rows()):
+                raise StateError(
+                    f"{root}: the budget of this very data is kept under the name "
+                    f"{name!r}; set site to it in the node config"
+                )
+    return others

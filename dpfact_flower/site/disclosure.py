@@ -1,0 +1,32 @@
+"""What an error may tell: its text to the site's own log, a code to everybody else."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from pathlib import Path
+
+from dpfact_flower.errors import DPFactError
+
+_logger = logging.getLogger(__name__)
+
+
+def log_privately(site: str, error: Exception) -> str:
+    """Write an error to the site's own log; return the text that may leave.
+
+    Our own errors hold no patient's value, so their text is logged. Anybody else's may quote the
+    data ("could not convert ..."): of those, the kind and the place are logged, not the text.
+    """
+    if isinstance(error, DPFactError):
+        _logger.error("site %s: %s: %s", site, error.code, error)
+    else:
+        frames = traceback.extract_tb(error.__traceback__)[-3:]
+        place = " > ".join(f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in frames)
+        _logger.error("site %s: unexpected %s at %s", site, type(error).__name__, place)
+    return public_reason(error)
+
+
+def public_reason(error: BaseException) -> str:
+    """Text about a failed round that may leave the site: a code, and nothing of the error's own."""
+    code = error.code if isinstance(error, DPFactError) else "internal"
+    return f"dpfact:{code} (details are in the site's own log)"

@@ -1,0 +1,191 @@
+"""Modes none and paper at a site: factorise on, release the feature factors (Algorithm 1).
+
+Data, state and a request in; new state and release out.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfact_flower.data.site_data import SiteData
+from dpfact_flower.errors import DataError, MessageError
+from dpfact_flower.privacy import (
+    BoundedFactors,
+    Noise,
+    Release,
+    ReleaseEvent,
+    paper_rho,
+    perturb,
+    planned_events,
+    release_unprotected,
+)
+from dpfact_flower.site.round import (
+    Kept,
+    RoundOutcome,
+    _norm_squared,
+    check_shapes,
+    local_settings,
+    measure,
+    scaled,
+    solved,
+    stream,
+)
+from dpfact_flower.site.store import SiteState
+from dpfact_flower.tensor import Factors, SparseTensor
+from dpfact_flower.tensor.cp import norm_squared
+from dpfact_flower.wire.protocol import RoundRequest
+
+
+class ElasticRound:
+    """A round of privacy "none" or "paper": `run_round` as `RoundWork`."""
+
+    reach = "this round"
+
+    def __init__(
+        self, data: SiteData, request: RoundRequest, *, site: str, simulation: bool
+    ) -> None:
+        if request.privacy.privacy == "patient":
+            raise MessageError("request: the rule 'elastic' has no mode 'patient'")
+        check_fits(data.tensor, request.anchors)
+        self._tensor = data.tensor
+        self._modes = [vocabulary.name for vocabulary in data.vocabularies]
+        self._request, self._site, self._simulation = request, site, simulation
+
+    def cost(self) -> tuple[ReleaseEvent, ...]:
+        """The releases of this round."""
+        return planned(self._request, self._modes, simulation=self._simulation)
+
+    def run(self, kept: Kept) -> RoundOutcome:
+        """Factorise on from the last round."""
+        return run_round(
+            self._tensor,
+            kept.state(),
+            self._request,
+            site=self._site,
+            modes=self._modes,
+            simulation=self._simulation,
+        )
+
+
+def run_round(
+    tensor: SparseTensor,
+    state: SiteState | None,
+    request: RoundRequest,
+    *,
+    site: str,
+    modes: Sequence[str],
+    simulation: bool,
+) -> RoundOutcome:
+    """Factorise locally, perturb the feature factors, and say what to send (Algorithm 1, site).
+
+    Parameters
+    ----------
+    tensor : SparseTensor
+        The site's data.
+    state : SiteState or None
+        The site after its last round; None starts from the global factors.
+    request : RoundRequest
+    site : str
+        The site's name; with the request's public seed it fixes start and visiting order, so that
+        a run without noise gives the same numbers whatever runs it.
+    modes : sequence of str
+        Names of the feature modes, for the record of releases.
+    simulation : bool
+        Whether seeded noise is allowed.
+
+    Raises
+    ------
+    DataError
+        If the site has no non-zeros, or its modes are not the request's.
+    DivergenceError
+        If no step size makes the objective fall.
+    PrivacyRefusedError
+        If seeded noise is asked of a real site.
+    """
+    check_fits(tensor, request.anchors)
+    tensor = scaled(tensor, request.solver)
+    numbers = stream(request, site)
+    rng = np.random.default_rng(numbers)
+    began = time.perf_counter()
+    solver = local_settings(tensor, request)
+    start = state or initial_state(tensor, request, rng)
+    local = solved(tensor, start, request, solver, rng, site=site)
+    seconds = time.perf_counter() - began
+    noise = Noise.from_settings(request.privacy, stream=numbers, simulation=simulation)
+    return RoundOutcome(
+        make_release(local.factors[1:], request, noise, modes),
+        SiteState(request.round, local.factors, local.eta),
+        measure(tensor, local, request.round, seconds),
+    )
+
+
+def initial_state(
+    tensor: SparseTensor, request: RoundRequest, rng: np.random.Generator
+) -> SiteState:
+    """Patient factors uniform on (0, 1), scaled to the data; feature factors the global ones.
+
+    The scale makes the model's squared norm that of the data, so that the first pass neither
+    has to find it nor blows up.
+    """
+    patients = rng.random((tensor.n_patients, request.solver.rank), dtype=np.float32) + 1e-3
+    norm = norm_squared((patients, *request.anchors))
+    patients *= np.float32(
+        math.sqrt(_norm_squared(tensor) / max(norm, float(np.finfo(np.float32).tiny)))
+    )
+    return SiteState(0, (patients, *request.anchors), request.solver.eta)
+
+
+def planned(
+    request: RoundRequest, modes: Sequence[str], *, simulation: bool
+) -> tuple[ReleaseEvent, ...]:
+    """What answering the request will cost, from public facts alone; for "none" and "paper".
+
+    Raises
+    ------
+    SettingsError
+        If the mode has no sensitivity for the solver.
+    PrivacyRefusedError
+        If seeded noise is asked of a real site.
+    """
+    if request.privacy.privacy == "none":
+        return ()
+    request.privacy.check_solver(request.solver)
+    noise = Noise.from_settings(request.privacy, stream=[0], simulation=simulation)
+    sizes = {mode: anchor.size for mode, anchor in zip(modes, request.anchors, strict=True)}
+    rho = paper_rho(request.privacy, request.rounds, len(modes))
+    return planned_events(
+        request.solver, rho, sizes, round_number=request.round, seeded=noise.seeded
+    )
+
+
+def make_release(
+    features: Factors, request: RoundRequest, noise: Noise, modes: Sequence[str]
+) -> Release:
+    """Pass feature factors through the one door, in the mode that is asked for."""
+    if request.privacy.privacy == "none":
+        return release_unprotected(features)
+    return perturb(
+        BoundedFactors(features, request.solver),
+        paper_rho(request.privacy, request.rounds, len(features)),
+        noise,
+        round_number=request.round,
+        modes=modes,
+    )
+
+
+def check_fits(tensor: SparseTensor, anchors: Sequence[NDArray[np.float32]]) -> None:
+    """Refuse a tensor without non-zeros, or of other feature modes than the global factors.
+
+    Raises
+    ------
+    DataError
+        Naming the sizes.
+    """
+    if tensor.nnz == 0:
+        raise DataError("the site's tensor has no non-zeros: nothing can be learned from it")
+    check_shapes(tensor, anchors)

@@ -1,0 +1,218 @@
+"""Patient mode at a site: one released statistic a round, and at the end a refit of its own.
+
+A release is a function of the patients' cells, of public settings and of what was released before:
+there is no un-noised state that one release could carry into the next. The last round releases
+nothing; in it the site refits its factors at full precision around the global ones, for itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfact_flower.data.site_data import SiteData
+from dpfact_flower.errors import MessageError, SettingsError
+from dpfact_flower.estimation.start import usage_of
+from dpfact_flower.privacy import Noise, Release, ReleaseEvent, release_nothing
+from dpfact_flower.privacy.patient import release
+from dpfact_flower.privacy.patient.plan import PatientPlan, PlannedRelease, plan_patient
+from dpfact_flower.privacy.patient.statistics import (
+    BoundedSum,
+    code_counts,
+    cooccurrence,
+    refinement,
+)
+from dpfact_flower.site.round import (
+    Kept,
+    RoundOutcome,
+    check_shapes,
+    local_settings,
+    measure,
+    scaled,
+    solved,
+    stream,
+)
+from dpfact_flower.site.store import SiteState
+from dpfact_flower.tensor import SparseTensor
+from dpfact_flower.wire.protocol import RoundRequest
+
+_logger = logging.getLogger(__name__)
+_PERSONAL_PASSES = 10
+"""Least passes of a site's last refit: nothing follows that would go on from it."""
+
+
+class PatientRound:
+    """A round of patient mode as `RoundWork`: one statistic of the plan, or the site's own refit.
+
+    Parameters
+    ----------
+    data : SiteData
+        With all its codes.
+    request : RoundRequest
+    site : str
+    simulation : bool
+        Whether seeded noise is allowed.
+
+    Raises
+    ------
+    MessageError
+        If the request leaves something to be planned, asks for other rounds than its plan has, or
+        lacks what its round needs.
+    DataError
+        If its selection or factors are not of this site's modes.
+    """
+
+    reach = "the rest of this run"
+
+    def __init__(
+        self, data: SiteData, request: RoundRequest, *, site: str, simulation: bool
+    ) -> None:
+        if request.privacy.privacy != "patient":
+            raise MessageError(
+                f"request: the rule 'patient' has no mode {request.privacy.privacy!r}"
+            )
+        self._plan = plan_of(request, data.tensor.feature_shape)
+        check_carries(request, self._plan.release_of(request.round))
+        self._tensor = data.select_codes(request.selection).tensor
+        if request.anchors:
+            check_shapes(self._tensor, request.anchors)
+        self._modes = [vocabulary.name for vocabulary in data.vocabularies]
+        self._request, self._site = request, site
+        self._noise = Noise.from_settings(
+            request.privacy, stream=stream(request, site), simulation=simulation
+        )
+
+    def cost(self) -> tuple[ReleaseEvent, ...]:
+        """All releases from this round on: a run that does not fit is refused at its start."""
+        events = self._plan.events(self._modes, seeded=self._noise.seeded)
+        return tuple(
+            event
+            for planned, event in zip(self._plan.releases, events, strict=True)
+            if planned.round >= self._request.round
+        )
+
+    def run(self, kept: Kept) -> RoundOutcome:
+        """Release what the plan has for this round; in the last one, refit for the site itself."""
+        planned = self._plan.release_of(self._request.round)
+        if planned is None:
+            return _finished(self._tensor, self._request, self._site)
+        name = planned.name(self._modes)
+        return RoundOutcome(release(self.bounded(planned, kept), self._noise, name=name))
+
+    def bounded(self, planned: PlannedRelease, kept: Kept) -> BoundedSum:
+        """The sum that a planned release adds noise to; un-noised, so it must not leave."""
+        if planned.kind == "codes":
+            return code_counts(self._tensor, sigma=planned.sigma)
+        if planned.kind == "start":
+            return cooccurrence(self._tensor, sigma=planned.sigma)
+        assert planned.mode is not None
+        start = self._plan.start
+        return refinement(
+            self._tensor,
+            self._request.anchors,
+            planned.mode,
+            ridge=ridge_of(self._request, kept.release(start.round), start.sigma),
+            bound=planned.sensitivity,
+            sigma=planned.sigma,
+        )
+
+
+def plan_of(request: RoundRequest, feature_shape: Sequence[int]) -> PatientPlan:
+    """The run's schedule and costs as this site computes them, from the request's settings.
+
+    Parameters
+    ----------
+    request : RoundRequest
+    feature_shape : sequence of int
+        Number of codes of each of the site's modes, before any selection.
+
+    Raises
+    ------
+    MessageError
+        If the request leaves something to be planned, or asks for other rounds than its plan has.
+    """
+    try:
+        request.privacy.check_solver(request.solver)
+    except SettingsError as error:
+        raise MessageError(f"request: {error}") from None
+    plan = plan_patient(request.privacy, sizes=feature_shape, rank=request.solver.rank)
+    if plan.settle(request.privacy) != request.privacy:
+        raise MessageError("request: start-share, refine-rounds and bound must have been planned")
+    if request.rounds != plan.rounds:
+        raise MessageError(
+            f"rounds: the settings make a plan of {plan.rounds} rounds; the request has "
+            f"{request.rounds}"
+        )
+    return plan
+
+
+def check_carries(request: RoundRequest, planned: PlannedRelease | None) -> None:
+    """Refuse a request without the factors or the selection that its round needs, or with others.
+
+    Raises
+    ------
+    MessageError
+        Naming what is wrong.
+    """
+    kind = planned.kind if planned else "finish"
+    where = f"request: round {request.round} ({kind})"
+    if bool(request.anchors) != (kind in ("refine", "finish")):
+        what = "takes no" if request.anchors else "needs the"
+        raise MessageError(f"{where} {what} global factors")
+    kept = request.privacy.codes_kept if kind != "codes" else ()
+    got = tuple(len(positions) for positions in request.selection)
+    if got != kept:
+        raise MessageError(f"{where} needs a selection of {kept or 'no'} codes, got {got}")
+
+
+def ridge_of(request: RoundRequest, own_start: Release | None, sigma: float) -> NDArray[np.float64]:
+    """l2,1 weight on a patient's factor, phenotype by phenotype, from released values alone.
+
+    The l2,1 norm of A is majorised by ``sum_r mu / n_r |A_r|^2 / 2`` with n_r the norm of column r;
+    that of the site's own released start stands for it. `off` is relative: a phenotype used as much
+    as the average has ridge `off`, one that the noise could have made is off.
+    """
+    rank = request.solver.rank
+    off = request.solver.off
+    if off == 0 or own_start is None:
+        return np.zeros(rank)
+    usage, spread = usage_of(own_start.arrays[0], request.anchors, sigma)
+    norms = np.sqrt(np.maximum(usage, 0))
+    average = float(np.sqrt(np.mean(np.maximum(usage, 0))))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(usage > spread, off * average / norms, np.inf)
+
+
+def _finished(tensor: SparseTensor, request: RoundRequest, site: str) -> RoundOutcome:
+    """The last round: whether the refit worked, or there was anything to refit, stays here."""
+    if tensor.nnz == 0:
+        return RoundOutcome(release_nothing())
+    try:
+        return _refit(tensor, request, site)
+    except Exception as error:  # its success is a function of the patients, so not to be told
+        _logger.error("site %s: the site's own refit failed (%s)", site, type(error).__name__)
+        return RoundOutcome(release_nothing())
+
+
+def _refit(tensor: SparseTensor, request: RoundRequest, site: str) -> RoundOutcome:
+    """Fit A, B, C at full precision around the global factors: for this site alone."""
+    tensor = scaled(tensor, request.solver)
+    rng = np.random.default_rng(stream(request, site))
+    began = time.perf_counter()
+    # Whatever the round, mu acts now: the global phenotypes have formed.
+    now = replace(request, solver=replace(request.solver, mu_from_round=1))
+    solver = local_settings(tensor, now)
+    solver = replace(solver, tau=max(solver.tau, _PERSONAL_PASSES))
+    patients = np.zeros((tensor.n_patients, solver.rank), np.float32)
+    start = SiteState(0, (patients, *request.anchors), solver.eta)
+    local = solved(tensor, start, request, solver, rng, site=site)
+    return RoundOutcome(
+        release_nothing(),
+        SiteState(request.round, local.factors, local.eta),
+        measure(tensor, local, request.round, time.perf_counter() - began),
+    )

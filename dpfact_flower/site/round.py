@@ -1,0 +1,158 @@
+"""One round at a site, whatever its mode: what it is made of and what it leaves behind.
+
+Nothing here reads a disk or knows of Flower. Without noise the result depends on the arguments
+alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfact_flower.errors import DataError, DivergenceError
+from dpfact_flower.machine.threads import one_blas_thread
+from dpfact_flower.privacy import (
+    Release,
+    ReleaseEvent,
+)
+from dpfact_flower.settings import SolverSettings
+from dpfact_flower.site.store import RoundMeasures, SiteState
+from dpfact_flower.solver import LocalResult, solve
+from dpfact_flower.solver.error import squared_error
+from dpfact_flower.tensor import SparseTensor
+from dpfact_flower.wire.protocol import RoundRequest
+
+
+@dataclass(frozen=True, eq=False)
+class RoundOutcome:
+    """What a round leaves behind: a release for the server, state and measures for the site.
+
+    State and measures are None where a round makes none.
+    """
+
+    release: Release
+    state: SiteState | None = None
+    measures: RoundMeasures | None = None
+
+
+class Kept(Protocol):
+    """What a site kept of a job's earlier rounds."""
+
+    def state(self) -> SiteState | None:
+        """Its factors after the last round; None before the first."""
+
+    def release(self, round_number: int) -> Release | None:
+        """What it released in a round; None where it did not answer."""
+
+
+class RoundWork(Protocol):
+    """A privacy mode's part of a round at a site.
+
+    Making one touches no patient's data, and refuses a request that does not fit the site.
+    """
+
+    reach: str
+    """What `cost` covers, in words."""
+
+    def cost(self) -> tuple[ReleaseEvent, ...]:
+        """What has to fit the budget, from public facts."""
+
+    def run(self, kept: Kept) -> RoundOutcome:
+        """Compute the round."""
+
+
+def solved(
+    tensor: SparseTensor,
+    start: SiteState,
+    request: RoundRequest,
+    solver: SolverSettings,
+    rng: np.random.Generator,
+    *,
+    site: str,
+) -> LocalResult:
+    """Run the solver around the request's global factors.
+
+    Raises
+    ------
+    DivergenceError
+        Naming site and round.
+    """
+    try:
+        # One BLAS thread: with more, the last bits depend on how many a machine happens to have.
+        with one_blas_thread:
+            return solve(tensor, start.factors, request.anchors, solver, rng, eta=start.eta)
+    except DivergenceError as error:
+        raise DivergenceError(f"site {site}, round {request.round}: {error}") from None
+
+
+def scaled(tensor: SparseTensor, settings: SolverSettings) -> SparseTensor:
+    """The tensor that is factorised: counts, or each patient's scaled to norm 1."""
+    return _unit_patients(tensor) if settings.scale == "patient" else tensor
+
+
+@lru_cache(maxsize=16)  # one process may play many sites; round after round it is the same tensor
+def _unit_patients(tensor: SparseTensor) -> SparseTensor:
+    return tensor.scaled_to_unit_patients()
+
+
+@lru_cache(maxsize=16)
+def _norm_squared(tensor: SparseTensor) -> float:
+    return tensor.norm_squared()
+
+
+def local_settings(tensor: SparseTensor, request: RoundRequest) -> SolverSettings:
+    """Solver settings as they hold at this site in this round: `pull`, `off`, `mu_from_round`."""
+    solver = request.solver
+    if solver.solver == "exact":
+        share = _norm_squared(tensor) / solver.rank  # what a phenotype has of the data, on average
+        if solver.pull > 0:
+            solver = replace(solver, gamma=solver.pull * share)
+        if solver.off > 0:
+            solver = replace(solver, mu=solver.off * math.sqrt(share))
+    if request.round < solver.mu_from_round:
+        solver = replace(solver, mu=0.0)
+    return solver
+
+
+def measure(
+    tensor: SparseTensor, local: LocalResult, round_number: int, seconds: float
+) -> RoundMeasures:
+    """What the site notes for itself about its own factors; never sent."""
+    return RoundMeasures(
+        round=round_number,
+        objective=local.objective,
+        error=local.error or squared_error(tensor, local.factors, local.grams),
+        column_norms=tuple(np.sqrt(np.diag(local.grams[0])).tolist()),
+        eta=local.eta,
+        rollbacks=local.rollbacks,
+        seconds=seconds,
+    )
+
+
+def check_shapes(tensor: SparseTensor, anchors: Sequence[NDArray[np.float32]]) -> None:
+    """Refuse a tensor of other feature modes than the global factors: a public matter.
+
+    Raises
+    ------
+    DataError
+        Naming the sizes.
+    """
+    asked = tuple(len(anchor) for anchor in anchors)
+    if asked != tensor.feature_shape:
+        raise DataError(
+            f"the run's feature modes have sizes {asked}, this site's {tensor.feature_shape}: "
+            "the vocabularies differ"
+        )
+
+
+def stream(request: RoundRequest, site: str) -> list[int]:
+    """What tells the random numbers of this site and round from all others; public values only."""
+    name = int.from_bytes(hashlib.sha256(site.encode()).digest()[:8], "big")
+    return [request.seed, name, request.round]

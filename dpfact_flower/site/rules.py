@@ -1,0 +1,27 @@
+"""The site's halves of rules, by name; `dpfact_flower.server.rules` has the server's."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from dpfact_flower.data.site_data import SiteData
+from dpfact_flower.machine.registry import Registry
+from dpfact_flower.site.elastic import ElasticRound
+from dpfact_flower.site.patient import PatientRound
+from dpfact_flower.site.round import RoundWork
+from dpfact_flower.wire.protocol import RoundRequest
+
+
+class SiteRule(Protocol):
+    """Makes a rule's part of a round, most often a class with `RoundWork`'s methods."""
+
+    def __call__(
+        self, data: SiteData, request: RoundRequest, *, site: str, simulation: bool
+    ) -> RoundWork:
+        """Refuse a request that does not fit the site; touches no patient's data."""
+
+
+site_rules: Registry[SiteRule] = Registry(
+    "rule", "dpfact_flower.site.rules", elastic=ElasticRound, patient=PatientRound
+)
+"""Rules that a site has code for. Which of them it takes part in, its `allow-rules` says."""

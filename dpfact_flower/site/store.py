@@ -1,0 +1,253 @@
+"""What a site keeps on its own disk between the rounds of a job, beside the ledger.
+
+Patient factors and the site's own feature factors, all un-noised, one file a round. The ledger says
+which round was answered, so which file counts: a round's file is written before the ledger's row
+and the file before it is deleted after. After a crash a site stands before a round or after it. The
+folder belongs to the site and never lies in a run folder. Nothing in it is ever sent, but for what
+was sent before: without noise a release is the site's own feature factors, and if it is asked for
+again, they are read from here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from dpfact_flower.errors import DataError, StateError
+from dpfact_flower.machine.files import (
+    Version,
+    add_line,
+    for_owner,
+    private_folder,
+    replacing,
+    version,
+)
+from dpfact_flower.site.factor_file import read_factors, write_factors
+from dpfact_flower.tensor import Factors
+from dpfact_flower.tensor.error import SquaredError
+
+_STATE = "state-"
+_SPARE = f".{_STATE}spare"
+_NOTICE = "NOT-TO-BE-SHARED.txt"
+_NOTICE_TEXT = """The files of this folder are made from this site's patients and are not private.
+No noise protects them and no epsilon covers them: neither the factors in state-*.npy nor the
+measures in history.jsonl, nor anything that is made from them. They are for this site's own use.
+"""
+
+
+@dataclass(frozen=True, eq=False)
+class SiteState:
+    """A site's own factors after a round.
+
+    Attributes
+    ----------
+    round : int
+        The round that made them.
+    factors : tuple of ndarray of float32
+        Un-noised local factors, patients first; never sent.
+    eta : float
+        Step size in force.
+    """
+
+    round: int
+    factors: Factors
+    eta: float
+
+
+@dataclass(frozen=True)
+class RoundMeasures:
+    """What a site notes about a round for itself (`history.jsonl`); never sent.
+
+    Sums rather than means, so that several sites' can be added where that is legitimate.
+    """
+
+    round: int
+    objective: tuple[float, ...]
+    error: SquaredError
+    column_norms: tuple[float, ...]
+    eta: float
+    rollbacks: int
+    seconds: float
+
+    @classmethod
+    def from_dict(cls, line: dict[str, Any]) -> RoundMeasures:
+        """Read what `dataclasses.asdict` and JSON made of it."""
+        return cls(
+            **{
+                **line,
+                "objective": tuple(line["objective"]),
+                "column_norms": tuple(line["column_norms"]),
+                "error": SquaredError(**line["error"]),
+            }
+        )
+
+
+class SiteStore:
+    """A site's folder for one job: ``state-dir/site/job/``.
+
+    Parameters
+    ----------
+    root : path
+        The site's `state-dir`.
+    site, job : str
+        Checked names: they become folders.
+    fingerprint : str
+        Of the site's tensor; state of other data is refused.
+    simulation : bool
+        Whether this process plays the site. Then `save` does not wait for the disk, it writes over
+        what `keep_only` would have deleted, and the factors saved last stay in memory too: a real
+        site's process ends with the message.
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        site: str,
+        job: str,
+        fingerprint: str,
+        *,
+        simulation: bool = False,
+    ) -> None:
+        self.folder = Path(root) / site / job
+        self._fingerprint = fingerprint
+        self._simulation = simulation
+        self._begun = False
+
+    def load(self, round_number: int | None = None) -> SiteState | None:
+        """Factors that a round left behind; None where it left none.
+
+        Parameters
+        ----------
+        round_number : int, optional
+            By the ledger. Default: the latest there is a file of, which is for looking on.
+
+        Raises
+        ------
+        StateError
+            If the file is damaged or belongs to other data.
+        """
+        if round_number is None:
+            paths = sorted(self.folder.glob(f"{_STATE}*.npy"))
+            if not paths:
+                return None
+            path = paths[-1]
+        else:
+            path = self._path(round_number)
+        try:
+            found = version(path)
+        except FileNotFoundError:
+            return None
+        self._begun = self._simulation
+        if self._simulation and (kept := _recent.get(found, self._fingerprint)):
+            return kept
+        try:
+            factors, meta = read_factors(path)
+            fingerprint = meta["fingerprint"]
+            state = SiteState(meta["round"], factors, meta["eta"])
+        except (DataError, KeyError, TypeError) as error:
+            raise StateError(f"{path}: damaged state ({type(error).__name__})") from None
+        if fingerprint != self._fingerprint:
+            raise StateError(
+                f"{path}: state of other data; if the data has changed, start a new job"
+            )
+        return state
+
+    def begin(self) -> None:
+        """Make the job's folder, with a note for whoever finds it."""
+        notice = self.folder / _NOTICE
+        if not (self._begun or notice.exists()):
+            private_folder(self.folder)
+            with open(notice, "w", encoding="utf-8", opener=for_owner) as file:
+                file.write(_NOTICE_TEXT)
+        self._begun = True
+
+    def save(self, state: SiteState) -> None:
+        """Keep a round's factors beside those before; on return they are on the disk."""
+        self.begin()
+        meta = {"fingerprint": self._fingerprint, "round": state.round, "eta": state.eta}
+        path = self._path(state.round)
+        spare = self.folder / _SPARE if self._simulation else None
+        with replacing(path, durable=not self._simulation, over=spare) as file:
+            write_factors(file, state.factors, meta)
+        if self._simulation:
+            _recent.keep(version(path), self._fingerprint, state)
+
+    def keep_only(self, round_number: int) -> None:
+        """Delete the factors of all rounds but one, once the ledger has that round."""
+        kept = self._path(round_number).name
+        for name in os.listdir(self.folder):  # once: what `replacing` left begins with a dot
+            if name == kept or not name.startswith((_STATE, f".{_STATE}")):
+                continue
+            path = self.folder / name
+            if self._simulation:
+                path.replace(self.folder / _SPARE)
+            else:
+                path.unlink(missing_ok=True)
+
+    def _path(self, round_number: int) -> Path:
+        return self.folder / f"{_STATE}{round_number:06d}.npy"
+
+    def note(self, measures: RoundMeasures) -> None:
+        """Append a line to the site's own `history.jsonl`."""
+        path = self.folder / "history.jsonl"
+        # Not by `asdict`, which copies every number: a site notes something every round.
+        line = json.dumps(vars(measures) | {"error": vars(measures.error)})
+        add_line(path, line, durable=False)
+
+    def history(self) -> list[RoundMeasures]:
+        """Lines of `history.jsonl`, the last one of each round.
+
+        Raises
+        ------
+        StateError
+            Naming the line that is damaged.
+        """
+        path = self.folder / "history.jsonl"
+        if not path.exists():
+            return []
+        rounds: dict[int, RoundMeasures] = {}
+        for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+            try:
+                measures = RoundMeasures.from_dict(json.loads(line))
+            except (KeyError, TypeError, ValueError):
+                raise StateError(f"{path}: line {number} is damaged") from None
+            rounds[measures.round] = measures
+        return [rounds[number] for number in sorted(rounds)]
+
+
+class _Recent:
+    """Factors as they were saved last, of as many sites as one process plays."""
+
+    _MOST = 16
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._kept: dict[Path, tuple[object, SiteState]] = {}  # a folder's, the oldest first
+
+    def keep(self, file: Version, fingerprint: str, state: SiteState) -> None:
+        """Remember what was just written to a file, in place of the folder's round before."""
+        for factor in state.factors:
+            factor.flags.writeable = False
+        with self._lock:
+            self._kept.pop(file.path.parent, None)
+            self._kept[file.path.parent] = (fingerprint, file), state
+            while len(self._kept) > self._MOST:
+                del self._kept[next(iter(self._kept))]
+
+    def get(self, file: Version, fingerprint: str) -> SiteState | None:
+        """What the file holds; None if that is not known, or the file is another by now."""
+        with self._lock:
+            known, state = self._kept.get(file.path.parent, (None, None))
+        return state if known == (fingerprint, file) else None
+
+
+_recent = _Recent()
+
+
+def has_jobs(folder: Path) -> bool:
+    """Whether a job was ever begun in a site's folder, so that a ledger must be there."""
+    return folder.exists() and any(path.is_dir() for path in folder.iterdir())

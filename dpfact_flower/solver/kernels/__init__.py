@@ -1,0 +1,1 @@
+"""Inner loops, and the numbering, ordering and choice that they need."""

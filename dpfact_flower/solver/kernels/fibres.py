@@ -1,0 +1,139 @@
+"""The fibres of a sparse tensor, and how its patients are divided for work on them.
+
+A *fibre* is a run of entries that differ in the last mode alone. A sorted tensor holds them one
+after the other, so nothing but where each begins has to be found; that takes a fraction of one
+MTTKRP, and 8 bytes a fibre.
+
+*Blocks* are patients that are worked on together, because what is made of them fits the cache.
+*Chunks* are blocks that one thread works on. Both follow from the data alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfact_flower.machine.compiled import WIDTH, compiled
+from dpfact_flower.tensor import SparseTensor
+from dpfact_flower.tensor.arrays import Array
+from dpfact_flower.tensor.stack import row_offsets
+
+TILE = 3
+"""Registers that a column of a block of patients fills."""
+
+BLOCK = TILE * WIDTH
+"""Most patients of a block."""
+
+_FIBRES = 4096  # most fibres of a block, unless one patient has more
+_CHUNK = 1 << 16  # entries of a chunk, or a few more
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Fibres:
+    """A tensor with its fibres found. Made by `of`.
+
+    Attributes
+    ----------
+    tensor : SparseTensor
+    starts : ndarray of int64, shape (fibres + 1,)
+        First entry of each fibre, then the number of entries.
+    patients : ndarray of int64, shape (patients + 1,)
+        First fibre of each patient, then the number of fibres.
+    blocks : ndarray of int64, shape (blocks + 1,)
+        First patient of each block, then the number of patients.
+    chunks : ndarray of int64, shape (chunks + 1,)
+        First block of each chunk, then the number of blocks.
+    offsets : tuple of int
+        First row of each mode in a stack of factors, then the number of rows.
+    """
+
+    tensor: SparseTensor
+    starts: NDArray[np.int64]
+    patients: NDArray[np.int64]
+    blocks: NDArray[np.int64]
+    chunks: NDArray[np.int64]
+    offsets: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: SparseTensor) -> Fibres:
+        """Find the fibres, and divide the patients."""
+        room = np.empty(tensor.nnz + 1, np.int64)  # pages that nobody writes to take no memory
+        patients = np.empty(tensor.n_patients + 1, np.int64)
+        starts = room[: 1 + _find(tensor.indices, room, patients)]  # a copy would take it twice
+        room = np.empty(tensor.n_patients + 1, np.int64)
+        blocks = room[: 1 + _divide(patients, room)].copy()
+        chunk = starts[patients[blocks[:-1]]] // _CHUNK
+        chunks = np.append(np.flatnonzero(np.diff(chunk, prepend=-1)), len(chunk))
+        offsets = tuple(row_offsets(tensor.shape).tolist())
+        return cls(tensor, starts, patients, blocks, chunks, offsets)
+
+    @cached_property
+    def norm_squared(self) -> float:
+        """Squared Frobenius norm of the tensor, summed in float64."""
+        values = self.tensor.values
+        return float(np.einsum("s,s->", values, values, dtype=np.float64))
+
+    def rows(self, stack: Array, mode: int) -> Array:
+        """Rows of one mode in a stack; a view, padding included."""
+        return stack[self.offsets[mode] : self.offsets[mode + 1]]
+
+    def patient_ranges(self) -> list[tuple[int, int]]:
+        """First patient of each chunk, and the one after its last."""
+        return list(itertools.pairwise(self.blocks[self.chunks].tolist()))
+
+    def fibre_ranges(self) -> list[tuple[int, int]]:
+        """First fibre of each chunk, and the one after its last."""
+        return list(itertools.pairwise(self.patients[self.blocks[self.chunks]].tolist()))
+
+
+@lru_cache(maxsize=16)
+def fibres_of(tensor: SparseTensor) -> Fibres:
+    """`Fibres.of`, kept for tensors that come again: a site's is the same in every round."""
+    return Fibres.of(tensor)
+
+
+@compiled()
+def _find(indices: Array, starts: Array, patients: Array) -> int:
+    """Fill `starts` and `patients`; returns the number of fibres."""
+    entries, modes = indices.shape
+    found = 0
+    if modes == 3:
+        for s in range(entries):
+            starts[found] = s  # without a branch, which would be guessed wrong at every fibre
+            new = (indices[s, 0] != indices[s - 1, 0]) | (indices[s, 1] != indices[s - 1, 1])
+            found += new | (s == 0)
+    else:
+        for s in range(entries):
+            n = modes - 2
+            while n >= 0 and indices[s, n] == indices[s - 1, n]:
+                n -= 1
+            if n >= 0 or s == 0:
+                starts[found] = s
+                found += 1
+    starts[found] = entries
+    patient = -1
+    for fibre in range(found):
+        while patient < indices[starts[fibre], 0]:
+            patient += 1
+            patients[patient] = fibre
+    for rest in range(patient + 1, len(patients)):
+        patients[rest] = found
+    return found
+
+
+@compiled()
+def _divide(patients: Array, blocks: Array) -> int:
+    """Fill `blocks`; returns how many there are."""
+    count = 0
+    blocks[0] = 0
+    for patient in range(1, len(patients) - 1):
+        first = blocks[count]
+        if patient - first == BLOCK or patients[patient + 1] - patients[first] > _FIBRES:
+            count += 1
+            blocks[count] = patient
+    blocks[count + 1] = len(patients) - 1
+    return count + 1

@@ -1,0 +1,1 @@
+"""Loops in vector instructions: LLVM is written here alone."""

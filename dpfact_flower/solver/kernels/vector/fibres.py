@@ -1,0 +1,170 @@
+"""Loops over fibres in vector instructions: sums stay in registers along a whole fibre.
+
+Rows are worked on in slices of `registers`, see `dpfact_flower.tensor.stack.slices`: `column` is
+where a slice begins. `offsets` is a tuple, so that loops over the modes are unrolled. Stacks are
+float32 or float64.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dpfact_flower.machine.compiled import FAST, WIDTH, compiled
+from dpfact_flower.solver.kernels.vector.instructions import (
+    add,
+    fma,
+    load,
+    mul,
+    pointer,
+    read,
+    store,
+    total,
+    zeros,
+)
+from dpfact_flower.tensor.arrays import Array
+from dpfact_flower.tensor.stack import slices
+
+Registers = tuple[int, ...]
+Offsets = tuple[int, ...]
+Pointer = Any
+Vector = Any
+
+
+def add_fibres(
+    indices: Array, values: Array, starts: Array, first: int, end: int, stack: Array,
+    offsets: Offsets, mode: int, out: Array,
+) -> None:  # fmt: skip
+    """Add to `out` what fibres first..end-1 mean for the MTTKRP of a mode.
+
+    Parameters
+    ----------
+    indices, values, starts
+        Of the tensor and its `Fibres`.
+    first, end : int
+    stack : ndarray, shape (sum of I_n, R padded)
+        As of `dpfact_flower.tensor.stack.stack_factors`.
+    offsets : tuple of int
+        First row of each mode in the stack, then the number of rows.
+    mode : int
+    out : ndarray of the stack's type, shape (I_mode, R padded)
+    """
+    registers, _ = slices(stack.shape[1])
+    entries = indices, values, starts, first, end, stack, offsets
+    if mode == len(offsets) - 2:
+        _spread(registers, *entries, out)
+    else:
+        _contract(registers, *entries, mode, out)
+
+
+def squares(
+    indices: Array, values: Array, starts: Array, first: int, end: int, patients: Array,
+    first_patient: int, features: Array, offsets: Offsets,
+) -> tuple[float, float]:  # fmt: skip
+    """Squared error, and squared model, summed over the entries of fibres first..end-1.
+
+    Parameters
+    ----------
+    indices, values, starts, first, end
+        As of `add_fibres`.
+    patients : ndarray of float32, shape (patients, R padded)
+        Stack of patients from `first_patient` on.
+    first_patient : int
+    features : ndarray of float32
+        Stack of the other modes.
+    offsets : tuple of int
+        As of `add_fibres`, less the number of patients.
+    """
+    registers, _ = slices(features.shape[1])
+    found: tuple[float, float] = _squares(
+        registers, indices, values, starts, first, end, patients, first_patient, features, offsets
+    )
+    return found
+
+
+@compiled(forceinline=True, **FAST)
+def contracted(
+    registers: Registers, indices: Pointer, values: Pointer, first: int, end: int, stack: Pointer,
+    width: int, column: int, offsets: Offsets,
+) -> Vector:  # fmt: skip
+    """Sum over entries first..end-1 of their value times their row of the last factor."""
+    modes = len(offsets) - 1
+    origin = offsets[modes - 1] * width + column
+    sums = zeros(registers, stack)
+    for s in range(first, end):
+        row = width * read(indices, s * modes + modes - 1)
+        sums = fma(read(values, s), load(registers, stack, origin + row), sums)
+    return sums
+
+
+@compiled(forceinline=True, **FAST)
+def row_of(
+    registers: Registers, indices: Pointer, entry: int, mode: int, stack: Pointer, width: int,
+    column: int, offsets: Offsets,
+) -> Vector:  # fmt: skip
+    """An entry's row of a mode's factor."""
+    row = offsets[mode] + read(indices, entry * (len(offsets) - 1) + mode)
+    return load(registers, stack, row * width + column)
+
+
+@compiled(**FAST)
+def _contract(
+    registers: Registers, indices: Array, values: Array, starts: Array, first: int, end: int,
+    stack: Array, offsets: Offsets, mode: int, out: Array,
+) -> None:  # fmt: skip
+    width, modes = stack.shape[1], len(offsets) - 1
+    cells, counts, begin = pointer(indices), pointer(values), pointer(starts)
+    factors, sums = pointer(stack), pointer(out)
+    for column in range(0, width, WIDTH * len(registers)):
+        for fibre in range(first, end):
+            s, e = read(begin, fibre), read(begin, fibre + 1)
+            x = contracted(registers, cells, counts, s, e, factors, width, column, offsets)
+            for n in range(modes - 1):
+                if n != mode:
+                    x = mul(x, row_of(registers, cells, s, n, factors, width, column, offsets))
+            target = width * read(cells, s * modes + mode) + column
+            store(sums, target, add(x, load(registers, sums, target)))
+
+
+@compiled(**FAST)
+def _spread(
+    registers: Registers, indices: Array, values: Array, starts: Array, first: int, end: int,
+    stack: Array, offsets: Offsets, out: Array,
+) -> None:  # fmt: skip
+    width, modes = stack.shape[1], len(offsets) - 1
+    cells, counts, begin = pointer(indices), pointer(values), pointer(starts)
+    factors, sums = pointer(stack), pointer(out)
+    for column in range(0, width, WIDTH * len(registers)):
+        for fibre in range(first, end):
+            s, e = read(begin, fibre), read(begin, fibre + 1)
+            x = row_of(registers, cells, s, 0, factors, width, column, offsets)
+            for n in range(1, modes - 1):
+                x = mul(x, row_of(registers, cells, s, n, factors, width, column, offsets))
+            for entry in range(s, e):
+                target = width * read(cells, entry * modes + modes - 1) + column
+                store(sums, target, fma(read(counts, entry), x, load(registers, sums, target)))
+
+
+@compiled(**FAST)
+def _squares(
+    registers: Registers, indices: Array, values: Array, starts: Array, first: int, end: int,
+    patients: Array, first_patient: int, features: Array, offsets: Offsets,
+) -> tuple[float, float]:  # fmt: skip
+    width, modes = features.shape[1], len(offsets) - 1
+    cells, counts, begin = pointer(indices), pointer(values), pointer(starts)
+    people, factors = pointer(patients), pointer(features)
+    error, mass = 0.0, 0.0
+    for fibre in range(first, end):
+        s, e = read(begin, fibre), read(begin, fibre + 1)
+        person = width * (read(cells, s * modes) - first_patient)
+        for entry in range(s, e):
+            value = 0.0
+            for column in range(0, width, WIDTH * len(registers)):
+                x = load(registers, people, person + column)
+                for n in range(1, modes):
+                    x = mul(x, row_of(registers, cells, entry, n, factors, width, column, offsets))
+                value += np.float64(total(x))
+            error += (np.float64(read(counts, entry)) - value) ** 2
+            mass += value * value
+    return error, mass

@@ -1,0 +1,307 @@
+"""Vector instructions, for kernels whose speed must not hang on auto-vectorisation.
+
+Left to itself, LLVM keeps sums in memory that could stay in registers, since it can't rule out that
+arrays overlap, and uses half the width of an AVX-512 register. So this module gives numba a type it
+has not: `Vector`, some registers full of values, which is how a row of a factor matrix, or a slice
+of it, is handled. Its few operations emit LLVM's vector instructions, which LLVM fits to the
+processor at hand.
+
+How many registers a vector has is said by `registers`, a tuple of so many zeros: its length is part
+of its type, so numba compiles one kernel per padded rank, with its loops unrolled. Memory is a
+`pointer` and an offset in values; nothing is checked. A pointer costs nothing to hand on, while
+numba counts references to an array at each call; it does not keep the array alive, so take it of a
+kernel's arguments alone. A number stands for a vector that holds nothing else. Everything here is
+for use inside `numba.njit`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic, models, register_model
+
+from dpfact_flower.machine.compiled import WIDTH, compiled
+from dpfact_flower.tensor.arrays import Array
+
+_INT32 = ir.IntType(32)
+_FLAGS = ("contract", "nsz")
+"""Multiply and add may be one instruction; NaN and infinity keep their meaning."""
+
+_LINE = 64  # bytes of a cache line
+
+
+class Vector(types.Type):
+    """numba's type of a number of registers, each of `WIDTH` float32 (or as many float64)."""
+
+    def __init__(self, real: Any, registers: int) -> None:
+        self.real, self.registers = real, registers
+        super().__init__(name=f"Vector({real}, {registers})")
+
+
+@register_model(Vector)
+class _VectorModel(models.PrimitiveModel):
+    def __init__(self, dmm: Any, fe_type: Any) -> None:
+        register = ir.VectorType(dmm.lookup(fe_type.real).get_value_type(), WIDTH)
+        shape = ir.ArrayType(register, fe_type.registers)
+        super().__init__(dmm, fe_type, shape)  # type: ignore[no-untyped-call]
+
+
+def _operation(function: Callable[..., Any]) -> Any:
+    return intrinsic(function)  # a type checker would take its arguments for the caller's
+
+
+@_operation
+def pointer(_: Any, array: Any) -> Any:
+    """Where the values of a C-contiguous array begin."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return context.make_array(signature.args[0])(context, builder, arguments[0]).data
+
+    return types.CPointer(array.dtype)(array), emit  # type: ignore[no-untyped-call]
+
+
+@_operation
+def read(_: Any, start: Any, offset: Any) -> Any:
+    """One value."""
+
+    def emit(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.load(builder.gep(arguments[0], [arguments[1]]))
+
+    return start.dtype(start, types.int64), emit
+
+
+@_operation
+def zeros(_: Any, registers: Any, start: Any) -> Any:
+    """Vector of zeros, of the type a pointer points to."""
+
+    def emit(context: Any, _builder: Any, signature: Any, _arguments: Any) -> Any:
+        return ir.Constant(context.get_value_type(signature.return_type), None)
+
+    return Vector(start.dtype, registers.count)(registers, start), emit
+
+
+@_operation
+def load(_: Any, registers: Any, start: Any, offset: Any) -> Any:
+    """Vector in memory."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = context.get_value_type(signature.return_type)
+        found = []
+        for place in _places(builder, kind, *arguments[1:]):
+            found.append(builder.load(place))
+            found[-1].align = _alignment(signature.return_type)
+        return _packed(builder, kind, found)
+
+    return Vector(start.dtype, registers.count)(registers, start, types.int64), emit
+
+
+@_operation
+def store(_: Any, start: Any, offset: Any, vector: Any) -> Any:
+    """Write a vector to memory."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = signature.args[2]
+        places = _places(builder, context.get_value_type(kind), *arguments[:2])
+        for value, place in zip(_registers(builder, arguments[2]), places, strict=True):
+            builder.store(value, place).align = _alignment(kind)
+        return context.get_dummy_value()
+
+    return types.void(start, types.int64, vector), emit
+
+
+@_operation
+def prefetch(_: Any, registers: Any, start: Any, offset: Any) -> Any:
+    """Ask for a vector's cache lines, to be written soon."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        byte = ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [byte, _INT32, _INT32, _INT32])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
+        flags = [ir.Constant(_INT32, flag) for flag in (1, 3, 1)]  # to write, to keep, data
+        values = WIDTH * signature.args[0].count
+        first = builder.gep(arguments[1], arguments[2:])
+        for value in range(0, values, _LINE // _alignment(signature.args[1])):
+            place = builder.gep(first, [ir.Constant(ir.IntType(64), value)])
+            builder.call(function, [builder.bitcast(place, byte), *flags])
+        return context.get_dummy_value()
+
+    return types.void(registers, start, types.int64), emit
+
+
+@_operation
+def mul(_: Any, x: Any, y: Any) -> Any:
+    """``x * y``."""
+    return _each(lambda builder, x, y: builder.fmul(x, y, flags=_FLAGS), x, y)
+
+
+@_operation
+def add(_: Any, x: Any, y: Any) -> Any:
+    """``x + y``."""
+    return _each(lambda builder, x, y: builder.fadd(x, y, flags=_FLAGS), x, y)
+
+
+@_operation
+def fma(_: Any, x: Any, y: Any, z: Any) -> Any:
+    """``x * y + z``, in one instruction where there is one."""
+    return _each(_fma, x, y, z)
+
+
+@_operation
+def at_least(_: Any, x: Any, floor: Any) -> Any:
+    """The larger of both, value by value; a NaN in `x` stays one."""
+    return _each(_at_least, x, floor)
+
+
+@_operation
+def total(_: Any, x: Any) -> Any:
+    """Sum of a vector's values."""
+
+    def emit(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        terms = _registers(builder, arguments[0])
+        while len(terms) > 1:  # in pairs: no long chain of sums to wait for
+            pairs = zip(terms[::2], terms[1::2], strict=False)
+            rest = terms[-1:] if len(terms) % 2 else []
+            terms = [builder.fadd(*pair, flags=_FLAGS) for pair in pairs] + rest
+        (register,), half = terms, WIDTH
+        while half := half // 2:
+            other = _shuffled(builder, register, register, [lane ^ half for lane in range(WIDTH)])
+            register = builder.fadd(register, other, flags=_FLAGS)
+        return builder.extract_element(register, ir.Constant(_INT32, 0))
+
+    return x.real(x), emit
+
+
+@_operation
+def outer(_: Any, start: Any, offset: Any, x: Any, sums: Any) -> Any:
+    """``sums`` plus the outer product of some numbers in memory and a vector.
+
+    `sums` holds a vector like `x` for each of the numbers, and thereby says how many there are.
+    """
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = context.get_value_type(signature.return_type)
+        start, offset, *vectors = arguments
+        row, found = _registers(builder, vectors[0]), _registers(builder, vectors[1])
+        first = builder.gep(start, [offset])
+        for place in range(len(found)):
+            number, register = divmod(place, len(row))
+            if register == 0:
+                read = builder.load(builder.gep(first, [ir.Constant(_INT32, number)]))
+                weight = _splat(builder, kind.element, read)
+            found[place] = _fma(builder, weight, row[register], found[place])
+        return _packed(builder, kind, found)
+
+    return sums(start, types.int64, x, sums), emit
+
+
+@_operation
+def transpose(_: Any, source: Any, start: Any, step: Any, target: Any, to: Any, by: Any) -> Any:
+    """Transpose a square of `WIDTH` rows, `step` values apart; the new ones are `by` apart."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        source, start, step, target, to, by = arguments
+        register = ir.VectorType(context.get_value_type(signature.args[0].dtype), WIDTH)
+        one = ir.ArrayType(register, 1)
+        numbers = [ir.Constant(ir.IntType(64), number) for number in range(WIDTH)]
+        rows = []
+        for number in numbers:
+            at = builder.add(start, builder.mul(number, step))
+            rows.append(builder.load(_places(builder, one, source, at)[0]))
+            rows[-1].align = 4
+        size = WIDTH
+        while size := size // 2:  # exchange off-diagonal squares: halves, then quarters, ...
+            low = [n if not n & size else WIDTH + n - size for n in range(WIDTH)]
+            high = [n + size if not n & size else WIDTH + n for n in range(WIDTH)]
+            for n in range(WIDTH):
+                if not n & size:
+                    x, y = rows[n], rows[n + size]
+                    rows[n] = _shuffled(builder, x, y, low)
+                    rows[n + size] = _shuffled(builder, x, y, high)
+        for number, row in zip(numbers, rows, strict=True):
+            at = builder.add(to, builder.mul(number, by))
+            builder.store(row, _places(builder, one, target, at)[0]).align = 4
+        return context.get_dummy_value()
+
+    return types.void(source, types.int64, types.int64, target, types.int64, types.int64), emit
+
+
+def _each(emit_one: Callable[..., Any], *kinds: Any) -> tuple[Any, Callable[..., Any]]:
+    """Signature and emitter of an operation that is done to each register."""
+    result = next(kind for kind in kinds if isinstance(kind, Vector))
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        shape = context.get_value_type(result)
+        columns = [
+            _registers(builder, value)
+            if isinstance(kind, Vector)
+            else [_splat(builder, shape.element, value)] * result.registers
+            for kind, value in zip(signature.args, arguments, strict=True)
+        ]
+        return _packed(
+            builder, shape, [emit_one(builder, *row) for row in zip(*columns, strict=True)]
+        )
+
+    kinds = tuple(kind if isinstance(kind, Vector) else result.real for kind in kinds)
+    return result(*kinds), emit
+
+
+def _fma(builder: Any, x: Any, y: Any, z: Any) -> Any:
+    return builder.fadd(builder.fmul(x, y, flags=_FLAGS), z, flags=_FLAGS)
+
+
+def _at_least(builder: Any, x: Any, floor: Any) -> Any:
+    return builder.select(builder.fcmp_ordered("<", x, floor), floor, x)
+
+
+def _alignment(kind: Any) -> int:
+    """Bytes of one value of a vector, or of what a pointer points to."""
+    return int((kind.real if isinstance(kind, Vector) else kind.dtype).bitwidth // 8)
+
+
+def _places(builder: Any, kind: Any, start: Any, offset: Any) -> list[Any]:
+    """Pointers to each register of a vector in memory."""
+    first = builder.bitcast(builder.gep(start, [offset]), kind.element.as_pointer())
+    return [builder.gep(first, [ir.Constant(_INT32, number)]) for number in range(kind.count)]
+
+
+def _registers(builder: Any, vector: Any) -> list[Any]:
+    return [builder.extract_value(vector, number) for number in range(vector.type.count)]
+
+
+def _packed(builder: Any, kind: Any, registers: Sequence[Any]) -> Any:
+    vector = ir.Constant(kind, ir.Undefined)
+    for number, register in enumerate(registers):
+        vector = builder.insert_value(vector, register, number)
+    return vector
+
+
+def _splat(builder: Any, register: Any, number: Any) -> Any:
+    nothing = ir.Constant(register, ir.Undefined)
+    first = builder.insert_element(nothing, number, ir.Constant(_INT32, 0))
+    return _shuffled(builder, first, nothing, [0] * WIDTH)
+
+
+def _shuffled(builder: Any, x: Any, y: Any, lanes: Sequence[int]) -> Any:
+    mask = ir.Constant(ir.VectorType(_INT32, WIDTH), list(lanes))
+    return builder.shuffle_vector(x, y, mask)
+
+
+@compiled()
+def _some_operations(values: Array, result: Array) -> float:
+    """(max(values, 2) / 2 + 1) * values + 1; returns the sum of what was written."""
+    x = load((0,), pointer(values), 0)
+    y = add(mul(fma(np.float32(0.5), at_least(x, np.float32(2)), np.float32(1)), x), np.float32(1))
+    store(pointer(result), 0, y)
+    return float(total(y))
+
+
+def works() -> bool:
+    """Whether these operations compute on this machine what they should."""
+    values, result = np.arange(WIDTH, dtype=np.float32), np.zeros(WIDTH, np.float32)
+    expected = (np.maximum(values, 2) / 2 + 1) * values + 1  # exact in float32
+    found = _some_operations(values, result)
+    return bool((result == expected).all() and found == expected.sum())

@@ -1,0 +1,266 @@
+"""The exact update of the patients' factor, and what it means for the next mode, in one go.
+
+Without an l2,1 weight, patients have nothing to do with each other: their rows of A follow from
+their own entries and the features. So a block of patients is done with while it is in the cache:
+MTTKRP, sweeps over its columns, and then, with the new rows, its part of A's Gram matrix and of the
+next mode's MTTKRP, which shares its sums over the last mode. With an l2,1 weight a column is
+shortened as a whole, and this module is not used.
+
+For the sweeps a block is transposed: a column of it then fills `TILE` registers, and the gradients
+of `PANEL` columns stay in registers while they are made, see `columns`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+
+from dpfact_flower.machine.compiled import FAST, WIDTH, compiled
+from dpfact_flower.machine.threads import in_batches
+from dpfact_flower.solver.kernels.fibres import BLOCK, TILE, Fibres
+from dpfact_flower.solver.kernels.vector.fibres import Offsets, Registers, contracted, row_of
+from dpfact_flower.solver.kernels.vector.instructions import (
+    add,
+    at_least,
+    fma,
+    load,
+    mul,
+    outer,
+    pointer,
+    read,
+    store,
+    total,
+    transpose,
+    zeros,
+)
+from dpfact_flower.tensor.arrays import Array
+from dpfact_flower.tensor.stack import aligned_zeros, slices
+
+PANEL = WIDTH // 2
+"""Columns whose gradients are made together: with `TILE`, as many as there are registers for."""
+
+_SUMS = TILE * PANEL  # registers of sums for a Gram matrix
+_FEW = 8  # blocks whose Gram matrices are added up in float32
+_TINY = float(np.finfo(np.float32).tiny)  # curvature under which a column is left alone
+_MINUS = np.float32(-1)
+
+_TILE = (0,) * TILE
+_PANEL = (0,) * (TILE * PANEL)
+
+
+def update_rows(
+    fibres: Fibres, stack: Array, q: Array, *, floor: float, sweeps: int, threads: int
+) -> tuple[Array, float, Array]:
+    """Sweep over the columns of A, which is updated in place.
+
+    Parameters
+    ----------
+    fibres : Fibres
+    stack : ndarray of float32
+        As of `dpfact_flower.tensor.stack.stack_factors`.
+    q : ndarray, shape (R, R)
+        Hadamard product of the features' Gram matrices.
+    floor : float
+        0 for non-negativity, or minus infinity.
+    sweeps : int
+    threads : int
+
+    Returns
+    -------
+    product : ndarray of float64, shape (I_1, R padded)
+        MTTKRP of mode 1 with the new rows of A; zeros if mode 1 is the last.
+    inner : float
+        <X, M> with the rows as they were.
+    gram : ndarray of float64, shape (R, R)
+        Of the new rows.
+    """
+    tensor, rank, width = fibres.tensor, len(q), stack.shape[1]
+    registers, _ = slices(width)
+    curvature = np.diag(q)
+    steps = np.zeros(width, np.float32)
+    steps[:rank] = np.divide(1, curvature, out=np.zeros(rank), where=curvature > _TINY)
+    pulls = aligned_zeros(width, width)
+    pulls[:rank, :rank] = -q
+    outers = registers * (_SUMS // len(registers))
+
+    def part(blocks: tuple[int, int]) -> tuple[Array, float, Array]:
+        most = np.diff(fibres.patients[fibres.blocks[blocks[0] : blocks[1] + 1]]).max()
+        rooms, out = _rooms(int(most), width), aligned_zeros(tensor.shape[1], width)
+        gram = np.zeros(rooms[-1].shape)
+        inner = _update_blocks(
+            registers, _TILE, _PANEL, outers, tensor.indices, tensor.values, fibres.starts,
+            fibres.patients, fibres.blocks, *blocks, stack, fibres.offsets, rank,
+            pulls, steps, np.float32(floor), sweeps, rooms, out, gram,
+        )  # fmt: skip
+        return out, inner, gram
+
+    product, inner = np.zeros((tensor.shape[1], width)), 0.0
+    gram = np.zeros((width + _SUMS, width))
+    parts = list(itertools.pairwise(fibres.chunks.tolist()))
+    for out, part_of_inner, part_of_gram in in_batches(part, parts, threads=threads):
+        product += out
+        inner += part_of_inner
+        gram += part_of_gram
+    by_slice = gram.reshape(-1, len(gram), WIDTH * len(registers))
+    return product, inner, np.concatenate(list(by_slice), axis=1)[:rank, :rank]
+
+
+def _rooms(fibres: int, width: int) -> tuple[Array, ...]:
+    """Scratch for a block of so many fibres.
+
+    In this order: each fibre's sum over the last mode; rows of A, and their MTTKRP; columns of A,
+    and of their MTTKRP; gradients of a panel; Gram matrix.
+    """
+    rows, more = BLOCK + 1, width + _SUMS  # the sums of the Gram matrix go on beyond the last row
+    shapes = (
+        (fibres, width), (rows, width), (BLOCK, width), (width, BLOCK), (width, BLOCK),
+        (PANEL, BLOCK), (more, width),
+    )  # fmt: skip
+    return tuple(aligned_zeros(*shape) for shape in shapes)
+
+
+@compiled(**FAST)
+def _update_blocks(
+    registers: Registers, tile: Registers, panel: Registers, outers: Registers, indices: Array,
+    values: Array, starts: Array, patients: Array, blocks: Array, first_block: int, end_block: int,
+    stack: Array, offsets: Offsets, rank: int, pulls: Array, steps: Array, floor: Any, sweeps: int,
+    rooms: tuple[Array, ...], out: Array, gram: Array,
+) -> float:  # fmt: skip
+    """`update_rows` for some blocks: adds to `out` and `gram`; returns <X, M> as it was for them.
+
+    `tile`, `panel` and `outers` say how many registers a column of a block, the gradients of a
+    panel, and sums for a Gram matrix take.
+    """
+    sums, rows, product, columns, target, gradient, squares = rooms
+    inner = 0.0
+    for block in range(first_block, end_block):
+        first, end = blocks[block], blocks[block + 1]
+        inner += _take_in(
+            registers, indices, values, starts, patients, first, end, stack, offsets, sums, rows,
+            product,
+        )  # fmt: skip
+        _transpose(rows, columns, BLOCK)
+        _transpose(product, target, BLOCK)
+        for _ in range(sweeps):
+            _sweep(tile, panel, rank, columns, target, pulls, steps, floor, gradient)
+        _transpose(columns, rows, len(columns))
+        _give_out(registers, indices, starts, patients, first, end, stack, offsets, sums, rows, out)
+        _add_gram(registers, outers, rank, rows, end - first, squares)
+        if block % _FEW == 0 or block == end_block - 1:
+            for place in range(gram.size):  # from float32 to float64, before digits are lost
+                gram.flat[place] += squares.flat[place]
+            squares[:] = 0
+    return inner
+
+
+@compiled(**FAST)
+def _take_in(
+    registers: Registers, indices: Array, values: Array, starts: Array, patients: Array, first: int,
+    end: int, stack: Array, offsets: Offsets, sums: Array, rows: Array, product: Array,
+) -> float:  # fmt: skip
+    """Contract a block's fibres with the last factor; copy rows of A, and make their MTTKRP.
+
+    Returns the inner product of the two.
+    """
+    width, modes = stack.shape[1], len(offsets) - 1
+    cells, counts, begin = pointer(indices), pointer(values), pointer(starts)
+    fibres, factors, kept = pointer(patients), pointer(stack), pointer(sums)
+    inner = 0.0
+    for column in range(0, width, WIDTH * len(registers)):
+        fibre, place = read(fibres, first), column
+        for patient in range(first, end):
+            x, last = zeros(registers, factors), read(fibres, patient + 1)
+            while fibre < last:
+                s, e = read(begin, fibre), read(begin, fibre + 1)
+                y = contracted(registers, cells, counts, s, e, factors, width, column, offsets)
+                store(kept, place, y)
+                for n in range(1, modes - 1):
+                    y = mul(y, row_of(registers, cells, s, n, factors, width, column, offsets))
+                x = add(x, y)
+                fibre += 1
+                place += width
+            row = load(registers, factors, patient * width + column)
+            target = (patient - first) * width + column
+            store(pointer(rows), target, row)
+            store(pointer(product), target, x)
+            inner += np.float64(total(mul(row, x)))
+    return inner
+
+
+@compiled(**FAST)
+def _transpose(source: Array, target: Array, rows: int) -> None:
+    """Transpose so many rows of a matrix, square by square."""
+    step, by = source.shape[1], target.shape[1]
+    for i in range(0, rows, WIDTH):
+        for j in range(0, step, WIDTH):
+            transpose(pointer(source), i * step + j, step, pointer(target), j * by + i, by)
+
+
+@compiled(**FAST)
+def _sweep(
+    tile: Registers, panel: Registers, rank: int, columns: Array, target: Array, pulls: Array,
+    steps: Array, floor: Any, gradient: Array,
+) -> None:  # fmt: skip
+    """Minimise over one column after the other; padded columns stay zero."""
+    width = len(pulls)
+    new, aim, pull = pointer(columns), pointer(target), pointer(pulls)
+    step, left = pointer(steps), pointer(gradient)
+    for first in range(0, rank, PANEL):
+        slopes = load(panel, aim, first * BLOCK)
+        for k in range(rank):
+            slopes = outer(pull, k * width + first, load(tile, new, k * BLOCK), slopes)
+        store(left, 0, slopes)
+        for here in range(PANEL):
+            r = first + here
+            old, slope = load(tile, new, r * BLOCK), load(tile, left, here * BLOCK)
+            best = at_least(fma(read(step, r), slope, old), floor)
+            store(new, r * BLOCK, best)
+            change = fma(_MINUS, old, best)
+            for later in range(here + 1, PANEL):
+                slope = load(tile, left, later * BLOCK)
+                weight = read(pull, r * width + first + later)
+                store(left, later * BLOCK, fma(weight, change, slope))
+
+
+@compiled(**FAST)
+def _give_out(
+    registers: Registers, indices: Array, starts: Array, patients: Array, first: int, end: int,
+    stack: Array, offsets: Offsets, sums: Array, rows: Array, out: Array,
+) -> None:  # fmt: skip
+    """Copy a block's new rows to A; add to `out` what its fibres mean for mode 1 with them."""
+    width, modes = stack.shape[1], len(offsets) - 1
+    cells, begin, fibres = pointer(indices), pointer(starts), pointer(patients)
+    factors, kept, results = pointer(stack), pointer(sums), pointer(out)
+    for column in range(0, width, WIDTH * len(registers)):
+        fibre, place = read(fibres, first), column
+        for patient in range(first, end):
+            row = load(registers, pointer(rows), (patient - first) * width + column)
+            store(factors, patient * width + column, row)
+            last = read(fibres, patient + 1)
+            while modes > 2 and fibre < last:
+                s = read(begin, fibre)
+                x = mul(row, load(registers, kept, place))
+                for n in range(2, modes - 1):
+                    x = mul(x, row_of(registers, cells, s, n, factors, width, column, offsets))
+                target = width * read(cells, s * modes + 1) + column
+                store(results, target, add(x, load(registers, results, target)))
+                fibre += 1
+                place += width
+
+
+@compiled(**FAST)
+def _add_gram(
+    registers: Registers, outers: Registers, rank: int, rows: Array, count: int, gram: Array
+) -> None:
+    """Add the Gram matrix of `count` rows to `gram`, whose columns lie slice after slice."""
+    width, size = rows.shape[1], WIDTH * len(registers)
+    at, found = pointer(rows), pointer(gram)
+    for column in range(0, width, size):
+        for r in range(0, rank, len(outers) // len(registers)):
+            place = column * len(gram) + r * size
+            sums = load(outers, found, place)
+            for p in range(count):
+                sums = outer(at, p * width + r, load(registers, at, p * width + column), sums)
+            store(found, place, sums)

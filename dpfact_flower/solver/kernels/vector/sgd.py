@@ -1,0 +1,254 @@
+"""Stochastic gradient steps in vector instructions; see `dpfact_flower.solver.kernels.sgd`.
+
+A row is as many slices as `slices` has elements, each of `registers`, see `instructions`: numba
+compiles one kernel per padded rank, with its loops unrolled. That is a fifth faster than a rank
+known at run time alone.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from dpfact_flower.machine.compiled import FAST, WIDTH, compiled
+from dpfact_flower.solver.kernels.step import Step
+from dpfact_flower.solver.kernels.vector.instructions import (
+    add,
+    at_least,
+    fma,
+    load,
+    mul,
+    pointer,
+    prefetch,
+    store,
+    total,
+    zeros,
+)
+from dpfact_flower.tensor.arrays import Array
+from dpfact_flower.tensor.stack import aligned_zeros
+
+_AHEAD = 8
+"""Visits between asking for a row and using it: not all are in the cache."""
+
+_TOGETHER = WIDTH // 4
+"""Most registers of a slice of a row: AVX-512 has twice as many, and three rows have to fit."""
+
+_WHOLE = (0,)  # one slice
+_ZERO = np.float32(0)
+_ONE = np.float32(1)
+
+Registers = tuple[int, ...]
+Slices = tuple[int, ...]
+Pointer = Any
+Vector = Any
+Float = Any  # numba's float32
+
+
+def visit(stack: Array, anchors: Array, rows: Array, counts: Array, step: Step) -> None:
+    """See `dpfact_flower.solver.kernels.sgd.visit`."""
+    whole, numbers = stack.shape[1] // WIDTH, step.numbers()
+    if rows.shape[1] == 3:
+        registers = (0,) * math.gcd(whole, _TOGETHER)
+        slices = (0,) * (whole // len(registers))
+        _three(registers, slices, stack, anchors, rows, counts, step.sequential, *numbers)
+    else:
+        products = aligned_zeros(rows.shape[1], stack.shape[1])
+        _any((0,) * whole, stack, anchors, rows, counts, products, step.sequential, *numbers)
+
+
+def squares(stack: Array, indices: Array, values: Array, offsets: Array) -> tuple[float, float]:
+    """See `dpfact_flower.solver.kernels.sgd.squares`."""
+    registers = (0,) * (stack.shape[1] // WIDTH)
+    return _squares(registers, stack, indices, values, tuple(offsets.tolist()))
+
+
+@compiled(**FAST)
+def _squares(
+    registers: Registers, stack: Array, indices: Array, values: Array, offsets: tuple[int, ...]
+) -> tuple[float, float]:
+    columns, modes = stack.shape[1], len(offsets) - 1
+    factors = pointer(stack)
+    squares, inner = 0.0, 0.0
+    for s in range(len(values)):
+        product = load(registers, factors, indices[s, 0] * columns)
+        for n in range(1, modes):
+            row = offsets[n] + indices[s, n]
+            product = mul(product, load(registers, factors, row * columns))
+        model, value = np.float64(total(product)), np.float64(values[s])
+        squares += (value - model) * (value - model)
+        inner += value * model
+    return squares, inner
+
+
+@compiled(**FAST)
+def _three(
+    registers: Registers, slices: Slices, stack: Array, anchors: Array, rows: Array, counts: Array,
+    sequential: bool, eta: Float, gamma: Float, clip: Float, zero_weight: Float, floor: Float,
+) -> None:  # fmt: skip
+    """`_any` for three modes: no product of rows goes through memory."""
+    columns, longest = stack.shape[1], eta * clip
+    factors, pulled_to = pointer(stack), pointer(anchors)
+    shift = (len(stack) - len(anchors)) * columns  # anchors begin with mode 1
+    for s in range(len(counts)):
+        _expect(registers, slices, factors, columns, rows, s, 3)
+        a, b, c = rows[s, 0] * columns, rows[s, 1] * columns, rows[s, 2] * columns
+        count = counts[s]
+        scale = -eta if count > _ZERO else -eta * zero_weight
+        pull = eta * gamma if count > _ZERO else _ZERO
+        step = scale * (_inner(registers, slices, factors, a, b, c) - count)
+        for_a = _clipped(registers, slices, factors, b, c, step, longest)
+        if sequential:
+            model = _move(registers, slices, factors, a, b, c, for_a, pulled_to, a, _ZERO, floor)
+            step = scale * (model - count)
+            step = _clipped(registers, slices, factors, a, c, step, longest)
+            at = b - shift
+            model = _move(registers, slices, factors, b, a, c, step, pulled_to, at, pull, floor)
+            step = scale * (model - count)
+            step = _clipped(registers, slices, factors, a, b, step, longest)
+            at = c - shift
+            _move(registers, slices, factors, c, a, b, step, pulled_to, at, pull, floor)
+        else:
+            for_b = _clipped(registers, slices, factors, a, c, step, longest)
+            for_c = _clipped(registers, slices, factors, a, b, step, longest)
+            _move_three(
+                registers, slices, factors, a, b, c, for_a, for_b, for_c, pulled_to, shift, pull,
+                floor,
+            )  # fmt: skip
+
+
+@compiled(forceinline=True, **FAST)
+def _inner(registers: Registers, slices: Slices, factors: Pointer, a: int, b: int, c: int) -> Float:
+    """The model's value at the cell of three rows."""
+    even, odd = zeros(registers, factors), zeros(registers, factors)
+    for v in range(len(slices)):
+        at = v * WIDTH * len(registers)
+        y = mul(load(registers, factors, b + at), load(registers, factors, c + at))
+        if v % 2 == 0:  # an addition takes several cycles: two overlap
+            even = fma(load(registers, factors, a + at), y, even)
+        else:
+            odd = fma(load(registers, factors, a + at), y, odd)
+    return total(add(even, odd))
+
+
+@compiled(forceinline=True, **FAST)
+def _clipped(
+    registers: Registers, slices: Slices, factors: Pointer, x: int, y: int, step: Float,
+    longest: Float,
+) -> Float:  # fmt: skip
+    """`step`, cut so that it along the product of two rows is at most `longest`; 0 is no bound."""
+    if longest > _ZERO:
+        square = zeros(registers, factors)
+        for v in range(len(slices)):
+            at = v * WIDTH * len(registers)
+            along = mul(load(registers, factors, x + at), load(registers, factors, y + at))
+            square = fma(along, along, square)
+        norm = abs(step) * np.sqrt(total(square))
+        step = step * (longest / norm) if norm > longest else step
+    return step
+
+
+@compiled(forceinline=True, **FAST)
+def _move(
+    registers: Registers, slices: Slices, factors: Pointer, row: int, x: int, y: int, step: Float,
+    pulled_to: Pointer, anchor: int, pull: Float, floor: Float,
+) -> Float:  # fmt: skip
+    """Step a row along the product of two others; returns the model's value with the new row."""
+    model = zeros(registers, factors)
+    for v in range(len(slices)):
+        at = v * WIDTH * len(registers)
+        along = mul(load(registers, factors, x + at), load(registers, factors, y + at))
+        new = load(registers, factors, row + at)
+        if pull > _ZERO:
+            new = fma(_ONE - pull, new, mul(pull, load(registers, pulled_to, anchor + at)))
+        new = at_least(fma(step, along, new), floor)
+        store(factors, row + at, new)
+        model = fma(new, along, model)
+    return total(model)
+
+
+@compiled(forceinline=True, **FAST)
+def _move_three(
+    registers: Registers, slices: Slices, factors: Pointer, a: int, b: int, c: int, for_a: Float,
+    for_b: Float, for_c: Float, pulled_to: Pointer, shift: int, pull: Float, floor: Float,
+) -> None:  # fmt: skip
+    """Step three rows, each along the product of the other two as they were."""
+    for v in range(len(slices)):
+        at = v * WIDTH * len(registers)
+        x, y = load(registers, factors, a + at), load(registers, factors, b + at)
+        z = load(registers, factors, c + at)
+        new_y, new_z = y, z
+        if pull > _ZERO:
+            new_y = fma(_ONE - pull, y, mul(pull, load(registers, pulled_to, b + at - shift)))
+            new_z = fma(_ONE - pull, z, mul(pull, load(registers, pulled_to, c + at - shift)))
+        store(factors, a + at, at_least(fma(for_a, mul(y, z), x), floor))
+        store(factors, b + at, at_least(fma(for_b, mul(x, z), new_y), floor))
+        store(factors, c + at, at_least(fma(for_c, mul(x, y), new_z), floor))
+
+
+@compiled(**FAST)
+def _any(
+    registers: Registers, stack: Array, anchors: Array, rows: Array, counts: Array,
+    products: Array, sequential: bool, eta: Float, gamma: Float, clip: Float, zero_weight: Float,
+    floor: Float,
+) -> None:  # fmt: skip
+    """Any number of modes: for each, the product of all other rows, then the step along it."""
+    columns, first, modes = stack.shape[1], len(stack) - len(anchors), rows.shape[1]
+    factors, pulled_to = pointer(stack), pointer(anchors)
+    keep, pull, longest = _ONE - eta * gamma, eta * gamma, eta * clip
+    for s in range(len(counts)):
+        _expect(registers, _WHOLE, factors, columns, rows, s, modes)
+        count = counts[s]
+        scale = -eta if count > _ZERO else -eta * zero_weight
+        step = _ZERO
+        for n in range(1 if sequential else modes):
+            _multiply(registers, factors, columns, rows, s, n, products)
+        for n in range(modes):
+            place = rows[s, n] * columns
+            if sequential and n > 0:
+                _multiply(registers, factors, columns, rows, s, n, products)
+            row = load(registers, factors, place)
+            along = load(registers, pointer(products), n * columns)
+            if sequential or n == 0:
+                step = scale * (total(mul(row, along)) - count)
+            if count > _ZERO and gamma > _ZERO and n > 0:
+                anchor = load(registers, pulled_to, place - first * columns)
+                row = fma(keep, row, mul(pull, anchor))
+            store(factors, place, _stepped(row, along, step, longest, floor))
+
+
+@compiled(**FAST)
+def _multiply(
+    registers: Registers, factors: Pointer, columns: int, rows: Array, s: int, mode: int,
+    products: Array,
+) -> None:  # fmt: skip
+    """Write to row `mode` of `products` the product of visit s's rows of all other modes."""
+    first = 1 if mode == 0 else 0
+    product = load(registers, factors, rows[s, first] * columns)
+    for n in range(first + 1, rows.shape[1]):
+        if n != mode:
+            product = mul(product, load(registers, factors, rows[s, n] * columns))
+    store(pointer(products), mode * columns, product)
+
+
+@compiled(forceinline=True, **FAST)
+def _stepped(row: Vector, along: Vector, step: Float, longest: Float, floor: Float) -> Vector:
+    """A row after a step along `along`, cut to 2-norm `longest` where that is not 0."""
+    if longest > _ZERO:
+        norm = abs(step) * np.sqrt(total(mul(along, along)))
+        step = step * (longest / norm) if norm > longest else step
+    return at_least(fma(step, along, row), floor)
+
+
+@compiled(forceinline=True, **FAST)
+def _expect(
+    registers: Registers, slices: Slices, factors: Pointer, columns: int, rows: Array, s: int,
+    modes: int,
+) -> None:  # fmt: skip
+    """Ask for the rows of a visit to come."""
+    ahead = min(s + _AHEAD, len(rows) - 1)
+    for n in range(modes):
+        for v in range(len(slices)):
+            at = v * WIDTH * len(registers)
+            prefetch(registers, factors, rows[ahead, n] * columns + at)

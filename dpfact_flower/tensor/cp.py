@@ -1,0 +1,241 @@
+"""CP models: their exact error on a sparse tensor, and the weights of their components.
+
+A model of rank R holds one factor matrix a mode; the value of a cell is the sum over r of the
+product of the matching entries. Nothing here densifies: sums over all cells follow from the
+values at the non-zeros and from Gram matrices, in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dpfact_flower.errors import DataError
+from dpfact_flower.tensor.arrays import Array, Floats
+from dpfact_flower.tensor.error import RMSE, SquaredError
+from dpfact_flower.tensor.sparse import SparseTensor
+from dpfact_flower.tensor.stack import model_values
+
+Matrices = tuple[Floats, ...]
+"""Factors in float64, in which models are compared and their errors summed."""
+
+_BLOCK = 1 << 9  # rows multiplied at a time
+_MANY = 1 << 12  # rows from which a block is multiplied in float32
+
+
+@dataclass(frozen=True, eq=False, slots=True, repr=False)
+class CPModel:
+    """A CP model, one factor matrix a mode; mode 0 is the patients.
+
+    Attributes
+    ----------
+    factors : tuple of ndarray of float64, each of shape (I_n, R)
+        Any sequence of arrays is accepted and kept as read-only float64.
+
+    Raises
+    ------
+    DataError
+        Unless there are two modes or more, all 2-D, not empty, finite and of one rank.
+    """
+
+    factors: Matrices
+
+    def __post_init__(self) -> None:
+        factors = checked_matrices(self.factors)
+        if len(factors) < 2:
+            raise DataError(f"factors: need at least 2 modes, got {len(factors)}")
+        object.__setattr__(self, "factors", factors)
+
+    @classmethod
+    def of(cls, *factors: ArrayLike) -> CPModel:
+        """Model of factor matrices of any float type, patients first."""
+        return cls(tuple(np.asarray(factor, np.float64) for factor in factors))
+
+    def __repr__(self) -> str:
+        # Sizes alone: the first factor holds patients.
+        return f"CPModel(shape={self.shape}, rank={self.rank})"
+
+    @property
+    def rank(self) -> int:
+        """Number of components R."""
+        return int(self.factors[0].shape[1])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the modes."""
+        return tuple(len(factor) for factor in self.factors)
+
+    @property
+    def features(self) -> Matrices:
+        """All factors but the patients'."""
+        return self.factors[1:]
+
+    @property
+    def weights(self) -> NDArray[np.float64]:
+        """Weight lambda_r of each component, the product of its column norms; shape (R,)."""
+        return column_weights(self.factors)
+
+    def normalized(self) -> tuple[NDArray[np.float64], CPModel]:
+        """Weights of shape (R,) and the model with unit columns, for display and matching only.
+
+        The product of both is this model. A column of zeros stays zero.
+        """
+        return self.weights, CPModel(tuple(unit_columns(factor) for factor in self.factors))
+
+    def with_unit_features(self) -> CPModel:
+        """The same model with feature columns of norm 1: a component's scale is its patients'.
+
+        So memberships of models with feature factors of their own have one unit.
+        """
+        patients, *features = self.factors
+        scale = column_weights(tuple(features))
+        return CPModel((patients * scale, *(unit_columns(factor) for factor in features)))
+
+    def to_dense(self) -> NDArray[np.float64]:
+        """Every cell, for tests and small examples.
+
+        Raises
+        ------
+        DataError
+            Above ten million cells.
+        """
+        cells = math.prod(self.shape)
+        if cells > 10_000_000:
+            raise DataError(f"refusing to densify {cells:,} cells (limit 10,000,000)")
+        dense = np.zeros(self.shape)
+        for columns in zip(*(factor.T for factor in self.factors), strict=True):
+            dense += reduce(np.multiply.outer, columns)
+        return dense
+
+    def norm_squared(self) -> float:
+        """Squared Frobenius norm of the model, from the Gram matrices of its factors."""
+        return norm_squared(self.factors)
+
+    def inner(self, tensor: SparseTensor) -> float:
+        """Inner product <X, M> with a tensor of the same shape."""
+        return math.fsum(float(x @ m) for x, m in _at_nonzeros(tensor, self.factors))
+
+    def squared_error(self, tensor: SparseTensor) -> SquaredError:
+        """Exact sums of squared errors on a tensor of the same shape; see `squared_error`."""
+        return squared_error(tensor, self.factors)
+
+    def rmse(self, tensor: SparseTensor) -> RMSE:
+        """Root mean square errors on one tensor; for several sites add `squared_error` first."""
+        return self.squared_error(tensor).rmse
+
+    def fit(self, tensor: SparseTensor) -> float:
+        """Share of the data explained, see `SquaredError.fit`."""
+        return self.squared_error(tensor).fit
+
+
+def squared_error(tensor: SparseTensor, factors: Sequence[NDArray[Any]]) -> SquaredError:
+    """Exact sums of squared errors of a CP model, in float64 and a part of the patients at a time.
+
+    Over the zero cells the error is ||M||^2 less what M puts on the non-zeros, so the total
+    equals ||X||^2 - 2<X,M> + ||M||^2 with less cancellation.
+
+    Parameters
+    ----------
+    tensor : SparseTensor
+    factors : sequence of N ndarrays of float32 or float64, each (I_n, R), patients first
+
+    Raises
+    ------
+    DataError
+        If their sizes are not the tensor's.
+    """
+    parts = [((x - m) @ (x - m), m @ m) for x, m in _at_nonzeros(tensor, factors)]
+    nonzeros = math.fsum(error for error, _ in parts)
+    zeros = norm_squared(factors) - math.fsum(mass for _, mass in parts)
+    return SquaredError(
+        all_cells=nonzeros + max(zeros, 0.0),  # rounding alone can make it negative
+        nonzeros=nonzeros,
+        data=tensor.norm_squared(),
+        cells=tensor.cells,
+        nnz=tensor.nnz,
+    )
+
+
+def norm_squared(factors: Sequence[NDArray[Any]]) -> float:
+    """Squared Frobenius norm of a CP model of factors of any float type."""
+    return float(hadamard([gram(factor) for factor in factors]).sum())
+
+
+def _at_nonzeros(
+    tensor: SparseTensor, factors: Sequence[NDArray[Any]]
+) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+    """Values of the tensor and of the model at the non-zeros, a part at a time."""
+    shape = tuple(map(len, factors))
+    if tensor.shape != shape:
+        raise DataError(f"tensor: shape {tensor.shape} does not fit a model of {shape}")
+    features = [factor.astype(np.float64) for factor in factors[1:]]
+    for part in tensor.parts():
+        index = tensor.indices[part].copy()
+        first, last = index[0, 0], index[-1, 0]  # the entries are sorted by patient
+        patients = factors[0][first : last + 1].astype(np.float64)
+        index[:, 0] -= first
+        yield tensor.values[part].astype(np.float64), model_values(index, (patients, *features))
+
+
+def checked_matrices(given: Sequence[ArrayLike] | Any) -> Matrices:
+    """Factors as read-only float64, of one rank.
+
+    Raises
+    ------
+    DataError
+        If they are not 2-D, finite and of one rank, or there are none.
+    """
+    try:
+        factors = tuple(np.asarray(factor, dtype=np.float64).view() for factor in given)
+    except (TypeError, ValueError):
+        raise DataError("factors: need a sequence of arrays of numbers") from None
+    if not factors:
+        raise DataError("factors: need at least one array, got none")
+    for mode, factor in enumerate(factors):
+        if factor.ndim != 2 or factor.size == 0:
+            raise DataError(f"factors: mode {mode} needs shape (I, R), got {factor.shape}")
+        if factor.shape[1] != factors[0].shape[1]:
+            raise DataError(
+                f"factors: mode {mode} has rank {factor.shape[1]}, mode 0 {factors[0].shape[1]}"
+            )
+        if not np.isfinite(factor).all():
+            raise DataError(f"factors: mode {mode} holds values that are not finite")
+        factor.flags.writeable = False
+    return factors
+
+
+def column_weights(factors: Matrices) -> Floats:
+    """Product over the modes of the norms of each component's columns; shape (R,)."""
+    return np.asarray(reduce(np.multiply, (np.linalg.norm(f, axis=0) for f in factors)))
+
+
+def unit_columns(factor: Floats) -> Floats:
+    """Columns scaled to norm 1; a column of zeros stays so."""
+    norms = np.linalg.norm(factor, axis=0)
+    return np.asarray(factor / np.where(norms > 0, norms, 1.0))
+
+
+def gram(factor: Array) -> NDArray[np.float64]:
+    """``factor.T @ factor``, shape (R, R).
+
+    Summed in float64. The products of a factor of many rows are made in its own precision, block
+    by block; the relative error stays below 1e-6 for float32.
+    """
+    total = np.zeros((factor.shape[1], factor.shape[1]))
+    for start in range(0, len(factor), _BLOCK):
+        block = factor[start : start + _BLOCK]
+        if len(factor) < _MANY:
+            block = block.astype(np.float64)
+        total += block.T @ block
+    return total
+
+
+def hadamard(grams: Sequence[Array]) -> NDArray[np.float64]:
+    """Element-wise product of Gram matrices, shape (R, R)."""
+    return np.asarray(math.prod(grams[1:], start=grams[0]))

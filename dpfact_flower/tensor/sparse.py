@@ -1,0 +1,486 @@
+"""Sparse count tensors in coordinate form; mode 0 is the patients.
+
+`SparseTensor` is the only tensor type inside the package. It is validated once, here, so that
+solvers and mechanisms may rely on what it promises: sorted, unique, in range, finite, non-negative.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dpfact_flower.errors import DataError
+from dpfact_flower.machine.files import replacing
+from dpfact_flower.machine.npy import load_npz
+from dpfact_flower.tensor import frostt
+
+_MAX_MODE = np.iinfo(np.int32).max
+_PATIENT_MODE = 0
+
+_PART = 1 << 20
+"""Entries turned into wider numbers at a time."""
+
+
+@dataclass(frozen=True, eq=False, slots=True, repr=False)
+class SparseTensor:
+    """A validated sparse tensor of counts.
+
+    Build one with `from_coo`, `load` or `read_tns`; the constructor itself trusts its arguments.
+
+    Attributes
+    ----------
+    indices : ndarray of int32, shape (nnz, N)
+        C-contiguous, unique, sorted lexicographically (by patient first).
+    values : ndarray of float32, shape (nnz,)
+        Positive and finite. Counts above 2**24 lose their last digits.
+    shape : tuple of int, length N >= 2
+        (patients, features of mode 1, ...); every size is at least 1.
+    """
+
+    indices: NDArray[np.int32]
+    values: NDArray[np.float32]
+    shape: tuple[int, ...]
+
+    @classmethod
+    def from_coo(cls, indices: ArrayLike, values: ArrayLike, shape: Sequence[int]) -> SparseTensor:
+        """Validate coordinates; duplicates are summed, explicit zeros dropped.
+
+        Whatever their type and order, the entries are converted and sorted part by part: beside
+        what is given there is the tensor, and little else.
+
+        Parameters
+        ----------
+        indices : array_like of integers, shape (entries, N)
+            Zero-based.
+        values : array_like of numbers, shape (entries,)
+            Finite, non-negative.
+        shape : sequence of int, length N
+
+        Raises
+        ------
+        DataError
+            Naming what is wrong, and the first place where it is.
+        """
+        size = _checked_shape(shape)
+        index = _checked_indices(indices, size)
+        value = _checked_values(values, len(index))
+        return cls(*_sorted_and_summed(index, value, size), size)
+
+    def __repr__(self) -> str:
+        # Shape and size alone: a repr ends up in logs, a patient's cells must not.
+        return f"SparseTensor(shape={self.shape}, nnz={self.nnz})"
+
+    @property
+    def ndim(self) -> int:
+        """Number of modes N."""
+        return len(self.shape)
+
+    @property
+    def nnz(self) -> int:
+        """Number of non-zero cells."""
+        return len(self.values)
+
+    @property
+    def n_patients(self) -> int:
+        """Size of mode 0."""
+        return self.shape[_PATIENT_MODE]
+
+    @property
+    def feature_shape(self) -> tuple[int, ...]:
+        """Sizes of the modes that sites share, that is all but the patients'."""
+        return self.shape[1:]
+
+    @property
+    def cells(self) -> int:
+        """Number of cells, zeros included."""
+        return math.prod(self.shape)
+
+    @property
+    def density(self) -> float:
+        """Share of cells that are not zero."""
+        return self.nnz / self.cells
+
+    def norm_squared(self) -> float:
+        """Squared Frobenius norm, summed in float64."""
+        # Not by BLAS, whose sum depends on its number of threads.
+        return math.fsum(
+            float(np.square(self.values[part], dtype=np.float64).sum()) for part in self.parts()
+        )
+
+    def parts(self) -> Iterator[slice]:
+        """Slices that cover the non-zeros: what is made of a part is small beside the tensor."""
+        return _parts(self.nnz)
+
+    def to_dense(self) -> NDArray[np.float64]:
+        """Dense copy, for tests and small examples.
+
+        Raises
+        ------
+        DataError
+            Above ten million cells: nothing in this package needs a dense tensor that large.
+        """
+        if self.cells > 10_000_000:
+            raise DataError(f"refusing to densify {self.cells:,} cells (limit 10,000,000)")
+        dense = np.zeros(self.shape)
+        dense[tuple(self.indices.T)] = self.values
+        return dense
+
+    def select_patients(self, patients: ArrayLike) -> SparseTensor:
+        """Tensor of the given patients only, renumbered in the order given.
+
+        Parameters
+        ----------
+        patients : array_like of int, shape (m,)
+            Distinct rows of mode 0.
+
+        Raises
+        ------
+        DataError
+            If they are not distinct rows of mode 0, or none.
+        """
+        rows = _as_array("patients", patients)
+        if rows.ndim != 1 or rows.size == 0 or rows.dtype.kind not in "iu":
+            raise DataError("patients: need a non-empty one-dimensional array of integers")
+        if rows.min() < 0 or rows.max() >= self.n_patients:
+            raise DataError(f"patients: rows must lie in [0, {self.n_patients})")
+        position = np.full(self.n_patients, -1, np.int32)
+        position[rows] = np.arange(len(rows), dtype=np.int32)
+        if np.count_nonzero(position >= 0) != len(rows):
+            raise DataError("patients: a row is listed twice")
+        row = position[self.indices[:, 0]]
+        keep = row >= 0
+        indices = self.indices[keep]
+        indices[:, 0] = row[keep]
+        order = np.argsort(indices[:, 0], kind="stable")
+        return SparseTensor(
+            np.ascontiguousarray(indices[order]),
+            self.values[keep][order],
+            (len(rows), *self.feature_shape),
+        )
+
+    def select_features(self, kept: Sequence[ArrayLike]) -> SparseTensor:
+        """Tensor of the given feature indices only, renumbered; the patients stay as they are.
+
+        Parameters
+        ----------
+        kept : sequence of array_like of int, one a feature mode
+            Ascending indices of that mode.
+
+        Raises
+        ------
+        DataError
+            If they are not ascending indices of each feature mode.
+        """
+        if len(kept) != self.ndim - 1:
+            raise DataError(f"features: need indices for {self.ndim - 1} modes, got {len(kept)}")
+        indices = self.indices.copy()
+        inside = np.ones(self.nnz, np.bool_)
+        for mode, chosen in enumerate(kept, start=1):
+            rows, size = _as_array("features", chosen), self.shape[mode]
+            if rows.ndim != 1 or rows.size == 0 or rows.dtype.kind not in "iu":
+                raise DataError(f"features: mode {mode} needs a list of integers that is not empty")
+            if rows[0] < 0 or rows[-1] >= size or (np.diff(rows.astype(np.int64)) <= 0).any():
+                raise DataError(f"features: mode {mode} needs ascending indices in [0, {size})")
+            position = np.full(size, -1, np.int32)
+            position[rows] = np.arange(len(rows), dtype=np.int32)
+            indices[:, mode] = position[indices[:, mode]]
+            inside &= indices[:, mode] >= 0
+        return SparseTensor(  # ascending indices keep the order of the non-zeros
+            np.ascontiguousarray(indices[inside]),
+            self.values[inside],
+            (self.n_patients, *(len(np.asarray(chosen)) for chosen in kept)),
+        )
+
+    def scaled_to_unit_patients(self) -> SparseTensor:
+        """Each patient's slice divided by its Frobenius norm; a patient without a cell stays so.
+
+        Counts of a long stay are squares of a short one's, and least squares follows the largest:
+        scaled, every patient has the same say.
+        """
+        norms, values = np.zeros(self.n_patients), np.empty_like(self.values)
+        for part in self.parts():
+            squares = np.square(self.values[part], dtype=np.float64)
+            norms += np.bincount(self.indices[part, 0], squares, minlength=self.n_patients)
+        np.sqrt(norms, out=norms)
+        for part in self.parts():
+            values[part] = self.values[part] / norms[self.indices[part, 0]]
+        return SparseTensor(self.indices, values, self.shape)
+
+    def fingerprint(self) -> str:
+        """SHA-256 over shape, indices and values: the identity of this data."""
+        digest = hashlib.sha256(repr(self.shape).encode())
+        for part in self.parts():
+            digest.update(np.ascontiguousarray(self.indices[part], "<i4").data)
+        for part in self.parts():
+            digest.update(np.ascontiguousarray(self.values[part], "<f4").data)
+        return digest.hexdigest()
+
+    def save(self, path: str | Path) -> None:
+        """Write `indices`, `values` and `shape` to a compressed .npz file, for its owner alone."""
+        with replacing(Path(path)) as file:
+            np.savez_compressed(
+                file, indices=self.indices, values=self.values, shape=np.array(self.shape)
+            )
+
+    @classmethod
+    def load(cls, path: str | Path) -> SparseTensor:
+        """Read what `save` wrote, validating it again.
+
+        Raises
+        ------
+        DataError
+            If the file is missing, is not an .npz, lacks an array or holds an invalid tensor.
+        """
+        arrays = load_npz(path, ("indices", "values", "shape"))
+        with _located(path):
+            return cls.from_coo(arrays["indices"], arrays["values"], arrays["shape"].tolist())
+
+    def write_tns(self, path: str | Path, *, one_based: bool = True) -> None:
+        """Write FROSTT text, gzipped when the name ends in .gz; the shape goes in a comment.
+
+        Whole or not at all, and readable by its owner alone.
+        """
+        first = int(one_based)
+        frostt.write_table(
+            Path(path),
+            self.shape,
+            (
+                np.column_stack([self.indices[part].astype(np.float64) + first, self.values[part]])
+                for part in self.parts()
+            ),
+        )
+
+    @classmethod
+    def read_tns(
+        cls, path: str | Path, *, shape: Sequence[int] | None = None, one_based: bool | None = None
+    ) -> SparseTensor:
+        """Read FROSTT text: one non-zero a line, its indices, then its value.
+
+        Parameters
+        ----------
+        path : path
+            May end in .gz. Lines that begin with ``#`` and empty lines are skipped, but for a
+            ``# shape:`` line as `write_tns` leaves.
+        shape : sequence of int, optional
+            Sizes of the modes. Default: the file's ``# shape:`` line, else the largest indices.
+        one_based : bool, optional
+            Whether the indices begin at 1. Default: yes, as FROSTT has it, unless a 0 occurs.
+
+        Raises
+        ------
+        DataError
+            Naming the file and the line where one can be named.
+        """
+        with _located(path):
+            table, declared = frostt.read_table(Path(path))
+            size = declared if shape is None else shape
+            if table.size == 0:
+                if size is None:
+                    raise DataError("holds no entries, and its shape is not known")
+                return cls.from_coo([], [], size)
+            index = table[:, :-1]
+            _check_whole(index)
+            first = int((index >= 1).all()) if one_based is None else int(one_based)
+            _refuse(
+                len(index),
+                lambda part: np.any(index[part] < first, axis=1),
+                f"indices: must be at least {first}",
+            )
+            if size is None:
+                size = (index.max(axis=0) - first + 1).tolist()
+            return cls.from_coo(index - first, table[:, -1], size)
+
+
+def _as_array(field: str, given: ArrayLike) -> NDArray[Any]:
+    try:
+        return np.asarray(given)
+    except (TypeError, ValueError, OverflowError):
+        raise DataError(f"{field}: need numbers in rows of equal length") from None
+
+
+def _parts(entries: int) -> Iterator[slice]:
+    return (slice(first, first + _PART) for first in range(0, entries, _PART))
+
+
+def _refuse(entries: int, wrong: Callable[[slice], NDArray[np.bool_]], rule: str) -> None:
+    """Refuse entries that break a rule, saying where they are and not what.
+
+    `wrong` tells of each entry of a part whether it breaks the rule.
+    """
+    count, position = 0, 0
+    for part in _parts(entries):
+        found = wrong(part)
+        if found.any():
+            position = position if count else part.start + int(found.argmax())
+            count += int(np.count_nonzero(found))
+    if count:
+        raise DataError(f"{rule}; {count} entries break this, the first at position {position}")
+
+
+def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    size = _as_array("shape", shape)
+    if size.ndim != 1 or size.dtype.kind not in "iuf":
+        raise DataError(f"shape: need a sequence of integers, each in [1, {_MAX_MODE}]")
+    if len(size) < 2:
+        raise DataError(f"shape: need at least 2 modes (patients and one feature), got {len(size)}")
+    right = (size >= 1) & (size <= _MAX_MODE) & (size == np.floor(size))
+    if not right.all():
+        raise DataError(
+            f"shape: every size must be an integer in [1, {_MAX_MODE}]; "
+            f"that of mode {int(right.argmin())} is not"
+        )
+    return tuple(int(n) for n in size)
+
+
+def _checked_indices(indices: ArrayLike, shape: tuple[int, ...]) -> NDArray[Any]:
+    index = _as_array("indices", indices)
+    if index.shape == (0,):
+        return np.empty((0, len(shape)), np.int32)
+    if index.ndim != 2 or index.shape[1] != len(shape):
+        raise DataError(f"indices: need shape (entries, {len(shape)}), got {index.shape}")
+    _check_whole(index)
+    for mode, size in enumerate(shape):
+
+        def outside(part: slice) -> NDArray[np.bool_]:
+            column = index[part, mode]  # noqa: B023
+            return np.asarray((column < 0) | (column >= size))  # noqa: B023
+
+        _refuse(len(index), outside, f"indices: mode {mode} must lie in [0, {size})")
+    return index
+
+
+def _check_whole(index: NDArray[Any]) -> None:
+    if index.dtype.kind not in "iuf":
+        raise DataError(f"indices: need integers, got dtype {index.dtype}")
+
+    def broken(part: slice) -> NDArray[np.bool_]:
+        whole = np.isfinite(index[part]) & (index[part] == np.floor(index[part]))
+        return np.asarray(~whole.all(axis=1))
+
+    if index.dtype.kind == "f":
+        _refuse(len(index), broken, "indices: must be integers")
+
+
+def _checked_values(values: ArrayLike, entries: int) -> NDArray[Any]:
+    given = _as_array("values", values)
+    if given.dtype.kind not in "biuf":
+        raise DataError(f"values: need numbers, got dtype {given.dtype}")
+    if given.shape != (entries,):
+        raise DataError(f"values: need shape ({entries},) to match indices, got {given.shape}")
+    _refuse(
+        entries, lambda part: ~np.isfinite(_single(given[part])), "values: must be finite (float32)"
+    )
+    # Of what was given: a tiny negative number is a zero in float32.
+    _refuse(entries, lambda part: given[part] < 0, "values: must be non-negative")
+    return given
+
+
+def _single(value: NDArray[Any]) -> NDArray[np.float32]:
+    with np.errstate(over="ignore"):
+        return value.astype(np.float32)
+
+
+def _sorted_and_summed(
+    index: NDArray[Any], value: NDArray[Any], shape: tuple[int, ...]
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """New arrays of the checked entries as a tensor promises them."""
+    if _is_sorted(index, value):
+        return np.array(index, np.int32, order="C"), np.array(value, np.float32)
+    starts, sorted_index, sorted_value = _by_patient(index, value, shape)
+    size = 0
+    for part in _patient_parts(starts):
+        order = np.lexsort(sorted_index[part].T[::-1])
+        cells, counts = _summed(sorted_index[part][order], sorted_value[part][order])
+        sorted_index[size : size + len(cells)] = cells  # never beyond what has been read
+        sorted_value[size : size + len(cells)] = counts
+        size += len(cells)
+    if size < len(sorted_value):
+        sorted_index, sorted_value = sorted_index[:size].copy(), sorted_value[:size].copy()
+    return sorted_index, sorted_value
+
+
+def _is_sorted(index: NDArray[Any], value: NDArray[Any]) -> bool:
+    """Whether the entries are positive, unique and in lexicographic order already."""
+    for part in _parts(len(index)):
+        if not (_single(value[part]) > 0).all():
+            return False
+        rows = index[part.start : part.stop + 1]  # with the next part's first
+        rises = np.zeros(len(rows) - 1, np.bool_)
+        for mode in reversed(range(index.shape[1])):
+            before, after = rows[:-1, mode], rows[1:, mode]
+            rises = (before < after) | ((before == after) & rises)
+        if not rises.all():
+            return False
+    return True
+
+
+def _by_patient(
+    index: NDArray[Any], value: NDArray[Any], shape: tuple[int, ...]
+) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
+    """Positive entries, each patient's together and in the order given: a counting sort.
+
+    Returns the first entry of each patient with the number of entries at the end, and the entries.
+    """
+    patients = shape[_PATIENT_MODE]
+    starts = np.zeros(patients + 1, np.int64)
+    for part in _parts(len(index)):
+        rows = index[part, _PATIENT_MODE].astype(np.int32)[_single(value[part]) > 0]
+        starts[1:] += np.bincount(rows, minlength=patients)
+    np.cumsum(starts, out=starts)
+    cells = np.empty((starts[-1], len(shape)), np.int32)
+    counts = np.empty(starts[-1], np.float32)
+    free = starts[:-1].copy()
+    for part in _parts(len(index)):
+        count = _single(value[part])
+        positive = np.flatnonzero(count > 0)
+        cell = index[part][positive].astype(np.int32)
+        rows = cell[:, _PATIENT_MODE]
+        order = np.argsort(rows, kind="stable")
+        rows = rows[order]
+        place = free[rows] + np.arange(len(rows)) - np.searchsorted(rows, rows)
+        cells[place], counts[place] = cell[order], count[positive[order]]
+        free += np.bincount(rows, minlength=patients)
+    return starts, cells, counts
+
+
+def _patient_parts(starts: NDArray[np.int64]) -> Iterator[slice]:
+    """Slices of whole patients, each of `_PART` entries or one patient's."""
+    first = 0
+    while first < starts[-1]:
+        next_patient = int(np.searchsorted(starts, first, side="right"))
+        fits = int(np.searchsorted(starts, first + _PART, side="right")) - 1
+        end = int(starts[max(next_patient, fits)])
+        yield slice(first, end)
+        first = end
+
+
+def _summed(
+    index: NDArray[np.int32], value: NDArray[np.float32]
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Sorted entries without duplicates, whose values are summed."""
+    first = np.ones(len(index), np.bool_)
+    np.any(index[1:] != index[:-1], axis=1, out=first[1:])
+    if first.all():
+        return index, value
+    starts = np.flatnonzero(first)
+    summed = _single(np.add.reduceat(value, starts, dtype=np.float64))
+    if not np.isfinite(summed).all():
+        raise DataError("values: a sum of duplicate entries is too large for float32")
+    return index[starts], summed
+
+
+@contextmanager
+def _located(path: str | Path) -> Iterator[None]:
+    """Put a file's name before what is wrong with its contents."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None

@@ -1,0 +1,127 @@
+"""Factor matrices as one array, the *stack*, and the model's values at given cells.
+
+Kernels take the factor matrices as one *stack*: the rows of all modes, one mode after the
+other, in a single two-dimensional array. An entry is then N row numbers, and no kernel knows how
+many modes there are. Rows are padded with zero columns to whole vector registers; a zero column
+stays zero under every update here.
+
+The fast-math flags leave NaN and infinity their meaning: that is how divergence is noticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfact_flower.machine.compiled import FAST, WIDTH, compiled
+from dpfact_flower.tensor.arrays import Array
+
+_MOST = 8  # registers a slice: with what is loaded, all fit into a processor's sixteen
+_LINE = 64  # bytes of a cache line
+
+
+def slices(rank: int) -> tuple[tuple[int, ...], int]:
+    """How a row of `rank` values is cut into slices that fit the processor's registers.
+
+    Returns
+    -------
+    registers : tuple of zeros
+        As many as a slice has registers; see `dpfact_flower.solver.kernels.vector.instructions`.
+    width : int
+        Length that a row is padded to, a multiple of a slice.
+    """
+    whole = -(-rank // WIDTH)
+    count = -(-whole // _MOST)
+    registers = -(-whole // count)
+    return (0,) * registers, WIDTH * registers * count
+
+
+def aligned_zeros(rows: int, columns: int, dtype: Any = np.float32) -> Array:
+    """Array of zeros, shape (rows, columns), that begins where a cache line does."""
+    size = np.dtype(dtype).itemsize * rows * columns
+    memory = np.zeros(size + _LINE, np.uint8)
+    first = -memory.ctypes.data % _LINE
+    zeros: Array = memory[first : first + size].view(dtype).reshape(rows, columns)
+    return zeros
+
+
+def stack_factors(factors: Sequence[Array]) -> Array:
+    """Rows of all modes in one array, padded with zero columns.
+
+    Parameters
+    ----------
+    factors : sequence of ndarray, each (I_n, R), all of one dtype
+
+    Returns
+    -------
+    ndarray, shape (sum of I_n, R padded as of `slices`), C-contiguous
+        It begins where a cache line does.
+    """
+    rank = factors[0].shape[1]
+    stack = aligned_zeros(sum(map(len, factors)), slices(rank)[1], factors[0].dtype)
+    np.concatenate(factors, out=stack[:, :rank])
+    return stack
+
+
+def row_offsets(sizes: Sequence[int]) -> NDArray[np.int64]:
+    """First row of each mode in the stack, then the number of rows; shape (N + 1,)."""
+    return np.cumsum([0, *sizes], dtype=np.int64)
+
+
+def model_values(indices: NDArray[np.int32], factors: Sequence[Array]) -> NDArray[np.float64]:
+    """Value of the CP model at the given cells.
+
+    Parameters
+    ----------
+    indices : ndarray of int32, shape (cells, N)
+    factors : sequence of N ndarrays of float32 or float64, each (I_n, R)
+
+    Returns
+    -------
+    ndarray of float64, shape (cells,)
+        Each a sum over the R components in the factors' own precision.
+    """
+    offsets = row_offsets([len(factor) for factor in factors])
+    return stacked_values(indices, stack_factors(factors), offsets)
+
+
+def stacked_values(indices: Array, stack: Array, offsets: Array) -> NDArray[np.float64]:
+    """`model_values` for factors that are stacked already; `offsets` as of `row_offsets`."""
+    values = np.empty(len(indices))
+    if indices.shape[1] == 3:
+        _values_three(indices, stack, offsets, values)
+    else:
+        _values_any(indices, stack, offsets, values)
+    return values
+
+
+@compiled(**FAST)
+def _values_three(indices: Array, stack: Array, offsets: Array, values: Array) -> None:
+    for s in range(len(indices)):
+        a, b = stack[indices[s, 0]], stack[offsets[1] + indices[s, 1]]
+        c = stack[offsets[2] + indices[s, 2]]
+        total = stack.dtype.type(0)
+        for r in range(len(a)):
+            total += a[r] * (b[r] * c[r])
+        values[s] = total
+
+
+@compiled(**FAST)
+def _values_any(indices: Array, stack: Array, offsets: Array, values: Array) -> None:
+    entries, modes = indices.shape
+    columns = stack.shape[1]
+    product = np.empty(columns, stack.dtype)
+    for s in range(entries):
+        product[:] = stack[indices[s, 0]]
+        for n in range(1, modes - 1):
+            row = stack[offsets[n] + indices[s, n]]
+            for r in range(columns):
+                product[r] *= row[r]
+        row = stack[offsets[modes - 1] + indices[s, modes - 1]]
+        total = stack.dtype.type(0)
+        for r in range(columns):
+            total += product[r] * row[r]
+        values[s] = total

@@ -1,0 +1,307 @@
+"""What server and sites say to each other, and the checks at both doors.
+
+A round is one request (global feature factors and settings) and one reply (a release and the
+site's public name). Patient mode's start needs no factors yet; from its count of codes on, a
+request also says which codes were kept. Both travel as a list of arrays and a flat config of
+scalars, which is what a `NumPyClient` and both generations of Flower strategies have in common.
+Nothing else is ever sent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfact_flower.errors import DataError, MessageError, SettingsError
+from dpfact_flower.settings import PrivacySettings, Scalar, SolverSettings, check_name
+from dpfact_flower.tensor import Factors, Selection
+from dpfact_flower.wire.packing import pack, unpack
+
+PROTOCOL_VERSION = 4
+MAX_FACTOR = 1e6
+"""Largest entry of a feature factor on the wire: larger ones could make a solver's success or
+failure depend on single cells."""
+MAX_STATISTIC = 1e15
+"""Largest value of a released statistic: far beyond any sum over patients, and safe in float32."""
+_T = TypeVar("_T", str, int)
+
+
+@dataclass(frozen=True, eq=False)
+class RoundRequest:
+    """The server asks a site for one round.
+
+    Attributes
+    ----------
+    job : str
+        Name under which the site keeps its state; the same for all rounds of a run. It becomes a
+        folder, so it is checked as a name.
+    round : int
+        From 1 to `rounds`.
+    rounds : int
+        Rounds the run will have; planning a budget needs it.
+    seed : int
+        Public seed of the site's start and visiting order (never of its noise).
+    solver, privacy : settings
+    vocabulary : str
+        Digest of the feature vocabularies, one per mode joined by commas; "" if not known.
+    anchors : tuple of ndarray of float32
+        Global feature factors, shape (I_n, R) each; none before patient mode has a start.
+    selection : tuple of ndarray of int32
+        Codes that are kept, as positions in the vocabulary, ascending, one array a feature mode;
+        none where the vocabularies are used as they are.
+    rule : str
+        Name of what the run does with releases; a site has a half of it by that name. Empty: that
+        of the privacy mode.
+    """
+
+    job: str
+    round: int
+    rounds: int
+    seed: int
+    solver: SolverSettings
+    privacy: PrivacySettings
+    vocabulary: str
+    anchors: Factors
+    selection: Selection = ()
+    rule: str = ""
+
+    def to_wire(self) -> tuple[list[NDArray[Any]], dict[str, Scalar]]:
+        """Arrays and config as they travel: without empty texts, which Flower cannot measure."""
+        config = {
+            "protocol": PROTOCOL_VERSION,
+            "job": self.job,
+            "round": self.round,
+            "rounds": self.rounds,
+            "rule": self.rule,
+            "seed": self.seed,
+            "vocabulary": self.vocabulary,
+            **self.solver.to_config(),
+            **self.privacy.to_config(),
+        }
+        said = {key: value for key, value in config.items() if value != ""}
+        return [*self.anchors, *self.selection], said
+
+    @classmethod
+    def from_wire(cls, arrays: Sequence[NDArray[Any]], config: Mapping[str, object]) -> Self:
+        """Check a request at the site's door.
+
+        Raises
+        ------
+        MessageError
+            If this is not a DPFact round, a key is missing or out of range, or an array is missing,
+            misshapen or not finite.
+        """
+        version = config.get("protocol")
+        if type(version) is not int or version != PROTOCOL_VERSION:
+            raise MessageError(
+                f"not a DPFact round of protocol {PROTOCOL_VERSION} "
+                f"(protocol: {str(version)[:20]!r}); the server must run the strategy "
+                "dpfact_flower.DPFact or dpfact_flower.legacy.DPFact"
+            )
+        # A default of this version need not be the server's: every setting must be there, but for
+        # a text that is empty.
+        settings = {**SolverSettings().to_config(), **PrivacySettings().to_config()}
+        if missing := [key for key, own in settings.items() if own != "" and key not in config]:
+            raise MessageError(f"request: lacks {', '.join(missing)}")
+        try:
+            solver = SolverSettings.from_config(config)
+            privacy = PrivacySettings.from_config(config)
+        except SettingsError as error:
+            raise MessageError(f"request: {error}") from None
+        rounds = _field(config, "rounds", int, low=1)
+        anchors, selection = _split(arrays, patient=privacy.privacy == "patient")
+        return cls(
+            job=_name(config, "job"),
+            # Beyond the rounds that the budget was planned for, a round has no budget.
+            round=_field(config, "round", int, low=1, high=rounds),
+            rounds=rounds,
+            seed=_field(config, "seed", int, low=0),
+            solver=solver,
+            privacy=privacy,
+            vocabulary=_field({"vocabulary": "", **config}, "vocabulary", str),
+            anchors=checked_factors(anchors, rank=solver.rank, who="request") if anchors else (),
+            selection=checked_selection(selection),
+            rule=_name(config, "rule") if "rule" in config else "",
+        )
+
+    @property
+    def rule_name(self) -> str:
+        """Name of the rule, that of the mode's own where none is given."""
+        return self.rule or self.privacy.own_rule
+
+    @cached_property
+    def terms(self) -> str:
+        """SHA-256 of what must stay the same from round to round of a job.
+
+        State carries un-noised factors, so noise made for one round's settings must not be the
+        noise on another's.
+        """
+        lasting = [item for item in self._config if item[0] != "round"]
+        return hashlib.sha256(repr(lasting).encode()).hexdigest()
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of everything asked: tells a repeated request from another one."""
+        digest = hashlib.sha256(repr(self._config).encode())
+        for array in (*self.anchors, *self.selection):
+            digest.update(repr((array.shape, str(array.dtype))).encode())
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
+
+    @cached_property
+    def _config(self) -> list[tuple[str, Scalar]]:
+        """The config as it travels, sorted by key."""
+        return sorted(self.to_wire()[1].items())
+
+
+@dataclass(frozen=True, eq=False)
+class SiteReply:
+    """What the server got from one site: its public name and the arrays it released.
+
+    Attributes
+    ----------
+    site : str
+    arrays : tuple of ndarray of float32
+    step : float
+        At the site, what the values of a vector are whole multiples of; 0 where they are not.
+    """
+
+    site: str
+    arrays: tuple[NDArray[np.float32], ...]
+    step: float = 0.0
+
+    def to_wire(self) -> tuple[list[NDArray[Any]], dict[str, Scalar]]:
+        """Arrays and config as they travel: vectors on a grid as bytes, see `packing`."""
+        return [self._small(array) for array in self.arrays], {"site": self.site}
+
+    def _small(self, array: NDArray[np.float32]) -> NDArray[Any]:
+        packed = pack(array, self.step) if self.step and array.ndim == 1 else None
+        return array if packed is None else packed
+
+    @classmethod
+    def from_wire(
+        cls,
+        arrays: Sequence[NDArray[Any]],
+        config: Mapping[str, object],
+        shapes: Sequence[tuple[int, ...]],
+    ) -> Self:
+        """Check a reply at the server's door; `shapes` are those that were asked for.
+
+        Raises
+        ------
+        MessageError
+            If the site's name is none, the arrays are not of these shapes, or packed bytes are not
+            what they should be.
+        """
+        site = _name(config, "site")
+        who = f"reply of site {site!r}"
+        if len(arrays) == len(shapes):
+            arrays = [
+                _unpacked(array, shape, f"{who}, array {number}")
+                for number, (array, shape) in enumerate(zip(arrays, shapes, strict=True), start=1)
+            ]
+        got = [getattr(array, "shape", None) for array in arrays]
+        if got != list(shapes):
+            raise MessageError(f"{who}: need shapes {list(shapes)}, got {got}")
+        for number, array in enumerate(arrays, start=1):
+            limit = MAX_FACTOR if array.ndim == 2 else MAX_STATISTIC
+            _check_values(array, f"{who}, array {number}", limit)
+        return cls(site, tuple(np.ascontiguousarray(array) for array in arrays))
+
+
+def _unpacked(array: NDArray[Any], shape: tuple[int, ...], where: str) -> NDArray[Any]:
+    """A vector that came as bytes; anything else as it came."""
+    if getattr(array, "dtype", None) == np.uint8 and array.ndim == len(shape) == 1:
+        return unpack(array, shape[0], where)
+    return array
+
+
+def checked_factors(arrays: Sequence[NDArray[Any]], *, rank: int, who: str) -> Factors:
+    """Float32 feature factors of a message, C-contiguous and finite.
+
+    Raises
+    ------
+    MessageError
+        Naming the array and what is wrong with it, never a value.
+    """
+    if not arrays:
+        raise MessageError(f"{who}: holds no arrays; need one a feature mode")
+    for mode, array in enumerate(arrays, start=1):
+        where = f"{who}, mode {mode}"
+        _check_values(array, where, MAX_FACTOR)
+        if array.ndim != 2 or array.shape[0] < 1 or array.shape[1] != rank:
+            raise MessageError(f"{where}: need shape (features, {rank}), got {array.shape}")
+    return tuple(np.ascontiguousarray(array) for array in arrays)
+
+
+def checked_selection(arrays: Sequence[NDArray[Any]]) -> Selection:
+    """Positions of the codes that are kept, one array a mode: not negative, ascending.
+
+    Raises
+    ------
+    MessageError
+        Naming the mode. Whether the positions lie in the vocabulary is checked where it is known.
+    """
+    for mode, kept in enumerate(arrays, start=1):
+        if kept.ndim != 1 or len(kept) == 0 or kept[0] < 0 or (kept[1:] <= kept[:-1]).any():
+            raise MessageError(f"selection, mode {mode}: need ascending positions of codes")
+    return tuple(np.ascontiguousarray(kept) for kept in arrays)
+
+
+def _split(
+    arrays: Sequence[NDArray[Any]], *, patient: bool
+) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
+    """Factors and selection of a request, told apart by their type."""
+    selection = [array for array in arrays if getattr(array, "dtype", None) == np.int32]
+    factors = [array for array in arrays if getattr(array, "dtype", None) != np.int32]
+    if not patient and (selection or not factors):
+        raise MessageError("request: need one float32 array a feature mode, and nothing else")
+    if selection and factors and len(selection) != len(factors):
+        raise MessageError(
+            f"request: {len(factors)} factors, but a selection for {len(selection)} modes"
+        )
+    return factors, selection
+
+
+def _check_values(array: NDArray[Any], where: str, limit: float) -> None:
+    if not isinstance(array, np.ndarray) or array.dtype != np.float32:
+        raise MessageError(f"{where}: need float32, got {getattr(array, 'dtype', type(array))}")
+    if not array.size or np.abs(array).max() <= limit:  # NaN is not: one look at what is good
+        return
+    if not np.isfinite(array).all():
+        raise MessageError(f"{where}: has values that are not finite")
+    raise MessageError(f"{where}: has values beyond {limit:g}")
+
+
+def _field(
+    config: Mapping[str, object],
+    key: str,
+    kind: type[_T],
+    *,
+    low: int | None = None,
+    high: int | None = None,
+) -> _T:
+    value = config.get(key)
+    if type(value) is not kind:
+        raise MessageError(f"{key}: need {kind.__name__}, got {type(value).__name__}")
+    if low is not None and int(value) < low:
+        raise MessageError(f"{key}: must be at least {low}, got {value}")
+    if high is not None and int(value) > high:
+        raise MessageError(f"{key}: must be at most {high}, got {value}")
+    return value
+
+
+def _name(config: Mapping[str, object], key: str) -> str:
+    """A name from outside: it becomes a folder and stands in logs."""
+    name = _field(config, key, str)
+    try:
+        check_name(key, name)
+    except DataError as error:
+        raise MessageError(str(error)) from None
+    return name

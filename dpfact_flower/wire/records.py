@@ -1,0 +1,124 @@
+"""Flower's records: how a request or reply lies in a message.
+
+One layout for both generations of strategies: that of Flower's own compatibility layer, `fitins`
+and `fitres`. A `NumPyClient` in a ``ClientApp(client_fn=...)`` understands no other, and whoever
+writes ``@app.train()`` can read it as well as any. Its names are part of Flower's wire format and
+are spelled out here, for the module that defines them has moved between versions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from numpy.typing import NDArray
+
+from dpfact_flower.errors import MessageError
+from dpfact_flower.machine import npy
+from dpfact_flower.settings import Scalar
+
+_ASK = "fitins.parameters", "fitins.config"
+_ANSWER = "fitres.parameters", "fitres.metrics"
+_EMPTY = "_empty"
+"""Name of the one array, without bytes, by which the layout says: no arrays."""
+_NUMPY = "numpy.ndarray"
+"""Flower's name of the `.npy` format."""
+
+
+class Payload(NamedTuple):
+    """Arrays and config of a message."""
+
+    arrays: list[NDArray[Any]]
+    config: Mapping[str, Any]
+
+
+def ask(arrays: Sequence[NDArray[Any]], config: Mapping[str, Scalar]) -> RecordDict:
+    """Content of a request."""
+    return RecordDict(dict(zip(_ASK, (array_record(arrays), _config(config)), strict=True)))
+
+
+def answer(
+    arrays: Sequence[NDArray[Any]], examples: int, config: Mapping[str, Scalar]
+) -> RecordDict:
+    """Content of a reply."""
+    return RecordDict(
+        {
+            **dict(zip(_ANSWER, (array_record(arrays), _config(config)), strict=True)),
+            "fitres.num_examples": MetricRecord({"num_examples": examples}),
+            "fitres.status": ConfigRecord({"code": 0, "message": "Success"}),
+        }
+    )
+
+
+def read_request(message: Message) -> Payload:
+    """Arrays and config of a request.
+
+    Raises
+    ------
+    MessageError
+        If a record is missing or an array does not deserialise.
+    """
+    return _read(message, *_ASK)
+
+
+def read_reply(message: Message) -> Payload:
+    """Arrays and config of a reply; errors as of `read_request`."""
+    return _read(message, *_ANSWER)
+
+
+def _config(config: Mapping[str, Scalar]) -> ConfigRecord:
+    return ConfigRecord(dict(config))
+
+
+def _read(message: Message, arrays_name: str, config_name: str) -> Payload:
+    arrays, config = (message.content.get(name) for name in (arrays_name, config_name))
+    if not isinstance(arrays, ArrayRecord) or not isinstance(config, ConfigRecord):
+        raise MessageError(f"message: need the records {arrays_name!r} and {config_name!r}")
+    if [*arrays] == [_EMPTY]:
+        return Payload([], config)
+    try:
+        return Payload([_received(array) for array in arrays.values()], config)
+    except Exception as error:  # NumPy, zlib and Flower each raise their own on damaged bytes
+        raise MessageError(f"message: arrays cannot be read ({type(error).__name__})") from None
+
+
+def array_record(arrays: Sequence[NDArray[Any]]) -> ArrayRecord:
+    """What Flower makes of arrays, byte by byte; no arrays are one that is named so."""
+    record = ArrayRecord()
+    for number, array in enumerate(arrays):
+        record[str(number)] = Array(str(array.dtype), array.shape, _NUMPY, npy.written(array))
+    if not arrays:
+        record[_EMPTY] = Array("", (), _NUMPY, b"")
+    return record
+
+
+def _received(array: Array) -> NDArray[Any]:
+    """What `Array.numpy` makes of it; an array of a common kind without parsing its header."""
+    found = npy.read(array.data, array.dtype, array.shape) if array.stype == _NUMPY else None
+    return array.numpy() if found is None else found
+
+
+def serialised_bytes(*messages: Message) -> int:
+    """Bytes of messages as Flower puts them on the wire: each, and every object below it.
+
+    What messages have in common, as requests have their content, is measured once and counted for
+    each of them.
+    """
+    # To serialise an object, Flower names its children by their hashes, and makes each of these
+    # anew at every level. This is Flower's own way to have each made once (see its test).
+    from flwr.supercore.inflatable import inflatable_object  # noqa: PLC0415
+
+    known: dict[int, int] = {}
+
+    def below(node: Any) -> int:
+        return sum(len(child.deflate()) + below(child) for child in (node.children or {}).values())
+
+    def content(message: Message) -> int:
+        key = id(message.content) if message.has_content() else 0
+        if key not in known:
+            known[key] = below(message) if key else 0
+        return known[key]
+
+    with inflatable_object.no_object_id_recompute():
+        return sum(len(message.deflate()) + content(message) for message in messages)

@@ -1,0 +1,1 @@
+"""Studies of what privacy costs, and of where the paper's bound breaks."""

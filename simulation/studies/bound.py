@@ -1,0 +1,471 @@
+"""Where DPFact's privacy proof (Theorem 4.1) breaks, each place shown on this package's own code.
+
+Runs the solver and the accountant on small fixed instances and prints one table:
+
+    python -m simulation.studies.bound
+
+The theorem rests on a sensitivity: replacing one entry of a site's tensor moves a feature factor
+by at most ``2 tau L eta`` (Wu et al. 2017). Every instance gives that bound its best case: the
+gradients are clipped to L, so that there is an L at all (but in the rows about L); both runs visit
+the entries in the same order (but in the rows about zeros); the start is public; the step size is
+constant, below 2 / beta with the paper's own beta, and no pass is undone. Visiting orders come
+from public seeds, so a bound has to hold for each seed; those below were chosen.
+
+Where "claimed" is 0, it is what happens without the l2,1 step. What all this means for patients is
+in docs/explanation/proof.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfact_flower.data.synthetic import preset, synthetic
+from dpfact_flower.privacy import (
+    PAPER_CLAIM,
+    PaperPlan,
+    ReleaseEvent,
+    account,
+    compose_parallel,
+    delta_gaussian,
+    epsilon_proposition_2_8,
+    psgd_sensitivity,
+    rho_of,
+    sigma_of,
+)
+from dpfact_flower.settings import SolverSettings
+from dpfact_flower.solver import LocalResult, solve
+from dpfact_flower.solver.kernels.order import visits
+from dpfact_flower.tensor import Factors, SparseTensor
+from dpfact_flower.tensor.cp import gram
+
+PAPER = SolverSettings(
+    rank=1, solver="psgd", scale="counts", zeros="none", gamma=0.0, pull=0.0, eta=0.01, clip=5.0,
+    nonnegative=False,
+)  # fmt: skip
+"""Algorithm 1 as published: the shuffled non-zeros, signs free; each finding changes the rest."""
+
+_SEEDS = 100
+
+RHO, DELTA, ROUNDS = 1e-3, 1e-4, 20
+"""The paper's budget for MIMIC-III: 20 rounds of two factors, stated as epsilon 1.2."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One place where claim and measurement part.
+
+    Attributes
+    ----------
+    place : str
+        Key of the finding; rows of one key belong together.
+    shows : str
+        The instance, in a line.
+    quantity : str
+        What is claimed and measured.
+    claimed, measured : float
+    """
+
+    place: str
+    shows: str
+    quantity: str
+    claimed: float
+    measured: float
+
+    @property
+    def ratio(self) -> float:
+        """Measured over claimed; infinite where the claim is 0 and the measurement is not."""
+        if self.claimed == 0:
+            return math.inf if self.measured else 0.0
+        return self.measured / self.claimed
+
+    def row(self) -> str:
+        """A row of the table."""
+        ratio = "-" if self.claimed == 0 else _number(self.ratio)
+        numbers = (_number(self.claimed), _number(self.measured), ratio)
+        return f"| {' | '.join((self.place, self.shows, self.quantity, *numbers))} |"
+
+
+@dataclass(frozen=True)
+class Instance:
+    """Two tensors that differ in one entry, and everything else that both runs share."""
+
+    cells: NDArray[np.int64]
+    counts: NDArray[np.float64]
+    changed: NDArray[np.float64]
+    start: Factors
+    settings: SolverSettings
+
+    def tensors(self) -> tuple[SparseTensor, SparseTensor]:
+        """The two neighbours."""
+        shape = [len(factor) for factor in self.start]
+        return (
+            SparseTensor.from_coo(self.cells, self.counts, shape),
+            SparseTensor.from_coo(self.cells, self.changed, shape),
+        )
+
+    def run(self, *seed: int, starts: Sequence[Factors] = ()) -> tuple[LocalResult, LocalResult]:
+        """A round on each, with equal anchors and the same visiting order."""
+        before = starts or (self.start, self.start)
+        first, second = (
+            solve(tensor, start, self.start[1:], self.settings, np.random.default_rng(seed))
+            for tensor, start in zip(self.tensors(), before, strict=True)
+        )
+        if first.rollbacks or second.rollbacks:
+            raise RuntimeError("a pass was undone: the instance does not give the bound its best")
+        return first, second
+
+    @property
+    def bound(self) -> float:
+        """2 tau L eta."""
+        return psgd_sensitivity(self.settings.tau, self.settings.clip, self.settings.eta)
+
+
+def _factor(rows: Sequence[Sequence[float]]) -> NDArray[np.float32]:
+    return np.array(rows, np.float32)
+
+
+def distance(first: LocalResult, second: LocalResult) -> float:
+    """How far apart the feature factors are, in Frobenius norm; the largest over the modes."""
+    pairs = zip(first.factors[1:], second.factors[1:], strict=True)
+    return max(float(np.linalg.norm(a.astype(np.float64) - b)) for a, b in pairs)
+
+
+def smoothness(factors: Factors, gamma: float) -> float:
+    """Beta of the paper's appendix: ||(A^T A) * (C^T C) + gamma I||_F, the largest over B and C."""
+    rank = factors[0].shape[1]
+    largest = 0.0
+    for mode in range(1, len(factors)):
+        grams = [gram(factor) for other, factor in enumerate(factors) if other != mode]
+        product = math.prod(grams[1:], start=grams[0]) + gamma * np.eye(rank)
+        largest = max(largest, float(np.linalg.norm(product)))
+    return largest
+
+
+def joint_pass(patients: int, *, nonnegative: bool) -> Instance:
+    """Instance in which one entry decides which way everybody else's entries push.
+
+    Patient 0 has one entry, which makes the row of diagnosis 0 small in this direction or in that.
+    All others have their one entry at procedure 1, diagnosis 0. The row of procedure 1 starts at
+    zero, so it leaves in the direction that the diagnosis has by then, and each visit drives it
+    on. One entry's gradient is bounded; what the next entries make of it is not.
+    """
+    cells = np.array([(0, 0, 0)] + [(i, 1, 0) for i in range(1, patients + 1)])
+    if nonnegative:
+        A = np.ones((patients + 1, 2), np.float32)
+        A[0, 1] = 0
+        start = (A, _factor([[1, 0], [0, 0]]), _factor([[0, 0.03]]))
+        settings = replace(PAPER, rank=2, clip=20.0, nonnegative=True)
+        low, high, others = 1.0, 20.0, 500.0
+    else:
+        start = (np.ones((patients + 1, 1), np.float32), _factor([[1], [0]]), _factor([[-0.03]]))
+        settings, low, high, others = PAPER, 1.0, 20.0, 300.0
+    counts = np.array([low] + [others] * patients)
+    changed = np.array([high] + [others] * patients)
+    return Instance(cells, counts, changed, start, settings)
+
+
+def first_seed(instance: Instance) -> int:
+    """The first public seed with which patient 0 is visited first."""
+    tensor, _ = instance.tensors()
+    for seed in range(1000):
+        rows, _ = next(visits(tensor, 0, np.random.default_rng((seed,))))
+        if rows[0, 0] == 0:
+            return seed
+    raise RuntimeError("no seed below 1000 visits patient 0 first")
+
+
+def one_joint_pass(patients: int) -> list[Finding]:
+    """(i) One pass from a public start, one entry changed."""
+    findings = []
+    for nonnegative in (False, True):
+        instance = joint_pass(patients, nonnegative=nonnegative)
+        first, second = instance.run(first_seed(instance))
+        findings.append(
+            Finding(
+                "joint pass",
+                f"{patients} other patients, one entry each, "
+                + ("non-negative" if nonnegative else "signs free"),
+                "distance of B",
+                instance.bound,
+                distance(first, second),
+            )
+        )
+    return findings
+
+
+def cohort(*, gamma: float = 0.0, eta: float = 0.005) -> Instance:
+    """Forty patients of two or three entries, uniform start; one count is raised by five."""
+    rng = np.random.default_rng(3)
+    start = tuple(rng.random((rows, 2), dtype=np.float32) for rows in (40, 3, 3))
+    drawn = {(i, *map(int, rng.integers(3, size=2))) for i in range(40) for _ in range(3)}
+    cells = np.array(sorted(drawn))
+    counts = 1 + rng.poisson(2.0, len(cells)).astype(np.float64)
+    changed = counts.copy()
+    changed[0] += 5
+    settings = replace(PAPER, rank=2, eta=eta, clip=1.0, gamma=gamma, nonnegative=True)
+    return Instance(cells, counts, changed, start, settings)
+
+
+def carried_state(gamma: float, rounds: int = 30) -> list[float]:
+    """Distance over bound after each round, when un-noised factors are carried to the next.
+
+    The anchors stay equal in both runs: they are what was released, and the bound is needed for
+    the release of a round given all releases before it.
+    """
+    instance = cohort(gamma=gamma)
+    starts = (instance.start, instance.start)
+    ratios = []
+    for number in range(1, rounds + 1):
+        first, second = instance.run(number, starts=starts)
+        starts = (first.factors, second.factors)
+        ratios.append(distance(first, second) / instance.bound)
+    return ratios
+
+
+def carried_over() -> list[Finding]:
+    """(ii) The same bound, round after round."""
+    findings = []
+    for gamma in (0.05, 5.0):
+        ratios, bound = carried_state(gamma), cohort().bound
+        findings += [
+            Finding(
+                "carried state",
+                f"40 patients, gamma {gamma:g}, round {number}",
+                "distance of B or C",
+                bound,
+                ratios[number - 1] * bound,
+            )
+            for number in (1, 10, 30)
+        ]
+    return findings
+
+
+def two_patients(mu: float) -> Instance:
+    """Two patients without a code in common; the second one's count changes."""
+    start = (_factor([[0.5], [0.5]]), _factor([[1], [1]]), _factor([[1], [1]]))
+    settings = replace(PAPER, clip=100.0, mu=mu, tau=2, nonnegative=True)
+    cells = np.array([(0, 0, 0), (1, 1, 1)])
+    return Instance(cells, np.array([3.0, 1.0]), np.array([3.0, 90.0]), start, settings)
+
+
+def coupled_patients() -> list[Finding]:
+    """(iii) The l2,1 step carries one patient's change to another's factors."""
+    findings = []
+    for mu in (0.0, 75.0):
+        first, second = two_patients(mu).run(0)
+        for mode, name in ((0, "patient 0's row of A"), (1, "B at patient 0's code")):
+            moved = float(np.linalg.norm(first.factors[mode][0] - second.factors[mode][0]))
+            findings.append(
+                Finding("l2,1 step", f"patient 1's count 1 or 90, mu {mu:g}", name, 0.0, moved)
+            )
+    return findings
+
+
+def with_zero_filled() -> tuple[Instance, SparseTensor]:
+    """The cohort, and its tensor with one zero turned into a one."""
+    instance = cohort(eta=0.02)
+    tensor, _ = instance.tensors()
+    taken = {tuple(cell) for cell in instance.cells.tolist()}
+    zero = next((0, j, k) for j in range(3) for k in range(3) if (0, j, k) not in taken)
+    filled = SparseTensor.from_coo(
+        [zero, *instance.cells.tolist()], [1.0, *instance.counts], tensor.shape
+    )
+    return instance, filled
+
+
+def filled_zero() -> list[Finding]:
+    """(iv) A zero that becomes a one: another length, another order, another path.
+
+    A bound has to hold for every order of the visits, so the worst of some public seeds counts.
+    """
+    instance, filled = with_zero_filled()
+    pair = (instance.tensors()[0], filled)
+
+    def moved(seed: int) -> float:
+        return distance(*(
+            solve(t, instance.start, instance.start[1:], instance.settings,
+                  np.random.default_rng(seed))
+            for t in pair
+        ))  # fmt: skip
+
+    worst = max(range(_SEEDS), key=moved)
+    orders = [next(visits(t, 0, np.random.default_rng(worst)))[0] for t in pair]
+    same = int((orders[0] == orders[1][: len(orders[0])]).all(axis=1).sum())
+    shows = f"40 patients, one zero becomes a one, worst of {_SEEDS} seeds"
+    return [
+        Finding("zero to one", shows, "visits in a pass", pair[0].nnz, filled.nnz),
+        Finding("zero to one", shows, "visits that keep their place", pair[0].nnz, same),
+        Finding("zero to one", shows, "distance of B or C", instance.bound, moved(worst)),
+    ]
+
+
+def unclipped(count: float) -> tuple[float, float]:
+    """Bound with the L seen on the data itself, and distance, when one count of 1 is changed."""
+    settings = replace(PAPER, clip=0.0)
+    start = (np.ones((1, 1), np.float32),) * 3
+    instance = Instance(np.zeros((1, 3), int), np.array([3.0]), np.array([count]), start, settings)
+    largest = abs(1.0 - 3.0)  # |<a, b * c> - x| ||a * c|| of the only entry
+    return 2 * settings.tau * largest * settings.eta, distance(*instance.run(0))
+
+
+def no_lipschitz() -> list[Finding]:
+    """(v) Least squares has no L: without clipping the distance grows with the count itself."""
+    findings = []
+    for count in (30.0, 300.0):
+        claimed, measured = unclipped(count)
+        findings.append(
+            Finding(
+                "no finite L",
+                f"one entry, 3 or {count:g}, no clip; L as seen with 3",
+                "distance of B",
+                claimed,
+                measured,
+            )
+        )
+    return findings
+
+
+def plan_events(entries: int) -> list[ReleaseEvent]:
+    """The paper's releases as they meet somebody with that many entries: m times as far."""
+    sensitivity = psgd_sensitivity(2, 5.0, 0.01)
+    return [
+        ReleaseEvent(
+            name=f"round {number}, mode {mode}",
+            sensitivity=entries * sensitivity,
+            sigma=sigma_of(RHO, sensitivity),
+            count=1,
+            unit="entry",
+            neighbours="replace",
+            claim=PAPER_CLAIM,
+        )
+        for number in range(1, ROUNDS + 1)
+        for mode in (1, 2)
+    ]
+
+
+def patient_unit() -> list[Finding]:
+    """(vi) The unit is one entry; a patient has many, and m entries cost up to m^2 as much."""
+    claimed = PaperPlan(RHO, DELTA, ROUNDS).total_rho
+    sites = synthetic(preset("demo")).sites
+    entries = np.concatenate(
+        [np.bincount(s.tensor.indices[:, 0], minlength=s.tensor.n_patients) for s in sites]
+    )
+    findings = []
+    for who, m in (("median", int(np.median(entries))), ("largest", int(entries.max()))):
+        found = account(plan_events(m), DELTA).rho
+        epsilons = [epsilon_proposition_2_8(rho, DELTA) for rho in (claimed, found)]
+        shows = f"{who} patient of the synthetic demo, m = {m}"
+        findings += [
+            Finding("unit", shows, "rho, up to", claimed, found),
+            Finding("unit", shows, "epsilon, up to", *epsilons),
+        ]
+    return findings
+
+
+def parallel_sites() -> list[Finding]:
+    """(vii) Average over sites against the site that spent most.
+
+    Site 1 releases Gaussian values at rho = 1, nine others at 0.001. Two data sets that differ at
+    site 1 are told apart by site 1's values alone, and how well is known exactly.
+    """
+    rhos = [1.0] + [0.001] * 9
+    average, most = math.fsum(rhos) / len(rhos), compose_parallel(rhos)
+    epsilon = epsilon_proposition_2_8(average, DELTA)
+    shows = "one site at rho 1, nine at 0.001"
+    return [
+        Finding("average of sites", shows, "rho", average, most),
+        Finding(
+            "average of sites", shows, f"delta at the claimed epsilon {epsilon:.3g}",
+            DELTA, delta_gaussian(math.sqrt(2 * most), epsilon),
+        ),
+    ]  # fmt: skip
+
+
+def standard_deviation() -> list[Finding]:
+    """(viii) The text calls Delta^2 / (2 rho) a standard deviation; Algorithm 1 has it right."""
+    findings = []
+    for eta in (1e-2, 1e-3):
+        sensitivity = psgd_sensitivity(2, 1.0, eta)
+        text = sensitivity**2 / (2 * RHO)
+        findings.append(
+            Finding(
+                "std or variance",
+                f"tau 2, L 1, eta {eta:g}: std {text:.3g} for {sigma_of(RHO, sensitivity):.3g}",
+                "rho of a release",
+                RHO,
+                rho_of(text, sensitivity),
+            )
+        )
+    return findings
+
+
+def findings(patients: int) -> list[Finding]:
+    """All of them, in the order of the proof's page."""
+    return [
+        *one_joint_pass(patients),
+        *carried_over(),
+        *coupled_patients(),
+        *filled_zero(),
+        *no_lipschitz(),
+        *patient_unit(),
+        *parallel_sites(),
+        *standard_deviation(),
+    ]
+
+
+def describe(instance: Instance) -> str:
+    """The instance of the first row, whole: nothing about it is random but the public order."""
+    tensor, _ = instance.tensors()
+    A, B, C = (factor.tolist() for factor in instance.start)
+    s = instance.settings
+    beta = max(
+        smoothness(factors, s.gamma)
+        for factors in (instance.start, *(r.factors for r in instance.run(first_seed(instance))))
+    )
+    return "\n".join(
+        [
+            f"The first row's instance: {tensor!r}, seed {first_seed(instance)}",
+            f"  cells   {instance.cells.tolist()}",
+            f"  counts  {instance.counts.tolist()}",
+            f"  or      {instance.changed.tolist()}",
+            f"  start   A {A}, B {B}, C {C}",
+            f"  tau {s.tau}, L {s.clip:g}, eta {s.eta:g} (2 / beta is {2 / beta:.3g}), "
+            f"gamma {s.gamma:g}, mu {s.mu:g}",
+        ]
+    )
+
+
+def _number(value: Any) -> str:
+    number = float(value)
+    return f"{number:,.0f}" if number.is_integer() or number >= 1e4 else f"{number:.4g}"
+
+
+def main() -> None:
+    """Run everything and print it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--patients", type=int, default=10, help="other patients in the joint pass; 1 to 100"
+    )
+    given = parser.parse_args()
+    if not 1 <= given.patients <= 100:
+        parser.error(f"--patients: must lie in [1, 100]; got {given.patients}")
+    header = ("where", "instance", "quantity", "claimed", "measured", "ratio")
+    lines = [
+        describe(joint_pass(given.patients, nonnegative=False)),
+        "",
+        f"| {' | '.join(header)} |",
+        "|" + "---|" * len(header),
+        *(finding.row() for finding in findings(given.patients)),
+    ]
+    print("\n".join(lines))  # noqa: T201 - the table is what this script is for
+
+
+if __name__ == "__main__":
+    main()

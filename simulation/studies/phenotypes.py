@@ -1,0 +1,158 @@
+"""Planted phenotypes against epsilon: what privacy costs, with two other systems beside.
+
+    python -m simulation.studies.phenotypes --out runs/private
+
+Factor match score against the phenotypes that were planted in the synthetic EHR (`--preset`), for
+patient mode, for DPFact's own scheme at the epsilon it claims (for an entry, not proven), and for
+that scheme made rigorous naively (`simulation.systems.naive`). Each seed makes other data, another
+public start and fresh noise from the operating system; so no two runs of this script agree in all
+digits. Writes table.csv, table.json, table.md, and the figure as PNG and SVG after each model, and
+goes on from there when it is started again: so systems can be added to what is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from rich.progress import track
+
+from dpfact_flower.data.site_data import Cohort
+from dpfact_flower.data.synthetic import preset, synthetic
+from dpfact_flower.evaluation.run_folder import read_json
+from dpfact_flower.tensor import Factors
+from dpfact_flower.tensor.match import factor_match_score
+from simulation.arguments import at_least, one_line_errors, read_epsilon
+from simulation.paper.measures import shared_error
+from simulation.paper.report import Table
+from simulation.systems import NO_NOISE, naive, paper_mode, patient_mode
+
+SYSTEMS: dict[str, Callable[..., Factors]] = {
+    "patient mode": patient_mode,
+    "paper mode (claimed, entry-level, not proven)": paper_mode,
+    "naive rigorous scheme": naive,
+}
+
+
+def measure(system: str, cohort: Cohort, rank: int, epsilon: float, seed: int) -> dict[str, Any]:
+    """One model: how well it matches the planted phenotypes, and how much data it explains."""
+    if cohort.truth is None:
+        raise SystemExit("the data has no planted phenotypes")
+    began = time.perf_counter()
+    factors = SYSTEMS[system](cohort, rank, epsilon, seed=seed)
+    seconds = time.perf_counter() - began
+    return {
+        "system": system,
+        "epsilon": _shown(epsilon),
+        "seed": seed,
+        "fms": factor_match_score(factors, cohort.truth.factors),
+        "fit": shared_error(cohort, factors).fit,
+        "seconds": seconds,
+    }
+
+
+def _shown(epsilon: float) -> float | str:
+    return "inf" if epsilon >= NO_NOISE else epsilon
+
+
+def summarised(rows: list[dict[str, Any]], key: str) -> dict[tuple[str, Any], tuple[float, float]]:
+    """Mean and spread over seeds of each system at each epsilon."""
+    found: dict[tuple[str, Any], list[float]] = {}
+    for row in rows:
+        found.setdefault((row["system"], row["epsilon"]), []).append(row[key])
+    return {
+        place: (float(np.mean(values)), float(np.std(values))) for place, values in found.items()
+    }
+
+
+def table(rows: list[dict[str, Any]], key: str = "fms") -> str:
+    """Markdown table: a row a system, a column an epsilon."""
+    means = summarised(rows, key)
+    epsilons = list(dict.fromkeys(row["epsilon"] for row in rows))
+    systems = list(dict.fromkeys(row["system"] for row in rows))
+    lines = [
+        "| epsilon | " + " | ".join(str(epsilon) for epsilon in epsilons) + " |",
+        "|---" * (len(epsilons) + 1) + "|",
+    ]
+    for system in systems:
+        cells = [
+            "{:.2f} ± {:.2f}".format(*means[system, epsilon]) if (system, epsilon) in means else "-"
+            for epsilon in epsilons
+        ]
+        lines.append(f"| {system} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def figure(rows: list[dict[str, Any]]) -> Figure:
+    """Factor match against epsilon, a line a system."""
+    drawn = Figure(figsize=(6.4, 4), layout="constrained")
+    axes = drawn.subplots()
+    means = summarised(rows, "fms")
+    finite = sorted({row["epsilon"] for row in rows if row["epsilon"] != "inf"})
+    for number, system in enumerate(dict.fromkeys(row["system"] for row in rows)):
+        measured = [epsilon for epsilon in finite if (system, epsilon) in means]
+        y = [means[system, epsilon][0] for epsilon in measured]
+        spread = [means[system, epsilon][1] for epsilon in measured]
+        axes.errorbar(measured, y, spread, marker="o", capsize=3, label=system, color=f"C{number}")
+        if (system, "inf") in means:
+            axes.axhline(means[system, "inf"][0], ls=":", lw=1, color=f"C{number}")
+    if finite:
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(finite, [f"{epsilon:g}" for epsilon in finite])
+    axes.set(xlabel="epsilon for the whole run", ylabel="factor match score", ylim=(0, 1))
+    axes.legend(fontsize="small", title="dotted: without noise", title_fontsize="small")
+    return drawn
+
+
+def write(rows: list[dict[str, Any]], out: Path) -> None:
+    """Table as CSV, JSON and Markdown; figure as PNG and SVG."""
+    out.mkdir(parents=True, exist_ok=True)
+    Table("table", rows).write(out)
+    (out / "table.md").write_text(table(rows) + "\n", encoding="utf-8")
+    for kind in ("png", "svg"):
+        figure(rows).savefig(out / f"fms_against_epsilon.{kind}", dpi=120)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run all systems at all epsilons and seeds, and write what was found."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("runs/private"))
+    parser.add_argument("--preset", default="paper-mimic")
+    parser.add_argument("--rank", type=at_least(1), default=50)
+    parser.add_argument("--epsilons", type=read_epsilon, nargs="+", default=[NO_NOISE, 8, 4, 2, 1])
+    parser.add_argument("--seeds", type=at_least(1), default=3, help="number of seeds")
+    parser.add_argument("--systems", nargs="+", choices=[*SYSTEMS], default=[*SYSTEMS])
+    given = parser.parse_args(arguments)
+    with one_line_errors(parser):
+        run(given)
+
+
+def run(given: argparse.Namespace) -> None:
+    """Run what is missing in the folder, and write it."""
+    store = given.out / "table.json"
+    rows: list[dict[str, Any]] = read_json(store) if store.exists() else []
+    done = {(row["system"], row["epsilon"], row["seed"]) for row in rows}
+    jobs = [
+        (system, epsilon, seed)
+        for seed in range(given.seeds)
+        for system in given.systems
+        for epsilon in given.epsilons
+        if (system, _shown(epsilon), seed) not in done
+    ]
+    seeds = {seed for _, _, seed in jobs}
+    cohorts = {seed: synthetic(preset(given.preset, seed=seed)) for seed in seeds}
+    for system, epsilon, seed in track(jobs, description="models"):
+        rows.append(measure(system, cohorts[seed], given.rank, epsilon, seed))
+        rows.sort(key=lambda row: [*SYSTEMS].index(row["system"]))
+        write(rows, given.out)
+    print(table(rows))  # noqa: T201 - the table is what this script is for
+    print(f"{sum(row['seconds'] for row in rows):.0f} s of fitting")  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""`make bench` runs from end to end: the smallest scale, in a process of its own."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.rows import Row, Timing
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    out = tmp_path_factory.mktemp("bench") / "results"
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "--scale", "smoke", "--out", str(out)],
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+        timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return out, done.stdout
+
+
+@pytest.mark.slow
+def test_every_row_says_what_was_measured_and_whether_the_target_is_met(results):
+    rows = json.loads((results[0] / "bench.json").read_text())
+    names = [row["name"] for row in rows]
+    assert len(set(names)) == len(names)
+    for row in rows:
+        assert {"name", "value", "unit", "target", "met"} <= row.keys()
+        if row["target"] is None or row["value"] is None:
+            assert row["met"] is None
+        elif row["at_least"]:
+            assert row["met"] is (row["value"] >= row["target"])
+        else:
+            assert row["met"] is (row["value"] <= row["target"])
+        assert row["value"] is not None or row["note"]
+    times = [row for row in rows if row["unit"] in {"s", "ns/nnz", "ns/visit", "ms/round"}]
+    measured = [row["value"] for row in times if row["value"] is not None]
+    assert all(math.isfinite(value) and value > 0 for value in measured)
+    assert len(measured) > 0.8 * len(times)  # a difference of short times can be lost
+    assert Row.of("a difference", Timing((-1.0, 0.0)), "s").value is None
+
+
+@pytest.mark.slow
+def test_all_sections_are_there(results):
+    rows = {row["name"]: row for row in json.loads((results[0] / "bench.json").read_text())}
+    sections = {name.split()[0].rstrip(":") for name in rows}
+    wanted = {
+        "start-up",
+        "memory",
+        "psgd",
+        "kernel",
+        "exact",
+        "mttkrp",
+        "peer",
+        "ratio",
+        "release",
+        "scaling",
+        "federation",
+    }
+    assert sections == wanted
+    ours, peer = rows["psgd S joint: pass"]["value"], rows["peer S: naive numba f64 pass"]["value"]
+    ratio = rows["ratio S: naive numba / psgd joint pass"]["value"]
+    assert ratio == pytest.approx(peer / ours)
+    for name in rows:
+        if "bytes" in name:  # the payload is inside what is sent
+            assert rows[name]["value"] > 1
+        if name.endswith("overhead of a round"):
+            assert 0 < rows[name]["value"] < 1
+
+
+@pytest.mark.slow
+def test_it_says_what_it_ran_on_and_on_one_thread(results):
+    out, printed = results
+    machine = json.loads((out / "machine.json").read_text())
+    assert set(machine["threads"].values()) == {"1"}
+    assert machine["packages"]["numba"] in printed
+    assert machine["cpu"] in printed
+    assert (out / "bench.png").read_bytes().startswith(b"\x89PNG")

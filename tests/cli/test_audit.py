@@ -1,0 +1,65 @@
+"""`dpfact audit`: exit codes, what it prints, and that it leaves nothing behind."""
+
+import logging
+
+from typer.testing import CliRunner
+
+from dpfact_flower.audit import Finding
+from dpfact_flower.cli.main import app
+from dpfact_flower.data.site_data import Cohort
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, ["audit", *arguments], env={"COLUMNS": "200"})
+
+
+SETTINGS = ("--set", "privacy=patient", "--set", "rank=3")
+
+
+def files_below(folder):
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
+def test_a_cohort_passes_and_nothing_is_left_behind(cohort_folder, tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    before = files_below(tmp_path)
+    result = invoke("--data", str(cohort_folder), "--site", "site-2", "--quick", *SETTINGS)
+    assert result.exit_code == 0, result.output
+    assert "checks passed" in result.output
+    assert "likelihood ratio: whole run" in result.output
+    assert files_below(tmp_path) == before
+    assert "begins a new ledger" not in caplog.text  # an alarm to whoever reads the site's log
+    assert not logging.getLogger("dpfact_flower.client").filters
+
+
+def fake(monkeypatch, *findings):
+    """Audits that find something; the rest of the command is real."""
+    asked = {}
+
+    def found(data, solver, privacy, **given):
+        asked.update(given, data=data, solver=solver, privacy=privacy)
+        return findings
+
+    monkeypatch.setattr("dpfact_flower.audit.audit", found)
+    return asked
+
+
+def test_one_failure_is_exit_code_one(monkeypatch):
+    fake(monkeypatch, Finding("good", 1, (0, 2)), Finding("bad", 3, (0, 2), "too much"))
+    result = invoke("--data", "synthetic:demo", *SETTINGS)
+    assert result.exit_code == 1
+    assert "1 of 2 checks failed" in result.output
+    assert "FAILED" in result.output
+
+
+def test_settings_data_and_site_are_the_users(monkeypatch, cohort_folder):
+    asked = fake(monkeypatch, Finding("good", 1, (0, 2)))
+    file = cohort_folder / "site-3.npz"
+    result = invoke("--data", str(file), "--set", "epsilon=0.7", "--seed", "4", *SETTINGS)
+    assert result.exit_code == 0, result.output
+    assert asked["data"].name == "site-3"
+    assert asked["privacy"].epsilon == 0.7
+    assert asked["solver"].rank == 3
+    assert asked["seed"] == 4
+    invoke("--data", str(cohort_folder), *SETTINGS)
+    assert isinstance(asked["data"], Cohort)

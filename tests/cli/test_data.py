@@ -1,0 +1,127 @@
+"""`dpfact data events`, as a hospital's data engineer uses it."""
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from dpfact_flower.cli.main import app
+from dpfact_flower.client_app import app as client_app
+from dpfact_flower.data.site_data import Cohort, SiteData
+from dpfact_flower.data.vocabulary import Vocabulary
+from dpfact_flower.errors import DPFactError
+from dpfact_flower.evaluation.run_folder import SUMMARY, read_json, read_model
+from dpfact_flower.runtime.grid import InProcessGrid
+from dpfact_flower.runtime.serve import serve
+
+SIZES = {"procedures": 6, "diagnoses": 9}
+
+
+def data_events(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["data", "events", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture
+def tables(tmp_path):
+    """The tables of the command's help, and those of a simulation."""
+    (tmp_path / "p.csv").write_text("patient,time,code\n17,2024-03-01,3605\n18,2024-03-01,40\n")
+    (tmp_path / "d.csv").write_text(
+        "patient,time,code\n17,2024-03-05 09:30,41401\n18,2024-05-01,4019\n"
+    )
+    (tmp_path / "sites.csv").write_text("patient,site\n17,a\n18,b\n")
+    return [
+        *("--mode", f"procedures={tmp_path / 'p.csv'}"),
+        *("--mode", f"diagnoses={tmp_path / 'd.csv'}"),
+        *("--out", str(tmp_path / "out")),
+    ]
+
+
+def test_the_example_of_the_help(tables, tmp_path):
+    text = data_events("--help")
+    for line in (tmp_path / "p.csv").read_text().splitlines()[:2]:
+        assert line in text
+    data_events("--name", "north", *tables)
+    site = SiteData.load(tmp_path / "out" / "north.npz")
+    assert (site.name, site.patients, site.tensor.values.tolist()) == ("north", ("17",), [1])
+    assert [v.codes[0] for v in site.vocabularies] == ["3605", "4019"]
+
+
+def test_sites_make_a_cohort_for_simulation(tables, tmp_path):
+    data_events("--name", "two", "--sites", str(tmp_path / "sites.csv"),
+           "--window", "90", "--top", "2x1", *tables)  # fmt: skip
+    cohort = Cohort.load(tmp_path / "out")
+    assert cohort.name == "two"
+    assert [len(v) for v in cohort.vocabularies] == [2, 1]
+    assert [site.name for site in cohort.sites] == ["b"]  # the one code kept is 4019
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--mode", "procedures"], "--mode: need NAME=FILE, got 'procedures'"),
+        (["--mode", "procedures=x.csv"], "--mode: procedures is given twice"),
+        (["--codes", "procedures=x.json"], "--codes: need a list for each of procedures, diag"),
+        (["--codes", "drugs=x", "--codes", "procedures=x"], "--codes: need a list for each of"),
+        (["--top", "2"], "top: need a positive integer or None for each of procedures, diag"),
+        (["--top", "2y2"], "--top: need a number of codes a mode such as 202x316"),
+        (["--window", "0"], r"p\.csv: lacks the column\(s\) encounter"),
+        (["--code", "icd"], r"p\.csv: lacks the column\(s\) icd"),
+        (["--labels", "gone.csv"], r"gone\.csv: no such file"),
+    ],
+)
+def test_errors_are_one_clear_line(arguments, says, tables, tmp_path):
+    with pytest.raises(DPFactError, match=says):
+        data_events("--name", "north", *tables, *arguments)
+    assert not (tmp_path / "out").exists()
+
+
+def write_events(folder, seed, patients=60):
+    """Event tables of one hospital, of three groups of patients, with a code nobody listed."""
+    rng = np.random.default_rng(seed)
+    folder.mkdir()
+    for mode, size in SIZES.items():
+        lines = ["patient,time,code"]
+        for patient in range(patients):
+            codes = 3 * rng.integers(0, size // 3, 3) + patient % 3
+            lines += [f"{patient},2024-01-{1 + n:02d},{mode[0]}{code}"
+                      for n, code in enumerate(codes)]  # fmt: skip
+        (folder / f"{mode}.csv").write_text("\n".join([*lines, "0,2024-01-01,secret", ""]))
+    labels = "".join(f"{patient},{patient % 2}\n" for patient in range(patients))
+    (folder / "labels.csv").write_text(f"patient,died\n{labels}")
+
+
+def test_hospitals_with_event_tables_and_public_lists_run_patient_mode(tmp_path):
+    """As docs/how-to/deploy.md has it: a file a hospital, and a server with code lists alone."""
+    lists = []
+    for mode, size in SIZES.items():
+        path = tmp_path / f"{mode}.json"
+        Vocabulary(mode, tuple(f"{mode[0]}{code}" for code in range(size))).save(path)
+        lists.append(path)
+    nodes = []
+    for seed, site in enumerate(("north", "south")):
+        home = tmp_path / site
+        write_events(home, seed)
+        text = data_events(
+            "--name", site, "--out", str(home), "--window", "7",
+            "--labels", str(home / "labels.csv"),
+            *(f"--mode={path.stem}={home / path.stem}.csv" for path in lists),
+            *(f"--codes={path.stem}={path}" for path in reversed(lists)),
+        )  # fmt: skip
+        assert site in text
+        assert (home / f"{site}.npz").stat().st_mode & 0o077 == 0
+        nodes.append(
+            {"site": site, "data-path": str(home / f"{site}.npz"), "state-dir": str(home / "state"),
+             "allow-privacy": "patient", "max-epsilon": 4.0, "budget-delta": 1e-5}
+        )  # fmt: skip
+    config = {
+        "data": "", "vocabulary": ",".join(map(str, lists)), "out": str(tmp_path / "run"),
+        "sites": 2, "min-sites": 2, "rank": 3, "privacy": "patient", "epsilon": 4.0,
+        "patients": 120,
+    }  # fmt: skip
+    out = serve(InProcessGrid(client_app, nodes), config)
+    summary = read_json(out / SUMMARY)
+    assert summary["claim"].startswith("proven: patient-level")
+    assert sorted(summary["per_site"]) == ["north", "south"]
+    _, codes = read_model(out)
+    assert [len(mode) for mode in codes] == [6, 9]

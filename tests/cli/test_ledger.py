@@ -1,0 +1,268 @@
+"""`dpfact ledger`, as a privacy officer uses it."""
+
+import json
+import re
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from dpfact_flower.cli import ledger as cli_ledger
+from dpfact_flower.errors import DPFactError, SettingsError, StateError
+from dpfact_flower.privacy import (
+    PAPER_CLAIM,
+    PATIENT_CLAIM,
+    SEEDED_CLAIM,
+    Release,
+    ReleaseEvent,
+    account,
+)
+from dpfact_flower.privacy.ledger import LEDGER, Ledger, ReleaseKey
+from dpfact_flower.privacy.release import release_nothing
+
+SECRET = 9876543.0
+KINDS = {
+    "entry": ("replace", PAPER_CLAIM),
+    "patient": ("add-remove", PATIENT_CLAIM),
+}
+
+
+def invoke(*arguments: object) -> Any:
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(
+        cli_ledger.ledger_app, [str(argument) for argument in arguments]
+    )
+    if isinstance(result.exception, DPFactError):
+        raise result.exception
+    return result
+
+
+def ledger_text(*arguments: object, code: int = 0) -> str:
+    result = invoke(*arguments)
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def charge(ledger: Ledger, job: str, round_number: int, *units: str, seeded: bool = False) -> None:
+    events = tuple(
+        ReleaseEvent(
+            name=f"round {round_number}, mode {place}", sensitivity=0.5, sigma=20.0 + place,
+            count=3, unit=unit, neighbours=KINDS[unit][0], claim=KINDS[unit][1], seeded=seeded,
+        )
+        for place, unit in enumerate(units)
+    )  # fmt: skip
+    arrays = (np.full(3, SECRET, np.float32),)
+    key = ReleaseKey("f" * 64, job, round_number, "asked")
+    ledger.charge(key, "terms", Release(arrays, events))
+
+
+@pytest.fixture
+def state_dir(tmp_path) -> Path:
+    """Two sites: north has released in every way, south nothing."""
+    with Ledger(tmp_path / "north") as ledger:
+        charge(ledger, "first", 1, "entry", "entry")
+        charge(ledger, "first", 2, "entry", "entry", seeded=True)
+        charge(ledger, "second", 1, "patient")
+        ledger.charge(ReleaseKey("f" * 64, "second", 2, "q"), "terms", release_nothing())
+        charge(ledger, "third", 1)
+    Ledger(tmp_path / "south").close()
+    return tmp_path
+
+
+def test_help_teaches_both_commands():
+    text = ledger_text("--help")
+    assert "show" in text
+    assert "verify" in text
+    assert "--noted" in ledger_text("verify", "--help")
+
+
+def test_the_table_fits_into_a_terminal(state_dir):
+    show = ["show", str(state_dir), "--site", "north"]
+    text = CliRunner(env={"COLUMNS": "80"}).invoke(cli_ledger.ledger_app, show).output
+    assert "no bound" in text  # the last column, whole
+
+
+def test_show_has_every_release_with_its_cost(state_dir):
+    text = ledger_text("show", state_dir, "--site", "north", "--delta", "1e-6")
+    lines = [line for line in text.splitlines() if "first" in line]
+    assert len(lines) == 4
+    for line, mode in zip(lines, (0, 1, 0, 1), strict=True):
+        assert f"mode {mode}" in line
+        assert " 0.5 " in line
+        assert f" {20 + mode} " in line
+        assert f"{0.125 / (20 + mode) ** 2:.4g}" in line
+        assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d ", line)
+    assert [("seeded: not private" in line) for line in lines] == [False, False, True, True]
+    assert "nothing left the site" in text
+    (bare,) = (line for line in text.splitlines() if "third" in line)
+    assert "values without noise" in bare
+    assert "no bound" in bare
+
+
+def test_the_running_total_is_that_of_all_releases_of_the_unit_so_far(state_dir):
+    with Ledger(state_dir / "north") as ledger:
+        events = ledger.events()
+    shown = json.loads(ledger_text("show", state_dir / "north", "--delta", "1e-6", "--json"))
+    expected = [
+        account(events[:2], 1e-6).headline.epsilon,
+        account(events[:4], 1e-6).headline.epsilon,
+        account(events[4:], 1e-6).headline.epsilon,
+        None,
+        None,
+    ]
+    assert [release["running_epsilon"] for release in shown["releases"]] == expected
+    text = ledger_text("show", state_dir / "north", "--delta", "1e-6")
+    for line, epsilon in ((2, expected[0]), (4, expected[1])):
+        row = [row for row in text.splitlines() if "first" in row][line - 1]
+        last = float(row.split("│")[-1])
+        assert epsilon <= last <= epsilon * 1.001  # rounded up, never down
+    rows = [row for row in text.splitlines() if "first" in row]
+    assert [bool(row.split("│")[-1].strip()) for row in rows] == [False, True, False, True]
+
+
+def test_totals_stand_under_every_accountant_with_their_claim_and_unit(state_dir):
+    text = ledger_text("show", state_dir / "north")
+    with Ledger(state_dir / "north") as ledger:
+        events = ledger.events()
+    for part in (events[:4], events[4:]):
+        total = account(part, 1e-5)
+        assert len(total.figures) >= 3
+        for figure in total.figures:
+            assert str(figure) in text
+        assert f"{len(part)} charged releases, unit {part[0].unit}" in text
+    assert SEEDED_CLAIM in text
+    assert PATIENT_CLAIM in text
+    assert "cannot be added up" in text
+    assert "1 releases without noise: no epsilon bounds them" in text
+
+
+def test_one_unit_and_noise_everywhere_needs_no_warnings(tmp_path):
+    with Ledger(tmp_path / "north") as ledger:
+        charge(ledger, "first", 1, "patient")
+    text = ledger_text("show", tmp_path)
+    assert "cannot be added up" not in text
+    assert "without noise" not in text
+    assert "seeded" not in text
+
+
+def test_json_is_complete_and_holds_no_released_value(state_dir):
+    text = ledger_text("show", state_dir / "north", "--json", "--delta", "1e-6")
+    assert str(int(SECRET)) not in text
+    shown = json.loads(text)
+    with Ledger(state_dir / "north") as ledger:
+        head, rows = ledger.head(), ledger.rows()
+    assert (shown["rows"], shown["head"], shown["delta"]) == (head.rows, head.hash, 1e-6)
+    assert shown["ledger"] == str(state_dir / "north" / LEDGER)
+    assert [release["hash"] for release in shown["releases"]] == [row.hash for row in rows]
+    assert [release["unprotected"] for release in shown["releases"]] == [False] * 4 + [True]
+    assert shown["unprotected_releases"] == 1
+    events = [event for release in shown["releases"] for event in release["events"]]
+    assert [event.pop("rho") for event in events] == [e.rho for row in rows for e in row.events]
+    assert [ReleaseEvent.from_dict(event) for event in events] == [
+        event for row in rows for event in row.events
+    ]
+    assert [total["unit"] for total in shown["totals"]] == ["entry", "patient"]
+    assert shown["totals"][1]["claim"] == PATIENT_CLAIM
+
+
+def test_no_released_value_is_shown(state_dir):
+    text = ledger_text("show", state_dir / "north") + ledger_text("verify", state_dir / "north")
+    assert "9876543" not in text.replace(",", "")
+
+
+def test_nothing_charged_is_said(state_dir):
+    assert "nothing was charged" in ledger_text("show", state_dir, "--site", "south")
+    shown = json.loads(ledger_text("show", state_dir / "south", "--json"))
+    assert (shown["releases"], shown["totals"], shown["rows"]) == ([], [], 0)
+    with Ledger(state_dir / "south") as ledger:
+        charge(ledger, "bare", 1)
+    text = ledger_text("show", state_dir / "south")
+    assert "nothing was charged" in text
+    assert "no epsilon bounds them" in text
+
+
+def test_markup_in_a_name_is_shown_as_it_is(tmp_path):
+    with Ledger(tmp_path / "north") as ledger:
+        charge(ledger, "[red]x[/red]", 1, "entry")
+    assert "[red]x[/red]" in ledger_text("show", tmp_path)
+
+
+def test_verify_says_ok_with_rows_and_head(state_dir):
+    with Ledger(state_dir / "north") as ledger:
+        head = ledger.head()
+    text = ledger_text("verify", state_dir / "north")
+    assert f"OK: 5 rows, head {head}" in text
+    assert "--noted" in text
+    text = ledger_text("verify", state_dir, "--site", "north", "--noted", head)
+    assert f"OK: 5 rows, head {head}" in text
+    assert "--noted" not in text
+
+
+def tamper(folder: Path, statement: str) -> None:
+    with closing(sqlite3.connect(folder / LEDGER, isolation_level=None)) as connection:
+        connection.execute(statement)
+
+
+def test_verify_names_problems_and_exits_1(state_dir):
+    tamper(state_dir / "north", "UPDATE events SET sigma = 1e9 WHERE number = 2")
+    text = ledger_text("verify", state_dir / "north", code=1)
+    assert "problem row 2" in text
+    assert "OK" not in text
+    with pytest.raises(StateError, match="damaged ledger: row 2"):
+        ledger_text("show", state_dir / "north")
+
+
+def test_verify_finds_an_old_copy_by_a_noted_head(state_dir):
+    old = (state_dir / "north" / LEDGER).read_bytes()
+    with Ledger(state_dir / "north") as ledger:
+        charge(ledger, "fourth", 1, "patient")
+        head = ledger.head()
+    ledger_text("verify", state_dir / "north", "--noted", head)
+    (state_dir / "north" / LEDGER).write_bytes(old)
+    ledger_text("verify", state_dir / "north")
+    text = ledger_text("verify", state_dir / "north", "--noted", head, code=1)
+    assert "newest rows are missing" in text
+
+
+def test_a_file_that_does_not_open_is_a_problem(state_dir):
+    (state_dir / "north" / LEDGER).write_bytes(b"x" * 5000)
+    text = ledger_text("verify", state_dir / "north", code=1)
+    assert "not a database" in text
+    with pytest.raises(StateError, match="not a database"):
+        ledger_text("show", state_dir / "north")
+
+
+def test_where_there_is_one_site_it_need_not_be_named(tmp_path):
+    with Ledger(tmp_path / "north") as ledger:
+        charge(ledger, "first", 1, "entry")
+    assert "OK: 1 rows" in ledger_text("verify", tmp_path)
+    assert "OK: 1 rows" in ledger_text("verify", tmp_path / "north")
+
+
+def test_another_sites_folder_is_not_taken_for_the_one_named(state_dir):
+    assert "OK" in ledger_text("verify", state_dir / "north", "--site", "north")
+    with pytest.raises(StateError, match=f"no {LEDGER} of site 'south'"):
+        invoke("verify", state_dir / "north", "--site", "south")
+
+
+@pytest.mark.parametrize("command", ["show", "verify"])
+def test_whose_ledger_must_be_clear(state_dir, command):
+    for arguments in ([], ["--site", "west"], ["--site", "."]):
+        with pytest.raises(StateError, match="--site: need one of north, south"):
+            invoke(command, state_dir, *arguments)
+    with pytest.raises(StateError, match=LEDGER):
+        invoke(command, state_dir / "nowhere")
+    assert not (state_dir / "nowhere").exists()
+
+
+def test_a_head_of_another_form_is_refused(state_dir):
+    with pytest.raises(SettingsError, match="need ROWS:HASH"):
+        invoke("verify", state_dir / "north", "--noted", "abc")
+
+
+def test_delta_out_of_range_is_refused(state_dir):
+    with pytest.raises(SettingsError, match="delta"):
+        invoke("show", state_dir / "north", "--delta", "2")

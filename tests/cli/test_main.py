@@ -1,0 +1,186 @@
+"""The command line, as a person uses it."""
+
+import math
+import re
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from dpfact_flower import cli
+from dpfact_flower.cli.options import APP_FOLDER, run_config
+from dpfact_flower.data.synthetic import PRESETS
+from dpfact_flower.errors import DPFactError
+from dpfact_flower.runtime.config import prepare_data
+from dpfact_flower.settings import AppSettings
+
+
+def dpfact(*arguments: str) -> str:
+    result = CliRunner().invoke(cli.app, list(arguments))
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_help_teaches_every_command():
+    commands = {
+        (): "data ledger plan budget audit run simulate report compare settings",
+        ("data",): "synthetic mimic3 eicu synpuf events show",
+        ("ledger",): "show verify",
+    }
+    for group, names in commands.items():
+        listed = re.findall(
+            r"^[^\w-]+([a-z0-9]+) {2,}[A-Z]", dpfact(*group, "--help"), re.MULTILINE
+        )
+        assert sorted(listed) == sorted(names.split())
+
+
+def test_data_run_and_report(tmp_path):
+    text = dpfact("data", "synthetic", "paper-synthetic", "--out", str(tmp_path / "data"))
+    assert text.count("site-") == 5
+    assert "1,000" in dpfact("data", "show", str(tmp_path / "data"))
+    out = tmp_path / "run"
+    text = dpfact("run", "--data", str(tmp_path / "data"), "--out", str(out),
+                  "-s", "rounds=2", "-s", "rank=3", "-s", "privacy=none")  # fmt: skip
+    assert "no privacy guarantee" in text
+    (out / "report.html").unlink()
+    assert "report.html" in dpfact("report", str(out))
+    assert (out / "report.html").exists()
+
+
+def test_as_many_phenotypes_are_sought_as_were_planted(tmp_path, monkeypatch):
+    assert run_config(APP_FOLDER, [], data="synthetic:paper-synthetic")["rank"] == 20
+    assert run_config(APP_FOLDER, [], data=str(tmp_path))["rank"] == 12
+    monkeypatch.chdir(tmp_path)  # where there is no app
+    assert run_config(APP_FOLDER, [], data="synthetic")["rank"] == 12
+    assert run_config(APP_FOLDER, ["rank=3"], data="synthetic")["rank"] == 3
+    assert "rank" not in run_config(APP_FOLDER, [], data=str(tmp_path))
+
+
+def test_budget_goes_both_ways_and_carries_the_claim():
+    text = dpfact("budget", "--epsilon", "1.2", "--delta", "1e-4", "--rounds", "20")
+    assert "epsilon 1.2" in text
+    rho = text.split("rho per factor and round: ")[1].split()[0]
+    back = dpfact("budget", "--rho", rho, "--delta", "1e-4", "--rounds", "20")
+    assert "epsilon 1.2" in back
+    claims = [line for line in back.splitlines() if "epsilon" in line]
+    assert len(claims) == 3
+    assert all("not proven" in line for line in claims)
+
+
+def test_budget_plans_the_noise_of_the_papers_mechanism():
+    steps = ("--tau", "3", "--clip", "0.5", "--eta", "0.02")
+    text = dpfact("budget", "--rho", "0.001", "--rounds", "7", "--modes", "3", *steps)
+    assert "rho per factor and round: 0.001 (total 0.021)" in text
+    assert "sensitivity 2 tau L eta: 0.06\n" in text
+    assert f"standard deviation: {0.06 / math.sqrt(2 * 0.001):.6g}\n" in text
+
+
+def test_help_says_what_an_argument_is():
+    text = dpfact("data", "synthetic", "--help")
+    for preset in PRESETS:
+        assert re.search(rf"\b{preset}\b", text)
+    for command in ("mimic3", "eicu", "synpuf"):
+        assert "FOLDER holds" in dpfact("data", command, "--help")
+
+
+def test_settings_lists_every_key():
+    text = dpfact("settings")
+    for key in ("elastic-step", "mu-from-round", "allow-privacy", "state-dir", "epsilon"):
+        assert key in text
+
+
+def test_settings_name_what_the_app_has_in_place_of_them(tmp_path, monkeypatch):
+    text = dpfact("settings")
+    assert "has other defaults: rank = 12, off = 0.1, mu-from-round = 21\n" in text
+    monkeypatch.chdir(tmp_path)  # where there is no app
+    assert "other defaults" not in dpfact("settings")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["run", "--out", "x", "-s", "rnak=3"], "did you mean 'rank'"),
+        (["run", "--out", "x", "-s", "rank=0"], "rank: must lie in"),
+        (["run", "--out", "x", "-s", "rank"], "need key=value"),
+        (["run", "--out", "x", "-s", "out=y"], "out is an option of this command: use --out"),
+        (["run", "--out", "x", "--data", "/nowhere"], "/nowhere"),
+        (["data", "show", "/nowhere"], "no such file"),
+        (["data", "synthetic", "unknown", "--out", "x"], "unknown"),
+        (["data", "mimic3", "/nowhere", "--out", "x"], "/nowhere"),
+        (["data", "eicu", ".", "--out", "x", "--top", "3y4"], "such as 202x316"),
+        (["data", "eicu", ".", "--out", "x", "--top=-3x4"], "such as 202x316"),
+        (["report", "/nowhere"], "/nowhere"),
+        (["simulate", "--out", "x", "--app", "/nowhere"], "holds no Flower App"),
+        (["simulate", "--out", "x"], "holds no Flower App"),
+        (["run", "--out", "x", "--app", "/nowhere"], "holds no Flower App"),
+        (["budget", "--delta", "2"], "delta"),
+    ],
+)
+def test_errors_are_one_clear_line(arguments, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DPFactError, match=says):
+        dpfact(*arguments)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["data", "show", "/nowhere"], "error (data): /nowhere/cohort.json: no such file"),
+        (["run", "--out", "x", "-s", "job=[/red]"], "error (settings): job: '[/red]' does not"),
+        (["data", "show", "file"], "error (data): file/cohort.json: not readable"),
+        (["report", "file"], "error (data): file/summary.json: not readable"),
+        (["run", "--out", "x", "--app", "app"], "error (settings): --app: app/pyproject.toml is"),
+    ],
+)
+def test_an_error_ends_the_command_with_2_and_no_traceback(
+    arguments, says, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "pyproject.toml").write_text("not = [TOML")
+    monkeypatch.setattr(sys, "argv", ["dpfact", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("out", ["", " ", "file", "file/below"])
+def test_where_no_folder_can_be_is_refused_before_anything_is_read(out, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    for command in (["run"], ["simulate"], ["data", "synthetic"], ["data", "mimic3", "/nowhere"]):
+        result = CliRunner().invoke(cli.app, [*command, "--out", out])
+        assert result.exit_code == 2
+        assert "need a folder" in result.output
+
+
+def test_the_package_is_the_command_too():
+    command = [sys.executable, "-m", "dpfact_flower", "plan", "--sizes", "20x30"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "round 1, start" in done.stdout
+
+
+def test_importing_the_package_is_light():
+    code = "import sys, dpfact_flower; print(sorted({'numpy', 'numba', 'flwr'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_another_preset_is_other_data(tmp_path):
+    """Data that an earlier run left in the sites' folder is not taken for this run's."""
+    places = [AppSettings(data=f"synthetic:{name}", out=str(tmp_path / "run"))
+              for name in ("demo", "paper-synthetic")]  # fmt: skip
+    assert [len(prepare_data(place).sites) for place in places] == [6, 5]
+
+
+def test_an_unknown_preset_leaves_nothing_behind(tmp_path):
+    with pytest.raises(DPFactError, match="nonsense"):
+        prepare_data(AppSettings(data="synthetic:nonsense", out=str(tmp_path / "run")))
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,93 @@
+"""`dpfact plan`: the plan that server and sites make, before anything is spent."""
+
+import json
+import math
+
+import pytest
+from typer.testing import CliRunner
+
+from dpfact_flower.cli.main import app
+from dpfact_flower.errors import SettingsError
+from dpfact_flower.privacy.patient.plan import plan_patient
+from dpfact_flower.settings import PrivacySettings
+
+FACTS = ("--sizes", "202x316", "--patients", "40662", "--sites", "6", "--rank", "50")
+
+
+def plan(*arguments):
+    found = CliRunner().invoke(app, ["plan", *arguments], env={"COLUMNS": "160"})
+    if found.exception and not isinstance(found.exception, SystemExit):
+        raise found.exception
+    assert found.exit_code == 0, found.output
+    return found.output
+
+
+def test_it_prints_the_plan_of_a_run():
+    found = json.loads(plan(*FACTS, "--epsilon", "2", "--json", "-s", "bound=0.2"))
+    settings = PrivacySettings(epsilon=2.0, delta=1e-5, patients=40662, bound=0.2)
+    made = plan_patient(settings, sizes=(202, 316), rank=50, sites=6)
+    assert found["rounds"] == made.rounds
+    assert [r["sigma"] for r in found["releases"]] == [r.sigma for r in made.releases]
+    assert found["guarantee"]["epsilon"] == pytest.approx(2.0, rel=1e-6)
+    assert found["guarantee"]["epsilon"] <= 2.0
+    assert "proven" in found["guarantee"]["claim"]
+    assert found["outlook"]["signal"] == pytest.approx(made.outlook.signal)
+
+
+def test_the_table_names_each_release_and_the_prospects():
+    text = plan("--sizes", "202x316", "--patients", "5000", "--sites", "6", "--rank", "20")
+    for part in ("round 1, start", "refine mode 2", "Gaussian DP", "epsilon 0.5"):
+        assert part in text
+    settings = PrivacySettings(epsilon=0.5, delta=1e-5, patients=5000)
+    for rank in (5, 10, 20, 50):  # fewer phenotypes stand higher above the noise
+        made = plan_patient(settings, sizes=(202, 316), rank=rank, sites=6)
+        assert f"{made.outlook.signal:.2g}" in text
+
+
+def test_a_signal_far_above_the_noise_is_a_whole_number():
+    text = plan(*FACTS, "--epsilon", "8")
+    settings = PrivacySettings(epsilon=8.0, delta=1e-5, patients=40662)
+    signal = plan_patient(settings, sizes=(202, 316), rank=5, sites=6).outlook.signal
+    assert signal > 100
+    assert f" {signal:.0f} " in text
+    assert "e+" not in text
+
+
+def test_without_patients_and_sites_it_says_that_it_does_not_know():
+    text = plan("--sizes", "202x316x40")
+    assert "unknown" in text
+    assert "nan" not in text
+    found = json.loads(plan("--sizes", "202x316x40", "--json"))
+    assert found["outlook"] == {"verdict": "unknown"}
+    assert all(math.isfinite(release["sigma"]) for release in found["releases"])
+
+
+def test_the_largest_sizes_have_a_plan():
+    found = json.loads(plan("--sizes", "10000x9999", "--json"))
+    assert found["releases"][0]["count"] == 19999 * 19998 // 2
+    plan("--sizes", "1000000x1000000", "-s", "codes=200x300")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        (("--sizes", "202by316"), "--sizes"),
+        (("--sizes", "0x316"), "sizes"),
+        (("--sizes", "2x3", "--epsilon", "-1"), "epsilon"),
+        (("--sizes", "20000x1"), r"sizes: 20000x1 makes .* 200,010,000 values.* 200,000,000"),
+        (("--sizes", "20000000x30000000"), "sizes: 20000000x30000000 makes .* fewer codes"),
+        (("--sizes", "9" * 30 + "x2"), "sizes: 9+x2 makes"),
+        (("--sizes", "300000000x2", "-s", "codes=20x2"), "sizes: 300000000x2 makes"),
+        (("--sizes", "2x3", "--rank", "1000000000000"), r"rank: must lie in \[1, 1000\]"),
+        (
+            ("--sizes", "2x3", "--patients", "1000000000000"),
+            r"patients: must lie in \[0, 1000000000\]",
+        ),
+        (("--sizes", "2x3", "-s", "epsilon=3"), "epsilon"),
+        (("--sizes", "2x3", "-s", "privacy=none"), "privacy"),
+        (("--sizes", "2x3", "-s", "bounds=1"), "did you mean"),
+    ],
+)
+def test_what_can_not_be_planned_is_refused_by_name(arguments, names):
+    with pytest.raises(SettingsError, match=names):
+        plan(*arguments)

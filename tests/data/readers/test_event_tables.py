@@ -1,0 +1,437 @@
+import csv
+import gzip
+import itertools
+import logging
+from collections import Counter
+from datetime import datetime, timedelta
+
+import duckdb
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dpfact_flower.data.readers import eicu, mimic3, synpuf
+from dpfact_flower.data.readers import event_tables as events
+from dpfact_flower.data.tables import connect
+from dpfact_flower.data.vocabulary import Vocabulary
+from dpfact_flower.errors import DataError, SettingsError
+from tests.data.readers.cells import cells_of
+
+# Patient 1: 3605 with 41401 exactly 30 days later, and with 4019 a minute later still. Patient 2:
+# 40 twice on one day, once a row that is repeated. Patient 3: no diagnosis.
+PROCEDURES = (
+    "patient,time,encounter,code,description\n"
+    "1,2024-01-01 08:00,a,3605,PTCA\n"
+    "2,2024-05-05,b,40,\n"
+    "2,2024-05-05,b,40,\n"
+    "2,2024-05-05 07:00:59,b,40,other\n"
+    "3,2024-05-05,c,3605,PTCA\n"
+)
+DIAGNOSES = (
+    "patient,time,encounter,code\n"
+    "1,2024-01-31T08:00:00,a,41401\n"
+    "1,2024-01-31 08:01,z,4019\n"
+    "2,2024-04-20 12:30:00Z,b,4019\n"
+    "2,,b,0040\n"
+)
+SITES = "patient,site\n1,north\n2,south east\n2,south east\n3,north\n"
+LABELS = "patient,died\n1,0\n2,1\n3,1\n4,0\n"
+
+
+@pytest.fixture
+def tables(write):
+    return {
+        "procedures": write("procedures.csv", PROCEDURES),
+        "diagnoses": write("diagnoses.csv", DIAGNOSES),
+    }
+
+
+def assert_same_sites(found, expected):
+    assert [v.codes for v in found.vocabularies] == [v.codes for v in expected.vocabularies]
+    for one, other in zip(found.sites, expected.sites, strict=True):
+        assert (one.name, one.patients) == (other.name, other.patients)
+        assert one.fingerprint == other.fingerprint
+        assert (one.labels is None) == (other.labels is None)
+        assert one.labels is None or one.labels.tolist() == other.labels.tolist()
+
+
+# --- what is counted
+
+
+def test_a_window_of_days(tables):
+    cohort = events.read(tables, "north")
+    assert cells_of(cohort) == {
+        ("north", "1", "3605", "41401"): 1,
+        ("north", "2", "40", "4019"): 2,
+    }
+    assert cohort.name == "north"
+    procedures, diagnoses = cohort.vocabularies
+    assert (procedures.name, procedures.codes) == ("procedures", ("3605", "40"))
+    assert procedures.descriptions == ("PTCA", "other")
+    assert diagnoses.codes == ("4019", "0040", "41401")
+
+
+def test_the_same_encounter(tables):
+    assert cells_of(events.read(tables, "north", window_days=None)) == {
+        ("north", "1", "3605", "41401"): 1,
+        ("north", "2", "40", "4019"): 2,
+        ("north", "2", "40", "0040"): 2,
+    }
+
+
+def test_a_column_that_is_not_read_tells_no_events_apart(tables):
+    columns = events.Columns(time="")
+    cohort = events.read(tables, "north", columns=columns, window_days=None)
+    assert cells_of(cohort)["north", "2", "40", "4019"] == 1
+
+
+def test_a_code_is_described_by_the_text_that_most_often_goes_with_it(tables):
+    tables["diagnoses"].write_text(
+        "patient,time,code,description\n"
+        + "".join(f"1,2024-01-0{n},x,{text}\n" for n, text in enumerate("abbcc", start=1))
+    )
+    (description,) = events.read(tables, "north").vocabularies[1].descriptions
+    assert description == "b"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "together"),
+    [
+        ("2024-05-05 07:00:59.9", "2024-05-05 07:00", True),
+        ("2024-05-05 07:00:59", "2024-05-05 07:01", False),
+        ("1969-12-31 23:59:30", "1970-01-01", False),
+    ],
+)
+def test_times_are_cut_to_the_minute(one, other, together, tables):
+    header, always = "patient,time,code\n", "2,2024-01-01,x\n"
+    tables["procedures"].write_text(f"{header}1,{one},x\n{always}")
+    tables["diagnoses"].write_text(f"{header}1,{other},x\n{always}")
+    (site,) = events.read(tables, "north", window_days=0).sites
+    assert ("1" in site.patients) is together
+
+
+def test_sites_and_labels(tables, write):
+    sites, labels = write("sites.csv", SITES), write("labels.csv", LABELS)
+    cohort = events.read(tables, "region", sites=sites, labels=labels)
+    found = [(site.name, site.patients, site.labels.tolist()) for site in cohort.sites]
+    assert found == [("north", ("1",), [0]), ("south-east", ("2",), [1])]
+    (whole,) = events.read(tables, "north", labels=labels, keep_empty=True).sites
+    assert (whole.patients, whole.labels.tolist()) == (("1", "2", "3"), [0, 1, 1])
+
+
+def test_patients_outside_the_table_of_sites_are_counted_and_left_out(tables, write, caplog):
+    cohort = events.read(tables, "region", sites=write("sites.csv", "patient,site\n2,\n"))
+    assert [(site.name, site.patients) for site in cohort.sites] == [("unknown", ("2",))]
+    assert "sites.csv: lacks 2 patients of the events" in caplog.text
+
+
+ROW = st.tuples(
+    st.integers(0, 2),
+    st.sampled_from(["p1", "p2"]),
+    st.sampled_from(["e1", "e2", ""]),
+    st.sampled_from(
+        ["2024-02-28", "2024-03-01 00:00", "2024-03-01 00:00:59", "2024-03-01 00:01:00",
+         "1969-12-31 23:59:30", "1970-01-01", "2101-06-01T10:00:00.5", ""]
+    ),
+    st.sampled_from(["01", "1", "x y", "élan"]),
+)  # fmt: skip
+
+
+def minute(text):
+    """Whole minutes, by Python's own calendar."""
+    if not text:
+        return None
+    return (datetime.fromisoformat(text) - datetime(1970, 1, 1)) // timedelta(minutes=1)
+
+
+def reference(rows, modes, days):
+    """Cells by plain loops over all tuples of distinct events of one patient."""
+    cells, place = Counter(), 1 if days is None else 2
+    distinct = {(mode, patient, at, minute(time), code) for mode, patient, at, time, code in rows}
+    for patient in {row[1] for row in rows}:
+        mine = [
+            [(code, at or None, time) for mode, who, at, time, code in distinct
+             if (mode, who) == (n, patient)]
+            for n in range(modes)
+        ]  # fmt: skip
+        for chosen in itertools.product(*mine):
+            where = [event[place] for event in chosen]
+            if None not in where and (
+                len(set(where)) == 1 if days is None else max(where) - min(where) <= days * 24 * 60
+            ):
+                cells["north", patient, *(code for code, _, _ in chosen)] += 1
+    return cells
+
+
+def write_table(path, names, rows):
+    """Text as CSV, plain or gzipped, or as Parquet of text columns."""
+    plain = path.with_suffix(".csv") if path.suffix == ".parquet" else path
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(plain, "wt", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([names, *rows])
+    if plain != path:
+        duckdb.sql(f"FROM read_csv('{plain}', header=true, all_varchar=true)").write_parquet(
+            str(path)
+        )
+
+
+@pytest.mark.parametrize("days", [None, 0, 2])
+@pytest.mark.parametrize(
+    ("modes", "suffix"), [(2, ".csv"), (3, ".csv.gz"), (2, ".parquet")], ids=str
+)
+@settings(
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(rows=st.lists(ROW, min_size=12, max_size=30))
+def test_counts_are_those_of_the_definition(tmp_path, modes, suffix, days, rows):
+    names = ("ID", "Stay", "When", "order")  # the last is a word of SQL
+    tables = {f"mode-{n}": tmp_path / f"table {n}{suffix}" for n in range(modes)}
+    for n, path in enumerate(tables.values()):
+        write_table(path, names, [row[1:] for row in rows if row[0] == n])
+    expected = reference(rows, modes, days)
+    options = {
+        "columns": events.Columns(patient="id", encounter="stay", time="when", code="ORDER"),
+        "window_days": days,
+    }
+    if expected:
+        assert cells_of(events.read(tables, "north", **options)) == expected
+    else:
+        with pytest.raises(DataError):
+            events.read(tables, "north", **options)
+
+
+# --- public code lists
+
+
+LISTS = (Vocabulary("procedures", ("40", "9999")), Vocabulary("diagnoses", ("4019", "41401")))
+
+
+def test_codes_outside_the_lists_are_counted_and_left_out(tables, caplog):
+    cohort = events.read(tables, "north", vocabularies=LISTS)
+    assert cohort.vocabularies == LISTS
+    assert cells_of(cohort) == {("north", "2", "40", "4019"): 2}
+    assert "2 of 4 events have one of 1 codes outside the list of procedures" in caplog.text
+    assert "1 of 4 events have one of 1 codes outside the list of diagnoses" in caplog.text
+    assert "3605" not in caplog.text
+    assert "0040" not in caplog.text
+
+
+def test_lists_made_from_patients_are_warned_of(tables, caplog):
+    events.read(tables, "north")
+    assert "no guarantee covers" in caplog.text
+    caplog.clear()
+    events.read(tables, "north", vocabularies=LISTS)
+    assert "no guarantee" not in caplog.text
+
+
+def test_a_list_written_otherwise_is_refused(tables):
+    dotted = (LISTS[0], Vocabulary("diagnoses", ("401.9", "414.01")))
+    with pytest.raises(DataError, match=r"diagnoses\.csv: column code .* none of 4 events does"):
+        events.read(tables, "north", vocabularies=dotted)
+
+
+# --- what is refused, and how
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("patient,time", "person,time", r"lacks the column\(s\) patient; it has \['person'"),
+        ("encounter,code", "encounter,icd9", r"lacks the column\(s\) code; it has"),
+        ("time,enc", "day,enc", r"lacks the column\(s\) time; it has"),
+        ("31 08:01", "32 08:01", "column time must be a date or time as .*; 1 row"),
+        ("2024-01-31 08:01", "31.01.2024", "column time must be a date or time as .*; 1 row"),
+        ("2024-01-31 08:01", "infinity", "column time must be a date or time as .*; 1 row"),
+        ("12:30:00Z", "12:30:00+02", "column time .*zone: UTC.*; 1 row"),
+        ("z,4019", "z,", "column code must be printable text other than NaN.*; 1 row"),
+        ("z,4019", "z,NaN", "column code must be printable text other than NaN.*; 1 row"),
+        ("z,4019", 'z,"40\t19"', "column code must be printable text other than NaN.*; 1 row"),
+        ("2,,b,0040", ",,b,0040", "column patient must be printable text.*; 1 row"),
+        ("2,,b,0040", "nan,,b,0040", "column patient must be printable text.*; 1 row"),
+        ("z,4019", "None,4019", "column encounter must be text other than NaN.*; 1 row"),
+    ],
+)
+def test_a_malformed_table_is_named_and_not_quoted(old, new, message, tables):
+    path = tables["diagnoses"]
+    assert old in DIAGNOSES
+    path.write_text(DIAGNOSES.replace(old, new, 1) + "secret,2024-01-01,secret,secret\n")
+    with pytest.raises(DataError, match=rf"diagnoses\.csv: {message}") as caught:
+        events.read(tables, "north")
+    for value in ("secret", "4019", "08:01", "31.01.2024"):
+        assert value not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("window", "column"), [(30, "time"), (None, "encounter")], ids=["days", "encounter"]
+)
+def test_a_table_that_lies_in_no_window_is_named(window, column, tables):
+    tables["diagnoses"].write_text("patient,time,encounter,code\n1,,,4019\n2,,,4019\n")
+    message = rf"diagnoses\.csv: column {column} must place .* all 2 row\(s\) are blank"
+    with pytest.raises(DataError, match=message):
+        events.read(tables, "north", window_days=window)
+
+
+def test_a_column_of_any_name_is_looked_for_and_no_sql(tables):
+    odd = events.Columns(code='x" FROM events; --', description="it's")
+    with pytest.raises(DataError, match=r"lacks the column\(s\) x\" from events; --;"):
+        events.read(tables, "north", columns=odd)
+
+
+def test_a_table_without_rows_is_named(tables):
+    tables["diagnoses"].write_text("patient,time,code\n")
+    with pytest.raises(DataError, match=r"diagnoses\.csv: holds no event"):
+        events.read(tables, "north")
+
+
+def test_a_missing_file_is_named(tables, tmp_path):
+    for name in ("gone.csv", "gone.parquet"):
+        with pytest.raises(DataError, match=name):
+            events.read(tables | {"diagnoses": tmp_path / name}, "north")
+
+
+@pytest.mark.parametrize(
+    ("table", "text", "message"),
+    [
+        ("sites", "patient,ward\n1,a\n", r"lacks the column\(s\) site"),
+        ("sites", SITES + "2,north\n", "column site must be one and the same .*; 3 row"),
+        ("sites", SITES + ",north\n", "column patient must be printable text.*; 1 row"),
+        ("sites", "patient,site\n8,north\n", "no patient is in all of them"),
+        ("labels", LABELS.replace("1,0", "1,2"), "column died must be 0 or 1; 1 row"),
+        ("labels", LABELS.replace("1,0", "1,"), "column died must be 0 or 1; 1 row"),
+        ("labels", LABELS.replace("1,0", "1,0.0"), "column died must be 0 or 1; 1 row"),
+        ("labels", LABELS + "1,1\n", "column died must be one and the same .*; 2 row"),
+        ("labels", LABELS.replace("3,1\n", ""), "column patient must hold every patient; 1 "),
+    ],
+)
+def test_sites_and_labels_are_checked(table, text, message, tables, write):
+    with pytest.raises(DataError, match=rf"{table}\.csv.*: {message}"):
+        events.read(tables, "north", **{table: write(f"{table}.csv", text)})
+
+
+def test_patients_identified_in_two_ways_are_refused(tables):
+    tables["diagnoses"].write_text("patient,time,code\n1.0,2024-01-01,4019\n")
+    with pytest.raises(DataError, match=r"procedures\.csv, .*diagnoses\.csv: no patient is in all"):
+        events.read(tables, "north")
+
+
+def test_no_cooccurrence_says_what_there_was(tables):
+    tables["diagnoses"].write_text("patient,time,code\n1,2030-01-01,4019\n")
+    message = r"procedures \(4 events\), diagnoses \(1 events\) lie in one window \(.*days=30"
+    with pytest.raises(DataError, match=message):
+        events.read(tables, "north")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"window_days": -1}, "window days"),
+        ({"top": (3,)}, "top"),
+        ({"top": (3, 3), "vocabularies": LISTS}, "top: has no meaning"),
+        ({"vocabularies": LISTS[::-1]}, "need procedures, diagnoses in this order"),
+        ({"columns": events.Columns(time="")}, "column time: need a name"),
+    ],
+)
+def test_options_are_checked(options, message, tables):
+    with pytest.raises(SettingsError, match=message):
+        events.read(tables, "north", **options)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ({"code": "Patient"}, "differ"),
+        ({"patient": "site"}, "differ"),
+        ({"code": " "}, "column code: need a name"),
+    ],
+)
+def test_names_of_columns_are_checked(names, message):
+    with pytest.raises(SettingsError, match=message):
+        events.Columns(**names)
+
+
+def test_modes_and_names_are_checked(tables):
+    with pytest.raises(SettingsError, match="two or more feature modes, got 1"):
+        events.read({"diagnoses": tables["diagnoses"]}, "north")
+    for wrong in ({"a b": tables["diagnoses"]}, {"x';--": tables["diagnoses"]}):
+        with pytest.raises(DataError, match="must match"):
+            events.read(tables | wrong, "north")
+    with pytest.raises(DataError, match="must match"):
+        events.read(tables, "north'")
+
+
+def test_what_is_not_used_is_logged_in_numbers(tables, caplog):
+    with caplog.at_level(logging.DEBUG):
+        events.read(tables, "north")
+    assert "procedures.csv: 1 of 5 rows repeat another one" in caplog.text
+    assert "diagnoses.csv: 1 of 4 rows have no time" in caplog.text
+    assert "41401" not in caplog.text
+
+
+# --- real data: what the readers of these sources count
+
+
+def test_the_tables_of_mimic_are_event_tables(ehr_data, tmp_path):
+    """MIMIC's own files, read as they are; sites and labels by plain Python."""
+    folder = ehr_data / "mimic3_demo"
+
+    def rows(name):
+        with (folder / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+            return list(csv.DictReader(file))
+
+    first = {}
+    for stay in sorted(rows("ICUSTAYS"), key=lambda stay: (stay["intime"], stay["icustay_id"])):
+        first.setdefault(stay["subject_id"], stay["first_careunit"])
+    died = dict.fromkeys(first, "0") | {
+        row["subject_id"]: "1" for row in rows("ADMISSIONS") if row["hospital_expire_flag"] == "1"
+    }
+    write_table(tmp_path / "sites.csv", ("subject_id", "site"), list(first.items()))
+    write_table(tmp_path / "labels.csv", ("subject_id", "died"), list(died.items()))
+    cohort = events.read(
+        {"procedures": folder / "PROCEDURES_ICD.csv", "diagnoses": folder / "DIAGNOSES_ICD.csv"},
+        "mimic3",
+        columns=events.Columns(patient="subject_id", code="icd9_code", encounter="hadm_id"),
+        window_days=None, sites=tmp_path / "sites.csv", labels=tmp_path / "labels.csv",
+        top=(202, 316),
+    )  # fmt: skip
+    assert_same_sites(cohort, mimic3.read(folder))
+
+
+def export(connection, folder, modes):
+    """Tables of a reader as Parquet files: what a hospital's data engineer would write."""
+    for mode in modes:
+        connection.execute(
+            f"""COPY (SELECT patient, encounter, make_timestamp(time * 60000000) AS time, code
+                      FROM events WHERE mode = '{mode}')
+                TO '{folder / mode}.parquet' (FORMAT parquet)"""
+        )
+    for table, column in (("sites", "site"), ("labels", "died::INTEGER AS died")):
+        connection.execute(
+            f"COPY (SELECT patient, {column} FROM patients) "
+            f"TO '{folder / table}.parquet' (FORMAT parquet)"
+        )
+    return {mode: folder / f"{mode}.parquet" for mode in modes}
+
+
+def test_eicu_exported_as_events(ehr_data, tmp_path):
+    folder = ehr_data / "eicu_demo"
+    with connect() as connection:
+        eicu._load_stays(connection, folder, "region")
+        eicu._load_events(connection, folder, 3)
+        tables = export(connection, tmp_path, eicu.MODES)
+    cohort = events.read(
+        tables, "eicu", window_days=None,
+        sites=tmp_path / "sites.parquet", labels=tmp_path / "labels.parquet",
+    )  # fmt: skip
+    assert_same_sites(cohort, eicu.read(folder, window_days=None))
+
+
+def test_synpuf_exported_as_events(ehr_data, tmp_path):
+    folder = ehr_data / "synpuf" / "inpatient"
+    expected = synpuf.read(folder, samples=[1], window_days=30)
+    with connect() as connection:
+        files = synpuf._find_claims(folder, "inpatient", [1])
+        synpuf._load_claims(connection, files, "inpatient", None)
+        synpuf._make_events(connection, "inpatient", None)
+        tables = export(connection, tmp_path, synpuf.MODES)
+    cohort = events.read(tables, "sample-1", window_days=30, vocabularies=expected.vocabularies)
+    assert_same_sites(cohort, expected)

@@ -1,0 +1,178 @@
+import gzip
+import logging
+
+import pytest
+
+from dpfact_flower.data.readers import mimic3
+from dpfact_flower.data.vocabulary import Vocabulary
+from dpfact_flower.errors import DataError, SettingsError
+
+# Patient 1: NICU first, then SICU. Patient 2: MICU, dies in the second admission. Patient 3: has no
+# procedure. Patient 4: two MICU stays that begin together. Patient 5: never in an ICU.
+TABLES = {
+    "icustays": "row_id,subject_id,hadm_id,icustay_id,first_careunit,intime\n"
+    "1,1,11,101,SICU,2101-01-02 00:00:00\n"
+    "2,1,10,102,NICU,2100-12-31 23:59:59\n"
+    "3,2,20,103,MICU,2110-05-05 01:00:00\n"
+    "4,3,30,104,MICU,2110-05-05 01:00:00\n"
+    "5,4,40,105,,2110-05-05 01:00:00\n",
+    "admissions": "row_id,subject_id,hadm_id,hospital_expire_flag\n"
+    "1,1,10,0\n2,1,11,0\n3,2,20,0\n4,2,21,1\n5,3,30,1\n6,4,40,0\n7,5,50,1\n",
+    "procedures_icd": "row_id,subject_id,hadm_id,seq_num,icd9_code\n"
+    "1,1,10,1,0040\n2,1,10,2,40\n3,1,10,3,0040\n4,1,11,1,0040\n"
+    "5,2,20,1,0040\n6,4,40,1, 0040 \n7,5,50,1,0040\n8,2,20,2,\n",
+    "diagnoses_icd": "row_id,subject_id,hadm_id,seq_num,icd9_code\n"
+    "1,1,10,1,4019\n2,1,11,1,4019\n3,1,11,2,0389\n4,2,21,1,0389\n"
+    "5,2,20,1,0389\n6,3,30,1,4019\n7,4,40,1,40\n8,5,50,1,4019\n",
+    "d_icd_procedures": "row_id,icd9_code,short_title,long_title\n"
+    '1,0040,short,"Procedure, one vessel"\n2,9999,unused,Unused\n',
+    "d_icd_diagnoses": "row_id,icd9_code,short_title,long_title\n"
+    "1,4019,HTN,Hypertension\n2,0040,x,Of another table\n3,0389,s,\n",
+}
+
+
+def shout(text):
+    """As full MIMIC-III writes it: header in upper case and quoted, text quoted."""
+    header, *lines = text.splitlines()
+    quoted = ",".join(f'"{name}"' for name in header.upper().split(","))
+    return "\r\n".join([quoted, *lines]) + "\r\n"
+
+
+@pytest.fixture(params=["demo", "full", "gzip"])
+def folder(request, tmp_path):
+    for name, text in TABLES.items():
+        if request.param == "demo":
+            (tmp_path / f"{name}.csv").write_text(text)
+        elif request.param == "full":
+            (tmp_path / f"{name.upper()}.csv").write_bytes(shout(text).encode())
+        else:
+            (tmp_path / f"{name.upper()}.csv.gz").write_bytes(gzip.compress(text.encode()))
+    return tmp_path
+
+
+@pytest.fixture
+def plain(tmp_path):
+    for name, text in TABLES.items():
+        (tmp_path / f"{name}.csv").write_text(text)
+    return tmp_path
+
+
+def test_tensors_of_a_hand_made_folder(folder):
+    cohort = mimic3.read(folder)
+    procedures, diagnoses = cohort.vocabularies
+    assert (procedures.name, diagnoses.name) == ("procedures", "diagnoses")
+    assert procedures.codes == ("0040", "40")
+    assert diagnoses.codes == ("0389", "4019", "40")  # the first two are equally frequent
+    assert procedures.descriptions == ("Procedure, one vessel", "")
+    assert diagnoses.descriptions == ("", "Hypertension", "")
+    found = {
+        site.name: (site.patients, site.labels.tolist(), site.tensor.to_dense().tolist())
+        for site in cohort.sites
+    }
+    assert found == {
+        # admission 10: 0040 and 40 with 4019; admission 11: 0040 with 4019 and 0389
+        "NICU": (("1",), [0], [[[1, 2, 0], [0, 1, 0]]]),
+        "MICU": (("2",), [1], [[[1, 0, 0], [0, 0, 0]]]),
+        "unknown": (("4",), [0], [[[0, 0, 1], [0, 0, 0]]]),
+    }
+
+
+def test_patients_without_a_cell_can_be_kept(plain):
+    sites = {site.name: site for site in mimic3.read(plain, keep_empty=True).sites}
+    assert sites["MICU"].patients == ("2", "3")
+    assert sites["MICU"].labels.tolist() == [1, 1]
+
+
+def test_vocabularies_as_given(plain):
+    given = (Vocabulary("procedures", ("1111", "40")), Vocabulary("diagnoses", ("4019",)))
+    cohort = mimic3.read(plain, vocabularies=given)
+    assert cohort.vocabularies == given
+    assert [(s.name, s.tensor.to_dense().tolist()) for s in cohort.sites] == [
+        ("NICU", [[[0], [1]]])
+    ]
+
+
+def test_top_keeps_the_most_frequent(plain):
+    cohort = mimic3.read(plain, top=(1, 2))
+    assert [v.codes for v in cohort.vocabularies] == [("0040",), ("0389", "4019")]
+    with pytest.raises(SettingsError, match="top"):
+        mimic3.read(plain, top=(1, 2, 3))
+
+
+def test_descriptions_are_not_needed(plain, caplog):
+    (plain / "d_icd_diagnoses.csv").unlink()
+    with caplog.at_level(logging.WARNING):
+        cohort = mimic3.read(plain)
+    assert cohort.vocabularies[1].descriptions == ("", "", "")
+    assert "D_ICD_DIAGNOSES" in caplog.text
+
+
+@pytest.mark.parametrize("table", ["icustays", "admissions", "procedures_icd", "diagnoses_icd"])
+def test_a_missing_table_is_named(table, plain):
+    (plain / f"{table}.csv").unlink()
+    with pytest.raises(DataError, match=rf"tried {table.upper()}\.csv and"):
+        mimic3.read(plain)
+
+
+@pytest.mark.parametrize(
+    ("table", "old", "new", "message"),
+    [
+        ("admissions", "hospital_expire_flag", "dead", r"lacks the column.*hospital_expire_flag; "),
+        ("admissions", "5,3,30,1", "5,3,30,secret", "hospital_expire_flag must be 0 or 1; 1 row"),
+        ("admissions", "5,3,30,1", "5,3,30,", "hospital_expire_flag must be 0 or 1; 1 row"),
+        ("icustays", "2101-01-02 00:00:00", "secret", "intime must be a time; 1 row"),
+        ("diagnoses_icd", "3,1,11,2,0389", "secret", r"row 4"),
+        ("icustays", "row_id,subject_id", "row_id,id", r"lacks the column.*subject_id"),
+    ],
+)
+def test_a_malformed_table_is_named_and_not_quoted(table, old, new, message, plain):
+    path = plain / f"{table}.csv"
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(DataError, match=message) as caught:
+        mimic3.read(plain)
+    assert f"{table}.csv" in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_folder_where_nothing_occurs_together(plain):
+    lines = TABLES["procedures_icd"].splitlines()
+    (plain / "procedures_icd.csv").write_text("\n".join([lines[0], "1,1,99,1,0040"]))
+    with pytest.raises(DataError, match="lie in one window"):
+        mimic3.read(plain)
+
+
+def test_logs_hold_no_patient(tmp_path, caplog):
+    ids = {"1": "patient-one", "2": "patient-two"}
+    for name, text in TABLES.items():
+        header, *lines = (line.split(",") for line in text.splitlines())
+        if "subject_id" in header:
+            lines = [[line[0], ids.get(line[1], line[1]), *line[2:]] for line in lines]
+            text = "\n".join(",".join(line) for line in [header, *lines])  # noqa: PLW2901
+        (tmp_path / f"{name}.csv").write_text(text)
+    with caplog.at_level(logging.DEBUG):
+        cohort = mimic3.read(tmp_path)
+    assert cohort.sites[0].patients == ("patient-two",)
+    assert "patient-" not in caplog.text
+
+
+def test_demo_has_the_patients_and_cells_it_is_known_for(ehr_data):
+    everybody = mimic3.read(ehr_data / "mimic3_demo", top=(None, None), keep_empty=True)
+    lines = everybody.summary()
+    assert {line.site: line.patients for line in lines} == {
+        "MICU": 54, "SICU": 20, "CCU": 12, "TSICU": 8, "CSRU": 6
+    }  # fmt: skip
+    assert sum(line.deaths for line in lines) == 40
+    assert sum(line.nonzeros for line in lines) == 7133
+    assert [len(v) for v in everybody.vocabularies] == [164, 581]
+    assert [v.descriptions.count("") for v in everybody.vocabularies] == [3, 20]
+    # 34 and 71 rows hold a code with a leading zero; these are the codes
+    assert [sum(c.startswith("0") for c in v.codes) for v in everybody.vocabularies] == [20, 27]
+    with_cells = mimic3.read(ehr_data / "mimic3_demo", top=(None, None)).summary()
+    assert sum(line.nonzeros for line in with_cells) == 7133
+    assert sum(line.patients for line in with_cells) == 88
+
+
+def test_demo_with_the_papers_number_of_codes(ehr_data):
+    cohort = mimic3.read(ehr_data / "mimic3_demo")
+    assert [len(v) for v in cohort.vocabularies] == [164, 316]

@@ -1,0 +1,225 @@
+import csv
+import gzip
+import logging
+
+import pytest
+
+from dpfact_flower.data.readers import synpuf
+from dpfact_flower.data.vocabulary import Vocabulary
+from dpfact_flower.errors import DataError, SettingsError
+from tests.data.readers.cells import cells_of
+
+INPATIENT = "DE1_0_2008_to_2010_Inpatient_Claims_Sample_{}.csv"
+OUTPATIENT = "DE1_0_2008_to_2010_Outpatient_Claims_Sample_{}.csv"
+INPATIENT_COLUMNS = (
+    "DESYNPUF_ID,CLM_ID,SEGMENT,CLM_FROM_DT,CLM_THRU_DT,ADMTNG_ICD9_DGNS_CD,"
+    "ICD9_DGNS_CD_1,ICD9_DGNS_CD_2,ICD9_PRCDR_CD_1,ICD9_PRCDR_CD_2,HCPCS_CD_1"
+)
+OUTPATIENT_COLUMNS = (
+    "DESYNPUF_ID,CLM_ID,SEGMENT,CLM_FROM_DT,ICD9_DGNS_CD_1,ICD9_PRCDR_CD_1,"
+    "ADMTNG_ICD9_DGNS_CD,HCPCS_CD_1,HCPCS_CD_2"
+)
+# A: claim 1 has a second segment without dates; claim 2 begins 30 days after it, claim 3 31 days.
+# B: claims of one day. C: no valid procedure.
+ONE = [
+    "A,1,1,20081202,20081210,7777,0389,4019,0040,25000,99999",
+    "A,1,2,,,,,,3893,,",
+    "A,2,1,20090101,20090102,,V4581,,,,",
+    "A,3,1,20090102,20090102,,2859,,E8859,V4581,",
+    "B,4,1,20080101,20080102,,0389,0389,0040,0040,",
+    "B,5,1,20080101,20080102,,4019,,,,",
+    "C,6,1,20080101,20080102,,0389,,V4581,00405,",
+]
+TWO = ["D,7,1,20080101,20080102,,0389,,331,,"]
+
+
+def text_of(columns, rows, end="\r\n"):
+    header = ",".join(f'"{name}"' for name in columns.split(","))
+    return "\r\n".join([header, *rows]) + end
+
+
+@pytest.fixture
+def folder(write):
+    write(INPATIENT.format(1), text_of(INPATIENT_COLUMNS, ONE))
+    return write(INPATIENT.format(2), text_of(INPATIENT_COLUMNS, TWO)).parent
+
+
+def test_thirty_days_on_the_first_day_of_the_claim(folder):
+    assert cells_of(synpuf.read(folder)) == {
+        ("sample-1", "A", "0040", "0389"): 1,
+        ("sample-1", "A", "0040", "4019"): 1,
+        ("sample-1", "A", "0040", "V4581"): 1,
+        ("sample-1", "A", "3893", "0389"): 1,
+        ("sample-1", "A", "3893", "4019"): 1,
+        ("sample-1", "A", "3893", "V4581"): 1,
+        ("sample-1", "B", "0040", "0389"): 1,
+        ("sample-1", "B", "0040", "4019"): 1,
+        ("sample-2", "D", "331", "0389"): 1,
+    }
+
+
+def test_the_same_claim_joins_its_segments(folder):
+    found = cells_of(synpuf.read(folder, window_days=None))
+    assert found == {
+        ("sample-1", "A", "0040", "0389"): 1,
+        ("sample-1", "A", "0040", "4019"): 1,
+        ("sample-1", "A", "3893", "0389"): 1,
+        ("sample-1", "A", "3893", "4019"): 1,
+        ("sample-1", "B", "0040", "0389"): 1,
+        ("sample-2", "D", "331", "0389"): 1,
+    }
+
+
+def test_codes_vocabularies_and_labels(folder):
+    cohort = synpuf.read(folder)
+    procedures, diagnoses = cohort.vocabularies
+    assert procedures.codes == ("0040", "331", "3893")
+    assert diagnoses.codes[0] == "0389"
+    assert "7777" not in diagnoses.codes
+    assert set(diagnoses.codes) == {"0389", "4019", "V4581", "2859"}
+    assert all(site.labels is None for site in cohort.sites)
+
+
+def test_a_list_of_valid_procedures(folder):
+    valid = Vocabulary("procedures", ("331", "E8859"))
+    assert cells_of(synpuf.read(folder, valid_procedures=valid)) == {
+        ("sample-1", "A", "E8859", "2859"): 1,
+        ("sample-1", "A", "E8859", "V4581"): 1,
+        ("sample-2", "D", "331", "0389"): 1,
+    }
+
+
+def test_patients_without_a_cell_can_be_kept(folder):
+    one, _ = synpuf.read(folder, keep_empty=True).sites
+    assert one.patients == ("A", "B", "C")
+
+
+def test_lower_case_gzipped_files_and_samples(tmp_path):
+    for number, rows in ((1, ONE), (10, TWO), (2, ONE)):
+        name = INPATIENT.format(number).lower() + ".gz"
+        text = text_of(INPATIENT_COLUMNS.lower(), rows)
+        (tmp_path / name).write_bytes(gzip.compress(text.encode()))
+    (site,) = synpuf.read(tmp_path, samples=[10]).sites
+    assert (site.name, site.patients) == ("sample-10", ("D",))
+
+
+def test_a_patient_of_two_samples_is_at_the_lower_one(write):
+    write(INPATIENT.format(1), text_of(INPATIENT_COLUMNS, ONE[:1]))
+    second = ["A,8,1,20081203,20081203,,2724,,,,", *TWO]
+    folder = write(INPATIENT.format(2), text_of(INPATIENT_COLUMNS, second)).parent
+    cohort = synpuf.read(folder)
+    assert [site.patients for site in cohort.sites] == [("A",), ("D",)]
+    assert ("sample-1", "A", "0040", "2724") in cells_of(cohort)
+
+
+def test_outpatient_procedures_are_hcpcs(write):
+    rows = [
+        "A,1,1,20080101,0389,0040,7777,G0283,99213",
+        "A,1,2,,,,,0851,",
+        "B,2,1,20080101,OTHER,,,,",
+    ]
+    folder = write(OUTPATIENT.format(1), text_of(OUTPATIENT_COLUMNS, rows)).parent
+    assert cells_of(synpuf.read(folder, care="outpatient")) == {
+        ("sample-1", "A", "0851", "0389"): 1,
+        ("sample-1", "A", "99213", "0389"): 1,
+        ("sample-1", "A", "G0283", "0389"): 1,
+    }
+
+
+@pytest.mark.parametrize("cut", ["B,5,1,2008", "B", "C,6,1,20080101,20080102,,0389,,V45"])
+def test_a_file_cut_inside_a_line_loses_the_line_and_the_last_patient(cut, write, caplog):
+    text = text_of(INPATIENT_COLUMNS, [*ONE[:5], cut], end="")
+    folder = write(INPATIENT.format(1), text).parent
+    with caplog.at_level(logging.WARNING):
+        (site,) = synpuf.read(folder).sites
+    assert site.patients == ("A",)
+    assert "last patient is left out" in caplog.text
+    (site,) = synpuf.read(folder, drop_last_patient=False).sites
+    assert site.patients == ("A", "B")
+
+
+def test_the_last_patient_can_be_left_out_of_a_file_cut_between_lines(folder):
+    (site,) = synpuf.read(folder, samples=[1], drop_last_patient=True, keep_empty=True).sites
+    assert site.patients == ("A", "B")
+
+
+def test_a_claim_without_any_date_counts_in_its_own_claim_alone(write):
+    rows = ["A,1,2,,,,0389,,0040,,", "A,2,1,20080101,20080101,,4019,,3893,,"]
+    folder = write(INPATIENT.format(1), text_of(INPATIENT_COLUMNS, rows)).parent
+    dated = {("sample-1", "A", "3893", "4019"): 1}
+    assert cells_of(synpuf.read(folder)) == dated
+    assert cells_of(synpuf.read(folder, window_days=None)) == dated | {
+        ("sample-1", "A", "0040", "0389"): 1
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"care": "carrier"}, SettingsError, "care: must be one of inpatient, outpatient"),
+        ({"window_days": 1.0}, SettingsError, "window days"),
+        ({"samples": [1, 7]}, DataError, r"samples \[7\]; tried .*found samples \[1, 2\]"),
+        ({"samples": []}, DataError, "samples of any number"),
+        ({"care": "outpatient"}, DataError, r"Outpatient_Claims_Sample_<n>\.csv"),
+    ],
+)
+def test_options_are_checked(options, error, message, folder):
+    with pytest.raises(error, match=message):
+        synpuf.read(folder, **options)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("ICD9_PRCDR_CD_", "PROCEDURE", "lacks the columns icd9_prcdr_cd_1"),
+        ('"CLM_ID"', '"CLAIM"', "lacks the column.*clm_id; it has"),
+        ("20090101", "2009-01-01", "CLM_FROM_DT must be YYYYMMDD or blank; 1 row"),
+        ("20090101", "2009101", "CLM_FROM_DT must be YYYYMMDD or blank; 1 row"),
+        ("20090101", "20090230", "CLM_FROM_DT must be YYYYMMDD or blank; 1 row"),
+        ("A,2,1,20090101,20090102,,V4581,,,,", "secret", "row 4"),
+    ],
+)
+def test_a_malformed_file_is_named_and_not_quoted(old, new, message, folder):
+    path = folder / INPATIENT.format(1)
+    path.write_bytes(path.read_bytes().replace(old.encode(), new.encode()))
+    with pytest.raises(DataError, match=message) as caught:
+        synpuf.read(folder)
+    assert path.name in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_real_inpatient_samples(ehr_data):
+    with (ehr_data / "mimic3_demo" / "D_ICD_PROCEDURES.csv").open() as file:
+        codes = [row["icd9_code"] for row in csv.DictReader(file)]
+    cohort = synpuf.read(
+        ehr_data / "synpuf" / "inpatient",
+        valid_procedures=Vocabulary("procedures", tuple(codes)),
+        keep_empty=True,
+    )
+    assert [line.site for line in cohort.summary()] == [f"sample-{n}" for n in range(1, 6)]
+    patients = [line.patients for line in cohort.summary()]
+    assert patients == [3268, 3255, 3195, 3241, 3222]  # "about 3,250"
+    assert [len(v) for v in cohort.vocabularies] == [202, 316]
+    assert all(line.deaths is None for line in cohort.summary())
+    assert set(cohort.vocabularies[0].codes) <= set(codes)
+
+
+def test_real_inpatient_procedures_look_like_procedures(ehr_data, caplog):
+    with caplog.at_level(logging.INFO):
+        cohort = synpuf.read(ehr_data / "synpuf" / "inpatient", window_days=None)
+    assert all(c.isdigit() and len(c) in (3, 4) for c in cohort.vocabularies[0].codes)
+    # of the 40,889 values two thirds have the form of a procedure
+    assert "27784 of 40889 procedure values are valid" in caplog.text
+
+
+def test_real_outpatient_file_that_was_cut_between_two_lines(ehr_data):
+    folder = ehr_data / "synpuf" / "outpatient_partial"
+    options = {"care": "outpatient", "top": (None, None), "keep_empty": True}
+    (whole,) = synpuf.read(folder, **options).sites
+    (site,) = synpuf.read(folder, drop_last_patient=True, **options).sites
+    assert len(whole.patients) == 1198
+    assert set(whole.patients) - set(site.patients) == {"286D3555B1415C68"}
+    # The data's own figure, 230,935, is of rows with a date of their own: it leaves out later
+    # segments, which are read here with their claim's date, and keeps the last patient.
+    assert whole.tensor.nnz == 232_013
+    assert site.tensor.nnz == 231_792

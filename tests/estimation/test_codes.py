@@ -1,0 +1,79 @@
+"""Which codes are kept: the most frequent by all sites' noisy counts, against a plain search."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpfact_flower.estimation.codes import kept_codes
+
+
+def by_hand(releases, sizes, kept) -> list[list[int]]:
+    """Sum, then take the largest one by one; the earlier code where two are equal."""
+    chosen, begin = [], 0
+    for size, most in zip(sizes, kept, strict=True):
+        total = [sum(float(release[begin + code]) for release in releases) for code in range(size)]
+        order = sorted(range(size), key=lambda code: (-total[code], code))
+        chosen.append(sorted(order[:most]))
+        begin += size
+    return chosen
+
+
+@st.composite
+def counts(draw):
+    sizes = draw(st.lists(st.integers(1, 8), min_size=1, max_size=4))
+    kept = [draw(st.integers(1, size)) for size in sizes]
+    sites = draw(st.integers(1, 4))
+    # Few different values, so that there are ties; noise makes counts negative.
+    values = st.lists(st.integers(-3, 3), min_size=sum(sizes), max_size=sum(sizes))
+    releases = [np.array(draw(values), np.float32) for _ in range(sites)]
+    return releases, sizes, kept
+
+
+@given(counts())
+def test_the_most_frequent_codes_are_kept(given_counts):
+    releases, sizes, kept = given_counts
+    found = kept_codes(releases, sizes, kept)
+    assert [codes.tolist() for codes in found] == by_hand(releases, sizes, kept)
+    assert {codes.dtype for codes in found} == {np.dtype(np.int32)}
+
+
+@given(counts(), st.randoms(use_true_random=False))
+def test_the_order_of_sites_does_not_matter(given_counts, random):
+    releases, sizes, kept = given_counts
+    shuffled = releases.copy()
+    random.shuffle(shuffled)
+    for one, other in zip(
+        kept_codes(releases, sizes, kept), kept_codes(shuffled, sizes, kept), strict=True
+    ):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_sites_are_added_up_not_averaged_by_mode():
+    """A code that is second everywhere beats two that are first at one site each."""
+    releases = [np.array([5, 4, 0], np.float32), np.array([0, 4, 5], np.float32)]
+    assert kept_codes(releases, [3], [1])[0].tolist() == [1]
+
+
+def test_modes_do_not_compete():
+    release = np.array([9, 8, 7, -1, -2], np.float32)
+    assert [codes.tolist() for codes in kept_codes([release], [3, 2], [1, 1])] == [[0], [0]]
+
+
+def test_all_codes_may_be_kept():
+    release = np.array([3, 1, 2, 7, 5], np.float32)
+    assert [codes.tolist() for codes in kept_codes([release], [3, 2], [3, 2])] == [
+        [0, 1, 2], [0, 1],
+    ]  # fmt: skip
+
+
+def test_large_sums_keep_their_differences():
+    """Float32 would lose them: sums are made in float64."""
+    releases = [np.array([2**24, 2**24], np.float32), np.array([0, 1], np.float32)]
+    assert kept_codes(releases, [2], [1])[0].tolist() == [1]
+
+
+@pytest.mark.parametrize("sizes", [[2, 2], [3, 2, 1]])
+def test_counts_of_another_length_are_an_error(sizes):
+    with pytest.raises((ValueError, IndexError)):
+        kept_codes([np.zeros(5, np.float32), np.zeros(sum(sizes), np.float32)], sizes, [1, 1])

@@ -1,0 +1,364 @@
+import math
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.estimation import refine
+from dpfact_flower.estimation.refine import (
+    _passes,
+    energies,
+    pack,
+    packed_size,
+    plausible_usage,
+    pooled,
+    refine_factor,
+    site_weights,
+    unpack,
+)
+from dpfact_flower.privacy.patient.statistics import refinement
+from dpfact_flower.tensor import SparseTensor
+from dpfact_flower.tensor.match import factor_match_score
+
+
+def unit(factor):
+    return factor / np.linalg.norm(factor, axis=0)
+
+
+def planted(rng, sizes, rank):
+    """Sparse non-negative columns of norm 1, every row used."""
+    return tuple(unit(rng.random((n, rank)) * (rng.random((n, rank)) < 0.4) + 1e-3) for n in sizes)
+
+
+def near(factors, rng, size=0.2):
+    return tuple(unit(f + size * rng.random(f.shape) * f.max()).astype(np.float32) for f in factors)
+
+
+def site_statistics(factors, patients, mode):
+    """M and G of patients whose tensors are exactly the model's; cell by cell, nothing clever.
+
+    Their data follow `factors` of all modes; the statistics are made with these very factors.
+    """
+    sizes, rank = [len(f) for f in factors], factors[0].shape[1]
+    m, g = np.zeros((sizes[mode], rank)), np.zeros((rank, rank))
+    for a in patients:
+        for cell in product(*map(range, sizes)):
+            columns = [f[j] for f, j in zip(factors, cell, strict=True)]
+            value = sum(a[r] * math.prod(c[r] for c in columns) for r in range(rank))
+            others = columns[:mode] + columns[mode + 1 :]
+            for r in range(rank):
+                m[cell[mode], r] += value * math.prod(c[r] for c in others) * a[r]
+        g += np.outer(a, a)
+    return m, g
+
+
+def slow_refine(releases, factors, mode, sigma, shrink, tau, pull):
+    """The documented formulas, one scalar at a time where that is bearable."""
+    size, rank = factors[mode].shape
+    sites = len(releases)
+    ms, gs = [], []
+    for release in releases:
+        values = [float(v) for v in release]
+        ms.append(np.array(values[: size * rank]).reshape(size, rank))
+        g, place = np.zeros((rank, rank)), size * rank
+        for r in range(rank):
+            for s in range(r, rank):
+                g[r, s] = g[s, r] = values[place] if r == s else values[place] / math.sqrt(2)
+                place += 1
+        gs.append(g)
+    h = np.ones((rank, rank))
+    for n, factor in enumerate(factors):
+        if n != mode:
+            f = factor.astype(np.float64)
+            for r in range(rank):
+                for s in range(rank):
+                    h[r, s] *= sum(f[j, r] * f[j, s] for j in range(len(f)))
+
+    d = np.array([[g[r, r] for r in range(rank)] for g in gs])
+    usage = plausible_usage(d, sigma)
+    u = np.ones((sites, rank))
+    if sigma > 0:
+        for r in range(rank):
+            raised = [usage[t, r] + 0.02 * max(usage[:, r]) + 1e-9 for t in range(sites)]
+            u[:, r] = [x / max(raised) for x in raised]
+    noise = [sigma * math.sqrt(sum(x * x for x in u[:, r])) for r in range(rank)]
+    weighted = [
+        max(sum(u[t, r] * d[t, r] for t in range(sites)), math.sqrt(2) * noise[r] + 1e-9)
+        for r in range(rank)
+    ]
+    energy = [max(sum(usage[:, r]), weighted[r]) for r in range(rank)]
+    g = sum(gs)
+    q = np.zeros((rank, rank))
+    for r in range(rank):
+        for s in range(rank):
+            value = g[r, s] if g[r, s] >= sigma * math.sqrt(sites) / math.sqrt(2) else 0.0
+            q[r, s] = (energy[r] if r == s else value) * h[r, s]
+    values, vectors = np.linalg.eigh(q)
+    q = vectors @ np.diag(np.maximum(values, 0)) @ vectors.T
+    for r in range(rank):
+        q[r, r] = max(q[r, r], 1e-9)
+
+    previous = factors[mode].astype(np.float64)
+    target = previous @ q
+    for t in range(sites):
+        residual = ms[t] - previous @ (gs[t] * h)
+        for r in range(rank):
+            target[:, r] += u[t, r] * energy[r] / weighted[r] * residual[:, r]
+    x = previous.copy()
+    for _ in range(tau):
+        for r in range(rank):
+            scaled = noise[r] * energy[r] / weighted[r]
+            gamma = pull * energy[r] + 8.0 * scaled
+            for j in range(size):
+                v = target[j, r] + gamma * previous[j, r] - shrink * scaled
+                v -= sum(x[j, s] * q[s, r] for s in range(rank) if s != r)
+                x[j, r] = max(0.0, v / (q[r, r] + gamma))
+    for r in range(rank):
+        norm = math.sqrt(sum(x[:, r] ** 2))
+        x[:, r] = x[:, r] / norm if norm > 1e-9 else previous[:, r]
+    return x
+
+
+def noisy_releases(rng, factors, mode, sites, sigma, patients=30):
+    releases = []
+    for _ in range(sites):
+        a = rng.random((patients, factors[0].shape[1]))
+        clean = pack(*site_statistics(factors, a, mode))
+        releases.append((clean + sigma * rng.normal(size=clean.shape)).astype(np.float32))
+    return releases
+
+
+# --- Packing --------------------------------------------------------------------------------------
+
+
+def test_pack_documents_its_order():
+    packed = pack([[1, 2], [3, 4], [5, 6]], [[7, 8], [8, 9]])
+    np.testing.assert_allclose(packed, [1, 2, 3, 4, 5, 6, 7, 8 * math.sqrt(2), 9], rtol=1e-7)
+    assert packed.dtype == np.float32
+    assert len(packed) == packed_size(3, 2)
+
+
+@given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 99))
+def test_unpack_gives_back_what_was_packed(size, rank, seed):
+    rng = np.random.default_rng(seed)
+    m, g = rng.normal(size=(size, rank)), rng.normal(size=(rank, rank))
+    g = g + g.T
+    packed = pack(m, g)
+    again = unpack(packed, size, rank)
+    np.testing.assert_allclose(again[0], m, rtol=1e-6)
+    np.testing.assert_allclose(again[1], g, rtol=1e-6)
+    norm = math.sqrt(np.square(m).sum() + np.square(g).sum())
+    assert np.linalg.norm(packed) == pytest.approx(norm, rel=1e-6)
+
+
+def test_the_sites_own_statistic_is_in_this_order():
+    rng = np.random.default_rng(1)
+    factors = planted(rng, (5, 4), 3)
+    dense = rng.poisson(0.5, (1, 5, 4))
+    dense[0, 2, 1] = 3
+    tensor = SparseTensor.from_coo(np.argwhere(dense), dense[dense > 0], dense.shape)
+    made = refinement(tensor, factors, 1, ridge=np.zeros(3), bound=1.0, sigma=1e-3)
+    m, g = unpack(made.total * made.grid, 4, 3)
+    a = np.sqrt(np.diag(g))
+    np.testing.assert_allclose(g, np.outer(a, a), atol=1e-6)
+    slice_ = dense[0] / np.linalg.norm(dense)
+    expected = np.einsum("jk,jr,r->kr", slice_, factors[0], a)
+    # One weight w for both parts: M carries w, sqrt(diag G) its root.
+    active = expected > 1e-9
+    ratio = m[active] / expected[active]
+    np.testing.assert_allclose(ratio, ratio[0], rtol=1e-4)
+    np.testing.assert_array_equal(m[~active], 0)
+
+
+def test_energies_are_the_grams_diagonals():
+    rng = np.random.default_rng(0)
+    grams = rng.random((3, 2, 2))
+    grams += grams.transpose(0, 2, 1)
+    packed = [pack(rng.random((4, 2)), g) for g in grams]
+    found = energies(packed, 4, 2)
+    np.testing.assert_allclose(found, [np.diag(g) for g in grams], rtol=1e-6)
+
+
+# --- The update -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sizes", [(6,), (5, 4), (4, 3, 2)])
+@pytest.mark.parametrize("sigma", [0.0, 0.3, 20.0])
+@pytest.mark.parametrize("sites", [1, 3])
+def test_update_against_a_slow_reference(sizes, sigma, sites):
+    rng = np.random.default_rng(len(sizes) + sites)
+    truth = planted(rng, sizes, 3)
+    factors = near(truth, rng)
+    for mode in range(len(sizes)):
+        releases = noisy_releases(rng, truth, mode, sites, sigma)
+        found = refine_factor(releases, factors, mode, sigma=sigma, shrink=1.5, tau=2, pull=0.3)
+        expected = slow_refine(releases, factors, mode, sigma, 1.5, 2, 0.3)
+        np.testing.assert_allclose(found[mode], expected, atol=2e-6)
+        assert found[mode].dtype == np.float32
+        for other in set(range(len(sizes))) - {mode}:
+            assert found[other] is factors[other]
+
+
+@pytest.mark.parametrize("sizes", [(7, 5), (4, 3, 5)])
+def test_without_noise_the_planted_factor_comes_back(sizes):
+    rng = np.random.default_rng(3)
+    truth = planted(rng, sizes, 3)
+    for mode in range(len(sizes)):
+        releases = noisy_releases(rng, truth, mode, 3, 0.0, patients=20)
+        factors = [f.astype(np.float32) for f in truth]
+        factors[mode] = near(truth, rng, 0.5)[mode]
+        found = refine_factor(releases, tuple(factors), mode, sigma=0, shrink=2, tau=2000, pull=0)
+        np.testing.assert_allclose(found[mode], truth[mode], atol=2e-4)
+
+
+@settings(deadline=None)
+@given(seed=st.integers(0, 10_000), sigma=st.floats(0, 30), pull=st.floats(0, 2))
+def test_passes_never_raise_the_objective(seed, sigma, pull):
+    rng = np.random.default_rng(seed)
+    truth = planted(rng, (5, 4), 4)
+    factors = near(truth, rng)
+    releases = noisy_releases(rng, truth, 0, 2, sigma, patients=5)
+    problem = pooled(releases, factors, 0, sigma=sigma, shrink=1.0, pull=pull)
+    x = problem.previous.copy()
+    values = [problem.value(x)]
+    for _ in range(6):
+        # `refine_factor` scales its columns to norm 1, so the passes themselves are followed.
+        _passes(
+            x, problem.target, problem.curvature, problem.previous, problem.pull, problem.shrink, 1
+        )
+        values.append(problem.value(x))
+    slack = 1e-9 * (1 + max(map(abs, values)))
+    assert all(after <= before + slack for before, after in pairwise(values))
+    eigenvalues = np.linalg.eigvalsh(problem.curvature)
+    assert eigenvalues[0] >= -1e-9 * max(1.0, eigenvalues[-1])
+
+
+@settings(deadline=None)
+@given(
+    arrays(np.float32, (2, packed_size(4, 3)), elements=st.floats(-1e6, 1e6, width=32)),
+    st.floats(1e-3, 1e3),
+)
+def test_whatever_is_released_factors_stay_unit_finite_and_non_negative(releases, sigma):
+    rng = np.random.default_rng(0)
+    factors = near(planted(rng, (4, 3), 3), rng)
+    found = refine_factor(list(releases), factors, 0, sigma=sigma, shrink=1, tau=3, pull=0.1)[0]
+    assert np.isfinite(found).all()
+    assert (found >= 0).all()
+    np.testing.assert_allclose(np.linalg.norm(found, axis=0), 1, rtol=1e-5)
+
+
+def test_a_column_without_signal_keeps_its_value():
+    rng = np.random.default_rng(5)
+    factors = near(planted(rng, (6, 5), 3), rng)
+    m, g = site_statistics(factors, rng.random((20, 3)), 0)
+    m[:, 1] = -100
+    found = refine_factor([pack(m, g)], factors, 0, sigma=0.1, shrink=1, tau=3, pull=0.0)
+    np.testing.assert_allclose(found[0][:, 1], factors[0][:, 1], rtol=1e-6)
+    assert not np.allclose(found[0][:, 0], factors[0][:, 0])
+
+
+def kept_under_noise(shrink, seeds=12):
+    """Factor match of what six releases of noise alone leave of a sparse factor; mean of seeds."""
+    scores = []
+    for seed in range(seeds):
+        rng = np.random.default_rng(seed)
+        factors = (unit(rng.dirichlet(np.full(40, 0.05), 4).T), unit(rng.random((30, 4))))
+        factors = tuple(f.astype(np.float32) for f in factors)
+        releases = [rng.normal(size=packed_size(40, 4)).astype(np.float32) for _ in range(6)]
+        found = refine_factor(releases, factors, 0, sigma=1.0, shrink=shrink, tau=3, pull=0.0)
+        scores.append(factor_match_score([found[0]], [factors[0]]))
+    return np.mean(scores)
+
+
+def test_noise_alone_does_not_replace_a_factor(monkeypatch):
+    """It takes both, the least pull and the threshold: without them noise is the new factor."""
+    kept = kept_under_noise(shrink=2.0)
+    without_threshold = kept_under_noise(shrink=0.0)
+    monkeypatch.setattr(refine, "_FLOOR", 0.0)
+    without_pull = kept_under_noise(shrink=2.0)
+    without_both = kept_under_noise(shrink=0.0)
+    assert kept > 0.9 > without_threshold > 0.8
+    assert 0.65 > without_pull > without_both
+    assert without_both < 0.45
+
+
+def test_same_releases_same_bytes():
+    rng = np.random.default_rng(7)
+    truth = planted(rng, (6, 5), 3)
+    releases = noisy_releases(rng, truth, 0, 2, 1.0)
+    factors = near(truth, rng)
+    before = [f.copy() for f in factors]
+    first, second = (refine_factor(releases, factors, 0, sigma=1.0)[0] for _ in range(2))
+    assert first.tobytes() == second.tobytes()
+    for now, then in zip(factors, before, strict=True):
+        np.testing.assert_array_equal(now, then)
+
+
+# --- Weights --------------------------------------------------------------------------------------
+
+
+def test_usage_without_noise_is_the_usage():
+    d = np.random.default_rng(0).random((4, 6))
+    np.testing.assert_allclose(plausible_usage(d, 0.0), d, rtol=1e-9)
+
+
+def test_usage_under_much_noise_is_share_times_total():
+    rng = np.random.default_rng(1)
+    d = np.outer([4.0, 2.0, 1.0], rng.random(50) + 1)
+    noisy = d + 2.0 * rng.normal(size=d.shape)
+    found = plausible_usage(noisy, 2.0)
+    # What the noise explains goes: close to the truth, and nearly of rank one.
+    assert np.abs(found - d).mean() < 0.6 * np.abs(noisy - d).mean()
+    assert np.linalg.svd(found, compute_uv=False)[1] < 0.1 * np.linalg.svd(noisy)[1][1]
+
+
+@pytest.mark.parametrize("sigma", [0.0, 1.0])
+@pytest.mark.parametrize("d", [np.zeros((3, 2)), -np.ones((3, 2)), np.zeros((1, 1))])
+def test_usage_of_nothing_is_nothing(d, sigma):
+    found = plausible_usage(d, sigma)
+    np.testing.assert_array_equal(found, np.zeros_like(d))
+    np.testing.assert_allclose(site_weights(found), 1.0)
+
+
+def test_the_site_that_alone_has_a_phenotype_counts_most():
+    usage = np.array([[10.0, 0.0], [5.0, 8.0], [5.0, 0.0]])
+    weights = site_weights(usage)
+    np.testing.assert_allclose(weights[:, 0], [1, 0.5, 0.5], atol=0.02)
+    np.testing.assert_allclose(weights[:, 1], [0.02, 1, 0.02], atol=0.001)
+
+
+# --- What is refused ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"sigma": -1.0}, "sigma"),
+        ({"sigma": math.nan}, "sigma"),
+        ({"shrink": math.inf}, "shrink"),
+        ({"pull": -0.1}, "pull"),
+        ({"tau": 0}, "tau"),
+        ({"mode": 2}, "mode"),
+        ({"mode": -1}, "mode"),
+    ],
+)
+def test_settings_out_of_range_are_refused(changes, names):
+    factors = (np.ones((3, 2), np.float32), np.ones((2, 2), np.float32))
+    releases = [np.zeros(packed_size(3, 2), np.float32)]
+    arguments = {"mode": 0, "sigma": 1.0, **changes}
+    with pytest.raises(SettingsError, match=names):
+        refine_factor(releases, factors, arguments.pop("mode"), **arguments)
+
+
+@pytest.mark.parametrize(
+    "releases",
+    [[], [np.zeros(8, np.float32)], [np.full(9, np.nan, np.float32)], [np.zeros((3, 3))]],
+)
+def test_releases_that_do_not_fit_are_refused(releases):
+    factors = (np.ones((3, 2), np.float32), np.ones((2, 2), np.float32))
+    with pytest.raises(DataError, match="refinement"):
+        refine_factor(releases, factors, 0, sigma=1.0)

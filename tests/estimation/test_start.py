@@ -1,0 +1,188 @@
+"""The server's start: what it finds without noise and with it, and how it chooses."""
+
+import math
+import time
+
+import numpy as np
+import pytest
+
+from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.estimation import start as module
+from dpfact_flower.estimation.pair_fit import Model, explained, fit, unpack
+from dpfact_flower.estimation.start import start_factors, usage_of
+from dpfact_flower.tensor.match import factor_match_score
+
+SIZES, RANK = (14, 18), 4
+
+
+def planted(sites=3, sizes=SIZES, seed=0):
+    """Sparse factors, and each site's packed co-occurrences made of them."""
+    rng = np.random.default_rng(seed)
+    parts = [rng.gamma(1.0, 1.0, (n, RANK)) * (rng.random((n, RANK)) < 0.35) + 1e-3 for n in sizes]
+    parts = [part / np.linalg.norm(part, axis=0) for part in parts]
+    F = np.concatenate(parts) / math.sqrt(len(parts))
+    usage = 100 * rng.gamma(2.0, 0.5, (sites, RANK))
+    usage[1:, 0] = 0  # a phenotype of the first site alone
+    upper = np.triu_indices(len(F), 1)
+    packed = [(math.sqrt(2) * ((F * d) @ F.T)[upper]).astype(np.float32) for d in usage]
+    return parts, usage, packed
+
+
+@pytest.mark.parametrize("sizes", [SIZES, (9, 11, 13)], ids=["two modes", "three modes"])
+def test_planted_factors_come_back(sizes):
+    parts, usage, packed = planted(sizes=sizes)
+    start = start_factors(packed, sizes, RANK, 0.0, np.random.default_rng(1))
+    assert factor_match_score(start.factors, parts) > 0.95
+    assert start.usage.shape == usage.shape
+    for factor in start.factors:
+        assert factor.dtype == np.float32
+        assert (factor >= 0).all()
+        np.testing.assert_allclose(np.linalg.norm(factor, axis=0), 1, rtol=1e-5)
+
+
+def test_noise_far_below_the_signal_changes_little():
+    parts, _, packed = planted()
+    rng = np.random.default_rng(2)
+    noisy = [(p + rng.normal(0, 0.3, p.shape)).astype(np.float32) for p in packed]
+    start = start_factors(noisy, SIZES, RANK, 0.3, np.random.default_rng(1))
+    assert factor_match_score(start.factors, parts) > 0.9
+
+
+def test_equal_inputs_give_equal_bits():
+    _, _, packed = planted()
+    one, two = (start_factors(packed, SIZES, RANK, 0.1, np.random.default_rng(1)) for _ in "ab")
+    for first, second in zip(one.factors, two.factors, strict=True):
+        assert first.tobytes() == second.tobytes()
+
+
+def test_the_number_of_threads_has_no_say(monkeypatch):
+    _, _, packed = planted()
+    found = []
+    for threads in ("1", "3"):
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+        found.append(start_factors(packed, SIZES, RANK, 0.1, np.random.default_rng(1)))
+    for first, second in zip(found[0].factors, found[1].factors, strict=True):
+        assert first.tobytes() == second.tobytes()
+    assert found[0].usage.tobytes() == found[1].usage.tobytes()
+
+
+def test_candidates_have_random_numbers_of_their_own(monkeypatch):
+    """The first one draws last where there are threads; each draws the same all the same."""
+    _, _, packed = planted()
+    codes, drawn = sum(SIZES), {}
+
+    def candidate(number, wait):
+        def begin(rng):
+            time.sleep(wait)
+            drawn.setdefault(number, []).append(rng.random())
+            return Model(np.ones((codes, RANK)), np.ones((len(packed), RANK)))
+
+        return begin
+
+    known = [candidate(0, 0.05), candidate(1, 0.0)]
+    monkeypatch.setattr(module, "_candidates", lambda *_: known)
+    for threads in ("1", "2"):
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+        start_factors(packed, SIZES, RANK, 0.1, np.random.default_rng(1))
+    assert drawn[0][0] == drawn[0][1] != drawn[1][0] == drawn[1][1]
+
+
+def test_candidates_are_judged_by_noise_they_were_not_fitted_to(monkeypatch):
+    """One candidate knows the noise by heart, another the phenotypes: the latter is taken."""
+    parts, usage, packed = planted()
+    F = np.concatenate(parts) / math.sqrt(2)
+    rng, sigma = np.random.default_rng(4), 4.0
+    noisy = np.array([p + rng.normal(0, sigma, p.shape) for p in packed], np.float32)
+    sites = unpack(noisy, len(F))
+    begun = Model(rng.random((len(F), 25)), np.ones((len(noisy), 25)))
+    loaded = fit(sites, begun, threshold=0.0, iterations=60)
+    assert explained(sites, loaded) > explained(sites, Model(F, usage))
+    known = [lambda _: loaded, lambda _: None, lambda _: Model(F, usage)]
+    monkeypatch.setattr(module, "_candidates", lambda *_: known)
+    found = module._best_candidate(noisy, len(F), RANK, sigma, rng, 1)
+    assert found.F.shape == F.shape
+
+
+def test_fresh_noise_is_independent_of_what_is_tested_and_as_large_as_said(monkeypatch):
+    """Of noise alone: what candidates see and what they are tested on are uncorrelated."""
+    sigma, codes = 3.0, 300
+    rng = np.random.default_rng(0)
+    noise = rng.normal(0, sigma, (2, codes * (codes - 1) // 2)).astype(np.float32)
+    seen, unseen = [], []
+    nothing = Model(np.zeros((codes, 1)), np.zeros((2, 1)))
+    monkeypatch.setattr(
+        module, "_candidates", lambda sites, *_: seen.append(sites) or [lambda _: nothing]
+    )
+    monkeypatch.setattr(module, "explained", lambda sites, _: unseen.append(sites) or 0.0)
+    module._best_candidate(noise, codes, 1, sigma, rng, 1)
+    upper = np.triu_indices(codes, 1)
+    tested, fitted = (
+        s[0].transpose(1, 0, 2)[:, *upper].ravel() * math.sqrt(2) / sigma for s in (unseen, seen)
+    )
+    assert np.corrcoef(tested, fitted)[0, 1] == pytest.approx(0, abs=0.015)
+    assert fitted.std() == pytest.approx(math.hypot(1, 0.5), rel=0.01)
+    assert tested.std() == pytest.approx(math.hypot(1, 2), rel=0.01)
+
+
+def test_sites_of_unequal_size_and_a_phenotype_of_the_smallest():
+    parts, _, packed = planted()
+    share = np.array([0.2, 1.0, 3.0])
+    unequal = [(s * p).astype(np.float32) for s, p in zip(share, packed, strict=True)]
+    start = start_factors(unequal, SIZES, RANK, 0.0, np.random.default_rng(1))
+    assert factor_match_score(start.factors, parts) > 0.95
+    own = np.argmax(start.usage[0] / (start.usage[1:].sum(axis=0) + 1e-3))
+    for factor, part in zip(start.factors, parts, strict=True):
+        assert factor[:, own] @ part[:, 0] > 0.95
+
+
+def test_usage_is_non_negative_least_squares_beside_the_diagonal():
+    parts, usage, packed = planted()
+    factors = tuple(part.astype(np.float32) for part in parts)
+    for release, wanted in zip(packed, usage, strict=True):
+        found, spread = usage_of(release, factors, 0.5)
+        np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=0.05)
+    stacked = np.concatenate(parts) / math.sqrt(len(parts))
+    column = np.outer(stacked[:, 0], stacked[:, 0])[np.triu_indices(len(stacked), 1)]
+    assert spread[0] == pytest.approx(0.5 / np.linalg.norm(math.sqrt(2) * column), rel=1e-4)
+
+
+def test_pure_noise_still_gives_valid_factors():
+    rng = np.random.default_rng(3)
+    codes = sum(SIZES)
+    noise = [rng.normal(0, 5, codes * (codes - 1) // 2).astype(np.float32) for _ in range(2)]
+    start = start_factors(noise, SIZES, RANK, 5.0, rng)
+    for factor in start.factors:
+        assert np.isfinite(factor).all()
+        np.testing.assert_allclose(np.linalg.norm(factor, axis=0), 1, rtol=1e-5)
+
+
+def test_a_factor_that_drowns_in_the_noise_stays_as_it_began(monkeypatch):
+    parts, usage, packed = planted()
+    faint, sigma = np.random.default_rng(0).random((sum(SIZES), 1)), 4.0
+    F = np.column_stack([np.concatenate(parts) / math.sqrt(2), faint])
+    begun = Model(F, np.column_stack([usage, np.full(len(usage), 1e-3)]))
+    fitted = fit(unpack(packed, len(F)), begun, threshold=sigma / math.sqrt(2), iterations=10)
+    assert list(fitted.F.any(axis=0)) == [True] * RANK + [False]
+    monkeypatch.setattr(module, "_best_candidate", lambda *_: begun)
+    start = start_factors(packed, SIZES, RANK + 1, sigma, np.random.default_rng(1))
+    for found, part in zip(start.factors, np.split(faint[:, 0], [SIZES[0]]), strict=True):
+        np.testing.assert_allclose(found[:, RANK], part / np.linalg.norm(part), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"rank": 0}, SettingsError),
+        ({"sigma": -1.0}, SettingsError),
+        ({"sigma": math.nan}, SettingsError),
+        ({"releases": []}, DataError),
+        ({"releases": [np.zeros(3, np.float32)]}, DataError),
+        ({"releases": [np.full(32 * 31 // 2, np.nan, np.float32)]}, DataError),
+    ],
+)
+def test_what_does_not_fit_is_refused(changes, error):
+    given = {"releases": planted()[2], "rank": RANK, "sigma": 0.0} | changes
+    with pytest.raises(error):
+        start_factors(
+            given["releases"], SIZES, given["rank"], given["sigma"], np.random.default_rng(0)
+        )

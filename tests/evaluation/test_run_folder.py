@@ -1,0 +1,238 @@
+"""A run's folder: what was written is read again, and what is damaged is said."""
+
+import json
+import math
+import os
+import tomllib
+
+import numpy as np
+import pytest
+
+from dpfact_flower.data.vocabulary import Vocabulary
+from dpfact_flower.errors import DataError
+from dpfact_flower.evaluation.run_folder import (
+    CONFIG,
+    MODEL,
+    SUMMARY,
+    read_config,
+    read_json,
+    read_model,
+    read_summary,
+    write_config,
+    write_json,
+    write_model,
+)
+from dpfact_flower.server.coordinator import Coordinator
+from dpfact_flower.server.history import HISTORY, Failure, read_history
+from dpfact_flower.settings import (
+    AppSettings,
+    PrivacySettings,
+    RunSettings,
+    SolverSettings,
+    parse_assignments,
+)
+from dpfact_flower.wire.protocol import SiteReply
+
+VOCABULARIES = (
+    Vocabulary("procedures", ("0040", "40", "4.0"), ("", "a, b", "ü")),
+    Vocabulary("diagnoses", ("E11", "I10")),
+)
+FACTORS = tuple(np.random.default_rng(size).random((size, 4)).astype(np.float32) for size in (3, 2))
+
+
+# --- global model
+
+
+@pytest.mark.parametrize("modes", [1, 2])
+def test_model_round_trip(tmp_path, modes):
+    write_model(tmp_path, FACTORS[:modes], VOCABULARIES[:modes])
+    factors, vocabularies = read_model(tmp_path)
+    assert vocabularies == VOCABULARIES[:modes]
+    for one, other in zip(factors, FACTORS[:modes], strict=True):
+        assert one.dtype == np.float32
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_model_reads_without_this_package(tmp_path):
+    write_model(tmp_path, FACTORS, VOCABULARIES)
+    with np.load(tmp_path / MODEL, allow_pickle=False) as model:
+        assert model["modes"].tolist() == ["procedures", "diagnoses"]
+        np.testing.assert_array_equal(model["procedures"], FACTORS[0])
+        assert model["procedures_codes"].tolist() == ["0040", "40", "4.0"]
+        assert model["procedures_text"].tolist() == ["", "a, b", "ü"]
+
+
+CLASHES = {
+    "twice the same": ("a", "a"),
+    "another's codes": ("a", "a_codes"),
+    "another's texts": ("a_text", "a"),
+    "the list of modes": ("modes", "a"),
+    "savez's file": ("file", "a"),
+    "savez's allow_pickle": ("a", "allow_pickle"),
+}
+
+
+@pytest.mark.parametrize("names", CLASHES.values(), ids=CLASHES)
+def test_names_that_would_overwrite_each_other_are_refused(tmp_path, names):
+    vocabularies = [Vocabulary(name, v.codes) for name, v in zip(names, VOCABULARIES, strict=True)]
+    with pytest.raises(DataError, match=rf"{MODEL}: vocabulary names .* got {', '.join(names)}$"):
+        write_model(tmp_path, FACTORS, vocabularies)
+    assert os.listdir(tmp_path) == []
+
+
+def rewrite(path, changes):
+    with np.load(path) as archive:
+        arrays = dict(archive) | changes
+    np.savez(path, **{name: array for name, array in arrays.items() if array is not None})
+
+
+DAMAGED = {
+    "no modes": ({"modes": None}, "lacks the array"),
+    "no factor": ({"diagnoses": None}, "lacks the array 'diagnoses'"),
+    "no codes": ({"diagnoses_codes": None}, "lacks the array 'diagnoses_codes'"),
+    "no texts": ({"procedures_text": None}, "lacks the array 'procedures_text'"),
+    "another mode's name": ({"modes": np.array(["procedures", "x"])}, "lacks the array"),
+    "modes of numbers": ({"modes": np.array([1, 2])}, "lacks the array"),
+    "a code too few": ({"diagnoses_codes": np.array(["E11"])}, "one description a code"),
+    "a code twice": ({"diagnoses_codes": np.array(["E11", "E11"])}, "position 1"),
+    "codes of numbers": ({"diagnoses_codes": np.array([1, 2])}, "codes must be text"),
+    "a single code": ({"diagnoses_codes": np.array("E11")}, "codes must be a tuple of text"),
+    "a row too many": ({"diagnoses": np.ones((3, 4), np.float32)}, "diagnoses must be float32"),
+    "another rank": ({"diagnoses": np.ones((2, 3), np.float32)}, "diagnoses must be float32"),
+    "a vector": ({"diagnoses": np.ones(2, np.float32)}, "diagnoses must be float32"),
+    "vectors": (
+        {"procedures": np.ones(3, np.float32), "diagnoses": np.ones(2, np.float32)},
+        "procedures must be float32",
+    ),
+    "modes a number": ({"modes": np.array(1)}, "lacks the array"),
+    "a number": ({"procedures": np.float32(1)}, "procedures must be float32"),
+    "float64": ({"diagnoses": np.ones((2, 4))}, "diagnoses must be float32"),
+}
+
+
+@pytest.mark.parametrize(("changes", "says"), DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_model_is_refused(tmp_path, changes, says):
+    write_model(tmp_path, FACTORS, VOCABULARIES)
+    rewrite(tmp_path / MODEL, changes)
+    with pytest.raises(DataError, match=says) as caught:
+        read_model(tmp_path)
+    assert str(caught.value).startswith(str(tmp_path / MODEL))
+
+
+def test_a_truncated_model_is_refused(tmp_path):
+    write_model(tmp_path, FACTORS, VOCABULARIES)
+    whole = (tmp_path / MODEL).read_bytes()
+    for length in range(0, len(whole), 97):
+        (tmp_path / MODEL).write_bytes(whole[:length])
+        with pytest.raises(DataError, match=r"not a readable .npz"):
+            read_model(tmp_path)
+
+
+# --- config
+
+
+def test_a_config_repeats_the_run(tmp_path):
+    parts = (
+        AppSettings(out='runs/"x" \\ y'), RunSettings(rounds=3, job="j"),
+        SolverSettings(rank=7, eta=1e-17 + 1e-3, nonnegative=False), PrivacySettings(epsilon=0.1),
+    )  # fmt: skip
+    config = {key: value for part in parts for key, value in part.to_config().items()}
+    write_config(tmp_path, config, {"python": "3.11.0"})
+    text = (tmp_path / CONFIG).read_text(encoding="utf-8")
+    found = tomllib.loads(text)
+    assert found == {"run-config": config, "versions": {"python": "3.11.0"}}
+    for part in parts:
+        assert type(part).from_config(found["run-config"]) == part
+    # Every line can be given to the command line as it stands.
+    lines = text.partition("[run-config]\n")[2].partition("\n\n")[0].splitlines()
+    assert parse_assignments(lines) == config
+
+
+# --- JSON
+
+
+def test_json_round_trip_that_a_person_can_read(tmp_path):
+    content = {"rmse": 0.1, "auc": None, "sites": ["ü"], "nested": {"a": [1, 2.5, True]}}
+    write_json(tmp_path / "x.json", content)
+    assert read_json(tmp_path / "x.json") == content
+    assert "ü" in (tmp_path / "x.json").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf], ids=str)
+def test_json_has_no_nan_and_the_old_file_stays(tmp_path, value):
+    write_json(tmp_path / "x.json", {"rmse": 1.0})
+    with pytest.raises(ValueError, match="JSON"):
+        write_json(tmp_path / "x.json", {"rmse": [value]})
+    assert read_json(tmp_path / "x.json") == {"rmse": 1.0}
+    assert os.listdir(tmp_path) == ["x.json"]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b'{"a": 1,}'], ids=repr)
+def test_what_is_not_json_is_refused(tmp_path, content):
+    (tmp_path / "x.json").write_bytes(content)
+    with pytest.raises(DataError, match=r"x\.json: not readable as JSON$"):
+        read_json(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize("content", ["[]", "3", '{"name": "x"}'])
+def test_a_summary_says_what_it_lacks(tmp_path, content):
+    (tmp_path / SUMMARY).write_text(content)
+    with pytest.raises(DataError, match=rf"{SUMMARY}: lacks .*sites, rounds, .*seconds$"):
+        read_summary(tmp_path)
+
+
+def test_a_config_has_two_tables(tmp_path):
+    write_config(tmp_path, {"rank": 3}, {"python": "3"})
+    assert read_config(tmp_path) == {"run-config": {"rank": 3}, "versions": {"python": "3"}}
+    (tmp_path / CONFIG).write_text("[run-config]\n")
+    with pytest.raises(DataError, match=rf"{CONFIG}: lacks versions$"):
+        read_config(tmp_path)
+    (tmp_path / CONFIG).write_text("rank 3")
+    with pytest.raises(DataError, match=rf"{CONFIG}: not readable as TOML$"):
+        read_config(tmp_path)
+
+
+# --- history
+
+
+def make_history(folder):
+    coordinator = Coordinator(
+        (3,), solver=SolverSettings(rank=2), privacy=PrivacySettings(privacy="none"),
+        run=RunSettings(min_sites=2), run_dir=folder,
+    )  # fmt: skip
+    for number in (1, 2, 3):
+        replies = [SiteReply(site, (np.ones((3, 2), np.float32),)) for site in "abc"[:number]]
+        coordinator.close_round(
+            number, replies, [Failure("node 7", "\u2028 a\nb")], bytes_down=1, bytes_up=2,
+            seconds=0.5,
+        )  # fmt: skip
+    return coordinator.records
+
+
+def test_history_is_the_coordinators_records(tmp_path):
+    records = make_history(tmp_path)
+    assert read_history(tmp_path) == records
+    assert [record.updated for record in records] == [False, True, True]
+
+
+BAD_LINES = {"torn": '{"round": 2, "si', "empty": "", "number": "3", "list": "[]",
+             "other fields": json.dumps({"round": 2, "sites": [], "failures": []})}  # fmt: skip
+
+
+@pytest.mark.parametrize("line", BAD_LINES.values(), ids=BAD_LINES)
+def test_a_damaged_line_of_the_history_is_named(tmp_path, line):
+    make_history(tmp_path)
+    lines = (tmp_path / HISTORY).read_text().splitlines()
+    lines[1] = line
+    (tmp_path / HISTORY).write_text("\n".join(lines) + "\n")
+    with pytest.raises(DataError, match=rf"{HISTORY}: line 2 is damaged$"):
+        read_history(tmp_path)
+
+
+# --- missing
+
+
+@pytest.mark.parametrize("read", [read_model, read_history, read_summary, read_config])
+def test_a_missing_file_is_named(tmp_path, read):
+    with pytest.raises(DataError, match="no such file"):
+        read(tmp_path)

@@ -1,0 +1,197 @@
+"""Files that are whole or not there, and folders for their owner alone."""
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dpfact_flower.machine.files import private_folder, replacing
+
+
+def mode_of(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+@pytest.fixture(params=[0o022, 0o077, 0o000], ids=oct)
+def umask(request):
+    before = os.umask(request.param)
+    yield
+    os.umask(before)
+
+
+def write(path: Path, content: bytes) -> None:
+    with replacing(path) as file:
+        file.write(content)
+
+
+def test_a_file_is_written_and_replaced(tmp_path):
+    write(tmp_path / "x", b"old")
+    assert (tmp_path / "x").read_bytes() == b"old"
+    write(tmp_path / "x", b"new")
+    assert (tmp_path / "x").read_bytes() == b"new"
+    assert os.listdir(tmp_path) == ["x"]
+
+
+def test_until_it_is_complete_the_old_file_is_there(tmp_path):
+    write(tmp_path / "x", b"old")
+    with replacing(tmp_path / "x") as file:
+        file.write(b"new")
+        file.flush()
+        assert (tmp_path / "x").read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("old", [b"old", None], ids=["old file", "no file"])
+def test_an_exception_leaves_the_old_file_and_no_other(tmp_path, error, old):
+    if old is not None:
+        write(tmp_path / "x", old)
+
+    def fail() -> None:
+        with replacing(tmp_path / "x") as file:
+            file.write(b"half")
+            raise error
+
+    with pytest.raises(error):
+        fail()
+    assert os.listdir(tmp_path) == ([] if old is None else ["x"])
+    assert old is None or (tmp_path / "x").read_bytes() == old
+
+
+@pytest.mark.parametrize("call", ["replace", "fsync"])
+def test_a_failing_disk_leaves_the_old_file_and_no_other(tmp_path, monkeypatch, call):
+    write(tmp_path / "x", b"old")
+
+    def fail(*_: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(os, call, fail)
+    with pytest.raises(OSError, match="no space"):
+        write(tmp_path / "x", b"new")
+    assert os.listdir(tmp_path) == ["x"]
+    assert (tmp_path / "x").read_bytes() == b"old"
+
+
+def test_the_bytes_are_on_the_disk_before_the_name_and_the_name_before_the_return(
+    tmp_path, monkeypatch
+):
+    steps = []
+    fsync, rename = os.fsync, os.replace
+
+    def note_fsync(handle: int) -> None:
+        found = os.fstat(handle)
+        steps.append("folder" if stat.S_ISDIR(found.st_mode) else f"{found.st_size} bytes")
+        fsync(handle)
+
+    def note_replace(*paths: str) -> None:
+        steps.append("name")
+        rename(*paths)
+
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    monkeypatch.setattr(os, "replace", note_replace)
+    write(tmp_path / "x", b"new")
+    assert steps == ["3 bytes", "name", "folder"]
+
+
+def test_where_nothing_need_last_the_disk_is_not_waited_for(tmp_path, monkeypatch):
+    def fail(handle: int) -> None:
+        raise AssertionError("fsync")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with replacing(tmp_path / "x", durable=False) as file:
+        file.write(b"new")
+    assert (tmp_path / "x").read_bytes() == b"new"
+    assert os.listdir(tmp_path) == ["x"]
+
+
+@pytest.mark.parametrize("size", [0, 3, 100_000])
+def test_a_spare_file_is_written_over(tmp_path, size):
+    path, spare = tmp_path / "x", tmp_path / "spare"
+    write(path, b"old")
+    write(spare, b"something longer")
+    blocks = spare.stat().st_ino
+    for is_there in (True, False):
+        assert spare.exists() == is_there
+        with replacing(path, over=spare) as file:
+            file.write(bytes(size))
+            file.flush()
+            assert path.read_bytes() == (b"old" if is_there else bytes(size))
+        assert path.read_bytes() == bytes(size)
+        assert (path.stat().st_ino == blocks) == is_there
+        assert os.listdir(tmp_path) == ["x"]
+        assert mode_of(path) == 0o600
+
+
+def test_a_spare_file_goes_with_an_exception_and_the_old_one_stays(tmp_path):
+    for name in ("x", "spare"):
+        write(tmp_path / name, b"old")
+
+    def fail() -> None:
+        with replacing(tmp_path / "x", over=tmp_path / "spare") as file:
+            file.write(b"half")
+            raise ValueError("half")
+
+    with pytest.raises(ValueError, match="half"):
+        fail()
+    assert os.listdir(tmp_path) == ["x"]
+    assert (tmp_path / "x").read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_killed_process_leaves_the_old_file(tmp_path, durable):
+    write(tmp_path / "x", b"old")
+    program = (
+        "import os, pathlib, sys\n"
+        "from dpfact_flower.machine.files import replacing\n"
+        f"with replacing(pathlib.Path(sys.argv[1]), durable={durable}) as file:\n"
+        "    file.write(b'half'); file.flush(); os.kill(os.getpid(), 9)\n"
+    )
+    process = subprocess.run([sys.executable, "-c", program, tmp_path / "x"], check=False)
+    assert process.returncode == -9
+    assert (tmp_path / "x").read_bytes() == b"old"
+    write(tmp_path / "x", b"new")
+    assert (tmp_path / "x").read_bytes() == b"new"
+
+
+@pytest.mark.usefixtures("umask")
+def test_a_file_is_the_owners_alone_even_where_the_old_one_was_not(tmp_path):
+    (tmp_path / "x").write_bytes(b"old")
+    (tmp_path / "x").chmod(0o666)
+    write(tmp_path / "x", b"new")
+    assert mode_of(tmp_path / "x") == 0o600
+
+
+def test_a_relative_name_is_in_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(Path("x"), b"here")
+    assert (tmp_path / "x").read_bytes() == b"here"
+
+
+@pytest.mark.usefixtures("umask")
+def test_every_new_folder_is_the_owners_alone(tmp_path):
+    private_folder(tmp_path / "a" / "b" / "c")
+    for folder in ("a", "a/b", "a/b/c"):
+        assert mode_of(tmp_path / folder) == 0o700
+
+
+def test_a_folder_that_is_there_keeps_its_mode(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a").chmod(0o750)
+    private_folder(tmp_path / "a" / "b")
+    private_folder(tmp_path / "a" / "b")
+    assert mode_of(tmp_path / "a") == 0o750
+    assert mode_of(tmp_path / "a" / "b") == 0o700
+
+
+def test_a_relative_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    private_folder(Path("a/b"))
+    assert (tmp_path / "a" / "b").is_dir()
+
+
+def test_a_file_in_the_way_is_an_error(tmp_path):
+    (tmp_path / "a").write_bytes(b"")
+    with pytest.raises(OSError, match="a"):
+        private_folder(tmp_path / "a" / "b")

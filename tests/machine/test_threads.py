@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np  # noqa: F401  # a BLAS
+import pytest
+import scipy.linalg  # noqa: F401
+from threadpoolctl import ThreadpoolController
+
+from dpfact_flower.machine.threads import in_batches, in_order, one_blas_thread, thread_count
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_results_come_in_the_order_of_the_parts(threads):
+    def slow(part: int) -> int:
+        time.sleep(0.002 * (part % 3))
+        return part * part
+
+    assert list(in_order(slow, range(20), threads=threads)) == [n * n for n in range(20)]
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 49, 50])
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_batches_give_what_their_parts_give(threads, count):
+    seen = []
+
+    def square(part: int) -> int:
+        seen.append(threading.get_ident())
+        return part * part
+
+    found = list(in_batches(square, range(count), threads=threads))
+    assert found == [n * n for n in range(count)]
+    assert len(seen) == count
+    if threads > 1 and count > 1:
+        assert threading.get_ident() not in seen
+
+
+def test_parts_run_at_the_same_time_and_few_results_wait():
+    both, done = threading.Barrier(2, timeout=10), []
+
+    def meet(part: int) -> int:
+        both.wait()  # alone, a part would wait for ever
+        done.append(part)
+        return part
+
+    results = in_order(meet, range(12), threads=2)
+    next(results)
+    time.sleep(0.05)
+    assert len(done) < 12
+    assert len(list(results)) == 11
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_an_error_in_a_part_is_raised(threads):
+    with pytest.raises(ZeroDivisionError):
+        list(in_order(lambda part: 1 // part, [1, 0, 1], threads=threads))
+
+
+def test_a_part_has_no_threads_of_its_own():
+    assert list(in_order(lambda _: thread_count(), range(3), threads=2)) == [1, 1, 1]
+
+
+def test_blas_stays_on_one_thread_until_the_first_is_out_again():
+    libraries = ThreadpoolController()
+
+    def threads() -> set[int]:
+        return {found["num_threads"] for found in libraries.select(user_api="blas").info()}
+
+    def inside() -> set[int]:
+        with one_blas_thread:
+            return threads()
+
+    with libraries.limit(limits=2, user_api="blas"):
+        assert inside() == {1}
+        assert threads() == {2}
+        with one_blas_thread, ThreadPoolExecutor(2) as pool:
+            assert [pool.submit(inside).result() for _ in range(3)] == [{1}] * 3
+            assert threads() == {1}
+        assert threads() == {2}
+
+
+@pytest.mark.parametrize(("given", "count"), [("3", 3), ("1,2", 1)])
+def test_the_variable_that_others_obey_says_how_many(monkeypatch, given, count):
+    monkeypatch.setenv("OMP_NUM_THREADS", given)
+    assert thread_count() == count
+
+
+@pytest.mark.parametrize("given", ["", "0", "many"])
+def test_without_it_all_processors_of_the_process_are_used(monkeypatch, given):
+    monkeypatch.setenv("OMP_NUM_THREADS", given)
+    assert 1 <= thread_count() <= (os.cpu_count() or 1)

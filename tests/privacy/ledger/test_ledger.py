@@ -1,0 +1,1101 @@
+"""The ledger: nothing charged is forgotten, whatever dies, and what was sent is sent again."""
+
+import hashlib
+import json
+import os
+import random
+import resource
+import select
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from dpfact_flower.errors import DataError, SettingsError, StateError
+from dpfact_flower.privacy import PAPER_CLAIM, PATIENT_CLAIM, Release, ReleaseEvent, account
+from dpfact_flower.privacy.ledger import (
+    LEDGER,
+    Head,
+    LastAnswer,
+    Ledger,
+    ReleaseKey,
+    file,
+)
+from dpfact_flower.privacy.ledger.file import open_ledger
+from dpfact_flower.privacy.ledger.rows import pack, records_of, unpack
+from dpfact_flower.privacy.release import release_nothing
+
+DATA = "f" * 64
+MODES = ("procedures", "diagnoses")
+START = "0" * 64
+
+
+def make_key(job: str = "job-1", round_number: int = 1, data: str = DATA, request: str = ""):
+    return ReleaseKey(data, job, round_number, request or f"asked-{round_number}")
+
+
+def make_events(round_number: int = 1, **changes) -> tuple[ReleaseEvent, ...]:
+    events = (
+        ReleaseEvent(
+            name=f"round {round_number}, {mode}", sensitivity=0.1 + round_number, sigma=100 / 3,
+            count=7, unit="entry", neighbours="replace", claim=PAPER_CLAIM, seeded=False,
+        )
+        for mode in MODES
+    )  # fmt: skip
+    return tuple(replace(event, **changes) for event in events)
+
+
+def make_release(round_number: int = 1, *, noise: bool = True, seed: int = 0) -> Release:
+    rng = np.random.default_rng([round_number, seed])
+    arrays = tuple(rng.standard_normal((size, 3)).astype(np.float32) for size in (5, 4))
+    return Release(arrays, make_events(round_number) if noise else ())
+
+
+def patient_release() -> Release:
+    """As in patient mode: vectors, another unit."""
+    arrays = (np.array([1.5, -0.0, 1e-45], np.float32), np.zeros(0, np.float32))
+    events = make_events(1, unit="patient", neighbours="add-remove", claim=PATIENT_CLAIM)
+    return Release(arrays, events[:1])
+
+
+def charge(ledger: Ledger, job: str = "job-1", round_number: int = 1, **changes) -> Release:
+    noise = changes.pop("noise", True)
+    release = make_release(round_number, noise=noise)
+    ledger.charge(make_key(job, round_number, **changes), "terms", release)
+    return release
+
+
+def assert_same(found: Release | None, expected: Release) -> None:
+    assert found is not None
+    assert found.events == expected.events
+    assert len(found.arrays) == len(expected.arrays)
+    for one, other in zip(found.arrays, expected.arrays, strict=True):
+        assert one.dtype == np.float32
+        assert one.shape == other.shape
+        assert one.tobytes() == other.tobytes()
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[sqlite3.Connection]:
+    """The file, past all our checks."""
+    with closing(sqlite3.connect(folder / LEDGER, isolation_level=None)) as connection:
+        yield connection
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    return tmp_path / "state" / "north"
+
+
+@pytest.fixture
+def ledger(folder) -> Iterator[Ledger]:
+    with Ledger(folder) as ledger:
+        yield ledger
+
+
+# --- what was sent is sent again
+
+
+def test_before_the_first_release_there_is_nothing(ledger):
+    assert ledger.answer(make_key()) is None
+    assert ledger.last("job-1") is None
+    assert ledger.events() == ()
+    assert ledger.rows() == ()
+    assert ledger.verify() == []
+    assert ledger.head() == Head(0, START)
+
+
+def make_shapeless() -> Release:
+    arrays = (np.array(2.5, np.float32), np.ones((2, 1, 3), np.float32))
+    return Release(arrays, make_events(1)[:1])
+
+
+@pytest.mark.parametrize(
+    "release",
+    [make_release(), patient_release(), make_shapeless(), release_nothing()],
+    ids=["paper", "patient", "any shape", "nothing"],
+)
+def test_the_same_request_gets_the_same_bytes_from_any_process(ledger, folder, release):
+    ledger.charge(make_key(), "terms", release)
+    assert_same(ledger.answer(make_key()), release)
+    assert_same(ledger.release_of("job-1", 1), release)
+    with Ledger(folder) as again:
+        assert_same(again.answer(make_key()), release)
+        assert again.verify() == []
+
+
+arrays_of_any_shape = st.lists(
+    hnp.arrays(np.float32, hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)),
+    max_size=4,
+)
+
+
+@given(arrays_of_any_shape)
+def test_arrays_of_any_shape_and_value_keep_every_bit(arrays):
+    shapes, payload = pack([array.T.copy().T for array in arrays])
+    found = unpack([tuple(shape) for shape in json.loads(shapes)], payload)
+    assert len(found) == len(arrays)
+    for one, other in zip(found, arrays, strict=True):
+        assert one.shape == other.shape
+        assert one.tobytes() == other.tobytes()
+
+
+def test_bytes_that_are_not_of_the_shapes_are_refused():
+    for shapes in ([(2,)], [(4,)], [(3,), (1,)], []):
+        with pytest.raises(ValueError, match=r"payload|reshape|buffer"):
+            unpack(shapes, bytes(12))
+
+
+def test_other_types_are_refused(ledger):
+    with pytest.raises(DataError, match="float32"):
+        ledger.charge(make_key(), "terms", Release((np.ones(3),), ()))
+    assert ledger.rows() == ()
+
+
+@pytest.mark.parametrize(
+    "changes", [{"job": "job-2"}, {"round_number": 2}, {"data": "0" * 64}, {"request": "other"}]
+)
+def test_another_request_gets_no_answer(ledger, changes):
+    charge(ledger)
+    assert ledger.answer(make_key(**changes)) is None
+
+
+def test_every_charged_round_can_be_read_again(ledger):
+    sent = {number: charge(ledger, round_number=number) for number in (1, 2, 5)}
+    for number, release in sent.items():
+        assert_same(ledger.answer(make_key(round_number=number)), release)
+        assert_same(ledger.release_of("job-1", number), release)
+    for job, number in (("job-1", 3), ("job-2", 1)):
+        with pytest.raises(StateError, match=f"round {number} of job '{job}' was never answered"):
+            ledger.release_of(job, number)
+
+
+def test_the_last_answer_of_a_job(ledger):
+    charge(ledger, round_number=1)
+    charge(ledger, round_number=10)
+    ledger.charge(make_key("job-2", 3, "0" * 64, "q"), "others", make_release())
+    assert ledger.last("job-1") == LastAnswer(10, "terms", "asked-10", DATA)
+    assert ledger.last("job-2") == LastAnswer(3, "others", "q", "0" * 64)
+    assert ledger.last("job-3") is None
+
+
+def test_the_same_release_again_changes_nothing(ledger):
+    charge(ledger)
+    head = ledger.head()
+    for _ in range(2):
+        assert ledger.charge(make_key(), "terms", make_release()) == head
+    assert ledger.head() == head
+    assert len(ledger.events()) == 2
+
+
+@pytest.mark.parametrize(
+    ("key", "terms", "release"),
+    [
+        (make_key(), "terms", make_release(seed=1)),
+        (make_key(), "terms", make_release(noise=False)),
+        (make_key(), "terms", Release(make_release().arrays, make_events(1, sigma=50.0))),
+        (make_key(), "terms", Release(make_release().arrays, make_events()[:1])),
+        (make_key(), "terms", Release(tuple(a.T for a in make_release().arrays), make_events())),
+        (make_key(), "other", make_release()),
+        (make_key(request="other"), "terms", make_release()),
+    ],
+    ids=["values", "no charge", "sigma", "events", "shapes", "terms", "request"],
+)
+def test_a_round_has_one_release(ledger, key, terms, release):
+    sent = charge(ledger)
+    head = ledger.head()
+    with pytest.raises(StateError, match="round 1 of job 'job-1' has its release already"):
+        ledger.charge(key, terms, release)
+    assert ledger.head() == head
+    assert_same(ledger.answer(make_key()), sent)
+    assert ledger.verify() == []
+
+
+def test_rounds_do_not_go_back(ledger):
+    charge(ledger, round_number=1)
+    charge(ledger, round_number=4)
+    with pytest.raises(StateError, match="round 3 of job 'job-1' is stale: round 4 has been"):
+        charge(ledger, round_number=3)
+    with pytest.raises(SettingsError, match="round"):
+        make_key(round_number=0)
+    with pytest.raises(StateError):
+        charge(ledger, round_number=2**70)
+    assert [row.round for row in ledger.rows()] == [1, 4]
+
+
+def test_data_does_not_change_within_a_job(ledger):
+    charge(ledger)
+    for number in (1, 2):
+        with pytest.raises(StateError, match="begun with other data"):
+            charge(ledger, round_number=number, data="0" * 64)
+    assert len(ledger.rows()) == 1
+
+
+def test_of_a_release_without_charge_the_hash_is_kept_and_not_the_bytes(ledger, folder):
+    charge(ledger, "noisy", 1)
+    size = (folder / LEDGER).stat().st_size
+    big = Release((np.ones((20_000, 3), np.float32),), ())
+    ledger.charge(make_key(), "terms", big)
+    assert (folder / LEDGER).stat().st_size < size + 3 * 4096
+    charge(ledger, "noisy", 2)
+    assert [row.payload_kept for row in ledger.rows()] == [True, False, True]
+    assert ledger.answer(make_key()) is None
+    with pytest.raises(StateError, match="round 1 of job 'job-1' is not kept, being uncharged"):
+        ledger.release_of("job-1", 1)
+    # What was sent is known all the same: by it, and it alone, the charge may be repeated.
+    assert ledger.rows()[1].payload_sha256 == hashlib.sha256(pack(big.arrays)[1]).hexdigest()
+    assert ledger.verify() == []
+    head = ledger.head()
+    assert ledger.charge(make_key(), "terms", big) == head
+    with pytest.raises(StateError, match="has its release already"):
+        ledger.charge(make_key(), "terms", Release((2 * big.arrays[0],), ()))
+
+
+@pytest.mark.parametrize("noise", [True, False])
+def test_a_release_that_is_written_down_is_told_from_others_without_a_writers_turn(
+    ledger, folder, noise
+):
+    assert not ledger.has(make_key(), "terms", make_release(noise=noise))
+    for number in (1, 2):
+        charge(ledger, round_number=number, noise=noise)
+    head = ledger.head()
+    with opened(folder) as writer:
+        writer.execute("BEGIN IMMEDIATE")
+        asked = make_key(round_number=2), "terms", make_release(2, noise=noise)
+        assert ledger.has(*asked)
+        assert not ledger.has(make_key(round_number=3), *asked[1:])
+        for other in (
+            (make_key(round_number=2, request="other"), *asked[1:]),
+            (asked[0], "other", asked[2]),
+            (*asked[:2], make_release(2, noise=noise, seed=1)),
+            (*asked[:2], make_release(2, noise=not noise)),
+        ):
+            with pytest.raises(StateError, match="round 2 of job 'job-1' has its release already"):
+                ledger.has(*other)
+        with pytest.raises(StateError, match="begun with other data"):
+            ledger.has(make_key(round_number=2, data="0" * 64), *asked[1:])
+        writer.execute("ROLLBACK")
+    assert ledger.head() == head
+
+
+def test_nothing_but_keys_charges_and_released_bytes_is_in_the_file(ledger, folder):
+    charge(ledger)
+    with opened(folder) as connection:
+        (dump,) = connection.execute("SELECT * FROM releases").fetchall()
+        events = connection.execute("SELECT * FROM events").fetchall()
+    shapes, payload = pack(make_release().arrays)
+    digest = hashlib.sha256(payload).hexdigest()
+    assert dump[0] == 1
+    assert dump[2:-1] == ("job-1", 1, DATA, "asked-1", "terms", shapes, digest, payload)
+    rho = 0.5 * 1.1**2 / (100 / 3) ** 2
+    assert [event[:-1] for event in events] == [
+        (1, place, f"round 1, {mode}", 1.1, 100 / 3, 7, "entry", "replace", PAPER_CLAIM, 0)
+        for place, mode in enumerate(MODES)
+    ]
+    assert [event[-1] for event in events] == pytest.approx([rho, rho], rel=1e-14)
+
+
+# --- the budget is the patients'
+
+
+def test_what_others_charge_after_the_count_is_not_passed_over(ledger, folder):
+    """Where no lock holds (Windows, a deleted lock file), two jobs must not both find budget."""
+    charge(ledger, "mine")
+    assert len(ledger.events()) == 2
+    with Ledger(folder) as other:
+        assert len(other.events()) == 2
+        charge(other, "theirs")
+        charge(other, "theirs", 2)  # one's own charges are no surprise
+    with pytest.raises(StateError, match="another process charged while round 2"):
+        charge(ledger, "mine", 2)
+    assert [row.job for row in ledger.rows()] == ["mine", "theirs", "theirs"]
+    charge(ledger, "mine")  # what is there already needs no budget
+    assert len(ledger.events()) == 6
+    charge(ledger, "mine", 2)
+    assert ledger.verify() == []
+
+
+def test_events_add_up_over_jobs_and_data(ledger):
+    expected = []
+    for job, number, data in (
+        ("a", 1, DATA), ("b", 1, "0" * 64), ("a", 2, DATA), ("c", 7, "1" * 64)
+    ):  # fmt: skip
+        charge(ledger, job, number, data=data)
+        expected += make_events(number)
+    ledger.charge(make_key("d"), "terms", release_nothing())
+    charge(ledger, "e", noise=False)
+    assert list(ledger.events()) == expected
+    assert ledger.events("a") == (*make_events(1), *make_events(2))
+    assert ledger.events("d") == ledger.events("e") == ledger.events("unknown") == ()
+    total = account(ledger.events(), 1e-5)
+    assert total.releases == 8
+    assert total.rho == pytest.approx(sum(event.rho for event in expected), rel=1e-15)
+
+
+def test_an_event_keeps_every_bit_and_its_seed(ledger):
+    event = make_events(1, sensitivity=1 / 3, sigma=1e-300**0.5, seeded=True)[0]
+    ledger.charge(make_key(), "terms", Release((np.ones(2, np.float32),), (event,)))
+    assert ledger.events() == (event,)
+    assert ledger.events()[0].seeded is True
+
+
+def test_rows_tell_what_people_ask(ledger):
+    charge(ledger)
+    ledger.charge(make_key(round_number=2), "terms", release_nothing())
+    charge(ledger, "job-2", noise=False)
+    first, nothing, bare = ledger.rows()
+    assert (first.number, first.job, first.round, first.terms) == (1, "job-1", 1, "terms")
+    assert (first.fingerprint, first.request) == (DATA, "asked-1")
+    assert first.shapes == ((5, 3), (4, 3))
+    assert first.events == make_events()
+    assert first.recorded.endswith("+00:00")
+    assert [row.unprotected for row in (first, nothing, bare)] == [False, False, True]
+
+
+# --- the file
+
+
+def mode_of(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+@pytest.fixture(params=[0o022, 0o000], ids=oct)
+def umask(request):
+    before = os.umask(request.param)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("umask")
+def test_ledger_and_side_files_are_the_owners_alone(folder):
+    with Ledger(folder) as ledger:
+        charge(ledger)
+        with ledger._transaction("IMMEDIATE") as connection:
+            connection.execute("PRAGMA cache_size = 1")  # so that the journal is not kept back
+            connection.execute("UPDATE releases SET payload = zeroblob(200000)")
+            modes = {path.name: mode_of(path) for path in folder.iterdir()}
+    assert modes == {LEDGER: 0o600, f"{LEDGER}-journal": 0o600}
+    assert mode_of(folder) == 0o700
+    assert mode_of(folder.parent) == 0o700
+
+
+def test_between_charges_the_ledger_is_one_file(ledger, folder):
+    for number in (1, 2, 3):
+        charge(ledger, round_number=number)
+        assert [path.name for path in folder.iterdir()] == [LEDGER]
+    # So a copy is whole while the ledger is open.
+    copy = folder.parent / "copy"
+    copy.mkdir()
+    shutil.copy(folder / LEDGER, copy)
+    with Ledger(copy) as other:
+        assert other.head() == ledger.head()
+        assert other.verify(ledger.head()) == []
+
+
+def test_a_simulated_sites_ledger_does_not_wait_for_the_disk(folder):
+    with Ledger(folder, durable=False) as ledger:
+        # With its journal nevertheless: a killed process leaves a ledger that is whole.
+        found = [ledger._connection.execute(f"PRAGMA {name}").fetchone()[0]
+                 for name in ("journal_mode", "synchronous")]  # fmt: skip
+    assert found == ["persist", 0]
+
+
+def test_a_copy_of_a_simulated_sites_ledger_is_whole_without_its_journal(folder):
+    for number in (1, 2, 3):
+        with Ledger(folder, durable=False) as ledger:
+            charge(ledger, round_number=number)
+            head = ledger.head()
+    assert sorted(path.name for path in folder.iterdir()) == [LEDGER, f"{LEDGER}-journal"]
+    for number, names in enumerate([(LEDGER,), (LEDGER, f"{LEDGER}-journal")]):
+        copy = folder.parent / f"copy-{number}"
+        copy.mkdir()
+        for name in names:
+            shutil.copy(folder / name, copy)
+        with Ledger(copy) as other:
+            assert other.head() == head
+            assert other.verify(head) == []
+            charge(other, round_number=4)
+        assert [path.name for path in copy.iterdir()] == [LEDGER]
+
+
+def test_a_commit_survives_power_loss_as_far_as_sqlite_can_see_to_it(ledger):
+    def pragma(name: str) -> object:
+        return ledger._connection.execute(f"PRAGMA {name}").fetchone()[0]
+
+    # FULL (2) would not do: the deletion of the journal, which is the commit, must be durable too.
+    assert (pragma("journal_mode"), pragma("synchronous"), pragma("fullfsync")) == ("delete", 3, 1)
+
+
+def test_a_new_ledger_is_on_the_disk_before_its_name_and_the_name_before_any_charge(
+    folder, monkeypatch
+):
+    steps = []
+    fsync, link = os.fsync, os.link
+
+    def note_fsync(handle: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{handle}"))
+        steps.append("folder" if path == folder else "file" if path.parent == folder else "above")
+        fsync(handle)
+
+    def note_link(*paths: str) -> None:
+        steps.append("name")
+        link(*paths)
+
+    if not Path("/proc/self/fd").exists():
+        pytest.skip("needs /proc")
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    monkeypatch.setattr(os, "link", note_link)
+    Ledger(folder).close()
+    assert [step for step in steps if step != "above"] == ["file", "name", "folder"]
+
+
+def test_without_leave_none_is_made(folder):
+    with pytest.raises(StateError, match="there is no ledger here"):
+        Ledger(folder, create=False)
+    assert not folder.exists()
+
+
+def test_opening_alone_makes_no_file(tmp_path):
+    with pytest.raises(sqlite3.OperationalError, match="unable to open"):
+        open_ledger(tmp_path / LEDGER, durable=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_leftovers_of_a_killed_creation_are_cleared_away(folder):
+    folder.mkdir(parents=True)
+    (folder / f".{LEDGER}.abc").write_bytes(b"half")
+    Ledger(folder).close()
+    assert [path.name for path in folder.iterdir()] == [LEDGER]
+
+
+def test_two_creators_share_the_first_ones_ledger(folder, monkeypatch):
+    link = os.link
+
+    def lose_the_race(*paths: str) -> None:
+        monkeypatch.setattr(os, "link", link)
+        with Ledger(folder) as winner:
+            charge(winner)
+        link(*paths)
+
+    monkeypatch.setattr(os, "link", lose_the_race)
+    with Ledger(folder) as ledger:
+        assert len(ledger.rows()) == 1
+    assert [path.name for path in folder.iterdir()] == [LEDGER]
+
+
+def foreign(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE releases (number INTEGER PRIMARY KEY)")
+
+
+def alter(statement: str):
+    def damage(path: Path) -> None:
+        with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+            connection.execute(statement)
+
+    return damage
+
+
+def cut(share: float):
+    return lambda path: os.truncate(path, int(share * path.stat().st_size))
+
+
+def start_anew(damage):
+    def write(path: Path) -> None:
+        path.unlink()
+        damage(path)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (start_anew(foreign), "not a ledger"),
+        (start_anew(lambda path: path.write_bytes(b"")), "not a ledger"),
+        (cut(0), "not a ledger"),
+        (start_anew(lambda path: path.write_bytes(b"no database at all" * 500)), "not a database"),
+        (start_anew(lambda path: path.mkdir()), "unable to open"),
+        (alter("PRAGMA user_version = 2"), "version 2; this dpfact-flower knows version 1"),
+        (alter("PRAGMA application_id = 7"), "not a ledger"),
+        (alter("DROP TABLE events"), "its tables"),
+        (alter("CREATE TRIGGER t AFTER INSERT ON events BEGIN DELETE FROM events; END"),
+         "its tables"),
+        (alter("ALTER TABLE releases ADD COLUMN more TEXT"), "its tables"),
+    ],
+    ids=["foreign", "empty", "cut to nothing", "no database", "folder", "newer", "other",
+         "no table", "trigger", "column"],
+)  # fmt: skip
+def test_a_file_that_is_no_ledger_is_refused_and_left_alone(folder, damage, says):
+    with Ledger(folder) as ledger:
+        charge(ledger)
+    path = folder / LEDGER
+    damage(path)
+    before = path.read_bytes() if path.is_file() else None
+    for create in (True, False):
+        with pytest.raises(StateError, match=says) as error:
+            Ledger(folder, create=create)
+        assert str(path) in str(error.value)
+    assert (path.read_bytes() if path.is_file() else None) == before
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.9])
+def test_a_file_that_was_cut_off_is_never_charged_or_counted(folder, share):
+    with Ledger(folder) as ledger:
+        for number in range(1, 31):
+            charge(ledger, round_number=number)
+        key = make_key(round_number=30)
+    cut(share)(folder / LEDGER)
+
+    def use() -> None:
+        with Ledger(folder) as ledger:
+            assert ledger.verify() != []
+            ledger.events()
+            ledger.answer(key)
+
+    with pytest.raises(StateError):
+        use()
+
+
+def test_every_damaged_page_is_found(folder, tmp_path):
+    with Ledger(folder) as ledger:
+        for number in range(1, 8):
+            charge(ledger, round_number=number)
+    whole = (folder / LEDGER).read_bytes()
+    rng = random.Random(0)
+    for start in range(0, len(whole), 512):
+        other = tmp_path / f"at-{start}"
+        other.mkdir()
+        bytes_ = bytearray(whole)
+        # Unused space holds zeros; damage there is no damage.
+        used = [place for place in range(start, min(start + 512, len(whole))) if whole[place]]
+        if not used or start == 0:  # the file's header has fields that mean nothing here
+            continue
+        for place in rng.sample(used, min(8, len(used))):
+            bytes_[place] ^= 0xFF
+        (other / LEDGER).write_bytes(bytes_)
+        try:
+            with Ledger(other) as damaged:
+                assert damaged.verify() != [], f"offset {start}"
+        except StateError:
+            pass
+
+
+# --- tampering
+
+TAMPERED = {
+    "releases": {
+        "number": 77, "recorded": "2020-01-01T00:00:00+00:00", "job": "job-9", "round": 9,
+        "fingerprint": "e" * 64, "request": "other", "terms": "other", "shapes": "[[5,3],[2,6]]",
+        "payload_sha256": "0" * 64, "payload": bytes(108), "hash": "0" * 64,
+    },
+    "events": {
+        "number": 77, "position": 5, "name": "other", "sensitivity": 0.5, "sigma": 1e6, "count": 8,
+        "unit": "patient", "neighbours": "add-remove", "claim": PATIENT_CLAIM, "seeded": 1,
+        "rho": 1e-9,
+    },
+}  # fmt: skip
+CELLS = [(table, column) for table, columns in TAMPERED.items() for column in columns]
+# Where SQLite lets a cell hold anything, these stand for damage of every type.
+ODD_VALUES = [None, "text", b"\xff\xfe", -1, 2**62, 1.5, "\ud800x".encode(errors="surrogatepass")]
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("template") / "north"
+    with Ledger(folder) as ledger:
+        for number in (1, 2):
+            charge(ledger, round_number=number)
+        charge(ledger, "job-2", noise=False)
+        charge(ledger, round_number=3)
+        assert ledger.verify() == []
+    return folder
+
+
+@pytest.fixture
+def written(template, folder) -> Path:
+    """A ledger of four rows: three charged, the second job's without charge."""
+    shutil.copytree(template, folder)
+    return folder
+
+
+def problems_of(folder: Path, noted: Head | None = None) -> list[str]:
+    with Ledger(folder, create=False) as ledger:
+        return ledger.verify(noted)
+
+
+def test_the_tampering_covers_every_column(written):
+    with opened(written) as connection:
+        for table, columns in TAMPERED.items():
+            names = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
+            assert names == set(columns)
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "row"),
+    [(*cell, row) for cell in CELLS for row in (1, 2, 3, 4) if (cell[0], row) != ("events", 3)],
+)
+def test_a_changed_cell_is_found(written, table, column, row):
+    with opened(written) as connection:
+        connection.execute(
+            f"UPDATE {table} SET {column} = ? WHERE number = ?"
+            + (" AND position = 0" if table == "events" else ""),
+            (TAMPERED[table][column], row),
+        )
+    assert problems_of(written)
+    if column != "payload":
+        with Ledger(written) as ledger, pytest.raises(StateError, match="damaged ledger"):
+            ledger.events()
+
+
+@pytest.mark.parametrize("value", ODD_VALUES, ids=repr)
+@pytest.mark.parametrize(("table", "column"), CELLS)
+def test_damage_of_any_type_is_found_and_said(written, table, column, value):
+    statement = f"UPDATE {table} SET {column} = CAST(? AS {{}}) WHERE number = 2"
+    statement = statement.format("TEXT") if isinstance(value, bytes) else statement.format("BLOB")
+    if not isinstance(value, bytes):
+        statement = f"UPDATE {table} SET {column} = ? WHERE number = 2"
+    try:
+        with opened(written) as connection:
+            connection.execute("PRAGMA foreign_keys = OFF")
+            connection.execute(statement, (value,))
+    except sqlite3.Error:
+        return  # SQLite refuses it
+    assert problems_of(written)
+    with Ledger(written) as ledger:
+        uses = (
+            ledger.events,
+            ledger.rows,
+            ledger.head,
+            lambda: ledger.last("job-1"),
+            lambda: ledger.answer(make_key(round_number=2)),
+            lambda: charge(ledger, round_number=2),
+            lambda: charge(ledger, round_number=4),
+        )
+        for use in uses:
+            try:
+                use()
+            except StateError:
+                continue
+
+
+@pytest.mark.parametrize("row", [1, 2, 3])
+@pytest.mark.parametrize("with_events", [True, False])
+def test_a_row_that_is_gone_is_found(written, row, with_events):
+    with opened(written) as connection:
+        connection.execute("DELETE FROM releases WHERE number = ?", (row,))
+        if with_events:
+            connection.execute("DELETE FROM events WHERE number = ?", (row,))
+    assert problems_of(written)
+    with Ledger(written) as ledger, pytest.raises(StateError, match="damaged ledger"):
+        ledger.events()
+
+
+def test_a_charge_whose_newest_row_is_gone_is_found(written):
+    with opened(written) as connection:
+        connection.execute("DELETE FROM releases WHERE number = 4")
+    assert any("charged, and is missing" in problem for problem in problems_of(written))
+    with Ledger(written) as ledger, pytest.raises(StateError, match="row 4: it was charged"):
+        ledger.events()
+
+
+def test_a_row_that_is_gone_is_found_even_if_the_others_close_up(written):
+    with opened(written) as connection:
+        for table in ("releases", "events"):
+            connection.execute(f"DELETE FROM {table} WHERE number = 2")
+            connection.execute(f"UPDATE {table} SET number = number - 1 WHERE number > 2")
+    assert problems_of(written)
+
+
+@pytest.mark.parametrize("position", [0, 1])
+def test_a_charge_that_is_gone_is_found(written, position):
+    with opened(written) as connection:
+        connection.execute("DELETE FROM events WHERE number = 2 AND position = ?", (position,))
+    assert problems_of(written)
+
+
+def test_a_row_that_was_added_is_found(written):
+    columns = "job, round, fingerprint, request, terms, shapes, payload_sha256, payload, hash"
+    for number in (0, -3, 5):
+        copy = written.parent / f"copy{number}"
+        shutil.copytree(written, copy)
+        with opened(copy) as connection:
+            connection.execute(
+                f"INSERT INTO releases (number, recorded, {columns}) SELECT ?, recorded, 'job-7', "
+                f"{columns.removeprefix('job, ')} FROM releases WHERE number = 3",
+                (number,),
+            )
+        assert problems_of(copy)
+
+
+def test_rows_that_changed_places_are_found(written):
+    with opened(written) as connection:
+        for table in ("releases", "events"):
+            for old, new in ((1, 99), (2, 1), (99, 2)):
+                connection.execute(f"UPDATE {table} SET number = {new} WHERE number = {old}")
+    assert problems_of(written)
+
+
+def test_events_that_changed_places_are_found(written):
+    with opened(written) as connection:
+        for old, new in ((0, 9), (1, 0), (9, 1)):
+            connection.execute(f"UPDATE events SET position = {new} WHERE position = {old}")
+    assert problems_of(written)
+
+
+def test_missing_bytes_are_found_where_they_are_needed(written):
+    with opened(written) as connection:
+        connection.execute("UPDATE releases SET payload = NULL")
+    problems = problems_of(written)
+    assert [problem.partition(":")[0] for problem in problems] == ["row 1", "row 2", "row 4"]
+    assert all("released bytes are missing" in problem for problem in problems)
+    with Ledger(written) as ledger:
+        for number in (1, 2, 3):  # damage, and no invitation to make the release anew
+            with pytest.raises(StateError, match="released bytes are missing"):
+                ledger.answer(make_key(round_number=number))
+            with pytest.raises(StateError, match="released bytes are missing"):
+                ledger.release_of("job-1", number)
+
+
+def test_damaged_bytes_are_not_sent(written):
+    with opened(written) as connection:
+        connection.execute("UPDATE releases SET payload = zeroblob(length(payload))")
+    with Ledger(written) as ledger:
+        with pytest.raises(StateError, match="not what their hash was made of"):
+            ledger.answer(make_key())
+        with pytest.raises(StateError, match="not what their hash was made of"):
+            ledger.release_of("job-1", 2)
+
+
+@pytest.mark.parametrize(("table", "column"), CELLS)
+def test_a_release_that_was_tampered_with_is_not_sent(written, table, column):
+    with opened(written) as connection:
+        connection.execute("PRAGMA foreign_keys = OFF")
+        connection.execute(
+            f"UPDATE {table} SET {column} = ? WHERE number = 2"
+            + (" AND position = 0" if table == "events" else ""),
+            (TAMPERED[table][column],),
+        )
+    with Ledger(written) as ledger:
+        try:
+            assert ledger.answer(make_key(round_number=2)) is None  # not found under its key
+            assert column in ("job", "round", "fingerprint", "request")
+        except StateError as error:
+            assert "damaged ledger" in str(error)  # noqa: PT017 - either may come
+
+
+def rewrite_chain(folder: Path) -> None:
+    """What somebody does who knows the format: compute every hash anew."""
+    with opened(folder) as connection:
+        previous = START
+        for record in records_of(connection):
+            previous = record.chained(previous)
+            connection.execute(
+                "UPDATE releases SET hash = ? WHERE number = ?", (previous, record.number)
+            )
+
+
+@pytest.mark.parametrize(
+    ("statement", "says"),
+    [
+        ("UPDATE events SET rho = rho / 2 WHERE number = 2", "rho is not"),
+        ("UPDATE events SET sigma = 1e6 WHERE number = 2", "rho is not"),
+        ("UPDATE events SET unit = 'patient' WHERE number = 2", "none that this package makes"),
+        ("UPDATE events SET neighbours = 'add-remove' WHERE number = 2", "none that this package"),
+        ("UPDATE events SET claim = 'proven' WHERE number = 2", "none that this package"),
+        ("UPDATE events SET sigma = -1 WHERE number = 2", "sigma: must be"),
+        ("UPDATE events SET seeded = 2 WHERE number = 2", "seeded"),
+        ("UPDATE releases SET round = 4 WHERE number = 2", "does not follow"),
+        ("DELETE FROM releases WHERE number = 3", "rows are missing"),
+        ("UPDATE releases SET fingerprint = 'e' WHERE number = 2", "begun with other data"),
+        ("UPDATE releases SET shapes = '[[27]]', payload = x'00' WHERE number = 2", "shapes"),
+    ],
+)
+def test_what_makes_no_sense_is_found_under_a_chain_that_was_made_anew(written, statement, says):
+    with opened(written) as connection:
+        connection.execute(statement)
+    rewrite_chain(written)
+    problems = problems_of(written)
+    assert problems
+    assert all("hash was made of" not in problem for problem in problems)
+    assert any(says in problem for problem in problems)
+
+
+def test_newest_rows_that_are_gone_show_against_a_head_noted_elsewhere(written):
+    with Ledger(written) as ledger:
+        rows, head = ledger.rows(), ledger.head()
+    assert head == Head(4, rows[-1].hash)
+    with opened(written) as connection:
+        connection.execute("DELETE FROM events WHERE number = 4")
+        connection.execute("DELETE FROM releases WHERE number = 4")
+    assert problems_of(written) == []  # the limit of a chain, as the docs say
+    (problem,) = problems_of(written, head)
+    assert "the noted head has 4 rows, the ledger 3" in problem
+    assert problems_of(written, Head(3, rows[2].hash)) == []
+    assert problems_of(written, Head(0, START)) == []
+
+
+def test_a_rewritten_past_shows_against_a_head_noted_elsewhere(written):
+    with Ledger(written) as ledger:
+        noted = [Head(row.number, row.hash) for row in ledger.rows()]
+    assert all(problems_of(written, head) == [] for head in noted)
+    with opened(written) as connection:
+        connection.execute("UPDATE releases SET recorded = '' WHERE number = 2")
+    rewrite_chain(written)
+    assert problems_of(written) == []
+    assert [bool(problems_of(written, head)) for head in noted] == [False, True, True, True]
+
+
+def test_a_head_is_read_as_it_is_written(ledger):
+    head = ledger.charge(make_key(), "terms", make_release())
+    assert head == ledger.head()
+    assert Head.parse(f" {head}\n") == head
+    for text in ("", "1", f"1:{START}0", f"x:{START}", f"1:{'G' * 64}", f"-1:{START}"):
+        with pytest.raises(SettingsError, match="need ROWS:HASH"):
+            Head.parse(text)
+
+
+# --- a disk that refuses
+
+
+@contextmanager
+def disk_full_at(size: int) -> Iterator[None]:
+    """No file may grow beyond `size` bytes: the system's own error, at any point of a write."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_on_a_full_disk_nothing_is_charged_and_nothing_is_lost(ledger, folder):
+    sent = charge(ledger)
+    big = Release((np.ones(20_000, np.float32),), make_events()[:1])
+    refused = 0
+    for size in range(0, 110_000, 2048):
+        head = ledger.head()
+        with disk_full_at(size):
+            try:
+                ledger.charge(make_key(round_number=2), "terms", big)
+                break
+            except StateError:
+                refused += 1
+        with Ledger(folder) as again:
+            assert again.head() == ledger.head() == head
+            assert again.answer(make_key(round_number=2)) is None
+            assert again.verify() == []
+    assert refused > 30
+    with Ledger(folder) as again:
+        assert_same(again.answer(make_key()), sent)
+        assert_same(again.answer(make_key(round_number=2)), big)
+        assert again.verify() == []
+
+
+def test_sqlite_itself_out_of_pages(ledger):
+    charge(ledger)
+    pages = ledger._connection.execute("PRAGMA page_count").fetchone()[0]
+    ledger._connection.execute(f"PRAGMA max_page_count = {pages}")
+    big = Release((np.ones(20_000, np.float32),), make_events(2))
+    with pytest.raises(StateError, match="disk is full"):
+        ledger.charge(make_key(round_number=2), "terms", big)
+    assert ledger.verify() == []
+    assert len(ledger.rows()) == 1
+
+
+@pytest.mark.parametrize("size", [0, 4096, 8192])
+def test_a_ledger_that_cannot_be_made_in_full_is_not_there(folder, size):
+    with disk_full_at(size), pytest.raises(StateError):
+        Ledger(folder)
+    assert list(folder.iterdir()) == []
+    Ledger(folder).close()
+
+
+def test_a_disk_without_hard_links_is_named(folder, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    with pytest.raises(StateError, match="needs a local disk with hard links"):
+        Ledger(folder)
+    assert list(folder.iterdir()) == []
+
+
+def test_a_file_in_the_way_of_the_folder(tmp_path):
+    (tmp_path / "north").write_bytes(b"")
+    with pytest.raises(StateError, match="north"):
+        Ledger(tmp_path / "north")
+
+
+def without_rights(folder: str) -> None:
+    """Use a ledger that one may only read; in a process of its own, for it gives up its rights."""
+    if os.geteuid() == 0:
+        os.setegid(65534)
+        os.seteuid(65534)
+    with Ledger(folder) as ledger:
+        assert_same(ledger.answer(make_key()), make_release())
+        assert ledger.verify() == []
+        assert len(ledger.events()) == 2
+        with pytest.raises(StateError, match="readonly"):
+            charge(ledger, round_number=2)
+        assert len(ledger.rows()) == 1
+    with pytest.raises(StateError, match="denied"):
+        Ledger(Path(folder) / "new")
+
+
+def test_a_read_only_ledger_can_be_shown_and_not_charged():
+    with tempfile.TemporaryDirectory() as name:  # everybody may enter, unlike pytest's folders
+        folder = Path(name)
+        with Ledger(folder) as ledger:
+            charge(ledger)
+        (folder / LEDGER).chmod(0o444)
+        folder.chmod(0o555)
+        run_here("without_rights", str(folder))
+        folder.chmod(0o700)
+
+
+# --- two processes, and processes that die
+
+
+def run_here(function: str, *arguments: object) -> str:
+    """Run a function of this module in a process of its own."""
+    program = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); "
+        f"import {Path(__file__).stem} as tests; tests.{function}(*{arguments!r})"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_a_second_ledger_sees_what_the_first_charged(ledger, folder):
+    with Ledger(folder) as other:
+        sent = charge(ledger)
+        assert_same(other.answer(make_key()), sent)
+        with pytest.raises(StateError, match="has its release already"):
+            other.charge(make_key(), "terms", make_release(seed=1))
+        charge(other, round_number=2)
+        assert len(ledger.events()) == 4
+        assert ledger.verify() == []
+
+
+def test_a_writer_that_gets_no_turn_says_so(folder, monkeypatch):
+    monkeypatch.setattr(file, "_SECONDS_TO_WAIT", 0.05)
+    with Ledger(folder) as one, Ledger(folder) as other:
+        with one._transaction("IMMEDIATE"), pytest.raises(StateError, match="locked"):
+            charge(other)
+        charge(other)
+
+
+def race(folder: str, rounds: int) -> None:
+    """Two processes charge the same rounds with noise of their own; print who won what."""
+    children = []
+    for seed in (1, 2):
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            won = []
+            with Ledger(folder) as ledger:
+                for number in range(1, rounds + 1):
+                    release = make_release(number, seed=seed)
+                    with suppress(StateError):
+                        ledger.charge(make_key(round_number=number), "terms", release)
+                        won.append(number)
+            os.write(writer, json.dumps(won).encode())
+            os._exit(0)
+        os.close(writer)
+        children.append((child, reader))
+    results = []
+    for child, reader in children:
+        with os.fdopen(reader, "rb") as pipe:
+            results.append(json.loads(pipe.read()))
+        assert os.waitpid(child, 0)[1] == 0
+    print(json.dumps(results))
+
+
+def test_of_two_processes_exactly_one_has_the_round(folder):
+    winners = json.loads(run_here("race", str(folder), 60))
+    assert len(winners[0]) + len(winners[1]) == len({*winners[0], *winners[1]})
+    with Ledger(folder) as ledger:
+        rounds = [row.round for row in ledger.rows()]
+        assert sorted(winners[0] + winners[1]) == rounds
+        for seed, won in enumerate(winners, start=1):
+            for number in won:
+                key = make_key(round_number=number)
+                assert_same(ledger.answer(key), make_release(number, seed=seed))
+        assert len(ledger.events()) == 2 * len(rounds)
+        assert ledger.verify() == []
+
+
+def charge_until_killed(folder: Path, job: str, pipe: int) -> None:
+    """Charge round after round; announce each AFTER it was charged, as a site would send it."""
+    with Ledger(folder) as ledger:
+        number = 1
+        while True:
+            noise = number % 3 != 0
+            release = make_release(number, noise=noise, seed=os.getpid())
+            ledger.charge(make_key(job, number), "terms", release)
+            digest = hashlib.sha256(pack(release.arrays)[1]).hexdigest()
+            os.write(pipe, f"{job} {number} {digest}\n".encode())
+            number += 1
+
+
+def kill_writers(folder: str, kills: int, seed: int) -> None:
+    """Kill writer after writer at random moments; check the ledger after each."""
+    rng = random.Random(seed)
+    announced: list[str] = []
+    hot = 0
+    for kill in range(kills):
+        # Every third starts without a ledger, so that its making is interrupted too.
+        place = Path(folder) / (f"new-{kill}" if kill % 3 == 0 else "old")
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(reader)
+            charge_until_killed(place, f"job-{kill}", writer)
+        os.close(writer)
+        if kill % 3 == 0:
+            time.sleep(rng.uniform(0, 0.008))
+        else:
+            select.select([reader], [], [], 10)  # the writer writes
+            time.sleep(rng.uniform(0, 0.03))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        with os.fdopen(reader) as pipe:
+            lines = pipe.read().splitlines()
+        hot += (place / f"{LEDGER}-journal").exists()
+        with Ledger(place) as ledger:
+            assert ledger.verify() == []
+            rows = {f"{row.job} {row.round} {row.payload_sha256}": row for row in ledger.rows()}
+            mine = [key for key in rows if key.startswith(f"job-{kill} ")]
+            assert len(lines) <= len(mine) <= len(lines) + 1
+            announced += lines if place.name == "old" else []
+            for line in [*lines, *(announced if place.name == "old" else [])]:
+                assert line in rows
+                assert rows[line].payload_kept or not rows[line].events
+            # The site goes on: the next round of the job that died.
+            ledger.charge(make_key(f"job-{kill}", 10_000), "terms", make_release())
+    print(json.dumps({"announced": len(announced), "hot": hot}))
+
+
+@pytest.mark.parametrize("kills", [36, pytest.param(240, marks=pytest.mark.slow, id="240-slow")])
+def test_what_was_announced_is_there_after_kill_9(tmp_path, kills):
+    found = json.loads(run_here("kill_writers", str(tmp_path), kills, kills))
+    # Or the kills came before anything was at stake, and none within a transaction.
+    assert found["announced"] >= kills // 2
+    assert found["hot"] > 0

@@ -1,0 +1,295 @@
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from dpfact_flower.errors import SettingsError
+from dpfact_flower.estimation.refine import packed_size
+from dpfact_flower.privacy import account, delta_gaussian
+from dpfact_flower.privacy.conversions import GAUSSIAN_DP_DISCRETE, ZCDP_TIGHT
+from dpfact_flower.privacy.events import PATIENT_CLAIM, SEEDED_CLAIM
+from dpfact_flower.privacy.patient.plan import plan_patient, total_rho
+from dpfact_flower.privacy.patient.statistics import code_counts, cooccurrence, refinement
+from dpfact_flower.settings import PrivacySettings
+from dpfact_flower.tensor import SparseTensor
+
+SIZES = (202, 316)
+VERDICTS = ["hopeless", "weak", "good"]
+
+
+def plan(sizes=SIZES, rank=50, sites=6, **changes):
+    values = {"epsilon": 4.0, "delta": 1e-5, "patients": 40_662, **changes}
+    return plan_patient(PrivacySettings(**values), sizes=sizes, rank=rank, sites=sites)
+
+
+def kinds(made):
+    return [(r.kind, r.mode) for r in made.releases]
+
+
+# --- Cost -----------------------------------------------------------------------------------------
+
+
+@hypothesis_settings(deadline=None)
+@given(
+    epsilon=st.floats(math.log(1e-3), math.log(1e6)).map(math.exp),
+    delta=st.floats(math.log(1e-12), math.log(0.1)).map(math.exp),
+    share=st.floats(0.01, 0.99),
+    rounds=st.integers(1, 30),
+    modes=st.integers(1, 4),
+    codes=st.booleans(),
+)
+def test_the_accountant_finds_no_more_than_epsilon(epsilon, delta, share, rounds, modes, codes):
+    made = plan(
+        sizes=(40,) * modes, rank=7, epsilon=epsilon, delta=delta, start_share=share,
+        refine_rounds=rounds, codes="x".join(["30"] * modes) if codes else "",
+    )  # fmt: skip
+    events = made.events([f"mode-{n}" for n in range(modes)], seeded=False)
+    found = account(events, delta).headline
+    assert found.accountant in {GAUSSIAN_DP_DISCRETE, ZCDP_TIGHT}
+    assert found.epsilon <= epsilon
+    if epsilon < 400 and delta < 0.5 * epsilon:  # at a larger delta, epsilon is all but 0 anyway
+        assert found.accountant == GAUSSIAN_DP_DISCRETE
+        assert found.epsilon >= epsilon * (1 - 1e-6)  # nothing is left unspent
+    assert made.guarantee().headline.epsilon == found.epsilon
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 8.0])
+def test_total_cost_against_the_definition(epsilon):
+    mu = math.sqrt(2 * total_rho(epsilon, 1e-5))
+    assert delta_gaussian(mu, epsilon - 1e-6) <= 1e-5 * (1 - 1e-6)
+    assert delta_gaussian(mu * 1.00001, epsilon - 1e-6) > 1e-5
+
+
+def test_beyond_the_proof_for_discrete_noise_tight_zcdp_is_planned():
+    found = plan(epsilon=1e4).guarantee().headline
+    assert found.accountant == ZCDP_TIGHT
+    assert found.epsilon == pytest.approx(1e4, rel=1e-9)
+
+
+def test_the_budget_is_divided_as_asked():
+    made = plan(start_share=0.6, refine_rounds=3, codes="100x150", codes_share=0.1)
+    total = total_rho(4.0, 1e-5)
+    rhos = {kind: [r.rho for r in made.releases if r.kind == kind] for kind in
+            ("codes", "start", "refine")}  # fmt: skip
+    assert rhos["codes"] == pytest.approx([0.1 * total])
+    assert rhos["start"] == pytest.approx([0.9 * 0.6 * total])
+    assert rhos["refine"] == pytest.approx([0.9 * 0.4 * total / 6] * 6)
+    assert sum(map(sum, rhos.values())) == pytest.approx(total, rel=1e-14)
+
+
+def test_noise_is_sensitivity_over_root_two_rho():
+    for release in plan(bound=0.3, codes="100x150").releases:
+        assert release.sensitivity == (0.3 if release.kind == "refine" else 1.0)
+        expected = release.sensitivity / math.sqrt(2 * release.rho)
+        assert release.sigma == pytest.approx(expected, rel=1e-14)
+
+
+# --- Schedule -------------------------------------------------------------------------------------
+
+
+def test_schedule_of_a_run():
+    made = plan(start_share=0.5, refine_rounds=2, codes="100x150")
+    refine = [("refine", 0), ("refine", 1)]
+    assert kinds(made) == [("codes", None), ("start", None), *refine, *refine]
+    assert [r.round for r in made.releases] == [1, 2, 3, 4, 5, 6]
+    assert made.rounds == 7
+    assert made.release_of(7) is None
+    assert made.release_of(0) is None
+    assert made.release_of(4) is made.releases[3]
+    assert made.start is made.releases[1]
+    assert (made.start_share, made.refine_rounds) == (0.5, 2)
+
+
+@pytest.mark.parametrize("sizes", [(5,), (5, 4), (3, 4, 2)])
+def test_counts_are_those_of_the_statistics(sizes):
+    rng = np.random.default_rng(0)
+    dense = rng.poisson(0.3, (6, *sizes)) + (np.arange(6) == 0).reshape(-1, *[1] * len(sizes))
+    tensor = SparseTensor.from_coo(np.argwhere(dense), dense[dense > 0], dense.shape)
+    factors = tuple(rng.random((n, 3)) for n in sizes)
+    made = plan(sizes=sizes, rank=3, refine_rounds=1, codes="x".join(map(str, sizes)))
+    assert len(code_counts(tensor, sigma=1.0).total) == made.releases[0].count
+    assert len(cooccurrence(tensor, sigma=1.0).total) == made.start.count
+    for release in made.releases[2:]:
+        total = refinement(
+            tensor, factors, release.mode, ridge=np.zeros(3), bound=0.1, sigma=1.0
+        ).total
+        assert len(total) == release.count == packed_size(sizes[release.mode], 3)
+
+
+def test_chosen_codes_shrink_later_releases_and_not_the_count():
+    made = plan(refine_rounds=1, codes="20x30")
+    assert [r.count for r in made.releases] == [518, 50 * 49 // 2, 20 * 50 + 1275, 30 * 50 + 1275]
+
+
+def test_events_carry_the_claim_and_the_modes():
+    made = plan(refine_rounds=1)
+    events = made.events(["procedures", "diagnoses"], seeded=False)
+    names = [event.name for event in events]
+    assert names == ["round 1, start", "round 2, refine procedures", "round 3, refine diagnoses"]
+    for event, release in zip(events, made.releases, strict=True):
+        assert (event.unit, event.neighbours, event.claim) == (
+            "patient", "add-remove", PATIENT_CLAIM,
+        )  # fmt: skip
+        assert (event.sensitivity, event.sigma, event.count) == (
+            release.sensitivity, release.sigma, release.count,
+        )  # fmt: skip
+        assert event.rho == pytest.approx(release.rho, rel=1e-14)
+    assert made.guarantee().claim == PATIENT_CLAIM
+    assert SEEDED_CLAIM in made.guarantee(seeded=True).claim
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 8.0, 1000.0])
+@pytest.mark.parametrize("given_", [{}, {"start_share": 0.4}, {"refine_rounds": 0}])
+def test_a_site_finds_the_servers_schedule(epsilon, given_):
+    settings = PrivacySettings(epsilon=epsilon, patients=40_662, **given_)
+    server = plan_patient(settings, sizes=SIZES, rank=50, sites=6)
+    sent = replace(server.settle(settings), patients=0)
+    site = plan_patient(sent, sizes=SIZES, rank=50)
+    assert site.releases == server.releases
+    assert site.rounds == server.rounds
+
+
+# --- What is planned ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "rounds"), [(1.0, 1), (2.0, 1), (4.0, 1), (8.0, 2), (32.0, 3), (64.0, 8), (1e6, 20)]
+)
+def test_rounds_at_the_size_of_the_papers_cohort(epsilon, rounds):
+    made = plan(epsilon=epsilon)
+    assert made.refine_rounds == rounds
+    assert made.start_share == 0.7
+
+
+def test_what_is_not_known_is_not_planned_for():
+    for unknown in ({"patients": 0}, {"sites": 0}):
+        made = plan(epsilon=1000.0, **unknown)
+        assert made.refine_rounds == 1
+        assert made.outlook.verdict == "unknown"
+        assert math.isnan(made.outlook.signal)
+        assert "patients and sites" in made.outlook.sentence
+
+
+@pytest.mark.parametrize("changes", [{"refine_rounds": 0}, {"start_share": 1.0}])
+def test_a_run_without_refinement_spends_all_on_the_start(changes):
+    made = plan(**changes)
+    assert kinds(made) == [("start", None)]
+    assert (made.start_share, made.refine_rounds, made.rounds) == (1.0, 0, 2)
+    assert made.guarantee().headline.epsilon == pytest.approx(4.0, rel=1e-6)
+
+
+# --- Outlook --------------------------------------------------------------------------------------
+
+epsilons = st.floats(math.log(0.1), math.log(100)).map(math.exp)
+
+
+@hypothesis_settings(deadline=None)
+@given(st.lists(epsilons, min_size=2, max_size=2).map(sorted), st.integers(1, 10**6))
+def test_more_epsilon_is_never_a_worse_outlook(pair, patients):
+    low, high = (plan(epsilon=e, patients=patients).outlook for e in pair)
+    assert VERDICTS.index(low.verdict) <= VERDICTS.index(high.verdict)
+    assert low.score <= high.score
+    assert low.rank <= high.rank
+
+
+@hypothesis_settings(deadline=None)
+@given(st.lists(st.integers(1, 10**6), min_size=2, max_size=2).map(sorted), epsilons)
+def test_more_patients_are_never_a_worse_outlook(pair, epsilon):
+    low, high = (plan(epsilon=epsilon, patients=n).outlook for n in pair)
+    assert VERDICTS.index(low.verdict) <= VERDICTS.index(high.verdict)
+    assert low.score <= high.score
+    assert low.rank <= high.rank
+
+
+def test_more_codes_sites_or_phenotypes_are_a_worse_outlook():
+    signal = plan().outlook.signal
+    assert plan(sizes=(404, 632)).outlook.signal == pytest.approx(signal / math.sqrt(2))
+    assert plan(sites=24).outlook.signal == pytest.approx(signal / 2)
+    assert plan(rank=100).outlook.signal == pytest.approx(signal / 2)
+
+
+def test_signal_is_patients_a_phenotype_over_the_noises_largest_eigenvalue():
+    """The release holds sqrt(2) P; the noise of T sites on P is symmetric."""
+    made = plan(sizes=(60, 90), sites=3, patients=5000, rank=10)
+    rng = np.random.default_rng(0)
+    noise = np.triu(rng.normal(0, made.start.sigma * math.sqrt(3 / 2), (150, 150)), 1)
+    largest = np.linalg.eigvalsh(noise + noise.T)[-1]
+    assert made.outlook.signal == pytest.approx(500 / largest, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        ({}, "good"),
+        ({"epsilon": 1.0}, "weak"),
+        ({"patients": 1385, "epsilon": 1.0}, "hopeless"),
+        ({"patients": 1000, "rank": 10, "epsilon": 2.0}, "hopeless"),
+    ],
+)
+def test_verdicts_on_cohorts_that_were_measured(changes, verdict):
+    assert plan(**changes).outlook.verdict == verdict
+
+
+def test_the_rank_that_is_suggested_has_a_good_outlook():
+    weak = plan(epsilon=1.0)
+    assert f"rank = {weak.outlook.rank}" in weak.outlook.sentence
+    assert plan(epsilon=1.0, rank=weak.outlook.rank).outlook.verdict == "good"
+    assert plan(epsilon=1.0, rank=weak.outlook.rank + 1).outlook.verdict == "weak"
+    assert plan().outlook.rank == 50
+
+
+def test_a_hopeless_plan_says_what_would_help():
+    sentence = plan(patients=1000, epsilon=0.5).outlook.sentence
+    for help_ in ("epsilon", "patients", "phenotypes", "codes", "don't spend"):
+        assert help_ in sentence
+    assert "rank =" not in sentence  # not even one phenotype would do
+
+
+# --- What is refused ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"epsilon": 1e-6}, "epsilon"),
+        ({"rank": 0}, "rank"),
+        ({"sizes": (0, 5)}, "sizes"),
+        ({"sizes": ()}, "codes"),
+        ({"sizes": (1,)}, "sizes"),
+        ({"sites": -1}, "sites"),
+        ({"start_share": 1.0, "refine_rounds": 1}, "start-share"),
+        ({"start_share": 0.5, "refine_rounds": 0}, "refine-rounds"),
+        ({"codes": "203x316"}, "202x316"),
+        ({"codes": "202"}, "202x316"),
+        ({"start_share": 1e-80, "refine_rounds": 1}, "noise of more than"),
+    ],
+)
+def test_plans_that_cannot_be_are_refused(changes, names):
+    with pytest.raises(SettingsError, match=names):
+        plan(**changes)
+
+
+def test_signal_that_is_left_over_goes_into_a_wider_bound():
+    def bound(epsilon, **given):
+        settings = PrivacySettings(epsilon=epsilon, patients=40_662, **given)
+        return plan_patient(settings, sizes=SIZES, rank=50, sites=6).bound
+
+    assert bound(1.0) == bound(8.0) == 0.1
+    assert 0.1 < bound(300.0) < 0.3
+    assert bound(1e5) == 0.3
+    assert bound(1e5, bound=0.2) == 0.2
+    assert plan_patient(PrivacySettings(epsilon=1e5), sizes=SIZES, rank=50).bound == 0.1
+
+
+def test_a_bound_below_the_range_is_refused():
+    with pytest.raises(SettingsError, match=r"bound: must be 0, .* or in \[0.001, 1\]"):
+        PrivacySettings(bound=1e-4)
+
+
+def test_a_rank_whose_release_no_site_could_hold_is_refused():
+    with pytest.raises(SettingsError, match=r"rank: 1000000000000 makes .* fewer phenotypes"):
+        plan_patient(PrivacySettings(), sizes=(2, 3), rank=10**12, sites=0)

@@ -1,0 +1,172 @@
+"""Patient mode's one way out: the sum plus exact noise in its own units, and nothing else."""
+
+import dataclasses
+import inspect
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from dpfact_flower.privacy import (
+    PATIENT_CLAIM,
+    SEEDED_CLAIM,
+    Noise,
+    Release,
+    release_nothing,
+    release_unprotected,
+    replay,
+)
+from dpfact_flower.privacy.noise import SIGMA
+from dpfact_flower.privacy.patient import release, step_of
+from dpfact_flower.privacy.patient.statistics import (
+    BoundedSum,
+    code_counts,
+    cooccurrence,
+    refinement,
+)
+from dpfact_flower.tensor import SparseTensor
+from dpfact_flower.wire.protocol import SiteReply
+
+ALPHA = 1e-6
+NAME = "round 3, refine diagnoses"
+
+
+def bounded(count=20_000, *, sensitivity=0.1, sigma=0.75, value=0) -> BoundedSum:
+    return BoundedSum(np.full(count, value, np.int64), sensitivity, sigma)
+
+
+def values_of(sent: Release) -> np.ndarray:
+    (vector,) = sent.arrays
+    assert vector.dtype == np.float32
+    assert vector.ndim == 1
+    return vector.astype(np.float64)
+
+
+@pytest.mark.parametrize("sigma", [1e-3, 0.75, 40.0, 1e6])
+def test_noise_has_the_sigma_that_the_sum_was_made_for(sigma):
+    noise = values_of(release(bounded(sigma=sigma), Noise.from_os(), name=NAME))
+    tail = stats.chi2.cdf((noise**2).sum() / sigma**2, len(noise))
+    assert ALPHA / 2 < tail < 1 - ALPHA / 2
+    assert abs(noise.mean()) < 5 * sigma / np.sqrt(len(noise))
+    assert stats.kstest(noise, stats.norm(scale=sigma).cdf).pvalue > ALPHA
+    assert (noise == 0).mean() < 2 / 256  # of steps of sigma / 256, the one at 0 is 0.4 / 256
+
+
+def test_the_sum_is_in_the_values_in_real_units():
+    """At a sum that is huge beside the noise, what is sent is the sum times the grid."""
+    exact = bounded(50, sigma=1e-3, value=2**40)
+    sent = values_of(release(exact, Noise.from_os(), name=NAME))
+    np.testing.assert_allclose(sent, 2**40 * (1e-3 / SIGMA), atol=8e-3)
+
+
+def test_what_is_sent_is_total_plus_noise_in_steps_bit_for_bit():
+    rng = np.random.default_rng(2)
+    total = rng.integers(-(2**40), 2**40, 500)
+    given = BoundedSum(total, 1.0, 3.5)
+    integers = Noise.from_seed(7).integers(500)
+    (sent,) = release(given, Noise.from_seed(7), name=NAME).arrays
+    steps = [math.floor(Fraction(int(n), 2**16) + Fraction(1, 2)) for n in total + integers]
+    expected = (np.array(steps, np.float64) * (3.5 / 256)).astype(np.float32)
+    assert sent.tobytes() == expected.tobytes()
+    assert integers.dtype == np.int64
+
+
+def test_rounding_adds_next_to_nothing_to_the_noise():
+    total = np.random.default_rng(2).integers(-(2**30), 2**30, 50_000)
+    sent = values_of(release(BoundedSum(total, 1.0, 2.0), Noise.from_seed(7), name=NAME))
+    exact = (total + Noise.from_seed(7).integers(50_000)) * (2.0 / SIGMA)
+    error = sent - exact
+    assert np.abs(error).max() <= 2.0 / 256 / 2 * (1 + 1e-4)  # half a step, and float32
+    assert abs(error.mean()) < 5 * error.std() / np.sqrt(len(error))
+    assert error.var() < 2e-6 * 2.0**2
+
+
+def test_a_release_knows_its_steps_even_when_it_was_kept():
+    sent = release(bounded(300, sigma=3.0), Noise.from_os(), name=NAME)
+    assert step_of(sent) == step_of(replay(sent.arrays, sent.events)) == 3.0 / 256
+    steps = values_of(sent) / step_of(sent)
+    np.testing.assert_allclose(steps, np.rint(steps), rtol=1e-6)
+    assert step_of(release_unprotected((np.ones((2, 2), np.float32),))) == 0
+    assert step_of(release_nothing()) == 0
+
+
+def test_a_release_is_sent_in_fewer_bits_than_float32():
+    sent = release(bounded(50_000), Noise.from_os(), name=NAME)
+    (packed,), _ = SiteReply("north", sent.arrays, step_of(sent)).to_wire()
+    assert packed.nbytes < 12 / 32 * sent.arrays[0].nbytes
+    read = SiteReply.from_wire([packed], {"site": "north"}, [(50_000,)])
+    assert read.arrays[0].tobytes() == sent.arrays[0].tobytes()
+
+
+def test_the_event_says_what_the_sum_says():
+    sent = release(bounded(45, sensitivity=0.25, sigma=2.0), Noise.from_os(), name=NAME)
+    (event,) = sent.events
+    assert (event.name, event.count) == (NAME, 45)
+    assert (event.sensitivity, event.sigma) == (0.25, 2.0)
+    assert (event.unit, event.neighbours, event.claim) == ("patient", "add-remove", PATIENT_CLAIM)
+    assert not event.seeded
+    assert sent.label == PATIENT_CLAIM
+    assert event.rho == pytest.approx(0.25**2 / (2 * 2.0**2))
+
+
+def test_a_seed_voids_the_claim():
+    sent = release(bounded(9), Noise.from_seed(3), name=NAME)
+    assert sent.seeded
+    assert sent.label == f"{SEEDED_CLAIM} ({PATIENT_CLAIM})"
+
+
+def test_seeds_repeat_and_the_operating_system_does_not():
+    seeded = [values_of(release(bounded(200), Noise.from_seed(3), name=NAME)) for _ in "ab"]
+    np.testing.assert_array_equal(*seeded)
+    fresh = [values_of(release(bounded(200), Noise.from_os(), name=NAME)) for _ in "ab"]
+    # On a grid of sigma / 256 two normal values are equal once in 900 times.
+    assert (fresh[0] != fresh[1]).mean() > 0.95
+
+
+def test_the_cost_does_not_depend_on_the_patients():
+    """One patient, or a thousand: the same event, so the charge tells nothing."""
+    rng = np.random.default_rng(0)
+    factors = tuple(rng.random((size, 3), dtype=np.float32) for size in (5, 4))
+    events = []
+    for patients in (1, 1000):
+        cells = np.column_stack(
+            [rng.integers(0, patients, 3000), rng.integers(0, 5, 3000), rng.integers(0, 4, 3000)]
+        )
+        tensor = SparseTensor.from_coo(cells, np.ones(3000), (patients, 5, 4))
+        sums = (
+            code_counts(tensor, sigma=2.0),
+            cooccurrence(tensor, sigma=3.0),
+            refinement(tensor, factors, 1, ridge=np.zeros(3), bound=0.1, sigma=0.5),
+        )
+        events.append([release(s, Noise.from_os(), name=NAME).events for s in sums])
+    assert events[0] == events[1]
+    assert [e.sensitivity for (e,) in events[0]] == [1.0, 1.0, 0.1]
+    assert [e.count for (e,) in events[0]] == [9, 36, 4 * 3 + 6]
+
+
+def test_noise_cannot_be_calibrated_to_another_number():
+    numbers = {"sensitivity", "sigma", "bound", "scale", "grid", "epsilon", "rho"}
+    assert not numbers & set(inspect.signature(release).parameters)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        bounded().sensitivity = 0.01
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        bounded().sigma = 0.01
+
+
+def test_what_was_sent_cannot_change_afterwards():
+    given = bounded(9)
+    sent = release(given, Noise.from_os(), name=NAME)
+    before = values_of(sent)
+    given.total[:] = 2**50
+    np.testing.assert_array_equal(values_of(sent), before)
+    with pytest.raises(ValueError, match="read-only"):
+        sent.arrays[0][0] = 1
+
+
+def test_no_repr_shows_a_value():
+    given = bounded(9, value=987654)
+    assert "987654" not in repr(given)
+    sent = release(given, Noise.from_os(), name=NAME)
+    assert str(values_of(sent)[0])[:5] not in repr(sent)

@@ -1,0 +1,371 @@
+"""Patient mode's sums against slow, dense references, and what their sensitivity rests on."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import nnls
+
+from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.privacy.noise import SIGMA
+from dpfact_flower.privacy.patient import statistics
+from dpfact_flower.privacy.patient.statistics import (
+    BoundedSum,
+    code_counts,
+    cooccurrence,
+    refinement,
+)
+from dpfact_flower.tensor import SparseTensor
+
+SIGMA_REAL = 2.0
+SIZES = {"three modes": (5, 6), "four modes": (4, 3, 5)}
+
+
+@pytest.fixture(params=SIZES.values(), ids=SIZES.keys())
+def sizes(request):
+    return request.param
+
+
+def counts(sizes, patients=12, seed=0):
+    """Sparse counts; patient 3 has no cell, patient 4 a single one."""
+    rng = np.random.default_rng(seed)
+    dense = rng.poisson(0.25, (patients, *sizes)).astype(float)
+    dense[:, *(0 for _ in sizes)] += 1
+    dense[3] = 0
+    dense[4] = 0
+    dense[4, *(1 for _ in sizes)] = 7
+    return dense
+
+
+def sparse(dense) -> SparseTensor:
+    where = np.argwhere(dense)
+    return SparseTensor.from_coo(where, dense[tuple(where.T)], dense.shape)
+
+
+def factors_for(sizes, rank=3, seed=1):
+    rng = np.random.default_rng(seed)
+    made = (rng.gamma(0.5, 1.0, (size, rank)) + 0.01 for size in sizes)
+    return tuple((f / np.linalg.norm(f, axis=0)).astype(np.float32) for f in made)
+
+
+def code_sets(cells):
+    """Codes of each mode that a patient's dense slice holds."""
+    modes = range(cells.ndim)
+    return [np.flatnonzero(cells.any(axis=tuple(m for m in modes if m != mode))) for mode in modes]
+
+
+# --- Slow references: one patient's part, in real units -------------------------------------------
+
+
+def slow_codes(cells):
+    parts = []
+    for size, codes in zip(cells.shape, code_sets(cells), strict=True):
+        indicator = np.zeros(size)
+        indicator[codes] = 1
+        parts.append(indicator)
+    stacked = np.concatenate(parts)
+    return stacked / np.linalg.norm(stacked) if stacked.any() else stacked
+
+
+def slow_pairs(cells):
+    """Strict upper triangle, times sqrt(2), of the matrix with all blocks, dense."""
+    sizes = cells.shape
+    ends = np.cumsum(sizes)
+    matrix = np.zeros((ends[-1], ends[-1]))
+    for mode, size in enumerate(sizes):
+        rows = slice(ends[mode] - size, ends[mode])
+        unfolded = np.moveaxis(cells, mode, 0).reshape(size, -1)
+        block = unfolded @ unfolded.T
+        np.fill_diagonal(block, 0)
+        matrix[rows, rows] = block / (np.linalg.norm(block) or 1)
+        for other in range(mode + 1, len(sizes)):
+            columns = slice(ends[other] - sizes[other], ends[other])
+            rest = tuple(m for m in range(len(sizes)) if m not in (mode, other))
+            block = cells.sum(axis=rest)
+            norm = math.sqrt(2) * np.linalg.norm(block)  # it is there twice
+            matrix[rows, columns] = 2 * block / (norm or 1)
+            matrix[columns, rows] = matrix[rows, columns].T
+    upper = math.sqrt(2) * matrix[np.triu_indices(len(matrix), 1)]
+    return upper / np.linalg.norm(upper) if upper.any() else upper
+
+
+def slow_refinement(cells, factors, mode, ridge, bound):
+    rank, size = factors[0].shape[1], len(factors[mode])
+    packed = size * rank + rank * (rank + 1) // 2
+    if not cells.any():
+        return np.zeros(packed)
+    x = cells / np.linalg.norm(cells)
+    on = np.isfinite(ridge)
+    letters = "jkl"[: x.ndim]
+    columns = np.einsum(
+        ",".join(f"{c}r" for c in letters) + "->" + letters + "r",
+        *(f.astype(np.float64) for f in factors),
+    ).reshape(-1, rank)
+    design = np.vstack([columns, np.diag(np.sqrt(np.where(on, ridge, 0)))])[:, on]
+    a = np.zeros(rank)
+    a[on] = nnls(design, np.concatenate([x.ravel(), np.zeros(rank)]))[0]
+    others = [f.astype(np.float64) for m, f in enumerate(factors) if m != mode]
+    product = np.einsum(
+        letters + "," + ",".join(f"{c}r" for m, c in enumerate(letters) if m != mode)
+        + "->" + letters[mode] + "r",
+        x, *others,
+    )  # fmt: skip
+    gram = np.outer(a, a)
+    packed_gram = [
+        gram[r, s] * (1 if r == s else math.sqrt(2)) for r in range(rank) for s in range(r, rank)
+    ]
+    part = np.concatenate([(product * a).ravel(), packed_gram])
+    norm = np.linalg.norm(part)
+    return part * min(1, bound / norm) if norm else part
+
+
+STATISTICS = {
+    "codes": (lambda t, s: code_counts(t, sigma=s), lambda c, f: slow_codes(c), 1.0),
+    "start": (lambda t, s: cooccurrence(t, sigma=s), lambda c, f: slow_pairs(c), 1.0),
+}
+BOUND = 0.1
+
+
+def statistic_of(kind, tensor, sigma=SIGMA_REAL, factors=None) -> BoundedSum:
+    if kind != "refine":
+        return STATISTICS[kind][0](tensor, sigma)
+    factors = factors or factors_for(tensor.feature_shape)
+    ridge = np.array([0.0, 0.05, math.inf])
+    return refinement(tensor, factors, 1, ridge=ridge, bound=BOUND, sigma=sigma)
+
+
+def slow_of(kind, cells, sizes):
+    if kind != "refine":
+        return STATISTICS[kind][1](cells, None)
+    return slow_refinement(cells, factors_for(sizes), 1, np.array([0.0, 0.05, math.inf]), BOUND)
+
+
+KINDS = ("codes", "start", "refine")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_sum_is_that_of_the_slow_parts(kind, sizes):
+    dense = counts(sizes)
+    found = statistic_of(kind, sparse(dense))
+    wanted = sum(slow_of(kind, cells, sizes) for cells in dense)
+    # Truncation loses less than a unit a patient; coordinate descent stops at 1e-6.
+    tolerance = len(dense) * found.grid + (1e-5 if kind == "refine" else 1e-8)
+    np.testing.assert_allclose(found.total * found.grid, wanted, atol=tolerance)
+    assert wanted.any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parts_add_up_exactly_and_no_patient_changes_anothers(kind, sizes):
+    dense = counts(sizes)
+    whole = statistic_of(kind, sparse(dense)).total
+    parts = [statistic_of(kind, sparse(cells[None])).total for cells in dense]
+    np.testing.assert_array_equal(whole, np.sum(parts, axis=0))
+    np.testing.assert_array_equal(
+        statistic_of(kind, sparse(dense[::-1])).total, whole, err_msg="order of patients"
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("threads", ["2", "3", "40"])  # 40: more than there are patients
+def test_threads_change_no_bit(kind, sizes, threads, monkeypatch):
+    tensor = sparse(counts(sizes, patients=30))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    alone = statistic_of(kind, tensor).total
+    monkeypatch.setattr(statistics, "_LEAST_SHARED", 1)
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    np.testing.assert_array_equal(statistic_of(kind, tensor).total, alone)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    size=st.sampled_from([1e-3, 1.0, 1e6, 1e30]),
+    dense=st.booleans(),
+    sigma=st.sampled_from([1e-2, 0.3, 1e3]),
+)
+def test_no_patient_moves_the_sum_by_more_than_the_sensitivity(kind, seed, size, dense, sigma):
+    rng = np.random.default_rng(seed)
+    cells = rng.gamma(0.3, size, (1, 5, 6)) * (rng.random((1, 5, 6)) < (1 if dense else 0.15))
+    factors = tuple(
+        (10.0 ** rng.uniform(-3, 6, f.shape) * rng.choice([-1, 1], f.shape)).astype(np.float32)
+        for f in factors_for((5, 6))
+    )
+    found = statistic_of(kind, sparse(cells.astype(np.float32)), sigma, factors)
+    units = math.sqrt(sum(int(value) ** 2 for value in found.total))  # exact under the root
+    assert units <= found.sensitivity / found.grid
+
+
+@pytest.mark.parametrize("kind", ["codes", "start"])
+def test_every_patient_uses_the_whole_sensitivity(kind, sizes):
+    dense = counts(sizes)
+    for cells in dense[[0, 1, 2, 4]]:
+        found = statistic_of(kind, sparse(cells[None]))
+        assert np.linalg.norm(found.total * found.grid) == pytest.approx(1, abs=1e-5)
+
+
+def part_of(indices, values, sizes):
+    """One patient's part of the start, in real units."""
+    tensor = SparseTensor.from_coo([[0, *cell] for cell in indices], values, (1, *sizes))
+    found = cooccurrence(tensor, sigma=SIGMA_REAL)
+    return found.total * found.grid
+
+
+def test_the_start_of_one_patient_by_hand():
+    # X = [[1, 2], [0, 3]]: X X^T has 6 beside its diagonal, X^T X has 2; codes a, b, then c, d.
+    found = part_of([(0, 0), (0, 1), (1, 1)], [1, 2, 3], (2, 2))
+    cross = 2 * np.array([1, 2, 0, 3]) / math.sqrt(14)  # ac, ad, bc, bd
+    wanted = np.array([1, *cross, 1]) / math.sqrt(1 + 4 + 1)
+    np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
+def test_a_patient_without_a_block_uses_the_whole_sensitivity_on_the_others():
+    found = part_of([(0, 0), (0, 1)], [3, 4], (2, 2))  # one code of mode 1: no pair of its own
+    wanted = np.array([0, 2 * 3 / 5, 2 * 4 / 5, 0, 0, 1]) / math.sqrt(4 + 1)
+    np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
+def test_with_one_feature_mode_the_start_has_products_of_counts():
+    x = np.array([3.0, 0.0, 4.0, 1.0])
+    found = part_of([(j,) for j in np.flatnonzero(x)], x[x > 0], (4,))
+    wanted = np.outer(x, x)[np.triu_indices(4, 1)]
+    np.testing.assert_allclose(found, wanted / np.linalg.norm(wanted), atol=1e-6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), modes=st.integers(1, 4), spread=st.sampled_from([0, 3, 9]))
+def test_a_patients_start_is_that_of_the_dense_matrices(seed, modes, spread):
+    rng = np.random.default_rng(seed)
+    sizes = tuple(rng.integers(1, 6, modes))
+    dense = np.where(rng.random(sizes) < 0.4, 10.0 ** (spread * rng.random(sizes)), 0)
+    dense = dense.astype(np.float32).astype(float)
+    where = np.argwhere(dense)
+    if sum(sizes) < 2:
+        return
+    if not len(where):
+        where = np.zeros((1, modes), np.int64)
+        dense[tuple(where.T)] = 1
+    found = part_of(where, dense[tuple(where.T)], sizes)
+    np.testing.assert_allclose(found, slow_pairs(dense), atol=1e-6)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_the_order_of_cells_changes_no_bit_of_the_start(seed):
+    rng = np.random.default_rng(seed)
+    where = np.argwhere(rng.random((1, 4, 3, 5)) < 0.4)
+    values = rng.gamma(0.3, 1e3, len(where)).astype(np.float32) + np.float32(0.1)
+    order = rng.permutation(len(where))
+    straight = SparseTensor.from_coo(where, values, (1, 4, 3, 5))
+    shuffled = SparseTensor.from_coo(where[order], values[order], (1, 4, 3, 5))
+    np.testing.assert_array_equal(
+        cooccurrence(straight, sigma=1.0).total, cooccurrence(shuffled, sigma=1.0).total
+    )
+
+
+def test_a_large_patient_before_changes_no_later_one():
+    dense = np.zeros((3, 6, 7))
+    dense[0, 1, 2] = dense[0, 1, 3] = dense[2, 0, 3] = dense[2, 1, 3] = 2
+    dense[1] = 5 + np.arange(42).reshape(6, 7)
+    alone = [cooccurrence(sparse(cells[None]), sigma=1.0).total for cells in dense]
+    whole = cooccurrence(sparse(dense), sigma=1.0).total
+    np.testing.assert_array_equal(whole, np.sum(alone, axis=0))
+
+
+EXTREME = [
+    [3e38, 3e38, 3e38],
+    [1e-45, 1e-45, 1e-45],
+    [3e38, 1e-45, 1e-45],
+    [1e9, 1.0, 1e9],
+    [1e-45, 1e-20, 3e38],
+]
+
+
+@pytest.mark.parametrize("values", EXTREME, ids=str)
+def test_counts_of_any_size_have_a_start_of_norm_one(values):
+    found = part_of([(0, 0), (0, 1), (1, 1)], np.float32(values), (2, 2))
+    assert 0.99999 < np.linalg.norm(found) <= 1
+    x = np.array(values, np.float32).astype(np.longdouble)
+    cross = np.array([x[0], x[1], 0, x[2]])  # pairs of one mode stand alone in their blocks
+    wanted = np.array([1, *(2 * cross / np.sqrt((cross**2).sum())), 1]) / np.sqrt(6)
+    np.testing.assert_allclose(found, wanted.astype(float), atol=1e-6)
+
+
+def test_a_large_part_of_the_refinement_is_clipped_to_the_bound(sizes):
+    columns = [f[:, 0] for f in factors_for(sizes)]
+    typical = np.einsum(",".join("jkl"[: len(columns)]), *columns)  # the first phenotype itself
+    found = statistic_of("refine", sparse(typical[None]))
+    assert np.linalg.norm(found.total * found.grid) == pytest.approx(BOUND, rel=1e-4)
+
+
+def test_a_small_part_of_the_refinement_is_left_as_it_is(sizes):
+    dense = counts(sizes)[:1]
+    factors, ridge = factors_for(sizes), np.zeros(3)
+    loose = refinement(sparse(dense), factors, 0, ridge=ridge, bound=1.0, sigma=SIGMA_REAL)
+    wanted = slow_refinement(dense[0], factors, 0, ridge, 1.0)
+    assert 0 < np.linalg.norm(wanted) < 1
+    np.testing.assert_allclose(loose.total * loose.grid, wanted, atol=1e-5)
+
+
+def test_the_scale_of_a_patients_counts_does_not_matter(sizes):
+    dense = counts(sizes)
+    for kind in KINDS:
+        np.testing.assert_allclose(
+            statistic_of(kind, sparse(dense)).total,
+            statistic_of(kind, sparse(dense * 4)).total,
+            atol=len(dense),
+        )
+
+
+def test_a_phenotype_that_is_off_has_no_part(sizes):
+    found = statistic_of("refine", sparse(counts(sizes)))
+    product = found.total[: sizes[1] * 3].reshape(-1, 3)
+    assert product[:, :2].any(axis=0).all()
+    assert not product[:, 2].any()
+
+
+def test_an_empty_site_gives_zeros_not_an_error(sizes):
+    empty = SparseTensor.from_coo([], [], (0 + 3, *sizes))
+    for kind in KINDS:
+        assert not statistic_of(kind, empty).total.any()
+
+
+def test_the_grid_follows_from_the_noise():
+    found = statistic_of("start", sparse(counts((5, 6))[4:5]), sigma=SIGMA * 0.5)
+    assert found.grid == 0.5
+    # A single pair: 2 units, less the safety, truncated.
+    assert found.total.sum() == 1
+
+
+def test_no_value_of_the_sum_is_shown(sizes):
+    found = statistic_of("start", sparse(counts(sizes)))
+    assert str(found.total.max()) not in repr(found)
+
+
+@pytest.mark.parametrize("sigma", [0, -1, math.nan, 1e-9])
+def test_impossible_noise_is_refused(sigma):
+    with pytest.raises(SettingsError, match="sigma"):
+        code_counts(sparse(counts((5, 6))), sigma=sigma)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "text"),
+    [
+        ({"mode": 2}, SettingsError, "mode"),
+        ({"ridge": np.zeros(2)}, SettingsError, "ridge"),
+        ({"ridge": np.array([0, -1.0, 0])}, SettingsError, "ridge"),
+        ({"ridge": np.array([0, math.nan, 0])}, SettingsError, "ridge"),
+        ({"bound": 0.0}, SettingsError, "bound"),
+        ({"factors": factors_for((5, 7))}, DataError, "factors"),
+    ],
+)
+def test_what_does_not_fit_is_refused(changes, error, text):
+    given = {"factors": factors_for((5, 6)), "mode": 0, "ridge": np.zeros(3), "bound": 0.1}
+    given |= changes
+    with pytest.raises(error, match=text):
+        refinement(
+            sparse(counts((5, 6))), given["factors"], given["mode"], ridge=given["ridge"],
+            bound=given["bound"], sigma=1.0,
+        )  # fmt: skip

@@ -1,0 +1,366 @@
+import itertools
+import json
+import math
+import re
+
+import dp_accounting
+import mpmath
+import numpy as np
+import pytest
+from dp_accounting import gaussian_mechanism, pld, rdp
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from dpfact_flower import privacy
+from dpfact_flower.errors import SettingsError
+from dpfact_flower.privacy import PAPER_CLAIM, SEEDED_CLAIM, PaperPlan, ReleaseEvent, account
+from dpfact_flower.privacy.conversions import GAUSSIAN_DP, PROPOSITION_2_8, ZCDP_TIGHT
+
+ADD_OR_REMOVE = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+CLOSE = 1e-9  # relative; the functions reach about 1e-11
+
+# Uniform in the exponent: every magnitude is tried as often.
+deltas = st.floats(math.log(1e-12), math.log(0.5)).map(math.exp)
+epsilons = st.floats(math.log(1e-3), math.log(100)).map(math.exp)
+rhos = st.floats(math.log(1e-8), math.log(100)).map(math.exp)
+
+
+def everywhere(*strategies):
+    """Try many values; a slow first call, as on a busy machine, is no failure."""
+    return lambda test: settings(deadline=None, max_examples=200)(given(*strategies)(test))
+
+
+def made(sigma, *, sensitivity=1.0, **changes):
+    values = {"count": 10, "unit": "entry", "neighbours": "replace", "claim": PAPER_CLAIM}
+    return ReleaseEvent("round 1, codes", sensitivity, sigma, **{**values, **changes})
+
+
+# --- Gaussian DP against exact arithmetic and libraries -------------------------------------------
+
+
+def delta_to_50_digits(mu, epsilon):
+    with mpmath.workdps(50):
+        mu, epsilon = mpmath.mpf(mu), mpmath.mpf(epsilon)
+        tail = mpmath.exp(epsilon) * mpmath.ncdf(-epsilon / mu - mu / 2)
+        return mpmath.ncdf(-epsilon / mu + mu / 2) - tail
+
+
+@pytest.mark.parametrize("delta", [1e-12, 1e-9, 1e-4, 0.1, 0.5, 0.9])
+@pytest.mark.parametrize("epsilon", [1e-3, 0.1, 1.0, 10.0, 100.0, 1000.0])
+def test_gaussian_dp_against_fifty_digits(epsilon, delta):
+    mu = privacy.mu_for_epsilon(epsilon, delta)
+    exact = delta_to_50_digits(mu, epsilon)
+    assert float(exact / mpmath.mpf(delta)) == pytest.approx(1, rel=CLOSE)
+    assert privacy.delta_gaussian(mu, epsilon) == pytest.approx(float(exact), rel=CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("mu", "delta"),
+    [*itertools.product([1e-5, 1e-2, 1.0, 75.0, 1e4], [1e-300, 1e-30, 1e-6, 0.999])],
+)
+def test_epsilon_gaussian_at_the_extremes(mu, delta):
+    epsilon = privacy.epsilon_gaussian(mu, delta)
+    if epsilon == 0:
+        assert float(delta_to_50_digits(mu, 0)) <= delta
+    else:
+        ratio = delta_to_50_digits(mu, epsilon) / mpmath.mpf(delta)
+        assert float(ratio) == pytest.approx(1, rel=CLOSE)
+
+
+@pytest.mark.parametrize("mu", [200.0, 1e6])
+def test_next_to_no_noise_fails_almost_surely(mu):
+    for epsilon in (0.0, 1.0, 100.0):
+        assert 1 - 1e-9 < privacy.delta_gaussian(mu, epsilon) <= 1
+
+
+def test_conversions_hold_where_floats_run_out():
+    assert privacy.delta_gaussian(1.3e-17, 1.7e-9) < 1e-100
+    assert privacy.epsilon_gaussian(1.3e-17, 1.7e-9) == 0
+    assert 0 < privacy.mu_for_epsilon(1.3e-17, 1.7e-9) < 1e-8
+    assert privacy.epsilon_gaussian(325426349.4510599, 1.1674214882176728e-11) == pytest.approx(
+        325426349.4510599**2 / 2, rel=1e-6
+    )
+    assert privacy.epsilon_zcdp_tight(5.6548777069518615e-18, 0.8887461977124194) == 0
+
+
+def test_delta_without_epsilon_is_the_total_variation():
+    for mu in (1e-4, 0.3, 3.0):
+        variation = math.erf(mu / math.sqrt(8))
+        assert privacy.delta_gaussian(mu, 0) == pytest.approx(variation, rel=CLOSE)
+
+
+@everywhere(epsilons, deltas)
+def test_epsilon_to_mu_and_back(epsilon, delta):
+    mu = privacy.mu_for_epsilon(epsilon, delta)
+    assert privacy.epsilon_gaussian(mu, delta) == pytest.approx(epsilon, rel=CLOSE)
+
+
+@everywhere(epsilons, deltas)
+def test_epsilon_gaussian_against_dp_accounting(epsilon, delta):
+    sigma = gaussian_mechanism.get_sigma_gaussian(epsilon, delta)
+    theirs = gaussian_mechanism.get_epsilon_gaussian(sigma, delta)
+    assert privacy.epsilon_gaussian(1 / sigma, delta) == pytest.approx(theirs, rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("multipliers", "delta"),
+    [([7.0] * 30, 1e-5), ([40.0] * 20 + [20.0] * 20, 1e-4), ([1.2, 0.9, 3.0], 1e-9)],
+)
+def test_composition_against_privacy_loss_distributions(multipliers, delta):
+    interval = 1e-4
+    theirs = pld.PLDAccountant(ADD_OR_REMOVE, value_discretization_interval=interval)
+    for multiplier in multipliers:
+        theirs.compose(dp_accounting.GaussianDpEvent(multiplier))
+    ours = figure(account([made(multiplier) for multiplier in multipliers], delta), GAUSSIAN_DP)
+    # PLD rounds each loss up to its grid, so it errs on one side, by a cell per event at most.
+    upper = theirs.get_epsilon(delta)
+    assert ours <= upper * (1 + 1e-6)
+    assert upper <= ours + interval * len(multipliers)
+
+
+# --- zCDP -----------------------------------------------------------------------------------------
+
+
+def test_rho_and_sigma_invert_each_other():
+    assert privacy.rho_of(2.0, 3.0) == pytest.approx(9 / 8)
+    assert privacy.sigma_of(9 / 8, 3.0) == pytest.approx(2.0)
+
+
+@everywhere(epsilons, deltas)
+def test_epsilon_to_rho_and_back(epsilon, delta):
+    rho = privacy.rho_for_epsilon(epsilon, delta)
+    assert privacy.epsilon_proposition_2_8(rho, delta) == pytest.approx(epsilon, rel=CLOSE)
+
+
+def test_proposition_2_8_by_hand():
+    # log(1/delta) = 9 and rho = 1/4: 1/4 + 2 * sqrt(9/4).
+    assert privacy.epsilon_proposition_2_8(0.25, math.exp(-9)) == pytest.approx(3.25)
+
+
+@everywhere(rhos, deltas)
+def test_tight_zcdp_is_the_best_order_of_proposition_12(rho, delta):
+    alpha = 1 + np.logspace(-9, 13, 40_001)
+    orders = alpha * rho + np.log1p(-1 / alpha) - (math.log(delta) + np.log(alpha)) / (alpha - 1)
+    best = max(0.0, orders.min())
+    ours = privacy.epsilon_zcdp_tight(rho, delta)
+    assert ours <= best * (1 + CLOSE) + 1e-12
+    assert ours >= best * (1 - 1e-5) - 1e-5
+
+
+@everywhere(rhos, deltas)
+def test_conversions_are_in_order_of_tightness(rho, delta):
+    exact = privacy.epsilon_gaussian(math.sqrt(2 * rho), delta)
+    tight = privacy.epsilon_zcdp_tight(rho, delta)
+    assert exact <= tight * (1 + CLOSE)
+    assert tight <= privacy.epsilon_proposition_2_8(rho, delta)
+
+
+@everywhere(rhos, deltas)
+def test_tight_zcdp_against_dp_accounting_rdp(rho, delta):
+    orders = 1 + np.logspace(-1, 6, 2000)
+    theirs, _ = rdp.compute_epsilon(orders, rho * orders, delta)
+    # They also know that delta**2 >= 1 - exp(-rho) needs no epsilon at all.
+    assume(theirs > 0)
+    ours = privacy.epsilon_zcdp_tight(rho, delta)
+    assert ours <= theirs * (1 + CLOSE)
+    assert ours >= theirs * (1 - 1e-3) - 1e-6 or rho > 10  # their orders begin at 1.1
+
+
+@pytest.mark.parametrize(
+    "epsilon_of",
+    [
+        privacy.epsilon_proposition_2_8,
+        privacy.epsilon_zcdp_tight,
+        lambda rho, delta: privacy.epsilon_gaussian(math.sqrt(2 * rho), delta),
+    ],
+)
+def test_epsilon_rises_with_rho_and_falls_with_delta(epsilon_of):
+    grid = np.logspace(-8, 3, 60)
+    for delta in (1e-12, 1e-4, 0.5):
+        values = [epsilon_of(rho, delta) for rho in grid]
+        assert all(a < b or a == b == 0 for a, b in itertools.pairwise(values))
+    for rho in (1e-6, 1e-2, 10.0):
+        values = [epsilon_of(rho, delta) for delta in np.logspace(-12, -0.01, 60)]
+        assert all(a > b or a == b == 0 for a, b in itertools.pairwise(values))
+
+
+def test_serial_composition_adds_and_parallel_takes_the_maximum():
+    assert privacy.compose_serial([0.1] * 10) == 1.0
+    assert privacy.compose_parallel([0.1, 0.7, 0.2]) == 0.7
+
+
+# --- The paper ------------------------------------------------------------------------------------
+
+
+@everywhere(epsilons, deltas, st.integers(1, 1000), st.integers(1, 5))
+def test_a_plan_claims_the_epsilon_it_was_made_for(epsilon, delta, rounds, factors):
+    plan = privacy.plan_paper(epsilon, delta, rounds, factors)
+    claimed = plan.guarantee().headline
+    assert claimed.accountant == PROPOSITION_2_8
+    assert claimed.epsilon == pytest.approx(epsilon, rel=CLOSE)
+    assert plan.sigma(3.0) == pytest.approx(3.0 / math.sqrt(2 * plan.rho))
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "as_stated", "by_proposition"), [(1.2, 20, 18), (1.9, 49, 44), (1.7, 39, 35)]
+)
+def test_rounds_behind_the_papers_epsilons(epsilon, as_stated, by_proposition):
+    """At rho = 1e-3 per factor and round, delta = 1e-4: how long the paper's runs lasted."""
+    rho, delta, rounds = 1e-3, 1e-4, range(1, 100)
+    nearest = min(rounds, key=lambda e: abs(privacy.rho_theorem_4_1(epsilon, delta, e) - rho))
+    log_inverse = 4 * math.log(10)
+    assert nearest == as_stated == round(epsilon**2 / (8 * rho * log_inverse))
+    longest = max(
+        e for e in rounds if PaperPlan(rho, delta, e).guarantee().headline.epsilon <= epsilon
+    )
+    by_hand = (math.sqrt(log_inverse + epsilon) - math.sqrt(log_inverse)) ** 2 / (2 * rho)
+    assert longest == by_proposition == int(by_hand)
+
+
+@everywhere(epsilons, deltas, st.integers(1, 1000))
+def test_theorem_4_1_overspends_by_the_term_it_drops(epsilon, delta, rounds):
+    rho = privacy.rho_theorem_4_1(epsilon, delta, rounds)
+    spent = PaperPlan(rho, delta, rounds, 2).guarantee().headline.epsilon
+    excess = epsilon**2 / (4 * math.log(1 / delta))
+    assert spent == pytest.approx(epsilon + excess, rel=CLOSE)
+
+
+# --- Guarantees -----------------------------------------------------------------------------------
+
+
+def figure(guarantee, accountant):
+    return next(f.epsilon for f in guarantee.figures if f.accountant == accountant)
+
+
+@everywhere(
+    st.lists(st.tuples(st.floats(0.1, 10), st.floats(1, 100)), min_size=1, max_size=20), deltas
+)
+def test_account_adds_rho_and_squares_of_mu(releases, delta):
+    events = [made(sigma, sensitivity=sensitivity) for sensitivity, sigma in releases]
+    spent = account(events, delta)
+    assert spent.rho == pytest.approx(sum(s**2 / (2 * sigma**2) for s, sigma in releases))
+    assert spent.mu == pytest.approx(math.sqrt(sum((s / sigma) ** 2 for s, sigma in releases)))
+    assert spent.releases == len(events)
+    assert figure(spent, ZCDP_TIGHT) == privacy.epsilon_zcdp_tight(spent.rho, delta)
+    assert figure(spent, GAUSSIAN_DP) == privacy.epsilon_gaussian(spent.mu, delta)
+    assert spent.headline.epsilon == privacy.epsilon_proposition_2_8(spent.rho, delta)
+
+
+def test_nothing_prints_an_epsilon_without_the_claim():
+    guarantee = account([made(20.0)] * 40, 1e-4)
+    printed = [str(guarantee), repr(guarantee), f"{guarantee}"]
+    for one in guarantee.figures:
+        printed += [str(one), repr(one), f"{one}", str([one])]
+        assert one.accountant in str(guarantee)
+    printed.append(json.dumps(guarantee.to_dict()))
+    for text in printed:
+        assert PAPER_CLAIM in text
+        assert "epsilon" in text
+        assert "0.0001" in text
+    assert "unit: entry, neighbours: replace" in str(guarantee)
+    with pytest.raises(TypeError):
+        f"{guarantee.headline:.2f}"
+
+
+def test_a_seeded_release_taints_the_whole_guarantee():
+    guarantee = account([made(20.0), made(20.0, seeded=True)], 1e-4)
+    for text in (str(guarantee), str(guarantee.headline), json.dumps(guarantee.to_dict())):
+        assert SEEDED_CLAIM in text
+        assert PAPER_CLAIM in text
+
+
+@everywhere(st.floats(0.5, 1e4), deltas)
+def test_printed_epsilon_is_never_below_the_computed_one(sigma, delta):
+    for one in account([made(sigma)], delta).figures:
+        printed = float(re.search(r"epsilon (\S+) at", str(one))[1])
+        assert one.epsilon * (1 - CLOSE) <= printed <= one.epsilon * 1.00101
+
+
+@pytest.mark.parametrize("epsilon", [0.3, 1.2, 1.7, 1.9, 12.5])
+def test_printing_a_planned_epsilon_gives_its_own_digits(epsilon):
+    for rounds in range(1, 60):
+        text = str(privacy.plan_paper(epsilon, 1e-4, rounds).guarantee().headline)
+        assert float(re.search(r"epsilon (\S+) at", text)[1]) == epsilon
+
+
+def test_summary_is_flat_and_complete():
+    guarantee = account([made(5.0)] * 3, 1e-5)
+    summary = json.loads(json.dumps(guarantee.to_dict()))
+    assert summary["epsilon"] == guarantee.headline.epsilon
+    assert summary["delta"] == 1e-5
+    assert summary["accountant"] == PROPOSITION_2_8
+    assert summary["epsilons"] == {f.accountant: f.epsilon for f in guarantee.figures}
+
+
+# --- Bad input ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf, "1", None, True])
+def test_numbers_that_are_not_positive_are_named(bad):
+    for call, name in [
+        (lambda: privacy.rho_of(bad, 1.0), "sigma"),
+        (lambda: privacy.rho_of(1.0, bad), "sensitivity"),
+        (lambda: privacy.sigma_of(bad, 1.0), "rho"),
+        (lambda: privacy.sigma_of(1.0, bad), "sensitivity"),
+        (lambda: privacy.epsilon_proposition_2_8(bad, 1e-5), "rho"),
+        (lambda: privacy.epsilon_zcdp_tight(bad, 1e-5), "rho"),
+        (lambda: privacy.epsilon_gaussian(bad, 1e-5), "mu"),
+        (lambda: privacy.delta_gaussian(bad, 1.0), "mu"),
+        (lambda: privacy.mu_for_epsilon(bad, 1e-5), "epsilon"),
+        (lambda: privacy.rho_for_epsilon(bad, 1e-5), "epsilon"),
+        (lambda: privacy.rho_theorem_4_1(bad, 1e-5, 3), "epsilon"),
+        (lambda: privacy.compose_serial([0.1, bad]), "rho"),
+        (lambda: privacy.compose_parallel([0.1, bad]), "rho"),
+        (lambda: PaperPlan(bad, 1e-5, 3), "rho"),
+    ]:
+        with pytest.raises(SettingsError, match=f"^{name}: must be a finite number above 0, got"):
+            call()
+
+
+@pytest.mark.parametrize("bad", [0.0, 1.0, -1e-5, 2.0, math.nan])
+def test_delta_outside_the_open_unit_interval_is_refused(bad):
+    for call in (
+        lambda: privacy.epsilon_proposition_2_8(1.0, bad),
+        lambda: privacy.epsilon_zcdp_tight(1.0, bad),
+        lambda: privacy.epsilon_gaussian(1.0, bad),
+        lambda: privacy.mu_for_epsilon(1.0, bad),
+        lambda: privacy.rho_for_epsilon(1.0, bad),
+        lambda: privacy.rho_theorem_4_1(1.0, bad, 3),
+        lambda: account([made(1.0)], bad),
+        lambda: PaperPlan(1.0, bad, 3),
+    ):
+        with pytest.raises(SettingsError, match=r"^delta: must"):
+            call()
+
+
+def test_counts_below_one_are_refused():
+    for call, name in [
+        (lambda: privacy.plan_paper(1.0, 1e-5, 0), "rounds"),
+        (lambda: privacy.plan_paper(1.0, 1e-5, 2, 0), "factors"),
+        (lambda: privacy.rho_theorem_4_1(1.0, 1e-5, 2.5), "rounds"),
+        (lambda: PaperPlan(1.0, 1e-5, -1), "rounds"),
+    ]:
+        with pytest.raises(SettingsError, match=f"^{name}: must be an integer of 1 or more"):
+            call()
+
+
+def test_nothing_released_has_no_guarantee():
+    for call in (
+        lambda: account([], 1e-5),
+        lambda: privacy.compose_serial([]),
+        lambda: privacy.compose_parallel([]),
+    ):
+        with pytest.raises(SettingsError, match="nothing was released"):
+            call()
+
+
+@pytest.mark.parametrize("change", [{"unit": "patient"}, {"neighbours": "add-remove"}])
+def test_releases_under_different_relations_do_not_add_up(change):
+    with pytest.raises(SettingsError, match="different units or neighbouring relations"):
+        account([made(1.0), made(1.0, **change)], 1e-5)
+
+
+def test_an_epsilon_is_rounded_up_but_not_for_a_rounding_error():
+    assert privacy.rounded_up(math.nextafter(4.0, 5)) == "4.000"
+    assert privacy.rounded_up(4.0001) == "4.001"
+    assert privacy.rounded_up(1.23451e-9) == "0.000000001235"

@@ -1,0 +1,150 @@
+"""The Grid in one process, and the internals of Flower that it relies on."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Error, Message, MessageType, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+
+from dpfact_flower.errors import SettingsError
+from dpfact_flower.runtime.grid import InProcessGrid
+from dpfact_flower.wire import records
+
+
+@pytest.fixture
+def echo():
+    app = ClientApp()
+
+    @app.train()
+    def train(message, context):
+        if context.node_config.get("fails"):
+            raise RuntimeError("broken on purpose")
+        payload = records.read(message)
+        content = records.answer(payload.arrays, 1, {"site": context.node_config["n"]},
+                                 legacy=False)  # fmt: skip
+        return Message(content, reply_to=message)
+
+    return app
+
+
+def request(node: int) -> Message:
+    content = records.ask([np.eye(2, dtype=np.float32)], {"a": 1})
+    return Message(content, node, MessageType.TRAIN)
+
+
+def test_each_node_has_its_own_config_and_its_reply_is_told_by_message_id(echo):
+    grid = InProcessGrid(echo, [{"n": "x"}, {"n": "y"}])
+    asked = [request(node) for node in grid.get_node_ids()]
+    replies = list(grid.send_and_receive(asked))
+    assert [r.content["config"]["site"] for r in replies] == ["x", "y"]
+    assert [r.metadata.reply_to_message_id for r in replies] == [
+        m.metadata.message_id for m in asked
+    ]
+    np.testing.assert_array_equal(records.read(replies[0]).arrays[0], np.eye(2))
+
+
+def test_a_reply_is_pulled_once(echo):
+    grid = InProcessGrid(echo, [{"n": "x"}])
+    ids = grid.push_messages([request(grid.get_node_ids()[0])])
+    assert len(grid.pull_messages(ids)) == 1
+    assert grid.pull_messages(ids) == []
+
+
+def test_an_exception_becomes_an_error_reply(echo):
+    grid = InProcessGrid(echo, [{"fails": True}])
+    (reply,) = grid.send_and_receive([request(grid.get_node_ids()[0])])
+    assert isinstance(reply.error, Error)
+    assert reply.error.code == 2
+
+
+def test_an_unknown_node_is_an_error_reply(echo):
+    (reply,) = InProcessGrid(echo, [{}]).send_and_receive([request(999)])
+    assert reply.has_error()
+
+
+def test_no_nodes_is_refused(echo):
+    with pytest.raises(SettingsError, match="at least one node"):
+        InProcessGrid(echo, [])
+
+
+def test_the_run_has_an_id(echo):
+    assert InProcessGrid(echo, [{}]).run.run_id == request(2).metadata.run_id
+
+
+def test_bytes_of_a_message_count_every_object_below_it(echo):
+    InProcessGrid(echo, [{}])
+    small, large = (
+        Message(records.ask([np.zeros((n, 1), np.float32)], {"a": 1}), 2, MessageType.TRAIN)
+        for n in (10, 1010)
+    )
+    difference = records.serialised_bytes(large) - records.serialised_bytes(small)
+    assert 4000 <= difference <= 4016  # a thousand float32, and a longer shape
+
+
+def test_bytes_are_those_that_flower_stores_object_by_object(echo):
+    """Against Flower's own walk, and whichever messages were measured before."""
+    InProcessGrid(echo, [{}])
+    content = records.ask([np.arange(12, dtype=np.float32).reshape(4, 3)], {"a": 1, "b": "x"})
+    one, other = (Message(content, node, MessageType.TRAIN) for node in (2, 3))
+
+    def stored(message: Message) -> int:
+        return sum(len(found.deflate()) for found in get_all_nested_objects(message).values())
+
+    assert records.serialised_bytes(one) == stored(one)
+    assert records.serialised_bytes(one, other) == stored(one) + stored(other)
+    content["config"]["b"] = "a longer text"
+    assert records.serialised_bytes(one) == stored(one)
+
+
+def test_arrays_lie_in_a_record_as_flower_lays_them_there():
+    arrays = [np.arange(6, dtype=kind).reshape(2, 3) for kind in (np.float32, np.int32, np.float64)]
+    assert dict(records.array_record(arrays)) == dict(ArrayRecord(arrays))
+
+
+def test_an_array_that_is_not_as_its_record_says_is_read_by_its_own_header(echo):
+    InProcessGrid(echo, [{}])
+    content = records.ask([np.ones((2, 3), np.float32)], {})
+    data = content["arrays"]["0"].data
+    for dtype, shape, stype in (("int32", (2, 3), "numpy.ndarray"), ("float32", (3, 2), "other")):
+        content["arrays"]["0"] = Array(dtype, shape, stype, data)
+        message = Message(content, 2, MessageType.TRAIN)
+        if stype == "other":
+            with pytest.raises(records.MessageError, match=r"cannot be read \(TypeError\)"):
+                records.read(message)
+        else:
+            np.testing.assert_array_equal(records.read(message).arrays[0], np.ones((2, 3)))
+
+
+def test_an_error_reply_has_bytes_too(echo):
+    grid = InProcessGrid(echo, [{"fails": True}])
+    (reply,) = grid.send_and_receive([request(grid.get_node_ids()[0])])
+    assert records.serialised_bytes(reply) > 0
+
+
+def test_what_is_not_an_array_is_a_message_error(echo):
+    with pytest.raises(records.MessageError, match="need the records"):
+        records.read(Message(RecordDict(), 2, MessageType.TRAIN))
+
+
+@pytest.mark.parametrize("threads", ["1", "2"])
+def test_as_many_nodes_work_at_a_time_as_there_are_threads(threads, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    app, at_work, most, lock = ClientApp(), [0], [0], threading.Lock()
+
+    @app.train()
+    def train(message, context):
+        with lock:
+            at_work[0] += 1
+            most[0] = max(most[0], at_work[0])
+        time.sleep(0.02)
+        with lock:
+            at_work[0] -= 1
+        return Message(RecordDict(), reply_to=message)
+
+    grid = InProcessGrid(app, [{}] * 5)
+    replies = grid.send_and_receive([request(node) for node in grid.get_node_ids()])
+    assert [reply.metadata.src_node_id for reply in replies] == list(grid.get_node_ids())
+    assert most[0] == int(threads)

@@ -1,0 +1,604 @@
+"""The server's part of a run: quorum, checkpoints that go on bit for bit, history."""
+
+import json
+import os
+import random
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+
+from dpfact_flower.errors import QuorumError, SettingsError, StateError
+from dpfact_flower.server.checkpoint import CHECKPOINT
+from dpfact_flower.server.coordinator import Coordinator
+from dpfact_flower.server.elastic import elastic_average
+from dpfact_flower.server.history import HISTORY, Failure, RoundRecord
+from dpfact_flower.server.rule import initial_factors
+from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
+from dpfact_flower.wire.protocol import SiteReply
+
+SHAPE = (5, 4)
+SOLVER = SolverSettings(rank=3)
+PRIVACY = PrivacySettings(privacy="none")
+NO_BYTES = {"bytes_down": 0, "bytes_up": 0, "seconds": 0.0}
+
+
+PULL = {"solver": "psgd", "eta": 1e-2, "gamma": 5.0}
+"""A step of 0.05 per site: stable up to 20 sites."""
+
+
+def make(folder=None, *, resume=False, shape=SHAPE, **changes) -> Coordinator:
+    parts = {"solver": SOLVER, "privacy": PRIVACY, "run": RunSettings(rounds=6)}
+    for name, part in parts.items():
+        own = {key: value for key, value in changes.items() if hasattr(part, key)}
+        parts[name] = replace(part, **own)
+    return Coordinator(
+        shape, **parts, vocabulary=changes.get("vocabulary", "0a,1b"), run_dir=folder, resume=resume
+    )
+
+
+def make_reply(site: str, round_number: int, shape=SHAPE) -> SiteReply:
+    """What a site sends: any factors, the same whenever it is asked the same."""
+    seed = [round_number, *site.encode()]
+    rng = np.random.default_rng(seed)
+    return SiteReply(
+        site, tuple(rng.standard_normal((size, 3)).astype(np.float32) for size in shape)
+    )
+
+
+def close(coordinator: Coordinator, number: int, sites="cab", failures=()) -> RoundRecord:
+    replies = [make_reply(site, number, [len(f) for f in coordinator.factors]) for site in sites]
+    return coordinator.close_round(
+        number, replies, failures, bytes_down=10 * number, bytes_up=number, seconds=number / 7
+    )
+
+
+def run_rounds(coordinator: Coordinator, last: int) -> Coordinator:
+    for number in range(coordinator.finished_rounds + 1, last + 1):
+        failures = [Failure("node 7", "no reply within 9 s")] if number == 2 else []
+        close(coordinator, number, failures=failures)
+    return coordinator
+
+
+def assert_bits(found, expected):
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype == np.float32
+        assert one.tobytes() == other.tobytes()
+
+
+# --- construction
+
+
+def test_the_start_is_public():
+    coordinator = make(seed=4)
+    assert_bits(coordinator.factors, initial_factors(SHAPE, 3, 4))
+    assert [factor.shape for factor in coordinator.factors] == [(5, 3), (4, 3)]
+    assert coordinator.reply_shapes(1) == [(5, 3), (4, 3)]
+    assert (coordinator.finished_rounds, coordinator.records) == (0, [])
+
+
+def test_a_job_is_named_if_nobody_named_it():
+    named, one, other = make(job="mine"), make(), make()
+    assert named.run.job == "mine"
+    assert one.run.job.startswith("job-")
+    assert one.run.job != other.run.job
+    assert one.request(1).job == one.run.job
+
+
+@pytest.mark.parametrize("shape", [(), [], (5, 0), (5, -1), np.array([], int)], ids=str)
+def test_a_feature_shape_must_have_sizes(shape):
+    with pytest.raises(SettingsError, match="feature shape: need positive sizes"):
+        make(shape=shape)
+
+
+UNSTABLE = {
+    "eta * gamma, expected sites": {**PULL, "sites": 21},
+    "eta * gamma, quorum": {**PULL, "min_sites": 21},
+    "elastic-step": {"sites": 4, "elastic_step": 0.3},
+}
+
+
+@pytest.mark.parametrize("changes", UNSTABLE.values(), ids=UNSTABLE)
+def test_an_unstable_pull_is_refused_before_the_start(changes, tmp_path):
+    with pytest.raises(SettingsError, match="elastic-step"):
+        make(tmp_path / "run", **changes)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_unstable_pull_is_refused_when_the_sites_are_known():
+    coordinator = make(elastic_step=0.3)
+    coordinator.check_connected(3, first=True)
+    with pytest.raises(SettingsError, match=r"0\.3 \* 4 = 1\.2"):
+        coordinator.check_connected(4, first=True)
+
+
+def test_sites_that_join_later_make_the_step_smaller():
+    """Six sites at .3 would overshoot their mean; a run that began well must not end for that."""
+    coordinator = make(elastic_step=0.3)
+    coordinator.check_connected(6, first=False)
+    close(coordinator, 1, sites="abcdef")
+    mean = make(elastic_step=1 / 6)
+    close(mean, 1, sites="abcdef")
+    assert_bits(coordinator.factors, mean.factors)
+
+
+def test_a_run_is_not_resumed_with_other_rounds(tmp_path):
+    """A budget is planned for the run's rounds."""
+    run_rounds(make(tmp_path), 2)
+    with pytest.raises(StateError, match="rounds"):
+        make(tmp_path, resume=True, rounds=9)
+
+
+def test_a_reason_is_one_short_line():
+    failure = Failure("node 7", "a\x1b[31m\nb" + "c" * 10_000)
+    assert failure.reason.isprintable()
+    assert len(failure.reason) <= 300
+
+
+def test_the_first_round_needs_its_quorum_and_later_ones_go_on(caplog):
+    coordinator = make(min_sites=3, wait_timeout=7.0)
+    coordinator.check_connected(3, first=True)
+    assert caplog.text == ""
+    with pytest.raises(QuorumError, match=r"^2 site\(s\) connected within 7 s .* is 3$"):
+        coordinator.check_connected(2, first=True)
+    for sites in (2, 0):
+        coordinator.check_connected(sites, first=False)
+        assert f"{sites} of 3 sites connected; going on" in caplog.text
+
+
+def test_fewer_sites_than_expected_are_noted(caplog):
+    make(sites=5, min_sites=2).check_connected(3, first=True)
+    assert "3 of 5 sites connected; going on" in caplog.text
+
+
+def test_paper_mode_without_clipping_does_not_start():
+    with pytest.raises(SettingsError, match="clip above 0"):
+        Coordinator(SHAPE, privacy=PrivacySettings(privacy="paper"))
+    Coordinator(
+        SHAPE,
+        solver=SolverSettings(solver="psgd", clip=1.0, eta=1e-3),
+        privacy=PrivacySettings(privacy="paper"),
+    )
+
+
+def test_without_a_choice_a_run_protects_patients():
+    coordinator = Coordinator(SHAPE, solver=SOLVER)
+    assert coordinator.privacy.privacy == "patient"
+    assert coordinator.planned_events(1)
+    with pytest.raises(SettingsError, match="'patient' bounds patients of norm 1"):
+        Coordinator(SHAPE, solver=SolverSettings(scale="counts"))
+
+
+def test_given_factors_are_the_start_of_a_run_that_has_one():
+    coordinator, given = make(), initial_factors(SHAPE, 3, 8)
+    coordinator.start_from(given)
+    assert_bits(coordinator.request(1).anchors, given)
+    with pytest.raises(SettingsError, match="initial arrays: need shapes"):
+        coordinator.start_from(given[:1])
+    with pytest.raises(SettingsError, match="patient mode learns its own start"):
+        Coordinator(SHAPE, solver=SOLVER).start_from(given)
+
+
+# --- request
+
+
+def test_a_request_holds_what_was_set():
+    coordinator = run_rounds(make(seed=4, job="mine"), 1)
+    request = coordinator.request(2)
+    assert (request.job, request.round, request.rounds, request.seed) == ("mine", 2, 6, 4)
+    assert (request.solver, request.privacy) == (SOLVER, PRIVACY)
+    assert request.vocabulary == "0a,1b"
+    assert_bits(request.anchors, coordinator.factors)
+
+
+def test_a_round_beyond_those_planned_is_not_asked_for():
+    coordinator = make(rounds=2)
+    coordinator.request(2)
+    with pytest.raises(SettingsError, match=r"^rounds: the run has 2, round 3"):
+        coordinator.request(3)
+
+
+# --- closing a round
+
+
+def test_a_round_is_one_elastic_pull():
+    coordinator = make(**PULL)
+    before = coordinator.factors
+    record = close(coordinator, 1)
+    replies = [make_reply(site, 1).arrays for site in "abc"]
+    assert_bits(coordinator.factors, elastic_average(before, replies, 0.05))
+    assert record == RoundRecord(1, ("a", "b", "c"), (), True, 10, 1, 1 / 7)
+    assert coordinator.records == [record]
+    assert coordinator.finished_rounds == 1
+
+
+def test_with_the_exact_solver_the_model_is_the_mean_of_those_who_answered():
+    coordinator = make(sites=4)
+    close(coordinator, 1, "abc")
+    replies = [make_reply(site, 1).arrays for site in "abc"]
+    for mode, factor in enumerate(coordinator.factors):
+        np.testing.assert_allclose(factor, sum(r[mode] for r in replies) / 3, atol=1e-6)
+
+
+def test_the_elastic_step_can_be_set():
+    coordinator = make(elastic_step=0.25)
+    before = coordinator.factors
+    close(coordinator, 1)
+    replies = [make_reply(site, 1).arrays for site in "abc"]
+    assert_bits(coordinator.factors, elastic_average(before, replies, 0.25))
+
+
+def test_the_order_of_replies_does_not_change_a_bit():
+    sites, orders = [f"s{n}" for n in range(12)], []
+    for seed in range(5):
+        order = sites.copy()
+        random.Random(seed).shuffle(order)
+        orders.append(order)
+    assert len(set(map(tuple, orders))) == 5
+    runs = [make() for _ in orders]
+    records = [close(run, 1, order) for run, order in zip(runs, orders, strict=True)]
+    for run, record in zip(runs, records, strict=True):
+        assert_bits(run.factors, runs[0].factors)
+        assert record == records[0]
+
+
+@pytest.mark.parametrize("sites", ["", "a"])
+def test_below_the_quorum_nothing_moves_and_the_record_says_so(sites, caplog):
+    coordinator = make(min_sites=2)
+    before = coordinator.factors
+    record = close(coordinator, 1, sites)
+    assert_bits(coordinator.factors, before)
+    assert not record.updated
+    assert record.sites == tuple(sites)
+    assert f"{len(sites)} usable replies, quorum is 2" in caplog.text
+
+
+def test_at_the_quorum_the_model_moves():
+    coordinator = make(min_sites=2)
+    before = coordinator.factors
+    assert close(coordinator, 1, "ab").updated
+    assert not np.array_equal(coordinator.factors[0], before[0])
+
+
+def test_sites_of_one_name_are_all_left_out(caplog):
+    coordinator = make(min_sites=2)
+    failure = Failure("node 7", "gone")
+    record = close(coordinator, 1, "abcbdb", [failure])
+    assert record.sites == ("a", "c", "d")
+    assert record.failures[0] == failure
+    assert record.failures[1] == Failure("b", "3 sites call themselves 'b'; none of them is used")
+    alone = make(min_sites=2)
+    close(alone, 1, "acd")
+    assert_bits(coordinator.factors, alone.factors)
+    assert "call themselves 'b'" in caplog.text
+
+
+def test_sites_of_one_name_do_not_make_a_quorum():
+    assert not close(make(min_sites=2), 1, "abb").updated
+
+
+def test_check_learned():
+    coordinator = make(min_sites=2)
+    with pytest.raises(QuorumError, match=r"quorum of 2 site\(s\)\. Last: no site answered"):
+        coordinator.check_learned()
+    close(coordinator, 1, "a", [Failure("node 7", "gone"), Failure("node 8", "dpfact:data")])
+    with pytest.raises(QuorumError, match=r"Last: node 7: gone; node 8: dpfact:data$"):
+        coordinator.check_learned()
+    close(coordinator, 2, "ab")
+    close(coordinator, 3, "")
+    coordinator.check_learned()
+
+
+# --- history
+
+
+def test_history_has_a_line_a_round_that_reads_as_the_record(tmp_path):
+    coordinator = make(tmp_path, min_sites=3)
+    for number, sites in enumerate(("abc", "a", "abcd"), start=1):
+        close(coordinator, number, sites, [Failure("node 7", "no\nnewline ü")])
+        lines = (tmp_path / HISTORY).read_text(encoding="utf-8").splitlines()
+        records = [RoundRecord.from_dict(json.loads(line)) for line in lines]
+        assert records == coordinator.records
+        assert len(records) == number
+    assert [record.updated for record in records] == [True, False, True]
+
+
+def test_a_history_is_added_to_and_not_written_anew(tmp_path):
+    coordinator = make(tmp_path, min_sites=1)
+    close(coordinator, 1, "ab")
+    (tmp_path / "also").hardlink_to(tmp_path / HISTORY)  # a new file would not have two names
+    for number in (2, 3):
+        close(coordinator, number, "a")
+        lines = (tmp_path / "also").read_text(encoding="utf-8").splitlines()
+        assert [json.loads(line)["round"] for line in lines] == list(range(1, number + 1))
+
+
+@pytest.mark.parametrize("what", ["nothing", "half a line", "a line too many"])
+def test_a_history_that_somebody_changed_is_written_anew(tmp_path, what):
+    coordinator = make(tmp_path, min_sites=1)
+    close(coordinator, 1, "ab")
+    path = tmp_path / HISTORY
+    line = path.read_bytes()
+    if what == "nothing":
+        path.unlink()
+    else:
+        path.write_bytes(line[:20] if what == "half a line" else line * 2)
+    close(coordinator, 2, "a")
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert [RoundRecord.from_dict(json.loads(line)) for line in lines] == coordinator.records
+
+
+@pytest.mark.parametrize("rounds", [3, 6], ids=["unfinished", "finished"])
+@pytest.mark.parametrize("damage", ["gone", "cut off", "a line behind"])
+def test_whoever_goes_on_finds_the_whole_history(tmp_path, rounds, damage):
+    done = run_rounds(make(tmp_path), rounds)
+    path = tmp_path / HISTORY
+    whole = path.read_bytes()
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(
+            whole[:-5] if damage == "cut off" else b"".join(whole.splitlines(True)[1:])
+        )
+    assert make(tmp_path, resume=True).records == done.records
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_checkpoint_and_history_are_waited_for_where_they_should_be(tmp_path, monkeypatch, durable):
+    waited = set()
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda f: (waited.add(os.fstat(f).st_ino), fsync(f)))
+    coordinator = Coordinator(SHAPE, privacy=PRIVACY, run_dir=tmp_path, durable=durable)
+    for number in (1, 2):
+        waited.clear()
+        coordinator.close_round(number, [], [], **NO_BYTES)
+        written = {(tmp_path / name).stat().st_ino for name in (CHECKPOINT, HISTORY)}
+        assert (written <= waited) is durable
+        assert durable or not waited
+
+
+def test_a_record_survives_json():
+    record = RoundRecord(3, ("a", "b"), (Failure("x", "y"),), False, 1, 2, 0.1)
+    assert RoundRecord.from_dict(json.loads(json.dumps(asdict(record)))) == record
+
+
+def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_rounds(make(), 2)
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- going on
+
+
+@pytest.mark.parametrize("split", [1, 3, 5])
+def test_a_run_goes_on_bit_for_bit(tmp_path, split):
+    whole = run_rounds(make(tmp_path / "whole", job="j"), 6)
+    run_rounds(make(tmp_path / "parts", job="j"), split)
+    second = make(tmp_path / "parts", job="j", resume=True)
+    assert second.finished_rounds == split
+    run_rounds(second, 6)
+    assert_bits(second.factors, whole.factors)
+    assert second.records == whole.records
+    histories = [(tmp_path / name / HISTORY).read_bytes() for name in ("whole", "parts")]
+    assert histories[0] == histories[1]
+    checkpoints = [np.load(tmp_path / name / CHECKPOINT) for name in ("whole", "parts")]
+    for name in checkpoints[0].files:
+        np.testing.assert_array_equal(checkpoints[0][name], checkpoints[1][name])
+    for checkpoint in checkpoints:
+        checkpoint.close()
+
+
+def test_a_checkpoint_is_there_after_every_round(tmp_path):
+    coordinator = make(tmp_path)
+    for number in range(1, 4):
+        close(coordinator, number, sites="" if number == 2 else "abc")
+        found = make(tmp_path, resume=True)
+        assert_bits(found.factors, coordinator.factors)
+        assert found.records == coordinator.records
+    assert {path.name for path in tmp_path.iterdir()} == {CHECKPOINT, HISTORY}
+
+
+def test_the_job_is_the_checkpoints(tmp_path):
+    first = run_rounds(make(tmp_path), 1)
+    assert make(tmp_path, resume=True).run.job == first.run.job
+    assert make(tmp_path, resume=True, job=first.run.job).run.job == first.run.job
+
+
+@pytest.mark.parametrize("rank", [1, 5])
+@pytest.mark.parametrize("shape", [(5,), (5, 4, 2)], ids=str)
+def test_any_rank_and_number_of_modes_goes_on(tmp_path, rank, shape):
+    first = make(tmp_path, rank=rank, shape=shape)
+    close(first, 1, sites="")
+    assert_bits(make(tmp_path, rank=rank, shape=shape, resume=True).factors, first.factors)
+
+
+def test_what_does_not_change_the_numbers_may_change(tmp_path):
+    run_rounds(make(tmp_path), 2)
+    changes = {"min_sites": 2, "sites": 3, "round_timeout": 5.0}
+    found = make(tmp_path, resume=True, **changes)
+    assert found.finished_rounds == 2
+    assert found.run.min_sites == 2
+
+
+def test_a_finished_run_can_be_opened(tmp_path):
+    done = run_rounds(make(tmp_path), 6)
+    found = make(tmp_path, resume=True)
+    assert found.finished_rounds == 6
+    assert_bits(found.factors, done.factors)
+
+
+def test_nothing_to_go_on_from(tmp_path):
+    with pytest.raises(StateError, match="no checkpoint to resume from"):
+        make(tmp_path / "new", resume=True)
+
+
+def test_an_unfinished_run_is_not_overwritten(tmp_path):
+    run_rounds(make(tmp_path), 5)
+    before = (tmp_path / CHECKPOINT).read_bytes()
+    with pytest.raises(StateError, match=r"unfinished run \(round 5 of 6\): set resume = true"):
+        make(tmp_path)
+    assert (tmp_path / CHECKPOINT).read_bytes() == before
+
+
+@pytest.mark.parametrize("shape", [SHAPE, (5,), (5, 4, 2), (6, 7)], ids=str)
+def test_a_finished_run_is_replaced_whatever_its_modes(tmp_path, shape):
+    run_rounds(make(tmp_path, rounds=2), 2)
+    second = make(tmp_path, rounds=3, shape=shape)
+    assert second.finished_rounds == 0
+    assert_bits(second.factors, initial_factors(shape, 3, 0))
+    run_rounds(second, 1)
+    assert len((tmp_path / HISTORY).read_text().splitlines()) == 1
+    assert make(tmp_path, rounds=3, shape=shape, resume=True).finished_rounds == 1
+
+
+ANOTHER_RUN = {
+    "rank": ({"rank": 4}, "rank"),
+    "eta": ({"eta": 1e-3}, "eta"),
+    "gamma and mu": ({"gamma": 4.0, "mu": 1.0}, "gamma, mu"),
+    "solver": ({"solver": "psgd"}, "solver"),
+    "privacy": ({"privacy": "paper", "solver": "psgd", "clip": 1.0}, "solver, clip, privacy"),
+    "epsilon": ({"epsilon": 1.2}, "epsilon"),
+    "shrink": ({"shrink": 2.0}, "shrink"),
+    "delta": ({"delta": 1e-6}, "delta"),
+    "seed": ({"seed": 1}, "seed"),
+    "elastic-step": ({"elastic_step": 0.1}, "elastic-step"),
+    "vocabulary": ({"vocabulary": "0a,1c"}, "vocabulary"),
+    "job": ({"job": "other"}, "job"),
+    "sizes": ({"shape": (5, 5)}, "shape"),
+    "a mode more": ({"shape": (5, 4, 2)}, "shape"),
+    "a mode less": ({"shape": (5,)}, "shape"),
+}
+
+
+@pytest.mark.parametrize(("changes", "keys"), ANOTHER_RUN.values(), ids=ANOTHER_RUN)
+def test_another_runs_checkpoint_is_refused_by_what_differs(tmp_path, changes, keys):
+    run_rounds(make(tmp_path, job="mine"), 2)
+    with pytest.raises(StateError, match=rf"another run; they differ in {keys}$"):
+        make(tmp_path, resume=True, **{"job": "mine", **changes})
+
+
+# --- damage
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_truncated_checkpoint_is_damaged_wherever_it_ends(tmp_path, resume):
+    run_rounds(make(tmp_path), 3)
+    path = tmp_path / CHECKPOINT
+    whole = path.read_bytes()
+    for length in [*range(0, len(whole), 29), len(whole) - 1]:
+        path.write_bytes(whole[:length])
+        with pytest.raises(StateError, match="damaged checkpoint"):
+            make(tmp_path, resume=resume)
+
+
+def test_a_flipped_byte_is_found_or_harmless(tmp_path):
+    first = run_rounds(make(tmp_path), 3)
+    path = tmp_path / CHECKPOINT
+    whole, found = path.read_bytes(), 0
+    for place in range(0, len(whole), 17):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :])
+        try:
+            again = make(tmp_path, resume=True)
+        except StateError:
+            found += 1
+        else:  # such as a date in the zip's directory
+            assert_bits(again.factors, first.factors)
+            assert again.records == first.records
+    assert found > len(whole) / 17 / 2
+
+
+def rewrite(path, change):
+    with np.load(path) as archive:
+        arrays = dict(archive)
+    meta = json.loads(str(arrays["meta"]))
+    changed = change(arrays, meta)
+    arrays["meta"] = np.array(json.dumps(meta if changed is None else changed))
+    np.savez(path, **arrays)
+
+
+def set_to(key, value):
+    return lambda _, meta: meta.update({key: value})
+
+
+CRAFTED_META = {
+    "meta a list": lambda *_: [1],
+    "meta a number": lambda *_: 1,
+    "meta nothing": lambda *_: {},
+    "no identity": lambda _, meta: meta.pop("identity") and None,
+    "identity a list": set_to("identity", [1, 2]),
+    "identity null": set_to("identity", None),
+    "job a number": set_to("job", 3),
+    "job empty": set_to("job", ""),
+    "job out of the folder": set_to("job", "../x"),
+    "rounds text": set_to("rounds", "many"),
+    "rounds null": set_to("rounds", None),
+    "records a number": set_to("records", 3),
+    "record a number": set_to("records", [3]),
+    "record of no round": lambda _, meta: meta["records"][-1].update(round="third"),
+    "record of other fields": set_to("records", [{"failures": [], "sites": [], "turn": 1}]),
+    "failure of other fields": lambda _, meta: meta["records"][0].update(failures=[{"a": 1}]),
+}
+CRAFTED_ARRAYS = {
+    "factor missing": lambda arrays, _: arrays.pop("factor_2") is None or None,
+    "factor of another rank": lambda arrays, _: arrays.update(factor_2=np.zeros((4, 2), "f4")),
+    "factor of another size": lambda arrays, _: arrays.update(factor_2=np.zeros((3, 3), "f4")),
+    "factor of another type": lambda arrays, _: arrays.update(factor_2=np.zeros((4, 3))),
+    "factor not finite": lambda arrays, _: arrays.update(factor_2=np.full((4, 3), np.nan, "f4")),
+}
+
+
+@pytest.mark.parametrize("change", CRAFTED_META.values(), ids=CRAFTED_META)
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_checkpoint_that_makes_no_sense_is_damaged(tmp_path, change, resume):
+    run_rounds(make(tmp_path), 3)
+    rewrite(tmp_path / CHECKPOINT, change)
+    with pytest.raises(StateError, match=r"damaged checkpoint"):
+        make(tmp_path, resume=resume)
+
+
+@pytest.mark.parametrize("change", CRAFTED_ARRAYS.values(), ids=CRAFTED_ARRAYS)
+def test_factors_that_make_no_sense_are_damaged_and_never_overwritten(tmp_path, change):
+    run_rounds(make(tmp_path), 3)
+    rewrite(tmp_path / CHECKPOINT, change)
+    damaged = (tmp_path / CHECKPOINT).read_bytes()
+    with pytest.raises(StateError, match=r"damaged checkpoint"):
+        make(tmp_path, resume=True)
+    # Without resume they are not read; the run is unfinished all the same.
+    with pytest.raises(StateError, match=r"unfinished run \(round 3 of 6\)"):
+        make(tmp_path)
+    assert (tmp_path / CHECKPOINT).read_bytes() == damaged
+
+
+CRAFTED_SHAPES = {
+    "without": lambda _, meta: meta["identity"].pop("shape") and None,
+    "empty": lambda _, meta: meta["identity"].update(shape=[]),
+    "a number": lambda _, meta: meta["identity"].update(shape=3),
+}
+
+
+@pytest.mark.parametrize("change", CRAFTED_SHAPES.values(), ids=CRAFTED_SHAPES)
+def test_a_checkpoint_of_no_shape_is_another_runs(tmp_path, change):
+    run_rounds(make(tmp_path), 3)
+    rewrite(tmp_path / CHECKPOINT, change)
+    with pytest.raises(StateError, match=r"another run; they differ in shape$"):
+        make(tmp_path, resume=True)
+
+
+def test_an_unfinished_write_leaves_the_round_before(tmp_path, monkeypatch):
+    coordinator = run_rounds(make(tmp_path), 2)
+    factors, records = coordinator.factors, list(coordinator.records)
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(np, "savez", fail)
+        with pytest.raises(OSError, match="no space"):
+            close(coordinator, 3)
+    found = make(tmp_path, resume=True)
+    assert_bits(found.factors, factors)
+    assert found.records == records
+    assert {path.name for path in tmp_path.iterdir()} == {CHECKPOINT, HISTORY}

@@ -1,0 +1,159 @@
+"""The server's arithmetic against plain loops and closed forms."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpfact_flower.errors import SettingsError
+from dpfact_flower.server.elastic import elastic_average, elastic_step
+from dpfact_flower.server.rule import initial_factors
+from dpfact_flower.settings import SolverSettings
+
+SIZES = (6, 4, 5)
+RANK = 3
+
+
+def make(seed, scale=1.0):
+    rng = np.random.default_rng(seed)
+    return tuple((scale * rng.standard_normal((n, RANK))).astype(np.float32) for n in SIZES)
+
+
+def by_loops(anchors, replies, step):
+    """One pull, eq. (global), cell by cell in Python's own floats."""
+    moved = []
+    for mode, anchor in enumerate(anchors):
+        new = np.empty(anchor.shape, np.float32)
+        for cell in np.ndindex(anchor.shape):
+            here = float(anchor[cell])
+            new[cell] = here + step * sum(float(reply[mode][cell]) - here for reply in replies)
+        moved.append(new)
+    return tuple(moved)
+
+
+@pytest.mark.parametrize("sites", [1, 2, 5])
+@pytest.mark.parametrize("step", [0.01, 0.2])
+def test_one_pull_is_the_papers(sites, step):
+    anchors, replies = make(0), [make(seed) for seed in range(1, sites + 1)]
+    found = elastic_average(anchors, replies, step)
+    for one, other in zip(found, by_loops(anchors, replies, step), strict=True):
+        assert one.dtype == np.float32
+        np.testing.assert_array_equal(one, other)
+
+
+def test_the_inputs_stay_as_they_are():
+    anchors, replies = make(0), [make(1), make(2)]
+    elastic_average(anchors, replies, 0.3)
+    for kept, made in zip([anchors, *replies], [make(0), make(1), make(2)], strict=True):
+        for one, other in zip(kept, made, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_equal_replies_are_a_fixed_point():
+    anchors = make(0)
+    for one, other in zip(elastic_average(anchors, [make(0)] * 4, 0.25), anchors, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_without_replies_nothing_moves():
+    for one, other in zip(elastic_average(make(0), [], 0.25), make(0), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_the_distance_to_the_mean_shrinks_by_a_known_factor():
+    anchors, replies, step = make(0), [make(1), make(2), make(3)], 0.1
+    means = [np.mean([r[mode] for r in replies], axis=0, dtype=np.float64) for mode in range(3)]
+    rounds = 20
+    factors = anchors
+    for _ in range(rounds):
+        factors = elastic_average(factors, replies, step)
+    for factor, anchor, mean in zip(factors, anchors, means, strict=True):
+        closed_form = mean + (1 - step * 3) ** rounds * (anchor - mean)
+        np.testing.assert_allclose(factor, closed_form, atol=rounds * np.finfo(np.float32).eps * 4)
+
+
+def test_a_full_step_is_the_mean():
+    replies = [make(1), make(2)]
+    found = elastic_average(make(0), replies, 0.5)
+    for mode, factor in enumerate(found):
+        np.testing.assert_allclose(factor, (replies[0][mode] + replies[1][mode]) / 2, atol=1e-6)
+
+
+@given(st.lists(st.sampled_from([1.0, -1.0]), min_size=1, max_size=6))
+def test_replies_of_any_float32_leave_the_factors_finite(signs):
+    # A stable step makes a convex combination: no reply can drive the model to infinity.
+    largest = np.finfo(np.float32).max
+    replies = [(np.full((1, 1), sign * largest, np.float32),) for sign in signs]
+    anchors = (np.full((1, 1), -largest, np.float32),)
+    step = elastic_step(SolverSettings(), 1 / len(signs), len(signs))
+    (moved,) = elastic_average(anchors, replies, step)
+    assert np.isfinite(moved).all()
+
+
+# --- step
+
+
+def test_the_step_is_eta_times_gamma_unless_it_is_set():
+    settings = SolverSettings(solver="psgd", eta=1e-3, gamma=5.0)
+    assert elastic_step(settings, 0.0, 6) == pytest.approx(5e-3)
+    assert elastic_step(settings, 0.1, 6) == 0.1
+
+
+@pytest.mark.parametrize("sites", [1, 3, 7, 49, 1000])
+def test_the_exact_solver_has_no_step_size_and_takes_the_mean(sites):
+    settings = SolverSettings(solver="exact", eta=0.5, gamma=100.0)
+    assert elastic_step(settings, 0.0, sites) == 1 / sites
+    assert elastic_step(settings, 1e-3, sites) == 1e-3
+
+
+@pytest.mark.parametrize("sites", [1, 3, 7, 49, 1000])
+def test_the_mean_itself_is_allowed_for_any_number_of_sites(sites):
+    assert elastic_step(SolverSettings(), 1 / sites, sites) == 1 / sites
+
+
+@pytest.mark.parametrize("sites", [1, 3, 7, 49])
+def test_a_step_beyond_the_mean_is_refused_with_its_numbers(sites):
+    step = min(1.01 / sites, 1.0)
+    with pytest.raises(SettingsError, match=f"{step:g} \\* {sites + 1} = {step * (sites + 1):g}"):
+        elastic_step(SolverSettings(), step, sites + 1)
+
+
+def test_a_step_taken_from_the_solver_is_checked_too():
+    settings = SolverSettings(solver="psgd", eta=0.1, gamma=5.0)
+    assert elastic_step(settings, 0.0, 2) == pytest.approx(0.5)
+    with pytest.raises(SettingsError, match=r"0\.5 \* 3 = 1\.5"):
+        elastic_step(settings, 0.0, 3)
+
+
+# --- start
+
+
+def test_the_start_has_unit_positive_columns():
+    factors = initial_factors(SIZES, RANK, 0)
+    assert [factor.shape for factor in factors] == [(size, RANK) for size in SIZES]
+    for factor in factors:
+        assert factor.dtype == np.float32
+        assert (factor > 0).all()
+        np.testing.assert_allclose(np.linalg.norm(factor.astype(float), axis=0), 1, rtol=1e-6)
+
+
+def test_the_start_is_the_same_for_the_same_public_numbers():
+    for one, other in zip(initial_factors(SIZES, 2, 5), initial_factors(SIZES, 2, 5), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_the_start_differs_with_the_seed_and_between_modes_and_columns():
+    starts = [initial_factors((6, 6), RANK, seed) for seed in range(4)]
+    columns = np.vstack([factor.T for start in starts for factor in start])
+    assert len(np.unique(columns, axis=0)) == 4 * 2 * RANK
+
+
+def test_the_start_is_uniform():
+    (factor,) = initial_factors((200_000,), 1, 3)
+    column = factor[:, 0].astype(float) / factor.max()
+    edges = np.linspace(0, 1, 11)
+    share = np.histogram(column, edges)[0] / len(column)
+    # Six standard deviations of a binomial share; the floor of 1e-3 moves less than that.
+    np.testing.assert_allclose(share, 0.1, atol=6 * math.sqrt(0.09 / len(column)))

@@ -1,0 +1,423 @@
+"""Patient mode at the server: its schedule, checkpoints, quorum; and whole runs in one process."""
+
+import json
+import logging
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dpfact_flower.client import DPFactClient
+from dpfact_flower.data.vocabulary import joint_digest
+from dpfact_flower.errors import QuorumError, SettingsError, StateError
+from dpfact_flower.estimation.codes import kept_codes
+from dpfact_flower.evaluation.run_folder import (
+    PHENOTYPES,
+    SUMMARY,
+    read_json,
+    read_model,
+)
+from dpfact_flower.privacy import PATIENT_CLAIM, SEEDED_CLAIM, account
+from dpfact_flower.privacy.ledger import Ledger
+from dpfact_flower.runtime.federate import federate
+from dpfact_flower.server.checkpoint import CHECKPOINT
+from dpfact_flower.server.coordinator import Coordinator
+from dpfact_flower.server.history import Failure, read_history
+from dpfact_flower.server.patient import PatientRule
+from dpfact_flower.server.rule import initial_factors
+from dpfact_flower.settings import PrivacySettings, RunSettings, SiteSettings, SolverSettings
+from dpfact_flower.wire.protocol import SiteReply
+
+SHAPE = (9, 12)
+SOLVER = SolverSettings(rank=4)
+PLANNED = PrivacySettings(start_share=0.7, refine_rounds=2, bound=0.1)
+CODES = replace(PLANNED, codes="6x8")
+OPEN = PrivacySettings(codes="6x8", patients=500)
+"""Share and rounds are left for the server to plan."""
+
+
+def make_rule(privacy=CODES, **run) -> PatientRule:
+    return PatientRule(SHAPE, SOLVER, privacy, RunSettings(**{"seed": 2, "sites": 3, **run}))
+
+
+def make(folder=None, *, resume=False, privacy=CODES, **run) -> Coordinator:
+    return Coordinator(
+        SHAPE, solver=SOLVER, privacy=privacy,
+        run=RunSettings(**{"seed": 2, "sites": 3, "job": "job", **run}),
+        run_dir=folder, resume=resume,
+    )  # fmt: skip
+
+
+def make_replies(server, number, sites="abc") -> list[SiteReply]:
+    """What sites send: any statistics, the same whenever the same is asked."""
+    found = []
+    for site in sites:
+        rng = np.random.default_rng([number, *site.encode()])
+        arrays = tuple(
+            (10 * rng.random(shape)).astype(np.float32) for shape in server.reply_shapes(number)
+        )
+        found.append(SiteReply(site, arrays))
+    return found
+
+
+def close(server: Coordinator, number: int, sites="abc", failures=()):
+    replies = make_replies(server, number, sites)
+    return server.close_round(
+        number, replies, failures, bytes_down=0, bytes_up=0, seconds=number / 7
+    )
+
+
+def go_to(server: Coordinator, last: int) -> Coordinator:
+    for number in range(server.finished_rounds + 1, last + 1):
+        close(server, number)
+    return server
+
+
+def assert_bits(found, expected):
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype
+        assert one.tobytes() == other.tobytes()
+
+
+# --- schedule
+
+
+def test_a_run_is_codes_start_refinement_and_the_end():
+    rule = make_rule()
+    assert rule.rounds == 1 + 1 + 2 * 2 + 1
+    expected = [
+        ("codes", None, 21), ("start", None, 14 * 13 // 2),
+        ("refine", 0, 6 * 4 + 10), ("refine", 1, 8 * 4 + 10),
+        ("refine", 0, 6 * 4 + 10), ("refine", 1, 8 * 4 + 10),
+    ]  # fmt: skip
+    assert [(r.kind, r.mode, r.count) for r in rule.plan.releases] == expected
+    for number, (_, _, count) in enumerate(expected, start=1):
+        assert rule.reply_shapes(number) == [(count,)]
+    assert rule.reply_shapes(7) == []
+    assert rule.planned_events(7) == ()
+
+
+def test_without_codes_the_vocabularies_stay_as_they_are():
+    rule = make_rule(PLANNED)
+    assert rule.rounds == 6
+    assert rule.reply_shapes(1) == [(21 * 20 // 2,)]
+    assert [len(factor) for factor in rule.factors] == [9, 12]
+    for number in range(1, 7):
+        rule.update(number, make_replies(rule, number))
+    assert rule.selection == ()
+
+
+def test_what_was_left_open_is_planned_and_sent():
+    server = make(privacy=OPEN)
+    asked = server.request(1).privacy
+    assert 0 < asked.start_share <= 1
+    assert asked.refine_rounds >= 0
+    assert replace(asked, start_share=0.0, refine_rounds=-1, bound=0.0) == OPEN
+    assert server.request(1).rounds == server.rounds
+    # A site that knows neither sites nor seed finds the same plan.
+    assert make_rule(asked, sites=0, seed=9).plan.releases == server.rule.plan.releases
+
+
+def test_a_request_carries_what_its_round_needs_and_no_more():
+    server = make()
+    for number in range(1, server.rounds + 1):
+        request = server.request(number)
+        assert bool(request.anchors) == (number >= 3)
+        assert bool(request.selection) == (number >= 2)
+        close(server, number)
+    assert [len(kept) for kept in server.selection] == [6, 8]
+    assert [factor.shape for factor in server.factors] == [(6, 4), (8, 4)]
+    for factor in server.factors:
+        assert factor.dtype == np.float32
+        assert np.isfinite(factor).all()
+
+
+def test_codes_are_those_of_the_noisy_counts():
+    rule = make_rule()
+    given = make_replies(rule, 1)
+    rule.update(1, given)
+    assert_bits(rule.selection, kept_codes([r.arrays[0] for r in given], SHAPE, (6, 8)))
+
+
+def test_planned_events_are_the_plans():
+    rule = make_rule()
+    events = [event for n in range(1, rule.rounds + 1) for event in rule.planned_events(n)]
+    assert len(events) == 6
+    assert {event.claim for event in events} == {PATIENT_CLAIM}
+    spent = account(events, CODES.delta).headline.epsilon
+    assert 0.99 * CODES.epsilon < spent <= CODES.epsilon
+    seeded = make_rule(replace(CODES, noise_seed=3)).planned_events(1)
+    assert all(event.seeded for event in seeded)
+
+
+BAD_CODES = ["10x8", "6x13", "6", "6x8x2", "100000x8"]
+
+
+@pytest.mark.parametrize("codes", BAD_CODES)
+def test_more_codes_than_there_are_cannot_be_kept(codes, tmp_path):
+    with pytest.raises(SettingsError, match=r"^codes: need at most 9x12"):
+        make(tmp_path / "run", privacy=replace(PLANNED, codes=codes))
+    assert not (tmp_path / "run").exists()
+
+
+def test_all_codes_may_be_kept():
+    server = go_to(make(privacy=replace(PLANNED, codes="9x12")), 1)
+    assert [kept.tolist() for kept in server.selection] == [list(range(9)), list(range(12))]
+
+
+def test_the_last_round_changes_nothing():
+    rule = make_rule()
+    for number in range(1, 7):
+        rule.update(number, make_replies(rule, number))
+    before = rule.factors
+    rule.update(7, make_replies(rule, 7))
+    assert_bits(rule.factors, before)
+
+
+def test_a_cohort_that_is_too_small_is_said_before_the_start(caplog):
+    with caplog.at_level(logging.INFO):
+        make_rule(replace(CODES, patients=50, epsilon=0.1))
+    (record,) = [r for r in caplog.records if r.getMessage().startswith("plan: ")]
+    assert record.levelno == logging.WARNING
+
+
+# --- determinism and quorum
+
+
+def test_the_same_replies_give_the_same_bits_in_any_order():
+    runs = [make(), make()]
+    for number in range(1, runs[0].rounds + 1):
+        close(runs[0], number, "abc")
+        close(runs[1], number, "cab")
+    assert_bits(runs[0].factors, runs[1].factors)
+    assert_bits(runs[0].selection, runs[1].selection)
+    assert runs[0].records == runs[1].records
+
+
+@pytest.mark.parametrize(("privacy", "number"), [(CODES, 1), (CODES, 2), (PLANNED, 1)],
+                         ids=["codes", "start after codes", "start"])  # fmt: skip
+@pytest.mark.parametrize("sites", ["", "a"])
+def test_a_run_does_not_go_on_without_its_codes_or_its_start(privacy, number, sites):
+    server = go_to(make(privacy=privacy, min_sites=2), number - 1)
+    before = server.rule.state()
+    says = rf"round {number}: {len(sites)} usable replies, the quorum is 2, .*Last: x: gone"
+    with pytest.raises(QuorumError, match=says):
+        close(server, number, sites, [Failure("x", "gone")])
+    assert server.finished_rounds == number - 1
+    for name, array in server.rule.state().items():
+        np.testing.assert_array_equal(array, before[name])
+
+
+@pytest.mark.parametrize("number", [3, 5, 7])
+def test_a_refinement_that_is_missed_leaves_the_model_as_it_was(number):
+    server = go_to(make(min_sites=2), number - 1)
+    before = server.factors
+    assert not close(server, number, "a").updated
+    assert_bits(server.factors, before)
+    go_to(server, server.rounds)
+
+
+def test_a_run_that_lost_its_start_can_be_resumed_there(tmp_path):
+    """The sites' releases are kept by them, so asking again costs nothing."""
+    server = go_to(make(tmp_path, min_sites=2), 1)
+    with pytest.raises(QuorumError):
+        close(server, 2, "a")
+    again = make(tmp_path, resume=True, min_sites=2)
+    assert again.finished_rounds == 1
+    assert again.request(2).digest == server.request(2).digest
+    whole = go_to(make(), 7)
+    assert_bits(go_to(again, 7).factors, whole.factors)
+
+
+# --- going on
+
+
+@pytest.mark.parametrize("privacy", [PLANNED, CODES, OPEN], ids=["whole", "codes", "open"])
+@pytest.mark.parametrize("split", [1, 2, 3, 4])
+def test_a_run_goes_on_bit_for_bit(tmp_path, privacy, split):
+    rounds = make(privacy=privacy).rounds
+    whole = go_to(make(tmp_path / "whole", privacy=privacy), rounds)
+    first = go_to(make(tmp_path / "parts", privacy=privacy), split)
+    second = make(tmp_path / "parts", privacy=privacy, resume=True)
+    assert second.finished_rounds == split
+    assert_bits(second.selection, first.selection)
+    if split < rounds:
+        assert second.request(split + 1).digest == first.request(split + 1).digest
+    go_to(second, rounds)
+    assert_bits(second.factors, whole.factors)
+    assert_bits(second.selection, whole.selection)
+    assert second.records == whole.records
+
+
+ANOTHER_RUN = {
+    "epsilon": (replace(CODES, epsilon=3.0), "epsilon"),
+    "bound": (replace(CODES, bound=0.2), "bound"),
+    "codes": (replace(CODES, codes="6x7"), "codes"),
+    "their share": (replace(CODES, codes_share=0.1), "codes-share"),
+    "more refinement": (replace(CODES, refine_rounds=3), "refine-rounds, rounds"),
+}
+
+
+@pytest.mark.parametrize(("privacy", "keys"), ANOTHER_RUN.values(), ids=ANOTHER_RUN)
+def test_another_runs_checkpoint_is_refused(tmp_path, privacy, keys):
+    go_to(make(tmp_path), 3)
+    with pytest.raises(StateError, match=rf"they differ in {keys}$"):
+        make(tmp_path, privacy=privacy, resume=True)
+
+
+def codes(*positions):
+    return np.array(positions, np.int32)
+
+
+CRAFTED = {
+    "no word of a start": lambda arrays: arrays.pop("started"),
+    "selection missing": lambda arrays: [arrays.pop("kept_1"), arrays.pop("kept_2")],
+    "a mode's selection missing": lambda arrays: arrays.pop("kept_2"),
+    "selection descending": lambda arrays: arrays.update(kept_1=arrays["kept_1"][::-1]),
+    "selection of another size": lambda arrays: arrays.update(kept_1=codes(0, 1, 2)),
+    "selection beyond the vocabulary": lambda a: a.update(kept_1=codes(0, 1, 2, 3, 4, 99)),
+    "selection of another type": lambda a: a.update(kept_1=a["kept_1"].astype(np.float32)),
+    "factor of another size": lambda a: a.update(factor_2=np.zeros((12, 4), np.float32)),
+    "factor missing": lambda arrays: arrays.pop("factor_2"),
+}
+
+
+@pytest.mark.parametrize("change", CRAFTED.values(), ids=CRAFTED)
+def test_a_checkpoint_that_makes_no_sense_is_damaged(tmp_path, change):
+    go_to(make(tmp_path), 4)
+    with np.load(tmp_path / CHECKPOINT) as archive:
+        arrays = dict(archive)
+    change(arrays)
+    np.savez(tmp_path / CHECKPOINT, **arrays)
+    with pytest.raises(StateError, match="damaged checkpoint"):
+        make(tmp_path, resume=True)
+
+
+# --- with real sites
+
+
+def make_client(site, tmp_path) -> DPFactClient:
+    settings = SiteSettings(
+        allow_privacy="patient", max_epsilon=4.0, state_dir=str(tmp_path / "state")
+    )
+    return DPFactClient(site, settings)
+
+
+@pytest.mark.parametrize("privacy", [PLANNED, CODES, OPEN], ids=["whole", "codes", "open"])
+def test_a_site_is_charged_what_the_server_planned(cohort, tmp_path, privacy):
+    server = Coordinator(
+        SHAPE, solver=SOLVER, privacy=privacy, run=RunSettings(job="job", sites=3),
+        vocabulary=joint_digest(cohort.vocabularies),
+    )  # fmt: skip
+    clients = [make_client(site, tmp_path) for site in cohort.sites]
+    for number in range(1, server.rounds + 1):
+        wire = server.request(number).to_wire()
+        replies = []
+        for client in clients:
+            arrays, _, config = client.fit(*wire)
+            replies.append(SiteReply.from_wire(arrays, config, server.reply_shapes(number)))
+        server.close_round(number, replies, [], bytes_down=0, bytes_up=0, seconds=0.0)
+    planned = [server.planned_events(number) for number in range(1, server.rounds + 1)]
+    names = ("procedures", "diagnoses")
+    for site in cohort.sites:
+        with Ledger(tmp_path / "state" / site.name, create=False) as ledger:
+            assert ledger.verify() == []
+            charged = [row.events for row in ledger.rows()]
+        assert len(charged) == server.rounds
+        for one, other in zip(charged, planned, strict=True):
+            called = [
+                replace(e, name=e.name.replace("mode 1", names[0]).replace("mode 2", names[1]))
+                for e in other
+            ]
+            assert list(one) == called
+
+
+RUN = {"rank": 4, "seed": 5, "epsilon": 4.0, "start-share": 0.7, "refine-rounds": 1}
+
+
+def run(cohort_folder, out, **changes):
+    folder = federate({"data": str(cohort_folder), "out": str(out), **RUN, **changes})
+    return folder, read_json(folder / SUMMARY)
+
+
+def test_a_run_that_counts_codes_end_to_end(cohort, cohort_folder, tmp_path):
+    folder, summary = run(cohort_folder, tmp_path / "run", codes="6x8")
+    factors, vocabularies = read_model(folder)
+    assert [factor.shape for factor in factors] == [(6, 4), (8, 4)]
+    for factor in factors:
+        assert np.isfinite(factor).all()
+        assert (factor >= 0).all()
+    for kept, whole, size in zip(vocabularies, cohort.vocabularies, (6, 8), strict=True):
+        assert kept.name == whole.name
+        assert len(kept) == size
+        places = [whole.codes.index(code) for code in kept.codes]
+        assert places == sorted(places)  # in the vocabulary's own order
+    assert summary["privacy"] == "patient"
+    assert summary["claim"] == PATIENT_CLAIM
+    assert (summary["unit"], summary["neighbours"]) == ("patient", "add-remove")
+    assert 3.9 < summary["epsilon"] <= 4.0
+    assert summary["delta"] == 1e-5
+    assert set(summary["per_site"]) == {"site-1", "site-2", "site-3"}
+    for guarantee in summary["per_site"].values():
+        assert [e["name"] for e in guarantee["ledger"]] == [
+            "round 1, codes", "round 2, start", "round 3, refine procedures",
+            "round 4, refine diagnoses",
+        ]  # fmt: skip
+    assert len(summary["not_covered"]) > 2
+    assert summary["rounds"] == 5
+    assert summary["failures"] == 0
+    assert -10 < summary["fit"] <= 1
+    assert [record.round for record in read_history(folder)] == [1, 2, 3, 4, 5]
+    table = read_json(folder / PHENOTYPES)["table"]
+    known = {code for vocabulary in vocabularies for code in vocabulary.codes}
+    shown = {c["code"] for p in table["phenotypes"] for found in p["codes"].values() for c in found}
+    assert shown
+    assert shown <= known
+    assert (folder / "report.html").exists()
+
+
+def test_a_run_leaves_no_patient_in_its_folder(cohort, cohort_folder, tmp_path):
+    folder, _ = run(cohort_folder, tmp_path / "run", codes="6x8")
+    sizes = {site.tensor.n_patients for site in cohort.sites}
+    for path in folder.glob("*.npz"):
+        with np.load(path) as arrays:
+            for name in arrays.files:
+                if name != "meta":
+                    assert not set(arrays[name].shape) & sizes
+    assert not list(folder.rglob("ledger.sqlite"))
+    assert not list(folder.rglob("state-*.npy"))
+
+
+def test_seeded_runs_repeat_and_say_that_they_are_not_private(cohort_folder, tmp_path):
+    runs = [run(cohort_folder, tmp_path / n, codes="6x8", **{"noise-seed": 7}) for n in "ab"]
+    for one, other in zip(*(read_model(folder)[0] for folder, _ in runs), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert runs[0][1]["claim"] == f"{SEEDED_CLAIM} ({PATIENT_CLAIM})"
+
+
+def test_noise_of_the_operating_system_does_not_repeat(cohort_folder, tmp_path):
+    one, other = (read_model(run(cohort_folder, tmp_path / n, epsilon=1e4)[0])[0] for n in "ab")
+    assert not np.array_equal(one[0], other[0])
+
+
+def test_a_finished_runs_config_repeats_it(cohort_folder, tmp_path):
+    folder, _ = run(cohort_folder, tmp_path / "run", codes="6x8", **{"noise-seed": 7})
+    text = (folder / "config.toml").read_text()
+    assert 'privacy = "patient"' in text
+    assert 'codes = "6x8"' in text
+
+
+def test_patient_is_what_happens_if_nobody_chose(cohort_folder, tmp_path):
+    folder = federate({"data": str(cohort_folder), "out": str(tmp_path / "run"), "rank": 2})
+    summary = read_json(folder / SUMMARY)
+    assert (summary["privacy"], summary["claim"]) == ("patient", PATIENT_CLAIM)
+    assert summary["epsilon"] <= 4.0
+    assert json.dumps(summary)  # whatever a tiny cohort makes of it, it can be written
+
+
+def test_the_start_of_the_public_seed_is_never_sent():
+    """A run learns its start; what stands in its place before has the right shapes alone."""
+    rule = make_rule()
+    assert_bits(rule.factors, initial_factors((6, 8), 4, 2))
+    assert rule.anchors(1) == rule.anchors(2) == ()

@@ -1,0 +1,153 @@
+"""What the server computes, apart from messages and disks: one interface, two rules."""
+
+import numpy as np
+import pytest
+
+from dpfact_flower.errors import DataError, DPFactError, SettingsError
+from dpfact_flower.privacy import account, paper_rho
+from dpfact_flower.server.elastic import ElasticRule, elastic_average
+from dpfact_flower.server.patient import PatientRule
+from dpfact_flower.server.rule import factor_arrays, initial_factors, restored_factors
+from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
+from dpfact_flower.wire.protocol import SiteReply
+
+SHAPE = (5, 4)
+SOLVER = SolverSettings(rank=3)
+PSGD = SolverSettings(rank=3, solver="psgd", clip=1.0, eta=1e-3)
+NONE, PAPER = PrivacySettings(privacy="none"), PrivacySettings(privacy="paper", epsilon=1.2)
+PATIENT = PrivacySettings(start_share=0.7, refine_rounds=1, bound=0.1)
+RULES = {
+    "none": (ElasticRule, SOLVER, NONE),
+    "paper": (ElasticRule, PSGD, PAPER),
+    "patient": (PatientRule, SOLVER, PATIENT),
+}
+
+
+def make(name, **run):
+    kind, solver, privacy = RULES[name]
+    return kind(SHAPE, solver, privacy, RunSettings(**{"rounds": 6, "seed": 2, **run}))
+
+
+def replies(rule, number, sites="ab"):
+    shapes = rule.reply_shapes(number)
+    found = []
+    for site in sites:
+        rng = np.random.default_rng([number, *site.encode()])
+        arrays = tuple(rng.standard_normal(shape).astype(np.float32) for shape in shapes)
+        found.append(SiteReply(site, arrays))
+    return found
+
+
+def assert_bits(found, expected):
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype
+        assert one.tobytes() == other.tobytes()
+
+
+every_rule = pytest.mark.parametrize("name", RULES)
+
+
+@every_rule
+def test_a_rule_starts_from_the_public_seed(name):
+    rule = make(name)
+    assert_bits(rule.factors, initial_factors(SHAPE, 3, 2))
+    assert rule.selection == ()
+    assert not np.array_equal(make(name, seed=3).factors[0], rule.factors[0])
+
+
+@every_rule
+def test_every_round_has_shapes_and_as_many_values_as_are_planned(name):
+    rule = make(name)
+    for number in range(1, rule.rounds + 1):
+        counts = [int(np.prod(shape)) for shape in rule.reply_shapes(number)]
+        events = rule.planned_events(number)
+        if name != "none":
+            assert counts == [event.count for event in events]
+        else:
+            assert events == ()
+            assert counts == [15, 12]
+
+
+@every_rule
+@pytest.mark.parametrize("stop", [1, 2, 3])
+def test_a_rule_goes_on_from_its_state_bit_for_bit(name, stop):
+    whole, first = make(name), make(name)
+    for number in range(1, whole.rounds + 1):
+        whole.update(number, replies(whole, number))
+    for number in range(1, stop + 1):
+        first.update(number, replies(first, number))
+    second = make(name)
+    second.restore({key: np.array(value) for key, value in first.state().items()})
+    assert_bits(second.factors, first.factors)
+    assert_bits(second.anchors(stop + 1), first.anchors(stop + 1))
+    for number in range(stop + 1, second.rounds + 1):
+        second.update(number, replies(second, number))
+    assert_bits(second.factors, whole.factors)
+    assert_bits(second.selection, whole.selection)
+
+
+@every_rule
+def test_the_names_of_a_state_do_not_collide_with_a_checkpoints(name):
+    assert "meta" not in make(name).state()
+
+
+@every_rule
+def test_a_state_of_other_factors_is_refused(name):
+    state = make(name).state()
+    for change in (
+        {"factor_2": np.zeros((4, 2), np.float32)},
+        {"factor_2": np.zeros((3, 3), np.float32)},
+        {"factor_2": np.zeros((4, 3))},
+        {"factor_2": np.full((4, 3), np.nan, np.float32)},
+    ):
+        with pytest.raises(DPFactError):
+            make(name).restore({**state, **change})
+    with pytest.raises(DataError, match="other shapes"):
+        make(name).restore({"factor_1": state["factor_1"]})
+
+
+def test_factors_keep_their_order_in_a_state():
+    factors = initial_factors((3,) * 11, 2, 0)
+    found = restored_factors(dict(sorted(factor_arrays(factors).items())), factors)
+    assert_bits(found, factors)
+
+
+# --- elastic averaging
+
+
+@pytest.mark.parametrize("name", ["none", "paper"])
+def test_elastic_rounds_are_all_alike(name):
+    rule = make(name)
+    assert rule.rounds == 6
+    assert rule.privacy == RULES[name][2]
+    for number in (1, 6):
+        assert_bits(rule.anchors(number), rule.factors)
+        assert rule.reply_shapes(number) == [(5, 3), (4, 3)]
+        assert not rule.needs_quorum(number)
+
+
+def test_an_elastic_update_is_one_pull():
+    rule = make("paper")
+    before, given = rule.factors, replies(rule, 1)
+    rule.update(1, given)
+    assert_bits(rule.factors, elastic_average(before, [r.arrays for r in given], 1e-3 * 5.0))
+
+
+def test_a_step_that_many_sites_make_unstable_is_refused_or_shrinks():
+    rule = make("none", elastic_step=0.4)
+    rule.check_sites(2)
+    with pytest.raises(SettingsError, match="elastic-step"):
+        rule.check_sites(3)
+    before, given = rule.factors, replies(rule, 1, "abcd")
+    rule.update(1, given)
+    assert_bits(rule.factors, elastic_average(before, [r.arrays for r in given], 1 / 4))
+
+
+def test_a_papers_run_costs_what_its_rounds_were_planned_for():
+    rule = make("paper")
+    events = [event for number in range(1, 7) for event in rule.planned_events(number)]
+    assert len(events) == 12
+    assert [event.rho for event in events] == pytest.approx([paper_rho(PAPER, 6, 2)] * 12)
+    assert account(events, PAPER.delta).headline.epsilon == pytest.approx(1.2)
+    assert [e.name for e in rule.planned_events(3)] == ["round 3, mode 1", "round 3, mode 2"]

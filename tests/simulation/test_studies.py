@@ -1,0 +1,106 @@
+"""The two studies of what privacy costs: what they compare with, and that they go on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpfact_flower.data.synthetic import PRESETS, SyntheticSettings, synthetic
+from dpfact_flower.errors import SettingsError
+from dpfact_flower.tensor.match import factor_match_score
+from simulation.studies import phenotypes, real_data
+from simulation.studies.real_data import Study
+
+CLEAR = SyntheticSettings(
+    name="clear", patients=600, modes="procedures:30:3,diagnoses:40:5", shares="0.5,0.5",
+    phenotypes=4, local=0, active=1.1, background=0.05,
+)  # fmt: skip
+
+
+def test_a_study_puts_private_models_between_null_and_ceiling() -> None:
+    rows = Study(synthetic(CLEAR), rank=4, references=2).rows([1e5, 0.01], seeds=1)
+    found = {row["model"].split(":")[0] + str(row["epsilon"] or ""): row for row in rows}
+    assert found["ceiling"]["fms"] > 0.9  # planted, so every fit finds the same
+    assert found["ceiling"]["share_of_fit"] == pytest.approx(1, abs=0.01)
+    assert found["null"]["share_of_fit"] < 0.9
+    assert found["patient modeinf"]["beats_null"]
+    assert not found["patient mode0.01"]["beats_null"]
+    assert found["patient mode0.01"]["fms"] < found["null"]["fms"]
+
+
+def test_the_ceiling_is_of_fits_to_each_other() -> None:
+    study = Study(synthetic(CLEAR), rank=6, references=3)  # two columns too many: fits differ
+    one, two, three = study._references
+    pairs = [factor_match_score(*pair) for pair in ((one, two), (one, three), (two, three))]
+    row = study.rows([], seeds=1)[0]
+    assert row["fms"] == pytest.approx(np.mean(pairs))
+    assert row["models"] == 3
+
+
+def test_a_ceiling_needs_two_fits() -> None:
+    with pytest.raises(SettingsError, match="references: a ceiling needs at least 2 fits; got 1"):
+        Study(synthetic(CLEAR), rank=4, references=1)
+
+
+def test_a_study_measures_without_noise_too_if_no_epsilon_is_named(
+    cohort_folder: Path, tmp_path: Path
+) -> None:
+    asked = [str(cohort_folder), "--out", str(tmp_path), "--seeds", "1", "--references", "2"]
+    real_data.main([*asked, "--ranks", "2"])
+    rows = json.loads((tmp_path / "table.json").read_text())
+    assert [row["epsilon"] for row in rows if row["epsilon"]] == ["inf", 8, 4, 2, 1]
+
+
+def test_the_study_of_real_data_goes_on_where_it_was(cohort_folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "real"
+    asked = [str(cohort_folder), "--out", str(out), "--seeds", "1", "--references", "2",
+             "--epsilons", "8", "--ranks", "2"]  # fmt: skip
+    real_data.main(asked)
+    first = json.loads((out / "table.json").read_text())
+    real_data.main([*asked, "3"])
+    both = json.loads((out / "table.json").read_text())
+    assert both[: len(first)] == first  # fresh noise: would differ if it were measured again
+    assert [row["rank"] for row in both] == [2, 2, 2, 3, 3, 3]
+    assert (out / "table.md").read_text().count("\n") == 4
+    assert (out / "table.csv").read_text().startswith("data,sites,patients")
+
+
+def test_the_study_of_planted_phenotypes_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PRESETS, "clear", CLEAR)  # type: ignore[misc]
+    asked = ["--preset", "clear", "--out", str(tmp_path), "--rank", "4", "--seeds", "1"]
+    phenotypes.main([*asked, "--systems", "patient mode", "--epsilons", "inf"])
+    first = json.loads((tmp_path / "table.json").read_text())
+    assert first[0]["fms"] > 0.8
+    phenotypes.main([*asked, "--epsilons", "inf", "0.01"])
+    rows = json.loads((tmp_path / "table.json").read_text())
+    assert first[0] in rows
+    assert {row["system"] for row in rows} == {*phenotypes.SYSTEMS}
+    assert len(rows) == 6
+    lost = [row for row in rows if row["epsilon"] == 0.01 and row["system"] == "patient mode"]
+    assert lost[0]["fms"] < 0.6
+    assert (tmp_path / "fms_against_epsilon.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("study", "arguments", "says"),
+    [
+        (phenotypes, ["--epsilons", "8", "nan"], "--epsilons: must be above 0; got nan"),
+        (phenotypes, ["--seeds", "0"], "--seeds: must be at least 1; got 0"),
+        (phenotypes, ["--preset", "none"], "preset: must be one of demo,"),
+        (real_data, ["gone"], "gone/cohort.json: no such file"),
+        (real_data, ["gone", "--references", "1"], "--references: must be at least 2"),
+    ],
+)
+def test_what_cannot_be_studied_is_one_line(
+    study, arguments, says, tmp_path, monkeypatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        study.main(arguments)
+    assert says in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

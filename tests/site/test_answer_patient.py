@@ -1,0 +1,744 @@
+"""A site's door in patient mode: whole runs, repeats, and everything that is refused."""
+
+import hashlib
+import logging
+import random
+import re
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dpfact_flower.client import DPFactClient, RoundRefusedError
+from dpfact_flower.data.vocabulary import joint_digest
+from dpfact_flower.errors import DivergenceError
+from dpfact_flower.privacy import PATIENT_CLAIM, account
+from dpfact_flower.privacy.ledger import LEDGER, Ledger
+from dpfact_flower.server.coordinator import Coordinator
+from dpfact_flower.server.rule import initial_factors
+from dpfact_flower.settings import PrivacySettings, RunSettings, SiteSettings, SolverSettings
+from dpfact_flower.site.store import SiteStore
+from dpfact_flower.tensor import SparseTensor
+from dpfact_flower.wire.protocol import RoundRequest, SiteReply
+
+PLANNED = PrivacySettings(epsilon=4.0, delta=1e-5, start_share=0.7, refine_rounds=2, bound=0.1)
+CODES = replace(PLANNED, codes="6x8")
+SOLVER = SolverSettings(rank=4)
+LEAVES = re.compile(r"dpfact:([a-z-]+) \(details are in the site's own log\)")
+
+
+@pytest.fixture
+def data(cohort):
+    return cohort.sites[0]
+
+
+def make_client(data, tmp_path, *, simulation=False, **settings) -> DPFactClient:
+    """A real site, with room for exactly one run of epsilon 4."""
+    given = {
+        "allow_privacy": "patient", "max_epsilon": 4.0, "state_dir": str(tmp_path / "state"),
+        **settings,
+    }  # fmt: skip
+    return DPFactClient(data, SiteSettings(**given), simulation=simulation)
+
+
+def make_server(data, privacy=PLANNED, solver=SOLVER, **run) -> Coordinator:
+    return Coordinator(
+        data.tensor.feature_shape, solver=solver, privacy=privacy,
+        run=RunSettings(**{"job": "job", "sites": 1, "seed": 3, **run}),
+        vocabulary=joint_digest(data.vocabularies),
+    )  # fmt: skip
+
+
+def ask(client, request) -> tuple[list[np.ndarray], dict]:
+    arrays, examples, config = client.fit(*request.to_wire())
+    assert examples == 1
+    return arrays, config
+
+
+def read(server: Coordinator, number: int, answer) -> SiteReply:
+    """A reply as the server reads it."""
+    return SiteReply.from_wire(*answer, server.reply_shapes(number))
+
+
+def close(server: Coordinator, number: int, answers) -> None:
+    """The server's side of a round."""
+    replies = [read(server, number, answer) for answer in answers]
+    server.close_round(number, replies, [], bytes_down=0, bytes_up=0, seconds=0.0)
+
+
+def go_to(client, server: Coordinator, last: int) -> list[tuple[RoundRequest, list[np.ndarray]]]:
+    """Rounds up to `last`, with this one site: what was asked, and what was sent."""
+    seen = []
+    for number in range(server.finished_rounds + 1, last + 1):
+        request = server.request(number)
+        answer = ask(client, request)
+        seen.append((request, answer[0]))
+        close(server, number, [answer])
+    return seen
+
+
+def rows_of(tmp_path, site="site-1"):
+    folder = tmp_path / "state" / site
+    if not (folder / LEDGER).exists():
+        return ()
+    with Ledger(folder, create=False) as ledger:
+        assert ledger.verify() == []
+        return ledger.rows()
+
+
+def refusal(client, request, caplog) -> tuple[str, str]:
+    """Refuse; the code that left, and the site's own log."""
+    wire = request.to_wire() if isinstance(request, RoundRequest) else request
+    caplog.clear()
+    with caplog.at_level(logging.INFO), pytest.raises(RoundRefusedError) as error:
+        client.fit(*wire)
+    leaves = LEAVES.fullmatch(str(error.value))
+    assert leaves, str(error.value)
+    assert error.value.args == (str(error.value),)
+    assert error.value.__cause__ is None
+    assert error.value.__suppress_context__
+    return leaves[1], caplog.text
+
+
+def bits(arrays) -> list[bytes]:
+    return [array.tobytes() for array in arrays]
+
+
+# --- a whole run
+
+
+@pytest.mark.parametrize("privacy", [PLANNED, CODES], ids=["whole vocabularies", "codes counted"])
+def test_a_whole_run_sends_one_vector_a_round_and_spends_what_was_planned(data, tmp_path, privacy):
+    client, server = make_client(data, tmp_path), make_server(data, privacy)
+    seen = go_to(client, server, server.rounds)
+    assert len(seen) == server.rounds == (1 if privacy.codes else 0) + 1 + 2 * 2 + 1
+    rows = rows_of(tmp_path)
+    for number, (request, sent) in enumerate(seen, start=1):
+        arrays = read(server, number, (sent, {"site": "site-1"})).arrays
+        assert [array.shape for array in arrays] == server.reply_shapes(number)
+        assert len(arrays) == (0 if number == server.rounds else 1)
+        assert all(array.dtype == np.float32 for array in arrays)
+        assert request.round == number
+        payload = b"".join(bits(arrays))
+        assert hashlib.sha256(payload).hexdigest() == rows[number - 1].payload_sha256
+        if len(payload) > 4 * 200:  # of a few values, blocks are not full
+            assert sum(map(len, bits(sent))) < 0.6 * len(payload)
+    assert [row.round for row in rows] == list(range(1, server.rounds + 1))
+    events = [event for row in rows for event in row.events]
+    assert len(events) == server.rounds - 1
+    assert {(e.unit, e.neighbours, e.claim) for e in events} == {
+        ("patient", "add-remove", PATIENT_CLAIM)
+    }
+    spent = account(events, 1e-5)
+    assert 3.9 < spent.headline.epsilon <= 4.0
+    assert spent.claim == PATIENT_CLAIM
+
+
+def test_only_the_last_round_leaves_factors_at_the_site(data, tmp_path):
+    client, server = make_client(data, tmp_path), make_server(data)
+    go_to(client, server, server.rounds - 1)
+    assert not list((tmp_path / "state").rglob("*.npy"))
+    go_to(client, server, server.rounds)
+    store = SiteStore(tmp_path / "state", "site-1", "job", data.tensor.fingerprint())
+    state = store.load()
+    assert state.round == server.rounds
+    assert state.factors[0].shape == (data.tensor.n_patients, 4)
+    assert state.factors[0].any()
+    (measures,) = store.history()
+    assert measures.round == server.rounds
+
+
+@pytest.mark.parametrize("privacy", [PLANNED, CODES], ids=["whole vocabularies", "codes counted"])
+def test_every_repeated_request_gets_its_bytes_at_no_cost_even_after_a_restart(
+    data, tmp_path, privacy
+):
+    client, server = make_client(data, tmp_path), make_server(data, privacy)
+    seen = go_to(client, server, server.rounds)
+    before = rows_of(tmp_path)
+    states = {p: p.read_bytes() for p in (tmp_path / "state").rglob("state-*.npy")}
+    random.Random(0).shuffle(seen)
+    for request, arrays in seen:  # of old rounds too, in any order, by the same process and another
+        for site in (client, make_client(data, tmp_path)):
+            again, config = ask(site, request)
+            assert bits(again) == bits(arrays)
+            assert config == {"site": "site-1"}
+    assert rows_of(tmp_path) == before
+    assert {p: p.read_bytes() for p in (tmp_path / "state").rglob("state-*.npy")} == states
+
+
+def test_requests_at_the_same_time_make_one_release(data, tmp_path):
+    request = make_server(data).request(1)
+    with ThreadPoolExecutor(4) as pool:
+        clients = [make_client(data, tmp_path) for _ in range(4)]
+        answers = list(pool.map(lambda client: ask(client, request)[0], clients))
+    assert len({tuple(bits(answer)) for answer in answers}) == 1
+    assert len(rows_of(tmp_path)) == 1
+
+
+def test_a_site_that_missed_rounds_answers_the_next(data, tmp_path):
+    """Another site kept the run going; this one comes in late and pays for the rest alone."""
+    server = make_server(data)
+    go_to(make_client(data, tmp_path / "other"), server, 2)
+    late = make_client(data, tmp_path)
+    answer = ask(late, server.request(3))
+    assert [a.shape for a in read(server, 3, answer).arrays] == server.reply_shapes(3)
+    assert [row.round for row in rows_of(tmp_path)] == [3]
+
+
+# --- the budget
+
+
+def untouched(monkeypatch) -> None:
+    """Fail where a patient is looked at."""
+
+    def touch(*_args, **_kwargs):
+        raise AssertionError("looked at the patients")
+
+    for name in ("code_counts", "cooccurrence", "refinement", "_finished"):
+        monkeypatch.setattr(f"dpfact_flower.site.patient.{name}", touch)
+
+
+def test_the_cap_counts_the_whole_run_before_anything_is_spent(data, tmp_path, caplog, monkeypatch):
+    """One release of this run alone would fit; the run would not, so nothing is released."""
+    server = make_server(data)
+    first = account(server.planned_events(1), 1e-5).headline.epsilon
+    cap = 3.99
+    assert first < cap
+    client = make_client(data, tmp_path, max_epsilon=cap)
+    with monkeypatch.context() as watched:
+        untouched(watched)
+        code, log = refusal(client, server.request(1), caplog)
+    assert code == "privacy-refused"
+    assert "max-epsilon is 3.99; with the rest of this run" in log
+    assert rows_of(tmp_path) == ()
+
+
+def test_a_cap_of_exactly_the_runs_epsilon_is_enough(data, tmp_path):
+    server = make_server(data)
+    go_to(make_client(data, tmp_path, max_epsilon=4.0), server, server.rounds)
+
+
+def test_a_second_run_is_another_cost(data, tmp_path, caplog):
+    """A new job's name makes no new budget."""
+    client, server = make_client(data, tmp_path), make_server(data)
+    go_to(client, server, server.rounds)
+    before = rows_of(tmp_path)
+    other = make_server(data, job="other")
+    assert refusal(client, other.request(1), caplog)[0] == "privacy-refused"
+    assert rows_of(tmp_path) == before
+    roomy = make_client(data, tmp_path, max_epsilon=7.0)
+    go_to(roomy, other, other.rounds)
+    with Ledger(tmp_path / "state" / "site-1", create=False) as ledger:
+        assert len(ledger.events()) == 2 * len(ledger.events("job"))
+        total = account(ledger.events(), 1e-5).headline.epsilon
+    assert 5 < total <= 7.0  # two runs of 4 are less than 8 together
+
+
+def test_new_data_of_the_same_site_has_no_new_budget(data, cohort, tmp_path, caplog):
+    server = make_server(data)
+    go_to(make_client(data, tmp_path), server, server.rounds)
+    changed = make_client(replace(cohort.sites[1], name="site-1"), tmp_path)
+    asked = make_server(data, job="other").request(1)
+    assert refusal(changed, asked, caplog)[0] == "privacy-refused"
+
+
+def test_the_server_cannot_widen_the_budget_by_naming_a_large_delta(data, tmp_path, caplog):
+    server = make_server(data, replace(PLANNED, delta=0.4))
+    code, log = refusal(make_client(data, tmp_path), server.request(1), caplog)
+    assert code == "privacy-refused"
+    assert "at delta 1e-05" in log
+
+
+@pytest.mark.parametrize("mode", ["paper", "none"])
+def test_releases_that_do_not_add_up_are_refused(data, tmp_path, caplog, mode):
+    """What no epsilon covers, or one of another unit, cannot be added to a patient's."""
+    solver = SolverSettings(rank=4, solver="psgd", clip=1.0, eta=1e-3)
+    earlier = RoundRequest(
+        job="earlier", round=1, rounds=5, seed=3, solver=solver, vocabulary="",
+        privacy=PrivacySettings(privacy=mode, epsilon=0.5) if mode == "paper"
+        else PrivacySettings(privacy=mode),
+        anchors=initial_factors(data.tensor.feature_shape, 4, 3),
+    )  # fmt: skip
+    allowed = {"allow_privacy": "none,paper,patient", "max_epsilon": 100.0, "simulation": True}
+    client = make_client(data, tmp_path, **allowed)
+    ask(client, earlier)
+    code, log = refusal(client, make_server(data).request(1), caplog)
+    assert code == "privacy-refused"
+    assert ("another unit" if mode == "paper" else "without noise") in log
+    assert len(rows_of(tmp_path)) == 1
+
+
+def test_the_papers_entries_are_not_added_to_patients(data, tmp_path, caplog):
+    allowed = {"allow_privacy": "paper,patient", "max_epsilon": 100.0}
+    client = make_client(data, tmp_path, **allowed)
+    go_to(client, make_server(data), 1)
+    later = RoundRequest(
+        job="later", round=1, rounds=5, seed=3, vocabulary="",
+        solver=SolverSettings(rank=4, solver="psgd", clip=1.0, eta=1e-3),
+        privacy=PrivacySettings(privacy="paper"),
+        anchors=initial_factors(data.tensor.feature_shape, 4, 3),
+    )  # fmt: skip
+    code, log = refusal(client, later, caplog)
+    assert (code, len(rows_of(tmp_path))) == ("privacy-refused", 1)
+    assert "another unit" in log
+
+
+def test_a_ledger_that_is_gone_is_not_made_anew(data, tmp_path, caplog):
+    """In patient mode nothing but the ledger is left before the last round."""
+    client, server = make_client(data, tmp_path), make_server(data)
+    go_to(client, server, 2)
+    (tmp_path / "state" / "site-1" / LEDGER).unlink()
+    assert refusal(client, server.request(3), caplog)[0] == "state"
+    assert refusal(client, make_server(data, job="other").request(1), caplog)[0] == "state"
+
+
+# --- requests that are refused
+
+
+def changed(request: RoundRequest, **settings) -> RoundRequest:
+    return replace(request, privacy=replace(request.privacy, **settings))
+
+
+def of_solver(request: RoundRequest, **settings) -> RoundRequest:
+    return replace(request, solver=replace(request.solver, **settings))
+
+
+def of_factors(sizes, rank=4):
+    return initial_factors(sizes, rank, 1)
+
+
+def picked(*sizes):
+    return tuple(np.arange(size, dtype=np.int32) for size in sizes)
+
+
+REFUSED_AT_ONCE = {
+    # what, the round, the change of the request, and the code that leaves
+    "a larger epsilon": (1, lambda r: changed(r, epsilon=4.2), "privacy-refused"),
+    "much larger": (1, lambda r: changed(r, epsilon=1e6), "privacy-refused"),
+    "more rounds than the plan": (1, lambda r: replace(r, rounds=r.rounds + 1), "message"),
+    "fewer rounds than the plan": (1, lambda r: replace(r, rounds=r.rounds - 1), "message"),
+    "a round beyond the last": (1, lambda r: replace(r, round=r.rounds + 1), "message"),
+    "more refinement than rounds for it": (
+        1, lambda r: changed(r, refine_rounds=3), "message",
+    ),
+    "noise beyond float32": (1, lambda r: changed(r, start_share=1e-80), "settings"),
+    "no share planned": (1, lambda r: changed(r, start_share=0.0), "message"),
+    "no rounds planned": (1, lambda r: changed(r, refine_rounds=-1), "message"),
+    "seeded noise": (1, lambda r: changed(r, noise_seed=7), "privacy-refused"),
+    "another vocabulary": (1, lambda r: replace(r, vocabulary="0" * 64), "message"),
+    "a job that leads elsewhere": (1, lambda r: replace(r, job="../x"), "message"),
+    "a rank beyond the limit": (1, lambda r: of_solver(r, rank=21), "message"),
+    "tau beyond the limit": (1, lambda r: of_solver(r, tau=21), "message"),
+    "factors where none belong": (
+        1, lambda r: replace(r, anchors=of_factors((9, 12))), "message",
+    ),
+    "a selection in a run that counts no codes": (
+        1, lambda r: replace(r, selection=picked(6, 8)), "message",
+    ),
+    "codes to keep that were not counted": (1, lambda r: changed(r, codes="6x8"), "message"),
+    "no factors": (2, lambda r: replace(r, anchors=()), "message"),
+    "no factors at the end": (6, lambda r: replace(r, anchors=()), "message"),
+    "a factor missing": (2, lambda r: replace(r, anchors=r.anchors[:1]), "data"),
+    "a factor too many": (2, lambda r: replace(r, anchors=of_factors((9, 12, 3))), "data"),
+    "a code too many": (2, lambda r: replace(r, anchors=of_factors((9, 13))), "data"),
+    "modes swapped": (2, lambda r: replace(r, anchors=r.anchors[::-1]), "data"),
+    "another rank": (2, lambda r: replace(r, anchors=of_factors((9, 12), 3)), "message"),
+    "huge factors": (
+        2, lambda r: replace(r, anchors=(np.full((9, 4), 2e6, np.float32), r.anchors[1])),
+        "message",
+    ),
+    "factors that are not finite": (
+        2, lambda r: replace(r, anchors=(np.full((9, 4), np.nan, np.float32), r.anchors[1])),
+        "message",
+    ),
+    "a selection in the middle": (
+        2, lambda r: replace(r, selection=picked(9, 12)), "message",
+    ),
+    "the settings of another run": (2, lambda r: changed(r, epsilon=3.9), "message"),
+    "another start share": (2, lambda r: changed(r, start_share=0.6), "message"),
+    "another bound": (2, lambda r: changed(r, bound=0.2), "message"),
+    "another seed": (2, lambda r: replace(r, seed=4), "message"),
+    "another l2,1 weight": (2, lambda r: of_solver(r, off=0.5), "message"),
+    "another delta": (2, lambda r: changed(r, delta=1e-6), "message"),
+    "other patients in mind": (2, lambda r: changed(r, patients=10**6), "message"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("number", "change", "code"), REFUSED_AT_ONCE.values(),
+                         ids=REFUSED_AT_ONCE)  # fmt: skip
+def test_what_is_refused_costs_nothing_and_harms_nothing(
+    data, tmp_path, caplog, monkeypatch, number, change, code
+):
+    client = make_client(data, tmp_path, max_rank=20, max_tau=20)
+    server = make_server(data)
+    go_to(client, server, number - 1)
+    before = rows_of(tmp_path)
+    request = server.request(number)
+    with monkeypatch.context() as watched:
+        untouched(watched)
+        assert refusal(client, change(request), caplog)[0] == code
+    assert rows_of(tmp_path) == before
+    ask(client, request)
+
+
+MISTYPED = {
+    "a bound beyond the range": {"bound": 1.5},
+    "no bound": {"bound": 0.0},
+    "a bound that is not finite": {"bound": float("inf")},
+    "a share beyond one": {"start-share": 1.5},
+    "no delta": {"delta": 0.0},
+    "no epsilon": {"epsilon": 0.0},
+    "rho beside it": {"rho": 1e-3},
+    "counts": {"scale": "counts"},
+    "rounds too many": {"refine-rounds": 101},
+    "text for a number": {"epsilon": "4"},
+    "a mode unknown": {"privacy": "trust-me"},
+    "codes that are none": {"codes": "6x0"},
+    "codes beyond all numbers": {"codes": "1" * 5000},
+    "an older protocol": {"protocol": 1},
+    "round zero": {"round": 0},
+}
+
+
+@pytest.mark.parametrize("changes", MISTYPED.values(), ids=MISTYPED)
+def test_settings_out_of_range_are_refused_at_the_door(data, tmp_path, caplog, changes):
+    client = make_client(data, tmp_path)
+    arrays, config = make_server(data).request(1).to_wire()
+    assert refusal(client, (arrays, {**config, **changes}), caplog)[0] in ("message", "settings")
+    assert rows_of(tmp_path) == ()
+
+
+def test_more_refinement_is_another_plan_of_the_same_price(data, tmp_path):
+    """Who asks for more rounds from the start gets noisier ones: epsilon stays epsilon."""
+    client = make_client(data, tmp_path)
+    server = make_server(data, replace(PLANNED, refine_rounds=5))
+    go_to(client, server, server.rounds)
+    events = [event for row in rows_of(tmp_path) for event in row.events]
+    assert account(events, 1e-5).headline.epsilon <= 4.0
+
+
+def test_an_old_round_with_another_content_is_stale(data, tmp_path, caplog):
+    client, server = make_client(data, tmp_path), make_server(data)
+    seen = go_to(client, server, 4)
+    before = rows_of(tmp_path)
+    for request, _ in seen[1:]:
+        moved = [factor.copy() for factor in request.anchors]
+        moved[0][0, 0] = np.nextafter(moved[0][0, 0], np.float32(9))
+        code, log = refusal(client, replace(request, anchors=tuple(moved)), caplog)
+        assert code == "message"
+        assert "is stale" in log
+    assert rows_of(tmp_path) == before
+
+
+WITH_CODES = {
+    "a selection before codes are counted": (
+        1, lambda r: replace(r, selection=picked(6, 8)), "message",
+    ),
+    "factors before codes are counted": (
+        1, lambda r: replace(r, anchors=of_factors((9, 12))), "message",
+    ),
+    "no selection at the start": (2, lambda r: replace(r, selection=()), "message"),
+    "no selection later": (3, lambda r: replace(r, selection=()), "message"),
+    "no selection at the end": (7, lambda r: replace(r, selection=()), "message"),
+    "factors at the start": (2, lambda r: replace(r, anchors=of_factors((6, 8))), "message"),
+    "a mode's selection missing": (2, lambda r: replace(r, selection=picked(6)), "data"),
+    "a selection too many": (2, lambda r: replace(r, selection=picked(6, 8, 2)), "data"),
+    "codes beyond the vocabulary": (
+        2, lambda r: replace(r, selection=(picked(6)[0], picked(8)[0] + 5)), "data",
+    ),
+    "codes in another order": (
+        2, lambda r: replace(r, selection=tuple(kept[::-1] for kept in r.selection)), "message",
+    ),
+    "more codes than planned": (2, lambda r: replace(r, selection=picked(7, 8)), "message"),
+    "fewer codes than planned": (2, lambda r: replace(r, selection=picked(6, 7)), "message"),
+    "a selection that is not the factors'": (
+        3, lambda r: replace(r, anchors=of_factors((9, 12))), "data",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("number", "change", "code"), WITH_CODES.values(), ids=WITH_CODES)
+def test_a_run_that_counts_codes_keeps_to_them(
+    data, tmp_path, caplog, monkeypatch, number, change, code
+):
+    client, server = make_client(data, tmp_path), make_server(data, CODES)
+    go_to(client, server, number - 1)
+    before = rows_of(tmp_path)
+    request = server.request(number)
+    with monkeypatch.context() as watched:
+        untouched(watched)
+        found = refusal(client, change(request), caplog)[0]
+    # Either says that the message is not what it should be; none says anything of a patient.
+    assert found in {code, "message", "data"}
+    assert rows_of(tmp_path) == before
+    ask(client, request)
+
+
+@pytest.mark.parametrize("name", [LEDGER, f"{LEDGER}-journal", f"{LEDGER}-wal", LEDGER.upper()])
+def test_no_job_takes_the_place_of_the_ledgers_files(data, tmp_path, caplog, name):
+    """Made a folder, the journal's name would keep every later job from being charged."""
+    client = make_client(data, tmp_path)
+    code, log = refusal(client, make_server(data, job=name).request(1), caplog)
+    assert code == "message"
+    assert "the ledger's own files" in log
+    server = make_server(data)
+    go_to(client, server, server.rounds)
+    assert len(rows_of(tmp_path)) == server.rounds
+
+
+def test_a_new_name_opens_no_new_budget_for_the_same_data(data, tmp_path, caplog):
+    """The ledger is found by the site's name, in the node config or else in the data file."""
+    client, server = make_client(data, tmp_path), make_server(data)
+    with caplog.at_level(logging.WARNING):
+        go_to(client, server, server.rounds)
+    assert caplog.text.count("begins a new ledger") == 1  # also after a disk was not mounted
+    request = make_server(data, job="again").request(1)
+    for same in (
+        make_client(data, tmp_path, site="north"),
+        make_client(replace(data, name="of-2027"), tmp_path),
+    ):
+        code, log = refusal(same, request, caplog)
+        assert code == "state"
+        assert "kept under the name 'site-1'" in log
+    # Whether other data are other patients, only people can know.
+    ask(make_client(without_cells(data), tmp_path, site="north"), request)
+    assert "other ledgers there: site-1" in caplog.text
+    assert {row.number for row in rows_of(tmp_path, "north")} == {1}
+
+
+def test_patient_mode_must_be_allowed(data, tmp_path, caplog):
+    client = make_client(data, tmp_path, allow_privacy="paper")
+    code, log = refusal(client, make_server(data).request(1), caplog)
+    assert code == "privacy-refused"
+    assert "allow-privacy is 'paper'" in log
+    assert not (tmp_path / "state").exists()
+
+
+def test_seeded_noise_is_for_simulations(data, tmp_path, caplog):
+    server = make_server(data, replace(PLANNED, noise_seed=7))
+    code, log = refusal(make_client(data, tmp_path), server.request(1), caplog)
+    assert code == "privacy-refused"
+    assert "noise-seed" in log
+    assert rows_of(tmp_path) == ()
+    sent = []
+    for name in "ab":
+        player = make_client(data, tmp_path / name, simulation=True)
+        sent.append(bits(ask(player, server.request(1))[0]))
+        (row,) = rows_of(tmp_path / name)
+        assert all(event.seeded for event in row.events)
+    assert sent[0] == sent[1]
+
+
+def test_noise_of_the_operating_system_is_fresh_in_every_job(data, tmp_path):
+    client = make_client(data, tmp_path, max_epsilon=10.0)
+    servers = [make_server(data, job=job) for job in ("a", "b")]
+    first, second = (
+        read(server, 1, ask(client, server.request(1))).arrays[0] for server in servers
+    )
+    # On a grid of sigma / 256 two normal values are equal once in 900 times.
+    assert (first != second).mean() > 0.95
+
+
+def test_without_a_lock_two_jobs_do_not_share_one_budget(data, tmp_path, caplog, monkeypatch):
+    """There is budget for one run; a second begins while the first computes its start."""
+    first, second = make_client(data, tmp_path), make_client(data, tmp_path)
+    requests = [make_server(data, job=job).request(1) for job in ("a", "b")]
+    monkeypatch.setattr("dpfact_flower.client.locked", lambda _: nullcontext())
+    compute = first._compute
+
+    def meanwhile(*arguments):
+        outcome = compute(*arguments)
+        ask(second, requests[1])
+        return outcome
+
+    monkeypatch.setattr(first, "_compute", meanwhile)
+    code, log = refusal(first, requests[0], caplog)
+    assert code == "state"
+    assert "another process charged" in log
+    assert [row.job for row in rows_of(tmp_path)] == ["b"]
+    monkeypatch.setattr(first, "_compute", compute)
+    assert refusal(first, requests[0], caplog)[0] == "privacy-refused"
+
+
+# --- sites with little or nothing
+
+
+def without_cells(data):
+    return replace(data, tensor=SparseTensor.from_coo(np.empty((0, 3)), [], data.tensor.shape))
+
+
+def without_kept_codes(data):
+    """Every patient has the last codes of the vocabularies only."""
+    cells = [[patient, 8, 11] for patient in range(data.tensor.n_patients)]
+    return replace(data, tensor=SparseTensor.from_coo(cells, [1] * len(cells), data.tensor.shape))
+
+
+@pytest.mark.parametrize("poor", [without_cells, without_kept_codes],
+                         ids=lambda make: make.__name__)  # fmt: skip
+def test_a_site_with_nothing_to_say_answers_like_any_other(data, tmp_path, caplog, poor):
+    server = make_server(data, CODES, sites=2, min_sites=2)
+    rich = make_client(data, tmp_path / "rich")
+    own = replace(poor(data), name="site-2")
+    other = make_client(own, tmp_path / "poor")
+    for number in range(1, server.rounds + 1):
+        request = server.request(number)
+        if number == 2:  # what the counts would choose depends on noise
+            server.rule.selection = picked(6, 8)
+            request = server.request(number)
+        answers = [ask(client, request) for client in (rich, other)]
+        replies = [read(server, number, answer).arrays for answer in answers]
+        shapes = [[(a.shape, a.dtype) for a in arrays] for arrays in replies]
+        assert shapes[0] == shapes[1]
+        assert [config.keys() for _, config in answers] == [{"site"}] * 2
+        for array in replies[1]:
+            assert np.isfinite(array).all()
+            assert (array != 0).mean() > 0.9  # noise and nothing else, but noise
+        close(server, number, answers)
+    spent = [
+        [(e.name, e.sensitivity, e.sigma, e.count) for row in rows for e in row.events]
+        for rows in (rows_of(tmp_path / "rich"), rows_of(tmp_path / "poor", "site-2"))
+    ]
+    assert spent[0] == spent[1]
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+@pytest.mark.parametrize("error", [DivergenceError("x"), ValueError("cell 987654"),
+                                   MemoryError()], ids=repr)  # fmt: skip
+def test_whether_the_sites_own_refit_worked_is_not_told(data, tmp_path, caplog, monkeypatch, error):
+    client, server = make_client(data, tmp_path), make_server(data)
+    go_to(client, server, server.rounds - 1)
+    request = server.request(server.rounds)
+
+    def fail(*_args, **_kwargs):
+        raise error
+
+    with monkeypatch.context() as broken, caplog.at_level(logging.DEBUG):
+        broken.setattr("dpfact_flower.site.solve", fail)
+        arrays, config = ask(client, request)
+    assert arrays == []
+    assert config == {"site": "site-1"}
+    assert "the site's own refit failed" in caplog.text
+    assert "987654" not in caplog.text
+    rows = rows_of(tmp_path)
+    assert (rows[-1].round, rows[-1].shapes, rows[-1].events) == (server.rounds, (), ())
+    assert not list((tmp_path / "state").rglob("state-*.npy"))
+    assert ask(client, request)[0] == []  # and it is not tried again
+    assert len(rows_of(tmp_path)) == len(rows)
+
+
+def test_what_fails_on_the_data_leaves_as_one_code_and_costs_nothing(
+    data, tmp_path, caplog, monkeypatch
+):
+    client, server = make_client(data, tmp_path), make_server(data)
+    go_to(client, server, 1)
+    for name, error in (("refinement", ValueError("could not convert 'Jane Doe'")),
+                        ("release", DivergenceError("x"))):  # fmt: skip
+
+        def fail(*_args, error=error, **_kwargs):
+            raise error
+
+        with monkeypatch.context() as broken:
+            broken.setattr(f"dpfact_flower.site.patient.{name}", fail)
+            code, log = refusal(client, server.request(2), caplog)
+        assert code == "failed"
+        assert "Jane" not in log
+        assert len(rows_of(tmp_path)) == 1
+
+
+# --- crashes
+
+
+class Stopped(Exception):  # noqa: N818 - it is no error
+    """Stands for a process that ends there."""
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before the charge", "after it"])
+@pytest.mark.parametrize("number", [1, 3, 6])
+def test_a_crash_around_the_charge_leaves_the_site_before_the_round_or_after_it(
+    data, tmp_path, monkeypatch, after, number
+):
+    client, server = make_client(data, tmp_path), make_server(data)
+    go_to(client, server, number - 1)
+    charge = Ledger.charge
+
+    def stop(*arguments):
+        if after:
+            charge(*arguments)
+        raise Stopped
+
+    request = server.request(number)
+    with monkeypatch.context() as broken:
+        broken.setattr(Ledger, "charge", stop)
+        with pytest.raises(RoundRefusedError):
+            ask(client, request)
+    rows = rows_of(tmp_path)
+    assert len(rows) == number - (0 if after else 1)
+    arrays = read(server, number, ask(make_client(data, tmp_path), request)).arrays
+    assert len(rows_of(tmp_path)) == number
+    with Ledger(tmp_path / "state" / "site-1", create=False) as ledger:
+        assert bits(ledger.release_of("job", number).arrays) == bits(arrays)
+    if after:
+        assert rows_of(tmp_path) == rows
+
+
+def test_what_a_killed_process_left_of_the_last_round_is_swept(data, tmp_path):
+    client, server = make_client(data, tmp_path), make_server(data)
+    go_to(client, server, server.rounds - 1)
+    folder = tmp_path / "state" / "site-1" / "job"
+    (folder / f".state-{server.rounds:06d}.npy.killed").write_bytes(b"half a file of patients")
+    go_to(client, server, server.rounds)
+    assert not list(folder.glob(".state-*"))
+
+
+# --- what leaves, what is logged
+
+PLANTED = 987654
+
+
+def planted(data):
+    """The same site with a count that is like no other, and a like number of patients."""
+    cells = np.concatenate([data.tensor.indices, [[876543, 3, 3]]])
+    values = np.concatenate([data.tensor.values, [PLANTED]])
+    values[5] = PLANTED
+    # Patients without a cell cost nothing: their number is what must not be seen.
+    return replace(data, tensor=SparseTensor.from_coo(cells, values, (876544, 9, 12)))
+
+
+def texts_of(error: BaseException | None) -> str:
+    found = ""
+    while error is not None:
+        found += f"{error!r} {error.args!r}"
+        error = error.__context__
+    return found
+
+
+def test_no_text_holds_a_value_of_a_patient(data, tmp_path, caplog, monkeypatch):
+    own = planted(data)
+    client, server = make_client(own, tmp_path), make_server(own, CODES)
+    secrets = re.compile(rf"{PLANTED}|\b87654[34]\b")
+    texts = []
+    monkeypatch.setattr("dpfact_flower.site.patient._PERSONAL_PASSES", 1)
+    with caplog.at_level(logging.DEBUG):
+        for number in range(1, server.rounds + 1):
+            request = server.request(number)
+            bad = [replace(request, rounds=99), replace(request, selection=picked(9, 99)),
+                   changed(request, epsilon=99.0), replace(request, anchors=of_factors((3, 3))),
+                   replace(request, seed=9)]  # fmt: skip
+            for asked in bad[: 4 if number == 1 else 5]:
+                with pytest.raises(RoundRefusedError) as error:
+                    client.fit(*asked.to_wire())
+                texts.append(texts_of(error.value))
+            close(server, number, [ask(client, request)])
+        with pytest.raises(RoundRefusedError) as error:
+            client.evaluate([], {})
+        texts.append(texts_of(error.value))
+    texts += [record.getMessage() for record in caplog.records]
+    texts.append(repr(client))
+    assert len(texts) > 40
+    for text in texts:
+        assert not secrets.search(text)
+    # What is on the disk for people to read holds none either.
+    for row in rows_of(tmp_path):
+        assert not secrets.search(repr(row))

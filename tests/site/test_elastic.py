@@ -1,0 +1,174 @@
+"""One round at a site, as a pure function."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from threadpoolctl import threadpool_limits
+
+from dpfact_flower.data.synthetic import synthetic
+from dpfact_flower.errors import DataError, DivergenceError, PrivacyRefusedError
+from dpfact_flower.server.rule import initial_factors
+from dpfact_flower.settings import PrivacySettings, SolverSettings
+from dpfact_flower.site.elastic import run_round
+from dpfact_flower.site.round import local_settings
+from dpfact_flower.tensor import SparseTensor
+from dpfact_flower.tensor.cp import CPModel
+from dpfact_flower.wire.protocol import RoundRequest
+
+MODES = ["procedures", "diagnoses"]
+
+
+def request(shape, solver=None, **changes) -> RoundRequest:
+    solver = solver or SolverSettings(rank=4)
+    asked = RoundRequest(
+        job="job", round=1, rounds=9, seed=0, solver=solver, vocabulary="",
+        privacy=PrivacySettings(privacy="none"), anchors=initial_factors(shape, solver.rank, 0),
+    )  # fmt: skip
+    return replace(asked, **changes)
+
+
+def answer(tensor, asked, state=None, site="a", simulation=True):
+    return run_round(tensor, state, asked, site=site, modes=MODES, simulation=simulation)
+
+
+@pytest.fixture
+def tensor(cohort) -> SparseTensor:
+    return cohort.sites[0].tensor
+
+
+def test_state_and_request_are_left_as_they_were(tensor):
+    asked = request(tensor.feature_shape)
+    first = answer(tensor, asked)
+    before = [factor.copy() for factor in (*first.state.factors, *asked.anchors)]
+    answer(tensor, replace(asked, round=2), first.state)
+    after = [*first.state.factors, *asked.anchors]
+    for one, other in zip(before, after, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_the_numbers_do_not_depend_on_the_threads_of_blas():
+    """On a tensor large enough for BLAS to use them."""
+    tensor = synthetic("demo").sites[0].tensor
+    asked = request(tensor.feature_shape, SolverSettings(rank=12))
+    releases = []
+    for threads in (1, 2):
+        with threadpool_limits(threads, user_api="blas"):
+            releases.append(answer(tensor, asked).release.arrays)
+    for one, other in zip(*releases, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("solver", ["exact", "psgd"])
+def test_sites_and_rounds_have_random_numbers_of_their_own(tensor, solver):
+    asked = request(tensor.feature_shape, SolverSettings(rank=4, solver=solver, gamma=0.1))
+    releases = [
+        answer(tensor, asked).release.arrays[0],
+        answer(tensor, asked).release.arrays[0],
+        answer(tensor, asked, site="b").release.arrays[0],
+        answer(tensor, replace(asked, seed=1)).release.arrays[0],
+    ]
+    np.testing.assert_array_equal(releases[0], releases[1])
+    assert not np.array_equal(releases[0], releases[2])
+    assert not np.array_equal(releases[0], releases[3])
+
+
+def test_seeded_noise_differs_between_sites_and_rounds(tensor):
+    solver = SolverSettings(rank=4, solver="psgd", clip=1.0)
+    privacy = PrivacySettings(privacy="paper", noise_seed=5)
+    asked = request(tensor.feature_shape, solver, privacy=privacy)
+
+    def noise(asked, site):
+        outcome = answer(tensor, asked, site=site)
+        return outcome.release.arrays[0] - outcome.state.factors[1]
+
+    drawn = [noise(asked, "a"), noise(asked, "b"), noise(replace(asked, round=2), "a")]
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        correlation = np.corrcoef(drawn[one].ravel(), drawn[other].ravel())[0, 1]
+        assert abs(correlation) < 0.8
+        assert not np.allclose(drawn[one], drawn[other])
+    with pytest.raises(PrivacyRefusedError, match="noise-seed"):
+        answer(tensor, asked, simulation=False)
+
+
+def test_patients_scaled_to_norm_one_have_the_same_say(tensor):
+    scaled = tensor.scaled_to_unit_patients()
+    squares = np.bincount(scaled.indices[:, 0], scaled.values.astype(np.float64) ** 2)
+    np.testing.assert_allclose(squares, 1, rtol=1e-6)
+    one = answer(tensor, request(tensor.feature_shape)).release.arrays
+    louder = SparseTensor(tensor.indices, tensor.values * np.float32(4), tensor.shape)
+    two = answer(louder, request(tensor.feature_shape)).release.arrays
+    for a, b in zip(one, two, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_the_pull_means_the_same_at_any_size(tensor):
+    asked = request(tensor.feature_shape, SolverSettings(rank=4, pull=0.2))
+    doubled = SparseTensor(tensor.indices, tensor.values * np.float32(2), tensor.shape)
+    small, large = (local_settings(t, asked).gamma for t in (tensor, doubled))
+    assert large == pytest.approx(4 * small)
+    assert small == pytest.approx(0.2 * tensor.norm_squared() / 4)
+    absolute = request(tensor.feature_shape, SolverSettings(rank=4, pull=0.0, gamma=3.0))
+    assert local_settings(tensor, absolute).gamma == 3.0
+
+
+def test_off_means_the_same_at_any_size(tensor):
+    asked = request(tensor.feature_shape, SolverSettings(rank=4, off=0.3))
+    doubled = SparseTensor(tensor.indices, tensor.values * np.float32(2), tensor.shape)
+    small, large = (local_settings(t, asked).mu for t in (tensor, doubled))
+    assert large == pytest.approx(2 * small)
+    assert small == pytest.approx(0.3 * np.sqrt(tensor.norm_squared() / 4))
+    assert local_settings(tensor, replace(asked, solver=SolverSettings(mu=2.0))).mu == 2.0
+
+
+def test_mu_acts_from_its_round(tensor):
+    solver = SolverSettings(rank=4, mu=1e3, mu_from_round=2)
+    asked = request(tensor.feature_shape, solver)
+    first = answer(tensor, asked)
+    assert first.state.factors[0].any()
+    second = answer(tensor, replace(asked, round=2), first.state)
+    assert not second.state.factors[0].any()
+
+
+def test_divergence_names_site_round_and_step():
+    """Counts that overflow at any step size: an error, never NaN."""
+    rng = np.random.default_rng(0)
+    huge = SparseTensor.from_coo(
+        rng.integers(0, 5, (60, 3)), np.full(60, 1e37), (5, 5, 5)
+    )  # fmt: skip
+    solver = SolverSettings(rank=3, solver="psgd", scale="counts", zeros="none", gamma=0.5)
+    with pytest.raises(DivergenceError, match=r"site a, round 1: .*step size"):
+        answer(huge, request((5, 5), solver))
+
+
+@pytest.mark.parametrize("solver", ["exact", "psgd"])
+def test_the_papers_step_on_overdispersed_counts_stays_finite(solver):
+    """eta = .01 and gamma = 5 give NaN in a plain pass over counts up to 328."""
+    rng = np.random.default_rng(1)
+    counts = np.minimum(rng.negative_binomial(0.2, 0.01, 400), 327) + 1
+    tensor = SparseTensor.from_coo(rng.integers(0, 12, (400, 3)), counts, (12, 12, 12))
+    settings = SolverSettings(rank=5, solver=solver, scale="counts", gamma=5.0, eta=1e-2)
+    outcome = answer(tensor, request((12, 12), settings))
+    assert all(np.isfinite(factor).all() for factor in outcome.state.factors)
+    assert outcome.measures.eta <= 1e-2
+
+
+def test_a_tensor_without_nonzeros_is_refused():
+    with pytest.raises(DataError, match="no non-zeros"):
+        answer(SparseTensor.from_coo([], [], (3, 4, 5)), request((4, 5)))
+
+
+def test_other_vocabulary_sizes_are_refused(tensor):
+    with pytest.raises(DataError, match=r"sizes \(4, 5\)"):
+        answer(tensor, request((4, 5)))
+
+
+def test_measures_are_those_of_the_sites_own_factors(tensor):
+    outcome = answer(tensor, request(tensor.feature_shape))
+    factors, measures = outcome.state.factors, outcome.measures
+    norms = np.linalg.norm(factors[0].astype(np.float64), axis=0)
+    np.testing.assert_allclose(measures.column_norms, norms, rtol=1e-5)
+    assert not np.allclose(norms, np.linalg.norm(factors[1], axis=0), rtol=1e-3)
+    expected = CPModel.of(*factors).squared_error(tensor.scaled_to_unit_patients())
+    assert measures.error.all_cells == pytest.approx(expected.all_cells, rel=1e-5)
+    assert measures.error.nonzeros == pytest.approx(expected.nonzeros, rel=1e-5)

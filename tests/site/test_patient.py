@@ -1,0 +1,314 @@
+"""A round of patient mode at a site: what it costs, what it sums up, and what it depends on."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dpfact_flower.data.vocabulary import joint_digest
+from dpfact_flower.errors import DataError, MessageError, PrivacyRefusedError
+from dpfact_flower.estimation.start import usage_of
+from dpfact_flower.privacy import Release, account, replay
+from dpfact_flower.privacy.patient.plan import plan_patient
+from dpfact_flower.server.rule import initial_factors
+from dpfact_flower.settings import PrivacySettings, SolverSettings
+from dpfact_flower.site.patient import PatientRound, plan_of, ridge_of
+from dpfact_flower.site.store import SiteState
+from dpfact_flower.tensor import SparseTensor
+from dpfact_flower.wire.protocol import RoundRequest
+
+PLANNED = PrivacySettings(start_share=0.7, refine_rounds=2, bound=0.1)
+CODES = replace(PLANNED, codes="6x8")
+SOLVER = SolverSettings(rank=4)
+
+
+class Kept:
+    """What a site kept, as a test says."""
+
+    def __init__(self, releases: dict[int, Release] | None = None) -> None:
+        self._releases = releases or {}
+        self.asked: list[int] = []
+
+    def state(self) -> SiteState | None:
+        raise AssertionError("a release may not depend on the site's own factors")
+
+    def release(self, round_number: int) -> Release | None:
+        self.asked.append(round_number)
+        return self._releases.get(round_number)
+
+
+@pytest.fixture
+def data(cohort):
+    return cohort.sites[0]
+
+
+def make_request(data, number, privacy=PLANNED, solver=SOLVER, **changes) -> RoundRequest:
+    """Round `number` of a run, with what that round must carry."""
+    sizes = data.tensor.feature_shape
+    plan = plan_patient(privacy, sizes=sizes, rank=solver.rank)
+    planned = plan.release_of(number)
+    kind = planned.kind if planned else "finish"
+    kept = privacy.codes_kept or sizes
+    selection = tuple(np.arange(size, dtype=np.int32) for size in privacy.codes_kept)
+    request = RoundRequest(
+        job="job", round=number, rounds=plan.rounds, seed=3, solver=solver, privacy=privacy,
+        vocabulary=joint_digest(data.vocabularies),
+        anchors=initial_factors(kept, solver.rank, 5) if kind in ("refine", "finish") else (),
+        selection=() if kind == "codes" else selection,
+    )  # fmt: skip
+    return replace(request, **changes)
+
+
+def make_round(data, request, site="site-1", simulation=False) -> PatientRound:
+    return PatientRound(data, request, site=site, simulation=simulation)
+
+
+def plan(data, privacy=PLANNED, rank=4):
+    return plan_patient(privacy, sizes=data.tensor.feature_shape, rank=rank)
+
+
+def own_start(data, values=None) -> Release:
+    """A start as the ledger gives it back."""
+    release = make_round(data, make_request(data, 1)).run(Kept()).release
+    return release if values is None else replay([values], release.events)
+
+
+# --- cost
+
+
+START_ALONE = PrivacySettings(start_share=1.0, refine_rounds=0, bound=0.1)
+
+
+@pytest.mark.parametrize(
+    "privacy", [PLANNED, CODES, START_ALONE], ids=["whole", "codes", "start alone"]
+)
+def test_what_is_charged_is_what_was_planned_round_for_round(data, privacy):
+    whole = make_round(data, make_request(data, 1, privacy)).cost()
+    charged = []
+    for number in range(1, plan(data, privacy).rounds + 1):
+        work = make_round(data, make_request(data, number, privacy))
+        assert work.cost() == whole[number - 1 :]  # from here on
+        release = work.run(Kept()).release
+        assert [array.shape for array in release.arrays] == [(e.count,) for e in release.events]
+        charged += release.events
+    assert tuple(charged) == whole
+    assert account(charged, privacy.delta).headline.epsilon <= privacy.epsilon
+    names = [event.name for event in charged]
+    assert len(set(names)) == len(names)
+    if privacy.refine_rounds:
+        assert names[-1] == f"round {len(names)}, refine diagnoses"
+
+
+def test_the_last_round_costs_nothing(data):
+    last = plan(data).rounds
+    work = make_round(data, make_request(data, last))
+    assert work.cost() == ()
+    outcome = work.run(Kept())
+    assert (outcome.release.arrays, outcome.release.events) == ((), ())
+    assert outcome.state.round == last
+    assert outcome.state.factors[0].shape == (data.tensor.n_patients, 4)
+    assert outcome.measures.error.fit > 0
+
+
+def test_the_rounds_before_leave_nothing_but_the_release(data):
+    for number in range(1, plan(data).rounds):
+        outcome = make_round(data, make_request(data, number)).run(Kept())
+        assert outcome.state is None
+        assert outcome.measures is None
+
+
+def test_cost_says_whether_noise_is_seeded(data):
+    request = make_request(data, 1, replace(PLANNED, noise_seed=4))
+    assert all(event.seeded for event in make_round(data, request, simulation=True).cost())
+    with pytest.raises(PrivacyRefusedError, match="noise-seed"):
+        make_round(data, request)
+
+
+# --- noise
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_noise_of_the_operating_system_is_fresh(data, number):
+    request = make_request(data, number)
+    sent = [make_round(data, request).run(Kept()).release.arrays[0] for _ in "ab"]
+    # Values are steps of sigma / 256: one in 900 falls on the same step, five of 46 never do.
+    assert (sent[0] != sent[1]).mean() > 0.9
+
+
+def test_seeded_noise_is_the_sites_and_the_rounds_own(data):
+    privacy = replace(PLANNED, noise_seed=4)
+    drawn = {}
+    for number, site, seed in ((2, "a", 3), (2, "b", 3), (3, "a", 3), (4, "a", 3), (2, "a", 5)):
+        request = make_request(data, number, privacy, seed=seed)
+        work = make_round(data, request, site=site, simulation=True)
+        planned = plan(data, privacy).release_of(number)
+        exact = work.bounded(planned, Kept())
+        again = make_round(data, request, site=site, simulation=True)
+        sent = work.run(Kept()).release.arrays[0]
+        assert sent.tobytes() == again.run(Kept()).release.arrays[0].tobytes()
+        drawn[number, site, seed] = sent - (exact.total * exact.grid)
+    first = drawn.pop((2, "a", 3))
+    for other in drawn.values():
+        shared = min(len(first), len(other))
+        assert not np.allclose(first[:shared], other[:shared])
+
+
+def test_what_is_sent_is_the_sum_and_noise_of_its_sigma(data):
+    """Close to the un-noised sum at an epsilon that is absurdly large, and far from it at 1."""
+    for epsilon, close in ((1e6, True), (1.0, False)):
+        privacy = replace(PLANNED, epsilon=epsilon)
+        for number in (1, 2, 3):
+            work = make_round(data, make_request(data, number, privacy))
+            planned = plan(data, privacy).release_of(number)
+            exact = work.bounded(planned, Kept())
+            difference = work.run(Kept()).release.arrays[0] - exact.total * exact.grid
+            spread = float(np.sqrt(np.mean(difference.astype(np.float64) ** 2)))
+            assert spread == pytest.approx(planned.sigma, rel=0.4)
+            assert (spread < 0.01) == close
+
+
+# --- what a release depends on
+
+
+@pytest.mark.parametrize("number", range(1, 7))
+@pytest.mark.parametrize("off", [0.0, 0.5])
+def test_the_sum_depends_on_data_request_and_earlier_releases_alone(data, number, off):
+    """Neither on a name, nor a seed, nor a run before; and no state is ever asked for."""
+    privacy, solver = replace(CODES, noise_seed=1), replace(SOLVER, off=off)
+    planned = plan(data, privacy).release_of(number)
+    request = make_request(data, number, privacy, solver)
+    given = {2: make_round(data, make_request(data, 2, privacy, solver), simulation=True)
+             .run(Kept()).release}  # fmt: skip
+    reference = make_round(data, request, simulation=True).bounded(planned, Kept(given))
+    variants = [
+        (request, "site-1"),
+        (request, "another"),
+        (replace(request, job="other"), "site-1"),
+        (replace(request, seed=99), "site-1"),
+        (replace(request, privacy=replace(privacy, noise_seed=2)), "site-1"),
+    ]
+    for asked, site in variants:
+        work = make_round(replace(data, name="renamed"), asked, site=site, simulation=True)
+        work.run(Kept(given))
+        kept = Kept(given)
+        found = work.bounded(planned, kept)
+        np.testing.assert_array_equal(found.total, reference.total)
+        assert (found.sensitivity, found.sigma) == (reference.sensitivity, reference.sigma)
+        assert set(kept.asked) <= {2}  # the site's own start
+    # While a patient less is seen.
+    fewer = replace(data, tensor=data.tensor.select_patients(range(1, data.tensor.n_patients)))
+    other = make_round(fewer, request, simulation=True).bounded(planned, Kept(given))
+    moved = (other.total - reference.total).astype(np.float64) * reference.grid
+    assert 0 < np.linalg.norm(moved) <= planned.sensitivity * (1 + 1e-9)
+
+
+def test_labels_and_identifiers_are_not_in_it(data):
+    n = data.tensor.n_patients
+    told = replace(data, labels=np.ones(n, np.int8), patients=tuple(f"p{i}" for i in range(n)))
+    for number in (1, 2):
+        planned = plan(data).release_of(number)
+        request = make_request(data, number)
+        one, other = (make_round(d, request).bounded(planned, Kept()) for d in (data, told))
+        np.testing.assert_array_equal(one.total, other.total)
+
+
+# --- ridge
+
+
+def test_without_off_there_is_no_ridge(data):
+    request = make_request(data, 2)
+    assert ridge_of(request, own_start(data), 1.0).tolist() == [0.0] * 4
+
+
+def test_a_site_without_a_start_of_its_own_has_no_ridge(data):
+    request = make_request(data, 2, solver=replace(SOLVER, off=0.5))
+    assert ridge_of(request, None, 1.0).tolist() == [0.0] * 4
+
+
+@pytest.mark.parametrize("off", [0.1, 2.0])
+def test_ridge_weighs_a_phenotype_by_its_usage_in_the_released_start(data, off):
+    request = make_request(data, 2, solver=replace(SOLVER, off=off))
+    rng = np.random.default_rng(0)
+    finite = 0
+    for scale in (0.0, 1e-3, 1.0, 1e3):
+        values = (scale * np.abs(rng.standard_normal(210))).astype(np.float32)
+        for sigma in (1e-3, 1.0, 1e3):
+            ridge = ridge_of(request, own_start(data, values), sigma)
+            usage, spread = usage_of(values, request.anchors, sigma)
+            spread = np.broadcast_to(spread, (4,))
+            average = np.sqrt(sum(max(u, 0) for u in usage) / 4)
+            assert ridge.shape == (4,)
+            assert not np.isnan(ridge).any()
+            for r in range(4):
+                if usage[r] <= spread[r]:  # noise could have made it
+                    assert ridge[r] == np.inf
+                else:
+                    assert ridge[r] == pytest.approx(off * average / np.sqrt(usage[r]))
+            finite += np.isfinite(ridge).sum()
+    assert finite
+
+
+def test_the_ridge_comes_from_the_sites_released_start_and_moves_the_sum(data):
+    request = make_request(data, 2, solver=replace(SOLVER, off=5.0))
+    planned = plan(data).release_of(2)
+    work = make_round(data, request)
+    without = work.bounded(planned, Kept())
+    strong = np.full(210, 1e6, np.float32)
+    weighed = work.bounded(planned, Kept({1: own_start(data, strong)}))
+    assert not np.array_equal(without.total, weighed.total)
+    elsewhere = work.bounded(planned, Kept({2: own_start(data, strong)}))
+    np.testing.assert_array_equal(without.total, elsewhere.total)
+
+
+# --- what is refused before the data is touched
+
+
+def test_a_plan_is_the_settings(data):
+    found = plan_of(make_request(data, 1), data.tensor.feature_shape)
+    assert found.releases == plan(data).releases
+
+
+UNPLANNED = {
+    "share": ({"privacy": PrivacySettings(refine_rounds=2, bound=0.1)}, "must have been planned"),
+    "rounds": ({"privacy": PrivacySettings(start_share=0.7)}, "must have been planned"),
+    "a round more": ({"rounds": 7}, "a plan of 6 rounds; the request has 7"),
+    "a round less": ({"rounds": 5}, "a plan of 6 rounds; the request has 5"),
+}
+
+
+@pytest.mark.parametrize(("changes", "says"), UNPLANNED.values(), ids=UNPLANNED)
+def test_what_is_not_planned_is_refused(data, changes, says):
+    request = replace(make_request(data, 1), **changes)
+    with pytest.raises(MessageError, match=says):
+        make_round(data, request)
+
+
+@pytest.mark.parametrize("number", [2, 6])
+def test_a_round_without_its_factors_is_refused(data, number):
+    with pytest.raises(MessageError, match="needs the global factors"):
+        make_round(data, make_request(data, number, anchors=()))
+
+
+def test_factors_of_other_modes_are_refused(data):
+    with pytest.raises(DataError, match=r"sizes \(9, 13\)"):
+        make_round(data, make_request(data, 2, anchors=initial_factors((9, 13), 4, 0)))
+
+
+def test_a_selection_of_other_codes_is_refused(data):
+    beyond = (np.arange(6, dtype=np.int32), np.arange(5, 13, dtype=np.int32))
+    with pytest.raises(DataError, match="features"):
+        make_round(data, make_request(data, 2, CODES, selection=beyond))
+
+
+def test_a_patient_mode_round_needs_the_model_it_bounds(data):
+    """The site does not rely on a server's check."""
+    for solver in (replace(SOLVER, scale="counts"), replace(SOLVER, nonnegative=False)):
+        with pytest.raises((MessageError, ValueError), match="'patient' bounds patients"):
+            make_round(data, make_request(data, 1, solver=solver))
+
+
+def test_a_site_without_cells_is_refitted_to_nothing(data):
+    empty = replace(data, tensor=SparseTensor.from_coo(np.empty((0, 3)), [], data.tensor.shape))
+    outcome = make_round(empty, make_request(empty, plan(data).rounds)).run(Kept())
+    assert outcome.release.arrays == ()
+    assert outcome.state is None

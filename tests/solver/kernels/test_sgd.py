@@ -1,0 +1,183 @@
+"""Stochastic gradient steps of both sets of kernels against the plain loop and each other."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpfact_flower.errors import SettingsError
+from dpfact_flower.machine.compiled import WIDTH
+from dpfact_flower.solver.kernels import choice
+from dpfact_flower.solver.kernels.choice import sgd_kernels, vectors
+from dpfact_flower.solver.kernels.sgd import Step, visit
+from dpfact_flower.solver.kernels.vector import instructions as vector
+from dpfact_flower.tensor.stack import row_offsets, stack_factors
+
+SHAPES = [(7, 5), (7, 5, 6), (5, 4, 3, 6)]
+
+
+@pytest.fixture(params=["vector", "plain"])
+def steps(request):
+    return sgd_kernels(request.param)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("in_turn", [False, True], ids=["joint", "sequential"])
+@pytest.mark.parametrize("gamma", [0.0, 3.0])
+@pytest.mark.parametrize("clip", [0.0, 0.3])
+@pytest.mark.parametrize("floor", [0.0, -np.inf])
+@pytest.mark.parametrize("rank", [5, 21])  # one vector a row, and three of which one is padded
+def test_visits_equal_the_plain_loop(
+    problem, reference_visits, steps, shape, in_turn, gamma, clip, floor, rank
+):
+    case = problem(shape, rank=rank, signed=floor < 0)
+    rng = np.random.default_rng(1)
+    cells = np.stack([rng.integers(0, n, 60) for n in shape], axis=1)
+    counts = rng.integers(0, 4, 60).astype(np.float32)  # a quarter are sampled zeros
+    numbers = {"eta": 0.05, "gamma": gamma, "clip": clip, "floor": floor}
+    expected = reference_visits(
+        case.factors, case.anchors, cells, counts, weight=2.5, in_turn=in_turn, **numbers
+    )
+
+    stack, offsets = stack_factors(case.factors), row_offsets(shape)
+    rows = (cells + offsets[:-1]).astype(np.int32)
+    step = Step(zero_weight=2.5, sequential=in_turn, **numbers)
+    steps.visit(stack, stack_factors(case.anchors), rows, counts, step)
+
+    np.testing.assert_allclose(stack[:, :rank], np.concatenate(expected), rtol=2e-5, atol=2e-6)
+    assert not stack[:, rank:].any(), "the padding must stay zero"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    name=st.sampled_from(["vector", "plain"]),
+    seed=st.integers(0, 2**32 - 1),
+    modes=st.integers(2, 4),
+    in_turn=st.booleans(),
+    clip=st.floats(1e-3, 10),
+    count=st.sampled_from([0, 1, 328]),
+    size=st.floats(1e-3, 100),
+)
+def test_no_row_moves_further_than_the_clip_allows(name, seed, modes, in_turn, clip, count, size):
+    rng = np.random.default_rng(seed)
+    factors = [(size * rng.normal(size=(1, 6))).astype(np.float32) for _ in range(modes)]
+    stack = stack_factors(factors)
+    rows = np.arange(modes, dtype=np.int32)[None]
+    step = Step(eta=1.0, clip=clip, zero_weight=1e3, floor=-np.inf, sequential=in_turn)
+    before = stack.astype(np.float64)
+    sgd_kernels(name).visit(stack, stack[1:].copy(), rows, np.array([count], np.float32), step)
+    rounding = 8 * np.finfo(np.float32).eps * np.linalg.norm(before, axis=1)
+    assert (np.linalg.norm(stack - before, axis=1) <= clip * (1 + 1e-5) + rounding).all()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("in_turn", [False, True], ids=["joint", "sequential"])
+def test_projection_does_not_hide_a_nan(problem, steps, shape, in_turn):
+    case = problem(shape)
+    stack = stack_factors(case.factors)
+    stack[0, 1] = np.nan
+    rows = row_offsets(shape)[:-1].astype(np.int32)[None]
+    steps.visit(
+        stack, stack_factors(case.anchors), rows, np.ones(1, np.float32),
+        Step(eta=0.1, floor=0.0, sequential=in_turn),
+    )  # fmt: skip
+    assert np.isnan(stack[rows[0], :3]).all()
+
+
+def many_visits(problem, shape, rank, visits, seed=0):
+    """Stacks, and visits of random cells that come back to the same rows over and over."""
+    case = problem(shape, rank=rank, signed=True, scale=0.5)
+    rng = np.random.default_rng(seed)
+    cells = np.stack([rng.integers(0, n, visits) for n in shape], axis=1)
+    rows = (cells + row_offsets(shape)[:-1]).astype(np.int32)
+    counts = rng.integers(0, 3, visits).astype(np.float32)
+    return stack_factors(case.factors), stack_factors(case.anchors), rows, counts
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("in_turn", [False, True], ids=["joint", "sequential"])
+@pytest.mark.parametrize("rank", [1, 8, 50])
+def test_plain_and_vector_kernels_agree_over_many_visits(problem, shape, in_turn, rank):
+    stack, anchors, rows, counts = many_visits(problem, shape, rank, 5000)
+    step = Step(eta=0.01, gamma=0.5, clip=2.0, zero_weight=1.5, sequential=in_turn)
+    moved = [stack.copy(), stack.copy()]
+    for name, found in zip(("vector", "plain"), moved, strict=True):
+        sgd_kernels(name).visit(found, anchors, rows, counts, step)
+    assert np.abs(moved[0] - stack).max() > 0.1
+    np.testing.assert_allclose(moved[0], moved[1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("rank", [3, 21])
+def test_the_fit_is_that_of_the_dense_model(problem, model, steps, shape, rank):
+    case = problem(shape, rank=rank, signed=True)
+    data, dense = case.tensor.to_dense(), model(case.factors)
+    found = steps.squares(
+        stack_factors(case.factors), case.tensor.indices, case.tensor.values, row_offsets(shape)
+    )
+    squares, inner = np.sum((data - dense)[data > 0] ** 2), np.sum(data * dense)
+    assert found == pytest.approx((squares, inner), rel=1e-5)
+
+
+def test_no_visits_at_all_change_nothing(problem, steps):
+    stack, anchors, rows, counts = many_visits(problem, (7, 5, 6), 3, 0)
+    before = stack.copy()
+    steps.visit(stack, anchors, rows, counts, Step(eta=0.1))
+    np.testing.assert_array_equal(stack, before)
+
+
+def test_a_stack_begins_where_a_cache_line_does(problem):
+    for rank in (1, 8, 9):
+        stack = stack_factors(problem(rank=rank).factors)
+        assert stack.ctypes.data % 64 == 0
+        assert stack.shape[1] % WIDTH == 0
+
+
+@pytest.fixture
+def _nothing_chosen_yet():
+    choice._taken.cache_clear()
+    yield
+    choice._taken.cache_clear()
+
+
+@pytest.mark.usefixtures("_nothing_chosen_yet")
+def test_vector_kernels_are_taken_where_they_work():
+    assert vectors("auto")
+    assert sgd_kernels("auto") is sgd_kernels("vector")
+    assert sgd_kernels("auto") is not sgd_kernels("plain")
+
+
+def raise_as_another_llvm_would():
+    raise AttributeError("no such instruction")
+
+
+@pytest.mark.usefixtures("_nothing_chosen_yet")
+@pytest.mark.parametrize("works", [lambda: False, raise_as_another_llvm_would])
+def test_plain_kernels_are_taken_where_vectors_fail_and_a_warning_says_so(
+    monkeypatch, caplog, works
+):
+    monkeypatch.setattr(vector, "works", works)
+    with caplog.at_level(logging.WARNING):
+        assert not vectors("auto")
+        assert sgd_kernels("auto") is sgd_kernels("plain")
+    assert "taking plain ones" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["vector", "plain"])
+def test_the_environment_chooses(problem, monkeypatch, name):
+    stack, anchors, rows, counts = many_visits(problem, (7, 5, 6), 21, 2000)
+    expected, found = stack.copy(), stack.copy()
+    sgd_kernels(name).visit(expected, anchors, rows, counts, Step(eta=0.02))
+    monkeypatch.setenv(choice.VARIABLE, name)
+    visit(found, anchors, rows, counts, Step(eta=0.02))
+    assert found.tobytes() == expected.tobytes()
+
+
+def test_kernels_that_there_are_not_are_refused(monkeypatch):
+    monkeypatch.setenv(choice.VARIABLE, "fast")
+    with pytest.raises(SettingsError, match="DPFACT_KERNELS: must be auto, vector or plain"):
+        visit(*[np.zeros((1, 8), np.float32)] * 4, Step(eta=0.1))

@@ -1,0 +1,133 @@
+"""Each vector operation against NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from numba import njit
+
+from dpfact_flower.machine.compiled import WIDTH
+from dpfact_flower.solver.kernels.vector import instructions as vector
+from dpfact_flower.solver.kernels.vector.instructions import (
+    add,
+    at_least,
+    fma,
+    load,
+    mul,
+    outer,
+    pointer,
+    prefetch,
+    read,
+    store,
+    total,
+    transpose,
+    zeros,
+)
+
+REGISTERS = (0, 0, 0)
+SIZE = len(REGISTERS) * WIDTH
+OPERATIONS = 7
+
+numbers = st.floats(-1000, 1000, width=32)
+vectors = arrays(np.float32, SIZE, elements=numbers)
+
+
+@njit
+def computed(registers, x, y, z, number, found):
+    """One operation a row."""
+    a, b = load(registers, pointer(x), 0), load(registers, pointer(y), 0)
+    c = load(registers, pointer(z), 0)
+    rows, size = pointer(found), len(x)
+    store(rows, 0, mul(a, b))
+    store(rows, size, add(a, b))
+    store(rows, 2 * size, fma(a, b, c))
+    store(rows, 3 * size, at_least(a, b))
+    store(rows, 4 * size, fma(number, a, b))
+    store(rows, 5 * size, at_least(a, number))
+    store(rows, 6 * size, zeros(registers, rows))
+    prefetch(registers, rows, 0)
+    return total(a), read(pointer(x), 1)
+
+
+@settings(deadline=None)  # the first call compiles
+@given(vectors, vectors, vectors, numbers)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 1e-6), (np.float64, 1e-14)])
+def test_operations_are_numpys(dtype, tolerance, x, y, z, number):
+    x, y, z, number = (a.astype(dtype) for a in (x, y, z, np.float32(number)))
+    rows = np.full((OPERATIONS, SIZE), np.nan, dtype)
+    sum_of_x, second = computed(REGISTERS, x, y, z, number, rows)
+    np.testing.assert_array_equal(rows[0], x * y)
+    np.testing.assert_array_equal(rows[1], x + y)
+    # One rounding or two: between both lies the rounding of the product, which below the normal
+    # numbers is no longer relative.
+    for found, a, b, c in ((rows[2], x, y, z), (rows[4], number, x, y)):
+        expected = a.astype(np.float64) * b + c
+        size = tolerance * np.abs(a * b).max() + np.finfo(dtype).smallest_subnormal
+        np.testing.assert_allclose(found, expected, rtol=tolerance, atol=size)
+    np.testing.assert_array_equal(rows[3], np.maximum(x, y))
+    np.testing.assert_array_equal(rows[5], np.maximum(x, number))
+    assert not rows[6].any()
+    size = tolerance * float(np.abs(x).sum())
+    assert sum_of_x == pytest.approx(x.sum(dtype=np.float64), abs=size)
+    assert second == x[1]
+
+
+@pytest.mark.parametrize("place", [0, WIDTH + 3, SIZE - 1])
+def test_a_nan_passes_the_floor_and_reaches_the_sum(place):
+    x = np.arange(SIZE, dtype=np.float32)
+    x[place] = np.nan
+    found = np.empty((OPERATIONS, SIZE), np.float32)
+    for floor in (x, np.zeros_like(x)):
+        sum_of_x, _ = computed(REGISTERS, x, floor, x, np.float32(0), found)
+        assert np.isnan(sum_of_x)
+        assert np.isnan(found[3, place])
+
+
+@njit
+def copied(source, target, first):
+    store(pointer(target), first, load((0,), pointer(source), first))
+
+
+@pytest.mark.parametrize("first", [0, 1, 8, 13])
+def test_any_offset_will_do(first):
+    source, target = np.arange(64, dtype=np.float32) + 1, np.zeros(64, np.float32)
+    copied(source, target, first)
+    where = slice(first, first + WIDTH)
+    np.testing.assert_array_equal(target[where], source[where])
+    assert np.count_nonzero(target) == WIDTH
+
+
+@njit
+def outer_product(registers, weights, x, sums):
+    row = load((0, 0), pointer(x), 0)
+    store(pointer(sums), 0, outer(pointer(weights), 1, row, load(registers, pointer(sums), 0)))
+
+
+def test_outer_products_are_added_to_the_sums():
+    rng = np.random.default_rng(0)
+    weights, x = rng.integers(-9, 9, 4), rng.integers(-9, 9, 2 * WIDTH)
+    sums = rng.integers(-9, 9, (3, 2 * WIDTH))
+    expected, found = sums + np.outer(weights[1:], x), sums.astype(np.float32)
+    outer_product((0,) * 6, weights.astype(np.float32), x.astype(np.float32), found)
+    np.testing.assert_array_equal(found, expected)
+
+
+@njit
+def turned(source, target):
+    transpose(pointer(source), 2, source.shape[1], pointer(target), 1, target.shape[1])
+
+
+def test_a_square_is_transposed_where_it_lies_and_nothing_else_is_written():
+    source = np.arange(WIDTH * (WIDTH + 5), dtype=np.float32).reshape(WIDTH, -1)
+    found = np.full((WIDTH, WIDTH + 3), -1, np.float32)
+    turned(source, found)
+    np.testing.assert_array_equal(found[:, 1 : WIDTH + 1], source[:, 2 : WIDTH + 2].T)
+    found[:, 1 : WIDTH + 1] = -1
+    assert (found == -1).all()
+
+
+def test_they_work_here():
+    assert vector.works()

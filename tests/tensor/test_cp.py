@@ -1,0 +1,281 @@
+"""CPModel against dense numpy; matching and FMS against pyttb and brute force."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import pyttb
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dpfact_flower.tensor.sparse as tensor_module
+from dpfact_flower.errors import DataError
+from dpfact_flower.tensor import SparseTensor
+from dpfact_flower.tensor.cp import CPModel
+from dpfact_flower.tensor.error import SquaredError
+from dpfact_flower.tensor.match import column_cosines, factor_match_score, match_columns
+
+SHAPES = [(7, 5), (6, 5, 4), (5, 4, 3, 2)]
+
+
+def make(shape, rank=3, seed=0, signed=False):
+    rng = np.random.default_rng(seed)
+    draw = rng.standard_normal if signed else rng.random
+    return CPModel(tuple(draw((size, rank)) for size in shape))
+
+
+def counts(shape, seed=0):
+    dense = np.random.default_rng(seed).poisson(0.6, shape)
+    index = np.argwhere(dense)
+    return SparseTensor.from_coo(index, dense[dense > 0], shape)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("signed", [False, True])
+def test_dense_norm_and_inner_agree_with_einsum(shape, signed):
+    model, tensor = make(shape, signed=signed), counts(shape)
+    letters = "abcd"[: len(shape)]
+    dense = np.einsum(",".join(f"{x}r" for x in letters) + "->" + letters, *model.factors)
+    np.testing.assert_allclose(model.to_dense(), dense, rtol=1e-12)
+    assert model.norm_squared() == pytest.approx((dense**2).sum(), rel=1e-12)
+    assert model.inner(tensor) == pytest.approx((dense * tensor.to_dense()).sum(), rel=1e-12)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("signed", [False, True])
+def test_errors_agree_with_a_dense_reference(shape, signed):
+    model, tensor = make(shape, signed=signed), counts(shape)
+    x, m = tensor.to_dense(), model.to_dense()
+    rmse = model.rmse(tensor)
+    assert rmse.all_cells == pytest.approx(math.sqrt(np.mean((x - m) ** 2)), rel=1e-12)
+    assert rmse.nonzeros == pytest.approx(math.sqrt(np.mean((x - m)[x > 0] ** 2)), rel=1e-12)
+    authors = np.linalg.norm(x - m) / math.sqrt(np.count_nonzero(x))
+    assert rmse.authors == pytest.approx(authors, rel=1e-12)
+    fit = 1 - np.linalg.norm(x - m) ** 2 / np.linalg.norm(x) ** 2
+    assert model.fit(tensor) == pytest.approx(fit, rel=1e-12)
+
+
+def test_blocks_do_not_change_the_sums(monkeypatch):
+    model, tensor = make((6, 5, 4)), counts((6, 5, 4))
+    whole = model.squared_error(tensor)
+    monkeypatch.setattr(tensor_module, "_PART", 7)
+    parts = model.squared_error(tensor)
+    assert parts.nonzeros == pytest.approx(whole.nonzeros, rel=1e-13)
+    assert parts.all_cells == pytest.approx(whole.all_cells, rel=1e-13)
+    assert model.inner(tensor) == pytest.approx((model.to_dense() * tensor.to_dense()).sum())
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_perfect_model_has_no_error_and_never_less(seed):
+    """No cell is zero, so rounding alone can part the error of all cells from the non-zeros'."""
+    shape = (9, 4, 3)
+    model = make(shape, seed=seed)
+    index = np.argwhere(np.ones(shape))
+    error = model.squared_error(SparseTensor.from_coo(index, model.to_dense().ravel(), shape))
+    assert 0 < error.nonzeros <= error.all_cells <= 1e-12 * error.data  # values are float32
+    assert error.fit == pytest.approx(1.0)
+
+
+def test_errors_of_sites_add_up_to_the_error_of_their_union():
+    model, tensor = make((8, 5, 4)), counts((8, 5, 4))
+    total = SquaredError(0.0, 0.0, 0.0, 0, 0)
+    for rows in (np.arange(3), np.arange(3, 8)):
+        part = CPModel((model.factors[0][rows], *model.features))
+        total = total + part.squared_error(tensor.select_patients(rows))
+    whole = model.squared_error(tensor)
+    assert (total.cells, total.nnz) == (whole.cells, whole.nnz)
+    for name in ("all_cells", "nonzeros", "authors"):
+        assert getattr(total.rmse, name) == pytest.approx(getattr(whole.rmse, name), rel=1e-12)
+    assert total.fit == pytest.approx(whole.fit, rel=1e-12)
+
+
+def test_an_empty_tensor_has_sums_but_no_rmse():
+    model = make((3, 4))
+    empty = SparseTensor.from_coo(np.empty((0, 2), int), [], (3, 4))
+    error = model.squared_error(empty)
+    assert error.all_cells == pytest.approx(model.norm_squared())
+    with pytest.raises(DataError, match="without non-zeros"):
+        error.rmse  # noqa: B018
+    with pytest.raises(DataError, match="without non-zeros"):
+        error.fit  # noqa: B018
+
+
+def test_single_precision_factors_are_summed_in_double():
+    rng = np.random.default_rng(1)
+    factors = [rng.random((size, 3)).astype(np.float32) for size in (6, 5, 4)]
+    tensor = counts((6, 5, 4))
+    double = CPModel(tuple(f.astype(np.float64) for f in factors))
+    assert CPModel(tuple(factors)).squared_error(tensor) == double.squared_error(tensor)
+
+
+def test_weights_and_normalized_agree_with_pyttb():
+    model = make((6, 5, 4), signed=True)
+    reference = pyttb.ktensor([np.array(f) for f in model.factors]).normalize()
+    np.testing.assert_allclose(model.weights, reference.weights, rtol=1e-12)
+    weights, unit = model.normalized()
+    for ours, theirs in zip(unit.factors, reference.factor_matrices, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-12)
+    again = CPModel((unit.factors[0] * weights, *unit.features))
+    np.testing.assert_allclose(again.to_dense(), model.to_dense(), atol=1e-12)
+
+
+def test_with_unit_features_the_scale_is_the_patients():
+    model = make((6, 5, 4), signed=True)
+    scaled = model.with_unit_features()
+    for factor in scaled.features:
+        np.testing.assert_allclose(np.linalg.norm(factor, axis=0), 1, rtol=1e-12)
+    np.testing.assert_allclose(scaled.to_dense(), model.to_dense(), atol=1e-12)
+
+
+def test_zero_columns_give_zero_and_not_nan():
+    model = make((6, 5, 4))
+    off = CPModel((model.factors[0] * [1, 0, 1], *model.features))
+    assert off.weights[1] == 0
+    assert np.isfinite(off.normalized()[1].to_dense()).all()
+    assert factor_match_score(off, model) == pytest.approx(2 / 3)
+    assert factor_match_score(off, off) == pytest.approx(2 / 3)
+    nothing = CPModel(tuple(np.zeros_like(f) for f in model.factors))
+    assert factor_match_score(nothing, nothing) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("factors", "message"),
+    [
+        ((np.ones((3, 2)),), "at least 2 modes"),
+        ((), "at least one"),
+        ((np.ones((3, 2)), np.ones((3, 4))), "mode 1 has rank 4"),
+        ((np.ones((3, 2)), np.ones(3)), r"mode 1 needs shape \(I, R\)"),
+        ((np.ones((3, 0)), np.ones((3, 0))), r"mode 0 needs shape"),
+        ((np.ones((3, 2)), np.full((3, 2), np.nan)), "mode 1 holds values that are not finite"),
+        ((np.ones((3, 2)), [["a", "b"]]), "arrays of numbers"),
+        (5, "sequence of arrays"),
+    ],
+)
+def test_unusable_factors_are_refused(factors, message):
+    with pytest.raises(DataError, match=message):
+        CPModel(factors)
+
+
+def test_shape_of_the_tensor_must_fit():
+    with pytest.raises(DataError, match=r"shape \(6, 5, 4\) does not fit"):
+        make((6, 5, 3)).inner(counts((6, 5, 4)))
+    with pytest.raises(DataError, match="refusing to densify"):
+        make((300, 300, 300)).to_dense()
+
+
+def test_the_model_is_frozen_and_hides_its_values():
+    given_factors = [np.full((3, 2), 0.123), np.full((4, 2), 0.456)]
+    model = CPModel(tuple(given_factors))
+    with pytest.raises(ValueError, match="read-only"):
+        model.factors[0][0, 0] = 1
+    given_factors[0][0, 0] = 0.5  # the caller's own array stays writeable
+    assert "0." not in repr(model)
+    assert repr(model) == "CPModel(shape=(3, 4), rank=2)"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    ours=st.integers(1, 4),
+    theirs=st.integers(1, 4),
+    signed=st.booleans(),
+)
+def test_matching_is_the_best_of_all_matchings(seed, ours, theirs, signed):
+    a, b = make((4, 3, 5), ours, seed, signed), make((4, 3, 5), theirs, seed + 1, signed)
+    products = np.prod([column_cosines(x, y) for x, y in zip(a.factors, b.factors, strict=True)], 0)
+    small, large = min(ours, theirs), max(ours, theirs)
+    wide = products if ours <= theirs else products.T
+    best = max(
+        sum(wide[i, j] for i, j in enumerate(chosen))
+        for chosen in itertools.permutations(range(large), small)
+    )
+    match = match_columns(a, b)
+    assert len(match.estimate) == small
+    assert match.cosines.sum() == pytest.approx(best, abs=1e-12)
+    assert factor_match_score(a, b, with_weights=False) == pytest.approx(best / large, abs=1e-12)
+
+
+def test_column_cosines_agree_with_the_definition():
+    a, b = np.random.default_rng(0).standard_normal((2, 5, 3))
+    for r, s in itertools.product(range(3), repeat=2):
+        cosine = a[:, r] @ b[:, s] / math.sqrt((a[:, r] @ a[:, r]) * (b[:, s] @ b[:, s]))
+        assert column_cosines(a, b)[r, s] == pytest.approx(cosine)
+
+
+def disturbed(model, seed, noise=0.2):
+    """The model with its components shuffled, and its entries and weights disturbed."""
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(model.rank)
+    scale = rng.uniform(0.5, 2.0, model.rank)
+    factors = [f[:, order] * rng.uniform(1 - noise, 1 + noise, f.shape) for f in model.factors]
+    return order, CPModel((factors[0] * scale, *factors[1:]))
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("with_weights", [True, False])
+def test_fms_agrees_with_pyttb_where_the_matching_is_clear(seed, with_weights):
+    rng = np.random.default_rng(seed)
+    # Sparse columns: no two components alike, so greedy and Hungarian matchings are the same.
+    model = CPModel(tuple(rng.random((n, 4)) * (rng.random((n, 4)) < 0.3) for n in (40, 30, 20)))
+    order, other = disturbed(model, seed)
+    theirs, _, _, _ = pyttb.ktensor([np.array(f) for f in other.factors]).score(
+        pyttb.ktensor([np.array(f) for f in model.factors]), weight_penalty=with_weights
+    )
+    score = factor_match_score(other, model, with_weights=with_weights)
+    assert score == pytest.approx(theirs, rel=1e-10)
+    assert score < 0.999
+    match = match_columns(other, model)
+    np.testing.assert_array_equal(order[match.estimate], match.truth)
+
+
+def test_hungarian_beats_the_greedy_matching():
+    """Greedy takes the pair of .75 and is left with 0; the best matching is .65 + .7."""
+    truth = np.eye(3)[:, :2]
+    first = [0.75, 0.65, math.sqrt(1 - 0.75**2 - 0.65**2)]
+    second = [0.7, 0.0, math.sqrt(1 - 0.7**2)]
+    match = match_columns((np.array([first, second]).T,), (truth,))
+    np.testing.assert_array_equal(match.truth, [0, 1])
+    np.testing.assert_array_equal(match.estimate, [1, 0])
+    np.testing.assert_allclose(match.cosines, [0.7, 0.65])
+
+
+def test_the_papers_formula_by_hand():
+    """One component, cosines .6 and 1, weights 10 and 4: (1 - 6/10) * .6."""
+    a = CPModel((np.array([[5.0], [0.0]]), np.array([[2.0]])))
+    b = CPModel((np.array([[1.2], [1.6]]), np.array([[2.0]])))
+    assert factor_match_score(a, b) == pytest.approx(0.4 * 0.6)
+    assert factor_match_score(b, a) == pytest.approx(0.4 * 0.6)
+    assert factor_match_score(a, b, with_weights=False) == pytest.approx(0.6)
+    assert factor_match_score(a, b, modes=[1]) == pytest.approx(1.0)
+
+
+def test_feature_factors_alone_ignore_scale_unless_asked():
+    model = make((6, 5, 4))
+    scaled = tuple(f * 3 for f in model.features)
+    assert factor_match_score(scaled, model.features) == pytest.approx(1.0)
+    weighted = factor_match_score(scaled, model.features, with_weights=True)
+    assert weighted == pytest.approx(1 / 9)
+    assert factor_match_score(model, model, modes=[1, 2]) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(2, 4), (4, 2)])
+def test_missing_and_spurious_components_count_nothing(ours, theirs):
+    model = make((9, 8, 7), rank=4)
+    a = CPModel(tuple(f[:, :ours] for f in model.factors))
+    b = CPModel(tuple(f[:, :theirs] for f in model.factors))
+    assert factor_match_score(a, b) == pytest.approx(2 / 4)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "modes", "message"),
+    [
+        ((np.ones((3, 2)),), (np.ones((3, 2)), np.ones((4, 2))), None, "1 modes with 2"),
+        ((np.ones((3, 2)),), (np.ones((4, 2)),), None, "mode 0 has 3 rows against 4"),
+        ((np.ones((3, 2)),), (np.ones((3, 2)),), [1], r"need some of 0\.\.0"),
+        ((np.ones((3, 2)),), (np.ones((3, 2)),), [], "need some of"),
+    ],
+)
+def test_factors_that_cannot_be_compared_are_refused(a, b, modes, message):
+    with pytest.raises(DataError, match=message):
+        factor_match_score(a, b, modes=modes)

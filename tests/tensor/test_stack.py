@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from dpfact_flower.tensor.stack import model_values
+
+SHAPES = [(7, 5), (7, 5, 6), (5, 4, 3, 6)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 1e-6), (np.float64, 1e-14)])
+def test_model_values_are_those_of_the_dense_model(problem, model, shape, dtype, tolerance):
+    case = problem(shape, rank=11)
+    factors = tuple(f.astype(dtype) for f in case.factors)
+    cells = np.argwhere(np.ones(shape)).astype(np.int32)
+    values = model_values(cells, factors)
+    assert values.dtype == np.float64
+    np.testing.assert_allclose(values, model(factors).ravel(), rtol=tolerance)
+
+
+def test_import_survives_where_numba_cannot_write_a_cache():
+    # numba's own search for a folder is emptied: what it does when it finds none to write to.
+    code = (
+        "import numba.core.caching as c; c.CacheImpl._locator_classes = [];\n"
+        "import numpy as np\n"
+        "from dpfact_flower.solver.kernels import model_values\n"
+        "print(model_values(np.zeros((1, 2), np.int32), [np.full((1, 2), 3.0)] * 2)[0])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip() == "18.0"

@@ -1,0 +1,168 @@
+"""The rules of the house, docs/explanation/architecture.md: who may import whom.
+
+Imports are read from the code, those inside functions and for type checkers too.
+"""
+
+import ast
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+import dpfact_flower
+
+PACKAGE = Path(dpfact_flower.__file__).parent
+ROOT = PACKAGE.parent
+FLOORS = (
+    {"errors"},
+    {"settings", "machine"},
+    {"tensor"},
+    {"solver", "data", "privacy", "wire", "estimation"},
+    {"site", "server"},
+    {"client", "strategy", "legacy"},
+    {"client_app"},
+    {"evaluation"},
+    {"audit", "runtime"},
+    {"server_app", "cli"},
+    {"__main__"},
+)
+"""Rooms and doors from the ground up; one imports what is below it, and nothing beside it."""
+DOORS = {"client", "client_app", "server_app", "strategy", "legacy"}
+FLOWER = {"wire/records.py", "machine/logs.py"}
+"""Where Flower may appear beside its doors and `runtime`."""
+
+
+def modules() -> dict[str, Path]:
+    """Path of every module, by its dotted name below the package; the package itself is left out:
+    it names what is public in every room."""
+    paths = [path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py"]
+    return {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in paths}
+
+
+MODULES = modules()
+
+
+def imported(path: Path) -> set[str]:
+    """Dotted names of everything that a file imports."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def own_modules(path: Path) -> set[str]:
+    """Modules of this package that a file imports, below the package."""
+    found = set()
+    for name in imported(path):
+        own = name.removeprefix("dpfact_flower.")
+        while own != name and own:
+            if own in MODULES or f"{own}.__init__" in MODULES:
+                found.add(own if own in MODULES else f"{own}.__init__")
+                break
+            own = own.rpartition(".")[0]
+        assert not name.startswith("dpfact_flower.") or own, f"{path}: {name} is no module"
+    return found
+
+
+def floor_of(module: str) -> int:
+    room = module.split(".", maxsplit=1)[0]
+    (floor,) = [number for number, rooms in enumerate(FLOORS) if room in rooms]
+    return floor
+
+
+def faults(path: Path, module: str) -> list[str]:
+    """Imports of a file that go up, or to a room beside its own."""
+    room = module.split(".")[0]
+    return [
+        f"{module} imports {other}"
+        for other in own_modules(path)
+        if other.split(".")[0] != room and floor_of(other) >= floor_of(module)
+    ]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_go_down(module):
+    assert faults(MODULES[module], module) == []
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_flower_stays_at_the_doors(module):
+    path = MODULES[module]
+    room = module.split(".")[0]
+    allowed = room in DOORS | {"runtime"} or path.relative_to(PACKAGE).as_posix() in FLOWER
+    flower = [name for name in imported(path) if name.split(".")[0] == "flwr"]
+    assert allowed or not flower
+
+
+def test_no_two_modules_import_each_other():
+    """Circles inside a room; between rooms `test_imports_go_down` leaves none."""
+    needs = {module: own_modules(path) - {module} for module, path in MODULES.items()}
+    while free := {module for module, others in needs.items() if not others}:
+        needs = {module: others - free for module, others in needs.items() if module not in free}
+    assert needs == {}
+
+
+@pytest.mark.parametrize(
+    ("room", "line"),
+    [
+        ("tensor.sparse", "from dpfact_flower.solver import solve"),
+        ("solver.psgd", "from dpfact_flower.privacy.release import Release"),
+        ("site.answer", "from dpfact_flower.server.coordinator import Coordinator"),
+        ("machine.files", "def f():\n    import dpfact_flower.tensor.sparse"),
+    ],
+)
+def test_an_import_that_is_turned_round_is_noticed(tmp_path, room, line):
+    path = tmp_path / "module.py"
+    path.write_text(line)
+    assert len(faults(path, room)) == 1
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in PACKAGE.rglob("__init__.py") if path.parent != PACKAGE],
+    ids=lambda path: path.parent.name,
+)  # fmt: skip
+def test_an_init_holds_names_and_no_code(path):
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    assert all(
+        isinstance(node, (ast.ImportFrom, ast.Assign))  # names, and `__all__`
+        or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+        for node in body
+    )
+
+
+TEXTS = sorted(
+    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *PACKAGE.rglob("*.py"),
+     *(ROOT / "simulation").rglob("*.py"), *(ROOT / "benchmarks").glob("*.py")]
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_what_a_text_names_is_there(text):
+    """Dotted names and paths of code, in docs and docstrings."""
+    content = text.read_text(encoding="utf-8")
+    gone = [name for name in re.findall(r"\bdpfact_flower(?:\.\w+)+", content) if not there(name)]
+    for path in re.findall(r"`([\w./-]+/[\w-]+\.py)", content):
+        places = (ROOT / path, PACKAGE / path, text.parent / path)
+        gone += [] if any(place.exists() for place in places) else [path]
+    assert gone == []
+
+
+def there(name: str) -> bool:
+    """Whether a dotted name leads to something; a file's ending or a logger's name may follow."""
+    parts = name.split(".")
+    for end in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:end]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[end:]:
+            if not hasattr(found, part):
+                return False
+            found = getattr(found, part)
+        return True
+    return False

@@ -1,0 +1,224 @@
+"""Packed values: the same float32 again, in the bits they need, and no trust in bytes."""
+
+import math
+import tracemalloc
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from dpfact_flower.errors import MessageError
+from dpfact_flower.wire.packing import pack, unpack
+
+INTEGERS = st.one_of(
+    st.integers(-(2**63), 2**63 - 1), st.integers(-4000, 4000), st.sampled_from([0, 1, -1])
+)
+STEPS = st.floats(1e-30, 1e30)
+
+
+def on_grid(steps, step: float) -> np.ndarray:
+    with np.errstate(over="ignore", under="ignore"):
+        return (np.asarray(steps, np.int64) * np.float64(step)).astype(np.float32)
+
+
+def assert_same_bits(found, expected) -> None:
+    assert found.dtype == np.float32
+    assert found.shape == expected.shape
+    assert found.tobytes() == expected.tobytes()
+
+
+def noise(count: int, spread: float = 256, seed: int = 0) -> np.ndarray:
+    return np.rint(spread * np.random.default_rng(seed).standard_normal(count)).astype(np.int64)
+
+
+# --- there and back
+
+
+@settings(deadline=None)
+@given(steps=arrays(np.int64, st.integers(0, 600), elements=INTEGERS), step=STEPS)
+def test_whatever_is_packed_comes_back_bit_for_bit(steps, step):
+    values = on_grid(steps, step)
+    packed = pack(values, step)
+    if packed is not None:
+        assert packed.dtype == np.uint8
+        assert packed.nbytes < values.nbytes
+        assert_same_bits(unpack(packed, len(values), "x"), values)
+
+
+@settings(deadline=None)
+@given(
+    seed=st.integers(0, 2**32), count=st.integers(200, 2000), step=STEPS,
+    spread=st.sampled_from([0, 1, 256, 5000]), signal=st.sampled_from([0, 1000, 10**6]),
+)  # fmt: skip
+def test_noise_on_a_grid_is_packed(seed, count, step, spread, signal):
+    steps = noise(count, spread, seed)
+    steps[: count // 50] += signal
+    values = on_grid(steps, step)
+    assert_same_bits(unpack(pack(values, step), count, "x"), values)
+
+
+@settings(deadline=None)
+@given(values=arrays(np.float32, st.integers(0, 300)), step=STEPS)
+def test_any_other_values_are_left_alone_or_come_back(values, step):
+    """NaN, infinities, minus zero, subnormals: nothing is packed that would come back otherwise."""
+    packed = pack(values, step)
+    if packed is not None:
+        assert_same_bits(unpack(packed, len(values), "x"), values)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [],
+        [0.5] * 200 + [0.3],
+        [-0.0] * 300,
+        [math.nan] * 300,
+        [math.inf] * 300,
+        [1e38] * 300,  # 1e38 steps: beyond any integer
+        [1, -1, 2],  # would not get smaller
+    ],
+)
+def test_what_cannot_or_need_not_be_packed_is_none(values):
+    assert pack(np.array(values, np.float32), 0.5) is None
+
+
+@pytest.mark.parametrize("bits", [*range(31), 40, 61])
+def test_extremes_of_every_width(bits):
+    """Alternating ends, which float32 holds exactly."""
+    steps = np.tile([0, 2**bits], 300)
+    steps[-200:] *= -1
+    values = on_grid(steps, 2.0**-20)
+    packed = pack(values, 2.0**-20)
+    if bits < 28:
+        assert packed is not None
+    if packed is not None:
+        assert_same_bits(unpack(packed, 600, "x"), values)
+
+
+def test_noise_takes_the_bits_it_has():
+    """Gaussian values of sd 256 lie within some 1500 steps in a block: 11 bits, against 32."""
+    values = on_grid(noise(50_000), 0.1)
+    packed = pack(values, 0.1)
+    assert 10.5 < 8 * len(packed) / len(values) < 12
+    entropy = 0.5 * math.log2(2 * math.pi * math.e * 256**2)  # what no code can beat: 10.05
+    assert 8 * len(packed) / len(values) > entropy
+
+
+def test_a_few_large_values_cost_their_own_blocks_alone():
+    steps = noise(50_000)
+    plain = len(pack(on_grid(steps, 0.1), 0.1))
+    steps[1000:1010] += 10**6
+    assert len(pack(on_grid(steps, 0.1), 0.1)) < plain * 1.01
+
+
+def test_the_same_values_are_the_same_bytes():
+    values = on_grid(noise(5000), 0.1)
+    assert pack(values, 0.1).tobytes() == pack(values.copy(), 0.1).tobytes()
+
+
+def test_the_layout_is_what_the_module_says():
+    """Against an encoder that writes bit by bit."""
+    steps, step = noise(1000, 30), 0.25
+    packed = pack(on_grid(steps, step), step)
+    blocks = [steps[first : first + 128].tolist() for first in range(0, 1000, 128)]
+    lowest = [min(block) for block in blocks]
+    widths = [(max(block) - min(block)).bit_length() for block in blocks]
+    text = ""
+    for width in sorted(set(widths)):
+        for block, low, own in zip(blocks, lowest, widths, strict=True):
+            if own == width:
+                distances = [value - low for value in block] + [0] * (128 - len(block))
+                text += "".join(f"{d:0{width}b}"[::-1] for d in distances)
+    expected = np.array([step], "<f8").tobytes() + np.array(lowest, "<i8").tobytes()
+    expected += bytes(widths)
+    expected += bytes(int(text[n : n + 8][::-1], 2) for n in range(0, len(text), 8))
+    assert packed.tobytes() == expected
+
+
+# --- bytes from a stranger
+
+
+@pytest.fixture
+def packed() -> np.ndarray:
+    return pack(on_grid(noise(1000), 0.5), 0.5)
+
+
+def refused(packed: np.ndarray, count: int = 1000) -> str:
+    with pytest.raises(MessageError, match="reply of site 'north'") as caught:
+        unpack(packed, count, "reply of site 'north'")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("length", [0, 1, 7, 8, 79, 80, -1])
+def test_bytes_that_are_cut_off_are_refused(packed, length):
+    assert "bytes" in refused(packed[:length])
+
+
+def test_bytes_too_many_are_refused(packed):
+    assert f"need {len(packed)} bytes" in refused(np.append(packed, np.uint8(0)))
+
+
+@pytest.mark.parametrize("count", [1, 128, 896, 1025, 10**6, 10**15])
+def test_another_number_of_values_is_refused(packed, count):
+    refused(packed, count)
+
+
+@pytest.mark.parametrize("step", [0.0, -1.0, math.nan, math.inf, -0.0])
+def test_a_step_that_is_none_is_refused(packed, step):
+    packed[:8] = np.array([step], "<f8").view(np.uint8)
+    assert "step" in refused(packed)
+
+
+@pytest.mark.parametrize("width", [63, 64, 200, 255])
+def test_a_width_out_of_range_is_refused(packed, width):
+    packed[8 + 8 * 8] = width
+    assert "62 bits" in refused(packed)
+
+
+@pytest.mark.parametrize("lowest", [-(2**63), 2**63 - 1, 2**61, -(2**61)])
+def test_a_beginning_out_of_range_is_refused(packed, lowest):
+    packed[8:16] = np.array([lowest], "<i8").view(np.uint8)
+    assert "2**61" in refused(packed)
+
+
+@settings(deadline=None, max_examples=300)
+@given(data=st.binary(max_size=400), count=st.integers(0, 10**12))
+def test_any_bytes_are_values_or_a_message_error(data, count):
+    try:
+        values = unpack(np.frombuffer(data, np.uint8), count, "x")
+    except MessageError:
+        return
+    assert values.shape == (count,)
+    assert values.dtype == np.float32
+
+
+@settings(deadline=None, max_examples=200)
+@given(place=st.integers(0, 10_000), byte=st.integers(0, 255))
+def test_a_changed_byte_is_other_values_or_a_message_error(place, byte):
+    packed = pack(on_grid(noise(1000), 0.5), 0.5)
+    packed[place % len(packed)] = byte
+    with suppress(MessageError):
+        assert unpack(packed, 1000, "x").shape == (1000,)
+
+
+def test_a_number_of_values_alone_allocates_nothing():
+    tracemalloc.start()
+    with pytest.raises(MessageError):
+        unpack(np.zeros(1000, np.uint8), 10**12, "x")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10**6
+
+
+def test_room_is_in_proportion_to_the_values():
+    """A million values in as many bits as there are: not one byte a bit for all of them at once."""
+    steps = np.random.default_rng(0).integers(0, 2**24, 1_000_000)
+    values = on_grid(steps, 1.0)
+    tracemalloc.start()
+    assert_same_bits(unpack(pack(values, 1.0), len(values), "x"), values)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 60 * len(values)

@@ -1,0 +1,579 @@
+"""Messages: what goes in comes out, bit for bit, and nothing else gets in."""
+
+import dataclasses
+import math
+from dataclasses import replace
+from typing import get_args, get_type_hints
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from dpfact_flower import errors
+from dpfact_flower.errors import DPFactError, MessageError
+from dpfact_flower.settings import PrivacySettings, SolverSettings
+from dpfact_flower.site.disclosure import public_reason
+from dpfact_flower.wire.packing import pack
+from dpfact_flower.wire.protocol import PROTOCOL_VERSION, RoundRequest, SiteReply, checked_factors
+
+SECRET = 987654
+RANK = 3
+SHAPES = [(5, RANK), (4, RANK)]
+BAD_NAMES = {
+    "empty": "", "parent": "..", "out of the folder": "../x", "absolute": "/x",
+    "subfolder": "a/b", "backslash": "a\\b", "hidden": ".x", "option": "-x", "blank": "a b",
+    "newline": "a\nERROR all is lost", "end of line": "a\n", "null": "a\0", "not ASCII": "ä",
+    "200 characters": "a" * 200, "65 characters": "a" * 65,
+}  # fmt: skip
+
+
+def make_factors(seed=0, shapes=SHAPES):
+    rng = np.random.default_rng(seed)
+    return tuple(rng.standard_normal(shape).astype(np.float32) for shape in shapes)
+
+
+def make_request(**changes) -> RoundRequest:
+    request = RoundRequest(
+        job="job-1", round=2, rounds=5, seed=7,
+        solver=SolverSettings(rank=RANK, solver="psgd", eta=1e-3),
+        privacy=PrivacySettings(privacy="paper"),
+        vocabulary="0a,1b", anchors=make_factors(),
+    )  # fmt: skip
+    return replace(request, **changes)
+
+
+def make_selection() -> tuple[np.ndarray, ...]:
+    return (np.array([0, 2, 3, 7, 9], np.int32), np.array([1, 2, 5, 6], np.int32))
+
+
+def make_patient_request(**changes) -> RoundRequest:
+    """A round of patient mode after its count of codes: factors and selection."""
+    privacy = PrivacySettings(start_share=0.8, refine_rounds=1, bound=0.1, codes="5x4")
+    given = {"solver": SolverSettings(rank=RANK), "privacy": privacy, "selection": make_selection()}
+    return make_request(**{**given, **changes})
+
+
+def through_flower(arrays, config):
+    """The same, written to bytes and read again by Flower."""
+    content = RecordDict({"a": ArrayRecord(list(arrays)), "c": ConfigRecord(dict(config))})
+    message = recorddict_to_proto(content)
+    found = recorddict_from_proto(type(message).FromString(message.SerializeToString()))
+    return found["a"].to_numpy_ndarrays(), found["c"]
+
+
+def as_they_are(arrays, config):
+    return arrays, config
+
+
+carried = pytest.mark.parametrize("carry", [as_they_are, through_flower])
+
+
+def assert_equal(found: RoundRequest, expected: RoundRequest) -> None:
+    for field in dataclasses.fields(RoundRequest):
+        if field.name not in ("anchors", "selection"):
+            value = getattr(found, field.name)
+            assert value == getattr(expected, field.name)
+            assert type(value) is type(getattr(expected, field.name))
+    assert_bits(found.anchors, expected.anchors)
+    assert len(found.selection) == len(expected.selection)
+    for one, other in zip(found.selection, expected.selection, strict=True):
+        assert one.dtype == other.dtype == np.int32
+        np.testing.assert_array_equal(one, other)
+
+
+def assert_bits(found, expected):
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == np.float32
+        assert one.flags.c_contiguous
+        assert one.shape == other.shape
+        assert one.tobytes() == np.ascontiguousarray(other).tobytes()
+
+
+def refused(call, *arguments) -> str:
+    with pytest.raises(MessageError) as caught:
+        call(*arguments)
+    assert str(SECRET) not in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300
+    return str(caught.value)
+
+
+# --- round trips
+
+
+@carried
+def test_request_round_trip(carry):
+    request = make_request()
+    found = RoundRequest.from_wire(*carry(*request.to_wire()))
+    assert_equal(found, request)
+    assert found.digest == request.digest
+
+
+PATIENT_ROUNDS = {
+    "codes": {"anchors": (), "selection": ()},
+    "start after codes": {"anchors": ()},
+    "refinement after codes": {},
+    "refinement of whole vocabularies": {"selection": ()},
+}
+
+
+@carried
+@pytest.mark.parametrize("changes", PATIENT_ROUNDS.values(), ids=PATIENT_ROUNDS)
+def test_patient_request_round_trip(carry, changes):
+    request = make_patient_request(**changes)
+    found = RoundRequest.from_wire(*carry(*request.to_wire()))
+    assert_equal(found, request)
+    assert found.digest == request.digest
+    assert found.terms == request.terms
+
+
+@given(
+    hnp.arrays(np.float32, (4, 2), elements=st.floats(-1e6, 1e6, width=32)),
+    st.integers(0, 2**63 - 1),
+    st.floats(1e-8, 1),
+    st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z"),
+)  # fmt: skip
+def test_requests_keep_every_bit(anchor, seed, eta, job):
+    request = make_request(
+        job=job, seed=seed, solver=SolverSettings(rank=2, eta=eta, gamma=0.1), anchors=(anchor,)
+    )
+    found = RoundRequest.from_wire(*through_flower(*request.to_wire()))
+    assert_equal(found, request)
+    assert found.digest == request.digest
+
+
+@carried
+def test_reply_round_trip(carry):
+    reply = SiteReply("north", make_factors())
+    found = SiteReply.from_wire(*carry(*reply.to_wire()), SHAPES)
+    assert found.site == "north"
+    assert_bits(found.arrays, reply.arrays)
+
+
+@carried
+def test_a_statistic_is_a_vector_and_may_be_larger_than_a_factor(carry):
+    vector = np.linspace(-1e15, 1e15, 45).astype(np.float32)
+    found = SiteReply.from_wire(*carry(*SiteReply("north", (vector,)).to_wire()), [(45,)])
+    assert_bits(found.arrays, (vector,))
+    assert "beyond 1e+06" in refused(
+        SiteReply.from_wire, [vector.reshape(15, 3)], {"site": "north"}, [(15, 3)]
+    )
+    huge = np.full(45, 2e15, np.float32)
+    assert "beyond 1e+15" in refused(SiteReply.from_wire, [huge], {"site": "north"}, [(45,)])
+
+
+@carried
+def test_a_reply_of_nothing(carry):
+    """Of patient mode's last round: the site's name, and no array."""
+    found = SiteReply.from_wire(*carry(*SiteReply("north", ()).to_wire()), [])
+    assert (found.site, found.arrays) == ("north", ())
+    assert "need shapes []" in refused(
+        SiteReply.from_wire, list(make_factors()), {"site": "north"}, []
+    )
+
+
+def test_a_reply_says_who_and_nothing_else():
+    arrays, config = SiteReply("north", make_factors()).to_wire()
+    assert config == {"site": "north"}
+    assert len(arrays) == len(SHAPES)
+
+
+@pytest.mark.parametrize("modes", [1, 2, 4])
+def test_any_number_of_modes(modes):
+    anchors = make_factors(shapes=[(mode + 1, RANK) for mode in range(modes)])
+    found = RoundRequest.from_wire(*make_request(anchors=anchors).to_wire())
+    assert_bits(found.anchors, anchors)
+
+
+def test_arrays_in_another_order_of_memory_are_made_contiguous():
+    fortran = [np.asfortranarray(factor) for factor in make_factors()]
+    assert not fortran[0].flags.c_contiguous
+    assert_bits(checked_factors(fortran, rank=RANK, who="x"), make_factors())
+
+
+def test_keys_of_others_are_left_alone():
+    arrays, config = make_request().to_wire()
+    assert_equal(RoundRequest.from_wire(arrays, {**config, "server-round": 3}), make_request())
+
+
+# --- digest
+
+
+NEEDS = {
+    "rho": {"privacy": "paper"}, "codes": {"privacy": "patient"}, "clip": {"solver": "psgd"}
+}  # fmt: skip
+
+
+def changed_settings(settings):
+    """The same settings with one field changed, for each field that may be changed alone."""
+    hints = get_type_hints(type(settings))
+    for field in dataclasses.fields(settings):
+        if any(getattr(settings, k) != v for k, v in NEEDS.get(field.name, {}).items()):
+            continue
+        value, hint = getattr(settings, field.name), hints[field.name]
+        if get_args(hint):
+            value = next(other for other in get_args(hint) if other != value)
+        elif hint is bool:
+            value = not value
+        elif hint is str:
+            value = "5x3"
+        else:
+            value = value + (1 if hint is int else 1e-3 if field.name == "bound" else 1e-5)
+        yield replace(settings, **{field.name: value})
+
+
+def variants():
+    base = make_request()
+    yield "job", replace(base, job="job-2")
+    yield "round", replace(base, round=3)
+    yield "rounds", replace(base, rounds=6)
+    yield "seed", replace(base, seed=8)
+    yield "vocabulary", replace(base, vocabulary="0a,1c")
+    for solver in changed_settings(base.solver):
+        yield "solver", replace(base, solver=solver)
+    for privacy in changed_settings(base.privacy):
+        yield "privacy", replace(base, privacy=privacy)
+    first, second = base.anchors
+    yield "order", replace(base, anchors=(second, first))
+    yield "one fewer", replace(base, anchors=(first,))
+    yield "shape", replace(base, anchors=(first.reshape(RANK, 5), second))
+    yield (
+        "rows from one mode to the other",
+        replace(base, anchors=(first[:4], np.vstack([first[4:], second]))),
+    )
+    for mode in (0, 1):
+        anchors = [anchor.copy() for anchor in base.anchors]
+        anchors[mode][-1, -1] = np.nextafter(anchors[mode][-1, -1], np.float32(9))
+        yield f"last bit of mode {mode}", replace(base, anchors=tuple(anchors))
+
+
+def patient_variants():
+    base = make_patient_request()
+    for privacy in changed_settings(replace(base.privacy, codes="")):
+        yield "privacy", replace(base, privacy=privacy)
+    first, second = base.selection
+    yield "no anchors", replace(base, anchors=())
+    yield "no selection", replace(base, selection=())
+    yield "neither", replace(base, anchors=(), selection=())
+    yield "order", replace(base, selection=(second, first))
+    yield "one fewer", replace(base, selection=(first,))
+    yield (
+        "a code to the other mode",
+        replace(base, selection=(first[:4], np.concatenate([first[4:], second]))),
+    )
+    for mode in (0, 1):
+        selection = [kept.copy() for kept in base.selection]
+        selection[mode][-1] += 1
+        yield f"another code of mode {mode}", replace(base, selection=tuple(selection))
+
+
+def test_the_digest_changes_with_everything_that_is_asked():
+    for base, others in ((make_request(), variants()),
+                         (make_patient_request(), patient_variants())):  # fmt: skip
+        digests = [base.digest] + [request.digest for _, request in others]
+        assert len(set(digests)) == len(digests)
+        assert len(digests) > 18
+
+
+def test_the_terms_change_with_what_must_stay_the_same_and_with_nothing_else():
+    base = make_patient_request()
+    for changes in ({"round": 3}, {"anchors": ()}, {"selection": ()}):
+        assert replace(base, **changes).terms == base.terms
+    changed = [replace(base, **changes) for changes in
+               ({"rounds": 6}, {"seed": 8}, {"vocabulary": "x"}, {"job": "job-2"})]  # fmt: skip
+    changed += [replace(base, solver=solver) for solver in changed_settings(base.solver)]
+    changed += [
+        replace(base, privacy=privacy)
+        for privacy in changed_settings(replace(base.privacy, codes=""))
+    ]
+    terms = [base.terms, *(request.terms for request in changed)]
+    assert len(set(terms)) == len(terms)
+
+
+def test_the_digest_is_of_values_not_of_objects():
+    request = make_request()
+    anchors = tuple(np.asfortranarray(anchor) for anchor in request.anchors)
+    assert replace(request, anchors=anchors).digest == request.digest
+    assert make_request().digest == request.digest
+
+
+# --- requests that are refused
+
+BAD_CONFIGS = {
+    "not DPFact": {"protocol": None},
+    "later version": {"protocol": PROTOCOL_VERSION + 1},
+    "version as bool": {"protocol": True},
+    "version as float": {"protocol": 1.0},
+    "version as text": {"protocol": "1"},
+    "version as a list": {"protocol": [1]},
+    "version that fills a log": {"protocol": "\n" + "x" * 10_000},
+    "job number": {"job": SECRET},
+    "job bytes": {"job": b"job"},
+    "job list": {"job": ["job"]},
+    "round 0": {"round": 0},
+    "round negative": {"round": -3},
+    "round bool": {"round": True},
+    "round float": {"round": 2.0},
+    "round text": {"round": "2"},
+    "round beyond the rounds planned": {"round": 6},
+    "rounds 0": {"rounds": 0},
+    "rounds float": {"rounds": 5.0},
+    "seed negative": {"seed": -1},
+    "seed bool": {"seed": False},
+    "vocabulary number": {"vocabulary": 3},
+    "rank 0": {"rank": 0},
+    "rank float": {"rank": 3.0},
+    "solver unknown": {"solver": "adam"},
+    "eta NaN": {"eta": math.nan},
+    "eta above 1": {"eta": 1.5},
+    "eta list": {"eta": [0.1]},
+    "gamma infinite": {"gamma": math.inf},
+    "nonnegative as int": {"nonnegative": 1},
+    "unstable": {"eta": 0.5, "gamma": 2.0},
+    "privacy unknown": {"privacy": "trust-me"},
+    "epsilon 0": {"epsilon": 0.0},
+    "delta 1": {"delta": 1.0},
+    "noise seed below -1": {"noise-seed": -2},
+    **{f"job {why}": {"job": name} for why, name in BAD_NAMES.items()},
+}
+
+
+@pytest.mark.parametrize("changes", BAD_CONFIGS.values(), ids=BAD_CONFIGS)
+def test_a_bad_request_is_refused(changes):
+    arrays, config = make_request().to_wire()
+    message = refused(RoundRequest.from_wire, arrays, {**config, **changes})
+    assert next(iter(changes)) in message
+
+
+def test_a_rank_that_is_not_the_anchors_is_refused():
+    arrays, config = make_request().to_wire()
+    message = refused(RoundRequest.from_wire, arrays, {**config, "rank": RANK + 1})
+    assert message == "request, mode 1: need shape (features, 4), got (5, 3)"
+
+
+@pytest.mark.parametrize("key", make_request().to_wire()[1])
+def test_every_key_must_be_there(key):
+    # Also those that have a default: the site's need not be the server's.
+    arrays, config = make_request().to_wire()
+    del config[key]
+    assert key in refused(RoundRequest.from_wire, arrays, config)
+
+
+def test_an_empty_config_is_no_dpfact_round():
+    message = refused(RoundRequest.from_wire, list(make_factors()), {})
+    assert message.startswith(f"not a DPFact round of protocol {PROTOCOL_VERSION}")
+    assert "dpfact_flower.DPFact" in message
+
+
+def test_the_last_round_is_a_round():
+    arrays, config = make_request(round=5).to_wire()
+    assert RoundRequest.from_wire(arrays, config).round == 5
+
+
+# --- arrays that are refused
+
+
+def with_value(value):
+    bad = make_factors()[1].copy()
+    bad[2, 1] = value
+    return bad
+
+
+BAD_ARRAYS = {
+    "float64": ("need float32, got float64", make_factors()[1].astype(np.float64)),
+    "float16": ("need float32, got float16", make_factors()[1].astype(np.float16)),
+    "big-endian": ("need float32", make_factors()[1].astype(">f4")),
+    "int64": ("need float32, got int64", np.full((4, RANK), SECRET, np.int64)),
+    "object": ("need float32, got object", np.full((4, RANK), SECRET, object)),
+    "text": ("need float32", np.full((4, RANK), str(SECRET))),
+    "list": ("need float32, got <class 'list'>", [[float(SECRET)] * RANK] * 4),
+    "None": ("need float32", None),
+    "1-D": ("need shape (features, 3), got (12,)", make_factors()[1].ravel()),
+    "3-D": ("got (4, 3, 1)", make_factors()[1][:, :, None]),
+    "0-D": ("got ()", np.array(1, np.float32)),
+    "other rank": ("got (4, 2)", make_factors()[1][:, :2]),
+    "transposed": ("got (3, 4)", make_factors()[1].T),
+    "no rows": ("got (0, 3)", make_factors()[1][:0]),
+    "empty": ("got (0,)", np.empty(0, np.float32)),
+    "NaN": ("has values that are not finite", with_value(np.nan)),
+    "inf": ("has values that are not finite", with_value(np.inf)),
+    "-inf": ("has values that are not finite", with_value(-np.inf)),
+}
+
+
+@pytest.mark.parametrize(("says", "bad"), BAD_ARRAYS.values(), ids=BAD_ARRAYS)
+@pytest.mark.parametrize("side", ["request", "reply"])
+def test_a_bad_array_is_refused_by_its_mode(side, says, bad):
+    arrays = [make_factors()[0], bad]
+    if side == "request":
+        message = refused(RoundRequest.from_wire, arrays, make_request().to_wire()[1])
+        assert message.startswith("request, mode 2: ")
+        assert says in message
+        return
+    message = refused(SiteReply.from_wire, arrays, {"site": "north"}, SHAPES)
+    if getattr(bad, "shape", None) == SHAPES[1]:
+        assert message.startswith("reply of site 'north', array 2: ")
+        assert says in message
+    else:  # what shape it ought to have is known, so that comes first
+        assert message.startswith(f"reply of site 'north': need shapes {SHAPES}, got ")
+
+
+def test_a_reply_of_integers_is_refused():
+    arrays = [make_factors()[0], np.full((4, RANK), SECRET, np.int32)]
+    message = refused(SiteReply.from_wire, arrays, {"site": "north"}, SHAPES)
+    assert message == "reply of site 'north', array 2: need float32, got int32"
+
+
+OUTSIDE_PATIENT_MODE = {
+    "nothing": [],
+    "a selection beside the factors": [*make_factors(), *make_selection()],
+    "a selection alone": list(make_selection()),
+    "integers among the factors": [make_factors()[0], np.full((4, RANK), SECRET, np.int32)],
+}
+
+
+@pytest.mark.parametrize("arrays", OUTSIDE_PATIENT_MODE.values(), ids=OUTSIDE_PATIENT_MODE)
+@pytest.mark.parametrize("mode", ["none", "paper"])
+def test_without_patient_mode_a_request_is_one_factor_a_mode(arrays, mode):
+    config = make_request(privacy=PrivacySettings(privacy=mode)).to_wire()[1]
+    assert "need one float32 array a feature mode" in refused(
+        RoundRequest.from_wire, arrays, config
+    )
+
+
+def selection_with(*codes) -> list[np.ndarray]:
+    return [make_selection()[0], np.array(codes, np.int32)]
+
+
+BAD_SELECTIONS = {
+    "another number of modes": ("2 factors, but a selection for 1 modes", [make_selection()[0]]),
+    "empty": ("selection, mode 2: ", selection_with()),
+    "negative": ("selection, mode 2: ", selection_with(-1, 2)),
+    "a code twice": ("selection, mode 2: ", selection_with(1, 1, 2)),
+    "descending": ("selection, mode 2: ", selection_with(3, 2)),
+    "descending by an overflow": ("selection, mode 2: ", selection_with(2**31 - 1, -(2**31))),
+    "2-D": ("selection, mode 2: ", [make_selection()[0], np.zeros((1, 1), np.int32)]),
+    "0-D": ("selection, mode 2: ", [make_selection()[0], np.array(1, np.int32)]),
+    "int64": ("need float32, got int64", [kept.astype("i8") for kept in make_selection()]),
+    "uint32": ("need float32, got uint32", [kept.astype("u4") for kept in make_selection()]),
+    "big-endian": ("need float32, got >i4", [kept.astype(">i4") for kept in make_selection()]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("says", "kept"), BAD_SELECTIONS.values(), ids=BAD_SELECTIONS)
+@pytest.mark.parametrize("factors", [True, False], ids=["with factors", "without"])
+def test_a_selection_that_makes_no_sense_is_refused(says, kept, factors):
+    if says.startswith("2 factors") and not factors:
+        pytest.skip("how many modes there are is known at the site")
+    request = make_patient_request()
+    arrays = [*(request.anchors if factors else ()), *kept]
+    assert says in refused(RoundRequest.from_wire, arrays, request.to_wire()[1])
+
+
+BAD_SHAPES = {
+    "no arrays": [],
+    "array missing": SHAPES[:1],
+    "array too many": [*SHAPES, (2, RANK)],
+    "swapped": SHAPES[::-1],
+    "a row more": [(5, RANK), (5, RANK)],
+    "a row less": [(4, RANK), (4, RANK)],
+}
+
+
+@pytest.mark.parametrize("shapes", BAD_SHAPES.values(), ids=BAD_SHAPES)
+def test_a_reply_of_other_shapes_is_refused(shapes):
+    arrays = list(make_factors(shapes=shapes))
+    message = refused(SiteReply.from_wire, arrays, {"site": "north"}, SHAPES)
+    assert message.startswith("reply of site 'north': ")
+
+
+@carried
+def test_packed_bytes_come_back_as_the_vector_that_was_sent(carry):
+    steps = np.random.default_rng(0).integers(-800, 800, 3000)
+    vector = (steps * 0.25).astype(np.float32)
+    arrays, config = carry(*SiteReply("north", (vector,), 0.25).to_wire())
+    assert arrays[0].dtype == np.uint8
+    assert arrays[0].nbytes < vector.nbytes / 2
+    found = SiteReply.from_wire(arrays, config, [(3000,)])
+    assert found.arrays[0].tobytes() == vector.tobytes()
+    # Without a step, or off the grid, values go out as they are; factors always do.
+    for reply in (SiteReply("north", (vector,)), SiteReply("north", (vector,), 0.3),
+                  SiteReply("north", make_factors(), 0.25)):  # fmt: skip
+        assert all(array.dtype == np.float32 for array in reply.to_wire()[0])
+
+
+BYTES = {
+    "empty": np.zeros(0, np.uint8),
+    "zeros": np.zeros(500, np.uint8),
+    "ones": np.full(500, 255, np.uint8),
+    "a matrix": np.zeros((3000, 1), np.uint8),
+    "other integers": np.zeros(500, np.int8),
+    "text": np.array(["x" * 500]),
+    "objects": np.array([None] * 5, object),
+}
+
+
+@pytest.mark.parametrize("array", BYTES.values(), ids=BYTES)
+def test_bytes_that_are_no_packed_vector_are_refused(array):
+    message = refused(SiteReply.from_wire, [array], {"site": "north"}, [(3000,)])
+    assert message.startswith("reply of site 'north'")
+    refused(SiteReply.from_wire, [array, array], {"site": "north"}, SHAPES)
+
+
+def test_a_packed_vector_beyond_the_limit_is_refused():
+    packed = pack((np.arange(3000) * 2.0**40).astype(np.float32), 2.0**40)
+    message = refused(SiteReply.from_wire, [packed], {"site": "north"}, [(3000,)])
+    assert "beyond 1e+15" in message
+    packed[:8] = np.array([1e300]).view(np.uint8)
+    assert "not finite" in refused(SiteReply.from_wire, [packed], {"site": "north"}, [(3000,)])
+
+
+BAD_SITES = {
+    "missing": {}, "number": {"site": SECRET}, "list": {"site": ["north"]}, "None": {"site": None},
+    **{why: {"site": name} for why, name in BAD_NAMES.items()},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("config", BAD_SITES.values(), ids=BAD_SITES)
+def test_a_reply_of_a_site_without_a_proper_name_is_refused(config):
+    message = refused(SiteReply.from_wire, list(make_factors()), config, SHAPES)
+    assert message.startswith("site: ")
+
+
+# --- what an error may say outside
+
+FAMILY = [kind for kind in vars(errors).values()
+          if isinstance(kind, type) and issubclass(kind, DPFactError)]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FAMILY, ids=lambda kind: kind.__name__)
+def test_a_public_reason_is_a_code_and_nothing_of_the_error(kind):
+    try:
+        raise kind(f"patient {SECRET} has a cell")
+    except DPFactError as error:
+        reason = public_reason(error)
+    assert str(SECRET) not in reason
+    assert reason == f"dpfact:{kind.code} (details are in the site's own log)"
+
+
+@pytest.mark.parametrize("error", [ValueError(SECRET), MemoryError(SECRET), KeyError(SECRET),
+                                   KeyboardInterrupt(SECRET)], ids=repr)  # fmt: skip
+def test_errors_of_others_are_internal(error):
+    assert public_reason(error) == "dpfact:internal (details are in the site's own log)"
+
+
+def test_every_error_has_a_code_of_its_own_and_is_what_python_calls_it():
+    assert len({kind.code for kind in FAMILY}) == len(FAMILY)
+    for kind, builtin in ((errors.DataError, ValueError), (errors.SettingsError, ValueError),
+                          (errors.MessageError, ValueError), (errors.StateError, RuntimeError),
+                          (errors.DivergenceError, ArithmeticError),
+                          (errors.PrivacyRefusedError, PermissionError),
+                          (errors.QuorumError, RuntimeError),
+                          (errors.MissingDependencyError, ImportError)):  # fmt: skip
+        assert issubclass(kind, (DPFactError, builtin))
+        assert issubclass(kind, builtin)
