@@ -6,17 +6,22 @@ import sys
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import arrays_size_mod, message_size_mod
+from flwr.common import parameters_to_ndarrays
 from flwr.compat.common import recorddict_compat as compat
+from flwr.server import ServerApp, ServerAppComponents, ServerConfig
 from flwr.serverapp.strategy import FedAvg
 
-from dpfact_flower.client import DPFactClient
-from dpfact_flower.client_app import app
+from dpfact_flower import legacy
+from dpfact_flower.client_app import app as client_app
+from dpfact_flower.client_app import client_for, train
 from dpfact_flower.runtime.grid import InProcessGrid
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.rule import initial_factors
-from dpfact_flower.settings import PrivacySettings, SiteSettings, SolverSettings
+from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
+from dpfact_flower.strategy import DPFact
 from dpfact_flower.wire import records
 from dpfact_flower.wire.protocol import RoundRequest
 
@@ -32,7 +37,7 @@ def request_wire():
 
 @pytest.fixture
 def grid(cohort_folder, tmp_path):
-    return InProcessGrid(app, simulated(3), run_config(cohort_folder, tmp_path))
+    return InProcessGrid(client_app, simulated(3), run_config(cohort_folder, tmp_path))
 
 
 def run_config(cohort_folder, tmp_path):
@@ -49,16 +54,11 @@ def send(grid, content, kind=MessageType.TRAIN, node=0) -> Message:
     return reply
 
 
-def legacy_ask(arrays, config) -> RecordDict:
-    content = records.ask(arrays, config)
-    return RecordDict({"fitins.parameters": content["arrays"], "fitins.config": content["config"]})
-
-
 ANSWER = """
 import pickle, sys
-from dpfact_flower import records
+from dpfact_flower.wire import records
 from dpfact_flower.client_app import app
-from dpfact_flower.grid import InProcessGrid
+from dpfact_flower.runtime.grid import InProcessGrid
 from flwr.app import Message
 node, wire = pickle.load(sys.stdin.buffer)
 (reply,) = InProcessGrid(app, [node]).send_and_receive([Message(records.ask(*wire), 2, "train")])
@@ -88,42 +88,37 @@ def test_a_sites_path_to_an_answer_is_light(cohort, tmp_path, request_wire, priv
     assert done.stdout.splitlines()[-1] == b"[]"
 
 
-def test_both_record_layouts_get_the_same_arrays(grid, request_wire):
-    new = send(grid, records.ask(*request_wire)).content
-    old = send(grid, legacy_ask(*request_wire)).content
-    pairs = zip(
-        new["arrays"].to_numpy_ndarrays(),
-        old["fitres.parameters"].to_numpy_ndarrays(),
-        strict=True,
-    )
-    for one, other in pairs:
-        np.testing.assert_array_equal(one, other)
-    assert new["config"]["site"] == old["fitres.metrics"]["site"] == "site-1"
-    assert new["metrics"]["num-examples"] == old["fitres.num_examples"]["num_examples"] == 1
+def test_a_request_is_the_one_that_flowers_own_clients_read(request_wire):
+    arrays, config = request_wire
+    fitins = compat.recorddict_to_fitins(records.ask(arrays, config), True)
+    assert fitins.config == config
+    for got, want in zip(parameters_to_ndarrays(fitins.parameters), arrays, strict=True):
+        np.testing.assert_array_equal(got, want)
 
 
-def test_the_legacy_layout_is_the_one_flower_reads(grid, request_wire):
-    fitres = compat.recorddict_to_fitres(send(grid, legacy_ask(*request_wire)).content, True)
+def test_a_reply_is_the_one_that_flowers_own_servers_read(grid, request_wire):
+    fitres = compat.recorddict_to_fitres(send(grid, records.ask(*request_wire)).content, True)
     assert fitres.num_examples == 1
+    assert fitres.metrics == {"site": "site-1"}
     assert fitres.status.code.value == 0
     assert len(fitres.parameters.tensors) == 2
 
 
 def test_each_partition_is_a_site(grid, request_wire):
-    names = [send(grid, records.ask(*request_wire), node=n).content["config"]["site"]
+    names = [send(grid, records.ask(*request_wire), node=n).content["fitres.metrics"]["site"]
              for n in range(3)]  # fmt: skip
     assert names == ["site-1", "site-2", "site-3"]
 
 
 def test_a_virtual_client_without_a_site_is_told(cohort_folder, tmp_path, request_wire, caplog):
-    grid = InProcessGrid(app, simulated(5), run_config(cohort_folder, tmp_path))
+    grid = InProcessGrid(client_app, simulated(5), run_config(cohort_folder, tmp_path))
     reply = send(grid, records.ask(*request_wire), node=4)
     assert reply.error.reason.startswith("dpfact:message")
     assert "num-supernodes=3" in caplog.text
 
 
 def test_a_real_site_needs_its_node_config(cohort_folder, request_wire, caplog):
-    reply = send(InProcessGrid(app, [{"site": "a"}]), records.ask(*request_wire))
+    reply = send(InProcessGrid(client_app, [{"site": "a"}]), records.ask(*request_wire))
     assert reply.error.reason.startswith("dpfact:settings")
     assert "data-path" in caplog.text
 
@@ -133,8 +128,8 @@ def test_a_real_site_answers_from_its_node_config(cohort_folder, tmp_path, reque
         "site": "north", "data-path": str(cohort_folder / "site-2.npz"),
         "state-dir": str(tmp_path / "north"), "allow-privacy": "none",
     }  # fmt: skip
-    reply = send(InProcessGrid(app, [node]), records.ask(*request_wire))
-    assert reply.content["config"]["site"] == "north"
+    reply = send(InProcessGrid(client_app, [node]), records.ask(*request_wire))
+    assert reply.content["fitres.metrics"]["site"] == "north"
     assert (tmp_path / "north" / "north" / "ledger.sqlite").exists()
     assert (tmp_path / "north" / "north" / "job" / "state-000001.npy").exists()
 
@@ -156,21 +151,100 @@ def test_evaluation_is_refused_with_a_code(grid, request_wire):
 def test_a_stock_fedavg_is_told_that_it_is_not_dpfact(grid, request_wire, caplog, capfd):
     arrays, _ = request_wire
     strategy = FedAvg(min_available_nodes=3, fraction_evaluate=0.0)
-    result = strategy.start(grid, records.ask(arrays, {})["arrays"], num_rounds=1, timeout=10)
+    result = strategy.start(grid, records.array_record(arrays), num_rounds=1, timeout=10)
     assert not result.train_metrics_clientapp.get(1)
     assert "the server must run the strategy dpfact_flower.DPFact" in caplog.text
     assert "Traceback" not in caplog.text + capfd.readouterr().err
 
 
-def test_a_numpyclient_app_of_the_old_kind_works_too(cohort, cohort_folder, tmp_path, request_wire):
-    """`ClientApp(client_fn=...)` around DPFactClient, as in a legacy deployment."""
-    settings = SiteSettings(state_dir=str(tmp_path / "s"), allow_privacy="none")
+def extra_config_mod(message: Message, context, call_next) -> Message:
+    """A mod that puts things of its own into what passes, as Flower's and others' do."""
+    if not message.has_error():
+        for record in message.content.config_records.values():
+            record["extra"], record["more"] = "x", 1.5
+    reply = call_next(message, context)
+    reply.content["extra"] = MetricRecord({"seconds": 0.1})
+    reply.content.config_records["fitres.metrics"]["extra"] = 2
+    return reply
 
-    def client_fn(context):
-        return DPFactClient(cohort.sites[0], settings).to_client()
 
-    reply = send(InProcessGrid(ClientApp(client_fn=client_fn), [{}]), legacy_ask(*request_wire))
-    assert reply.content["fitres.metrics"]["site"] == "site-1"
+def bare(client_for) -> ClientApp:
+    return client_app
+
+
+def around_the_client(client_for) -> ClientApp:
+    return ClientApp(client_fn=lambda context: client_for(context).to_client())
+
+
+def around_the_client_with_mods(client_for) -> ClientApp:
+    mods = [message_size_mod, arrays_size_mod, extra_config_mod]
+    return ClientApp(client_fn=lambda context: client_for(context).to_client(), mods=mods)
+
+
+def own_with_mods(client_for) -> ClientApp:
+    made = ClientApp(mods=[message_size_mod, arrays_size_mod, extra_config_mod])
+    made.train()(train)
+    return made
+
+
+def own_with_a_mod_of_train(client_for) -> ClientApp:
+    made = ClientApp()
+
+    @made.train(mods=[message_size_mod])
+    def passed_on(message: Message, context: Context) -> Message:
+        return train(message, context)
+
+    return made
+
+
+def by_messages(settings, grid) -> DPFact:
+    strategy = DPFact((9, 12), **settings)
+    strategy.start(grid)
+    return strategy
+
+
+def by_a_legacy_server(settings, grid) -> legacy.DPFact:
+    strategy = legacy.DPFact((9, 12), **settings)
+
+    def server_fn(context):
+        config = ServerConfig(num_rounds=strategy.coordinator.rounds)
+        return ServerAppComponents(strategy=strategy, config=config)
+
+    ServerApp(server_fn=server_fn)(grid, Context(1, 1, {}, RecordDict(), {}))
+    return strategy
+
+
+@pytest.mark.parametrize("privacy", ["none", "patient"])
+@pytest.mark.parametrize("served", [by_messages, by_a_legacy_server])
+@pytest.mark.parametrize(
+    "made",
+    [
+        bare, around_the_client, around_the_client_with_mods, own_with_mods,
+        own_with_a_mod_of_train,
+    ],
+)  # fmt: skip
+def test_any_client_app_serves_both_generations(
+    made, served, privacy, cohort, cohort_folder, tmp_path
+):
+    settings = {
+        "solver": SolverSettings(rank=4),
+        "privacy": PrivacySettings(privacy=privacy, **SEEDED[privacy]),
+        "run": RunSettings(rounds=2, seed=5, sites=3),
+    }
+    strategy = served(settings, InProcessGrid(
+        made(client_for), simulated(3), run_config(cohort_folder, tmp_path)
+    ))  # fmt: skip
+    records_of_rounds = strategy.coordinator.records
+    assert [r.failures for r in records_of_rounds] == [()] * strategy.coordinator.rounds
+    assert {r.sites for r in records_of_rounds} == {("site-1", "site-2", "site-3")}
+    want = by_messages(settings, InProcessGrid(
+        client_app, simulated(3), run_config(cohort_folder, tmp_path / "bare")
+    ))  # fmt: skip
+    for got, expected in zip(strategy.coordinator.factors, want.coordinator.factors, strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
+SEEDED = {"none": {}, "patient": {"noise_seed": 7, "patients": 95}}
 
 
 @pytest.mark.parametrize(
@@ -185,7 +259,7 @@ def test_a_hospitals_settings_are_never_passed_over(
     cohort_folder, tmp_path, request_wire, caplog, node, says
 ):
     real = {"data-path": str(cohort_folder / "site-1.npz"), "state-dir": str(tmp_path / "s")}
-    grid = InProcessGrid(app, [{**real, **node}], run_config(cohort_folder, tmp_path))
+    grid = InProcessGrid(client_app, [{**real, **node}], run_config(cohort_folder, tmp_path))
     assert send(grid, records.ask(*request_wire)).error.reason.startswith("dpfact:settings")
     assert says in caplog.text
     assert not (tmp_path / "s").exists()

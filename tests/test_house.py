@@ -77,7 +77,7 @@ def floor_of(module: str) -> int:
 
 def faults(path: Path, module: str) -> list[str]:
     """Imports of a file that go up, or to a room beside its own."""
-    room = module.split(".")[0]
+    room = module.split(".", maxsplit=1)[0]
     return [
         f"{module} imports {other}"
         for other in own_modules(path)

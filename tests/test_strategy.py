@@ -61,7 +61,7 @@ def test_every_connected_node_gets_the_same_request_alive_for_the_rounds_timeout
     assert [m.metadata.dst_node_id for m in messages] == grid.get_node_ids()
     assert {m.metadata.ttl for m in messages} == {12.0}
     assert {m.metadata.group_id for m in messages} == {"2"}
-    sent = [m.content["arrays"].to_numpy_ndarrays() for m in messages]
+    sent = [m.content["fitins.parameters"].to_numpy_ndarrays() for m in messages]
     for arrays in sent:
         for array, factor in zip(arrays, strategy.coordinator.factors, strict=True):
             np.testing.assert_array_equal(array, factor)
@@ -114,7 +114,7 @@ BAD_REPLIES = {
     "site not text": reply(7),
     "site not a name": reply("../elsewhere"),
     "no records": RecordDict(),
-    "no config": RecordDict({"arrays": ArrayRecord([np.zeros((5, 3), np.float32)])}),
+    "no config": RecordDict({"fitres.parameters": ArrayRecord([np.zeros((5, 3), np.float32)])}),
     "error of the client app": Error(2, "dpfact:data (details are in the site's own log)"),
     "node gone": Error(5, "node unavailable"),
     "silent": Error(0, "silent"),

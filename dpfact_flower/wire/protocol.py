@@ -24,6 +24,10 @@ from dpfact_flower.tensor import Factors, Selection
 from dpfact_flower.wire.packing import pack, unpack
 
 PROTOCOL_VERSION = 4
+SPEAKERS = "the server must run the strategy dpfact_flower.DPFact or dpfact_flower.legacy.DPFact"
+"""What to tell whoever sends something else."""
+_NO_ARRAYS = (np.empty(0, np.float32),)
+"""Stands for no arrays: where there are none, Flower's layout has an array that cannot be read."""
 MAX_FACTOR = 1e6
 """Largest entry of a feature factor on the wire: larger ones could make a solver's success or
 failure depend on single cells."""
@@ -85,7 +89,7 @@ class RoundRequest:
             **self.privacy.to_config(),
         }
         said = {key: value for key, value in config.items() if value != ""}
-        return [*self.anchors, *self.selection], said
+        return [*self.anchors, *self.selection] or [*_NO_ARRAYS], said
 
     @classmethod
     def from_wire(cls, arrays: Sequence[NDArray[Any]], config: Mapping[str, object]) -> Self:
@@ -101,8 +105,7 @@ class RoundRequest:
         if type(version) is not int or version != PROTOCOL_VERSION:
             raise MessageError(
                 f"not a DPFact round of protocol {PROTOCOL_VERSION} "
-                f"(protocol: {str(version)[:20]!r}); the server must run the strategy "
-                "dpfact_flower.DPFact or dpfact_flower.legacy.DPFact"
+                f"(protocol: {str(version)[:20]!r}); {SPEAKERS}"
             )
         # A default of this version need not be the server's: every setting must be there, but for
         # a text that is empty.
@@ -115,7 +118,7 @@ class RoundRequest:
         except SettingsError as error:
             raise MessageError(f"request: {error}") from None
         rounds = _field(config, "rounds", int, low=1)
-        anchors, selection = _split(arrays, patient=privacy.privacy == "patient")
+        anchors, selection = _split(_present(arrays), patient=privacy.privacy == "patient")
         return cls(
             job=_name(config, "job"),
             # Beyond the rounds that the budget was planned for, a round has no budget.
@@ -178,7 +181,8 @@ class SiteReply:
 
     def to_wire(self) -> tuple[list[NDArray[Any]], dict[str, Scalar]]:
         """Arrays and config as they travel: vectors on a grid as bytes, see `packing`."""
-        return [self._small(array) for array in self.arrays], {"site": self.site}
+        arrays = [self._small(array) for array in self.arrays]
+        return arrays or [*_NO_ARRAYS], {"site": self.site}
 
     def _small(self, array: NDArray[np.float32]) -> NDArray[Any]:
         packed = pack(array, self.step) if self.step and array.ndim == 1 else None
@@ -201,6 +205,7 @@ class SiteReply:
         """
         site = _name(config, "site")
         who = f"reply of site {site!r}"
+        arrays = _present(arrays)
         if len(arrays) == len(shapes):
             arrays = [
                 _unpacked(array, shape, f"{who}, array {number}")
@@ -213,6 +218,12 @@ class SiteReply:
             limit = MAX_FACTOR if array.ndim == 2 else MAX_STATISTIC
             _check_values(array, f"{who}, array {number}", limit)
         return cls(site, tuple(np.ascontiguousarray(array) for array in arrays))
+
+
+def _present(arrays: Sequence[NDArray[Any]]) -> Sequence[NDArray[Any]]:
+    """Arrays of a message without the one that stands for none."""
+    none = len(arrays) == 1 and getattr(arrays[0], "size", 1) == 0
+    return () if none else arrays
 
 
 def _unpacked(array: NDArray[Any], shape: tuple[int, ...], where: str) -> NDArray[Any]:

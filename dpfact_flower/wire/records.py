@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 from dpfact_flower.errors import MessageError
 from dpfact_flower.machine import npy
 from dpfact_flower.settings import Scalar
+from dpfact_flower.wire.protocol import SPEAKERS
 
 _ASK = "fitins.parameters", "fitins.config"
 _ANSWER = "fitres.parameters", "fitres.metrics"
-_EMPTY = "_empty"
-"""Name of the one array, without bytes, by which the layout says: no arrays."""
 _NUMPY = "numpy.ndarray"
 """Flower's name of the `.npy` format."""
 
@@ -59,7 +58,10 @@ def read_request(message: Message) -> Payload:
     MessageError
         If a record is missing or an array does not deserialise.
     """
-    return _read(message, *_ASK)
+    try:
+        return _read(message, *_ASK)
+    except MessageError as error:
+        raise MessageError(f"{error}; {SPEAKERS}") from None
 
 
 def read_reply(message: Message) -> Payload:
@@ -75,8 +77,6 @@ def _read(message: Message, arrays_name: str, config_name: str) -> Payload:
     arrays, config = (message.content.get(name) for name in (arrays_name, config_name))
     if not isinstance(arrays, ArrayRecord) or not isinstance(config, ConfigRecord):
         raise MessageError(f"message: need the records {arrays_name!r} and {config_name!r}")
-    if [*arrays] == [_EMPTY]:
-        return Payload([], config)
     try:
         return Payload([_received(array) for array in arrays.values()], config)
     except Exception as error:  # NumPy, zlib and Flower each raise their own on damaged bytes
@@ -84,12 +84,10 @@ def _read(message: Message, arrays_name: str, config_name: str) -> Payload:
 
 
 def array_record(arrays: Sequence[NDArray[Any]]) -> ArrayRecord:
-    """What Flower makes of arrays, byte by byte; no arrays are one that is named so."""
+    """What `ArrayRecord` makes of arrays, byte by byte."""
     record = ArrayRecord()
     for number, array in enumerate(arrays):
         record[str(number)] = Array(str(array.dtype), array.shape, _NUMPY, npy.written(array))
-    if not arrays:
-        record[_EMPTY] = Array("", (), _NUMPY, b"")
     return record
 
 

@@ -26,7 +26,8 @@ from dpfact_flower.tensor import Factors
 _HERE = Path(__file__).parent
 _PACKAGE = Path(dpfact_flower.__file__).parent
 _ROOMS = (
-    "data", "estimation", "machine", "privacy", "runtime", "server", "site", "solver", "tensor", "wire",
+    "data", "estimation", "machine", "privacy", "runtime", "server", "site", "solver", "tensor",
+    "wire",
 )  # fmt: skip
 _CODE = (
     *sorted(_PACKAGE.glob("*.py")),

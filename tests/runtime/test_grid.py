@@ -22,9 +22,8 @@ def echo():
     def train(message, context):
         if context.node_config.get("fails"):
             raise RuntimeError("broken on purpose")
-        payload = records.read(message)
-        content = records.answer(payload.arrays, 1, {"site": context.node_config["n"]},
-                                 legacy=False)  # fmt: skip
+        asked = records.read_request(message)
+        content = records.answer(asked.arrays, 1, {"site": context.node_config["n"]})
         return Message(content, reply_to=message)
 
     return app
@@ -39,11 +38,11 @@ def test_each_node_has_its_own_config_and_its_reply_is_told_by_message_id(echo):
     grid = InProcessGrid(echo, [{"n": "x"}, {"n": "y"}])
     asked = [request(node) for node in grid.get_node_ids()]
     replies = list(grid.send_and_receive(asked))
-    assert [r.content["config"]["site"] for r in replies] == ["x", "y"]
+    assert [r.content["fitres.metrics"]["site"] for r in replies] == ["x", "y"]
     assert [r.metadata.reply_to_message_id for r in replies] == [
         m.metadata.message_id for m in asked
     ]
-    np.testing.assert_array_equal(records.read(replies[0]).arrays[0], np.eye(2))
+    np.testing.assert_array_equal(records.read_reply(replies[0]).arrays[0], np.eye(2))
 
 
 def test_a_reply_is_pulled_once(echo):
@@ -95,7 +94,7 @@ def test_bytes_are_those_that_flower_stores_object_by_object(echo):
 
     assert records.serialised_bytes(one) == stored(one)
     assert records.serialised_bytes(one, other) == stored(one) + stored(other)
-    content["config"]["b"] = "a longer text"
+    content["fitins.config"]["b"] = "a longer text"
     assert records.serialised_bytes(one) == stored(one)
 
 
@@ -107,15 +106,15 @@ def test_arrays_lie_in_a_record_as_flower_lays_them_there():
 def test_an_array_that_is_not_as_its_record_says_is_read_by_its_own_header(echo):
     InProcessGrid(echo, [{}])
     content = records.ask([np.ones((2, 3), np.float32)], {})
-    data = content["arrays"]["0"].data
+    data = content["fitins.parameters"]["0"].data
     for dtype, shape, stype in (("int32", (2, 3), "numpy.ndarray"), ("float32", (3, 2), "other")):
-        content["arrays"]["0"] = Array(dtype, shape, stype, data)
+        content["fitins.parameters"]["0"] = Array(dtype, shape, stype, data)
         message = Message(content, 2, MessageType.TRAIN)
         if stype == "other":
             with pytest.raises(records.MessageError, match=r"cannot be read \(TypeError\)"):
-                records.read(message)
+                records.read_request(message)
         else:
-            np.testing.assert_array_equal(records.read(message).arrays[0], np.ones((2, 3)))
+            np.testing.assert_array_equal(records.read_request(message).arrays[0], np.ones((2, 3)))
 
 
 def test_an_error_reply_has_bytes_too(echo):
@@ -126,7 +125,7 @@ def test_an_error_reply_has_bytes_too(echo):
 
 def test_what_is_not_an_array_is_a_message_error(echo):
     with pytest.raises(records.MessageError, match="need the records"):
-        records.read(Message(RecordDict(), 2, MessageType.TRAIN))
+        records.read_request(Message(RecordDict(), 2, MessageType.TRAIN))
 
 
 @pytest.mark.parametrize("threads", ["1", "2"])

@@ -545,20 +545,20 @@ def test_without_a_lock_two_jobs_do_not_share_one_budget(data, tmp_path, caplog,
     """There is budget for one run; a second begins while the first computes its start."""
     first, second = make_client(data, tmp_path), make_client(data, tmp_path)
     requests = [make_server(data, job=job).request(1) for job in ("a", "b")]
-    monkeypatch.setattr("dpfact_flower.client.locked", lambda _: nullcontext())
-    compute = first._compute
+    monkeypatch.setattr("dpfact_flower.site.answer.locked", lambda _: nullcontext())
+    compute = first.site._compute
 
     def meanwhile(*arguments):
         outcome = compute(*arguments)
         ask(second, requests[1])
         return outcome
 
-    monkeypatch.setattr(first, "_compute", meanwhile)
+    monkeypatch.setattr(first.site, "_compute", meanwhile)
     code, log = refusal(first, requests[0], caplog)
     assert code == "state"
     assert "another process charged" in log
     assert [row.job for row in rows_of(tmp_path)] == ["b"]
-    monkeypatch.setattr(first, "_compute", compute)
+    monkeypatch.setattr(first.site, "_compute", compute)
     assert refusal(first, requests[0], caplog)[0] == "privacy-refused"
 
 
@@ -615,7 +615,7 @@ def test_whether_the_sites_own_refit_worked_is_not_told(data, tmp_path, caplog, 
         raise error
 
     with monkeypatch.context() as broken, caplog.at_level(logging.DEBUG):
-        broken.setattr("dpfact_flower.site.solve", fail)
+        broken.setattr("dpfact_flower.site.round.solve", fail)
         arrays, config = ask(client, request)
     assert arrays == []
     assert config == {"site": "site-1"}

@@ -9,8 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import dpfact_flower.client
-import dpfact_flower.site
+import dpfact_flower.site.round
 from dpfact_flower.client import DPFactClient, RoundRefusedError
 from dpfact_flower.data.site_data import load_site
 from dpfact_flower.data.vocabulary import joint_digest
@@ -19,6 +18,7 @@ from dpfact_flower.privacy import ReleaseEvent, account
 from dpfact_flower.privacy.ledger import LEDGER, Ledger
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import PrivacySettings, SiteSettings, SolverSettings
+from dpfact_flower.site import answer
 from dpfact_flower.site.store import SiteState, SiteStore
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.wire.protocol import RoundRequest
@@ -218,7 +218,7 @@ def test_state_charge_and_deletion_come_in_this_order(data, tmp_path, monkeypatc
 @pytest.mark.parametrize("simulation", [False, True])
 def test_only_a_simulated_site_does_not_wait_for_the_disk(data, tmp_path, monkeypatch, simulation):
     waited = []
-    opened, fsync = dpfact_flower.client.Ledger, os.fsync
+    opened, fsync = answer.Ledger, os.fsync
 
     def open_ledger(*arguments, **choices):
         ledger = opened(*arguments, **choices)
@@ -228,7 +228,7 @@ def test_only_a_simulated_site_does_not_wait_for_the_disk(data, tmp_path, monkey
     settings = SiteSettings(allow_privacy="none", state_dir=str(tmp_path))
     client = DPFactClient(data, settings, simulation=simulation)
     fit(client, make_request(data))  # makes folders and ledger, which is waited for
-    monkeypatch.setattr(dpfact_flower.client, "Ledger", open_ledger)
+    monkeypatch.setattr(answer, "Ledger", open_ledger)
     monkeypatch.setattr(os, "fsync", lambda handle: (waited.append(True), fsync(handle)))
     fit(client, make_request(data, round=2))
     assert waited == ([False] if simulation else [True, True, True])  # the state, and its name
@@ -250,7 +250,7 @@ def test_a_state_that_no_ledger_row_vouches_for_is_not_gone_on_from(data, tmp_pa
         begun.append(start)
         return solved(tensor, start, *arguments, **named)
 
-    monkeypatch.setattr("dpfact_flower.site.round.solved", watch)
+    monkeypatch.setattr("dpfact_flower.site.elastic.solved", watch)
     fit(make_noisy_client(data, tmp_path), replace(request, round=2))
     (start,) = begun
     assert start.round == 1
@@ -407,9 +407,9 @@ def test_requests_at_the_same_time_make_one_release(data, tmp_path):
     request = make_request(data, solver=PAPER, privacy=PrivacySettings(privacy="paper"))
     with ThreadPoolExecutor(4) as pool:
         clients = [make_noisy_client(data, tmp_path) for _ in range(4)]
-        answers = list(pool.map(lambda client: fit(client, request)[0][0], clients))
-    for answer in answers[1:]:
-        np.testing.assert_array_equal(answer, answers[0])
+        replies = list(pool.map(lambda client: fit(client, request)[0][0], clients))
+    for reply in replies[1:]:
+        np.testing.assert_array_equal(reply, replies[0])
     assert len(all_events(tmp_path)) == 2
 
 
@@ -439,7 +439,7 @@ def test_an_over_budget_request_is_refused_before_any_patient_is_looked_at(
     client = make_noisy_client(data, tmp_path, max_epsilon=0.01)
     for place in (
         "dpfact_flower.site.elastic.run_round",
-        "dpfact_flower.site.elastic.LocalRound.run",
+        "dpfact_flower.site.elastic.ElasticRound.run",
     ):
         monkeypatch.setattr(place, touch)
     request = make_request(data, solver=PAPER, privacy=PrivacySettings(privacy="paper"))
