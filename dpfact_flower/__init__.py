@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from dpfact_flower.tensor.match import factor_match_score
 
 _HOMES = {
-    "CPModel": "cp",
+    "CPModel": "tensor.cp",
     "Cohort": "data.site_data",
     "DPFact": "strategy",
     "DPFactClient": "client",
     "DPFactError": "errors",
-    "InProcessGrid": "grid",
+    "InProcessGrid": "runtime.grid",
     "PrivacySettings": "settings",
     "RunSettings": "settings",
     "SiteData": "data.site_data",
@@ -39,8 +39,8 @@ _HOMES = {
     "SolverSettings": "settings",
     "SparseTensor": "tensor",
     "Vocabulary": "data.vocabulary",
-    "factor_match_score": "cp",
-    "federate": "federate",
+    "factor_match_score": "tensor.match",
+    "federate": "runtime.federate",
     "solve": "solver",
 }
 

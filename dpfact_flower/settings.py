@@ -293,8 +293,8 @@ class RunSettings(Settings):
         300.0, "seconds to wait for the quorum to connect", low=0, high=86_400, open_low=True
     )
     rule: str = setting(
-        "", "what replies do to the global model: elastic, patient, or one that server and sites "
-        "have registered; empty: that of the privacy mode", pattern=NAME,
+        "", "what replies do to the model: elastic, patient, or a registered one; empty: that of "
+        "the privacy mode", pattern=NAME,
     )  # fmt: skip
     elastic_step: float = setting(
         0.0,

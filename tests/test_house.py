@@ -137,7 +137,8 @@ def test_an_init_holds_names_and_no_code(path):
 
 TEXTS = sorted(
     [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *PACKAGE.rglob("*.py"),
-     *(ROOT / "simulation").rglob("*.py"), *(ROOT / "benchmarks").glob("*.py")]
+     *(path for folder in ("simulation", "benchmarks", "tests")
+       for path in (ROOT / folder).rglob("*.py"))]
 )  # fmt: skip
 
 

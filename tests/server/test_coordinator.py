@@ -519,6 +519,12 @@ def rewrite(path, change):
     np.savez(path, **arrays)
 
 
+def last_round(arrays, **changes):
+    *before, last = str(arrays["history"]).splitlines()
+    changed = json.dumps({**json.loads(last), **changes})
+    arrays["history"] = np.array("\n".join([*before, changed]))
+
+
 def set_to(key, value):
     return lambda _, meta: meta.update({key: value})
 
@@ -535,11 +541,14 @@ CRAFTED_META = {
     "job out of the folder": set_to("job", "../x"),
     "rounds text": set_to("rounds", "many"),
     "rounds null": set_to("rounds", None),
-    "records a number": set_to("records", 3),
-    "record a number": set_to("records", [3]),
-    "record of no round": lambda _, meta: meta["records"][-1].update(round="third"),
-    "record of other fields": set_to("records", [{"failures": [], "sites": [], "turn": 1}]),
-    "failure of other fields": lambda _, meta: meta["records"][0].update(failures=[{"a": 1}]),
+    "history of bytes": lambda arrays, _: arrays.update(history=np.zeros(3)),
+    "history no JSON": lambda arrays, _: arrays.update(history=np.array("3 rounds")),
+    "record a number": lambda arrays, _: arrays.update(history=np.array("3")),
+    "record of no round": lambda arrays, _: last_round(arrays, round="third"),
+    "record of other fields": lambda arrays, _: arrays.update(
+        history=np.array(json.dumps({"failures": [], "sites": [], "turn": 1}))
+    ),
+    "failure of other fields": lambda arrays, _: last_round(arrays, failures=[{"a": 1}]),
 }
 CRAFTED_ARRAYS = {
     "factor missing": lambda arrays, _: arrays.pop("factor_2") is None or None,

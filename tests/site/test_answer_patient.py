@@ -57,6 +57,11 @@ def ask(client, request) -> tuple[list[np.ndarray], dict]:
     return arrays, config
 
 
+def sent_values(arrays) -> int:
+    """How many numbers are in a reply; one without any has one empty array."""
+    return sum(array.size for array in arrays)
+
+
 def read(server: Coordinator, number: int, answer) -> SiteReply:
     """A reply as the server reads it."""
     return SiteReply.from_wire(*answer, server.reply_shapes(number))
@@ -617,14 +622,14 @@ def test_whether_the_sites_own_refit_worked_is_not_told(data, tmp_path, caplog, 
     with monkeypatch.context() as broken, caplog.at_level(logging.DEBUG):
         broken.setattr("dpfact_flower.site.round.solve", fail)
         arrays, config = ask(client, request)
-    assert arrays == []
+    assert sent_values(arrays) == 0
     assert config == {"site": "site-1"}
     assert "the site's own refit failed" in caplog.text
     assert "987654" not in caplog.text
     rows = rows_of(tmp_path)
     assert (rows[-1].round, rows[-1].shapes, rows[-1].events) == (server.rounds, (), ())
     assert not list((tmp_path / "state").rglob("state-*.npy"))
-    assert ask(client, request)[0] == []  # and it is not tried again
+    assert sent_values(ask(client, request)[0]) == 0  # and it is not tried again
     assert len(rows_of(tmp_path)) == len(rows)
 
 
