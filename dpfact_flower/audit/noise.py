@@ -28,8 +28,8 @@ from dpfact_flower.audit.subject import (
     random_selection,
 )
 from dpfact_flower.privacy.patient.plan import PlannedRelease
+from dpfact_flower.tensor import Floats
 
-Floats = NDArray[np.float64]
 _BOUNDS = (0.1, 1.0)
 _STREAMS = ("site", "asked again", "other site")
 _LEAST_OVERLAP = 1000

@@ -26,9 +26,8 @@ from dpfact_flower.data.site_data import Cohort, SiteData, Truth
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.settings import NAME, Scalar, Settings, setting
-from dpfact_flower.tensor import SparseTensor
+from dpfact_flower.tensor import Floats, SparseTensor
 
-Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 _MOST_ACTIVE = 4

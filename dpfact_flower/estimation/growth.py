@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpfact_flower.estimation.pair_fit import Floats, Model, Sites, fit, times
+from dpfact_flower.estimation.pair_fit import Model, Sites, fit, times
+from dpfact_flower.tensor import Floats
 
 _STEP, _SWEEPS = 2, 4
 """Most factors added at a time, and iterations on all of them in between."""

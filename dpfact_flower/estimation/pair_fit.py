@@ -19,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfact_flower.machine.compiled import compiled
+from dpfact_flower.tensor import Floats
+from dpfact_flower.tensor.triangle import unpack_strict
 
-Floats = NDArray[np.float64]
 Sites = NDArray[np.floating[Any]]
 """``sites[j, t, k]`` is P_t[j, k]; shape (codes, T, codes). Rows of one code lie together, so
 that a block of codes of all sites is one matrix. float32 is enough (docs/explanation/start.md)."""
@@ -51,12 +52,12 @@ def unpack(releases: Sequence[NDArray[Any]] | NDArray[Any], codes: int) -> NDArr
     Parameters
     ----------
     releases : sequence of ndarray, each of shape (codes * (codes - 1) / 2,)
-        Strict upper triangles times sqrt(2), row after row.
+        Strict triangles, see `dpfact_flower.tensor.triangle`.
     codes : int
     """
     sites = np.zeros((codes, len(releases), codes), np.float32)
     for t, release in enumerate(releases):
-        _unpack(np.asarray(release, np.float64), sites[:, t])
+        unpack_strict(np.asarray(release, np.float64), sites[:, t])
     return sites
 
 
@@ -151,17 +152,6 @@ def _update_rows(sites: Sites, F: Floats, d: Floats, products: Sites, threshold:
 
 
 # --- Compiled -------------------------------------------------------------------------------------
-
-
-@compiled()
-def _unpack(packed: Any, matrix: Any) -> None:
-    place = 0
-    for j in range(len(matrix)):
-        for k in range(j + 1, len(matrix)):
-            value = packed[place] / math.sqrt(2.0)
-            matrix[j, k] = value
-            matrix[k, j] = value
-            place += 1
 
 
 @compiled()

@@ -23,15 +23,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from threadpoolctl import threadpool_limits
 
 from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.machine.compiled import compiled
-from dpfact_flower.tensor import Factors
+from dpfact_flower.machine.threads import one_blas_thread
+from dpfact_flower.tensor import Factors, Floats
+from dpfact_flower.tensor.triangle import ROOT2, pack_whole, unpack_whole, whole_size
 
-Floats = NDArray[np.float64]
-
-_ROOT2 = np.sqrt(2.0)
 _LEAST_WEIGHT = 0.02
 """Weight of a site that seems not to use a phenotype, against the one that uses it most."""
 _FLOOR = 8.0
@@ -70,7 +68,7 @@ class Quadratic:
 
 def packed_size(size: int, rank: int) -> int:
     """Number of values in one release: M, and the Gram matrix's upper triangle."""
-    return size * rank + rank * (rank + 1) // 2
+    return size * rank + whole_size(rank)
 
 
 def pack(product: ArrayLike, gram: ArrayLike) -> NDArray[np.float32]:
@@ -86,13 +84,11 @@ def pack(product: ArrayLike, gram: ArrayLike) -> NDArray[np.float32]:
     Returns
     -------
     ndarray of float32, shape (I_n R + R (R + 1) / 2,)
-        M row after row, then the upper triangle of G with its diagonal, row after row; values
-        beside the diagonal are sqrt(2) times the matrix's, so the vector's norm is that of (M, G).
+        M row after row, then the `triangle` of G with its diagonal: the vector's norm is that of
+        (M, G).
     """
     product, gram = np.asarray(product, np.float64), np.asarray(gram, np.float64)
-    upper = np.triu_indices(len(gram))
-    beside = np.where(upper[0] == upper[1], 1.0, _ROOT2)
-    return np.concatenate([product.ravel(), gram[upper] * beside]).astype(np.float32)
+    return np.concatenate([product.ravel(), pack_whole(gram)]).astype(np.float32)
 
 
 def unpack(release: NDArray[Any], size: int, rank: int) -> tuple[Floats, Floats]:
@@ -111,11 +107,7 @@ def unpack(release: NDArray[Any], size: int, rank: int) -> tuple[Floats, Floats]
         )
     if not np.isfinite(vector).all():
         raise DataError("refinement: a release holds values that are not finite")
-    gram = np.zeros((rank, rank))
-    gram[np.triu_indices(rank)] = vector[size * rank :]
-    gram = (gram + gram.T) / _ROOT2
-    np.fill_diagonal(gram, np.diag(gram) / _ROOT2)
-    return vector[: size * rank].reshape(size, rank), gram
+    return vector[: size * rank].reshape(size, rank), unpack_whole(vector[size * rank :], rank)
 
 
 def energies(releases: Sequence[NDArray[Any]], size: int, rank: int) -> Floats:
@@ -215,7 +207,7 @@ def pooled(
     weights = site_weights(usage) if sigma > 0 else np.ones_like(usage)
     noise = sigma * np.sqrt(np.square(weights).sum(axis=0))
     weighted = sum(np.diag(gram) * u for gram, u in zip(grams, weights, strict=True))
-    weighted = np.maximum(weighted, _ROOT2 * noise + _TINY)
+    weighted = np.maximum(weighted, ROOT2 * noise + _TINY)
     energy = np.maximum(usage.sum(axis=0), weighted)
     curvature = _curvature(sum(grams), energy, others, sigma * np.sqrt(len(releases)))
 
@@ -268,9 +260,9 @@ def site_weights(usage: Floats) -> Floats:
 
 def _curvature(gram: Floats, energy: Floats, others: Floats, noise: float) -> Floats:
     """Q of the pooled problem: non-negative, without what noise could have made, made PSD."""
-    gram = np.where(gram < noise / _ROOT2, 0.0, gram)
+    gram = np.where(gram < noise / ROOT2, 0.0, gram)
     np.fill_diagonal(gram, energy)
-    with threadpool_limits(1, user_api="blas"):  # as everywhere: no result depends on threads
+    with one_blas_thread:  # no result depends on the number of threads
         values, vectors = np.linalg.eigh(gram * others)
     psd = _product(vectors * np.maximum(values, 0), vectors.T)
     psd = (psd + psd.T) / 2

@@ -31,7 +31,6 @@ from numpy.typing import NDArray
 from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.estimation.growth import grown
 from dpfact_flower.estimation.pair_fit import (
-    Floats,
     Model,
     Sites,
     explained,
@@ -43,7 +42,8 @@ from dpfact_flower.estimation.pair_fit import (
     unpack,
 )
 from dpfact_flower.machine.threads import in_order, one_blas_thread, thread_count
-from dpfact_flower.tensor import Factors
+from dpfact_flower.tensor import Factors, Floats
+from dpfact_flower.tensor.triangle import strict_size
 
 _logger = logging.getLogger(__name__)
 _RESTARTS, _GROWTHS = 6, 1
@@ -163,7 +163,7 @@ def _checked(releases: Sequence[NDArray[Any]], codes: int) -> NDArray[np.float32
     if not releases:
         raise DataError("start: there are no releases")
     for release in releases:
-        if release.shape != (codes * (codes - 1) // 2,) or not np.isfinite(release).all():
+        if release.shape != (strict_size(codes),) or not np.isfinite(release).all():
             raise DataError(f"start: need finite co-occurrences of {codes} codes, packed")
     return np.asarray(releases, np.float32)
 

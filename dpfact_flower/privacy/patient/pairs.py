@@ -12,14 +12,14 @@ made anew for each, and the total. Cells come sorted, so sums are the same whate
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dpfact_flower.machine.compiled import compiled
+from dpfact_flower.tensor.arrays import Array
+from dpfact_flower.tensor.triangle import strict_row, strict_size
 
-Array = NDArray[Any]
+_row, _size = compiled()(strict_row), compiled()(strict_size)
 CROSS = 2.0
 """Weight of a block of two modes, relative to that of one mode (docs/explanation/start.md)."""
 
@@ -60,7 +60,7 @@ def add_pairs(
             continue
         _number_codes(begin, end, indices, offsets, slot, codes, bounds, places)
         count, cells = bounds[modes], end - begin
-        size = count * (count - 1) // 2
+        size = _size(count)
         if size > len(pairs):
             pairs = np.empty(max(size, 2 * len(pairs)))
         pairs[:size] = 0.0
@@ -104,12 +104,6 @@ def _number_codes(
     bounds[len(offsets) - 1] = count
     for place in range(count):
         slot[codes[place]] = -1
-
-
-@compiled()
-def _row(low: int, count: int) -> int:
-    """Pair (low, high) of a packed strict upper triangle is at ``_row(low, count) + high``."""
-    return low * count - low * (low + 1) // 2 - low - 1
 
 
 @compiled()

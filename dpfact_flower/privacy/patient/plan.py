@@ -36,6 +36,7 @@ from dpfact_flower.privacy.conversions import (
 from dpfact_flower.privacy.events import PATIENT_CLAIM, ReleaseEvent, at_least_one, positive
 from dpfact_flower.privacy.guarantee import Guarantee, account
 from dpfact_flower.settings import PrivacySettings
+from dpfact_flower.tensor.triangle import strict_size, whole_size
 
 Verdict = Literal["good", "weak", "hopeless", "unknown"]
 
@@ -250,10 +251,10 @@ def plan_patient(
     steps: list[tuple[Literal["codes", "start", "refine"], int | None, float, int, float]] = []
     if settings.codes_kept:
         steps.append(("codes", None, 1.0, sum(every), for_codes))
-    steps.append(("start", None, 1.0, sum(kept) * (sum(kept) - 1) // 2, for_start))
+    steps.append(("start", None, 1.0, strict_size(sum(kept)), for_start))
     for _ in range(rounds):
         for mode, size in enumerate(kept):
-            count = size * rank + rank * (rank + 1) // 2
+            count = size * rank + whole_size(rank)
             steps.append(("refine", mode, bound, count, each))
     releases = tuple(
         PlannedRelease(kind, number, mode, sensitivity, sigma_of(rho, sensitivity), count, rho)
@@ -273,8 +274,8 @@ def _check_size(every: Sequence[int], kept: Sequence[int], rank: int) -> None:
     codes = sum(kept)
     for what, count, advice in (
         ("sizes", sum(every), "fewer codes"),
-        ("sizes", codes * (codes - 1) // 2, "fewer codes, or some of them (codes)"),
-        ("rank", rank * max(kept) + rank * (rank + 1) // 2, "fewer phenotypes"),
+        ("sizes", strict_size(codes), "fewer codes, or some of them (codes)"),
+        ("rank", rank * max(kept) + whole_size(rank), "fewer phenotypes"),
     ):
         if count > MOST_VALUES:
             given = rank if what == "rank" else "x".join(map(str, every))

@@ -4,7 +4,7 @@ Unit of privacy: one patient, that is all cells of one slice of mode 0. Neighbou
 patient is there in only one of the two. Three statistics, one a kind of release: `code_counts`,
 `cooccurrence`, `refinement`.
 
-Why the sensitivity holds. A patient's part is a function of his own cells and of public values
+Why the sensitivity holds. A patient's part is a function of their own cells and of public values
 alone (settings, and what was released before). It has an L2 norm of at most the sensitivity, and is
 truncated toward zero to a grid of integers, which can't lengthen it. Parts are added up as
 integers, so exactly: with one patient more or less, the total moves by that patient's part.
@@ -20,7 +20,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,9 +30,9 @@ from dpfact_flower.machine.threads import in_order, thread_count
 from dpfact_flower.privacy.events import positive
 from dpfact_flower.privacy.noise import SIGMA
 from dpfact_flower.privacy.patient.pairs import add_pairs
-from dpfact_flower.tensor import Factors, SparseTensor
+from dpfact_flower.tensor import Array, Factors, SparseTensor
+from dpfact_flower.tensor.triangle import strict_size, whole_size
 
-Array = NDArray[Any]
 _SAFETY = 1 - 1e-9
 _SWEEPS = 30
 """Most sweeps of coordinate descent over one patient's factor."""
@@ -116,14 +115,13 @@ def cooccurrence(tensor: SparseTensor, *, sigma: float) -> BoundedSum:
     Returns
     -------
     BoundedSum
-        The strict upper triangle, row after row, each value sqrt(2) times the matrix's.
-        Sensitivity 1, unit one patient, add or remove.
+        The strict `triangle`. Sensitivity 1, unit one patient, add or remove.
     """
     offsets = _offsets(tensor)
     codes = int(offsets[-1])
     scale = _units(1.0, sigma)
     total = _summed(
-        tensor, codes * (codes - 1) // 2,
+        tensor, strict_size(codes),
         lambda starts, total: add_pairs(
             starts, tensor.indices, tensor.values, offsets, scale, total
         ),
@@ -144,7 +142,7 @@ def refinement(
 
     Patient i, scaled to norm 1, is refitted on the released factors: a_i minimises
     ``||X_i - sum_r a_ir f_r||^2 + sum_r ridge_r a_ir^2`` over a_i >= 0, with f_r the outer product
-    of the factors' columns. His part is (M_i, a_i a_i^T), M_i being the matricised tensor times
+    of the factors' columns. Their part is (M_i, a_i a_i^T), M_i being the matricised tensor times
     Khatri-Rao product of X_i for `mode`, its columns weighted by a_i. Both parts are scaled by one
     weight that brings their joint norm down to `bound`: the update stays a weighted least squares.
 
@@ -164,9 +162,8 @@ def refinement(
     Returns
     -------
     BoundedSum
-        M row after row, then the upper triangle of the Gram matrix with its diagonal, row after
-        row, where values beside the diagonal are sqrt(2) times the matrix's. Sensitivity `bound`,
-        unit one patient, add or remove.
+        M row after row, then the `triangle` of the Gram matrix with its diagonal. Sensitivity
+        `bound`, unit one patient, add or remove.
 
     Raises
     ------
@@ -191,7 +188,7 @@ def refinement(
     scale = _units(positive("bound", bound), sigma)
     penalties, offsets = ridge.astype(np.float64), _offsets(tensor)
     total = _summed(
-        tensor, len(factors[mode]) * rank + rank * (rank + 1) // 2,
+        tensor, len(factors[mode]) * rank + whole_size(rank),
         lambda starts, total: _refine(
             starts, tensor.indices, tensor.values, offsets, stack, mode + 1, gram, penalties,
             bound, scale, total,

@@ -1,0 +1,56 @@
+"""Symmetric matrices as vectors: the upper triangle, row after row.
+
+A value beside the diagonal stands for two of the matrix, so it is sqrt(2) times as large: the norm
+of the vector is that of the matrix. *Strict* triangles are without their diagonal.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from dpfact_flower.tensor.arrays import Array, Floats
+
+ROOT2 = math.sqrt(2.0)
+
+
+def whole_size(order: int) -> int:
+    """Values in a triangle with its diagonal, of a matrix of `order` rows."""
+    return order * (order + 1) // 2
+
+
+def strict_size(order: int) -> int:
+    """Values in a strict triangle."""
+    return order * (order - 1) // 2
+
+
+def strict_row(row: int, order: int) -> int:
+    """Where a row lies in a strict triangle: the pair (row, column) is at this plus `column`."""
+    return row * order - row * (row + 1) // 2 - row - 1
+
+
+def pack_whole(matrix: Array) -> Floats:
+    """Triangle of a symmetric matrix, with its diagonal; `unpack_whole` gives the matrix back."""
+    upper = np.triu_indices(len(matrix))
+    beside = np.where(upper[0] == upper[1], 1.0, ROOT2)
+    return np.asarray(matrix[upper] * beside)
+
+
+def unpack_whole(triangle: Array, order: int) -> Floats:
+    """Symmetric matrix of a triangle with its diagonal."""
+    matrix = np.zeros((order, order))
+    matrix[np.triu_indices(order)] = triangle
+    matrix = (matrix + matrix.T) / ROOT2
+    np.fill_diagonal(matrix, np.diag(matrix) / ROOT2)
+    return matrix
+
+
+def unpack_strict(triangle: Array, matrix: Array) -> None:
+    """Fill a symmetric matrix beside its diagonal, which is left as it is."""
+    order = len(matrix)
+    for row in range(order):
+        place = strict_row(row, order)
+        values = triangle[place + row + 1 : place + order] / ROOT2
+        matrix[row, row + 1 :] = values
+        matrix[row + 1 :, row] = values
