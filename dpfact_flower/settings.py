@@ -120,7 +120,7 @@ class Settings:
 class SolverSettings(Settings):
     """What a site computes on its own data; symbols as in the paper."""
 
-    rank: int = setting(50, "number of phenotypes R", low=1, high=1000)
+    rank: int = setting(12, "number of phenotypes R", low=1, high=1000)
     solver: Literal["psgd", "exact"] = setting(
         "exact", "psgd: the paper's permutation SGD; exact: block updates over all cells"
     )
@@ -138,14 +138,14 @@ class SolverSettings(Settings):
     )  # fmt: skip
     mu: float = setting(0.0, "l2,1 weight: how readily a site switches a phenotype off", low=0)
     off: float = setting(
-        0.0, "exact: a site's mu is off * ||X|| / sqrt(R), so it means the same at sites of any "
+        0.1, "exact: a site's mu is off * ||X|| / sqrt(R), so it means the same at sites of any "
         "size; 0 takes mu as it is", low=0,
     )  # fmt: skip
     mu_from_round: int = setting(
-        1,
-        "round from which mu acts: phenotypes must form before any is switched off; in patient "
-        "mode it acts in the last",
-        low=1,
+        0,
+        "round from which mu and off act: phenotypes must form before any is switched off; 0: "
+        "when half of the rounds are over",
+        low=0,
     )
     nonnegative: bool = setting(True, "keep every factor non-negative, so weights can be read")
     update: Literal["joint", "sequential"] = setting(
@@ -169,6 +169,10 @@ class SolverSettings(Settings):
             )
         if self.clip and not 1e-6 <= self.clip <= 1e6:  # float32 must hold it beside the gradients
             raise SettingsError(f"clip: must be 0 or lie in [1e-06, 1e+06]; got {self.clip!r}")
+        if self.solver == "exact" and self.mu > 0 and self.off > 0:
+            raise SettingsError(
+                f"mu: off = {self.off:g} takes its place with exact; set one of them to 0"
+            )
         if self.clip > 0 and self.solver != "psgd":
             raise SettingsError(f"clip bounds psgd's gradients; solver is {self.solver!r}")
 

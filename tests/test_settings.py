@@ -24,6 +24,7 @@ from dpfact_flower.settings import (
 
 CLASSES = (SolverSettings, PrivacySettings, RunSettings, AppSettings, SiteSettings)
 BASE = {
+    "mu": {"off": 0.0},
     # What a field needs of the others before it can take every value of its own.
     "clip": {"solver": "psgd"},
     "eta": {"gamma": 0.0},
@@ -224,6 +225,7 @@ def test_allow_privacy_is_a_list_of_words(modes):
 IMPOSSIBLE = {
     "psgd's elastic step": (SolverSettings, {"solver": "psgd", "eta": 0.5, "gamma": 2.0}, "eta"),
     "clip without psgd": (SolverSettings, {"clip": 1.0}, "clip"),
+    "mu beside off": (SolverSettings, {"mu": 1.0, "off": 0.5}, "mu"),
     "rho in patient mode": (PrivacySettings, {"rho": 1e-3}, "rho"),
     "codes in paper mode": (PrivacySettings, {"privacy": "paper", "codes": "2x3"}, "codes"),
     "codes without noise": (PrivacySettings, {"privacy": "none", "codes": "2x3"}, "codes"),

@@ -281,7 +281,7 @@ def test_a_second_start_goes_on():
     [
         ({"solver": "psgd", "tau": 2, "mu": 0.5}, "psgd, tau=2, eta=0.01, gamma=5, mu=0.5"),
         ({"solver": "exact", "off": 0.1}, "exact, tau=1, pull=0.05, off=0.1"),
-        ({"solver": "exact", "pull": 0.0, "mu": 2.0}, "exact, tau=1, gamma=5, mu=2"),
+        ({"solver": "exact", "pull": 0.0, "off": 0.0, "mu": 2.0}, "exact, tau=1, gamma=5, mu=2"),
     ],
 )
 def test_the_log_names_the_settings_that_act(solver, line, monkeypatch):

@@ -115,8 +115,8 @@ def local_settings(tensor: SparseTensor, request: RoundRequest) -> SolverSetting
         if solver.pull > 0:
             solver = replace(solver, gamma=solver.pull * share)
         if solver.off > 0:
-            solver = replace(solver, mu=solver.off * math.sqrt(share))
-    if request.round < solver.mu_from_round:
+            solver = replace(solver, mu=solver.off * math.sqrt(share), off=0.0)
+    if request.round < (solver.mu_from_round or request.rounds // 2 + 1):
         solver = replace(solver, mu=0.0)
     return solver
 

@@ -134,7 +134,7 @@ def described() -> str:
 
 
 def _psgd(job: Job, **changes: Any) -> SolverSettings:
-    chosen = {"eta": 0.05, "gamma": _PULL, "tau": 2, **changes}
+    chosen = {"eta": 0.05, "gamma": _PULL, "tau": 2, "mu_from_round": 1, **changes}
     return SolverSettings(rank=job.rank, solver="psgd", **chosen)
 
 
@@ -177,7 +177,7 @@ def _patient(job: Job, cohort: Cohort) -> Iterator[Snapshot]:
     sizes = [len(vocabulary) for vocabulary in cohort.vocabularies]
     privacy = _noisy(job, patients=patients, codes=_KEPT if sum(sizes) > _WIDE else "")
     coordinator = coordinate(
-        cohort, SolverSettings(rank=job.rank), privacy, RunSettings(seed=job.seed)
+        cohort, SolverSettings(rank=job.rank, off=0.0), privacy, RunSettings(seed=job.seed)
     )
     for snapshot in play(coordinator, cohort):
         if not coordinator.selection:
@@ -304,7 +304,7 @@ def _traffic(job: Job) -> Result:
     patients = own.patients if job.system == "patient" else 40 * job.sites
     shares = ",".join(["1"] * job.sites)
     cohort = synthetic(replace(own, patients=patients, shares=shares, distinct=0, local=0.0))
-    solver, rounds = SolverSettings(rank=job.rank), 2
+    solver, rounds = SolverSettings(rank=job.rank, off=0.0), 2
     if job.system.startswith("trip"):
         meter: list[RoundRecord] = []
         lean = job.system == "trip-lean"

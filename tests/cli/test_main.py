@@ -4,16 +4,19 @@ import math
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from dpfact_flower import cli
-from dpfact_flower.cli.options import APP_FOLDER, run_config
+from dpfact_flower.cli.options import APP_FOLDER, app_config, run_config
 from dpfact_flower.data.synthetic import PRESETS
 from dpfact_flower.errors import DPFactError
-from dpfact_flower.runtime.config import prepare_data
+from dpfact_flower.runtime.config import RunConfig, prepare_data
 from dpfact_flower.settings import AppSettings
+
+APP = Path(__file__).parents[2] / "simulation"
 
 
 def dpfact(*arguments: str) -> str:
@@ -92,11 +95,16 @@ def test_settings_lists_every_key():
         assert key in text
 
 
-def test_settings_name_what_the_app_has_in_place_of_them(tmp_path, monkeypatch):
-    text = dpfact("settings")
-    assert "has other defaults: rank = 12, off = 0.1, mu-from-round = 21\n" in text
-    monkeypatch.chdir(tmp_path)  # where there is no app
+def test_the_flower_app_has_every_setting_at_the_librarys_default():
+    """Flower takes no other keys on its command line; and a run is the same wherever it starts."""
+    assert app_config(APP) == RunConfig.read({}).write()
     assert "other defaults" not in dpfact("settings")
+
+
+def test_settings_name_what_another_app_has_in_place_of_them(tmp_path):
+    own = (APP / "pyproject.toml").read_text().replace("rank = 12", "rank = 7")
+    (tmp_path / "pyproject.toml").write_text(own)
+    assert "has other defaults: rank = 7\n" in dpfact("settings", "--app", str(tmp_path))
 
 
 @pytest.mark.parametrize(

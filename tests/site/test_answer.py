@@ -570,7 +570,7 @@ def test_what_a_site_must_choose_for_itself_has_no_default(data, tmp_path, key):
 
 def test_the_sites_own_mu_switches_phenotypes_off_for_it_alone(data, tmp_path):
     client = make_client(data, tmp_path, site_mu=1e6)
-    fit(client, make_request(data, solver=SolverSettings(rank=4, off=0.001)))
+    fit(client, make_request(data, solver=SolverSettings(rank=4, off=0.001, mu_from_round=1)))
     assert (state_of(tmp_path, data).factors[0] == 0).all()
 
 

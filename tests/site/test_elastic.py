@@ -113,21 +113,33 @@ def test_the_pull_means_the_same_at_any_size(tensor):
 
 
 def test_off_means_the_same_at_any_size(tensor):
-    asked = request(tensor.feature_shape, SolverSettings(rank=4, off=0.3))
+    asked = request(tensor.feature_shape, SolverSettings(rank=4, off=0.3, mu_from_round=1))
     doubled = SparseTensor(tensor.indices, tensor.values * np.float32(2), tensor.shape)
     small, large = (local_settings(t, asked).mu for t in (tensor, doubled))
     assert large == pytest.approx(2 * small)
     assert small == pytest.approx(0.3 * np.sqrt(tensor.norm_squared() / 4))
-    assert local_settings(tensor, replace(asked, solver=SolverSettings(mu=2.0))).mu == 2.0
+    absolute = SolverSettings(off=0.0, mu=2.0, mu_from_round=1)
+    assert local_settings(tensor, replace(asked, solver=absolute)).mu == 2.0
 
 
 def test_mu_acts_from_its_round(tensor):
-    solver = SolverSettings(rank=4, mu=1e3, mu_from_round=2)
+    solver = SolverSettings(rank=4, off=0.0, mu=1e3, mu_from_round=2)
     asked = request(tensor.feature_shape, solver)
     first = answer(tensor, asked)
     assert first.state.factors[0].any()
     second = answer(tensor, replace(asked, round=2), first.state)
     assert not second.state.factors[0].any()
+
+
+@pytest.mark.parametrize(("rounds", "first"), [(1, 1), (2, 2), (3, 2), (40, 21)])
+def test_without_a_round_of_its_own_mu_acts_in_the_second_half(tensor, rounds, first):
+    solver = SolverSettings(rank=4, off=0.0, mu=1e3)
+    asked = replace(request(tensor.feature_shape, solver), rounds=rounds)
+    acting = [
+        number for number in range(1, rounds + 1)
+        if local_settings(tensor, replace(asked, round=number)).mu > 0
+    ]  # fmt: skip
+    assert acting == list(range(first, rounds + 1))
 
 
 def test_divergence_names_site_round_and_step():

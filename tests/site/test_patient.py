@@ -216,7 +216,7 @@ def test_labels_and_identifiers_are_not_in_it(data):
 
 
 def test_without_off_there_is_no_ridge(data):
-    request = make_request(data, 2)
+    request = make_request(data, 2, solver=replace(SOLVER, off=0.0))
     assert ridge_of(request, own_start(data), 1.0).tolist() == [0.0] * 4
 
 

@@ -205,6 +205,7 @@ def test_keys_of_others_are_left_alone():
 
 
 NEEDS = {
+    "mu": {"off": 0.0},
     "rho": {"privacy": "paper"}, "codes": {"privacy": "patient"}, "clip": {"solver": "psgd"}
 }  # fmt: skip
 
@@ -534,7 +535,7 @@ def test_bytes_that_are_no_packed_vector_are_refused(array):
 
 
 def test_a_packed_vector_beyond_the_limit_is_refused():
-    packed = pack((np.arange(3000) * 2.0**40).astype(np.float32), 2.0**40)
+    packed = pack((np.arange(3000) * 2.0**40).astype(np.float32), 2.0**40).copy()
     message = refused(SiteReply.from_wire, [packed], {"site": "north"}, [(3000,)])
     assert "beyond 1e+15" in message
     packed[:8] = np.array([1e300]).view(np.uint8)
