@@ -121,9 +121,10 @@ class SolverSettings(Settings):
     """What a site computes on its own data; symbols as in the paper."""
 
     rank: int = setting(12, "number of phenotypes R", low=1, high=1000)
-    solver: Literal["psgd", "exact"] = setting(
-        "exact", "psgd: the paper's permutation SGD; exact: block updates over all cells"
-    )
+    solver: str = setting(
+        "exact", "psgd: the paper's permutation SGD; exact: block updates over all cells; or one "
+        "that the sites have registered", pattern=NAME,
+    )  # fmt: skip
     scale: Literal["counts", "patient"] = setting(
         "patient", "fit counts as they are, or each patient's scaled to norm 1"
     )
@@ -133,12 +134,12 @@ class SolverSettings(Settings):
     )  # fmt: skip
     gamma: float = setting(5.0, "elastic weight: how strongly local and global pull", low=0)
     pull: float = setting(
-        0.05, "exact: a site's gamma is pull * ||X||^2 / R, so it means the same at sites of any "
-        "size; 0 takes gamma as it is", low=0,
+        0.05, "not psgd: a site's gamma is pull * ||X||^2 / R, so it means the same at sites of "
+        "any size; 0 takes gamma as it is", low=0,
     )  # fmt: skip
     mu: float = setting(0.0, "l2,1 weight: how readily a site switches a phenotype off", low=0)
     off: float = setting(
-        0.1, "exact: a site's mu is off * ||X|| / sqrt(R), so it means the same at sites of any "
+        0.1, "not psgd: a site's mu is off * ||X|| / sqrt(R), so it means the same at sites of any "
         "size; 0 takes mu as it is", low=0,
     )  # fmt: skip
     mu_from_round: int = setting(
@@ -169,9 +170,10 @@ class SolverSettings(Settings):
             )
         if self.clip and not 1e-6 <= self.clip <= 1e6:  # float32 must hold it beside the gradients
             raise SettingsError(f"clip: must be 0 or lie in [1e-06, 1e+06]; got {self.clip!r}")
-        if self.solver == "exact" and self.mu > 0 and self.off > 0:
+        if self.solver != "psgd" and self.mu > 0 and self.off > 0:
             raise SettingsError(
-                f"mu: off = {self.off:g} takes its place with exact; set one of them to 0"
+                f"mu: off = {self.off:g} takes its place with solver {self.solver!r}; set one of "
+                "them to 0"
             )
         if self.clip > 0 and self.solver != "psgd":
             raise SettingsError(f"clip bounds psgd's gradients; solver is {self.solver!r}")
@@ -302,7 +304,7 @@ class RunSettings(Settings):
     )  # fmt: skip
     elastic_step: float = setting(
         0.0,
-        "server's elastic step per site; 0: eta * gamma (psgd), 1 / sites (exact)",
+        "server's elastic step per site; 0: eta * gamma with psgd, else 1 / sites",
         low=0,
         high=1,
     )

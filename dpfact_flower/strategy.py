@@ -247,12 +247,12 @@ class DPFact(TrainOnlyStrategy):
 
 
 def _in_force(solver: SolverSettings) -> str:
-    """The solver's settings that act: of exact's, relative weights take the place of absolute."""
-    exact = solver.solver == "exact"
+    """The solver's settings that act: but for psgd, relative weights stand before absolute ones."""
+    psgd = solver.solver == "psgd"
     names = (
         "tau",
-        *(() if exact else ("eta",)),
-        "pull" if exact and solver.pull > 0 else "gamma",
-        "off" if exact and solver.off > 0 else "mu",
+        *(("eta",) if psgd else ()),
+        "gamma" if psgd or solver.pull == 0 else "pull",
+        "mu" if psgd or solver.off == 0 else "off",
     )
     return ", ".join([solver.solver, *(f"{name}={getattr(solver, name):g}" for name in names)])

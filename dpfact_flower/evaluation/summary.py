@@ -12,10 +12,10 @@ from typing import Any
 
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.data.vocabulary import Vocabulary
-from dpfact_flower.errors import MissingDependencyError, StateError
+from dpfact_flower.errors import StateError
 from dpfact_flower.evaluation.measured import measure
 from dpfact_flower.evaluation.phenotypes import top_codes
-from dpfact_flower.privacy import NO_CLAIM, Guarantee, ReleaseEvent, account
+from dpfact_flower.privacy import NO_CLAIM, ReleaseEvent, account
 from dpfact_flower.privacy.ledger import LEDGER, Ledger
 from dpfact_flower.privacy.scope import NEIGHBOURS, NOT_COVERED, UNITS
 from dpfact_flower.server.coordinator import Coordinator
@@ -107,7 +107,7 @@ def _privacy(coordinator: Coordinator, cohort: Cohort | None, sites_folder: Path
         _planned(coordinator) if cohort is None else _recorded(coordinator, cohort, sites_folder)
     )
     delta = coordinator.privacy.delta
-    spent = {site: _account(own, delta) for site, own in events.items() if own}
+    spent = {site: account(own, delta, second_opinions=True) for site, own in events.items() if own}
     if not spent:
         raise StateError("no site's ledger holds a release of this run")
     worst = max(spent.values(), key=lambda guarantee: guarantee.rho)
@@ -125,14 +125,6 @@ def _privacy(coordinator: Coordinator, cohort: Cohort | None, sites_folder: Path
             for site, guarantee in spent.items()
         },
     }
-
-
-def _account(events: Sequence[ReleaseEvent], delta: float) -> Guarantee:
-    """Compose, with Opacus' second opinion where it is installed."""
-    try:
-        return account(events, delta, opacus=True)
-    except MissingDependencyError:
-        return account(events, delta)
 
 
 def _recorded(

@@ -7,11 +7,13 @@ what they claim.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context
 
-from dpfact_flower.errors import SettingsError
+from dpfact_flower.errors import MissingDependencyError, SettingsError
+from dpfact_flower.machine.registry import Registry
 from dpfact_flower.privacy.conversions import (
     GAUSSIAN_DP,
     GAUSSIAN_DP_DISCRETE,
@@ -127,7 +129,27 @@ class Guarantee:
         }
 
 
-def account(events: Sequence[ReleaseEvent], delta: float, *, opacus: bool = False) -> Guarantee:
+Accountant = Callable[[Sequence[ReleaseEvent], float], float]
+"""Epsilon of the releases of one site at a delta; `MissingDependencyError` where it cannot tell."""
+
+
+def _opacus_rdp(events: Sequence[ReleaseEvent], delta: float) -> float:
+    # Torch takes seconds to import, and a site never needs it.
+    from dpfact_flower.privacy.opacus_accountant import epsilon_rdp_opacus  # noqa: PLC0415
+
+    return epsilon_rdp_opacus(events, delta)
+
+
+accountants: Registry[Accountant] = Registry(
+    "accountant", "dpfact_flower.privacy.guarantee", **{OPACUS_RDP: _opacus_rdp}
+)
+"""Second opinions, by the name that stands beside their figure. What a site admits does not depend
+on them."""
+
+
+def account(
+    events: Sequence[ReleaseEvent], delta: float, *, second_opinions: bool = False
+) -> Guarantee:
     """Compose the releases of one site, all of which may see the same patient.
 
     Parameters
@@ -136,15 +158,13 @@ def account(events: Sequence[ReleaseEvent], delta: float, *, opacus: bool = Fals
         Every release so far, of one unit and neighbouring relation.
     delta : float
         In (0, 1).
-    opacus : bool
-        Add the figure of Opacus' RDP accountant as a second opinion; imports torch.
+    second_opinions : bool
+        Add the figures of `accountants`, of those whose packages are installed; imports torch.
 
     Raises
     ------
     SettingsError
         If there are no events, they do not share a unit and relation, or delta is out of range.
-    MissingDependencyError
-        If `opacus` is asked for and not installed.
     """
     rho = compose_serial(event.rho for event in events)
     relations = {(event.unit, event.neighbours) for event in events}
@@ -154,11 +174,6 @@ def account(events: Sequence[ReleaseEvent], delta: float, *, opacus: bool = Fals
             + " and ".join(sorted("/".join(relation) for relation in relations))
         )
     unit, neighbours = relations.pop()
-    extra = {}
-    if opacus:
-        from dpfact_flower.privacy.opacus_accountant import epsilon_rdp_opacus  # noqa: PLC0415
-
-        extra[OPACUS_RDP] = epsilon_rdp_opacus(events, delta)
     return guarantee_of(
         rho,
         delta,
@@ -167,8 +182,16 @@ def account(events: Sequence[ReleaseEvent], delta: float, *, opacus: bool = Fals
         unit=unit,
         neighbours=neighbours,
         claim=claim_of(events),
-        extra=extra,
+        extra=_opinions(events, delta) if second_opinions else {},
     )
+
+
+def _opinions(events: Sequence[ReleaseEvent], delta: float) -> dict[str, float]:
+    found = {}
+    for name in accountants.names():
+        with suppress(MissingDependencyError):
+            found[name] = accountants.find(name)(events, delta)
+    return found
 
 
 def guarantee_of(

@@ -21,6 +21,7 @@ from dpfact_flower.settings import (
     SolverSettings,
     refuse_unknown,
 )
+from dpfact_flower.solver.solvers import solvers
 
 
 class RunConfig(NamedTuple):
@@ -48,6 +49,7 @@ class RunConfig(NamedTuple):
             PrivacySettings.from_config(config),
         )
         checked.privacy.check_solver(checked.solver)
+        solvers.find(checked.solver.solver)
         return checked
 
     def write(self) -> dict[str, Scalar]:

@@ -90,7 +90,7 @@ def elastic_step(settings: SolverSettings, step: float, sites: int) -> float:
     settings : SolverSettings
     step : float
         As the run asks; 0 stands for eta * gamma with psgd, as in eq. (global), and for
-        1 / sites with exact, which has no step size: the global factors become the sites' mean.
+        1 / sites with others, which have no step size: the global factors become the sites' mean.
     sites : int
         Number of sites that pull, at least 1.
 
@@ -100,7 +100,7 @@ def elastic_step(settings: SolverSettings, step: float, sites: int) -> float:
         If the server would never move, or the pull of all sites together exceeds 1: it would
         overshoot their mean.
     """
-    if step == 0 and settings.solver == "exact":
+    if step == 0 and settings.solver != "psgd":
         return 1 / sites
     chosen = step or settings.eta * settings.gamma
     if chosen == 0:

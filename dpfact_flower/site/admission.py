@@ -15,6 +15,7 @@ from dpfact_flower.privacy import ReleaseEvent, account
 from dpfact_flower.privacy.ledger import LEDGER, LastAnswer, Ledger
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.round import RoundWork
+from dpfact_flower.solver.solvers import solvers
 from dpfact_flower.wire.protocol import RoundRequest
 
 
@@ -57,6 +58,8 @@ def check_allowed(request: RoundRequest, settings: SiteSettings) -> None:
         If the mode or the rule is not among those that the hospital allows.
     MessageError
         If rank or tau exceed its limits, or the job's name is not free.
+    SettingsError
+        If this site has no such solver.
     """
     for name, asked, allowed in (
         ("privacy", request.privacy.privacy, settings.allow_privacy),
@@ -72,6 +75,7 @@ def check_allowed(request: RoundRequest, settings: SiteSettings) -> None:
     ):
         if size > most:
             raise MessageError(f"{name}: the run asks for {size}, this site's limit is {most}")
+    solvers.find(request.solver.solver)  # one that this site has code for
     # A folder in the place of SQLite's journal would shut the ledger for good.
     if request.job.lower().startswith(LEDGER):
         raise MessageError(f"job: {request.job!r} is a name of the ledger's own files")

@@ -110,7 +110,7 @@ def _norm_squared(tensor: SparseTensor) -> float:
 def local_settings(tensor: SparseTensor, request: RoundRequest) -> SolverSettings:
     """Solver settings as they hold at this site in this round: `pull`, `off`, `mu_from_round`."""
     solver = request.solver
-    if solver.solver == "exact":
+    if solver.solver != "psgd":
         share = _norm_squared(tensor) / solver.rank  # what a phenotype has of the data, on average
         if solver.pull > 0:
             solver = replace(solver, gamma=solver.pull * share)

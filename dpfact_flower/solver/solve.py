@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.settings import SolverSettings
-from dpfact_flower.solver.exact import exact
 from dpfact_flower.solver.objective import LocalResult
-from dpfact_flower.solver.psgd import psgd
+from dpfact_flower.solver.solvers import solvers
 from dpfact_flower.tensor import Factors, SparseTensor
 
 
@@ -46,7 +45,7 @@ def solve(
     DataError
         If the tensor is empty, or a factor or anchor is not finite or of the wrong shape.
     SettingsError
-        If `eta` is not a positive number.
+        If `eta` is not a positive number, or there is no solver of that name.
     DivergenceError
         If no step size makes the objective fall.
     """
@@ -56,7 +55,7 @@ def solve(
         raise SettingsError(f"eta: the carried step size must be positive, got {eta!r}")
     start = _checked("factors", factors, tensor.shape, settings.rank)
     pulled_to = _checked("anchors", anchors, tensor.feature_shape, settings.rank)
-    solver = exact if settings.solver == "exact" else psgd
+    solver = solvers.find(settings.solver)
     return solver(tensor, start, pulled_to, settings, rng, eta=eta)
 
 

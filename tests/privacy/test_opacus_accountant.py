@@ -93,7 +93,7 @@ def test_events_through_opacus_rdp(history):
     ours = epsilon_rdp_opacus(events_of(history), delta)
     assert ours == pytest.approx(theirs, rel=0.01)
     assert epsilon_zcdp_tight(rho_of(history), delta) <= ours * (1 + 1e-9)
-    guarantee = account(events_of(history), delta, opacus=True)
+    guarantee = account(events_of(history), delta, second_opinions=True)
     second = next(f for f in guarantee.figures if f.accountant == OPACUS_RDP)
     assert second.epsilon == ours
     assert PAPER_CLAIM in str(second)
@@ -273,15 +273,16 @@ def test_opacus_trains_with_our_accountant():
     assert engine.get_epsilon(1e-5) == pytest.approx(epsilon_zcdp_tight(3 / (2 * 16), 1e-5))
 
 
-def test_without_opacus_the_error_says_what_to_install():
+def test_without_opacus_its_opinion_is_wanting_and_the_error_says_what_to_install():
     code = (
         "import sys; sys.modules['opacus'] = None\n"
         "from dpfact_flower.errors import MissingDependencyError\n"
         "from dpfact_flower.privacy import PAPER_CLAIM, ReleaseEvent, account\n"
         "event = ReleaseEvent('round 1', 1.0, 1.0, 1, 'entry', 'replace', PAPER_CLAIM)\n"
-        "account([event], 1e-5)\n"
+        "figures = account([event], 1e-5, second_opinions=True).figures\n"
+        "assert 'RDP, Opacus' not in [figure.accountant for figure in figures]\n"
         "try:\n"
-        "    account([event], 1e-5, opacus=True)\n"
+        "    import dpfact_flower.privacy.opacus_accountant\n"
         "except MissingDependencyError as error:\n"
         "    sys.exit('dpfact-flower[opacus]' not in str(error))\n"
         "sys.exit(2)"

@@ -1,0 +1,130 @@
+"""docs/how-to/extend.md, run as it stands: every Python block, in order, in one folder."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpfact_flower.data.site_data import Cohort
+from dpfact_flower.evaluation.run_folder import read_json, read_model
+from dpfact_flower.machine.registry import Registry
+from dpfact_flower.privacy.guarantee import accountants
+from dpfact_flower.privacy.ledger import Ledger
+from dpfact_flower.server.history import read_history
+from dpfact_flower.server.rules import server_rules
+from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
+from dpfact_flower.site.rules import site_rules
+from dpfact_flower.solver.solvers import solvers
+from dpfact_flower.wire.protocol import SiteReply
+
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "extend.md"
+REGISTRIES: tuple[Registry, ...] = (accountants, server_rules, site_rules, solvers)
+STAYS = """hospital,patient,procedures,diagnoses
+north,17,P1 P2,D1
+north,17,P1,D1
+north,18,P2,D2 D1
+south,5,P1,D2
+"""
+
+
+def blocks(title: str) -> list[str]:
+    """Python blocks of a section of the page."""
+    (section,) = [
+        text for text in PAGE.read_text(encoding="utf-8").split("\n## ") if text.startswith(title)
+    ]
+    return re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """An empty folder to run in; what is registered there is forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    before = [dict(registry._more) for registry in REGISTRIES]
+    yield tmp_path
+    for registry, more in zip(REGISTRIES, before, strict=True):
+        registry._more = more
+
+
+def run(*titles: str, **given) -> dict:
+    names = dict(given)
+    for title in titles:
+        for number, block in enumerate(blocks(title), start=1):
+            exec(compile(block, f"{PAGE.name}: {title}, block {number}", "exec"), names)
+    return names
+
+
+def test_a_server_rule_is_taken_by_name():
+    names = run("A server rule")
+    rounds = read_history(names["run_folder"])
+    assert [(len(r.sites), r.updated) for r in rounds] == [(6, True)] * 3
+    # Of six sites' factors the median is no site's pull toward the mean: the rule did act.
+    mean = names["federate"]({"data": "synthetic:demo", "out": "runs/mean", "privacy": "none",
+                              "rounds": 3})  # fmt: skip
+    pairs = zip(read_model(names["run_folder"])[0], read_model(mean)[0], strict=True)
+    assert all(np.abs(a - b).max() > 0 for a, b in pairs)
+
+
+def test_the_median_is_not_dragged_along_by_one_site():
+    names = run("A server rule")
+    rule = names["MedianRule"]((2, 2), SolverSettings(rank=1), PrivacySettings(privacy="none"),
+                               RunSettings())  # fmt: skip
+    one = np.ones((2, 1), np.float32)
+    sizes = {"a": 1, "b": 2, "c": 1e6}
+    replies = [SiteReply(name, (one * size, one)) for name, size in sizes.items()]
+    rule.update(1, replies)
+    np.testing.assert_array_equal(rule.factors[0], 2 * one)
+
+
+def test_a_rule_with_a_release_of_its_own_is_charged_and_learns(folder, cohort: Cohort):
+    (folder / "data").mkdir()
+    cohort.save(folder / "data")
+    names = run("A server rule", "A rule with a release", cohort=cohort,
+                state_dir=str(folder / "state"))  # fmt: skip
+    for site in cohort.sites:
+        with Ledger(folder / "state" / site.name, create=False) as ledger:
+            (event,) = ledger.events()
+            assert ledger.verify() == []
+        assert event == names["event_of"](names["strategy"].coordinator.privacy, (9, 12))
+    (record,) = names["strategy"].coordinator.records
+    assert record.sites == ("site-1", "site-2", "site-3")
+    for factor in names["frequencies"]:
+        assert factor.sum() == pytest.approx(1, rel=1e-6)
+    # Everybody has code 0 of both modes (see `cohort`): the largest of some 20, through the noise.
+    assert [int(factor.argmax()) for factor in names["frequencies"]] == [0, 0]
+
+
+def test_a_local_solver_is_taken_by_name_and_descends():
+    names = run("A server rule", "A local solver")
+    summary = read_json(names["solved"] / "summary.json")
+    assert summary["solver"] == "multiplicative"
+    assert 0 < summary["fit"] < 1
+    for lines in Path("runs/multiplicative.sites").glob("*/*/history.jsonl"):
+        for line in lines.read_text().splitlines():
+            before, after = read_line(line)
+            assert after <= before * (1 + 1e-6)  # the sums of an objective in float32's rounding
+
+
+def read_line(line: str) -> tuple[float, float]:
+    first, *_, last = json.loads(line)["objective"]
+    return first, last
+
+
+def test_a_reader_counts_what_the_table_holds(folder):
+    (folder / "stays.csv").write_text(STAYS)
+    (folder / "data" / "stays").mkdir(parents=True)
+    run("A reader")
+    north, south = Cohort.load(folder / "data" / "stays").sites
+    assert [v.codes for v in north.vocabularies] == [("P1", "P2"), ("D1", "D2")]
+    assert north.patients == ("17", "18")
+    np.testing.assert_array_equal(north.tensor.to_dense(), [[[2, 0], [1, 0]], [[0, 0], [1, 1]]])
+    np.testing.assert_array_equal(south.tensor.to_dense(), [[[0, 1], [0, 0]]])
+
+
+def test_an_accountant_stands_beside_ours():
+    names = run("A server rule", "An accountant")
+    summary = read_json(names["audited"] / "summary.json")
+    figures = summary["epsilons"]
+    # Numerical composition rounds losses up to a grid of 1e-4, and can only be larger.
+    assert figures["PLD, dp-accounting"] == pytest.approx(summary["epsilon"], rel=2e-3)

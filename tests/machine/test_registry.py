@@ -1,0 +1,62 @@
+"""What a name stands for: ours, registered ones, those of installed packages."""
+
+import sys
+
+import pytest
+
+from dpfact_flower.errors import SettingsError
+from dpfact_flower.machine.registry import Registry
+
+GROUP = "dpfact_flower_test_things"
+
+
+@pytest.fixture
+def registry() -> Registry[object]:
+    return Registry("thing", GROUP, ours=1)
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """An installed package that names two things, one of which cannot be imported."""
+    (tmp_path / "their_package.py").write_text("theirs = 3")
+    info = tmp_path / "their_package-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: their-package\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        f"[{GROUP}]\ntheirs = their_package:theirs\nbroken = not_there:thing\nours = not_there:x\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("their_package", None)
+
+
+def test_ours_and_registered_ones_are_found(registry):
+    assert registry.find("ours") == 1
+    assert registry.register("mine", 2) == 2
+    assert registry.find("mine") == 2
+    registry.register("mine", 4)
+    assert registry.find("mine") == 4
+    assert registry.names() == ["ours", "mine"]
+
+
+def test_things_of_installed_packages_are_imported_when_asked_for(registry, package):
+    assert registry.names() == ["ours", "broken", "theirs"]
+    assert "their_package" not in sys.modules
+    assert registry.find("theirs") == 3
+    assert registry.find("ours") == 1  # nobody takes our names
+
+
+def test_an_unknown_name_is_refused_with_those_there_are(registry):
+    with pytest.raises(SettingsError, match=r"there is no 'x'; there are ours .*entry point"):
+        registry.find("x")
+
+
+@pytest.mark.parametrize("name", ["", " x", "a/b", "x" * 65, "ä"])
+def test_what_is_no_name_cannot_be_registered(registry, name):
+    with pytest.raises(SettingsError, match="thing: a name"):
+        registry.register(name, 1)
+
+
+def test_our_own_names_cannot_be_taken(registry):
+    with pytest.raises(SettingsError, match="'ours' is dpfact-flower's own"):
+        registry.register("ours", 2)
