@@ -1,0 +1,151 @@
+"""Rules that others bring: what a site admits of them, and what it holds them to."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dpfact_flower.errors import MessageError, PrivacyRefusedError, RoundFailedError, SettingsError
+from dpfact_flower.privacy import Noise, release_unprotected
+from dpfact_flower.privacy.ledger import Ledger
+from dpfact_flower.privacy.patient import release
+from dpfact_flower.privacy.patient.statistics import code_counts
+from dpfact_flower.server.rule import initial_factors
+from dpfact_flower.settings import PrivacySettings, SiteSettings, SolverSettings
+from dpfact_flower.site.answer import Site
+from dpfact_flower.site.elastic import ElasticRound
+from dpfact_flower.site.round import RoundOutcome
+from dpfact_flower.site.rules import site_rules
+from dpfact_flower.wire.protocol import RoundRequest
+
+SIGMA = 5.0
+
+
+@pytest.fixture
+def data(cohort):
+    return cohort.sites[0]
+
+
+@pytest.fixture(autouse=True)
+def forget():
+    before = dict(site_rules._more)
+    yield
+    site_rules._more = before
+
+
+def make_site(data, tmp_path, **settings) -> Site:
+    given = {"allow_privacy": "patient", "max_epsilon": 10.0, "state_dir": str(tmp_path / "state"),
+             "allow_rules": "counts"}  # fmt: skip
+    return Site(data, SiteSettings(**{**given, **settings}))
+
+
+def request(rule="counts", **changes) -> RoundRequest:
+    asked = RoundRequest(
+        job="job", round=1, rounds=1, seed=0, solver=SolverSettings(rank=4),
+        privacy=PrivacySettings(), vocabulary="", anchors=(), rule=rule,
+    )  # fmt: skip
+    return replace(asked, **changes)
+
+
+class Counts:
+    """Releases code counts with noise of `sent`, having announced `said`."""
+
+    reach = "this round"
+    said, sent = SIGMA, SIGMA
+
+    def __init__(self, data, request, *, site, simulation):
+        self.tensor = data.tensor
+
+    def counts(self, sigma):
+        counts = code_counts(self.tensor, sigma=sigma)
+        return release(counts, Noise.from_os(), name="counts")
+
+    def cost(self):
+        return self.counts(self.said).events if self.said else ()
+
+    def run(self, kept):
+        if self.sent:
+            return RoundOutcome(self.counts(self.sent))
+        return RoundOutcome(release_unprotected([np.ones((2, 2), np.float32)]))
+
+
+def rows(tmp_path):
+    path = tmp_path / "state" / "site-1"
+    if not (path / "ledger.sqlite").exists():
+        return []
+    with Ledger(path, create=False) as ledger:
+        return ledger.rows()
+
+
+def test_a_rule_of_others_is_admitted_charged_and_asked_again_for_free(data, tmp_path):
+    site_rules.register("counts", Counts)
+    site = make_site(data, tmp_path)
+    first = site.answer(request())
+    again = site.answer(request())
+    np.testing.assert_array_equal(first.arrays[0], again.arrays[0])
+    (row,) = rows(tmp_path)
+    assert [event.sigma for event in row.events] == [SIGMA]
+
+
+def test_a_rule_that_the_hospital_does_not_name_is_refused(data, tmp_path):
+    site_rules.register("counts", Counts)
+    with pytest.raises(PrivacyRefusedError, match="rules 'counts'; this site's allow-rules is"):
+        make_site(data, tmp_path, allow_rules="elastic,patient").answer(request())
+    assert not rows(tmp_path)
+
+
+def test_a_rule_without_code_here_is_refused(data, tmp_path):
+    with pytest.raises(SettingsError, match="rule: there is no 'counts'; there are elastic, pat"):
+        make_site(data, tmp_path).answer(request())
+
+
+def test_a_solver_without_code_here_is_refused_before_anything_is_made(data, tmp_path):
+    asked = request("elastic", privacy=PrivacySettings(privacy="none"),
+                    anchors=initial_factors((9, 12), 4, 0),
+                    solver=SolverSettings(rank=4, solver="other"))  # fmt: skip
+    site = make_site(data, tmp_path, allow_privacy="none", max_epsilon=0.0, allow_rules="elastic")
+    with pytest.raises(SettingsError, match="solver: there is no 'other'"):
+        site.answer(asked)
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize(
+    ("said", "sent"), [(SIGMA, SIGMA / 2), (SIGMA, 0), (0, SIGMA)],
+    ids=["less noise than announced", "no noise", "nothing announced"],
+)  # fmt: skip
+def test_a_rule_that_releases_more_than_it_announced_releases_nothing(
+    data, tmp_path, said, sent, caplog
+):
+    class Liar(Counts):
+        pass
+
+    Liar.said, Liar.sent = said, sent
+    site_rules.register("counts", Liar)
+    with pytest.raises(RoundFailedError):
+        make_site(data, tmp_path).answer(request())
+    assert "releases more than it announced" in caplog.text
+    assert not rows(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("rule", "privacy", "allowed"),
+    [("elastic", "patient", "patient"), ("patient", "none", "none"), ("patient", "paper", "paper")],
+)
+def test_a_rule_is_not_asked_in_another_rules_mode(data, tmp_path, rule, privacy, allowed):
+    """Or a site that allows no noise would release some, or one that asks for it none."""
+    asked = request(rule, privacy=PrivacySettings(privacy=privacy),
+                    anchors=initial_factors((9, 12), 4, 0),
+                    solver=SolverSettings(rank=4, solver="psgd", clip=1.0))  # fmt: skip
+    site = make_site(data, tmp_path, allow_privacy=allowed, allow_rules=rule,
+                     max_epsilon=0.0 if allowed == "none" else 5.0)  # fmt: skip
+    with pytest.raises(MessageError, match="has no mode"):
+        site.answer(asked)
+
+
+def test_without_a_name_the_rule_is_the_modes_own(data, tmp_path):
+    asked = request("", privacy=PrivacySettings(privacy="none"),
+                    anchors=initial_factors((9, 12), 4, 0))  # fmt: skip
+    site = make_site(data, tmp_path, allow_privacy="none", max_epsilon=0.0, allow_rules="elastic")
+    assert asked.rule_name == "elastic"
+    assert len(site.answer(asked).arrays) == 2
+    assert site_rules.find("elastic") is ElasticRound
