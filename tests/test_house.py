@@ -122,6 +122,15 @@ def test_an_import_that_is_turned_round_is_noticed(tmp_path, room, line):
     assert len(faults(path, room)) == 1
 
 
+@pytest.mark.parametrize("module", [m for m in MODULES if not m.startswith("privacy.")])
+def test_a_release_is_made_in_privacy_alone(module):
+    """By one of its doors; nobody else calls the class."""
+    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
+    called = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    names = [getattr(func, "id", getattr(func, "attr", None)) for func in called]
+    assert "Release" not in names
+
+
 @pytest.mark.parametrize(
     "path", [path for path in PACKAGE.rglob("__init__.py") if path.parent != PACKAGE],
     ids=lambda path: path.parent.name,
