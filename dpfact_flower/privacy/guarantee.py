@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context
+from typing import Any
 
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.privacy.conversions import (
@@ -111,7 +112,7 @@ class Guarantee:
             f"unit: {self.unit}, neighbours: {self.neighbours} [{self.claim}]"
         )
 
-    def to_dict(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain values for ``summary.json``; the headline's epsilon stands beside its claim."""
         return {
             "epsilon": self.headline.epsilon,
