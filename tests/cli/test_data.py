@@ -10,6 +10,7 @@ from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DPFactError
 from dpfact_flower.evaluation.run_folder import SUMMARY, read_json, read_model
+from dpfact_flower.runtime.config import RunConfig
 from dpfact_flower.runtime.grid import InProcessGrid
 from dpfact_flower.runtime.serve import serve
 
@@ -119,7 +120,7 @@ def test_hospitals_with_event_tables_and_public_lists_run_patient_mode(tmp_path)
         "sites": 2, "min-sites": 2, "rank": 3, "privacy": "patient", "epsilon": 4.0,
         "patients": 120,
     }  # fmt: skip
-    out = serve(InProcessGrid(client_app, nodes), config)
+    out = serve(InProcessGrid(client_app, nodes), RunConfig.read(config))
     summary = read_json(out / SUMMARY)
     assert summary["claim"].startswith("proven: patient-level")
     assert sorted(summary["per_site"]) == ["north", "south"]

@@ -177,7 +177,7 @@ def test_another_preset_is_other_data(tmp_path):
     """Data that an earlier run left in the sites' folder is not taken for this run's."""
     places = [AppSettings(data=f"synthetic:{name}", out=str(tmp_path / "run"))
               for name in ("demo", "paper-synthetic")]  # fmt: skip
-    assert [len(prepare_data(place).sites) for place in places] == [6, 5]
+    assert [len(prepare_data(place)) for place in places] == [6, 5]
 
 
 def test_an_unknown_preset_leaves_nothing_behind(tmp_path):

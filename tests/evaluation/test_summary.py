@@ -136,6 +136,13 @@ def test_nothing_is_taken_for_another_type(key, value):
         Summary.from_dict(plain(SIMULATED) | {key: value})
 
 
+def test_errors_alone_are_no_measurement():
+    content = plain(replace(SIMULATED, measured=replace(MEASURED, fms=None, auc=None)))
+    del content["prediction"], content["sites_without_a_round"]
+    with pytest.raises(DataError, match=r"^lacks prediction, sites_without_a_round$"):
+        Summary.from_dict(content)
+
+
 def test_a_whole_number_is_a_float_too():
     assert Summary.from_dict(plain(SIMULATED) | {"seconds": 3}).exchange.seconds == 3.0
 
