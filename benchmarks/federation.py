@@ -15,6 +15,8 @@ from benchmarks.processes import child
 from benchmarks.rows import Row, Timing
 from benchmarks.scale import Scale
 from dpfact_flower.data.synthetic import preset, synthetic
+from dpfact_flower.evaluation.run_folder import read_summary
+from dpfact_flower.evaluation.summary import Exchange
 from dpfact_flower.tensor import SparseTensor
 
 _TAU = 2
@@ -80,7 +82,7 @@ def _run(
         if ray:
             _simulate(out, config)
         timed = {} if ray else child("federate", str(out), json.dumps(config))
-        summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
+        sent = read_summary(out).exchange
         solver: dict[int, float] = {}
         for site in cohort.sites:
             for line in _lines(Path(place) / "sites" / site.name / "bench" / "history.jsonl"):
@@ -90,7 +92,7 @@ def _run(
         return {
             "seconds": timed.get("rounds", [r["seconds"] for r in rounds]),
             "solver": [solver.get(r["round"], 0.0) for r in rounds],  # none in patient mode
-            "last": rounds[-1], "summary": summary, "parts": timed.get("parts", {}),
+            "last": rounds[-1], "sent": sent, "parts": timed.get("parts", {}),
             "payload": 4 * settings["rank"] * codes * len(cohort.sites),
         }  # fmt: skip
 
@@ -136,14 +138,13 @@ def _bytes(name: str, run: Mapping[str, Any]) -> list[Row]:
 
 
 def _bytes_of_run(name: str, run: Mapping[str, Any]) -> list[Row]:
-    summary = run["summary"]
-    total = summary["bytes_up"] + summary["bytes_down"]
-    note = f"{summary['bytes_up']:,} B up and {summary['bytes_down']:,} B down in the whole run"
+    sent: Exchange = run["sent"]
+    total = sent.bytes_up + sent.bytes_down
+    note = f"{sent.bytes_up:,} B up and {sent.bytes_down:,} B down in the whole run"
     return [
-        Row(f"federation {name}: traffic / {scheme}'s", total / summary[f"bytes_{key}"], "x",
-            note=note)
-        for scheme, key in (("the paper", "paper"), ("TRIP", "trip"))
-    ]  # fmt: skip
+        Row(f"federation {name}: traffic / {scheme}'s", total / theirs, "x", note=note)
+        for scheme, theirs in (("the paper", sent.bytes_paper), ("TRIP", sent.bytes_trip))
+    ]
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

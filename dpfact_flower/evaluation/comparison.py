@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from dpfact_flower.evaluation.run_folder import read_summary
+from dpfact_flower.evaluation.summary import AUC, Errors, GroupAUC, Summary
 from dpfact_flower.privacy import SEEDED_CLAIM, rounded_up
+
+_UNKNOWN = "-"
 
 
 def comparison(folders: Sequence[Path]) -> str:
@@ -23,44 +25,66 @@ def comparison(folders: Sequence[Path]) -> str:
     DataError
         If a folder holds no finished run.
     """
-    header = (
-        "run", "data", "sites", "patients", "non-zeros", "R", "rounds", "privacy", "epsilon", "fit",
-        "RMSE all cells", "RMSE non-zeros", "AUC", "AUC raw codes", "AUC volume", "FMS",
-        "MB down", "MB up", "seconds", "of them solver",
-    )  # fmt: skip
+    header = ("run", *_COLUMNS)
     rows = [header, ("---",) * len(header)]
-    rows += [(folder.resolve().name, *_row(read_summary(folder))) for folder in folders]
+    for folder in folders:
+        summary = read_summary(folder)
+        rows.append((folder.resolve().name, *(text(summary) for text in _COLUMNS.values())))
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
-def _claim(summary: dict[str, Any]) -> str:
+def _privacy(summary: Summary) -> str:
     """The mode, and in what way its epsilon is less than a guarantee."""
-    claim = str(summary.get("claim", ""))
-    if SEEDED_CLAIM in claim:
-        return f"{summary['privacy']} ({SEEDED_CLAIM})"
-    return f"{summary['privacy']} ({claim})" if "not proven" in claim else str(summary["privacy"])
+    if SEEDED_CLAIM in summary.claim:
+        return f"{summary.privacy} ({SEEDED_CLAIM})"
+    if "not proven" in summary.claim:
+        return f"{summary.privacy} ({summary.claim})"
+    return summary.privacy
 
 
-def _row(summary: dict[str, Any]) -> tuple[str, ...]:
-    sites = summary.get("per_site_data", [])
-    overall = summary.get("prediction", {}).get("overall", {})
+def _epsilon(summary: Summary) -> str:
+    return rounded_up(summary.spent.epsilon) if summary.spent else _UNKNOWN
 
-    def auc(kind: str) -> str:
-        found = overall.get(kind)
-        return f"{found['mean']:.3f} ± {found['spread']:.3f}" if found else "-"
 
-    def number(key: str, digits: str) -> str:
-        return "-" if summary.get(key) is None else format(summary[key], digits)
+def _of_errors(text: Callable[[Errors], str]) -> Callable[[Summary], str]:
+    """A column of what is known where errors were measured."""
+    return lambda summary: text(summary.errors) if summary.errors else _UNKNOWN
 
-    epsilon = summary["epsilon"]
-    return (
-        summary["name"], str(summary["sites"]),
-        f"{sum(site['patients'] for site in sites):,}" if sites else "-",
-        f"{sum(site['nonzeros'] for site in sites):,}" if sites else "-",
-        str(summary["rank"]), str(summary["rounds"]), _claim(summary),
-        "-" if epsilon is None else rounded_up(epsilon),
-        number("fit", ".3f"), number("rmse", ".5f"), number("rmse_nonzeros", ".4f"),
-        auc("memberships"), auc("raw_codes"), auc("volume"), number("fms", ".2f"),
-        f"{summary['bytes_down'] / 1e6:.1f}", f"{summary['bytes_up'] / 1e6:.1f}",
-        f"{summary['seconds']:.0f}", number("solver_seconds", ".1f"),
-    )  # fmt: skip
+
+def _of_auc(kind: Callable[[GroupAUC], AUC | None]) -> Callable[[Summary], str]:
+    """A column of an AUC of all sites' patients."""
+
+    def text(summary: Summary) -> str:
+        found = kind(summary.measured.prediction.overall) if summary.measured else None
+        return f"{found.mean:.3f} ± {found.spread:.3f}" if found else _UNKNOWN
+
+    return text
+
+
+def _match(summary: Summary) -> str:
+    found = summary.measured.fms if summary.measured else None
+    return _UNKNOWN if found is None else f"{found:.2f}"
+
+
+_COLUMNS: dict[str, Callable[[Summary], str]] = {
+    "data": lambda s: s.name,
+    "sites": lambda s: str(s.sites),
+    "patients": _of_errors(lambda e: f"{sum(site.patients for site in e.per_site_data):,}"),
+    "non-zeros": _of_errors(lambda e: f"{sum(site.nonzeros for site in e.per_site_data):,}"),
+    "R": lambda s: str(s.rank),
+    "rounds": lambda s: str(s.rounds),
+    "privacy": _privacy,
+    "epsilon": _epsilon,
+    "fit": _of_errors(lambda e: f"{e.fit:.3f}"),
+    "RMSE all cells": _of_errors(lambda e: f"{e.rmse:.5f}"),
+    "RMSE non-zeros": _of_errors(lambda e: f"{e.rmse_nonzeros:.4f}"),
+    "AUC": _of_auc(lambda group: group.memberships),
+    "AUC raw codes": _of_auc(lambda group: group.raw_codes),
+    "AUC volume": _of_auc(lambda group: group.volume),
+    "FMS": _match,
+    "MB down": lambda s: f"{s.exchange.bytes_down / 1e6:.1f}",
+    "MB up": lambda s: f"{s.exchange.bytes_up / 1e6:.1f}",
+    "seconds": lambda s: f"{s.exchange.seconds:.0f}",
+    "of them solver": _of_errors(lambda e: f"{e.solver_seconds:.1f}"),
+}
+"""What stands in each column of a run, by the column's header."""

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
+from dpfact_flower.evaluation.summary import Errors, Summary
 from dpfact_flower.evaluation.words import duration, number, percent, size
 from dpfact_flower.privacy import rounded_up
 
 
-def headline(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+def headline(summary: Summary) -> list[tuple[str, str]]:
     """Label and text of each line; what only the sites of a deployment could measure is left out.
 
     Parameters
     ----------
-    summary : mapping
-        Of ``summary.json``.
+    summary : Summary
+        As `dpfact_flower.evaluation.run_folder.read_summary` gives it.
     """
+    s = summary
     lines = {
-        "run": "{name}: {sites} sites, {rounds} rounds, {rank} phenotypes".format(**summary),
+        "run": f"{s.name}: {s.sites} sites, {s.rounds} rounds, {s.rank} phenotypes",
         "privacy": _promise(summary),
-        "fit": _fit(summary),
+        "fit": _fit(summary.errors),
         "factor match": _match(summary),
         "deaths": _deaths(summary),
         "sent": _traffic(summary),
@@ -30,53 +29,59 @@ def headline(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(label, text) for label, text in lines.items() if text]
 
 
-def _promise(summary: Mapping[str, Any]) -> str:
+def _promise(summary: Summary) -> str:
     """Never an epsilon without its claim, and never one that is rounded down."""
-    if summary["epsilon"] is None:
-        return str(summary["claim"])
+    spent = summary.spent
+    if spent is None:
+        return summary.claim
     return (
-        f"epsilon {rounded_up(summary['epsilon'])} at delta {summary['delta']:g} "
-        f"({summary['accountant']}) [{summary['claim']}]"
+        f"epsilon {rounded_up(spent.epsilon)} at delta {spent.delta:g} "
+        f"({spent.accountant}) [{spent.claim}]"
     )
 
 
-def _fit(summary: Mapping[str, Any]) -> str:
-    if summary["fit"] is None:
+def _fit(errors: Errors | None) -> str:
+    if errors is None:
         return ""
     return (
-        f"{percent(summary['fit'])} of the data, RMSE {number(summary['rmse'])} over all cells, "
-        f"{number(summary['rmse_nonzeros'])} over non-zeros"
+        f"{percent(errors.fit)} of the data, RMSE {number(errors.rmse)} over all cells, "
+        f"{number(errors.rmse_nonzeros)} over non-zeros"
     )
 
 
-def _match(summary: Mapping[str, Any]) -> str:
-    found = summary["fms"]
+def _match(summary: Summary) -> str:
+    found = summary.measured.fms if summary.measured else None
     return "" if found is None else f"{found:.3f} with the planted phenotypes, of 1"
 
 
-def _deaths(summary: Mapping[str, Any]) -> str:
-    if summary["auc"] is None:
+def _deaths(summary: Summary) -> str:
+    overall = summary.measured.prediction.overall if summary.measured else None
+    if not (overall and overall.memberships and overall.raw_codes and overall.volume):
         return ""
-    measured = summary["prediction"]["overall"]
-    return "AUC {:.3f} ± {:.3f} by phenotypes, {:.3f} by raw codes, {:.3f} by volume".format(
-        measured["memberships"]["mean"], measured["memberships"]["spread"],
-        measured["raw_codes"]["mean"], measured["volume"]["mean"],
-    )  # fmt: skip
+    auc, spread = overall.memberships.mean, overall.memberships.spread
+    return (
+        f"AUC {auc:.3f} ± {spread:.3f} by phenotypes, {overall.raw_codes.mean:.3f} by raw codes, "
+        f"{overall.volume.mean:.3f} by volume"
+    )
 
 
-def _traffic(summary: Mapping[str, Any]) -> str:
-    up, down, paper = (size(summary[key]) for key in ("bytes_up", "bytes_down", "bytes_paper"))
-    trip = size(summary["bytes_trip"])
-    return f"{up} up, {down} down (so many rounds of the paper's scheme {paper}, of TRIP {trip})"
+def _traffic(summary: Summary) -> str:
+    sent = summary.exchange
+    return (
+        f"{size(sent.bytes_up)} up, {size(sent.bytes_down)} down (so many rounds of the paper's "
+        f"scheme {size(sent.bytes_paper)}, of TRIP {size(sent.bytes_trip)})"
+    )
 
 
-def _time(summary: Mapping[str, Any]) -> str:
-    solver = summary.get("solver_seconds")
-    text = duration(summary["seconds"])
-    return text if solver is None else f"{text} of rounds, {duration(solver)} of them solver"
+def _time(summary: Summary) -> str:
+    text, errors = duration(summary.exchange.seconds), summary.errors
+    if errors is None:
+        return text
+    return f"{text} of rounds, {duration(errors.solver_seconds)} of them solver"
 
 
-def _failures(summary: Mapping[str, Any]) -> str:
-    missing = summary.get("sites_without_a_round", [])
+def _failures(summary: Summary) -> str:
+    failures = summary.exchange.failures
+    missing = summary.measured.sites_without_a_round if summary.measured else ()
     never = f"; no round of {', '.join(missing)}" if missing else ""
-    return f"{summary['failures']} failed replies{never}" if summary["failures"] or never else ""
+    return f"{failures} failed replies{never}" if failures or never else ""

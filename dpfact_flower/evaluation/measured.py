@@ -11,7 +11,6 @@ from dataclasses import asdict
 from functools import reduce
 from operator import add
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +19,8 @@ from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.errors import StateError
 from dpfact_flower.evaluation.phenotypes import shared_table, site_usage
 from dpfact_flower.evaluation.prediction import predict_mortality
+from dpfact_flower.evaluation.summary import Errors, Measured, RoundErrors, SiteFit
+from dpfact_flower.evaluation.tables import SharedPhenotypes
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.site.store import SiteStore
 from dpfact_flower.tensor.cp import CPModel
@@ -36,8 +37,8 @@ def site_stores(coordinator: Coordinator, cohort: Cohort, sites_folder: Path) ->
 
 def measure(
     coordinator: Coordinator, cohort: Cohort, sites_folder: Path
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Keys for ``summary.json``, and the content of ``phenotypes.json``.
+) -> tuple[Measured, SharedPhenotypes]:
+    """What the summary has of it, and the content of ``phenotypes.json``.
 
     Raises
     ------
@@ -57,43 +58,43 @@ def measure(
     patients = [CPModel.of(*s.factors).with_unit_features().factors[0] for _, _, s in loaded]
     prediction = predict_mortality(patients, sites)
     auc = prediction.overall.memberships
-    measured = {
-        **_errors([store for _, store, _ in loaded], sites),
-        "fms": _match(coordinator, cohort),
-        "auc": auc.mean if auc else None,
-        "prediction": prediction.to_dict(),
-        "sites_without_a_round": [site.name for site in cohort.sites if site not in sites],
-    }
+    measured = Measured(
+        fms=_match(coordinator, cohort),
+        auc=auc.mean if auc else None,
+        prediction=prediction,
+        sites_without_a_round=tuple(site.name for site in cohort.sites if site not in sites),
+        errors=_errors([store for _, store, _ in loaded], sites),
+    )
     return measured, _phenotypes(coordinator, sites, patients)
 
 
-def _errors(stores: Sequence[SiteStore], sites: Sequence[SiteData]) -> dict[str, Any]:
+def _errors(stores: Sequence[SiteStore], sites: Sequence[SiteData]) -> Errors | None:
     """Errors of the sites' own models after each round: the paper's measure, over all sites."""
     histories = [{m.round: m for m in store.history()} for store in stores]
     rounds = sorted(set.intersection(*(set(history) for history in histories)))
     if not rounds:
-        return {}
+        return None
     pooled = {n: reduce(add, (history[n].error for history in histories)) for n in rounds}
     last = pooled[rounds[-1]]
-    return {
-        "rmse": last.rmse.all_cells,
-        "rmse_nonzeros": last.rmse.nonzeros,
-        "rmse_authors": last.rmse.authors,
-        "fit": last.fit,
-        "error_by_round": [
-            {"round": n, **asdict(error.rmse), "fit": error.fit} for n, error in pooled.items()
-        ],
-        "solver_seconds": sum(m.seconds for history in histories for m in history.values()),
-        "per_site_data": [
-            {
-                "site": site.name,
-                "patients": site.tensor.n_patients,
-                "nonzeros": site.tensor.nnz,
-                "fit": history[rounds[-1]].error.fit,
-            }
+    return Errors(
+        rmse=last.rmse.all_cells,
+        fit=last.fit,
+        rmse_nonzeros=last.rmse.nonzeros,
+        rmse_authors=last.rmse.authors,
+        error_by_round=tuple(
+            RoundErrors(n, **asdict(error.rmse), fit=error.fit) for n, error in pooled.items()
+        ),
+        solver_seconds=sum(m.seconds for history in histories for m in history.values()),
+        per_site_data=tuple(
+            SiteFit(
+                site.name,
+                patients=site.tensor.n_patients,
+                nonzeros=site.tensor.nnz,
+                fit=history[rounds[-1]].error.fit,
+            )
             for site, history in zip(sites, histories, strict=True)
-        ],
-    }
+        ),
+    )
 
 
 def _match(coordinator: Coordinator, cohort: Cohort) -> float | None:
@@ -104,8 +105,8 @@ def _match(coordinator: Coordinator, cohort: Cohort) -> float | None:
 
 def _phenotypes(
     coordinator: Coordinator, sites: Sequence[SiteData], patients: Sequence[NDArray[np.float64]]
-) -> dict[str, Any]:
+) -> SharedPhenotypes:
     """Tables over all sites' patients, around the global feature factors."""
     table = shared_table(patients, coordinator.factors, sites)
     usage = site_usage(patients, [site.name for site in sites])
-    return {"table": table.to_dict(), "usage": usage.to_dict()}
+    return SharedPhenotypes(table, usage)

@@ -7,11 +7,9 @@ unless asked for, because reports leave the analyst's desk.
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +19,13 @@ from sklearn.linear_model import LogisticRegression
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError
+from dpfact_flower.evaluation.tables import (
+    Association,
+    CodeWeight,
+    Phenotype,
+    PhenotypeTable,
+    SiteUsage,
+)
 from dpfact_flower.tensor import Factors
 from dpfact_flower.tensor.cp import CPModel
 
@@ -29,93 +34,6 @@ _FEWEST = 5
 """Deaths, and survivors, without which no coefficient is estimated."""
 _LARGEST = 20.0
 """Log odds per standard deviation: what is beyond is separation, not an estimate."""
-
-
-@dataclass(frozen=True)
-class CodeWeight:
-    """A code and its share in a phenotype."""
-
-    code: str
-    description: str
-    weight: float
-
-
-@dataclass(frozen=True)
-class Association:
-    """How a phenotype goes with in-hospital death, all other phenotypes held equal.
-
-    Attributes
-    ----------
-    coefficient : float or None
-        Log odds per standard deviation of the membership.
-    p_value : float or None
-        Two-sided Wald test, not corrected for the number of phenotypes; by statsmodels.
-    reason : str or None
-        Why one of them is missing.
-    """
-
-    coefficient: float | None = None
-    p_value: float | None = None
-    reason: str | None = None
-
-
-@dataclass(frozen=True)
-class Phenotype:
-    """One component.
-
-    Attributes
-    ----------
-    number : int
-        From 1, as the paper counts.
-    weight : float
-        lambda_r, the product of the column norms of all factors.
-    prevalence : float or str
-        Share of the patients who have it; ``<10`` for fewer than ten patients.
-    codes : dict of str to tuple of CodeWeight
-        Largest weights first, by name of the mode.
-    mortality : Association or None
-        None without labels.
-    """
-
-    number: int
-    weight: float
-    prevalence: float | str
-    codes: dict[str, tuple[CodeWeight, ...]]
-    mortality: Association | None
-
-
-@dataclass(frozen=True)
-class PhenotypeTable:
-    """All phenotypes of one group of patients, and how many patients these are."""
-
-    patients: int
-    phenotypes: tuple[Phenotype, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return dataclasses.asdict(self)
-
-
-@dataclass(frozen=True)
-class SiteUsage:
-    """Which site uses which phenotype, and how much.
-
-    Attributes
-    ----------
-    sites : tuple of str
-    norms : tuple of tuple of float
-        Column norms of the patients' factors, T x R. They grow with a site's number of patients.
-    off : tuple of tuple of bool
-        Where the column is exactly zero: the l2,1 penalty has switched the phenotype off.
-    """
-
-    sites: tuple[str, ...]
-    norms: tuple[tuple[float, ...], ...]
-    off: tuple[tuple[bool, ...], ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return dataclasses.asdict(self)
 
 
 def phenotype_table(

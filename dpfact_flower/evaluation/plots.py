@@ -1,6 +1,6 @@
 """Figures of a run, drawn from the values in its folder: for the report, and for notebooks.
 
-Every function takes plain values as the folder's JSON files hold them and gives a new
+Every function takes values as `run_folder` reads them from the folder's files, and gives a new
 `matplotlib.figure.Figure` that belongs to the caller; `pyplot` and its global state are not used.
 Lines have Okabe and Ito's colours, told apart with any colour vision, and a marker each; shades
 keep their order in grey. None of the values is of a single patient.
@@ -8,7 +8,7 @@ keep their order in grey. None of the values is of a single patient.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfact_flower.errors import DataError, MissingDependencyError
+from dpfact_flower.evaluation.summary import AUC, GroupAUC, MortalityPrediction, Summary
+from dpfact_flower.evaluation.tables import SiteUsage
 from dpfact_flower.server.history import RoundRecord
 
 try:
@@ -65,38 +67,38 @@ _LONGEST_NAME = 24
 _LEVELS = (0.0, 0.05, 0.2, 0.4, 0.6, 0.8, 1.0)
 _MUCH = _LEVELS[4]
 
-_PREDICTORS = (
-    ("memberships", "phenotype memberships", "o", BLUE),
-    ("raw_codes", "raw codes", "s", ORANGE),
-    ("volume", "code volume alone", "^", GREEN),
+_PREDICTORS: tuple[tuple[str, str, str, Callable[[GroupAUC], AUC | None]], ...] = (
+    ("phenotype memberships", "o", BLUE, lambda group: group.memberships),
+    ("raw codes", "s", ORANGE, lambda group: group.raw_codes),
+    ("code volume alone", "^", GREEN, lambda group: group.volume),
 )
 
 
-def convergence(summary: Mapping[str, Any]) -> Figure:
+def convergence(summary: Summary) -> Figure:
     """Errors of the sites' models after each round: all cells, non-zero cells, and fit.
 
     Parameters
     ----------
-    summary : mapping
-        Content of ``summary.json``.
+    summary : Summary
 
     Raises
     ------
     DataError
         If it holds no errors: in a deployment only the sites can measure them.
     """
-    errors = summary.get("error_by_round")
-    if not errors:
+    if not summary.errors or not summary.errors.error_by_round:
         raise DataError("summary: no error_by_round; errors are measured only where the data is")
-    rounds = [error["round"] for error in errors]
+    errors = summary.errors.error_by_round
+    rounds = [error.round for error in errors]
     figure = Figure(figsize=(_WIDTH, 2.6), layout="constrained")
-    panels = (
-        ("all_cells", "RMSE over all cells"),
-        ("nonzeros", "RMSE over non-zero cells"),
-        ("fit", "Fit (share of the data explained)"),
-    )
-    for axes, (key, title) in zip(figure.subplots(1, len(panels)), panels, strict=True):
-        axes.plot(rounds, [error[key] for error in errors], color=BLUE, marker=_marker(rounds))
+    panels = {
+        "RMSE over all cells": [error.all_cells for error in errors],
+        "RMSE over non-zero cells": [error.nonzeros for error in errors],
+        "Fit (share of the data explained)": [error.fit for error in errors],
+    }
+    columns = figure.subplots(1, len(panels))
+    for axes, (title, values) in zip(columns, panels.items(), strict=True):
+        axes.plot(rounds, values, color=BLUE, marker=_marker(rounds))
         axes.set_title(title)
         axes.ticklabel_format(axis="y", useOffset=False)
         _round_axis(axes)
@@ -143,7 +145,7 @@ def traffic(records: Sequence[RoundRecord]) -> Figure:
     return figure
 
 
-def usage(usage: Mapping[str, Any], order: Sequence[int] | None = None) -> Figure:
+def usage(usage: SiteUsage, order: Sequence[int] | None = None) -> Figure:
     """Heat map of sites by phenotypes: how much each site uses each phenotype.
 
     A cell is the column norm of the site's patient factor, divided by the largest of that site,
@@ -152,8 +154,7 @@ def usage(usage: Mapping[str, Any], order: Sequence[int] | None = None) -> Figur
 
     Parameters
     ----------
-    usage : mapping
-        ``usage`` of ``phenotypes.json``: sites, norms (T x R) and off (T x R).
+    usage : SiteUsage
     order : sequence of int, optional
         Phenotype numbers, from 1, in the order of the columns. Default: ascending.
 
@@ -162,7 +163,7 @@ def usage(usage: Mapping[str, Any], order: Sequence[int] | None = None) -> Figur
     DataError
         If there is no site, or `order` is not one of all phenotypes.
     """
-    norms, off = np.array(usage["norms"], float), np.array(usage["off"], bool)
+    norms, off = np.array(usage.norms, float), np.array(usage.off, bool)
     if norms.ndim != 2 or not norms.size:
         raise DataError("usage: no sites to draw")
     sites, rank = norms.shape
@@ -185,7 +186,7 @@ def usage(usage: Mapping[str, Any], order: Sequence[int] | None = None) -> Figur
         _write_percent(axes, shares, off)
     axes.invert_yaxis()
     axes.set_yticks(
-        np.arange(sites) + 0.5, [_short(site) for site in usage["sites"]], parse_math=False
+        np.arange(sites) + 0.5, [_short(site) for site in usage.sites], parse_math=False
     )
     step = -(-rank * len(str(rank)) // _LABEL_DIGITS)
     axes.set_xticks(
@@ -205,37 +206,32 @@ def relative_usage(norms: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(norms / np.where(largest > 0, largest, 1.0))
 
 
-def auc(prediction: Mapping[str, Any]) -> Figure:
+def auc(prediction: MortalityPrediction) -> Figure:
     """AUC of in-hospital death, overall and per site, each beside its two baselines.
 
     Parameters
     ----------
-    prediction : mapping
-        ``prediction`` of ``summary.json``.
+    prediction : MortalityPrediction
 
     Raises
     ------
     DataError
         If no group has figures.
     """
-    groups = [
-        group
-        for group in (prediction["overall"], *prediction["sites"])
-        if group["memberships"] is not None
-    ]
+    groups = [group for group in (prediction.overall, *prediction.sites) if group.memberships]
     if not groups:
         raise DataError("prediction: no group of patients has figures")
     figure = Figure(figsize=(_WIDTH, 1.3 + 0.36 * len(groups)), layout="constrained")
     axes = figure.subplots()
     rows = np.arange(len(groups))
     axes.axvline(0.5, color=INK, linewidth=0.8, linestyle=":")
-    for shift, (key, label, marker, colour) in zip((-0.2, 0.0, 0.2), _PREDICTORS, strict=True):
+    for shift, (label, marker, colour, of) in zip((-0.2, 0.0, 0.2), _PREDICTORS, strict=True):
+        found = [area for group in groups if (area := of(group))]
         axes.errorbar(
-            [group[key]["mean"] for group in groups], rows + shift,
-            xerr=[group[key]["spread"] for group in groups],
+            [area.mean for area in found], rows + shift, xerr=[area.spread for area in found],
             fmt=marker, color=colour, markersize=5, linewidth=1.2, label=label,
         )  # fmt: skip
-    axes.set_yticks(rows, [_short(group["group"]) for group in groups], parse_math=False)
+    axes.set_yticks(rows, [_short(group.group) for group in groups], parse_math=False)
     axes.set_ylim(len(groups) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
     axes.set_xlabel("AUC on test patients, mean and standard deviation over splits (0.5: chance)")

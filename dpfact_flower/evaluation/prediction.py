@@ -10,9 +10,7 @@ overall figure, which pools all sites' patients, is for simulations.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,79 +23,13 @@ from sklearn.preprocessing import StandardScaler
 
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.errors import DataError
+from dpfact_flower.evaluation.summary import AUC, GroupAUC, MortalityPrediction
 from dpfact_flower.machine.threads import one_blas_thread
 from dpfact_flower.tensor import SparseTensor
 
 _ITERATIONS = 2000
 _OVERALL = -1
 """Key of the group of all patients, beside the sites' numbers."""
-
-
-@dataclass(frozen=True)
-class AUC:
-    """Area under the ROC curve on test patients: mean and standard deviation over splits."""
-
-    mean: float
-    spread: float
-
-    @classmethod
-    def of(cls, scores: Sequence[float]) -> AUC:
-        """Of one AUC a split, two or more."""
-        return cls(float(np.mean(scores)), float(np.std(scores, ddof=1)))
-
-
-@dataclass(frozen=True)
-class GroupAUC:
-    """The predictions for one group of patients.
-
-    Attributes
-    ----------
-    group : str
-        A site's name, or ``overall``.
-    patients : int
-        Patients with a label.
-    memberships : AUC or None
-        From the patients' factor.
-    raw_codes : AUC or None
-        Baseline: from which codes a patient has at all.
-    volume : AUC or None
-        Baseline: from the sum of a patient's counts alone.
-    reason : str or None
-        Why there are no figures, where there are none.
-    """
-
-    group: str
-    patients: int
-    memberships: AUC | None = None
-    raw_codes: AUC | None = None
-    volume: AUC | None = None
-    reason: str | None = None
-
-
-@dataclass(frozen=True)
-class MortalityPrediction:
-    """Outcome of `predict_mortality`; holds no value of any patient.
-
-    Attributes
-    ----------
-    overall : GroupAUC
-        One model over the patients of all sites that have labels.
-    sites : tuple of GroupAUC
-        A model of its own for each site, trained and tested there.
-    splits : int
-        Repetitions.
-    train : float
-        Share of the patients that train.
-    """
-
-    overall: GroupAUC
-    sites: tuple[GroupAUC, ...]
-    splits: int
-    train: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return dataclasses.asdict(self)
 
 
 def predict_mortality(
@@ -164,7 +96,7 @@ def predict_mortality(
         patients = int(rows[key].sum())
         if key not in scores["memberships"]:
             return GroupAUC(name, patients, reason=f"fewer than {least} deaths or survivors")
-        aucs = {kind: AUC.of(found[key]) for kind, found in scores.items()}
+        aucs = {kind: _area(found[key]) for kind, found in scores.items()}
         return GroupAUC(name, patients, aucs["memberships"], aucs["raw_codes"], aucs["volume"])
 
     return MortalityPrediction(
@@ -319,6 +251,11 @@ def training_masks(
                 count = min(max(count, 1), len(rows) - 1)
             training[rows[:count]] = True
         yield training
+
+
+def _area(scores: Sequence[float]) -> AUC:
+    """Of one AUC a split, two or more."""
+    return AUC(float(np.mean(scores)), float(np.std(scores, ddof=1)))
 
 
 def _unlabelled(site: SiteData) -> GroupAUC:

@@ -10,22 +10,28 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpfact_flower.errors import DataError, MissingDependencyError
 from dpfact_flower.evaluation import words
 from dpfact_flower.evaluation.run_folder import (
-    PHENOTYPES,
     REPORT,
-    check_keys,
     read_config,
-    read_json,
     read_model,
+    read_phenotypes,
     read_summary,
+)
+from dpfact_flower.evaluation.summary import SiteSpending, Summary
+from dpfact_flower.evaluation.tables import (
+    CodeWeight,
+    GlobalCodes,
+    Phenotype,
+    SharedPhenotypes,
+    SiteUsage,
 )
 from dpfact_flower.machine.files import replacing
 from dpfact_flower.privacy import SEEDED_CLAIM, rounded_up
@@ -86,7 +92,7 @@ def write_report(folder: Path) -> Path:
     template = environment.get_template(TEMPLATE)
     try:
         page = template.render(_content(run), figures=_figures(run, plots))
-    except (LookupError, TypeError, ValueError, jinja2.UndefinedError) as error:
+    except (LookupError, TypeError, ValueError, ArithmeticError, jinja2.UndefinedError) as error:
         raise DataError(
             f"{run.folder}: its files are damaged, or do not belong together "
             f"({type(error).__name__})"
@@ -101,19 +107,21 @@ class _Run:
     """The files of a run's folder, read."""
 
     folder: Path
-    summary: dict[str, Any]
-    phenotypes: dict[str, Any]
+    summary: Summary
+    phenotypes: SharedPhenotypes | GlobalCodes
     records: list[RoundRecord]
     codes: dict[str, int]
     settings: dict[str, Any]
     versions: dict[str, Any]
 
+    @property
+    def shared(self) -> SharedPhenotypes | None:
+        """Tables over the patients of all sites, where they were there to be counted."""
+        return self.phenotypes if isinstance(self.phenotypes, SharedPhenotypes) else None
+
 
 def _read(folder: Path) -> _Run:
-    summary = read_summary(folder)
-    phenotypes = read_json(folder / PHENOTYPES)
-    measured = isinstance(phenotypes, dict) and "table" in phenotypes
-    check_keys(folder / PHENOTYPES, phenotypes, ("table", "usage") if measured else ("codes",))
+    summary, phenotypes = read_summary(folder), read_phenotypes(folder)
     config = read_config(folder)
     _, vocabularies = read_model(folder)
     return _Run(
@@ -131,21 +139,21 @@ def _read(folder: Path) -> _Run:
 
 
 def _content(run: _Run) -> dict[str, Any]:
-    claim = _claim(run.summary, run.settings)
+    summary, shared = run.summary, run.shared
     return {
-        "summary": run.summary,
-        "claim": claim,
-        "guarantees": _guarantees(run.summary, run.settings),
+        "summary": summary,
+        "claim": _claim(summary.claim, run.settings),
+        "guarantees": _guarantees(summary, run.settings),
         "units": UNITS,
         "neighbours": NEIGHBOURS,
         "not_covered": NOT_COVERED,
         "records": run.records,
         "failures": _failures(run.records),
         "missed": _ranges(record.round for record in run.records if not record.updated),
-        "usage": _usage(run.phenotypes),
-        "phenotypes": _phenotypes(run.phenotypes),
-        "patients": run.phenotypes.get("table", {}).get("patients"),
-        "prediction": run.summary.get("prediction"),
+        "usage": _usage(shared.usage) if shared else None,
+        "phenotypes": _cards(run.phenotypes),
+        "patients": shared.table.patients if shared else None,
+        "prediction": summary.measured.prediction if summary.measured else None,
         "codes": run.codes,
         "settings": run.settings,
         "meanings": {
@@ -157,34 +165,30 @@ def _content(run: _Run) -> dict[str, Any]:
     }
 
 
-def _claim(guarantee: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+def _claim(claim: str, settings: Mapping[str, Any]) -> str:
     """Words that must stand beside every epsilon: the claim, and that seeded noise voids it."""
-    claim = str(guarantee["claim"])
     seeded = settings.get("noise-seed", -1) != -1
     return f"{SEEDED_CLAIM} ({claim})" if seeded and SEEDED_CLAIM not in claim else claim
 
 
-def _guarantees(summary: Mapping[str, Any], settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class _Guarantee:
+    """What sites spent that spent alike, with the claim to print."""
+
+    spent: SiteSpending
+    sites: list[str]
+    claim: str
+
+
+def _guarantees(summary: Summary, settings: Mapping[str, Any]) -> list[_Guarantee]:
     """What sites spent, each accountant's epsilon with its claim; sites that spent alike, once."""
-    if summary["epsilon"] is None:
-        return []
-    spent = summary.get("per_site") or {"the run": summary}
-    rows: list[dict[str, Any]] = []
-    for site, guarantee in spent.items():
-        row = {
-            "epsilons": guarantee.get("epsilons")
-            or {guarantee["accountant"]: guarantee["epsilon"]},
-            "delta": guarantee["delta"],
-            "rho": guarantee.get("rho"),
-            "releases": guarantee.get("releases"),
-            "ledger": guarantee.get("ledger", []),
-            "claim": _claim(guarantee, settings),
-        }
-        same = next((found for found in rows if found | {"sites": []} == row | {"sites": []}), None)
-        if same:
-            same["sites"].append(site)
+    rows: list[_Guarantee] = []
+    for site, spent in summary.spent.per_site.items() if summary.spent else ():
+        alike = next((row for row in rows if row.spent == spent), None)
+        if alike:
+            alike.sites.append(site)
         else:
-            rows.append(row | {"sites": [site]})
+            rows.append(_Guarantee(spent, [site], _claim(spent.claim, settings)))
     return rows
 
 
@@ -211,14 +215,11 @@ def _ranges(numbers: Iterable[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in runs)
 
 
-def _usage(phenotypes: Mapping[str, Any]) -> dict[str, Any] | None:
+def _usage(usage: SiteUsage) -> dict[str, Any]:
     """Which phenotypes each site has switched off, and at which sites each is off."""
-    if "usage" not in phenotypes:
-        return None
-    usage = phenotypes["usage"]
     off = {
         site: [number for number, is_off in enumerate(row, start=1) if is_off]
-        for site, row in zip(usage["sites"], usage["off"], strict=True)
+        for site, row in zip(usage.sites, usage.off, strict=True)
     }
     off_at: dict[int, list[str]] = {}
     for site, numbers in off.items():
@@ -231,15 +232,21 @@ def _usage(phenotypes: Mapping[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def _phenotypes(phenotypes: Mapping[str, Any]) -> list[dict[str, Any]]:
+class _Codes(NamedTuple):
+    """A phenotype of which nothing is known but its codes."""
+
+    number: int
+    codes: dict[str, tuple[CodeWeight, ...]]
+
+
+def _cards(phenotypes: SharedPhenotypes | GlobalCodes) -> Sequence[Phenotype | _Codes]:
     """Cards of the report: by lambda where patients were there to give it, else by number."""
-    if "table" in phenotypes:
-        return sorted(phenotypes["table"]["phenotypes"], key=lambda p: (-p["weight"], p["number"]))
-    modes = phenotypes["codes"]
+    if isinstance(phenotypes, SharedPhenotypes):
+        return sorted(phenotypes.table.phenotypes, key=lambda p: (-p.weight, p.number))
+    modes = phenotypes.codes
     rank = max((len(columns) for columns in modes.values()), default=0)
     return [
-        {"number": r + 1, "codes": {mode: columns[r] for mode, columns in modes.items()}}
-        for r in range(rank)
+        _Codes(r + 1, {mode: columns[r] for mode, columns in modes.items()}) for r in range(rank)
     ]
 
 
@@ -248,24 +255,23 @@ def _phenotypes(phenotypes: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _figures(run: _Run, plots: ModuleType) -> dict[str, Any]:
     """Inline SVG by name; what the folder has no values for is absent."""
+    summary, shared = run.summary, run.shared
     figures = {}
-    if len(run.summary.get("error_by_round", ())) > 1:
+    if summary.errors and len(summary.errors.error_by_round) > 1:
+        label = "Error of the sites' models by round"
         figures["convergence"] = _svg(
-            plots, "convergence", lambda: plots.convergence(run.summary),
-            "Error of the sites' models by round",
-        )  # fmt: skip
+            plots, "convergence", lambda: plots.convergence(summary), label
+        )
     if run.records:
         figures["traffic"] = _svg(
             plots, "traffic", lambda: plots.traffic(run.records), "Bytes sent by round"
         )
-    if "usage" in run.phenotypes:
-        order = [phenotype["number"] for phenotype in _phenotypes(run.phenotypes)]
-        figures["usage"] = _svg(
-            plots, "usage", lambda: plots.usage(run.phenotypes["usage"], order),
-            "Heat map: which site uses which phenotype",
-        )  # fmt: skip
-    prediction = run.summary.get("prediction")
-    if prediction and any(g["memberships"] for g in (prediction["overall"], *prediction["sites"])):
+    if shared:
+        order = [phenotype.number for phenotype in _cards(shared)]
+        label = "Heat map: which site uses which phenotype"
+        figures["usage"] = _svg(plots, "usage", lambda: plots.usage(shared.usage, order), label)
+    prediction = summary.measured.prediction if summary.measured else None
+    if prediction and any(g.memberships for g in (prediction.overall, *prediction.sites)):
         figures["auc"] = _svg(
             plots, "auc", lambda: plots.auc(prediction), "AUC of predicting in-hospital death"
         )

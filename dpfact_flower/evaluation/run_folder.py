@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import tomli_w
@@ -20,20 +21,19 @@ from numpy.typing import NDArray
 
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError
+from dpfact_flower.evaluation.summary import Summary
+from dpfact_flower.evaluation.tables import GlobalCodes, SharedPhenotypes
+from dpfact_flower.evaluation.typed import typed
 from dpfact_flower.machine.files import replacing
 from dpfact_flower.machine.npy import load_npz
 from dpfact_flower.settings import Scalar
 
+T = TypeVar("T")
 SUMMARY = "summary.json"
 MODEL = "global_model.npz"
 CONFIG = "config.toml"
 PHENOTYPES = "phenotypes.json"
 REPORT = "report.html"
-_SUMMARISED = (
-    "name", "sites", "rounds", "rank", "solver", "privacy", "claim", "epsilon", "delta",
-    "accountant", "rmse", "fit", "fms", "auc", "bytes_up", "bytes_down", "seconds",
-)  # fmt: skip
-"""Keys that every summary has."""
 _NUMPYS_OWN = {"file", "allow_pickle"}  # parameters of np.savez_compressed
 
 
@@ -116,17 +116,41 @@ def read_json(path: Path) -> Any:
     return _parsed(path, json.loads, "JSON")
 
 
-def read_summary(folder: Path) -> dict[str, Any]:
-    """Read ``summary.json``: what every summary has is there, what only sites measure may not be.
+def write_summary(folder: Path, summary: Summary) -> None:
+    """Write ``summary.json``."""
+    write_json(folder / SUMMARY, summary.to_dict())
+
+
+def read_summary(folder: Path) -> Summary:
+    """Read ``summary.json``.
 
     Raises
     ------
     DataError
-        If it is missing, not JSON, or naming what it lacks.
+        If it is missing or not JSON, or naming what it lacks or what is not as it must be.
     """
-    summary: dict[str, Any] = read_json(folder / SUMMARY)
-    check_keys(folder / SUMMARY, summary, _SUMMARISED)
-    return summary
+    return _checked(folder / SUMMARY, Summary.from_dict)
+
+
+def write_phenotypes(folder: Path, phenotypes: SharedPhenotypes | GlobalCodes) -> None:
+    """Write ``phenotypes.json``."""
+    write_json(folder / PHENOTYPES, asdict(phenotypes))
+
+
+def read_phenotypes(folder: Path) -> SharedPhenotypes | GlobalCodes:
+    """Read ``phenotypes.json``: tables of a simulation, or a deployment's codes.
+
+    Raises
+    ------
+    DataError
+        If it is missing or not JSON, or naming what it lacks or what is not as it must be.
+    """
+
+    def parse(content: object) -> SharedPhenotypes | GlobalCodes:
+        measured = isinstance(content, dict) and "table" in content
+        return typed(SharedPhenotypes, content) if measured else typed(GlobalCodes, content)
+
+    return _checked(folder / PHENOTYPES, parse)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -137,22 +161,21 @@ def read_config(folder: Path) -> dict[str, Any]:
     DataError
         If it is missing, not TOML, or lacks one of them.
     """
-    config: dict[str, Any] = _parsed(folder / CONFIG, tomllib.loads, "TOML")
-    check_keys(folder / CONFIG, config, ("run-config", "versions"))
+    path = folder / CONFIG
+    config: dict[str, Any] = _parsed(path, tomllib.loads, "TOML")
+    missing = [table for table in ("run-config", "versions") if table not in config]
+    if missing:
+        raise DataError(f"{path}: lacks {', '.join(missing)}")
     return config
 
 
-def check_keys(path: Path, content: Any, keys: Sequence[str]) -> None:
-    """Refuse what is no table of at least the given keys.
-
-    Raises
-    ------
-    DataError
-        Naming the file and the keys that it lacks.
-    """
-    missing = [key for key in keys if not isinstance(content, dict) or key not in content]
-    if missing:
-        raise DataError(f"{path}: lacks {', '.join(missing)}")
+def _checked(path: Path, parse: Callable[[object], T]) -> T:
+    """What `parse` makes of a JSON file; its errors name the file."""
+    content = read_json(path)
+    try:
+        return parse(content)
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
 
 
 def _parsed(path: Path, parse: Callable[[str], Any], kind: str) -> Any:

@@ -1,158 +1,336 @@
-"""The result of a run in one dictionary: what the server knows, and in simulation what it measures.
+"""The result of a run as one typed value: what ``summary.json`` holds and everybody reads.
 
-In a deployment, what only the sites can measure is null. In simulation `measured` fills it.
+The file is one flat page of keys. Each is a field here, of the class that says when it is known:
+what the server knows of every run, what noise has cost, what a simulation could measure. In the
+file, of what is not known the first keys are null and the others are left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from dpfact_flower.data.site_data import Cohort
-from dpfact_flower.data.vocabulary import Vocabulary
-from dpfact_flower.errors import StateError
-from dpfact_flower.evaluation.measured import measure
-from dpfact_flower.evaluation.phenotypes import top_codes
-from dpfact_flower.privacy import NO_CLAIM, ReleaseEvent, account
-from dpfact_flower.privacy.ledger import LEDGER, Ledger
-from dpfact_flower.privacy.scope import NEIGHBOURS, NOT_COVERED, UNITS
-from dpfact_flower.server.coordinator import Coordinator
-
-PAPER_BYTES_PER_SECOND = 15e6
-"""The paper's assumed transfer rate, 15 MB/s."""
+from dpfact_flower.errors import DataError
+from dpfact_flower.evaluation.typed import lacks, typed
+from dpfact_flower.privacy.events import Neighbours, Unit
 
 
-def summarise(
-    coordinator: Coordinator,
-    vocabularies: Sequence[Vocabulary],
-    cohort: Cohort | None,
-    sites_folder: Path,
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Contents of ``summary.json`` and ``phenotypes.json``.
+@dataclass(frozen=True)
+class SpentRelease:
+    """A line of a site's ledger: the fields of `ReleaseEvent`, and what the event costs in zCDP."""
 
-    Parameters
+    name: str
+    sensitivity: float
+    sigma: float
+    count: int
+    unit: Unit
+    neighbours: Neighbours
+    claim: str
+    seeded: bool
+    rho: float
+
+
+@dataclass(frozen=True)
+class Spending:
+    """What releases have cost: a `Guarantee`, as `Guarantee.to_dict` writes it.
+
+    Attributes
     ----------
-    coordinator : Coordinator
-        After the last round.
-    vocabularies : sequence of Vocabulary
-        One a feature mode, of the codes that the global factors have.
-    cohort : Cohort or None
-        The simulation's data; None in a deployment.
-    sites_folder : path
-        Where the simulated sites keep their state.
-
-    Raises
-    ------
-    StateError
-        In simulation, if no site finished a round, or none recorded a release that has a cost.
+    epsilon : float
+        By `accountant`, at `delta`.
+    delta : float
+    accountant : str
+    claim : str
+        Who vouches for every epsilon; stands wherever one is shown.
+    unit, neighbours : str
+        As in `ReleaseEvent`.
+    releases : int
+    rho, mu : float
+        In zCDP and in Gaussian DP.
+    epsilons : dict of str to float
+        By name of the accountant, `accountant` first.
     """
-    rank = coordinator.solver.rank
-    records = coordinator.records
-    total = sum(r.bytes_down + r.bytes_up for r in records)
-    summary: dict[str, Any] = {
-        "name": cohort.name if cohort else coordinator.run.job,
-        "sites": len({site for record in records for site in record.sites}),
-        "rounds": sum(record.updated for record in records),
-        "rank": rank,
-        "solver": coordinator.solver.solver,
-        "scale": coordinator.solver.scale,
-        **_privacy(coordinator, cohort, sites_folder),
-        "rmse": None,
-        "fit": None,
-        "fms": None,
-        "auc": None,
-        "bytes_up": sum(record.bytes_up for record in records),
-        "bytes_down": sum(record.bytes_down for record in records),
-        "seconds": sum(record.seconds for record in records),
-        **bytes_of_schemes(coordinator),
-        "transfer_seconds_at_15_MB_s": total / PAPER_BYTES_PER_SECOND,
-        "failures": sum(len(record.failures) for record in records),
-    }
-    if cohort is None:
-        return summary, {"codes": _global_codes(coordinator, vocabularies)}
-    measured, tables = measure(coordinator, cohort, sites_folder)
-    return summary | measured, tables
+
+    epsilon: float
+    delta: float
+    accountant: str
+    claim: str
+    unit: Unit
+    neighbours: Neighbours
+    releases: int
+    rho: float
+    mu: float
+    epsilons: dict[str, float]
 
 
-def bytes_of_schemes(coordinator: Coordinator) -> dict[str, int]:
-    """What as many rounds would send, both ways together, in the papers' schemes.
+@dataclass(frozen=True)
+class SiteSpending(Spending):
+    """What one site has spent in the run, and on which releases."""
 
-    A site and the server each send all feature factors, as float64 and with nothing around them;
-    in TRIP (consensus ADMM) a site sends the multipliers of its constraints beside its factors.
+    ledger: tuple[SpentRelease, ...]
 
-    Returns
-    -------
-    dict
-        Keys `bytes_paper` and `bytes_trip`.
+
+@dataclass(frozen=True)
+class RunSpending(Spending):
+    """What a run cost the patients of the site that spent most, and every site's own spending.
+
+    Attributes
+    ----------
+    unit_in_words, neighbours_in_words : str
+    not_covered : tuple of str
+        Sentences.
+    per_site : dict of str to SiteSpending
+        By the site's name.
     """
-    replies = sum(len(record.sites) for record in coordinator.records)
-    factors = 8 * coordinator.solver.rank * sum(len(factor) for factor in coordinator.factors)
-    return {"bytes_paper": 2 * factors * replies, "bytes_trip": 3 * factors * replies}
+
+    unit_in_words: str
+    neighbours_in_words: str
+    not_covered: tuple[str, ...]
+    per_site: dict[str, SiteSpending]
 
 
-def _privacy(coordinator: Coordinator, cohort: Cohort | None, sites_folder: Path) -> dict[str, Any]:
-    """Mode, its claim, and what the site that spent most has spent.
+@dataclass(frozen=True)
+class Exchange:
+    """What went between the server and its sites, all rounds together.
 
-    Sites hold different patients: the run costs a patient what his own site spent. In simulation
-    the sites' own ledgers are read. A deployed server counts every round that it asked a site for,
-    whether the reply came in time or not: the site may have computed it.
+    Attributes
+    ----------
+    bytes_up, bytes_down : int
+        Messages as Flower serialises them.
+    seconds : float
+        Of the rounds.
+    bytes_paper, bytes_trip : int
+        What as many rounds would send, both ways together, in the schemes of DPFact and of TRIP.
+    transfer_seconds_at_15_MB_s : float
+        At the paper's assumed rate.
+    failures : int
+        Replies that were asked for and not usable.
     """
-    mode = coordinator.privacy.privacy
-    if mode == "none":
-        return {"privacy": mode, "epsilon": None, "delta": None, "accountant": None,
-                "claim": NO_CLAIM}  # fmt: skip
-    events = (
-        _planned(coordinator) if cohort is None else _recorded(coordinator, cohort, sites_folder)
-    )
-    delta = coordinator.privacy.delta
-    spent = {site: account(own, delta, second_opinions=True) for site, own in events.items() if own}
-    if not spent:
-        raise StateError("no site's ledger holds a release of this run")
-    worst = max(spent.values(), key=lambda guarantee: guarantee.rho)
-    return {
-        "privacy": mode,
-        **worst.to_dict(),
-        "unit_in_words": UNITS[worst.unit],
-        "neighbours_in_words": NEIGHBOURS[worst.neighbours],
-        "not_covered": list(NOT_COVERED),
-        "per_site": {
-            site: {
-                **guarantee.to_dict(),
-                "ledger": [{**event.to_dict(), "rho": event.rho} for event in events[site]],
-            }
-            for site, guarantee in spent.items()
-        },
-    }
+
+    bytes_up: int
+    bytes_down: int
+    seconds: float
+    bytes_paper: int
+    bytes_trip: int
+    transfer_seconds_at_15_MB_s: float  # noqa: N815 - the key in the file
+    failures: int
 
 
-def _recorded(
-    coordinator: Coordinator, cohort: Cohort, sites_folder: Path
-) -> dict[str, tuple[ReleaseEvent, ...]]:
-    """Releases of this job, by the ledgers of the sites."""
-    found = {}
-    for site in cohort.sites:
-        folder = sites_folder / site.name
-        if (folder / LEDGER).exists():
-            with Ledger(folder, create=False) as ledger:
-                found[site.name] = ledger.events(coordinator.run.job)
-    return found
+@dataclass(frozen=True)
+class RoundErrors:
+    """Errors of the sites' own models after a round, pooled over all sites; as in `RMSE`."""
+
+    round: int
+    all_cells: float
+    nonzeros: float
+    authors: float
+    fit: float
 
 
-def _planned(coordinator: Coordinator) -> dict[str, tuple[ReleaseEvent, ...]]:
-    """Releases of all rounds that were asked for, for every site that was heard of."""
-    rounds = range(1, coordinator.finished_rounds + 1)
-    sites = sorted({site for record in coordinator.records for site in record.sites})
-    events = tuple(event for number in rounds for event in coordinator.planned_events(number))
-    return dict.fromkeys(sites, events)
+@dataclass(frozen=True)
+class SiteFit:
+    """A site's data, and how much of it the site's own model explains."""
+
+    site: str
+    patients: int
+    nonzeros: int
+    fit: float
 
 
-def _global_codes(
-    coordinator: Coordinator, vocabularies: Sequence[Vocabulary]
-) -> dict[str, list[list[dict[str, Any]]]]:
-    """Top codes of every phenotype: what a server without patients can say."""
-    return {
-        vocabulary.name: [[asdict(code) for code in codes] for codes in top_codes(vocabulary, f)]
-        for vocabulary, f in zip(vocabularies, coordinator.factors, strict=True)
-    }
+@dataclass(frozen=True)
+class Errors:
+    """Errors of the sites' own models over all sites' data.
+
+    Attributes
+    ----------
+    rmse, rmse_nonzeros, rmse_authors, fit : float
+        After the last round: the three measures of `RMSE`, and the share of the data explained.
+    error_by_round : tuple of RoundErrors
+    solver_seconds : float
+        Of all sites in all rounds.
+    per_site_data : tuple of SiteFit
+    """
+
+    rmse: float
+    fit: float
+    rmse_nonzeros: float
+    rmse_authors: float
+    error_by_round: tuple[RoundErrors, ...]
+    solver_seconds: float
+    per_site_data: tuple[SiteFit, ...]
+
+
+@dataclass(frozen=True)
+class AUC:
+    """Area under the ROC curve on test patients: mean and standard deviation over splits."""
+
+    mean: float
+    spread: float
+
+
+@dataclass(frozen=True)
+class GroupAUC:
+    """The predictions for one group of patients.
+
+    Attributes
+    ----------
+    group : str
+        A site's name, or ``overall``.
+    patients : int
+        Patients with a label.
+    memberships : AUC or None
+        From the patients' factor.
+    raw_codes : AUC or None
+        Baseline: from which codes a patient has at all.
+    volume : AUC or None
+        Baseline: from the sum of a patient's counts alone.
+    reason : str or None
+        Why there are no figures, where there are none.
+    """
+
+    group: str
+    patients: int
+    memberships: AUC | None = None
+    raw_codes: AUC | None = None
+    volume: AUC | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class MortalityPrediction:
+    """Outcome of `predict_mortality`; holds no value of any patient.
+
+    Attributes
+    ----------
+    overall : GroupAUC
+        One model over the patients of all sites that have labels.
+    sites : tuple of GroupAUC
+        A model of its own for each site, trained and tested there.
+    splits : int
+        Repetitions.
+    train : float
+        Share of the patients that train.
+    """
+
+    overall: GroupAUC
+    sites: tuple[GroupAUC, ...]
+    splits: int
+    train: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a simulation can measure, since all sites' data is on one machine.
+
+    Attributes
+    ----------
+    fms : float or None
+        Factor match score with the planted phenotypes, where these are known.
+    auc : float or None
+        Mean AUC of all sites' patients by their memberships, where there are outcomes.
+    prediction : MortalityPrediction
+        That AUC with its baselines.
+    sites_without_a_round : tuple of str
+        Names of the sites that finished none; nothing was measured there.
+    errors : Errors or None
+        None if there is no round after which all sites measured.
+    """
+
+    fms: float | None
+    auc: float | None
+    prediction: MortalityPrediction
+    sites_without_a_round: tuple[str, ...]
+    errors: Errors | None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The result of a run.
+
+    Attributes
+    ----------
+    name : str
+        Of the cohort, or in a deployment of the job.
+    sites : int
+        Sites whose releases were used.
+    rounds : int
+        Rounds in which the model was updated.
+    rank : int
+        Number of phenotypes.
+    solver, scale, privacy : str
+        As in the settings.
+    claim : str
+        What protects the patients, in words; that of `spent` where noise was added.
+    spent : RunSpending or None
+        None in mode "none".
+    exchange : Exchange
+    measured : Measured or None
+        None in a deployment.
+    """
+
+    name: str
+    sites: int
+    rounds: int
+    rank: int
+    solver: str
+    scale: str
+    privacy: str
+    claim: str
+    spent: RunSpending | None
+    exchange: Exchange
+    measured: Measured | None
+
+    @property
+    def errors(self) -> Errors | None:
+        """Errors, where they were measured."""
+        return self.measured.errors if self.measured else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, in the order of ``summary.json``."""
+        content = asdict(self)
+        nothing = {
+            "epsilon": None,
+            "delta": None,
+            "accountant": None,
+            "claim": content.pop("claim"),
+        }
+        spent, exchange = content.pop("spent") or nothing, content.pop("exchange")
+        measured = content.pop("measured") or {}
+        errors = measured.pop("errors", None) or {}
+        unknown = dict.fromkeys(("rmse", "fit", "fms", "auc"))
+        return {**content, **spent, **unknown, **exchange} | errors | measured
+
+    @classmethod
+    def from_dict(cls, content: object) -> Summary:
+        """Read what `to_dict` gave; keys that it does not know are left alone.
+
+        Raises
+        ------
+        DataError
+            Naming the keys that are missing, or whose values are not what they must be.
+        """
+        if not isinstance(content, Mapping):
+            raise DataError("must be an object")
+        errors = content if _has_any(Errors, content) else None
+        measured = errors or _has_any(Measured, content)
+        spent = content.get("privacy") != "none"
+        parts = {
+            "spent": content if spent else None,
+            "exchange": content,
+            "measured": {**content, "errors": errors} if measured else None,
+        }
+        summary = typed(cls, {**content, **parts}, unnamed=(*parts, "errors"))
+        known = summary.to_dict()
+        missing = [key for key in known if key not in content]
+        if missing:
+            raise DataError(lacks(missing))
+        for key, value in known.items():
+            if value is None and content[key] is not None:
+                raise DataError(f"{key} must be null, as nothing that belongs to it is there")
+        return summary
+
+
+def _has_any(part: type[Errors | Measured], content: Mapping[str, Any]) -> bool:
+    """Whether anything of a part is known."""
+    return any(content.get(field.name) is not None for field in fields(part))

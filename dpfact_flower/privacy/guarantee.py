@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context
+from typing import Any
 
 from dpfact_flower.errors import MissingDependencyError, SettingsError
 from dpfact_flower.machine.registry import Registry
@@ -113,7 +114,7 @@ class Guarantee:
             f"unit: {self.unit}, neighbours: {self.neighbours} [{self.claim}]"
         )
 
-    def to_dict(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain values for ``summary.json``; the headline's epsilon stands beside its claim."""
         return {
             "epsilon": self.headline.epsilon,

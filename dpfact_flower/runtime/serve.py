@@ -27,10 +27,11 @@ from dpfact_flower.evaluation.run_folder import (
     REPORT,
     SUMMARY,
     write_config,
-    write_json,
     write_model,
+    write_phenotypes,
+    write_summary,
 )
-from dpfact_flower.evaluation.summary import summarise
+from dpfact_flower.evaluation.summarise import summarise
 from dpfact_flower.runtime.config import RunConfig, load_vocabularies, prepare_data
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.strategy import DPFact
@@ -99,8 +100,8 @@ def _write(
     if cohort is not None:
         log(INFO, "measuring what was learned: errors, prediction of death, phenotypes")
     summary, phenotypes = summarise(coordinator, vocabularies, cohort, config.app.sites_folder)
-    write_json(folder / SUMMARY, summary)
-    write_json(folder / PHENOTYPES, phenotypes)
+    write_summary(folder, summary)
+    write_phenotypes(folder, phenotypes)
     _report(folder)
 
 

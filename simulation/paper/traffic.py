@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpfact_flower.evaluation.summary import PAPER_BYTES_PER_SECOND
+from dpfact_flower.evaluation.summarise import PAPER_BYTES_PER_SECOND
 from simulation.paper import published
 from simulation.paper.convergence import needed, runs
 from simulation.paper.datasets import DELTA, dataset

@@ -4,7 +4,9 @@ import pytest
 
 from dpfact_flower.errors import DataError
 from dpfact_flower.evaluation.comparison import comparison
+from dpfact_flower.evaluation.run_folder import write_summary
 from dpfact_flower.runtime.federate import federate
+from tests.evaluation.summaries import DEPLOYED, SIMULATED
 
 RUNS = {
     "open": ({"privacy": "none", "rounds": 2}, "none", "-"),
@@ -35,8 +37,34 @@ def test_a_folder_without_a_finished_run_is_named(tmp_path):
         comparison([tmp_path / "nothing"])
 
 
-@pytest.mark.parametrize("content", ["{}", "[]", '{"name": "x"}'])
-def test_a_summary_that_lacks_something_is_refused(tmp_path, content):
+@pytest.mark.parametrize(
+    ("content", "says"), [("{}", "lacks .*sites, rounds"), ("[]", "must be an object")]
+)
+def test_a_summary_that_is_none_is_refused(tmp_path, content, says):
     (tmp_path / "summary.json").write_text(content)
-    with pytest.raises(DataError, match=r"summary\.json: lacks .*sites, rounds"):
+    with pytest.raises(DataError, match=rf"summary\.json: {says}"):
         comparison([tmp_path])
+
+
+def test_what_was_measured_stands_in_its_column(tmp_path):
+    for name, summary in (("simulated", SIMULATED), ("deployed", DEPLOYED)):
+        (tmp_path / name).mkdir()
+        write_summary(tmp_path / name, summary)
+    header, _, *lines = comparison([tmp_path / "simulated", tmp_path / "deployed"]).splitlines()
+    names = header.strip("| ").split(" | ")
+    simulated, deployed = (
+        dict(zip(names, line.strip("| ").split(" | "), strict=True)) for line in lines
+    )
+    assert simulated == {
+        "run": "simulated", "data": "demo", "sites": "2", "patients": "1,050",
+        "non-zeros": "1,234", "R": "12", "rounds": "4", "privacy": "patient", "epsilon": "4.000",
+        "fit": "-0.013", "RMSE all cells": "0.00514", "RMSE non-zeros": "0.1240",
+        "AUC": "0.788 ± 0.012", "AUC raw codes": "0.812 ± 0.010", "AUC volume": "0.600 ± 0.020",
+        "FMS": "0.97", "MB down": "0.0", "MB up": "1.2", "seconds": "7500",
+        "of them solver": "0.5",
+    }  # fmt: skip
+    unknown = {name for name, text in deployed.items() if text == "-"}
+    assert unknown == {
+        "patients", "non-zeros", "epsilon", "fit", "RMSE all cells", "RMSE non-zeros", "AUC",
+        "AUC raw codes", "AUC volume", "FMS", "of them solver",
+    }  # fmt: skip

@@ -1,23 +1,12 @@
 """A run in a few lines: nothing is promised that was not, nothing shown that is not known."""
 
+from dataclasses import replace
+
 import pytest
 
 from dpfact_flower.evaluation.headline import headline
 from dpfact_flower.privacy import NO_CLAIM, PATIENT_CLAIM
-
-DEPLOYED = {
-    "name": "job-1", "sites": 3, "rounds": 4, "rank": 12, "epsilon": None, "delta": None,
-    "accountant": None, "claim": NO_CLAIM, "rmse": None, "fit": None, "fms": None, "auc": None,
-    "bytes_up": 1_234_567, "bytes_down": 999, "bytes_paper": 2e9, "bytes_trip": 3e9,
-    "seconds": 7500.0, "failures": 0,
-}  # fmt: skip
-AUC = {"mean": 0.7881, "spread": 0.012}
-SIMULATED = DEPLOYED | {
-    "epsilon": 3.99996, "delta": 1e-5, "accountant": "Gaussian DP", "claim": PATIENT_CLAIM,
-    "rmse": 0.00514489, "rmse_nonzeros": 0.124, "fit": -0.0125, "fms": 0.97384, "auc": 0.7881,
-    "solver_seconds": 0.5, "sites_without_a_round": [],
-    "prediction": {"overall": {"memberships": AUC, "raw_codes": AUC, "volume": AUC}},
-}  # fmt: skip
+from tests.evaluation.summaries import DEPLOYED, MEASURED, SIMULATED
 
 
 def test_a_deployment_shows_what_the_server_knows():
@@ -39,17 +28,32 @@ def test_a_simulation_shows_what_was_measured():
     )
     assert shown["fit"] == "−1.2 % of the data, RMSE 0.005145 over all cells, 0.124 over non-zeros"
     assert shown["factor match"] == "0.974 with the planted phenotypes, of 1"
-    assert shown["deaths"].startswith("AUC 0.788 ± 0.012 by phenotypes, 0.788 by raw codes")
+    assert shown["deaths"] == (
+        "AUC 0.788 ± 0.012 by phenotypes, 0.812 by raw codes, 0.600 by volume"
+    )
     assert shown["time"] == "2 h 5 min of rounds, 0.5 s of them solver"
     assert "failures" not in shown
 
 
+def test_a_simulation_without_common_rounds_shows_no_errors():
+    shown = dict(headline(replace(SIMULATED, measured=replace(MEASURED, errors=None))))
+    assert "fit" not in shown
+    assert shown["time"] == "2 h 5 min"
+    assert shown["factor match"].startswith("0.974")
+
+
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("failures", "never", "says"),
     [
-        ({"failures": 2}, "2 failed replies"),
-        ({"sites_without_a_round": ["north"]}, "0 failed replies; no round of north"),
+        (2, (), "2 failed replies"),
+        (0, ("north",), "0 failed replies; no round of north"),
+        (1, ("north", "south"), "1 failed replies; no round of north, south"),
     ],
 )
-def test_failures_are_named(changes, says):
-    assert dict(headline(SIMULATED | changes))["failures"] == says
+def test_failures_are_named(failures, never, says):
+    summary = replace(
+        SIMULATED,
+        exchange=replace(SIMULATED.exchange, failures=failures),
+        measured=replace(MEASURED, sites_without_a_round=never),
+    )
+    assert dict(headline(summary))["failures"] == says

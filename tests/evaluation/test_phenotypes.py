@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -202,7 +203,7 @@ def test_site_usage_shows_norms_and_what_is_off():
     expected = [[np.sqrt((A[:, r] ** 2).sum()) for r in range(3)] for A in (first, second)]
     np.testing.assert_allclose(usage.norms, expected)
     assert usage.off == ((False, False, False), (False, True, False))
-    assert json.loads(json.dumps(usage.to_dict()))["off"][1] == [False, True, False]
+    assert json.loads(json.dumps(asdict(usage)))["off"][1] == [False, True, False]
 
 
 def test_what_does_not_fit_is_refused():

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -5,24 +6,21 @@ import pytest
 
 from dpfact_flower.errors import DataError
 from dpfact_flower.evaluation import plots
+from dpfact_flower.evaluation.summary import AUC, GroupAUC, MortalityPrediction, RoundErrors
+from dpfact_flower.evaluation.tables import SiteUsage
 from dpfact_flower.server.history import Failure, RoundRecord
+from tests.evaluation.summaries import DEPLOYED, ERRORS, MEASURED, SIMULATED
 
 NORMS = [[4.0, 0.0, 1.0], [0.0, 30.0, 0.3], [0.0, 0.0, 0.0]]
-USAGE = {
-    "sites": ["large", "sma$ll$", "x" * 60],
-    "norms": NORMS,
-    "off": [[norm == 0 for norm in row] for row in NORMS],
-}
-
-
-def area(mean):
-    return {"mean": mean, "spread": 0.02}
+USAGE = SiteUsage(
+    ("large", "sma$ll$", "x" * 60),
+    tuple(map(tuple, NORMS)),
+    tuple(tuple(norm == 0 for norm in row) for row in NORMS),
+)
 
 
 def group(name, *means):
-    keys = ("memberships", "raw_codes", "volume")
-    areas = [area(mean) for mean in means] or [None] * 3
-    return {"group": name, "patients": 50} | dict(zip(keys, areas, strict=True))
+    return GroupAUC(name, 50, *(AUC(mean, 0.02) for mean in means))
 
 
 def record(number, *failures, down=1000, up=900):
@@ -52,7 +50,7 @@ def test_relative_usage_is_free_of_a_sites_size():
 def test_usage_crosses_what_is_off_and_leaves_it_blank():
     figure = plots.usage(USAGE)
     axes = figure.axes[0]
-    off = np.array(USAGE["off"])
+    off = np.array(USAGE.off)
     assert off_marks(axes) == set(map(tuple, np.argwhere(off)))
     (mesh,) = axes.collections
     np.testing.assert_array_equal(np.ma.getmaskarray(mesh.get_array()), off)
@@ -80,18 +78,14 @@ def test_usage_refuses_an_order_that_is_none(order):
     with pytest.raises(DataError, match="each of the phenotypes 1 to 3 once"):
         plots.usage(USAGE, order=order)
     with pytest.raises(DataError, match="no sites"):
-        plots.usage({"sites": [], "norms": [], "off": []})
+        plots.usage(SiteUsage((), (), ()))
 
 
 @pytest.mark.parametrize(("rank", "sites"), [(1, 1), (60, 10), (400, 20), (1000, 6)])
 def test_usage_stays_readable_at_any_rank(rank, sites):
     norms = np.random.default_rng(0).gamma(0.3, 1.0, (sites, rank))
     figure = plots.usage(
-        {
-            "sites": [f"site-{n}" for n in range(sites)],
-            "norms": norms.tolist(),
-            "off": (norms < 0.01).tolist(),
-        }
+        SiteUsage(tuple(f"site-{n}" for n in range(sites)), norms.tolist(), (norms < 0.01).tolist())
     )
     figure.draw_without_rendering()
     labels = figure.axes[0].get_xticklabels()
@@ -100,18 +94,22 @@ def test_usage_stays_readable_at_any_rank(rank, sites):
     assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
 
 
+def measured_in(*rounds):
+    errors = tuple(RoundErrors(n, 1 / n, 2 / n, 9.0, 1 - 1 / n) for n in rounds)
+    measured = replace(MEASURED, errors=replace(ERRORS, error_by_round=errors))
+    return replace(SIMULATED, measured=measured)
+
+
 def test_convergence_draws_each_error_by_round():
-    errors = [
-        {"round": n, "all_cells": 1 / n, "nonzeros": 2 / n, "authors": 9.0, "fit": 1 - 1 / n}
-        for n in (1, 2, 3)
-    ]
-    figure = plots.convergence({"error_by_round": errors})
-    for axes, key in zip(figure.axes, ("all_cells", "nonzeros", "fit"), strict=True):
+    summary = measured_in(1, 2, 3)
+    figure = plots.convergence(summary)
+    for axes, name in zip(figure.axes, ("all_cells", "nonzeros", "fit"), strict=True):
         drawn = axes.lines[0].get_xydata().tolist()
-        assert drawn == [[error["round"], error[key]] for error in errors]
+        errors = summary.errors.error_by_round
+        assert drawn == [[error.round, getattr(error, name)] for error in errors]
 
 
-@pytest.mark.parametrize("summary", [{}, {"error_by_round": []}])
+@pytest.mark.parametrize("summary", [DEPLOYED, measured_in()], ids=["deployed", "no round"])
 def test_convergence_says_where_errors_are_measured(summary):
     with pytest.raises(DataError, match="only where the data is"):
         plots.convergence(summary)
@@ -138,10 +136,8 @@ def test_traffic_needs_a_round():
 
 
 def test_auc_sets_every_group_beside_its_baselines():
-    prediction = {
-        "overall": group("overall", 0.7, 0.8, 0.6),
-        "sites": [group("few"), group("many", 0.71, 0.82, 0.63)],
-    }
+    sites = (group("few"), group("many", 0.71, 0.82, 0.63))
+    prediction = MortalityPrediction(group("overall", 0.7, 0.8, 0.6), sites, 10, 0.6)
     axes = plots.auc(prediction).axes[0]
     assert [t.get_text() for t in axes.get_yticklabels()] == ["overall", "many"]
     means = [container[0].get_xdata().tolist() for container in axes.containers]
@@ -154,7 +150,7 @@ def test_auc_sets_every_group_beside_its_baselines():
 
 def test_auc_without_figures():
     with pytest.raises(DataError):
-        plots.auc({"overall": group("overall"), "sites": [group("few")]})
+        plots.auc(MortalityPrediction(group("overall"), (group("few"),), 10, 0.6))
 
 
 def test_no_colour_of_the_theme_is_another_ones_or_a_default():

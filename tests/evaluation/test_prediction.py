@@ -126,12 +126,12 @@ def test_groups_without_enough_deaths_say_so(sites, members):
 def test_no_labels_at_all(sites, members):
     found = predict_mortality(members, [relabelled(site, None) for site in sites])
     assert found.overall.reason == "no labels"
-    assert json.loads(json.dumps(found.to_dict()))["overall"]["memberships"] is None
+    assert json.loads(json.dumps(dataclasses.asdict(found)))["overall"]["memberships"] is None
 
 
 def test_results_are_json_and_hold_aggregates_alone(sites, members):
     found = predict_mortality(members, sites, splits=2)
-    plain = json.loads(json.dumps(found.to_dict()))
+    plain = json.loads(json.dumps(dataclasses.asdict(found)))
     assert plain["overall"]["memberships"]["mean"] == found.overall.memberships.mean
     assert [site["group"] for site in plain["sites"]] == ["site-1", "site-2", "site-3"]
     assert len(json.dumps(plain)) < 3000

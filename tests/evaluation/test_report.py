@@ -17,6 +17,7 @@ from dpfact_flower.errors import DataError, MissingDependencyError
 from dpfact_flower.evaluation.report import write_report
 from dpfact_flower.evaluation.run_folder import read_json, write_json
 from dpfact_flower.privacy import NO_CLAIM, PAPER_CLAIM, SEEDED_CLAIM, rounded_up
+from dpfact_flower.runtime.config import RunConfig
 from dpfact_flower.runtime.federate import federate
 from dpfact_flower.runtime.grid import InProcessGrid
 from dpfact_flower.runtime.serve import serve
@@ -136,7 +137,7 @@ def deployed_run(data, labelled, tmp_path_factory) -> Path:
     lists = [str(data / f"{v.name}.vocabulary.json") for v in labelled.vocabularies]
     config = {**PAPER, "data": "", "vocabulary": ",".join(lists), "out": str(folder / "run"),
               "job": "trial-7", "sites": 3}  # fmt: skip
-    return serve(InProcessGrid(client_app, nodes, config), config)
+    return serve(InProcessGrid(client_app, nodes, config), RunConfig.read(config))
 
 
 @pytest.fixture
@@ -416,8 +417,15 @@ def test_keys_that_are_missing_are_named(run):
         write_report(run)
 
 
-def test_files_that_do_not_belong_together_are_refused(run):
-    change(run / "phenotypes.json", lambda p: p["usage"]["off"].pop())
+DAMAGES = {
+    "a site's row too few": ("phenotypes.json", lambda p: p["usage"]["off"].pop()),
+    "a model without phenotypes": ("summary.json", lambda summary: summary.update(rank=0)),
+}
+
+
+@pytest.mark.parametrize(("name", "edit"), DAMAGES.values(), ids=DAMAGES)
+def test_files_that_do_not_belong_together_are_refused(run, name, edit):
+    change(run / name, edit)
     with pytest.raises(DataError, match="do not belong together"):
         write_report(run)
 

@@ -13,10 +13,10 @@ from dpfact_flower.errors import DataError
 from dpfact_flower.evaluation.run_folder import (
     CONFIG,
     MODEL,
-    SUMMARY,
     read_config,
     read_json,
     read_model,
+    read_phenotypes,
     read_summary,
     write_config,
     write_json,
@@ -174,13 +174,6 @@ def test_what_is_not_json_is_refused(tmp_path, content):
         read_json(tmp_path / "x.json")
 
 
-@pytest.mark.parametrize("content", ["[]", "3", '{"name": "x"}'])
-def test_a_summary_says_what_it_lacks(tmp_path, content):
-    (tmp_path / SUMMARY).write_text(content)
-    with pytest.raises(DataError, match=rf"{SUMMARY}: lacks .*sites, rounds, .*seconds$"):
-        read_summary(tmp_path)
-
-
 def test_a_config_has_two_tables(tmp_path):
     write_config(tmp_path, {"rank": 3}, {"python": "3"})
     assert read_config(tmp_path) == {"run-config": {"rank": 3}, "versions": {"python": "3"}}
@@ -232,7 +225,9 @@ def test_a_damaged_line_of_the_history_is_named(tmp_path, line):
 # --- missing
 
 
-@pytest.mark.parametrize("read", [read_model, read_history, read_summary, read_config])
+@pytest.mark.parametrize(
+    "read", [read_model, read_history, read_summary, read_phenotypes, read_config]
+)
 def test_a_missing_file_is_named(tmp_path, read):
     with pytest.raises(DataError, match="no such file"):
         read(tmp_path)

@@ -1,0 +1,164 @@
+"""Makes the summary of a run: what the server knows, and in simulation what can be measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from dpfact_flower.data.site_data import Cohort
+from dpfact_flower.data.vocabulary import Vocabulary
+from dpfact_flower.errors import StateError
+from dpfact_flower.evaluation.measured import measure
+from dpfact_flower.evaluation.phenotypes import top_codes
+from dpfact_flower.evaluation.summary import (
+    Exchange,
+    Measured,
+    RunSpending,
+    SiteSpending,
+    SpentRelease,
+    Summary,
+)
+from dpfact_flower.evaluation.tables import GlobalCodes, SharedPhenotypes
+from dpfact_flower.privacy import NO_CLAIM, ReleaseEvent, account
+from dpfact_flower.privacy.ledger import LEDGER, Ledger
+from dpfact_flower.privacy.scope import NEIGHBOURS, NOT_COVERED, UNITS
+from dpfact_flower.server.coordinator import Coordinator
+
+PAPER_BYTES_PER_SECOND = 15e6
+"""The paper's assumed transfer rate, 15 MB/s."""
+
+
+def summarise(
+    coordinator: Coordinator,
+    vocabularies: Sequence[Vocabulary],
+    cohort: Cohort | None,
+    sites_folder: Path,
+) -> tuple[Summary, SharedPhenotypes | GlobalCodes]:
+    """Contents of ``summary.json`` and ``phenotypes.json``.
+
+    Parameters
+    ----------
+    coordinator : Coordinator
+        After the last round.
+    vocabularies : sequence of Vocabulary
+        One a feature mode, of the codes that the global factors have.
+    cohort : Cohort or None
+        The simulation's data; None in a deployment.
+    sites_folder : path
+        Where the simulated sites keep their state.
+
+    Raises
+    ------
+    StateError
+        In simulation, if no site finished a round, or none recorded a release that has a cost.
+    """
+    spent = _spent(coordinator, cohort, sites_folder)
+    measured: Measured | None = None
+    phenotypes: SharedPhenotypes | GlobalCodes = _global_codes(coordinator, vocabularies)
+    if cohort is not None:
+        measured, phenotypes = measure(coordinator, cohort, sites_folder)
+    records, solver = coordinator.records, coordinator.solver
+    summary = Summary(
+        name=cohort.name if cohort else coordinator.run.job,
+        sites=len({site for record in records for site in record.sites}),
+        rounds=sum(record.updated for record in records),
+        rank=solver.rank,
+        solver=solver.solver,
+        scale=solver.scale,
+        privacy=coordinator.privacy.privacy,
+        claim=spent.claim if spent else NO_CLAIM,
+        spent=spent,
+        exchange=_exchange(coordinator),
+        measured=measured,
+    )
+    return summary, phenotypes
+
+
+def _exchange(coordinator: Coordinator) -> Exchange:
+    """What was sent, and what as many rounds would send in the papers' schemes.
+
+    A site and the server each send all feature factors, as float64 and with nothing around them;
+    in TRIP (consensus ADMM) a site sends the multipliers of its constraints beside its factors.
+    """
+    records = coordinator.records
+    up = sum(record.bytes_up for record in records)
+    down = sum(record.bytes_down for record in records)
+    replies = sum(len(record.sites) for record in records)
+    factors = 8 * coordinator.solver.rank * sum(len(factor) for factor in coordinator.factors)
+    return Exchange(
+        bytes_up=up,
+        bytes_down=down,
+        seconds=sum(record.seconds for record in records),
+        bytes_paper=2 * factors * replies,
+        bytes_trip=3 * factors * replies,
+        transfer_seconds_at_15_MB_s=(up + down) / PAPER_BYTES_PER_SECOND,
+        failures=sum(len(record.failures) for record in records),
+    )
+
+
+def _spent(
+    coordinator: Coordinator, cohort: Cohort | None, sites_folder: Path
+) -> RunSpending | None:
+    """What the site that spent most has spent, and every site; None where no noise was added.
+
+    Sites hold different patients: the run costs a patient what their own site spent. In simulation
+    the sites' own ledgers are read. A deployed server counts every round that it asked a site for,
+    whether the reply came in time or not: the site may have computed it.
+    """
+    if coordinator.privacy.privacy == "none":
+        return None
+    events = (
+        _planned(coordinator) if cohort is None else _recorded(coordinator, cohort, sites_folder)
+    )
+    delta = coordinator.privacy.delta
+    spent = {site: account(own, delta, second_opinions=True) for site, own in events.items() if own}
+    if not spent:
+        raise StateError("no site's ledger holds a release of this run")
+    worst = max(spent.values(), key=lambda guarantee: guarantee.rho)
+    return RunSpending(
+        **worst.to_dict(),
+        unit_in_words=UNITS[worst.unit],
+        neighbours_in_words=NEIGHBOURS[worst.neighbours],
+        not_covered=NOT_COVERED,
+        per_site={
+            site: SiteSpending(
+                **guarantee.to_dict(),
+                ledger=tuple(
+                    SpentRelease(**asdict(event), rho=event.rho) for event in events[site]
+                ),
+            )
+            for site, guarantee in spent.items()
+        },
+    )
+
+
+def _recorded(
+    coordinator: Coordinator, cohort: Cohort, sites_folder: Path
+) -> dict[str, tuple[ReleaseEvent, ...]]:
+    """Releases of this job, by the ledgers of the sites."""
+    found = {}
+    for site in cohort.sites:
+        folder = sites_folder / site.name
+        if (folder / LEDGER).exists():
+            with Ledger(folder, create=False) as ledger:
+                found[site.name] = ledger.events(coordinator.run.job)
+    return found
+
+
+def _planned(coordinator: Coordinator) -> dict[str, tuple[ReleaseEvent, ...]]:
+    """Releases of all rounds that were asked for, for every site that was heard of."""
+    rounds = range(1, coordinator.finished_rounds + 1)
+    sites = sorted({site for record in coordinator.records for site in record.sites})
+    events = tuple(event for number in rounds for event in coordinator.planned_events(number))
+    return dict.fromkeys(sites, events)
+
+
+def _global_codes(coordinator: Coordinator, vocabularies: Sequence[Vocabulary]) -> GlobalCodes:
+    """Top codes of every phenotype: what a server without patients can say."""
+    return GlobalCodes(
+        {
+            vocabulary.name: tuple(top_codes(vocabulary, factor))
+            for vocabulary, factor in zip(vocabularies, coordinator.factors, strict=True)
+        }
+    )

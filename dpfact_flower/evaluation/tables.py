@@ -1,0 +1,110 @@
+"""Tables of phenotypes: what ``phenotypes.json`` holds, as typed values."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class CodeWeight:
+    """A code and its share in a phenotype."""
+
+    code: str
+    description: str
+    weight: float
+
+
+@dataclass(frozen=True)
+class Association:
+    """How a phenotype goes with in-hospital death, all other phenotypes held equal.
+
+    Attributes
+    ----------
+    coefficient : float or None
+        Log odds per standard deviation of the membership.
+    p_value : float or None
+        Two-sided Wald test, not corrected for the number of phenotypes; by statsmodels.
+    reason : str or None
+        Why one of them is missing.
+    """
+
+    coefficient: float | None = None
+    p_value: float | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Phenotype:
+    """One component.
+
+    Attributes
+    ----------
+    number : int
+        From 1, as the paper counts.
+    weight : float
+        lambda_r, the product of the column norms of all factors.
+    prevalence : float or str
+        Share of the patients who have it; ``<10`` for fewer than ten patients.
+    codes : dict of str to tuple of CodeWeight
+        Largest weights first, by name of the mode.
+    mortality : Association or None
+        None without labels.
+    """
+
+    number: int
+    weight: float
+    prevalence: float | str
+    codes: dict[str, tuple[CodeWeight, ...]]
+    mortality: Association | None
+
+
+@dataclass(frozen=True)
+class PhenotypeTable:
+    """All phenotypes of one group of patients, and how many patients these are."""
+
+    patients: int
+    phenotypes: tuple[Phenotype, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class SiteUsage:
+    """Which site uses which phenotype, and how much.
+
+    Attributes
+    ----------
+    sites : tuple of str
+    norms : tuple of tuple of float
+        Column norms of the patients' factors, T x R. They grow with a site's number of patients.
+    off : tuple of tuple of bool
+        Where the column is exactly zero: the l2,1 penalty has switched the phenotype off.
+    """
+
+    sites: tuple[str, ...]
+    norms: tuple[tuple[float, ...], ...]
+    off: tuple[tuple[bool, ...], ...]
+
+
+@dataclass(frozen=True)
+class SharedPhenotypes:
+    """Content of a simulation's ``phenotypes.json``: all patients' table, and all sites' usage."""
+
+    table: PhenotypeTable
+    usage: SiteUsage
+
+
+@dataclass(frozen=True)
+class GlobalCodes:
+    """Content of a deployment's ``phenotypes.json``: codes alone, without a patient.
+
+    Attributes
+    ----------
+    codes : dict of str to tuple of tuple of CodeWeight
+        By name of the mode: of each component, largest weights first.
+    """
+
+    codes: dict[str, tuple[tuple[CodeWeight, ...], ...]]

@@ -1,0 +1,99 @@
+"""Summaries that tests change with `dataclasses.replace`: a deployment's, and a simulation's."""
+
+from dpfact_flower.evaluation.summary import (
+    AUC,
+    Errors,
+    Exchange,
+    GroupAUC,
+    Measured,
+    MortalityPrediction,
+    RoundErrors,
+    RunSpending,
+    SiteFit,
+    SiteSpending,
+    SpentRelease,
+    Summary,
+)
+from dpfact_flower.privacy import NO_CLAIM, PATIENT_CLAIM
+
+DEPLOYED = Summary(
+    name="job-1",
+    sites=3,
+    rounds=4,
+    rank=12,
+    solver="exact",
+    scale="patient",
+    privacy="none",
+    claim=NO_CLAIM,
+    spent=None,
+    exchange=Exchange(
+        bytes_up=1_234_567,
+        bytes_down=999,
+        seconds=7500.0,
+        bytes_paper=2_000_000_000,
+        bytes_trip=3_000_000_000,
+        transfer_seconds_at_15_MB_s=0.082,
+        failures=0,
+    ),
+    measured=None,
+)
+
+_COST = {
+    "epsilon": 3.99996,
+    "delta": 1e-5,
+    "accountant": "Gaussian DP",
+    "claim": PATIENT_CLAIM,
+    "unit": "patient",
+    "neighbours": "add-remove",
+    "releases": 1,
+    "rho": 0.43,
+    "mu": 0.93,
+    "epsilons": {"Gaussian DP": 3.99996, "zCDP, tight": 4.32},
+}
+_RELEASE = SpentRelease(
+    "round 1, start", 1.0, 1.29, 51040, "patient", "add-remove", PATIENT_CLAIM, False, 0.3
+)
+SPENT = RunSpending(
+    **_COST,
+    unit_in_words="everything",
+    neighbours_in_words="is there or is not",
+    not_covered=("Other runs.",),
+    per_site={
+        "north": SiteSpending(**_COST, ledger=(_RELEASE, _RELEASE)),
+        "south": SiteSpending(**_COST | {"epsilon": 1.0}, ledger=()),
+    },
+)
+OVERALL = GroupAUC("overall", 50, AUC(0.7881, 0.012), AUC(0.8124, 0.01), AUC(0.6, 0.02))
+NOBODY = GroupAUC("south", 5, reason="fewer than 5 deaths or survivors")
+ERRORS = Errors(
+    rmse=0.00514489,
+    fit=-0.0125,
+    rmse_nonzeros=0.124,
+    rmse_authors=0.13,
+    error_by_round=(
+        RoundErrors(1, 0.1, 0.2, 0.3, -0.5),
+        RoundErrors(2, 0.00514489, 0.124, 0.13, -0.0125),
+    ),
+    solver_seconds=0.5,
+    per_site_data=(SiteFit("north", 45, 1200, 0.1), SiteFit("south", 1005, 34, -0.2)),
+)
+MEASURED = Measured(
+    fms=0.97384,
+    auc=0.7881,
+    prediction=MortalityPrediction(OVERALL, (NOBODY,), 10, 0.6),
+    sites_without_a_round=(),
+    errors=ERRORS,
+)
+SIMULATED = Summary(
+    name="demo",
+    sites=2,
+    rounds=4,
+    rank=12,
+    solver="exact",
+    scale="patient",
+    privacy="patient",
+    claim=PATIENT_CLAIM,
+    spent=SPENT,
+    exchange=DEPLOYED.exchange,
+    measured=MEASURED,
+)

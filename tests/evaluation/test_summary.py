@@ -1,0 +1,209 @@
+"""The typed summary: what was written is read again, and what does not fit is named."""
+
+import copy
+import json
+import math
+from dataclasses import asdict, replace
+
+import pytest
+
+from dpfact_flower.errors import DataError
+from dpfact_flower.evaluation.run_folder import (
+    PHENOTYPES,
+    SUMMARY,
+    read_phenotypes,
+    read_summary,
+    write_phenotypes,
+    write_summary,
+)
+from dpfact_flower.evaluation.summary import Summary
+from dpfact_flower.evaluation.tables import (
+    Association,
+    CodeWeight,
+    GlobalCodes,
+    Phenotype,
+    PhenotypeTable,
+    SharedPhenotypes,
+    SiteUsage,
+)
+from tests.evaluation.summaries import DEPLOYED, MEASURED, SIMULATED, SPENT
+
+SUMMARIES = {
+    "deployed": DEPLOYED,
+    "deployed with noise": replace(DEPLOYED, privacy="patient", claim=SPENT.claim, spent=SPENT),
+    "simulated": SIMULATED,
+    "simulated without noise": replace(DEPLOYED, measured=MEASURED),
+    "no round common to all sites": replace(SIMULATED, measured=replace(MEASURED, errors=None)),
+    "no truth and no outcomes": replace(SIMULATED, measured=replace(MEASURED, fms=None, auc=None)),
+}
+SERVERS = (
+    "name", "sites", "rounds", "rank", "solver", "scale", "privacy", "epsilon", "delta",
+    "accountant", "claim",
+)  # fmt: skip
+PROMISED = (
+    "unit", "neighbours", "releases", "rho", "mu", "epsilons", "unit_in_words",
+    "neighbours_in_words", "not_covered", "per_site",
+)  # fmt: skip
+SENT = (
+    "rmse", "fit", "fms", "auc", "bytes_up", "bytes_down", "seconds", "bytes_paper", "bytes_trip",
+    "transfer_seconds_at_15_MB_s", "failures",
+)  # fmt: skip
+MEASURED_KEYS = (
+    "rmse_nonzeros", "rmse_authors", "error_by_round", "solver_seconds", "per_site_data",
+    "prediction", "sites_without_a_round",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("summary", SUMMARIES.values(), ids=SUMMARIES)
+def test_a_summary_is_read_as_it_was_written(summary, tmp_path):
+    write_summary(tmp_path, summary)
+    assert read_summary(tmp_path) == summary
+    before = (tmp_path / SUMMARY).read_bytes()
+    write_summary(tmp_path, read_summary(tmp_path))
+    assert (tmp_path / SUMMARY).read_bytes() == before
+
+
+def test_the_file_keeps_its_keys_in_order():
+    assert tuple(DEPLOYED.to_dict()) == (*SERVERS, *SENT)
+    assert tuple(SIMULATED.to_dict()) == (*SERVERS, *PROMISED, *SENT, *MEASURED_KEYS)
+    assert {key for key, value in DEPLOYED.to_dict().items() if value is None} == {
+        "epsilon", "delta", "accountant", "rmse", "fit", "fms", "auc",
+    }  # fmt: skip
+
+
+def plain(summary):
+    return json.loads(json.dumps(summary.to_dict()))
+
+
+def test_keys_of_a_newer_version_are_left_alone():
+    content = plain(SIMULATED)
+    content |= {"new": math.pi, "spent": "x", "measured": 3}
+    content["per_site"]["north"]["new"] = [1]
+    content["per_site"]["north"]["ledger"][0]["new"] = {}
+    content["prediction"]["overall"]["new"] = None
+    assert Summary.from_dict(content) == SIMULATED
+
+
+@pytest.mark.parametrize("kind", SUMMARIES)
+def test_every_key_that_is_missing_is_named(kind, tmp_path):
+    content = plain(SUMMARIES[kind])
+    for key in content:
+        (tmp_path / SUMMARY).write_text(json.dumps({k: content[k] for k in content if k != key}))
+        with pytest.raises(DataError, match=rf"{SUMMARY}: lacks ([a-z_0-9.]+, )*{key}(, |$)"):
+            read_summary(tmp_path)
+
+
+INSIDE = {
+    "prediction.overall.patients": ("prediction", "overall", "patients"),
+    "error_by_round.1.fit": ("error_by_round", 1, "fit"),
+    "per_site.north.rho": ("per_site", "north", "rho"),
+    "per_site.north.ledger.1.sigma": ("per_site", "north", "ledger", 1, "sigma"),
+}
+
+
+def inside(content, path):
+    for key in path[:-1]:
+        content = content[key]
+    return content
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_what_is_missing_inside_is_named_with_its_place(name):
+    content = plain(SIMULATED)
+    del inside(content, INSIDE[name])[INSIDE[name][-1]]
+    with pytest.raises(DataError, match=rf"^lacks {name}$"):
+        Summary.from_dict(content)
+
+
+@pytest.mark.parametrize("kind", SUMMARIES)
+def test_a_value_of_another_type_is_named(kind):
+    content = plain(SUMMARIES[kind])
+    for key, value in content.items():
+        wrong = [1] if not isinstance(value, list) else "text"
+        with pytest.raises(DataError, match=rf"(^|; ){key}(\.[0-9])? must be "):
+            Summary.from_dict(content | {key: wrong})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("sites", "3"), ("sites", 3.5), ("sites", True), ("name", 3), ("seconds", "1"),
+        ("epsilon", None), ("delta", True), ("unit", "cell"), ("rmse", None), ("rank", None),
+    ],
+)  # fmt: skip
+def test_nothing_is_taken_for_another_type(key, value):
+    with pytest.raises(DataError, match=rf"^{key} must be "):
+        Summary.from_dict(plain(SIMULATED) | {key: value})
+
+
+def test_errors_alone_are_no_measurement():
+    content = plain(replace(SIMULATED, measured=replace(MEASURED, fms=None, auc=None)))
+    del content["prediction"], content["sites_without_a_round"]
+    with pytest.raises(DataError, match=r"^lacks prediction, sites_without_a_round$"):
+        Summary.from_dict(content)
+
+
+def test_a_whole_number_is_a_float_too():
+    assert Summary.from_dict(plain(SIMULATED) | {"seconds": 3}).exchange.seconds == 3.0
+
+
+def test_an_epsilon_that_nothing_was_spent_for_is_refused():
+    with pytest.raises(DataError, match=r"^epsilon must be null"):
+        Summary.from_dict(plain(DEPLOYED) | {"epsilon": 0.1})
+
+
+@pytest.mark.parametrize("text", ["NaN", "Infinity", "-Infinity", "1e999"])
+@pytest.mark.parametrize("path", [("seconds",), *INSIDE.values()], ids=str)
+def test_numbers_that_are_not_finite_are_refused(tmp_path, text, path):
+    content = copy.deepcopy(plain(SIMULATED))
+    inside(content, path)[path[-1]] = "HERE"
+    (tmp_path / SUMMARY).write_text(json.dumps(content).replace('"HERE"', text))
+    with pytest.raises(DataError, match=rf"{SUMMARY}: has a number that is not finite"):
+        read_summary(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["[]", "3", "null", '"text"'])
+def test_a_summary_is_an_object(tmp_path, content):
+    (tmp_path / SUMMARY).write_text(content)
+    with pytest.raises(DataError, match=rf"{SUMMARY}: must be an object$"):
+        read_summary(tmp_path)
+
+
+# --- phenotypes.json
+
+CODES = (CodeWeight("E11", "diabetes", 0.75), CodeWeight("I10", "", 0.25))
+SHARED = SharedPhenotypes(
+    PhenotypeTable(
+        40,
+        (
+            Phenotype(1, 2.5, 0.25, {"diagnoses": CODES}, Association(0.5, 0.01)),
+            Phenotype(2, 1.5, "<10", {"diagnoses": ()}, None),
+        ),
+    ),
+    SiteUsage(("a", "b"), ((1.0, 0.0), (0.5, 2.0)), ((False, True), (False, False))),
+)
+GLOBAL = GlobalCodes({"diagnoses": (CODES, ())})
+
+
+@pytest.mark.parametrize("phenotypes", [SHARED, GLOBAL], ids=["simulated", "deployed"])
+def test_phenotypes_are_read_as_they_were_written(phenotypes, tmp_path):
+    write_phenotypes(tmp_path, phenotypes)
+    assert read_phenotypes(tmp_path) == phenotypes
+
+
+BAD_PHENOTYPES = {
+    "no table": ({"usage": {}}, r"lacks codes$"),
+    "no usage": ({"table": asdict(SHARED.table)}, r"lacks usage$"),
+    "not an object": ([], r"must be an object$"),
+    "a weight of text": (
+        {"codes": {"drugs": [[{"code": "A", "description": "", "weight": "1"}]]}},
+        r"codes\.drugs\.0\.0\.weight must be a valid number$",
+    ),
+}
+
+
+@pytest.mark.parametrize(("content", "says"), BAD_PHENOTYPES.values(), ids=BAD_PHENOTYPES)
+def test_damaged_phenotypes_are_named(tmp_path, content, says):
+    (tmp_path / PHENOTYPES).write_text(json.dumps(content))
+    with pytest.raises(DataError, match=rf"{PHENOTYPES}: {says}"):
+        read_phenotypes(tmp_path)
