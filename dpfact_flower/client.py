@@ -8,7 +8,7 @@ from typing import Any
 from flwr.client import NumPyClient
 from numpy.typing import NDArray
 
-from dpfact_flower.data.site_data import SiteData
+from dpfact_flower.data.site_data import SiteSource
 from dpfact_flower.errors import DPFactError, MessageError, PrivacyRefusedError
 from dpfact_flower.privacy.patient import step_of
 from dpfact_flower.settings import SiteSettings
@@ -31,7 +31,8 @@ class DPFactClient(NumPyClient):
 
     Parameters
     ----------
-    data : SiteData
+    source : SiteSource
+        The site's `SiteData`, or its file by `dpfact_flower.data.site_data.open_site`.
     settings : SiteSettings
         `state_dir` and `allow_privacy` must be given.
     simulation : bool
@@ -48,8 +49,10 @@ class DPFactClient(NumPyClient):
         What answers.
     """
 
-    def __init__(self, data: SiteData, settings: SiteSettings, *, simulation: bool = False) -> None:
-        self.site = Site(data, settings, simulation=simulation)
+    def __init__(
+        self, source: SiteSource, settings: SiteSettings, *, simulation: bool = False
+    ) -> None:
+        self.site = Site(source, settings, simulation=simulation)
 
     def fit(
         self, parameters: list[NDArray[Any]], config: Mapping[str, Any]

@@ -9,13 +9,11 @@ For an app with mods: ``app = ClientApp(mods=[...])``, then ``app.train()(train)
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
 from dpfact_flower.client import DPFactClient, RoundRefusedError
-from dpfact_flower.data.site_data import load_site, site_files
+from dpfact_flower.data.site_data import open_site, site_files
 from dpfact_flower.errors import MessageError, PrivacyRefusedError, SettingsError
 from dpfact_flower.machine.logs import use_flower_handler
 from dpfact_flower.settings import AppSettings, SiteSettings, refuse_unknown
@@ -72,7 +70,7 @@ def client_for(context: Context) -> DPFactClient:
     settings = SiteSettings.from_config(context.node_config)
     if not settings.data_path:
         raise SettingsError("data-path: must be set in the site's node config")
-    return DPFactClient(load_site(settings.data_path), settings)
+    return DPFactClient(open_site(settings.data_path), settings)
 
 
 def _simulated_client(context: Context) -> DPFactClient:
@@ -92,4 +90,4 @@ def _simulated_client(context: Context) -> DPFactClient:
             "allow-rules": ",".join(site_rules.names()),
         }
     )
-    return DPFactClient(load_site(Path(settings.data_path)), settings, simulation=True)
+    return DPFactClient(open_site(settings.data_path), settings, simulation=True)

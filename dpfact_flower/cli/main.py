@@ -15,6 +15,7 @@ from dpfact_flower.cli.ledger import ledger_app
 from dpfact_flower.cli.options import APP_FOLDER, FlowerApp, app_config, console
 from dpfact_flower.cli.plan import budget, plan
 from dpfact_flower.cli.run import compare, report, run, simulate
+from dpfact_flower.cli.site import site_app
 from dpfact_flower.errors import DPFactError
 from dpfact_flower.settings import (
     AppSettings,
@@ -39,6 +40,7 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 app.add_typer(ledger_app, name="ledger")
+app.add_typer(site_app, name="site")
 for command in (run, simulate, report, compare, plan, budget, audit):
     app.command()(command)
 

@@ -7,11 +7,11 @@ process. A `Cohort` exists in simulations and tests alone.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,21 @@ from dpfact_flower.tensor import SparseTensor
 _FORMAT = 1
 _TRUTH = "truth"
 COHORT = "cohort.json"
+
+
+class SiteSource(Protocol):
+    """A site whose patients are read when they are asked for, and not before."""
+
+    @property
+    def name(self) -> str:
+        """The site's public name."""
+
+    @property
+    def vocabularies(self) -> tuple[Vocabulary, ...]:
+        """Its public code lists, one a feature mode."""
+
+    def read(self) -> SiteData:
+        """Everything that it holds."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -114,6 +129,10 @@ class SiteData:
         with replacing(Path(path)) as file:
             np.savez_compressed(file, **arrays)
 
+    def read(self) -> SiteData:
+        """Itself: the patients are here; see `SiteSource`."""
+        return self
+
     @cached_property
     def fingerprint(self) -> str:
         """The tensor's fingerprint, made once: a process may answer many rounds."""
@@ -138,7 +157,10 @@ class SiteData:
                 SparseTensor.from_coo(
                     arrays["indices"], arrays["values"], arrays["shape"].tolist()
                 ),
-                tuple(Vocabulary.from_json(str(text)) for text in arrays["vocabularies"]),
+                tuple(
+                    Vocabulary.from_json(str(text))
+                    for text in np.atleast_1d(arrays["vocabularies"])
+                ),
                 labels,
                 None if patients is None else tuple(patients.tolist()),
             )
@@ -423,6 +445,11 @@ def _read_cohort(path: Path) -> dict[str, Any]:
     return content
 
 
+def _vocabularies(arrays: Mapping[str, NDArray[Any]]) -> tuple[Vocabulary, ...]:
+    texts = np.atleast_1d(arrays["vocabularies"])
+    return tuple(Vocabulary.from_json(str(text)) for text in texts)
+
+
 def _check_format(path: str | Path, found: object) -> None:
     if found != _FORMAT:
         raise DataError(f"{path}: is of another format than {_FORMAT}, which this version reads")
@@ -440,22 +467,72 @@ def _load_truth(folder: Path) -> Truth:
         raise DataError(f"{path}: {error}") from None
 
 
-def load_site(path: str | Path) -> SiteData:
-    """A site's data file, kept in memory for as long as the file stays the same.
+@dataclass(frozen=True, eq=False, repr=False)
+class SiteFile:
+    """A site's data file: what is public of it, and its patients once they are asked for.
+
+    Made by `open_site`.
+    """
+
+    path: Path
+    name: str
+    vocabularies: tuple[Vocabulary, ...]
+
+    def read(self) -> SiteData:
+        """All of the file, kept in memory for as long as it stays the same.
+
+        Raises
+        ------
+        DataError
+            If it is missing or invalid.
+        """
+        return _by_version(_load_version, self.path)
+
+    def __repr__(self) -> str:
+        return f"SiteFile({self.name!r})"
+
+
+def open_site(path: str | Path) -> SiteFile:
+    """A site's data file, of which no patient is read yet.
 
     Raises
     ------
     DataError
-        If it is missing or invalid.
+        If it is missing, or what is public of it is invalid.
     """
-    path = Path(path)
+    return _by_version(_open_version, Path(path))
+
+
+def load_site(path: str | Path) -> SiteData:
+    """`open_site` and read."""
+    return open_site(path).read()
+
+
+_Made = TypeVar("_Made")
+
+
+def _by_version(make: Callable[[Version], _Made], path: Path) -> _Made:
     try:
-        found = version(path)
+        return make(version(path))
     except OSError:
-        return SiteData.load(path)  # says what is wrong
-    return _load_version(found)
+        raise DataError(f"{path}: no such file") from None
 
 
 @lru_cache(maxsize=16)  # one process may play many sites
 def _load_version(file: Version) -> SiteData:
     return SiteData.load(file.path)
+
+
+@lru_cache(maxsize=16)
+def _open_version(file: Version) -> SiteFile:
+    arrays = load_npz(file.path, ("format", "name", "vocabularies"), others=False)
+    _check_format(file.path, arrays["format"].tolist())
+    try:
+        name = str(arrays["name"])
+        check_name("site name", name)
+        vocabularies = tuple(
+            Vocabulary.from_json(str(t)) for t in np.atleast_1d(arrays["vocabularies"])
+        )
+    except DataError as error:
+        raise DataError(f"{file.path}: {error}") from None
+    return SiteFile(file.path, name, vocabularies)

@@ -71,8 +71,17 @@ def read(content: bytes, name: str, shape: tuple[int, ...]) -> NDArray[Any] | No
     return numbers.reshape(shape).astype(name)
 
 
-def load_npz(path: str | Path, names: Sequence[str]) -> dict[str, NDArray[Any]]:
+def load_npz(
+    path: str | Path, names: Sequence[str], *, others: bool = True
+) -> dict[str, NDArray[Any]]:
     """Arrays of an .npz file, without pickles; `names` must be among them.
+
+    Parameters
+    ----------
+    path : path
+    names : sequence of str
+    others : bool
+        Whether the file's other arrays are read too.
 
     Raises
     ------
@@ -82,7 +91,8 @@ def load_npz(path: str | Path, names: Sequence[str]) -> dict[str, NDArray[Any]]:
     try:
         # Opened here, for NumPy leaves a damaged file open.
         with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
+            wanted = archive.files if others else [n for n in archive.files if n in names]
+            arrays = {name: archive[name] for name in wanted}
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
     except Exception as error:  # zipfile, zlib and NumPy each raise their own on damaged input

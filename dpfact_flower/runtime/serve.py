@@ -17,7 +17,7 @@ from pathlib import Path
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from dpfact_flower.data.site_data import Cohort
+from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.data.vocabulary import Vocabulary, joint_digest
 from dpfact_flower.errors import DataError, MissingDependencyError, SettingsError
 from dpfact_flower.evaluation.report import write_report
@@ -32,8 +32,12 @@ from dpfact_flower.evaluation.run_folder import (
     write_summary,
 )
 from dpfact_flower.evaluation.summarise import summarise
+from dpfact_flower.machine.threads import in_order, one_blas_thread, thread_count
 from dpfact_flower.runtime.config import RunConfig, load_vocabularies, prepare_data
 from dpfact_flower.server.coordinator import Coordinator
+from dpfact_flower.settings import SiteSettings
+from dpfact_flower.site.disclosure import log_privately
+from dpfact_flower.site.refit import refit
 from dpfact_flower.strategy import DPFact
 
 
@@ -77,10 +81,26 @@ def serve(grid: Grid, config: RunConfig) -> Path:
         durable=cohort is None,
     )
     strategy.start(grid)
+    if cohort is not None and privacy.privacy == "patient":
+        _refit_sites(cohort, app.sites_folder, strategy.coordinator.run.job)
     # As it was asked: a job name that was made up is not repeated, since sites know it as done.
     asked = RunConfig(replace(app, resume=False), run, solver, privacy)
     _write(strategy.coordinator, asked, vocabularies, cohort)
     return app.run_folder
+
+
+def _refit_sites(cohort: Cohort, sites_folder: Path, job: str) -> None:
+    """Do for the simulated sites what a hospital does for itself after a run."""
+    settings = SiteSettings(state_dir=str(sites_folder))
+
+    def fitted(site: SiteData) -> None:
+        try:
+            refit(site, settings, job, simulation=True)
+        except Exception as error:  # one site's own failure is not the run's
+            log_privately(site.name, error)
+
+    with one_blas_thread:
+        list(in_order(fitted, cohort.sites, threads=thread_count()))
 
 
 def _write(

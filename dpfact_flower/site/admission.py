@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dpfact_flower.data.site_data import SiteData
+from dpfact_flower.data.site_data import SiteSource
 from dpfact_flower.data.vocabulary import joint_digest
 from dpfact_flower.errors import MessageError, PrivacyRefusedError, SettingsError, StateError
 from dpfact_flower.privacy import ReleaseEvent, account
 from dpfact_flower.privacy.ledger import LEDGER, LastAnswer, Ledger
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.round import RoundWork
+from dpfact_flower.site.store import SiteStore
 from dpfact_flower.solver.solvers import solvers
 from dpfact_flower.wire.protocol import RoundRequest
 
@@ -81,7 +82,7 @@ def check_allowed(request: RoundRequest, settings: SiteSettings) -> None:
         raise MessageError(f"job: {request.job!r} is a name of the ledger's own files")
 
 
-def check_vocabulary(request: RoundRequest, data: SiteData) -> None:
+def check_vocabulary(request: RoundRequest, source: SiteSource) -> None:
     """Refuse a run whose codes are numbered otherwise than this site's.
 
     Raises
@@ -89,7 +90,7 @@ def check_vocabulary(request: RoundRequest, data: SiteData) -> None:
     MessageError
         If their digests differ.
     """
-    if request.vocabulary not in ("", joint_digest(data.vocabularies)):
+    if request.vocabulary not in ("", joint_digest(source.vocabularies)):
         raise MessageError(
             "the run's vocabularies are not this site's: their digests differ; "
             "prepare the site's data with the code lists of the run"
@@ -123,6 +124,43 @@ def check_follows(request: RoundRequest, last: LastAnswer | None, fingerprint: s
             f"the settings of job {request.job!r} have changed since round "
             f"{last.round}; a change needs a new job"
         )
+
+
+def check_selection(request: RoundRequest, store: SiteStore) -> None:
+    """Refuse a selection of codes that changes within a job; the job's first is noted.
+
+    Raises
+    ------
+    MessageError
+        If it is another one than before.
+    """
+    if request.selection and not store.same_selection(request.selection_digest):
+        raise MessageError(
+            f"the codes that job {request.job!r} keeps have changed; a change needs a new job"
+        )
+
+
+def check_paid(request: RoundRequest, ledger: Ledger) -> LastAnswer:
+    """Refuse the end of a run that this site has released nothing in.
+
+    What costs nothing is bounded so by what was paid for.
+
+    Raises
+    ------
+    MessageError
+        If nothing was charged in the job, or its settings have changed.
+    """
+    last = ledger.last(request.job)
+    if last is None or not ledger.events(request.job):
+        raise MessageError(
+            f"job {request.job!r}: its last round, and this site has answered none that is charged"
+        )
+    if request.terms != last.terms:
+        raise MessageError(
+            f"the settings of job {request.job!r} have changed since round "
+            f"{last.round}; a change needs a new job"
+        )
+    return last
 
 
 def check_budget(work: RoundWork, ledger: Ledger, settings: SiteSettings) -> None:

@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import replace
 from pathlib import Path
 
-from dpfact_flower.data.site_data import SiteData
-from dpfact_flower.errors import RoundFailedError, StateError
+from dpfact_flower.data.site_data import SiteSource
+from dpfact_flower.errors import MessageError, RoundFailedError, StateError
 from dpfact_flower.machine.files import locked
-from dpfact_flower.privacy import Release, release_unprotected
+from dpfact_flower.privacy import Release, release_nothing, release_unprotected
 from dpfact_flower.privacy.ledger import LEDGER, Ledger, ReleaseKey
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site import admission
 from dpfact_flower.site.disclosure import log_privately
-from dpfact_flower.site.round import RoundOutcome, RoundWork
+from dpfact_flower.site.round import RoundOutcome, RoundWork, localised
 from dpfact_flower.site.rules import site_rules
 from dpfact_flower.site.store import RoundMeasures, SiteState, SiteStore, has_jobs
 from dpfact_flower.wire.protocol import RoundRequest
@@ -36,7 +35,8 @@ class Site:
 
     Parameters
     ----------
-    data : SiteData
+    source : SiteSource
+        The site's data, or its file, whose patients are read when a round needs them.
     settings : SiteSettings
         `state_dir` and `allow_privacy` must be given.
     simulation : bool
@@ -54,15 +54,21 @@ class Site:
         Public; it stands in replies.
     """
 
-    def __init__(self, data: SiteData, settings: SiteSettings, *, simulation: bool = False) -> None:
+    def __init__(
+        self, source: SiteSource, settings: SiteSettings, *, simulation: bool = False
+    ) -> None:
         if not simulation:
             admission.check_choices(settings)
-        self.name = settings.site or data.name
-        self._data = data
+        self.name = settings.site or source.name
+        self._source = source
         self._settings = settings
         self._simulation = simulation
         self._root = Path(settings.state_dir).expanduser()
-        self._fingerprint = data.fingerprint
+
+    @property
+    def _fingerprint(self) -> str:
+        """Identity of the data; reads all of it."""
+        return self._source.read().fingerprint
 
     def answer(self, request: RoundRequest) -> Release:
         """Compute, charge and keep the release for a request, or find it if it was made before.
@@ -74,18 +80,21 @@ class Site:
         """
         # Everything before the data is touched decides by public facts and the site's own record.
         admission.check_allowed(request, self._settings)
-        admission.check_vocabulary(request, self._data)
+        admission.check_vocabulary(request, self._source)
         work = self._work(request)
         folder = self._root / self.name
+        if work.ends:
+            return self._end(request, folder)
         with locked(folder), self._ledger(folder) as ledger:
             key = ReleaseKey(self._fingerprint, request.job, request.round, request.digest)
-            store = self._store(request.job)
+            store = self._store(request.job, self._fingerprint)
             record = _JobRecord(request.job, ledger, store)
             sent = record.answer(key, request)
             if sent is not None:
                 _logger.info("round %d asked again: sending what was sent", request.round)
                 return sent
             admission.check_follows(request, record.last, self._fingerprint)
+            admission.check_selection(request, store)
             admission.check_budget(work, ledger, self._settings)
             outcome = self._compute(request, work, record)
             # Either makes the job's folder: from then on, a ledger that is gone was taken away.
@@ -102,14 +111,32 @@ class Site:
         _logger.log(level, "round %d: %s; ledger: %s", request.round, outcome.release.label, head)
         return outcome.release
 
+    def _end(self, request: RoundRequest, folder: Path) -> Release:
+        """Answer a last round that asks for nothing: keep what it says, and look at no patient."""
+        with locked(folder):
+            if not (folder / LEDGER).exists():
+                raise MessageError(f"job {request.job!r}: this site has no ledger yet, nor answers")
+            with Ledger(folder, create=False, durable=not self._simulation) as ledger:
+                last = admission.check_paid(request, ledger)
+            store = self._store(request.job, last.fingerprint)
+            admission.check_selection(request, store)
+            try:
+                store.keep_ending(*request.to_wire())
+            except OSError as error:  # the run is over for the server, whatever is kept here
+                _logger.error(
+                    "site %s: the end of job %s cannot be kept (%s)",
+                    self.name, request.job, error.strerror,
+                )  # fmt: skip
+        _logger.info(
+            "job %s has ended; `dpfact site refit` fits this site's own model", request.job
+        )
+        return release_nothing()
+
     def _work(self, request: RoundRequest) -> RoundWork:
         """The rule's part of a round, once the request is known to fit this site."""
-        if self._settings.site_mu >= 0:
-            # off = 0, or the run's relative weight would take the place of the site's own.
-            own = replace(request.solver, mu=self._settings.site_mu, off=0.0)
-            request = replace(request, solver=own)
         rule = site_rules.find(request.rule_name)
-        return rule(self._data, request, site=self.name, simulation=self._simulation)
+        request = localised(request, self._settings)
+        return rule(self._source, request, site=self.name, simulation=self._simulation)
 
     def _ledger(self, folder: Path) -> Ledger:
         begin = not (folder / LEDGER).exists() and self._may_begin(folder)
@@ -128,8 +155,8 @@ class Site:
         )  # fmt: skip
         return True
 
-    def _store(self, job: str) -> SiteStore:
-        return SiteStore(self._root, self.name, job, self._fingerprint, simulation=self._simulation)
+    def _store(self, job: str, fingerprint: str) -> SiteStore:
+        return SiteStore(self._root, self.name, job, fingerprint, simulation=self._simulation)
 
     def _compute(self, request: RoundRequest, work: RoundWork, record: _JobRecord) -> RoundOutcome:
         """Run the round; whatever fails in it leaves as one and the same code."""

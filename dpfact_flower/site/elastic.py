@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfact_flower.data.site_data import SiteData
+from dpfact_flower.data.site_data import SiteSource
 from dpfact_flower.errors import DataError, MessageError
 from dpfact_flower.privacy import (
     BoundedFactors,
@@ -45,12 +45,14 @@ class ElasticRound:
     """A round of privacy "none" or "paper": `run_round` as `RoundWork`."""
 
     reach = "this round"
+    ends = False
 
     def __init__(
-        self, data: SiteData, request: RoundRequest, *, site: str, simulation: bool
+        self, source: SiteSource, request: RoundRequest, *, site: str, simulation: bool
     ) -> None:
         if request.privacy.privacy == "patient":
             raise MessageError("request: the rule 'elastic' has no mode 'patient'")
+        data = source.read()
         check_fits(data.tensor, request.anchors)
         self._tensor = data.tensor
         self._modes = [vocabulary.name for vocabulary in data.vocabularies]
@@ -188,4 +190,4 @@ def check_fits(tensor: SparseTensor, anchors: Sequence[NDArray[np.float32]]) -> 
     """
     if tensor.nnz == 0:
         raise DataError("the site's tensor has no non-zeros: nothing can be learned from it")
-    check_shapes(tensor, anchors)
+    check_shapes(tensor.feature_shape, anchors)

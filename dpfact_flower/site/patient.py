@@ -1,22 +1,21 @@
-"""Patient mode at a site: one released statistic a round, and at the end a refit of its own.
+"""Patient mode at a site: one released statistic a round.
 
 A release is a function of the patients' cells, of public settings and of what was released before:
-there is no un-noised state that one release could carry into the next. The last round releases
-nothing; in it the site refits its factors at full precision around the global ones, for itself.
+there is no un-noised state that one release could carry into the next. The last round asks for
+nothing: the site keeps what it was told, and fits its own model to it later, apart from any message
+(`dpfact_flower.site.refit`).
 """
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Sequence
-from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfact_flower.data.site_data import SiteData
-from dpfact_flower.errors import MessageError, SettingsError
+from dpfact_flower.data.site_data import SiteSource
+from dpfact_flower.errors import DataError, MessageError, SettingsError
 from dpfact_flower.estimation.start import usage_of
 from dpfact_flower.privacy import Noise, Release, ReleaseEvent, release_nothing
 from dpfact_flower.privacy.patient import release
@@ -31,28 +30,19 @@ from dpfact_flower.site.round import (
     Kept,
     RoundOutcome,
     check_shapes,
-    local_settings,
-    measure,
-    scaled,
-    solved,
     stream,
 )
-from dpfact_flower.site.store import SiteState
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.wire.protocol import RoundRequest
 
-_logger = logging.getLogger(__name__)
-_PERSONAL_PASSES = 10
-"""Least passes of a site's last refit: nothing follows that would go on from it."""
-
 
 class PatientRound:
-    """A round of patient mode as `RoundWork`: one statistic of the plan, or the site's own refit.
+    """A round of patient mode as `RoundWork`: one statistic of the plan.
 
     Parameters
     ----------
-    data : SiteData
-        With all its codes.
+    source : SiteSource
+        With all its codes. Nothing but `run` and `bounded` read its patients.
     request : RoundRequest
     site : str
     simulation : bool
@@ -70,19 +60,20 @@ class PatientRound:
     reach = "the rest of this run"
 
     def __init__(
-        self, data: SiteData, request: RoundRequest, *, site: str, simulation: bool
+        self, source: SiteSource, request: RoundRequest, *, site: str, simulation: bool
     ) -> None:
         if request.privacy.privacy != "patient":
             raise MessageError(
                 f"request: the rule 'patient' has no mode {request.privacy.privacy!r}"
             )
-        self._plan = plan_of(request, data.tensor.feature_shape)
-        check_carries(request, self._plan.release_of(request.round))
-        self._tensor = data.select_codes(request.selection).tensor
-        if request.anchors:
-            check_shapes(self._tensor, request.anchors)
-        self._modes = [vocabulary.name for vocabulary in data.vocabularies]
-        self._request, self._site = request, site
+        sizes = [len(vocabulary) for vocabulary in source.vocabularies]
+        self._plan = plan_of(request, sizes)
+        planned = self._plan.release_of(request.round)
+        check_carries(request, planned)
+        check_modes(request, sizes)
+        self.ends = planned is None
+        self._modes = [vocabulary.name for vocabulary in source.vocabularies]
+        self._source, self._request = source, request
         self._noise = Noise.from_settings(
             request.privacy, stream=stream(request, site), simulation=simulation
         )
@@ -97,12 +88,17 @@ class PatientRound:
         )
 
     def run(self, kept: Kept) -> RoundOutcome:
-        """Release what the plan has for this round; in the last one, refit for the site itself."""
+        """Release what the plan has for this round; in the last one there is nothing to do."""
         planned = self._plan.release_of(self._request.round)
         if planned is None:
-            return _finished(self._tensor, self._request, self._site)
+            return RoundOutcome(release_nothing())
         name = planned.name(self._modes)
         return RoundOutcome(release(self.bounded(planned, kept), self._noise, name=name))
+
+    @cached_property
+    def _tensor(self) -> SparseTensor:
+        """The patients, with the codes that are in use."""
+        return self._source.read().select_codes(self._request.selection).tensor
 
     def bounded(self, planned: PlannedRelease, kept: Kept) -> BoundedSum:
         """The sum that a planned release adds noise to; un-noised, so it must not leave."""
@@ -170,6 +166,23 @@ def check_carries(request: RoundRequest, planned: PlannedRelease | None) -> None
         raise MessageError(f"{where} needs a selection of {kept or 'no'} codes, got {got}")
 
 
+def check_modes(request: RoundRequest, sizes: Sequence[int]) -> None:
+    """Refuse a selection beyond the site's vocabularies, or factors of other modes: public matters.
+
+    Raises
+    ------
+    DataError
+        Naming the mode or the sizes.
+    """
+    if request.selection and len(request.selection) != len(sizes):
+        raise DataError(f"selection: need one of {len(sizes)} modes, got {len(request.selection)}")
+    for mode, (kept, size) in enumerate(zip(request.selection, sizes, strict=False), start=1):
+        if kept[-1] >= size:
+            raise DataError(f"selection: mode {mode} needs positions in [0, {size})")
+    if request.anchors:
+        check_shapes([len(kept) for kept in request.selection] or sizes, request.anchors)
+
+
 def ridge_of(request: RoundRequest, own_start: Release | None, sigma: float) -> NDArray[np.float64]:
     """l2,1 weight on a patient's factor, phenotype by phenotype, from released values alone.
 
@@ -186,33 +199,3 @@ def ridge_of(request: RoundRequest, own_start: Release | None, sigma: float) -> 
     average = float(np.sqrt(np.mean(np.maximum(usage, 0))))
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(usage > spread, off * average / norms, np.inf)
-
-
-def _finished(tensor: SparseTensor, request: RoundRequest, site: str) -> RoundOutcome:
-    """The last round: whether the refit worked, or there was anything to refit, stays here."""
-    if tensor.nnz == 0:
-        return RoundOutcome(release_nothing())
-    try:
-        return _refit(tensor, request, site)
-    except Exception as error:  # its success is a function of the patients, so not to be told
-        _logger.error("site %s: the site's own refit failed (%s)", site, type(error).__name__)
-        return RoundOutcome(release_nothing())
-
-
-def _refit(tensor: SparseTensor, request: RoundRequest, site: str) -> RoundOutcome:
-    """Fit A, B, C at full precision around the global factors: for this site alone."""
-    tensor = scaled(tensor, request.solver)
-    rng = np.random.default_rng(stream(request, site))
-    began = time.perf_counter()
-    # Whatever the round, mu acts now: the global phenotypes have formed.
-    now = replace(request, solver=replace(request.solver, mu_from_round=1))
-    solver = local_settings(tensor, now)
-    solver = replace(solver, tau=max(solver.tau, _PERSONAL_PASSES))
-    patients = np.zeros((tensor.n_patients, solver.rank), np.float32)
-    start = SiteState(0, (patients, *request.anchors), solver.eta)
-    local = solved(tensor, start, request, solver, rng, site=site)
-    return RoundOutcome(
-        release_nothing(),
-        SiteState(request.round, local.factors, local.eta),
-        measure(tensor, local, request.round, time.perf_counter() - began),
-    )

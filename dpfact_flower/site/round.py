@@ -22,7 +22,7 @@ from dpfact_flower.privacy import (
     Release,
     ReleaseEvent,
 )
-from dpfact_flower.settings import SolverSettings
+from dpfact_flower.settings import SiteSettings, SolverSettings
 from dpfact_flower.site.store import RoundMeasures, SiteState
 from dpfact_flower.solver import LocalResult, solve
 from dpfact_flower.solver.error import squared_error
@@ -60,6 +60,9 @@ class RoundWork(Protocol):
 
     reach: str
     """What `cost` covers, in words."""
+    ends: bool
+    """Whether this is a last round that asks for no release: then the site keeps the request, which
+    is public, and looks at no patient."""
 
     def cost(self) -> tuple[ReleaseEvent, ...]:
         """What has to fit the budget, from public facts."""
@@ -107,6 +110,14 @@ def _norm_squared(tensor: SparseTensor) -> float:
     return tensor.norm_squared()
 
 
+def localised(request: RoundRequest, settings: SiteSettings) -> RoundRequest:
+    """The request with what a site decides for itself: its l2,1 weight."""
+    if settings.site_mu < 0:
+        return request
+    # off = 0, or the run's relative weight would take the place of the site's own.
+    return replace(request, solver=replace(request.solver, mu=settings.site_mu, off=0.0))
+
+
 def local_settings(tensor: SparseTensor, request: RoundRequest) -> SolverSettings:
     """Solver settings as they hold at this site in this round: `pull`, `off`, `mu_from_round`."""
     solver = request.solver
@@ -136,8 +147,8 @@ def measure(
     )
 
 
-def check_shapes(tensor: SparseTensor, anchors: Sequence[NDArray[np.float32]]) -> None:
-    """Refuse a tensor of other feature modes than the global factors: a public matter.
+def check_shapes(sizes: Sequence[int], anchors: Sequence[NDArray[np.float32]]) -> None:
+    """Refuse global factors of other feature modes than this site's: a public matter.
 
     Raises
     ------
@@ -145,9 +156,9 @@ def check_shapes(tensor: SparseTensor, anchors: Sequence[NDArray[np.float32]]) -
         Naming the sizes.
     """
     asked = tuple(len(anchor) for anchor in anchors)
-    if asked != tensor.feature_shape:
+    if asked != tuple(sizes):
         raise DataError(
-            f"the run's feature modes have sizes {asked}, this site's {tensor.feature_shape}: "
+            f"the run's feature modes have sizes {asked}, this site's {tuple(sizes)}: "
             "the vocabularies differ"
         )
 

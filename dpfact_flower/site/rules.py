@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from dpfact_flower.data.site_data import SiteData
+from dpfact_flower.data.site_data import SiteSource
 from dpfact_flower.machine.registry import Registry
 from dpfact_flower.site.elastic import ElasticRound
 from dpfact_flower.site.patient import PatientRound
@@ -16,7 +16,7 @@ class SiteRule(Protocol):
     """Makes a rule's part of a round, most often a class with `RoundWork`'s methods."""
 
     def __call__(
-        self, data: SiteData, request: RoundRequest, *, site: str, simulation: bool
+        self, source: SiteSource, request: RoundRequest, *, site: str, simulation: bool
     ) -> RoundWork:
         """Refuse a request that does not fit the site; touches no patient's data."""
 

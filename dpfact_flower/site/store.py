@@ -12,10 +12,15 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dpfact_flower.errors import DataError, StateError
 from dpfact_flower.machine.files import (
@@ -26,10 +31,14 @@ from dpfact_flower.machine.files import (
     replacing,
     version,
 )
+from dpfact_flower.machine.npy import load_npz
+from dpfact_flower.settings import Scalar
 from dpfact_flower.site.factor_file import read_factors, write_factors
 from dpfact_flower.tensor import Factors
 from dpfact_flower.tensor.error import SquaredError
 
+ENDING = "ending.npz"
+_SELECTION = "selection.sha256"
 _STATE = "state-"
 _SPARE = f".{_STATE}spare"
 _NOTICE = "NOT-TO-BE-SHARED.txt"
@@ -188,6 +197,47 @@ class SiteStore:
             else:
                 path.unlink(missing_ok=True)
 
+    def keep_ending(self, arrays: Sequence[NDArray[Any]], config: Mapping[str, Scalar]) -> None:
+        """Keep the last request of a run, which is public: the first that came counts."""
+        path = self.folder / ENDING
+        if path.exists():
+            return
+        self.begin()
+        told = {"fingerprint": self._fingerprint, "config": dict(config)}
+        with replacing(path, durable=not self._simulation) as file:
+            np.savez(file, json.dumps(told), *arrays)
+
+    def ending(self) -> tuple[list[NDArray[Any]], dict[str, Scalar]] | None:
+        """The last request of the run as it travelled; None where it did not come.
+
+        Raises
+        ------
+        StateError
+            If the file is damaged or belongs to other data.
+        """
+        path = self.folder / ENDING
+        if not path.exists():
+            return None
+        try:
+            found = load_npz(path, ["arr_0"])
+            told = json.loads(str(found.pop("arr_0")))
+            fingerprint, config = told["fingerprint"], dict(told["config"])
+        except (DataError, KeyError, TypeError, ValueError) as error:
+            raise StateError(f"{path}: damaged ({type(error).__name__})") from None
+        if fingerprint != self._fingerprint:
+            raise StateError(f"{path}: of a run on other data")
+        return [found[f"arr_{number}"] for number in range(1, 1 + len(found))], config
+
+    def same_selection(self, digest: str) -> bool:
+        """Whether a job's selection of codes is the one that it had before; the first is noted."""
+        path = self.folder / _SELECTION
+        with suppress(FileNotFoundError):
+            return path.read_text(encoding="ascii", errors="replace") == digest
+        self.begin()
+        with replacing(path, durable=not self._simulation) as file:
+            file.write(digest.encode())
+        return True
+
     def _path(self, round_number: int) -> Path:
         return self.folder / f"{_STATE}{round_number:06d}.npy"
 
@@ -246,6 +296,11 @@ class _Recent:
 
 
 _recent = _Recent()
+
+
+def has_state(folder: Path) -> bool:
+    """Whether a job's folder holds factors of a round."""
+    return any(folder.glob(f"{_STATE}*.npy"))
 
 
 def has_jobs(folder: Path) -> bool:

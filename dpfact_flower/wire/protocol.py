@@ -149,6 +149,16 @@ class RoundRequest:
         return hashlib.sha256(repr(lasting).encode()).hexdigest()
 
     @cached_property
+    def selection_digest(self) -> str:
+        """SHA-256 of the codes that are kept; "" where all are."""
+        if not self.selection:
+            return ""
+        digest = hashlib.sha256()
+        for kept in self.selection:
+            digest.update(repr(kept.tolist()).encode())
+        return digest.hexdigest()
+
+    @cached_property
     def digest(self) -> str:
         """SHA-256 of everything asked: tells a repeated request from another one."""
         digest = hashlib.sha256(repr(self._config).encode())

@@ -51,10 +51,11 @@ class Counts:
     """Releases code counts with noise of `sent`, having announced `said`."""
 
     reach = "this round"
+    ends = False
     said, sent = SIGMA, SIGMA
 
-    def __init__(self, data, request, *, site, simulation):
-        self.tensor = data.tensor
+    def __init__(self, source, request, *, site, simulation):
+        self.tensor = source.read().tensor
 
     def counts(self, sigma):
         counts = code_counts(self.tensor, sigma=sigma)

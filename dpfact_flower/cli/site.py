@@ -1,0 +1,51 @@
+"""`dpfact site`: what a hospital does at home, apart from any message."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from dpfact_flower.cli.options import console
+from dpfact_flower.errors import StateError
+
+# What each command needs is imported inside it: `dpfact --help` must not wait for numba.
+# ruff: noqa: PLC0415
+
+site_app = typer.Typer(help="What a hospital does at home, for itself.", no_args_is_help=True)
+
+
+@site_app.command("refit")
+def site_refit(
+    data: Annotated[Path, typer.Option(help="The site's .npz file: data-path of its node config.")],
+    state: Annotated[Path, typer.Option(help="Its folder: state-dir of its node config.")],
+    name: Annotated[
+        str, typer.Option(help="Its name: site of its node config (default: the data file's).")
+    ] = "",
+    job: Annotated[str, typer.Option(help="One run alone (default: all that have ended).")] = "",
+    mu: Annotated[
+        float, typer.Option(help="Its own l2,1 weight: site-mu of its node config.", min=-1)
+    ] = -1.0,
+) -> None:
+    """Fit the site's own model around the global phenotypes of runs in patient mode.
+
+    The last round of a run only notes what the server said. This fits the site's own patients to it, at
+    full precision and for the site alone: the model lies in the job's folder and is never sent. A model
+    that is there already is fitted again where --job names its run.
+    """
+    from dpfact_flower.data.site_data import load_site
+    from dpfact_flower.settings import SiteSettings
+    from dpfact_flower.site.refit import refit, unfitted
+
+    site = load_site(data)
+    settings = SiteSettings(state_dir=str(state), site=name, site_mu=mu)
+    folder = state.expanduser() / (name or site.name)
+    jobs = [job] if job else unfitted(folder)
+    if not jobs:
+        raise StateError(f"{folder}: no run in patient mode has ended here that is not fitted yet")
+    for each in jobs:
+        measures = refit(site, settings, each)
+        text = f"{each}: explains {measures.error.fit:.1%} of this site's data; in {folder / each}"
+        console.print(escape(text), soft_wrap=True)

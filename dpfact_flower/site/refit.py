@@ -1,0 +1,116 @@
+"""A site's own model after a run of patient mode: for itself, apart from any message.
+
+When it is fitted, how long that takes and whether it works are functions of the patients. So no
+message waits for it: the last round leaves what the server said (`SiteStore.keep_ending`), and the
+hospital fits when it likes (``dpfact site refit``).
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from dpfact_flower.data.site_data import SiteData
+from dpfact_flower.errors import DataError, StateError
+from dpfact_flower.settings import SiteSettings
+from dpfact_flower.site.round import local_settings, localised, measure, scaled, solved, stream
+from dpfact_flower.site.store import (
+    ENDING,
+    RoundMeasures,
+    SiteState,
+    SiteStore,
+    has_state,
+)
+from dpfact_flower.tensor import SparseTensor
+from dpfact_flower.wire.protocol import RoundRequest
+
+_PERSONAL_PASSES = 10
+"""Least passes of a refit: nothing follows that would go on from it."""
+
+
+def refit(
+    data: SiteData, settings: SiteSettings, job: str, *, simulation: bool = False
+) -> RoundMeasures:
+    """Fit all of a site's factors around the global ones that a run of patient mode ended with.
+
+    Parameters
+    ----------
+    data : SiteData
+        The very data that the run was answered from.
+    settings : SiteSettings
+        Those of the node config: `state_dir`, `site` and `site_mu` count.
+    job : str
+        The run's name.
+    simulation : bool
+        As of `SiteStore`.
+
+    Returns
+    -------
+    RoundMeasures
+        Of the model, which lies in the job's folder; like it, for the site alone.
+
+    Raises
+    ------
+    StateError
+        If the run was not answered to its end, or from other data.
+    DataError
+        If no patient has any of the codes in use: there is nothing to fit.
+    DivergenceError
+        If the solver fails.
+    """
+    name = settings.site or data.name
+    store = SiteStore(
+        Path(settings.state_dir).expanduser(), name, job, data.fingerprint, simulation=simulation
+    )
+    ending = store.ending()
+    if ending is None:
+        raise StateError(f"{store.folder}: the run has not ended here; nothing to refit around")
+    request = localised(RoundRequest.from_wire(*ending), settings)
+    tensor = data.select_codes(request.selection).tensor
+    if tensor.nnz == 0:
+        raise DataError(f"site {name}: no patient has any of the run's codes")
+    state, measures = personal(tensor, request, name)
+    store.save(state)
+    store.keep_only(state.round)
+    store.note(measures)
+    return measures
+
+
+def unfitted(folder: Path) -> list[str]:
+    """Names of the runs in a site's folder that have ended and have no model of the site's own."""
+    return sorted(
+        path.parent.name for path in folder.glob(f"*/{ENDING}") if not has_state(path.parent)
+    )
+
+
+def personal(
+    tensor: SparseTensor, request: RoundRequest, site: str
+) -> tuple[SiteState, RoundMeasures]:
+    """Fit A, B, C at full precision around the global factors, a pure function.
+
+    Parameters
+    ----------
+    tensor : SparseTensor
+        With the codes in use alone.
+    request : RoundRequest
+        The run's last.
+    site : str
+    """
+    tensor = scaled(tensor, request.solver)
+    rng = np.random.default_rng(stream(request, site))
+    began = time.perf_counter()
+    # Whatever the round, mu acts now: the global phenotypes have formed.
+    now = replace(request, solver=replace(request.solver, mu_from_round=1))
+    solver = local_settings(tensor, now)
+    solver = replace(solver, tau=max(solver.tau, _PERSONAL_PASSES))
+    patients = np.zeros((tensor.n_patients, solver.rank), np.float32)
+    start = SiteState(0, (patients, *request.anchors), solver.eta)
+    local = solved(tensor, start, request, solver, rng, site=site)
+    seconds = time.perf_counter() - began
+    return (
+        SiteState(request.round, local.factors, local.eta),
+        measure(tensor, local, request.round, seconds),
+    )
