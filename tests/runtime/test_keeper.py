@@ -32,6 +32,7 @@ posix = pytest.mark.skipif(os.name != "posix", reason="needs a keeper")
 # SIGTERM; the server too, where it is told to.
 SERVER = """
 import os, signal, sys
+signal.alarm(3600)  # should the keeper fail
 name = "server"
 if os.fork() == 0:
     os.setsid()
