@@ -13,13 +13,10 @@ from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.runtime.keeper import kept
 from dpfact_flower.runtime.superlink import local_superlink
 from tests.patience import PATIENCE, await_that
+from tests.processes import await_none_left, family_of, processes_of, running
 from tests.runtime.deployment import (
     APP,
-    await_none_left,
-    family_of,
     lines_of,
-    processes_of,
-    running,
     server_config,
     site_config,
     supernode,
