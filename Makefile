@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Where the system can: what make starts ends with make, also when make is killed.
+BOUND := $(shell setpriv --pdeathsig TERM true 2>/dev/null && echo setpriv --pdeathsig TERM)
 
 .PHONY: demo test lint bench paper clean
 
@@ -14,11 +16,11 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 # The federated job on the embedded synthetic EHR: six sites in Flower's simulation.
 demo: $(VENV)/.installed
 	rm -rf runs/demo runs/demo.sites
-	$(BIN)/dpfact simulate --out runs/demo
+	$(BOUND) $(BIN)/dpfact simulate --out runs/demo
 
 # A file's tests stay together, for they share what takes long to set up.
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+	$(BOUND) $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
@@ -26,13 +28,13 @@ lint: $(VENV)/.installed
 	$(BIN)/mypy
 
 bench: $(VENV)/.installed
-	$(BIN)/python -m benchmarks $(if $(QUICK),--scale quick)
+	$(BOUND) $(BIN)/python -m benchmarks $(if $(QUICK),--scale quick)
 
 # The paper's evaluation. QUICK=1: minutes, into runs/paper-quick. THOROUGH=1: most of a day, into
 # runs/paper-thorough. Without: under an hour, and the page of docs/. JOBS=2: two fits at a time.
 # Interrupted, it goes on where it was.
 paper: $(VENV)/.installed
-	$(BIN)/python -m simulation.paper --processes $(or $(JOBS),1) \
+	$(BOUND) $(BIN)/python -m simulation.paper --processes $(or $(JOBS),1) \
 		$(if $(QUICK),--quick,$(if $(THOROUGH),--thorough,--page docs/evaluation.md))
 
 clean:

@@ -7,20 +7,23 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-import dpfact_flower.site
 from dpfact_flower.privacy.ledger import Ledger
 from dpfact_flower.server.coordinator import Coordinator
+from dpfact_flower.site import elastic, patient
 from dpfact_flower.site.store import SiteStore
 from dpfact_flower.strategy import DPFact
 from dpfact_flower.wire import records
 from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 
 PARTS: dict[str, tuple[tuple[Any, str], ...]] = {
-    "measures": ((dpfact_flower.site, "measure"),),
+    "measures": ((elastic, "measure"), (patient, "measure")),
     "state": tuple((SiteStore, name) for name in ("load", "save", "keep_only", "note")),
     "ledger": tuple((Ledger, name) for name in ("__init__", "answer", "last", "charge", "close")),
     "messages": (
-        *((records, name) for name in ("ask", "read", "answer", "serialised_bytes")),
+        *(
+            (records, name)
+            for name in ("ask", "read_request", "read_reply", "answer", "serialised_bytes")
+        ),
         (RoundRequest, "from_wire"),
         (SiteReply, "from_wire"),
     ),

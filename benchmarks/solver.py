@@ -171,7 +171,8 @@ def _psgd_epoch(name: str, tensor: SparseTensor, scale: Scale) -> Row:
 def _exact(name: str, tensor: SparseTensor, scale: Scale) -> list[Row]:
     found = []
     for changes, label in (
-        ({}, ""), ({"nonnegative": False}, " without non-negativity"), ({"mu": 1.0}, " with mu"),
+        ({}, ""), ({"nonnegative": False}, " without non-negativity"),
+        ({"mu": 1.0, "off": 0.0}, " with mu"),
     ):  # fmt: skip
         settings = SolverSettings(rank=scale.rank, tau=1, **changes)  # type: ignore[arg-type]
         factors, anchors = start(tensor, settings)

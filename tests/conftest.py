@@ -10,11 +10,18 @@ os.environ.pop("COLUMNS", None)
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 
 from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.tensor import SparseTensor
 from simulation.paper.datasets import open_data
+
+# No example has to be made or tried within a time: that says how busy the machine is.
+settings.register_profile(
+    "any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("any-machine")
 
 SIZES = (40, 25, 30)
 CODES = {"procedures": 9, "diagnoses": 12}

@@ -2,26 +2,26 @@
 
 `flwr run` on its own would start a SuperLink that stays behind as a daemon, keeps the folder and
 environment of its first run, and exits 0 when a run fails. This one has a Flower home and ports of
-its own, is stopped by its process id, and a run's outcome is read from it.
+its own, ends with this process, however that ends, and a run's outcome is read from it.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import tomli_w
 
 from dpfact_flower.errors import DPFactError, MissingDependencyError, SettingsError
+from dpfact_flower.runtime.keeper import kept
 from dpfact_flower.settings import Scalar
 
 _CONNECTION = "dpfact"
@@ -30,8 +30,8 @@ _QUIET = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
-_START_SECONDS = 60
-_STOP_SECONDS = 20
+_START_SECONDS = 300
+"""Only so as not to wait for ever: a busy machine takes long, and a SuperLink that fails ends."""
 
 
 class RunFailedError(DPFactError, RuntimeError):
@@ -69,6 +69,7 @@ class SuperLink:
     address : str
         Where `flwr` and SuperNodes connect, 127.0.0.1:PORT.
     process : Popen
+        Its keeper, which exits as it does.
     """
 
     home: Path
@@ -98,7 +99,8 @@ class SuperLink:
         known = {run["run-id"] for run in self._runs()}
         command = self.run_command(app, config, federation_config=federation_config)
         output = subprocess.DEVNULL if quiet else None
-        subprocess.run(command, env=self.environment, stdout=output, check=False)
+        with kept(command, env=self.environment, stdout=output) as process:
+            process.wait()
         new = [run for run in self._runs() if run["run-id"] not in known]
         status = new[0]["status"] if new else "not started"
         if status != "finished:completed":
@@ -134,7 +136,9 @@ def local_superlink(
     certificates: Certificates | None = None,
     options: Sequence[str] = (),
 ) -> Iterator[SuperLink]:
-    """Start a SuperLink on a free loopback port; stop it, by its process id, at the end.
+    """Start a SuperLink on a free loopback port; stop it, and its helpers, at the end.
+
+    It ends with this process too, however that ends: see `dpfact_flower.runtime.keeper`.
 
     Parameters
     ----------
@@ -164,33 +168,13 @@ def local_superlink(
         "--isolation", "subprocess", "--disable-runtime-dependency-installation",
         *(["--simulation"] if simulation else []), *options,
     ]  # fmt: skip
-    with (home / "superlink.log").open("ab") as log:
-        process = subprocess.Popen(
-            command,
-            env=_environment(home),
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
-        _await_port(port, process, home / "superlink.log")
+    log = home / "superlink.log"
+    with (
+        log.open("ab") as file,
+        kept(command, env=_environment(home), stdout=file, stderr=subprocess.STDOUT) as process,
+    ):
+        _await_port(port, process, log)
         yield SuperLink(home, address, process)
-    finally:
-        stop(process)
-
-
-def stop(process: subprocess.Popen[bytes]) -> None:
-    """End a process that we started in a session of its own, and what it left in that session."""
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-    if hasattr(os, "killpg"):
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _tls(certificates: Certificates | None) -> list[str]:

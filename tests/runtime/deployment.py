@@ -1,8 +1,6 @@
-"""A real deployment on loopback for the tests: SuperNodes, configs, what is left behind."""
+"""A real deployment on loopback for the tests: SuperNodes and configs."""
 
-import os
 import subprocess
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from dpfact_flower.evaluation.run_folder import read_model
-from dpfact_flower.runtime.superlink import SuperLink, free_port, stop, tool
+from dpfact_flower.runtime.keeper import kept
+from dpfact_flower.runtime.superlink import SuperLink, free_port, tool
+from tests.patience import PATIENCE
 
 APP = Path(__file__).parents[2] / "simulation"
 
@@ -31,14 +31,11 @@ def supernode(
         tool("flower-supernode"), *security, "--superlink", superlink.address,
         "--port", str(free_port()), "--node-config", text,
     ]  # fmt: skip
-    with (folder / f"{config['site']}.log").open("wb") as log:
-        process = subprocess.Popen(
-            command, env=superlink.environment, stdout=log, stderr=log, start_new_session=True
-        )
-    try:
+    with (
+        (folder / f"{config['site']}.log").open("wb") as log,
+        kept(command, env=superlink.environment, stdout=log, stderr=log) as process,
+    ):
         yield process
-    finally:
-        stop(process)
 
 
 def site_config(cohort_folder: Path, tmp_path: Path, site: str, **changes) -> dict[str, object]:
@@ -57,7 +54,7 @@ def server_config(cohort, tmp_path: Path) -> dict[str, object]:
         vocabulary.save(path)
         paths.append(str(path))
     return {"data": "", "vocabulary": ",".join(paths), "out": str(tmp_path / "deployed"),
-            "sites": 3, "min-sites": 2, "wait-timeout": 60.0}  # fmt: skip
+            "sites": 3, "min-sites": 2, "wait-timeout": PATIENCE}  # fmt: skip
 
 
 def assert_same(out: Path, expected) -> None:
@@ -66,23 +63,6 @@ def assert_same(out: Path, expected) -> None:
         np.testing.assert_array_equal(got, want)
 
 
-def await_none_left(home: Path, seconds: float = 60) -> None:
-    """Wait until no process has this Flower home; only Linux shows that."""
-    deadline = time.monotonic() + seconds
-    while left := processes_of(home):
-        assert time.monotonic() < deadline, f"still running: {left}"
-        time.sleep(0.2)
-
-
-def processes_of(home: Path) -> list[int]:
-    """Ids of the processes that were started with this Flower home, helpers' helpers too."""
-    mark = f"FLWR_HOME={home}".encode()
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            environment = (folder / "environ").read_bytes().split(b"\0")
-        except OSError:  # somebody else's, or gone
-            continue
-        if mark in environment and int(folder.name) != os.getpid():
-            found.append(int(folder.name))
-    return found
+def lines_of(path: Path) -> list[str]:
+    """Lines of a file; none where there is no file yet."""
+    return path.read_text().splitlines() if path.exists() else []

@@ -1,7 +1,6 @@
 """The Grid in one process, and the internals of Flower that it relies on."""
 
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.runtime.grid import InProcessGrid
 from dpfact_flower.wire import records
+from tests.patience import PATIENCE
 
 
 @pytest.fixture
@@ -132,18 +132,19 @@ def test_what_is_not_an_array_is_a_message_error(echo):
 def test_as_many_nodes_work_at_a_time_as_there_are_threads(threads, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", threads)
     app, at_work, most, lock = ClientApp(), [0], [0], threading.Lock()
+    together = threading.Barrier(int(threads), timeout=PATIENCE)
 
     @app.train()
     def train(message, context):
         with lock:
             at_work[0] += 1
             most[0] = max(most[0], at_work[0])
-        time.sleep(0.02)
+        together.wait()  # with fewer at a time it would wait for ever
         with lock:
             at_work[0] -= 1
         return Message(RecordDict(), reply_to=message)
 
-    grid = InProcessGrid(app, [{}] * 5)
+    grid = InProcessGrid(app, [{}] * 6)
     replies = grid.send_and_receive([request(node) for node in grid.get_node_ids()])
     assert [reply.metadata.src_node_id for reply in replies] == list(grid.get_node_ids())
     assert most[0] == int(threads)

@@ -33,6 +33,7 @@ from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.settings import PrivacySettings, RunSettings, SiteSettings, SolverSettings
 from dpfact_flower.site.store import SiteStore
 from dpfact_flower.wire.protocol import RoundRequest, SiteReply
+from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
 
@@ -52,6 +53,9 @@ RUNS = {
 # A simulated site does not wait for the disk: it may be killed all the same.
 RUNS["paper-simulated"] = RUNS["paper"]
 
+
+NEAR = 1.09
+"""Factor by which the estimate of a moment is changed when it was about right."""
 
 # --- the process that is killed
 
@@ -129,6 +133,9 @@ class Trials:
     server: Coordinator | None = None
     charge_at: float = 0.0
     """Running estimate of when the charge is on the disk, in seconds after the fork."""
+    stride: float = NEAR
+    """By how much the estimate was last changed, as a factor."""
+    was_charged: bool = False
 
     @property
     def root(self) -> Path:
@@ -189,7 +196,7 @@ class Trials:
         said = len(self.announcements())
         self.order(self.asked(request))
         began = time.perf_counter()
-        while len(self.announcements()) == said and time.perf_counter() < began + 60:
+        while len(self.announcements()) == said and time.perf_counter() < began + PATIENCE:
             time.sleep(0.001)
         seconds = time.perf_counter() - began
         assert self.order({"wait": True}) == "0"
@@ -232,8 +239,7 @@ class Trials:
             assert left == ["{} {}".format(*kept)]
         self.outcomes["sent" if left else "charged" if charged else "before"] += 1
         self.kinds[request.round] += 1
-        # Learn where the charge lies, so that moments crowd around it.
-        self.charge_at = min(max(self.charge_at * (0.92 if charged else 1.09), 1e-4), 2.0)
+        self.learn(bool(charged))
         again, _, config = make_client(self.data, self.mode, self.root).fit(*request.to_wire())
         assert config == {"site": self.data.name}
         assert fingerprint_of(again) == self.kept(request)
@@ -244,6 +250,21 @@ class Trials:
             assert self.rows()[:-1] == before
         self.check_state(request)
         self.finish_round(request, again)
+
+    def came_at_every_moment(self, count: int) -> bool:
+        """Whether enough of `count` kills came before the charge, after it and after sending."""
+        before, charged, sent = (self.outcomes[m] for m in ("before", "charged", "sent"))
+        return min(before, charged + sent) >= count // 20 and min(charged, sent) >= count // 33
+
+    def learn(self, charged: bool) -> None:
+        """Learn where the charge lies, so that moments crowd around it.
+
+        As long as the estimate lies on one side it strides on, faster and faster: the machine may
+        have become many times busier, or quieter.
+        """
+        self.stride = min(self.stride**1.5, 4.0) if charged == self.was_charged else NEAR
+        self.charge_at = max(self.charge_at * self.stride ** (-1 if charged else 1), 1e-4)
+        self.was_charged = charged
 
     def kept(self, request: RoundRequest) -> tuple[str, int]:
         """Fingerprint of the message that the ledger's release makes."""
@@ -270,8 +291,9 @@ def site_process(data: SiteData, mode: str, folder: Path):
                    "NUMBA_NUM_THREADS": "1"}  # fmt: skip
     with (folder / "log.txt").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, __file__, str(folder / "site.npz"), mode, str(folder / "state")],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=environment,
+            [sys.executable, "-m", __name__, str(folder / "site.npz"), mode, str(folder / "state")],
+            cwd=Path(__file__).parents[2], env=environment, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
         )  # fmt: skip
         try:
             assert process.stdout.readline().strip() == "ready", (folder / "log.txt").read_text()
@@ -287,13 +309,11 @@ def run_trials(data: SiteData, mode: str, folder: Path, count: int, seed: int) -
     with site_process(data, mode, folder) as process:
         trials = Trials(data, mode, folder, process, random.Random(seed))
         trials.warm_up()
-        for _ in range(count):
+        while trials.outcomes.total() < count or not trials.came_at_every_moment(count):
             trials.kill_one()
+            # Else the delays are not where they should be, and nothing is tested.
+            assert trials.outcomes.total() < 20 * count, trials.outcomes
     print(mode, dict(trials.outcomes), f"charge at {1000 * trials.charge_at:.1f} ms")
-    charged = trials.outcomes["charged"] + trials.outcomes["sent"]
-    # Or the delays were not where they should be, and nothing was tested.
-    assert trials.outcomes["before"] >= count // 20
-    assert charged >= count // 20
     return trials
 
 
@@ -311,7 +331,7 @@ def test_two_hundred_kills(cohort, tmp_path):
         trials = run_trials(cohort.sites[1], mode, folder, 100, seed=2)
         outcomes += trials.outcomes
         kinds += trials.kinds
-    assert sum(outcomes.values()) == 200
+    assert outcomes.total() >= 200
     assert min(outcomes[moment] for moment in ("before", "charged", "sent")) >= 5, outcomes
     assert min(kinds[number] for number in range(1, 6)) >= 20, kinds
 

@@ -1,14 +1,12 @@
 """The same run in one process, in Flower's simulation, and deployed: the same numbers.
 
 The simulation is a real `flwr run` on a SuperLink with Ray; the deployment is a SuperLink and three
-SuperNodes, each a process of its own on loopback, started here and ended by process id.
+SuperNodes, each a process of its own on loopback, started and ended here.
 """
 
 import json
 import os
 import signal
-import subprocess
-import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -19,9 +17,18 @@ from dpfact_flower import cli
 from dpfact_flower.evaluation.run_folder import read_config, read_json, read_model
 from dpfact_flower.privacy.ledger import Ledger
 from dpfact_flower.runtime.federate import federate
+from dpfact_flower.runtime.keeper import kept
 from dpfact_flower.runtime.superlink import RunFailedError, local_superlink
 from dpfact_flower.server.history import read_history
-from tests.runtime.deployment import APP, assert_same, server_config, site_config, supernode
+from tests.patience import PATIENCE, await_that
+from tests.runtime.deployment import (
+    APP,
+    assert_same,
+    lines_of,
+    server_config,
+    site_config,
+    supernode,
+)
 
 CPUS = "client-resources-num-cpus=1"
 CONFIG = {"rounds": 3, "rank": 4, "seed": 5, "privacy": "none", "tau": 2}
@@ -141,7 +148,7 @@ def test_deployment_gives_the_numbers_of_one_process(cohort, cohort_folder, tmp_
 @pytest.mark.slow
 @pytest.mark.deployment
 def test_a_site_that_dies_does_not_take_the_run_with_it(cohort, cohort_folder, tmp_path):
-    config = {**CONFIG, **server_config(cohort, tmp_path), "rounds": 4, "round-timeout": 30.0}
+    config = {**CONFIG, **server_config(cohort, tmp_path), "rounds": 4, "round-timeout": PATIENCE}
     with ExitStack() as stack:
         superlink = stack.enter_context(local_superlink(tmp_path / "flwr", simulation=False))
         nodes = []
@@ -153,14 +160,11 @@ def test_a_site_that_dies_does_not_take_the_run_with_it(cohort, cohort_folder, t
             cohort_folder, tmp_path, "site-3", **{"allow-privacy": "paper", "max-epsilon": 1.0}
         )
         nodes.append(stack.enter_context(supernode(superlink, tmp_path, own)))
-        run = subprocess.Popen(
-            superlink.run_command(APP, {**config, "min-sites": 1}), env=superlink.environment
-        )
-        stack.callback(stop_plain, run)
-        history = tmp_path / "deployed" / "history.jsonl"
-        await_lines(history, 1)
+        command = superlink.run_command(APP, {**config, "min-sites": 1})
+        run = stack.enter_context(kept(command, env=superlink.environment))
+        await_that(lambda: lines_of(tmp_path / "deployed" / "history.jsonl"), "a round")
         os.killpg(nodes[1].pid, signal.SIGKILL)
-        assert run.wait(360) == 0
+        assert run.wait(PATIENCE) == 0
     rounds = read_history(tmp_path / "deployed")
     assert [r.updated for r in rounds] == [True] * 4
     assert rounds[0].sites == ("site-1", "site-2")
@@ -168,21 +172,6 @@ def test_a_site_that_dies_does_not_take_the_run_with_it(cohort, cohort_folder, t
     reasons = {failure.reason for r in rounds for failure in r.failures}
     assert any("dpfact:privacy-refused" in reason for reason in reasons)
     assert not any("allow-privacy" in reason for reason in reasons)  # the text stays at the site
-
-
-def stop_plain(process: subprocess.Popen) -> None:
-    if process.poll() is None:
-        process.kill()
-        process.wait()
-
-
-def await_lines(path: Path, count: int, seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if path.exists() and len(path.read_text().splitlines()) >= count:
-            return
-        time.sleep(0.2)
-    raise AssertionError(f"{path} did not get {count} lines in {seconds} s")
 
 
 def test_one_process_repeats_itself_and_leaves_no_patient_value(cohort_folder, tmp_path, expected):

@@ -9,7 +9,6 @@ import re
 import shutil
 import ssl
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -23,12 +22,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from dpfact_flower.evaluation.run_folder import read_json, read_model
 from dpfact_flower.runtime.federate import federate
 from dpfact_flower.runtime.superlink import Certificates, SuperLink, local_superlink, tool
+from tests.patience import PATIENCE, await_that
+from tests.processes import await_none_left, processes_of
 from tests.runtime.certificates import make_certificates, make_key
 from tests.runtime.deployment import (
     APP,
     assert_same,
-    await_none_left,
-    processes_of,
     server_config,
     site_config,
     supernode,
@@ -108,7 +107,7 @@ def test_registered_sites_give_the_numbers_of_one_process_and_a_stranger_no_work
     security = secured(federation.certificates, make_key(folder, "stranger"))
     with supernode(superlink, folder, stranger, security) as refused:
         superlink.run(APP, {**CONFIG, **server_config(cohort, folder)})
-        assert refused.wait(30) == 1
+        assert refused.wait(PATIENCE) == 1
     assert "[code: 2004] Failed to activate SuperNode" in (folder / "stranger.log").read_text()
     assert not (folder / "state-stranger").exists()
 
@@ -149,28 +148,24 @@ def test_a_supernode_that_is_not_let_in_ends_and_says_why(federation):
         config = site_config(folder, folder, "keyless-plain")
         waits = stack.enter_context(supernode(superlink, folder, config))
         for name, (_, word) in cases.items():
-            assert started[name].wait(60) == 1
+            assert started[name].wait(PATIENCE) == 1
             text = (folder / f"{name}.log").read_text()
             assert word in text
             assert "SuperNode ID" not in text
             assert word in page
+        word = "Connection attempt failed, retrying"
+        await_that(lambda: word in (folder / "keyless-plain.log").read_text(), word)
         assert waits.poll() is None
-    text = (folder / "keyless-plain.log").read_text()
-    assert "Connection attempt failed, retrying" in text
-    assert "Connection attempt failed, retrying" in page
-    assert "SuperNode ID" not in text
+    assert word in page
+    assert "SuperNode ID" not in (folder / "keyless-plain.log").read_text()
     assert [process.poll() for process in federation.processes] == [None] * 3
 
 
-def await_online(federation: Federation, seconds: float = 60) -> None:
+def await_online(federation: Federation) -> None:
     """Wait until the three SuperNodes are let in."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        logs = [(federation.folder / f"{site}.log").read_text() for site in federation.nodes]
-        if all("SuperNode ID" in log for log in logs):
-            return
-        time.sleep(0.2)
-    raise AssertionError(f"not all of {list(federation.nodes)} were let in in {seconds} s")
+    for site in federation.nodes:
+        log = federation.folder / f"{site}.log"
+        await_that(lambda log=log: "SuperNode ID" in log.read_text(), f"the SuperNode of {site}")
 
 
 @pytest.mark.slow
@@ -199,7 +194,7 @@ def test_flwr_run_without_the_authority_starts_nothing(federation):
     said = "Connection to the SuperLink is unavailable"
     assert said in PAGE.read_text()
     for process in started:
-        assert said in process.communicate(timeout=60)[0].decode()
+        assert said in process.communicate(timeout=PATIENCE)[0].decode()
         assert process.returncode == 1
     assert log.read_text().count("Created run") == runs
 

@@ -144,7 +144,7 @@ def test_ratio_of_a_claim_of_nothing():
 def test_the_script_prints_the_instance_and_one_table():
     done = subprocess.run(
         [sys.executable, "-m", "simulation.studies.bound", "--patients", "5"],
-        capture_output=True, text=True, timeout=120, check=True,
+        capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert "shape=(6, 2, 1), nnz=6" in done.stdout
     table = [line for line in done.stdout.splitlines() if line.startswith("|")]
@@ -153,7 +153,7 @@ def test_the_script_prints_the_instance_and_one_table():
         assert any(line.startswith(f"| {place}") for line in table)
     refused = subprocess.run(
         [sys.executable, "-m", "simulation.studies.bound", "--patients", "0"],
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert refused.returncode == 2
     assert "[1, 100]" in refused.stderr

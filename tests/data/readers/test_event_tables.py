@@ -180,7 +180,8 @@ def write_table(path, names, rows):
     ("modes", "suffix"), [(2, ".csv"), (3, ".csv.gz"), (2, ".parquet")], ids=str
 )
 @settings(
-    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=8,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(rows=st.lists(ROW, min_size=12, max_size=30))
 def test_counts_are_those_of_the_definition(tmp_path, modes, suffix, days, rows):

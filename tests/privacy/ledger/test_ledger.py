@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,7 @@ from dpfact_flower.privacy.ledger import (
 from dpfact_flower.privacy.ledger.file import open_ledger
 from dpfact_flower.privacy.ledger.rows import pack, records_of, unpack
 from dpfact_flower.privacy.release import release_nothing
+from tests.patience import PATIENCE
 
 DATA = "f" * 64
 MODES = ("procedures", "diagnoses")
@@ -972,13 +974,11 @@ def test_a_read_only_ledger_can_be_shown_and_not_charged():
 
 def run_here(function: str, *arguments: object) -> str:
     """Run a function of this module in a process of its own."""
-    program = (
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); "
-        f"import {Path(__file__).stem} as tests; tests.{function}(*{arguments!r})"
-    )
+    program = f"import {__name__} as tests; tests.{function}(*{arguments!r})"
     result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
+        [sys.executable, "-c", program],
+        cwd=Path(__file__).parents[3], capture_output=True, text=True, check=False,
+    )  # fmt: skip
     assert result.returncode == 0, result.stderr
     return result.stdout
 
@@ -1056,11 +1056,17 @@ def charge_until_killed(folder: Path, job: str, pipe: int) -> None:
 
 
 def kill_writers(folder: str, kills: int, seed: int) -> None:
-    """Kill writer after writer at random moments; check the ledger after each."""
+    """Kill writer after writer at random moments; check the ledger after each.
+
+    How many kills it takes until some fall within a transaction is up to chance and the machine:
+    it goes on until one has.
+    """
     rng = random.Random(seed)
     announced: list[str] = []
     hot = 0
-    for kill in range(kills):
+    for kill in count():
+        if kill >= kills and (hot or kill >= 20 * kills):
+            break
         # Every third starts without a ledger, so that its making is interrupted too.
         place = Path(folder) / (f"new-{kill}" if kill % 3 == 0 else "old")
         reader, writer = os.pipe()
@@ -1072,7 +1078,7 @@ def kill_writers(folder: str, kills: int, seed: int) -> None:
         if kill % 3 == 0:
             time.sleep(rng.uniform(0, 0.008))
         else:
-            select.select([reader], [], [], 10)  # the writer writes
+            select.select([reader], [], [], PATIENCE)  # the writer writes
             time.sleep(rng.uniform(0, 0.03))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
@@ -1097,5 +1103,5 @@ def kill_writers(folder: str, kills: int, seed: int) -> None:
 def test_what_was_announced_is_there_after_kill_9(tmp_path, kills):
     found = json.loads(run_here("kill_writers", str(tmp_path), kills, kills))
     # Or the kills came before anything was at stake, and none within a transaction.
-    assert found["announced"] >= kills // 2
+    assert found["announced"] >= kills // 3 * 2  # each kill that waited for the first
     assert found["hot"] > 0

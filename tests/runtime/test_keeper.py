@@ -1,0 +1,171 @@
+"""What this process starts ends with it, helpers' helpers too, however it ends."""
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from dpfact_flower.data.site_data import Cohort
+from dpfact_flower.runtime.keeper import kept
+from dpfact_flower.runtime.superlink import local_superlink
+from tests.patience import PATIENCE, await_that
+from tests.processes import await_none_left, family_of, processes_of, running
+from tests.runtime.deployment import (
+    APP,
+    lines_of,
+    server_config,
+    site_config,
+    supernode,
+)
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows others' environments")
+posix = pytest.mark.skipif(os.name != "posix", reason="needs a keeper")
+
+# A server with a helper that leaves its session and its parent, as a daemon does, and ignores
+# SIGTERM; the server too, where it is told to.
+SERVER = """
+import os, signal, sys
+signal.alarm(3600)  # should the keeper fail
+name = "server"
+if os.fork() == 0:
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    name = "helper"
+if name in sys.argv:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+with open(name + ".part", "w") as file:
+    file.write(str(os.getpid()))
+os.rename(name + ".part", name)
+signal.pause()
+"""
+
+
+@contextmanager
+def kept_server(folder: Path, *stubborn: str):
+    """A server and its helper, both under way."""
+    environment = {**os.environ, "FLWR_HOME": str(folder)}
+    command = [sys.executable, "-c", SERVER, "helper", *stubborn]
+    with kept(command, cwd=folder, env=environment) as process:
+        for name in ("server", "helper"):
+            await_that((folder / name).exists, f"the start of the {name}")
+        yield process
+
+
+def start_server(folder: str) -> None:
+    with kept_server(Path(folder)):
+        (Path(folder) / "started").touch()
+        signal.pause()
+
+
+def start_deployment(folder: str) -> None:
+    """Deploy one hospital and begin a run of many rounds, until killed."""
+    place = Path(folder)
+    cohort = Cohort.load(place / "cohort")
+    config = {**server_config(cohort, place), "sites": 1, "min-sites": 1, "rounds": 10_000}
+    config |= {"rank": 4, "privacy": "none"}
+    with (
+        local_superlink(place / "flwr", simulation=False) as superlink,
+        supernode(superlink, place, site_config(place / "cohort", place, "site-1")),
+    ):
+        superlink.run(APP, config)
+
+
+@contextmanager
+def in_a_process(function: str, folder: Path):
+    """Run a function of this module in a process of its own."""
+    code = f"from tests.runtime import test_keeper as t; t.{function}({str(folder)!r})"
+    with (folder / "log.txt").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-c", code], cwd=Path(__file__).parents[2], stdout=log, stderr=log
+        )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def kill_and_await_none_left(process: subprocess.Popen, home: Path) -> None:
+    family = family_of(process.pid)
+    assert len(family) > 1
+    process.kill()
+    process.wait()
+    await_that(lambda: not family & running().keys(), f"the end of {family}")
+    await_none_left(home)
+
+
+@linux
+def test_a_killed_process_takes_along_what_it_started_and_a_helper_that_left_its_session(tmp_path):
+    with in_a_process("start_server", tmp_path) as process:
+        await_that((tmp_path / "started").exists, "the start of both")
+        kill_and_await_none_left(process, tmp_path)
+
+
+@linux
+@pytest.mark.parametrize("stubborn", [(), pytest.param(("server",), marks=pytest.mark.slow)])
+def test_nothing_is_left_when_the_context_has_ended(tmp_path, stubborn):
+    with kept_server(tmp_path, *stubborn) as process:
+        assert process.poll() is None
+        assert len(processes_of(tmp_path)) == 3  # with the keeper
+    assert processes_of(tmp_path) == []
+    # A stubborn one is killed when it has had its time.
+    assert process.returncode == 128 + (signal.SIGKILL if stubborn else signal.SIGTERM)
+
+
+@linux
+def test_a_command_that_ends_takes_its_helper_along(tmp_path):
+    with kept_server(tmp_path) as process:
+        os.kill(int((tmp_path / "server").read_text()), signal.SIGTERM)
+        assert process.wait(PATIENCE) == 128 + signal.SIGTERM
+        assert processes_of(tmp_path) == []
+
+
+@linux
+@pytest.mark.slow
+@pytest.mark.deployment
+def test_a_killed_process_leaves_nothing_of_a_deployment(cohort_folder, tmp_path):
+    with in_a_process("start_deployment", tmp_path) as process:
+        await_that(lambda: lines_of(tmp_path / "deployed" / "history.jsonl"), "a round")
+        # The process is not marked itself. SuperLink, SuperNode, their keepers and helpers are.
+        assert len(processes_of(tmp_path / "flwr")) >= 6
+        kill_and_await_none_left(process, tmp_path / "flwr")
+
+
+@linux
+@pytest.mark.slow
+@pytest.mark.ray
+def test_a_killed_simulation_leaves_nothing_not_even_of_ray(cohort_folder, tmp_path):
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "dpfact_flower", "simulate", "--app", str(APP)]
+    command += ["--data", str(cohort_folder), "--out", str(out)]
+    command += [f"--set={each}" for each in ("rounds=10000", "rank=4", "privacy=none")]
+    with (tmp_path / "log.txt").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        await_that(lambda: lines_of(out / "history.jsonl") or process.poll(), "a round")
+        assert {"raylet", "gcs_server"} <= {each.name for each in family_of(process.pid)}
+        kill_and_await_none_left(process, tmp_path / "out.sites" / "flwr")
+    finally:
+        process.kill()
+        process.wait()
+
+
+@posix
+@pytest.mark.parametrize(
+    ("code", "found"), [("raise SystemExit(3)", 3), ("import os; os.kill(os.getpid(), 9)", 137)]
+)
+def test_the_keeper_exits_as_its_command_does(code, found):
+    with kept([sys.executable, "-c", code]) as process:
+        assert process.wait(PATIENCE) == found
+
+
+@posix
+def test_a_keeper_that_is_asked_to_end_ends_its_command(tmp_path):
+    with kept_server(tmp_path) as process:
+        process.terminate()
+        assert process.wait(PATIENCE) == 128 + signal.SIGTERM
