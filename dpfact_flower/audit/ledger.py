@@ -41,6 +41,7 @@ _ACCURACY = 0.01
 """Standard error of the cost that is measured from the messages, as a share of it."""
 _TOLERANCE = 0.05
 _JOBS_A_LEDGER = 10
+_FREE = 5
 """A site reads its whole ledger with every request, so hundreds of jobs in one would take long."""
 
 
@@ -104,6 +105,7 @@ def audit_ledger(
     with scratch_folder() as folder:
         played = _play(subject, transcript, subject.site, folder / "site", jobs, tell)
         other = _play(subject, transcript, neighbour, folder / "other", 1, silent)
+        free = _free_rounds(subject, transcript, folder / "site" / "state-0")
     return (
         *_costs(subject, transcript, played),
         _epsilon(subject, played),
@@ -123,6 +125,11 @@ def audit_ledger(
             "messages: last round",
             sum(len(m.arrays) for m in played.messages if m.round == subject.plan.rounds),
             "arrays sent in the round that releases nothing",
+        ),
+        count_of(
+            "ledger: free rounds",
+            free,
+            "last rounds that were answered for nothing, or looked at patients, or left files",
         ),
         count_of(
             "messages: neighbours",
@@ -199,6 +206,42 @@ def _changed_answers(
             continue
         changed += again.digest != sent[number - 1].digest
     return changed + (_length(state_dir / site.name) != before)
+
+
+class _Closed:
+    """A site whose patients may not be read."""
+
+    def __init__(self, site: SiteData) -> None:
+        self.name, self.vocabularies = site.name, site.vocabularies
+
+    def read(self) -> SiteData:
+        raise AssertionError("patients were read")
+
+
+def _free_rounds(subject: Subject, transcript: Transcript, state_dir: Path) -> int:
+    """Ask for last rounds: of runs that nothing was paid in, and of one that was paid for.
+
+    The first are to be refused, the second to be answered, neither with a look at a patient, and
+    nothing on the disk may grow.
+    """
+    client, last = subject.client(state_dir, _Closed(subject.site)), subject.plan.rounds
+    before = _files(state_dir)
+    wrong = 0
+    for job in range(_FREE):
+        try:
+            _ask(subject, client, transcript, f"free-{job}", last)
+            wrong += 1
+        except RoundRefusedError as refusal:
+            wrong += "dpfact:message" not in str(refusal)
+        try:
+            _ask(subject, client, transcript, "audit-0", last)
+        except RoundRefusedError:
+            wrong += 1
+    return wrong + len(_files(state_dir) ^ before)
+
+
+def _files(folder: Path) -> set[tuple[str, int]]:
+    return {(str(path), path.stat().st_size) for path in folder.rglob("*") if path.is_file()}
 
 
 def _length(folder: Path) -> int:
@@ -294,9 +337,12 @@ def _epsilon(subject: Subject, played: _Played) -> Finding:
 
 
 def _unrecorded(played: _Played) -> int:
-    """Messages without their row, rows without their message, and rows that charge too little."""
+    """Messages without their row, rows without their message, and rows that charge too little.
+
+    A message without a value costs nothing, and has no row: or a ledger would grow for nothing.
+    """
     rows = {(row.job, row.round): row for row in played.rows}
-    missing = len(set(rows) ^ {(m.job, m.round) for m in played.messages})
+    missing = len(set(rows) ^ {(m.job, m.round) for m in played.messages if m.arrays})
     for message in played.messages:
         row = rows.get((message.job, message.round))
         if row is None:

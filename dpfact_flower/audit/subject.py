@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfact_flower.client import DPFactClient
-from dpfact_flower.data.site_data import SiteData
+from dpfact_flower.data.site_data import SiteData, SiteSource
 from dpfact_flower.errors import MessageError, SettingsError
 from dpfact_flower.privacy import Release
 from dpfact_flower.privacy.patient.plan import PatientPlan, PlannedRelease, plan_patient
@@ -146,7 +146,7 @@ class Subject:
             return list(arrays)
         return list(reply.arrays)
 
-    def client(self, state_dir: Path, data: SiteData | None = None) -> DPFactClient:
+    def client(self, state_dir: Path, data: SiteSource | None = None) -> DPFactClient:
         """A real site, which checks, charges and keeps; its cap leaves room for what is asked."""
         settings = SiteSettings(
             site=self.site.name,

@@ -105,9 +105,30 @@ def test_the_last_round_costs_nothing(data):
     assert work.cost() == ()
     outcome = work.run(Kept())
     assert (outcome.release.arrays, outcome.release.events) == ((), ())
-    assert outcome.state.round == last
-    assert outcome.state.factors[0].shape == (data.tensor.n_patients, 4)
-    assert outcome.measures.error.fit > 0
+    assert (outcome.state, outcome.measures) == (None, None)
+
+
+def test_only_the_last_round_is_said_to_end_the_run(data):
+    last = plan(data).rounds
+    ends = [make_round(data, make_request(data, n)).ends for n in range(1, last + 1)]
+    assert ends == [False] * (last - 1) + [True]
+
+
+@pytest.mark.parametrize("number", [1, 2, 6])
+def test_no_patient_is_read_before_a_round_runs(data, number):
+    class Closed:
+        name, vocabularies = data.name, data.vocabularies
+
+        def read(self):
+            raise AssertionError("looked at the patients")
+
+    work = make_round(Closed(), make_request(data, number))
+    work.cost()
+    if number < 6:
+        with pytest.raises(AssertionError, match="looked"):
+            work.run(Kept())
+    else:
+        work.run(Kept())
 
 
 def test_the_rounds_before_leave_nothing_but_the_release(data):
@@ -296,7 +317,7 @@ def test_factors_of_other_modes_are_refused(data):
 
 def test_a_selection_of_other_codes_is_refused(data):
     beyond = (np.arange(6, dtype=np.int32), np.arange(5, 13, dtype=np.int32))
-    with pytest.raises(DataError, match="features"):
+    with pytest.raises(DataError, match="selection: mode 2"):
         make_round(data, make_request(data, 2, CODES, selection=beyond))
 
 
