@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench paper clean
+.PHONY: demo test test-widths lint bench paper clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -19,6 +19,11 @@ demo: $(VENV)/.installed
 # A file's tests stay together, for they share what takes long to set up.
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+
+# The kernels' tests with each width of registers that the processor has, without vector
+# instructions, and as if for older processors.
+test-widths: $(VENV)/.installed
+	$(BIN)/python -m tests.solver.widths
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
