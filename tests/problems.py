@@ -109,6 +109,16 @@ def cells_bound(factors, cells) -> np.ndarray:
     return gamma(len(factors) - 1 + factors[0].shape[1]) * np.multiply.reduce(rows).sum(axis=1)
 
 
+def fit_bounds(tensor, factors) -> tuple[float, float]:
+    """What float32 may change of sum (x - m)^2 over the entries, and of <X, M>.
+
+    A cell's value m is off by d: then (x - m)^2 by d (2 |x - m| + d), and x m by x d.
+    """
+    off, x = cells_bound(factors, tensor.indices), tensor.values.astype(np.float64)
+    error = x - dense_model(factors)[tuple(tensor.indices.T)]
+    return float(np.sum(off * (2 * np.abs(error) + off))), float(np.sum(x * off))
+
+
 def loss_bound(tensor, factors, roundings) -> float:
     """What so many roundings a term may change of ``1/2 ||X||^2 - <X, M> + 1/2 ||M||^2``."""
     size = dense_model([np.abs(f) for f in factors])

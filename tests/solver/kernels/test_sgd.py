@@ -16,7 +16,7 @@ from dpfact_flower.solver.kernels.choice import sgd_kernels, vectors
 from dpfact_flower.solver.kernels.sgd import Step, visit
 from dpfact_flower.solver.kernels.vector import instructions as vector
 from dpfact_flower.tensor.stack import row_offsets, stack_factors
-from tests.problems import cells_bound
+from tests.problems import fit_bounds
 from tests.rounding import assert_within
 
 SHAPES = [(7, 5), (7, 5, 6), (5, 4, 3, 6)]
@@ -143,13 +143,10 @@ def test_the_fit_is_that_of_the_dense_model(problem, model, steps, shape, rank):
     squares, inner = steps.squares(
         stack_factors(case.factors), case.tensor.indices, case.tensor.values, row_offsets(shape)
     )
-    # A cell's value m is off by d: (x - m)^2 by d (2 |x - m| + d), and x m by x d.
-    off = cells_bound(case.factors, case.tensor.indices)
-    x = case.tensor.values.astype(np.float64)
-    error = x - dense[tuple(case.tensor.indices.T)]
     expected = np.sum((data - dense)[data > 0] ** 2)
-    assert squares == pytest.approx(expected, rel=0, abs=np.sum(off * (2 * np.abs(error) + off)))
-    assert inner == pytest.approx(np.sum(data * dense), rel=0, abs=np.sum(x * off))
+    of_squares, of_inner = fit_bounds(case.tensor, case.factors)
+    assert squares == pytest.approx(expected, rel=0, abs=of_squares)
+    assert inner == pytest.approx(np.sum(data * dense), rel=0, abs=of_inner)
 
 
 def test_no_visits_at_all_change_nothing(problem, steps):
