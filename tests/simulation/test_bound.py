@@ -47,7 +47,7 @@ def test_one_entry_moves_a_factor_further_than_the_bound_in_one_pass(nonnegative
     for counts, result in zip((instance.counts, instance.changed), results, strict=True):
         for plain, compiled in zip(plain_pass(instance, counts, rows), result.factors, strict=True):
             assert_within(compiled, plain.value, plain.bound)
-            assert plain.bound.max() < 1e-4 * instance.bound
+            assert plain.bound.max() < 1e-3 * instance.bound
 
 
 def test_the_excess_grows_with_the_number_of_patients():

@@ -178,6 +178,16 @@ def assert_sums_are_of(tensor, factors, old, new, product, inner, gram):
         assert_within(product[:, :rank], expected, bound)
 
 
+def test_the_gram_matrix_is_added_up_in_float64():
+    """Nine blocks' sums stay below 2^24, all of them do not, and odd ones have no float32."""
+    shape, value = (1201, 5, 6), 191.0
+    fibres = Fibres.of(random_tensor(shape, 3000))
+    stack = stack_factors([np.full((n, 3), value, np.float32) for n in shape])
+    _, _, gram = update_rows(fibres, stack, np.eye(3), floor=0.0, sweeps=0, threads=1)
+    assert 9 * BLOCK * value**2 < 2**24 < shape[0] * value**2
+    np.testing.assert_array_equal(gram, np.full((3, 3), shape[0] * value**2))
+
+
 @pytest.mark.parametrize("mu", [0.0, 0.5])
 def test_threads_change_no_bit(large, monkeypatch, mu):
     factors = [np.abs(f) for f in random_factors(large.shape, 12)]
