@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Where the system can: what make starts ends with make, also when make is killed.
 BOUND := $(shell setpriv --pdeathsig TERM true 2>/dev/null && echo setpriv --pdeathsig TERM)
 
-.PHONY: demo test lint bench paper clean
+.PHONY: demo test test-widths lint bench paper clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -21,6 +21,11 @@ demo: $(VENV)/.installed
 # A file's tests stay together, for they share what takes long to set up.
 test: $(VENV)/.installed
 	$(BOUND) $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+
+# The kernels' tests with each width of registers that the processor has, without vector
+# instructions, and as if for older processors.
+test-widths: $(VENV)/.installed
+	$(BIN)/python -m tests.solver.widths
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from llvmlite.binding import get_host_cpu_features
 from numba import config, njit
+
+from dpfact_flower.errors import SettingsError
+
+VARIABLE = "DPFACT_REGISTER_BITS"
+"""Environment variable that says how wide registers are: 128, 256 or 512 bits; read on import."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -21,6 +27,9 @@ def compiled(**options: Any) -> Callable[[_Function], _Function]:
     """Decorate a kernel; `options` are those of `numba.njit`. It runs without the GIL."""
 
     def decorate(function: _Function) -> _Function:
+        # `WIDTH` is a constant of the machine code, and numba, which looks for that code by name,
+        # signature and processor, does not know of it: the name has to tell the widths apart.
+        function.__qualname__ += f".{BITS}bit"
         try:
             return cast(_Function, njit(nogil=True, cache=True, **options)(function))
         except RuntimeError:  # no folder numba may write to: compile in every process instead
@@ -29,16 +38,37 @@ def compiled(**options: Any) -> Callable[[_Function], _Function]:
     return decorate
 
 
-def _widest() -> int:
-    """Float32 values in a register of the processor that numba compiles for."""
+def _has_avx512() -> bool:
+    """Whether numba compiles for a processor with registers of 512 bits."""
     asked_for = getattr(config, "CPU_FEATURES", None)  # NUMBA_CPU_FEATURES
     if asked_for is not None:
-        return 16 if "+avx512f" in asked_for.split(",") else 8
+        return "+avx512f" in asked_for.split(",")
     try:
-        return 16 if get_host_cpu_features().get("avx512f", False) else 8
+        return bool(get_host_cpu_features().get("avx512f", False))
     except RuntimeError:  # a processor that LLVM does not tell about
-        return 8
+        return False
 
 
-WIDTH = _widest()
+def _register_bits() -> int:
+    """Bits of a register: what the environment asks for, or the most that are worth having."""
+    asked_for, avx512 = os.environ.get(VARIABLE), _has_avx512()
+    if asked_for is None:
+        return 512 if avx512 else 256  # two registers as one, where they have 128
+    if asked_for not in {"128", "256", "512"}:
+        raise SettingsError(f"{VARIABLE}: must be 128, 256 or 512, or not set; got {asked_for!r}")
+    if asked_for == "512" and not avx512:
+        raise SettingsError(
+            f"{VARIABLE}: 512 bits need a processor with AVX-512 (+avx512f among the features "
+            "that numba compiles for); 128 and 256 do everywhere"
+        )
+    return int(asked_for)
+
+
+BITS = _register_bits()
+"""Bits of a register. Where a processor has narrower ones, LLVM takes several for one."""
+
+WIDTH = BITS // 32
 """Float32 values in a register; rows of a stack are padded to a multiple of it."""
+
+REGISTERS = 32 if BITS == 512 else 16
+"""Registers to count on: AVX-512 came with twice as many."""

@@ -9,6 +9,8 @@ from benchmarks.c_kernel import CKernel, MissingCompilerError
 from dpfact_flower.solver.kernels.choice import sgd_kernels
 from dpfact_flower.solver.kernels.sgd import Step
 from dpfact_flower.tensor.stack import stack_factors
+from tests.problems import visit_one_by_one
+from tests.rounding import assert_within
 
 
 @pytest.mark.parametrize("gamma", [0.0, 2.0])
@@ -19,18 +21,22 @@ def test_c_makes_the_same_steps(tmp_path, gamma, rank):
     factors = [rng.random((n, rank), dtype=np.float32) * 0.5 for n in sizes]
     stack, anchors = stack_factors(factors), stack_factors(factors[1:])
     offsets = np.cumsum([0, *sizes[:2]])
-    rows = np.stack([rng.integers(0, n, 3000) for n in sizes], axis=1) + offsets
-    rows, counts = rows.astype(np.int32), rng.integers(1, 4, 3000).astype(np.float32)
+    cells = np.stack([rng.integers(0, n, 60) for n in sizes], axis=1)
+    rows, counts = (cells + offsets).astype(np.int32), rng.integers(1, 4, 60).astype(np.float32)
     try:
         c = CKernel(stack.shape[1], tmp_path)
     except MissingCompilerError as error:
         pytest.skip(str(error))
-    step = Step(eta=0.01, gamma=gamma)
-    ours, theirs = stack_factors([stack]), stack_factors([stack])
-    sgd_kernels("vector").visit(ours, anchors, rows, counts, step)
-    c.visit(theirs, anchors, rows, counts, step)
-    assert np.abs(ours - stack).max() > 0.05
-    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+    expected = visit_one_by_one(
+        factors, factors[1:], cells, counts,
+        eta=0.05, gamma=gamma, clip=0.0, weight=1.0, floor=0.0, in_turn=False,
+    )  # fmt: skip
+    value, bound = (np.concatenate([getattr(f, of) for f in expected]) for of in ("value", "bound"))
+    for visit in (c.visit, sgd_kernels("vector").visit):
+        found = stack_factors([stack])
+        visit(found, anchors, rows, counts, Step(eta=0.05, gamma=gamma))
+        assert_within(found[:, :rank], value, bound)
+    assert bound.max() < 1e-3 * np.abs(value - stack[:, :rank]).max()
     tiny = np.array([1e-45], np.float32)
     assert tiny[0] * np.float32(1) > 0, "loading it must not change how floats work here"
 

@@ -1,4 +1,4 @@
-"""Where machine code is kept: beside the package, with the user, or nowhere."""
+"""Where machine code is kept and what tells it apart; for which registers it is made."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from numba import config
+
+from dpfact_flower.errors import SettingsError
+from dpfact_flower.machine import compiled
 
 PACKAGE = Path(__file__).parents[2] / "dpfact_flower"
 
@@ -69,3 +73,53 @@ def test_a_package_that_may_not_be_written_to_works(installed, writable):
     assert run(folder, home) == (18.0, int(writable))
     assert not list(folder.rglob("*.nbi"))
     assert bool(list(home.rglob("*.nbi"))) is writable
+
+
+WIDTHS = """
+from dpfact_flower.machine.compiled import WIDTH
+from dpfact_flower.solver.kernels.vector import instructions
+works = instructions.works()
+print(WIDTH, works, sum(instructions._some_operations.stats.cache_hits.values()), sep="|")
+"""
+
+
+def test_two_widths_that_share_a_cache_each_get_their_own_code(tmp_path):
+    found = []
+    for bits in ("128", "256", "128"):
+        environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), compiled.VARIABLE: bits}
+        done = subprocess.run(
+            [sys.executable, "-c", WIDTHS],
+            cwd=PACKAGE.parent, env=environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        found.append(done.stdout.strip())
+    assert found == ["4|True|0", "8|True|0", "4|True|1"]
+
+
+def test_the_environment_decides_how_wide_registers_are(monkeypatch):
+    for bits in (128, 256):
+        monkeypatch.setenv(compiled.VARIABLE, str(bits))
+        assert compiled._register_bits() == bits
+
+
+@pytest.mark.parametrize(("features", "widest"), [("+avx2,+avx512f", 512), ("+avx2,+fma", 256)])
+def test_the_processor_decides_where_the_environment_does_not(monkeypatch, features, widest):
+    monkeypatch.delenv(compiled.VARIABLE, raising=False)
+    monkeypatch.setattr(config, "CPU_FEATURES", features)
+    assert compiled._register_bits() == widest
+
+
+@pytest.mark.parametrize("bits", ["", "64", "512 bits", "1024"])
+def test_a_width_that_there_is_not_is_refused(monkeypatch, bits):
+    monkeypatch.setenv(compiled.VARIABLE, bits)
+    with pytest.raises(SettingsError, match="DPFACT_REGISTER_BITS: must be 128, 256 or 512"):
+        compiled._register_bits()
+
+
+def test_512_bits_are_refused_where_the_processor_has_them_not(monkeypatch):
+    monkeypatch.setenv(compiled.VARIABLE, "512")
+    monkeypatch.setattr(config, "CPU_FEATURES", "+avx2,+fma")
+    with pytest.raises(SettingsError, match="512 bits need a processor with AVX-512"):
+        compiled._register_bits()
+    monkeypatch.setattr(config, "CPU_FEATURES", "+avx2,+avx512f")
+    assert compiled._register_bits() == 512

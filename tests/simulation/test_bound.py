@@ -8,27 +8,24 @@ import numpy as np
 import pytest
 
 from dpfact_flower.solver.kernels.order import visits
+from dpfact_flower.tensor.stack import row_offsets
 from simulation.studies import bound as script
+from tests.problems import visit_one_by_one
+from tests.rounding import assert_within
 
 
 def plain_pass(instance, counts, rows):
-    """One pass of Algorithm 1, lines 4 to 9, in float64 and in the order of `rows`."""
+    """One pass of Algorithm 1, lines 4 to 9, in the order of `rows`; `Bounded` factors."""
     s = instance.settings
-    A, B, C = (factor.astype(np.float64) for factor in instance.start)
     value = {
         tuple(cell): count for cell, count in zip(instance.cells.tolist(), counts, strict=True)
     }
-    floor = 0.0 if s.nonnegative else -np.inf
-    for row in rows:
-        i, j, k = row[0], row[1] - len(A), row[2] - len(A) - len(B)
-        error = (A[i] * B[j] * C[k]).sum() - value[i, j, k]
-        steps = []
-        for direction in (B[j] * C[k], A[i] * C[k], A[i] * B[j]):
-            gradient = error * direction
-            steps.append(gradient * min(1.0, s.clip / max(np.linalg.norm(gradient), 1e-300)))
-        for row_of, step in zip((A[i], B[j], C[k]), steps, strict=True):
-            row_of[:] = np.maximum(row_of - s.eta * step, floor)
-    return A, B, C
+    cells = rows - row_offsets([len(factor) for factor in instance.start])[:-1]
+    return visit_one_by_one(
+        instance.start, instance.start[1:], cells, [value[tuple(c)] for c in cells.tolist()],
+        eta=s.eta, gamma=0.0, clip=s.clip, weight=1.0, floor=0.0 if s.nonnegative else -np.inf,
+        in_turn=False,
+    )  # fmt: skip
 
 
 def below_two_over_beta(instance, *results):
@@ -49,7 +46,8 @@ def test_one_entry_moves_a_factor_further_than_the_bound_in_one_pass(nonnegative
     rows, _ = next(visits(instance.tensors()[0], 0, np.random.default_rng((seed,))))
     for counts, result in zip((instance.counts, instance.changed), results, strict=True):
         for plain, compiled in zip(plain_pass(instance, counts, rows), result.factors, strict=True):
-            np.testing.assert_allclose(compiled, plain, rtol=1e-4, atol=1e-5)
+            assert_within(compiled, plain.value, plain.bound)
+            assert plain.bound.max() < 1e-3 * instance.bound
 
 
 def test_the_excess_grows_with_the_number_of_patients():

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 import math
 
 import numpy as np
@@ -13,8 +12,12 @@ from scipy.optimize import minimize, nnls
 from dpfact_flower.errors import DivergenceError
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver.exact import exact, update_features, update_patients
+from dpfact_flower.solver.kernels.choice import VARIABLE
 from dpfact_flower.solver.mttkrp import mttkrp
 from dpfact_flower.tensor import SparseTensor
+from tests.problems import loss_bound, mttkrp_by_entries
+from tests.rounding import DIVISION, assert_within, unit
+from tests.rounding import gamma as gamma_of
 
 SHAPES = [(9, 5), (7, 5, 6), (5, 4, 3, 6)]
 RNG = np.random.default_rng(0)  # exact draws nothing from it
@@ -38,7 +41,7 @@ def ridge_rows(case, mode, gamma):
     """As `unfolded`, with sqrt(gamma) rows that pull to the anchors appended."""
     data, design = unfolded(case, mode)
     rank = case.rank
-    data = np.hstack([data, math.sqrt(gamma) * case.anchors[mode - 1]])
+    data = np.hstack([data, math.sqrt(gamma) * case.anchors[mode - 1].astype(np.float64)])
     return data, np.vstack([design, math.sqrt(gamma) * np.eye(rank)])
 
 
@@ -49,12 +52,27 @@ def test_free_feature_update_is_dense_least_squares(problem, shape, gamma):
     for mode in range(1, len(shape)):
         data, design = ridge_rows(case, mode, gamma)
         expected = np.linalg.lstsq(design, data.T, rcond=None)[0].T
+        plain = unfolded(case, mode)[1]
         updated = update_features(
-            case.factors[mode], mttkrp(case.tensor, case.factors, mode),
-            (design[: -case.rank].T @ design[: -case.rank]), case.anchors[mode - 1],
-            gamma, -math.inf,
+            case.factors[mode], mttkrp_by_entries(case.tensor, case.factors, mode),
+            plain.T @ plain, case.anchors[mode - 1], gamma, -math.inf,
         )  # fmt: skip
-        np.testing.assert_allclose(updated, expected, rtol=1e-4, atol=1e-5)
+        # Solved in float64, whose roundings the normal equations' condition multiplies by a few
+        # terms' worth, and rounded to float32 once.
+        solved = 100 * np.finfo(float).eps * np.linalg.cond(design) ** 2 * np.abs(expected).max()
+        assert_within(updated, expected, unit() * np.abs(expected) + solved)
+
+
+def least_change(rank, factor, target, q, moved, panel=8):
+    """What a column update sees in a gradient: less than this from zero, it leaves alone.
+
+    Its own roundings, as in `column_by_column`; that the columns after it have `moved` since; and
+    that the new column itself is rounded. So where nothing moves any more, factors minimise the
+    objective exactly for a target that is at most this far from the given one.
+    """
+    size = np.abs(target) + np.abs(factor) @ np.abs(q)
+    own = (moved + DIVISION * unit() * np.abs(factor)) @ np.abs(q)
+    return own + gamma_of(2 * rank + 2 * panel + 4) * size
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -64,15 +82,22 @@ def test_repeated_column_updates_reach_nonnegative_least_squares(problem, shape,
     for mode in range(len(shape)):
         data, design = ridge_rows(case, mode, gamma) if mode else unfolded(case, 0)
         expected = np.stack([nnls(design, row)[0] for row in data])
-        factor, product = case.factors[mode], mttkrp(case.tensor, case.factors, mode)
+        factor, product = case.factors[mode], mttkrp_by_entries(case.tensor, case.factors, mode)
         plain = unfolded(case, mode)[1]
+        before = factor
         for _ in range(500):
+            before = factor
             if mode:
                 anchor = case.anchors[mode - 1]
                 factor = update_features(factor, product, plain.T @ plain, anchor, gamma, 0.0)
             else:
                 factor = update_patients(factor, product, plain.T @ plain, 0.0, 0.0)
-        np.testing.assert_allclose(factor, expected, atol=2e-4)
+        # The solution follows the target by at most the reciprocal of the least eigenvalue.
+        q, target = design.T @ design, data @ design
+        moved = np.abs(factor.astype(np.float64) - before)
+        bound = np.linalg.norm(least_change(case.rank, factor, target, q, moved), axis=1)
+        assert moved.max() <= 4 * unit() * factor.max()
+        assert_within(factor, expected, bound[:, None] / np.linalg.eigvalsh(q)[0])
 
 
 @pytest.mark.parametrize("nonnegative", [True, False])
@@ -94,12 +119,36 @@ def test_repeated_patient_updates_reach_the_group_lasso(problem, nonnegative, mu
         value, np.full(24, 0.2), jac=True, bounds=bounds, method="L-BFGS-B", options=options
     )
     A = case.factors[0]
-    product = mttkrp(case.tensor, case.factors, 0)
+    before, product = A, mttkrp_by_entries(case.tensor, case.factors, 0)
     for _ in range(1000):
-        A = update_patients(A, product, q, mu, 0.0 if nonnegative else -math.inf)
-    assert value(A.astype(float).ravel())[0] == pytest.approx(best.fun, abs=1e-5 * abs(best.fun))
+        before, A = A, update_patients(A, product, q, mu, 0.0 if nonnegative else -math.inf)
+    # With a least eigenvalue e, a gradient of norm g is no more than g^2 / (2 e) above the least.
+    moved = np.abs(A.astype(np.float64) - before)
+    left = np.linalg.norm(least_change(3, A, cross, q, moved))
+    bound = left**2 / (2 * np.linalg.eigvalsh(q)[0])
+    reference = 1e-9 * abs(best.fun) + 1e-8 * 3 * mu  # the minimiser's own, and that of its norms
+    assert value(A.astype(float).ravel())[0] == pytest.approx(
+        best.fun, rel=0, abs=bound + reference
+    )
     if mu == 3.0:
         assert not A.any(axis=0).all(), "this mu is meant to switch a column off"
+
+
+def rise_by_rounding(case, *models):
+    """What roundings alone may raise the objective by in one update of a column, at most.
+
+    An update misses a column's minimum by its gradient's roundings over q_rr, and costs half their
+    square over q_rr. With k of them, each relative to the gradient's terms, these are at most
+    k u sqrt(q_rr) (||x|| + sum_s ||m_s||) for a row x of the tensor and the model's components m_s
+    of it (Cauchy-Schwarz). So q_rr cancels, and rows add up to the whole tensor and components.
+    """
+    wide = [[f.astype(np.float64) for f in model] for model in models]
+    components = max(
+        np.prod([np.linalg.norm(f, axis=0) for f in model], axis=0).sum() for model in wide
+    )
+    size = math.sqrt(case.tensor.norm_squared()) + components
+    roundings = len(case.factors) + case.tensor.nnz + 2 * case.rank + 2 * 8 + 4
+    return 0.5 * (gamma_of(roundings) * size) ** 2
 
 
 @settings(max_examples=60, deadline=None)
@@ -113,19 +162,30 @@ def test_repeated_patient_updates_reach_the_group_lasso(problem, nonnegative, mu
 def test_the_objective_never_rises(problem, objective, seed, shape, gamma, mu, nonnegative):
     """That of the factors, summed over the dense tensor; the reported one has float32's digits."""
     case = problem(shape, seed=seed, highest=300, signed=not nonnegative)
-    norm = case.tensor.norm_squared()
-    before = objective(case, case.factors, gamma=gamma, mu=mu)
+    before, start, last = objective(case, case.factors, gamma=gamma, mu=mu), case.factors, 0
     for tau in (1, 2, 3, 5, 8, 13, 21, 30):
         options = exact_settings(tau=tau, gamma=gamma, mu=mu, nonnegative=nonnegative)
         result = exact(case.tensor, case.factors, case.anchors, options, RNG)
         now = objective(case, result.factors, gamma=gamma, mu=mu)
-        assert now <= before + 1e-10 * norm
-        assert result.objective[-1] == pytest.approx(now, abs=1e-5 * norm)
-        before = now
+        updates = (tau - last) * case.rank * (4 + 2 * (len(shape) - 1))  # sweeps of A, of others
+        assert now <= before + updates * rise_by_rounding(case, start, result.factors)
+        assert_is_the_objective(case, result.objective[-1], result.factors, now)
+        before, start, last = now, result.factors, tau
 
 
+def assert_is_the_objective(case, found, factors, expected):
+    """<X, M> is made of N products an entry and sums over entries and R; ||M||^2 of A's Gram
+    matrix, summed in float32 over patients. All else is float64."""
+    roundings = len(factors) + case.tensor.nnz + case.tensor.n_patients + case.rank
+    assert found == pytest.approx(
+        expected, rel=1e-12, abs=loss_bound(case.tensor, factors, roundings)
+    )
+
+
+@pytest.mark.parametrize("kernels", ["vector", "plain"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_objective_is_that_of_the_dense_tensor(problem, objective, shape):
+def test_objective_is_that_of_the_dense_tensor(problem, monkeypatch, objective, shape, kernels):
+    monkeypatch.setenv(VARIABLE, kernels)
     case = problem(shape)
     options = exact_settings(tau=4, gamma=1.5, mu=0.8)
     result = exact(case.tensor, case.factors, case.anchors, options, RNG)
@@ -134,7 +194,8 @@ def test_objective_is_that_of_the_dense_tensor(problem, objective, shape):
         (result.objective[0], case.factors),
         (result.objective[-1], result.factors),
     ):
-        assert value == pytest.approx(objective(case, factors, gamma=1.5, mu=0.8), rel=1e-6)
+        expected = objective(case, factors, gamma=1.5, mu=0.8)
+        assert_is_the_objective(case, value, factors, expected)
 
 
 @pytest.mark.parametrize("mu", [0.0, 0.3])
@@ -144,7 +205,9 @@ def test_the_gram_matrices_it_reports_are_those_of_its_factors(problem, mu):
     found = exact(case.tensor, case.factors, case.anchors, options, RNG)
     for mine, factor in zip(found.grams, found.factors, strict=True):
         wide = factor.astype(np.float64)
-        np.testing.assert_allclose(mine, wide.T @ wide, rtol=1e-6)
+        # A's may be summed in float32 over the patients: a product, and as many sums.
+        bound = gamma_of(len(wide) + 1) * (np.abs(wide).T @ np.abs(wide))
+        assert_within(mine, wide.T @ wide, bound)
 
 
 @pytest.mark.parametrize("nonnegative", [True, False])
@@ -203,14 +266,18 @@ def test_a_phenotype_that_is_off_comes_back_by_its_own_gradient_alone(problem, s
     assert bool(result.factors[0].any()) is back
 
 
-def test_equal_phenotypes_make_a_singular_system_but_no_rise(problem):
+def test_equal_phenotypes_make_a_singular_system_but_no_rise(problem, objective):
     case = problem(signed=True)
     for factor in case.factors:
         factor[:, 1] = factor[:, 0]
-    options = exact_settings(tau=10, nonnegative=False)
-    result = exact(case.tensor, case.factors, case.anchors, options, RNG)
-    rounding = 1e-6 * case.tensor.norm_squared()
-    assert all(b <= a + rounding for a, b in itertools.pairwise(result.objective))
+    before, start = objective(case, case.factors), case.factors
+    for tau in range(1, 11):
+        options = exact_settings(tau=tau, nonnegative=False)
+        result = exact(case.tensor, case.factors, case.anchors, options, RNG)
+        now = objective(case, result.factors)
+        updates = case.rank * (4 + 2 * 2)  # sweeps of A, and of two others
+        assert now <= before + updates * rise_by_rounding(case, start, result.factors)
+        before, start = now, result.factors
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -230,7 +297,11 @@ def test_directions_the_data_does_not_fix_are_left_alone(problem, seed):
 
     assert value(after.astype(np.float64)) < value(before)
     difference = np.array([1.0, -1.0, 0.0, 0.0])
-    np.testing.assert_allclose(after @ difference, before @ difference, rtol=1e-4, atol=1e-3)
+    # The result is rounded to float32 once. The direction itself, an eigenvector that is told from
+    # the others by 1e-6 of the largest eigenvalue, has float64's digits but for as many.
+    size = np.abs(after.astype(np.float64)) @ np.abs(difference)
+    bound = (unit() + np.finfo(float).eps / 1e-6) * size
+    assert_within(after @ difference, before @ difference, bound)
 
 
 @pytest.mark.parametrize(("mu", "kept"), [(0.0, True), (0.5, False)])

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from dpfact_flower.machine.compiled import FAST, WIDTH, compiled
+from dpfact_flower.machine.compiled import FAST, REGISTERS, WIDTH, compiled
 from dpfact_flower.machine.threads import in_batches
 from dpfact_flower.solver.kernels.fibres import BLOCK, TILE, Fibres
 from dpfact_flower.solver.kernels.vector.fibres import Offsets, Registers, contracted, row_of
@@ -38,7 +38,7 @@ from dpfact_flower.solver.kernels.vector.instructions import (
 from dpfact_flower.tensor.arrays import Array
 from dpfact_flower.tensor.stack import aligned_zeros, slices
 
-PANEL = WIDTH // 2
+PANEL = REGISTERS // 4
 """Columns whose gradients are made together: with `TILE`, as many as there are registers for."""
 
 _SUMS = TILE * PANEL  # registers of sums for a Gram matrix

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dpfact_flower.machine.compiled import FAST, WIDTH, compiled
+from dpfact_flower.machine.compiled import FAST, REGISTERS, WIDTH, compiled
 from dpfact_flower.solver.kernels.step import Step
 from dpfact_flower.solver.kernels.vector.instructions import (
     add,
@@ -32,8 +32,8 @@ from dpfact_flower.tensor.stack import aligned_zeros
 _AHEAD = 8
 """Visits between asking for a row and using it: not all are in the cache."""
 
-_TOGETHER = WIDTH // 4
-"""Most registers of a slice of a row: AVX-512 has twice as many, and three rows have to fit."""
+_TOGETHER = REGISTERS // 8
+"""Most registers of a slice of a row: three rows have to fit."""
 
 _WHOLE = (0,)  # one slice
 _ZERO = np.float32(0)

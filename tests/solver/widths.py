@@ -1,0 +1,72 @@
+"""The kernels' tests once more, as another processor would run them: ``make test-widths``.
+
+Without arguments all of them; with arguments, those are pytest's.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+from llvmlite.binding import get_host_cpu_features
+
+from dpfact_flower.machine import compiled
+from dpfact_flower.solver.kernels import choice
+
+CHECKOUT = Path(__file__).parents[2]
+TESTS = ("tests/solver", "tests/tensor/test_stack.py")
+
+
+def variants() -> dict[str, dict[str, str]]:
+    """What there is to run on this machine: a name, and environment variables.
+
+    A processor that is named without features has those of its name: `haswell` is AVX2 with fused
+    multiply-adds and 16 registers, `nehalem` has 128 bits and no fused multiply-add.
+    """
+    try:
+        has = get_host_cpu_features()
+    except RuntimeError:  # a processor that LLVM does not tell about
+        has = {}
+    found = {f"{bits} bits": {compiled.VARIABLE: str(bits)} for bits in (128, 256)}
+    if has.get("avx512f", False):
+        found["512 bits"] = {compiled.VARIABLE: "512"}
+    found["plain loops"] = {choice.VARIABLE: "plain"}
+    if platform.machine().lower() in {"x86_64", "amd64"}:
+        for name, needs in (("haswell", ("avx2", "fma")), ("nehalem", ("sse4.2",))):
+            if all(has.get(feature, False) for feature in needs):
+                found[name] = {"NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": ""}
+    return found
+
+
+def run(changes: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Tests in a process of their own: registers are fixed when the package is imported."""
+    dropped = {compiled.VARIABLE, choice.VARIABLE, "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES"}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in dropped and not name.startswith("PYTEST_")
+    }
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
+        cwd=CHECKOUT, env=kept | changes, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def main() -> int:
+    """Run every variant; prints the last line of each, and all of those that fail."""
+    failed = 0
+    for name, changes in variants().items():
+        done = run(changes, *(sys.argv[1:] or TESTS))
+        lines = done.stdout.strip().splitlines() or [done.stderr]
+        print(f"{name}: {lines[-1]}", flush=True)
+        if done.returncode:
+            failed += 1
+            print(done.stdout, done.stderr, sep="\n")
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
