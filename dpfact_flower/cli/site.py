@@ -31,9 +31,9 @@ def site_refit(
 ) -> None:
     """Fit the site's own model around the global phenotypes of runs in patient mode.
 
-    The last round of a run only notes what the server said. This fits the site's own patients to it, at
-    full precision and for the site alone: the model lies in the job's folder and is never sent. A model
-    that is there already is fitted again where --job names its run.
+    The last round of a run only notes what the server said. This fits the site's own patients to
+    it, at full precision and for the site alone: the model lies in the job's folder and is never
+    sent. A model that is there already is fitted again where --job names its run.
     """
     from dpfact_flower.data.site_data import load_site
     from dpfact_flower.settings import SiteSettings

@@ -19,7 +19,9 @@ from dpfact_flower.privacy.ledger import Ledger
 from dpfact_flower.privacy.noise import SIGMA
 from dpfact_flower.privacy.patient.statistics import BoundedSum
 from dpfact_flower.privacy.release import replay
+from dpfact_flower.site import admission
 from dpfact_flower.site import patient as patient_site
+from dpfact_flower.site.answer import Site
 from dpfact_flower.site.patient import PatientRound
 from dpfact_flower.site.round import RoundOutcome
 from dpfact_flower.site.store import SiteState
@@ -336,7 +338,7 @@ def other_bytes_kept(monkeypatch):
 def answers_forgotten(monkeypatch):
     """A repeated request is taken for a new one."""
     monkeypatch.setattr(Ledger, "answer", lambda self, key: None)
-    monkeypatch.setattr(DPFactClient, "_check_follows", lambda self, request, last: None)
+    monkeypatch.setattr(admission, "check_follows", lambda request, last, fingerprint: None)
     monkeypatch.setattr(Ledger, "_is_there", lambda self, c, key, sent, events: _answered(c, key))
 
 
@@ -352,7 +354,8 @@ def number_of_patients_sent(monkeypatch):
 
     def fit(self, parameters, config):
         arrays, _, reply = real(self, parameters, config)
-        return arrays, self._data.tensor.n_patients, reply
+        tensor = getattr(self.site._source, "tensor", None)  # none where patients are closed off
+        return arrays, tensor.n_patients if tensor else 1, reply
 
     monkeypatch.setattr(DPFactClient, "fit", fit)
 
@@ -363,9 +366,31 @@ def refit_sent(monkeypatch):
 
     def fit(self, parameters, config):
         arrays, examples, reply = real(self, parameters, config)
-        return arrays or [np.ones((3, 2), np.float32)], examples, reply
+        nothing = sum(array.size for array in arrays) == 0
+        return [np.ones((3, 2), np.float32)] if nothing else arrays, examples, reply
 
     monkeypatch.setattr(DPFactClient, "fit", fit)
+
+
+def free_rounds_answered(monkeypatch):
+    """A last round is answered whether or not anything was charged in its run."""
+    real = admission.check_paid
+
+    def check(request, ledger):
+        return real(replace(request, job="audit-0"), ledger)
+
+    monkeypatch.setattr(admission, "check_paid", check)
+
+
+def patients_read_at_the_end(monkeypatch):
+    """The last round looks whether there is anything to refit, as it once did."""
+    real = Site._end
+
+    def end(self, request, folder):
+        self._source.read()
+        return real(self, request, folder)
+
+    monkeypatch.setattr(Site, "_end", end)
 
 
 def overspent(monkeypatch):
@@ -479,6 +504,8 @@ MUTANTS = (
     Mutant("un-noised state carried over", state_carried_over, "ledger", "ledger: memory"),
     Mutant("answers forgotten", answers_forgotten, "ledger", "ledger: repeated requests"),
     Mutant("number of patients sent", number_of_patients_sent, "ledger", "messages: neighbours"),
+    Mutant("free rounds answered", free_rounds_answered, "ledger", "ledger: free rounds"),
+    Mutant("patients read at the end", patients_read_at_the_end, "ledger", "ledger: free rounds"),
     Mutant("own factors sent", refit_sent, "ledger", "messages: last round"),
     Mutant("plan overspends", overspent, "ledger", "ledger: planned epsilon"),
     Mutant("variance planned", variance_planned, "ledger", "ledger: planned epsilon"),

@@ -29,9 +29,10 @@ def dpfact(*arguments: str) -> str:
 
 def test_help_teaches_every_command():
     commands = {
-        (): "data ledger plan budget audit run simulate report compare settings",
+        (): "data ledger site plan budget audit run simulate report compare settings",
         ("data",): "synthetic mimic3 eicu synpuf events show",
         ("ledger",): "show verify",
+        ("site",): "refit",
     }
     for group, names in commands.items():
         listed = re.findall(

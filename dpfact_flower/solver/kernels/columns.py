@@ -10,14 +10,10 @@ Everything here has the factor transposed, so that a column is one run of memory
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
 from dpfact_flower.machine.compiled import compiled
-
-Array = NDArray[Any]
+from dpfact_flower.tensor.arrays import Array
 
 PANEL = 8
 """Columns whose gradients are made by one matrix product."""

@@ -7,7 +7,7 @@ next mode's MTTKRP, which shares its sums over the last mode. With an l2,1 weigh
 shortened as a whole, and this module is not used.
 
 For the sweeps a block is transposed: a column of it then fills `TILE` registers, and the gradients
-of `PANEL` columns stay in registers while they are made, see `columns`.
+of `STRIP` columns stay in registers while they are made, see `columns`.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from dpfact_flower.solver.kernels.vector.instructions import (
 from dpfact_flower.tensor.arrays import Array
 from dpfact_flower.tensor.stack import aligned_zeros, slices
 
-PANEL = REGISTERS // 4
+STRIP = REGISTERS // 4
 """Columns whose gradients are made together: with `TILE`, as many as there are registers for."""
 
-_SUMS = TILE * PANEL  # registers of sums for a Gram matrix
+_SUMS = TILE * STRIP  # registers of sums for a Gram matrix
 _FEW = 8  # blocks whose Gram matrices are added up in float32
 _TINY = float(np.finfo(np.float32).tiny)  # curvature under which a column is left alone
 _MINUS = np.float32(-1)
 
 _TILE = (0,) * TILE
-_PANEL = (0,) * (TILE * PANEL)
+_STRIP = (0,) * (TILE * STRIP)
 
 
 def update_rows(
@@ -90,7 +90,7 @@ def update_rows(
         rooms, out = _rooms(int(most), width), aligned_zeros(tensor.shape[1], width)
         gram = np.zeros(rooms[-1].shape)
         inner = _update_blocks(
-            registers, _TILE, _PANEL, outers, tensor.indices, tensor.values, fibres.starts,
+            registers, _TILE, _STRIP, outers, tensor.indices, tensor.values, fibres.starts,
             fibres.patients, fibres.blocks, *blocks, stack, fibres.offsets, rank,
             pulls, steps, np.float32(floor), sweeps, rooms, out, gram,
         )  # fmt: skip
@@ -116,7 +116,7 @@ def _rooms(fibres: int, width: int) -> tuple[Array, ...]:
     rows, more = BLOCK + 1, width + _SUMS  # the sums of the Gram matrix go on beyond the last row
     shapes = (
         (fibres, width), (rows, width), (BLOCK, width), (width, BLOCK), (width, BLOCK),
-        (PANEL, BLOCK), (more, width),
+        (STRIP, BLOCK), (more, width),
     )  # fmt: skip
     return tuple(aligned_zeros(*shape) for shape in shapes)
 
@@ -207,18 +207,18 @@ def _sweep(
     width = len(pulls)
     new, aim, pull = pointer(columns), pointer(target), pointer(pulls)
     step, left = pointer(steps), pointer(gradient)
-    for first in range(0, rank, PANEL):
+    for first in range(0, rank, STRIP):
         slopes = load(panel, aim, first * BLOCK)
         for k in range(rank):
             slopes = outer(pull, k * width + first, load(tile, new, k * BLOCK), slopes)
         store(left, 0, slopes)
-        for here in range(PANEL):
+        for here in range(STRIP):
             r = first + here
             old, slope = load(tile, new, r * BLOCK), load(tile, left, here * BLOCK)
             best = at_least(fma(read(step, r), slope, old), floor)
             store(new, r * BLOCK, best)
             change = fma(_MINUS, old, best)
-            for later in range(here + 1, PANEL):
+            for later in range(here + 1, STRIP):
                 slope = load(tile, left, later * BLOCK)
                 weight = read(pull, r * width + first + later)
                 store(left, later * BLOCK, fma(weight, change, slope))
