@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench paper clean
+.PHONY: demo test mutants lint bench paper clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -19,6 +19,11 @@ demo: $(VENV)/.installed
 # A file's tests stay together, for they share what takes long to set up.
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+
+# Whether the tests notice mutants (one token changed) of privacy, site and server: SAMPLE of them,
+# drawn by SEED. Fails if fewer than 95 % are noticed. In a copy of the checkout; a minute or so each.
+mutants: $(VENV)/.installed
+	$(BIN)/python -m tests.mutants --sample $(or $(SAMPLE),60) --seed $(or $(SEED),0)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
