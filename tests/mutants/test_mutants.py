@@ -6,7 +6,7 @@ import pytest
 
 from tests.mutants.explained import EXPLAINED
 from tests.mutants.sample import sample, says_the_same
-from tests.mutants.trial import TESTS, other_tests, own_tests
+from tests.mutants.trial import all_tests, other_tests, own_tests
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = '''
@@ -57,8 +57,7 @@ def test_a_mutant_meets_the_tests_of_its_room_first_and_then_all_others(module, 
     assert all(test.parent == room for test in own)
     named = room / f"test_{path.stem}.py"
     assert own[0] == named or not named.exists()
-    everything = {test for folder in TESTS for test in folder.rglob("test_*.py")}
-    assert {*own, *others} == everything
+    assert {*own, *others} == {*all_tests()}
     assert not {*own} & {*others}
 
 
