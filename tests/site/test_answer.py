@@ -361,6 +361,15 @@ def test_a_privacy_mode_the_site_did_not_name_is_refused(data, tmp_path, caplog)
     assert not (tmp_path / "state").exists()
 
 
+def test_a_solver_that_the_site_has_no_code_for_is_refused_and_nothing_is_left(
+    data, tmp_path, caplog
+):
+    client = make_client(data, tmp_path)
+    asked = make_request(data, solver=SolverSettings(rank=4, solver="adam", off=0.0, mu=0.0))
+    assert "adam" in refusal(client, asked, caplog)
+    fit(client, make_request(data))
+
+
 def test_a_budget_the_site_capped_is_not_exceeded(data, tmp_path, caplog):
     client = make_noisy_client(data, tmp_path, max_epsilon=1.0)
     privacy = PrivacySettings(privacy="paper", epsilon=1.2)
