@@ -30,6 +30,12 @@ class Explained:
 
 EXPLAINED: tuple[Explained, ...] = (
     Explained(
+        "privacy/patient/pairs.py",
+        "heads[: size + 1] = 0",
+        ("heads[: size + 2] = 0",),
+        "one more place of a scratch array is cleared that nothing reads",
+    ),
+    Explained(
         "site/factor_file.py",
         'head = npy.header("float32", (sum(sizes), factors[0].shape[1]))',
         ('head = npy.header("float32", (sum(sizes), factors[ -1].shape[1]))',),
