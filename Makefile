@@ -21,7 +21,7 @@ test: $(VENV)/.installed
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 # Whether the tests notice mutants (one token changed) of privacy, site and server: SAMPLE of them,
-# drawn by SEED. Fails if fewer than 95 % are noticed. In a copy of the checkout; a minute or so each.
+# drawn by SEED. Fails if less than 95 % are noticed. Works in a copy; a quarter of an hour or more.
 mutants: $(VENV)/.installed
 	$(BIN)/python -m tests.mutants --sample $(or $(SAMPLE),60) --seed $(or $(SEED),0)
 

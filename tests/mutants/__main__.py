@@ -1,16 +1,17 @@
 """Do the tests notice a mutant? ``python -m tests.mutants [--sample N] [--seed N] [ROOM ...]``.
 
-cosmic-ray changes one token of the package (a number by one, a comparison, an operator, ``and``,
-``not``, a decorator, a loop, what is caught), and the tests are run. A test that fails, or one
-that hangs, has noticed. The change is made in a copy of the checkout, which is gone afterwards.
+cosmic-ray changes one token of the package (a number by one, an operator, a comparison, ``and``,
+``not``, a decorator, a loop, what is caught), and the tests run: those that mirror the module
+first, and where they pass all others of `trial.TESTS`. A test that fails has noticed, and so has
+one that hangs or crashes. All of it is done in a copy of the checkout, which is gone afterwards.
 
-Out of a room's mutants a sample is drawn; the same seed and the same code give the same sample.
-Those that differ in annotations or log lines alone are not drawn, nor those that are no program.
-Survivors that are explained (tests/mutants/explained.py) are not counted; of the others fewer than
-one in twenty may live, or the exit code is 1.
+A sample of a room's mutants is drawn; the same seed and the same code give the same sample. Those
+that differ in annotations or log lines alone are not drawn, nor those that are no program.
+Survivors that are explained (tests/mutants/explained.py) are not counted. The exit code is 1 if
+less than 95 % of the others are noticed. Tests that are slow or start Flower's engines do not run.
 
-It is here because it measures the tests, and no part of them: pytest does not collect it, as a
-sample takes hours.
+It lies with the tests because it measures them. pytest runs what is in test_mutants.py alone, for
+a sample takes about a quarter of a minute a mutant, after some minutes for the tests themselves.
 """
 
 from __future__ import annotations
