@@ -165,7 +165,7 @@ def test_a_run_folder_is_complete_and_holds_no_patient(cohort_folder, tmp_path):
 
 def test_a_config_written_by_a_run_repeats_it(cohort_folder, tmp_path):
     out = federate({"data": str(cohort_folder), "out": str(tmp_path / "r"), "rank": 4,
-                    "rounds": 3, "privacy": "none", "seed": 9, "mu": 0.1})  # fmt: skip
+                    "rounds": 3, "privacy": "none", "seed": 9, "mu": 0.1, "off": 0.0})  # fmt: skip
     config = tomllib.loads((out / "config.toml").read_text())["run-config"]
     again = federate({**config, "out": str(tmp_path / "again")})
     for one, other in zip(read_model(out)[0], read_model(again)[0], strict=True):

@@ -188,7 +188,7 @@ def test_zero_has_one_sign():
 
 
 def test_literals_take_their_values_and_say_them():
-    for kind, name in ((SolverSettings, "solver"), (SolverSettings, "update"),
+    for kind, name in ((SolverSettings, "scale"), (SolverSettings, "update"),
                        (SolverSettings, "zeros"), (PrivacySettings, "privacy")):  # fmt: skip
         allowed = get_args(get_type_hints(kind)[name])
         for value in allowed:
@@ -304,7 +304,7 @@ def test_allowed_values_are_said():
     assert allowed["delta"] == "float in (0, 1)"
     assert allowed["seed"] == "int in [0, 2147483648]"
     assert allowed["gamma"] == "float in [0, inf)"
-    assert allowed["solver"] == "psgd | exact"
+    assert allowed["update"] == "joint | sequential"
     assert allowed["nonnegative"] == "bool"
     assert allowed["out"] == "str"
 

@@ -175,6 +175,24 @@ def test_a_factor_that_drowns_in_the_noise_stays_as_it_began(monkeypatch):
         np.testing.assert_allclose(found[:, RANK], part / np.linalg.norm(part), atol=1e-5)
 
 
+def test_the_last_fit_drops_what_is_below_one_standard_deviation_of_the_noise(monkeypatch):
+    parts, usage, packed = planted()
+    rng, sigma = np.random.default_rng(5), 4.0
+    noisy = [(p + rng.normal(0, sigma, p.shape)).astype(np.float32) for p in packed]
+    begun = Model(np.concatenate(parts) / math.sqrt(2), usage)
+    monkeypatch.setattr(module, "_best_candidate", lambda *_: begun)
+    start = start_factors(noisy, SIZES, RANK, sigma, np.random.default_rng(1))
+    # Values are packed times sqrt(2), so an entry of the matrix has sigma / sqrt(2).
+    sites, deviation = unpack(noisy, sum(SIZES)), sigma / math.sqrt(2)
+    at, below, above = (
+        fit(sites, begun, threshold=share * deviation, iterations=30, settled=1e-4)
+        for share in (1.0, 0.99, 1.01)
+    )
+    np.testing.assert_array_equal(start.usage, at.d)
+    assert not np.array_equal(start.usage, below.d)
+    assert not np.array_equal(start.usage, above.d)
+
+
 @pytest.mark.parametrize(
     ("changes", "error"),
     [

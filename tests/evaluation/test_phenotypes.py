@@ -175,6 +175,19 @@ def test_designs_without_an_answer_say_why(monkeypatch, library):
     assert reasons(A, nobody) == ["fewer than 5 deaths or survivors"] * 3
 
 
+def test_a_phenotype_that_nobody_has_gets_no_coefficient_where_small_cells_are_shown():
+    A = patients(2, 300)
+    died = labels_for(A, [0.5, 0])
+    A[:, 0] += 1
+    A[:, 1] = 1e-9 * np.arange(300)  # it varies, and is nobody's by the threshold
+    table = phenotype_table(
+        CPModel((A, *features(2))), VOCABULARIES, labels=died, small_cells=False
+    )
+    nobody = table.phenotypes[1]
+    assert nobody.prevalence == 0
+    assert nobody.mortality.reason.startswith("separation: all patients who have it")
+
+
 def test_planted_risks_are_found_on_the_artificial_ehr():
     settings = preset("demo", patients=4000)
     cohort = synthetic(settings)

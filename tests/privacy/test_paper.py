@@ -131,6 +131,12 @@ def test_seeded_noise_repeats_and_streams_differ():
         assert not np.intersect1d(draw(*one), draw(*other)).size
 
 
+@pytest.mark.parametrize("key", [(), (-1,), (3, -1), (1.0,), (True,), ("7",)], ids=repr)
+def test_what_is_no_seed_is_refused(key):
+    with pytest.raises(SettingsError, match="need integers of 0 or more"):
+        Noise.from_seed(*key)
+
+
 def test_one_source_does_not_repeat_itself():
     noise = Noise.from_seed(1)
     assert not np.intersect1d(noise.gaussian((50,), 1.0), noise.gaussian((50,), 1.0)).size

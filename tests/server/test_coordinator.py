@@ -457,7 +457,7 @@ def test_a_finished_run_is_replaced_whatever_its_modes(tmp_path, shape):
 ANOTHER_RUN = {
     "rank": ({"rank": 4}, "rank"),
     "eta": ({"eta": 1e-3}, "eta"),
-    "gamma and mu": ({"gamma": 4.0, "mu": 1.0}, "gamma, mu"),
+    "gamma and off": ({"gamma": 4.0, "off": 0.2}, "gamma, off"),
     "solver": ({"solver": "psgd"}, "solver"),
     "privacy": ({"privacy": "paper", "solver": "psgd", "clip": 1.0}, "solver, clip, privacy"),
     "epsilon": ({"epsilon": 1.2}, "epsilon"),

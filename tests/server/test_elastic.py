@@ -127,6 +127,13 @@ def test_a_step_taken_from_the_solver_is_checked_too():
         elastic_step(settings, 0.0, 3)
 
 
+def test_a_server_that_would_never_move_is_refused_unless_its_step_is_set():
+    settings = SolverSettings(solver="psgd", eta=0.1, gamma=0.0)
+    with pytest.raises(SettingsError, match="would never move; set elastic-step"):
+        elastic_step(settings, 0.0, 2)
+    assert elastic_step(settings, 0.25, 2) == 0.25
+
+
 # --- start
 
 

@@ -361,6 +361,15 @@ def test_a_privacy_mode_the_site_did_not_name_is_refused(data, tmp_path, caplog)
     assert not (tmp_path / "state").exists()
 
 
+def test_a_solver_that_the_site_has_no_code_for_is_refused_and_nothing_is_left(
+    data, tmp_path, caplog
+):
+    client = make_client(data, tmp_path)
+    asked = make_request(data, solver=SolverSettings(rank=4, solver="adam", off=0.0, mu=0.0))
+    assert "adam" in refusal(client, asked, caplog)
+    fit(client, make_request(data))
+
+
 def test_a_budget_the_site_capped_is_not_exceeded(data, tmp_path, caplog):
     client = make_noisy_client(data, tmp_path, max_epsilon=1.0)
     privacy = PrivacySettings(privacy="paper", epsilon=1.2)
@@ -376,6 +385,17 @@ def test_a_budget_the_site_capped_is_not_exceeded(data, tmp_path, caplog):
     assert refused_at is not None
     assert refused_at > 1
     assert len(all_events(tmp_path)) == 2 * (refused_at - 1)
+
+
+def test_a_budget_may_be_spent_to_the_last(data, tmp_path, caplog):
+    request = make_request(
+        data, solver=PAPER, privacy=PrivacySettings(privacy="paper", epsilon=1.2)
+    )
+    fit(make_noisy_client(data, tmp_path / "free"), request)
+    spent = account(all_events(tmp_path / "free"), SiteSettings().budget_delta).headline.epsilon
+    fit(make_noisy_client(data, tmp_path / "exact", max_epsilon=spent), request)
+    less = make_noisy_client(data, tmp_path / "less", max_epsilon=spent * (1 - 1e-12))
+    assert "max-epsilon is" in refusal(less, request, caplog)
 
 
 def test_the_server_cannot_widen_the_budget_by_naming_a_large_delta(data, tmp_path, caplog):
@@ -572,6 +592,15 @@ def test_the_sites_own_mu_switches_phenotypes_off_for_it_alone(data, tmp_path):
     client = make_client(data, tmp_path, site_mu=1e6)
     fit(client, make_request(data, solver=SolverSettings(rank=4, off=0.001, mu_from_round=1)))
     assert (state_of(tmp_path, data).factors[0] == 0).all()
+
+
+def test_the_sites_own_mu_of_0_switches_nothing_off_whatever_the_run_asks(data, tmp_path):
+    asked = SolverSettings(rank=4, off=0.9, mu_from_round=1)
+    fit(make_client(data, tmp_path / "own", site_mu=0.0), make_request(data, solver=asked))
+    plain = replace(asked, mu=0.0, off=0.0)
+    fit(make_client(data, tmp_path / "plain"), make_request(data, solver=plain))
+    own, expected = (state_of(tmp_path / name, data).factors for name in ("own", "plain"))
+    np.testing.assert_array_equal(own[0], expected[0])
 
 
 def test_a_data_file_is_read_again_when_it_changes(cohort, tmp_path):

@@ -153,6 +153,15 @@ def test_whoever_finds_the_folder_is_told_that_it_is_not_private(store):
     assert "No noise protects them" in text
 
 
+def test_a_notice_that_is_there_stays_as_it_is(tmp_path):
+    store = make_store(tmp_path)
+    store.save(make_state(1))
+    (store.folder / NOTICE).write_text("ours, with a telephone number")
+    for writer in (store, make_store(tmp_path)):
+        writer.save(make_state(2))
+    assert (store.folder / NOTICE).read_text() == "ours, with a telephone number"
+
+
 def test_a_folder_that_is_taken_away_in_a_round_is_made_again(tmp_path):
     make_store(tmp_path).save(make_state(1))
     store = make_store(tmp_path)  # of the next message

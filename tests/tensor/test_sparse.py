@@ -327,6 +327,50 @@ def test_bad_rows_are_refused(rows):
     assert refused(make().select_patients, rows).startswith("patients: ")
 
 
+# --- select_features
+
+
+@given(st.data())
+def test_select_features_is_dense_indexing(data):
+    tensor = SparseTensor.from_coo(*data.draw(coordinates()))
+    kept = [
+        sorted(data.draw(st.sets(st.integers(0, size - 1), min_size=1)))
+        for size in tensor.feature_shape
+    ]
+    chosen = tensor.select_features(kept)
+    assert_promised(chosen)
+    everybody = range(tensor.n_patients)
+    np.testing.assert_array_equal(chosen.to_dense(), tensor.to_dense()[np.ix_(everybody, *kept)])
+
+
+def test_cells_of_features_that_are_left_out_go_with_them():
+    """None may slip to the first feature that stays, nor to the last."""
+    tensor = SparseTensor.from_coo([[0, 0], [0, 1], [1, 2], [2, 3]], [1, 2, 4, 8], (3, 4))
+    chosen = tensor.select_features([[1, 2]])
+    np.testing.assert_array_equal(chosen.to_dense(), [[2, 0], [0, 4], [0, 0]])
+
+
+BAD_FEATURES = {
+    "too few modes": [[0]],
+    "too many modes": [[0], [0], [0]],
+    "none": [[0], []],
+    "twice": [[0, 0], [0]],
+    "descending": [[1, 0], [0]],
+    "negative": [[-SECRET, 0], [0]],
+    "one too large": [[0, 4], [0]],
+    "too large": [[0], [SECRET]],
+    "mask": [[0], np.ones(3, bool)],
+    "fractions": [[0.5], [0]],
+    "2-D": [[[0, 1]], [0]],
+    "text": [[str(SECRET)], [0]],
+}
+
+
+@pytest.mark.parametrize("kept", BAD_FEATURES.values(), ids=BAD_FEATURES)
+def test_bad_features_are_refused(kept):
+    assert refused(make().select_features, kept).startswith("features: ")
+
+
 # --- fingerprint
 
 

@@ -329,7 +329,6 @@ BAD_CONFIGS = {
     "vocabulary number": {"vocabulary": 3},
     "rank 0": {"rank": 0},
     "rank float": {"rank": 3.0},
-    "solver unknown": {"solver": "adam"},
     "eta NaN": {"eta": math.nan},
     "eta above 1": {"eta": 1.5},
     "eta list": {"eta": [0.1]},

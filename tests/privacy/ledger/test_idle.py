@@ -53,6 +53,18 @@ def test_the_next_message_takes_the_connection_of_the_last(tmp_path):
     assert rounds(tmp_path) == [1, 2, 3]
 
 
+def test_of_two_that_were_left_for_one_file_the_later_is_kept(tmp_path):
+    first, path = charge(tmp_path, 1), tmp_path / LEDGER
+    for _ in range(2):
+        idle.give(path, first)  # it takes no place but its own
+        assert not is_closed(first)
+    second = sqlite3.connect(path, check_same_thread=False)
+    idle.give(path, second)
+    assert is_closed(first)
+    assert idle.take(path) is second
+    second.close()
+
+
 def test_a_real_sites_connection_is_closed_and_takes_nobody_elses(tmp_path):
     first = charge(tmp_path, 1, durable=True)
     assert is_closed(first)

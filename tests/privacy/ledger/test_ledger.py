@@ -35,6 +35,7 @@ from dpfact_flower.privacy.ledger import (
     ReleaseKey,
     file,
 )
+from dpfact_flower.privacy.ledger.checks import job_problems
 from dpfact_flower.privacy.ledger.file import open_ledger
 from dpfact_flower.privacy.ledger.rows import pack, records_of, unpack
 from dpfact_flower.privacy.release import release_nothing
@@ -834,6 +835,17 @@ def test_what_makes_no_sense_is_found_under_a_chain_that_was_made_anew(written, 
     assert problems
     assert all("hash was made of" not in problem for problem in problems)
     assert any(says in problem for problem in problems)
+
+
+def test_a_round_that_stands_twice_is_found_where_the_tables_let_it_in(written):
+    """They do not (UNIQUE), as long as nobody took the rule away and put it back."""
+    with opened(written) as connection:
+        first, second, *_ = records_of(connection)
+    number, recorded, job, _, *rest = second.content
+    twice = replace(second, content=(number, recorded, job, first.round, *rest))
+    assert list(job_problems([first, second])) == []
+    (problem,) = job_problems([first, twice])
+    assert problem == "row 2: its round does not follow the rounds of its job"
 
 
 def test_newest_rows_that_are_gone_show_against_a_head_noted_elsewhere(written):

@@ -293,3 +293,17 @@ def test_a_bound_below_the_range_is_refused():
 def test_a_rank_whose_release_no_site_could_hold_is_refused():
     with pytest.raises(SettingsError, match=r"rank: 1000000000000 makes .* fewer phenotypes"):
         plan_patient(PrivacySettings(), sizes=(2, 3), rank=10**12, sites=0)
+
+
+@pytest.mark.parametrize(
+    ("largest", "beyond", "says"),
+    [
+        (((20_000,), 2), ((20_001,), 2), "sizes: 20001 makes a release of 200,010,000 values"),
+        (((100,), 19_899), ((100,), 19_900), "rank: 19900 makes a release of 200,004,950 values"),
+    ],
+    ids=["codes", "phenotypes"],
+)
+def test_a_release_has_two_hundred_million_values_at_most(largest, beyond, says):
+    assert max(release.count for release in plan(*largest).releases) <= 200_000_000
+    with pytest.raises(SettingsError, match=f"{says}, the limit is 200,000,000"):
+        plan(*beyond)

@@ -90,6 +90,7 @@ def test_a_release_knows_its_steps_even_when_it_was_kept():
     np.testing.assert_allclose(steps, np.rint(steps), rtol=1e-6)
     assert step_of(release_unprotected((np.ones((2, 2), np.float32),))) == 0
     assert step_of(release_nothing()) == 0
+    assert step_of(replay(sent.arrays, sent.events * 2)) == 0  # two steps are not one
 
 
 def test_a_release_is_sent_in_fewer_bits_than_float32():

@@ -178,6 +178,20 @@ def test_threads_change_no_bit(kind, sizes, threads, monkeypatch):
     np.testing.assert_array_equal(statistic_of(kind, tensor).total, alone)
 
 
+@pytest.mark.parametrize(("most", "parts"), [(11, 3), (10, 1)])
+def test_a_long_sum_is_not_made_once_a_thread_and_a_short_one_is_shared_evenly(
+    most, parts, monkeypatch
+):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setattr(statistics, "_LEAST_SHARED", 1)
+    monkeypatch.setattr(statistics, "_MOST_SHARED", most)
+    tensor, seen = sparse(np.ones((40, 5, 6))), []
+    statistics._summed(tensor, 11, lambda starts, _: seen.append(len(starts) - 1))
+    assert len(seen) == parts
+    assert sum(seen) == 40
+    assert max(seen) - min(seen) <= 1
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=60, deadline=None)
 @given(

@@ -1,0 +1,31 @@
+"""What rooms hand each other: nobody changes it on the way, and arrays are not compared as one."""
+
+import dataclasses
+import importlib
+import re
+
+import pytest
+
+from tests.test_house import MODULES
+
+CLASSES = {
+    f"{module}.{name}": value
+    for module in MODULES
+    if module.split(".")[0] in ("privacy", "site", "server", "wire", "data")
+    for name, value in vars(importlib.import_module(f"dpfact_flower.{module}")).items()
+    if dataclasses.is_dataclass(value) and value.__module__ == f"dpfact_flower.{module}"
+}
+ARRAYS = re.compile(r"\b(Array|NDArray|Factors|Floats|SparseTensor|Release|SiteState|SiteData)\b")
+"""Types of fields that are arrays or hold some. ``==`` of two arrays is no yes or no, so a
+comparison of the fields would raise: what has one is equal to itself alone."""
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_values_cannot_be_changed(name):
+    assert CLASSES[name].__dataclass_params__.frozen
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_what_holds_arrays_is_compared_by_identity_and_all_else_by_its_fields(name):
+    holds = any(ARRAYS.search(str(field.type)) for field in dataclasses.fields(CLASSES[name]))
+    assert CLASSES[name].__dataclass_params__.eq is not holds
