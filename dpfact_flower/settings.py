@@ -2,8 +2,8 @@
 
 A settings class is a frozen dataclass whose fields carry their own range. It is built once, where
 settings enter (Flower's run config and node config, a message, the command line), by `from_config`,
-and passed on as an object; no bare dictionary travels inside. In configs and on the command line a
-field is spelled with hyphens, as Flower does: ``round_timeout`` is ``round-timeout``.
+and passed on as an object; inside, no bare dictionary is passed around. In configs and on the
+command line a field is spelled with hyphens, as in Flower: ``round_timeout`` is ``round-timeout``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from dpfact_flower.errors import DataError, SettingsError
 
 Scalar = bool | int | float | str
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
-"""Form of a name that stands in files, messages and logs: of a job, a site, a vocabulary."""
+"""Form of a name that appears in files, messages and logs: of a job, a site, a vocabulary."""
 _INFINITY = math.inf
 
 
@@ -64,7 +64,7 @@ class Settings:
     """Base of all settings classes: checks types and ranges on construction."""
 
     hints: ClassVar[dict[str, Any]]
-    """Types of the fields: found once a class, for settings are made in every message."""
+    """Types of the fields: found once per class, since every message makes settings."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -96,7 +96,7 @@ class Settings:
         given = {name: config[key] for key, name in cls._keys().items() if key in config}
         try:
             return cls._made(**given)
-        except TypeError:  # a value that cannot be hashed is no scalar, as the class will say
+        except TypeError:  # a value that cannot be hashed is not a scalar, as the class will say
             return cls(**cast(Any, given))
 
     def to_config(self) -> dict[str, Scalar]:
@@ -112,7 +112,7 @@ class Settings:
     @classmethod
     @lru_cache(maxsize=32, typed=True)  # 1, 1.0 and True are equal, but not the same setting
     def _made(cls, **given: Any) -> Self:
-        """An instance; message after message asks for the same, and none can be changed."""
+        """An instance; message after message asks for the same, and instances are immutable."""
         return cls(**given)
 
 
@@ -135,25 +135,25 @@ class SolverSettings(Settings):
     gamma: float = setting(5.0, "elastic weight: how strongly local and global pull", low=0)
     pull: float = setting(
         0.05, "not psgd: a site's gamma is pull * ||X||^2 / R, so it means the same at sites of "
-        "any size; 0 takes gamma as it is", low=0,
+        "any size; 0 uses gamma as it is", low=0,
     )  # fmt: skip
     mu: float = setting(0.0, "l2,1 weight: how readily a site switches a phenotype off", low=0)
     off: float = setting(
         0.1, "not psgd: a site's mu is off * ||X|| / sqrt(R), so it means the same at sites of any "
-        "size; 0 takes mu as it is", low=0,
+        "size; 0 uses mu as it is", low=0,
     )  # fmt: skip
     mu_from_round: int = setting(
         0,
         "round from which mu and off act: phenotypes must form before any is switched off; 0: "
-        "when half of the rounds are over",
+        "once half of the rounds are over",
         low=0,
     )
     nonnegative: bool = setting(True, "keep every factor non-negative, so weights can be read")
     update: Literal["joint", "sequential"] = setting(
-        "joint", "psgd: one residual an entry, or a fresh one for each factor"
+        "joint", "psgd: one residual per entry, or a fresh one for each factor"
     )
     zeros: Literal["none", "stratified"] = setting(
-        "stratified", "psgd: visit the non-zeros alone, or sampled zero cells too"
+        "stratified", "psgd: visit only the non-zeros, or sampled zero cells too"
     )
     zero_ratio: float = setting(
         5.0, "psgd, stratified: sampled zero cells per non-zero", low=0, high=20, open_low=True
@@ -172,7 +172,7 @@ class SolverSettings(Settings):
             raise SettingsError(f"clip: must be 0 or lie in [1e-06, 1e+06]; got {self.clip!r}")
         if self.solver != "psgd" and self.mu > 0 and self.off > 0:
             raise SettingsError(
-                f"mu: off = {self.off:g} takes its place with solver {self.solver!r}; set one of "
+                f"mu: with solver {self.solver!r}, off = {self.off:g} replaces it; set one of "
                 "them to 0"
             )
         if self.clip > 0 and self.solver != "psgd":
@@ -183,8 +183,8 @@ class SolverSettings(Settings):
 class PrivacySettings(Settings):
     """What protects the patients whose data a release is made from.
 
-    The default protects: "patient" is proven, and a site enforces it. Anything leaves a site
-    unprotected only if somebody wrote "none".
+    The default protects: "patient" is proven, and a site enforces it. Nothing leaves a site
+    unprotected unless somebody wrote "none".
     """
 
     privacy: Literal["patient", "paper", "none"] = setting(
@@ -203,12 +203,12 @@ class PrivacySettings(Settings):
         0.0, "paper: zCDP cost of one factor in one round; 0 plans it from epsilon", low=0, high=100
     )
     noise_seed: int = setting(
-        -1, "-1: noise from the operating system; else simulation only, and not private",
+        -1, "-1: noise from the operating system; others: simulation only, and not private",
         low=-1, high=2**62,
     )  # fmt: skip
     patients: int = setting(
-        0, "patient: a public estimate of all sites' patients, for planning; 0: not known",
-        low=0, high=10**9,
+        0, "patient: a public estimate of the number of patients at all sites, for planning; 0: "
+        "unknown", low=0, high=10**9,
     )  # fmt: skip
     start_share: float = setting(
         0.0, "patient: share of the budget for the start; 0 plans it", low=0, high=1
@@ -217,7 +217,7 @@ class PrivacySettings(Settings):
         -1, "patient: rounds of refinement, each over all modes; -1 plans them", low=-1, high=100
     )
     bound: float = setting(
-        0.0, "patient: norm, from 0.001 on, to which a patient's part of a refinement is clipped; "
+        0.0, "patient: norm, at least 0.001, to which a patient's part of a refinement is clipped; "
         "0 plans it", low=0, high=1,
     )  # fmt: skip
     codes: str = setting(
@@ -271,10 +271,10 @@ class PrivacySettings(Settings):
                 )
         if 0 < self.bound < 1e-3:
             raise SettingsError(
-                f"bound: must be 0, which plans it, or in [0.001, 1]; got {self.bound:g}"
+                f"bound: must be 0, which plans it, or lie in [0.001, 1]; got {self.bound:g}"
             )
         if 0 in self.codes_kept:
-            raise SettingsError(f"codes: keep at least one of each mode; got {self.codes!r}")
+            raise SettingsError(f"codes: keep at least one in each mode; got {self.codes!r}")
 
 
 @dataclass(frozen=True)
@@ -286,7 +286,7 @@ class RunSettings(Settings):
     )
     seed: int = setting(0, "public seed of the start and of the visiting order", low=0, high=2**31)
     job: str = setting(
-        "", "name under which sites keep their state; a resumed run repeats it (default: random)",
+        "", "name under which sites keep their state; a resumed run reuses it (default: random)",
         pattern=NAME,
     )  # fmt: skip
     sites: int = setting(0, "sites to wait for before round 1; 0 waits for the quorum", low=0)
@@ -329,11 +329,11 @@ class AppSettings(Settings):
         "simulation: a folder that `dpfact data` wrote, or synthetic:PRESET; empty in a deployment",
     )
     vocabulary: str = setting(
-        "", "deployment: the public code lists, one .json a feature mode, separated by commas"
+        "", "deployment: the public code lists, one .json per feature mode, separated by commas"
     )
     out: str = setting("runs/latest", "the run's folder: model, history, summary, report")
     state_dir: str = setting("", "simulation: the sites' private folder (default: OUT.sites)")
-    resume: bool = setting(False, "go on with the unfinished run in OUT")
+    resume: bool = setting(False, "continue the unfinished run in OUT")
 
     @property
     def run_folder(self) -> Path:
@@ -381,10 +381,11 @@ class SiteSettings(Settings):
     )  # fmt: skip
     data_path: str = setting("", "the site's .npz file, as `dpfact data` writes it")
     state_dir: str = setting(
-        "", "folder for patient factors and the record of releases, absolute; must be named"
+        "",
+        "absolute path of the folder for patient factors and the record of releases; must be set",
     )
     allow_privacy: str = setting(
-        "", "privacy modes this site takes part in, separated by commas; must be named",
+        "", "privacy modes this site takes part in, separated by commas; must be set",
         pattern=r"[a-z]+(,[a-z]+)*",
     )  # fmt: skip
     max_epsilon: float = setting(
@@ -400,8 +401,8 @@ class SiteSettings(Settings):
         pattern=rf"{NAME}(,{NAME})*",
     )  # fmt: skip
     max_rank: int = setting(200, "largest rank this site computes", low=1)
-    max_tau: int = setting(50, "most local passes a round this site computes", low=1)
-    site_mu: float = setting(-1.0, "this site's own l2,1 weight; -1 takes the run's", low=-1)
+    max_tau: int = setting(50, "most local passes per round this site computes", low=1)
+    site_mu: float = setting(-1.0, "this site's own l2,1 weight; -1 uses the run's", low=-1)
 
     def _check_together(self) -> None:
         modes = get_args(PrivacySettings.hints["privacy"])
@@ -497,7 +498,7 @@ def _allowed(field: dataclasses.Field[Any], hint: Any) -> str:
 
 
 def _shown(value: object) -> str:
-    """A value for an error message, which a stranger may have chosen: cut off."""
+    """A value for an error message, cut off, since a stranger may have chosen it."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:80]}..."
 
@@ -520,9 +521,9 @@ def _checked(field: dataclasses.Field[Any], hint: Any, value: Any) -> Scalar:
     if not isinstance(value, bool):  # NumPy's scalars are welcome
         if hint is float and isinstance(value, Real):
             try:
-                value = float(value) + 0.0  # -0.0 is 0.0, but is not written like it
+                value = float(value) + 0.0  # -0.0 equals 0.0, but is not written like it
             except OverflowError:
-                value = math.inf  # out of every range
+                value = math.inf  # outside every range
         elif hint is int and isinstance(value, Integral):
             value = int(value)
     if type(value) is not hint:
@@ -542,7 +543,7 @@ def _checked(field: dataclasses.Field[Any], hint: Any, value: Any) -> Scalar:
 
 
 def check_name(what: str, name: object) -> None:
-    """Refuse a name that could not stand in a file name, a message or a log.
+    """Refuse a name that could not be used in a file name, a message or a log.
 
     Raises
     ------

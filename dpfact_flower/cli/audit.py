@@ -27,15 +27,17 @@ if TYPE_CHECKING:
 
 _console = Console()
 _WIDE = 120
-"""Columns from which on a table has room for details."""
+"""Columns from which a table has room for details."""
 
 Data = Annotated[
     str,
     typer.Option(help="Folder that dpfact data wrote, a site's .npz file, or synthetic:PRESET."),
 ]
-Site = Annotated[str, typer.Option(help="Which site of a folder; default its first.")]
-Quick = Annotated[bool, typer.Option("--quick", help="Fewer trials: finds gross faults alone.")]
-Seed = Annotated[int, typer.Option(help="Of what the auditor chooses; noise has none.", min=0)]
+Site = Annotated[str, typer.Option(help="Which site of a folder; by default the first.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Fewer trials: finds only gross faults.")]
+Seed = Annotated[
+    int, typer.Option(help="Seed of what the auditor chooses; the noise has no seed.", min=0)
+]
 
 
 def audit(
@@ -70,7 +72,7 @@ def audit(
     if failed:
         _console.print(f"[red]{failed} of {len(findings)} checks failed[/red]: do not release")
         raise typer.Exit(1)
-    _console.print(f"all {len(findings)} checks passed; audits find faults, they prove nothing")
+    _console.print(f"all {len(findings)} checks passed; audits find faults, but prove nothing")
 
 
 def _load(config: RunConfig, data: str) -> Cohort | SiteData:
@@ -88,7 +90,7 @@ def _load(config: RunConfig, data: str) -> Cohort | SiteData:
 
 @contextmanager
 def _progress() -> Iterator[Watch]:
-    """A bar for each audit; where the output is no terminal, nothing is drawn."""
+    """A bar for each audit; where the output is not a terminal, nothing is drawn."""
     from dpfact_flower.audit import AUDITS
 
     columns = (TextColumn("{task.description:<12}"), BarColumn(), TimeElapsedColumn())
@@ -103,7 +105,7 @@ def _progress() -> Iterator[Watch]:
 
 
 def _table(findings: Sequence[Finding]) -> Table:
-    """A row a check; in a narrow window details are left out, but for what failed."""
+    """One row per check; in a narrow window details are left out, except where one failed."""
     table = Table("check", "measured", "allowed", "", title="Audit")
     wide = _console.width >= _WIDE
     detailed = wide or not all(finding.passed for finding in findings)

@@ -1,4 +1,4 @@
-"""`dpfact data`: EHR tables, or made-up patients, to one file a site."""
+"""`dpfact data`: from EHR tables, or made-up patients, to one file per site."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 # ruff: noqa: PLC0415
 
 
-data_app = typer.Typer(help="Turn EHR tables into one file a site.", no_args_is_help=True)
+data_app = typer.Typer(help="Turn EHR tables into one file per site.", no_args_is_help=True)
 Tables = Annotated[Path, typer.Argument()]
 Top = Annotated[
-    str, typer.Option(help="Most frequent codes of each mode to keep, as 202x316; 0 keeps all.")
+    str,
+    typer.Option(help="How many of each mode's most frequent codes to keep, as 202x316; 0: all."),
 ]
 Window = Annotated[
-    int, typer.Option(help="Days within which codes co-occur; 0 is the same encounter.", min=0)
+    int, typer.Option(help="Days within which codes co-occur; 0 means the same encounter.", min=0)
 ]
 
 
@@ -51,7 +52,7 @@ def data_synthetic(
     out: Out,
     preset: Annotated[str, typer.Argument()] = "demo",
 ) -> None:
-    """Make an EHR with planted phenotypes, some shared by all sites, some at one only.
+    """Make an EHR with planted phenotypes, some shared by all sites, some at one site only.
 
     PRESET is demo, demo-icu, paper-synthetic, paper-mimic, paper-icu or paper-cms.
     """
@@ -62,7 +63,7 @@ def data_synthetic(
 
 @data_app.command("mimic3")
 def data_mimic3(folder: Tables, out: Out, top: Top = "202x316") -> None:
-    """MIMIC-III, full or demo: one site a care unit of the first ICU stay.
+    """MIMIC-III, full or demo: one site per care unit of the first ICU stay.
 
     FOLDER holds its tables, .csv or .csv.gz.
     """
@@ -100,7 +101,7 @@ def data_synpuf(
         bool, typer.Option(help="For a file that was cut off: its last patient is incomplete.")
     ] = False,
 ) -> None:
-    """CMS DE-SynPUF claims: one site a sample.
+    """CMS DE-SynPUF claims: one site per sample.
 
     FOLDER holds their files, .csv or .csv.gz.
     """
@@ -129,24 +130,25 @@ def data_events(
         ),
     ],
     name: Annotated[
-        str, typer.Option(help="Public name of the site; with --sites, name of the whole.")
+        str, typer.Option(help="Public name of the site; with --sites, of the whole cohort.")
     ],
     codes: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=FILE",
-            help="Public code list of a mode (.json, .csv, or a code a line); for all or none.",
+            help="Public code list of a mode (.json, .csv, or one code per line); for all or none.",
         ),
     ] = None,
     window: Window = 30,
     labels: Annotated[
-        Path | None, typer.Option(help="Table of patient and died (0, 1: death in hospital).")
+        Path | None, typer.Option(help="Table of patient and died (0, or 1: death in hospital).")
     ] = None,
     sites: Annotated[
-        Path | None, typer.Option(help="Table of patient and site: for a simulation.")
+        Path | None, typer.Option(help="Table of patient and site, for a simulation.")
     ] = None,
     top: Annotated[
-        str, typer.Option(help="Without --codes: most frequent codes of each mode, as 202x316.")
+        str,
+        typer.Option(help="Without --codes: how many of each mode's most frequent codes to keep."),
     ] = "",
     patient: Annotated[str, typer.Option(help="Column of the patient.")] = "patient",
     code: Annotated[str, typer.Option(help="Column of the code.")] = "code",
@@ -156,7 +158,7 @@ def data_events(
         str, typer.Option(help="Column of a code's description, if any.")
     ] = "description",
 ) -> None:
-    """Any EHR, from one table a feature mode: a row an event.
+    """Any EHR, from one table per feature mode, one row per event.
 
     A hospital makes its own file, NAME.npz, with the code lists that all sites
     agreed on:
@@ -172,12 +174,12 @@ def data_events(
       17,2024-03-01,3605        17,2024-03-05 09:30,41401
 
     Codes at most --window days apart occur together: here once, in one cell.
-    With --window 0 those of one encounter do, and the tables need a column
+    With --window 0, codes of one encounter do, and the tables need a column
     encounter in place of time. A table may have both; a code then counts once
-    for each encounter and time. The same row twice counts once.
+    for each encounter and time. A repeated row counts once.
 
     For a simulation on open data, --sites splits the patients into sites, and
-    --codes may be left out.
+    --codes may be omitted.
     """  # noqa: D301 - \b, a backspace, keeps lines as they are
     from dpfact_flower.data.readers import event_tables
     from dpfact_flower.data.vocabulary import load_codes
@@ -216,7 +218,7 @@ def _top(text: str) -> tuple[int | None, ...]:
 
 
 def _named_files(option: str, values: Sequence[str] | None) -> dict[str, Path]:
-    """Files by name from ``NAME=FILE``, in their order."""
+    """Files by name from ``NAME=FILE``, in the order given."""
     files: dict[str, Path] = {}
     for value in values or ():
         name, _, file = value.partition("=")

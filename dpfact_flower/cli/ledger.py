@@ -29,7 +29,7 @@ ledger_app = typer.Typer(
 _console = Console()
 
 Folder = Annotated[Path, typer.Argument()]
-Site = Annotated[str, typer.Option(help="Which site, where the state-dir has several.")]
+Site = Annotated[str, typer.Option(help="Which site, if the state-dir has several.")]
 Delta = Annotated[
     float, typer.Option(help="Delta of every epsilon shown; the site's own is budget-delta.")
 ]
@@ -83,7 +83,7 @@ def verify(folder: Folder, site: Site = "", noted: Noted = "") -> None:
     _console.print(f"OK: {head.rows} rows, head {head}", soft_wrap=True)
     if expected is None:
         _console.print(
-            "whether the newest rows are all there shows only against a head noted earlier "
+            "only a head noted earlier can show whether the newest rows are all there "
             "(--noted; the site logs one with every charge)",
             soft_wrap=True,
         )
@@ -95,7 +95,7 @@ def _find(folder: Path, site: str) -> Path:
     Raises
     ------
     StateError
-        If there is no ledger, or it must be said whose.
+        If there is no ledger, or several and the site is not named.
     """
     from dpfact_flower.privacy.ledger import LEDGER
 
@@ -114,7 +114,7 @@ def _find(folder: Path, site: str) -> Path:
 
 
 def _table(rows: Sequence[LedgerRow], delta: float) -> Table:
-    """One line an event; the running total stands at the last event of a release."""
+    """One line per event; the running total is shown at the last event of a release."""
     from dpfact_flower.privacy import rounded_up
 
     title = f"Releases; epsilon is the running total at delta {delta:g}"
@@ -162,7 +162,7 @@ def _totals(rows: Sequence[LedgerRow], delta: float) -> Iterator[str]:
             yield f"  {figure}"
     if len(guarantees) > 1:
         yield (
-            "totals of different units cannot be added up; each covers its own releases alone, and "
+            "totals of different units cannot be added up; each covers only its own releases, and "
             "the same patients bear them all"
         )
     if unprotected := sum(row.unprotected for row in rows):

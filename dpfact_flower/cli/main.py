@@ -49,8 +49,8 @@ for command in (run, simulate, report, compare, plan, budget, audit):
 def settings(flower_app: FlowerApp = APP_FOLDER) -> None:
     """Every setting with its default, range and meaning.
 
-    The defaults are the library's. What the Flower App's config has in place of them, as dpfact run
-    and dpfact simulate do, is named at the end.
+    The defaults are the library's. Where the Flower App's config has others, which dpfact run and
+    dpfact simulate use, they are named at the end.
     """
     chosen = app_config(flower_app)
     others: list[str] = []
@@ -73,7 +73,7 @@ def settings(flower_app: FlowerApp = APP_FOLDER) -> None:
 
 
 def main() -> None:
-    """Run the command line; errors of ours, and of files, are one line and exit code 2."""
+    """Run the command line; our own errors, and those of files, give one line and exit code 2."""
     try:
         app()
     except (DPFactError, OSError) as error:

@@ -32,7 +32,7 @@ _TABLE = ("tool", "flwr", "app", "config")
 
 
 def read_sizes(option: str, text: str) -> tuple[int, ...]:
-    """Numbers of codes, one a feature mode, from a text such as ``202x316``.
+    """Numbers of codes, one per feature mode, from a text such as ``202x316``.
 
     Raises
     ------
@@ -41,7 +41,7 @@ def read_sizes(option: str, text: str) -> tuple[int, ...]:
     """
     if not _SIZES.fullmatch(text):
         raise SettingsError(
-            f"{option}: need a number of codes a mode such as 202x316, got {text!r}"
+            f"{option}: need a number of codes per mode, such as 202x316, got {text!r}"
         )
     return tuple(int(size) for size in text.lower().split("x"))
 
@@ -54,7 +54,7 @@ def assigned(settings: Sequence[str] | None, options: Collection[str] = ()) -> d
     settings : sequence of str or None
         ``key=value`` texts.
     options : collection of str
-        Settings that are options of the command: given twice, one would be ignored.
+        Settings that are options of the command: if given twice, one would be ignored.
 
     Raises
     ------
@@ -74,7 +74,7 @@ def run_config(
     """Run config of a Flower App's defaults, ``--set``, and options named as settings are.
 
     Without an app, as after a plain `pip install`, every setting has its default. In a synthetic
-    EHR as many phenotypes are sought as were planted, where nothing else is asked for.
+    EHR as many phenotypes are sought as were planted, unless another number is asked for.
 
     Raises
     ------
@@ -103,7 +103,7 @@ def check_app(flower_app: Path) -> None:
 
 
 def app_config(flower_app: Path) -> dict[str, Scalar]:
-    """What a Flower App has in its config; nothing where there is none at the usual place.
+    """What a Flower App has in its config; nothing if there is no app at the usual place.
 
     Raises
     ------
@@ -126,7 +126,7 @@ def app_config(flower_app: Path) -> dict[str, Scalar]:
 
 
 def _folder(text: str) -> Path:
-    """A folder to write; what cannot be one is refused before hours of work, not after."""
+    """A folder to write to; what cannot be one is refused before hours of work, not after."""
     path = Path(text).expanduser()
     nearest = next(place for place in (path, *path.absolute().parents) if place.exists())
     if not text.strip() or not nearest.is_dir():
@@ -136,5 +136,5 @@ def _folder(text: str) -> Path:
 
 Out = Annotated[
     Path,
-    typer.Option("--out", "-o", parser=_folder, metavar="FOLDER", help="Folder to write."),
+    typer.Option("--out", "-o", parser=_folder, metavar="FOLDER", help="Folder to write to."),
 ]

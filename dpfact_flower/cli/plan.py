@@ -29,9 +29,10 @@ _COLOURS = {"good": "green", "weak": "yellow", "hopeless": "red", "unknown": "de
 
 Sizes = Annotated[str, typer.Option(help="Codes of each feature mode, e.g. 202x316.")]
 Rank = Annotated[int, typer.Option(help="Number of phenotypes.", min=1)]
-Sites = Annotated[int, typer.Option(help="Number of sites; 0 is not known.", min=0)]
+Sites = Annotated[int, typer.Option(help="Number of sites; 0 if unknown.", min=0)]
 Patients = Annotated[
-    int, typer.Option(help="Public estimate of all sites' patients; 0 is not known.", min=0)
+    int,
+    typer.Option(help="Public estimate of the patients at all sites together; 0: unknown.", min=0),
 ]
 
 
@@ -40,8 +41,10 @@ def plan(
     patients: Patients = 0,
     sites: Sites = 0,
     rank: Rank = 20,
-    epsilon: Annotated[float, typer.Option(help="Of the whole run, for each patient.")] = 4.0,
-    delta: Annotated[float, typer.Option(help="As epsilon.")] = 1e-5,
+    epsilon: Annotated[
+        float, typer.Option(help="Epsilon of the whole run, for each patient.")
+    ] = 4.0,
+    delta: Annotated[float, typer.Option(help="Delta, likewise.")] = 1e-5,
     settings: Set = None,
     as_json: AsJson = False,
 ) -> None:
@@ -53,7 +56,7 @@ def plan(
     from dpfact_flower.privacy.patient.plan import plan_patient
 
     chosen = _privacy(settings, epsilon=epsilon, delta=delta, patients=patients)
-    rank = SolverSettings(rank=rank).rank  # no run takes another
+    rank = SolverSettings(rank=rank).rank  # refused here if a run would refuse it
     codes = read_sizes("--sizes", sizes)
     made = plan_patient(chosen, sizes=codes, rank=rank, sites=sites)
     if as_json:
@@ -73,11 +76,11 @@ def budget(
     rounds: Annotated[int, typer.Option(help="Federated rounds.", min=1)] = 20,
     epsilon: Annotated[float, typer.Option(help="Total to plan for, without --rho.")] = 1.2,
     rho: Annotated[
-        float, typer.Option(help="zCDP of one factor in one round; 0 to go by --epsilon.")
+        float, typer.Option(help="zCDP cost of one factor in one round; 0 plans it from --epsilon.")
     ] = 0.0,
-    delta: Annotated[float, typer.Option(help="Of every epsilon.")] = 1e-4,
-    modes: Annotated[int, typer.Option(help="Feature modes.", min=1)] = 2,
-    tau: Annotated[int, typer.Option(help="Local passes a round.", min=1)] = 2,
+    delta: Annotated[float, typer.Option(help="Delta of every epsilon.")] = 1e-4,
+    modes: Annotated[int, typer.Option(help="Number of feature modes.", min=1)] = 2,
+    tau: Annotated[int, typer.Option(help="Local passes per round.", min=1)] = 2,
     clip: Annotated[float, typer.Option(help="L, bound on an entry's gradient.")] = 1.0,
     eta: Annotated[float, typer.Option(help="Step size.")] = 0.01,
 ) -> None:
@@ -99,11 +102,11 @@ def budget(
 
 
 def _privacy(settings: Sequence[str] | None, **facts: float) -> PrivacySettings:
-    """Patient mode's settings, of ``--set`` and of the options."""
+    """Patient mode's settings, from ``--set`` and from the options."""
     given = {"privacy": "patient", **assigned(settings, facts)}
     refuse_unknown(given, PrivacySettings)
     if given["privacy"] != "patient":
-        raise SettingsError(f"privacy: plans are of 'patient'; got {given['privacy']!r}")
+        raise SettingsError(f"privacy: plans are for 'patient'; got {given['privacy']!r}")
     return PrivacySettings.from_config({**given, **facts})
 
 
@@ -128,10 +131,10 @@ def _releases(made: PatientPlan, modes: int) -> Table:
 
 
 def _prospects(privacy: PrivacySettings, sizes: tuple[int, ...], rank: int, sites: int) -> Table:
-    """Signal against noise for other ranks and epsilons, all else as asked."""
+    """Signal against noise for other ranks and epsilons, all else as asked for."""
     from dpfact_flower.privacy.patient.plan import plan_patient
 
-    table = Table(title="Signal against noise: from 5 on good, from 1 on weak, below hopeless")
+    table = Table(title="Signal against noise: good from 5, weak from 1, hopeless below")
     epsilons = sorted({*_EPSILONS, privacy.epsilon}, reverse=True)
     table.add_column("phenotypes", justify="right")
     for epsilon in epsilons:

@@ -33,7 +33,7 @@ def run(
     settings: Set = None,
     flower_app: FlowerApp = APP_FOLDER,
 ) -> None:
-    """Run in this process, as many sites at a time as there are threads: no Ray, no SuperLink."""
+    """Run in this process, as many sites at a time as there are threads; no Ray, no SuperLink."""
     from dpfact_flower.runtime.federate import federate
 
     _finish(federate(run_config(flower_app, settings, data=data, out=str(out))))
@@ -71,7 +71,7 @@ def simulate(
 def report(
     folder: Annotated[Path, typer.Argument()],
 ) -> None:
-    """Write report.html anew from the files of a finished run's folder."""
+    """Rewrite report.html from the files in a finished run's folder."""
     from dpfact_flower.evaluation.report import write_report
 
     console.print("report:", escape(str(write_report(folder))), soft_wrap=True)
@@ -80,7 +80,7 @@ def report(
 def compare(
     folders: Annotated[list[Path], typer.Argument()],
 ) -> None:
-    """Print a Markdown table of several finished runs, a row each folder."""
+    """Print a Markdown table of several finished runs, one row per folder."""
     from dpfact_flower.evaluation.comparison import comparison
 
     # Not through rich, which would wrap the rows.

@@ -13,13 +13,13 @@ any number of modes m >= 1.
 
 The readers of `dpfact_flower.data` bring their source into three tables of one DuckDB connection:
 
-    patients      patient, site, died (BOOLEAN or NULL)              one row a patient
+    patients      patient, site, died (BOOLEAN or NULL)              one row per patient
     events        mode, patient, encounter, time, code               time in minutes, BIGINT
-    descriptions  mode, code, description                            one row a code, none needed
+    descriptions  mode, code, description                            one row per code, none needed
 
 What a site's name may not hold becomes a hyphen, and a blank name ``unknown``.
-`time` counts from any origin that is one within a patient, or within an encounter if the window
-asks for the same encounter. Whole minutes keep the edge of the window exact.
+`time` counts from any origin that is the same within a patient, or within an encounter if the
+window asks for the same encounter. Whole minutes keep the edge of the window exact.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ def _number_patients(connection: Connection) -> None:
 def _count_cells(
     connection: Connection, vocabularies: Sequence[Vocabulary], window: Window
 ) -> None:
-    """Table ``cells``: number of the patient, one index a mode, count."""
+    """Table ``cells``: number of the patient, one index per mode, count."""
     for n, vocabulary in enumerate(vocabularies, 1):
         connection.execute(
             f"""CREATE OR REPLACE TEMP TABLE mode_{n} AS

@@ -93,7 +93,7 @@ class SiteData:
 
         Parameters
         ----------
-        kept : sequence of ndarray of int, one a feature mode
+        kept : sequence of ndarray of int, one per feature mode
             Ascending positions in the vocabulary; an empty sequence keeps all codes.
 
         Raises
@@ -310,7 +310,7 @@ class Cohort:
 
     @property
     def vocabularies(self) -> tuple[Vocabulary, ...]:
-        """The vocabularies that all sites share, one a feature mode."""
+        """The vocabularies that all sites share, one per feature mode."""
         return self.sites[0].vocabularies
 
     def summary(self) -> tuple[SiteSummary, ...]:
@@ -333,7 +333,7 @@ class Cohort:
         return Cohort(self.name, sites, self.truth and self.truth.select_codes(kept))
 
     def save(self, folder: str | Path) -> None:
-        """Write one file a site, one a vocabulary, the truth, and last ``cohort.json``.
+        """Write one file per site, one per vocabulary, the truth, and last ``cohort.json``.
 
         A folder that holds ``cohort.json`` is therefore complete, also where it held another
         cohort before.

@@ -15,7 +15,7 @@ def kept_codes(
 
     Parameters
     ----------
-    releases : sequence of ndarray of float32, shape (sum of sizes,), one a site
+    releases : sequence of ndarray of float32, shape (sum of sizes,), one per site
         As `dpfact_flower.privacy.patient.statistics.code_counts` orders them, with noise.
     sizes : sequence of int
         Number of codes of each mode.
@@ -25,7 +25,7 @@ def kept_codes(
     Returns
     -------
     tuple of ndarray of int32
-        Ascending positions, one array a mode; ties go to the earlier code.
+        Ascending positions, one array per mode; ties go to the earlier code.
     """
     total = np.sum(np.asarray(releases, np.float64), axis=0)
     modes = np.split(total, np.cumsum(sizes)[:-1])

@@ -129,7 +129,7 @@ def refine_factor(
 
     Parameters
     ----------
-    releases : sequence of ndarray, each of shape (packed_size(I_n, R),), one a site
+    releases : sequence of ndarray, each of shape (packed_size(I_n, R),), one per site
         As `pack` orders them, with noise; made with `factors`.
     factors : tuple of ndarray of float32, each of shape (I_n, R)
         Global factors of all feature modes.

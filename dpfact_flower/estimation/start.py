@@ -96,7 +96,7 @@ def start_factors(
 
     Parameters
     ----------
-    releases : sequence of ndarray, one a site
+    releases : sequence of ndarray, one per site
         As `dpfact_flower.privacy.patient.statistics.cooccurrence` packs them, with noise.
     sizes : sequence of int
         Number of codes of each feature mode.

@@ -75,7 +75,8 @@ def phenotype_table(
     """
     if len(vocabularies) != len(model.features):
         raise DataError(
-            f"vocabularies: need {len(model.features)}, one a feature mode, got {len(vocabularies)}"
+            f"vocabularies: need {len(model.features)}, one per feature mode, "
+            f"got {len(vocabularies)}"
         )
     if type(top) is not int or top < 1 or not 0 <= threshold < 1:
         raise DataError(

@@ -11,15 +11,15 @@ UNITS: Mapping[Unit, str] = {
     "entry": "one cell of a site's table: one patient's count of one combination of codes",
 }
 NEIGHBOURS: Mapping[Neighbours, str] = {
-    "add-remove": "that patient is in the data or is not",
+    "add-remove": "that patient is in the data or not",
     "replace": "that cell holds another value",
 }
 NOT_COVERED: tuple[str, ...] = (
     "Patient factors and the site's own refitted factors. They stay at the site, un-noised.",
-    "Whatever is made from them: errors, use by site, prevalence, mortality coefficients, AUC, "
+    "Whatever is made from those: errors, use by site, prevalence, mortality coefficients, AUC, "
     "and so everything of that kind that a simulation shows.",
     "Choices made by looking at the patients' data outside this run: codes, rank, settings.",
-    "Other runs on the same patients: each is spent on top, and the sites' ledgers add them up.",
+    "Other runs on the same patients: each adds its own cost, and the sites' ledgers add them up.",
     "Patients known to several sites: they can lose the sum of what those sites spent.",
     "That a hospital takes part, which rounds it answers, and how long it takes.",
 )

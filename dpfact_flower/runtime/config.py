@@ -88,7 +88,7 @@ def load_vocabularies(app: AppSettings) -> tuple[Vocabulary, ...]:
     paths = [path.strip() for path in app.vocabulary.split(",") if path.strip()]
     if not paths:
         raise SettingsError(
-            "vocabulary: a deployment needs the public code lists, one .json a feature mode; "
+            "vocabulary: a deployment needs the public code lists, one .json per feature mode; "
             "a simulation needs data"
         )
     return tuple(Vocabulary.load(Path(path).expanduser()) for path in paths)

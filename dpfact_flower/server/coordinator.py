@@ -124,7 +124,7 @@ class Coordinator:
 
     @property
     def selection(self) -> Selection:
-        """Codes that are kept, one array of positions a feature mode; empty where all are."""
+        """Codes that are kept, one array of positions per feature mode; empty where all are."""
         return self.rule.selection
 
     @property

@@ -124,7 +124,7 @@ def elastic_average(anchors: Factors, replies: Sequence[Factors], step: float) -
     ----------
     anchors : tuple of ndarray of float32
         Global factors.
-    replies : sequence of the same, one a site
+    replies : sequence of the same, one per site
         In a fixed order (by site name): floating-point sums depend on it, results must not.
     step : float
         At most 1 / number of sites.

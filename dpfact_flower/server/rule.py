@@ -34,7 +34,7 @@ class ServerRule(Protocol):
     factors : tuple of ndarray of float32
         The global factors now.
     selection : tuple of ndarray of int32
-        Codes that are kept, one array a feature mode; empty where all are.
+        Codes that are kept, one array per feature mode; empty where all are.
     """
 
     name: str

@@ -13,7 +13,7 @@ Array = NDArray[Any]
 Floats = NDArray[np.float64]
 
 Factors = tuple[NDArray[np.float32], ...]
-"""Factor matrices of a CP model, one a mode, (I_n, R) each; patients first where they are there."""
+"""Factor matrices of a CP model, one per mode, (I_n, R) each; patients first, where present."""
 
 Selection = tuple[NDArray[np.int32], ...]
-"""Codes that are kept: ascending positions in the vocabulary, one array a feature mode."""
+"""Codes that are kept: ascending positions in the vocabulary, one array per feature mode."""

@@ -1,6 +1,6 @@
 """CP models: their exact error on a sparse tensor, and the weights of their components.
 
-A model of rank R holds one factor matrix a mode; the value of a cell is the sum over r of the
+A model of rank R holds one factor matrix per mode; the value of a cell is the sum over r of the
 product of the matching entries. Nothing here densifies: sums over all cells follow from the
 values at the non-zeros and from Gram matrices, in float64.
 """
@@ -31,7 +31,7 @@ _MANY = 1 << 12  # rows from which a block is multiplied in float32
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
 class CPModel:
-    """A CP model, one factor matrix a mode; mode 0 is the patients.
+    """A CP model, one factor matrix per mode; mode 0 is the patients.
 
     Attributes
     ----------

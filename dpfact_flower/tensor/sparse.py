@@ -171,7 +171,7 @@ class SparseTensor:
 
         Parameters
         ----------
-        kept : sequence of array_like of int, one a feature mode
+        kept : sequence of array_like of int, one per feature mode
             Ascending indices of that mode.
 
         Raises

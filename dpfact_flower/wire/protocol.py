@@ -57,7 +57,7 @@ class RoundRequest:
     anchors : tuple of ndarray of float32
         Global feature factors, shape (I_n, R) each; none before patient mode has a start.
     selection : tuple of ndarray of int32
-        Codes that are kept, as positions in the vocabulary, ascending, one array a feature mode;
+        Codes that are kept, as positions in the vocabulary, ascending, one array per feature mode;
         none where the vocabularies are used as they are.
     rule : str
         Name of what the run does with releases; a site has a half of it by that name. Empty: that
@@ -252,7 +252,7 @@ def checked_factors(arrays: Sequence[NDArray[Any]], *, rank: int, who: str) -> F
         Naming the array and what is wrong with it, never a value.
     """
     if not arrays:
-        raise MessageError(f"{who}: holds no arrays; need one a feature mode")
+        raise MessageError(f"{who}: holds no arrays; need one per feature mode")
     for mode, array in enumerate(arrays, start=1):
         where = f"{who}, mode {mode}"
         _check_values(array, where, MAX_FACTOR)
@@ -262,7 +262,7 @@ def checked_factors(arrays: Sequence[NDArray[Any]], *, rank: int, who: str) -> F
 
 
 def checked_selection(arrays: Sequence[NDArray[Any]]) -> Selection:
-    """Positions of the codes that are kept, one array a mode: not negative, ascending.
+    """Positions of the codes that are kept, one array per mode: not negative, ascending.
 
     Raises
     ------
@@ -282,7 +282,7 @@ def _split(
     selection = [array for array in arrays if getattr(array, "dtype", None) == np.int32]
     factors = [array for array in arrays if getattr(array, "dtype", None) != np.int32]
     if not patient and (selection or not factors):
-        raise MessageError("request: need one float32 array a feature mode, and nothing else")
+        raise MessageError("request: need one float32 array per feature mode, and nothing else")
     if selection and factors and len(selection) != len(factors):
         raise MessageError(
             f"request: {len(factors)} factors, but a selection for {len(selection)} modes"

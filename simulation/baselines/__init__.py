@@ -1,7 +1,7 @@
 """The systems that DPFact is compared with, each playing its rounds on a cohort in this process.
 
 Every system starts where DPFact starts, fits the same tensor, and is measured in the same way: it
-is a generator of `Snapshot`, one a round.
+is a generator of `Snapshot`, one per round.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def site_round(
     tensor : SparseTensor
     state : TripState
     consensus : tuple of (I_n, R) ndarrays of float32
-        The server's factors, one a feature mode.
+        The server's factors, one per feature mode.
     omega : float
         Penalty of ADMM, above 0; the same at every site.
     """

@@ -103,7 +103,7 @@ class Trip(TrainOnlyStrategy):
     Parameters
     ----------
     consensus : tuple of ndarray of float32
-        Where to start, one factor a feature mode.
+        Where to start, one factor per feature mode.
     omega : float
         Penalty of ADMM, above 0.
     multipliers : bool

@@ -126,7 +126,7 @@ def code_digest() -> str:
 
 
 class Store:
-    """Results in a folder, one file a job.
+    """Results in a folder, one file per job.
 
     Parameters
     ----------

@@ -65,7 +65,7 @@ def test_sites_make_a_cohort_for_simulation(tables, tmp_path):
         (["--codes", "procedures=x.json"], "--codes: need a list for each of procedures, diag"),
         (["--codes", "drugs=x", "--codes", "procedures=x"], "--codes: need a list for each of"),
         (["--top", "2"], "top: need a positive integer or None for each of procedures, diag"),
-        (["--top", "2y2"], "--top: need a number of codes a mode such as 202x316"),
+        (["--top", "2y2"], "--top: need a number of codes per mode, such as 202x316"),
         (["--window", "0"], r"p\.csv: lacks the column\(s\) encounter"),
         (["--code", "icd"], r"p\.csv: lacks the column\(s\) icd"),
         (["--labels", "gone.csv"], r"gone\.csv: no such file"),

@@ -221,7 +221,7 @@ def test_site_usage_shows_norms_and_what_is_off():
 
 def test_what_does_not_fit_is_refused():
     model = CPModel((patients(2), *features(2)))
-    with pytest.raises(DataError, match="need 2, one a feature mode, got 1"):
+    with pytest.raises(DataError, match="need 2, one per feature mode, got 1"):
         phenotype_table(model, VOCABULARIES[:1])
     with pytest.raises(DataError, match="vocabulary diagnoses: has 8 codes, the factor 6"):
         phenotype_table(model, VOCABULARIES[::-1])

@@ -449,7 +449,7 @@ OUTSIDE_PATIENT_MODE = {
 @pytest.mark.parametrize("mode", ["none", "paper"])
 def test_without_patient_mode_a_request_is_one_factor_a_mode(arrays, mode):
     config = make_request(privacy=PrivacySettings(privacy=mode)).to_wire()[1]
-    assert "need one float32 array a feature mode" in refused(
+    assert "need one float32 array per feature mode" in refused(
         RoundRequest.from_wire, arrays, config
     )
 

@@ -1,4 +1,4 @@
-"""Any EHR as plain event tables: one file a feature mode, one row an event.
+"""Any EHR as plain event tables: one file per feature mode, one row per event.
 
 - A table has a patient, a code, and a time or an encounter, and perhaps a description of the code.
   Times are cut to the minute. Where a table has both time and encounter, both tell events apart:
@@ -95,7 +95,7 @@ def read(
     vocabularies: Sequence[Vocabulary] | None = None,
     keep_empty: bool = False,
 ) -> Cohort:
-    """Read event tables into one tensor a site: patients x codes of mode 1 x codes of mode 2 ...
+    """Read event tables into one tensor per site: patients x codes of mode 1 x codes of mode 2 ...
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ def read(
         How many of the most frequent codes of each mode to keep, None for all. This looks at
         patients: see `dpfact_flower.data.vocabulary.by_frequency`.
     vocabularies : sequence of Vocabulary, optional
-        Public code lists, one a mode and in its order; other codes are left out.
+        Public code lists, one per mode and in its order; other codes are left out.
     keep_empty : bool
         Keep patients without a cell as empty rows.
 

@@ -1,7 +1,7 @@
 """What patient mode sums up over a site's patients, each patient's part bounded.
 
 Unit of privacy: one patient, that is all cells of one slice of mode 0. Neighbouring data sets: one
-patient is there in only one of the two. Three statistics, one a kind of release: `code_counts`,
+patient is there in only one of the two. Three statistics, one per kind of release: `code_counts`,
 `cooccurrence`, `refinement`.
 
 Why the sensitivity holds. A patient's part is a function of their own cells and of public values
