@@ -30,6 +30,12 @@ class Explained:
 
 EXPLAINED: tuple[Explained, ...] = (
     Explained(
+        "server/rule.py",
+        'return checked_factors(found, rank=like[0].shape[1], who="checkpoint")',
+        ('return checked_factors(found, rank=like[ -1].shape[1], who="checkpoint")',),
+        "every factor has the same number of columns",
+    ),
+    Explained(
         "privacy/patient/pairs.py",
         "heads[: size + 1] = 0",
         ("heads[: size + 2] = 0",),

@@ -112,7 +112,8 @@ def says_the_same(source: str, mutated: str) -> bool:
     """Whether two modules differ in nothing that runs, or the second is no program.
 
     Annotations are not evaluated (``from __future__ import annotations``), what a log line says is
-    its reader's business, and a kernel that is not compiled gives the same values.
+    its reader's business, a kernel that is not compiled gives the same values, and whether
+    arguments must be named is for those who call.
     """
     try:
         return _bare(source) == _bare(mutated)
@@ -125,11 +126,18 @@ def _bare(source: str) -> str:
 
 
 class _Bare(ast.NodeTransformer):
-    """Takes away annotations, what is logged, and that a kernel is compiled."""
+    """Takes away annotations, `*` and `/` among parameters, logs, and that a kernel is compiled."""
 
     def visit_arg(self, node: ast.arg) -> ast.AST:
         node.annotation = None
         return node
+
+    def visit_arguments(self, node: ast.arguments) -> ast.AST:
+        # What `*` and `/` say of how arguments may be given, no call that is right depends on.
+        node.args = [*node.posonlyargs, *node.args, *node.kwonlyargs]
+        node.defaults = [value for value in (*node.defaults, *node.kw_defaults) if value]
+        node.posonlyargs, node.kwonlyargs, node.kw_defaults = [], [], []
+        return self.generic_visit(node)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         node.returns = None

@@ -10,7 +10,7 @@ from tests.mutants.trial import all_tests, other_tests, own_tests
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = '''
-def f(x: int | None) -> bool:
+def f(x: int | None, *, y: int = 2) -> bool:
     """At least 1."""
     _logger.info("%d", x + 1)
     return x > 1
@@ -23,11 +23,22 @@ def f(x: int | None) -> bool:
         ("x: int | None", "x: int & None", True),
         ("x + 1)", "x - 1)", True),
         ("def f", "@compiled()\ndef f", True),
+        ("None, *,", "None, /,", True),
         ("return x", "return not not", True),
+        ("y: int = 2", "y: int = 3", False),
         ("x > 1", "x >= 1", False),
         ("def f", "@cache\ndef f", False),
     ],
-    ids=["annotation", "log line", "compiled", "no program", "comparison", "decorator"],
+    ids=[
+        "annotation",
+        "log line",
+        "compiled",
+        "marker",
+        "no program",
+        "default",
+        "comparison",
+        "decorator",
+    ],
 )
 def test_mutants_that_differ_in_nothing_that_runs_are_known(old, new, same):
     mutated = MODULE.replace(old, new)
@@ -41,9 +52,10 @@ def test_a_sample_is_of_different_places_and_its_seed_gives_it_again(tmp_path, m
     monkeypatch.chdir(tmp_path)
     one, places = sample(tmp_path, [Path("room")], 10, 0)
     assert one == sample(tmp_path, [Path("room")], 10, 0)[0]
-    # The comparison and its number; the annotation and the log line give none.
-    assert [(mutant.line, mutant.before) for mutant in one] == [(5, "return x > 1")] * 2
-    assert places == 5
+    # The default, the comparison and its number; annotation, `*` and log line give none.
+    assert [mutant.line for mutant in one] == [2, 5, 5]
+    assert one[1].before == "return x > 1"
+    assert places == 7
     assert len(sample(tmp_path, [Path("room")], 1, 0)[0]) == 1
 
 

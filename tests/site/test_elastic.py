@@ -10,7 +10,7 @@ from dpfact_flower.data.synthetic import synthetic
 from dpfact_flower.errors import DataError, DivergenceError, PrivacyRefusedError
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import PrivacySettings, SolverSettings
-from dpfact_flower.site.elastic import run_round
+from dpfact_flower.site.elastic import initial_state, run_round
 from dpfact_flower.site.round import local_settings
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.cp import CPModel
@@ -45,6 +45,14 @@ def test_state_and_request_are_left_as_they_were(tensor):
     after = [*first.state.factors, *asked.anchors]
     for one, other in zip(before, after, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_before_the_first_round_a_site_stands_at_round_0_with_a_model_as_large_as_its_data(tensor):
+    asked = request(tensor.feature_shape)
+    state = initial_state(tensor, asked, np.random.default_rng(0))
+    assert (state.round, state.eta) == (0, asked.solver.eta)
+    # float32 factors, and sums of a few hundred terms: far inside one in ten thousand.
+    assert CPModel(state.factors).norm_squared() == pytest.approx(tensor.norm_squared(), rel=1e-4)
 
 
 def test_the_numbers_do_not_depend_on_the_threads_of_blas():

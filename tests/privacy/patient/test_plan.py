@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.estimation.refine import packed_size
 from dpfact_flower.privacy import account, delta_gaussian
-from dpfact_flower.privacy.conversions import GAUSSIAN_DP_DISCRETE, ZCDP_TIGHT
+from dpfact_flower.privacy.conversions import DISCRETE_SLACK, GAUSSIAN_DP_DISCRETE, ZCDP_TIGHT
 from dpfact_flower.privacy.events import PATIENT_CLAIM, SEEDED_CLAIM
 from dpfact_flower.privacy.patient.plan import plan_patient, total_rho
 from dpfact_flower.privacy.patient.statistics import code_counts, cooccurrence, refinement
@@ -250,6 +250,13 @@ def test_a_hopeless_plan_says_what_would_help():
 
 
 # --- What is refused ------------------------------------------------------------------------------
+
+
+def test_an_epsilon_must_exceed_twice_the_slack_of_discrete_noise():
+    assert total_rho(2.001 * DISCRETE_SLACK, 1e-5) > 0
+    for share in (0.5, 1.5, 2.0):
+        with pytest.raises(SettingsError, match="twice the slack of discrete noise"):
+            total_rho(share * DISCRETE_SLACK, 1e-5)
 
 
 @pytest.mark.parametrize(
