@@ -98,14 +98,14 @@ def check_vocabulary(request: RoundRequest, source: SiteSource) -> None:
 
 
 def check_follows(request: RoundRequest, last: LastAnswer | None, fingerprint: str) -> None:
-    """Refuse a round that is over, and settings or data that change in the middle of a job.
+    """Refuse a round that is over, and data that changes in the middle of a job.
 
     Raises
     ------
     StateError
         If the data has changed.
     MessageError
-        If the round is over, or the settings have changed.
+        If the round is over.
     """
     if last is None:
         return
@@ -119,6 +119,16 @@ def check_follows(request: RoundRequest, last: LastAnswer | None, fingerprint: s
             f"round {request.round} of job {request.job!r} is stale: this site has finished "
             f"round {last.round}"
         )
+
+
+def check_terms(request: RoundRequest, last: LastAnswer) -> None:
+    """Refuse settings that change in the middle of a job.
+
+    Raises
+    ------
+    MessageError
+        If they have changed.
+    """
     if request.terms != last.terms:
         raise MessageError(
             f"the settings of job {request.job!r} have changed since round "
@@ -155,11 +165,7 @@ def check_paid(request: RoundRequest, ledger: Ledger) -> LastAnswer:
         raise MessageError(
             f"job {request.job!r}: its last round, and this site has answered none that is charged"
         )
-    if request.terms != last.terms:
-        raise MessageError(
-            f"the settings of job {request.job!r} have changed since round "
-            f"{last.round}; a change needs a new job"
-        )
+    check_terms(request, last)
     return last
 
 

@@ -86,6 +86,12 @@ class Site:
         if work.ends:
             return self._end(request, folder)
         with locked(folder), self._ledger(folder) as ledger:
+            last = ledger.last(request.job)
+            if last is None or request.round > last.round:
+                # A refusal costs nothing, so these come before the patients are read.
+                if last is not None:
+                    admission.check_terms(request, last)
+                admission.check_budget(work, ledger, self._settings)
             key = ReleaseKey(self._fingerprint, request.job, request.round, request.digest)
             store = self._store(request.job, self._fingerprint)
             record = _JobRecord(request.job, ledger, store)
@@ -95,7 +101,6 @@ class Site:
                 return sent
             admission.check_follows(request, record.last, self._fingerprint)
             admission.check_selection(request, store)
-            admission.check_budget(work, ledger, self._settings)
             outcome = self._compute(request, work, record)
             # Either makes the job's folder: from then on, a ledger that is gone was taken away.
             if outcome.state is None:

@@ -8,7 +8,7 @@ import pytest
 
 from dpfact_flower.data import site_data
 from dpfact_flower.data.site_data import open_site
-from dpfact_flower.errors import DataError, MessageError, StateError
+from dpfact_flower.errors import DataError, MessageError, PrivacyRefusedError, StateError
 from dpfact_flower.privacy.ledger import Ledger
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.settings import PrivacySettings, RunSettings, SiteSettings, SolverSettings
@@ -244,3 +244,11 @@ def test_a_sites_file_is_opened_without_its_patients(data, tmp_path, monkeypatch
     assert opened.name == data.name
     assert [v.codes for v in opened.vocabularies] == [v.codes for v in data.vocabularies]
     assert repr(opened) == "SiteFile('site-1')"
+
+
+def test_a_site_at_its_cap_refuses_without_a_look_at_a_patient(data, tmp_path):
+    server = make_server(data)
+    go_to(Site(data, settings_of(tmp_path, max_epsilon=4.0)), server, server.rounds)
+    closed = Site(Closed(data), settings_of(tmp_path, max_epsilon=4.0))
+    with pytest.raises(PrivacyRefusedError, match="max-epsilon is 4"):
+        closed.answer(make_server(data, job="another").request(1))
