@@ -14,7 +14,7 @@ FAST: dict[str, Any] = {
     "error_model": "numpy",
     "fastmath": {"reassoc", "contract", "nsz", "arcp"},
 }
-"""Options that let sums be reordered but leave NaN and infinity their meaning."""
+"""Options that allow sums to be reordered but keep the meaning of NaN and infinity."""
 
 
 def compiled(**options: Any) -> Callable[[_Function], _Function]:
@@ -23,7 +23,7 @@ def compiled(**options: Any) -> Callable[[_Function], _Function]:
     def decorate(function: _Function) -> _Function:
         try:
             return cast(_Function, njit(nogil=True, cache=True, **options)(function))
-        except RuntimeError:  # no folder numba may write to: compile in every process instead
+        except RuntimeError:  # no folder that numba may write to: compile in every process instead
             return cast(_Function, njit(nogil=True, **options)(function))
 
     return decorate
@@ -36,7 +36,7 @@ def _widest() -> int:
         return 16 if "+avx512f" in asked_for.split(",") else 8
     try:
         return 16 if get_host_cpu_features().get("avx512f", False) else 8
-    except RuntimeError:  # a processor that LLVM does not tell about
+    except RuntimeError:  # a processor that LLVM says nothing about
         return 8
 
 
