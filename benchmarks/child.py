@@ -133,7 +133,7 @@ def _round(tensor: Any, request: Any) -> None:
 
 
 def _reset_peak() -> int:
-    """Let the peak begin anew where the system can; returns the memory in use."""
+    """Reset the peak where the system can; returns the memory in use."""
     status, clear = Path("/proc/self/status"), Path("/proc/self/clear_refs")
     if not clear.exists():
         return 0
@@ -147,7 +147,7 @@ def _peak() -> int:
     """Peak resident memory of this process, in bytes.
 
     Linux hands `ru_maxrss` on to a process from the one that started it, so a large parent hides
-    a small child; the high-water mark of the address space begins anew.
+    a small child; the high-water mark of the address space starts afresh.
     """
     status = Path("/proc/self/status")
     if status.exists():

@@ -1,4 +1,4 @@
-"""What federating costs beside the solver: time in one process and in Ray, bytes on the wire."""
+"""What federating costs besides the solver: time in one process and in Ray, bytes on the wire."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dpfact_flower.evaluation.summary import Exchange
 from dpfact_flower.tensor import SparseTensor
 
 _TAU = 2
-"""Local passes a round. With more, the overhead's share falls."""
+"""Local passes per round. With more, the overhead's share falls."""
 _TARGET = 0.05
 _RAY_ROUNDS = 12
 _SITES = (1, 2, 4, 8)

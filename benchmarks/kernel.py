@@ -1,6 +1,6 @@
 """The inner loop of psgd: against C, against float64, and on tensors beyond a hospital's size.
 
-Who is compared takes turns, so that a busy moment of the machine hits all alike, and CPU time
+Those compared take turns, so that a busy moment of the machine hits all alike, and CPU time
 counts, so that what others take of the core does not.
 """
 

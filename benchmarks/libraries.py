@@ -1,8 +1,8 @@
 """Tensor libraries on the same tensors in the same run: pyttb, GenTen and TensorLy.
 
-They solve the plain problem, without constraint or elastic term. CPU time counts, which others at
-work do not add to, and what a call costs beside its iterations cancels out: two calls that differ
-in their number are subtracted.
+They solve the plain problem, without constraint or elastic term. CPU time counts, to which other
+processes do not add, and what a call costs besides its iterations cancels out: the times of two
+calls that differ in their number are subtracted.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def measure(name: str, tensor: SparseTensor, scale: Scale, found: Sequence[Row])
 
 
 def _installed() -> dict[str, Any]:
-    """The libraries that are here."""
+    """The libraries that are installed here."""
     found = {}
     for name in ("pyttb", "pygenten", "tensorly"):
         with contextlib.suppress(ImportError):
@@ -125,7 +125,7 @@ def _mttkrp(name: str, tensor: SparseTensor, scale: Scale, found: Sequence[Row])
 
 
 def _gcp(name: str, tensor: SparseTensor, scale: Scale, found: Sequence[Row]) -> list[Row]:
-    """Pyttb's stochastic solver: Adam on sampled cells, as many zeros a non-zero as psgd takes."""
+    """Pyttb's stochastic solver: Adam on sampled cells, as many zeros per non-zero as psgd."""
     pyttb = _installed()["pyttb"]
     adam = importlib.import_module("pyttb.gcp.optimizers").Adam
     sampling = importlib.import_module("pyttb.gcp.samplers")

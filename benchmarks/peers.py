@@ -29,7 +29,7 @@ def measure(tensors: Mapping[str, SparseTensor], scale: Scale, found: Sequence[R
 
 @njit(cache=True)
 def naive_pass(indices: Array, values: Array, A: Array, B: Array, C: Array, eta: float) -> None:
-    """P-SGD as one writes it down: three float64 arrays, an entry after the other."""
+    """P-SGD written naively: three float64 arrays, one entry after another."""
     for s in range(len(values)):
         i, j, k = indices[s]
         error = -values[s]

@@ -1,4 +1,4 @@
-"""What shows in a fresh process alone: start-up and peak memory."""
+"""What shows only in a fresh process: start-up and peak memory."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def child(*arguments: str, **environment: str) -> dict[str, Any]:
     """Run a task of `benchmarks.child` in a fresh process and read what it found."""
     done = subprocess.run(
         [sys.executable, "-m", _CHILD, *arguments],
-        cwd=_ROOT,  # site-packages may hold a `benchmarks` of somebody else
+        cwd=_ROOT,  # site-packages may hold somebody else's `benchmarks`
         env=os.environ | environment,
         capture_output=True,
         text=True,

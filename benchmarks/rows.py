@@ -54,8 +54,8 @@ class Row:
     def of(cls, name: str, timing: Timing, unit: str, scale: float = 1.0, **more: Any) -> Row:
         """Row of the median; `scale` turns seconds into the unit.
 
-        What is a difference of two times may come out below nothing, where it is too short for a
-        busy machine: then there is no value.
+        A difference of two times may come out below zero, where it is too short for a busy
+        machine: then there is no value.
         """
         if timing.median <= 0:
             more["note"] = "not told from nothing; " + more.get("note", "")

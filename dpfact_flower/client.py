@@ -17,7 +17,7 @@ from dpfact_flower.site.disclosure import log_privately, public_reason
 from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 
 NUM_EXAMPLES = 1
-"""Sent with every reply in place of the number of patients, which is nobody else's business."""
+"""Sent with every reply in place of the number of patients, which concerns nobody else."""
 
 
 class RoundRefusedError(DPFactError):
@@ -36,7 +36,7 @@ class DPFactClient(NumPyClient):
     settings : SiteSettings
         `state_dir` and `allow_privacy` must be given.
     simulation : bool
-        As of `dpfact_flower.site.answer.Site`.
+        As for `dpfact_flower.site.answer.Site`.
 
     Raises
     ------
@@ -62,7 +62,7 @@ class DPFactClient(NumPyClient):
         Raises
         ------
         RoundRefusedError
-            For whatever reason; its text holds a code and nothing else.
+            For any failure; its text holds a code and nothing else.
         """
         try:
             release = self.site.answer(RoundRequest.from_wire(parameters, config))
@@ -72,7 +72,7 @@ class DPFactClient(NumPyClient):
         return list(arrays), NUM_EXAMPLES, dict(reply)
 
     def get_parameters(self, config: Mapping[str, Any]) -> list[NDArray[Any]]:
-        """Refuse: a site has no model to start others from; the server's public seed does that."""
+        """Refuse: a site has no model for others to start from; the server's public seed has."""
         raise RoundRefusedError(public_reason(MessageError()))
 
     def evaluate(

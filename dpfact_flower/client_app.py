@@ -60,7 +60,7 @@ def client_for(context: Context) -> DPFactClient:
     """
     own = context.node_config.keys() - _SIMULATION_KEYS
     if context.node_config.keys() >= _SIMULATION_KEYS:
-        if own:  # a hospital's settings must not be passed over because of two stray keys
+        if own:  # a hospital's settings must not be ignored because of two stray keys
             raise SettingsError(
                 f"node config: {', '.join(sorted(_SIMULATION_KEYS))} mark a simulated site, which "
                 f"has no settings of its own; got {', '.join(sorted(own))} too"

@@ -2,7 +2,7 @@
 
 A message names the field, the value and what would be right. It never holds a value that belongs
 to a patient, so it may be logged at the site. What may *leave* a site is the `code` alone: Flower
-passes an exception's text to the server verbatim, therefore the client replies with the code and
+passes an exception's text to the server verbatim, so the client replies with the code and
 keeps the text (see `dpfact_flower.client`).
 """
 
@@ -24,19 +24,19 @@ class DataError(DPFactError, ValueError):
 
 
 class SettingsError(DPFactError, ValueError):
-    """A setting that is unknown, of the wrong type, out of range or impossible with another."""
+    """A setting that is unknown, of the wrong type, out of range or incompatible with another."""
 
     code = "settings"
 
 
 class MessageError(DPFactError, ValueError):
-    """A message from the other side that does not keep the protocol."""
+    """A message from the other side that does not follow the protocol."""
 
     code = "message"
 
 
 class StateError(DPFactError, RuntimeError):
-    """State on disk that is missing, damaged or of another run."""
+    """State on disk that is missing, damaged or from another run."""
 
     code = "state"
 
@@ -60,7 +60,7 @@ class RoundFailedError(DPFactError, RuntimeError):
 
 
 class QuorumError(DPFactError, RuntimeError):
-    """Too few sites answered for a run to go on."""
+    """Too few sites answered for a run to continue."""
 
     code = "quorum"
 

@@ -35,9 +35,9 @@ from dpfact_flower.wire.protocol import SiteReply
 class DPFact(Strategy):
     """DPFact's server as a legacy Flower strategy; parameters as `dpfact_flower.DPFact`.
 
-    Give Flower's ``ServerConfig`` the rounds that are planned, ``coordinator.rounds`` (after a
-    resume, what is left of them): a privacy budget is planned over just these. Set
-    ``round_timeout`` in ``ServerConfig`` too: in this API Flower keeps the deadline. Bytes are
+    Give Flower's ``ServerConfig`` the planned number of rounds, ``coordinator.rounds`` (after a
+    resume, what is left of them): a privacy budget is planned over exactly these. Set
+    ``round_timeout`` in ``ServerConfig`` too: in this API Flower enforces the deadline. Bytes are
     those of the serialised arrays; this API shows no more.
 
     Examples
@@ -72,7 +72,7 @@ class DPFact(Strategy):
         clients = [client for _, client in sorted(client_manager.all().items())]
         self.coordinator.check_connected(len(clients), first=server_round == 1)
         number = self._resumed + server_round
-        if not clients:  # Flower asks nobody to aggregate then
+        if not clients:  # Flower then asks nobody to aggregate
             self.coordinator.close_round(number, [], [], bytes_down=0, bytes_up=0, seconds=0.0)
             return []
         factors, config = self.coordinator.request(number).to_wire()

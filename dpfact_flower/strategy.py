@@ -47,7 +47,7 @@ class DPFact(TrainOnlyStrategy):
         Number of codes of each feature mode, as `SparseTensor.feature_shape`.
     **options
         `solver`, `privacy`, `run`, `vocabulary`, `run_dir`, `resume`, `durable` and `rule`, each as
-        of `dpfact_flower.server.coordinator.Coordinator`.
+        for `dpfact_flower.server.coordinator.Coordinator`.
 
     Examples
     --------
@@ -82,7 +82,7 @@ class DPFact(TrainOnlyStrategy):
     ) -> Result:
         """Run the rounds that are left; see `flwr.serverapp.strategy.Strategy.start`.
 
-        Every argument but `grid` may be left out: rounds and timeout come from the run settings,
+        Every argument but `grid` may be omitted: rounds and timeout come from the run settings,
         and the start from the public seed. After a resume, rounds keep their own numbers in the
         history; in Flower's `Result` they count from 1.
 
@@ -90,7 +90,7 @@ class DPFact(TrainOnlyStrategy):
         ------
         SettingsError
             If `num_rounds` exceeds the run's rounds, which budgets are planned for, or a config is
-            given: a site takes settings from the run's own request alone.
+            given: a site takes settings only from the run's own request.
         QuorumError
             If too few sites connect in time, or no round at all met the quorum.
         """
@@ -123,7 +123,7 @@ class DPFact(TrainOnlyStrategy):
 
     @property
     def arrays(self) -> ArrayRecord:
-        """The global feature factors now."""
+        """The current global feature factors."""
         return records.array_record(self.coordinator.factors)
 
     def summary(self) -> None:
@@ -173,7 +173,7 @@ class DPFact(TrainOnlyStrategy):
             nothing in them comes from a patient.
         """
         # An error that Flower makes for a lost node carries the SuperLink's node id, so a reply
-        # is told by the message it replies to.
+        # is identified by the message it replies to.
         asked = {message.metadata.message_id: message for message in self._sent}
         usable: list[SiteReply] = []
         failures: list[Failure] = []
@@ -247,7 +247,7 @@ class DPFact(TrainOnlyStrategy):
 
 
 def _in_force(solver: SolverSettings) -> str:
-    """The solver's settings that act: but for psgd, relative weights stand before absolute ones."""
+    """The solver's settings in force: except with psgd, relative weights replace absolute ones."""
     psgd = solver.solver == "psgd"
     names = (
         "tau",

@@ -30,7 +30,7 @@ def read_epsilon(text: str) -> float:
 
 @contextmanager
 def one_line_errors(parser: argparse.ArgumentParser) -> Iterator[None]:
-    """End the program with the text of an error of ours, as `parser` does with its own."""
+    """End the program with the text of one of our errors, as `parser` does with its own."""
     try:
         yield
     except DPFactError as error:

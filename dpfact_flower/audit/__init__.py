@@ -1,4 +1,4 @@
-"""Audits of patient mode: whether the code does what the proof speaks of.
+"""Audits of patient mode: whether the code does what the proof says.
 
 Four audits, each against the code that sites run, with real data, settings and message bytes:
 `audit_sensitivity`, `audit_noise`, `audit_likelihood`, `audit_ledger`; `audit` runs them all. A
@@ -6,7 +6,7 @@ proof says what code ought to do; an audit can find that it does not. It can't p
 ``docs/how-to/audit.md`` says what each finds, and what none of them would.
 
 Nothing is sent or charged, and no state-dir but the audit's own is touched. Findings hold no value
-of a patient; they are for the site, as everything that was computed from its data without noise.
+of a patient; they are for the site alone, like everything computed from its data without noise.
 """
 
 from dpfact_flower.audit.finding import Finding

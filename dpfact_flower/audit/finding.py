@@ -10,7 +10,7 @@ Tell = Callable[[float], None]
 """Told by an audit which share of its work is done."""
 
 ALPHA = 1e-6
-"""How often a statistical check may fail where nothing is wrong."""
+"""How often a statistical check may fail when nothing is wrong."""
 Z_LIMIT = 5.0
 """Standard errors by which an estimate may be off; beyond, chance is below `ALPHA`."""
 
@@ -60,7 +60,7 @@ class Finding:
 
 
 def count_of(name: str, number: int, detail: str = "") -> Finding:
-    """Finding that something which must not happen was seen so many times."""
+    """Finding that something that must not happen was seen so many times."""
     return Finding(name, float(number), (0.0, 0.0), detail)
 
 

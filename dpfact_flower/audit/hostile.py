@@ -123,7 +123,7 @@ def _million(site: SiteData, transcript: Transcript, rng: np.random.Generator) -
 
 
 def _extreme(site: SiteData, transcript: Transcript, rng: np.random.Generator) -> Patient:
-    """As large and as small as float32 can hold, in one patient."""
+    """Values as large and as small as float32 can hold, in one patient."""
     cells, _ = _some_cells(site.tensor.feature_shape, 6, rng)
     return Patient(cells, np.resize([1e38, 1e-38, 1.0], len(cells)))
 
@@ -198,7 +198,7 @@ STARTS: dict[str, Callable[[int, float, np.random.Generator], NDArray[np.float64
 
 
 def hostile_transcript(subject: Subject, trial: int, rng: np.random.Generator) -> Transcript:
-    """Factors, selection and released start of a trial; trial after trial goes through all kinds.
+    """Factors, selection and released start of a trial; successive trials go through all kinds.
 
     Every second trial has a ridge (the settings' own `off`, or 1 where they have none): a server
     may ask for one whatever the site's user has set.

@@ -1,9 +1,9 @@
 """Audit 4: whole runs of a site, message by message, against its ledger.
 
-From the bytes of the messages and the un-noised sums the noise is measured anew, and with it what
+From the bytes of the messages and the un-noised sums the noise is measured again, and with it what
 each release cost: that is what the ledger must say. Each message has its row with the same bytes, a
-repeated request is answered with the same bytes for nothing, the last round sends nothing, and a
-message holds nothing beside the release. A second site, with a patient more, must look the same in
+repeated request is answered with the same bytes at no cost, the last round sends nothing, and a
+message holds nothing but the release. A second site, with one more patient, must look the same in
 everything but the released values.
 """
 
@@ -61,7 +61,7 @@ class _Message(NamedTuple):
 
     @property
     def beside(self) -> tuple[Any, ...]:
-        """All of the message but the values."""
+        """All of the message except the values."""
         shapes = [(array.shape, str(array.dtype)) for array in self.arrays]
         return (self.round, self.examples, sorted(self.config.items()), shapes)
 
@@ -73,9 +73,9 @@ class _Played(NamedTuple):
     rows: tuple[LedgerRow, ...]
     problems: list[str]
     changed_answers: int
-    """Repeated requests that were answered with other bytes, or wrote into the ledger."""
+    """Repeated requests that were answered with other bytes, or wrote to the ledger."""
     remembered: int
-    """Un-noised state that a round left for the next, and releases kept otherwise than sent."""
+    """Un-noised state that a round left for the next, and releases not kept as sent."""
 
 
 def audit_ledger(
@@ -87,7 +87,7 @@ def audit_ledger(
     ----------
     subject : Subject
     rng : numpy.random.Generator
-        Chooses transcript and canary; has no part in the noise.
+        Chooses transcript and canary; not involved in the noise.
     tell : callable
 
     Returns
@@ -143,7 +143,7 @@ def audit_ledger(
 
 
 def _jobs(subject: Subject) -> int:
-    """Runs that it takes to measure the total cost: each release's variance has 2/n of error."""
+    """Runs that are needed to measure the total cost: each release's variance has 2/n of error."""
     costs = {r: (subject.sensitivity(r) / r.sigma) ** 2 for r in subject.plan.releases}
     total = sum(costs.values())
     variance = sum(2 / r.count * (cost / total) ** 2 for r, cost in costs.items())
@@ -180,7 +180,7 @@ def _play(
 
 
 def _kept_otherwise(folder: Path, messages: list[_Message]) -> int:
-    """Releases of the first job that later rounds would read otherwise than they were sent."""
+    """Releases of the first job that later rounds would not read as they were sent."""
     with Ledger(folder, create=False) as ledger:
         charged = {row.round for row in ledger.rows() if row.job == "audit-0"}
         return sum(
@@ -197,7 +197,7 @@ def _changed_answers(
     before = _length(state_dir / site.name)
     changed = 0
     for number in range(1, subject.plan.rounds + 1):
-        # By a site that was started anew: what it remembers is on its disk.
+        # By a restarted site: what it remembers is on its disk.
         try:
             client = subject.client(state_dir, site)
             again = _ask(subject, client, transcript, "audit-0", number)
@@ -278,7 +278,7 @@ def _costs(subject: Subject, transcript: Transcript, played: _Played) -> tuple[F
     charged = _charged(played)
     measured, farthest, worst = 0.0, 0.0, ""
     for release in subject.plan.releases:
-        # Of a chi-square of n, the variance is 2n.
+        # The variance of a chi-square of n is 2n.
         sigma = release.sigma * math.sqrt(squares[release] / values[release])
         cost = (subject.sensitivity(release) / sigma) ** 2 / 2
         measured += cost
@@ -354,7 +354,7 @@ def _unrecorded(played: _Played) -> int:
 
 
 def _told_apart(played: _Played, other: _Played) -> int:
-    """Differences of two neighbours' first runs beside the released values."""
+    """Differences between two neighbours' first runs, apart from the released values."""
     rounds = min(len(played.messages), len(other.messages))
     pairs = zip(played.messages[:rounds], other.messages, strict=False)
     different = sum(one.beside != two.beside for one, two in pairs)

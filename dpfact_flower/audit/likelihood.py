@@ -1,15 +1,15 @@
 """Audit 3: the best adversary learns no more from a site's replies than its ledger says.
 
-He knows everything but whether a patient is there.
+The adversary knows everything but whether a patient is there.
 
 A tiny site, with and without canaries, answers the same run over and over, each time with an empty
 ledger. From the bytes of the replies the adversary takes the logarithm of the likelihood ratio,
 which is the best that anybody can do (Neyman & Pearson). Under a Gaussian mechanism it is normal,
-with means that lie mu of its standard deviations apart. Estimate and standard error stand against
-the mu that the ledger's events add up to.
+with means that lie mu of its standard deviations apart. Estimate and standard error are compared
+with the mu that the ledger's events add up to.
 
 Canaries come as a group of equal patients, large enough that the estimate's error is small beside
-it: a group of k is protected by k times mu (Dong, Roth & Su 2022, Theorem 2.14), exactly for
+its mu: a group of k is protected by k times mu (Dong, Roth & Su 2022, Theorem 2.14), exactly for
 Gaussian noise. Each of them reaches the bound in every release, which is checked.
 """
 
@@ -59,7 +59,7 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Game:
-    """The two data sets that are to be told apart, and what everybody knows.
+    """The two data sets to be told apart, and what everybody knows.
 
     Attributes
     ----------
@@ -67,7 +67,7 @@ class _Game:
         The tiny problem.
     transcript : Transcript
     without, with_group, group : SiteData
-        The site without canaries, with them, and they alone.
+        The site without canaries, with them, and the canaries alone.
     canaries : int
         How many there are.
     """
@@ -90,7 +90,7 @@ def audit_likelihood(
     subject : Subject
         Whose epsilon, delta and bound the tiny problem has.
     rng : numpy.random.Generator
-        Makes up the tiny site; has no part in the noise.
+        Makes up the tiny site; not involved in the noise.
     runs : int
         Of each of the two sites, each with an empty ledger.
     tell : callable
@@ -158,7 +158,7 @@ def estimate(without: NDArray[np.float64], with_group: NDArray[np.float64]) -> E
 def _game(subject: Subject, rng: np.random.Generator) -> _Game:
     """A site of a few made-up patients under the settings' own epsilon, delta and bound.
 
-    Every release costs the same: then a ledger that forgets any one of them is off by most.
+    Every release costs the same: then a ledger that forgets any of them is off by the most.
     """
     modes = len(subject.site.vocabularies)
     counted = bool(subject.privacy.codes)
@@ -211,7 +211,7 @@ def _log_ratios(game: _Game, replies: dict[int, NDArray[np.float32]]) -> tuple[l
     """Log likelihood ratios of a run's replies, with the group over without; and what it reached.
 
     Everything is conditional on what was released before: un-noised sums are computed with the
-    site's own earlier replies in its hands. The ratio of the whole run is therefore their sum.
+    site's own earlier replies in hand. The ratio of the whole run is therefore their sum.
     """
     heard = replace(
         game.transcript, releases={number: as_release(values) for number, values in replies.items()}

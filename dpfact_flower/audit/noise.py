@@ -1,10 +1,10 @@
-"""Audit 2: the noise has the planned standard deviation, a Gaussian's shape, and never comes twice.
+"""Audit 2: the noise has the planned standard deviation, a Gaussian's shape, and never repeats.
 
-What a site's rounds release, less their un-noised sums, over tens of thousands of values, at the
-settings' bound and at 0.1 and 1: a variance in place of a standard deviation hides where it is 1.
+What a site's rounds release, minus their un-noised sums, over tens of thousands of values, at the
+settings' bound and at 0.1 and 1: a variance in place of a standard deviation goes unseen at 1.
 Noise is compared between rounds, between jobs, between two sites that are asked the same, between
 one request and the very same to a site that has forgotten it, and within one release; at every
-offset, so that a stream of random numbers which begins again shows wherever it does.
+offset, so that a stream of random numbers that begins again shows up wherever it does.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def audit_noise(
     ----------
     subject : Subject
     rng : numpy.random.Generator
-        Chooses transcripts; has no part in the noise.
+        Chooses transcripts; not involved in the noise.
     coordinates : int
         Least number of released values, for each release.
     seeded : bool
@@ -103,7 +103,7 @@ def audit_noise(
 
 
 def _at_bound(subject: Subject, bound: float) -> Subject:
-    """The same run with another bound; it is planned anew."""
+    """The same run with another bound, planned again."""
     if bound == subject.privacy.bound:
         return subject
     privacy = replace(subject.privacy, bound=bound)
@@ -120,7 +120,7 @@ def _sample(
         plain_factors(subject.sizes, subject.solver.rank, rng),
         random_selection(subject, rng),
         {number: as_release(values) for number, values in told.items()},
-        off=0.0,  # a ridge has no part in the noise, and takes its time in thousands of rounds
+        off=0.0,  # a ridge does not affect the noise, and costs time over thousands of rounds
     )
     jobs = max(2, math.ceil(coordinates / planned.count / len(_STREAMS)))
     streams: dict[str, list[Floats]] = {stream: [] for stream in _STREAMS}
@@ -244,7 +244,7 @@ def _lagged(one: Floats, two: Floats) -> tuple[Floats, NDArray[np.int64]]:
 
 
 def _standardised(rows: Floats) -> Floats:
-    """Rows in their own standard deviation: a wrong scale is another audit's affair."""
+    """Rows in their own standard deviation: a wrong scale is for another audit to find."""
     return rows / max(float(np.sqrt(np.mean(rows**2))), 1e-300)
 
 

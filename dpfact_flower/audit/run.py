@@ -45,13 +45,13 @@ def audit(
     data : SiteData or Cohort
         At most 200 patients of one site are used, drawn at random.
     solver, privacy : settings
-        Of the run, planned or not. A seed of the noise is left out, and reported.
+        Of the run, planned or not. A noise seed is left out, and reported.
     site : str
-        Which site of a cohort; default its first.
+        Which site of a cohort; by default the first.
     quick : bool
         Fewer trials and runs: finds gross faults in a fraction of the time.
     seed : int
-        Of what the auditor chooses; the noise has none.
+        Of what the auditor chooses; the noise has no seed.
     watch : callable, optional
         Told of progress.
 
@@ -93,9 +93,9 @@ def audit(
 
 @contextmanager
 def _new_ledgers_expected() -> Iterator[None]:
-    """Without the sites' warnings of new ledgers: each audited run has one of its own.
+    """Silence the sites' warnings of new ledgers: each audited run has one of its own.
 
-    A site's people are told to stop when they see that warning, so it may not come for nothing.
+    A site's staff are told to stop when they see that warning, so it must not appear needlessly.
     """
     logger = logging.getLogger(NEW_LEDGERS)
     before, logger.disabled = logger.disabled, True
@@ -108,7 +108,7 @@ def _new_ledgers_expected() -> Iterator[None]:
 def _guarded(
     name: str, work: Callable[[Tell], tuple[Finding, ...]], watch: Watch | None
 ) -> tuple[Finding, ...]:
-    """The findings of an audit, or the one that it broke off."""
+    """The findings of an audit, or the single finding that it broke off."""
 
     def tell(share: float) -> None:
         if watch:
@@ -118,7 +118,7 @@ def _guarded(
         return work(tell)
     except DPFactError as error:  # our own texts hold nothing of a patient
         return (failed(f"{name}: broke off", f"{type(error).__name__}: {error}"),)
-    except Exception as error:  # of others', the kind alone
+    except Exception as error:  # of others' errors, only the kind
         return (failed(f"{name}: broke off", type(error).__name__),)
 
 

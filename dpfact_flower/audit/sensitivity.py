@@ -1,9 +1,10 @@
-"""Audit 1: one patient more or less moves a release by his own part, which is bounded.
+"""Audit 1: one patient more or less moves a release by their own part, which is bounded.
 
-Two worlds, a site without and with one patient, hear the same transcript, and each keeps what its
-own rounds leave behind. Their exact un-noised sums, integers, may differ by at most the sensitivity
-and must differ by exactly what that patient gives alone: then no other patient's part has changed.
-The patients are chosen to reach the bound, and the audit fails if none does: it would be blind.
+Two worlds, a site without and with one patient, receive the same transcript, and each keeps what
+its own rounds leave behind. Their exact un-noised sums, integers, may differ by at most the
+sensitivity and must differ by exactly what that patient contributes alone: then no other patient's
+part has changed. The patients are chosen to reach the bound, and the audit fails if none does: it
+would be blind.
 """
 
 from __future__ import annotations

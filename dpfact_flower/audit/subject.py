@@ -32,8 +32,8 @@ from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 
 Integers = NDArray[np.int64]
 SIGMA = 2**24
-"""Standard deviation of the noise in grid units, as the design has it. Not imported: the code under
-audit must not be its own ruler."""
+"""Standard deviation of the noise in grid units, by the design. Not imported: the code under audit
+must not be its own ruler."""
 JOB = "audit"
 
 
@@ -66,7 +66,7 @@ class Subject:
         ----------
         site : SiteData
         solver, privacy : settings
-            As the run has them; a seed of the noise is left out.
+            As the run has them; a noise seed is left out.
         sites : int
             How many sites the run has.
 
@@ -76,7 +76,7 @@ class Subject:
             If the mode is not "patient", or the settings have no plan.
         """
         if privacy.privacy != "patient":
-            raise SettingsError(f"privacy: audits are of 'patient'; got {privacy.privacy!r}")
+            raise SettingsError(f"privacy: audits are for 'patient'; got {privacy.privacy!r}")
         privacy.check_solver(solver)
         plan = plan_patient(privacy, sizes=site.tensor.feature_shape, rank=solver.rank, sites=sites)
         return cls(site, solver, replace(plan.settle(privacy), noise_seed=-1), plan)
@@ -91,7 +91,7 @@ class Subject:
         return planned.name([vocabulary.name for vocabulary in self.site.vocabularies])
 
     def sensitivity(self, planned: PlannedRelease) -> float:
-        """L2 distance that one patient may move a release by: by the design, not by the plan."""
+        """L2 distance by which one patient may move a release: by the design, not the plan."""
         return self.privacy.bound if planned.kind == "refine" else 1.0
 
     def transcript(
@@ -102,7 +102,7 @@ class Subject:
         *,
         off: float | None = None,
     ) -> Transcript:
-        """What a server says that sends these factors in every round that has any.
+        """What a server says if it sends these factors in every round that has any.
 
         Parameters
         ----------
@@ -131,7 +131,7 @@ class Subject:
                 anchors=anchors if kind in ("refine", "finish") else (),
                 selection=() if kind == "codes" else selection,
             )
-            # Through the protocol's own door: what it refuses, no server can ask.
+            # Through the protocol's own door: what it refuses, no server can ask for.
             requests[number] = RoundRequest.from_wire(*request.to_wire())
         return Transcript(anchors, selection, requests, releases or {})
 
@@ -162,7 +162,7 @@ class Subject:
 
 @dataclass(frozen=True, eq=False)
 class Transcript:
-    """What a site hears in a run, the same in every world; made by `Subject.transcript`.
+    """What a site is told in a run, the same in every world; made by `Subject.transcript`.
 
     Attributes
     ----------
@@ -171,7 +171,7 @@ class Transcript:
     requests : mapping of int to RoundRequest
         By round.
     releases : mapping of int to Release
-        What the site is told that it released in a round. Where a round is missing, what it did.
+        What the site is told that it released in a round. For a missing round, what it did release.
     """
 
     anchors: Factors
@@ -217,7 +217,7 @@ class World:
         return self._state
 
     def release(self, round_number: int) -> Release | None:
-        """What the site is told that it released, or what it did."""
+        """What the site is told that it released, or what it did release."""
         return self._released.get(round_number)
 
     def bounded(self, planned: PlannedRelease) -> Integers:
@@ -225,7 +225,7 @@ class World:
         return self._work(planned).bounded(planned, self).total
 
     def play(self, planned: PlannedRelease) -> tuple[Integers, Release]:
-        """A round as the site has it: the un-noised sum, and what is released."""
+        """A round as the site runs it: the un-noised sum, and what is released."""
         work = self._work(planned)
         total = work.bounded(planned, self).total.copy()
         outcome = work.run(self)
@@ -275,7 +275,7 @@ def plain_factors(sizes: Sequence[int], rank: int, rng: np.random.Generator) -> 
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A folder for state-dirs of the audit's own, in memory where that is possible; then deleted.
+    """A folder for the audit's own state-dirs, in memory if possible; deleted afterwards.
 
     A site waits for its disk with every charge, as it must; thousands of audited runs need not.
     """

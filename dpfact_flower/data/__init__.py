@@ -1,4 +1,4 @@
-"""From EHR tables to one validated tensor a site.
+"""From EHR tables to one validated tensor per site.
 
     EHR tables -> tables -> mimic3 | eicu | synpuf | events -> cooccurrence -> SiteData (.npz)
                                                                  Vocabulary -^   of each site
@@ -10,7 +10,7 @@ is a `Cohort`: all sites of open data in one place, for simulation. A hospital's
 `SiteData`, and a run reads nothing else, so only preparing data needs DuckDB
 (``pip install "dpfact-flower[data]"``).
 
-All sites share a `Vocabulary` for each feature mode. Where a privacy guarantee is wanted it comes
+All sites share a `Vocabulary` for each feature mode. Where a privacy guarantee is wanted, it comes
 from a public list, not from patients: pass ``vocabularies=`` to the reader.
 """
 

@@ -7,8 +7,8 @@ any number of modes m >= 1.
 - An event is a distinct (encounter, time, code) of a patient in a mode. What a table repeats
   counts once; a code recorded at two times, or in two encounters, counts twice.
 - A window is an encounter, or a number of days: events are in one window if any two of them are at
-  most so many days apart, the bound included. Both together ask for both. An event that lacks what
-  the window needs, an encounter or a time, is in no window.
+  most that many days apart, the bound included. If both are given, both must hold. An event that
+  lacks what the window needs, an encounter or a time, is in no window.
 - A patient without any cell has no data in the tensor and is left out unless asked for.
 
 The readers of `dpfact_flower.data` bring their source into three tables of one DuckDB connection:
@@ -17,7 +17,7 @@ The readers of `dpfact_flower.data` bring their source into three tables of one 
     events        mode, patient, encounter, time, code               time in minutes, BIGINT
     descriptions  mode, code, description                            one row per code, none needed
 
-What a site's name may not hold becomes a hyphen, and a blank name ``unknown``.
+What a site's name may not contain becomes a hyphen, and a blank name ``unknown``.
 `time` counts from any origin that is the same within a patient, or within an encounter if the
 window asks for the same encounter. Whole minutes keep the edge of the window exact.
 """
@@ -74,7 +74,7 @@ class Window:
             raise SettingsError("window: need a number of days, the same encounter, or both")
 
     def condition(self, left: str, right: str) -> str:
-        """SQL that holds if the events `left` and `right` are in one window."""
+        """SQL that is true if the events `left` and `right` are in one window."""
         terms = []
         if self.same_encounter:
             terms.append(f"{left}.encounter = {right}.encounter")
@@ -84,7 +84,7 @@ class Window:
 
     @property
     def unplaced(self) -> str:
-        """SQL that holds for an event which is in no window."""
+        """SQL that is true for an event that is in no window."""
         return " OR ".join(
             f"{column} IS NULL"
             for column, needed in (
@@ -113,7 +113,7 @@ def choose_vocabularies(
         How many codes of each mode to keep, by number of events; None: all. Not used where
         vocabularies are given.
     given : sequence of Vocabulary, optional
-        One a mode, of its name and in its order.
+        One per mode, with its name and in its order.
 
     Raises
     ------
@@ -160,7 +160,7 @@ def build_cohort(
     name : str
         Name of the cohort.
     vocabularies : sequence of Vocabulary
-        One a feature mode; events of other codes are left out.
+        One per feature mode; events of other codes are left out.
     window : Window
     labels : bool
         Whether ``patients.died`` is a label.
@@ -179,7 +179,7 @@ def build_cohort(
     SettingsError
         If `min_patients` is not a positive integer.
     DataError
-        If no patient has a cell, or two sites' names differ by their case alone.
+        If no patient has a cell, or two sites' names differ only by case.
     """
     if type(min_patients) is not int or min_patients < 1:
         raise SettingsError(f"min-patients: need an integer of at least 1, got {min_patients!r}")

@@ -1,7 +1,7 @@
 """What one hospital holds (`SiteData`), and several of them in one place (`Cohort`).
 
 A `SiteData` never leaves its hospital: it is a file there, and an object in that hospital's
-process. A `Cohort` exists in simulations and tests alone.
+process. A `Cohort` exists only in simulations and tests.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class SiteData:
     tensor : SparseTensor, shape (patients, codes of mode 1, ...)
         Counts of co-occurrences.
     vocabularies : tuple of Vocabulary
-        One a feature mode, with distinct names, in the order of the tensor's modes.
+        One per feature mode, with distinct names, in the order of the tensor's modes.
     labels : ndarray of int8, shape (patients,), or None
         1 where the patient died in hospital, else 0. Read-only.
     patients : tuple of str or None
@@ -89,7 +89,7 @@ class SiteData:
         return f"SiteData({self.name!r}, {self.tensor!r})"
 
     def select_codes(self, kept: Sequence[NDArray[np.int32]]) -> SiteData:
-        """The same patients with the codes at the given positions alone.
+        """The same patients with only the codes at the given positions.
 
         Parameters
         ----------
@@ -189,7 +189,7 @@ class SiteData:
         given = np.asarray(labels)
         if given.shape != (self.tensor.n_patients,):
             raise DataError(
-                f"site {self.name}: labels must have shape ({self.tensor.n_patients},), one a "
+                f"site {self.name}: labels must have shape ({self.tensor.n_patients},), one per "
                 f"patient; got {given.shape}"
             )
         if given.dtype.kind not in "biuf" or not np.isin(given, (0, 1)).all():
@@ -214,7 +214,7 @@ class SiteData:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Truth:
-    """Planted phenotypes, known where data were made up.
+    """Planted phenotypes, known where the data was made up.
 
     Attributes
     ----------
@@ -251,7 +251,7 @@ class Truth:
         object.__setattr__(self, "usage", usage)
 
     def select_codes(self, kept: Sequence[NDArray[np.int32]]) -> Truth | None:
-        """What is left of the phenotypes with some codes alone; None where nothing is."""
+        """What is left of the phenotypes with only some codes; None where nothing is."""
         parts = [factor[rows] for factor, rows in zip(self.factors, kept, strict=True)]
         norms = [np.linalg.norm(part, axis=0) for part in parts]
         alive = np.all([norm > 0 for norm in norms], axis=0)
@@ -314,7 +314,7 @@ class Cohort:
         return self.sites[0].vocabularies
 
     def summary(self) -> tuple[SiteSummary, ...]:
-        """One line a site: patients, non-zero cells, deaths (None without labels)."""
+        """One line per site: patients, non-zero cells, deaths (None without labels)."""
         return tuple(
             SiteSummary(
                 site.name,
@@ -326,7 +326,7 @@ class Cohort:
         )
 
     def select_codes(self, kept: Sequence[NDArray[np.int32]]) -> Cohort:
-        """The same cohort with the codes at the given positions alone; see `SiteData`."""
+        """The same cohort with only the codes at the given positions; see `SiteData`."""
         if not kept:
             return self
         sites = tuple(site.select_codes(kept) for site in self.sites)
@@ -335,8 +335,8 @@ class Cohort:
     def save(self, folder: str | Path) -> None:
         """Write one file per site, one per vocabulary, the truth, and last ``cohort.json``.
 
-        A folder that holds ``cohort.json`` is therefore complete, also where it held another
-        cohort before.
+        A folder that holds ``cohort.json`` is therefore complete, even if it held another cohort
+        before.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -452,7 +452,7 @@ def _vocabularies(arrays: Mapping[str, NDArray[Any]]) -> tuple[Vocabulary, ...]:
 
 def _check_format(path: str | Path, found: object) -> None:
     if found != _FORMAT:
-        raise DataError(f"{path}: is of another format than {_FORMAT}, which this version reads")
+        raise DataError(f"{path}: has another format than {_FORMAT}, which this version reads")
 
 
 def _load_truth(folder: Path) -> Truth:

@@ -1,11 +1,11 @@
 """An artificial EHR with planted phenotypes: for the demo, tests and experiments.
 
-It is made the way real tensors come about. A patient has one to four active phenotypes and, for
+It is made the way real tensors arise. A patient has one to four active phenotypes and, for
 each, some time windows. In a window every mode draws its codes from the phenotype, with some
 background noise, and all combinations of the codes in a window co-occur; counts add up over
 windows. Cells are therefore not drawn independently, code frequencies follow a power law, and a
 few patients come very often. Sites differ in how common each phenotype is, and some phenotypes
-exist at one site alone. In-hospital death depends on the active phenotypes.
+exist at one site only. In-hospital death depends on the active phenotypes.
 
 Nothing here derives from real patients. Equal settings give equal data.
 """
@@ -137,7 +137,7 @@ class SyntheticSettings(Settings):
                 f"got {self.local:g}"
             )
         if (self.site_sizes < 1).any():
-            raise SettingsError(f"patients: {self.patients} leave a site of {sites} empty")
+            raise SettingsError(f"patients: {self.patients} leave one of {sites} sites empty")
 
 
 PRESETS: Mapping[str, SyntheticSettings] = {
@@ -153,7 +153,7 @@ PRESETS: Mapping[str, SyntheticSettings] = {
         phenotypes=50,
     ),
     # The demo and MIMIC-III's sizes, with a last site whose patients are drastically unlike all
-    # others', as the paper's neonatal unit.
+    # others', like the paper's neonatal unit.
     "demo-icu": SyntheticSettings(name="demo-icu", distinct=6),
     "paper-icu": SyntheticSettings(
         name="paper-icu", patients=40_662, modes="procedures:202:2.8,diagnoses:316:5.45",
@@ -180,7 +180,7 @@ class _Planted(NamedTuple):
 
 
 class _Windows(NamedTuple):
-    """One row a time window."""
+    """One row per time window."""
 
     patient: Ints
     phenotype: Ints
@@ -276,7 +276,7 @@ def _plant(settings: SyntheticSettings, rng: np.random.Generator) -> _Planted:
 
 
 def _plant_mode(size: int, phenotypes: int, rng: np.random.Generator) -> Floats:
-    """Few codes a phenotype, common codes in more of them, so that phenotypes overlap."""
+    """Few codes per phenotype, common codes in more of them, so that phenotypes overlap."""
     frequency = (np.arange(size) + 6.0) ** -0.8
     popularity = rng.permutation(frequency / frequency.sum())
     fewest = min(size, 12, max(4, round(0.02 * size)))
@@ -340,7 +340,7 @@ def _members(
 def _windows(
     settings: SyntheticSettings, members: NDArray[np.bool_], rng: np.random.Generator
 ) -> _Windows:
-    """Windows of each active phenotype; who comes often, comes often for all of them."""
+    """Windows of each active phenotype; who comes often does so for all of them."""
     frailty = rng.gamma(1 / settings.dispersion, settings.dispersion, settings.patients)
     patient, phenotype = np.nonzero(members)
     windows = 1 + rng.poisson((settings.windows - 1) * frailty[patient])
@@ -373,7 +373,7 @@ def _categorical(distributions: Floats, column: Ints, rng: np.random.Generator) 
 
 
 def _combinations(codes: list[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
-    """All combinations of one code a mode in the same window: (window,), (rows, modes)."""
+    """All combinations of one code per mode in the same window: (window,), (rows, modes)."""
     window, first = codes[0]
     columns = [first]
     for other_window, other in codes[1:]:

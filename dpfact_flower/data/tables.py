@@ -32,7 +32,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 _COLUMN = re.compile(r"[A-Za-z_][A-Za-z0-9_ ]*|")
-_TEXT_OR_WHOLE = re.compile(  # as Parquet's types are called in DuckDB; a code is no fraction
+_TEXT_OR_WHOLE = re.compile(  # as Parquet's types are called in DuckDB; a code is never a fraction
     r"VARCHAR|ENUM.*|UUID|BOOLEAN|U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?|DECIMAL\(\d+,0\)|"
     r"DATE|TIMESTAMP.*"
 )
@@ -42,7 +42,7 @@ _TEXT_OR_WHOLE = re.compile(  # as Parquet's types are called in DuckDB; a code 
 def connect() -> Iterator[Connection]:
     """DuckDB database in memory; joins larger than memory spill to a private folder.
 
-    The folder is the user's alone and removed at the end. Extensions are never fetched: a
+    The folder is the user's alone and is removed at the end. Extensions are never fetched: a
     hospital's machine asks nothing of the internet.
 
     Raises
@@ -88,8 +88,8 @@ def find_files(folder: str | Path, pattern: str) -> dict[str, Path]:
     Returns
     -------
     dict of str to Path
-        By the text of the group, lower-case, in its order. Of a plain and a gzipped file of one
-        name, the plain one.
+        By the text of the group, in lower case, sorted by it. Of a plain and a gzipped file with
+        one name, the plain one.
 
     Raises
     ------
@@ -151,7 +151,7 @@ def load_table(
     optional : sequence of str
         Likewise, but NULL in every row where the file lacks the column.
     select : str
-        SQL over `columns` and `optional` that makes one row of each row.
+        SQL over `columns` and `optional` that makes one row from each row.
     may_be_cut : bool
         Leave out a last line of CSV that ends too early instead of refusing the file.
 
@@ -206,8 +206,8 @@ def read_header(path: Path) -> list[str]:
     Raises
     ------
     DataError
-        If the file cannot be read, or its first line is no header: that line is not quoted, for
-        it may be a patient's.
+        If the file cannot be read, or its first line is not a header: that line is not quoted,
+        since it may be a patient's.
     """
     try:
         opened = gzip.open if _compression(path) == "gzip" else open
@@ -289,7 +289,7 @@ def _parquet(
 
 
 def _literal(path: Path) -> str:
-    """The path as DuckDB takes it, in which * ? [ would stand for other files."""
+    """The path as DuckDB takes it, to which * ? [ would mean other files."""
     return re.sub(r"([*?\[])", r"[\1]", str(path))
 
 

@@ -36,7 +36,7 @@ class Vocabulary:
         Unique, printable, without blanks around them. Text, because ``0040`` is not ``40``.
     descriptions : tuple of str
         One for each code, ``""`` where none is known; none at all stands for ``""`` everywhere.
-        They are for reading alone and no part of the vocabulary's identity.
+        They are for reading only and not part of the vocabulary's identity.
 
     Raises
     ------
@@ -55,7 +55,7 @@ class Vocabulary:
         self._check_codes(codes)
         if len(descriptions) != len(codes):
             raise DataError(
-                f"vocabulary {self.name}: need one description a code ({len(codes)}), "
+                f"vocabulary {self.name}: need one description per code ({len(codes)}), "
                 f"got {len(descriptions)}"
             )
         object.__setattr__(self, "codes", codes)
@@ -159,7 +159,7 @@ class Vocabulary:
             if first.setdefault(code, position) != position:
                 raise DataError(
                     f"vocabulary {self.name}: the code at position {position} "
-                    f"stands at position {first[code]} already"
+                    f"is at position {first[code]} already"
                 )
 
 
@@ -180,7 +180,7 @@ def by_frequency(
         Name of the vocabulary.
     counts : mapping of code to number of events
     top : int, optional
-        How many to keep; default and upper bound: all.
+        How many to keep; all by default and at most.
     descriptions : mapping of code to text, optional
 
     Returns
@@ -207,9 +207,9 @@ def load_codes(path: str | Path, name: str) -> Vocabulary:
     ----------
     path : path
         ``.json``: a list of codes, or what `Vocabulary.save` wrote. ``.csv``: a header with a
-        column ``code`` and perhaps one ``description``, whatever their case, or MIMIC's
+        column ``code`` and perhaps one named ``description``, whatever their case, or MIMIC's
         ``icd9_code`` and ``long_title``; other columns are ignored. Anything else is text with one
-        code a line; empty lines and lines that begin with ``#`` are skipped.
+        code per line; empty lines and lines that begin with ``#`` are skipped.
     name : str
         Name of the vocabulary; a file that holds one of its own must agree.
 

@@ -1,7 +1,7 @@
-"""Growth: factors added where the residual of what is there already holds most.
+"""Growth: factors added where the residual of the factors so far is largest.
 
 A new factor f with usages d_t is to take as much as it can from the sites' residuals,
-``max sum_t d_t f^T R_t f`` for a unit f >= 0: exact updates of f and d by turns, from several
+``max sum_t d_t f^T R_t f`` for a unit f >= 0: exact updates of f and d in turn, from several
 directions at once. A soft threshold on f keeps it from following the noise.
 """
 
@@ -29,10 +29,10 @@ _TINY = 1e-12
 
 
 def grown(sites: Sites, rank: int, noise: float, rng: np.random.Generator) -> Model | None:
-    """Add factors where the residual holds most, until there are `rank`.
+    """Add factors where the residual is largest, until there are `rank`.
 
-    The threshold may take all of a factor: it goes, and another is looked for. When a step leaves
-    no more factors than there were, the threshold is lowered for all that follows.
+    The threshold may remove all of a factor: it is dropped, and another is looked for. When a step
+    leaves no more factors than there were, the threshold is lowered for all that follows.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ def grown(sites: Sites, rank: int, noise: float, rng: np.random.Generator) -> Mo
     Returns
     -------
     Model or None
-        None if there are fewer after `rank` steps: there are not as many above the noise.
+        None if there are fewer after `rank` steps: not that many stand above the noise.
     """
     codes, count, _ = sites.shape
     model = Model(np.zeros((codes, 0)), np.zeros((count, 0)))
@@ -75,7 +75,7 @@ def strongest(
     model : Model
         What is there already.
     threshold : float
-        As of `pair_fit.fit`.
+        As for `pair_fit.fit`.
     most : int
         How many to look for.
     rng : numpy.random.Generator
@@ -83,7 +83,7 @@ def strongest(
     Returns
     -------
     Model
-        Of one factor at least, the one that takes most first; no two are alike.
+        Of at least one factor, the one that takes most first; no two are alike.
     """
     for share in _LOWERED:
         F, usage, gain = _climbed(sites, model, share * threshold, rng)

@@ -1,12 +1,12 @@
 """Least squares of co-occurrences: ``P_t ~ F diag(d_t) F^T`` for all sites t at once.
 
 F >= 0 holds the feature factors of all modes stacked, d_t >= 0 site t's usage of each. Diagonals
-are not known and have no say. An iteration is exact coordinate descent: one row of F after the
-other, then every site's usages. So without a threshold no iteration raises the squared error.
+are not known and have no effect. An iteration is exact coordinate descent: one row of F after
+another, then every site's usages. So without a threshold no iteration raises the squared error.
 
 The time goes into ``P_t F``, so it is made once and kept up to date: whenever a block of rows has
 changed, what the change adds to it is one matrix product over all sites. The usages need the same
-product, and find it made.
+product, and find it ready.
 """
 
 from __future__ import annotations
@@ -75,14 +75,14 @@ def pairs_gram(F: Floats) -> Floats:
 
 
 def explained(sites: Sites, model: Model) -> float:
-    """By how much the squared error beside the diagonals is less than without any factors."""
+    """By how much the squared error off the diagonals is less than without any factors."""
     return _explained(inner(times(sites, model.F), model.F), model.d, pairs_gram(model.F))
 
 
 def fit(
     sites: Sites, start: Model, *, threshold: float, iterations: int, settled: float = 0.0
 ) -> Model:
-    """Improve F and d by turns.
+    """Improve F and d in turn.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ def fit(
     iterations : int
         At most.
     settled : float
-        End when an iteration changes what is explained by less than this share of it.
+        Stop when an iteration changes what is explained by less than this share of it.
     """
     F, d = start.F.copy(), start.d.copy()
     products = times(sites, F)
@@ -121,7 +121,7 @@ def solve_usages(d: Floats, target: Floats, system: Floats, sweeps: int) -> None
     d, target : ndarray of float64, shape (T, R)
         `target` holds the ``f_r^T P_t f_r``.
     system : ndarray of float64, shape (R, R)
-        As of `pairs_gram`.
+        As from `pairs_gram`.
     sweeps : int
     """
     slopes = target - d @ system
@@ -139,7 +139,7 @@ def _explained(target: Floats, d: Floats, system: Floats) -> float:
 
 
 def _update_rows(sites: Sites, F: Floats, d: Floats, products: Sites, threshold: float) -> None:
-    """Minimise over one row of F after the other; keeps `products` up to date."""
+    """Minimise over one row of F after another; keeps `products` up to date."""
     codes, count, _ = sites.shape
     gram, weights = F.T @ F, d.T @ d
     added = np.empty((count * codes, F.shape[1]), sites.dtype)
@@ -200,7 +200,7 @@ def _update_block(
         old[:] = row
         _targets(rows, first, d, products, change, place, slope)
         for r in range(rank):
-            for s in range(rank):  # the row itself is not in it: diagonals have no say
+            for s in range(rank):  # the row itself is not in it: diagonals do not count
                 system[r, s] = weights[r, s] * (gram[r, s] - row[r] * row[s])
                 slope[s] -= system[r, s] * row[r]
             slope[r] -= threshold * math.sqrt(max(system[r, r], 0.0))

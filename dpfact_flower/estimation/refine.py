@@ -7,11 +7,11 @@ patient i's matricised slice and K the Khatri-Rao product of the other modes' fa
 Everything here is post-processing of what was released, so it costs no privacy.
 
 The sites' statistics are pooled before anything is cut off: a threshold after the sum sees noise of
-sqrt(T) sites under signal of T sites, where a threshold at each site would see one of each. A
-phenotype that one site alone has would still drown in the noise of the others, so for each
+sqrt(T) sites under the signal of T sites, where a threshold at each site would see one of each. A
+phenotype that only one site has would still drown in the noise of the others, so for each
 phenotype a site counts as much as it seems to use it.
 
-Then the elastic form of the paper stays: passes over the columns that minimise the pooled
+After that, the elastic form of the paper remains: passes over the columns that minimise the pooled
 quadratic, a pull toward the previous global factor, and a soft threshold in units of the noise.
 """
 
@@ -220,7 +220,7 @@ def pooled(
 
 
 def plausible_usage(noisy: Floats, sigma: float) -> Floats:
-    """Empirical Bayes: the sites' usage of each phenotype, noisy values drawn to what is likely.
+    """Empirical Bayes: the sites' usage of each phenotype, noisy values shrunk to what is likely.
 
     The prior mean is a site's share times a phenotype's total; its variance is what the noise does
     not explain of the deviations from that. Much noise leaves the prior mean, little the values.
@@ -228,7 +228,7 @@ def plausible_usage(noisy: Floats, sigma: float) -> Floats:
     Parameters
     ----------
     noisy : ndarray of float64, shape (T, R)
-        As of `energies`.
+        As from `energies`.
     sigma : float
         Standard deviation of the noise on each.
 
@@ -289,7 +289,7 @@ def _product(left: Floats, right: Floats) -> Floats:
 def _passes(
     factor: Any, target: Any, curvature: Any, previous: Any, pull: Any, shrink: Any, tau: int
 ) -> None:
-    """Exact minimisation over one column after the other, `tau` times; in place."""
+    """Exact minimisation over one column after another, `tau` times; in place."""
     size, rank = factor.shape
     for _ in range(tau):
         for r in range(rank):

@@ -1,12 +1,12 @@
 """The server's start: feature factors from the sites' noisy co-occurrences.
 
-Every site's matrix is fitted at once, ``P_t ~ F diag(d_t) F^T`` beside the diagonal (`pair_fit`).
-Noise is alike at all sites and phenotypes are not: least squares over all sites weighs each site by
-its usage, so a phenotype of one site is learned from one site's noise. The diagonal is not released
-and not needed.
+Every site's matrix is fitted at once, ``P_t ~ F diag(d_t) F^T`` off the diagonal (`pair_fit`).
+The noise is alike at all sites and phenotypes are not: least squares over all sites weighs each
+site by its usage, so a phenotype of one site is learned from one site's noise. The diagonal is not
+released and not needed.
 
 The problem is not convex, and two ways into it are tried. *Random*: dense random factors, fitted
-to the sites' sum, then to every site. *Grown*: factors are added where the residual holds most, and
+to the sites' sum, then to every site. *Grown*: factors are added where the residual is largest, and
 all are refitted in between (`growth`). Growth finds clear-cut phenotypes that random starts merge;
 where phenotypes are below the noise it follows the noise. So candidates are judged by data that
 they have not seen: with fresh noise z like that of the releases, P + z / 2 and P - 2 z have
@@ -55,7 +55,7 @@ _SETTLED = 1e-4
 """The last fit ends when an iteration changes what is explained by less than this share."""
 _THRESHOLD = 1.0
 """Soft threshold of a fit to all sites, in standard deviations of an entry's noise. 2 loses faint
-phenotypes of real data, which then are wanting in the refinement too."""
+phenotypes of real data, which then are missing from the refinement too."""
 _SPLIT = 0.5
 """Fresh noise that candidates are fitted with, relative to the releases' own; half of it makes that
 1.12 times as large. The data that they are tested on have its inverse."""
@@ -76,7 +76,7 @@ class Start:
     factors : tuple of ndarray of float32, each of shape (I_n, R)
         Non-negative, columns of norm 1.
     usage : ndarray of float64, shape (T, R)
-        How much of its matrix each site has of each phenotype, 0 or more.
+        How much of each phenotype there is in each site's matrix, 0 or more.
     """
 
     factors: Factors
@@ -111,7 +111,7 @@ def start_factors(
     Raises
     ------
     DataError
-        If there are no releases, or one is not finite or of another size.
+        If there are no releases, or one is not finite or has another size.
     SettingsError
         If rank, sigma or restarts are out of range.
     """
@@ -141,7 +141,7 @@ def usage_of(release: NDArray[Any], factors: Factors, sigma: float) -> tuple[Flo
     release : ndarray
         Of one site, as in `start_factors`.
     factors : tuple of ndarray, each of shape (I_n, R)
-        Global factors; of each mode's columns, the direction alone counts.
+        Global factors; only the direction of each mode's columns counts.
     sigma : float
 
     Returns
@@ -176,7 +176,7 @@ def _best_candidate(
     rng: np.random.Generator,
     restarts: int,
 ) -> Model:
-    """The candidate that predicts best what it was not fitted to; without noise, that fits best."""
+    """The candidate that best predicts what it was not fitted to; without noise, the best fit."""
     fresh = np.float32(sigma) * rng.standard_normal(packed.shape, np.float32)
     seen, unseen = (unpack(p, codes) for p in (packed + _SPLIT * fresh, packed - fresh / _SPLIT))
     noise = sigma / math.sqrt(2) * math.hypot(1, _SPLIT)
@@ -201,7 +201,7 @@ def _best_candidate(
 
 
 def _candidates(sites: Sites, rank: int, noise: float, restarts: int) -> list[_Candidate]:
-    """Ways to factors and usages to go on from."""
+    """Ways to find factors and usages to continue from."""
     total = sites.sum(axis=1, keepdims=True)
     random: _Candidate = partial(_random, total, sites.shape[1], rank)
     growth: _Candidate = partial(grown, sites, rank, noise)

@@ -13,7 +13,7 @@ _UNKNOWN = "-"
 
 
 def comparison(folders: Sequence[Path]) -> str:
-    """Markdown table of several runs, a row each; what was not measured is ``-``.
+    """Markdown table of several runs, one row each; what was not measured is ``-``.
 
     Parameters
     ----------
@@ -87,4 +87,4 @@ _COLUMNS: dict[str, Callable[[Summary], str]] = {
     "seconds": lambda s: f"{s.exchange.seconds:.0f}",
     "of them solver": _of_errors(lambda e: f"{e.solver_seconds:.1f}"),
 }
-"""What stands in each column of a run, by the column's header."""
+"""What each column shows of a run, by the column's header."""

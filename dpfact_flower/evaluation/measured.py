@@ -1,6 +1,6 @@
 """What a simulation can measure, since all sites' data and state are on one machine.
 
-Errors, AUC and phenotype tables are computed here, from files, after the rounds; nothing of it was
+Errors, AUC and phenotype tables are computed here, from files, after the rounds; none of it was
 in a message. Sites that finished no round are left out, and named.
 """
 
@@ -38,7 +38,7 @@ def site_stores(coordinator: Coordinator, cohort: Cohort, sites_folder: Path) ->
 def measure(
     coordinator: Coordinator, cohort: Cohort, sites_folder: Path
 ) -> tuple[Measured, SharedPhenotypes]:
-    """What the summary has of it, and the content of ``phenotypes.json``.
+    """The summary's part of it, and the content of ``phenotypes.json``.
 
     Raises
     ------

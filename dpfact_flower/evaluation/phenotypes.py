@@ -31,9 +31,9 @@ from dpfact_flower.tensor.cp import CPModel
 
 _SMALL = 10
 _FEWEST = 5
-"""Deaths, and survivors, without which no coefficient is estimated."""
+"""Fewest deaths, and survivors, for which a coefficient is estimated."""
 _LARGEST = 20.0
-"""Log odds per standard deviation: what is beyond is separation, not an estimate."""
+"""Log odds per standard deviation: anything beyond is separation, not an estimate."""
 
 
 def phenotype_table(
@@ -53,13 +53,13 @@ def phenotype_table(
     Parameters
     ----------
     model : CPModel
-        Of one site, or of several: their patients' factors one below the other.
+        Of one site, or of several, with their patients' factors stacked.
     vocabularies : sequence of Vocabulary
-        One a feature mode.
+        One per feature mode.
     labels : array_like of 0 and 1, shape (patients,), optional
         1 where the patient died in hospital.
     top : int
-        Codes a mode to list; those of weight zero are not.
+        Codes to list per mode; those of weight zero are omitted.
     threshold : float
         A patient *has* a phenotype when it carries more than this share of the patient's
         memberships (absolute, weighted by the features' column norms). 0 is the paper's "non-zero
@@ -119,7 +119,7 @@ def shared_table(
     features : tuple of (I_n, R) ndarrays
         The shared factors; they are scaled to columns of norm 1.
     sites : sequence of SiteData
-        In the order of `memberships`. Where one has no labels, no death is looked at.
+        In the order of `memberships`. If one has no labels, deaths are not looked at.
 
     Raises
     ------
@@ -154,7 +154,7 @@ def site_usage(patient_factors: Sequence[ArrayLike], sites: Sequence[str]) -> Si
     Parameters
     ----------
     patient_factors : sequence of (I_t, R) arrays
-        One a site.
+        One per site.
     sites : sequence of str
         Their names.
 

@@ -3,7 +3,7 @@
 Every function takes values as `run_folder` reads them from the folder's files, and gives a new
 `matplotlib.figure.Figure` that belongs to the caller; `pyplot` and its global state are not used.
 Lines have Okabe and Ito's colours, told apart with any colour vision, and a marker each; shades
-keep their order in grey. None of the values is of a single patient.
+keep their order in grey. None of the values belongs to a single patient.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ STYLE: dict[str, Any] = {
 _WIDTH = 9.6
 _MANY_ROUNDS = 40
 _SMALL = 16
-"""Phenotypes up to which a cell of the heat map has room for its number."""
+"""Number of phenotypes up to which a cell of the heat map has room for its number."""
 _LABEL_DIGITS = 120
 """Digits of phenotype numbers that fit side by side: 60 numbers of two."""
 _VECTOR_CELLS = 5000
@@ -161,7 +161,7 @@ def usage(usage: SiteUsage, order: Sequence[int] | None = None) -> Figure:
     Raises
     ------
     DataError
-        If there is no site, or `order` is not one of all phenotypes.
+        If there is no site, or `order` is not a permutation of all phenotypes.
     """
     norms, off = np.array(usage.norms, float), np.array(usage.off, bool)
     if norms.ndim != 2 or not norms.size:

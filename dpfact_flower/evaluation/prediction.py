@@ -1,7 +1,7 @@
 """How well patient factors predict in-hospital death, beside what predicts it without them.
 
-An area under the curve (AUC) alone says nothing of phenotypes: the sheer number of a patient's
-codes predicts death too, and random sparse factors do so a little. Every AUC here therefore stands
+An area under the curve (AUC) alone says nothing about phenotypes: the sheer number of a patient's
+codes predicts death too, and random sparse factors do so a little. Every AUC here therefore appears
 beside two others from the same splits: logistic regression on the raw codes, and on code volume.
 
 Patient factors never leave a site, and no privacy guarantee covers a model trained on them. The
@@ -51,7 +51,7 @@ def predict_mortality(
     Parameters
     ----------
     patient_factors : sequence of (I_t, R) arrays
-        One a site, in the sites' order. For the overall figure their columns must mean the same
+        One per site, in the sites' order. For the overall figure their columns must mean the same
         at every site, in the same unit.
     sites : sequence of SiteData
         Sites without labels are left out.
@@ -135,7 +135,7 @@ def split_scores(
     Returns
     -------
     dict of key to list of float
-        One AUC a split.
+        One AUC per split.
     """
     fewest = {key: np.bincount(labels[rows], minlength=2).min() for key, rows in groups.items()}
     scores: dict[int, list[float]] = {key: [] for key in groups if fewest[key] >= least}
@@ -156,7 +156,7 @@ def code_presence(tensor: SparseTensor) -> scipy.sparse.csr_array:
     Returns
     -------
     csr_array of float64, shape (patients, sum of the feature modes' sizes)
-        1 where any cell of the patient has the code, else nothing.
+        1 where any cell of the patient has the code, else empty.
     """
     sizes = tensor.feature_shape
     offsets = np.concatenate([[0], np.cumsum(sizes)[:-1]])
@@ -225,7 +225,7 @@ def _predictors(
 def training_masks(
     strata: NDArray[np.int64], train: float, splits: int, seed: int
 ) -> Iterator[NDArray[np.bool_]]:
-    """Masks of the training patients, one a repetition.
+    """Masks of the training patients, one per repetition.
 
     Parameters
     ----------
@@ -254,7 +254,7 @@ def training_masks(
 
 
 def _area(scores: Sequence[float]) -> AUC:
-    """Of one AUC a split, two or more."""
+    """Mean and spread of one AUC per split, two or more."""
     return AUC(float(np.mean(scores)), float(np.std(scores, ddof=1)))
 
 

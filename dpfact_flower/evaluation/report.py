@@ -1,8 +1,8 @@
 """One self-contained HTML page about a run, made from the files of its folder alone.
 
-The page needs no network, no JavaScript and no fonts of its own, and forbids the browser to load
-anything. The same files give the same bytes. matplotlib and Jinja2 are imported when a report is
-written, never before: a site's path must not wait for them.
+The page needs no network, no JavaScript and no fonts of its own, and forbids the browser from
+loading anything. The same files give the same bytes. matplotlib and Jinja2 are imported when a
+report is written, never before: a site's path must not wait for them.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class _Run:
 
     @property
     def shared(self) -> SharedPhenotypes | None:
-        """Tables over the patients of all sites, where they were there to be counted."""
+        """Tables over the patients of all sites, where they were available to be counted."""
         return self.phenotypes if isinstance(self.phenotypes, SharedPhenotypes) else None
 
 
@@ -166,14 +166,14 @@ def _content(run: _Run) -> dict[str, Any]:
 
 
 def _claim(claim: str, settings: Mapping[str, Any]) -> str:
-    """Words that must stand beside every epsilon: the claim, and that seeded noise voids it."""
+    """Words that must accompany every epsilon: the claim, and that seeded noise voids it."""
     seeded = settings.get("noise-seed", -1) != -1
     return f"{SEEDED_CLAIM} ({claim})" if seeded and SEEDED_CLAIM not in claim else claim
 
 
 @dataclass(frozen=True)
 class _Guarantee:
-    """What sites spent that spent alike, with the claim to print."""
+    """What a group of sites that spent alike spent, with the claim to print."""
 
     spent: SiteSpending
     sites: list[str]
@@ -193,7 +193,7 @@ def _guarantees(summary: Summary, settings: Mapping[str, Any]) -> list[_Guarante
 
 
 def _failures(records: Iterable[RoundRecord]) -> list[dict[str, str]]:
-    """Who failed, why and in which rounds; one row for the same failure again and again."""
+    """Who failed, why and in which rounds; one row for a failure that recurs."""
     rounds: dict[tuple[str, str], list[int]] = {}
     for record in records:
         for failure in record.failures:
@@ -240,7 +240,7 @@ class _Codes(NamedTuple):
 
 
 def _cards(phenotypes: SharedPhenotypes | GlobalCodes) -> Sequence[Phenotype | _Codes]:
-    """Cards of the report: by lambda where patients were there to give it, else by number."""
+    """Cards of the report: by lambda where patients' data gives it, else by number."""
     if isinstance(phenotypes, SharedPhenotypes):
         return sorted(phenotypes.table.phenotypes, key=lambda p: (-p.weight, p.number))
     modes = phenotypes.codes

@@ -1,4 +1,4 @@
-"""A run's folder: what a run leaves behind for people, and nothing of a patient.
+"""A run's folder: what a run leaves behind for people, with nothing of any patient.
 
 ``summary.json`` (the result in one page of keys), ``global_model.npz`` (the phenotypes),
 ``history.jsonl`` and ``checkpoint.npz`` (written round by round by the coordinator),
@@ -45,7 +45,7 @@ def write_model(
     Raises
     ------
     DataError
-        If two arrays would have one name, or one that NumPy keeps for itself.
+        If two arrays would have the same name, or one has a name that NumPy reserves.
     """
     arrays: dict[str, Any] = {"modes": np.array([v.name for v in vocabularies])}
     for factor, vocabulary in zip(factors, vocabularies, strict=True):
@@ -86,7 +86,7 @@ def read_model(folder: Path) -> tuple[tuple[NDArray[np.float32], ...], tuple[Voc
         wanted = (len(vocabulary), *factors[0].shape[1:])
         if factor.dtype != np.float32 or factor.ndim != 2 or factor.shape != wanted:
             raise DataError(
-                f"{path}: the array {vocabulary.name} must be float32, with a row a code and "
+                f"{path}: the array {vocabulary.name} must be float32, with one row per code and "
                 f"the rank of the first; it is {factor.dtype}, {factor.shape}"
             )
     return factors, vocabularies
@@ -127,7 +127,7 @@ def read_summary(folder: Path) -> Summary:
     Raises
     ------
     DataError
-        If it is missing or not JSON, or naming what it lacks or what is not as it must be.
+        If it is missing or not JSON, or lacks something or has something wrong, which is named.
     """
     return _checked(folder / SUMMARY, Summary.from_dict)
 
@@ -143,7 +143,7 @@ def read_phenotypes(folder: Path) -> SharedPhenotypes | GlobalCodes:
     Raises
     ------
     DataError
-        If it is missing or not JSON, or naming what it lacks or what is not as it must be.
+        If it is missing or not JSON, or lacks something or has something wrong, which is named.
     """
 
     def parse(content: object) -> SharedPhenotypes | GlobalCodes:

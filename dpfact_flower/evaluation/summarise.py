@@ -1,4 +1,4 @@
-"""Makes the summary of a run: what the server knows, and in simulation what can be measured."""
+"""The summary of a run: what the server knows, and in simulation what can be measured."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def summarise(
     coordinator : Coordinator
         After the last round.
     vocabularies : sequence of Vocabulary
-        One a feature mode, of the codes that the global factors have.
+        One per feature mode, of the codes that the global factors have.
     cohort : Cohort or None
         The simulation's data; None in a deployment.
     sites_folder : path
@@ -79,7 +79,7 @@ def _exchange(coordinator: Coordinator) -> Exchange:
     """What was sent, and what as many rounds would send in the papers' schemes.
 
     A site and the server each send all feature factors, as float64 and with nothing around them;
-    in TRIP (consensus ADMM) a site sends the multipliers of its constraints beside its factors.
+    in TRIP (consensus ADMM) a site sends the multipliers of its constraints with its factors.
     """
     records = coordinator.records
     up = sum(record.bytes_up for record in records)
@@ -100,7 +100,7 @@ def _exchange(coordinator: Coordinator) -> Exchange:
 def _spent(
     coordinator: Coordinator, cohort: Cohort | None, sites_folder: Path
 ) -> RunSpending | None:
-    """What the site that spent most has spent, and every site; None where no noise was added.
+    """What the site that spent the most has spent, and every site; None if no noise was added.
 
     Sites hold different patients: the run costs a patient what their own site spent. In simulation
     the sites' own ledgers are read. A deployed server counts every round that it asked a site for,
@@ -147,7 +147,7 @@ def _recorded(
 
 
 def _planned(coordinator: Coordinator) -> dict[str, tuple[ReleaseEvent, ...]]:
-    """Releases of all rounds that were asked for, for every site that was heard of."""
+    """Releases of all rounds that were asked for, for every site that was heard from."""
     rounds = range(1, coordinator.finished_rounds + 1)
     sites = sorted({site for record in coordinator.records for site in record.sites})
     events = tuple(event for number in rounds for event in coordinator.planned_events(number))

@@ -2,7 +2,7 @@
 
 The file is one flat page of keys. Each is a field here, of the class that says when it is known:
 what the server knows of every run, what noise has cost, what a simulation could measure. In the
-file, of what is not known the first keys are null and the others are left out.
+file, where something is not known its first keys are null and the others are left out.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Spending:
     delta : float
     accountant : str
     claim : str
-        Who vouches for every epsilon; stands wherever one is shown.
+        Who vouches for every epsilon; appears wherever one is shown.
     unit, neighbours : str
         As in `ReleaseEvent`.
     releases : int
@@ -73,7 +73,7 @@ class SiteSpending(Spending):
 
 @dataclass(frozen=True)
 class RunSpending(Spending):
-    """What a run cost the patients of the site that spent most, and every site's own spending.
+    """What a run cost the patients of the site that spent the most, and every site's own spending.
 
     Attributes
     ----------
@@ -199,7 +199,7 @@ class GroupAUC:
 
 @dataclass(frozen=True)
 class MortalityPrediction:
-    """Outcome of `predict_mortality`; holds no value of any patient.
+    """Outcome of `predict_mortality`; holds no patient's values.
 
     Attributes
     ----------
@@ -234,7 +234,7 @@ class Measured:
     sites_without_a_round : tuple of str
         Names of the sites that finished none; nothing was measured there.
     errors : Errors or None
-        None if there is no round after which all sites measured.
+        None if there is no round after which all sites measured them.
     """
 
     fms: float | None
@@ -332,5 +332,5 @@ class Summary:
 
 
 def _has_any(part: type[Errors | Measured], content: Mapping[str, Any]) -> bool:
-    """Whether anything of a part is known."""
+    """Whether anything in a part is known."""
     return any(content.get(field.name) is not None for field in fields(part))

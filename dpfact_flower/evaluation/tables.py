@@ -61,7 +61,7 @@ class Phenotype:
 
 @dataclass(frozen=True)
 class PhenotypeTable:
-    """All phenotypes of one group of patients, and how many patients these are."""
+    """All phenotypes of one group of patients, and how many patients there are."""
 
     patients: int
     phenotypes: tuple[Phenotype, ...]

@@ -1,4 +1,4 @@
-"""Values of a run folder's JSON files as dataclasses: what does not fit is named by its key."""
+"""Values of a run folder's JSON files as dataclasses; what does not fit is named by its key."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ _MOST = 20
 def typed(kind: type[T], content: object, unnamed: Collection[str] = ()) -> T:
     """Make a dataclass, with those inside it, of what was read from JSON.
 
-    A type is what JSON has: no text is taken for a number, no number for a truth. A whole number is
-    a float too. Keys that the dataclass does not know are left alone: a newer version may add some.
+    A type is what JSON has: no text is taken for a number, no number for a boolean. A whole number
+    is a float too. Keys that the dataclass does not know are left alone: a newer version may add
+    some.
 
     Parameters
     ----------
@@ -33,8 +34,8 @@ def typed(kind: type[T], content: object, unnamed: Collection[str] = ()) -> T:
     Raises
     ------
     DataError
-        Naming the keys that are missing, and those whose values are not what they must be; of NaN
-        and infinity, which JSON does not have, that there is one.
+        Naming the keys that are missing, and those whose values are not what they must be; or
+        saying that there is NaN or infinity, which JSON does not have.
     """
     try:
         # Strictly, since only from JSON pydantic takes a list for a tuple without taking more.
@@ -53,7 +54,7 @@ def typed(kind: type[T], content: object, unnamed: Collection[str] = ()) -> T:
 
 
 def lacks(keys: Iterable[str]) -> str:
-    """What an error says of a file without these keys, each named once."""
+    """What an error says about a file without these keys, each named once."""
     return f"lacks {', '.join([*dict.fromkeys(keys)][:_MOST])}"
 
 

@@ -1,4 +1,4 @@
-"""Numbers as a reader wants them: the same in the report and in the terminal."""
+"""Numbers as a reader wants them, the same in the report and in the terminal."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def duration(seconds: float) -> str:
 
 
 def p_value(p: float) -> str:
-    """With its sign of relation, as tables of medical journals have it."""
+    """With its sign of relation, as in the tables of medical journals."""
     return f"p < {_SMALLEST_P:g}" if p < _SMALLEST_P else f"p = {p:.3f}"
 
 
 def number(value: float) -> str:
-    """Four significant digits, without an exponent where a reader can do without."""
+    """Four significant digits, without an exponent where a reader can do without it."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 

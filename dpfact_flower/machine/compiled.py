@@ -20,7 +20,7 @@ FAST: dict[str, Any] = {
     "error_model": "numpy",
     "fastmath": {"reassoc", "contract", "nsz", "arcp"},
 }
-"""Options that let sums be reordered but leave NaN and infinity their meaning."""
+"""Options that allow sums to be reordered but keep the meaning of NaN and infinity."""
 
 
 def compiled(**options: Any) -> Callable[[_Function], _Function]:
@@ -32,7 +32,7 @@ def compiled(**options: Any) -> Callable[[_Function], _Function]:
         function.__qualname__ += f".{BITS}bit"
         try:
             return cast(_Function, njit(nogil=True, cache=True, **options)(function))
-        except RuntimeError:  # no folder numba may write to: compile in every process instead
+        except RuntimeError:  # no folder that numba may write to: compile in every process instead
             return cast(_Function, njit(nogil=True, **options)(function))
 
     return decorate
@@ -45,7 +45,7 @@ def _has_avx512() -> bool:
         return "+avx512f" in asked_for.split(",")
     try:
         return bool(get_host_cpu_features().get("avx512f", False))
-    except RuntimeError:  # a processor that LLVM does not tell about
+    except RuntimeError:  # a processor that LLVM says nothing about
         return False
 
 

@@ -21,19 +21,19 @@ def replacing(path: Path, *, durable: bool = True, over: Path | None = None) -> 
     """File that takes `path`'s place when it is complete; a crash leaves the old one or the new.
 
     An exception leaves the old file and no trace of the new one. The bytes are on the disk before
-    the name is: what was charged or released is never forgotten because the power went. Readable
-    by its owner alone, since most of what is written so is about patients.
+    the name is: what was charged or released is never forgotten because the power failed. Readable
+    by its owner alone, since most of what is written this way is about patients.
 
     Parameters
     ----------
     path : Path
     durable : bool
         Without it nothing waits for the disk: a killed process still leaves the old file or the
-        new, a power loss may leave half of one. For simulations alone.
+        new, but a power loss may leave half of one. For simulations only.
     over : Path, optional
-        A file beside it, for its owner alone, that nobody needs any more. If it is there it is
-        written over, and has `path`'s name in the end: where its blocks are there already, a large
-        file takes a fraction of the time. Leave the file's position at the end of what is written.
+        A file beside it, for its owner alone, that nobody needs any more. If it exists it is
+        written over, and ends up with `path`'s name: where the blocks exist already, a large file
+        takes a fraction of the time. Leave the file's position at the end of what is written.
     """
     file, temporary = _file_for(path, over)
     try:
@@ -61,7 +61,7 @@ def _file_for(path: Path, over: Path | None) -> tuple[IO[bytes], Path]:
 
 
 def add_line(path: Path, line: str, *, durable: bool = True) -> int:
-    """Add a line to a file, which is made for its owner alone; `durable` as of `replacing`.
+    """Add a line to a file, which is created for its owner alone; `durable` as for `replacing`.
 
     Returns
     -------
@@ -82,7 +82,7 @@ def for_owner(path: str, flags: int) -> int:
 
 
 class Version(NamedTuple):
-    """What tells a file and its content from all others, and from itself after a change."""
+    """What distinguishes a file and its content from all others, and from itself once changed."""
 
     path: Path
     inode: int
@@ -91,7 +91,7 @@ class Version(NamedTuple):
 
 
 def version(path: Path) -> Version:
-    """The version of a file that is there now.
+    """The present version of a file.
 
     Raises
     ------
@@ -107,7 +107,7 @@ def locked(folder: Path) -> Iterator[None]:
     """Hold a folder for this process: nobody else reads, charges and writes in between.
 
     The lock ends with the process, however it ends. Where the platform has no `flock` (Windows),
-    one process at a time is the operator's business.
+    running one process at a time is up to the operator.
     """
     private_folder(folder)
     if fcntl is None:

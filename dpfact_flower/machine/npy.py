@@ -2,7 +2,7 @@
 
 `numpy.save` and `numpy.load` write and parse the header every time, which takes longer than the
 numbers after it. Here NumPy makes a header once for all arrays of one type and shape. Whatever does
-not begin with the header that is expected is left to NumPy.
+not begin with the expected header is left to NumPy.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ def written(array: NDArray[Any]) -> bytes:
 
 
 def read(content: bytes, name: str, shape: tuple[int, ...]) -> NDArray[Any] | None:
-    """The array that `written` made the content of; None where NumPy has to look for itself.
+    """The array whose content `written` made; None where NumPy has to look for itself.
 
     Parameters
     ----------
     content : bytes
-        From a stranger, like type and shape.
+        From a stranger, like the type and the shape.
     name : str
         The type that the content should be of.
     shape : tuple of int
@@ -67,7 +67,7 @@ def read(content: bytes, name: str, shape: tuple[int, ...]) -> NDArray[Any] | No
     if len(content) != len(head) + _PLAIN[name].itemsize * math.prod(shape):
         return None
     numbers = np.frombuffer(content, _PLAIN[name], offset=len(head))
-    # In memory of its own: compiled kernels take arrays that cannot be written for another type.
+    # In memory of its own: to compiled kernels, read-only arrays are another type.
     return numbers.reshape(shape).astype(name)
 
 
@@ -89,7 +89,7 @@ def load_npz(
         If the file is missing, unreadable or lacks one of `names`.
     """
     try:
-        # Opened here, for NumPy leaves a damaged file open.
+        # Opened here, because NumPy leaves a damaged file open.
         with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as archive:
             wanted = archive.files if others else [n for n in archive.files if n in names]
             arrays = {name: archive[name] for name in wanted}

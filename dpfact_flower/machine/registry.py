@@ -35,12 +35,12 @@ class Registry(Generic[_Thing]):
         self._more: dict[str, _Thing] = {}
 
     def register(self, name: str, thing: _Thing) -> _Thing:
-        """Add a thing for this process; under a name it registered before, in the old one's place.
+        """Add a thing for this process; under a name registered before, it replaces the old one.
 
         Raises
         ------
         SettingsError
-            If the name is this package's own, or is none.
+            If the name is this package's own, or not a valid name.
         """
         if not _NAME.fullmatch(name):
             raise SettingsError(
@@ -58,7 +58,7 @@ class Registry(Generic[_Thing]):
         Raises
         ------
         SettingsError
-            If there is none, naming those there are.
+            If there is none; names those that exist.
         """
         for things in (self._own, self._more):
             if name in things:

@@ -1,6 +1,6 @@
-"""Threads over independent parts of one computation, without a say in the result.
+"""Threads over independent parts of one computation, with no effect on the result.
 
-The parts are fixed by the data, never by the number of threads, and their results are taken up in
+The parts are fixed by the data, never by the number of threads, and their results are collected in
 their own order. So threads change how long something takes, and nothing else.
 """
 
@@ -44,10 +44,10 @@ def thread_count() -> int:
 
 
 class _OneBlasThread(AbstractContextManager[None]):
-    """`one_blas_thread`: BLAS has one setting a process, so the last one out restores it.
+    """`one_blas_thread`: BLAS has one setting per process, so the last one out restores it.
 
-    OpenBLAS may pass over what a thread sets after another one did. So whoever starts threads that
-    will want this is to enter before they do, and to leave after.
+    OpenBLAS may ignore what a thread sets after another one did. So whoever starts threads that
+    will want this must enter before they do, and leave after them.
     """
 
     def __init__(self) -> None:
@@ -119,7 +119,7 @@ def in_batches(
 ) -> Iterator[_Result]:
     """`in_order` for parts of a millisecond or less: a thread takes several of them at a time.
 
-    To hand a part over and its result back takes a good part of a tenth of a millisecond.
+    Handing a part over and its result back takes a good part of a tenth of a millisecond.
     """
     size = min(_LARGEST_BATCH, len(parts) // (_BATCHES * max(threads, 1)))
     if threads <= 1 or size <= 1:

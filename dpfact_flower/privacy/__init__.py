@@ -1,7 +1,7 @@
 """The one door: whatever leaves a site is bounded, perturbed and charged here.
 
 `events` says what happened, `conversions` and `guarantee` what it cost. `release` is what may
-leave: made by `patient` in mode patient and by `paper` in mode paper, with noise from `noise` and
+leave: made by `patient` in patient mode and by `paper` in paper mode, with noise from `noise` and
 `noise_source`. `ledger` keeps what a site released. The bridge to Opacus is
 `dpfact_flower.privacy.opacus_accountant`; it imports torch, so nothing here imports it.
 """

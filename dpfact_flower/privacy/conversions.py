@@ -2,7 +2,7 @@
 
 Everything here is arithmetic on public numbers; no data, no noise. Costs are exact for full-batch
 Gaussian noise and hold for whatever neighbouring relation the sensitivity was bounded under.
-Whether that bound is true is the mechanism's affair; a `Guarantee` repeats what it claims.
+Whether that bound is true is up to the mechanism; a `Guarantee` repeats what it claims.
 
 Sources
 -------
@@ -74,8 +74,8 @@ def compose_parallel(rhos: Iterable[float]) -> float:
     """Cost over sites that share no patient: the MAXIMUM.
 
     The paper averages (Proposition 2.10, after Yu et al. 2019). Neighbouring data sets differ at
-    one site, and that may be the one which spent most: with one site at rho = 1 and nine near 0 the
-    average says 0.1, yet the patients of the first lose 1. Yu et al. average over a random
+    one site, and that may be the one that spent the most: with one site at rho = 1 and nine near 0
+    the average says 0.1, yet the patients of the first lose 1. Yu et al. average over a random
     partition that nobody may know; here everybody knows who is treated where.
     """
     return max(_costs(rhos))
@@ -178,7 +178,7 @@ def _log_delta(mu: float, epsilon: float) -> float:
 def sign_change(function: Callable[[float], float], low: float, high: float) -> float:
     """Where `function` changes sign in [low, high], to the last bit.
 
-    By halving: to import scipy.optimize takes 0.13 s, in deployment with every message anew, and
+    By halving: importing scipy.optimize takes 0.13 s, in deployment for every message again, and
     these functions take microseconds.
     """
     end = function(high)
@@ -201,7 +201,7 @@ def _costs(rhos: Iterable[float]) -> list[float]:
 
 
 def log_of_inverse(delta: float) -> float:
-    """log(1/delta), of a delta in (0, 1)."""
+    """log(1/delta), for a delta in (0, 1)."""
     if positive("delta", delta) >= 1:
         raise SettingsError(f"delta: must lie in (0, 1), got {delta!r}")
     return -math.log(delta)

@@ -1,4 +1,4 @@
-"""What left a site: one immutable record per perturbed array, apart from what it costs.
+"""What left a site: one immutable record per perturbed array, separate from what it costs.
 
 An event holds everything an accountant needs and nothing about the data. Costs are in
 `conversions` and `guarantee`; the records are made where releases are, in `paper` and `patient`.
@@ -41,11 +41,11 @@ class ReleaseEvent:
     unit : {"entry", "patient"}
         What neighbouring data sets differ in: one tensor entry, or all entries of one patient.
     neighbours : {"replace", "add-remove"}
-        Whether that unit is changed, or is there in only one of the two.
+        Whether that unit is changed, or is present in only one of the two.
     claim : str
         Who claims that `sensitivity` holds; every figure computed from the event repeats it.
     seeded : bool
-        Whether the noise can be computed again from a seed, so hides nothing.
+        Whether the noise can be recomputed from a seed, and so hides nothing.
 
     Raises
     ------

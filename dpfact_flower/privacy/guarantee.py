@@ -1,6 +1,6 @@
-"""What a site's releases promise together: one epsilon an accountant, each with its claim.
+"""What a site's releases promise together: one epsilon per accountant, each with its claim.
 
-Whether the sensitivities hold that the events name is the mechanism's affair; a `Guarantee` repeats
+Whether the sensitivities named by the events hold is up to the mechanism; a `Guarantee` repeats
 what they claim.
 """
 
@@ -39,7 +39,7 @@ from dpfact_flower.privacy.events import (
 def rounded_up(epsilon: float) -> str:
     """Four digits of an epsilon, never less than it is: a printed one may not promise more.
 
-    What is above by no more than a rounding error of float64 is not rounded up for it.
+    An excess of no more than a rounding error of float64 does not round it up.
     """
     up = Context(prec=4, rounding=ROUND_CEILING)
     return f"{up.create_decimal_from_float(epsilon * (1 - SLACK)):f}"
@@ -115,7 +115,7 @@ class Guarantee:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for ``summary.json``; the headline's epsilon stands beside its claim."""
+        """Plain values for ``summary.json``; the headline's epsilon comes with its claim."""
         return {
             "epsilon": self.headline.epsilon,
             "delta": self.delta,
@@ -131,7 +131,7 @@ class Guarantee:
 
 
 Accountant = Callable[[Sequence[ReleaseEvent], float], float]
-"""Epsilon of the releases of one site at a delta; `MissingDependencyError` where it cannot tell."""
+"""Epsilon of the releases of one site at a delta; `MissingDependencyError` where it can't say."""
 
 
 def _opacus_rdp(events: Sequence[ReleaseEvent], delta: float) -> float:
@@ -144,7 +144,7 @@ def _opacus_rdp(events: Sequence[ReleaseEvent], delta: float) -> float:
 accountants: Registry[Accountant] = Registry(
     "accountant", "dpfact_flower.privacy.guarantee", **{OPACUS_RDP: _opacus_rdp}
 )
-"""Second opinions, by the name that stands beside their figure. What a site admits does not depend
+"""Second opinions, by the name shown beside their figure. What a site admits does not depend
 on them."""
 
 
@@ -160,7 +160,7 @@ def account(
     delta : float
         In (0, 1).
     second_opinions : bool
-        Add the figures of `accountants`, of those whose packages are installed; imports torch.
+        Add the figures of those `accountants` whose packages are installed; imports torch.
 
     Raises
     ------

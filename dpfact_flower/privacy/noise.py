@@ -1,4 +1,4 @@
-"""Exact integer noise: the discrete Gaussian of standard deviation `SIGMA`, and how near it comes.
+"""Exact integer noise: the discrete Gaussian of standard deviation `SIGMA`, and how close it comes.
 
 Floating-point noise leaks through its low bits (Mironov 2012). Here a value is an integer, drawn
 with integer arithmetic alone, so its distribution is the one that the proof speaks of:
@@ -10,7 +10,7 @@ binary fraction is a comparison of random bits, and no number here exceeds 2**49
 
 Random bytes are read as one stream of bits, lowest first. Coins take from it bit by bit, and
 nothing else decides a value: buffers can end anywhere. A draw that finds no more bits is dropped,
-and starts again at its own first bit once more bits are there, so it comes out the same.
+and starts again at its own first bit once more bits are available, so it comes out the same.
 
 Limits: the time of a draw depends on the noise (never on the data); see
 ``docs/explanation/noise.md``.
@@ -46,7 +46,7 @@ def discrete_gaussian(count: int, random_bytes: Callable[[int], bytes]) -> NDArr
         Number of samples, at least 1.
     random_bytes : callable
         Gives as many independent uniform bytes as it is asked for: `os.urandom`, or in simulation
-        the bytes of a seeded generator. About 24 bytes a sample; asked for 32 KiB at a time, and
+        the bytes of a seeded generator. About 24 bytes per sample; asked for 32 KiB at a time, and
         what is left over at the end is dropped.
 
     Returns
@@ -57,7 +57,7 @@ def discrete_gaussian(count: int, random_bytes: Callable[[int], bytes]) -> NDArr
     Raises
     ------
     SettingsError
-        If `count` is not 1 or more, or `random_bytes` gives another number of bytes.
+        If `count` is not 1 or more, or `random_bytes` gives the wrong number of bytes.
     """
     return _sample(count, SIGMA_BITS, random_bytes, _WORDS)
 
@@ -127,7 +127,7 @@ def _sample(
 # --- The sampler, compiled ------------------------------------------------------------------------
 #
 # `words` is the stream of bits and `cursor[0]` the next bit. A cursor beyond the end says that bits
-# ran out; from there on coins fall so that every loop ends, and `_fill` drops what was drawn.
+# ran out; from there on coins fall such that every loop ends, and `_fill` drops what was drawn.
 
 
 @compiled()
@@ -169,7 +169,7 @@ def _fraction(numerator: int, bits: int, words: Bits, cursor: NDArray[np.int64])
 def _exp(numerator: int, bits: int, words: Bits, cursor: NDArray[np.int64]) -> bool:
     """Coin of probability exp(-gamma), gamma = numerator / 2**bits in [0, 1]: Algorithm 1.
 
-    Its coin of probability gamma/k is two, 1/k first for it takes fewer bits.
+    Its coin of probability gamma/k is two, 1/k first since it takes fewer bits.
     """
     k = 1
     while _one_in(k, words, cursor) and _fraction(numerator, bits, words, cursor):
@@ -202,7 +202,7 @@ def _laplace(bits: int, words: Bits, cursor: NDArray[np.int64]) -> int:
             high += 1
         size = low + (high << bits)
         negative = _one_in(2, words, cursor)
-        if size > 0 or not negative:  # or zero would come twice as often
+        if size > 0 or not negative:  # or zero would occur twice as often
             return -size if negative else size
 
 

@@ -32,7 +32,7 @@ class Noise:
     Attributes
     ----------
     seeded : bool
-        Whether anybody with the seed can compute the noise again.
+        Whether anybody with the seed can recompute the noise.
     """
 
     _random_bytes: Callable[[int], bytes] = field(repr=False)
@@ -55,7 +55,7 @@ class Noise:
         """
         if not key or any(type(part) is not int or part < 0 for part in key):
             raise SettingsError(f"noise-seed: need integers of 0 or more, got {key!r}")
-        # Hashed, for NumPy takes [7] and [7, 0] for the same seed, and splits large integers.
+        # Hashed, since NumPy takes [7] and [7, 0] for the same seed, and splits large integers.
         seed = int.from_bytes(hashlib.sha256(repr(key).encode()).digest(), "big")
         return cls(np.random.Generator(np.random.PCG64DXSM(seed)).bytes, seeded=True)
 
@@ -101,7 +101,7 @@ class Noise:
 def _standard_normal(words: NDArray[np.uint64]) -> NDArray[np.float64]:
     """Turn uniform 64-bit words into standard normal values: a sign bit, 63 of tail probability.
 
-    Inverting the lower half alone keeps floating point's full precision in both tails.
+    Inverting only the lower half keeps floating point's full precision in both tails.
     """
     tail = (words >> np.uint64(1)).astype(np.float64)
     lower = ndtri((tail + 0.5) * 2.0**-64)

@@ -40,14 +40,14 @@ finally:  # Opacus configures the root logger: everybody's lines would appear, o
 MECHANISM = "zcdp"
 # Opacus stops at order 63, too low for small costs; above 1029 its binomials overflow.
 _ORDERS = [*RDPAccountant.DEFAULT_ALPHAS, *(2**k * m for k in range(5, 9) for m in (2, 3))]
-# A sample rate is computed as 1/batches * accumulated steps, so may miss 1 by rounding.
+# A sample rate is computed as 1/batches * accumulated steps, so it may miss 1 by rounding.
 _ROUNDING = 1e-9
 
 Step = tuple[float, float, int]
 
 
 class ZCDPAccountant(IAccountant):  # type: ignore[misc]  # Opacus is not typed
-    """Opacus accountant under zCDP; add/remove one sample, as all of Opacus.
+    """Opacus accountant under zCDP; add/remove one sample, as everywhere in Opacus.
 
     Attributes
     ----------
@@ -115,7 +115,7 @@ class ZCDPAccountant(IAccountant):  # type: ignore[misc]  # Opacus is not typed
         Raises
         ------
         ValueError
-            If it is empty, of another accountant, or holds an invalid step.
+            If it is empty, from another accountant, or holds an invalid step.
         """
         before = self.history
         super().load_state_dict(state_dict)

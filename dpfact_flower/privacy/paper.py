@@ -2,8 +2,8 @@
 
 Unit one tensor entry, neighbours differ in its value, L2 sensitivity 2 tau L eta per factor,
 Gaussian noise of variance sensitivity**2 / (2 rho). The sensitivity is the paper's claim and does
-NOT hold (see `psgd_sensitivity`), so nothing here is a privacy guarantee. It is kept for
-reproduction, and every release says so.
+NOT hold (see `psgd_sensitivity`), so nothing here is a privacy guarantee. It is kept to reproduce
+the paper, and every release says so.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def psgd_sensitivity(tau: int, clip: float, eta: float) -> float:
     """L2 sensitivity 2 tau L eta that the paper claims for one factor after `tau` P-SGD passes.
 
     It assumes (Wu et al. 2017) that one loss, convex in all that is updated and L-Lipschitz, is
-    visited entry by entry, each entry once a pass in an order that does not depend on the data,
+    visited entry by entry, each entry once per pass in an order that does not depend on the data,
     with eta <= 2/beta, from a start that does not depend on the data. Clipping each entry's data
     gradient to `clip` enforces L (the elastic pull is the same for both neighbours). The rest does
     not hold: the joint pass over the factors is not convex (one pass can exceed the bound), the
@@ -206,7 +206,7 @@ def perturb(
     round_number : int
         From 1; names the events.
     modes : sequence of str
-        Names of the feature modes, one a factor; names the events.
+        Names of the feature modes, one per factor; names the events.
 
     Raises
     ------

@@ -1,7 +1,7 @@
 """What leaves a site: `Release` is the only type that the Flower client puts into a message.
 
-Every way to one is a function of this room: `replay` and the two without noise here, `perturb` in
-`paper`, `release` in `patient`. So a search for these shows everything that leaves.
+Every way to make one is a function in this room: `replay` and the two without noise here,
+`perturb` in `paper`, `release` in `patient`. So a search for these shows everything that leaves.
 """
 
 from __future__ import annotations
@@ -49,22 +49,22 @@ class Release:
         return claim_of(self.events) if self.arrays else "nothing was released"
 
     def __repr__(self) -> str:
-        # Shapes alone: what was released does not belong in a log.
+        # Shapes only: what was released does not belong in a log.
         return f"Release({[array.shape for array in self.arrays]}, {self.label!r})"
 
 
 def replay(arrays: Sequence[Array], events: Sequence[ReleaseEvent]) -> Release:
-    """Read a release back as it was kept: for a request that is repeated, and nothing else.
+    """Read a release back as it was kept: for a repeated request, and nothing else.
 
     Raises
     ------
     DataError
-        If an array is not of finite floats.
+        If an array does not hold finite floats.
     """
     copies = [np.array(array) for array in arrays]
     for number, array in enumerate(copies, start=1):
         if array.dtype.kind != "f" or not np.isfinite(array).all():
-            raise DataError(f"release: array {number} is not of finite floats")
+            raise DataError(f"release: array {number} does not hold finite floats")
     return Release(tuple(map(fixed, copies)), tuple(events))
 
 
@@ -99,7 +99,7 @@ def checked_factors(factors: Sequence[Array]) -> tuple[Array, ...]:
         if matrix.ndim != 2 or 0 in matrix.shape or matrix.dtype.kind != "f":
             raise DataError(f"factors: mode {mode} must be a non-empty matrix of floats")
         if matrix.shape[1] != matrices[0].shape[1]:
-            raise DataError(f"factors: mode {mode} has another rank than mode 1")
+            raise DataError(f"factors: mode {mode} has a different rank from mode 1")
         if not np.isfinite(matrix).all():
             raise DataError(f"factors: mode {mode} is not finite")
         matrix.flags.writeable = False

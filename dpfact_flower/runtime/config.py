@@ -58,7 +58,7 @@ class RunConfig(NamedTuple):
 
 
 def prepare_data(app: AppSettings) -> list[Path]:
-    """Files of the simulation's sites, made first where they are synthetic; none in a deployment.
+    """Files of the simulation's sites, generated first if synthetic; none in a deployment.
 
     Raises
     ------

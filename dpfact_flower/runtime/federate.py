@@ -32,7 +32,7 @@ def federate(config: Mapping[str, Scalar]) -> Path:
     Raises
     ------
     DPFactError
-        As of `dpfact_flower.runtime.serve.serve`.
+        As for `dpfact_flower.runtime.serve.serve`.
 
     Examples
     --------

@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 
 # The internals of Flower that this package touches, all of them here: a Message may only be made in
 # a process that knows which node and run it is, and legacy servers ask the Grid for its Run.
-# tests/test_grid.py holds them in place.
+# tests/runtime/test_grid.py guards them.
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -36,7 +36,7 @@ class InProcessGrid(Grid):
     ----------
     client_app : ClientApp
     node_configs : sequence of mapping
-        One a node: what a SuperNode's `--node-config` would hold.
+        One per node: what a SuperNode's `--node-config` would hold.
     run_config : mapping, optional
         What the Flower App's run config would hold.
     """
@@ -64,7 +64,7 @@ class InProcessGrid(Grid):
 
     @property
     def run(self) -> Run:
-        """Record of the one run, empty but for its id."""
+        """Record of the one run, empty except for its id."""
         return Run.create_empty(_RUN_ID)
 
     def create_message(
@@ -75,7 +75,7 @@ class InProcessGrid(Grid):
         group_id: str,
         ttl: float | None = None,
     ) -> Message:
-        """Make a message, as `Grid.create_message` has it (deprecated in Flower)."""
+        """Make a message, as `Grid.create_message` does (deprecated in Flower)."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> list[int]:

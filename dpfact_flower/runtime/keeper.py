@@ -1,9 +1,9 @@
-"""A command that ends with the process that started it, and with it all that it started in turn.
+"""A command that ends with the process that started it, together with all that it started.
 
 Flower's servers start helpers, some in sessions of their own, and Ray starts servers too. When
 whoever started them is killed, nobody is left to end them. So a keeper stands in between: this very
 file, run as a program. It holds the read end of a pipe whose write end its parent keeps. When the
-parent ends, in whatever way, the pipe does: then the keeper ends what it has started.
+parent ends, in whatever way, so does the pipe: then the keeper ends what it has started.
 
 On Linux the keeper adopts its descendants' orphans, so that it reaches all of them through its own
 children: it ends those until it has none. Nothing is looked for by name or among others' processes.
@@ -39,7 +39,7 @@ def kept(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[by
     ----------
     command : sequence of str
     **options
-        Of `subprocess.Popen`, but for `stdin`, which is the pipe. Do not `communicate`: that closes
+        Of `subprocess.Popen`, except `stdin`, which is the pipe. Do not `communicate`: that closes
         it. A child that this process forks has it too, so it should not live longer.
 
     Yields
@@ -107,7 +107,7 @@ def _run(child: int, signals: int) -> int:
 
 
 def _reap(child: int) -> int | None:
-    """Take leave of all that have ended; the child's exit code if it is among them."""
+    """Reap all that have ended; the child's exit code if it is among them."""
     code = None
     with suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:

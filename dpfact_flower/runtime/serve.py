@@ -83,7 +83,7 @@ def serve(grid: Grid, config: RunConfig) -> Path:
     strategy.start(grid)
     if cohort is not None and privacy.privacy == "patient":
         _refit_sites(cohort, app.sites_folder, strategy.coordinator.run.job)
-    # As it was asked: a job name that was made up is not repeated, since sites know it as done.
+    # As it was asked for: a made-up job name is not repeated, since sites know it as done.
     asked = RunConfig(replace(app, resume=False), run, solver, privacy)
     _write(strategy.coordinator, asked, vocabularies, cohort)
     return app.run_folder
@@ -111,7 +111,7 @@ def _write(
 ) -> None:
     """Write what a finished run leaves behind into its folder."""
     folder = config.app.run_folder
-    for stale in (SUMMARY, PHENOTYPES, MODEL, REPORT):  # of a finished run that this one replaces
+    for stale in (SUMMARY, PHENOTYPES, MODEL, REPORT):  # from a finished run that this one replaces
         (folder / stale).unlink(missing_ok=True)
     if coordinator.selection:
         vocabularies = tuple(map(Vocabulary.select, vocabularies, coordinator.selection))
@@ -126,7 +126,7 @@ def _write(
 
 
 def _report(folder: Path) -> None:
-    """Write report.html, where what it is drawn with is installed."""
+    """Write report.html, if what it is drawn with is installed."""
     try:
         log(INFO, "report: %s", write_report(folder))
     except (MissingDependencyError, DataError) as error:  # the run itself is finished and kept

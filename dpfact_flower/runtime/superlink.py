@@ -31,7 +31,7 @@ _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 _START_SECONDS = 300
-"""Only so as not to wait for ever: a busy machine takes long, and a SuperLink that fails ends."""
+"""Only so as not to wait forever: a busy machine takes long, and a SuperLink that fails exits."""
 
 
 class RunFailedError(DPFactError, RuntimeError):
@@ -50,7 +50,7 @@ class Certificates:
         Certificate of the authority that signed the SuperLink's.
     certificate, key : Path
         The SuperLink's own. The certificate must hold for 127.0.0.1: the SuperLink's helper
-        processes connect there, whatever its public name, and compare.
+        processes connect there, whatever its public name, and check it.
     """
 
     authority: Path
@@ -123,7 +123,7 @@ class SuperLink:
             runs: list[dict[str, str]] = json.loads(done.stdout).get("runs", [])
         except ValueError:
             raise RunFailedError(
-                f"flwr ls gave no JSON: {done.stderr.decode(errors='replace')[-500:]}"
+                f"flwr ls printed no JSON: {done.stderr.decode(errors='replace')[-500:]}"
             ) from None
         return runs
 
@@ -138,16 +138,16 @@ def local_superlink(
 ) -> Iterator[SuperLink]:
     """Start a SuperLink on a free loopback port; stop it, and its helpers, at the end.
 
-    It ends with this process too, however that ends: see `dpfact_flower.runtime.keeper`.
+    It also ends with this process, however that ends: see `dpfact_flower.runtime.keeper`.
 
     Parameters
     ----------
     home : Path
         Folder for its Flower home.
     simulation : bool
-        With virtual clients (Ray), or for real SuperNodes.
+        Whether with virtual clients (Ray), or else for real SuperNodes.
     certificates : Certificates, optional
-        Speak TLS with these; without, plain HTTP.
+        Speak TLS with these; without them, plain HTTP.
     options : sequence of str
         More options of `flower-superlink`.
     """
@@ -209,7 +209,7 @@ def _toml(value: Scalar) -> str:
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens on now."""
+    """A loopback port that nobody is listening on."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])
 

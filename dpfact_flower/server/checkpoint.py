@@ -1,4 +1,4 @@
-"""`checkpoint.npz`: all that a run needs to be gone on with, written after each round."""
+"""`checkpoint.npz`: all that is needed to continue a run, written after each round."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Checkpoint:
         What must agree for a continuation to be the same run.
     job : str
     rounds : int
-        That the run will have.
+        How many the run will have.
     records : list of RoundRecord
     arrays : mapping of str to ndarray
-        Of the rule: `ServerRule.state`.
+        The rule's: `ServerRule.state`.
     """
 
     identity: dict[str, Any]
@@ -44,11 +44,11 @@ class Checkpoint:
 
     @property
     def finished_rounds(self) -> int:
-        """Rounds behind it."""
+        """Rounds already finished."""
         return self.records[-1].round if self.records else 0
 
     def write(self, path: Path, *, durable: bool) -> None:
-        """Write it in the place of the one before."""
+        """Write it in place of the previous one."""
         meta = {"identity": self.identity, "job": self.job, "rounds": self.rounds}
         history = "\n".join(record.line for record in self.records)
         with replacing(path, durable=durable) as file:

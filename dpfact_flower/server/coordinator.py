@@ -29,7 +29,7 @@ _logger = logging.getLogger(__name__)
 
 
 class CoordinatorOptions(TypedDict, total=False):
-    """What may be said about a run beside its shape; each as `Coordinator` has it."""
+    """What may be said about a run besides its shape; each as for `Coordinator`."""
 
     solver: SolverSettings | None
     privacy: PrivacySettings | None
@@ -54,11 +54,11 @@ class Coordinator:
     run_dir : path, optional
         Where `checkpoint.npz` and `history.jsonl` go.
     resume : bool
-        Go on from the checkpoint in `run_dir`, under its job name if `run` gives none. Without it,
-        an unfinished run found there is refused and a finished one is replaced.
+        Continue from the checkpoint in `run_dir`, under its job name if `run` gives none. Without
+        it, an unfinished run found there is refused and a finished one is replaced.
     durable : bool
-        Whether a checkpoint waits for the disk. Without it one outlives a killed process, but not
-        surely a power loss; for simulations.
+        Whether a checkpoint waits for the disk. Without it one survives a killed process, but not
+        necessarily a power loss; for simulations.
     rule : class or function, optional
         Makes the `ServerRule`, from feature shape and settings. Default: the one that `run` names.
 
@@ -67,7 +67,7 @@ class Coordinator:
     SettingsError
         If the settings cannot work together.
     StateError
-        If there is no checkpoint to go on from, or the one found is damaged, unfinished or of
+        If there is no checkpoint to continue from, or the one found is damaged, unfinished or from
         another run.
 
     Attributes
@@ -114,12 +114,12 @@ class Coordinator:
 
     @property
     def finished_rounds(self) -> int:
-        """Rounds behind us; the next one is this plus 1."""
+        """Rounds already finished; the next one is this plus 1."""
         return self.records[-1].round if self.records else 0
 
     @property
     def factors(self) -> Factors:
-        """The global factors now: one ndarray of float32 a feature mode."""
+        """The current global factors: one ndarray of float32 per feature mode."""
         return self.rule.factors
 
     @property
@@ -141,7 +141,7 @@ class Coordinator:
         return self.rule.planned_events(round_number)
 
     def start_from(self, factors: Factors) -> None:
-        """Take given global factors instead of those of the public seed.
+        """Start from the given global factors instead of those of the public seed.
 
         Raises
         ------
@@ -222,7 +222,7 @@ class Coordinator:
         Raises
         ------
         QuorumError
-            If the run cannot go on without this round.
+            If the run cannot continue without this round.
         """
         unique, repeated = _without_repeated_names(replies)
         failed = [*failures, *repeated]
@@ -251,7 +251,7 @@ class Coordinator:
         return record
 
     def check_learned(self) -> None:
-        """Refuse to call a run finished in which no round met the quorum.
+        """Refuse to call a run finished if no round met the quorum.
 
         Raises
         ------
@@ -293,7 +293,7 @@ class Coordinator:
             if found.finished_rounds < found.rounds:
                 raise StateError(
                     f"{path.parent} holds an unfinished run (round {found.finished_rounds} of "
-                    f"{found.rounds}): set resume = true to go on with it, or choose another folder"
+                    f"{found.rounds}): set resume = true to continue it, or choose another folder"
                 )
             return
         mine = self._identity() | {"job": self.run.job or found.job}
@@ -320,7 +320,7 @@ def _why(failures: Sequence[Failure]) -> str:
 def _without_repeated_names(
     replies: Sequence[SiteReply],
 ) -> tuple[list[SiteReply], list[Failure]]:
-    """Replies sorted by site; those that share a name are all left out, since none can be told."""
+    """Replies sorted by site; those that share a name are left out: they can't be told apart."""
     count = Counter(reply.site for reply in replies)
     unique = sorted((r for r in replies if count[r.site] == 1), key=lambda reply: reply.site)
     repeated = [

@@ -47,7 +47,7 @@ class ElasticRule:
         return [factor.shape for factor in self.factors]
 
     def planned_events(self, round_number: int) -> tuple[ReleaseEvent, ...]:
-        """In paper mode one release a factor; without noise none."""
+        """In paper mode one release per factor; without noise none."""
         if self.privacy.privacy == "none":
             return ()
         sizes = {f"mode {mode}": f.size for mode, f in enumerate(self.factors, start=1)}
@@ -64,7 +64,7 @@ class ElasticRule:
         elastic_step(self._solver, self._step, max(sites, 1))
 
     def needs_quorum(self, round_number: int) -> bool:
-        """No: a round that is missed leaves the model as it was."""
+        """No: a missed round leaves the model as it was."""
         return False
 
     def update(self, round_number: int, replies: Sequence[SiteReply]) -> None:
@@ -89,7 +89,7 @@ def elastic_step(settings: SolverSettings, step: float, sites: int) -> float:
     ----------
     settings : SolverSettings
     step : float
-        As the run asks; 0 stands for eta * gamma with psgd, as in eq. (global), and for
+        As the run asks for; 0 stands for eta * gamma with psgd, as in eq. (global), and for
         1 / sites with others, which have no step size: the global factors become the sites' mean.
     sites : int
         Number of sites that pull, at least 1.
@@ -125,7 +125,7 @@ def elastic_average(anchors: Factors, replies: Sequence[Factors], step: float) -
     anchors : tuple of ndarray of float32
         Global factors.
     replies : sequence of the same, one per site
-        In a fixed order (by site name): floating-point sums depend on it, results must not.
+        In a fixed order (by site name): floating-point sums depend on the order, results must not.
     step : float
         At most 1 / number of sites.
     """

@@ -1,4 +1,4 @@
-"""What the server notes about each round: `history.jsonl`, a line a round."""
+"""What the server notes about each round: `history.jsonl`, one line per round."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Failure:
     reason: str
 
     def __post_init__(self) -> None:
-        # A stranger may have written it: one line, no control characters, not too long.
+        # A stranger may have written this: one line, no control characters, not too long.
         text = "".join(c if c.isprintable() else " " for c in self.reason)
         object.__setattr__(self, "reason", text[:_MAX_REASON])
 
@@ -44,7 +44,7 @@ class RoundRecord:
     bytes_down, bytes_up : int
         Bytes of the messages as Flower serialises them: server to sites, sites to server.
     seconds : float
-        From sending the requests until the last reply is read; the update is not in it.
+        From sending the requests until the last reply is read, without the update.
     """
 
     round: int
@@ -75,7 +75,7 @@ class History:
     ----------
     folder : Path
     durable : bool
-        Whether a line waits for the disk.
+        Whether a new line waits for the disk.
     """
 
     def __init__(self, folder: Path, *, durable: bool) -> None:
@@ -84,9 +84,9 @@ class History:
         """As this process left the file; 0 before that."""
 
     def note(self, records: Sequence[RoundRecord]) -> None:
-        """Write the newest of the records to a file that is as it was left; all, to any other.
+        """Append the newest record to a file that is as it was left; write them all to any other.
 
-        A line may be missing or cut off where a process died, or the disk was full.
+        A line may be missing or cut off where a process died or the disk was full.
         """
         if self._size and self._path.exists() and self._path.stat().st_size == self._size:
             self._size = add_line(self._path, records[-1].line, durable=self._durable)
@@ -102,7 +102,7 @@ def read_history(folder: Path) -> list[RoundRecord]:
     Raises
     ------
     DataError
-        If the file is missing, or naming the line that is damaged.
+        If the file is missing, or a line is damaged, which is named.
     """
     path = folder / HISTORY
     if not path.exists():

@@ -1,7 +1,7 @@
 """Patient mode at the server: a start from the sites' co-occurrences, refined mode by mode.
 
-All of it is post-processing of what the sites released: it costs no privacy, so there may be
-restarts, and no reply is ever asked for twice.
+All of it is post-processing of what the sites released: it costs no privacy, so restarts are
+allowed, and no reply is ever asked for twice.
 """
 
 from __future__ import annotations
@@ -47,9 +47,7 @@ class PatientRule:
         run: RunSettings,
     ) -> None:
         if privacy.privacy != "patient":
-            raise SettingsError(
-                f"rule 'patient': is for privacy 'patient', not {privacy.privacy!r}"
-            )
+            raise SettingsError(f"rule 'patient' is for privacy 'patient', not {privacy.privacy!r}")
         self.plan: PatientPlan = plan_patient(
             privacy,
             sizes=feature_shape,
@@ -88,10 +86,10 @@ class PatientRule:
         )
 
     def check_sites(self, sites: int) -> None:
-        """Any number of sites will do."""
+        """Accept any number of sites."""
 
     def needs_quorum(self, round_number: int) -> bool:
-        """Whether later rounds build on this one: on codes and start they do."""
+        """Whether later rounds build on this one: they do on codes and start."""
         planned = self.plan.release_of(round_number)
         return planned is not None and planned.kind in ("codes", "start")
 
@@ -130,11 +128,11 @@ class PatientRule:
         names = [f"kept_{mode}" for mode, _ in enumerate(factors, start=1)]
         kept = [arrays[name] for name in names if name in arrays]
         if "started" not in arrays or any(k.dtype != np.int32 for k in kept):
-            raise DataError("patient mode's checkpoint lacks arrays, or has others")
+            raise DataError("patient mode's checkpoint lacks arrays, or has extra ones")
         selection, started = checked_selection(kept), bool(arrays["started"])
         wanted = self.privacy.codes_kept if started or selection else ()
         if tuple(map(len, selection)) != wanted:
-            raise DataError("selection of other sizes than the run's")
+            raise DataError("selection has other sizes than the run's")
         if any(k[-1] >= n for k, n in zip(selection, self._all_codes, strict=False)):
             raise DataError("selection beyond the vocabularies")
         self.factors, self.selection, self._started = factors, selection, started

@@ -1,7 +1,8 @@
-"""What a server computes from the sites' replies: one rule a privacy mode, behind one interface.
+"""What a server computes from the sites' replies: one rule per privacy mode, behind one interface.
 
 A rule holds the global factors. It says what to ask in a round and what shape an answer has, and
-moves on from the answers; it knows nothing of messages, quorums or disks: that is `Coordinator`.
+moves on from the answers; it knows nothing of messages, quorums or disks: those are the
+`Coordinator`'s.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ class ServerRule(Protocol):
     Attributes
     ----------
     name : str
-        Under which the sites have their half (`dpfact_flower.site.rules`).
+        The sites have their half under the same name (`dpfact_flower.site.rules`).
     rounds : int
         Rounds the run has.
     privacy : PrivacySettings
-        As the sites are asked: with everything planned that was left open.
+        As the sites are asked, with everything planned that was left open.
     factors : tuple of ndarray of float32
-        The global factors now.
+        The current global factors.
     selection : tuple of ndarray of int32
         Codes that are kept, one array per feature mode; empty where all are.
     """
@@ -56,13 +57,13 @@ class ServerRule(Protocol):
         """Refuse a number of sites that the rule is not stable for."""
 
     def needs_quorum(self, round_number: int) -> bool:
-        """Whether the run cannot go on without this round."""
+        """Whether the run cannot continue without this round."""
 
     def update(self, round_number: int, replies: Sequence[SiteReply]) -> None:
         """Move on from the replies, which are sorted by site and of one shape."""
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Arrays from which `restore` makes the rule again."""
+        """Arrays from which `restore` rebuilds the rule."""
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Take over what `state` gave."""
@@ -83,7 +84,7 @@ def restored_factors(arrays: Mapping[str, NDArray[Any]], like: Factors) -> Facto
     """
     found = [arrays[name] for name in factor_arrays(like) if name in arrays]
     if [factor.shape for factor in found] != [factor.shape for factor in like]:
-        raise DataError("factors of other shapes than the run's")
+        raise DataError("factors have other shapes than the run's")
     return checked_factors(found, rank=like[0].shape[1], who="checkpoint")
 
 

@@ -13,7 +13,7 @@ from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 
 
 class MakeRule(Protocol):
-    """Makes a `ServerRule` for a run, most often its class."""
+    """Makes a `ServerRule` for a run; usually the rule's class."""
 
     def __call__(
         self,

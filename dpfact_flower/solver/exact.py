@@ -3,7 +3,7 @@
 One iteration updates each factor once, from one sparse MTTKRP and the Gram matrices of the others.
 Every update minimises eq. (norm) over a column, or over the whole factor, so the objective never
 rises. A phenotype that is switched off (a zero column of A) has no pull on the features, which
-then follow their anchors alone; it comes back only if its own gradient at zero, made with those
+then follow their anchors alone; it comes back only if its own gradient at zero, computed with those
 features, is longer than mu.
 """
 
@@ -158,7 +158,7 @@ def update_patients(
     *,
     sweeps: int = 1,
 ) -> NDArray[np.float32]:
-    """Minimise eq. (patnorm) over one column of A after the other.
+    """Minimise eq. (patnorm) over one column of A after another.
 
     Parameters
     ----------
@@ -170,7 +170,7 @@ def update_patients(
     mu, floor : float
         l2,1 weight; 0 for non-negativity or minus infinity.
     sweeps : int
-        How often over all columns.
+        How many passes over all columns.
 
     Returns
     -------
@@ -195,7 +195,7 @@ def update_features(
 
     Without non-negativity this is the ridge solution ``(M + gamma F^)(Q + gamma I)^-1``, taken as
     a correction so that directions in which Q + gamma I is singular are left alone. With it, the
-    columns are minimised over one after the other.
+    columns are minimised over one after another.
 
     Parameters
     ----------

@@ -4,8 +4,8 @@ What a fibre's entries have in common is worked out once for all of them, so an 
 of one factor, read or written, however many modes there are.
 
 Sums for features run over very many entries. They are made in the factors' own precision within a
-chunk of the patients, and in float64 over the chunks, in their order: which thread made which chunk
-is forgotten.
+chunk of the patients, and in float64 over the chunks, in their order: which thread computed which
+chunk makes no difference.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ def mttkrp(tensor: SparseTensor, factors: Sequence[Array], mode: int) -> Array:
     Returns
     -------
     ndarray, shape (I_mode, R)
-        As `stacked_mttkrp`.
+        As from `stacked_mttkrp`.
     """
     product = stacked_mttkrp(Fibres.of(tensor), stack_factors(factors), mode)
     return product[:, : factors[0].shape[1]]
 
 
 def stacked_mttkrp(fibres: Fibres, stack: Array, mode: int, *, threads: int | None = None) -> Array:
-    """`mttkrp` for fibres that are found and factors that are stacked already.
+    """`mttkrp` for fibres that are already found and factors that are already stacked.
 
     Parameters
     ----------
     fibres : Fibres
     stack : ndarray of float32 or float64
-        As of `dpfact_flower.tensor.stack.stack_factors`.
+        As from `dpfact_flower.tensor.stack.stack_factors`.
     mode : int in [0, N)
     threads : int, optional
         Default: `thread_count`.
@@ -60,7 +60,7 @@ def stacked_mttkrp(fibres: Fibres, stack: Array, mode: int, *, threads: int | No
     Raises
     ------
     SettingsError
-        If the environment asks for kernels that there are not.
+        If the environment asks for kernels that do not exist.
     """
     tensor, size, width = fibres.tensor, fibres.tensor.shape[mode], stack.shape[1]
     add_fibres = fibre_kernels().add_fibres

@@ -25,7 +25,7 @@ class LocalResult:
         after negative values are set to 0 when `nonnegative` asks for it. With ``zeros="none"`` the
         squared error is that of the non-zero cells alone, because psgd then fits no others.
     eta : float
-        psgd: the step size to go on with. exact: what it was given, for it takes no steps.
+        psgd: the step size to continue with. exact: what it was given, since it takes no steps.
     rollbacks : int
         Passes of psgd that were undone and tried again with half the step size.
     grams : tuple of N ndarrays of float64, each (R, R)

@@ -17,7 +17,7 @@ def shrink_columns(
 
     This is the proximal operator of ``threshold * ||A^T||_{2,1}``: the minimiser over Theta of
     ``1/2 ||Theta - A||_F^2 + threshold * sum_r ||Theta_r||``. After a gradient step of size eta on
-    eq. (norm) the threshold is eta * mu. (The paper's eq. (prox) has mu, which is the operator of
+    eq. (norm) the threshold is eta * mu. (The paper's eq. (prox) has mu, which is the operator for
     another weight, mu / eta.) With non-negativity, project first: projecting, then shrinking, is
     the operator of the sum of both.
 

@@ -1,9 +1,9 @@
-"""Permutation SGD, the paper's local solver (Algorithm 1), with a step size that controls itself.
+"""Permutation SGD, the paper's local solver (Algorithm 1), with a step size that adapts by itself.
 
 What a pass descends
     The pull to the anchors acts at every visit of a feature row, eq. (bj), so over a pass it weighs
     gamma times the row's number of visits, not gamma as in eq. (norm). It is left out at sampled
-    zero cells: the weight then is the row's number of non-zeros whatever `zero_ratio` is, and
+    zero cells: the weight is then the row's number of non-zeros, whatever `zero_ratio` is, and
     sampling zeros changes nothing but the squared error, whose gradient over the pass is an
     unbiased estimate of that over all cells (Kolda & Hong 2020).
 
@@ -89,7 +89,7 @@ def psgd(
     filled, padding = stack[:, : settings.rank], stack[:, settings.rank :]
     before = np.empty_like(filled)
     values = [site.value(stack)]
-    # The privacy bound 2 * tau * L * eta counts on this: settings.eta is never exceeded.
+    # The privacy bound 2 * tau * L * eta relies on this: settings.eta is never exceeded.
     step_size = settings.eta if eta is None else min(eta, settings.eta)
     rollbacks = 0
     for _ in range(settings.tau):
@@ -176,7 +176,7 @@ class _Site:
             )
 
     def error(self, value: Value, grams: Sequence[Array]) -> SquaredError:
-        """All that is measured of factors, from their value and Gram matrices."""
+        """All that is measured about factors, from their value and Gram matrices."""
         everywhere = 2 * loss(self.norm_squared, value.inner, grams)
         return SquaredError(
             all_cells=max(everywhere, value.squares),  # rounding alone can make it the smaller one

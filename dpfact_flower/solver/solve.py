@@ -38,7 +38,7 @@ def solve(
     rng : numpy.random.Generator
         Order of the visits and sampled zero cells of psgd; exact draws nothing.
     eta : float, optional
-        Step size to start from, carried from the round before; cut to `settings.eta`.
+        Step size to start from, carried from the previous round; capped at `settings.eta`.
 
     Raises
     ------

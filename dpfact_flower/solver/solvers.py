@@ -15,7 +15,7 @@ from dpfact_flower.tensor import Factors, SparseTensor
 
 
 class Solver(Protocol):
-    """One round's local work, of arguments that `dpfact_flower.solver.solve` has checked."""
+    """One round's local work, on arguments that `dpfact_flower.solver.solve` has checked."""
 
     def __call__(
         self,
@@ -33,4 +33,4 @@ class Solver(Protocol):
 solvers: Registry[Solver] = Registry(
     "solver", "dpfact_flower.solver.solvers", exact=exact, psgd=psgd
 )
-"""Solvers that a run config may name; a site computes with one that it has code for."""
+"""Solvers that a run config may name; a site computes only with one that it has code for."""

@@ -91,7 +91,7 @@ class CPModel:
     def with_unit_features(self) -> CPModel:
         """The same model with feature columns of norm 1: a component's scale is its patients'.
 
-        So memberships of models with feature factors of their own have one unit.
+        So memberships of models with their own feature factors share one unit.
         """
         patients, *features = self.factors
         scale = column_weights(tuple(features))
@@ -137,7 +137,7 @@ class CPModel:
 def squared_error(tensor: SparseTensor, factors: Sequence[NDArray[Any]]) -> SquaredError:
     """Exact sums of squared errors of a CP model, in float64 and a part of the patients at a time.
 
-    Over the zero cells the error is ||M||^2 less what M puts on the non-zeros, so the total
+    Over the zero cells the error is ||M||^2 minus what M puts on the non-zeros, so the total
     equals ||X||^2 - 2<X,M> + ||M||^2 with less cancellation.
 
     Parameters

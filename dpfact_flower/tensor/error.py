@@ -17,7 +17,7 @@ class RMSE:
     all_cells : float
         Over every cell, zeros included: ||X - M|| / sqrt(cells).
     nonzeros : float
-        Over the non-zero cells alone; says nothing of what the model puts where no count is.
+        Over the non-zero cells alone; says nothing about the model where there is no count.
     authors : float
         ||X - M|| / sqrt(nnz), the measure of the authors' published code: the error of all
         cells divided by the number of non-zero ones. Not a mean; for reproduction only.
@@ -77,7 +77,7 @@ class SquaredError:
 
     @property
     def fit(self) -> float:
-        """Share of the data explained, ``1 - ||X - M||^2 / ||X||^2``; negative when M harms.
+        """Share of the data explained, ``1 - ||X - M||^2 / ||X||^2``; negative when M does harm.
 
         Norms are squared, as everywhere in this project. The Tensor Toolbox and pyttb report
         ``1 - ||X - M|| / ||X||`` under the same name, which is smaller.

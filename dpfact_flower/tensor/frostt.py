@@ -1,4 +1,4 @@
-"""FROSTT text (``.tns``, http://frostt.io): one non-zero a line, its indices, then its value.
+"""FROSTT text (``.tns``, http://frostt.io): one non-zero per line, its indices, then its value.
 
 Numbers in rows and back, gzipped where the name ends in ``.gz``. What makes rows a tensor is
 `SparseTensor`'s to check.
@@ -32,7 +32,7 @@ def read_table(path: Path) -> tuple[Floats, list[int] | None]:
     Raises
     ------
     DataError
-        Naming the line where one can be named, never its content.
+        Naming the line where that is possible, never its content.
     """
     try:
         with _open_text(path) as file:
@@ -44,7 +44,7 @@ def read_table(path: Path) -> tuple[Floats, list[int] | None]:
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise DataError(f"cannot be read ({type(error).__name__})") from None
     if table.size > 0 and table.shape[1] < 3:
-        raise DataError("need at least 2 indices and a value a line")
+        raise DataError("need at least 2 indices and a value per line")
     return table, declared
 
 

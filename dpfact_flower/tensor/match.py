@@ -74,7 +74,7 @@ def factor_match_score(
     modes: Sequence[int] | None = None,
     with_weights: bool | None = None,
 ) -> float:
-    """Factor match score (FMS) of two models: 1 is equal, 0 is unrelated.
+    """Factor match score (FMS) of two models: 1 means equal, 0 unrelated.
 
     The formula of the paper's section Privacy, after `match_columns`: the mean over components of
     ``(1 - |xi - xi'| / max(xi, xi'))`` times the product of the columns' cosines, xi being the

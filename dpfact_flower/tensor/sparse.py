@@ -53,8 +53,8 @@ class SparseTensor:
     def from_coo(cls, indices: ArrayLike, values: ArrayLike, shape: Sequence[int]) -> SparseTensor:
         """Validate coordinates; duplicates are summed, explicit zeros dropped.
 
-        Whatever their type and order, the entries are converted and sorted part by part: beside
-        what is given there is the tensor, and little else.
+        Whatever their type and order, the entries are converted and sorted part by part: besides
+        what is given, memory holds the tensor and little else.
 
         Parameters
         ----------
@@ -116,7 +116,7 @@ class SparseTensor:
         )
 
     def parts(self) -> Iterator[slice]:
-        """Slices that cover the non-zeros: what is made of a part is small beside the tensor."""
+        """Slices that cover the non-zeros: what is made from a part is small beside the tensor."""
         return _parts(self.nnz)
 
     def to_dense(self) -> NDArray[np.float64]:
@@ -203,7 +203,7 @@ class SparseTensor:
         """Each patient's slice divided by its Frobenius norm; a patient without a cell stays so.
 
         Counts of a long stay are squares of a short one's, and least squares follows the largest:
-        scaled, every patient has the same say.
+        scaled, every patient counts the same.
         """
         norms, values = np.zeros(self.n_patients), np.empty_like(self.values)
         for part in self.parts():
@@ -262,22 +262,22 @@ class SparseTensor:
     def read_tns(
         cls, path: str | Path, *, shape: Sequence[int] | None = None, one_based: bool | None = None
     ) -> SparseTensor:
-        """Read FROSTT text: one non-zero a line, its indices, then its value.
+        """Read FROSTT text: one non-zero per line, its indices, then its value.
 
         Parameters
         ----------
         path : path
-            May end in .gz. Lines that begin with ``#`` and empty lines are skipped, but for a
-            ``# shape:`` line as `write_tns` leaves.
+            May end in .gz. Lines that begin with ``#`` and empty lines are skipped, except
+            for a ``# shape:`` line such as `write_tns` writes.
         shape : sequence of int, optional
             Sizes of the modes. Default: the file's ``# shape:`` line, else the largest indices.
         one_based : bool, optional
-            Whether the indices begin at 1. Default: yes, as FROSTT has it, unless a 0 occurs.
+            Whether the indices begin at 1. Default: yes, as in FROSTT, unless a 0 occurs.
 
         Raises
         ------
         DataError
-            Naming the file and the line where one can be named.
+            Naming the file, and the line where that is possible.
         """
         with _located(path):
             table, declared = frostt.read_table(Path(path))
@@ -313,7 +313,7 @@ def _parts(entries: int) -> Iterator[slice]:
 def _refuse(entries: int, wrong: Callable[[slice], NDArray[np.bool_]], rule: str) -> None:
     """Refuse entries that break a rule, saying where they are and not what.
 
-    `wrong` tells of each entry of a part whether it breaks the rule.
+    `wrong` says for each entry of a part whether it breaks the rule.
     """
     count, position = 0, 0
     for part in _parts(entries):
@@ -378,7 +378,7 @@ def _checked_values(values: ArrayLike, entries: int) -> NDArray[Any]:
     _refuse(
         entries, lambda part: ~np.isfinite(_single(given[part])), "values: must be finite (float32)"
     )
-    # Of what was given: a tiny negative number is a zero in float32.
+    # Checked as given: a tiny negative number is a zero in float32.
     _refuse(entries, lambda part: given[part] < 0, "values: must be non-negative")
     return given
 
@@ -408,7 +408,7 @@ def _sorted_and_summed(
 
 
 def _is_sorted(index: NDArray[Any], value: NDArray[Any]) -> bool:
-    """Whether the entries are positive, unique and in lexicographic order already."""
+    """Whether the entries are already positive, unique and in lexicographic order."""
     for part in _parts(len(index)):
         if not (_single(value[part]) > 0).all():
             return False

@@ -5,7 +5,7 @@ other, in a single two-dimensional array. An entry is then N row numbers, and no
 many modes there are. Rows are padded with zero columns to whole vector registers; a zero column
 stays zero under every update here.
 
-The fast-math flags leave NaN and infinity their meaning: that is how divergence is noticed.
+The fast-math flags keep the meaning of NaN and infinity: that is how divergence is noticed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from dpfact_flower.machine.compiled import FAST, WIDTH, compiled
 from dpfact_flower.tensor.arrays import Array
 
-_MOST = 8  # registers a slice: with what is loaded, all fit into a processor's sixteen
+_MOST = 8  # registers per slice: with what is loaded, all fit into a processor's sixteen
 _LINE = 64  # bytes of a cache line
 
 
@@ -57,7 +57,7 @@ def stack_factors(factors: Sequence[Array]) -> Array:
 
     Returns
     -------
-    ndarray, shape (sum of I_n, R padded as of `slices`), C-contiguous
+    ndarray, shape (sum of I_n, R padded as by `slices`), C-contiguous
         It begins where a cache line does.
     """
     rank = factors[0].shape[1]
@@ -89,7 +89,7 @@ def model_values(indices: NDArray[np.int32], factors: Sequence[Array]) -> NDArra
 
 
 def stacked_values(indices: Array, stack: Array, offsets: Array) -> NDArray[np.float64]:
-    """`model_values` for factors that are stacked already; `offsets` as of `row_offsets`."""
+    """`model_values` for factors that are stacked already; `offsets` as from `row_offsets`."""
     values = np.empty(len(indices))
     if indices.shape[1] == 3:
         _values_three(indices, stack, offsets, values)

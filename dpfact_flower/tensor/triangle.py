@@ -1,6 +1,6 @@
 """Symmetric matrices as vectors: the upper triangle, row after row.
 
-A value beside the diagonal stands for two of the matrix, so it is sqrt(2) times as large: the norm
+A value off the diagonal stands for two of the matrix, so it is sqrt(2) times as large: the norm
 of the vector is that of the matrix. *Strict* triangles are without their diagonal.
 """
 
@@ -47,7 +47,7 @@ def unpack_whole(triangle: Array, order: int) -> Floats:
 
 
 def unpack_strict(triangle: Array, matrix: Array) -> None:
-    """Fill a symmetric matrix beside its diagonal, which is left as it is."""
+    """Fill a symmetric matrix off its diagonal, which is left as it is."""
     order = len(matrix)
     for row in range(order):
         place = strict_row(row, order)

@@ -1,9 +1,9 @@
 """Released values in about the bits they need: whole steps of a grid, compressed.
 
 A value under noise of standard deviation sigma says nothing below a small part of sigma, so it is
-rounded to such steps before it is released (`dpfact_flower.privacy.patient`). What is left are
+rounded to such steps before it is released (`dpfact_flower.privacy.patient`). What is left is
 small integers, most of them noise alone. They are written without a sign bit (zigzag: 0, -1, 1, -2,
-... become 0, 1, 2, 3, ...), a byte of each value after the other, and compressed: the upper bytes
+... become 0, 1, 2, 3, ...), one byte of every value after another, and compressed: the upper bytes
 are mostly 0. The float32 values come back bit for bit.
 
 Layout: the step (float64, little-endian), then a zlib stream of as many planes as the largest value
@@ -23,9 +23,9 @@ from dpfact_flower.errors import MessageError
 Bytes = NDArray[np.uint8]
 _HEAD = 8
 _FARTHEST = 2**61
-"""Integers lie nearer to 0 than this, so that none overflows."""
+"""Integers lie closer to 0 than this, so that none overflows."""
 _LEVEL = 1
-"""Of zlib: noise does not get smaller by looking longer."""
+"""Zlib's level: noise does not get smaller by searching longer."""
 
 
 def pack(values: NDArray[np.float32], step: float) -> Bytes | None:
@@ -59,14 +59,14 @@ def pack(values: NDArray[np.float32], step: float) -> Bytes | None:
 
 
 def unpack(packed: Bytes, count: int, where: str) -> NDArray[np.float32]:
-    """Values that `pack` made bytes of.
+    """Values from the bytes that `pack` made of them.
 
     Parameters
     ----------
     packed : ndarray of uint8, one-dimensional
         From a stranger.
     count : int
-        Number of values that were asked for; nothing larger is ever made.
+        Number of values that were asked for; nothing larger is ever allocated.
     where : str
         Whose they are, for the error.
 

@@ -25,7 +25,7 @@ from dpfact_flower.wire.packing import pack, unpack
 
 PROTOCOL_VERSION = 4
 SPEAKERS = "the server must run the strategy dpfact_flower.DPFact or dpfact_flower.legacy.DPFact"
-"""What to tell whoever sends something else."""
+"""What to tell a sender of anything else."""
 _NO_ARRAYS = (np.empty(0, np.float32),)
 """Stands for no arrays: where there are none, Flower's layout has an array that cannot be read."""
 MAX_FACTOR = 1e6
@@ -48,7 +48,7 @@ class RoundRequest:
     round : int
         From 1 to `rounds`.
     rounds : int
-        Rounds the run will have; planning a budget needs it.
+        Rounds the run will have; needed to plan a budget.
     seed : int
         Public seed of the site's start and visiting order (never of its noise).
     solver, privacy : settings
@@ -60,7 +60,7 @@ class RoundRequest:
         Codes that are kept, as positions in the vocabulary, ascending, one array per feature mode;
         none where the vocabularies are used as they are.
     rule : str
-        Name of what the run does with releases; a site has a half of it by that name. Empty: that
+        Name of what the run does with releases; a site has its half under that name. Empty: that
         of the privacy mode.
     """
 
@@ -107,8 +107,8 @@ class RoundRequest:
                 f"not a DPFact round of protocol {PROTOCOL_VERSION} "
                 f"(protocol: {str(version)[:20]!r}); {SPEAKERS}"
             )
-        # A default of this version need not be the server's: every setting must be there, but for
-        # a text that is empty.
+        # A default of this version need not be the server's: every setting must be there, except
+        # an empty text.
         settings = {**SolverSettings().to_config(), **PrivacySettings().to_config()}
         if missing := [key for key, own in settings.items() if own != "" and key not in config]:
             raise MessageError(f"request: lacks {', '.join(missing)}")
@@ -160,7 +160,7 @@ class RoundRequest:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of everything asked: tells a repeated request from another one."""
+        """SHA-256 of everything asked: tells a repeated request from a different one."""
         digest = hashlib.sha256(repr(self._config).encode())
         for array in (*self.anchors, *self.selection):
             digest.update(repr((array.shape, str(array.dtype))).encode())
@@ -210,8 +210,8 @@ class SiteReply:
         Raises
         ------
         MessageError
-            If the site's name is none, the arrays are not of these shapes, or packed bytes are not
-            what they should be.
+            If the site's name is not valid, the arrays are not of these shapes, or packed bytes are
+            not what they should be.
         """
         site = _name(config, "site")
         who = f"reply of site {site!r}"
@@ -319,7 +319,7 @@ def _field(
 
 
 def _name(config: Mapping[str, object], key: str) -> str:
-    """A name from outside: it becomes a folder and stands in logs."""
+    """A name from outside: it becomes a folder and appears in logs."""
     name = _field(config, key, str)
     try:
         check_name(key, name)

@@ -2,8 +2,8 @@
 
 One layout for both generations of strategies: that of Flower's own compatibility layer, `fitins`
 and `fitres`. A `NumPyClient` in a ``ClientApp(client_fn=...)`` understands no other, and whoever
-writes ``@app.train()`` can read it as well as any. Its names are part of Flower's wire format and
-are spelled out here, for the module that defines them has moved between versions.
+writes ``@app.train()`` can read it as easily as any other. Its names are part of Flower's wire
+format and are spelled out here, because the module that defines them has moved between versions.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def read_request(message: Message) -> Payload:
 
 
 def read_reply(message: Message) -> Payload:
-    """Arrays and config of a reply; errors as of `read_request`."""
+    """Arrays and config of a reply; errors as for `read_request`."""
     return _read(message, *_ANSWER)
 
 
@@ -100,11 +100,11 @@ def _received(array: Array) -> NDArray[Any]:
 def serialised_bytes(*messages: Message) -> int:
     """Bytes of messages as Flower puts them on the wire: each, and every object below it.
 
-    What messages have in common, as requests have their content, is measured once and counted for
-    each of them.
+    What messages share, as requests share their content, is measured once and counted for each of
+    them.
     """
     # To serialise an object, Flower names its children by their hashes, and makes each of these
-    # anew at every level. This is Flower's own way to have each made once (see its test).
+    # again at every level. This is Flower's own way to have each made once (see its test).
     from flwr.supercore.inflatable import inflatable_object  # noqa: PLC0415
 
     known: dict[int, int] = {}

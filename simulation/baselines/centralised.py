@@ -19,7 +19,7 @@ from simulation.baselines import Snapshot, by_site, joined, pooled, site_tensors
 def centralised(
     cohort: Cohort, solver: SolverSettings, *, rounds: int, seed: int
 ) -> Iterator[Snapshot]:
-    """Fit the pooled patients without sites, `solver.tau` passes a round.
+    """Fit the pooled patients without sites, `solver.tau` passes per round.
 
     Parameters
     ----------

@@ -16,14 +16,14 @@ from dpfact_flower.site.round import scaled
 from dpfact_flower.tensor import Factors, SparseTensor
 from simulation.baselines import Snapshot, by_site, joined, pooled, site_tensors, start
 
-pyttb: Any = _pyttb  # exports its names at run time alone
+pyttb: Any = _pyttb  # exports its names only at run time
 
 
 def cp_als(cohort: Cohort, solver: SolverSettings, *, rounds: int, seed: int) -> Iterator[Snapshot]:
-    """Alternating least squares on the pooled patients, one iteration a round.
+    """Alternating least squares on the pooled patients, one iteration per round.
 
-    pyttb keeps no trace of its iterates, so each is a call of its own that goes on from the last:
-    an iteration depends on the columns' directions alone, which pyttb keeps.
+    pyttb keeps no trace of its iterates, so each is a call of its own that continues from the last:
+    an iteration depends only on the columns' directions, which pyttb keeps.
 
     Parameters
     ----------

@@ -12,7 +12,7 @@ is private. A site sends F_t AND H_t: twice what DPFact's sites send.
 
 It need not. After the server's step the multipliers of all sites add up to zero, so that from the
 second round on the server's mean is that of F_t alone; with `multipliers=False` they stay at
-home, and the numbers are the same but for rounding.
+home, and the numbers are the same up to rounding.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from simulation.paper.systems import compute
 def computed(jobs: Sequence[Job], processes: int) -> Iterator[tuple[Job, Result | Exception]]:
     """Compute jobs, in this process or in several others, as they finish.
 
-    One that fails gives its error, and the others go on: an hour's work does not hang on one fit.
+    One that fails gives its error, and the others go on: an hour's work must not depend on one fit.
     """
     if processes == 1 or len(jobs) < 2:
         with threadpool_limits(1):
@@ -57,7 +57,7 @@ def quiet() -> None:
 
 
 def settle() -> None:
-    """Make a pool's process quiet, and end it with its parent: else it waits for work for ever."""
+    """Make a pool's process quiet, and end it with its parent: else it waits for work forever."""
     quiet()
     Thread(target=end_with, args=[parent_process()], daemon=True).start()
 

@@ -50,7 +50,7 @@ def fit_job(plan: Plan, data: Dataset, system: str, *, rank: int, seed: int, tab
 
 
 def runs(plan: Plan, data: Dataset, system: str) -> list[Job]:
-    """One fit an initialisation."""
+    """One fit per initialisation."""
     return [
         fit_job(plan, data, system, rank=data.rank, seed=seed, tables=seed == 0)
         for seed in range(plan.seeds_of(data.name))
@@ -194,7 +194,7 @@ def _draw(ax: Any, data: Dataset, found: Systems) -> None:
         x = [point["round"] for point in traces[0]]
         y = np.array([[point["all_cells"] for point in trace] for trace in traces])
         look = style(system)
-        if len(x) == 1:  # patient mode has a model for every site after its last round alone
+        if len(x) == 1:  # patient mode has a model for every site only after its last round
             ax.errorbar(x, y.mean(axis=0), y.std(axis=0), marker="*", ls="", ms=9, **look)
             continue
         ax.plot(x, y.mean(axis=0), lw=1.4, **look)

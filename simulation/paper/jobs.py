@@ -1,4 +1,4 @@
-"""Jobs and their results on disk: a run that was interrupted goes on, one that is repeated reads.
+"""Jobs and their results on disk: an interrupted run goes on, a repeated one reads.
 
 A job is one fit of one system. Its result is a JSON file named by a digest of the job's settings
 and of the code that computes it, with the shared factors beside it; so a result is never taken for

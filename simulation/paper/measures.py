@@ -94,7 +94,7 @@ def death_scores(
     Parameters
     ----------
     predictors : sequence of (I_t, p) arrays or sparse arrays
-        One a site, of all its patients.
+        One per site, of all its patients.
     cohort : Cohort
     splits : int
     codes : bool

@@ -17,11 +17,11 @@ from simulation.paper.verdicts import Verdict, answer, held
 _ROUNDS = 40
 """Phenotypes must have formed before any is switched off."""
 _SHOWN = 4
-"""One-site phenotypes a weight in the table."""
+"""One-site phenotypes per weight in the table."""
 
 
 def jobs(plan: Plan) -> list[Job]:
-    """One fit a weight, on the first data set of the prediction."""
+    """One fit per weight, on the first data set of the prediction."""
     return [
         Job(data.name, "exact", data.rank, _ROUNDS, off=weight, tables=True)
         for data in plan.sets(plan.prediction[:1])
@@ -57,7 +57,7 @@ def section(plan: Plan, results: Results) -> Section:
 
 
 def _figure(found: list[tuple[float, dict[str, Any]]]) -> Figure:
-    """A panel a site: its column norms in falling order, a line a weight."""
+    """One panel per site: its column norms in falling order, one line per weight."""
     sites = found[0][1]["sites"]
     figure, axes = panels(len(sites), height=2.6)
     for number, (site, ax) in enumerate(zip(sites, axes, strict=True)):

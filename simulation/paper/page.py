@@ -23,7 +23,7 @@ With access to the full MIMIC-III or all of SynPUF, make a cohort and run the sa
 
 The commands are the same for the demos, on which they are tested; nobody here has run them on the
 full data."""
-"""For those who have the data that can't be had here."""
+"""For those who have the data that is not available here."""
 
 _MADE_BY = {
     "quick": "make paper QUICK=1", "full": "make paper", "thorough": "make paper THOROUGH=1",

@@ -56,11 +56,11 @@ class System:
     ----------
     title : str
     play : callable
-        Job and cohort to snapshots; None where a system is no factorisation.
+        Job and cohort to snapshots; None where a system is not a factorisation.
     noise : str
         What its epsilon means; empty without noise.
     predictors : callable or None
-        Job and cohort to predictors a site, of a system that is no factorisation.
+        Job and cohort to predictors per site, for a system that is not a factorisation.
     """
 
     title: str
@@ -106,7 +106,7 @@ def compute(job: Job) -> Result:
 
 def _planted_match(shared: Factors, cohort: Cohort) -> float | None:
     if cohort.truth is None or any((factor < 0).any() for factor in shared):
-        positive = tuple(np.abs(factor) for factor in shared)  # a pair of signs is no difference
+        positive = tuple(np.abs(factor) for factor in shared)  # a pair of signs makes no difference
         return None if cohort.truth is None else factor_match_score(positive, cohort.truth.factors)
     return factor_match_score(shared, cohort.truth.factors)
 

@@ -1,4 +1,4 @@
-"""Planted phenotypes against epsilon: what privacy costs, with two other systems beside.
+"""Planted phenotypes against epsilon: what privacy costs, with two other systems beside it.
 
     python -m simulation.studies.phenotypes --out runs/private
 
@@ -7,7 +7,7 @@ patient mode, for DPFact's own scheme at the epsilon it claims (for an entry, no
 that scheme made rigorous naively (`simulation.systems.naive`). Each seed makes other data, another
 public start and fresh noise from the operating system; so no two runs of this script agree in all
 digits. Writes table.csv, table.json, table.md, and the figure as PNG and SVG after each model, and
-goes on from there when it is started again: so systems can be added to what is there.
+continues from there when it is started again, so systems can be added to what is there.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def summarised(rows: list[dict[str, Any]], key: str) -> dict[tuple[str, Any], tu
 
 
 def table(rows: list[dict[str, Any]], key: str = "fms") -> str:
-    """Markdown table: a row a system, a column an epsilon."""
+    """Markdown table: one row per system, one column per epsilon."""
     means = summarised(rows, key)
     epsilons = list(dict.fromkeys(row["epsilon"] for row in rows))
     systems = list(dict.fromkeys(row["system"] for row in rows))
@@ -89,7 +89,7 @@ def table(rows: list[dict[str, Any]], key: str = "fms") -> str:
 
 
 def figure(rows: list[dict[str, Any]]) -> Figure:
-    """Factor match against epsilon, a line a system."""
+    """Factor match against epsilon, one line per system."""
     drawn = Figure(figsize=(6.4, 4), layout="constrained")
     axes = drawn.subplots()
     means = summarised(rows, "fms")

@@ -11,7 +11,7 @@ no evidence that ties were learned, whatever the numbers look like. Fit is 1 - |
 ||X||^2, patients scaled to norm 1 and refitted.
 
 Noise is fresh in every run, so no two runs of this script agree in all digits. Writes table.json,
-table.csv and table.md after each data set and rank, and goes on from there when started again.
+table.csv and table.md after each data set and rank, and continues from there when started again.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Study:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Markdown: a row a data set and rank; share of the best fit, factor match; spread over models.
+    """Markdown: a row per data set, rank; share of the best fit, factor match; spread over models.
 
     In italics: private models of which one does not beat every null in both numbers.
     """

@@ -160,7 +160,7 @@ def start_of_other_norm(monkeypatch):
 
 
 def codes_not_scaled(monkeypatch):
-    """Every code of a patient counts 1, however many he has."""
+    """Every code of a patient counts 1, however many they have."""
 
     def code_counts(tensor, *, sigma):
         total = np.zeros(sum(tensor.feature_shape))

@@ -185,7 +185,7 @@ def test_a_subject_is_planned_as_a_server_would_and_its_noise_has_no_seed(cohort
 
 
 def test_other_modes_have_no_audit(cohort):
-    with pytest.raises(SettingsError, match="audits are of 'patient'"):
+    with pytest.raises(SettingsError, match="audits are for 'patient'"):
         audit(cohort, SolverSettings(), PrivacySettings(privacy="none"))
 
 

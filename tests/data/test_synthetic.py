@@ -227,7 +227,7 @@ def test_codes_are_readable():
         ({"shares": "1,0"}, "shares: must be positive"),
         ({"shares": "1;2"}, "does not match"),
         ({"distinct": 7}, "there are 6 sites"),
-        ({"patients": 5}, "leave a site of 6 empty"),
+        ({"patients": 5}, "leave one of 6 sites empty"),
         ({"mortality": 1.0}, r"mortality: must lie in \(0, 1\)"),
         ({"local": 1.0}, "at least one of 12 phenotypes must be shared"),
         ({"background": 1.5}, r"background: must lie in \[0, 1\]"),

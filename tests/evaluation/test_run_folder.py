@@ -93,7 +93,7 @@ DAMAGED = {
     "no texts": ({"procedures_text": None}, "lacks the array 'procedures_text'"),
     "another mode's name": ({"modes": np.array(["procedures", "x"])}, "lacks the array"),
     "modes of numbers": ({"modes": np.array([1, 2])}, "lacks the array"),
-    "a code too few": ({"diagnoses_codes": np.array(["E11"])}, "one description a code"),
+    "a code too few": ({"diagnoses_codes": np.array(["E11"])}, "one description per code"),
     "a code twice": ({"diagnoses_codes": np.array(["E11", "E11"])}, "position 1"),
     "codes of numbers": ({"diagnoses_codes": np.array([1, 2])}, "codes must be text"),
     "a single code": ({"diagnoses_codes": np.array("E11")}, "codes must be a tuple of text"),

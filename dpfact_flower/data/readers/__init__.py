@@ -1,1 +1,1 @@
-"""One reader a kind of EHR: tables in, a `Cohort` out."""
+"""One reader per kind of EHR: tables in, a `Cohort` out."""

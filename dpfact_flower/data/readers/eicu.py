@@ -1,4 +1,4 @@
-"""eICU Collaborative Research Database 2.0, full and demo: one site a region, unit or hospital.
+"""eICU Collaborative Research Database 2.0, full and demo: one site per region, unit or hospital.
 
 - A patient (``uniquepid``) belongs to the site of the first unit stay. Stays are ordered by year of
   discharge, number of the hospital stay, and time of admission to the unit; eICU shifts no date in,
@@ -48,7 +48,7 @@ def read(
     min_patients: int = 20,
     keep_empty: bool = False,
 ) -> Cohort:
-    """Read eICU's tables into one tensor a site: patients x treatments x diagnoses.
+    """Read eICU's tables into one tensor per site: patients x treatments x diagnoses.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ def read(
     -------
     Cohort
         Labels: 1 where any hospital stay of the patient ended with ``hospitaldischargestatus``
-        Expired. A blank status is no death. A diagnosis is described by the path that most often
+        Expired. A blank status is not a death. A diagnosis is described by the path that most often
         goes with its code, a treatment by itself.
 
     Raises

@@ -6,7 +6,7 @@
 - A hospital has one site and public code lists. A table of patient and site splits open data into
   several, for simulation.
 - What cannot be right is refused: a blank or NaN where a patient or code should be, a date that is
-  none, a patient at two sites. What is merely not used is counted and logged: repeated events,
+  not one, a patient at two sites. What is merely not used is counted and logged: repeated events,
   events without the time or encounter that the window needs, codes outside the lists.
 """
 
@@ -33,10 +33,10 @@ logger = logging.getLogger(__name__)
 SITE, DIED = "site", "died"
 """Columns of the tables of sites and of labels, beside the patient's."""
 
-# How programs write that there is no value; and what could stand neither in a list nor a message.
+# How programs write a missing value; and what could appear neither in a list nor in a message.
 _NO_VALUE = "lower({0}) IN ('nan', 'nat', 'null', 'none', '<na>')"
 _UNPRINTABLE = r"regexp_matches(replace({0}, ' ', ''), '[\pC\pZ]')"
-# Not all versions of DuckDB read an offset from UTC alike, so that it must be none.
+# Not all versions of DuckDB read an offset from UTC alike, so there must be none.
 _TIME = r"\d{4}-\d{2}-\d{2}([ T]\d{2}:\d{2}(:\d{2}(\.\d+)?)?(Z|\+00(:?00)?)?)?"
 
 
@@ -118,7 +118,7 @@ def read(
         How many of the most frequent codes of each mode to keep, None for all. This looks at
         patients: see `dpfact_flower.data.vocabulary.by_frequency`.
     vocabularies : sequence of Vocabulary, optional
-        Public code lists, one per mode and in its order; other codes are left out.
+        Public code lists, one per mode and in the same order; other codes are left out.
     keep_empty : bool
         Keep patients without a cell as empty rows.
 
@@ -203,7 +203,7 @@ def _load_rows(connection: Connection, path: Path, columns: Columns, window: Win
     placing = "encounter" if window.same_encounter else "time"
     names = columns.names
     if not names[placing]:
-        raise SettingsError(f"column {placing}: need a name, since the window is made of it")
+        raise SettingsError(f"column {placing}: need a name, since the window is made from it")
     needed = ("patient", "code", placing)
     load_table(
         connection, "loaded", path, [names[what] for what in needed],
@@ -279,7 +279,7 @@ def _load_labels(connection: Connection, path: Path, patient: str) -> None:
 
 
 def _load_facts(connection: Connection, path: Path, patient: str, column: str) -> None:
-    """Table ``facts``: patient and `column`, which no two rows of a patient tell differently."""
+    """Table ``facts``: patient and `column`, on which no two rows of a patient disagree."""
     select = f"{quoted(patient)} AS patient, {column}"
     load_table(connection, "facts", path, (patient, column), select=select)
     _refuse_no_value(connection, "facts", path, "patient", patient)
@@ -297,7 +297,7 @@ def _refuse_no_value(
 
 
 def _check_codes(connection: Connection, path: Path, column: str, vocabulary: Vocabulary) -> None:
-    """Count and log the events outside a public list; refuse a table of such events alone."""
+    """Count and log the events outside a public list; refuse a table of only such events."""
     ((events, outside, codes),) = connection.execute(
         """SELECT count(*), count(*) FILTER (unlisted), count(DISTINCT code) FILTER (unlisted)
            FROM (SELECT code, code NOT IN (SELECT unnest($codes)) AS unlisted

@@ -1,7 +1,7 @@
-"""MIMIC-III (full 1.4 and demo): one site an intensive care unit, as the paper federates it.
+"""MIMIC-III (full 1.4 and demo): one site per intensive care unit, as in the paper.
 
 A patient belongs to the unit of the first ICU stay, with all admissions, so that nobody is at two
-sites. MIMIC-III dates no ICD-9 code: they are billed for an admission, so the window is the
+sites. MIMIC-III dates no ICD-9 codes: they are billed for an admission, so the window is the
 admission, and a code counts once in it however often it is listed.
 """
 
@@ -37,7 +37,7 @@ def read(
     vocabularies: Sequence[Vocabulary] | None = None,
     keep_empty: bool = False,
 ) -> Cohort:
-    """Read MIMIC-III's tables into one tensor an ICU: patients x procedures x diagnoses.
+    """Read MIMIC-III's tables into one tensor per ICU: patients x procedures x diagnoses.
 
     Parameters
     ----------

@@ -1,12 +1,12 @@
-"""CMS DE-SynPUF 2008-2010: one site a sample, from inpatient or outpatient claims.
+"""CMS DE-SynPUF 2008-2010: one site per sample, from inpatient or outpatient claims.
 
 - An encounter is a claim. A long claim has several rows, segments, and later segments may have
   blank dates: they take the claim's. The time of an event is the day its claim began.
 - Diagnoses are ``ICD9_DGNS_CD_*``. The admitting diagnosis is a reason, not a finding, and left
   out. CMS writes ``OTHER`` where it suppressed a rare code; that is kept as a code.
 - Procedures of inpatient claims are ``ICD9_PRCDR_CD_*``, where CMS's synthesis left diagnoses and
-  other codes behind. Those are kept that have the form of an ICD-9-CM procedure without its dot,
-  three or four digits; that drops a third of the values. Some diagnoses have this form too
+  other codes behind. Those that have the form of an ICD-9-CM procedure without its dot, three or
+  four digits, are kept; that drops a third of the values. Some diagnoses have this form too
   (``4280``): a list of true procedures, `valid_procedures`, drops half. What is both remains
   ambiguous (``4019``: a lymphatic procedure in name, hypertension in truth).
 - Procedures of outpatient claims are ``HCPCS_CD_*`` as they are. Their CPT descriptions are
@@ -65,7 +65,7 @@ def read(
     drop_last_patient: bool | None = None,
     keep_empty: bool = False,
 ) -> Cohort:
-    """Read DE-SynPUF's claims into one tensor a sample: patients x procedures x diagnoses.
+    """Read DE-SynPUF's claims into one tensor per sample: patients x procedures x diagnoses.
 
     Parameters
     ----------
@@ -84,9 +84,9 @@ def read(
     vocabularies : sequence of Vocabulary, optional
         ``procedures`` and ``diagnoses`` as given instead.
     valid_procedures : Vocabulary, optional
-        Public list of codes that count as procedures, instead of those that look like it.
+        Public list of codes that count as procedures, instead of those that look like them.
     drop_last_patient : bool, optional
-        Leave out the last patient of each file, whose claims may be cut off; default: where the
+        Leave out the last patient of each file, whose claims may be cut off; default: if the
         file's last line is incomplete. A file cut between two lines does not show it.
     keep_empty : bool
         Keep patients without a cell as empty rows.
@@ -166,7 +166,7 @@ def _load_segments(connection: Connection, path: Path, care: Care) -> bool:
         "procedures": _numbered(path, header, _PROCEDURES[care]),
         "diagnoses": _numbered(path, header, "icd9_dgns_cd"),
     }
-    lists = ", ".join(  # list_distinct leaves out the many blanks, too
+    lists = ", ".join(  # list_distinct also leaves out the many blanks
         f"list_distinct([{', '.join(columns)}]) AS {mode}" for mode, columns in codes.items()
     )
     cut = load_table(

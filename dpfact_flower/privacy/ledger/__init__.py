@@ -1,23 +1,23 @@
 """The site's ledger: everything it ever released, on its own disk before it is sent.
 
-One SQLite file a site, ``state-dir/site/ledger.sqlite``. A row is a release: what was asked, what
-was charged for it, and the values that were sent, as float32; of values without noise, which cost
-nothing to send again, the hash. The budget belongs to the site's patients, not to a file or a job:
-every charged row counts, whatever job or data it names.
+One SQLite file per site, ``state-dir/site/ledger.sqlite``. A row is a release: what was asked, what
+was charged for it, and the values that were sent, as float32; for values without noise, which cost
+nothing to send again, only the hash. The budget belongs to the site's patients, not to a file or a
+job: every charged row counts, whatever job or data it names.
 
 Durability
 ----------
-`Ledger.charge` returns when row, events and bytes are on the disk, in one transaction. A rollback
-journal (journal_mode DELETE) rather than a write-ahead log: between transactions the ledger is one
-file, so a copy of it is whole, and what is charged never sits in a side file that a backup may
+`Ledger.charge` returns when row, events and bytes are on the disk, in one transaction. It uses a
+rollback journal (journal_mode DELETE), not a write-ahead log: between transactions the ledger is
+one file, so a copy of it is whole, and what is charged never sits in a side file that a backup may
 leave out. In that mode synchronous FULL is not enough: the commit is the deletion of the journal,
-and only EXTRA makes the deletion itself durable; else a power loss can bring the journal back, and
+and only EXTRA makes the deletion itself durable; otherwise a power loss can bring it back, and
 with it the state before the charge. An empty ledger is made in full before it gets its name, so a
 file that is empty or cut off is damage and never a new start.
 
 In simulation, whose sites have no patients to protect from a power loss, `durable` may be False:
 SQLite then leaves writing to the operating system, and a killed process still loses nothing. Its
-journal stays, marked as void, rather than to be made anew; and a connection waits for its site's
+journal stays, marked as void, rather than being recreated; and a connection waits for its site's
 next message (`idle`).
 
 Evidence

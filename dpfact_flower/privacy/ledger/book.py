@@ -46,16 +46,16 @@ class Ledger:
     folder : path
         The site's folder.
     create : bool
-        Make folder and ledger if there is none. Whether there ought to be one is the caller's to
-        know: an empty ledger has a whole budget.
+        Create folder and ledger if there is none. The caller must know whether there ought to be
+        one: an empty ledger has a whole budget.
     durable : bool
-        Whether `charge` waits for the disk. False is for simulations alone.
+        Whether `charge` waits for the disk. False is for simulations only.
 
     Raises
     ------
     StateError
-        If there is no ledger and none is to be made, the file is damaged, not a ledger or of a
-        newer version, or the disk refuses. Nothing is ever made anew in its place.
+        If there is no ledger and none is to be created, the file is damaged, not a ledger or of a
+        newer version, or the disk refuses. Nothing is ever created in its place.
     """
 
     def __init__(self, folder: str | Path, *, create: bool = True, durable: bool = True) -> None:
@@ -91,7 +91,7 @@ class Ledger:
     def answer(self, key: ReleaseKey) -> Release | None:
         """The release that answered this very key before, bit for bit, or None.
 
-        Also None where the bytes are not kept, being without charge. Nothing is charged again.
+        Also None where the bytes are not kept, nothing having been charged. It charges nothing.
 
         Raises
         ------
@@ -132,13 +132,13 @@ class Ledger:
             return self._read(connection, found[0])
 
     def charge(self, key: ReleaseKey, terms: str, release: Release) -> Head:
-        """Write a release down with its cost; on return it is on the disk, and may be sent.
+        """Record a release with its cost; on return it is on the disk, and may be sent.
 
-        The bytes are kept where they cost something; without charge, their hash alone is.
+        The bytes are kept where they cost something; without a charge, only their hash is.
 
         All or nothing: after an exception nothing may be sent. (Where the disk failed late, the row
-        may still turn out to be there: budget is wasted then, never hidden.) The same release again
-        changes nothing.
+        may still turn out to be there: then budget is wasted, never hidden.) Recording the same
+        release again changes nothing.
 
         Parameters
         ----------
@@ -190,7 +190,7 @@ class Ledger:
         return head
 
     def has(self, key: ReleaseKey, terms: str, release: Release) -> bool:
-        """Whether this very release is written down, so that it may be sent again.
+        """Whether this very release is recorded, so that it may be sent again.
 
         Raises
         ------
@@ -206,8 +206,8 @@ class Ledger:
     def events(self, job: str | None = None) -> tuple[ReleaseEvent, ...]:
         """Everything ever charged, or what was charged in one job, in order.
 
-        What somebody else charges from now on makes `charge` refuse: a budget was checked without
-        it. `locked` prevents that where the platform has locks, and nobody deleted the lock's file.
+        If somebody else charges from now on, `charge` refuses: a budget was checked without that.
+        `locked` prevents it where the platform has locks and nobody deleted the lock's file.
 
         Raises
         ------
@@ -248,7 +248,7 @@ class Ledger:
             return head_of(connection)
 
     def verify(self, noted: Head | None = None) -> list[str]:
-        """Check all there is to check; an empty list says that nothing is wrong.
+        """Check all there is to check; an empty list means that nothing is wrong.
 
         SQLite's own check of the file, the chain of hashes, released bytes against their hash,
         costs against noise, events against what this package makes, the order of rounds.
@@ -257,7 +257,7 @@ class Ledger:
         ----------
         noted : Head, optional
             A head noted earlier: its row must be there, unchanged. Without one, the newest rows may
-            have been cut off and nothing shows.
+            have been cut off without a trace.
 
         Returns
         -------
@@ -301,13 +301,13 @@ class Ledger:
         sent: tuple[str, str, str],
         events: tuple[tuple[Any, ...], ...],
     ) -> bool:
-        """Whether this very release is written down; refuse any other for what is answered."""
+        """Whether this very release is recorded; refuse any other for what has been answered."""
         last = last_answer(connection, key.job)
         if last is None:
             return False
         if type(last.round) is not int:
             raise StateError(
-                f"{self.path}: damaged ledger: a round of job {key.job!r} is no number"
+                f"{self.path}: damaged ledger: a round of job {key.job!r} is not a number"
             )
         if last.fingerprint != key.fingerprint:
             raise StateError(
@@ -335,7 +335,7 @@ class Ledger:
 
     @contextmanager
     def _transaction(self, kind: str) -> Iterator[sqlite3.Connection]:
-        """One transaction: a writer's (IMMEDIATE) waits for its turn at the beginning."""
+        """One transaction: a writer's (IMMEDIATE) waits its turn at the beginning."""
         with translated(self.path):
             self._connection.execute(f"BEGIN {kind}")
             try:

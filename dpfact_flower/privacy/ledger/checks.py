@@ -12,12 +12,12 @@ from dpfact_flower.errors import StateError
 from dpfact_flower.privacy.events import PAPER_CLAIM, PATIENT_CLAIM
 from dpfact_flower.privacy.ledger.rows import START, Head, Record, event_of, payload_of, records_of
 
-# What an event may say together; anything else was not made by this package.
+# What an event may combine; anything else was not made by this package.
 KNOWN = {("entry", "replace", PAPER_CLAIM), ("patient", "add-remove", PATIENT_CLAIM)}
 
 
 def problems(connection: sqlite3.Connection, noted: Head | None) -> Iterator[str]:
-    """All there is to find, if a head was noted elsewhere that it was cut off too."""
+    """All there is to find; with a head noted elsewhere, also that the ledger was cut off."""
     yield from file_problems(connection)
     records = records_of(connection)
     yield from chain_problems(records)
@@ -31,7 +31,7 @@ def problems(connection: sqlite3.Connection, noted: Head | None) -> Iterator[str
 
 
 def charge_problems(connection: sqlite3.Connection, records: Sequence[Record]) -> Iterator[str]:
-    """Whatever leaves unknown what was spent."""
+    """Anything that leaves it unknown what was spent."""
     yield from chain_problems(records)
     yield from stray_problems(connection)
     for record in records:

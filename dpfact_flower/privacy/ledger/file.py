@@ -1,4 +1,4 @@
-"""The ledger's file: its tables, how it is made and opened, and errors of the disk as ours."""
+"""The ledger's file: its tables, how it is made and opened, and the disk's errors as our own."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ CREATE TABLE events (
 
 
 def create_ledger(path: Path) -> None:
-    """Give an empty ledger its name, whole and on the disk; one that is there by now stays."""
+    """Give an empty ledger its name, whole and on the disk; one that exists by now stays."""
     private_folder(path.parent)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -63,13 +63,13 @@ def create_ledger(path: Path) -> None:
                 file.write(empty.serialize())
             file.flush()
             os.fsync(file.fileno())
-        # A link and no rename: another process may have made, and charged, the ledger meanwhile.
+        # A link, not a rename: another process may have made, and charged, the ledger meanwhile.
         # It may also have cleared away our file as a leftover; then its own has the name.
         with suppress(FileExistsError, FileNotFoundError):
             os.link(temporary, path)
     except OSError as error:
         raise StateError(
-            f"{path}: cannot be made ({error.strerror}); it needs a local disk with hard links"
+            f"{path}: cannot be created ({error.strerror}); it needs a local disk with hard links"
         ) from None
     finally:
         Path(temporary).unlink(missing_ok=True)
@@ -91,7 +91,7 @@ def _in_memory() -> Iterator[sqlite3.Connection]:
 
 
 def open_ledger(path: Path, *, durable: bool) -> sqlite3.Connection:
-    """Connect to a ledger that is there; never create one."""
+    """Connect to an existing ledger; never create one."""
     connection = sqlite3.connect(
         f"{path.absolute().as_uri()}?mode=rw",
         uri=True,
@@ -117,9 +117,9 @@ def open_ledger(path: Path, *, durable: bool) -> sqlite3.Connection:
 
 
 def _check_identity(connection: sqlite3.Connection, path: Path) -> None:
-    """Refuse files of others, of later versions, and with tables that were tampered with."""
+    """Refuse foreign files, those of later versions, and those whose tables were altered."""
     if _pragma(connection, "application_id") != _APPLICATION_ID:
-        raise StateError(f"{path}: not a ledger, or damaged; it is never made anew by itself")
+        raise StateError(f"{path}: not a ledger, or damaged; it is never recreated automatically")
     version = _pragma(connection, "user_version")
     if version != _VERSION:
         raise StateError(
@@ -153,13 +153,13 @@ def marks(count: int) -> str:
 
 @contextmanager
 def translated(path: Path) -> Iterator[None]:
-    """Errors of SQLite and of the disk as ours; their texts hold no values."""
+    """Errors of SQLite and of the disk as our own; their texts hold no values."""
     try:
         yield
     except sqlite3.Error as error:
         name = getattr(error, "sqlite_errorname", type(error).__name__)
         raise StateError(f"{path}: {error} ({name})") from None
     except (OSError, OverflowError, UnicodeError) as error:
-        # SQLite may quote a damaged schema in a message that is no text.
+        # SQLite may quote a damaged schema in a message that is not text.
         reason = getattr(error, "strerror", None) or type(error).__name__
         raise StateError(f"{path}: {reason}") from None

@@ -1,6 +1,6 @@
 """Connections to the ledgers of simulated sites, between two of their messages.
 
-To open a ledger takes about as long as to charge. A real site's process ends with its message; one
+Opening a ledger takes about as long as charging. A real site's process ends with its message; one
 that plays many sites would open every one of their ledgers in every round.
 """
 
@@ -18,7 +18,7 @@ _MOST = 16
 
 
 class _Idle:
-    """Open connections that nobody uses now, each known by its file as the connection left it."""
+    """Open connections not now in use, each known by its file as the connection left it."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -64,5 +64,5 @@ class _Idle:
 idle = _Idle()
 atexit.register(idle.close)
 if hasattr(os, "register_at_fork"):
-    # SQLite's connections must not be used in a fork, nor may a fork find the lock held for ever.
+    # SQLite's connections must not be used in a fork, nor may a fork find the lock held forever.
     os.register_at_fork(before=idle.stop, after_in_parent=idle.go_on, after_in_child=idle.go_on)

@@ -1,4 +1,4 @@
-"""What a row of the ledger holds, as people see it and as it lies in the file; and queries."""
+"""What a row of the ledger holds, as people see it and as it is in the file; and queries."""
 
 from __future__ import annotations
 
@@ -98,11 +98,11 @@ class Head:
         Raises
         ------
         SettingsError
-            If it is of another form.
+            If it has another form.
         """
         found = re.fullmatch(r"([0-9]{1,18}):([0-9a-f]{64})", text.strip())
         if not found:
-            raise SettingsError(f"head: need ROWS:HASH as the site's log has it; got {text[:80]!r}")
+            raise SettingsError(f"head: need ROWS:HASH as in the site's log; got {text[:80]!r}")
         return cls(int(found[1]), found[2])
 
 

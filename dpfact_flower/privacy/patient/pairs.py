@@ -1,12 +1,12 @@
-"""A patient's part of the start: which of his codes go together, and how much; compiled.
+"""A patient's part of the start: which of their codes go together, and how much; compiled.
 
-X is the patient's slice, and X_(n) its unfolding along mode n. Block (n, n) is X_(n) X_(n)^T beside
+X is the patient's slice, and X_(n) its unfolding along mode n. Block (n, n) is X_(n) X_(n)^T off
 its diagonal: codes of one mode that go with the same codes of the others. Block (m, n) is X summed
 over all modes but these two. Blocks are scaled to norm 1 each, weighted, and all of them scaled to
-norm 1. So what the patient's counts are counted in does not matter, nor how many cells he has.
+norm 1. So the unit of the patient's counts does not matter, nor how many cells there are.
 
-IEEE arithmetic, one patient after the other; from one to the next there is work space, which is
-made anew for each, and the total. Cells come sorted, so sums are the same whatever made them.
+IEEE arithmetic, one patient after another; from one to the next there is only work space, which is
+reset for each, and the total. Cells come sorted, so sums are the same whatever made them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def add_pairs(
     starts : ndarray of int64, shape (patients + 1,)
         First cell of each patient, and the end of the last.
     indices, values : ndarray
-        As of `SparseTensor`.
+        As in `SparseTensor`.
     offsets : ndarray of int64, shape (N,)
         First code of each feature mode among all codes, then their number.
     scale : float

@@ -43,7 +43,7 @@ Verdict = Literal["good", "weak", "hopeless", "unknown"]
 _START_SHARE = 0.7
 """Share of the model's budget for the start; 0.55 to 0.85 were never much better."""
 _GOOD, _HOPELESS = 5.0, 1.0
-"""Signals. Planted phenotypes came back from 2 on; those of real data, less clear, take more."""
+"""Signals. Planted phenotypes came back from 2 on; real data's are less clear and take more."""
 _SECOND_ROUND = 10.0
 """Signal of one refinement at which a second one, with the budget halved, begins to help."""
 _PLENTY = 20.0
@@ -54,7 +54,7 @@ _BOUND, _WIDEST = 0.1, 0.3
 """Norm to which parts of a refinement are clipped; .06 to .15 were alike. And what it may be where
 signal is left over: then less is clipped, and the model is less biased."""
 _MOST_NOISE = 1e12
-"""Largest sigma. Whether float32 can hold a release must not hang on the noise that was drawn."""
+"""Largest sigma. Whether float32 can hold a release must not depend on the noise drawn."""
 MOST_VALUES = 2 * 10**8
 """Values of one release. A site sums them in 8 bytes each, and its ledger keeps them in one field,
 of which SQLite takes a billion bytes."""
@@ -78,9 +78,9 @@ class Outlook(NamedTuple):
         Number of phenotypes for which the verdict would be good, at most the plan's own. 1 where
         there is none.
     signal : float
-        Patients a phenotype against the noise in the start: ``(I / R) / (sigma sqrt(2 n T))``, for
-        I patients, n codes and T sites. The noise is a random matrix's largest eigenvalue. NaN if
-        unknown.
+        Patients per phenotype against the noise in the start:
+        ``(I / R) / (sigma sqrt(2 n T))``, for I patients, n codes and T sites. The noise is a
+        random matrix's largest eigenvalue. NaN if unknown.
     score : float
         Factor match score that planted, clear-cut phenotypes reached at this signal. NaN if
         unknown.
@@ -130,7 +130,7 @@ class PlannedRelease:
 
 @dataclass(frozen=True)
 class PatientPlan:
-    """The releases of a run, one a Flower round, then a last round that releases nothing.
+    """The releases of a run, one per Flower round, then a last round that releases nothing.
 
     Attributes
     ----------
@@ -157,7 +157,7 @@ class PatientPlan:
     outlook: Outlook
 
     def settle(self, settings: PrivacySettings) -> PrivacySettings:
-        """The settings with nothing left to plan: what a server sends, and a site asks for."""
+        """The settings with nothing left to plan: what a server sends, and what a site asks for."""
         return replace(
             settings,
             start_share=self.start_share,
@@ -221,7 +221,7 @@ def plan_patient(
     rank : int
         Number of phenotypes R.
     sites : int
-        0 is not known.
+        0 if unknown.
 
     Raises
     ------
@@ -315,7 +315,7 @@ def total_rho(epsilon: float, delta: float) -> float:
 
 
 class _Facts(NamedTuple):
-    """Public facts about a run; 0 patients or sites are not known."""
+    """Public facts about a run; 0 patients or sites means unknown."""
 
     sizes: tuple[int, ...]
     rank: int
@@ -333,7 +333,7 @@ class _Facts(NamedTuple):
 
     @property
     def refine_scale(self) -> float:
-        """Signal of a refinement likewise; the noise is a column's of the largest mode."""
+        """Signal of a refinement likewise; the noise is that of a column of the largest mode."""
         return self.patients / self.rank / math.sqrt(max(self.sizes) * self.sites)
 
 

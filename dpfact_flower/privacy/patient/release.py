@@ -1,6 +1,6 @@
 """Patient mode's one way out: exact integer noise on a bounded sum.
 
-Unit: one patient. Neighbours: he is there in only one of the two data sets. Sensitivity and noise
+Unit: one patient. Neighbours: they are in only one of the two data sets. Sensitivity and noise
 are those that the `BoundedSum` carries; `release` takes neither as a number. The proof is in
 ``docs/explanation/proof.md``.
 """
@@ -23,8 +23,8 @@ nothing but noise: the rounding adds a millionth to its variance."""
 def release(bounded: BoundedSum, noise: Noise, *, name: str) -> Release:
     """Add discrete Gaussian noise to the sum, and say what that costs.
 
-    Everything after the noise is post-processing: the integers are rounded to steps that the noise
-    leaves a meaning (`step_of`), and become float32 in real units.
+    Everything after the noise is post-processing: the integers are rounded to steps that still
+    mean something under the noise (`step_of`), and become float32 in real units.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ def release(bounded: BoundedSum, noise: Noise, *, name: str) -> Release:
 def step_of(release: Release) -> float:
     """What the values of a release are whole multiples of, in real units; 0 if nothing is known.
 
-    A release that a ledger has kept of an earlier version may be finer.
+    A release that a ledger has kept from an earlier version may be finer.
     """
     events = release.events
     return float(_step(events[0])) if len(events) == 1 and events[0].unit == "patient" else 0.0

@@ -1,14 +1,14 @@
 """What patient mode sums up over a site's patients, each patient's part bounded.
 
 Unit of privacy: one patient, that is all cells of one slice of mode 0. Neighbouring data sets: one
-patient is there in only one of the two. Three statistics, one per kind of release: `code_counts`,
+patient is present in only one of the two. Three statistics, one per kind of release: `code_counts`,
 `cooccurrence`, `refinement`.
 
 Why the sensitivity holds. A patient's part is a function of their own cells and of public values
 alone (settings, and what was released before). It has an L2 norm of at most the sensitivity, and is
 truncated toward zero to a grid of integers, which can't lengthen it. Parts are added up as
-integers, so exactly: with one patient more or less, the total moves by that patient's part.
-A factor of 1 - 1e-9 before the truncation is more than all rounding errors in a norm.
+integers, hence exactly: with one patient more or less, the total moves by that patient's part.
+A factor of 1 - 1e-9 before the truncation outweighs all rounding errors in a norm.
 
 A `BoundedSum` carries its sensitivity and the noise it was made for. `patient.release` takes both
 from there and takes no number, so noise can't be calibrated to anything else.
@@ -37,7 +37,7 @@ _SAFETY = 1 - 1e-9
 _SWEEPS = 30
 """Most sweeps of coordinate descent over one patient's factor."""
 _SETTLED = 1e-6
-"""Largest change in a sweep at which a patient's factor is taken as found; its scale is 1."""
+"""Largest change in a sweep at which a patient's factor counts as found; its scale is 1."""
 MAX_PATIENTS = 2**27
 """Patients of a site that sums have room for; a constant, so that no refusal depends on them."""
 _MOST_UNITS = 2.0**62
@@ -86,7 +86,7 @@ def code_counts(tensor: SparseTensor, *, sigma: float) -> BoundedSum:
     Returns
     -------
     BoundedSum
-        One value a code, mode after mode. Sensitivity 1, unit one patient, add or remove.
+        One value per code, mode after mode. Sensitivity 1, unit one patient, add or remove.
     """
     offsets = _offsets(tensor)
     scale = _units(1.0, sigma)
@@ -214,7 +214,7 @@ def _summed(
     """Sum of the patients' parts, by as many threads as there are.
 
     Each thread has patients and a total of its own. A part is made from its patient alone and
-    integers add up exactly, so how patients are divided doesn't show in the result.
+    integers add up exactly, so how patients are divided does not affect the result.
 
     Parameters
     ----------
@@ -251,7 +251,7 @@ def _offsets(tensor: SparseTensor) -> NDArray[np.int64]:
     return np.cumsum([0, *tensor.feature_shape], dtype=np.int64)
 
 
-# --- Compiled: IEEE arithmetic, one patient after the other, nothing shared but the total ---------
+# --- Compiled: IEEE arithmetic, one patient after another, nothing shared but the total -----------
 
 
 @compiled()
@@ -313,9 +313,9 @@ def _products(
     score: Array,
     column: Array,
 ) -> int:
-    """MTTKRP of one patient's cells for `mode`, row by row as rows occur, and his `score`.
+    """MTTKRP of one patient's cells for `mode`, row by row as rows occur, and their `score`.
 
-    Fills `rows`, `product` and `score`; returns how many rows there are. `slot` is as it was after.
+    Fills `rows`, `product` and `score`; returns how many rows there are. `slot` is restored.
     """
     rank, used = len(score), 0
     score[:] = 0.0
