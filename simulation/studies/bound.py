@@ -8,8 +8,8 @@ The theorem rests on a sensitivity: replacing one entry of a site's tensor moves
 by at most ``2 tau L eta`` (Wu et al. 2017). Every instance gives that bound its best case: the
 gradients are clipped to L, so that there is an L at all (except in the rows about L); both runs
 visit the entries in the same order (except in the rows about zeros); the start is public; the step
-size is constant, below 2 / beta with the paper's own beta, and no pass is undone. Visiting orders come
-from public seeds, so a bound has to hold for each seed; those below were chosen.
+size is constant, below 2 / beta with the paper's own beta, and no pass is undone. Visiting orders
+come from public seeds, so a bound has to hold for each seed; those below were chosen.
 
 Where "claimed" is 0, it is what happens without the l2,1 step. What all this means for patients is
 in docs/explanation/proof.md.
