@@ -467,7 +467,7 @@ def _load_truth(folder: Path) -> Truth:
         raise DataError(f"{path}: {error}") from None
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, repr=False)
 class SiteFile:
     """A site's data file: what is public of it, and its patients once they are asked for.
 
