@@ -18,17 +18,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfact_flower.data.site_data import Cohort
-from dpfact_flower.privacy import Noise, Release, mu_for_epsilon, sigma_of
+from dpfact_flower.data.site_data import Cohort, SiteData
+from dpfact_flower.privacy import Noise, Release, mu_for_epsilon, release_nothing, sigma_of
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.site.elastic import run_round
 from dpfact_flower.site.patient import PatientRound
+from dpfact_flower.site.refit import personal
+from dpfact_flower.site.round import RoundOutcome
 from dpfact_flower.site.store import SiteState
 from dpfact_flower.solver import solve
 from dpfact_flower.tensor import Factors, SparseTensor
-from dpfact_flower.wire.protocol import SiteReply
+from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 from simulation.baselines import Snapshot
 
 NO_NOISE = 1e5
@@ -75,7 +77,7 @@ def play(coordinator: Coordinator, cohort: Cohort, *, own_refit: bool = True) ->
             began = time.perf_counter()
             if patient:
                 work = PatientRound(site, request, site=site.name, simulation=True)
-                outcome = work.run(own)
+                outcome = _refitted(site, request) if work.ends else work.run(own)
             else:
                 outcome = run_round(
                     site.tensor, own.last, request, site=site.name, modes=modes, simulation=True
@@ -93,6 +95,14 @@ def play(coordinator: Coordinator, cohort: Cohort, *, own_refit: bool = True) ->
         if len(models) == len(errors) == len(outcomes):
             error = reduce(add, errors)
             yield Snapshot(number, models, coordinator.factors, error, seconds)
+
+
+def _refitted(site: SiteData, request: RoundRequest) -> RoundOutcome:
+    """What a site does for itself once a run has ended."""
+    tensor = site.select_codes(request.selection).tensor
+    if tensor.nnz == 0:
+        return RoundOutcome(release_nothing())
+    return RoundOutcome(release_nothing(), *personal(tensor, request, site.name))
 
 
 def coordinate(

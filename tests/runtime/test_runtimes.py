@@ -80,7 +80,7 @@ def test_the_command_runs_in_flowers_simulation_and_its_config_repeats_it_elsewh
     monkeypatch.chdir(tmp_path)
     settings = [f"--set={key}={value}" for key, value in CONFIG.items()]
     places = ["--app", str(APP), "--data", cohort_folder.name, "--out", "runs/one"]
-    done = CliRunner().invoke(cli.app, ["simulate", *places, *settings, "--set=off=0"])
+    done = CliRunner().invoke(cli.app, ["simulate", *places, *settings])
     assert done.exit_code == 0, done.output
     assert_same(Path("runs/one"), expected)
     again = federate({**read_config(Path("runs/one"))["run-config"], "out": "runs/again"})

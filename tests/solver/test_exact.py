@@ -24,7 +24,9 @@ RNG = np.random.default_rng(0)  # exact draws nothing from it
 
 
 def exact_settings(**changes) -> SolverSettings:
-    return SolverSettings(**({"rank": 3, "solver": "exact", "tau": 1, "gamma": 0.0} | changes))
+    return SolverSettings(
+        **({"rank": 3, "solver": "exact", "tau": 1, "gamma": 0.0, "off": 0.0} | changes)
+    )
 
 
 def unfolded(case, mode):

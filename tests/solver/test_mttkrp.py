@@ -13,7 +13,7 @@ from dpfact_flower.solver.error import squared_error
 from dpfact_flower.solver.exact import exact
 from dpfact_flower.solver.kernels.choice import VARIABLE
 from dpfact_flower.solver.kernels.fibres import BLOCK, Fibres
-from dpfact_flower.solver.kernels.vector.patients import PANEL, update_rows
+from dpfact_flower.solver.kernels.vector.patients import STRIP, update_rows
 from dpfact_flower.solver.mttkrp import mttkrp, stacked_mttkrp
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.cp import CPModel
@@ -150,7 +150,7 @@ def test_rows_are_swept_by_blocks_one_column_after_the_other(shape, rank, floor)
     old, new = factors[0], fibres.rows(stack, 0)
     for _ in range(2):
         result = update_rows(fibres, stack, q, floor=floor, sweeps=1, threads=1)
-        expected = column_by_column(old, new[:, :rank], target, q, floor, panel=PANEL)
+        expected = column_by_column(old, new[:, :rank], target, q, floor, panel=STRIP)
         assert_within(new[:, :rank], expected.value, expected.bound)
         assert not new[:, rank:].any(), "the padding must stay zero"
         assert_sums_are_of(tensor, factors, old, new[:, :rank], *result)
@@ -191,7 +191,7 @@ def test_the_gram_matrix_is_added_up_in_float64():
 @pytest.mark.parametrize("mu", [0.0, 0.5])
 def test_threads_change_no_bit(large, monkeypatch, mu):
     factors = [np.abs(f) for f in random_factors(large.shape, 12)]
-    options = SolverSettings(rank=12, tau=2, mu=mu)
+    options = SolverSettings(rank=12, tau=2, mu=mu, off=0.0)
     results = []
     for threads in ("1", "2", "3"):
         monkeypatch.setenv("OMP_NUM_THREADS", threads)
@@ -247,7 +247,7 @@ def test_either_kernels_objective_is_its_factors_and_falls(large, mu, nonnegativ
     factors = [np.abs(f) for f in random_factors(large.shape, 12)]
     last = math.inf
     for tau in (1, 2, 3):
-        options = SolverSettings(rank=12, tau=tau, mu=mu, nonnegative=nonnegative)
+        options = SolverSettings(rank=12, tau=tau, mu=mu, off=0.0, nonnegative=nonnegative)
         found = exact(large, factors, factors[1:], options, np.random.default_rng(0))
         now = sparse_objective(large, found.factors, factors, options)
         # <X, M> comes from the last mode's MTTKRP, ||M||^2 from Gram matrices whose own sums are

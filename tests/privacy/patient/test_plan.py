@@ -293,7 +293,7 @@ def test_signal_that_is_left_over_goes_into_a_wider_bound():
 
 
 def test_a_bound_below_the_range_is_refused():
-    with pytest.raises(SettingsError, match=r"bound: must be 0, .* or in \[0.001, 1\]"):
+    with pytest.raises(SettingsError, match=r"bound: must be 0, .* or lie in \[0.001, 1\]"):
         PrivacySettings(bound=1e-4)
 
 
