@@ -57,7 +57,7 @@ EXPLAINED: tuple[Explained, ...] = (
         "privacy/patient/plan.py",
         "_SIGNALS = (0.0, 0.2, 0.4, 0.65, 0.9, 1.15, 1.65, 2.5, 3.5, 6.0)",
         (),
-        "measured on planted phenotypes: another knot is another measurement, which no test repeats",
+        "measured on planted phenotypes: another knot is another measurement",
     ),
     Explained(
         "privacy/patient/plan.py",
