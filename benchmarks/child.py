@@ -191,7 +191,9 @@ def _request_of(sizes: tuple[int, ...], rank: int, solver: str) -> Any:
     zeros = "none" if solver == "psgd" else "stratified"
     return RoundRequest(
         job="bench", round=1, rounds=1, seed=0,
-        solver=SolverSettings(rank=rank, tau=1, solver=solver, eta=1e-4, zeros=zeros),
+        solver=SolverSettings(
+            rank=rank, tau=1, solver=solver, eta=1e-4, zeros=zeros, off=0.0
+        ),
         privacy=PrivacySettings(privacy="none"), vocabulary="",
         anchors=initial_factors(sizes, rank, 0),
     )  # fmt: skip

@@ -35,7 +35,8 @@ def measure(tensors: Mapping[str, SparseTensor], scale: Scale, _: Sequence[Row])
     found = [*_overhead("demo exact", run, None), *_bytes("demo exact", run)]
     found += _bytes_of_run("demo patient mode", _run("demo", patients, private))
     if scale.name != "smoke":  # the same code once more, and most of its time is imports
-        large, plain = list(tensors)[-1], {"privacy": "none", "rank": scale.rank, "eta": 1e-3}
+        large = list(tensors)[-1]
+        plain = {"privacy": "none", "rank": scale.rank, "eta": 1e-3, "off": 0.0}
         for solver in ("exact", "psgd"):
             config = plain | {"solver": solver, "rounds": scale.rounds}
             run = _run("paper-mimic", scale.large, config)

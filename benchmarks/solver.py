@@ -174,7 +174,7 @@ def _exact(name: str, tensor: SparseTensor, scale: Scale) -> list[Row]:
         ({}, ""), ({"nonnegative": False}, " without non-negativity"),
         ({"mu": 1.0, "off": 0.0}, " with mu"),
     ):  # fmt: skip
-        settings = SolverSettings(rank=scale.rank, tau=1, **changes)  # type: ignore[arg-type]
+        settings = SolverSettings(**{"rank": scale.rank, "tau": 1, "off": 0.0, **changes})  # type: ignore[arg-type]
         factors, anchors = start(tensor, settings)
         local = local_settings(tensor, first_request(tensor, settings))
 
