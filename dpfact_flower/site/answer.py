@@ -132,9 +132,10 @@ class Site:
                     "site %s: the end of job %s cannot be kept (%s)",
                     self.name, request.job, error.strerror,
                 )  # fmt: skip
-        _logger.info(
-            "job %s has ended; `dpfact site refit` fits this site's own model", request.job
-        )
+        _logger.log(
+            logging.DEBUG if self._simulation else logging.INFO,
+            "job %s has ended; `dpfact site refit` fits this site's own model", request.job,
+        )  # fmt: skip
         return release_nothing()
 
     def _work(self, request: RoundRequest) -> RoundWork:
