@@ -20,7 +20,7 @@ demo: $(VENV)/.installed
 
 # A file's tests stay together, for they share what takes long to set up.
 test: $(VENV)/.installed
-	$(BOUND) $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+	$(BOUND) $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # The kernels' tests with each width of registers that the processor has, without vector
 # instructions, and as if for older processors.

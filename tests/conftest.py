@@ -1,5 +1,6 @@
 """Fixtures that several test modules share."""
 
+import collections
 import os
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
+from dpfact_flower.machine.threads import thread_count
 from dpfact_flower.tensor import SparseTensor
 from simulation.paper.datasets import open_data
 
@@ -38,6 +40,17 @@ def count_tensor(patients: int, seed: int) -> SparseTensor:
     counts[np.arange(patients), 0, 0] += 1  # nobody without a cell
     where = np.argwhere(counts)
     return SparseTensor.from_coo(where, counts[tuple(where.T)], sizes)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take longest, or one worker has them left when all is done."""
+    slow = collections.Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: not slow[item.path])
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One worker more than processors: tests of deployments wait for Flower most of the time."""
+    return min(thread_count() + 1, 4)
 
 
 @pytest.fixture(scope="session")

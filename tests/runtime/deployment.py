@@ -13,6 +13,8 @@ from dpfact_flower.runtime.superlink import SuperLink, free_port, tool
 from tests.patience import PATIENCE
 
 APP = Path(__file__).parents[2] / "simulation"
+CONFIG = {"rounds": 3, "rank": 4, "seed": 5, "privacy": "none", "tau": 2}
+PATIENT = {"rank": 4, "seed": 5, "off": 0.0, "privacy": "patient", "epsilon": 4.0, "delta": 1e-5}
 
 
 @contextmanager

@@ -1,13 +1,9 @@
-"""The same run in one process, in Flower's simulation, and deployed: the same numbers.
+"""The same run in one process and in Flower's simulation: the same numbers.
 
-The simulation is a real `flwr run` on a SuperLink with Ray; the deployment is a SuperLink and three
-SuperNodes, each a process of its own on loopback, started and ended here.
+The simulation is a real `flwr run` on a SuperLink with Ray. Deployed: test_deployed.py.
 """
 
 import json
-import os
-import signal
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -15,24 +11,16 @@ from typer.testing import CliRunner
 
 from dpfact_flower import cli
 from dpfact_flower.evaluation.run_folder import read_config, read_json, read_model
-from dpfact_flower.privacy.ledger import Ledger
 from dpfact_flower.runtime.federate import federate
-from dpfact_flower.runtime.keeper import kept
 from dpfact_flower.runtime.superlink import RunFailedError, local_superlink
-from dpfact_flower.server.history import read_history
-from tests.patience import PATIENCE, await_that
 from tests.runtime.deployment import (
     APP,
+    CONFIG,
+    PATIENT,
     assert_same,
-    lines_of,
-    server_config,
-    site_config,
-    supernode,
 )
 
 CPUS = "client-resources-num-cpus=1"
-CONFIG = {"rounds": 3, "rank": 4, "seed": 5, "privacy": "none", "tau": 2}
-PATIENT = {"rank": 4, "seed": 5, "off": 0.0, "privacy": "patient", "epsilon": 4.0, "delta": 1e-5}
 
 
 @pytest.fixture
@@ -88,90 +76,6 @@ def test_the_command_runs_in_flowers_simulation_and_its_config_repeats_it_elsewh
     assert {path.name for path in Path("runs").iterdir()} == {
         "one", "one.sites", "again", "again.sites",
     }  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.deployment
-def test_patient_mode_deployed_spends_each_hospitals_budget_once(cohort, cohort_folder, tmp_path):
-    config = {**PATIENT, **server_config(cohort, tmp_path), "min-sites": 3}
-    allowed = {"allow-privacy": "patient", "max-epsilon": 5.0}
-    with ExitStack() as stack:
-        superlink = stack.enter_context(local_superlink(tmp_path / "flwr", simulation=False))
-        for site in cohort.sites:
-            own = site_config(cohort_folder, tmp_path, site.name, **allowed)
-            stack.enter_context(supernode(superlink, tmp_path, own))
-        superlink.run(APP, config)
-        spent = [ledger_of(tmp_path, site.name) for site in cohort.sites]
-        with pytest.raises(RunFailedError):  # every hospital has spent what it allows
-            superlink.run(APP, {**config, "out": str(tmp_path / "second")})
-    assert [ledger_of(tmp_path, site.name) for site in cohort.sites] == spent
-    summary = read_json(tmp_path / "deployed" / "summary.json")
-    assert summary["epsilon"] == pytest.approx(PATIENT["epsilon"], rel=1e-6)
-    assert summary["claim"].startswith("proven: patient-level")
-    for (events, sent), ledger in zip(spent, summary["per_site"].values(), strict=True):
-        assert [event.sigma for event in events] == [row["sigma"] for row in ledger["ledger"]]
-        assert sent == len(events)  # the last round sends nothing, and costs nothing
-
-
-def ledger_of(tmp_path: Path, site: str):
-    """What a hospital was charged for, and how many rounds it answered."""
-    with Ledger(tmp_path / f"state-{site}" / site, create=False) as ledger:
-        assert ledger.verify() == []
-        return ledger.events(), len(ledger.rows())
-
-
-@pytest.mark.slow
-@pytest.mark.deployment
-def test_deployment_gives_the_numbers_of_one_process(cohort, cohort_folder, tmp_path, expected):
-    with ExitStack() as stack:
-        superlink = stack.enter_context(local_superlink(tmp_path / "flwr", simulation=False))
-        for site in cohort.sites:
-            config = site_config(cohort_folder, tmp_path, site.name)
-            stack.enter_context(supernode(superlink, tmp_path, config))
-        superlink.run(APP, {**CONFIG, **server_config(cohort, tmp_path)})
-    out = tmp_path / "deployed"
-    assert_same(out, expected)
-    summary = read_json(out / "summary.json")
-    assert summary["sites"] == 3
-    assert summary["auc"] is None  # the server has no patients to measure on
-    for site in cohort.sites:
-        state = tmp_path / f"state-{site.name}" / site.name
-        (kept,) = state.glob("*/state-*.npy")
-        assert kept.name == f"state-{CONFIG['rounds']:06d}.npy"
-        with Ledger(state, create=False) as ledger:
-            assert ledger.verify() == []
-            assert [row.round for row in ledger.rows()] == [1, 2, 3]
-        (history,) = state.glob("*/history.jsonl")
-        assert len(history.read_text().splitlines()) == CONFIG["rounds"]
-
-
-@pytest.mark.slow
-@pytest.mark.deployment
-def test_a_site_that_dies_does_not_take_the_run_with_it(cohort, cohort_folder, tmp_path):
-    config = {**CONFIG, **server_config(cohort, tmp_path), "rounds": 4, "round-timeout": PATIENCE}
-    with ExitStack() as stack:
-        superlink = stack.enter_context(local_superlink(tmp_path / "flwr", simulation=False))
-        nodes = []
-        for site in cohort.sites[:2]:
-            own = site_config(cohort_folder, tmp_path, site.name)
-            nodes.append(stack.enter_context(supernode(superlink, tmp_path, own)))
-        # The third hospital allows nothing that this run asks.
-        own = site_config(
-            cohort_folder, tmp_path, "site-3", **{"allow-privacy": "paper", "max-epsilon": 1.0}
-        )
-        nodes.append(stack.enter_context(supernode(superlink, tmp_path, own)))
-        command = superlink.run_command(APP, {**config, "min-sites": 1})
-        run = stack.enter_context(kept(command, env=superlink.environment))
-        await_that(lambda: lines_of(tmp_path / "deployed" / "history.jsonl"), "a round")
-        os.killpg(nodes[1].pid, signal.SIGKILL)
-        assert run.wait(PATIENCE) == 0
-    rounds = read_history(tmp_path / "deployed")
-    assert [r.updated for r in rounds] == [True] * 4
-    assert rounds[0].sites == ("site-1", "site-2")
-    assert rounds[-1].sites == ("site-1",)
-    reasons = {failure.reason for r in rounds for failure in r.failures}
-    assert any("dpfact:privacy-refused" in reason for reason in reasons)
-    assert not any("allow-privacy" in reason for reason in reasons)  # the text stays at the site
 
 
 def test_one_process_repeats_itself_and_leaves_no_patient_value(cohort_folder, tmp_path, expected):
