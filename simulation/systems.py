@@ -30,6 +30,7 @@ from dpfact_flower.site.round import RoundOutcome
 from dpfact_flower.site.store import SiteState
 from dpfact_flower.solver import solve
 from dpfact_flower.tensor import Factors, SparseTensor
+from dpfact_flower.tensor.arrays import distinct
 from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 from simulation.baselines import Snapshot
 
@@ -206,19 +207,25 @@ def unit_columns(factors: Sequence[NDArray[Any]]) -> Factors:
 def shuffled(tensor: SparseTensor, seed: int) -> SparseTensor:
     """Each patient gets the codes of every later mode from another patient; no tie is left."""
     rng = np.random.default_rng(seed)
-    alive = np.unique(tensor.indices[:, 0])
-    sets = [_codes_by_patient(tensor, mode) for mode in range(1, tensor.ndim)]
-    donors = [alive, *(rng.permutation(alive) for _ in sets[1:])]
-    cells = []
-    for place, patient in enumerate(alive):
-        codes = [own[donor[place]] for own, donor in zip(sets, donors, strict=True)]
-        grid = np.stack(np.meshgrid(*codes, indexing="ij"), axis=-1).reshape(-1, len(codes))
-        cells.append(np.column_stack([np.full(len(grid), patient), grid]))
-    index = np.concatenate(cells)
-    return SparseTensor.from_coo(index, np.ones(len(index)), tensor.shape)
+    alive, patients = np.unique(tensor.indices[:, 0], return_inverse=True)
+    everyone = np.arange(len(alive))
+    columns = [_codes_by_patient(tensor, patients, mode) for mode in range(1, tensor.ndim)]
+    donors = [everyone, *(rng.permutation(everyone) for _ in columns[1:])]
+    counts = [np.diff(first)[donor] for (_, first), donor in zip(columns, donors, strict=True)]
+    cells = np.multiply.reduce(counts)
+    owner = np.repeat(everyone, cells)
+    rest = np.arange(len(owner)) - np.repeat(np.cumsum(cells) - cells, cells)
+    index = [alive[owner]]
+    for (codes, first), donor, count in zip(columns, donors, counts, strict=True):
+        rest, digit = np.divmod(rest, count[owner])  # a cell's number, in one digit a mode
+        index.append(codes[first[donor[owner]] + digit])
+    return SparseTensor.from_coo(np.column_stack(index), np.ones(len(owner)), tensor.shape)
 
 
-def _codes_by_patient(tensor: SparseTensor, mode: int) -> dict[int, np.ndarray[Any, Any]]:
-    pairs = np.unique(tensor.indices[:, [0, mode]], axis=0)
-    patients, first = np.unique(pairs[:, 0], return_index=True)
-    return dict(zip(patients.tolist(), np.split(pairs[:, 1], first[1:]), strict=True))
+def _codes_by_patient(
+    tensor: SparseTensor, patients: NDArray[np.int64], mode: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """A mode's codes, each patient's once and together, and where each patient's begin."""
+    size = tensor.shape[mode]
+    owners, codes = np.divmod(distinct(patients * size + tensor.indices[:, mode]), size)
+    return codes, np.searchsorted(owners, np.arange(patients.max() + 2))

@@ -27,6 +27,7 @@ from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.settings import NAME, Scalar, Settings, setting
 from dpfact_flower.tensor import Floats, SparseTensor
+from dpfact_flower.tensor.arrays import distinct
 
 Ints = NDArray[np.int64]
 
@@ -357,7 +358,7 @@ def _codes_in_windows(
     window = np.repeat(np.arange(len(drawn)), drawn)
     column = windows.phenotype[window]
     column[rng.random(len(window)) < background] = source.shape[1] - 1
-    key = np.unique(window * mode.size + _categorical(source, column, rng))
+    key = distinct(window * mode.size + _categorical(source, column, rng))
     return key // mode.size, key % mode.size
 
 
