@@ -371,7 +371,7 @@ class Cohort:
         """
         folder = Path(folder)
         content = _read_cohort(folder / COHORT)
-        sites = tuple(SiteData.load(path) for path in site_files(folder))
+        sites = tuple(load_site(path) for path in site_files(folder))  # shared with the clients
         cohort = cls(content["name"], sites, _load_truth(folder) if content["truth"] else None)
         if content["vocabularies"] != {v.name: v.digest for v in cohort.vocabularies}:
             raise DataError(f"{folder}: the sites' vocabularies are not those of {COHORT}")

@@ -24,7 +24,7 @@ from sklearn.preprocessing import StandardScaler
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.errors import DataError
 from dpfact_flower.evaluation.summary import AUC, GroupAUC, MortalityPrediction
-from dpfact_flower.machine.threads import one_blas_thread
+from dpfact_flower.machine.threads import in_order, one_blas_thread, thread_count
 from dpfact_flower.tensor import SparseTensor
 
 _ITERATIONS = 2000
@@ -139,15 +139,28 @@ def split_scores(
     """
     fewest = {key: np.bincount(labels[rows], minlength=2).min() for key, rows in groups.items()}
     scores: dict[int, list[float]] = {key: [] for key in groups if fewest[key] >= least}
+
+    def split(training: NDArray[np.bool_]) -> list[float]:
+        return [_score(model(), predictors, labels, groups[key], training) for key in scores]
+
     with one_blas_thread:  # the many small regressions take twice as long on two
-        for training in masks:
-            for key, found in scores.items():
-                train = np.flatnonzero(groups[key] & training)
-                test = np.flatnonzero(groups[key] & ~training)
-                fitted = model().fit(predictors[train], labels[train])
-                score = fitted.decision_function(predictors[test])
-                found.append(float(roc_auc_score(labels[test], score)))
+        for found in in_order(split, masks, threads=thread_count()):
+            for key, score in zip(scores, found, strict=True):
+                scores[key].append(score)
     return scores
+
+
+def _score(
+    model: Any,
+    predictors: Any,
+    labels: NDArray[np.int8],
+    group: NDArray[np.bool_],
+    training: NDArray[np.bool_],
+) -> float:
+    """AUC on the patients of a group who do not train."""
+    train, test = np.flatnonzero(group & training), np.flatnonzero(group & ~training)
+    fitted = model.fit(predictors[train], labels[train])
+    return float(roc_auc_score(labels[test], fitted.decision_function(predictors[test])))
 
 
 def code_presence(tensor: SparseTensor) -> scipy.sparse.csr_array:

@@ -135,8 +135,8 @@ Accountant = Callable[[Sequence[ReleaseEvent], float], float]
 
 
 def _opacus_rdp(events: Sequence[ReleaseEvent], delta: float) -> float:
-    # Torch takes seconds to import, and a site never needs it.
-    from dpfact_flower.privacy.opacus_accountant import epsilon_rdp_opacus  # noqa: PLC0415
+    # SciPy is slow to import, and a site never needs it.
+    from dpfact_flower.privacy.opacus_rdp import epsilon_rdp_opacus  # noqa: PLC0415
 
     return epsilon_rdp_opacus(events, delta)
 
@@ -160,7 +160,7 @@ def account(
     delta : float
         In (0, 1).
     second_opinions : bool
-        Add the figures of those `accountants` whose packages are installed; imports torch.
+        Add the figures of those `accountants` whose packages are installed.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Our zCDP accountant as one of Opacus' own, and Opacus' RDP accountant over our events.
+"""Our zCDP accountant as one of Opacus' own; `opacus_rdp` is Opacus' accounting of our events.
 
 Importing this module imports Opacus, and so torch. After `register`, Opacus takes the name:
 ``PrivacyEngine(accountant="zcdp")``, ``get_noise_multiplier(..., accountant="zcdp")``.
@@ -18,14 +18,14 @@ from typing import Any
 
 from dpfact_flower.errors import MissingDependencyError, SettingsError
 from dpfact_flower.privacy.conversions import compose_serial, epsilon_zcdp_tight
-from dpfact_flower.privacy.events import ReleaseEvent, at_least_one, positive
+from dpfact_flower.privacy.events import at_least_one, positive
+from dpfact_flower.privacy.opacus_rdp import epsilon_of_steps
 
 _root = logging.getLogger()
 _handlers, _level = list(_root.handlers), _root.level
 try:
     from opacus.accountants import (
         IAccountant,
-        RDPAccountant,
         create_accountant,
         register_accountant,
     )
@@ -38,8 +38,6 @@ finally:  # Opacus configures the root logger: everybody's lines would appear, o
     _root.setLevel(_level)
 
 MECHANISM = "zcdp"
-# Opacus stops at order 63, too low for small costs; above 1029 its binomials overflow.
-_ORDERS = [*RDPAccountant.DEFAULT_ALPHAS, *(2**k * m for k in range(5, 9) for m in (2, 3))]
 # A sample rate is computed as 1/batches * accumulated steps, so it may miss 1 by rounding.
 _ROUNDING = 1e-9
 
@@ -99,7 +97,7 @@ class ZCDPAccountant(IAccountant):  # type: ignore[misc]  # Opacus is not typed
         if all(rate == 1 for _, rate, _ in history):
             rho = compose_serial(steps / (2 * multiplier**2) for multiplier, _, steps in history)
             return epsilon_zcdp_tight(rho, delta)
-        return _epsilon_rdp(history, delta)
+        return epsilon_of_steps(history, delta)
 
     def __len__(self) -> int:
         return sum(steps for _, _, steps in self.history)
@@ -141,28 +139,6 @@ def register() -> None:
             raise SettingsError(
                 f"Opacus already has an accountant {MECHANISM!r} of another class"
             ) from None
-
-
-def epsilon_rdp_opacus(events: Sequence[ReleaseEvent], delta: float) -> float:
-    """Epsilon of the events by Opacus' RDP accountant.
-
-    Raises
-    ------
-    SettingsError
-        If there are no events, or `delta` is not in (0, 1).
-    """
-    if not events:
-        raise SettingsError("events: nothing was released, so there is nothing to account for")
-    if positive("delta", delta) >= 1:
-        raise SettingsError(f"delta: must lie in (0, 1), got {delta!r}")
-    return _epsilon_rdp([(event.noise_multiplier, 1.0, 1) for event in events], delta)
-
-
-def _epsilon_rdp(history: list[Step], delta: float) -> float:
-    accountant = RDPAccountant()
-    accountant.history = history
-    # Its formula may fall below 0 where delta alone covers the cost.
-    return max(0.0, float(accountant.get_epsilon(delta, alphas=_ORDERS)))
 
 
 def _checked_step(step: Sequence[Any]) -> Step:

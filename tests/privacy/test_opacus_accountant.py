@@ -16,7 +16,7 @@ from opacus.accountants import (
 )
 from opacus.accountants.utils import get_noise_multiplier
 
-from dpfact_flower.errors import SettingsError
+from dpfact_flower.errors import MissingDependencyError, SettingsError
 from dpfact_flower.privacy import (
     PAPER_CLAIM,
     ReleaseEvent,
@@ -25,7 +25,8 @@ from dpfact_flower.privacy import (
     epsilon_zcdp_tight,
 )
 from dpfact_flower.privacy.conversions import OPACUS_RDP
-from dpfact_flower.privacy.opacus_accountant import ZCDPAccountant, epsilon_rdp_opacus, register
+from dpfact_flower.privacy.opacus_accountant import ZCDPAccountant, register
+from dpfact_flower.privacy.opacus_rdp import analysis, epsilon_of_steps, epsilon_rdp_opacus
 
 HISTORIES = [
     [(7.0, 1.0, 30)],
@@ -132,6 +133,34 @@ def test_a_mixed_history_costs_more_than_either_part():
 def test_a_rate_that_misses_one_by_rounding_is_the_full_batch(rate):
     assert rate != 1
     assert after([(5.0, rate, 2)]).get_epsilon(1e-5) == after([(5.0, 1.0, 2)]).get_epsilon(1e-5)
+
+
+@pytest.mark.parametrize("history", [*HISTORIES, [(1.1, 0.02, 50), (9.0, 1.0, 3)]])
+def test_the_analysis_by_itself_is_that_of_opacus(history):
+    theirs = after(history, RDPAccountant).get_epsilon(1e-5)
+    assert epsilon_of_steps(history, 1e-5) == pytest.approx(theirs, rel=1e-12)
+    assert analysis().__file__.endswith("rdp.py")
+
+
+def test_a_second_opinion_imports_neither_opacus_nor_torch():
+    code = (
+        "import sys\n"
+        "from dpfact_flower.privacy import PAPER_CLAIM, ReleaseEvent, account\n"
+        "event = ReleaseEvent('round 1', 0.5, 3.0, 9, 'entry', 'replace', PAPER_CLAIM)\n"
+        "print(account([event], 1e-5, second_opinions=True))\n"
+        "sys.exit(any(name.partition('.')[0] in {'opacus', 'torch'} for name in sys.modules))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Opacus" in done.stdout
+
+
+def test_without_opacus_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "opacus", None)
+    analysis.cache_clear()
+    with pytest.raises(MissingDependencyError, match="pip install"):
+        analysis()
+    analysis.cache_clear()
 
 
 # --- Opacus' interface ----------------------------------------------------------------------------
