@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpfact_flower.errors import DataError, MissingDependencyError
 from dpfact_flower.evaluation import words
+from dpfact_flower.evaluation.names import read_names
 from dpfact_flower.evaluation.run_folder import (
     REPORT,
     read_config,
@@ -113,6 +114,7 @@ class _Run:
     codes: dict[str, int]
     settings: dict[str, Any]
     versions: dict[str, Any]
+    names: dict[int, str]
 
     @property
     def shared(self) -> SharedPhenotypes | None:
@@ -132,6 +134,7 @@ def _read(folder: Path) -> _Run:
         {vocabulary.name: len(vocabulary) for vocabulary in vocabularies},
         config["run-config"],
         config["versions"],
+        read_names(folder, summary.rank),
     )
 
 
@@ -152,6 +155,7 @@ def _content(run: _Run) -> dict[str, Any]:
         "missed": _ranges(record.round for record in run.records if not record.updated),
         "usage": _usage(shared.usage) if shared else None,
         "phenotypes": _cards(run.phenotypes),
+        "names": run.names,
         "patients": shared.table.patients if shared else None,
         "prediction": summary.measured.prediction if summary.measured else None,
         "codes": run.codes,

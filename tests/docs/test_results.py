@@ -1,0 +1,25 @@
+"""docs/how-to/results.md: its commands and its code, as they stand there, in an empty folder."""
+
+import re
+import shlex
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from dpfact_flower import cli
+from dpfact_flower.data.synthetic import synthetic
+
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "results.md").read_text(encoding="utf-8")
+
+
+def test_the_page_runs_as_it_stands(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    synthetic("demo").sites[0].save(tmp_path / "SITE.npz")
+    for line in re.findall(r"^    dpfact (.*)$", PAGE, re.MULTILINE):
+        done = CliRunner().invoke(cli.app, shlex.split(line))
+        assert done.exit_code == 0, (line, done.output, done.exception)
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    names: dict[str, object] = {}
+    exec(compile(code, "results.md", "exec"), names)
+    assert "renal failure" in names["scores"].columns
+    assert set(names["phenotypes"]["place"]) == set(range(1, 11))

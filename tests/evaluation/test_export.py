@@ -1,0 +1,192 @@
+"""Tables for other programs: what stands in them, and that a site's own is right and its own."""
+
+import csv
+import os
+import stat
+
+import numpy as np
+import pytest
+from scipy.optimize import nnls
+from typer.testing import CliRunner
+
+from dpfact_flower import cli
+from dpfact_flower.data.site_data import SiteData
+from dpfact_flower.data.vocabulary import Vocabulary
+from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.evaluation.export import (
+    memberships,
+    phenotype_frame,
+    phenotype_rows,
+    write_memberships,
+)
+from dpfact_flower.evaluation.names import read_names, write_name
+from dpfact_flower.evaluation.run_folder import read_model
+from dpfact_flower.runtime.federate import federate
+from dpfact_flower.tensor import SparseTensor
+
+RANK = 3
+
+
+@pytest.fixture(scope="module")
+def run(cohort, tmp_path_factory):
+    """A finished run on the small cohort."""
+    folder = tmp_path_factory.mktemp("export")
+    data = folder / "cohort"
+    data.mkdir()
+    cohort.save(data)
+    config = {"privacy": "none", "rank": RANK, "rounds": 2, "data": str(data)}
+    return federate({**config, "out": str(folder / "run")})
+
+
+@pytest.fixture
+def unnamed(run):
+    """The run, whose names are gone afterwards."""
+    yield run
+    (run / "names.toml").unlink(missing_ok=True)
+
+
+def test_rows_are_the_models_columns(run):
+    factors, vocabularies = read_model(run)
+    rows = phenotype_rows(run)
+    assert len(rows) == sum(np.count_nonzero(factor) for factor in factors)
+    for row in rows:
+        mode = [v.name for v in vocabularies].index(row.mode)
+        column = factors[mode].astype(float)
+        code = vocabularies[mode].codes.index(row.code)
+        shares = column / column.sum(axis=0)
+        assert row.weight == pytest.approx(column[code, row.phenotype - 1])
+        assert row.share == pytest.approx(shares[code, row.phenotype - 1])
+        assert row.lift == pytest.approx(shares[code, row.phenotype - 1] / shares[code].mean())
+    first = [row for row in rows if row.phenotype == 1 and row.mode == vocabularies[0].name]
+    assert [row.place for row in first] == list(range(1, len(first) + 1))
+    assert [row.share for row in first] == sorted((row.share for row in first), reverse=True)
+
+
+def test_top_is_the_head_of_each_mode(run):
+    assert phenotype_rows(run, top=2) == tuple(r for r in phenotype_rows(run) if r.place <= 2)
+    with pytest.raises(SettingsError, match="top: must be 1 or more"):
+        phenotype_rows(run, top=0)
+
+
+def test_memberships_are_each_patients_least_squares(run, cohort):
+    site = cohort.sites[0]
+    features, _ = read_model(run)
+    found = memberships(run, site)
+    unit = [factor / np.linalg.norm(factor, axis=0) for factor in features]
+    cells = np.einsum("jr,kr->jkr", *unit).reshape(-1, RANK).astype(float)
+    dense = site.tensor.to_dense().reshape(site.tensor.n_patients, -1)
+    for row, score in zip(dense, found.scores, strict=True):
+        expected, _ = nnls(cells, row / np.linalg.norm(row))
+        np.testing.assert_allclose(score, expected, atol=1e-4)
+    assert (found.without, found.missing) == (0, 0)
+    assert found.patients == tuple(map(str, range(1, site.tensor.n_patients + 1)))
+
+
+def test_codes_are_found_by_name_in_longer_lists_in_another_order(run, cohort):
+    site = cohort.sites[1]
+    turned = [Vocabulary(v.name, ("first", *reversed(v.codes), "last")) for v in site.vocabularies]
+    index = site.tensor.indices.copy()
+    sizes = np.array(site.tensor.feature_shape)
+    index[:, 1:] = sizes - index[:, 1:]
+    shape = (site.tensor.n_patients, *(sizes + 2))
+    # Cells with a code that the model does not know, and a patient who has nothing else.
+    index = np.vstack([index, [[0, 0, 0], [shape[0], 0, 1]]])
+    values = np.append(site.tensor.values, [5.0, 1.0])
+    tensor = SparseTensor.from_coo(index, values, (shape[0] + 1, *shape[1:]))
+    names = tuple(f"p{i}" for i in range(shape[0] + 1))
+    other = SiteData("other", tensor, tuple(turned), patients=names)
+    found = memberships(run, other)
+    np.testing.assert_allclose(found.scores[:-1], memberships(run, site).scores, atol=1e-5)
+    assert not found.scores[-1].any()
+    assert (found.patients, found.without) == (names, 1)
+
+
+def test_a_site_that_lacks_codes_is_told_so(run, cohort):
+    site = cohort.sites[0]
+    fewer = site.select_codes([np.arange(4, dtype=np.int32), np.arange(12, dtype=np.int32)])
+    assert memberships(run, fewer).missing == 5
+    odd = Vocabulary("procedures", tuple(f"x{i}" for i in range(9)))
+    foreign = SiteData("foreign", site.tensor, (odd, site.vocabularies[1]))
+    with pytest.raises(DataError, match=r"none of the model's 9 codes of procedures"):
+        memberships(run, foreign)
+    renamed = Vocabulary("drugs", site.vocabularies[0].codes)
+    with pytest.raises(DataError, match="its modes are drugs, diagnoses; the model's"):
+        memberships(run, SiteData("foreign", site.tensor, (renamed, site.vocabularies[1])))
+
+
+def test_names_stand_in_both_tables_and_the_report(unnamed, cohort, tmp_path):
+    name = 'renal, "ESRD" é'
+    done = CliRunner().invoke(cli.app, ["label", str(unnamed), "2", name])
+    assert done.exit_code == 0, done.output
+    assert "Phenotype 2: renal, " in (unnamed / "report.html").read_text()
+    public, own, data = tmp_path / "p.csv", tmp_path / "m.csv", tmp_path / "s.npz"
+    cohort.sites[0].save(data)
+    arguments = ["--phenotypes", str(public), "--patients", str(own), "--data", str(data)]
+    done = CliRunner().invoke(cli.app, ["export", str(unnamed), *arguments])
+    assert done.exit_code == 0, done.output
+    assert "no guarantee covers it" in done.output
+    with public.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["name"] for row in rows if row["phenotype"] == "2"} == {name}
+    with own.open(encoding="utf-8", newline="") as file:
+        header, *patients = csv.reader(file)
+    assert header == ["patient", "phenotype_1", name, "phenotype_3"]
+    expected = memberships(unnamed, cohort.sites[0]).scores
+    np.testing.assert_allclose(
+        [[float(x) for x in row[1:]] for row in patients], expected, rtol=1e-5
+    )
+    assert stat.S_IMODE(os.stat(own).st_mode) == 0o600
+
+
+def test_frames_hold_the_same(run, cohort):
+    frame = phenotype_frame(run, top=1)
+    assert list(frame["code"]) == [row.code for row in phenotype_rows(run, top=1)]
+    found = memberships(run, cohort.sites[2])
+    np.testing.assert_array_equal(found.to_frame().to_numpy(), found.scores)
+    assert repr(found) == "Memberships(30 patients, 3 phenotypes)"
+
+
+def test_names_are_given_changed_and_taken_away(unnamed):
+    write_name(unnamed, 3, "a", RANK)
+    write_name(unnamed, 1, "b", RANK)
+    write_name(unnamed, 3, " c ", RANK)
+    assert read_names(unnamed, RANK) == {1: "b", 3: "c"}
+    write_name(unnamed, 1, "", RANK)
+    assert read_names(unnamed, RANK) == {3: "c"}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('[phenotypes]\n4 = "x"', "a number from 1 to 3, got '4'"),
+        ('[phenotypes]\nx = "x"', "a number from 1 to 3, got 'x'"),
+        ("[phenotypes]\n1 = 2", "one line of at most 120"),
+        ('[phenotypes]\n1 = "a\\nb"', "one line of at most 120"),
+        ("phenotypes = 1", "need a table"),
+        ("1 = ", "not readable as TOML"),
+    ],
+)
+def test_names_written_by_hand_are_checked(unnamed, text, says):
+    (unnamed / "names.toml").write_text(text)
+    with pytest.raises(DataError, match=says):
+        read_names(unnamed, RANK)
+
+
+def test_what_is_missing_is_said(run, tmp_path):
+    for arguments, says in (
+        ([], "say what to write"),
+        (["--patients", "x.csv"], "belong together"),
+        (["--phenotypes", str(tmp_path / "none" / "x.csv")], "there is no folder"),
+    ):
+        done = CliRunner().invoke(cli.app, ["export", str(run), *arguments])
+        assert says in str(done.exception)
+    done = CliRunner().invoke(cli.app, ["export", str(tmp_path), "--phenotypes", "x.csv"])
+    assert "no such file" in str(done.exception)
+
+
+def test_a_table_that_cannot_be_written_leaves_nothing(run, cohort, tmp_path):
+    target = tmp_path / "m.csv"
+    target.mkdir()
+    with pytest.raises(OSError, match=r"m\.csv"):
+        write_memberships(target, memberships(run, cohort.sites[0]))
+    assert [path.name for path in tmp_path.iterdir()] == ["m.csv"]
