@@ -2,9 +2,9 @@
 
 A ledger grows for good, and a site's process, which lives for one message, need not read all of it
 in every round. So whoever has checked and added up all rows leaves a mark beside the ledger: the
-head it got to, the tally, and which file that was (inode, time of change, size). A mark counts
-only while the file is exactly that one. A row that anybody edits, a copy, a ledger that was set
-back: each makes another file, and then every row is checked again.
+head it got to, the tally, and which file that was (inode, time of change, size, and SQLite's count
+of changes). A mark counts only while the file is exactly that one. A row that anybody edits, a
+copy, a ledger that was set back: each makes another file, and then every row is checked again.
 
 A mark is a note, not a record. Without it the rows are read; where it cannot be written, it is not.
 """
@@ -26,6 +26,7 @@ from dpfact_flower.privacy.tally import Tally
 _SUFFIX = "-checked"
 """Of the ledger's own files, whose names no job may have."""
 _MOST_BYTES = 100_000
+_HEADER = 28  # bytes of SQLite's header, up to the file's count of changes
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,9 @@ def _path(ledger: Path) -> Path:
 
 def _file(ledger: Path) -> list[int]:
     found = version(ledger)
-    return [found.inode, found.modified, found.size]
+    with ledger.open("rb") as file:
+        changes = int.from_bytes(file.read(_HEADER)[-4:], "big")
+    return [found.inode, found.modified, found.size, changes]
 
 
 def _digest(said: Any) -> str:
