@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +23,7 @@ from dpfact_flower.site.disclosure import log_privately, public_reason
 from dpfact_flower.site.hold import Hold, overrun
 from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 
+_logger = logging.getLogger(__name__)
 NUM_EXAMPLES = 1
 """Sent with every reply in place of the number of patients, which concerns nobody else."""
 
@@ -87,6 +89,8 @@ class DPFactClient(NumPyClient):
         except Exception as error:  # nothing an error says may reach the server
             reason = log_privately(self.site.name, error)
         hold.wait()
+        if self._reply_after:  # for the site alone: how long it took is the patients'
+            _logger.info("ready after %.1f s; reply-after is %g", hold.ready, self._reply_after)
         if hold.late:  # whatever it was: what was charged is kept, and free if it is asked again
             reason = log_privately(self.site.name, overrun())
         if reason or answer is None:

@@ -114,8 +114,25 @@ def check_follows(request: RoundRequest, last: LastAnswer) -> None:
         )
 
 
-def check_same_data(request: RoundRequest, last: LastAnswer | None, fingerprint: str) -> None:
-    """Refuse data that changes in the middle of a job.
+def check_open(request: RoundRequest, store: SiteStore) -> None:
+    """Refuse a job that was found to be begun with other data.
+
+    Raises
+    ------
+    StateError
+        If it was.
+    """
+    if store.closed:
+        raise StateError(
+            f"job {request.job!r} was begun with other data; now that it has changed, start a "
+            f"new job ({store.folder})"
+        )
+
+
+def check_same_data(
+    request: RoundRequest, last: LastAnswer | None, fingerprint: str, store: SiteStore
+) -> None:
+    """Refuse data that changes in the middle of a job, and note it: it is not looked for again.
 
     Raises
     ------
@@ -123,6 +140,7 @@ def check_same_data(request: RoundRequest, last: LastAnswer | None, fingerprint:
         If the data has changed.
     """
     if last is not None and last.fingerprint != fingerprint:
+        store.close()
         raise StateError(
             f"job {request.job!r} was begun with other data; now that it has changed, start a "
             "new job"

@@ -119,12 +119,13 @@ class Site:
                 admission.check_terms(request, last)
             admission.check_budget(work, ledger.spent, self._settings)
             store = self._store(request.job)
+            admission.check_open(request, store)
             admission.check_selection(request, store)
             store.begin()  # the job's folder: from now on, a ledger that is gone was taken away
             with self._room(work, folder) as free:
                 with self._touching(request):
                     fingerprint = self._fingerprint
-                admission.check_same_data(request, last, fingerprint)
+                admission.check_same_data(request, last, fingerprint, store)
                 return self._charged(request, work, ledger, fingerprint, free)
 
     def _again(self, request: RoundRequest, ledger: Ledger, last: LastAnswer) -> Release | None:

@@ -27,6 +27,8 @@ class Hold:
     ----------
     late : bool
         Whether the reply was not ready in time; known once it was waited for.
+    ready : float
+        Seconds from the request until the reply was ready: for the site alone.
     """
 
     def __init__(self, seconds: float, came_in: float | None = None) -> None:
@@ -34,12 +36,13 @@ class Hold:
         self._came_in = time.monotonic() if came_in is None else came_in
         self._over = seconds <= 0
         self.late = False
+        self.ready = 0.0
 
     def wait(self) -> None:
         """Return when the reply may leave; once it may, at once."""
         if self._over:
             return
-        due = self._seconds
+        self.ready, due = self._passed(), self._seconds
         while self._passed() > due:
             due *= 2
             self.late = True

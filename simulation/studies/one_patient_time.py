@@ -151,9 +151,10 @@ def measure(patients: int, runs: int) -> list[Row]:
         for who, data in made.items():
             data.save(folder / f"{who}.npz")
         for number in range(runs + 1):
-            for who, data in made.items():
+            turn = list(made)[number % len(made) :] + list(made)[: number % len(made)]
+            for who in turn:  # each is as often the first
                 state = folder / f"{number} {who}"
-                taken[who].append(seconds_of_run(folder / f"{who}.npz", data, state))
+                taken[who].append(seconds_of_run(folder / f"{who}.npz", made[who], state))
     counted = {who: some[1:] for who, some in taken.items()}
     return [_row(kind, counted) for kind in requests()]
 

@@ -362,7 +362,7 @@ def test_repeats_refusals_and_last_rounds_read_nobody(worlds):
         assert answer.rows == 4, what
 
 
-def test_data_that_changed_in_a_job_is_refused_before_anything_is_charged(worlds):
+def test_data_that_changed_in_a_job_is_read_once_and_then_refused_for_good(worlds):
     """The one refusal that is not about public facts: it says that the data is another by now."""
     before, after = worlds
     before.go_to(2)
@@ -371,7 +371,22 @@ def test_data_that_changed_in_a_job_is_refused_before_anything_is_charged(worlds
     assert after.ask(1).reply == before.ask(1).reply  # a repeat tells nothing of it
     assert not after.source.read_by_now
     assert after.ask(2) == ("dpfact:state", 1)
+    assert after.source.read_by_now
+    for world in (after, before):  # reading takes time: it is not to be had for nothing
+        assert world.ask(2) == ("dpfact:state", 1)
+        assert not world.source.read_by_now
+    (note,) = before.folder.rglob("DATA-HAS-CHANGED.txt")
+    note.unlink()  # by the hospital
     assert before.ask(2).rows == 2
+
+
+def test_a_full_disk_does_not_open_a_job_whose_data_changed(worlds, monkeypatch):
+    before, after = worlds
+    before.go_to(2)
+    after.folder = before.folder
+    after.client = DPFactClient(after.source, before.client.site._settings)
+    monkeypatch.setattr("dpfact_flower.site.store.replacing", raising(OSError(errno.ENOSPC, "x")))
+    assert [after.ask(2), after.ask(2)] == [("dpfact:state", 1)] * 2
 
 
 def test_the_door_says_that_a_round_failed_if_its_reply_cannot_be_made(

@@ -1,5 +1,6 @@
 """When a reply leaves: by a clock of our own, so that no test waits."""
 
+import logging
 from dataclasses import replace
 
 import pytest
@@ -138,8 +139,10 @@ def test_a_round_that_overran_is_failed_is_charged_once_and_comes_free_when_aske
 ):
     client = DPFactClient(cohort.sites[0], settings)
     taking(monkeypatch, clock, 11.0)
+    caplog.set_level(logging.INFO)
     assert ask(client, requests()[1]) == "dpfact:failed"
     assert clock.now == 1020.0
+    assert "ready after 11.0 s; reply-after is 10" in caplog.text
     assert "reply-after is too short" in caplog.text
     assert ask(client, requests()[1]) == "answered"
     assert clock.now == 1030.0
