@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,13 +10,20 @@ from flwr.client import NumPyClient
 from numpy.typing import NDArray
 
 from dpfact_flower.data.site_data import SiteSource
-from dpfact_flower.errors import DPFactError, MessageError, PrivacyRefusedError
+from dpfact_flower.errors import (
+    DPFactError,
+    MessageError,
+    PrivacyRefusedError,
+    RoundFailedError,
+)
 from dpfact_flower.privacy.patient import step_of
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.answer import Site
 from dpfact_flower.site.disclosure import log_privately, public_reason
+from dpfact_flower.site.hold import Hold, overrun
 from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 
+_logger = logging.getLogger(__name__)
 NUM_EXAMPLES = 1
 """Sent with every reply in place of the number of patients, which concerns nobody else."""
 
@@ -37,6 +45,9 @@ class DPFactClient(NumPyClient):
         `state_dir` and `allow_privacy` must be given.
     simulation : bool
         As for `dpfact_flower.site.answer.Site`.
+    came_in : float, optional
+        When the first request came in, by `time.monotonic`, if that was before its `fit`: a
+        deployed site has a client for each message.
 
     Raises
     ------
@@ -50,9 +61,16 @@ class DPFactClient(NumPyClient):
     """
 
     def __init__(
-        self, source: SiteSource, settings: SiteSettings, *, simulation: bool = False
+        self,
+        source: SiteSource,
+        settings: SiteSettings,
+        *,
+        simulation: bool = False,
+        came_in: float | None = None,
     ) -> None:
         self.site = Site(source, settings, simulation=simulation)
+        self._reply_after = 0.0 if simulation else settings.reply_after
+        self._came_in = came_in
 
     def fit(
         self, parameters: list[NDArray[Any]], config: Mapping[str, Any]
@@ -64,19 +82,45 @@ class DPFactClient(NumPyClient):
         RoundRefusedError
             For any failure; its text holds a code and nothing else.
         """
+        hold = self._hold()
+        answer, reason = None, ""
         try:
-            release = self.site.answer(RoundRequest.from_wire(parameters, config))
+            answer = self._answer(parameters, config, hold)
         except Exception as error:  # nothing an error says may reach the server
-            raise RoundRefusedError(log_privately(self.site.name, error)) from None
-        arrays, reply = SiteReply(self.site.name, release.arrays, step_of(release)).to_wire()
-        return list(arrays), NUM_EXAMPLES, dict(reply)
+            reason = log_privately(self.site.name, error)
+        hold.wait()
+        if self._reply_after:  # for the site alone: how long it took is the patients'
+            _logger.info("ready after %.1f s; reply-after is %g", hold.ready, self._reply_after)
+        if hold.late:  # whatever it was: what was charged is kept, and free if it is asked again
+            reason = log_privately(self.site.name, overrun())
+        if reason or answer is None:
+            raise RoundRefusedError(reason) from None
+        return answer
 
     def get_parameters(self, config: Mapping[str, Any]) -> list[NDArray[Any]]:
         """Refuse: a site has no model for others to start from; the server's public seed has."""
+        self._hold().wait()
         raise RoundRefusedError(public_reason(MessageError()))
 
     def evaluate(
         self, parameters: list[NDArray[Any]], config: Mapping[str, Any]
     ) -> tuple[float, int, dict[str, Any]]:
         """Refuse: a loss is a function of the patients; a site keeps it (`history.jsonl`)."""
+        self._hold().wait()
         raise RoundRefusedError(public_reason(PrivacyRefusedError()))
+
+    def _hold(self) -> Hold:
+        """Of the reply to the request that has just come in."""
+        came_in, self._came_in = self._came_in, None
+        return Hold(self._reply_after, came_in)
+
+    def _answer(
+        self, parameters: list[NDArray[Any]], config: Mapping[str, Any], hold: Hold
+    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
+        release = self.site.answer(RoundRequest.from_wire(parameters, config), hold)
+        try:
+            arrays, reply = SiteReply(self.site.name, release.arrays, step_of(release)).to_wire()
+        except Exception as error:  # out of memory, say, which patients fill too
+            log_privately(self.site.name, error)
+            raise RoundFailedError("the release was charged, and could not be packed") from None
+        return list(arrays), NUM_EXAMPLES, dict(reply)

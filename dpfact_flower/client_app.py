@@ -9,15 +9,24 @@ For an app with mods: ``app = ClientApp(mods=[...])``, then ``app.train()(train)
 
 from __future__ import annotations
 
+import time
+from contextlib import suppress
+
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
 from dpfact_flower.client import DPFactClient, RoundRefusedError
 from dpfact_flower.data.site_data import open_site, site_files
-from dpfact_flower.errors import MessageError, PrivacyRefusedError, SettingsError
+from dpfact_flower.errors import (
+    MessageError,
+    PrivacyRefusedError,
+    RoundFailedError,
+    SettingsError,
+)
 from dpfact_flower.machine.logs import use_flower_handler
 from dpfact_flower.settings import AppSettings, SiteSettings, refuse_unknown
 from dpfact_flower.site.disclosure import log_privately, public_reason
+from dpfact_flower.site.hold import Hold
 from dpfact_flower.site.rules import site_rules
 from dpfact_flower.wire import records
 
@@ -31,33 +40,54 @@ app = ClientApp()
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Answer one round, or say with a code that it failed."""
+    came_in = time.monotonic()
     try:
+        client = client_for(context, came_in=came_in)
         asked = records.read_request(message)
-        content = records.answer(*client_for(context).fit(asked.arrays, asked.config))
-    except RoundRefusedError as error:
-        return Message(Error(_CLIENT_APP_RAISED, str(error)), reply_to=message)
     except Exception as error:  # nothing an error says may reach the server
         site = str(context.node_config.get("site", context.node_id))
-        return Message(Error(_CLIENT_APP_RAISED, log_privately(site, error)), reply_to=message)
+        return _refused(message, context, log_privately(site, error), came_in)
+    try:
+        content = records.answer(*client.fit(asked.arrays, asked.config))
+    except RoundRefusedError as error:  # which has waited for its time
+        return Message(Error(_CLIENT_APP_RAISED, str(error)), reply_to=message)
+    except Exception as error:  # after the round: out of memory, say, which patients fill too
+        log_privately(client.site.name, error)
+        reason = public_reason(RoundFailedError())
+        return Message(Error(_CLIENT_APP_RAISED, reason), reply_to=message)
     return Message(content, reply_to=message)
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Refuse: a loss is a function of the patients."""
-    return Message(
-        Error(_CLIENT_APP_RAISED, public_reason(PrivacyRefusedError())), reply_to=message
-    )
+    came_in = time.monotonic()
+    return _refused(message, context, public_reason(PrivacyRefusedError()), came_in)
 
 
-def client_for(context: Context) -> DPFactClient:
-    """The client of this node.
+def _refused(message: Message, context: Context, reason: str, came_in: float) -> Message:
+    """A refusal, when the hospital's `reply-after` has passed; without one if it makes no sense."""
+    with suppress(SettingsError):
+        if not context.node_config.keys() >= _SIMULATION_KEYS:
+            Hold(SiteSettings.from_config(context.node_config).reply_after, came_in).wait()
+    return Message(Error(_CLIENT_APP_RAISED, reason), reply_to=message)
+
+
+def client_for(context: Context, *, came_in: float | None = None) -> DPFactClient:
+    """The client of this node, for a request that has just come in.
+
+    Parameters
+    ----------
+    context : Context
+    came_in : float, optional
+        When that was, by `time.monotonic`; by default now.
 
     Raises
     ------
     SettingsError, DataError
         If the node config or the site's data cannot be used.
     """
+    came_in = time.monotonic() if came_in is None else came_in
     own = context.node_config.keys() - _SIMULATION_KEYS
     if context.node_config.keys() >= _SIMULATION_KEYS:
         if own:  # a hospital's settings must not be ignored because of two stray keys
@@ -70,7 +100,7 @@ def client_for(context: Context) -> DPFactClient:
     settings = SiteSettings.from_config(context.node_config)
     if not settings.data_path:
         raise SettingsError("data-path: must be set in the site's node config")
-    return DPFactClient(open_site(settings.data_path), settings)
+    return DPFactClient(open_site(settings.data_path), settings, came_in=came_in)
 
 
 def _simulated_client(context: Context) -> DPFactClient:

@@ -402,6 +402,10 @@ class SiteSettings(Settings):
     )  # fmt: skip
     max_rank: int = setting(200, "largest rank this site computes", low=1)
     max_tau: int = setting(50, "most local passes per round this site computes", low=1)
+    reply_after: float = setting(
+        0.0, "seconds from a request to its reply, whatever that says; 0 sends it when it is ready",
+        low=0, high=86_400,
+    )  # fmt: skip
     site_mu: float = setting(-1.0, "this site's own l2,1 weight; -1 uses the run's", low=-1)
 
     def _check_together(self) -> None:

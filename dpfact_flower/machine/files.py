@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
+
+from dpfact_flower.errors import DPFactError, StateError
 
 fcntl: Any
 try:
@@ -119,6 +123,69 @@ def locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+@contextmanager
+def reserved(path: Path, size: int) -> Iterator[Callable[[], None]]:
+    """Room on the disk, held by a file; call what it yields right before the room is needed.
+
+    Whether there is room is then known before the work begins. Where the platform cannot hold it
+    (macOS, Windows, a few file systems), it is only looked for.
+
+    Parameters
+    ----------
+    path : Path
+        The file, which is gone in the end.
+    size : int
+        Bytes.
+
+    Raises
+    ------
+    OSError
+        If the disk or a quota has no such room.
+    """
+
+    def free() -> None:
+        path.unlink(missing_ok=True)
+
+    try:
+        with open(path, "wb", opener=for_owner) as file:
+            _fill(file.fileno(), path.parent, size)
+        yield free
+    finally:
+        with suppress(OSError):
+            free()
+
+
+def _fill(handle: int, folder: Path, size: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(handle, 0, size)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+                raise
+        else:
+            return
+    if shutil.disk_usage(folder).free < size:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@contextmanager
+def disk_errors(folder: Path) -> Iterator[None]:
+    """Errors of the disk as our own; their texts hold no values.
+
+    Raises
+    ------
+    StateError
+        Naming the folder and what the system says.
+    """
+    try:
+        yield
+    except DPFactError:  # of which some are errors of the system to who looks at their bases
+        raise
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise StateError(f"{folder}: {reason}") from None
 
 
 def remove_leftovers(path: Path) -> None:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Protocol, Self, get_args
 
 from dpfact_flower.errors import DPFactError, SettingsError, StateError
 
@@ -120,7 +120,19 @@ class ReleaseEvent:
             raise StateError(f"release event: {error}") from None
 
 
-def claim_of(events: Sequence[ReleaseEvent]) -> str:
+class Claimed(Protocol):
+    """An event, or what stands for several."""
+
+    @property
+    def claim(self) -> str:
+        """Who vouches for it."""
+
+    @property
+    def seeded(self) -> bool:
+        """Whether the noise can be recomputed."""
+
+
+def claim_of(events: Sequence[Claimed]) -> str:
     """Everything that the events claim, in the words to print; seeded noise comes first."""
     if not events:
         return NO_CLAIM

@@ -1,18 +1,20 @@
 """What a site takes part in: every check that comes before a patient is looked at.
 
 They decide by public facts, by what the hospital chose, and by the site's own record of what it
-released; so a refusal tells nothing about a patient.
+released; so a refusal tells nothing about a patient. Two must know which data it is, and come last:
+`check_same_data`, and `check_no_other_name` where there are other ledgers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from dpfact_flower.data.site_data import SiteSource
 from dpfact_flower.data.vocabulary import joint_digest
 from dpfact_flower.errors import MessageError, PrivacyRefusedError, SettingsError, StateError
-from dpfact_flower.privacy import ReleaseEvent, account
 from dpfact_flower.privacy.ledger import LEDGER, LastAnswer, Ledger
+from dpfact_flower.privacy.tally import Tally
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.round import RoundWork
 from dpfact_flower.site.store import SiteStore
@@ -97,27 +99,51 @@ def check_vocabulary(request: RoundRequest, source: SiteSource) -> None:
         )
 
 
-def check_follows(request: RoundRequest, last: LastAnswer | None, fingerprint: str) -> None:
-    """Refuse a round that is over, and data that changes in the middle of a job.
+def check_follows(request: RoundRequest, last: LastAnswer) -> None:
+    """Refuse a round that is over, unless it is asked as it was asked then.
+
+    Raises
+    ------
+    MessageError
+        If the round is over.
+    """
+    if request.round <= last.round:
+        raise MessageError(
+            f"round {request.round} of job {request.job!r} is stale: this site has finished "
+            f"round {last.round}"
+        )
+
+
+def check_open(request: RoundRequest, store: SiteStore) -> None:
+    """Refuse a job that was found to be begun with other data.
+
+    Raises
+    ------
+    StateError
+        If it was.
+    """
+    if store.closed:
+        raise StateError(
+            f"job {request.job!r} was begun with other data; now that it has changed, start a "
+            f"new job ({store.folder})"
+        )
+
+
+def check_same_data(
+    request: RoundRequest, last: LastAnswer | None, fingerprint: str, store: SiteStore
+) -> None:
+    """Refuse data that changes in the middle of a job, and note it: it is not looked for again.
 
     Raises
     ------
     StateError
         If the data has changed.
-    MessageError
-        If the round is over.
     """
-    if last is None:
-        return
-    if last.fingerprint != fingerprint:
+    if last is not None and last.fingerprint != fingerprint:
+        store.close()
         raise StateError(
             f"job {request.job!r} was begun with other data; now that it has changed, start a "
             "new job"
-        )
-    if request.round <= last.round:
-        raise MessageError(
-            f"round {request.round} of job {request.job!r} is stale: this site has finished "
-            f"round {last.round}"
         )
 
 
@@ -161,15 +187,17 @@ def check_paid(request: RoundRequest, ledger: Ledger) -> LastAnswer:
         If nothing was charged in the job, or its settings have changed.
     """
     last = ledger.last(request.job)
-    if last is None or not ledger.events(request.job):
+    if last is not None:
+        check_terms(request, last)
+        ledger.spent()  # finds out whether the ledger is what was written
+    if last is None or not ledger.charged(request.job):
         raise MessageError(
             f"job {request.job!r}: its last round, and this site has answered none that is charged"
         )
-    check_terms(request, last)
     return last
 
 
-def check_budget(work: RoundWork, ledger: Ledger, settings: SiteSettings) -> None:
+def check_budget(work: RoundWork, spent: Callable[[], Tally], settings: SiteSettings) -> None:
     """Count what is asked with all that the site has released, in whatever job.
 
     Raises
@@ -180,34 +208,42 @@ def check_budget(work: RoundWork, ledger: Ledger, settings: SiteSettings) -> Non
     events = work.cost()
     if not events:
         return
-    if any(row.unprotected for row in ledger.rows()):
+    before = spent()
+    if before.unprotected:
         raise PrivacyRefusedError(
             "the ledger holds releases without noise: no epsilon covers this site's patients; "
             "other patients need another state-dir"
         )
-    before = ledger.events()
-    _check_one_relation((*before, *events))
+    total = before.plus(events)
+    _check_one_relation(total)
     limit = settings.max_epsilon
     if not limit:
         return
-    total = account((*before, *events), settings.budget_delta)
-    if total.headline.epsilon > limit:
+    guarantee = total.guarantee(settings.budget_delta)
+    if guarantee.headline.epsilon > limit:
         raise PrivacyRefusedError(
-            f"max-epsilon is {limit:g}; with {work.reach} the site would stand at {total.headline}"
+            f"max-epsilon is {limit:g}; with {work.reach} the site would stand at "
+            f"{guarantee.headline}"
         )
 
 
-def _check_one_relation(events: tuple[ReleaseEvent, ...]) -> None:
-    kinds = {(event.unit, event.neighbours) for event in events}
-    if len(kinds) > 1:
+def _check_one_relation(total: Tally) -> None:
+    if len(total.relations) > 1:
         raise PrivacyRefusedError(
             "the ledger holds releases of another unit of privacy, which do not add up with "
-            f"what is asked: {' and '.join(sorted(map('/'.join, kinds)))}"
+            f"what is asked: {' and '.join(sorted(map('/'.join, total.relations)))}"
         )
 
 
-def check_no_other_name(root: Path, fingerprint: str) -> list[str]:
+def check_no_other_name(root: Path, fingerprint: Callable[[], str]) -> list[str]:
     """Names of the other ledgers in a site's folder, none of them of this very data.
+
+    Parameters
+    ----------
+    root : path
+        The site's `state-dir`.
+    fingerprint : callable
+        Gives the data's, for which the patients are read: called where there are other ledgers.
 
     Raises
     ------
@@ -215,9 +251,10 @@ def check_no_other_name(root: Path, fingerprint: str) -> list[str]:
         If this data has been released from under another name: its budget is kept there.
     """
     others = sorted(path.parent.name for path in root.glob(f"*/{LEDGER}"))
+    own = fingerprint() if others else ""
     for name in others:
         with Ledger(root / name, create=False) as ledger:
-            if any(row.fingerprint == fingerprint for row in ledger.rows()):
+            if any(row.fingerprint == own for row in ledger.rows()):
                 raise StateError(
                     f"{root}: the budget of this very data is kept under the name "
                     f"{name!r}; set site to it in the node config"

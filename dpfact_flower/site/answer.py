@@ -1,31 +1,39 @@
 """`Site`, a hospital in a run: one request in, one release out. Flower stays outside.
 
 The order of work is the privacy policy: check what is asked, and what it will cost, against what
-the site allows; only then touch data; charge the release to the ledger, on disk; only then hand it
-out. A request that is repeated gets the kept bytes. Whatever goes wrong after data was touched is
-one and the same error.
+the site allows, and that there is room on the disk; only then read the patients; charge the
+release to the ledger, on disk; only then hand it out. A request that is repeated gets the kept
+bytes, and no patient is read. Whatever goes wrong after the patients were read is one and the same
+error.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 from dpfact_flower.data.site_data import SiteSource
 from dpfact_flower.errors import MessageError, RoundFailedError, StateError
-from dpfact_flower.machine.files import locked
-from dpfact_flower.privacy import Release, release_nothing, release_unprotected
-from dpfact_flower.privacy.ledger import LEDGER, Ledger, ReleaseKey
+from dpfact_flower.machine.files import disk_errors, locked, reserved
+from dpfact_flower.privacy import Release, ReleaseEvent, release_nothing, release_unprotected
+from dpfact_flower.privacy.ledger import LEDGER, LastAnswer, Ledger, ReleaseKey
+from dpfact_flower.privacy.tally import Tally
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site import admission
 from dpfact_flower.site.disclosure import log_privately
+from dpfact_flower.site.hold import Hold
 from dpfact_flower.site.round import RoundOutcome, RoundWork, localised
 from dpfact_flower.site.rules import site_rules
-from dpfact_flower.site.store import RoundMeasures, SiteState, SiteStore, has_jobs
+from dpfact_flower.site.store import SiteState, SiteStore, has_jobs
 from dpfact_flower.wire.protocol import RoundRequest
 
 _logger = logging.getLogger(__name__)
+_ROOM = ".room"
+_ROOM_BESIDE = 2**18
+"""Bytes for all that is written beside released values: 64 pages of SQLite."""
 NEW_LEDGERS = f"{__name__}.new_ledgers"
 """Logger of warnings that a ledger is begun: right before a site's first run, an alarm after it."""
 
@@ -70,8 +78,15 @@ class Site:
         """Identity of the data; reads all of it."""
         return self._source.read().fingerprint
 
-    def answer(self, request: RoundRequest) -> Release:
+    def answer(self, request: RoundRequest, hold: Hold | None = None) -> Release:
         """Compute, charge and keep the release for a request, or find it if it was made before.
+
+        Parameters
+        ----------
+        request : RoundRequest
+        hold : Hold, optional
+            Of the reply. If that is late, the site's folder stays locked until the reply is due:
+            or another request could find out when the round was over.
 
         Raises
         ------
@@ -83,55 +98,120 @@ class Site:
         admission.check_vocabulary(request, self._source)
         work = self._work(request)
         folder = self._root / self.name
-        if work.ends:
-            return self._end(request, folder)
-        with locked(folder), self._ledger(folder) as ledger:
+        with disk_errors(folder), locked(folder):
+            try:
+                if work.ends:
+                    return self._end(request, folder)
+                return self._next(request, work, folder)
+            finally:
+                (hold or Hold(0)).wait_if_late()
+
+    def _next(self, request: RoundRequest, work: RoundWork, folder: Path) -> Release:
+        """Answer a round that asks for a release."""
+        with self._ledger(request, work, folder) as ledger:
             last = ledger.last(request.job)
-            if last is None or request.round > last.round:
-                # A refusal costs nothing, so these come before the patients are read.
-                if last is not None:
-                    admission.check_terms(request, last)
-                admission.check_budget(work, ledger, self._settings)
-            key = ReleaseKey(self._fingerprint, request.job, request.round, request.digest)
-            store = self._store(request.job, self._fingerprint)
-            record = _JobRecord(request.job, ledger, store)
-            sent = record.answer(key, request)
-            if sent is not None:
-                _logger.info("round %d asked again: sending what was sent", request.round)
-                return sent
-            admission.check_follows(request, record.last, self._fingerprint)
+            if last is not None and request.round <= last.round:
+                sent = self._again(request, ledger, last)
+                if sent is not None:
+                    return sent
+                admission.check_follows(request, last)
+            if last is not None:
+                admission.check_terms(request, last)
+            admission.check_budget(work, ledger.spent, self._settings)
+            store = self._store(request.job)
+            admission.check_open(request, store)
             admission.check_selection(request, store)
-            outcome = self._compute(request, work, record)
-            # Either makes the job's folder: from then on, a ledger that is gone was taken away.
-            if outcome.state is None:
-                store.begin()
-            else:
+            store.begin()  # the job's folder: from now on, a ledger that is gone was taken away
+            with self._room(work, folder) as free:
+                with self._touching(request):
+                    fingerprint = self._fingerprint
+                admission.check_same_data(request, last, fingerprint, store)
+                return self._charged(request, work, ledger, fingerprint, free)
+
+    def _again(self, request: RoundRequest, ledger: Ledger, last: LastAnswer) -> Release | None:
+        """What was sent when this was asked before; no patient is read for it."""
+        key = ReleaseKey(last.fingerprint, request.job, request.round, request.digest)
+        record = _JobRecord(request.job, ledger, self._store(request.job, last.fingerprint))
+        sent = record.answer(key, request)
+        if sent is not None:
+            _logger.info("round %d asked again: sending what was sent", request.round)
+        return sent
+
+    def _charged(
+        self,
+        request: RoundRequest,
+        work: RoundWork,
+        ledger: Ledger,
+        fingerprint: str,
+        free: Callable[[], None],
+    ) -> Release:
+        """Compute, keep and charge, with the room for it, which `free` gives back, held until then.
+
+        After the charge nothing fails any more: the release stands.
+        """
+        key = ReleaseKey(fingerprint, request.job, request.round, request.digest)
+        store = self._store(request.job, fingerprint)
+        with self._touching(request):
+            outcome = self._compute(work, _JobRecord(request.job, ledger, store))
+            free()
+            if outcome.state is not None:
                 store.save(outcome.state)
             head = ledger.charge(key, request.terms, outcome.release)
-            if outcome.state is not None:
-                store.keep_only(request.round)
-            self._note(store, outcome.measures)
+        self._tidy(store, outcome)
         # A hospital wants it in its log, to compare the ledger with later; a simulation has none.
         level = logging.DEBUG if self._simulation else logging.INFO
         _logger.log(level, "round %d: %s; ledger: %s", request.round, outcome.release.label, head)
         return outcome.release
 
+    @contextmanager
+    def _touching(self, request: RoundRequest) -> Iterator[None]:
+        """Patients are looked at in here: whatever fails leaves as one and the same code."""
+        try:
+            yield
+        except Exception as error:  # which error it is may depend on the patients
+            log_privately(self.name, error)
+            raise RoundFailedError(f"round {request.round} failed, see above") from None
+
+    def _compute(self, work: RoundWork, record: _JobRecord) -> RoundOutcome:
+        """Run the round."""
+        outcome = work.run(record)
+        _check_announced(work, outcome.release)
+        return outcome
+
+    def _tidy(self, store: SiteStore, outcome: RoundOutcome) -> None:
+        """Delete what no round needs, and note the site's own measures, if that works."""
+        try:
+            if outcome.state is not None:
+                store.keep_only(outcome.state.round)
+            if outcome.measures is not None:
+                store.note(outcome.measures)
+        except Exception as error:
+            log_privately(self.name, error)
+
+    def _room(self, work: RoundWork, folder: Path) -> AbstractContextManager[Callable[[], None]]:
+        """Room on the disk for what the rest of the run charges, by public sizes.
+
+        So a full disk refuses the round before a patient is looked at.
+        """
+        if self._simulation:
+            return nullcontext(lambda: None)
+        return reserved(folder / _ROOM, room_for(work.cost()))
+
     def _end(self, request: RoundRequest, folder: Path) -> Release:
         """Answer a last round that asks for nothing: keep what it says, and look at no patient."""
-        with locked(folder):
-            if not (folder / LEDGER).exists():
-                raise MessageError(f"job {request.job!r}: this site has no ledger yet, nor answers")
-            with Ledger(folder, create=False, durable=not self._simulation) as ledger:
-                last = admission.check_paid(request, ledger)
-            store = self._store(request.job, last.fingerprint)
-            admission.check_selection(request, store)
-            try:
-                store.keep_ending(*request.to_wire())
-            except OSError as error:  # the run is over for the server, whatever is kept here
-                _logger.error(
-                    "site %s: the end of job %s cannot be kept (%s)",
-                    self.name, request.job, error.strerror,
-                )  # fmt: skip
+        if not (folder / LEDGER).exists():
+            raise MessageError(f"job {request.job!r}: this site has no ledger yet, nor answers")
+        with Ledger(folder, create=False, durable=not self._simulation) as ledger:
+            last = admission.check_paid(request, ledger)
+        store = self._store(request.job, last.fingerprint)
+        admission.check_selection(request, store)
+        try:
+            store.keep_ending(*request.to_wire())
+        except OSError as error:  # the run is over for the server, whatever is kept here
+            _logger.error(
+                "site %s: the end of job %s cannot be kept (%s)",
+                self.name, request.job, error.strerror,
+            )  # fmt: skip
         _logger.log(
             logging.DEBUG if self._simulation else logging.INFO,
             "job %s has ended; `dpfact site refit` fits this site's own model", request.job,
@@ -144,44 +224,35 @@ class Site:
         request = localised(request, self._settings)
         return rule(self._source, request, site=self.name, simulation=self._simulation)
 
-    def _ledger(self, folder: Path) -> Ledger:
-        begin = not (folder / LEDGER).exists() and self._may_begin(folder)
+    def _ledger(self, request: RoundRequest, work: RoundWork, folder: Path) -> Ledger:
+        """The site's ledger; made anew only where nothing was, since it has a whole budget then."""
+        begin = not (folder / LEDGER).exists() and not has_jobs(folder)
+        if begin:
+            admission.check_budget(work, Tally, self._settings)  # before anything is looked at
+            if not self._simulation:
+                self._check_no_other_name(request)
         return Ledger(folder, create=begin, durable=not self._simulation)
 
-    def _may_begin(self, folder: Path) -> bool:
-        """Whether a ledger may be made anew: it has a whole budget, so only where nothing was."""
-        if has_jobs(folder):
-            return False
-        if self._simulation:
-            return True
-        others = admission.check_no_other_name(self._root, self._fingerprint)
+    def _check_no_other_name(self, request: RoundRequest) -> None:
+        def fingerprint() -> str:
+            with self._touching(request):
+                return self._fingerprint
+
+        others = admission.check_no_other_name(self._root, fingerprint)
         logging.getLogger(NEW_LEDGERS).warning(
             "site %s: begins a new ledger in %s, with a whole budget; other ledgers there: %s",
             self.name, self._root, ", ".join(others) or "none",
         )  # fmt: skip
-        return True
 
-    def _store(self, job: str, fingerprint: str) -> SiteStore:
+    def _store(self, job: str, fingerprint: str = "") -> SiteStore:
+        """What is kept of a job; without a fingerprint, for what is not of the patients."""
         return SiteStore(self._root, self.name, job, fingerprint, simulation=self._simulation)
 
-    def _compute(self, request: RoundRequest, work: RoundWork, record: _JobRecord) -> RoundOutcome:
-        """Run the round; whatever fails in it leaves as one and the same code."""
-        try:
-            outcome = work.run(record)
-            _check_announced(work, outcome.release)
-        except Exception as error:  # which error it is may depend on the patients
-            log_privately(self.name, error)
-            raise RoundFailedError(f"round {request.round} failed, see above") from None
-        return outcome
 
-    def _note(self, store: SiteStore, measures: RoundMeasures | None) -> None:
-        """Keep the site's own measures; the release stands whether or not that works."""
-        if measures is None:
-            return
-        try:
-            store.note(measures)
-        except OSError as error:
-            _logger.warning("history.jsonl cannot be written (%s)", type(error).__name__)
+def room_for(events: Sequence[ReleaseEvent]) -> int:
+    """Bytes that suffice to charge releases, a public bound: 4 a value, pages, and the journal."""
+    values = sum(event.count for event in events)
+    return 4 * values + values // 50 + _ROOM_BESIDE
 
 
 class _JobRecord:

@@ -52,11 +52,10 @@ class ElasticRound:
     ) -> None:
         if request.privacy.privacy == "patient":
             raise MessageError("request: the rule 'elastic' has no mode 'patient'")
-        data = source.read()
-        check_fits(data.tensor, request.anchors)
-        self._tensor = data.tensor
-        self._modes = [vocabulary.name for vocabulary in data.vocabularies]
-        self._request, self._site, self._simulation = request, site, simulation
+        check_shapes([len(vocabulary) for vocabulary in source.vocabularies], request.anchors)
+        self._modes = [vocabulary.name for vocabulary in source.vocabularies]
+        self._source, self._request = source, request
+        self._site, self._simulation = site, simulation
 
     def cost(self) -> tuple[ReleaseEvent, ...]:
         """The releases of this round."""
@@ -65,7 +64,7 @@ class ElasticRound:
     def run(self, kept: Kept) -> RoundOutcome:
         """Factorise on from the last round."""
         return run_round(
-            self._tensor,
+            self._source.read().tensor,
             kept.state(),
             self._request,
             site=self._site,

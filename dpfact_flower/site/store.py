@@ -39,6 +39,10 @@ from dpfact_flower.tensor.error import SquaredError
 
 ENDING = "ending.npz"
 _SELECTION = "selection.sha256"
+_CLOSED = "DATA-HAS-CHANGED.txt"
+_CLOSED_TEXT = """This run was begun with other data than the site has by now, and stops here.
+Start a new run. Only if the data is again what it was, this file may be deleted.
+"""
 _STATE = "state-"
 _SPARE = f".{_STATE}spare"
 _NOTICE = "NOT-TO-BE-SHARED.txt"
@@ -237,6 +241,19 @@ class SiteStore:
         with replacing(path, durable=not self._simulation) as file:
             file.write(digest.encode())
         return True
+
+    def close(self) -> None:
+        """Note that the job does not go on, its data having changed; without the note if need be.
+
+        Finding that out takes as long as the data is large. So it is found out once.
+        """
+        with suppress(OSError), replacing(self.folder / _CLOSED) as file:
+            file.write(_CLOSED_TEXT.encode())
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return (self.folder / _CLOSED).exists()
 
     def _path(self, round_number: int) -> Path:
         return self.folder / f"{_STATE}{round_number:06d}.npy"

@@ -8,6 +8,7 @@ from dpfact_flower.audit import (
     audit_ledger,
     audit_likelihood,
     audit_noise,
+    audit_replies,
     audit_sensitivity,
 )
 from dpfact_flower.audit.run import _guarded
@@ -37,6 +38,7 @@ QUICK = {
     "likelihood": lambda subject, rng, tell: audit_likelihood(subject, rng, runs=150, tell=tell),
     "likelihood, 1000 runs": lambda subject, rng, tell: audit_likelihood(subject, rng, tell=tell),
     "ledger": lambda subject, rng, tell: audit_ledger(subject, rng, tell=tell),
+    "replies": lambda subject, rng, tell: audit_replies(subject, rng, tell=tell),
 }
 """The audits, with fewer trials than on a user's behalf."""
 

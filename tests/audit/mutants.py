@@ -7,15 +7,18 @@ together wrongly: as a careless rewrite would.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from dpfact_flower.audit import subject as subject_module
 from dpfact_flower.client import DPFactClient
-from dpfact_flower.privacy import Noise, Release
-from dpfact_flower.privacy.ledger import Ledger
+from dpfact_flower.errors import RoundFailedError
+from dpfact_flower.privacy import Noise, Release, release_nothing
+from dpfact_flower.privacy.ledger import Ledger, ReleaseKey
 from dpfact_flower.privacy.noise import SIGMA
 from dpfact_flower.privacy.patient.statistics import BoundedSum
 from dpfact_flower.privacy.release import replay
@@ -338,7 +341,7 @@ def other_bytes_kept(monkeypatch):
 def answers_forgotten(monkeypatch):
     """A repeated request is taken for a new one."""
     monkeypatch.setattr(Ledger, "answer", lambda self, key: None)
-    monkeypatch.setattr(admission, "check_follows", lambda request, last, fingerprint: None)
+    monkeypatch.setattr(admission, "check_follows", lambda request, last: None)
     monkeypatch.setattr(Ledger, "_is_there", lambda self, c, key, sent, events: _answered(c, key))
 
 
@@ -354,7 +357,8 @@ def number_of_patients_sent(monkeypatch):
 
     def fit(self, parameters, config):
         arrays, _, reply = real(self, parameters, config)
-        tensor = getattr(self.site._source, "tensor", None)  # none where patients are closed off
+        source = getattr(self.site._source, "_data", self.site._source)  # where it is watched
+        tensor = getattr(source, "tensor", None)  # none where patients are closed off
         return arrays, tensor.n_patients if tensor else 1, reply
 
     monkeypatch.setattr(DPFactClient, "fit", fit)
@@ -391,6 +395,50 @@ def patients_read_at_the_end(monkeypatch):
         return real(self, request, folder)
 
     monkeypatch.setattr(Site, "_end", end)
+
+
+def refit_before_the_last_reply(monkeypatch):
+    """The last round writes what it found in the patients, as it once did; the disk may be full."""
+    real = Site._end
+
+    def end(self, request, folder):
+        if self._source.read().tensor.n_patients % 2:  # of two neighbours, one
+            (folder / "model").write_bytes(bytes(200_000))
+        return real(self, request, folder)
+
+    monkeypatch.setattr(Site, "_end", end)
+
+
+def patients_read_for_what_is_over(monkeypatch):
+    """A round that was answered is looked for by the data's fingerprint, as it once was."""
+    real = Site._again
+
+    def again(self, request, ledger, last):
+        self._source.read()
+        return real(self, request, ledger, last)
+
+    monkeypatch.setattr(Site, "_again", again)
+
+
+def failures_explained(monkeypatch):
+    """What fails after the patients were read says what it was."""
+    monkeypatch.setattr(Site, "_touching", lambda self, request: nullcontext())
+
+
+def failures_charged(monkeypatch):
+    """A round that failed is written down."""
+
+    @contextmanager
+    def touching(self, request):
+        try:
+            yield
+        except Exception:
+            key = ReleaseKey("f" * 64, f"{request.job}-failed-{os.urandom(4).hex()}", 1, "asked")
+            with Ledger(self._root / self.name) as ledger:
+                ledger.charge(key, "terms", release_nothing())
+            raise RoundFailedError from None
+
+    monkeypatch.setattr(Site, "_touching", touching)
 
 
 def overspent(monkeypatch):
@@ -506,6 +554,19 @@ MUTANTS = (
     Mutant("number of patients sent", number_of_patients_sent, "ledger", "messages: neighbours"),
     Mutant("free rounds answered", free_rounds_answered, "ledger", "ledger: free rounds"),
     Mutant("patients read at the end", patients_read_at_the_end, "ledger", "ledger: free rounds"),
+    Mutant(
+        "refit before the last reply",
+        refit_before_the_last_reply,
+        "replies",
+        "replies: neighbours",
+    ),
+    Mutant("patients read at the end", patients_read_at_the_end, "replies", "replies: free"),
+    Mutant(
+        "patients read for a repeat", patients_read_for_what_is_over, "replies", "replies: free"
+    ),
+    Mutant("failures explained", failures_explained, "replies", "replies: failures"),
+    Mutant("failures charged", failures_charged, "replies", "replies: charges"),
+    Mutant("number of patients sent", number_of_patients_sent, "replies", "replies: neighbours"),
     Mutant("own factors sent", refit_sent, "ledger", "messages: last round"),
     Mutant("plan overspends", overspent, "ledger", "ledger: planned epsilon"),
     Mutant("variance planned", variance_planned, "ledger", "ledger: planned epsilon"),

@@ -1,6 +1,8 @@
 """Files that are whole or not there, and folders for their owner alone."""
 
+import errno
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -8,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dpfact_flower.machine.files import private_folder, replacing
+from dpfact_flower.errors import PrivacyRefusedError, StateError
+from dpfact_flower.machine.files import disk_errors, private_folder, replacing, reserved
 
 
 def mode_of(path: Path) -> int:
@@ -195,3 +198,55 @@ def test_a_file_in_the_way_is_an_error(tmp_path):
     (tmp_path / "a").write_bytes(b"")
     with pytest.raises(OSError, match="a"):
         private_folder(tmp_path / "a" / "b")
+
+
+# --- room on the disk
+
+
+@pytest.mark.parametrize("size", [1, 5000, 300_000])
+def test_room_is_held_until_it_is_given_back(tmp_path, size):
+    path = tmp_path / ".room"
+    with reserved(path, size) as free:
+        assert path.stat().st_size == size
+        assert path.stat().st_blocks * 512 >= size  # not a file with a hole
+        assert path.stat().st_mode & 0o777 == 0o600
+        free()
+        assert not path.exists()
+    with pytest.raises(KeyError), reserved(path, size):
+        raise KeyError
+    assert not path.exists()
+
+
+def test_room_that_is_not_there_is_refused_and_leaves_nothing(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with pytest.raises(OSError, match="No space left"), reserved(tmp_path / ".room", 10):
+        pytest.fail("there is no room")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.EINVAL, None])
+def test_where_room_cannot_be_held_it_is_looked_for(tmp_path, monkeypatch, number):
+    def refuse(*_):
+        raise OSError(number, "not here")
+
+    if number is None:
+        monkeypatch.delattr(os, "posix_fallocate")
+    else:
+        monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with reserved(tmp_path / ".room", 10):
+        pass
+    beyond = shutil.disk_usage(tmp_path).total + 1
+    with pytest.raises(OSError, match="No space"), reserved(tmp_path / ".room", beyond):
+        pytest.fail("there is no such room")
+
+
+def test_errors_of_the_disk_are_our_own_and_our_own_stay_what_they_are(tmp_path):
+    with pytest.raises(StateError, match="Permission denied"), disk_errors(tmp_path):
+        raise PermissionError(errno.EACCES, "Permission denied")
+    with pytest.raises(StateError, match="OSError"), disk_errors(tmp_path):
+        raise OSError
+    with pytest.raises(PrivacyRefusedError), disk_errors(tmp_path):  # a PermissionError too
+        raise PrivacyRefusedError("no")

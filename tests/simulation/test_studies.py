@@ -11,7 +11,7 @@ import pytest
 from dpfact_flower.data.synthetic import PRESETS, SyntheticSettings, synthetic
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.tensor.match import factor_match_score
-from simulation.studies import phenotypes, real_data
+from simulation.studies import one_patient_time, phenotypes, real_data
 from simulation.studies.real_data import Study
 
 CLEAR = SyntheticSettings(
@@ -104,3 +104,23 @@ def test_what_cannot_be_studied_is_one_line(
         study.main(arguments)
     assert says in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_the_study_of_one_patients_time_measures_every_kind_of_charged_round(capsys) -> None:
+    one_patient_time.main(["--patients", "50", "--runs", "1"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines] == [
+        "start", "refine procedures", "refine diagnoses",
+    ]  # fmt: skip
+    assert all("one with every code" in line for line in lines)
+
+
+def test_its_sites_differ_in_one_patient_each() -> None:
+    made = one_patient_time.sites(50)
+    patients = [site.tensor.n_patients for site in made.values()]
+    assert patients == [50, 51, 51]
+    without, typical, extreme = (site.tensor for site in made.values())
+    for more in (typical, extreme):
+        assert more.select_patients(np.arange(50)).fingerprint() == without.fingerprint()
+    assert 0 < typical.nnz - without.nnz <= one_patient_time.CELLS
+    assert extreme.nnz - without.nnz == 202 * 316

@@ -22,8 +22,12 @@ next message (`idle`).
 
 Evidence
 --------
-Each row holds SHA-256 over the hash of the row before and its own content; `Ledger.verify` computes
-all again. That finds damage and careless edits. It cannot find that the newest rows are gone, nor
+Each row holds SHA-256 over the hash of the row before and its own content; `Ledger.verify` and
+`Ledger.events` compute all again. `Ledger.spent`, on which a site's rounds rely, does so where the
+file is not the one that it left behind, and otherwise for the rows since (`mark`): whoever edits a
+row makes another file, and only damage below the file system waits for the next `verify`. A mark
+that was forged is like a chain that was rewritten: only who may write here can do it, and `verify`
+finds it. That finds damage and careless edits. It cannot find that the newest rows are gone, nor
 stop somebody who rewrites the whole chain: for that, note the `Head` elsewhere (the site logs it).
 
 Two processes may use one ledger: writers take turns, and a round has one release. The folder must

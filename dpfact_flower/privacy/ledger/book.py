@@ -16,6 +16,7 @@ from dpfact_flower.privacy.events import ReleaseEvent
 from dpfact_flower.privacy.ledger import checks
 from dpfact_flower.privacy.ledger.file import LEDGER, create_ledger, marks, open_ledger, translated
 from dpfact_flower.privacy.ledger.idle import idle
+from dpfact_flower.privacy.ledger.mark import Mark, read_mark, write_mark
 from dpfact_flower.privacy.ledger.rows import (
     CONTENT,
     EVENT,
@@ -24,10 +25,13 @@ from dpfact_flower.privacy.ledger.rows import (
     Head,
     LastAnswer,
     LedgerRow,
+    Record,
     ReleaseKey,
     chained,
     event_row,
     events_of,
+    has_events,
+    hash_of,
     head_of,
     last_answer,
     pack,
@@ -36,6 +40,7 @@ from dpfact_flower.privacy.ledger.rows import (
     unpack,
 )
 from dpfact_flower.privacy.release import Release, replay
+from dpfact_flower.privacy.tally import Tally
 
 
 class Ledger:
@@ -69,6 +74,7 @@ class Ledger:
             self._connection = kept or open_ledger(self.path, durable=durable)
         self._durable = durable
         self._counted: Head | None = None
+        self._tally: Tally | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -187,6 +193,9 @@ class Ledger:
                 )
         if self._counted is not None:
             self._counted = head
+        if self._tally is not None:
+            unprotected = bool(release.arrays) and not events
+            self._marked(head, self._tally.plus(release.events, unprotected=unprotected))
         return head
 
     def has(self, key: ReleaseKey, terms: str, release: Release) -> bool:
@@ -227,6 +236,38 @@ class Ledger:
             for event in record.release_events()
         )
 
+    def spent(self) -> Tally:
+        """Everything ever charged, added up; as `events`, without reading what was read before.
+
+        All rows are checked and added up, and a mark is left beside the ledger (`mark`). As long as
+        the file is the one that was marked, the rows after the mark are checked, and no others.
+
+        Raises
+        ------
+        StateError
+            If any row that is read is not what was written.
+        """
+        with self._transaction("DEFERRED") as connection:
+            head = head_of(connection)  # from here on nobody else writes to the file
+            mark = read_mark(self.path) if self._durable else None
+            if mark is None or hash_of(connection, mark.head.rows) != mark.head.hash:
+                mark = Mark(checks.BEGINNING, Tally())
+            records = records_of(connection, after=mark.head.rows)
+            problem = next(checks.charge_problems(connection, records, mark.head), None)
+            if problem:
+                raise StateError(f"{self.path}: damaged ledger: {problem}")
+            tally = self._added_up(records, mark.tally)
+            self._counted = head
+            if records:
+                self._marked(head, tally)
+        self._tally = tally
+        return tally
+
+    def charged(self, job: str) -> bool:
+        """Whether anything was charged in a job."""
+        with self._transaction("DEFERRED") as connection:
+            return has_events(connection, job)
+
     def rows(self) -> tuple[LedgerRow, ...]:
         """Every release in order, for people.
 
@@ -251,7 +292,8 @@ class Ledger:
         """Check all there is to check; an empty list means that nothing is wrong.
 
         SQLite's own check of the file, the chain of hashes, released bytes against their hash,
-        costs against noise, events against what this package makes, the order of rounds.
+        costs against noise, events against what this package makes, the order of rounds, and the
+        total that the mark beside the ledger has.
 
         Parameters
         ----------
@@ -268,18 +310,40 @@ class Ledger:
         try:
             with self._transaction("DEFERRED") as connection:
                 found.extend(checks.problems(connection, noted))
+                found.extend(self._mark_problems(connection))
         except StateError as error:  # a page that cannot be read ends the search
             found.append(str(error))
         return found
 
+    def _added_up(self, records: list[Record], tally: Tally) -> Tally:
+        """A tally with further rows."""
+        try:
+            events = [event for record in records for event in record.release_events()]
+            return tally.plus(events, unprotected=sum(record.unprotected for record in records))
+        except (TypeError, ValueError) as error:
+            raise StateError(f"{self.path}: damaged ledger ({type(error).__name__})") from None
+
+    def _marked(self, head: Head, tally: Tally) -> None:
+        self._tally = tally
+        if self._durable:  # a simulated site's ledger is read anew: it is short, and waits for none
+            write_mark(self.path, Mark(head, tally))
+
+    def _mark_problems(self, connection: sqlite3.Connection) -> Iterator[str]:
+        """Whether the mark beside the ledger has another total than the rows."""
+        mark = read_mark(self.path)
+        if mark is None:
+            return
+        records = records_of(connection)[: mark.head.rows]
+        right = hash_of(connection, mark.head.rows) == mark.head.hash
+        if not right or self._added_up(records, Tally()) != mark.tally:
+            yield "the mark beside the ledger has another total than its rows: delete it"
+
     def _read(self, connection: sqlite3.Connection, number: int) -> Release:
         """A kept release, checked."""
         records = records_of(connection, number)
-        before = connection.execute(
-            "SELECT hash FROM releases WHERE number = ?", (number - 1,)
-        ).fetchone()
+        before = hash_of(connection, number - 1)
         record = records[-1] if records else None
-        if record is None or record.hash != record.chained(before[0] if before else START):
+        if record is None or record.hash != record.chained(START if before is None else before):
             raise StateError(
                 f"{self.path}: damaged ledger: row {number} is not what its hash was made of"
             )

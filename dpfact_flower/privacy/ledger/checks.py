@@ -12,6 +12,7 @@ from dpfact_flower.errors import StateError
 from dpfact_flower.privacy.events import PAPER_CLAIM, PATIENT_CLAIM
 from dpfact_flower.privacy.ledger.rows import START, Head, Record, event_of, payload_of, records_of
 
+BEGINNING = Head(0, START)
 # What an event may combine; anything else was not made by this package.
 KNOWN = {("entry", "replace", PAPER_CLAIM), ("patient", "add-remove", PATIENT_CLAIM)}
 
@@ -30,10 +31,12 @@ def problems(connection: sqlite3.Connection, noted: Head | None) -> Iterator[str
         yield from noted_problems(records, noted)
 
 
-def charge_problems(connection: sqlite3.Connection, records: Sequence[Record]) -> Iterator[str]:
-    """Anything that leaves it unknown what was spent."""
-    yield from chain_problems(records)
-    yield from stray_problems(connection)
+def charge_problems(
+    connection: sqlite3.Connection, records: Sequence[Record], after: Head = BEGINNING
+) -> Iterator[str]:
+    """Anything that leaves it unknown what was spent, in the rows after one that is known."""
+    yield from chain_problems(records, after)
+    yield from stray_problems(connection, after.rows)
     for record in records:
         yield from event_problems(record)
 
@@ -45,10 +48,10 @@ def file_problems(connection: sqlite3.Connection) -> Iterator[str]:
             yield f"SQLite's integrity check: {line}"
 
 
-def chain_problems(records: Sequence[Record]) -> Iterator[str]:
+def chain_problems(records: Sequence[Record], after: Head = BEGINNING) -> Iterator[str]:
     """Rows that are missing, were added, moved or changed."""
-    previous: Any = START
-    for expected, record in enumerate(records, start=1):
+    previous: Any = after.hash
+    for expected, record in enumerate(records, start=after.rows + 1):
         if record.number != expected:
             yield f"row {record.number}: stands where row {expected} should: rows are missing"
         if record.hash != record.chained(previous):
@@ -56,10 +59,12 @@ def chain_problems(records: Sequence[Record]) -> Iterator[str]:
         previous = record.hash
 
 
-def stray_problems(connection: sqlite3.Connection) -> Iterator[str]:
+def stray_problems(connection: sqlite3.Connection, after: int = 0) -> Iterator[str]:
     """Charges whose release is gone."""
+    some = f"number > {int(after)} AND " if after else ""
     for (number,) in connection.execute(
-        "SELECT DISTINCT number FROM events WHERE number NOT IN (SELECT number FROM releases)"
+        f"SELECT DISTINCT number FROM events WHERE {some}"
+        "NOT EXISTS (SELECT 1 FROM releases WHERE releases.number = events.number)"
     ):
         yield f"row {number}: it was charged, and is missing"
 

@@ -207,6 +207,11 @@ class Record:
         """The events; StateError if one makes no sense."""
         return tuple(event_of(row) for row in self.events)
 
+    @property
+    def unprotected(self) -> bool:
+        """Whether values left the site without noise; errors as for `shapes`."""
+        return bool(self.shapes) and not self.events
+
     def row(self) -> LedgerRow:
         """The row for people."""
         number, recorded, job, round_number, fingerprint, request, terms, _, digest = self.content
@@ -259,6 +264,16 @@ def unpack(shapes: Iterable[tuple[int, ...]], payload: bytes) -> list[NDArray[np
     return arrays
 
 
+def has_events(connection: sqlite3.Connection, job: str) -> bool:
+    """Whether anything was charged in a job."""
+    return bool(
+        connection.execute(
+            "SELECT EXISTS (SELECT 1 FROM releases JOIN events USING (number) WHERE job = ?)",
+            (job,),
+        ).fetchone()[0]
+    )
+
+
 def last_answer(connection: sqlite3.Connection, job: str) -> LastAnswer | None:
     """The latest round of a job that was answered; None before the first."""
     found = connection.execute(
@@ -277,21 +292,31 @@ def head_of(connection: sqlite3.Connection) -> Head:
     return Head(*found) if found else Head(0, START)
 
 
-def records_of(connection: sqlite3.Connection, number: int | None = None) -> list[Record]:
-    """All rows in order, or one; without payloads, which are read one at a time."""
+def records_of(
+    connection: sqlite3.Connection, number: int | None = None, *, after: int = 0
+) -> list[Record]:
+    """All rows in order, one, or those after one; payloads are read one at a time."""
     events: dict[int, list[tuple[Any, ...]]] = {}
-    one = "" if number is None else "WHERE number = ?"
-    key = () if number is None else (number,)
+    some = "WHERE number > ?" if after else "" if number is None else "WHERE number = ?"
+    key = (after,) if after else () if number is None else (number,)
     for row in connection.execute(
-        f"SELECT number, {EVENT} FROM events {one} ORDER BY number, position", key
+        f"SELECT number, {EVENT} FROM events {some} ORDER BY number, position", key
     ):
         events.setdefault(row[0], []).append(row[1:])
     return [
         Record(row[:-2], tuple(events.get(row[0], ())), row[-2], bool(row[-1]))
         for row in connection.execute(
-            f"SELECT {CONTENT}, hash, payload IS NOT NULL FROM releases {one} ORDER BY number", key
+            f"SELECT {CONTENT}, hash, payload IS NOT NULL FROM releases {some} ORDER BY number", key
         )
     ]
+
+
+def hash_of(connection: sqlite3.Connection, number: int) -> Any:
+    """Hash of a row; that of none before the first, and None where the row is missing."""
+    if number == 0:
+        return START
+    found = connection.execute("SELECT hash FROM releases WHERE number = ?", (number,)).fetchone()
+    return found[0] if found else None
 
 
 def events_of(connection: sqlite3.Connection, number: int) -> tuple[tuple[Any, ...], ...]:

@@ -1,0 +1,184 @@
+"""What one patient changes in the CPU time of each charged round of patient mode.
+
+    python -m simulation.studies.one_patient_time
+
+Three sites are asked the same, in turn: one with thousands of made-up patients, the same with one
+patient more like the others, and the same with one who has every code together with every other,
+which no time of anybody can exceed. A round is measured as a hospital's process runs it, from the
+request to the packed reply: with the site's file read anew, and with its ledger on the disk. The
+figures stand in docs/explanation/proof.md. They are of this machine; their ratio is not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfact_flower.client import DPFactClient
+from dpfact_flower.data.site_data import SiteData
+from dpfact_flower.data.vocabulary import Vocabulary
+from dpfact_flower.privacy.patient.plan import plan_patient
+from dpfact_flower.server.rule import initial_factors
+from dpfact_flower.settings import PrivacySettings, SiteSettings, SolverSettings
+from dpfact_flower.tensor import SparseTensor
+from dpfact_flower.wire.protocol import RoundRequest
+
+SIZES = {"procedures": 202, "diagnoses": 316}
+"""Codes of each mode: those of the paper's MIMIC-III tensor."""
+CELLS = 15
+"""Non-zeros of a patient like the others."""
+SOLVER = SolverSettings(rank=20)
+PRIVACY = PrivacySettings(epsilon=4.0, start_share=0.7, refine_rounds=1, bound=0.1)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kind of round: seconds of CPU without the patient, and what each patient adds.
+
+    Attributes
+    ----------
+    kind : str
+    without : float
+        Median.
+    added : dict of str to tuple of float
+        For each patient, the quartiles of what was added, request by request.
+    """
+
+    kind: str
+    without: float
+    added: dict[str, tuple[float, float, float]]
+
+    def __str__(self) -> str:
+        more = ", ".join(
+            f"{who} {1e3 * middle:+.1f} ms ({1e3 * low:+.1f} to {1e3 * high:+.1f}), "
+            f"{middle / self.without:+.1%}"
+            for who, (low, middle, high) in self.added.items()
+        )
+        return f"{self.kind}: {1e3 * self.without:.1f} ms; {more}"
+
+
+class _Once:
+    """A site's file, read once for each request: a deployed process ends with its message."""
+
+    def __init__(self, path: Path, like: SiteData) -> None:
+        self.name, self.vocabularies, self._path = like.name, like.vocabularies, path
+
+    @cached_property
+    def _data(self) -> SiteData:
+        return SiteData.load(self._path)
+
+    def read(self) -> SiteData:
+        """All of the file."""
+        return self._data
+
+
+def sites(patients: int) -> dict[str, SiteData]:
+    """The three sites, by who has joined."""
+    rng = np.random.default_rng(0)
+    sizes = list(SIZES.values())
+    many = np.column_stack(
+        [np.repeat(np.arange(patients), CELLS)]
+        + [rng.integers(0, size, patients * CELLS) for size in sizes]
+    )
+    one = np.column_stack([rng.integers(0, size, CELLS) for size in sizes])
+    every = np.argwhere(np.ones(sizes))
+    return {
+        "without": _site(many, patients),
+        "a patient like the others": _site(_joined(many, one, patients), patients + 1),
+        "one with every code": _site(_joined(many, every, patients), patients + 1),
+    }
+
+
+def _joined(cells: NDArray[np.int64], one: NDArray[np.int64], row: int) -> NDArray[np.int64]:
+    return np.vstack([cells, np.column_stack([np.full(len(one), row), one])])
+
+
+def _site(cells: NDArray[np.int64], patients: int) -> SiteData:
+    vocabularies = tuple(
+        Vocabulary(name, tuple(f"{name}{code}" for code in range(size)), ("",) * size)
+        for name, size in SIZES.items()
+    )
+    shape = (patients, *SIZES.values())
+    tensor = SparseTensor.from_coo(cells, np.ones(len(cells)), shape)
+    return SiteData("north", tensor, vocabularies)
+
+
+def requests() -> dict[str, RoundRequest]:
+    """One request of each kind that is charged, in their order."""
+    sizes = tuple(SIZES.values())
+    plan = plan_patient(PRIVACY, sizes=sizes, rank=SOLVER.rank)
+    first = RoundRequest(
+        job="job", round=1, rounds=plan.rounds, seed=0, solver=SOLVER,
+        privacy=plan.settle(PRIVACY), vocabulary="", anchors=(),
+    )  # fmt: skip
+    anchors = initial_factors(sizes, SOLVER.rank, 0)
+    return {
+        planned.name(list(SIZES)).partition(", ")[2]: replace(
+            first, round=planned.round, anchors=anchors if planned.kind == "refine" else ()
+        )
+        for planned in plan.releases
+    }
+
+
+def seconds_of_run(path: Path, like: SiteData, folder: Path) -> dict[str, float]:
+    """CPU seconds of each charged round of a run, all of the process's threads together."""
+    settings = SiteSettings(state_dir=str(folder), allow_privacy="patient", max_epsilon=100.0)
+    found = {}
+    for kind, request in requests().items():
+        wire = request.to_wire()
+        client = DPFactClient(_Once(path, like), settings)
+        began = time.process_time()
+        client.fit(*wire)
+        found[kind] = time.process_time() - began
+    return found
+
+
+def measure(patients: int, runs: int) -> list[Row]:
+    """Runs of the three sites in turn, after one of each that is not counted."""
+    made = sites(patients)
+    taken: dict[str, list[dict[str, float]]] = {who: [] for who in made}
+    with tempfile.TemporaryDirectory(prefix="dpfact-time-") as name:
+        folder = Path(name)
+        for who, data in made.items():
+            data.save(folder / f"{who}.npz")
+        for number in range(runs + 1):
+            turn = list(made)[number % len(made) :] + list(made)[: number % len(made)]
+            for who in turn:  # each is as often the first
+                state = folder / f"{number} {who}"
+                taken[who].append(seconds_of_run(folder / f"{who}.npz", made[who], state))
+    counted = {who: some[1:] for who, some in taken.items()}
+    return [_row(kind, counted) for kind in requests()]
+
+
+def _row(kind: str, taken: dict[str, list[dict[str, float]]]) -> Row:
+    seconds = {who: np.array([run[kind] for run in some]) for who, some in taken.items()}
+    without = seconds.pop("without")
+    added = {
+        who: tuple(np.percentile(some - without, (25, 50, 75)).tolist())
+        for who, some in seconds.items()
+    }
+    return Row(kind, float(np.median(without)), added)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and print a line for each kind of round."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--patients", type=int, default=10_000)
+    parser.add_argument("--runs", type=int, default=21)
+    given = parser.parse_args(arguments)
+    logging.disable(logging.CRITICAL)
+    for row in measure(given.patients, given.runs):
+        print(row)  # noqa: T201 - what this script is for
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,408 @@
+"""From a request to its reply, with a failure at every step: what leaves tells of no patient.
+
+Two sites, of which one has a patient more with every code, are asked the same; replies, charges and
+the names of files must be equal. Before the patients are read, the disk refuses as `state`; after
+that, everything is `failed`.
+"""
+
+import errno
+import os
+import resource
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from flwr.app import Message
+
+from dpfact_flower.client import DPFactClient, RoundRefusedError
+from dpfact_flower.client_app import app
+from dpfact_flower.data.site_data import SiteData
+from dpfact_flower.errors import StateError
+from dpfact_flower.privacy import PATIENT_CLAIM, ReleaseEvent, replay
+from dpfact_flower.privacy.ledger import LEDGER, Ledger, ReleaseKey
+from dpfact_flower.runtime.grid import InProcessGrid
+from dpfact_flower.server.coordinator import Coordinator
+from dpfact_flower.server.rule import initial_factors
+from dpfact_flower.settings import PrivacySettings, RunSettings, SiteSettings, SolverSettings
+from dpfact_flower.site import answer, patient
+from dpfact_flower.site.answer import Site, room_for
+from dpfact_flower.site.store import SiteStore
+from dpfact_flower.tensor import SparseTensor
+from dpfact_flower.wire import records
+from dpfact_flower.wire.protocol import RoundRequest
+
+PRIVACY = PrivacySettings(
+    epsilon=4.0, delta=1e-5, start_share=0.7, refine_rounds=1, bound=0.1, codes="6x8"
+)
+SIZES = (9, 12)
+SECRET = "no space left for 'Jane Doe'"
+
+
+class Asked(NamedTuple):
+    """What a site sent, and what it was charged."""
+
+    reply: str
+    rows: int
+
+
+class Watched:
+    """A site's data that knows whether its patients were read."""
+
+    def __init__(self, data: SiteData) -> None:
+        self.name, self.vocabularies, self._data = data.name, data.vocabularies, data
+        self.read_by_now = False
+
+    def read(self) -> SiteData:
+        self.read_by_now = True
+        return self._data
+
+
+class World:
+    """A site with one data set, in a folder of its own, and the run it takes part in."""
+
+    def __init__(self, data: SiteData, folder: Path) -> None:
+        self.folder = folder
+        self.source = Watched(data)
+        settings = SiteSettings(
+            state_dir=str(folder), allow_privacy="patient", max_epsilon=100.0, site="north"
+        )
+        self.client = DPFactClient(self.source, settings)
+        self.requests = requests()
+
+    def ask(self, number: int) -> Asked:
+        self.source.read_by_now = False
+        try:
+            arrays, examples, config = self.client.fit(*self.requests[number].to_wire())
+            reply = f"{[a.dtype.str for a in arrays]} {examples} {config}"
+        except RoundRefusedError as error:
+            reply = str(error).split(" ")[0]
+        return Asked(reply, self.rows())
+
+    def go_to(self, number: int) -> None:
+        for earlier in range(1, number):
+            assert self.ask(earlier).reply.startswith("[")
+
+    def rows(self) -> int:
+        folder = self.folder / "north"
+        if not (folder / LEDGER).exists():
+            return 0
+        with Ledger(folder, create=False) as ledger:
+            assert ledger.verify() == []
+            return len(ledger.rows())
+
+    def names(self) -> list[str]:
+        return sorted(str(path.relative_to(self.folder)) for path in self.folder.rglob("*"))
+
+
+def requests() -> dict[int, RoundRequest]:
+    """What a server asks in a run: codes, start, two refinements, and the end; public alone."""
+    server = Coordinator(
+        SIZES, solver=SolverSettings(rank=4), privacy=PRIVACY, run=RunSettings(job="job", sites=1)
+    )
+    first = server.request(1)
+    kept = tuple(np.arange(size, dtype=np.int32) for size in (6, 8))
+    factors = initial_factors((6, 8), 4, 1)
+    return {1: first, 2: replace(first, round=2, selection=kept)} | {
+        number: replace(first, round=number, selection=kept, anchors=factors)
+        for number in range(3, server.rounds + 1)
+    }
+
+
+@pytest.fixture
+def worlds(cohort, tmp_path) -> list[World]:
+    site = cohort.sites[0]
+    here = site.tensor
+    codes = np.argwhere(np.ones(SIZES))
+    one = np.column_stack([np.full(len(codes), here.n_patients), codes])
+    more = SparseTensor.from_coo(
+        np.vstack([here.indices, one]), np.concatenate([here.values, np.full(len(one), 900.0)]),
+        (here.n_patients + 1, *SIZES),
+    )  # fmt: skip
+    return [
+        World(site, tmp_path / "without"), World(replace(site, tensor=more), tmp_path / "with")
+    ]  # fmt: skip
+
+
+def same(worlds: list[World], number: int) -> Asked:
+    """Ask all; what they say, being the same."""
+    answers = [world.ask(number) for world in worlds]
+    assert answers[0] == answers[1]
+    assert worlds[0].names() == worlds[1].names()
+    assert worlds[0].source.read_by_now == worlds[1].source.read_by_now
+    return answers[0]
+
+
+def check_refused(worlds: list[World], answer: Asked, rows: int) -> None:
+    """A failure before the patients were read has one code, and one after it another."""
+    read = worlds[0].source.read_by_now
+    assert answer == (f"dpfact:{'failed' if read else 'state'}", rows)
+
+
+# --- the disk, at each step
+
+WRITES = (
+    (os, "open"), (os, "mkdir"), (os, "fsync"), (os, "replace"), (os, "link"),
+    (os, "posix_fallocate"), (tempfile, "mkstemp"),
+)  # fmt: skip
+
+
+@contextmanager
+def no_space_at(step: int) -> Iterator[None]:
+    """The system's writing functions, of which one call, and all after it, find the disk full."""
+    calls: list[str] = []
+
+    def refusing(module: object, name: str) -> Callable:
+        whole = getattr(module, name)
+
+        def call(*arguments: object, **named: object) -> object:
+            if name == "open" and not (len(arguments) > 1 and arguments[1] & os.O_CREAT):
+                return whole(*arguments, **named)
+            calls.append(name)
+            if len(calls) > step:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return whole(*arguments, **named)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name in WRITES:
+            patch.setattr(module, name, refusing(module, name))
+        yield
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 5])
+def test_a_disk_that_is_full_at_any_step_says_the_same_and_charges_nothing(worlds, number):
+    for world in worlds:
+        world.go_to(number)
+    charged = number < 5
+    before = worlds[0].rows()
+    for step in range(40):
+        answers = []
+        for world in worlds:
+            with no_space_at(step):
+                answers.append(world.ask(number))
+        assert answers[0] == answers[1]
+        if answers[0].reply.startswith("["):
+            break
+        check_refused(worlds, answers[0], before)
+    assert 0 < step < 39
+    assert worlds[0].rows() == worlds[1].rows() == before + charged
+    assert same(worlds, number).reply == answers[0].reply
+    assert worlds[0].rows() == before + charged
+
+
+@contextmanager
+def files_up_to(size: int) -> Iterator[None]:
+    """No file may grow beyond `size` bytes, SQLite's neither: the system's own error."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 5])
+def test_no_file_that_is_too_large_for_the_disk_tells_of_a_patient(worlds, number):
+    for world in worlds:
+        world.go_to(number)
+    before = worlds[0].rows()
+    for size in (0, 100, 1000, 5000, 20_000, 100_000, 300_000):
+        with files_up_to(size):
+            answers = [world.ask(number) for world in worlds]
+        assert answers[0] == answers[1]
+        if number == 5:  # the end of the run: nothing to charge, and what is kept may be lost
+            assert answers[0].reply.startswith("[")
+        elif size < 300_000:  # there is no room for a round, which shows before anybody is read
+            assert answers[0] == ("dpfact:state", before)
+            assert not worlds[0].source.read_by_now
+    assert answers[0] == same(worlds, number)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_ledger_that_cannot_grow_after_all_is_a_failed_round(worlds, number, monkeypatch):
+    """Somebody else took the room: after the patients were read, that is like any other failure."""
+    for world in worlds:
+        world.go_to(number)
+    before = worlds[0].rows()
+    monkeypatch.setattr("dpfact_flower.site.answer.room_for", lambda events: 0)
+    for size in (0, 5000):
+        with files_up_to(size), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(SiteStore, "begin", lambda self: None)
+            patch.setattr(SiteStore, "same_selection", lambda self, digest: True)
+            patch.setattr("dpfact_flower.site.answer.Ledger", OpenedBefore(Ledger, size))
+            check_refused(worlds, same(worlds, number), before)
+    assert same(worlds, number).rows == before + 1
+
+
+class OpenedBefore:
+    """A ledger that is made while there is room."""
+
+    def __init__(self, kind: type[Ledger], size: int) -> None:
+        self._kind, self._size = kind, size
+
+    def __call__(self, *arguments: object, **named: object) -> Ledger:
+        with files_up_to(10**7):
+            return self._kind(*arguments, **named)
+
+
+@pytest.mark.parametrize("values", [1, 1000, 50_000])
+def test_the_room_that_is_held_suffices_for_the_charge(tmp_path, values):
+    event = ReleaseEvent("start", 1.0, 7.0, values, "patient", "add-remove", PATIENT_CLAIM)
+    with Ledger(tmp_path) as ledger:
+        before = (tmp_path / LEDGER).stat().st_size
+        ledger.charge(
+            ReleaseKey("f" * 64, "job", 1, "asked"), "terms",
+            replay([np.zeros(values, np.float32)], [event]),
+        )  # fmt: skip
+        grown = (tmp_path / LEDGER).stat().st_size - before
+    assert grown < room_for([event]) - 2**17  # the other half of what is added is the journal's
+
+
+# --- whatever else goes wrong
+
+
+def raising(error: BaseException) -> Callable:
+    def call(*_: object, **__: object) -> None:
+        raise error
+
+    return call
+
+
+STEPS = {
+    "reading the patients": (Watched, "read"),
+    "summing": (patient, "cooccurrence"),
+    "drawing noise": (patient, "release"),
+    "checking what was announced": (answer, "_check_announced"),
+    "charging": (Ledger, "charge"),
+}
+ERRORS = (
+    MemoryError(SECRET), ValueError(SECRET), StateError(SECRET), OSError(errno.ENOSPC, SECRET),
+    RecursionError(SECRET), ZeroDivisionError(SECRET),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("place", STEPS.values(), ids=STEPS)
+def test_whatever_fails_once_patients_were_read_is_one_code_and_no_charge(
+    worlds, place, error, caplog
+):
+    for world in worlds:
+        world.go_to(2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(*place, raising(error))
+        answers = [world.ask(2) for world in worlds]
+    assert answers == [("dpfact:failed", 1)] * 2
+    assert same(worlds, 2).rows == 2
+    assert "Jane" not in caplog.text or isinstance(error, StateError)
+
+
+@pytest.mark.parametrize(
+    "place", ["dpfact_flower.client.SiteReply", "dpfact_flower.client.step_of"]
+)
+def test_a_release_that_cannot_be_packed_is_charged_once_and_sent_when_it_can(worlds, place):
+    for world in worlds:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(place, raising(MemoryError(SECRET)))
+            assert world.ask(1) == ("dpfact:failed", 1)
+    assert same(worlds, 1).rows == 1
+
+
+@pytest.mark.parametrize("name", ["keep_only", "note"])
+def test_what_fails_after_the_charge_keeps_nothing_back(cohort, tmp_path, name, monkeypatch):
+    monkeypatch.setattr(SiteStore, name, raising(OSError(errno.ENOSPC, SECRET)))
+    settings = SiteSettings(state_dir=str(tmp_path), allow_privacy="none")
+    asked = RoundRequest(
+        job="job", round=1, rounds=2, seed=0, solver=SolverSettings(rank=4), vocabulary="",
+        privacy=PrivacySettings(privacy="none"), anchors=initial_factors(SIZES, 4, 0),
+    )  # fmt: skip
+    assert len(Site(cohort.sites[0], settings).answer(asked).arrays) == 2
+
+
+def test_a_mark_that_cannot_be_written_keeps_nothing_back(worlds):
+    for world in worlds:
+        world.go_to(2)
+        mark = world.folder / "north" / f"{LEDGER}-checked"
+        mark.unlink()
+        mark.mkdir()
+    assert same(worlds, 2).rows == 2
+
+
+# --- what costs nothing reads nobody
+
+
+def test_repeats_refusals_and_last_rounds_read_nobody(worlds):
+    for world in worlds:
+        world.go_to(6)
+    first = worlds[0].requests
+    asked = {
+        "a repeat of the last request": first[4],
+        "a repeat of an old one": first[1],
+        "a stale round": replace(first[3], anchors=initial_factors((6, 8), 4, 9)),
+        "another selection": replace(
+            first[5], selection=tuple(kept + 1 for kept in first[5].selection)
+        ),
+        "other terms": replace(first[4], seed=9),
+        "the end, again": first[5],
+        "over the budget": replace(
+            first[1], job="other", privacy=replace(PRIVACY, epsilon=1e4)
+        ),
+        "nothing paid": replace(first[5], job="new"),
+    }  # fmt: skip
+    for what, request in asked.items():
+        for world in worlds:
+            world.requests = {0: request}
+        answer = same(worlds, 0)
+        assert not worlds[0].source.read_by_now, what
+        assert answer.rows == 4, what
+
+
+def test_data_that_changed_in_a_job_is_read_once_and_then_refused_for_good(worlds):
+    """The one refusal that is not about public facts: it says that the data is another by now."""
+    before, after = worlds
+    before.go_to(2)
+    after.folder = before.folder
+    after.client = DPFactClient(after.source, before.client.site._settings)
+    assert after.ask(1).reply == before.ask(1).reply  # a repeat tells nothing of it
+    assert not after.source.read_by_now
+    assert after.ask(2) == ("dpfact:state", 1)
+    assert after.source.read_by_now
+    for world in (after, before):  # reading takes time: it is not to be had for nothing
+        assert world.ask(2) == ("dpfact:state", 1)
+        assert not world.source.read_by_now
+    (note,) = before.folder.rglob("DATA-HAS-CHANGED.txt")
+    note.unlink()  # by the hospital
+    assert before.ask(2).rows == 2
+
+
+def test_a_full_disk_does_not_open_a_job_whose_data_changed(worlds, monkeypatch):
+    before, after = worlds
+    before.go_to(2)
+    after.folder = before.folder
+    after.client = DPFactClient(after.source, before.client.site._settings)
+    monkeypatch.setattr("dpfact_flower.site.store.replacing", raising(OSError(errno.ENOSPC, "x")))
+    assert [after.ask(2), after.ask(2)] == [("dpfact:state", 1)] * 2
+
+
+def test_the_door_says_that_a_round_failed_if_its_reply_cannot_be_made(
+    cohort_folder, tmp_path, monkeypatch
+):
+    """In `client_app` too, where Flower's records are made."""
+    node = {"data-path": str(cohort_folder / "site-1.npz"), "state-dir": str(tmp_path / "north"),
+            "allow-privacy": "patient", "max-epsilon": 100.0}  # fmt: skip
+    grid = InProcessGrid(app, [node])
+
+    def send() -> Message:
+        content = records.ask(*requests()[1].to_wire())
+        (reply,) = grid.send_and_receive([Message(content, grid.get_node_ids()[0], "train")])
+        return reply
+
+    with monkeypatch.context() as patch:
+        patch.setattr(records, "answer", raising(MemoryError(SECRET)))
+        assert send().error.reason.startswith("dpfact:failed")
+    assert not send().has_error()

@@ -1,0 +1,239 @@
+"""When a reply leaves: by a clock of our own, so that no test waits."""
+
+import logging
+from dataclasses import replace
+
+import pytest
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+
+from dpfact_flower import client_app
+from dpfact_flower.client import DPFactClient, RoundRefusedError
+from dpfact_flower.errors import SettingsError
+from dpfact_flower.machine.files import locked
+from dpfact_flower.privacy.ledger import Ledger
+from dpfact_flower.runtime.grid import InProcessGrid
+from dpfact_flower.settings import SiteSettings
+from dpfact_flower.site import answer, hold
+from dpfact_flower.site.hold import Hold
+from dpfact_flower.wire import records
+from tests.site.test_failures import PRIVACY, requests
+
+
+class Clock:
+    """Time that passes where somebody sleeps, or where a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.slept: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(hold, "time", clock)
+    monkeypatch.setattr(client_app, "time", clock)
+    return clock
+
+
+@pytest.mark.parametrize(
+    ("passed", "due", "late"),
+    [(0, 10, False), (9.9, 10, False), (10, 10, False), (10.1, 20, True), (20, 20, True),
+     (20.1, 40, True), (79, 80, True), (81, 160, True)],
+)  # fmt: skip
+def test_a_reply_leaves_at_its_time_or_at_twice_four_times_that(clock, passed, due, late):
+    held = Hold(10.0)
+    clock.now += passed
+    held.wait()
+    assert (clock.now, held.late) == (1000.0 + due, late)
+    clock.now += 0.5  # the reply is being written; what was waited for is over
+    held.wait()
+    held.wait_if_late()
+    assert clock.now == 1000.5 + due
+
+
+def test_nothing_is_held_unless_the_hospital_says_so(clock):
+    held = Hold(0.0)
+    clock.now += 5
+    held.wait()
+    held.wait_if_late()
+    assert (clock.slept, held.late) == ([], False)
+    assert SiteSettings().reply_after == 0
+
+
+def test_who_is_not_late_is_not_held_with_the_folder_locked(clock):
+    held = Hold(10.0)
+    clock.now += 4
+    held.wait_if_late()
+    assert clock.slept == []
+    clock.now += 7
+    held.wait_if_late()
+    assert (clock.now, held.late) == (1020.0, True)
+
+
+@pytest.mark.parametrize("value", [-1.0, 86_401.0, float("nan"), "10"])
+def test_the_setting_has_a_range(value):
+    with pytest.raises(SettingsError, match="reply-after"):
+        SiteSettings.from_config({"reply-after": value})
+
+
+# --- through the doors
+
+
+@pytest.fixture
+def settings(tmp_path) -> SiteSettings:
+    return SiteSettings(
+        state_dir=str(tmp_path), allow_privacy="patient", max_epsilon=100.0, reply_after=10.0
+    )
+
+
+def taking(monkeypatch, clock: Clock, *seconds: float) -> None:
+    """Let the next rounds take so long."""
+    times = list(seconds)
+    compute = answer.Site._compute
+
+    def slow(*arguments):
+        clock.now += times.pop(0)
+        return compute(*arguments)
+
+    monkeypatch.setattr(answer.Site, "_compute", slow)
+
+
+def ask(client: DPFactClient, request) -> str:
+    try:
+        client.fit(*request.to_wire())
+    except RoundRefusedError as error:
+        return str(error).split(" ")[0]
+    return "answered"
+
+
+def test_release_refusal_and_failure_leave_at_the_same_time(cohort, settings, clock, monkeypatch):
+    client = DPFactClient(cohort.sites[0], settings)
+    first = requests()[1]
+    taking(monkeypatch, clock, 3.0, 7.5)
+    asked = {
+        "answered": [first, first, requests()[2]],
+        "dpfact:message": [replace(first, vocabulary="x"), replace(first, seed=5)],
+        "dpfact:privacy-refused": [replace(first, job="b", privacy=replace(PRIVACY, epsilon=1e4))],
+    }
+    for code, some in asked.items():
+        for request in some:
+            began = clock.now
+            assert ask(client, request) == code
+            assert clock.now - began == pytest.approx(10, abs=1e-9)  # sums of floats
+    for refused in (client.evaluate, lambda *_: client.get_parameters({})):
+        began = clock.now
+        with pytest.raises(RoundRefusedError):
+            refused([], {})
+        assert clock.now - began == pytest.approx(10, abs=1e-9)
+
+
+def test_a_round_that_overran_is_failed_is_charged_once_and_comes_free_when_asked_again(
+    cohort, settings, clock, monkeypatch, caplog, tmp_path
+):
+    client = DPFactClient(cohort.sites[0], settings)
+    taking(monkeypatch, clock, 11.0)
+    caplog.set_level(logging.INFO)
+    assert ask(client, requests()[1]) == "dpfact:failed"
+    assert clock.now == 1020.0
+    assert "ready after 11.0 s; reply-after is 10" in caplog.text
+    assert "reply-after is too short" in caplog.text
+    assert ask(client, requests()[1]) == "answered"
+    assert clock.now == 1030.0
+    with Ledger(tmp_path / "site-1", create=False) as ledger:
+        assert len(ledger.rows()) == 1
+
+
+@pytest.mark.parametrize(("seconds", "free"), [(4.0, [1004.0]), (11.0, [1020.0])])
+def test_nobody_else_learns_when_a_late_round_was_over(
+    cohort, settings, clock, monkeypatch, seconds, free
+):
+    """The folder is locked until the late reply is due; one in time lets go at once."""
+    released = []
+
+    class Watched:
+        def __init__(self, folder):
+            self._locked = locked(folder)
+
+        def __enter__(self):
+            self._locked.__enter__()
+
+        def __exit__(self, *error):
+            released.append(clock.now)
+            return self._locked.__exit__(*error)
+
+    monkeypatch.setattr(answer, "locked", Watched)
+    taking(monkeypatch, clock, seconds)
+    ask(DPFactClient(cohort.sites[0], settings), requests()[1])
+    assert released == free
+
+
+def node(cohort_folder, tmp_path, **changes) -> dict:
+    config = {"data-path": str(cohort_folder / "site-1.npz"), "state-dir": str(tmp_path / "north"),
+              "allow-privacy": "patient", "max-epsilon": 100.0, "reply-after": 10.0}  # fmt: skip
+    return {**config, **changes}
+
+
+def send(config: dict, content: RecordDict, kind: str = "train") -> Message:
+    grid = InProcessGrid(client_app.app, [config])
+    (reply,) = grid.send_and_receive([Message(content, grid.get_node_ids()[0], kind)])
+    return reply
+
+
+def test_the_clock_runs_from_the_door(cohort_folder, tmp_path, clock, monkeypatch):
+    """Opening the site's file, reading the message: all that comes before a client counts."""
+    opened = client_app.open_site
+
+    def slow(path):
+        clock.now += 2.0
+        return opened(path)
+
+    monkeypatch.setattr(client_app, "open_site", slow)
+    taking(monkeypatch, clock, 3.0, 3.0)
+    config = node(cohort_folder, tmp_path)
+    assert not send(config, records.ask(*requests()[1].to_wire())).has_error()
+    assert clock.now == 1010.0
+    client = client_app.client_for(
+        Context(1, 1, config, RecordDict(), {})
+    )  # as a ClientApp(client_fn=...) makes one
+    assert ask(client, requests()[2]) == "answered"
+    assert clock.now == 1020.0
+
+
+FOREIGN = RecordDict({"config": ConfigRecord({"job": "x"})})
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [({}, "message"), ({"data-path": "/absent.npz"}, "data"), ({"state-dir": ""}, "settings")],
+)
+def test_what_is_refused_before_there_is_a_client_is_held_too(
+    cohort_folder, tmp_path, clock, changes, code
+):
+    reply = send(node(cohort_folder, tmp_path, **changes), FOREIGN)
+    assert reply.error.reason.startswith(f"dpfact:{code}")
+    assert clock.now == 1010.0
+    send(node(cohort_folder, tmp_path), FOREIGN, "evaluate")
+    assert clock.now == 1020.0
+
+
+def test_a_node_whose_settings_make_no_sense_and_a_simulated_site_hold_nothing(
+    cohort_folder, tmp_path, clock
+):
+    bad = node(cohort_folder, tmp_path, **{"reply-after": "soon"})
+    assert send(bad, FOREIGN).error.reason.startswith("dpfact:settings")
+    simulated = node(cohort_folder, tmp_path, **{"partition-id": 0, "num-partitions": 1})
+    send(simulated, FOREIGN)
+    assert clock.slept == []
+
+
+def test_a_simulated_site_answers_at_once(cohort, settings, clock):
+    client = DPFactClient(cohort.sites[0], settings, simulation=True)
+    assert ask(client, requests()[1]) == "answered"
+    assert clock.slept == []
