@@ -660,8 +660,9 @@ def test_a_changed_cell_is_found(written, table, column, row):
         )
     assert problems_of(written)
     if column != "payload":
-        with Ledger(written) as ledger, pytest.raises(StateError, match="damaged ledger"):
-            ledger.events()
+        for count in (Ledger.events, Ledger.spent):
+            with Ledger(written) as ledger, pytest.raises(StateError, match="damaged ledger"):
+                count(ledger)
 
 
 @pytest.mark.parametrize("value", ODD_VALUES, ids=repr)
@@ -681,6 +682,7 @@ def test_damage_of_any_type_is_found_and_said(written, table, column, value):
     with Ledger(written) as ledger:
         uses = (
             ledger.events,
+            ledger.spent,
             ledger.rows,
             ledger.head,
             lambda: ledger.last("job-1"),
