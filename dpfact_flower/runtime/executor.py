@@ -25,7 +25,7 @@ from dpfact_flower.errors import MissingDependencyError, SettingsError
 from dpfact_flower.machine.files import private_folder
 from dpfact_flower.machine.quiet import quietly, without_proxies
 from dpfact_flower.settings import SiteSettings
-from dpfact_flower.site.check import MACHINE_CODE, other_flower
+from dpfact_flower.site.check import FLOWER, MACHINE_CODE, other_flower
 from dpfact_flower.site.config import read_node_config
 
 _AT_ONCE = 4
@@ -78,15 +78,23 @@ def execute(config: Path, secret: Path, port: int) -> None:
     environment = _environment(state)
     os.environ.clear()
     os.environ.update(environment)  # before Flower is imported
-    from dpfact_flower.machine.logs import use_flower_handler  # noqa: PLC0415
-    from dpfact_flower.runtime.supernode import Tasks  # noqa: PLC0415
-
-    use_flower_handler()
-    tasks = Tasks(port, _read_secret(secret))
+    tasks = _tasks(port, _read_secret(secret))
     command = [sys.executable, "-P", "-m", "dpfact_flower.runtime.clientapp"]
     signal.signal(signal.SIGTERM, _end)
     _logger.info("answering the SuperNode on port %d for %s", port, config)
     _serve(tasks, lambda token: _start([*command, str(config.absolute()), str(port)], token))
+
+
+def _tasks(port: int, secret: bytes) -> _Claims:
+    try:
+        from dpfact_flower.machine.logs import use_flower_handler  # noqa: PLC0415
+        from dpfact_flower.runtime.supernode import Tasks  # noqa: PLC0415
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"nothing was started: this Flower is not the {FLOWER} that is known ({error})"
+        ) from None
+    use_flower_handler()
+    return Tasks(port, secret)
 
 
 def _serve(tasks: _Claims, start: Callable[[str], subprocess.Popen[bytes]]) -> None:
@@ -130,7 +138,7 @@ def _environment(state: Path) -> dict[str, str]:
     this site. Nobody else can write to the state folder. Flower asks for a home when it is
     imported; nothing is put there.
     """
-    code = os.environ.get("NUMBA_CACHE_DIR") or str(state / MACHINE_CODE)
+    code = os.environ.get("NUMBA_CACHE_DIR", str(state / MACHINE_CODE))
     own = {"NUMBA_CACHE_DIR": code, "FLWR_HOME": str(state / _HOME)}
     return {**quietly(without_proxies(os.environ)), **own}
 

@@ -189,8 +189,8 @@ def _installation(place: Place) -> list[str]:
 def _machine_code(place: Place) -> list[str]:
     environment = (place.executor.environment if place.executor else None) or {}
     own = Path(place.settings.state_dir) / MACHINE_CODE
-    folder = Path(environment.get("NUMBA_CACHE_DIR", own))
-    if not folder.exists():  # it will be made in the state folder, for its owner alone
+    folder = Path(environment.get("NUMBA_CACHE_DIR", own) or own)
+    if not folder.exists():  # it will be made for its owner alone
         return []
     return list(islice(changeable_within(folder, {place.executor_user}), _SHOWN))
 
@@ -235,8 +235,8 @@ def _secret(process: Process, option: str, uid: int) -> list[str]:
 
 def _nothing_of_flowers(place: Place) -> list[str]:
     return [
-        f"process {each.pid} of {user_name(each.uid)} ({Path(each.words[1]).name}) runs "
-        "what the SuperLink sends: end it; start dpfact site answer in its place"
+        f"process {each.pid} of {user_name(each.uid)} runs what the SuperLink sends "
+        f"({' '.join(each.words[:2])}): end it; dpfact site answer stands in for it"
         for each in place.processes
         if each.uid in {place.node_user, place.executor_user} and each.runs(*FLOWERS_OWN)
     ]

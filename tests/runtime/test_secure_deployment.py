@@ -22,6 +22,7 @@ import tomli_w
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+import dpfact_flower
 from dpfact_flower.evaluation.run_folder import read_json
 from dpfact_flower.machine.quiet import QUIET
 from dpfact_flower.privacy.ledger import Ledger
@@ -48,7 +49,8 @@ from tests.runtime.page import (
     page_users,
 )
 
-CONFIG = {"rank": 4, "seed": 5, "off": 0.0, "privacy": "patient", "epsilon": 4.0, "delta": 1e-5}
+CONFIG = {"rank": 4, "seed": 5, "off": 0.0, "privacy": "patient", "epsilon": 4.0, "delta": 1e-5,
+          "refine-rounds": 1}  # fmt: skip
 HOSTILE = Path(__file__).with_name("hostile_app")
 
 
@@ -113,10 +115,10 @@ def federation(cohort, folder) -> Iterator[Federation]:
         it = Federation(
             folder, folder / "cohort", superlink, certificates, hospitals, {}, [], asked_elsewhere
         )
+        more = installed(folder, users.site)
         for each in hospitals:
             each.prepare(certificates.authority, it.cohort_folder / f"{each.name}.npz")
             it.nodes[each.name] = it.register(folder / f"{each.name}-work" / each.name, each.name)
-            more = environment_of(folder, users.site)
             for unit in ("dpfact-node", "dpfact-site"):
                 it.processes.append(stack.enter_context(each.unit(unit, more)))
         yield it
@@ -124,13 +126,15 @@ def federation(cohort, folder) -> Iterator[Federation]:
     await_none_left(home)
 
 
-def environment_of(folder: Path, user: int) -> dict[str, str]:
-    """Where the tested code is, if it is not installed, and one folder for all machine code."""
-    cache = folder / "machine-code"
-    cache.mkdir(mode=0o700, exist_ok=True)
-    os.chown(cache, user, -1)
-    path = {key: os.environ[key] for key in ("PYTHONPATH",) if key in os.environ}
-    return {"NUMBA_CACHE_DIR": str(cache), "OPENBLAS_NUM_THREADS": "1", **path}
+def installed(folder: Path, user: int) -> dict[str, str]:
+    """A copy of the tested code with its machine code, which this user may add to."""
+    package = folder / "code" / "dpfact_flower"
+    shutil.copytree(dpfact_flower.__path__[0], package)
+    for kept in package.rglob("__pycache__"):
+        for path in (kept, *kept.iterdir()):
+            os.chown(path, user, -1)
+    # An empty folder's name leaves numba to its own choice, which is beside the code.
+    return {"PYTHONPATH": str(package.parent), "NUMBA_CACHE_DIR": "", "OPENBLAS_NUM_THREADS": "1"}
 
 
 def secured(certificates: Certificates, key: Path) -> list[str]:
