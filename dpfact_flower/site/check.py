@@ -251,7 +251,7 @@ def _quiet(place: Place) -> list[str]:
     return [
         f"the SuperNode reports to Flower's makers: start it with {key}={value}"
         for key, value in QUIET.items()
-        if node.environment.get(key) != value
+        if key.startswith("FLWR_") and node.environment.get(key) != value  # no Ray runs here
     ]
 
 

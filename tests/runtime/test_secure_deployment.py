@@ -7,6 +7,7 @@ users and without a network.
 
 import json
 import os
+import re
 import shutil
 import ssl
 import subprocess
@@ -347,6 +348,18 @@ def test_nothing_but_loopback_was_asked_for_by_all_of_this(federation):
     home = {"FLWR_HOME": str(federation.folder / "talkative")}
     subprocess.run([sys.executable, "-c", says], env={**talkative, **home}, check=True)
     assert federation.asked_elsewhere() > 0
+
+
+@pytest.mark.parametrize("user", ["dpfact-node", "dpfact-site"])
+def test_systemd_knows_every_line_of_the_pages_units(tmp_path, user):
+    if not shutil.which("systemd-analyze"):
+        pytest.skip("needs systemd-analyze")
+    unit = block_with(f"User={user}\n").replace(user, "root")
+    path = tmp_path / f"{user}.service"
+    path.write_text(re.sub(r"/opt/dpfact/bin/\S+", shutil.which("true") or "", unit))
+    done = subprocess.run(["systemd-analyze", "verify", path], capture_output=True, text=True,
+                          check=False)  # fmt: skip
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
 @pytest.fixture(scope="module")
