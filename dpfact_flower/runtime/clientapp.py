@@ -43,8 +43,12 @@ def main(config: str, port: str) -> None:
     """Fetch the message that the token on standard input stands for, answer it, send the reply."""
     token = sys.stdin.readline().strip()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    with Claimed(int(port), token) as work:
-        work.send(answer(work, Path(config)))
+    try:
+        with Claimed(int(port), token) as work:
+            work.send(answer(work, Path(config)))
+    except Exception as error:  # the SuperNode has gone, or the run has ended
+        log_privately("", error)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

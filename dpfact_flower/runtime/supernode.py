@@ -70,8 +70,7 @@ class Tasks:
         except httpx.HTTPStatusError as error:
             if error.response.status_code in _REFUSED:
                 raise SettingsError(
-                    "the SuperNode has another secret: start it with --isolation process and "
-                    "--superexec-auth-secret-file, and a copy of the same file"
+                    "the SuperNode has another secret: give both a copy of the same file"
                 ) from None
             return None
         except httpx.TransportError:

@@ -60,7 +60,9 @@ def page_users() -> Users:
     command = [sys.executable, "-c", "import os, dpfact_flower; open(os.devnull, 'w')"]
     for uid in UIDS:
         try:
-            subprocess.run(command, user=uid, group=uid, extra_groups=[], check=True)
+            subprocess.run(
+                command, user=uid, group=uid, extra_groups=[], check=True, capture_output=True
+            )
         except (OSError, subprocess.CalledProcessError):
             return Users(0, 0)
     return Users(*UIDS)
