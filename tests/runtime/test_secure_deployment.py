@@ -52,6 +52,7 @@ from tests.runtime.page import (
 
 CONFIG = {"rank": 4, "seed": 5, "off": 0.0, "privacy": "patient", "epsilon": 4.0, "delta": 1e-5,
           "refine-rounds": 1}  # fmt: skip
+LISTENING = Path(__file__).with_name("listening")
 HOSTILE = Path(__file__).with_name("hostile_app")
 
 
@@ -134,8 +135,15 @@ def installed(folder: Path, user: int) -> dict[str, str]:
     for kept in package.rglob("__pycache__"):
         for path in (kept, *kept.iterdir()):
             os.chown(path, user, -1)
+    shutil.copy(LISTENING / "sitecustomize.py", package.parent)
+    notes = folder / "notes"
+    notes.touch()
+    notes.chmod(0o666)
     # An empty folder's name leaves numba to its own choice, which is beside the code.
-    return {"PYTHONPATH": str(package.parent), "NUMBA_CACHE_DIR": "", "OPENBLAS_NUM_THREADS": "1"}
+    return {
+        "PYTHONPATH": str(package.parent), "NUMBA_CACHE_DIR": "", "OPENBLAS_NUM_THREADS": "1",
+        "DPFACT_TEST_NOTES": str(notes),
+    }  # fmt: skip
 
 
 def secured(certificates: Certificates, key: Path) -> list[str]:
@@ -361,15 +369,30 @@ def test_the_page_starts_the_superlink_with_the_options_that_are_tested(federati
 @pytest.mark.slow
 @pytest.mark.deployment
 def test_nothing_but_loopback_was_asked_for_by_all_of_this(federation):
-    """By whatever these tests have started before; the last line shows that it would be noticed."""
+    """As the kernel sees it, the centre and libraries in C included."""
     if federation.asked_elsewhere is None:
         pytest.skip("only root can leave the network")
-    assert federation.asked_elsewhere() == 0
+    before = federation.asked_elsewhere()
     says = "from flwr.supercore.telemetry import EventType, event; event(EventType.PING).result()"
     talkative = {key: each for key, each in os.environ.items() if key not in QUIET}
     home = {"FLWR_HOME": str(federation.folder / "talkative")}
     subprocess.run([sys.executable, "-c", says], env={**talkative, **home}, check=True)
-    assert federation.asked_elsewhere() > 0
+    assert before == 0
+    assert federation.asked_elsewhere() > before  # that it would be noticed
+
+
+@pytest.mark.slow
+@pytest.mark.deployment
+def test_no_process_of_a_hospital_asks_for_anything_but_loopback(federation):
+    """As Python sees it, for all that these tests have started before."""
+    await_online(federation)
+    notes = federation.folder / "notes"
+    assert notes.read_text() == ""
+    # That it would be noticed; no packet leaves for this.
+    says = "import socket; socket.socket(type=socket.SOCK_DGRAM).connect(('192.0.2.1', 9))"
+    environment = {"PYTHONPATH": str(LISTENING), "DPFACT_TEST_NOTES": str(notes)}
+    subprocess.run([sys.executable, "-c", says], env=environment, check=False, capture_output=True)
+    assert notes.read_text() == "socket.connect 192.0.2.1\n"
 
 
 @pytest.mark.parametrize("user", ["dpfact-node", "dpfact-site"])
