@@ -2,19 +2,65 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 
-from dpfact_flower.cli.options import console
+from dpfact_flower.cli.options import AsJson, console
 from dpfact_flower.errors import StateError
 
 # What each command needs is imported inside it: `dpfact --help` must not wait for numba.
 # ruff: noqa: PLC0415
 
 site_app = typer.Typer(help="What a hospital does at home, for itself.", no_args_is_help=True)
+
+Config = Annotated[
+    Path, typer.Option(help="The site's settings: a TOML file, as deploy.md has it.")
+]
+
+
+@site_app.command("answer")
+def site_answer(
+    config: Config,
+    secret: Annotated[Path, typer.Option(help="The SuperNode's --superexec-auth-secret-file.")],
+    port: Annotated[int, typer.Option(help="The SuperNode's --port.", min=1, max=65535)] = 9094,
+) -> None:
+    """Answer what a SuperNode with --isolation process receives, with the installed code alone.
+
+    Stands in for flower-superexec, which would start what the SuperLink sends. Runs until it is
+    ended.
+    """
+    from dpfact_flower.runtime.executor import execute
+
+    execute(config, secret, port)
+
+
+@site_app.command("check")
+def site_check(
+    config: Config,
+    key: Annotated[Path, typer.Option(help="The SuperNode's --auth-supernode-private-key.")],
+    as_json: AsJson = False,
+) -> None:
+    """Check that the installed code answers here, and nothing else; exit code 1 if not.
+
+    Run it as root, while the SuperNode and dpfact site answer are running: others do not see all.
+    """
+    from dpfact_flower.site.check import check_site
+
+    findings = check_site(config, key)
+    if as_json:
+        typer.echo(json.dumps([asdict(finding) for finding in findings], indent=1))
+    else:
+        for finding in findings:
+            for line in finding.faults or (finding.check,):
+                mark = "[red]MEND[/red]" if finding.faults else "[green]OK[/green]  "
+                console.print(f"{mark} {escape(line)}", soft_wrap=True, highlight=False)
+    if any(finding.faults for finding in findings):
+        raise typer.Exit(1)
 
 
 @site_app.command("refit")

@@ -21,15 +21,11 @@ from pathlib import Path
 import tomli_w
 
 from dpfact_flower.errors import DPFactError, MissingDependencyError, SettingsError
+from dpfact_flower.machine.quiet import quietly
 from dpfact_flower.runtime.keeper import kept
 from dpfact_flower.settings import Scalar
 
 _CONNECTION = "dpfact"
-_QUIET = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-}
 _START_SECONDS = 300
 """Only so as not to wait forever: a busy machine takes long, and a SuperLink that fails exits."""
 
@@ -190,7 +186,7 @@ def _tls(certificates: Certificates | None) -> list[str]:
 def _environment(home: Path) -> dict[str, str]:
     # Flower starts its helpers by name: they must be those beside this Python.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    return {**os.environ, **_QUIET, "FLWR_HOME": str(home), "PATH": path}
+    return {**quietly(os.environ), "FLWR_HOME": str(home), "PATH": path}
 
 
 def tool(name: str) -> str:

@@ -1,0 +1,55 @@
+"""One message answered by the installed app, in a process of its own: what the executor starts.
+
+`python -P -m dpfact_flower.runtime.clientapp CONFIG PORT`, with the message's token on standard
+input: arguments can be read by everybody on the machine.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+from flwr.app import Error, Message
+
+from dpfact_flower.client_app import app
+from dpfact_flower.errors import SettingsError
+from dpfact_flower.runtime.supernode import Claimed, Work
+from dpfact_flower.settings import SiteSettings
+from dpfact_flower.site.config import read_node_config
+from dpfact_flower.site.disclosure import log_privately
+
+_CLIENT_APP_RAISED = 2  # flwr's ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+
+
+def answer(work: Work, config: Path) -> Message:
+    """The reply to one message, by the hospital's own settings alone."""
+    site = ""
+    try:
+        own = read_node_config(config)
+        site = SiteSettings.from_config(own).site
+        if work.node_config:
+            raise SettingsError(
+                f"the SuperNode has a --node-config, and {config} says what this site allows: "
+                "start the SuperNode without one"
+            )
+        return app(work.message, work.own_context(own))
+    except Exception as error:  # nothing an error says may reach the server
+        reason = log_privately(site, error)
+        return Message(Error(_CLIENT_APP_RAISED, reason), reply_to=work.message)
+
+
+def main(config: str, port: str) -> None:
+    """Fetch the message that the token on standard input stands for, answer it, send the reply."""
+    token = sys.stdin.readline().strip()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    try:
+        with Claimed(int(port), token) as work:
+            work.send(answer(work, Path(config)))
+    except Exception as error:  # the SuperNode has gone, or the run has ended
+        log_privately("", error)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

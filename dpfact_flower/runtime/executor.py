@@ -1,0 +1,155 @@
+"""The hospital's own executor: it answers a SuperNode's messages with the installed app.
+
+A SuperLink sends an app (a FAB) with every run, and Flower's own executor, `flower-superexec`,
+starts it at the hospital: whoever may submit a run there runs code here. This stands in its place,
+beside a SuperNode with `--isolation process`. It claims messages for a ClientApp and starts the
+installed `dpfact_flower.runtime.clientapp` for each, by its path and not by a name that somebody
+might take. What the SuperLink sent is never unpacked, installed or imported, and other kinds of app
+are not asked for.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Protocol
+
+from dpfact_flower.errors import MissingDependencyError, SettingsError
+from dpfact_flower.machine.files import private_folder
+from dpfact_flower.machine.quiet import quietly, without_proxies
+from dpfact_flower.settings import SiteSettings
+from dpfact_flower.site.check import FLOWER, MACHINE_CODE, other_flower
+from dpfact_flower.site.config import read_node_config
+
+_AT_ONCE = 4
+"""Processes beside each other at most; a hostile server may ask for any number."""
+_PAUSE_SECONDS = 0.5
+_HOME = ".flower"
+_logger = logging.getLogger(__name__)
+
+
+class _Claims(Protocol):
+    def claim(self) -> str | None: ...
+
+
+def refuse_other_flower() -> None:
+    """Refuse a Flower whose inside may differ from the one that `runtime.supernode` knows.
+
+    Raises
+    ------
+    MissingDependencyError
+        Naming the version to install.
+    """
+    if faults := other_flower():
+        raise MissingDependencyError(f"nothing was started: {faults[0]}")
+
+
+def execute(config: Path, secret: Path, port: int) -> None:
+    """Answer a SuperNode's messages until this process is ended.
+
+    Parameters
+    ----------
+    config : Path
+        The hospital's settings, as `dpfact_flower.site.config.read_node_config` reads them; read
+        again for every message.
+    secret : Path
+        The SuperNode's `--superexec-auth-secret-file`, or a copy.
+    port : int
+        The SuperNode's port on this machine.
+
+    Raises
+    ------
+    MissingDependencyError
+        If another Flower is installed.
+    SettingsError
+        If a file cannot be used, or the SuperNode has another secret.
+    """
+    refuse_other_flower()
+    state = Path(SiteSettings.from_config(read_node_config(config)).state_dir)
+    os.umask(0o077)
+    private_folder(state / MACHINE_CODE)
+    environment = _environment(state)
+    os.environ.clear()
+    os.environ.update(environment)  # before Flower is imported
+    tasks = _tasks(port, _read_secret(secret))
+    command = [sys.executable, "-P", "-m", "dpfact_flower.runtime.clientapp"]
+    signal.signal(signal.SIGTERM, _end)
+    _logger.info("answering the SuperNode on port %d for %s", port, config)
+    _serve(tasks, lambda token: _start([*command, str(config.absolute()), str(port)], token))
+
+
+def _tasks(port: int, secret: bytes) -> _Claims:
+    try:
+        from dpfact_flower.machine.logs import use_flower_handler  # noqa: PLC0415
+        from dpfact_flower.runtime.supernode import Tasks  # noqa: PLC0415
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"nothing was started: this Flower is not the {FLOWER} that is known ({error})"
+        ) from None
+    use_flower_handler()
+    return Tasks(port, secret)
+
+
+def _serve(tasks: _Claims, start: Callable[[str], subprocess.Popen[bytes]]) -> None:
+    running: list[subprocess.Popen[bytes]] = []
+    there = True
+    try:
+        while True:
+            running = [process for process in running if process.poll() is None]
+            token = tasks.claim() if len(running) < _AT_ONCE else ""
+            if there != (there := token is not None):
+                _logger.info(
+                    "the SuperNode %s", "is there" if there else "does not answer; waiting"
+                )
+            if token:
+                running.append(start(token))
+            else:
+                time.sleep(_PAUSE_SECONDS)
+    finally:
+        for process in running:
+            process.terminate()
+        for process in running:
+            process.wait()
+
+
+def _start(command: list[str], token: str) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(command, stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    process.stdin.write(f"{token}\n".encode())
+    process.stdin.close()
+    return process
+
+
+def _end(number: int, _: FrameType | None) -> None:
+    sys.exit(0)
+
+
+def _environment(state: Path) -> dict[str, str]:
+    """What this process has, without proxies and telemetry, and with folders of the site's own.
+
+    numba's cache is unpickled, and holds the code that draws the noise: whoever can write there is
+    this site. Nobody else can write to the state folder. Flower asks for a home when it is
+    imported; nothing is put there.
+    """
+    code = os.environ.get("NUMBA_CACHE_DIR", str(state / MACHINE_CODE))
+    own = {"NUMBA_CACHE_DIR": code, "FLWR_HOME": str(state / _HOME)}
+    return {**quietly(without_proxies(os.environ)), **own}
+
+
+def _read_secret(path: Path) -> bytes:
+    try:
+        secret = path.read_bytes()
+    except OSError as error:
+        raise SettingsError(f"{path}: {error.strerror}") from None
+    if len(secret) < 32:
+        raise SettingsError(
+            f"{path}: a secret of 32 bytes or more is needed: openssl rand -out FILE 32"
+        )
+    return secret

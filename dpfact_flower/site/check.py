@@ -1,0 +1,302 @@
+"""Whether a hospital's machine is set up so that the installed code answers, and nothing else.
+
+One small function a check: it gives what is wrong, each in words that say what to do, and nothing
+where all is well. `CHECKS` is the list; another check is another function in it. They look on and
+change nothing. Only root sees everything, files and processes of both users.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+from itertools import islice
+from pathlib import Path
+
+from dpfact_flower.errors import DPFactError
+from dpfact_flower.machine.access import changeable, changeable_within, not_private, user_name
+from dpfact_flower.machine.processes import Process, processes
+from dpfact_flower.machine.quiet import QUIET
+from dpfact_flower.settings import SiteSettings
+from dpfact_flower.site.config import read_node_config
+
+FLOWER = "1.41"
+"""The Flower whose inside `dpfact_flower.runtime.supernode` knows."""
+MACHINE_CODE = ".machine-code"
+"""Folder for numba's cache, in the state folder."""
+FLOWERS_OWN = (
+    "flower-superexec", "flwr-clientapp", "flwr-agentapp", "flwr-connector", "flwr-model",
+    "flwr-serverapp", "flwr-simulation",
+)  # fmt: skip
+"""Commands of Flower that start, or are, an app of the SuperLink's choice."""
+_SHOWN = 3
+"""Files named of an installation that others can change; there may be thousands."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """What is checked.
+
+    Attributes
+    ----------
+    config : Path
+        The executor's settings.
+    key : Path
+        The SuperNode's private key.
+    """
+
+    config: Path
+    key: Path
+
+    @cached_property
+    def settings(self) -> SiteSettings:
+        """The hospital's settings; errors as `read_node_config` has them."""
+        return SiteSettings.from_config(read_node_config(self.config))
+
+    @cached_property
+    def data(self) -> Path:
+        """The patients' file."""
+        return Path(self.settings.data_path)
+
+    @cached_property
+    def executor_user(self) -> int:
+        """Who has the data, and so answers."""
+        return self.data.lstat().st_uid
+
+    @cached_property
+    def node_user(self) -> int:
+        """Who has the key, and so the network."""
+        return self.key.lstat().st_uid
+
+    @cached_property
+    def processes(self) -> list[Process]:
+        """What runs on this machine."""
+        return processes()
+
+    @cached_property
+    def supernode(self) -> Process | None:
+        """The SuperNode that has the key."""
+        return self._with("--auth-supernode-private-key", self.key, "flower-supernode")
+
+    @cached_property
+    def executor(self) -> Process | None:
+        """The executor that has the settings."""
+        return self._with("--config", self.config, "dpfact", "dpfact_flower")
+
+    def _with(self, option: str, path: Path, *names: str) -> Process | None:
+        path = path.resolve()
+        found = (each for each in self.processes if each.runs(*names))
+        return next((each for each in found if each.path(option) == path), None)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check found.
+
+    Attributes
+    ----------
+    check : str
+        What should hold.
+    faults : tuple of str
+        What does not, and what to do; empty where all is well.
+    """
+
+    check: str
+    faults: tuple[str, ...]
+
+
+def check_site(config: Path, key: Path) -> list[Finding]:
+    """Run every check; where the settings or the key cannot be read, that one alone."""
+    place = Place(config, key)
+    first = _run(place, "the settings, the data and the key are there", _is_there)
+    if first.faults:
+        return [first]
+    return [first, *(_run(place, words, check) for words, check in CHECKS)]
+
+
+def _run(place: Place, words: str, check: Callable[[Place], list[str]]) -> Finding:
+    try:
+        return Finding(words, tuple(check(place)))
+    except PermissionError as error:
+        return Finding(words, (f"{error.filename} is hidden from you: run this check as root",))
+    except (DPFactError, OSError) as error:
+        return Finding(words, (str(error),))
+
+
+def _is_there(place: Place) -> list[str]:
+    _ = place.executor_user, place.node_user
+    return []
+
+
+def _flower(_: Place) -> list[str]:
+    return other_flower()
+
+
+def other_flower() -> list[str]:
+    """What is wrong with the version of Flower that is installed; nothing if it is the one."""
+    try:
+        found = version("flwr")
+    except PackageNotFoundError:
+        found = "of no known version"
+    if found.split(".")[:2] == FLOWER.split("."):
+        return []
+    return [
+        f"Flower {found} is installed, and the executor knows Flower {FLOWER} alone from inside: "
+        f"pip install 'flwr=={FLOWER}.*'"
+    ]
+
+
+def _two_users(place: Place) -> list[str]:
+    faults = []
+    if place.executor_user == place.node_user:
+        faults.append(
+            f"{user_name(place.node_user)} has both {place.key} and {place.data}: "
+            "give one of them to a user of its own"
+        )
+    if 0 in {place.executor_user, place.node_user}:
+        faults.append("root owns the key or the data: give them to users of their own")
+    return faults
+
+
+def _data(place: Place) -> list[str]:
+    return not_private(place.data, place.executor_user)
+
+
+def _key(place: Place) -> list[str]:
+    return not_private(place.key, place.node_user)
+
+
+def _config(place: Place) -> list[str]:
+    return changeable(place.config, {place.executor_user})
+
+
+def _state(place: Place) -> list[str]:
+    return not_private(Path(place.settings.state_dir), place.executor_user)
+
+
+def _installation(place: Place) -> list[str]:
+    faults = changeable(Path(sys.executable), {place.executor_user})
+    package = Path(__file__).parents[1]
+    for folder in {Path(sysconfig.get_path("purelib")), package}:
+        faults += islice(changeable_within(folder, {place.executor_user}), _SHOWN)
+    return list(dict.fromkeys(faults))
+
+
+def _machine_code(place: Place) -> list[str]:
+    environment = (place.executor.environment if place.executor else None) or {}
+    own = Path(place.settings.state_dir) / MACHINE_CODE
+    folder = Path(environment.get("NUMBA_CACHE_DIR", own) or own)
+    if not folder.exists():  # it will be made for its owner alone
+        return []
+    return list(islice(changeable_within(folder, {place.executor_user}), _SHOWN))
+
+
+def _supernode(place: Place) -> list[str]:
+    node = place.supernode
+    if node is None:
+        return [f"no flower-supernode with --auth-supernode-private-key {place.key}: start it"]
+    faults = _runs_as(node, place.node_user, "the SuperNode")
+    if node.option("--isolation") != "process":
+        faults.append(
+            "the SuperNode starts what the SuperLink sends: start it with --isolation process"
+        )
+    if node.option("--node-config") is not None:
+        faults.append(
+            f"the SuperNode's --node-config is readable by all: leave it out, {place.config} counts"
+        )
+    return faults + _secret(node, "--superexec-auth-secret-file", place.node_user)
+
+
+def _executor(place: Place) -> list[str]:
+    executor = place.executor
+    if executor is None:
+        return [f"no dpfact site answer with --config {place.config}: start it"]
+    faults = _runs_as(executor, place.executor_user, "the executor")
+    return faults + _secret(executor, "--secret", place.executor_user)
+
+
+def _runs_as(process: Process, uid: int, name: str) -> list[str]:
+    if process.uid == uid:
+        return []
+    found, wanted = user_name(process.uid), user_name(uid)
+    return [f"{name} runs as {found}: start it as {wanted}"]
+
+
+def _secret(process: Process, option: str, uid: int) -> list[str]:
+    path = process.path(option)
+    if path is None:
+        return [f"whoever can log in here can take the SuperNode's messages: give it {option}"]
+    return not_private(path, uid)
+
+
+def _nothing_of_flowers(place: Place) -> list[str]:
+    return [
+        f"process {each.pid} of {user_name(each.uid)} runs what the SuperLink sends "
+        f"({' '.join(each.words[:2])}): end it; dpfact site answer stands in for it"
+        for each in place.processes
+        if each.uid in {place.node_user, place.executor_user} and each.runs(*FLOWERS_OWN)
+    ]
+
+
+def _quiet(place: Place) -> list[str]:
+    node = place.supernode
+    if node is None:
+        return ["the SuperNode is not running, so its environment cannot be seen: start it"]
+    if node.environment is None:
+        return ["the SuperNode's environment is hidden from you: run this check as root"]
+    return [
+        f"the SuperNode reports to Flower's makers: start it with {key}={value}"
+        for key, value in QUIET.items()
+        if key.startswith("FLWR_") and node.environment.get(key) != value  # no Ray runs here
+    ]
+
+
+def _no_network(place: Place) -> list[str]:
+    executor = place.executor
+    if executor is None:
+        return ["the executor is not running, so its network cannot be seen: start it"]
+    if _interfaces(executor.pid) <= {"lo"} or _denied(executor.pid):
+        return []
+    return [
+        "the executor may reach more than this machine: IPAddressDeny=any and "
+        "IPAddressAllow=127.0.0.1 in its systemd unit"
+    ]
+
+
+def _interfaces(pid: int) -> set[str]:
+    lines = Path(f"/proc/{pid}/net/dev").read_text().splitlines()[2:]
+    return {line.partition(":")[0].strip() for line in lines}
+
+
+def _denied(pid: int) -> bool:
+    """Whether the systemd unit of a process may reach this machine alone."""
+    unit = Path(f"/proc/{pid}/cgroup").read_text().strip().rpartition("/")[2]
+    if not unit.endswith(".service"):
+        return False
+    command = ["systemctl", "show", "--value", "--property=IPAddressDeny", unit]
+    try:
+        shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return False
+    return {"0.0.0.0/0", "::/0"} <= set(shown.split())
+
+
+CHECKS: tuple[tuple[str, Callable[[Place], list[str]]], ...] = (
+    (f"Flower {FLOWER} is installed", _flower),
+    ("the key and the data belong to two users", _two_users),
+    ("the data is its owner's alone", _data),
+    ("the key is its owner's alone", _key),
+    ("nobody else can change the settings", _config),
+    ("the state folder is the executor's alone", _state),
+    ("nobody else can change the installation", _installation),
+    ("nobody else can change the machine code", _machine_code),
+    ("the SuperNode leaves the work to the executor", _supernode),
+    ("the executor is this package's", _executor),
+    ("no executor of Flower's own runs", _nothing_of_flowers),
+    ("telemetry and update checks are off", _quiet),
+    ("the executor has no network", _no_network),
+)

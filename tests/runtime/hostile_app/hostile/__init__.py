@@ -1,0 +1,1 @@
+"""A Flower App that a hospital must not run."""

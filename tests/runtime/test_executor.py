@@ -1,0 +1,142 @@
+"""The hospital's own executor without a SuperNode; `test_secure_deployment` has one."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from dpfact_flower.errors import MissingDependencyError, SettingsError
+from dpfact_flower.runtime import executor
+from dpfact_flower.site import check
+
+WHOLE = 'site = "north"\ndata-path = "/d/n.npz"\nstate-dir = "{}/state"\n'
+
+
+class EndedError(Exception):
+    """Raised in place of the signal that ends an executor."""
+
+
+class Tasks:
+    """A SuperNode with these tokens, and then an end."""
+
+    def __init__(self, *tokens):
+        self.tokens = list(tokens)
+
+    def claim(self):
+        if not self.tokens:
+            raise EndedError
+        return self.tokens.pop(0)
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "north.toml"
+    path.write_text(WHOLE.format(tmp_path))
+    return path
+
+
+@pytest.fixture
+def secret(tmp_path):
+    path = tmp_path / "secret"
+    path.write_bytes(os.urandom(32))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def unchanged():
+    """What an executor changes in its own process."""
+    environment, mask = dict(os.environ), os.umask(0o022)
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, handler)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.umask(mask)
+
+
+@pytest.mark.parametrize("version", ["1.40.2", "1.42.0", "2.0.0"])
+def test_with_another_flower_nothing_is_started(config, secret, tmp_path, monkeypatch, version):
+    monkeypatch.setattr(check, "version", lambda name: version)
+    monkeypatch.setattr(executor, "_serve", None)
+    with pytest.raises(MissingDependencyError, match=rf"nothing was started: Flower {version}"):
+        executor.execute(config, secret, 1)
+    assert not (tmp_path / "state").exists()
+
+
+def test_with_a_flower_that_is_another_inside_nothing_is_started(config, secret, monkeypatch):
+    monkeypatch.setitem(sys.modules, "dpfact_flower.runtime.supernode", None)
+    monkeypatch.setattr(executor, "_serve", None)
+    with pytest.raises(MissingDependencyError, match="nothing was started"):
+        executor.execute(config, secret, 1)
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 31])
+def test_a_secret_that_can_be_guessed_is_refused(config, secret, content):
+    secret.write_bytes(content)
+    with pytest.raises(SettingsError, match="32 bytes or more"):
+        executor.execute(config, secret, 1)
+
+
+def test_it_starts_with_no_telemetry_no_proxy_and_folders_of_its_own(
+    config, secret, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "1")
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example")
+    monkeypatch.setenv("http_proxy", "http://proxy.example")
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    seen = {}
+    monkeypatch.setattr(executor, "_serve", lambda tasks, start: seen.update(os.environ))
+    executor.execute(config, secret, 1)
+    assert seen["FLWR_TELEMETRY_ENABLED"] == "0"
+    assert seen["FLWR_DISABLE_UPDATE_CHECK"] == "1"
+    assert not [key for key in seen if key.lower().endswith("_proxy")]
+    folder = tmp_path / "state" / ".machine-code"
+    assert seen["NUMBA_CACHE_DIR"] == str(folder)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert folder.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_each_message_gets_a_process_and_no_more_than_four_run_at_once(monkeypatch):
+    started, most = [], [0]
+
+    def start(token):
+        process = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
+        started.append((token, process))
+        running = [each for _, each in started if each.poll() is None]
+        most[0] = max(most[0], len(running))
+        return process
+
+    def rest(seconds):  # the executor waits because it is full: the first process ends
+        for _, process in started:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+                return
+
+    monkeypatch.setattr(executor.time, "sleep", rest)
+    with pytest.raises(EndedError):
+        executor._serve(Tasks(*"abcdefg"), start)
+    assert [token for token, _ in started] == list("abcdefg")
+    assert most == [4]
+    assert all(process.poll() is not None for _, process in started)
+
+
+def test_a_supernode_that_is_away_is_waited_for(monkeypatch):
+    pauses, started = [], []
+    monkeypatch.setattr(executor.time, "sleep", pauses.append)
+    process = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    with pytest.raises(EndedError):
+        executor._serve(Tasks(None, None, "", "a"), lambda token: started.append(token) or process)
+    assert started == ["a"]
+    assert len(pauses) == 3
+
+
+def test_a_token_goes_through_a_pipe(tmp_path):
+    code = "import sys; open('got', 'w').write(sys.stdin.read() + repr(sys.argv))"
+    process = executor._start(
+        [sys.executable, "-c", f"import os; os.chdir({str(tmp_path)!r}); {code}"], "token-1"
+    )
+    assert process.wait() == 0
+    assert (tmp_path / "got").read_text() == "token-1\n['-c']"

@@ -1,0 +1,198 @@
+"""`dpfact site check`: each thing that is not in force is found, and nothing else."""
+
+import dataclasses
+import json
+import os
+from importlib.metadata import PackageNotFoundError
+
+import pytest
+from typer.testing import CliRunner
+
+from dpfact_flower import cli
+from dpfact_flower.machine.processes import Process
+from dpfact_flower.machine.quiet import QUIET
+from dpfact_flower.site import check
+from dpfact_flower.site.check import check_site
+
+ME = os.geteuid() if hasattr(os, "geteuid") else 0
+TWO_USERS = "the key and the data belong to two users"
+NETWORK = "the executor has no network"
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs owners and modes")
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A hospital's two folders, and the processes that should run; one user plays both."""
+    node, site = tmp_path / "node", tmp_path / "site"
+    for folder in (node, site, site / "state"):
+        folder.mkdir(mode=0o700)
+    for path in (node / "north", node / "secret", site / "secret", site / "north.npz"):
+        path.touch(mode=0o600)
+    (site / "north.toml").write_text(
+        f'data-path = "{site}/north.npz"\nstate-dir = "{site}/state"\nsite = "north"\n'
+    )
+    running = [
+        Process(
+            1, ME,
+            ["python", "/opt/bin/flower-supernode", "--auth-supernode-private-key", "north",
+             "--isolation", "process", "--superexec-auth-secret-file", "secret"],
+            {**QUIET}, node,
+        ),
+        Process(
+            2, ME,
+            ["python", "/opt/bin/dpfact", "site", "answer", "--config", f"{site}/north.toml",
+             "--secret", f"{site}/secret"],
+            {}, site,
+        ),
+    ]  # fmt: skip
+    monkeypatch.setattr(check, "processes", lambda: running)
+    monkeypatch.setattr(check, "_interfaces", lambda pid: {"lo"})
+    # A test's folder, and the developer's, are what they are.
+    monkeypatch.setattr(check, "changeable_within", lambda folder, uids: iter([]))
+    monkeypatch.setattr(check, "changeable", lambda path, uids: [])
+    return tmp_path, running
+
+
+def faults(folder) -> dict[str, tuple[str, ...]]:
+    """What there is to mend, but that one user plays both."""
+    found = check_site(folder / "site" / "north.toml", folder / "node" / "north")
+    return {each.check: each.faults for each in found if each.faults and each.check != TWO_USERS}
+
+
+def test_where_all_is_in_force_nothing_is_to_mend(place):
+    folder, _ = place
+    assert faults(folder) == {}
+    found = check_site(folder / "site" / "north.toml", folder / "node" / "north")
+    assert len(found) == len(check.CHECKS) + 1
+    (users,) = [each for each in found if each.check == TWO_USERS]
+    assert "has both" in users.faults[0]
+
+
+@pytest.mark.parametrize(
+    ("path", "mode", "name"),
+    [
+        ("site/north.npz", 0o640, "the data is its owner's alone"),
+        ("node/north", 0o604, "the key is its owner's alone"),
+        ("site/state", 0o755, "the state folder is the executor's alone"),
+        ("node/secret", 0o644, "the SuperNode leaves the work to the executor"),
+        ("site/secret", 0o644, "the executor is this package's"),
+    ],
+)
+def test_what_others_can_read_is_found(place, path, mode, name):
+    folder, _ = place
+    (folder / path).chmod(mode)
+    ((found, (fault,)),) = faults(folder).items()
+    assert found == name
+    assert f"chmod {'700' if path.endswith('state') else '600'} {folder / path}" in fault
+
+
+def changed(process: Process, **changes) -> Process:
+    return dataclasses.replace(process, **changes)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("process", "subprocess", "--isolation process"),
+        ("--isolation", "--other", "--isolation process"),
+        ("--superexec-auth-secret-file", "--other", "--superexec-auth-secret-file"),
+        ("--auth-supernode-private-key", "--other", "start it"),
+        ("secret", "secret --node-config site='x'", "--node-config"),
+    ],
+)
+def test_a_supernode_that_is_started_otherwise_is_found(place, old, new, says):
+    folder, running = place
+    words = [part for word in running[0].words for part in (new.split() if word == old else [word])]
+    running[0] = changed(running[0], words=words)
+    assert says in " ".join(faults(folder)["the SuperNode leaves the work to the executor"])
+
+
+def test_a_part_that_does_not_run_or_runs_as_somebody_else_is_found(place):
+    folder, running = place
+    node, executor = running
+    running[:] = [changed(node, uid=ME + 1), changed(executor, uid=ME + 1)]
+    found = faults(folder)
+    assert "start it as" in found["the SuperNode leaves the work to the executor"][0]
+    assert "start it as" in found["the executor is this package's"][0]
+    running.clear()
+    assert len(faults(folder)) == 4
+
+
+@pytest.mark.parametrize("command", check.FLOWERS_OWN)
+def test_flowers_own_executor_and_its_apps_are_found(place, command):
+    folder, running = place
+    running.append(Process(3, ME, ["python", f"/opt/bin/{command}"], None, None))
+    (fault,) = faults(folder)["no executor of Flower's own runs"]
+    assert command in fault
+    running[-1] = changed(running[-1], uid=ME + 1)  # somebody else's, who has neither key nor data
+    assert faults(folder) == {}
+
+
+@pytest.mark.parametrize("key", ["FLWR_TELEMETRY_ENABLED", "FLWR_DISABLE_UPDATE_CHECK"])
+def test_telemetry_is_found(place, key):
+    folder, running = place
+    for environment in ({**QUIET, key: "2"}, {k: v for k, v in QUIET.items() if k != key}):
+        running[0] = changed(running[0], environment=environment)
+        (fault,) = faults(folder)["telemetry and update checks are off"]
+        assert f"{key}={QUIET[key]}" in fault
+    running[0] = changed(running[0], environment=None)
+    assert "as root" in faults(folder)["telemetry and update checks are off"][0]
+
+
+def test_a_network_is_found(place, monkeypatch):
+    folder, _ = place
+    monkeypatch.setattr(check, "_interfaces", lambda pid: {"lo", "eth0"})
+    monkeypatch.setattr(check, "_denied", lambda pid: False)
+    assert "IPAddressDeny=any" in faults(folder)[NETWORK][0]
+    monkeypatch.setattr(check, "_denied", lambda pid: True)
+    assert faults(folder) == {}
+
+
+@pytest.mark.parametrize("version", ["1.40.0", "1.42.0", "2.0", "1.410.0", None])
+def test_another_flower_is_found(place, monkeypatch, version):
+    def installed(name):
+        if version is None:
+            raise PackageNotFoundError(name)
+        return version
+
+    folder, _ = place
+    monkeypatch.setattr(check, "version", installed)
+    assert "pip install 'flwr==1.41.*'" in faults(folder)["Flower 1.41 is installed"][0]
+
+
+def test_an_installation_and_machine_code_that_others_can_change_are_found(place, monkeypatch):
+    folder, running = place
+    monkeypatch.setattr(check, "changeable_within", lambda path, uids: iter([f"{path}!"] * 9))
+    (folder / "cache").mkdir()
+    running[1] = changed(running[1], environment={"NUMBA_CACHE_DIR": str(folder / "cache")})
+    found = faults(folder)
+    assert found["nobody else can change the machine code"] == (f"{folder / 'cache'}!",) * 3
+    assert found["nobody else can change the installation"]
+
+
+def test_settings_that_cannot_be_read_are_the_one_finding(place):
+    folder, _ = place
+    (folder / "site" / "north.toml").write_text("data-path = 1")
+    (finding,) = check_site(folder / "site" / "north.toml", folder / "node" / "north")
+    assert finding.faults
+
+
+def test_the_command_prints_what_to_do_and_exits_with_1(place):
+    folder, _ = place
+    words = ["site", "check", "--config", str(folder / "site" / "north.toml"),
+             "--key", str(folder / "node" / "north")]  # fmt: skip
+    done = CliRunner().invoke(cli.app, words)
+    lines = done.output.splitlines()
+    assert done.exit_code == 1
+    assert len([line for line in lines if line.startswith("OK")]) == len(check.CHECKS)
+    assert any(line.startswith("MEND") and "of its own" in line for line in lines)
+    read = json.loads(CliRunner().invoke(cli.app, [*words, "--json"]).output)
+    assert [each["check"] for each in read if each["faults"]] == [TWO_USERS]
+
+
+def test_the_command_exits_with_0_when_all_is_well(place, monkeypatch):
+    folder, _ = place
+    monkeypatch.setattr(check, "CHECKS", [each for each in check.CHECKS if each[0] != TWO_USERS])
+    words = ["site", "check", "--config", str(folder / "site" / "north.toml"),
+             "--key", str(folder / "node" / "north")]  # fmt: skip
+    assert CliRunner().invoke(cli.app, words).exit_code == 0

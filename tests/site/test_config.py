@@ -1,0 +1,38 @@
+"""The hospital's own file of settings."""
+
+import pytest
+
+from dpfact_flower.errors import SettingsError
+from dpfact_flower.site.config import read_node_config
+
+WHOLE = 'site = "north"\ndata-path = "/d/n.npz"\nstate-dir = "/d/state"\nmax-epsilon = 4.0\n'
+
+
+def test_it_holds_the_keys_of_a_node_config(tmp_path):
+    path = tmp_path / "north.toml"
+    path.write_text(WHOLE)
+    assert read_node_config(path)["max-epsilon"] == 4.0
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (WHOLE + "max-epsilom = 9.0", "max-epsilom"),
+        (WHOLE + "partition-id = 1\nnum-partitions = 2", "partition-id"),
+        (WHOLE.replace('"/d/n.npz"', '"n.npz"'), "data-path must be set, to an absolute path"),
+        ('site = "north"', "data-path must be set, to an absolute path"),
+        (WHOLE + "[more]\nx = 1", "more"),
+        (WHOLE + 'site-mu = "x"', "site-mu"),
+        ("site = ", "not readable as TOML"),
+    ],
+)
+def test_what_is_not_whole_or_not_a_setting_is_refused(tmp_path, text, says):
+    path = tmp_path / "north.toml"
+    path.write_text(text)
+    with pytest.raises(SettingsError, match=says):
+        read_node_config(path)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(SettingsError, match=r"north\.toml: No such file"):
+        read_node_config(tmp_path / "north.toml")
