@@ -17,6 +17,7 @@ from functools import cached_property
 from pathlib import Path
 
 from dpfact_flower.errors import DataError
+from dpfact_flower.machine.parsed import from_json
 from dpfact_flower.settings import check_name
 
 _CODE_COLUMNS = ("code", "icd9_code", "icd_code")
@@ -110,7 +111,7 @@ class Vocabulary:
             If it is not JSON, not of that form, or holds an invalid vocabulary.
         """
         try:
-            fields = json.loads(text)
+            fields = from_json(text)
         except ValueError:
             raise DataError("vocabulary: not JSON") from None
         if not isinstance(fields, dict) or not {"name", "codes"} <= fields.keys():
@@ -234,7 +235,7 @@ def joint_digest(vocabularies: Iterable[Vocabulary]) -> str:
 
 def _from_list(text: str, name: str) -> Vocabulary:
     try:
-        content = json.loads(text)
+        content = from_json(text)
     except ValueError:
         raise DataError("not JSON") from None
     if isinstance(content, list):

@@ -26,6 +26,7 @@ from dpfact_flower.evaluation.tables import GlobalCodes, SharedPhenotypes
 from dpfact_flower.evaluation.typed import typed
 from dpfact_flower.machine.files import replacing
 from dpfact_flower.machine.npy import load_npz
+from dpfact_flower.machine.parsed import from_json
 from dpfact_flower.settings import Scalar
 
 T = TypeVar("T")
@@ -113,7 +114,7 @@ def read_json(path: Path) -> Any:
     DataError
         If it is missing or not JSON.
     """
-    return _parsed(path, json.loads, "JSON")
+    return _parsed(path, from_json, "JSON")
 
 
 def write_summary(folder: Path, summary: Summary) -> None:
@@ -183,5 +184,5 @@ def _parsed(path: Path, parse: Callable[[str], Any], kind: str) -> Any:
         return parse(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; is this the folder of a finished run?") from None
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         raise DataError(f"{path}: not readable as {kind}") from None

@@ -82,6 +82,7 @@ class Site:
         admission.check_allowed(request, self._settings)
         admission.check_vocabulary(request, self._source)
         work = self._work(request)
+        admission.check_folders(self._root, self.name, request.job, simulation=self._simulation)
         folder = self._root / self.name
         if work.ends:
             return self._end(request, folder)
