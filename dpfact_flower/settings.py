@@ -36,6 +36,8 @@ from dpfact_flower.errors import DataError, SettingsError, shown
 Scalar = bool | int | float | str
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 """Form of a name that appears in files, messages and logs: of a job, a site, a vocabulary."""
+LARGEST = 2**63 - 1
+"""Of whole numbers, in messages and in ledgers."""
 _INFINITY = math.inf
 
 
@@ -532,7 +534,8 @@ def _checked(field: dataclasses.Field[Any], hint: Any, value: Any) -> Scalar:
     low, high = meta["low"], meta["high"]
     below = value <= low if meta["open_low"] else value < low
     above = value >= high if meta["open_high"] else value > high
-    if (hint is float and not math.isfinite(value)) or below or above:
+    beyond = abs(value) > LARGEST if hint is int else not math.isfinite(value)
+    if beyond or below or above:
         raise SettingsError(f"{name}: must lie in {_range(field)}; got {shown(value)}")
     return cast(Scalar, value)
 

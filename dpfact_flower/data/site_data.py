@@ -231,7 +231,10 @@ class Truth:
     usage: NDArray[np.bool_]
 
     def __post_init__(self) -> None:
-        factors = tuple(np.asarray(factor, np.float64) for factor in self.factors)
+        given = tuple(map(np.asarray, self.factors))
+        if not all(factor.dtype.kind in "biuf" for factor in given):
+            raise DataError("truth: factors must be numbers")
+        factors = tuple(factor.astype(np.float64) for factor in given)
         usage = np.asarray(self.usage)
         if usage.ndim != 2 or usage.dtype != np.bool_ or 0 in usage.shape:
             raise DataError("truth: usage must be a boolean matrix, (sites, phenotypes)")

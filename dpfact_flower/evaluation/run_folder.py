@@ -20,7 +20,7 @@ import tomli_w
 from numpy.typing import NDArray
 
 from dpfact_flower.data.vocabulary import Vocabulary
-from dpfact_flower.errors import DataError
+from dpfact_flower.errors import DataError, shown
 from dpfact_flower.evaluation.summary import Summary
 from dpfact_flower.evaluation.tables import GlobalCodes, SharedPhenotypes
 from dpfact_flower.evaluation.typed import typed
@@ -80,7 +80,7 @@ def read_model(folder: Path) -> tuple[tuple[NDArray[np.float32], ...], tuple[Voc
         )
         factors = tuple(arrays[v.name] for v in vocabularies)
     except KeyError as error:
-        raise DataError(f"{path}: lacks the array {error}") from None
+        raise DataError(f"{path}: lacks the array {shown(error.args[0])}") from None
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
     for factor, vocabulary in zip(factors, vocabularies, strict=True):

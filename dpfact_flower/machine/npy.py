@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 import zipfile
 from collections.abc import Sequence
 from functools import lru_cache
@@ -22,6 +23,13 @@ from dpfact_flower.errors import DataError
 
 _PLAIN = {name: np.dtype(name).newbyteorder("<") for name in ("float32", "int32", "uint8")}
 """Types that travel between server and sites; little-endian on the wire."""
+_MAGIC = b"\x93NUMPY"
+_LONGEST_HEADER = 10_000
+_HEADER = re.compile(
+    rb"\{'descr': '([<>|=][a-zA-Z]\d{0,18}(?:\[\w{1,9}\])?)', 'fortran_order': (True|False), "
+    rb"'shape': \(((?:\d{1,19}, ?)*(?:\d{1,19})?)\), \} *\n?"
+)
+"""What NumPy writes of an array of plain values."""
 _DEFLATED = 1032
 """Deflate makes nothing smaller than by this factor."""
 
@@ -106,17 +114,22 @@ def parse(content: bytes) -> tuple[NDArray[Any], int]:
 
 
 def _head(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, order and type of an array in `.npy` format; ValueError if it has Python objects."""
-    version = np.lib.format.read_magic(file)
-    if version == (1, 0):
-        shape, by_columns, kind = np.lib.format.read_array_header_1_0(file)
-    elif version == (2, 0):
-        shape, by_columns, kind = np.lib.format.read_array_header_2_0(file)
-    else:
-        raise ValueError("version")
-    if kind.hasobject or any(size < 0 for size in shape):
+    """Shape, order and type of an array in `.npy` format; an error where NumPy would not write it.
+
+    NumPy itself evaluates a header as Python, with the warnings and errors of that. Arrays of
+    records and of Python objects are refused: this package writes none.
+    """
+    magic = file.read(len(_MAGIC) + 2)
+    bytes_of_length = {_MAGIC + b"\x01\x00": 2, _MAGIC + b"\x02\x00": 4}[magic]
+    length = int.from_bytes(file.read(bytes_of_length), "little")
+    found = _HEADER.fullmatch(file.read(length)) if length <= _LONGEST_HEADER else None
+    if found is None:
         raise ValueError("header")
-    return shape, by_columns, kind
+    kind = np.dtype(found[1].decode())
+    if kind.hasobject:
+        raise ValueError("objects")
+    shape = tuple(int(size) for size in found[3].split(b",") if size.strip())
+    return shape, found[2] == b"True", kind
 
 
 def load_npz(

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfact_flower.errors import DataError, MessageError, SettingsError, shown
-from dpfact_flower.settings import PrivacySettings, Scalar, SolverSettings, check_name
+from dpfact_flower.settings import LARGEST, PrivacySettings, Scalar, SolverSettings, check_name
 from dpfact_flower.tensor import Factors, Selection
 from dpfact_flower.wire.packing import pack, unpack
 
@@ -314,8 +314,8 @@ def _field(
         raise MessageError(f"{key}: need {kind.__name__}, got {type(value).__name__}")
     if low is not None and int(value) < low:
         raise MessageError(f"{key}: must be at least {low}, got {shown(value)}")
-    if high is not None and int(value) > high:
-        raise MessageError(f"{key}: must be at most {high}, got {shown(value)}")
+    if isinstance(value, int) and value > (LARGEST if high is None else high):
+        raise MessageError(f"{key}: must be at most {shown(high or LARGEST)}, got {shown(value)}")
     return value
 
 
