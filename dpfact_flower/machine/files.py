@@ -204,6 +204,8 @@ def check_way(folder: Path) -> None:
         for above in ways:
             if above.exists():
                 _check_above(above, folder)
+    except StateError:
+        raise
     except (OSError, RuntimeError) as error:  # a RuntimeError where links go round in circles
         raise StateError(f"{folder}: cannot be reached ({type(error).__name__})") from None
 

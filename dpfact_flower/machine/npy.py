@@ -26,7 +26,7 @@ _PLAIN = {name: np.dtype(name).newbyteorder("<") for name in ("float32", "int32"
 _MAGIC = b"\x93NUMPY"
 _LONGEST_HEADER = 10_000
 _HEADER = re.compile(
-    rb"\{'descr': '([<>|=][a-zA-Z]\d{0,18}(?:\[\w{1,9}\])?)', 'fortran_order': (True|False), "
+    rb"\{'descr': '([<>|=][biufcSUmM]\d{0,18}(?:\[\w{1,9}\])?)', 'fortran_order': (True|False), "
     rb"'shape': \(((?:\d{1,19}, ?)*(?:\d{1,19})?)\), \} *\n?"
 )
 """What NumPy writes of an array of plain values."""

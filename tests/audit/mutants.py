@@ -7,19 +7,22 @@ together wrongly: as a careless rewrite would.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from dpfact_flower.audit import subject as subject_module
 from dpfact_flower.client import DPFactClient
+from dpfact_flower.machine import files
 from dpfact_flower.privacy import Noise, Release
-from dpfact_flower.privacy.ledger import Ledger
+from dpfact_flower.privacy.ledger import Ledger, book
 from dpfact_flower.privacy.noise import SIGMA
 from dpfact_flower.privacy.patient.statistics import BoundedSum
 from dpfact_flower.privacy.release import replay
-from dpfact_flower.site import admission
+from dpfact_flower.site import admission, store
 from dpfact_flower.site import patient as patient_site
 from dpfact_flower.site.answer import Site
 from dpfact_flower.site.patient import PatientRound
@@ -417,6 +420,32 @@ def variance_planned(monkeypatch):
     monkeypatch.setattr(subject_module, "plan_patient", plan)
 
 
+def folders_not_checked(monkeypatch):
+    """A site takes whatever folder there is."""
+    for module in (admission, book, files, store):
+        monkeypatch.setattr(module, "check_own", lambda path, reading=False: None)
+
+
+def owner_not_checked(monkeypatch):
+    """Links and modes are looked at, and whose it is is not."""
+    real = files.check_own
+    for module in (admission, book, files, store):
+        monkeypatch.setattr(
+            module, "check_own", lambda path, reading=False: real(path, reading=True)
+        )
+
+
+def others_errors_let_through(monkeypatch):
+    """What SQLite raises is not made an error of ours."""
+    monkeypatch.setattr(book, "translated", lambda path: nullcontext())
+
+
+# Who is not root cannot give a folder away, so the audit cannot try.
+ROOTS_MUTANTS = (
+    (Mutant("folders of another user", owner_not_checked, "folders", "folders: others'"),)
+    if os.name != "nt" and os.geteuid() == 0
+    else ()
+)
 MUTANTS = (
     Mutant("no clip", with_refinement(no_clip), "sensitivity", "sensitivity: round 2"),
     Mutant(
@@ -507,6 +536,11 @@ MUTANTS = (
     Mutant("free rounds answered", free_rounds_answered, "ledger", "ledger: free rounds"),
     Mutant("patients read at the end", patients_read_at_the_end, "ledger", "ledger: free rounds"),
     Mutant("own factors sent", refit_sent, "ledger", "messages: last round"),
+    Mutant("folders not checked", folders_not_checked, "folders", "folders: others'"),
+    *ROOTS_MUTANTS,
+    Mutant(
+        "others' errors let through", others_errors_let_through, "folders", "folders: damaged files"
+    ),
     Mutant("plan overspends", overspent, "ledger", "ledger: planned epsilon"),
     Mutant("variance planned", variance_planned, "ledger", "ledger: planned epsilon"),
 )

@@ -58,7 +58,8 @@ def test_what_was_measured_stands_in_its_column(tmp_path):
     )
     assert simulated == {
         "run": "simulated", "data": "demo", "sites": "2", "patients": "1,050",
-        "non-zeros": "1,234", "R": "12", "rounds": "4", "privacy": "patient", EPSILON: "4.000 (9.086)",
+        "non-zeros": "1,234", "R": "12", "rounds": "4", "privacy": "patient",
+        EPSILON: "4.000 (9.086)",
         "fit": "-0.013", "RMSE all cells": "0.00514", "RMSE non-zeros": "0.1240",
         "AUC": "0.788 ± 0.012", "AUC raw codes": "0.812 ± 0.010", "AUC volume": "0.600 ± 0.020",
         "FMS": "0.97", "MB down": "0.0", "MB up": "1.2", "seconds": "7500",

@@ -61,7 +61,8 @@ def npy_head(rng: random.Random) -> bytes:
         "{'descr': '<M8[ns]', 'fortran_order': False, 'shape': (4,), }",
         "{'descr': '<f4', 'fortran_order': False, 'shape': (4,)", "(" * 5000, "'" * 90,
         "\x00" * 40, "{'descr': 5, 'fortran_order': 7, 'shape': 3}", "[" * 100, "1" * 9000,
-        "{'descr': '<f4', 'fortran_order': False, 'shape': (2L, 3)}", "if x:\n  y\n z", "\t(\n  )\n",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (2L, 3)}", "if x:\n  y\n z",
+        "\t(\n  )\n",
     ))  # fmt: skip
     version = rng.choice(((1, 0), (1, 0), (2, 0), (3, 0), (9, 9)))
     length = len(text) if rng.random() < 0.8 else rng.randrange(2**16)
@@ -74,7 +75,7 @@ def odd_array(array: np.ndarray, others: list[np.ndarray], rng: random.Random) -
     one = rng.choice(others)
     makes: tuple[Callable[[], Any], ...] = (
         lambda: one, lambda: array.astype("O"), lambda: array.ravel()[:1].reshape(()),
-        lambda: array[None], lambda: array.ravel(), lambda: array[:-1] if array.ndim else array,
+        lambda: array[None], array.ravel, lambda: array[:-1] if array.ndim else array,
         lambda: np.array(rng.choice((0, -1, 2**62, 1.5, np.nan, np.inf, "x", "", True, 1j))),
         lambda: np.array(["[" * DEEP, "x"]), lambda: np.array("[" * DEEP), lambda: np.array([]),
         lambda: np.zeros((2, 0)), lambda: np.full(array.shape, 2**31 - 1),

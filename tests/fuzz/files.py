@@ -58,12 +58,14 @@ def _coordinator(folder: Path, *, resume: bool = True) -> Coordinator:
     )  # fmt: skip
 
 
-def _run_folder(folder: Path, site: SiteData) -> None:
+def _run_folder(folder: Path) -> None:
+    """A server's, which knows public codes and no patient."""
+    public = [Vocabulary(mode, tuple(f"{mode}-{n}" for n in range(k))) for mode, k in CODES.items()]
     server = _coordinator(folder, resume=False)
     reply = SiteReply("north", server.factors)
     server.close_round(1, [reply], [], bytes_down=1, bytes_up=1, seconds=0.1)
     write_summary(folder, SIMULATED)
-    write_model(folder, server.factors, site.vocabularies)
+    write_model(folder, server.factors, public)
     write_config(folder, {"rank": 3, "job": "job"}, {"numpy": "2"})
     write_phenotypes(folder, GlobalCodes({"procedures": (), "diagnoses": ()}))
 
@@ -125,7 +127,7 @@ def make_kinds(folder: Path) -> list[Kind]:
     store = _site_folder(folder / "state", site)
     own = folder / "state" / "north"
     (folder / "run").mkdir()
-    _run_folder(folder / "run", site)
+    _run_folder(folder / "run")
     factors = tuple(np.eye(n, 2) for n in SIZES)
     Cohort("small", (site,), Truth(factors, np.ones((1, 2), bool))).save(folder / "cohort")
     data, lists = folder / "cohort" / "north.npz", folder / "lists"
@@ -141,7 +143,8 @@ def make_kinds(folder: Path) -> list[Kind]:
     npz, text = (damage.members,), (damage.in_text,)
     found = (
         Kind("site", data, npz, (lambda: SiteData.load(data), lambda: open_site(data).read())),
-        Kind("tensor", lists / "tensor.npz", npz, (lambda: SparseTensor.load(lists / "tensor.npz"),)),
+        Kind("tensor", lists / "tensor.npz", npz,
+             (lambda: SparseTensor.load(lists / "tensor.npz"),)),
         *(
             Kind("tns", path, text, (lambda path=path: SparseTensor.read_tns(path),))
             for path in (lists / "tensor.tns", lists / "tensor.tns.gz")
@@ -155,7 +158,8 @@ def make_kinds(folder: Path) -> list[Kind]:
         ),
         Kind("cohort", folder / "cohort" / "cohort.json", (damage.in_json,),
              (lambda: Cohort.load(folder / "cohort"),)),
-        Kind("truth", folder / "cohort" / "truth.npz", npz, (lambda: Cohort.load(folder / "cohort"),)),
+        Kind("truth", folder / "cohort" / "truth.npz", npz,
+             (lambda: Cohort.load(folder / "cohort"),)),
         Kind("state", store.folder / "state-000002.npy", (damage.within_check,),
              (lambda: store.load(2), store.load)),
         Kind("ending", store.folder / "ending.npz", npz, (lambda: _ending(store),)),

@@ -22,6 +22,7 @@ from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.settings import PrivacySettings, RunSettings, SiteSettings, SolverSettings
 from dpfact_flower.wire import records
 from dpfact_flower.wire.protocol import SiteReply
+from tests.fuzz import damage
 from tests.fuzz.watch import CODES, Watch, canary_site
 
 Wire = tuple[list[Any], dict[str, Any]]
@@ -153,7 +154,7 @@ def _odd_array(array: Any, rng: random.Random) -> Any:
         return values
     makes = (
         lambda: array.astype(rng.choice(("f8", "f2", "i4", "i8", "u1", ">f4", ">i4", "?", "U5"))),
-        lambda: array.astype("O"), lambda: array.ravel()[:1].reshape(()), lambda: array.ravel(),
+        lambda: array.astype("O"), lambda: array.ravel()[:1].reshape(()), array.ravel,
         lambda: array[None], lambda: array.T, lambda: array[::-1], lambda: array[:-1],
         lambda: np.concatenate([array, array]), lambda: array[:0], lambda: array * 1e6,
         lambda: -array, lambda: np.zeros(array.shape, np.float32), lambda: _odd(rng),
@@ -227,8 +228,6 @@ def _content(wire: Wire, rng: random.Random) -> RecordDict | None:
 
 
 def _odd_record(array: Array, rng: random.Random) -> Array:
-    from tests.fuzz import damage
-
     data = rng.choice((damage.flip, damage.cut, damage.bad_head))(array.data, rng)
     shape = rng.choice((array.shape, array.shape, (10**12, 10**6), (-1,), (2**40,), (True, 3)))
     dtype = rng.choice((array.dtype, array.dtype, "float32", "object", "x" * 3000, "<f4"))
