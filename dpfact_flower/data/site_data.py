@@ -373,7 +373,11 @@ class Cohort:
         folder = Path(folder)
         content = _read_cohort(folder / COHORT)
         sites = tuple(SiteData.load(path) for path in site_files(folder))
-        cohort = cls(content["name"], sites, _load_truth(folder) if content["truth"] else None)
+        truth = _load_truth(folder) if content["truth"] else None
+        try:
+            cohort = cls(content["name"], sites, truth)
+        except DataError as error:
+            raise DataError(f"{folder / COHORT}: {error}") from None
         if content["vocabularies"] != {v.name: v.digest for v in cohort.vocabularies}:
             raise DataError(f"{folder}: the sites' vocabularies are not those of {COHORT}")
         return cohort

@@ -81,8 +81,8 @@ class Site:
         # Everything before the data is touched decides by public facts and the site's own record.
         admission.check_allowed(request, self._settings)
         admission.check_vocabulary(request, self._source)
-        work = self._work(request)
         admission.check_folders(self._root, self.name, request.job, simulation=self._simulation)
+        work = self._work(request)
         folder = self._root / self.name
         if work.ends:
             return self._end(request, folder)

@@ -28,6 +28,7 @@ from dpfact_flower.privacy.ledger import LEDGER, Ledger, ReleaseKey
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.history import read_history
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
+from dpfact_flower.site.refit import last_request
 from dpfact_flower.site.store import RoundMeasures, SiteState, SiteStore
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.error import SquaredError
@@ -40,6 +41,10 @@ from tests.fuzz.watch import CODES, Watch, canary_site
 SOLVER = SolverSettings(rank=3)
 OPEN = PrivacySettings(privacy="none")
 SIZES = tuple(CODES.values())
+
+
+_WITH_OTHERS = ("cohort", "truth")
+"""Kinds whose errors may name the folder alone: files that do not belong together."""
 
 
 class Kind(NamedTuple):
@@ -116,11 +121,6 @@ def _ledger_readers(folder: Path) -> tuple[Callable[[], object], ...]:
     )
 
 
-def _ending(store: SiteStore) -> object:
-    ending = store.ending()
-    return ending and RoundRequest.from_wire(*ending)
-
-
 def make_kinds(folder: Path) -> list[Kind]:
     """One good file of every kind, with what reads it."""
     site = canary_site()
@@ -162,7 +162,7 @@ def make_kinds(folder: Path) -> list[Kind]:
              (lambda: Cohort.load(folder / "cohort"),)),
         Kind("state", store.folder / "state-000002.npy", (damage.within_check,),
              (lambda: store.load(2), store.load)),
-        Kind("ending", store.folder / "ending.npz", npz, (lambda: _ending(store),)),
+        Kind("ending", store.folder / "ending.npz", npz, (lambda: last_request(store),)),
         Kind("selection", store.folder / "selection.sha256", text,
              (lambda: store.same_selection("0" * 64),)),
         Kind("site history", store.folder / "history.jsonl", (damage.in_lines,), (store.history,)),
@@ -192,7 +192,8 @@ def damage_files(folder: Path, number: int, seed: int, watch: Watch) -> None:
         content = good[others] if rng.random() < 0.02 else how(good[kind.path], rng)
         for reader in kind.readers:
             kind.path.write_bytes(content)
-            watch.read(f"{kind.name}, trial {trial} ({how.__name__})", reader)
+            place = kind.path.parent if kind.name in _WITH_OTHERS else kind.path
+            watch.read(f"{kind.name}, trial {trial} ({how.__name__})", reader, names=str(place))
         for side in kind.path.parent.glob(f"{kind.path.name}-journal"):
             side.unlink()
         kind.path.write_bytes(good[kind.path])

@@ -56,6 +56,13 @@ def test_the_watch_notices(action, says):
     assert says in watch.problems[0]
 
 
+def test_the_watch_notices_an_error_that_does_not_name_its_file():
+    with Watch() as watch:
+        watch.read("thing, 1", failing(DataError("damaged")), names="/x")
+        watch.read("thing, 2", failing(DataError("/x: damaged")), names="/x")
+    assert len(watch.problems) == 1
+
+
 def test_the_watch_has_nothing_against_an_honest_error():
     with Watch() as watch:
         watch.read("thing, 1", failing(DataError("x: damaged")))

@@ -101,8 +101,8 @@ class Watch(logging.Handler):
         if any(canary.encode() in whole for canary in CANARIES):
             self.problem("a canary in a reply")
 
-    def read(self, what: str, action: Callable[[], object]) -> None:
-        """Read something damaged: it succeeds, or fails with an error of ours."""
+    def read(self, what: str, action: Callable[[], object], *, names: str = "") -> None:
+        """Read something damaged: it succeeds, or fails with an error of ours that names it."""
         self.what, kind = what, what.partition(",")[0]
         try:
             action()
@@ -110,6 +110,8 @@ class Watch(logging.Handler):
         except DPFactError as error:
             self.seen[f"{kind}: {error.code}"] += 1
             self.text(str(error))
+            if names not in str(error):
+                self.problem(f"an error that does not name {names}: {str(error)[:200]}")
             if len(str(error)) > LONGEST:
                 self.problem(f"an error of {len(str(error))} characters: {str(error)[:200]}")
         except Exception as error:

@@ -244,7 +244,7 @@ class Ledger:
             records = records_of(connection)
         try:
             return tuple(record.row() for record in records)
-        except (TypeError, ValueError) as error:
+        except (StateError, TypeError, ValueError) as error:
             raise self._damaged(f"a row cannot be read ({type(error).__name__})") from None
 
     def head(self) -> Head:
