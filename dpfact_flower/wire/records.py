@@ -97,7 +97,7 @@ def _received(array: Array) -> NDArray[Any]:
     `Array.numpy` itself takes as much memory as a header claims, whatever follows it.
     """
     if array.stype != _NUMPY:
-        raise MessageError("stype")
+        raise TypeError("stype")  # as Flower does
     found = npy.read(array.data, array.dtype, array.shape)
     return npy.parse(array.data)[0] if found is None else found
 
