@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+_MOST_SHOWN = 80
+"""Characters of a value that an error quotes: a stranger may have chosen it."""
+
 
 class DPFactError(Exception):
     """Base of all errors raised on purpose; `code` is safe to send to a server."""
@@ -69,3 +72,16 @@ class MissingDependencyError(DPFactError, ImportError):
     """An optional dependency that this call needs is not installed."""
 
     code = "dependency"
+
+
+def shown(value: object) -> str:
+    """A value for an error message: as in code, on one line, cut off after 80 characters."""
+    if isinstance(value, (str, bytes, list, tuple)):
+        value = value[:_MOST_SHOWN]  # what is cut off need not be written first
+    try:
+        text = repr(value)
+    except Exception:  # an integer of too many digits, or somebody else's class
+        text = type(value).__name__
+    if not text.isprintable():
+        text = ascii(text)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."

@@ -31,11 +31,13 @@ from typing import (
     get_type_hints,
 )
 
-from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.errors import DataError, SettingsError, shown
 
 Scalar = bool | int | float | str
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 """Form of a name that appears in files, messages and logs: of a job, a site, a vocabulary."""
+LARGEST = 2**63 - 1
+"""Of whole numbers, in messages and in ledgers."""
 _INFINITY = math.inf
 
 
@@ -267,14 +269,15 @@ class PrivacySettings(Settings):
             value = getattr(self, name)
             if value != unset and self.privacy != mode and (mode or self.privacy == "none"):
                 raise SettingsError(
-                    f"{_key(name)}: has no meaning with privacy {self.privacy!r}; got {value!r}"
+                    f"{_key(name)}: has no meaning with privacy {self.privacy!r}; "
+                    f"got {shown(value)}"
                 )
         if 0 < self.bound < 1e-3:
             raise SettingsError(
                 f"bound: must be 0, which plans it, or lie in [0.001, 1]; got {self.bound:g}"
             )
         if 0 in self.codes_kept:
-            raise SettingsError(f"codes: keep at least one in each mode; got {self.codes!r}")
+            raise SettingsError(f"codes: keep at least one in each mode; got {shown(self.codes)}")
 
 
 @dataclass(frozen=True)
@@ -362,12 +365,12 @@ class AppSettings(Settings):
 
     def _check_together(self) -> None:
         if not self.out or not self.run_folder.name:
-            raise SettingsError(f"out: need a folder for the run's results, got {self.out!r}")
+            raise SettingsError(f"out: need a folder for the run's results, got {shown(self.out)}")
         if self.sites_folder.is_relative_to(self.run_folder):
             raise SettingsError("state-dir: must not lie in the run's folder (out)")
         if self.vocabulary and self.data:
             raise SettingsError(
-                f"vocabulary: is for a deployment, where data is empty; data is {self.data!r}"
+                f"vocabulary: is for a deployment, where data is empty; data is {shown(self.data)}"
             )
 
 
@@ -413,7 +416,7 @@ class SiteSettings(Settings):
         for mode in filter(None, self.allow_privacy.split(",")):
             if mode not in modes:
                 raise SettingsError(
-                    f"allow-privacy: modes are {', '.join(modes)}; got {self.allow_privacy!r}"
+                    f"allow-privacy: modes are {', '.join(modes)}; got {shown(self.allow_privacy)}"
                 )
         if -1 < self.site_mu < 0:
             raise SettingsError(f"site-mu: must be -1 or at least 0; got {self.site_mu!r}")
@@ -451,10 +454,10 @@ def parse_assignments(texts: Sequence[str]) -> dict[str, Scalar]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
-            raise SettingsError(f"--set: need key=value, got {text!r}")
+            raise SettingsError(f"--set: need key=value, got {shown(text)}")
         parsed = _scalar(value.strip())
         if not isinstance(parsed, (bool, int, float, str)):
-            raise SettingsError(f"{key.strip()}: need a single value, got {_shown(value)}")
+            raise SettingsError(f"{key.strip()}: need a single value, got {shown(value)}")
         config[key.strip()] = parsed
     return config
 
@@ -501,12 +504,6 @@ def _allowed(field: dataclasses.Field[Any], hint: Any) -> str:
     return f"{hint.__name__} in {_range(field)}"
 
 
-def _shown(value: object) -> str:
-    """A value for an error message, cut off, since a stranger may have chosen it."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}..."
-
-
 def _range(field: dataclasses.Field[Any]) -> str:
     meta = field.metadata
     low, high = (f"{x:g}" if isinstance(x, float) else str(x) for x in (meta["low"], meta["high"]))
@@ -517,9 +514,9 @@ def _range(field: dataclasses.Field[Any]) -> str:
 def _checked(field: dataclasses.Field[Any], hint: Any, value: Any) -> Scalar:
     name, meta = _key(field.name), field.metadata
     if get_origin(hint) is Literal:
-        if value not in get_args(hint):
+        if not isinstance(value, str) or value not in get_args(hint):
             raise SettingsError(
-                f"{name}: must be one of {', '.join(get_args(hint))}; got {value!r}"
+                f"{name}: must be one of {', '.join(get_args(hint))}; got {shown(value)}"
             )
         return cast(Scalar, value)
     if not isinstance(value, bool):  # NumPy's scalars are welcome
@@ -531,18 +528,19 @@ def _checked(field: dataclasses.Field[Any], hint: Any, value: Any) -> Scalar:
         elif hint is int and isinstance(value, Integral):
             value = int(value)
     if type(value) is not hint:
-        raise SettingsError(f"{name}: need {hint.__name__}, got {_shown(value)}")
+        raise SettingsError(f"{name}: need {hint.__name__}, got {shown(value)}")
     if hint is str:
         if value and meta["pattern"] and not re.fullmatch(meta["pattern"], value):
-            raise SettingsError(f"{name}: {_shown(value)} does not match {meta['pattern']}")
+            raise SettingsError(f"{name}: {shown(value)} does not match {meta['pattern']}")
         return cast(Scalar, value)
     if hint is bool:
         return cast(Scalar, value)
     low, high = meta["low"], meta["high"]
     below = value <= low if meta["open_low"] else value < low
     above = value >= high if meta["open_high"] else value > high
-    if (hint is float and not math.isfinite(value)) or below or above:
-        raise SettingsError(f"{name}: must lie in {_range(field)}; got {_shown(value)}")
+    beyond = abs(value) > LARGEST if hint is int else not math.isfinite(value)
+    if beyond or below or above:
+        raise SettingsError(f"{name}: must lie in {_range(field)}; got {shown(value)}")
     return cast(Scalar, value)
 
 
@@ -555,5 +553,5 @@ def check_name(what: str, name: object) -> None:
         Naming what the name is of, and the allowed form.
     """
     if not isinstance(name, str) or not re.fullmatch(NAME, name):
-        shown = repr(name)[:80] if isinstance(name, str) else type(name).__name__
-        raise DataError(f"{what}: must match {NAME}; got {shown}")
+        got = shown(name) if isinstance(name, str) else type(name).__name__
+        raise DataError(f"{what}: must match {NAME}; got {got}")

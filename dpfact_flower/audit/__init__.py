@@ -1,7 +1,8 @@
 """Audits of patient mode: whether the code does what the proof says.
 
-Five audits, each against the code that sites run, with real data, settings and message bytes:
-`audit_sensitivity`, `audit_noise`, `audit_likelihood`, `audit_ledger`, `audit_replies`; `audit`
+Six audits, each against the code that sites run, with real data, settings and message bytes:
+`audit_sensitivity`, `audit_noise`, `audit_likelihood`, `audit_ledger`, `audit_replies`,
+`audit_folders`; `audit`
 runs them all. A proof says what code ought to do; an audit can find that it does not. It can't
 prove that it does: ``docs/how-to/audit.md`` says what each finds, and what none of them would.
 
@@ -10,6 +11,7 @@ of a patient; they are for the site alone, like everything computed from its dat
 """
 
 from dpfact_flower.audit.finding import Finding
+from dpfact_flower.audit.folders import audit_folders
 from dpfact_flower.audit.ledger import audit_ledger
 from dpfact_flower.audit.likelihood import audit_likelihood
 from dpfact_flower.audit.noise import audit_noise
@@ -23,6 +25,7 @@ __all__ = [
     "Finding",
     "Subject",
     "audit",
+    "audit_folders",
     "audit_ledger",
     "audit_likelihood",
     "audit_noise",

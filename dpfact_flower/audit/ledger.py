@@ -23,6 +23,7 @@ from scipy import stats
 from dpfact_flower.audit.finding import Z_LIMIT, Finding, Tell, count_of, silent
 from dpfact_flower.audit.hostile import CANARIES, as_release, joined
 from dpfact_flower.audit.subject import (
+    Closed,
     Subject,
     Transcript,
     World,
@@ -208,23 +209,13 @@ def _changed_answers(
     return changed + (_length(state_dir / site.name) != before)
 
 
-class _Closed:
-    """A site whose patients may not be read."""
-
-    def __init__(self, site: SiteData) -> None:
-        self.name, self.vocabularies = site.name, site.vocabularies
-
-    def read(self) -> SiteData:
-        raise AssertionError("patients were read")
-
-
 def _free_rounds(subject: Subject, transcript: Transcript, state_dir: Path) -> int:
     """Ask for last rounds: of runs that nothing was paid in, and of one that was paid for.
 
     The first are to be refused, the second to be answered, neither with a look at a patient, and
     nothing on the disk may grow.
     """
-    client, last = subject.client(state_dir, _Closed(subject.site)), subject.plan.rounds
+    client, last = subject.client(state_dir, Closed(subject.site)), subject.plan.rounds
     before = _files(state_dir)
     wrong = 0
     for job in range(_FREE):

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from dpfact_flower.audit.finding import Finding, Tell, failed
+from dpfact_flower.audit.folders import audit_folders
 from dpfact_flower.audit.ledger import audit_ledger
 from dpfact_flower.audit.likelihood import audit_likelihood
 from dpfact_flower.audit.noise import audit_noise
@@ -21,7 +22,7 @@ from dpfact_flower.errors import DPFactError, SettingsError
 from dpfact_flower.settings import PrivacySettings, SolverSettings
 from dpfact_flower.site.answer import NEW_LEDGERS
 
-AUDITS = ("sensitivity", "noise", "likelihood", "ledger", "replies")
+AUDITS = ("sensitivity", "noise", "likelihood", "ledger", "replies", "folders")
 """Names of the audits, in the order in which they run."""
 Watch = Callable[[str, float], None]
 """Told the name of an audit and which share of it is done."""
@@ -85,6 +86,7 @@ def audit(
         ),
         "ledger": lambda tell: audit_ledger(subject, rng, tell=tell),
         "replies": lambda tell: audit_replies(subject, rng, tell=tell),
+        "folders": lambda tell: audit_folders(subject, rng, tell=tell),
     }
     findings: list[Finding] = []
     with _new_ledgers_expected():

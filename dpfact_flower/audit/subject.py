@@ -160,6 +160,23 @@ class Subject:
         return DPFactClient(data or self.site, settings)
 
 
+class Closed:
+    """A site whose patients may not be read.
+
+    Parameters
+    ----------
+    site : SiteData
+        What is public of it is taken over.
+    """
+
+    def __init__(self, site: SiteData) -> None:
+        self.name, self.vocabularies = site.name, site.vocabularies
+
+    def read(self) -> SiteData:
+        """Fail, so that it shows."""
+        raise AssertionError("patients were read")
+
+
 @dataclass(frozen=True, eq=False)
 class Transcript:
     """What a site is told in a run, the same in every world; made by `Subject.transcript`.

@@ -115,9 +115,10 @@ def _find(folder: Path, site: str) -> Path:
 
 def _table(rows: Sequence[LedgerRow], delta: float) -> Table:
     """One line per event; the running total is shown at the last event of a release."""
-    from dpfact_flower.privacy import rounded_up
-
-    title = f"Releases; epsilon is the running total at delta {delta:g}"
+    title = (
+        f"Releases; epsilon is the running total at delta {delta:g}, in brackets for replacing a "
+        "patient's record"
+    )
     table = Table(title=title, show_edge=False, pad_edge=False)  # fits into 80 columns
     for name, width in (("when, UTC", 10), ("job", 8), ("what", 10)):
         table.add_column(name, overflow="fold", min_width=width)
@@ -133,7 +134,7 @@ def _table(rows: Sequence[LedgerRow], delta: float) -> Table:
                 f"{event.sensitivity:.4g}",
                 f"{event.sigma:.4g}",
                 f"{event.rho:.4g}",
-                rounded_up(running.headline.epsilon) if last and running else "",
+                _epsilon(running) if last and running else "",
             )
         if not row.events:
             what = "[red]values without noise[/red]" if row.unprotected else "nothing left the site"
@@ -146,6 +147,14 @@ def _table(rows: Sequence[LedgerRow], delta: float) -> Table:
                 "no bound" if row.unprotected else "-",
             )
     return table
+
+
+def _epsilon(running: Guarantee) -> str:
+    from dpfact_flower.privacy import rounded_up
+
+    figure = running.headline
+    price = "" if figure.replacing is None else f"\n({rounded_up(figure.replacing)})"
+    return rounded_up(figure.epsilon) + price
 
 
 def _totals(rows: Sequence[LedgerRow], delta: float) -> Iterator[str]:
@@ -210,6 +219,7 @@ def _as_dict(path: Path, rows: Sequence[LedgerRow], head: Head, delta: float) ->
             "unprotected": row.unprotected,
             "events": [{**event.to_dict(), "rho": event.rho} for event in row.events],
             "running_epsilon": running.headline.epsilon if running else None,
+            "running_replacing": running.headline.replacing if running else None,
         }
         for row, running in zip(rows, _running(rows, delta), strict=True)
     ]

@@ -132,22 +132,29 @@ def _releases(made: PatientPlan, modes: int) -> Table:
 
 def _prospects(privacy: PrivacySettings, sizes: tuple[int, ...], rank: int, sites: int) -> Table:
     """Signal against noise for other ranks and epsilons, all else as asked for."""
+    from dpfact_flower.privacy import rounded_up
     from dpfact_flower.privacy.patient.plan import plan_patient
 
-    table = Table(title="Signal against noise: good from 5, weak from 1, hopeless below")
+    table = Table(
+        title="Signal against noise: good from 5, weak from 1, hopeless below;\n"
+        "in brackets: epsilon for replacing a patient's record"
+    )
     epsilons = sorted({*_EPSILONS, privacy.epsilon}, reverse=True)
     table.add_column("phenotypes", justify="right")
     for epsilon in epsilons:
-        table.add_column(f"epsilon {epsilon:g}", justify="right", no_wrap=True)
-    for other in sorted({*_RANKS, rank}):
+        other = replace(privacy, epsilon=epsilon)
+        figure = plan_patient(other, sizes=sizes, rank=rank, sites=sites).guarantee().headline
+        replacing = "" if figure.replacing is None else f"\n({rounded_up(figure.replacing)})"
+        table.add_column(f"epsilon {epsilon:g}{replacing}", justify="right", no_wrap=True)
+    for number in sorted({*_RANKS, rank}):
         outlooks = [
             plan_patient(
-                replace(privacy, epsilon=epsilon), sizes=sizes, rank=other, sites=sites
+                replace(privacy, epsilon=epsilon), sizes=sizes, rank=number, sites=sites
             ).outlook
             for epsilon in epsilons
         ]
         cells = [f"[{_COLOURS[o.verdict]}]{_short(o.signal)}[/]" for o in outlooks]
-        table.add_row(str(other), *cells)
+        table.add_row(str(number), *cells)
     return table
 
 

@@ -20,6 +20,7 @@ from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError
 from dpfact_flower.machine.files import Version, replacing, version
 from dpfact_flower.machine.npy import load_npz
+from dpfact_flower.machine.parsed import from_json
 from dpfact_flower.settings import check_name
 from dpfact_flower.tensor import SparseTensor
 
@@ -153,16 +154,13 @@ class SiteData:
         labels, patients = arrays.get("labels"), arrays.get("patients")
         try:
             return cls(
-                str(arrays["name"]),
+                _one_text(arrays, "name"),
                 SparseTensor.from_coo(
                     arrays["indices"], arrays["values"], arrays["shape"].tolist()
                 ),
-                tuple(
-                    Vocabulary.from_json(str(text))
-                    for text in np.atleast_1d(arrays["vocabularies"])
-                ),
+                _vocabularies(arrays),
                 labels,
-                None if patients is None else tuple(patients.tolist()),
+                None if patients is None else tuple(_texts(arrays, "patients")),
             )
         except DataError as error:
             raise DataError(f"{path}: {error}") from None
@@ -233,7 +231,10 @@ class Truth:
     usage: NDArray[np.bool_]
 
     def __post_init__(self) -> None:
-        factors = tuple(np.asarray(factor, np.float64) for factor in self.factors)
+        given = tuple(map(np.asarray, self.factors))
+        if not all(factor.dtype.kind in "biuf" for factor in given):
+            raise DataError("truth: factors must be numbers")
+        factors = tuple(factor.astype(np.float64) for factor in given)
         usage = np.asarray(self.usage)
         if usage.ndim != 2 or usage.dtype != np.bool_ or 0 in usage.shape:
             raise DataError("truth: usage must be a boolean matrix, (sites, phenotypes)")
@@ -372,7 +373,11 @@ class Cohort:
         folder = Path(folder)
         content = _read_cohort(folder / COHORT)
         sites = tuple(load_site(path) for path in site_files(folder))  # shared with the clients
-        cohort = cls(content["name"], sites, _load_truth(folder) if content["truth"] else None)
+        truth = _load_truth(folder) if content["truth"] else None
+        try:
+            cohort = cls(content["name"], sites, truth)
+        except DataError as error:
+            raise DataError(f"{folder / COHORT}: {error}") from None
         if content["vocabularies"] != {v.name: v.digest for v in cohort.vocabularies}:
             raise DataError(f"{folder}: the sites' vocabularies are not those of {COHORT}")
         return cohort
@@ -431,7 +436,7 @@ def _site_files(cohort: Version) -> tuple[Path, ...]:
 
 def _read_cohort(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = from_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; a cohort's folder has one") from None
     except (OSError, ValueError) as error:
@@ -446,8 +451,23 @@ def _read_cohort(path: Path) -> dict[str, Any]:
 
 
 def _vocabularies(arrays: Mapping[str, NDArray[Any]]) -> tuple[Vocabulary, ...]:
-    texts = np.atleast_1d(arrays["vocabularies"])
-    return tuple(Vocabulary.from_json(str(text)) for text in texts)
+    return tuple(map(Vocabulary.from_json, _texts(arrays, "vocabularies")))
+
+
+def _texts(arrays: Mapping[str, NDArray[Any]], name: str) -> list[str]:
+    """The texts of an array of a file; a damaged one may hold anything."""
+    array = np.atleast_1d(arrays[name])
+    if array.dtype.kind != "U" or array.ndim != 1:
+        raise DataError(f"the array {name} must be a list of texts")
+    texts: list[str] = array.tolist()
+    return texts
+
+
+def _one_text(arrays: Mapping[str, NDArray[Any]], name: str) -> str:
+    """A text on its own; never one of a list, which might be the patients'."""
+    if arrays[name].ndim != 0:
+        raise DataError(f"the array {name} must be one text")
+    return _texts(arrays, name)[0]
 
 
 def _check_format(path: str | Path, found: object) -> None:
@@ -528,11 +548,9 @@ def _open_version(file: Version) -> SiteFile:
     arrays = load_npz(file.path, ("format", "name", "vocabularies"), others=False)
     _check_format(file.path, arrays["format"].tolist())
     try:
-        name = str(arrays["name"])
+        name = _one_text(arrays, "name")
         check_name("site name", name)
-        vocabularies = tuple(
-            Vocabulary.from_json(str(t)) for t in np.atleast_1d(arrays["vocabularies"])
-        )
+        vocabularies = _vocabularies(arrays)
     except DataError as error:
         raise DataError(f"{file.path}: {error}") from None
     return SiteFile(file.path, name, vocabularies)

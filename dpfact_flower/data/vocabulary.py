@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from dpfact_flower.errors import DataError
+from dpfact_flower.errors import DataError, shown
+from dpfact_flower.machine.parsed import from_json
 from dpfact_flower.settings import check_name
 
 _CODE_COLUMNS = ("code", "icd9_code", "icd_code")
@@ -110,7 +111,7 @@ class Vocabulary:
             If it is not JSON, not of that form, or holds an invalid vocabulary.
         """
         try:
-            fields = json.loads(text)
+            fields = from_json(text)
         except ValueError:
             raise DataError("vocabulary: not JSON") from None
         if not isinstance(fields, dict) or not {"name", "codes"} <= fields.keys():
@@ -234,7 +235,7 @@ def joint_digest(vocabularies: Iterable[Vocabulary]) -> str:
 
 def _from_list(text: str, name: str) -> Vocabulary:
     try:
-        content = json.loads(text)
+        content = from_json(text)
     except ValueError:
         raise DataError("not JSON") from None
     if isinstance(content, list):
@@ -258,10 +259,11 @@ def _from_rows(rows: csv.DictReader[str], name: str) -> Vocabulary:
     code = next((columns[key] for key in _CODE_COLUMNS if key in columns), None)
     if code is None:
         raise DataError(
-            f"lacks a column {' or '.join(_CODE_COLUMNS)}; it has {', '.join(sorted(columns))}"
+            f"lacks a column {' or '.join(_CODE_COLUMNS)}; it has "
+            f"{shown(', '.join(sorted(columns)))}"
         )
     if header.count(code.strip().lower()) > 1:
-        raise DataError(f"has the column {code.strip()} twice")
+        raise DataError(f"has the column {shown(code.strip())} twice")
     description = next((columns[key] for key in _DESCRIPTION_COLUMNS if key in columns), "")
     table = [((row[code] or "").strip(), (row.get(description) or "").strip()) for row in rows]
     return Vocabulary(name, tuple(code for code, _ in table), tuple(text for _, text in table))

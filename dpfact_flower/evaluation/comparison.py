@@ -43,7 +43,11 @@ def _privacy(summary: Summary) -> str:
 
 
 def _epsilon(summary: Summary) -> str:
-    return rounded_up(summary.spent.epsilon) if summary.spent else _UNKNOWN
+    """With the price of replacing a patient's record in brackets, as `dpfact ledger` has it."""
+    if summary.spent is None:
+        return _UNKNOWN
+    epsilon, replacing = summary.spent.epsilon, summary.spent.replacing
+    return rounded_up(epsilon) + (f" ({rounded_up(replacing)})" if replacing is not None else "")
 
 
 def _of_errors(text: Callable[[Errors], str]) -> Callable[[Summary], str]:
@@ -74,7 +78,7 @@ _COLUMNS: dict[str, Callable[[Summary], str]] = {
     "R": lambda s: str(s.rank),
     "rounds": lambda s: str(s.rounds),
     "privacy": _privacy,
-    "epsilon": _epsilon,
+    "epsilon (replacing a record)": _epsilon,
     "fit": _of_errors(lambda e: f"{e.fit:.3f}"),
     "RMSE all cells": _of_errors(lambda e: f"{e.rmse:.5f}"),
     "RMSE non-zeros": _of_errors(lambda e: f"{e.rmse_nonzeros:.4f}"),

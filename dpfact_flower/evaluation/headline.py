@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dpfact_flower.evaluation.summary import Errors, Summary
 from dpfact_flower.evaluation.words import duration, number, percent, size
-from dpfact_flower.privacy import rounded_up
+from dpfact_flower.privacy import price_of_replacing, rounded_up
 
 
 def headline(summary: Summary) -> list[tuple[str, str]]:
@@ -36,7 +36,7 @@ def _promise(summary: Summary) -> str:
         return summary.claim
     return (
         f"epsilon {rounded_up(spent.epsilon)} at delta {spent.delta:g} "
-        f"({spent.accountant}) [{spent.claim}]"
+        f"({spent.accountant}{price_of_replacing(spent.replacing)}) [{spent.claim}]"
     )
 
 

@@ -20,12 +20,13 @@ import tomli_w
 from numpy.typing import NDArray
 
 from dpfact_flower.data.vocabulary import Vocabulary
-from dpfact_flower.errors import DataError
+from dpfact_flower.errors import DataError, shown
 from dpfact_flower.evaluation.summary import Summary
 from dpfact_flower.evaluation.tables import GlobalCodes, SharedPhenotypes
 from dpfact_flower.evaluation.typed import typed
 from dpfact_flower.machine.files import replacing
 from dpfact_flower.machine.npy import load_npz
+from dpfact_flower.machine.parsed import from_json
 from dpfact_flower.settings import Scalar
 
 T = TypeVar("T")
@@ -79,7 +80,7 @@ def read_model(folder: Path) -> tuple[tuple[NDArray[np.float32], ...], tuple[Voc
         )
         factors = tuple(arrays[v.name] for v in vocabularies)
     except KeyError as error:
-        raise DataError(f"{path}: lacks the array {error}") from None
+        raise DataError(f"{path}: lacks the array {shown(error.args[0])}") from None
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
     for factor, vocabulary in zip(factors, vocabularies, strict=True):
@@ -113,7 +114,7 @@ def read_json(path: Path) -> Any:
     DataError
         If it is missing or not JSON.
     """
-    return _parsed(path, json.loads, "JSON")
+    return _parsed(path, from_json, "JSON")
 
 
 def write_summary(folder: Path, summary: Summary) -> None:
@@ -183,5 +184,5 @@ def _parsed(path: Path, parse: Callable[[str], Any], kind: str) -> Any:
         return parse(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; is this the folder of a finished run?") from None
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         raise DataError(f"{path}: not readable as {kind}") from None

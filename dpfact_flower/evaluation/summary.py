@@ -8,7 +8,7 @@ file, where something is not known its first keys are null and the others are le
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from dpfact_flower.errors import DataError
@@ -50,6 +50,9 @@ class Spending:
         In zCDP and in Gaussian DP.
     epsilons : dict of str to float
         By name of the accountant, `accountant` first.
+    replacing : float or None
+        Epsilon by `accountant` for replacing a patient's record, where `epsilon` is for adding or
+        removing one.
     """
 
     epsilon: float
@@ -62,6 +65,7 @@ class Spending:
     rho: float
     mu: float
     epsilons: dict[str, float]
+    replacing: float | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -315,6 +319,8 @@ class Summary:
         errors = content if _has_any(Errors, content) else None
         measured = errors or _has_any(Measured, content)
         spent = content.get("privacy") != "none"
+        if spent:
+            content = {"replacing": None, **content}  # earlier runs have none
         parts = {
             "spent": content if spent else None,
             "exchange": content,

@@ -6,7 +6,7 @@ import re
 from importlib.metadata import entry_points
 from typing import Generic, TypeVar
 
-from dpfact_flower.errors import SettingsError
+from dpfact_flower.errors import SettingsError, shown
 
 _Thing = TypeVar("_Thing")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ,._-]{0,63}")
@@ -45,10 +45,12 @@ class Registry(Generic[_Thing]):
         if not _NAME.fullmatch(name):
             raise SettingsError(
                 f"{self._what}: a name is up to 64 letters, digits, spaces and ,._- that begin "
-                f"with a letter or digit; got {name[:80]!r}"
+                f"with a letter or digit; got {shown(name)}"
             )
         if name in self._own:
-            raise SettingsError(f"{self._what}: {name!r} is dpfact-flower's own; choose another")
+            raise SettingsError(
+                f"{self._what}: {shown(name)} is dpfact-flower's own; choose another"
+            )
         self._more[name] = thing
         return thing
 
@@ -67,7 +69,7 @@ class Registry(Generic[_Thing]):
             found: _Thing = entry.load()
             return self.register(name, found)
         raise SettingsError(
-            f"{self._what}: there is no {name[:80]!r}; there are {', '.join(self.names())} "
+            f"{self._what}: there is no {shown(name)}; there are {', '.join(self.names())} "
             f"(others: register them, or install a package with an entry point {self._group!r})"
         )
 

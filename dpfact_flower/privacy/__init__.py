@@ -26,7 +26,14 @@ from dpfact_flower.privacy.events import (
     SEEDED_CLAIM,
     ReleaseEvent,
 )
-from dpfact_flower.privacy.guarantee import Figure, Guarantee, account, rounded_up
+from dpfact_flower.privacy.guarantee import (
+    Figure,
+    Guarantee,
+    account,
+    epsilons_of_replacing,
+    price_of_replacing,
+    rounded_up,
+)
 from dpfact_flower.privacy.noise_source import Noise
 from dpfact_flower.privacy.paper import (
     BoundedFactors,
@@ -60,11 +67,13 @@ __all__ = [
     "epsilon_gaussian_discrete",
     "epsilon_proposition_2_8",
     "epsilon_zcdp_tight",
+    "epsilons_of_replacing",
     "mu_for_epsilon",
     "paper_rho",
     "perturb",
     "plan_paper",
     "planned_events",
+    "price_of_replacing",
     "psgd_sensitivity",
     "release_nothing",
     "release_unprotected",

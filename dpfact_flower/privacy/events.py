@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, Literal, Protocol, Self, get_args
 
-from dpfact_flower.errors import DPFactError, SettingsError, StateError
+from dpfact_flower.errors import DPFactError, SettingsError, StateError, shown
 
 Unit = Literal["entry", "patient"]
 Neighbours = Literal["replace", "add-remove"]
@@ -70,12 +70,12 @@ class ReleaseEvent:
             object.__setattr__(self, number, positive(number, getattr(self, number)))
         object.__setattr__(self, "count", at_least_one("count", self.count))
         for field, allowed in (("unit", get_args(Unit)), ("neighbours", get_args(Neighbours))):
-            if getattr(self, field) not in allowed:
+            if (given := getattr(self, field)) not in allowed:
                 raise SettingsError(
-                    f"{field}: must be one of {', '.join(allowed)}; got {getattr(self, field)!r}"
+                    f"{field}: must be one of {', '.join(allowed)}; got {shown(given)}"
                 )
         if type(self.seeded) is not bool:
-            raise SettingsError(f"seeded: need bool, got {self.seeded!r}")
+            raise SettingsError(f"seeded: need bool, got {shown(self.seeded)}")
         # A ratio that underflows would be charged as nothing.
         if not 0 < self.rho < math.inf:
             raise SettingsError(
@@ -151,7 +151,7 @@ def positive(name: str, value: object) -> float:
     # NumPy's scalars are Real and Integral too; so is bool, which is a mistake here.
     number = math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
     if not 0 < number < math.inf:
-        raise SettingsError(f"{name}: must be a finite number above 0, got {value!r}")
+        raise SettingsError(f"{name}: must be a finite number above 0, got {shown(value)}")
     return number
 
 
@@ -165,5 +165,5 @@ def at_least_one(name: str, value: object) -> int:
     """
     number = 0 if isinstance(value, bool) or not isinstance(value, Integral) else int(value)
     if number < 1:
-        raise SettingsError(f"{name}: must be an integer of 1 or more, got {value!r}")
+        raise SettingsError(f"{name}: must be an integer of 1 or more, got {shown(value)}")
     return number

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Context
 from typing import Any
 
@@ -45,6 +45,13 @@ def rounded_up(epsilon: float) -> str:
     return f"{up.create_decimal_from_float(epsilon * (1 - SLACK)):f}"
 
 
+def price_of_replacing(epsilon: float | None) -> str:
+    """What stands beside an epsilon that is for adding or removing one; nothing for any other."""
+    if epsilon is None:
+        return ""
+    return f"; replacing a patient's record: {rounded_up(epsilon)}"
+
+
 @dataclass(frozen=True)
 class Figure:
     """One epsilon with what makes it readable; printing it prints all of it.
@@ -56,18 +63,25 @@ class Figure:
     epsilon, delta : float
     claim : str
         Who vouches for it, as the events say.
+    replacing : float or None
+        Epsilon by the same accountant for replacing a patient's record by another, where `epsilon`
+        is for adding or removing one; see `epsilons_of_replacing`. Else None.
     """
 
     accountant: str
     epsilon: float
     delta: float
     claim: str
+    replacing: float | None = None
 
     def __str__(self) -> str:
         return f"{self._number()} [{self.claim}]"
 
     def _number(self) -> str:
-        return f"epsilon {rounded_up(self.epsilon)} at delta {self.delta:g} ({self.accountant})"
+        return (
+            f"epsilon {rounded_up(self.epsilon)} at delta {self.delta:g} ({self.accountant}"
+            f"{price_of_replacing(self.replacing)})"
+        )
 
 
 @dataclass(frozen=True)
@@ -127,6 +141,7 @@ class Guarantee:
             "rho": self.rho,
             "mu": self.mu,
             "epsilons": {figure.accountant: figure.epsilon for figure in self.figures},
+            "replacing": self.headline.replacing,
         }
 
 
@@ -184,12 +199,22 @@ def account(
         neighbours=neighbours,
         claim=claim_of(events),
         extra=_opinions(events, delta) if second_opinions else {},
+        extra_replacing=_opinions(_doubled(events), delta) if second_opinions else {},
     )
 
 
+def _doubled(events: Sequence[ReleaseEvent]) -> list[ReleaseEvent]:
+    """The events for replacing a record, see `epsilons_of_replacing`; none where they are that."""
+    return [
+        replace(event, sensitivity=2 * event.sensitivity, neighbours="replace")
+        for event in events
+        if event.neighbours == "add-remove"
+    ]
+
+
 def _opinions(events: Sequence[ReleaseEvent], delta: float) -> dict[str, float]:
-    found = {}
-    for name in accountants.names():
+    found: dict[str, float] = {}
+    for name in accountants.names() if events else ():
         with suppress(MissingDependencyError):
             found[name] = accountants.find(name)(events, delta)
     return found
@@ -205,6 +230,7 @@ def guarantee_of(
     neighbours: Neighbours,
     claim: str,
     extra: Mapping[str, float] | None = None,
+    extra_replacing: Mapping[str, float] | None = None,
 ) -> Guarantee:
     """What releases of a known total cost promise; `account` is this for a list of events.
 
@@ -215,9 +241,48 @@ def guarantee_of(
         Number of releases, and of values in all of them.
     unit, neighbours, claim : str
         As in `ReleaseEvent`.
-    extra : mapping of str to float, optional
-        Epsilon by further accountants.
+    extra, extra_replacing : mapping of str to float, optional
+        Epsilon by further accountants, and for replacing a record.
     """
+    epsilons = _epsilons(rho, delta, count, unit) | dict(extra or {})
+    replacing: dict[str, float] = {}
+    if neighbours == "add-remove":
+        replacing = epsilons_of_replacing(rho, delta, count=count, unit=unit)
+        replacing |= extra_replacing or {}
+    figures = tuple(
+        Figure(name, epsilon, delta, claim, replacing.get(name, replacing.get(ZCDP_TIGHT)))
+        for name, epsilon in epsilons.items()
+    )
+    return Guarantee(releases, rho, math.sqrt(2 * rho), figures, delta, unit, neighbours, claim)
+
+
+def epsilons_of_replacing(rho: float, delta: float, *, count: int, unit: Unit) -> dict[str, float]:
+    """Epsilon, by accountant, for replacing one patient's record by any other.
+
+    `rho` is the cost of adding or removing a patient. To replace a record is to remove one and to
+    add one, so by the triangle inequality a sum over patients moves by at most twice the
+    sensitivity. The same noise then costs 4 rho in zCDP and 2 mu in Gaussian DP, which is also what
+    group privacy gives for two (Bun & Steinke 2016, Proposition 1.9; Dong, Roth & Su 2022). The
+    slack of discrete noise does not depend on the data, so it is the same.
+
+    Parameters
+    ----------
+    rho, delta : float
+    count : int
+        Number of values in all releases.
+    unit : str
+        As in `ReleaseEvent`.
+
+    Returns
+    -------
+    dict of str to float
+        Without Gaussian DP where the proof for discrete noise ends.
+    """
+    return _epsilons(4 * rho, delta, count, unit)
+
+
+def _epsilons(rho: float, delta: float, count: int, unit: Unit) -> dict[str, float]:
+    """Epsilon by accountant, the headline's first."""
     mu = math.sqrt(2 * rho)
     zcdp = {
         PROPOSITION_2_8: epsilon_proposition_2_8(rho, delta),
@@ -227,9 +292,5 @@ def guarantee_of(
         discrete = epsilon_gaussian_discrete(mu, delta, count)
         # Elsewhere tight zCDP is the smallest that is proven.
         first = {GAUSSIAN_DP_DISCRETE: discrete} if math.isfinite(discrete) else {}
-        epsilons = first | dict(reversed(zcdp.items()))
-    else:
-        epsilons = {**zcdp, GAUSSIAN_DP: epsilon_gaussian(mu, delta)}
-    epsilons |= extra or {}
-    figures = tuple(Figure(name, epsilon, delta, claim) for name, epsilon in epsilons.items())
-    return Guarantee(releases, rho, mu, figures, delta, unit, neighbours, claim)
+        return first | dict(reversed(zcdp.items()))
+    return {**zcdp, GAUSSIAN_DP: epsilon_gaussian(mu, delta)}

@@ -13,6 +13,7 @@ from dpfact_flower.data.site_data import COHORT, site_files
 from dpfact_flower.data.synthetic import preset, synthetic
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import SettingsError
+from dpfact_flower.machine.files import private_folder
 from dpfact_flower.settings import (
     AppSettings,
     PrivacySettings,
@@ -70,7 +71,7 @@ def prepare_data(app: AppSettings) -> list[Path]:
     if app.synthetic_preset and not (app.cohort_folder / COHORT).exists():
         chosen = preset(app.synthetic_preset)
         log(INFO, "making synthetic data (%s) in %s", app.synthetic_preset, app.cohort_folder)
-        app.cohort_folder.mkdir(parents=True, exist_ok=True)
+        private_folder(app.cohort_folder)  # it lies among what the sites keep
         synthetic(chosen).save(app.cohort_folder)
     return site_files(app.cohort_folder)
 

@@ -21,6 +21,7 @@ from pathlib import Path
 import tomli_w
 
 from dpfact_flower.errors import DPFactError, MissingDependencyError, SettingsError
+from dpfact_flower.machine.files import private_folder
 from dpfact_flower.machine.quiet import quietly
 from dpfact_flower.runtime.keeper import kept
 from dpfact_flower.settings import Scalar
@@ -148,7 +149,7 @@ def local_superlink(
         More options of `flower-superlink`.
     """
     home = home.absolute()
-    home.mkdir(parents=True, exist_ok=True)
+    private_folder(home)
     port, control = free_port(), free_port()
     address = f"127.0.0.1:{port}"
     connection: dict[str, object] = {"address": address}

@@ -13,6 +13,7 @@ import numpy as np
 from dpfact_flower.errors import DataError, StateError
 from dpfact_flower.machine.files import replacing
 from dpfact_flower.machine.npy import load_npz
+from dpfact_flower.machine.parsed import from_json
 from dpfact_flower.server.history import RoundRecord, read_lines
 from dpfact_flower.settings import check_name
 from dpfact_flower.tensor.arrays import Array
@@ -70,9 +71,12 @@ class Checkpoint:
         """
         try:
             arrays = load_npz(path, ["meta", "history"])
-            meta = json.loads(str(arrays.pop("meta")))
+            meta = from_json(str(arrays.pop("meta")))
             check_name("job", meta["job"])
             records = read_lines(str(arrays.pop("history")).splitlines())
             return cls(dict(meta["identity"]), meta["job"], int(meta["rounds"]), records, arrays)
-        except (DataError, KeyError, TypeError, ValueError) as error:
-            raise StateError(f"{path}: damaged checkpoint ({type(error).__name__})") from None
+        except (DataError, KeyError, TypeError, ValueError, OverflowError) as error:
+            raise StateError(
+                f"{path}: damaged checkpoint ({type(error).__name__}); restore it from a copy, or "
+                "start a new run"
+            ) from None

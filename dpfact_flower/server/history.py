@@ -11,6 +11,7 @@ from typing import Any
 
 from dpfact_flower.errors import DataError
 from dpfact_flower.machine.files import add_line, replacing
+from dpfact_flower.machine.parsed import from_json
 
 _MAX_REASON = 300
 HISTORY = "history.jsonl"
@@ -109,6 +110,8 @@ def read_history(folder: Path) -> list[RoundRecord]:
         raise DataError(f"{path}: no such file; is this the folder of a run?")
     try:
         return read_lines(path.read_bytes().splitlines())
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
 
@@ -124,7 +127,7 @@ def read_lines(lines: Iterable[bytes | str]) -> list[RoundRecord]:
     records = []
     for number, line in enumerate(lines, start=1):
         try:
-            records.append(RoundRecord.from_dict(json.loads(line)))
-        except (KeyError, TypeError, ValueError):
+            records.append(RoundRecord.from_dict(from_json(line)))
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
             raise DataError(f"line {number} is damaged") from None
     return records

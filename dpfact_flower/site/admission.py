@@ -12,7 +12,8 @@ from pathlib import Path
 
 from dpfact_flower.data.site_data import SiteSource
 from dpfact_flower.data.vocabulary import joint_digest
-from dpfact_flower.errors import MessageError, PrivacyRefusedError, SettingsError, StateError
+from dpfact_flower.errors import MessageError, PrivacyRefusedError, SettingsError, StateError, shown
+from dpfact_flower.machine.files import check_own, check_way
 from dpfact_flower.privacy.ledger import LEDGER, LastAnswer, Ledger
 from dpfact_flower.privacy.tally import Tally
 from dpfact_flower.settings import SiteSettings
@@ -52,6 +53,21 @@ def check_choices(settings: SiteSettings) -> None:
         raise SettingsError("allow-privacy: 'none' beside a mode with noise would void max-epsilon")
 
 
+def check_folders(root: Path, site: str, job: str, *, simulation: bool) -> None:
+    """Refuse a state-dir, or a folder in it, that others could have made, change or move away.
+
+    Raises
+    ------
+    StateError
+        Naming the folder and the way out.
+    """
+    own = root / site
+    for path in (root, own, own / LEDGER, own / f"{LEDGER}-journal", own / job):
+        check_own(path)
+    if not simulation:
+        check_way(root)
+
+
 def check_allowed(request: RoundRequest, settings: SiteSettings) -> None:
     """Refuse what the hospital does not take part in, or not at that size.
 
@@ -70,7 +86,7 @@ def check_allowed(request: RoundRequest, settings: SiteSettings) -> None:
     ):
         if asked not in allowed.split(","):
             raise PrivacyRefusedError(
-                f"the run asks for {name} {asked!r}; this site's allow-{name} is {allowed!r}"
+                f"the run asks for {name} {shown(asked)}; this site's allow-{name} is {allowed!r}"
             )
     for name, size, most in (
         ("rank", request.solver.rank, settings.max_rank),

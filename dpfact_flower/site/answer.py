@@ -96,6 +96,7 @@ class Site:
         # Everything before the data is touched decides by public facts and the site's own record.
         admission.check_allowed(request, self._settings)
         admission.check_vocabulary(request, self._source)
+        admission.check_folders(self._root, self.name, request.job, simulation=self._simulation)
         work = self._work(request)
         folder = self._root / self.name
         with disk_errors(folder), locked(folder):

@@ -9,6 +9,8 @@ from pathlib import Path
 from dpfact_flower.errors import DPFactError
 
 _logger = logging.getLogger(__name__)
+_MOST_TEXT = 800
+"""Characters of an error in the log, whoever made it so long: a line stays below 1 kB."""
 
 
 def log_privately(site: str, error: Exception) -> str:
@@ -18,7 +20,8 @@ def log_privately(site: str, error: Exception) -> str:
     data ("could not convert ..."): of those, the kind and the place are logged, not the text.
     """
     if isinstance(error, DPFactError):
-        _logger.error("site %s: %s: %s", site, error.code, error)
+        text = str(error)
+        _logger.error("site %s: %s: %s", site, error.code, text[:_MOST_TEXT])
     else:
         frames = traceback.extract_tb(error.__traceback__)[-3:]
         place = " > ".join(f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in frames)

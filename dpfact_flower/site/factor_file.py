@@ -7,7 +7,6 @@ A zip as of `numpy.savez` takes longer, and its checksums leave out the director
 
 from __future__ import annotations
 
-import io
 import json
 import zlib
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ import numpy as np
 
 from dpfact_flower.errors import DataError
 from dpfact_flower.machine import npy
+from dpfact_flower.machine.parsed import from_json
 from dpfact_flower.tensor import Factors
 
 _CHECK = 8  # hexadecimal digits of a CRC-32
@@ -58,12 +58,13 @@ def read_factors(path: Path) -> tuple[Factors, Any]:
         content = path.read_bytes()
         if zlib.crc32(memoryview(content)[:-_CHECK]) != int(content[-_CHECK:], 16):
             raise ValueError("checksum")
-        file = io.BytesIO(content)
-        stack = np.lib.format.read_array(file)
-        told = json.loads(file.read()[:-_CHECK])
-        ends = np.cumsum(told["sizes"])
-        if stack.dtype != np.float32 or ends[-1] != len(stack):
+        stack, end = npy.parse(content)
+        told = from_json(content[end:-_CHECK])
+        sizes = told["sizes"]
+        if not sizes or any(type(size) is not int or size < 0 for size in sizes):
             raise ValueError("sizes")
-        return tuple(np.split(stack, ends[:-1])), told["meta"]
+        if stack.dtype != np.float32 or stack.ndim != 2 or sum(sizes) != len(stack):
+            raise ValueError("shape")
+        return tuple(np.split(stack, np.cumsum(sizes[:-1]))), told["meta"]
     except (OSError, KeyError, IndexError, TypeError, ValueError) as error:
         raise DataError(f"{path}: damaged factors ({type(error).__name__})") from None

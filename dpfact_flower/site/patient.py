@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfact_flower.data.site_data import SiteSource
-from dpfact_flower.errors import DataError, MessageError, SettingsError
+from dpfact_flower.errors import DataError, MessageError, SettingsError, shown
 from dpfact_flower.estimation.start import usage_of
 from dpfact_flower.privacy import Noise, Release, ReleaseEvent, release_nothing
 from dpfact_flower.privacy.patient import release
@@ -163,7 +163,7 @@ def check_carries(request: RoundRequest, planned: PlannedRelease | None) -> None
     kept = request.privacy.codes_kept if kind != "codes" else ()
     got = tuple(len(positions) for positions in request.selection)
     if got != kept:
-        raise MessageError(f"{where} needs a selection of {kept or 'no'} codes, got {got}")
+        raise MessageError(f"{where} needs a selection of {kept or 'no'} codes, got {shown(got)}")
 
 
 def check_modes(request: RoundRequest, sizes: Sequence[int]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from dpfact_flower.data.site_data import SiteData
-from dpfact_flower.errors import DataError, StateError
+from dpfact_flower.errors import DataError, MessageError, StateError
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.round import local_settings, localised, measure, scaled, solved, stream
 from dpfact_flower.site.store import (
@@ -65,10 +65,7 @@ def refit(
     store = SiteStore(
         Path(settings.state_dir).expanduser(), name, job, data.fingerprint, simulation=simulation
     )
-    ending = store.ending()
-    if ending is None:
-        raise StateError(f"{store.folder}: the run has not ended here; nothing to refit around")
-    request = localised(RoundRequest.from_wire(*ending), settings)
+    request = localised(last_request(store), settings)
     tensor = data.select_codes(request.selection).tensor
     if tensor.nnz == 0:
         raise DataError(f"site {name}: no patient has any of the run's codes")
@@ -77,6 +74,26 @@ def refit(
     store.keep_only(state.round)
     store.note(measures)
     return measures
+
+
+def last_request(store: SiteStore) -> RoundRequest:
+    """The request that a run ended with.
+
+    Raises
+    ------
+    StateError
+        If the run has not ended here, or what is kept of its end is damaged.
+    """
+    ending = store.ending()
+    if ending is None:
+        raise StateError(f"{store.folder}: the run has not ended here; nothing to refit around")
+    try:
+        return RoundRequest.from_wire(*ending)
+    except MessageError as error:
+        raise StateError(
+            f"{store.folder / ENDING}: damaged ({error}); remove it, and have the last round asked "
+            "for again"
+        ) from None
 
 
 def unfitted(folder: Path) -> list[str]:

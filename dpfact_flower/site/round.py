@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfact_flower.errors import DataError, DivergenceError
+from dpfact_flower.errors import DataError, DivergenceError, shown
 from dpfact_flower.machine.threads import one_blas_thread
 from dpfact_flower.privacy import (
     Release,
@@ -158,7 +158,7 @@ def check_shapes(sizes: Sequence[int], anchors: Sequence[NDArray[np.float32]]) -
     asked = tuple(len(anchor) for anchor in anchors)
     if asked != tuple(sizes):
         raise DataError(
-            f"the run's feature modes have sizes {asked}, this site's {tuple(sizes)}: "
+            f"the run's feature modes have sizes {shown(asked)}, this site's {tuple(sizes)}: "
             "the vocabularies differ"
         )
 

@@ -26,12 +26,14 @@ from dpfact_flower.errors import DataError, StateError
 from dpfact_flower.machine.files import (
     Version,
     add_line,
+    check_own,
     for_owner,
     private_folder,
     replacing,
     version,
 )
 from dpfact_flower.machine.npy import load_npz
+from dpfact_flower.machine.parsed import from_json
 from dpfact_flower.settings import Scalar
 from dpfact_flower.site.factor_file import read_factors, write_factors
 from dpfact_flower.tensor import Factors
@@ -88,8 +90,14 @@ class RoundMeasures:
 
     @classmethod
     def from_dict(cls, line: dict[str, Any]) -> RoundMeasures:
-        """Read what `dataclasses.asdict` and JSON made of it."""
-        return cls(
+        """Read what `dataclasses.asdict` and JSON made of it.
+
+        Raises
+        ------
+        KeyError, TypeError, ValueError
+            If it is something else.
+        """
+        made = cls(
             **{
                 **line,
                 "objective": tuple(line["objective"]),
@@ -97,6 +105,13 @@ class RoundMeasures:
                 "error": SquaredError(**line["error"]),
             }
         )
+        numbers = (*made.objective, *made.column_norms, *vars(made.error).values())
+        numbers = (*numbers, made.eta, made.seconds)
+        if any(type(whole) is not int for whole in (made.round, made.rollbacks)) or any(
+            type(number) not in (int, float) for number in numbers
+        ):
+            raise ValueError("measures")
+        return made
 
 
 class SiteStore:
@@ -114,6 +129,11 @@ class SiteStore:
         Whether this process plays the site. Then `save` does not wait for the disk, it writes over
         what `keep_only` would have deleted, and the factors saved last stay in memory too: a real
         site's process ends with the message.
+
+    Raises
+    ------
+    StateError
+        If one of the folders is not this user's alone, see `check_own`.
     """
 
     def __init__(
@@ -126,6 +146,8 @@ class SiteStore:
         simulation: bool = False,
     ) -> None:
         self.folder = Path(root) / site / job
+        for path in (self.folder.parents[1], self.folder.parent, self.folder):
+            check_own(path)
         self._fingerprint = fingerprint
         self._simulation = simulation
         self._begun = False
@@ -161,8 +183,13 @@ class SiteStore:
             factors, meta = read_factors(path)
             fingerprint = meta["fingerprint"]
             state = SiteState(meta["round"], factors, meta["eta"])
+            if type(state.round) is not int or type(state.eta) not in (int, float):
+                raise DataError("meta")
         except (DataError, KeyError, TypeError) as error:
-            raise StateError(f"{path}: damaged state ({type(error).__name__})") from None
+            raise StateError(
+                f"{path}: damaged state ({type(error).__name__}); restore the folder from a copy, "
+                "or start a new job"
+            ) from None
         if fingerprint != self._fingerprint:
             raise StateError(
                 f"{path}: state of other data; if the data has changed, start a new job"
@@ -224,19 +251,28 @@ class SiteStore:
             return None
         try:
             found = load_npz(path, ["arr_0"])
-            told = json.loads(str(found.pop("arr_0")))
+            told = from_json(str(found.pop("arr_0")))
             fingerprint, config = told["fingerprint"], dict(told["config"])
+            arrays = [found[f"arr_{number}"] for number in range(1, 1 + len(found))]
         except (DataError, KeyError, TypeError, ValueError) as error:
-            raise StateError(f"{path}: damaged ({type(error).__name__})") from None
+            raise StateError(
+                f"{path}: damaged ({type(error).__name__}); remove it, and have the last round "
+                "asked for again"
+            ) from None
         if fingerprint != self._fingerprint:
             raise StateError(f"{path}: of a run on other data")
-        return [found[f"arr_{number}"] for number in range(1, 1 + len(found))], config
+        return arrays, config
 
     def same_selection(self, digest: str) -> bool:
         """Whether a job's selection of codes is the one that it had before; the first is noted."""
         path = self.folder / _SELECTION
-        with suppress(FileNotFoundError):
-            return path.read_text(encoding="ascii", errors="replace") == digest
+        try:
+            with path.open("rb") as file:
+                return file.read(1 + len(digest)) == digest.encode()
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise StateError(f"{path}: cannot be read ({error.strerror})") from None
         self.begin()
         with replacing(path, durable=not self._simulation) as file:
             file.write(digest.encode())
@@ -277,9 +313,13 @@ class SiteStore:
         if not path.exists():
             return []
         rounds: dict[int, RoundMeasures] = {}
-        for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        try:
+            lines = path.read_bytes().splitlines()
+        except OSError as error:
+            raise StateError(f"{path}: cannot be read ({error.strerror})") from None
+        for number, line in enumerate(lines, start=1):
             try:
-                measures = RoundMeasures.from_dict(json.loads(line))
+                measures = RoundMeasures.from_dict(from_json(line))
             except (KeyError, TypeError, ValueError):
                 raise StateError(f"{path}: line {number} is damaged") from None
             rounds[measures.round] = measures

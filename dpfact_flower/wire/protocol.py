@@ -18,8 +18,8 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfact_flower.errors import DataError, MessageError, SettingsError
-from dpfact_flower.settings import PrivacySettings, Scalar, SolverSettings, check_name
+from dpfact_flower.errors import DataError, MessageError, SettingsError, shown
+from dpfact_flower.settings import LARGEST, PrivacySettings, Scalar, SolverSettings, check_name
 from dpfact_flower.tensor import Factors, Selection
 from dpfact_flower.wire.packing import pack, unpack
 
@@ -105,7 +105,7 @@ class RoundRequest:
         if type(version) is not int or version != PROTOCOL_VERSION:
             raise MessageError(
                 f"not a DPFact round of protocol {PROTOCOL_VERSION} "
-                f"(protocol: {str(version)[:20]!r}); {SPEAKERS}"
+                f"(protocol: {shown(version)}); {SPEAKERS}"
             )
         # A default of this version need not be the server's: every setting must be there, except
         # an empty text.
@@ -223,7 +223,7 @@ class SiteReply:
             ]
         got = [getattr(array, "shape", None) for array in arrays]
         if got != list(shapes):
-            raise MessageError(f"{who}: need shapes {list(shapes)}, got {got}")
+            raise MessageError(f"{who}: need shapes {list(shapes)}, got {shown(got)}")
         for number, array in enumerate(arrays, start=1):
             limit = MAX_FACTOR if array.ndim == 2 else MAX_STATISTIC
             _check_values(array, f"{who}, array {number}", limit)
@@ -257,7 +257,7 @@ def checked_factors(arrays: Sequence[NDArray[Any]], *, rank: int, who: str) -> F
         where = f"{who}, mode {mode}"
         _check_values(array, where, MAX_FACTOR)
         if array.ndim != 2 or array.shape[0] < 1 or array.shape[1] != rank:
-            raise MessageError(f"{where}: need shape (features, {rank}), got {array.shape}")
+            raise MessageError(f"{where}: need shape (features, {rank}), got {shown(array.shape)}")
     return tuple(np.ascontiguousarray(array) for array in arrays)
 
 
@@ -292,7 +292,8 @@ def _split(
 
 def _check_values(array: NDArray[Any], where: str, limit: float) -> None:
     if not isinstance(array, np.ndarray) or array.dtype != np.float32:
-        raise MessageError(f"{where}: need float32, got {getattr(array, 'dtype', type(array))}")
+        kind = getattr(array, "dtype", type(array))
+        raise MessageError(f"{where}: need float32, got {str(kind)[:80]}")
     if not array.size or np.abs(array).max() <= limit:  # NaN is not: one look at what is good
         return
     if not np.isfinite(array).all():
@@ -312,9 +313,9 @@ def _field(
     if type(value) is not kind:
         raise MessageError(f"{key}: need {kind.__name__}, got {type(value).__name__}")
     if low is not None and int(value) < low:
-        raise MessageError(f"{key}: must be at least {low}, got {value}")
-    if high is not None and int(value) > high:
-        raise MessageError(f"{key}: must be at most {high}, got {value}")
+        raise MessageError(f"{key}: must be at least {low}, got {shown(value)}")
+    if isinstance(value, int) and value > (LARGEST if high is None else high):
+        raise MessageError(f"{key}: must be at most {shown(high or LARGEST)}, got {shown(value)}")
     return value
 
 

@@ -5,6 +5,7 @@ import pytest
 
 from dpfact_flower.audit import (
     Subject,
+    audit_folders,
     audit_ledger,
     audit_likelihood,
     audit_noise,
@@ -39,6 +40,7 @@ QUICK = {
     "likelihood, 1000 runs": lambda subject, rng, tell: audit_likelihood(subject, rng, tell=tell),
     "ledger": lambda subject, rng, tell: audit_ledger(subject, rng, tell=tell),
     "replies": lambda subject, rng, tell: audit_replies(subject, rng, tell=tell),
+    "folders": lambda subject, rng, tell: audit_folders(subject, rng, trials=40, tell=tell),
 }
 """The audits, with fewer trials than on a user's behalf."""
 

@@ -17,12 +17,13 @@ import numpy as np
 from dpfact_flower.audit import subject as subject_module
 from dpfact_flower.client import DPFactClient
 from dpfact_flower.errors import RoundFailedError
+from dpfact_flower.machine import files
 from dpfact_flower.privacy import Noise, Release, release_nothing
-from dpfact_flower.privacy.ledger import Ledger, ReleaseKey
+from dpfact_flower.privacy.ledger import Ledger, ReleaseKey, book
 from dpfact_flower.privacy.noise import SIGMA
 from dpfact_flower.privacy.patient.statistics import BoundedSum
 from dpfact_flower.privacy.release import replay
-from dpfact_flower.site import admission
+from dpfact_flower.site import admission, store
 from dpfact_flower.site import patient as patient_site
 from dpfact_flower.site.answer import Site
 from dpfact_flower.site.patient import PatientRound
@@ -465,6 +466,32 @@ def variance_planned(monkeypatch):
     monkeypatch.setattr(subject_module, "plan_patient", plan)
 
 
+def folders_not_checked(monkeypatch):
+    """A site takes whatever folder there is."""
+    for module in (admission, book, files, store):
+        monkeypatch.setattr(module, "check_own", lambda path, reading=False: None)
+
+
+def owner_not_checked(monkeypatch):
+    """Links and modes are looked at, and whose it is is not."""
+    real = files.check_own
+    for module in (admission, book, files, store):
+        monkeypatch.setattr(
+            module, "check_own", lambda path, reading=False: real(path, reading=True)
+        )
+
+
+def others_errors_let_through(monkeypatch):
+    """What SQLite raises is not made an error of ours."""
+    monkeypatch.setattr(book, "translated", lambda path: nullcontext())
+
+
+# Who is not root cannot give a folder away, so the audit cannot try.
+ROOTS_MUTANTS = (
+    (Mutant("folders of another user", owner_not_checked, "folders", "folders: others'"),)
+    if os.name != "nt" and os.geteuid() == 0
+    else ()
+)
 MUTANTS = (
     Mutant("no clip", with_refinement(no_clip), "sensitivity", "sensitivity: round 2"),
     Mutant(
@@ -568,6 +595,11 @@ MUTANTS = (
     Mutant("failures charged", failures_charged, "replies", "replies: charges"),
     Mutant("number of patients sent", number_of_patients_sent, "replies", "replies: neighbours"),
     Mutant("own factors sent", refit_sent, "ledger", "messages: last round"),
+    Mutant("folders not checked", folders_not_checked, "folders", "folders: others'"),
+    *ROOTS_MUTANTS,
+    Mutant(
+        "others' errors let through", others_errors_let_through, "folders", "folders: damaged files"
+    ),
     Mutant("plan overspends", overspent, "ledger", "ledger: planned epsilon"),
     Mutant("variance planned", variance_planned, "ledger", "ledger: planned epsilon"),
 )

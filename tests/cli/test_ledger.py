@@ -20,6 +20,7 @@ from dpfact_flower.privacy import (
     Release,
     ReleaseEvent,
     account,
+    rounded_up,
 )
 from dpfact_flower.privacy.ledger import LEDGER, Ledger, ReleaseKey
 from dpfact_flower.privacy.release import release_nothing
@@ -121,6 +122,21 @@ def test_the_running_total_is_that_of_all_releases_of_the_unit_so_far(state_dir)
         assert epsilon <= last <= epsilon * 1.001  # rounded up, never down
     rows = [row for row in text.splitlines() if "first" in row]
     assert [bool(row.split("│")[-1].strip()) for row in rows] == [False, True, False, True]
+
+
+def test_replacing_a_record_is_priced_where_it_is_not_what_is_counted_already(tmp_path):
+    with Ledger(tmp_path / "north") as ledger:
+        charge(ledger, "first", 1, "patient")
+        charge(ledger, "second", 1, "patient")
+        events = ledger.events()
+    text = ledger_text("show", tmp_path)
+    for so_far in (events[: len(events) // 2], events):
+        assert f"({rounded_up(account(so_far, 1e-5).headline.replacing)})" in text
+    releases = json.loads(ledger_text("show", tmp_path, "--json"))["releases"]
+    assert releases[-1]["running_replacing"] == account(events, 1e-5).headline.replacing
+    with Ledger(tmp_path / "south") as ledger:
+        charge(ledger, "first", 1, "entry")
+    assert "record:" not in ledger_text("show", tmp_path, "--site", "south")
 
 
 def test_totals_stand_under_every_accountant_with_their_claim_and_unit(state_dir):

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from dpfact_flower.cli.main import app
 from dpfact_flower.errors import SettingsError
+from dpfact_flower.privacy import rounded_up
 from dpfact_flower.privacy.patient.plan import plan_patient
 from dpfact_flower.settings import PrivacySettings
 
@@ -42,6 +43,19 @@ def test_the_table_names_each_release_and_the_prospects():
     for rank in (5, 10, 20, 50):  # fewer phenotypes stand higher above the noise
         made = plan_patient(settings, sizes=(202, 316), rank=rank, sites=6)
         assert f"{made.outlook.signal:.2g}" in text
+
+
+def test_the_price_of_replacing_a_record_stands_beside_every_epsilon():
+    text = plan(*FACTS, "--epsilon", "4")
+    settings = PrivacySettings(epsilon=4.0, delta=1e-5, patients=40662)
+    made = plan_patient(settings, sizes=(202, 316), rank=50, sites=6).guarantee()
+    price = rounded_up(made.headline.replacing)
+    assert price == "9.085"
+    assert f"; replacing a patient's record: {price})" in text
+    assert text.count("replacing a patient's record:") == len(made.figures)
+    assert f"({price})" in text  # in the head of the table of prospects
+    found = json.loads(plan(*FACTS, "--json"))["guarantee"]
+    assert found["replacing"] == pytest.approx(9.085, abs=1e-3)
 
 
 def test_a_signal_far_above_the_noise_is_a_whole_number():

@@ -49,6 +49,7 @@ _COST = {
     "rho": 0.43,
     "mu": 0.93,
     "epsilons": {"Gaussian DP": 3.99996, "zCDP, tight": 4.32},
+    "replacing": 9.0851,
 }
 _RELEASE = SpentRelease(
     "round 1, start", 1.0, 1.29, 51040, "patient", "add-remove", PATIENT_CLAIM, False, 0.3

@@ -8,10 +8,11 @@ from dpfact_flower.evaluation.run_folder import write_summary
 from dpfact_flower.runtime.federate import federate
 from tests.evaluation.summaries import DEPLOYED, SIMULATED
 
+EPSILON = "epsilon (replacing a record)"
 RUNS = {
     "open": ({"privacy": "none", "rounds": 2}, "none", "-"),
-    "patient": ({"epsilon": 2.0}, "patient", "2.000"),
-    "seeded": ({"epsilon": 2.0, "noise-seed": 1}, "patient (seeded: not private)", "2.000"),
+    "patient": ({"epsilon": 2.0}, "patient", "2.000 (4.393)"),
+    "seeded": ({"epsilon": 2.0, "noise-seed": 1}, "patient (seeded: not private)", "2.000 (4.393)"),
     "paper": (
         {"privacy": "paper", "epsilon": 1.0, "rounds": 2, "solver": "psgd", "clip": 1.0},
         "paper (claimed by DPFact, Theorem 4.1; entry-level; not proven)",
@@ -29,7 +30,7 @@ def test_a_row_a_run_with_its_promise(cohort_folder, tmp_path):
     assert len({line.count("|") for line in lines}) == 1
     for line, (name, (_, mode, epsilon)) in zip(lines[2:], RUNS.items(), strict=True):
         row = dict(zip(header, line.split(" | "), strict=True))
-        assert (row["| run"], row["privacy"], row["epsilon"]) == (f"| {name}", mode, epsilon)
+        assert (row["| run"], row["privacy"], row[EPSILON]) == (f"| {name}", mode, epsilon)
 
 
 def test_a_folder_without_a_finished_run_is_named(tmp_path):
@@ -57,7 +58,8 @@ def test_what_was_measured_stands_in_its_column(tmp_path):
     )
     assert simulated == {
         "run": "simulated", "data": "demo", "sites": "2", "patients": "1,050",
-        "non-zeros": "1,234", "R": "12", "rounds": "4", "privacy": "patient", "epsilon": "4.000",
+        "non-zeros": "1,234", "R": "12", "rounds": "4", "privacy": "patient",
+        EPSILON: "4.000 (9.086)",
         "fit": "-0.013", "RMSE all cells": "0.00514", "RMSE non-zeros": "0.1240",
         "AUC": "0.788 ± 0.012", "AUC raw codes": "0.812 ± 0.010", "AUC volume": "0.600 ± 0.020",
         "FMS": "0.97", "MB down": "0.0", "MB up": "1.2", "seconds": "7500",
@@ -65,6 +67,6 @@ def test_what_was_measured_stands_in_its_column(tmp_path):
     }  # fmt: skip
     unknown = {name for name, text in deployed.items() if text == "-"}
     assert unknown == {
-        "patients", "non-zeros", "epsilon", "fit", "RMSE all cells", "RMSE non-zeros", "AUC",
+        "patients", "non-zeros", EPSILON, "fit", "RMSE all cells", "RMSE non-zeros", "AUC",
         "AUC raw codes", "AUC volume", "FMS", "of them solver",
     }  # fmt: skip

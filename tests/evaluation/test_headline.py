@@ -24,7 +24,8 @@ def test_a_deployment_shows_what_the_server_knows():
 def test_a_simulation_shows_what_was_measured():
     shown = dict(headline(SIMULATED))
     assert shown["privacy"] == (
-        f"epsilon 4.000 at delta 1e-05 (Gaussian DP) [{PATIENT_CLAIM}]"  # rounded up
+        "epsilon 4.000 at delta 1e-05 (Gaussian DP; replacing a patient's record: 9.086) "
+        f"[{PATIENT_CLAIM}]"  # rounded up
     )
     assert shown["fit"] == "−1.2 % of the data, RMSE 0.005145 over all cells, 0.124 over non-zeros"
     assert shown["factor match"] == "0.974 with the planted phenotypes, of 1"

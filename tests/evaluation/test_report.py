@@ -242,6 +242,24 @@ def test_sites_that_spent_differently_have_a_row_each(paper_run, tmp_path):
     assert "another claim" in rows[1]
 
 
+def test_the_price_of_replacing_a_record_stands_beside_the_epsilon(paper_run, tmp_path):
+    folder = Path(shutil.copytree(paper_run, tmp_path / "copy"))
+    assert "replacing a" not in page_of(paper_run).texts["privacy"]  # it is what is counted
+
+    def as_if_of_patients(summary):
+        for spent in (summary, *summary["per_site"].values()):
+            spent |= {"neighbours": "add-remove", "replacing": 7.654321}
+
+    change(folder / "summary.json", as_if_of_patients)
+    page = Page(folder)
+    (claim,) = [t for _, tag, t in page.blocks if tag == "p" and "replacing a patient" in t]
+    assert "replacing a patient's record: 7.655" in claim
+    assert PAPER_CLAIM in claim
+    rows = page.rows("privacy")
+    assert any("ε for replacing" in row for row in rows)
+    assert sum("7.655" in row for row in rows) == 1
+
+
 def test_seeded_noise_voids_every_figure(data, tmp_path):
     config = {**PAPER, "data": str(data), "out": str(tmp_path / "run"), "noise-seed": 3}
     page = Page(federate(config))

@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 from dpfact_flower import privacy
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.privacy import PAPER_CLAIM, SEEDED_CLAIM, PaperPlan, ReleaseEvent, account
-from dpfact_flower.privacy.conversions import GAUSSIAN_DP, PROPOSITION_2_8, ZCDP_TIGHT
+from dpfact_flower.privacy.conversions import (
+    DISCRETE_SLACK,
+    GAUSSIAN_DP,
+    GAUSSIAN_DP_DISCRETE,
+    OPACUS_RDP,
+    PROPOSITION_2_8,
+    ZCDP_TIGHT,
+)
 
 ADD_OR_REMOVE = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
 CLOSE = 1e-9  # relative; the functions reach about 1e-11
@@ -290,6 +297,76 @@ def test_summary_is_flat_and_complete():
     assert summary["delta"] == 1e-5
     assert summary["accountant"] == PROPOSITION_2_8
     assert summary["epsilons"] == {f.accountant: f.epsilon for f in guarantee.figures}
+
+
+# --- Replacing a record ---------------------------------------------------------------------------
+
+
+patients = {"unit": "patient", "neighbours": "add-remove"}
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.floats(0.3, 50), min_size=1, max_size=5), deltas)
+def test_replacing_a_record_costs_what_noise_of_half_the_size_would(multipliers, delta):
+    """A sum moves by at most twice as much, so mu doubles; checked without our conversions."""
+    guarantee = account([made(multiplier, **patients) for multiplier in multipliers], delta)
+    mu = 2 * math.sqrt(sum(multiplier**-2 for multiplier in multipliers))
+    epsilon = guarantee.headline.replacing
+    assume(guarantee.headline.accountant == GAUSSIAN_DP_DISCRETE)
+    assume(1e-3 < epsilon < 400)  # where the proof for discrete noise holds
+    # The slack of discrete noise is on both, and nothing else is.
+    exact = delta_to_50_digits(mu, epsilon - DISCRETE_SLACK)
+    assert float(exact / (delta * (1 - DISCRETE_SLACK))) == pytest.approx(1, rel=1e-8)
+
+
+def test_replacing_a_record_against_privacy_loss_distributions():
+    multipliers, delta, interval = [7.0] * 30, 1e-5, 1e-4
+    theirs = pld.PLDAccountant(ADD_OR_REMOVE, value_discretization_interval=interval)
+    for multiplier in multipliers:
+        theirs.compose(dp_accounting.GaussianDpEvent(multiplier / 2))
+    ours = account([made(m, **patients) for m in multipliers], delta).headline.replacing
+    upper = theirs.get_epsilon(delta)
+    assert ours <= upper * (1 + 1e-6) + 2e-6
+    assert upper <= ours + interval * len(multipliers)
+
+
+def test_every_figure_has_its_own_price_by_its_own_conversion():
+    guarantee = account([made(2.0, **patients)] * 3, 1e-5)
+    doubled = account([made(1.0)] * 3, 1e-5)
+    for name in (ZCDP_TIGHT, PROPOSITION_2_8):
+        expected = figure(doubled, name)
+        (found,) = [f.replacing for f in guarantee.figures if f.accountant == name]
+        assert found == pytest.approx(expected, rel=CLOSE)
+    second = account([made(2.0, **patients)] * 3, 1e-5, second_opinions=True).figures[-1]
+    assert second.accountant == OPACUS_RDP
+    assert second.replacing == pytest.approx(
+        figure(account([made(1.0)] * 3, 1e-5, second_opinions=True), OPACUS_RDP), rel=CLOSE
+    )
+
+
+def test_the_documents_example_of_a_price():
+    mu = privacy.mu_for_epsilon(4.0, 1e-5)
+    (price,) = {f.replacing for f in account([made(1 / mu, **patients)], 1e-5).figures[:1]}
+    assert price == pytest.approx(9.085, abs=5e-4)
+
+
+def test_the_price_stands_wherever_the_epsilon_does_and_only_where_it_is_one():
+    guarantee = account([made(2.0, **patients)], 1e-5)
+    price = privacy.rounded_up(guarantee.headline.replacing)
+    assert f"; replacing a patient's record: {price})" in str(guarantee.headline)
+    assert str(guarantee).count("replacing a patient's record") == len(guarantee.figures)
+    assert guarantee.to_dict()["replacing"] == guarantee.headline.replacing
+    entries = account([made(2.0)], 1e-5)  # whose neighbours are that already
+    assert "replacing" not in str(entries)
+    assert entries.to_dict()["replacing"] is None
+
+
+def test_where_the_proof_for_discrete_noise_ends_the_price_is_by_tight_zcdp():
+    guarantee = account([made(1 / 20.0, **patients)], 1e-5)
+    assert guarantee.headline.accountant == GAUSSIAN_DP_DISCRETE
+    assert guarantee.headline.replacing == pytest.approx(
+        privacy.epsilon_zcdp_tight(4 * guarantee.rho, 1e-5)
+    )
 
 
 # --- Bad input ------------------------------------------------------------------------------------

@@ -1,12 +1,12 @@
-"""A deployment gives the numbers of one process, spends budgets once, and outlives a site.
+"""A deployment gives the numbers of one process, and outlives a site.
 
-A SuperLink and three SuperNodes, each a process of its own on loopback, started and ended here.
+A SuperLink and three SuperNodes, each a process of its own on loopback, started and ended here. In
+patient mode: test_secure_deployment.py.
 """
 
 import os
 import signal
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
@@ -14,49 +14,18 @@ from dpfact_flower.evaluation.run_folder import read_json, read_model
 from dpfact_flower.privacy.ledger import Ledger
 from dpfact_flower.runtime.federate import federate
 from dpfact_flower.runtime.keeper import kept
-from dpfact_flower.runtime.superlink import RunFailedError, local_superlink
+from dpfact_flower.runtime.superlink import local_superlink
 from dpfact_flower.server.history import read_history
 from tests.patience import PATIENCE, await_that
 from tests.runtime.deployment import (
     APP,
     CONFIG,
-    PATIENT,
     assert_same,
     lines_of,
     server_config,
     site_config,
     supernode,
 )
-
-
-@pytest.mark.slow
-@pytest.mark.deployment
-def test_patient_mode_deployed_spends_each_hospitals_budget_once(cohort, cohort_folder, tmp_path):
-    config = {**PATIENT, **server_config(cohort, tmp_path), "min-sites": 3}
-    allowed = {"allow-privacy": "patient", "max-epsilon": 5.0}
-    with ExitStack() as stack:
-        superlink = stack.enter_context(local_superlink(tmp_path / "flwr", simulation=False))
-        for site in cohort.sites:
-            own = site_config(cohort_folder, tmp_path, site.name, **allowed)
-            stack.enter_context(supernode(superlink, tmp_path, own))
-        superlink.run(APP, config)
-        spent = [ledger_of(tmp_path, site.name) for site in cohort.sites]
-        with pytest.raises(RunFailedError):  # every hospital has spent what it allows
-            superlink.run(APP, {**config, "out": str(tmp_path / "second")})
-    assert [ledger_of(tmp_path, site.name) for site in cohort.sites] == spent
-    summary = read_json(tmp_path / "deployed" / "summary.json")
-    assert summary["epsilon"] == pytest.approx(PATIENT["epsilon"], rel=1e-6)
-    assert summary["claim"].startswith("proven: patient-level")
-    for (events, sent), ledger in zip(spent, summary["per_site"].values(), strict=True):
-        assert [event.sigma for event in events] == [row["sigma"] for row in ledger["ledger"]]
-        assert sent == len(events)  # the last round sends nothing, and costs nothing
-
-
-def ledger_of(tmp_path: Path, site: str):
-    """What a hospital was charged for, and how many rounds it answered."""
-    with Ledger(tmp_path / f"state-{site}" / site, create=False) as ledger:
-        assert ledger.verify() == []
-        return ledger.events(), len(ledger.rows())
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from dpfact_flower.privacy.ledger import LEDGER, Ledger
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import PrivacySettings, SiteSettings, SolverSettings
 from dpfact_flower.site import answer
+from dpfact_flower.site.disclosure import log_privately
 from dpfact_flower.site.store import SiteState, SiteStore
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.wire.protocol import RoundRequest
@@ -616,3 +617,82 @@ def test_a_data_file_is_read_again_when_it_changes(cohort, tmp_path):
 def test_a_missing_data_file_is_a_clear_error(tmp_path):
     with pytest.raises(DataError, match="no such file"):
         load_site(tmp_path / "absent.npz")
+
+
+# --- folders of others, and lines of the log
+
+
+PLACES = {"state-dir": "state", "site": "state/site-1", "job": "state/site-1/job",
+          "ledger": f"state/site-1/{LEDGER}"}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", ["link", "writable", "owner"])
+@pytest.mark.parametrize("place", PLACES)
+def test_what_others_could_change_is_refused_and_nothing_is_read_or_written(
+    data, tmp_path, caplog, monkeypatch, place, how
+):
+    client, path = make_client(data, tmp_path), tmp_path / PLACES[place]
+    fit(client, make_request(data))
+    if how == "link":
+        path.rename(tmp_path / "moved")
+        path.symlink_to(tmp_path / "moved")
+    elif how == "writable":
+        path.chmod(0o770)
+    else:
+        user = os.geteuid()
+        monkeypatch.setattr(os, "geteuid", lambda: user + (path == tmp_path / "state"))
+        if place != "state-dir":
+            lstat = type(path).lstat
+            monkeypatch.setattr(type(path), "lstat", lambda p: _owned(lstat(p), user + (p == path)))
+    monkeypatch.setattr(type(data), "read", lambda _: pytest.fail("patients were read"))
+    before = _listed(tmp_path)
+    log = refusal(client, make_request(data, round=2), caplog)
+    assert f"state: {path}: " in log
+    assert _listed(tmp_path) == before
+
+
+def _owned(found, user):
+    return os.stat_result([*found[:4], user, *found[5:10]])
+
+
+def _listed(folder):
+    return {path: path.lstat().st_mtime_ns for path in folder.rglob("*")}
+
+
+def test_a_state_dir_that_anybody_may_move_away_is_refused(data, tmp_path, caplog):
+    tmp_path.chmod(0o777)
+    log = refusal(make_client(data, tmp_path), make_request(data), caplog)
+    tmp_path.chmod(0o700)
+    assert "anybody may write to it" in log
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize("mask", [0o000, 0o022, 0o002], ids=oct)
+def test_whatever_the_umask_what_a_site_makes_is_its_own(data, tmp_path, mask):
+    before = os.umask(mask)
+    try:
+        fit(make_client(data, tmp_path), make_request(data))
+    finally:
+        os.umask(before)
+    for path in (tmp_path / "state", *(tmp_path / "state").rglob("*")):
+        assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"update": "x" * 100_000}, {"solver": "x" * 100_000}, {"job": "x" * 100_000},
+     {"rank": 10**60}, {"protocol": "x" * 100_000}, {"seed": 10**5000}, {"tau": "9\n" * 50_000}],
+    ids=lambda changes: next(iter(changes)),
+)  # fmt: skip
+def test_no_request_makes_a_long_line_in_the_log(client, data, caplog, changes):
+    arrays, config = make_request(data).to_wire()
+    with caplog.at_level(logging.DEBUG), pytest.raises(RoundRefusedError, match="message"):
+        client.fit(arrays, {**config, **changes})
+    for record in caplog.records:
+        assert len(record.getMessage()) < 500
+        assert record.getMessage().isprintable()
+
+
+def test_a_long_error_is_cut_off_in_the_log(caplog):
+    log_privately("north", DataError("x" * 100_000))
+    assert len(caplog.records[-1].getMessage()) < 1000

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from dpfact_flower.errors import DataError, StateError
+from dpfact_flower.machine.files import check_own
 from dpfact_flower.privacy.events import ReleaseEvent
 from dpfact_flower.privacy.ledger import checks
 from dpfact_flower.privacy.ledger.file import LEDGER, create_ledger, marks, open_ledger, translated
@@ -60,11 +61,13 @@ class Ledger:
     ------
     StateError
         If there is no ledger and none is to be created, the file is damaged, not a ledger or of a
-        newer version, or the disk refuses. Nothing is ever created in its place.
+        newer version, folder or file is a link or others may write to it, or the disk refuses.
+        Nothing is ever created in its place.
     """
 
     def __init__(self, folder: str | Path, *, create: bool = True, durable: bool = True) -> None:
         self.path = Path(folder) / LEDGER
+        self._check_own(reading=True)
         with translated(self.path):
             if not self.path.exists():
                 if not create:
@@ -117,7 +120,7 @@ class Ledger:
     def last(self, job: str) -> LastAnswer | None:
         """The latest round of a job that was answered, or None before the first."""
         with self._transaction("DEFERRED") as connection:
-            return last_answer(connection, job)
+            return self._last(connection, job)
 
     def release_of(self, job: str, round_number: int) -> Release:
         """What was released in a round of a job.
@@ -162,8 +165,10 @@ class Ledger:
         ------
         StateError
             If the round, or a later one of the job, has another release already, the job was begun
-            with other data, somebody else has charged since `events` was read, or the disk refuses.
+            with other data, somebody else has charged since `events` was read, the ledger is
+            another user's, or the disk refuses.
         """
+        self._check_own()
         shapes, payload = pack(release.arrays)
         digest = hashlib.sha256(payload).hexdigest()
         events = _rows(release)
@@ -228,7 +233,7 @@ class Ledger:
             records = records_of(connection)
             problem = next(checks.charge_problems(connection, records), None)
         if problem:
-            raise StateError(f"{self.path}: damaged ledger: {problem}")
+            raise self._damaged(problem)
         return tuple(
             event
             for record in records
@@ -280,8 +285,8 @@ class Ledger:
             records = records_of(connection)
         try:
             return tuple(record.row() for record in records)
-        except (TypeError, ValueError) as error:
-            raise StateError(f"{self.path}: damaged ledger ({type(error).__name__})") from None
+        except (StateError, TypeError, ValueError) as error:
+            raise self._damaged(f"a row cannot be read ({type(error).__name__})") from None
 
     def head(self) -> Head:
         """Where the ledger stands."""
@@ -344,19 +349,34 @@ class Ledger:
         before = hash_of(connection, number - 1)
         record = records[-1] if records else None
         if record is None or record.hash != record.chained(START if before is None else before):
-            raise StateError(
-                f"{self.path}: damaged ledger: row {number} is not what its hash was made of"
-            )
+            raise self._damaged(f"row {number} is not what its hash was made of")
         for problem in (
             *checks.event_problems(record),
             *checks.payload_problems(connection, record),
         ):
-            raise StateError(f"{self.path}: damaged ledger: {problem}")
+            raise self._damaged(problem)
         payload = payload_of(connection, number)
         try:
             return replay(unpack(record.shapes, payload), record.release_events())
         except DataError as error:
-            raise StateError(f"{self.path}: damaged ledger: row {number}: {error}") from None
+            raise self._damaged(f"row {number}: {error}") from None
+
+    def _check_own(self, *, reading: bool = False) -> None:
+        """Whoever may put a journal beside the file changes what SQLite finds in it."""
+        for path in (self.path.parent, self.path, Path(f"{self.path}-journal")):
+            check_own(path, reading=reading)
+
+    def _last(self, connection: sqlite3.Connection, job: str) -> LastAnswer | None:
+        try:
+            return last_answer(connection, job)
+        except ValueError:
+            raise self._damaged(f"the last round of job {job!r} cannot be read") from None
+
+    def _damaged(self, what: str) -> StateError:
+        return StateError(
+            f"{self.path}: damaged ledger: {what}; restore a copy, and count as spent what the "
+            "site's log has since"
+        )
 
     def _is_there(
         self,
@@ -366,13 +386,9 @@ class Ledger:
         events: tuple[tuple[Any, ...], ...],
     ) -> bool:
         """Whether this very release is recorded; refuse any other for what has been answered."""
-        last = last_answer(connection, key.job)
+        last = self._last(connection, key.job)
         if last is None:
             return False
-        if type(last.round) is not int:
-            raise StateError(
-                f"{self.path}: damaged ledger: a round of job {key.job!r} is not a number"
-            )
         if last.fingerprint != key.fingerprint:
             raise StateError(
                 f"{self.path}: job {key.job!r} was begun with other data; if the data has "

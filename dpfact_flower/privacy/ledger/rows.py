@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.machine.parsed import from_json
 from dpfact_flower.privacy.events import ReleaseEvent, at_least_one
 
 START = "0" * 64
@@ -194,7 +195,7 @@ class Record:
     @cached_property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """Shapes of the released arrays; ValueError or TypeError if they make no sense."""
-        shapes = tuple(tuple(shape) for shape in json.loads(self.content[7]))
+        shapes = tuple(tuple(shape) for shape in from_json(self.content[7]))
         if any(type(size) is not int or size < 0 for shape in shapes for size in shape):
             raise ValueError("shapes")
         return shapes
@@ -275,12 +276,20 @@ def has_events(connection: sqlite3.Connection, job: str) -> bool:
 
 
 def last_answer(connection: sqlite3.Connection, job: str) -> LastAnswer | None:
-    """The latest round of a job that was answered; None before the first."""
+    """The latest round of a job that was answered; None before the first.
+
+    Raises
+    ------
+    ValueError
+        If what the file holds of it makes no sense.
+    """
     found = connection.execute(
         "SELECT round, terms, request, fingerprint FROM releases WHERE job = ? "
         "ORDER BY round DESC LIMIT 1",
         (job,),
     ).fetchone()
+    if found and not (type(found[0]) is int and all(type(text) is str for text in found[1:])):
+        raise ValueError("last answer")
     return LastAnswer(*found) if found else None
 
 

@@ -23,7 +23,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from dpfact_flower.errors import SettingsError
+from dpfact_flower.errors import SettingsError, shown
 from dpfact_flower.privacy.conversions import (
     DISCRETE_SLACK,
     epsilon_gaussian_discrete,
@@ -232,7 +232,7 @@ def plan_patient(
     kept = settings.codes_kept or every
     if not every or len(kept) != len(every) or any(k > n for k, n in zip(kept, every, strict=True)):
         allowed = "x".join(map(str, every)) or "at least one feature mode"
-        raise SettingsError(f"codes: need at most {allowed}, got {settings.codes!r}")
+        raise SettingsError(f"codes: need at most {allowed}, got {shown(settings.codes)}")
     if sum(kept) < 2:
         raise SettingsError("sizes: need at least 2 codes in all for a co-occurrence")
     _check_size(every, kept, at_least_one("rank", rank))
