@@ -43,18 +43,19 @@ def train(message: Message, context: Context) -> Message:
     came_in = time.monotonic()
     try:
         client = client_for(context, came_in=came_in)
+    except RoundRefusedError as error:  # which has waited for its time
+        return _error(message, str(error))
+    try:
         asked = records.read_request(message)
     except Exception as error:  # nothing an error says may reach the server
-        site = str(context.node_config.get("site", context.node_id))
-        return _refused(message, context, log_privately(site, error), came_in)
+        return _error(message, _refusal(context, error, came_in))
     try:
         content = records.answer(*client.fit(asked.arrays, asked.config))
-    except RoundRefusedError as error:  # which has waited for its time
-        return Message(Error(_CLIENT_APP_RAISED, str(error)), reply_to=message)
+    except RoundRefusedError as error:  # which has waited, too
+        return _error(message, str(error))
     except Exception as error:  # after the round: out of memory, say, which patients fill too
         log_privately(client.site.name, error)
-        reason = public_reason(RoundFailedError())
-        return Message(Error(_CLIENT_APP_RAISED, reason), reply_to=message)
+        return _error(message, public_reason(RoundFailedError()))
     return Message(content, reply_to=message)
 
 
@@ -62,15 +63,26 @@ def train(message: Message, context: Context) -> Message:
 def evaluate(message: Message, context: Context) -> Message:
     """Refuse: a loss is a function of the patients."""
     came_in = time.monotonic()
-    return _refused(message, context, public_reason(PrivacyRefusedError()), came_in)
+    _hold(context, came_in)
+    return _error(message, public_reason(PrivacyRefusedError()))
 
 
-def _refused(message: Message, context: Context, reason: str, came_in: float) -> Message:
-    """A refusal, when the hospital's `reply-after` has passed; without one if it makes no sense."""
+def _error(message: Message, reason: str) -> Message:
+    return Message(Error(_CLIENT_APP_RAISED, reason), reply_to=message)
+
+
+def _refusal(context: Context, error: Exception, came_in: float) -> str:
+    """What may be said of an error without a client, when it may be said."""
+    reason = log_privately(str(context.node_config.get("site", context.node_id)), error)
+    _hold(context, came_in)
+    return reason
+
+
+def _hold(context: Context, came_in: float) -> None:
+    """Wait until the hospital's `reply-after` has passed; not at all if it makes no sense."""
     with suppress(SettingsError):
         if not context.node_config.keys() >= _SIMULATION_KEYS:
             Hold(SiteSettings.from_config(context.node_config).reply_after, came_in).wait()
-    return Message(Error(_CLIENT_APP_RAISED, reason), reply_to=message)
 
 
 def client_for(context: Context, *, came_in: float | None = None) -> DPFactClient:
@@ -84,10 +96,18 @@ def client_for(context: Context, *, came_in: float | None = None) -> DPFactClien
 
     Raises
     ------
-    SettingsError, DataError
-        If the node config or the site's data cannot be used.
+    RoundRefusedError
+        If the node config or the site's data cannot be used. Its text is a code, since Flower
+        sends what a `client_fn` raises to the server; what is wrong stands in the site's own log.
     """
     came_in = time.monotonic() if came_in is None else came_in
+    try:
+        return _client(context, came_in)
+    except Exception as error:
+        raise RoundRefusedError(_refusal(context, error, came_in)) from None
+
+
+def _client(context: Context, came_in: float) -> DPFactClient:
     own = context.node_config.keys() - _SIMULATION_KEYS
     if context.node_config.keys() >= _SIMULATION_KEYS:
         if own:  # a hospital's settings must not be ignored because of two stray keys

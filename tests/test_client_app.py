@@ -263,3 +263,20 @@ def test_a_hospitals_settings_are_never_passed_over(
     assert send(grid, records.ask(*request_wire)).error.reason.startswith("dpfact:settings")
     assert says in caplog.text
     assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code"),
+    [({"max-epsilo": 0.5}, "settings"), ({"data-path": "/of/north/patients.npz"}, "data")],
+)
+def test_what_a_client_fn_cannot_use_leaves_as_a_code(
+    cohort_folder, tmp_path, request_wire, caplog, wrong, code
+):
+    real = {"data-path": str(cohort_folder / "site-1.npz"), "state-dir": str(tmp_path / "s")}
+    app = around_the_client(client_for)
+    grid = InProcessGrid(app, [{**real, **wrong}], run_config(cohort_folder, tmp_path))
+    reason = send(grid, records.ask(*request_wire)).error.reason
+    assert f"dpfact:{code}" in reason
+    assert "epsilo" not in reason
+    assert "north" not in reason
+    assert next(iter(map(str, wrong))) in caplog.text or "north" in caplog.text
