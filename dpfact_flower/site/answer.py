@@ -96,6 +96,9 @@ class Site:
             store = self._store(request.job, self._fingerprint)
             record = _JobRecord(request.job, ledger, store)
             sent = record.answer(key, request)
+            if sent is None and record.is_last(key) and _is_unprotected_start(request):
+                again = self._compute(request, work, record).release  # it has left no state
+                sent = again if ledger.has(key, request.terms, again) else None
             if sent is not None:
                 _logger.info("round %d asked again: sending what was sent", request.round)
                 return sent
@@ -197,10 +200,16 @@ class _JobRecord:
         if last is None or key.round > last.round:
             return None
         kept = self._ledger.answer(key)
-        is_last = (key.request, key.fingerprint) == (last.request, last.fingerprint)
-        if kept is None and is_last and request.privacy.privacy == "none":
+        if kept is None and self.is_last(key) and request.privacy.privacy == "none":
             return self._unprotected(key, request.terms)
         return kept
+
+    def is_last(self, key: ReleaseKey) -> bool:
+        """Whether it is the very request that was answered last."""
+        last = self.last
+        return last is not None and (key.request, key.fingerprint) == (
+            last.request, last.fingerprint,
+        )  # fmt: skip
 
     def _unprotected(self, key: ReleaseKey, terms: str) -> Release | None:
         """The last round's release without noise, out of the state: the ledger has its hash."""
@@ -220,6 +229,10 @@ class _JobRecord:
             return self._ledger.release_of(self._job, round_number)
         except StateError:
             return None
+
+
+def _is_unprotected_start(request: RoundRequest) -> bool:
+    return request.privacy.privacy == "none" and not request.anchors
 
 
 def _check_announced(work: RoundWork, release: Release) -> None:
