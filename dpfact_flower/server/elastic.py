@@ -28,7 +28,8 @@ class ElasticRule:
 
     The start is the public seed's, or in mode none round 1 asks every site for its co-occurrences,
     as patient mode does, but without noise. Then it is known how much of each phenotype a site has,
-    and that is how much the site counts in the mean.
+    and that is how much the site counts in the mean. A subclass with an `update` of its own gets
+    factors in every round: it starts at random.
     """
 
     name = "elastic"
@@ -47,6 +48,10 @@ class ElasticRule:
         self.privacy = privacy
         self._factors: Factors = initial_factors(feature_shape, solver.rank, run.seed)
         self._started = not starts_from_cooccurrences(feature_shape, privacy, run)
+        if type(self).update is not ElasticRule.update:  # it expects factors in every round
+            if run.start == "cooccurrence":
+                raise SettingsError("start: a rule with an update of its own starts at random")
+            self._started = True
         self._usage: dict[str, Floats] = {}
         self._solver = privacy.settled(solver)
         self._run = run

@@ -114,6 +114,22 @@ def test_given_factors_take_the_place_of_the_start():
     assert server.reply_shapes(1) == [(20, 4), (30, 4)]
 
 
+class OwnUpdate(ElasticRule):
+    """As somebody outside writes it: made for factors."""
+
+    def update(self, round_number, replies):
+        self.factors = replies[0].arrays
+
+
+def test_a_rule_with_an_update_of_its_own_is_given_factors_alone():
+    solver = SolverSettings(rank=4)
+    rule = OwnUpdate(SIZES, solver, NONE, RunSettings())
+    assert rule.reply_shapes(1) == [(20, 4), (30, 4)]
+    assert len(rule.anchors(1)) == 2
+    with pytest.raises(SettingsError, match="starts at random"):
+        OwnUpdate(SIZES, solver, NONE, RunSettings(start="cooccurrence"))
+
+
 @pytest.mark.parametrize(
     ("sizes", "privacy", "run", "wanted"),
     [
