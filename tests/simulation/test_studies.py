@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from dpfact_flower.data.synthetic import PRESETS, SyntheticSettings, synthetic
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.tensor.match import factor_match_score
-from simulation.studies import phenotypes, real_data
+from simulation.studies import phenotypes, real_data, shared_fit
 from simulation.studies.real_data import Study
 
 CLEAR = SyntheticSettings(
@@ -104,3 +105,15 @@ def test_what_cannot_be_studied_is_one_line(
         study.main(arguments)
     assert says in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_the_shared_fit_of_every_system_is_printed(tmp_path: Path, capsys, monkeypatch) -> None:
+    small = replace(CLEAR, patients=120)
+    synthetic(small).save(tmp_path)
+    monkeypatch.setattr(shared_fit, "_ROUNDS", 4)
+    monkeypatch.setattr(shared_fit, "_ITERATIONS", 2)
+    shared_fit.main([str(tmp_path), "--rank", "3"])
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()]
+    assert [row[1] for row in rows] == ["code frequencies", *shared_fit.systems(3, 0)]
+    fits = {row[1]: float(row[2]) for row in rows}
+    assert fits["exact"] > fits["code frequencies"] > 0
