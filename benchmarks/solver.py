@@ -19,6 +19,7 @@ from dpfact_flower.solver.kernels.fibres import Fibres
 from dpfact_flower.solver.kernels.order import visits, zero_visits
 from dpfact_flower.solver.kernels.sgd import Step, visit
 from dpfact_flower.solver.mttkrp import stacked_mttkrp
+from dpfact_flower.solver.objective import elastic_weight
 from dpfact_flower.tensor import Factors, SparseTensor
 from dpfact_flower.tensor.arrays import Array
 from dpfact_flower.tensor.stack import stack_factors
@@ -83,7 +84,7 @@ def step_of(tensor: SparseTensor, settings: SolverSettings) -> Step:
     zeros = zero_visits(tensor, settings)
     return Step(
         eta=settings.eta,
-        gamma=settings.gamma,
+        gamma=5.0,  # the paper's; its size makes no difference to the time
         zero_weight=(tensor.cells - tensor.nnz) / max(zeros, 1),
         sequential=settings.update == "sequential",
     )
@@ -176,7 +177,8 @@ def _exact(name: str, tensor: SparseTensor, scale: Scale) -> list[Row]:
     ):  # fmt: skip
         settings = SolverSettings(**{"rank": scale.rank, "tau": 1, "off": 0.0, **changes})  # type: ignore[arg-type]
         factors, anchors = start(tensor, settings)
-        local = local_settings(tensor, first_request(tensor, settings))
+        local = local_settings(first_request(tensor, settings), factors)
+        local = replace(local, gamma=elastic_weight(tensor, factors, local))
 
         def call(tau: int) -> None:
             many = replace(local, tau=tau)  # noqa: B023

@@ -39,6 +39,8 @@ NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 LARGEST = 2**63 - 1
 """Of whole numbers, in messages and in ledgers."""
 _INFINITY = math.inf
+_PAPER_GAMMA = 5.0
+"""The paper's elastic weight, among the {2, 5, 8, 10} that it tried."""
 
 
 def setting(
@@ -134,15 +136,18 @@ class SolverSettings(Settings):
     eta: float = setting(
         1e-2, "largest step size of psgd, and of the server's elastic pull", low=1e-8, high=1,
     )  # fmt: skip
-    gamma: float = setting(5.0, "elastic weight: how strongly local and global pull", low=0)
+    gamma: float = setting(
+        -1.0, "elastic weight as the paper has it; below 0 it is relative, see pull, or in paper "
+        "mode the paper's 5", low=-1,
+    )  # fmt: skip
     pull: float = setting(
-        0.05, "not psgd: a site's gamma is pull * ||X||^2 / R, so it means the same at sites of "
-        "any size; 0 uses gamma as it is", low=0,
+        1.0, "elastic weight relative to how steeply a site's error rises, if gamma is below 0: "
+        "the same for any data", low=0,
     )  # fmt: skip
     mu: float = setting(0.0, "l2,1 weight: how readily a site switches a phenotype off", low=0)
     off: float = setting(
-        0.1, "not psgd: a site's mu is off * ||X|| / sqrt(R), so it means the same at sites of any "
-        "size; 0 uses mu as it is", low=0,
+        0.1, "not psgd: l2,1 weight relative to a site's average column, the same for any data; 0 "
+        "uses mu as it is", low=0,
     )  # fmt: skip
     mu_from_round: int = setting(
         0,
@@ -163,6 +168,11 @@ class SolverSettings(Settings):
     clip: float = setting(
         0.0, "psgd: bound L on the norm of an entry's gradient per factor; 0 is no bound", low=0
     )
+
+    @property
+    def is_relative(self) -> bool:
+        """Whether the elastic weight is in units of what the model explains."""
+        return self.gamma < 0
 
     def _check_together(self) -> None:
         if self.solver == "psgd" and self.eta * self.gamma >= 1:
@@ -250,6 +260,15 @@ class PrivacySettings(Settings):
                 f"'patient' and nonnegative to true; got {solver.scale!r} and {solver.nonnegative}"
             )
 
+    def settled(self, solver: SolverSettings) -> SolverSettings:
+        """The solver's settings as this mode has them: in paper mode the paper's elastic weight.
+
+        There a weight that follows from the patients would have no place in the claim.
+        """
+        if self.privacy == "paper" and solver.is_relative:
+            return dataclasses.replace(solver, gamma=_PAPER_GAMMA)
+        return solver
+
     @property
     def own_rule(self) -> str:
         """Name of the mode's own rule, for runs that name none."""
@@ -305,9 +324,15 @@ class RunSettings(Settings):
         "", "what replies do to the model: elastic, patient, or a registered one; empty: that of "
         "the privacy mode", pattern=NAME,
     )  # fmt: skip
+    start: Literal["auto", "cooccurrence", "random"] = setting(
+        "auto",
+        "pairs of codes at the sites, in mode none WITHOUT noise, or the public seed; auto: pairs, "
+        "unless paper or 4,000 codes",
+    )
     elastic_step: float = setting(
         0.0,
-        "server's elastic step per site; 0: eta * gamma with psgd, else 1 / sites",
+        "server's elastic step per site; 0: eta * gamma with psgd where gamma is given, else the "
+        "mean of the sites",
         low=0,
         high=1,
     )

@@ -252,7 +252,7 @@ def _in_force(solver: SolverSettings) -> str:
     names = (
         "tau",
         *(("eta",) if psgd else ()),
-        "gamma" if psgd or solver.pull == 0 else "pull",
+        "pull" if solver.is_relative else "gamma",
         "mu" if psgd or solver.off == 0 else "off",
     )
     return ", ".join([solver.solver, *(f"{name}={getattr(solver, name):g}" for name in names)])

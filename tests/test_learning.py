@@ -2,20 +2,24 @@
 
 import json
 import tomllib
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import dpfact_flower
-from dpfact_flower.data.site_data import Cohort
+from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.data.synthetic import preset, synthetic
 from dpfact_flower.evaluation.run_folder import PHENOTYPES, SUMMARY, read_json, read_model
 from dpfact_flower.runtime.federate import federate
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.site.elastic import run_round
+from dpfact_flower.solver.error import squared_error
+from dpfact_flower.solver.patients import fitted_patients
 from dpfact_flower.tensor.match import factor_match_score, match_columns
 from dpfact_flower.wire.protocol import SiteReply
+from simulation.baselines import pooled
 
 NONE = PrivacySettings(privacy="none")
 DEMO = SolverSettings(rank=12, off=0.3, mu_from_round=21)
@@ -66,6 +70,34 @@ def test_planted_phenotypes_come_back_on_data_nothing_was_tuned_on():
         for seed in range(3)
     ]
     assert np.mean(scores) >= 0.8
+
+
+def long_lists() -> Cohort:
+    """Few codes a patient of long lists: a model of the start explains a millionth of the data."""
+    names = {"procedures": 100, "diagnoses": 200, "drugs": 150}
+    return synthetic(
+        preset("demo", patients=240, phenotypes=3, shares="0.5,0.5", local=0.0,
+               modes=",".join(f"{name}:{size}:3" for name, size in names.items()))
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("solver", ["exact", "psgd"])
+def test_long_lists_of_three_modes_do_not_collapse(solver):
+    """Shared factors explain as much as a fit of all patients in one place, from the same start."""
+    cohort = long_lists()
+    tensors = [site.tensor.scaled_to_unit_patients() for site in cohort.sites]
+
+    def explained(factors):
+        parts = [(fitted_patients(tensor, factors), *factors) for tensor in tensors]
+        errors = [squared_error(tensor, own) for tensor, own in zip(tensors, parts, strict=True)]
+        return (errors[0] + errors[1]).fit
+
+    learned, _ = learn(cohort, SolverSettings(rank=3, solver=solver), rounds=15, seed=0)
+    whole = replace(
+        cohort, sites=(SiteData("all", pooled(cohort), cohort.vocabularies),), truth=None
+    )
+    alone, _ = learn(whole, SolverSettings(rank=3, pull=0.0, off=0.0), rounds=40, seed=0)
+    assert explained(learned) > 0.9 * explained(alone) > 0.01
 
 
 def test_a_phenotype_of_one_site_is_switched_off_at_the_others(demo):

@@ -303,7 +303,7 @@ def test_allowed_values_are_said():
     assert allowed["eta"] == "float in [1e-08, 1]"
     assert allowed["delta"] == "float in (0, 1)"
     assert allowed["seed"] == "int in [0, 2147483648]"
-    assert allowed["gamma"] == "float in [0, inf)"
+    assert allowed["gamma"] == "float in [-1, inf)"
     assert allowed["update"] == "joint | sequential"
     assert allowed["nonnegative"] == "bool"
     assert allowed["out"] == "str"

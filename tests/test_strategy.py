@@ -20,7 +20,7 @@ SOLVER = SolverSettings(rank=3)
 
 def make_strategy(**run) -> DPFact:
     return DPFact(SHAPE, solver=SOLVER, privacy=PrivacySettings(privacy="none"),
-                  run=RunSettings(**{"rounds": 3, **run}))  # fmt: skip
+                  run=RunSettings(**{"rounds": 3, "start": "random", **run}))  # fmt: skip
 
 
 class FakeGrid(InProcessGrid):
@@ -92,14 +92,15 @@ def test_every_connected_node_gets_the_same_request_alive_for_the_rounds_timeout
     ("solver", "run", "step"),
     [
         (SOLVER, {}, 1 / 2),
-        (SolverSettings(rank=3, solver="psgd"), {}, 0.01 * 5),
+        (SolverSettings(rank=3, solver="psgd"), {}, 1 / 2),
+        (SolverSettings(rank=3, solver="psgd", gamma=5.0), {}, 0.01 * 5),
         (SOLVER, {"elastic_step": 0.3}, 0.3),
     ],
-    ids=["exact: the mean", "psgd: eta * gamma", "given"],
+    ids=["exact: the mean", "psgd: the mean", "the paper's gamma: eta * gamma", "given"],
 )
 def test_aggregate_pulls_the_global_factors_elastically(solver, run, step):
     strategy = DPFact(SHAPE, solver=solver, privacy=PrivacySettings(privacy="none"),
-                      run=RunSettings(**run))  # fmt: skip
+                      run=RunSettings(start="random", **run))  # fmt: skip
     grid = FakeGrid({0: reply("b", 0.25), 1: reply("a", 1.5)})
     before = strategy.coordinator.factors
     arrays, metrics = one_round(strategy, grid)
@@ -225,7 +226,7 @@ def test_expected_sites_that_stay_away_do_not_stop_a_run_that_has_its_quorum():
 
 def test_more_sites_than_the_elastic_step_allows_are_refused():
     strategy = DPFact(SHAPE, solver=SOLVER, privacy=PrivacySettings(privacy="none"),
-                      run=RunSettings(elastic_step=0.4))  # fmt: skip
+                      run=RunSettings(elastic_step=0.4, start="random"))  # fmt: skip
     with pytest.raises(SettingsError, match=r"0.4 \* 3 = 1.2"):
         list(strategy.configure_train(1, strategy.arrays, ConfigRecord(),
                                       FakeGrid({n: reply(str(n)) for n in range(3)})))  # fmt: skip
@@ -243,7 +244,7 @@ def test_nothing_is_asked_for_evaluation():
 
 
 def test_a_stopped_run_is_resumed_where_it_was(tmp_path):
-    run = RunSettings(rounds=4)
+    run = RunSettings(rounds=4, start="random")
     options = {"solver": SOLVER, "privacy": PrivacySettings(privacy="none")}
     whole = DPFact(SHAPE, run=run, **options)
     whole.start(FakeGrid({0: reply("a", 0.2)}))
@@ -308,9 +309,9 @@ def test_a_second_start_goes_on():
 @pytest.mark.parametrize(
     ("solver", "line"),
     [
-        ({"solver": "psgd", "tau": 2, "mu": 0.5}, "psgd, tau=2, eta=0.01, gamma=5, mu=0.5"),
-        ({"solver": "exact", "off": 0.1}, "exact, tau=1, pull=0.05, off=0.1"),
-        ({"solver": "exact", "pull": 0.0, "off": 0.0, "mu": 2.0}, "exact, tau=1, gamma=5, mu=2"),
+        ({"solver": "psgd", "tau": 2, "mu": 0.5}, "psgd, tau=2, eta=0.01, pull=1, mu=0.5"),
+        ({"solver": "exact", "off": 0.1}, "exact, tau=1, pull=1, off=0.1"),
+        ({"solver": "exact", "gamma": 5.0, "off": 0.0, "mu": 2.0}, "exact, tau=1, gamma=5, mu=2"),
     ],
 )
 def test_the_log_names_the_settings_that_act(solver, line, monkeypatch):

@@ -24,6 +24,9 @@ from dpfact_flower.errors import SettingsError
 # ruff: noqa: PLC0415
 
 
+NOTHING_LEARNED = 3
+"""Exit code of a run that was carried out as asked, and whose phenotypes explain nothing."""
+
 Data = Annotated[str, typer.Option(help="Folder that dpfact data wrote, or synthetic:PRESET.")]
 
 
@@ -92,10 +95,12 @@ def _finish(folder: Path) -> None:
     from dpfact_flower.evaluation.headline import headline
     from dpfact_flower.evaluation.run_folder import REPORT, SUMMARY, read_summary
 
-    lines = Table.grid(padding=(0, 2))
-    for label, text in headline(read_summary(folder)):
+    lines, summary = Table.grid(padding=(0, 2)), read_summary(folder)
+    for label, text in headline(summary):
         lines.add_row(f"[bold]{label}[/bold]", escape(text))
     console.print(lines)
     for name in (SUMMARY, REPORT):
         if (folder / name).exists():
             console.print(escape(str(folder / name)), soft_wrap=True)
+    if summary.measured and summary.measured.explains_nothing:
+        raise typer.Exit(NOTHING_LEARNED)

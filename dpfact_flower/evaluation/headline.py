@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dpfact_flower.evaluation.nothing import nothing_learned
 from dpfact_flower.evaluation.summary import Errors, Summary
 from dpfact_flower.evaluation.words import duration, number, percent, size
 from dpfact_flower.privacy import price_of_replacing, rounded_up
@@ -20,6 +21,8 @@ def headline(summary: Summary) -> list[tuple[str, str]]:
         "run": f"{s.name}: {s.sites} sites, {s.rounds} rounds, {s.rank} phenotypes",
         "privacy": _promise(summary),
         "fit": _fit(summary.errors),
+        "shared fit": _shared_fit(summary),
+        "nothing": nothing_learned(summary),
         "factor match": _match(summary),
         "deaths": _deaths(summary),
         "sent": _traffic(summary),
@@ -46,6 +49,17 @@ def _fit(errors: Errors | None) -> str:
     return (
         f"{percent(errors.fit)} of the data, RMSE {number(errors.rmse)} over all cells, "
         f"{number(errors.rmse_nonzeros)} over non-zeros"
+    )
+
+
+def _shared_fit(summary: Summary) -> str:
+    """What can be compared with systems whose sites share all but the patients' factors."""
+    measured = summary.measured
+    if measured is None or measured.fit_shared is None or measured.fit_frequencies is None:
+        return ""
+    return (
+        f"{percent(measured.fit_shared)} by the shared phenotypes alone, patients refitted; "
+        f"{percent(measured.fit_frequencies)} by code frequencies"
     )
 
 

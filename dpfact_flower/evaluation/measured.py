@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 from pathlib import Path
 
@@ -17,11 +17,21 @@ from numpy.typing import NDArray
 
 from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.errors import StateError
+from dpfact_flower.evaluation.nothing import NOTHING
 from dpfact_flower.evaluation.phenotypes import shared_table, site_usage
 from dpfact_flower.evaluation.prediction import predict_mortality
-from dpfact_flower.evaluation.summary import Errors, Measured, RoundErrors, SiteFit
+from dpfact_flower.evaluation.shared import code_frequencies, shared_error
+from dpfact_flower.evaluation.summary import (
+    Errors,
+    GroupAUC,
+    Measured,
+    MortalityPrediction,
+    RoundErrors,
+    SiteFit,
+)
 from dpfact_flower.evaluation.tables import SharedPhenotypes
 from dpfact_flower.server.coordinator import Coordinator
+from dpfact_flower.site.round import scaled
 from dpfact_flower.site.store import SiteStore
 from dpfact_flower.tensor.cp import CPModel
 from dpfact_flower.tensor.match import factor_match_score
@@ -37,8 +47,8 @@ def site_stores(coordinator: Coordinator, cohort: Cohort, sites_folder: Path) ->
 
 def measure(
     coordinator: Coordinator, cohort: Cohort, sites_folder: Path
-) -> tuple[Measured, SharedPhenotypes]:
-    """The summary's part of it, and the content of ``phenotypes.json``.
+) -> tuple[Measured, SharedPhenotypes | None]:
+    """The summary's part of it, and tables of phenotypes, None where they would describe noise.
 
     Raises
     ------
@@ -56,7 +66,11 @@ def measure(
         raise StateError(f"{sites_folder}: no site finished a round of this run")
     sites = [site for site, _, _ in loaded]
     patients = [CPModel.of(*s.factors).with_unit_features().factors[0] for _, _, s in loaded]
-    prediction = predict_mortality(patients, sites)
+    tensors = [scaled(site.tensor, coordinator.solver) for site in sites]
+    fit = partial(shared_error, tensors, nonnegative=coordinator.solver.nonnegative)
+    shared, plain = fit(coordinator.factors).fit, fit(code_frequencies(tensors)).fit
+    nothing = shared <= plain
+    prediction = _unpredicted(sites) if nothing else predict_mortality(patients, sites)
     auc = prediction.overall.memberships
     measured = Measured(
         fms=_match(coordinator, cohort),
@@ -64,8 +78,17 @@ def measure(
         prediction=prediction,
         sites_without_a_round=tuple(site.name for site in cohort.sites if site not in sites),
         errors=_errors([store for _, store, _ in loaded], sites),
+        fit_shared=shared,
+        fit_frequencies=plain,
     )
-    return measured, _phenotypes(coordinator, sites, patients)
+    return measured, None if nothing else _phenotypes(coordinator, sites, patients)
+
+
+def _unpredicted(sites: Sequence[SiteData]) -> MortalityPrediction:
+    """No figures: an AUC of noise would be read as one of phenotypes."""
+    groups = tuple(GroupAUC(site.name, site.tensor.n_patients, reason=NOTHING) for site in sites)
+    patients = sum(group.patients for group in groups)
+    return MortalityPrediction(GroupAUC("overall", patients, reason=NOTHING), groups, 0, 0.0)
 
 
 def _errors(stores: Sequence[SiteStore], sites: Sequence[SiteData]) -> Errors | None:

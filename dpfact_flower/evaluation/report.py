@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dpfact_flower.errors import DataError, MissingDependencyError
 from dpfact_flower.evaluation import words
 from dpfact_flower.evaluation.names import read_names
+from dpfact_flower.evaluation.nothing import nothing_learned
 from dpfact_flower.evaluation.run_folder import (
     REPORT,
     read_config,
@@ -145,6 +146,7 @@ def _content(run: _Run) -> dict[str, Any]:
     summary, shared = run.summary, run.shared
     return {
         "summary": summary,
+        "nothing": nothing_learned(summary),
         "claim": _claim(summary.claim, run.settings),
         "guarantees": _guarantees(summary, run.settings),
         "units": UNITS,

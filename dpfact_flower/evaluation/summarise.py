@@ -57,7 +57,8 @@ def summarise(
     measured: Measured | None = None
     phenotypes: SharedPhenotypes | GlobalCodes = _global_codes(coordinator, vocabularies)
     if cohort is not None:
-        measured, phenotypes = measure(coordinator, cohort, sites_folder)
+        measured, tables = measure(coordinator, cohort, sites_folder)
+        phenotypes = tables or phenotypes
     records, solver = coordinator.records, coordinator.solver
     summary = Summary(
         name=cohort.name if cohort else coordinator.run.job,

@@ -239,6 +239,10 @@ class Measured:
         Names of the sites that finished none; nothing was measured there.
     errors : Errors or None
         None if there is no round after which all sites measured them.
+    fit_shared, fit_frequencies : float or None
+        Share of the data that the shared factors explain with every patient refitted to them, and
+        that the frequencies of codes do: a single component that knows no phenotype. None in what
+        older versions wrote.
     """
 
     fms: float | None
@@ -246,6 +250,15 @@ class Measured:
     prediction: MortalityPrediction
     sites_without_a_round: tuple[str, ...]
     errors: Errors | None
+    fit_shared: float | None = None
+    fit_frequencies: float | None = None
+
+    @property
+    def explains_nothing(self) -> bool:
+        """Whether the shared factors explain no more than the frequencies of codes."""
+        if self.fit_shared is None or self.fit_frequencies is None:
+            return False
+        return self.fit_shared <= self.fit_frequencies
 
 
 @dataclass(frozen=True)
@@ -328,13 +341,17 @@ class Summary:
         }
         summary = typed(cls, {**content, **parts}, unnamed=(*parts, "errors"))
         known = summary.to_dict()
-        missing = [key for key in known if key not in content]
+        missing = [key for key in known if key not in content and key not in _LATER]
         if missing:
             raise DataError(lacks(missing))
         for key, value in known.items():
-            if value is None and content[key] is not None:
+            if value is None and content.get(key) is not None:
                 raise DataError(f"{key} must be null, as nothing that belongs to it is there")
         return summary
+
+
+_LATER = ("fit_shared", "fit_frequencies")
+"""Keys that older versions did not write."""
 
 
 def _has_any(part: type[Errors | Measured], content: Mapping[str, Any]) -> bool:

@@ -45,7 +45,13 @@ from dpfact_flower.privacy.paper import (
     psgd_sensitivity,
     rho_theorem_4_1,
 )
-from dpfact_flower.privacy.release import Release, release_nothing, release_unprotected, replay
+from dpfact_flower.privacy.release import (
+    Release,
+    release_nothing,
+    release_unprotected,
+    release_unprotected_sum,
+    replay,
+)
 
 __all__ = [
     "NO_CLAIM",
@@ -77,6 +83,7 @@ __all__ = [
     "psgd_sensitivity",
     "release_nothing",
     "release_unprotected",
+    "release_unprotected_sum",
     "replay",
     "rho_for_epsilon",
     "rho_of",

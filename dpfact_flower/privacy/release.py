@@ -1,6 +1,6 @@
 """What leaves a site: `Release` is the only type that the Flower client puts into a message.
 
-Every way to make one is a function in this room: `replay` and the two without noise here,
+Every way to make one is a function in this room: `replay` and the three without noise here,
 `perturb` in `paper`, `release` in `patient`. So a search for these shows everything that leaves.
 """
 
@@ -24,8 +24,8 @@ from dpfact_flower.tensor.arrays import Array
 class Release:
     """What a site sends: the only type the Flower client puts into a message.
 
-    Made by `perturb`, `dpfact_flower.privacy.patient.release`, `release_unprotected` or
-    `release_nothing`, and read back by `replay`.
+    Made by `perturb`, `dpfact_flower.privacy.patient.release`, `release_unprotected`,
+    `release_unprotected_sum` or `release_nothing`, and read back by `replay`.
 
     Attributes
     ----------
@@ -82,6 +82,19 @@ def release_unprotected(factors: Sequence[Array]) -> Release:
         If the factors are not finite matrices of one rank.
     """
     return Release(tuple(fixed(factor) for factor in checked_factors(factors)), ())
+
+
+def release_unprotected_sum(values: Array) -> Release:
+    """A sum over a site's patients as it is, for ``privacy = "none"``: no noise, no guarantee.
+
+    Raises
+    ------
+    DataError
+        If it is not a vector of finite numbers.
+    """
+    if values.ndim != 1 or not np.isfinite(values).all():
+        raise DataError("release: need a vector of finite numbers")
+    return Release((fixed(values),), ())
 
 
 def checked_factors(factors: Sequence[Array]) -> tuple[Array, ...]:

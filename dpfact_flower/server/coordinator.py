@@ -93,11 +93,10 @@ class Coordinator:
     ) -> None:
         if len(feature_shape) == 0 or any(size < 1 for size in feature_shape):
             raise SettingsError(f"feature shape: need positive sizes, got {tuple(feature_shape)}")
-        self.solver = solver or SolverSettings()
+        privacy = privacy or PrivacySettings()
+        self.solver = privacy.settled(solver or SolverSettings())
         self.run = run or RunSettings()
-        self.rule = rule_for(
-            feature_shape, self.solver, privacy or PrivacySettings(), self.run, rule
-        )
+        self.rule = rule_for(feature_shape, self.solver, privacy, self.run, rule)
         self.privacy = self.rule.privacy
         self.vocabulary = vocabulary
         self.run_dir = None if run_dir is None else Path(run_dir)
@@ -273,6 +272,7 @@ class Coordinator:
             "rounds": self.rounds,
             "elastic-step": self.run.elastic_step,
             "shrink": self.run.shrink,
+            "start": self.run.start,
             "vocabulary": self.vocabulary,
             "shape": self._feature_shape,
         }

@@ -8,17 +8,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfact_flower.errors import SettingsError
+from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.estimation.start import start_factors
 from dpfact_flower.privacy import ReleaseEvent, paper_rho, planned_events
 from dpfact_flower.server.rule import factor_arrays, initial_factors, restored_factors
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
-from dpfact_flower.tensor import Factors
+from dpfact_flower.tensor import Factors, Floats
 from dpfact_flower.tensor.arrays import Selection
+from dpfact_flower.tensor.triangle import strict_size
 from dpfact_flower.wire.protocol import SiteReply
+
+_TINY = 1e-12
+_MOST_CODES = 4000
+"""Codes of all modes up to which a start from co-occurrences is made unasked: 8 million pairs."""
 
 
 class ElasticRule:
-    """Elastic averaging of the sites' factors, every round alike: eq. (global)."""
+    """Elastic averaging of the sites' factors, eq. (global); before it, a start.
+
+    The start is the public seed's, or in mode none round 1 asks every site for its co-occurrences,
+    as patient mode does, but without noise. Then it is known how much of each phenotype a site has,
+    and that is how much the site counts in the mean. A subclass with an `update` of its own gets
+    factors in every round: it starts at random.
+    """
 
     name = "elastic"
     selection: Selection = ()
@@ -34,23 +46,40 @@ class ElasticRule:
             raise SettingsError("rule 'elastic': privacy 'patient' has a rule of its own")
         self.rounds = run.rounds
         self.privacy = privacy
-        self.factors: Factors = initial_factors(feature_shape, solver.rank, run.seed)
-        self._solver = solver
-        self._step = run.elastic_step
+        self._factors: Factors = initial_factors(feature_shape, solver.rank, run.seed)
+        self._started = not starts_from_cooccurrences(feature_shape, privacy, run)
+        if type(self).update is not ElasticRule.update:  # it expects factors in every round
+            if run.start == "cooccurrence":
+                raise SettingsError("start: a rule with an update of its own starts at random")
+            self._started = True
+        self._usage: dict[str, Floats] = {}
+        self._solver = privacy.settled(solver)
+        self._run = run
+
+    @property
+    def factors(self) -> Factors:
+        """The current global factors; to set them is to begin with them."""
+        return self._factors
+
+    @factors.setter
+    def factors(self, factors: Factors) -> None:
+        self._factors, self._started = factors, True
 
     def anchors(self, round_number: int) -> Factors:
-        """Global factors, in every round."""
-        return self.factors
+        """Global factors, once there are some."""
+        return self._factors if self._started else ()
 
     def reply_shapes(self, round_number: int) -> list[tuple[int, ...]]:
-        """Those of the global factors."""
-        return [factor.shape for factor in self.factors]
+        """Those of the global factors; before there are any, the pairs of codes."""
+        if not self._started:
+            return [(strict_size(sum(map(len, self._factors))),)]
+        return [factor.shape for factor in self._factors]
 
     def planned_events(self, round_number: int) -> tuple[ReleaseEvent, ...]:
         """In paper mode one release per factor; without noise none."""
         if self.privacy.privacy == "none":
             return ()
-        sizes = {f"mode {mode}": f.size for mode, f in enumerate(self.factors, start=1)}
+        sizes = {f"mode {mode}": f.size for mode, f in enumerate(self._factors, start=1)}
         return planned_events(
             self._solver,
             paper_rho(self.privacy, self.rounds, len(sizes)),
@@ -61,25 +90,90 @@ class ElasticRule:
 
     def check_sites(self, sites: int) -> None:
         """Refuse more sites than the elastic step is stable for."""
-        elastic_step(self._solver, self._step, max(sites, 1))
+        elastic_step(self._solver, self._run.elastic_step, max(sites, 1))
 
     def needs_quorum(self, round_number: int) -> bool:
-        """No: a missed round leaves the model as it was."""
-        return False
+        """Only the start: another missed round leaves the model as it was."""
+        return not self._started
 
     def update(self, round_number: int, replies: Sequence[SiteReply]) -> None:
-        """Pull the global factors toward the sites'."""
+        """Begin with the sites' co-occurrences, or pull the global factors toward the sites'."""
+        if not self._started:
+            self._begin(replies)
+            return
+        arrays = [reply.arrays for reply in replies]
+        if self._usage and self._solver.is_relative and self._run.elastic_step == 0:
+            self._factors = weighted_mean(arrays, self._weights([reply.site for reply in replies]))
+            return
         # Sites that joined after the first round may be more than the step is stable for.
-        step = min(elastic_step(self._solver, self._step, 1), 1 / len(replies))
-        self.factors = elastic_average(self.factors, [reply.arrays for reply in replies], step)
+        step = min(elastic_step(self._solver, self._run.elastic_step, 1), 1 / len(replies))
+        self._factors = elastic_average(self._factors, arrays, step)
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """The global factors."""
-        return factor_arrays(self.factors)
+        """The global factors, whether the start is behind us, and what it said about the sites."""
+        usage = {
+            "usage_sites": np.array(list(self._usage)),
+            "usage": np.array(list(self._usage.values())),
+        }
+        return (
+            factor_arrays(self._factors)
+            | {"started": np.array(self._started)}
+            | (usage if self._usage else {})
+        )
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Take over the factors of a checkpoint."""
-        self.factors = restored_factors(arrays, self.factors)
+        """Take over a checkpoint."""
+        self._factors = restored_factors(arrays, self._factors)
+        self._started = bool(arrays["started"]) if "started" in arrays else True
+        sites, usage = arrays.get("usage_sites"), arrays.get("usage")
+        if sites is not None and usage is not None:
+            if usage.shape != (len(sites), self._solver.rank) or not np.isfinite(usage).all():
+                raise DataError("the sites' usages do not belong to the factors")
+            self._usage = dict(zip(sites.tolist(), usage.astype(np.float64), strict=True))
+
+    def _begin(self, replies: Sequence[SiteReply]) -> None:
+        sizes = [len(factor) for factor in self._factors]
+        rng = np.random.default_rng([self._run.seed, self._solver.rank, *sizes])
+        released = [reply.arrays[0] for reply in replies]
+        start = start_factors(released, sizes, self._solver.rank, 0.0, rng)
+        self.factors = start.factors
+        self._usage = {reply.site: own for reply, own in zip(replies, start.usage, strict=True)}
+
+    def _weights(self, sites: Sequence[str]) -> Floats:
+        """What each site counts for each phenotype, (T, R), columns adding up to 1.
+
+        At site t and phenotype r a feature's row moves by its gradient over ``Q_tr + pull Q_t``,
+        Q_tr being the curvature there and Q_t its mean. With weights in proportion to that, what
+        is added up is the sites' gradients: where they settle is where the pooled error does. The
+        curvature is the phenotype's usage at the site, up to a factor that all sites share.
+        """
+        unknown = np.mean(list(self._usage.values()), axis=0)  # joined after the start
+        usage = np.array([self._usage.get(site, unknown) for site in sites])
+        weights = usage + max(self._solver.pull, _TINY) * usage.mean(axis=1, keepdims=True) + _TINY
+        return np.asarray(weights / weights.sum(axis=0))
+
+
+def starts_from_cooccurrences(
+    feature_shape: Sequence[int], privacy: PrivacySettings, run: RunSettings
+) -> bool:
+    """Whether round 1 asks for co-occurrences.
+
+    Raises
+    ------
+    SettingsError
+        If it is asked for where it cannot be.
+    """
+    if run.start == "cooccurrence":
+        if privacy.privacy == "paper":
+            raise SettingsError(
+                "start: the paper's claim has no place for co-occurrences; paper mode starts at "
+                "random, from the public seed"
+            )
+        if run.rounds < 2:
+            raise SettingsError("start: cooccurrence takes round 1, so it needs 2 rounds or more")
+    if run.start != "auto":
+        return run.start == "cooccurrence"
+    return privacy.privacy == "none" and run.rounds > 1 and sum(feature_shape) <= _MOST_CODES
 
 
 def elastic_step(settings: SolverSettings, step: float, sites: int) -> float:
@@ -89,8 +183,8 @@ def elastic_step(settings: SolverSettings, step: float, sites: int) -> float:
     ----------
     settings : SolverSettings
     step : float
-        As the run asks for; 0 stands for eta * gamma with psgd, as in eq. (global), and for
-        1 / sites with others, which have no step size: the global factors become the sites' mean.
+        As the run asks for; 0 stands for eta * gamma with psgd and a gamma of the user's, as in
+        eq. (global), and otherwise for 1 / sites: the global factors become the sites' mean.
     sites : int
         Number of sites that pull, at least 1.
 
@@ -100,7 +194,7 @@ def elastic_step(settings: SolverSettings, step: float, sites: int) -> float:
         If the server would never move, or the pull of all sites together exceeds 1: it would
         overshoot their mean.
     """
-    if step == 0 and settings.solver != "psgd":
+    if step == 0 and (settings.solver != "psgd" or settings.is_relative):
         return 1 / sites
     chosen = step or settings.eta * settings.gamma
     if chosen == 0:
@@ -136,3 +230,19 @@ def elastic_average(anchors: Factors, replies: Sequence[Factors], step: float) -
             pull += np.subtract(reply[mode], anchor, out=difference, dtype=np.float64)
         moved.append((anchor + step * pull).astype(np.float32))
     return tuple(moved)
+
+
+def weighted_mean(replies: Sequence[Factors], weights: Floats) -> Factors:
+    """Mean of the sites' factors, each column with weights of its own.
+
+    Parameters
+    ----------
+    replies : sequence of tuples of ndarray of float32, each (I_n, R)
+        In a fixed order, as for `elastic_average`.
+    weights : ndarray of float64, shape (T, R)
+        Columns add up to 1.
+    """
+    return tuple(
+        sum(own * weight for own, weight in zip(factors, weights, strict=True)).astype(np.float32)
+        for factors in zip(*replies, strict=True)
+    )

@@ -112,7 +112,7 @@ class Site:
         with self._ledger(request, work, folder) as ledger:
             last = ledger.last(request.job)
             if last is not None and request.round <= last.round:
-                sent = self._again(request, ledger, last)
+                sent = self._again(request, work, ledger, last)
                 if sent is not None:
                     return sent
                 admission.check_follows(request, last)
@@ -129,11 +129,17 @@ class Site:
                 admission.check_same_data(request, last, fingerprint, store)
                 return self._charged(request, work, ledger, fingerprint, free)
 
-    def _again(self, request: RoundRequest, ledger: Ledger, last: LastAnswer) -> Release | None:
-        """What was sent when this was asked before; no patient is read for it."""
+    def _again(
+        self, request: RoundRequest, work: RoundWork, ledger: Ledger, last: LastAnswer
+    ) -> Release | None:
+        """What was sent when this was asked before; in modes with noise no patient is read."""
         key = ReleaseKey(last.fingerprint, request.job, request.round, request.digest)
         record = _JobRecord(request.job, ledger, self._store(request.job, last.fingerprint))
         sent = record.answer(key, request)
+        if sent is None and record.is_last(key) and _is_unprotected_start(request):
+            with self._touching(request):
+                again = self._compute(work, record).release  # it has left no state
+            sent = again if ledger.has(key, request.terms, again) else None
         if sent is not None:
             _logger.info("round %d asked again: sending what was sent", request.round)
         return sent
@@ -269,10 +275,16 @@ class _JobRecord:
         if last is None or key.round > last.round:
             return None
         kept = self._ledger.answer(key)
-        is_last = (key.request, key.fingerprint) == (last.request, last.fingerprint)
-        if kept is None and is_last and request.privacy.privacy == "none":
+        if kept is None and self.is_last(key) and request.privacy.privacy == "none":
             return self._unprotected(key, request.terms)
         return kept
+
+    def is_last(self, key: ReleaseKey) -> bool:
+        """Whether it is the very request that was answered last."""
+        last = self.last
+        return last is not None and (key.request, key.fingerprint) == (
+            last.request, last.fingerprint,
+        )  # fmt: skip
 
     def _unprotected(self, key: ReleaseKey, terms: str) -> Release | None:
         """The last round's release without noise, out of the state: the ledger has its hash."""
@@ -292,6 +304,10 @@ class _JobRecord:
             return self._ledger.release_of(self._job, round_number)
         except StateError:
             return None
+
+
+def _is_unprotected_start(request: RoundRequest) -> bool:
+    return request.privacy.privacy == "none" and not request.anchors
 
 
 def _check_announced(work: RoundWork, release: Release) -> None:

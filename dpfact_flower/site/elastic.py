@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,10 @@ from dpfact_flower.privacy import (
     perturb,
     planned_events,
     release_unprotected,
+    release_unprotected_sum,
 )
+from dpfact_flower.privacy.noise import SIGMA
+from dpfact_flower.privacy.patient.statistics import cooccurrence
 from dpfact_flower.site.round import (
     Kept,
     RoundOutcome,
@@ -36,9 +40,14 @@ from dpfact_flower.site.round import (
     stream,
 )
 from dpfact_flower.site.store import SiteState
+from dpfact_flower.solver.error import inner_product
+from dpfact_flower.solver.patients import fitted_patients
 from dpfact_flower.tensor import Factors, SparseTensor
 from dpfact_flower.tensor.cp import norm_squared
 from dpfact_flower.wire.protocol import RoundRequest
+
+_FINEST = SIGMA * 2.0**-30
+"""Noise that would have a grid of 2^-30: finer than float32 holds the sum, and far from int64's."""
 
 
 class ElasticRound:
@@ -52,7 +61,8 @@ class ElasticRound:
     ) -> None:
         if request.privacy.privacy == "patient":
             raise MessageError("request: the rule 'elastic' has no mode 'patient'")
-        check_shapes([len(vocabulary) for vocabulary in source.vocabularies], request.anchors)
+        if request.anchors:
+            check_shapes([len(vocabulary) for vocabulary in source.vocabularies], request.anchors)
         self._modes = [vocabulary.name for vocabulary in source.vocabularies]
         self._source, self._request = source, request
         self._site, self._simulation = site, simulation
@@ -108,13 +118,15 @@ def run_round(
     PrivacyRefusedError
         If seeded noise is asked of a real site.
     """
-    check_fits(tensor, request.anchors)
+    _check(tensor, request)
+    if request.privacy.privacy == "none" and not request.anchors:
+        return RoundOutcome(unprotected_cooccurrences(tensor))
     tensor = scaled(tensor, request.solver)
     numbers = stream(request, site)
     rng = np.random.default_rng(numbers)
     began = time.perf_counter()
-    solver = local_settings(tensor, request)
-    start = state or initial_state(tensor, request, rng)
+    start = starting_state(tensor, state, request, rng)
+    solver = local_settings(request, start.factors)
     local = solved(tensor, start, request, solver, rng, site=site)
     seconds = time.perf_counter() - began
     noise = Noise.from_settings(request.privacy, stream=numbers, simulation=simulation)
@@ -125,20 +137,55 @@ def run_round(
     )
 
 
+def starting_state(
+    tensor: SparseTensor, state: SiteState | None, request: RoundRequest, rng: np.random.Generator
+) -> SiteState:
+    """Where a round begins: the site's own patients, and its own feature factors or the global.
+
+    The paper's sites go on from their own features, which the elastic weight holds near the global
+    ones. Patients fitted to features of their own site drift with them, and on long lists both end
+    in fitting one site's chance. With a relative weight, a round begins at what they share.
+    """
+    if state is None:
+        return initial_state(tensor, request, rng)
+    if request.privacy.settled(request.solver).is_relative:
+        return replace(state, factors=(state.factors[0], *request.anchors))
+    return state
+
+
 def initial_state(
     tensor: SparseTensor, request: RoundRequest, rng: np.random.Generator
 ) -> SiteState:
     """Patient factors uniform on (0, 1), scaled to the data; feature factors the global ones.
 
-    The scale makes the model's squared norm that of the data, so that the first pass neither
-    has to find it nor blows up.
+    With the paper's elastic weight, the scale makes the model's squared norm that of the data, so
+    that the first pass neither has to find it nor blows up. Where the weight follows from what the
+    model explains, it is the scale that explains most; and once the global factors have learned
+    something, patients are fitted to them.
     """
+    relative = request.privacy.settled(request.solver).is_relative
+    if relative and request.round > 1:
+        fitted = fitted_patients(tensor, request.anchors, nonnegative=request.solver.nonnegative)
+        return SiteState(0, (fitted, *request.anchors), request.solver.eta)
     patients = rng.random((tensor.n_patients, request.solver.rank), dtype=np.float32) + 1e-3
-    norm = norm_squared((patients, *request.anchors))
-    patients *= np.float32(
-        math.sqrt(_norm_squared(tensor) / max(norm, float(np.finfo(np.float32).tiny)))
-    )
-    return SiteState(0, (patients, *request.anchors), request.solver.eta)
+    factors = (patients, *request.anchors)
+    norm = max(norm_squared(factors), float(np.finfo(np.float32).tiny))
+    if relative:
+        scale = inner_product(tensor, factors) / norm
+    else:
+        scale = math.sqrt(_norm_squared(tensor) / norm)
+    patients *= np.float32(scale)
+    return SiteState(0, factors, request.solver.eta)
+
+
+def unprotected_cooccurrences(tensor: SparseTensor) -> Release:
+    """Round 1 of mode none where the run starts from co-occurrences: they leave WITHOUT noise.
+
+    The statistic is patient mode's (`dpfact_flower.privacy.patient.statistics.cooccurrence`), on
+    its finest grid.
+    """
+    found = cooccurrence(tensor, sigma=_FINEST)
+    return release_unprotected_sum(found.total * found.grid)
 
 
 def planned(
@@ -177,6 +224,12 @@ def make_release(
         round_number=request.round,
         modes=modes,
     )
+
+
+def _check(tensor: SparseTensor, request: RoundRequest) -> None:
+    """`check_fits`, but for a request that carries no factors yet."""
+    nothing = [np.empty((size, 0), np.float32) for size in tensor.feature_shape]
+    check_fits(tensor, request.anchors or nothing)
 
 
 def check_fits(tensor: SparseTensor, anchors: Sequence[NDArray[np.float32]]) -> None:

@@ -24,6 +24,7 @@ from dpfact_flower.site.store import (
     SiteStore,
     has_state,
 )
+from dpfact_flower.solver.patients import fitted_patients
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.wire.protocol import RoundRequest
 
@@ -121,9 +122,9 @@ def personal(
     began = time.perf_counter()
     # Whatever the round, mu acts now: the global phenotypes have formed.
     now = replace(request, solver=replace(request.solver, mu_from_round=1))
-    solver = local_settings(tensor, now)
+    patients = fitted_patients(tensor, request.anchors)
+    solver = local_settings(now, (patients, *request.anchors))
     solver = replace(solver, tau=max(solver.tau, _PERSONAL_PASSES))
-    patients = np.zeros((tensor.n_patients, solver.rank), np.float32)
     start = SiteState(0, (patients, *request.anchors), solver.eta)
     local = solved(tensor, start, request, solver, rng, site=site)
     seconds = time.perf_counter() - began

@@ -26,7 +26,8 @@ from dpfact_flower.settings import SiteSettings, SolverSettings
 from dpfact_flower.site.store import RoundMeasures, SiteState
 from dpfact_flower.solver import LocalResult, solve
 from dpfact_flower.solver.error import squared_error
-from dpfact_flower.tensor import SparseTensor
+from dpfact_flower.solver.objective import curvature
+from dpfact_flower.tensor import Factors, SparseTensor
 from dpfact_flower.wire.protocol import RoundRequest
 
 
@@ -118,15 +119,19 @@ def localised(request: RoundRequest, settings: SiteSettings) -> RoundRequest:
     return replace(request, solver=replace(request.solver, mu=settings.site_mu, off=0.0))
 
 
-def local_settings(tensor: SparseTensor, request: RoundRequest) -> SolverSettings:
-    """Solver settings as they hold at this site in this round: `pull`, `off`, `mu_from_round`."""
-    solver = request.solver
-    if solver.solver != "psgd":
-        share = _norm_squared(tensor) / solver.rank  # what a phenotype has of the data, on average
-        if solver.pull > 0:
-            solver = replace(solver, gamma=solver.pull * share)
-        if solver.off > 0:
-            solver = replace(solver, mu=solver.off * math.sqrt(share), off=0.0)
+def local_settings(request: RoundRequest, start: Factors) -> SolverSettings:
+    """Solver settings as they hold at this site in this round: `off` and `mu_from_round`.
+
+    Parameters
+    ----------
+    request : RoundRequest
+    start : tuple of N ndarrays of float32, each (I_n, R)
+        What the solver starts from, patients first.
+    """
+    solver = request.privacy.settled(request.solver)
+    if solver.solver != "psgd" and solver.off > 0:
+        # Features being of norm 1, the curvature is the average column's squared length.
+        solver = replace(solver, mu=solver.off * math.sqrt(curvature(start)), off=0.0)
     if request.round < (solver.mu_from_round or request.rounds // 2 + 1):
         solver = replace(solver, mu=0.0)
     return solver

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dpfact_flower.machine.threads import in_batches, thread_count
 from dpfact_flower.solver.kernels.choice import fibre_kernels
 from dpfact_flower.solver.kernels.fibres import fibres_of
+from dpfact_flower.solver.kernels.sgd import squares as squares_of
 from dpfact_flower.tensor import Factors, SparseTensor
 from dpfact_flower.tensor.arrays import Array
 from dpfact_flower.tensor.cp import gram, hadamard
 from dpfact_flower.tensor.error import SquaredError
-from dpfact_flower.tensor.stack import stack_factors
+from dpfact_flower.tensor.stack import row_offsets, stack_factors
 
 
 def squared_error(
@@ -55,3 +56,10 @@ def squared_error(
         cells=tensor.cells,
         nnz=tensor.nnz,
     )
+
+
+def inner_product(tensor: SparseTensor, factors: Factors) -> float:
+    """``<X, M>`` for float32 factors; sums are float64."""
+    stack = stack_factors(factors)
+    offsets = row_offsets(tensor.shape)
+    return squares_of(stack, tensor.indices, tensor.values, offsets)[1]

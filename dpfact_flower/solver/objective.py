@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpfact_flower.tensor import Array, Factors
+from dpfact_flower.settings import SolverSettings
+from dpfact_flower.tensor import Array, Factors, SparseTensor
 from dpfact_flower.tensor.cp import hadamard
 from dpfact_flower.tensor.error import SquaredError
 
@@ -72,6 +73,46 @@ def elastic(
         rows = np.square(factor.astype(np.float64) - anchor).sum(axis=1)
         total += float(rows.sum() if visits is None else rows @ visits[n])
     return 0.5 * total
+
+
+def curvature(factors: Sequence[Array]) -> float:
+    """How steeply the squared error rises with a feature's row: mean over phenotypes and modes.
+
+    In mode n it is Q_rr, the product of the squared norms of the other modes' columns r. That is
+    what an elastic weight is up against. Beside ||X||^2 / R, which knows no model, it is the part
+    of the data that the model has: on long lists a few in a million before phenotypes have formed.
+
+    Parameters
+    ----------
+    factors : sequence of N ndarrays, patients first
+    """
+    squares = [np.einsum("ir,ir->r", factor, factor, dtype=np.float64) for factor in factors]
+    others = [
+        np.prod(squares[:mode] + squares[mode + 1 :], axis=0) for mode in range(1, len(factors))
+    ]
+    return float(np.mean(others))
+
+
+def elastic_weight(tensor: SparseTensor, factors: Factors, settings: SolverSettings) -> float:
+    """Gamma of eq. (norm) for `settings`: as given, or `pull` times the `curvature`.
+
+    psgd applies its weight at every visit of a row, so there it is divided by the visits that an
+    average row gets; and eta * gamma stays at 1/2 or below.
+
+    Parameters
+    ----------
+    tensor : SparseTensor
+    factors : tuple of N ndarrays, each (I_n, R)
+        What the solver starts from.
+    settings : SolverSettings
+    """
+    if not settings.is_relative:
+        return settings.gamma
+    weight = settings.pull * curvature(factors)
+    if settings.solver != "psgd":
+        return weight
+    visits = tensor.nnz / float(np.mean(tensor.feature_shape))
+    return min(weight / visits, 0.5 / settings.eta)
 
 
 def group_norm(patients_gram: Array) -> float:

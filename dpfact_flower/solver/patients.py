@@ -1,4 +1,4 @@
-"""Patients fitted to feature factors that stay: what a hospital that joins later does."""
+"""Patients fitted to feature factors that stay as they are, as by a hospital that joins later."""
 
 from __future__ import annotations
 

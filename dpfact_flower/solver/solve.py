@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.settings import SolverSettings
-from dpfact_flower.solver.objective import LocalResult
+from dpfact_flower.solver.objective import LocalResult, elastic_weight
 from dpfact_flower.solver.solvers import solvers
 from dpfact_flower.tensor import Factors, SparseTensor
 
@@ -56,6 +57,7 @@ def solve(
     start = _checked("factors", factors, tensor.shape, settings.rank)
     pulled_to = _checked("anchors", anchors, tensor.feature_shape, settings.rank)
     solver = solvers.find(settings.solver)
+    settings = replace(settings, gamma=elastic_weight(tensor, start, settings))
     return solver(tensor, start, pulled_to, settings, rng, eta=eta)
 
 

@@ -1,10 +1,10 @@
 """What server and sites say to each other, and the checks at both doors.
 
 A round is one request (global feature factors and settings) and one reply (a release and the
-site's public name). Patient mode's start needs no factors yet; from its count of codes on, a
-request also says which codes were kept. Both travel as a list of arrays and a flat config of
-scalars, which is what a `NumPyClient` and both generations of Flower strategies have in common.
-Nothing else is ever sent.
+site's public name). A start from co-occurrences needs no factors yet; from patient mode's count of
+codes on, a request also says which codes were kept. Both travel as a list of arrays and a flat
+config of scalars, which is what a `NumPyClient` and both generations of Flower strategies have in
+common. Nothing else is ever sent.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class RoundRequest:
     vocabulary : str
         Digest of the feature vocabularies, one per mode joined by commas; "" if not known.
     anchors : tuple of ndarray of float32
-        Global feature factors, shape (I_n, R) each; none before patient mode has a start.
+        Global feature factors, shape (I_n, R) each; none before there is a start. In mode none, a
+        round 1 without them asks for the site's co-occurrences.
     selection : tuple of ndarray of int32
         Codes that are kept, as positions in the vocabulary, ascending, one array per feature mode;
         none where the vocabularies are used as they are.
@@ -118,11 +119,14 @@ class RoundRequest:
         except SettingsError as error:
             raise MessageError(f"request: {error}") from None
         rounds = _field(config, "rounds", int, low=1)
-        anchors, selection = _split(_present(arrays), patient=privacy.privacy == "patient")
+        # Beyond the rounds that the budget was planned for, a round has no budget.
+        number = _field(config, "round", int, low=1, high=rounds)
+        patient = privacy.privacy == "patient"
+        starts = privacy.privacy == "none" and number == 1  # may ask for co-occurrences
+        anchors, selection = _split(_present(arrays), patient=patient, bare=patient or starts)
         return cls(
             job=_name(config, "job"),
-            # Beyond the rounds that the budget was planned for, a round has no budget.
-            round=_field(config, "round", int, low=1, high=rounds),
+            round=number,
             rounds=rounds,
             seed=_field(config, "seed", int, low=0),
             solver=solver,
@@ -276,12 +280,12 @@ def checked_selection(arrays: Sequence[NDArray[Any]]) -> Selection:
 
 
 def _split(
-    arrays: Sequence[NDArray[Any]], *, patient: bool
+    arrays: Sequence[NDArray[Any]], *, patient: bool, bare: bool
 ) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
     """Factors and selection of a request, told apart by their type."""
     selection = [array for array in arrays if getattr(array, "dtype", None) == np.int32]
     factors = [array for array in arrays if getattr(array, "dtype", None) != np.int32]
-    if not patient and (selection or not factors):
+    if (selection and not patient) or not (factors or bare):
         raise MessageError("request: need one float32 array per feature mode, and nothing else")
     if selection and factors and len(selection) != len(factors):
         raise MessageError(

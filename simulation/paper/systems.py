@@ -116,7 +116,7 @@ def described() -> str:
     own, noisy = _psgd(_ANY), paper_solver(_ANY.rank)
     share = inspect.signature(trip).parameters["share"].default
     return (
-        f"P-SGD: eta {own.eta:g}, gamma {own.gamma:g}, {own.tau} passes a round, zeros sampled, "
+        f"P-SGD: eta {own.eta:g}, pull {own.pull:g}, {own.tau} passes a round, zeros sampled, "
         f"l2,1 weight {_MU:g}, the server's step 1 / T. With the paper's noise, which grows with "
         f"eta, passes and clip: eta {noisy.eta:g}, gamma {noisy.gamma:g}, {noisy.tau} passes, "
         f"gradients clipped to {noisy.clip:g}, the best of a search on the demo's data at epsilon "
@@ -134,7 +134,7 @@ def described() -> str:
 
 
 def _psgd(job: Job, **changes: Any) -> SolverSettings:
-    chosen = {"eta": 0.05, "gamma": _PULL, "tau": 2, "mu_from_round": 1, **changes}
+    chosen = {"eta": 0.05, "tau": 2, "mu_from_round": 1, **changes}
     return SolverSettings(rank=job.rank, solver="psgd", **chosen)
 
 
@@ -150,7 +150,7 @@ def _dpfact(
     job: Job, cohort: Cohort, solver: SolverSettings, privacy: PrivacySettings = NONE
 ) -> Iterator[Snapshot]:
     """The package's own sites and server."""
-    step = 1 / len(cohort.sites) if solver.solver == "psgd" else 0.0
+    step = 0.0 if privacy.settled(solver).is_relative else 1 / len(cohort.sites)
     run = RunSettings(rounds=job.rounds, seed=job.seed, elastic_step=step)
     return play(coordinate(cohort, solver, privacy, run), cohort)
 
@@ -167,7 +167,7 @@ def _paper(job: Job, cohort: Cohort, mu: float) -> Iterator[Snapshot]:
 
 def _paper_small(job: Job, cohort: Cohort) -> Iterator[Snapshot]:
     """The paper's mechanism with steps that hardly leave the start; their noise is small too."""
-    solver = _psgd(job, eta=_SMALL_STEP, clip=1.0, mu=_MU)
+    solver = _psgd(job, eta=_SMALL_STEP, gamma=_PULL, clip=1.0, mu=_MU)
     return _dpfact(job, cohort, solver, _noisy(job, privacy="paper"))
 
 
@@ -237,7 +237,7 @@ def _trip(job: Job, cohort: Cohort) -> Iterator[Snapshot]:
 def _published(job: Job, cohort: Cohort) -> Iterator[Snapshot]:
     """The paper's step, elastic weight, passes and cells; no noise, and no l2,1."""
     solver = _psgd(job, eta=1e-2, gamma=5.0, zeros="none", nonnegative=False, pull=0.0)
-    run = RunSettings(rounds=job.rounds, seed=job.seed)
+    run = RunSettings(rounds=job.rounds, seed=job.seed, start="random")
     return play(coordinate(cohort, solver, NONE, run), cohort)
 
 

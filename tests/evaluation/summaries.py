@@ -84,6 +84,8 @@ MEASURED = Measured(
     prediction=MortalityPrediction(OVERALL, (NOBODY,), 10, 0.6),
     sites_without_a_round=(),
     errors=ERRORS,
+    fit_shared=0.031,
+    fit_frequencies=0.012,
 )
 SIMULATED = Summary(
     name="demo",

@@ -191,7 +191,7 @@ def test_a_config_has_two_tables(tmp_path):
 def make_history(folder):
     coordinator = Coordinator(
         (3,), solver=SolverSettings(rank=2), privacy=PrivacySettings(privacy="none"),
-        run=RunSettings(min_sites=2), run_dir=folder,
+        run=RunSettings(min_sites=2, start="random"), run_dir=folder,
     )  # fmt: skip
     for number in (1, 2, 3):
         replies = [SiteReply(site, (np.ones((3, 2), np.float32),)) for site in "abc"[:number]]

@@ -50,7 +50,7 @@ SENT = (
 )  # fmt: skip
 MEASURED_KEYS = (
     "rmse_nonzeros", "rmse_authors", "error_by_round", "solver_seconds", "per_site_data",
-    "prediction", "sites_without_a_round",
+    "prediction", "sites_without_a_round", "fit_shared", "fit_frequencies",
 )  # fmt: skip
 
 
@@ -87,10 +87,20 @@ def test_keys_of_a_newer_version_are_left_alone():
 @pytest.mark.parametrize("kind", SUMMARIES)
 def test_every_key_that_is_missing_is_named(kind, tmp_path):
     content = plain(SUMMARIES[kind])
-    for key in content.keys() - {"replacing"}:  # runs of before have none
+    later = {"replacing", "fit_shared", "fit_frequencies"}  # older versions did not write them
+    for key in content.keys() - later:
         (tmp_path / SUMMARY).write_text(json.dumps({k: content[k] for k in content if k != key}))
         with pytest.raises(DataError, match=rf"{SUMMARY}: lacks ([a-z_0-9.]+, )*{key}(, |$)"):
             read_summary(tmp_path)
+
+
+def test_a_folder_of_an_older_version_is_read(tmp_path):
+    content = plain(SIMULATED)
+    del content["fit_shared"], content["fit_frequencies"]
+    (tmp_path / SUMMARY).write_text(json.dumps(content))
+    measured = read_summary(tmp_path).measured
+    assert (measured.fit_shared, measured.fit_frequencies) == (None, None)
+    assert not measured.explains_nothing
 
 
 INSIDE = {

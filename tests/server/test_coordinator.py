@@ -28,7 +28,7 @@ PULL = {"solver": "psgd", "eta": 1e-2, "gamma": 5.0}
 
 
 def make(folder=None, *, resume=False, shape=SHAPE, **changes) -> Coordinator:
-    parts = {"solver": SOLVER, "privacy": PRIVACY, "run": RunSettings(rounds=6)}
+    parts = {"solver": SOLVER, "privacy": PRIVACY, "run": RunSettings(rounds=6, start="random")}
     for name, part in parts.items():
         own = {key: value for key, value in changes.items() if hasattr(part, key)}
         parts[name] = replace(part, **own)
@@ -350,7 +350,8 @@ def test_checkpoint_and_history_are_waited_for_where_they_should_be(tmp_path, mo
     waited = set()
     fsync = os.fsync
     monkeypatch.setattr(os, "fsync", lambda f: (waited.add(os.fstat(f).st_ino), fsync(f)))
-    coordinator = Coordinator(SHAPE, privacy=PRIVACY, run_dir=tmp_path, durable=durable)
+    run = RunSettings(start="random")
+    coordinator = Coordinator(SHAPE, privacy=PRIVACY, run=run, run_dir=tmp_path, durable=durable)
     for number in (1, 2):
         waited.clear()
         coordinator.close_round(number, [], [], **NO_BYTES)
@@ -459,7 +460,10 @@ ANOTHER_RUN = {
     "eta": ({"eta": 1e-3}, "eta"),
     "gamma and off": ({"gamma": 4.0, "off": 0.2}, "gamma, off"),
     "solver": ({"solver": "psgd"}, "solver"),
-    "privacy": ({"privacy": "paper", "solver": "psgd", "clip": 1.0}, "solver, clip, privacy"),
+    "privacy": (
+        {"privacy": "paper", "solver": "psgd", "clip": 1.0},
+        "solver, gamma, clip, privacy",
+    ),
     "epsilon": ({"epsilon": 1.2}, "epsilon"),
     "shrink": ({"shrink": 2.0}, "shrink"),
     "delta": ({"delta": 1e-6}, "delta"),

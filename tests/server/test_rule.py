@@ -25,7 +25,9 @@ RULES = {
 
 def make(name, **run):
     kind, solver, privacy = RULES[name]
-    return kind(SHAPE, solver, privacy, RunSettings(**{"rounds": 6, "seed": 2, **run}))
+    return kind(
+        SHAPE, solver, privacy, RunSettings(**{"rounds": 6, "seed": 2, "start": "random", **run})
+    )
 
 
 def replies(rule, number, sites="ab"):

@@ -58,7 +58,7 @@ def planted() -> Cohort:
 def test_every_system_starts_where_dpfact_starts(cohort):
     coordinator = Coordinator(
         cohort.sites[0].tensor.feature_shape, solver=COUNTS,
-        privacy=PrivacySettings(privacy="none"), run=RunSettings(rounds=3, seed=7),
+        privacy=PrivacySettings(privacy="none"), run=RunSettings(rounds=3, seed=7, start="random"),
     )  # fmt: skip
     request = coordinator.request(1)
     for site, own in zip(cohort.sites, start(cohort, COUNTS, seed=7), strict=True):

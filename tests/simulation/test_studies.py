@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from dpfact_flower.data.synthetic import PRESETS, SyntheticSettings, synthetic
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.tensor.match import factor_match_score
-from simulation.studies import one_patient_time, phenotypes, real_data
+from simulation.studies import one_patient_time, phenotypes, real_data, shared_fit
 from simulation.studies.real_data import Study
 
 CLEAR = SyntheticSettings(
@@ -124,3 +125,15 @@ def test_its_sites_differ_in_one_patient_each() -> None:
         assert more.select_patients(np.arange(50)).fingerprint() == without.fingerprint()
     assert 0 < typical.nnz - without.nnz <= one_patient_time.CELLS
     assert extreme.nnz - without.nnz == 202 * 316
+
+
+def test_the_shared_fit_of_every_system_is_printed(tmp_path: Path, capsys, monkeypatch) -> None:
+    small = replace(CLEAR, patients=120)
+    synthetic(small).save(tmp_path)
+    monkeypatch.setattr(shared_fit, "_ROUNDS", 4)
+    monkeypatch.setattr(shared_fit, "_ITERATIONS", 2)
+    shared_fit.main([str(tmp_path), "--rank", "3"])
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()]
+    assert [row[1] for row in rows] == ["code frequencies", *shared_fit.systems(3, 0)]
+    fits = {row[1]: float(row[2]) for row in rows}
+    assert fits["exact"] > fits["code frequencies"] > 0

@@ -320,6 +320,16 @@ def test_without_charge_only_the_last_round_is_answered_again(client, data, capl
     fit(client, requests[1])
 
 
+def test_a_start_without_noise_leaves_no_state_and_is_answered_again(client, data, tmp_path):
+    asked = make_request(data, anchors=())
+    first, again = fit(client, asked), fit(client, asked)
+    np.testing.assert_array_equal(first[0][0], again[0][0])
+    assert first[0][0].shape == (21 * 20 // 2,)  # pairs of the 21 codes
+    assert not list((tmp_path / "state").rglob("state-*"))
+    later = make_request(data, round=2)
+    assert [array.shape for array in fit(client, later)[0]] == [(9, 4), (12, 4)]
+
+
 def test_a_state_that_is_not_what_was_sent_is_not_sent_in_its_place(client, data, tmp_path, caplog):
     fit(client, make_request(data))
     store = SiteStore(tmp_path / "state", "site-1", "job", data.tensor.fingerprint())
@@ -351,8 +361,10 @@ def test_an_asked_again_round_with_another_content_is_stale(client, data, caplog
 
 
 def test_rounds_go_on_from_the_state(client, data, tmp_path):
-    fit(client, make_request(data))
-    fit(client, make_request(data, round=2))
+    # With the paper's weight: with a relative one, features begin at the global factors.
+    own = SolverSettings(rank=4, gamma=5.0)
+    fit(client, make_request(data, solver=own))
+    fit(client, make_request(data, solver=own, round=2))
     lines = (tmp_path / "state" / "site-1" / "job" / "history.jsonl").read_text().splitlines()
     first, second = (json.loads(line) for line in lines)
     assert second["objective"][0] == pytest.approx(first["objective"][-1], rel=1e-4)

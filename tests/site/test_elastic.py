@@ -10,8 +10,10 @@ from dpfact_flower.data.synthetic import synthetic
 from dpfact_flower.errors import DataError, DivergenceError, PrivacyRefusedError
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import PrivacySettings, SolverSettings
-from dpfact_flower.site.elastic import initial_state, run_round
+from dpfact_flower.site.elastic import initial_state, run_round, starting_state
 from dpfact_flower.site.round import local_settings
+from dpfact_flower.site.store import SiteState
+from dpfact_flower.solver.patients import fitted_patients
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.cp import CPModel
 from dpfact_flower.wire.protocol import RoundRequest
@@ -48,11 +50,39 @@ def test_state_and_request_are_left_as_they_were(tensor):
 
 
 def test_before_the_first_round_a_site_stands_at_round_0_with_a_model_as_large_as_its_data(tensor):
-    asked = request(tensor.feature_shape)
+    asked = request(tensor.feature_shape, SolverSettings(rank=4, gamma=5.0))
     state = initial_state(tensor, asked, np.random.default_rng(0))
     assert (state.round, state.eta) == (0, asked.solver.eta)
     # float32 factors, and sums of a few hundred terms: far inside one in ten thousand.
     assert CPModel(state.factors).norm_squared() == pytest.approx(tensor.norm_squared(), rel=1e-4)
+
+
+def test_with_a_relative_weight_the_first_model_has_the_scale_that_explains_most(tensor):
+    asked = request(tensor.feature_shape)
+    factors = initial_state(tensor, asked, np.random.default_rng(0)).factors
+    left = [
+        CPModel((scale * factors[0], *factors[1:])).squared_error(tensor).all_cells
+        for scale in (0.9, 1.0, 1.1)
+    ]
+    assert left[1] < min(left[0], left[2])
+
+
+def test_once_the_global_factors_have_learned_a_sites_patients_are_fitted_to_them(tensor):
+    asked = replace(request(tensor.feature_shape), round=2, rounds=3)
+    factors = initial_state(tensor, asked, np.random.default_rng(0)).factors
+    np.testing.assert_array_equal(factors[0], fitted_patients(tensor, asked.anchors))
+
+
+def test_a_relative_round_begins_at_the_global_factors_and_the_papers_at_the_sites_own(tensor):
+    for gamma, begins in ((-1.0, "global"), (5.0, "own")):
+        asked = request(tensor.feature_shape, SolverSettings(rank=4, gamma=gamma))
+        rng = np.random.default_rng(0)
+        own = SiteState(1, tuple(f + 1 for f in initial_state(tensor, asked, rng).factors), 0.01)
+        start = starting_state(tensor, own, replace(asked, round=2, rounds=3), rng)
+        wanted = own.factors[1:] if begins == "own" else asked.anchors
+        np.testing.assert_array_equal(start.factors[0], own.factors[0])
+        for one, other in zip(start.factors[1:], wanted, strict=True):
+            np.testing.assert_array_equal(one, other)
 
 
 def test_the_numbers_do_not_depend_on_the_threads_of_blas():
@@ -110,24 +140,16 @@ def test_patients_scaled_to_norm_one_have_the_same_say(tensor):
         np.testing.assert_array_equal(a, b)
 
 
-def test_the_pull_means_the_same_at_any_size(tensor):
-    asked = request(tensor.feature_shape, SolverSettings(rank=4, pull=0.2))
-    doubled = SparseTensor(tensor.indices, tensor.values * np.float32(2), tensor.shape)
-    small, large = (local_settings(t, asked).gamma for t in (tensor, doubled))
-    assert large == pytest.approx(4 * small)
-    assert small == pytest.approx(0.2 * tensor.norm_squared() / 4)
-    absolute = request(tensor.feature_shape, SolverSettings(rank=4, pull=0.0, gamma=3.0))
-    assert local_settings(tensor, absolute).gamma == 3.0
-
-
 def test_off_means_the_same_at_any_size(tensor):
     asked = request(tensor.feature_shape, SolverSettings(rank=4, off=0.3, mu_from_round=1))
     doubled = SparseTensor(tensor.indices, tensor.values * np.float32(2), tensor.shape)
-    small, large = (local_settings(t, asked).mu for t in (tensor, doubled))
+    starts = [initial_state(t, asked, np.random.default_rng(0)).factors for t in (tensor, doubled)]
+    small, large = (local_settings(asked, start).mu for start in starts)
     assert large == pytest.approx(2 * small)
-    assert small == pytest.approx(0.3 * np.sqrt(tensor.norm_squared() / 4))
-    absolute = SolverSettings(off=0.0, mu=2.0, mu_from_round=1)
-    assert local_settings(tensor, replace(asked, solver=absolute)).mu == 2.0
+    columns = np.square(starts[0][0].astype(np.float64)).sum(axis=0)
+    assert small == pytest.approx(0.3 * np.sqrt(columns.mean()))  # global columns have norm 1
+    absolute = SolverSettings(rank=4, off=0.0, mu=2.0, mu_from_round=1)
+    assert local_settings(replace(asked, solver=absolute), starts[0]).mu == 2.0
 
 
 def test_mu_acts_from_its_round(tensor):
@@ -143,9 +165,10 @@ def test_mu_acts_from_its_round(tensor):
 def test_without_a_round_of_its_own_mu_acts_in_the_second_half(tensor, rounds, first):
     solver = SolverSettings(rank=4, off=0.0, mu=1e3)
     asked = replace(request(tensor.feature_shape, solver), rounds=rounds)
+    start = initial_state(tensor, asked, np.random.default_rng(0)).factors
     acting = [
         number for number in range(1, rounds + 1)
-        if local_settings(tensor, replace(asked, round=number)).mu > 0
+        if local_settings(replace(asked, round=number), start).mu > 0
     ]  # fmt: skip
     assert acting == list(range(first, rounds + 1))
 

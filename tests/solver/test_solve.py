@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver import exact, psgd, solve
+from dpfact_flower.solver.objective import elastic_weight
 from dpfact_flower.tensor import SparseTensor
 
 
@@ -72,3 +75,41 @@ def test_double_precision_factors_are_taken_as_float32(problem):
     wide = tuple(f.astype(np.float64) for f in case.factors)
     for ours, theirs in zip(run(case, factors=wide).factors, run(case).factors, strict=True):
         assert ours.tobytes() == theirs.tobytes()
+
+
+# --- elastic weight
+
+
+def test_a_given_elastic_weight_is_taken_as_it_is(problem):
+    case = problem()
+    settings = SolverSettings(rank=3, gamma=2.5)
+    assert elastic_weight(case.tensor, case.factors, settings) == 2.5
+
+
+@pytest.mark.parametrize("solver", ["exact", "psgd"])
+def test_a_relative_weight_grows_as_the_curvature_it_is_up_against(problem, solver):
+    """Patients four times as large: the squared error is sixteen times as steep in a feature."""
+    case = problem()
+    settings = SolverSettings(rank=3, solver=solver, pull=1e-3)
+    patients, *features = case.factors
+    small, large = (
+        elastic_weight(case.tensor, (scale * patients, *features), settings) for scale in (1, 4)
+    )
+    assert large == pytest.approx(16 * small)
+    twice = elastic_weight(case.tensor, case.factors, replace(settings, pull=2e-3))
+    assert twice == pytest.approx(2 * small)
+
+
+def test_psgds_relative_weight_adds_up_to_the_exact_solvers_over_a_pass(problem):
+    """It is applied at every visit of a feature's row: at one in `nnz` for each of the rows."""
+    case = problem()
+    whole, visited = (SolverSettings(rank=3, solver=name, pull=1e-3) for name in ("exact", "psgd"))
+    visits = case.tensor.nnz / np.mean(case.tensor.feature_shape)
+    each = elastic_weight(case.tensor, case.factors, visited)
+    assert each * visits == pytest.approx(elastic_weight(case.tensor, case.factors, whole))
+
+
+def test_psgds_relative_weight_stays_stable(problem):
+    case = problem()
+    settings = SolverSettings(rank=3, solver="psgd", pull=1e9, eta=0.1)
+    assert elastic_weight(case.tensor, case.factors, settings) == 0.5 / 0.1
