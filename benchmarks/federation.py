@@ -29,14 +29,15 @@ _SITES = (1, 2, 4, 8)
 def measure(tensors: Mapping[str, SparseTensor], scale: Scale, _: Sequence[Row]) -> list[Row]:
     """Rows of runs in one process and in Ray: the demo, the sites of tensor M, more sites."""
     patients = min(6000, 10 * scale.small)
-    demo = {"solver": "exact", "privacy": "none", "rank": 12, "rounds": scale.rounds}
+    demo = {"solver": "exact", "privacy": "none", "start": "random", "rank": 12}
+    demo |= {"rounds": scale.rounds}
     private = {"solver": "exact", "privacy": "patient", "rank": 12}
     run = _run("demo", patients, demo)
     found = [*_overhead("demo exact", run, None), *_bytes("demo exact", run)]
     found += _bytes_of_run("demo patient mode", _run("demo", patients, private))
     if scale.name != "smoke":  # the same code once more, and most of its time is imports
         large = list(tensors)[-1]
-        plain = {"privacy": "none", "rank": scale.rank, "eta": 1e-3, "off": 0.0}
+        plain = {"privacy": "none", "start": "random", "rank": scale.rank, "eta": 1e-3, "off": 0.0}
         for solver in ("exact", "psgd"):
             config = plain | {"solver": solver, "rounds": scale.rounds}
             run = _run("paper-mimic", scale.large, config)

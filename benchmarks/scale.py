@@ -106,6 +106,6 @@ def first_request(tensor: SparseTensor, settings: SolverSettings) -> RoundReques
         tensor.feature_shape,
         solver=settings,
         privacy=PrivacySettings(privacy="none"),
-        run=RunSettings(job="bench"),
+        run=RunSettings(job="bench", start="random"),  # which asks for a solver in round 1
     )
     return coordinator.request(1)
