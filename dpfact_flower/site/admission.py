@@ -8,12 +8,13 @@ released; so a refusal tells nothing about a patient. Two must know which data i
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from dpfact_flower.data.site_data import SiteSource
 from dpfact_flower.data.vocabulary import joint_digest
 from dpfact_flower.errors import MessageError, PrivacyRefusedError, SettingsError, StateError, shown
-from dpfact_flower.machine.files import check_own, check_way
+from dpfact_flower.machine.files import check_own, check_way, replacing
 from dpfact_flower.privacy.ledger import LEDGER, LastAnswer, Ledger
 from dpfact_flower.privacy.tally import Tally
 from dpfact_flower.settings import SiteSettings
@@ -21,6 +22,12 @@ from dpfact_flower.site.round import RoundWork
 from dpfact_flower.site.store import SiteStore
 from dpfact_flower.solver.solvers import solvers
 from dpfact_flower.wire.protocol import RoundRequest
+
+_OTHER_NAME = "DATA-HAS-ANOTHER-NAME.txt"
+_OTHER_NAME_TEXT = """The budget of this site's data is kept under another name, in a folder beside
+this one. Set site to that name in the node config. Only if the data is another by now, this file
+may be deleted.
+"""
 
 
 def check_choices(settings: SiteSettings) -> None:
@@ -251,13 +258,18 @@ def _check_one_relation(total: Tally) -> None:
         )
 
 
-def check_no_other_name(root: Path, fingerprint: Callable[[], str]) -> list[str]:
-    """Names of the other ledgers in a site's folder, none of them of this very data.
+def check_no_other_name(root: Path, site: str, fingerprint: Callable[[], str]) -> list[str]:
+    """Names of the other ledgers in a `state-dir`, none of them of this very data.
+
+    That one of them is takes as long to find out as the data is large. So it is noted, and not
+    looked for again.
 
     Parameters
     ----------
     root : path
-        The site's `state-dir`.
+        The `state-dir`.
+    site : str
+        The name that is to begin a ledger.
     fingerprint : callable
         Gives the data's, for which the patients are read: called where there are other ledgers.
 
@@ -266,13 +278,19 @@ def check_no_other_name(root: Path, fingerprint: Callable[[], str]) -> list[str]
     StateError
         If this data has been released from under another name: its budget is kept there.
     """
+    noted = root / site / _OTHER_NAME
+    if noted.exists():
+        raise StateError(f"{noted}: says that this data has a budget under another name")
     others = sorted(path.parent.name for path in root.glob(f"*/{LEDGER}"))
-    own = fingerprint() if others else ""
-    for name in others:
+    known = {}
+    for name in others:  # before the patients are read: a ledger may be damaged
         with Ledger(root / name, create=False) as ledger:
-            if any(row.fingerprint == own for row in ledger.rows()):
-                raise StateError(
-                    f"{root}: the budget of this very data is kept under the name "
-                    f"{name!r}; set site to it in the node config"
-                )
+            known.update(dict.fromkeys((row.fingerprint for row in ledger.rows()), name))
+    if known and (own := fingerprint()) in known:
+        with suppress(OSError), replacing(noted) as file:
+            file.write(_OTHER_NAME_TEXT.encode())
+        raise StateError(
+            f"{root}: the budget of this very data is kept under the name "
+            f"{known[own]!r}; set site to it in the node config"
+        )
     return others

@@ -237,15 +237,16 @@ class Site:
         if begin:
             admission.check_budget(work, Tally, self._settings)  # before anything is looked at
             if not self._simulation:
-                self._check_no_other_name(request)
+                self._check_no_other_name(request, work, folder)
         return Ledger(folder, create=begin, durable=not self._simulation)
 
-    def _check_no_other_name(self, request: RoundRequest) -> None:
+    def _check_no_other_name(self, request: RoundRequest, work: RoundWork, folder: Path) -> None:
         def fingerprint() -> str:
-            with self._touching(request):
+            # With room for the ledger, or a full disk would have the patients read for nothing.
+            with self._room(work, folder), self._touching(request):
                 return self._fingerprint
 
-        others = admission.check_no_other_name(self._root, fingerprint)
+        others = admission.check_no_other_name(self._root, self.name, fingerprint)
         logging.getLogger(NEW_LEDGERS).warning(
             "site %s: begins a new ledger in %s, with a whole budget; other ledgers there: %s",
             self.name, self._root, ", ".join(others) or "none",

@@ -1,7 +1,9 @@
 """A site's door in patient mode: whole runs, repeats, and everything that is refused."""
 
+import errno
 import hashlib
 import logging
+import os
 import random
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +23,7 @@ from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import PrivacySettings, RunSettings, SiteSettings, SolverSettings
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.wire.protocol import RoundRequest, SiteReply
+from tests.site.test_failures import Watched
 
 PLANNED = PrivacySettings(epsilon=4.0, delta=1e-5, start_share=0.7, refine_rounds=2, bound=0.1)
 CODES = replace(PLANNED, codes="6x8")
@@ -502,9 +505,38 @@ def test_a_new_name_opens_no_new_budget_for_the_same_data(data, tmp_path, caplog
         assert code == "state"
         assert "kept under the name 'site-1'" in log
     # Whether other data are other patients, only people can know.
+    (tmp_path / "state" / "north" / "DATA-HAS-ANOTHER-NAME.txt").unlink()
     ask(make_client(without_cells(data), tmp_path, site="north"), request)
     assert "other ledgers there: site-1" in caplog.text
     assert {row.number for row in rows_of(tmp_path, "north")} == {1}
+
+
+def test_that_a_new_name_is_refused_is_found_out_once(data, tmp_path, caplog, monkeypatch):
+    """Reading the patients takes time that tells of them, and this refusal costs nothing."""
+    client, server = make_client(data, tmp_path), make_server(data)
+    ask(client, server.request(1))
+    watched = Watched(data)
+    renamed = make_client(watched, tmp_path, site="north")
+    request = make_server(data, job="again").request(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", full_disk)
+        assert refusal(renamed, request, caplog)[0] == "state"
+    assert not watched.read_by_now
+    assert refusal(renamed, request, caplog)[0] == "state"
+    assert watched.read_by_now
+    watched.read_by_now = False
+    for other in (request, make_server(data, job="third").request(1)):
+        code, log = refusal(renamed, other, caplog)
+        assert code == "state"
+        assert "DATA-HAS-ANOTHER-NAME.txt" in log
+    assert not watched.read_by_now
+    (tmp_path / "state" / "site-1" / LEDGER).write_bytes(b"damaged")
+    assert refusal(make_client(watched, tmp_path, site="south"), request, caplog)[0] == "state"
+    assert not watched.read_by_now
+
+
+def full_disk(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_patient_mode_must_be_allowed(data, tmp_path, caplog):

@@ -53,11 +53,16 @@ _MOST_ROUNDS = 20
 _BOUND, _WIDEST = 0.1, 0.3
 """Norm to which parts of a refinement are clipped; .06 to .15 were alike. And what it may be where
 signal is left over: then less is clipped, and the model is less biased."""
-_MOST_NOISE = 1e12
-"""Largest sigma. Whether float32 can hold a release must not depend on the noise drawn."""
+_MOST_NOISE = 1e4
+"""Largest sigma, in sensitivities. A release that costs next to nothing still has the site read its
+patients, which takes time; of these there shall be no more than a budget is worth, and none in what
+rounding leaves of a budget that is spent."""
 MOST_VALUES = 2 * 10**8
 """Values of one release. A site sums them in 8 bytes each, and its ledger keeps them in one field,
 of which SQLite takes a billion bytes."""
+MOST_REFINED = 16_000_000
+"""Codes times phenotypes, and phenotypes squared, of a refinement: up to here the safety of a sum
+exceeds the rounding of a norm. Known here, since a site must not find it out from its patients."""
 _ROUNDING = 1 - 1e-12
 """Taken off the budget, so that sums and square roots of the parts can't exceed the whole."""
 _SIGNALS = (0.0, 0.2, 0.4, 0.65, 0.9, 1.15, 1.65, 2.5, 3.5, 6.0)
@@ -260,10 +265,10 @@ def plan_patient(
         PlannedRelease(kind, number, mode, sensitivity, sigma_of(rho, sensitivity), count, rho)
         for number, (kind, mode, sensitivity, count, rho) in enumerate(steps, start=1)
     )
-    if any(release.sigma > _MOST_NOISE for release in releases):
+    if any(release.sigma > _MOST_NOISE * release.sensitivity for release in releases):
         raise SettingsError(
             f"epsilon {settings.epsilon:g} and its shares leave a release with noise of more than "
-            f"{_MOST_NOISE:g}: nothing could be learned from it"
+            f"{_MOST_NOISE:g} patients: nothing could be learned from it"
         )
     outlook = _outlook(facts, math.sqrt(2 * for_start), settings.epsilon)
     return PatientPlan(releases, len(releases) + 1, share, rounds, bound, settings.delta, outlook)
@@ -272,16 +277,16 @@ def plan_patient(
 def _check_size(every: Sequence[int], kept: Sequence[int], rank: int) -> None:
     """Refuse releases that no site could hold, before anything is made of that size."""
     codes = sum(kept)
-    for what, count, advice in (
-        ("sizes", sum(every), "fewer codes"),
-        ("sizes", strict_size(codes), "fewer codes, or some of them (codes)"),
-        ("rank", rank * max(kept) + whole_size(rank), "fewer phenotypes"),
+    for what, count, most, advice in (
+        ("sizes", sum(every), MOST_VALUES, "fewer codes"),
+        ("sizes", strict_size(codes), MOST_VALUES, "fewer codes, or some of them (codes)"),
+        ("rank", rank * max(kept) + rank * rank, MOST_REFINED, "fewer phenotypes"),
     ):
-        if count > MOST_VALUES:
+        if count > most:
             given = rank if what == "rank" else "x".join(map(str, every))
             raise SettingsError(
-                f"{what}: {given} makes a release of {count:,} values, the limit is "
-                f"{MOST_VALUES:,}: choose {advice}"
+                f"{what}: {given} makes a release of {count:,} values, the limit is {most:,}: "
+                f"choose {advice}"
             )
 
 

@@ -30,6 +30,7 @@ from dpfact_flower.machine.threads import in_order, thread_count
 from dpfact_flower.privacy.events import positive
 from dpfact_flower.privacy.noise import SIGMA
 from dpfact_flower.privacy.patient.pairs import add_pairs
+from dpfact_flower.privacy.patient.plan import MOST_REFINED
 from dpfact_flower.tensor import Array, Factors, SparseTensor
 from dpfact_flower.tensor.triangle import strict_size, whole_size
 
@@ -43,7 +44,6 @@ MAX_PATIENTS = 2**27
 _MOST_UNITS = 2.0**62
 _MOST_SHARED = 4_000_000  # values of a sum up to which every thread has its own
 _LEAST_SHARED = 20_000  # non-zeros for each thread: below, starting it takes longer than its work
-_MOST_VALUES = 16_000_000  # up to here, the safety exceeds the rounding of a norm
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -174,8 +174,8 @@ def refinement(
     rank = stack.shape[1]
     if [len(factor) for factor in factors] != list(tensor.feature_shape):
         raise DataError("factors: not of the tensor's feature modes")
-    if rank * max(tensor.feature_shape) + rank * rank > _MOST_VALUES:
-        raise SettingsError(f"rank: {rank} makes a statistic of more than {_MOST_VALUES:,} values")
+    if rank * max(tensor.feature_shape) + rank * rank > MOST_REFINED:
+        raise SettingsError(f"rank: {rank} makes a statistic of more than {MOST_REFINED:,} values")
     if not 0 <= mode < len(factors):
         raise SettingsError(f"mode: must lie in [0, {len(factors) - 1}], got {mode}")
     if ridge.shape != (rank,) or np.isnan(ridge).any() or (ridge < 0).any():

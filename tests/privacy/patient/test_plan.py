@@ -10,9 +10,14 @@ from hypothesis import strategies as st
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.estimation.refine import packed_size
 from dpfact_flower.privacy import account, delta_gaussian
-from dpfact_flower.privacy.conversions import DISCRETE_SLACK, GAUSSIAN_DP_DISCRETE, ZCDP_TIGHT
+from dpfact_flower.privacy.conversions import (
+    DISCRETE_SLACK,
+    GAUSSIAN_DP_DISCRETE,
+    ZCDP_TIGHT,
+    epsilon_gaussian_discrete,
+)
 from dpfact_flower.privacy.events import PATIENT_CLAIM, SEEDED_CLAIM
-from dpfact_flower.privacy.patient.plan import plan_patient, total_rho
+from dpfact_flower.privacy.patient.plan import _MOST_NOISE, plan_patient, total_rho
 from dpfact_flower.privacy.patient.statistics import code_counts, cooccurrence, refinement
 from dpfact_flower.settings import PrivacySettings
 from dpfact_flower.tensor import SparseTensor
@@ -35,7 +40,7 @@ def kinds(made):
 
 @hypothesis_settings(deadline=None)
 @given(
-    epsilon=st.floats(math.log(1e-3), math.log(1e6)).map(math.exp),
+    epsilon=st.floats(math.log(0.1), math.log(1e6)).map(math.exp),
     delta=st.floats(math.log(1e-12), math.log(0.1)).map(math.exp),
     share=st.floats(0.01, 0.99),
     rounds=st.integers(1, 30),
@@ -305,12 +310,24 @@ def test_a_rank_whose_release_no_site_could_hold_is_refused():
 @pytest.mark.parametrize(
     ("largest", "beyond", "says"),
     [
-        (((20_000,), 2), ((20_001,), 2), "sizes: 20001 makes a release of 200,010,000 values"),
-        (((100,), 19_899), ((100,), 19_900), "rank: 19900 makes a release of 200,004,950 values"),
+        (((20_000,), 2), ((20_001,), 2), "200,010,000 values, the limit is 200,000,000"),
+        (((100,), 3950), ((100,), 3951), "rank: 3951 makes .* 16,005,501 .* limit is 16,000,000"),
+        (((17_000,), 894), ((17_000,), 895), "rank: 895 makes .* the limit is 16,000,000"),
     ],
-    ids=["codes", "phenotypes"],
+    ids=["codes", "phenotypes", "both"],
 )
-def test_a_release_has_two_hundred_million_values_at_most(largest, beyond, says):
+def test_what_is_too_large_for_a_site_is_known_before_it_reads_a_patient(largest, beyond, says):
     assert max(release.count for release in plan(*largest).releases) <= 200_000_000
-    with pytest.raises(SettingsError, match=f"{says}, the limit is 200,000,000"):
+    with pytest.raises(SettingsError, match=says):
         plan(*beyond)
+
+
+@pytest.mark.parametrize("delta", [1e-5, 1e-99, 1e-300])
+def test_a_spent_budget_has_no_room_for_another_release(delta):
+    """What rounding leaves of it would pay for a hundred thousand looks at how long they take."""
+    for cap in (0.5, 4.0, 500.0):
+        spent = plan(epsilon=cap).guarantee().rho
+        least = 0.5 / _MOST_NOISE**2
+        assert epsilon_gaussian_discrete(math.sqrt(2 * (spent + least)), 1e-5, 10**6) > cap
+    with pytest.raises(SettingsError, match="noise of more than 10000 patients"):
+        plan(epsilon=2.1e-6, delta=delta, start_share=0.01, refine_rounds=100, bound=0.001)
