@@ -25,6 +25,7 @@ from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site import admission
 from dpfact_flower.site.disclosure import log_privately
 from dpfact_flower.site.hold import Hold
+from dpfact_flower.site.looks import counted_look
 from dpfact_flower.site.round import RoundOutcome, RoundWork, localised
 from dpfact_flower.site.rules import site_rules
 from dpfact_flower.site.store import SiteState, SiteStore, has_jobs
@@ -123,7 +124,7 @@ class Site:
             admission.check_open(request, store)
             admission.check_selection(request, store)
             store.begin()  # the job's folder: from now on, a ledger that is gone was taken away
-            with self._room(work, folder) as free:
+            with self._room(work, folder) as free, self._look(folder):
                 with self._touching(request):
                     fingerprint = self._fingerprint
                 admission.check_same_data(request, last, fingerprint, store)
@@ -197,6 +198,10 @@ class Site:
         if self._simulation:
             return nullcontext(lambda: None)
         return reserved(folder / _ROOM, room_for(work.cost()))
+
+    def _look(self, folder: Path) -> AbstractContextManager[None]:
+        """A look at the patients, of which not many in a row may end without a charge."""
+        return nullcontext() if self._simulation else counted_look(folder)
 
     def _end(self, request: RoundRequest, folder: Path) -> Release:
         """Answer a last round that asks for nothing: keep what it says, and look at no patient."""
