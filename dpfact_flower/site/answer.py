@@ -86,8 +86,9 @@ class Site:
         ----------
         request : RoundRequest
         hold : Hold, optional
-            Of the reply. If that is late, the site's folder stays locked until the reply is due:
-            or another request could find out when the round was over.
+            Of the reply. The site's folder stays locked until that is due: or another request,
+            which waits for the folder, could find out when the round was over, by being late
+            itself. Its own time begins when it has the folder.
 
         Raises
         ------
@@ -99,14 +100,16 @@ class Site:
         admission.check_vocabulary(request, self._source)
         admission.check_folders(self._root, self.name, request.job, simulation=self._simulation)
         work = self._work(request)
-        folder = self._root / self.name
-        with disk_errors(folder), locked(folder):
+        folder, hold = self._root / self.name, hold or Hold(0)
+        with disk_errors(folder), locked(folder) as waited:
+            if waited:
+                hold.begin_again()
             try:
                 if work.ends:
                     return self._end(request, folder)
                 return self._next(request, work, folder)
             finally:
-                (hold or Hold(0)).wait_if_late()
+                hold.wait()
 
     def _next(self, request: RoundRequest, work: RoundWork, folder: Path) -> Release:
         """Answer a round that asks for a release."""
