@@ -112,8 +112,10 @@ def version(path: Path) -> Version:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[bool]:
     """Hold a folder for this process: nobody else reads, charges and writes in between.
+
+    Yields whether somebody else had it and was waited for.
 
     The lock ends with the process, however it ends. Where the platform has no `flock` (Windows),
     running one process at a time is up to the operator.
@@ -134,11 +136,16 @@ def locked(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise StateError(f"{folder}: {error.strerror}") from None
     if fcntl is None:
-        yield
+        yield False
         return
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
+        waited = False
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waited = True
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield waited
     finally:
         os.close(handle)
 

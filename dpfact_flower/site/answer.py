@@ -25,6 +25,7 @@ from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site import admission
 from dpfact_flower.site.disclosure import log_privately
 from dpfact_flower.site.hold import Hold
+from dpfact_flower.site.looks import counted_look
 from dpfact_flower.site.round import RoundOutcome, RoundWork, localised
 from dpfact_flower.site.rules import site_rules
 from dpfact_flower.site.store import SiteState, SiteStore, has_jobs
@@ -85,8 +86,9 @@ class Site:
         ----------
         request : RoundRequest
         hold : Hold, optional
-            Of the reply. If that is late, the site's folder stays locked until the reply is due:
-            or another request could find out when the round was over.
+            Of the reply. The site's folder stays locked until that is due: or another request,
+            which waits for the folder, could find out when the round was over, by being late
+            itself. Its own time begins when it has the folder.
 
         Raises
         ------
@@ -98,14 +100,16 @@ class Site:
         admission.check_vocabulary(request, self._source)
         admission.check_folders(self._root, self.name, request.job, simulation=self._simulation)
         work = self._work(request)
-        folder = self._root / self.name
-        with disk_errors(folder), locked(folder):
+        folder, hold = self._root / self.name, hold or Hold(0)
+        with disk_errors(folder), locked(folder) as waited:
+            if waited:
+                hold.begin_again()
             try:
                 if work.ends:
                     return self._end(request, folder)
                 return self._next(request, work, folder)
             finally:
-                (hold or Hold(0)).wait_if_late()
+                hold.wait()
 
     def _next(self, request: RoundRequest, work: RoundWork, folder: Path) -> Release:
         """Answer a round that asks for a release."""
@@ -123,7 +127,7 @@ class Site:
             admission.check_open(request, store)
             admission.check_selection(request, store)
             store.begin()  # the job's folder: from now on, a ledger that is gone was taken away
-            with self._room(work, folder) as free:
+            with self._room(work, folder) as free, self._look(folder):
                 with self._touching(request):
                     fingerprint = self._fingerprint
                 admission.check_same_data(request, last, fingerprint, store)
@@ -203,6 +207,10 @@ class Site:
         if self._simulation:
             return nullcontext(lambda: None)
         return reserved(folder / _ROOM, room_for(work.cost()))
+
+    def _look(self, folder: Path) -> AbstractContextManager[None]:
+        """A look at the patients, of which not many in a row may end without a charge."""
+        return nullcontext() if self._simulation else counted_look(folder)
 
     def _end(self, request: RoundRequest, folder: Path) -> Release:
         """Answer a last round that asks for nothing: keep what it says, and look at no patient."""

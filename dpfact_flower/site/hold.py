@@ -50,10 +50,9 @@ class Hold:
             time.sleep(left)
         self._over = True
 
-    def wait_if_late(self) -> None:
-        """Wait if the reply is late by now; for who holds a lock that others could time."""
-        if self._passed() > self._seconds:
-            self.wait()
+    def begin_again(self) -> None:
+        """As if the request came in now: it had to wait for another's reply to be due."""
+        self._came_in = time.monotonic()
 
     def _passed(self) -> float:
         return time.monotonic() - self._came_in

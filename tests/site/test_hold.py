@@ -1,6 +1,7 @@
 """When a reply leaves: by a clock of our own, so that no test waits."""
 
 import logging
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -54,7 +55,6 @@ def test_a_reply_leaves_at_its_time_or_at_twice_four_times_that(clock, passed, d
     assert (clock.now, held.late) == (1000.0 + due, late)
     clock.now += 0.5  # the reply is being written; what was waited for is over
     held.wait()
-    held.wait_if_late()
     assert clock.now == 1000.5 + due
 
 
@@ -62,19 +62,23 @@ def test_nothing_is_held_unless_the_hospital_says_so(clock):
     held = Hold(0.0)
     clock.now += 5
     held.wait()
-    held.wait_if_late()
     assert (clock.slept, held.late) == ([], False)
     assert SiteSettings().reply_after == 0
 
 
-def test_who_is_not_late_is_not_held_with_the_folder_locked(clock):
-    held = Hold(10.0)
-    clock.now += 4
-    held.wait_if_late()
-    assert clock.slept == []
-    clock.now += 7
-    held.wait_if_late()
-    assert (clock.now, held.late) == (1020.0, True)
+def test_who_waits_for_another_reply_is_not_late_by_that(cohort, settings, clock, monkeypatch):
+    """Or being late would tell how long the other's round took: only rounds may be late."""
+
+    @contextmanager
+    def after_another(folder):
+        clock.now += 17
+        with locked(folder):
+            yield True
+
+    monkeypatch.setattr(answer, "locked", after_another)
+    taking(monkeypatch, clock, 4.0)
+    assert ask(DPFactClient(cohort.sites[0], settings), requests()[1]) == "answered"
+    assert clock.now == 1027.0
 
 
 @pytest.mark.parametrize("value", [-1.0, 86_401.0, float("nan"), "10"])
@@ -150,11 +154,11 @@ def test_a_round_that_overran_is_failed_is_charged_once_and_comes_free_when_aske
         assert len(ledger.rows()) == 1
 
 
-@pytest.mark.parametrize(("seconds", "free"), [(4.0, [1004.0]), (11.0, [1020.0])])
-def test_nobody_else_learns_when_a_late_round_was_over(
+@pytest.mark.parametrize(("seconds", "free"), [(4.0, [1010.0]), (11.0, [1020.0])])
+def test_nobody_else_learns_when_a_round_was_over(
     cohort, settings, clock, monkeypatch, seconds, free
 ):
-    """The folder is locked until the late reply is due; one in time lets go at once."""
+    """The folder is locked until the reply is due, late or not."""
     released = []
 
     class Watched:
