@@ -414,9 +414,9 @@ def patients_read_for_what_is_over(monkeypatch):
     """A round that was answered is looked for by the data's fingerprint, as it once was."""
     real = Site._again
 
-    def again(self, request, ledger, last):
+    def again(self, request, work, ledger, last):
         self._source.read()
-        return real(self, request, ledger, last)
+        return real(self, request, work, ledger, last)
 
     monkeypatch.setattr(Site, "_again", again)
 
