@@ -58,8 +58,8 @@ class Kind(NamedTuple):
 
 def _coordinator(folder: Path, *, resume: bool = True) -> Coordinator:
     return Coordinator(
-        SIZES, solver=SOLVER, privacy=OPEN, run=RunSettings(job="job", rounds=3), run_dir=folder,
-        resume=resume, durable=False,
+        SIZES, solver=SOLVER, privacy=OPEN, run=RunSettings(start="random", job="job", rounds=3),
+        run_dir=folder, resume=resume, durable=False,
     )  # fmt: skip
 
 
