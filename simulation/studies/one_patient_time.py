@@ -175,10 +175,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--patients", type=int, default=10_000)
     parser.add_argument("--runs", type=int, default=21)
     given = parser.parse_args(arguments)
-    logging.disable(logging.CRITICAL)
     for row in measure(given.patients, given.runs):
         print(row)  # noqa: T201 - what this script is for
 
 
 if __name__ == "__main__":
+    logging.disable(logging.CRITICAL)  # of this process alone, which has nothing else to say
     main()
