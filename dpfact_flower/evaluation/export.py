@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
 from pathlib import Path
@@ -30,6 +31,8 @@ from dpfact_flower.tensor import Factors
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+_PATIENT = "patient"
 
 
 @dataclass(frozen=True)
@@ -188,11 +191,18 @@ def memberships(folder: Path, site: SiteData) -> Memberships:
     given = read_names(folder, rank)
     return Memberships(
         site.patients or tuple(str(row) for row in range(1, tensor.n_patients + 1)),
-        tuple(given.get(r, f"phenotype_{r}") for r in range(1, rank + 1)),
+        _headings(given, rank),
         found * norms,
         tensor.n_patients - len(np.unique(tensor.indices[:, 0])),
         missing,
     )
+
+
+def _headings(names: Mapping[int, str], rank: int) -> tuple[str, ...]:
+    """Of the columns, each once: two phenotypes of one name get their numbers."""
+    numbered = {r: names.get(r, f"phenotype_{r}") for r in range(1, rank + 1)}
+    taken = Counter([_PATIENT, *numbered.values()])
+    return tuple(name if taken[name] == 1 else f"{name} ({r})" for r, name in numbered.items())
 
 
 def _shared_codes(
@@ -234,7 +244,7 @@ def write_phenotype_table(path: Path, rows: Iterable[CodeRow]) -> None:
 def write_memberships(path: Path, found: Memberships) -> None:
     """Write memberships as a CSV file that its owner alone can read."""
     rows = ((name, *row) for name, row in zip(found.patients, found.scores.tolist(), strict=True))
-    _write(path, ("patient", *found.names), rows)
+    _write(path, (_PATIENT, *found.names), rows)
 
 
 def _columns() -> tuple[str, ...]:

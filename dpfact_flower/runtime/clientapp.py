@@ -12,14 +12,12 @@ from pathlib import Path
 
 from flwr.app import Error, Message
 
-from dpfact_flower.client_app import app
+from dpfact_flower.client_app import CLIENT_APP_RAISED, app
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.runtime.supernode import Claimed, Work
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.config import read_node_config
 from dpfact_flower.site.disclosure import log_privately
-
-_CLIENT_APP_RAISED = 2  # flwr's ErrorCode.CLIENT_APP_RAISED_EXCEPTION
 
 
 def answer(work: Work, config: Path) -> Message:
@@ -36,7 +34,7 @@ def answer(work: Work, config: Path) -> Message:
         return app(work.message, work.own_context(own))
     except Exception as error:  # nothing an error says may reach the server
         reason = log_privately(site, error)
-        return Message(Error(_CLIENT_APP_RAISED, reason), reply_to=work.message)
+        return Message(Error(CLIENT_APP_RAISED, reason), reply_to=work.message)
 
 
 def main(config: str, port: str) -> None:

@@ -138,6 +138,13 @@ def test_names_stand_in_both_tables_and_the_report(unnamed, cohort, tmp_path):
     assert stat.S_IMODE(os.stat(own).st_mode) == 0o600
 
 
+def test_no_two_columns_have_one_name(unnamed, cohort):
+    for number, name in enumerate(("süd", "süd", "patient"), start=1):
+        write_name(unnamed, number, name, RANK)
+    found = memberships(unnamed, cohort.sites[0])
+    assert found.names == ("süd (1)", "süd (2)", "patient (3)")
+
+
 def test_frames_hold_the_same(run, cohort):
     frame = phenotype_frame(run, top=1)
     assert list(frame["code"]) == [row.code for row in phenotype_rows(run, top=1)]
