@@ -1,4 +1,9 @@
-"""Who can read a file and who can change it, by owners and modes, for whoever asks as root.
+"""Who can read a file and who can change it, by owners and modes.
+
+`check_own` and `check_way` refuse what a process must not use, with every request. `not_private`
+and `changeable` list what is wrong, for a person who asks as root about other users' files, and ask
+for more: there a group's right to write is a fault on the way, too. A process cannot ask for that,
+since many systems give each user a group of their own, and that group the right to write.
 
 An access control list needs no reading: its mask stands where the group's bits are.
 """
@@ -11,13 +16,105 @@ import stat
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from dpfact_flower.errors import StateError
+
 try:
     import pwd
 except ImportError:  # Windows
     pwd = None  # type: ignore[assignment]
 
 _ANY = 0o077
-_WRITE = 0o022
+_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def check_own(path: Path, *, reading: bool = False) -> None:
+    """Refuse a file or folder that is a link, belongs to another user, or others may write to.
+
+    Whoever can change a record of releases has a whole budget again, and whoever can put a link in
+    its place has it where they like. What is not there is not refused: it will be made for its
+    owner alone. What is checked stays as it is: in a folder of one's own that nobody else may write
+    to, only its owner (and root) can change what a name stands for. On Windows, where owners and
+    modes mean something else, nothing is checked.
+
+    Parameters
+    ----------
+    path : Path
+    reading : bool
+        For who only looks at it: then it may be another user's.
+
+    Raises
+    ------
+    StateError
+        Naming the path and the way out.
+    """
+    if os.name == "nt":
+        return
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise StateError(f"{path}: {error.strerror}") from None
+    quoted, user = shlex.quote(str(path)), os.geteuid()
+    if stat.S_ISLNK(found.st_mode):
+        raise StateError(f"{path}: a link, which others may turn; name what it points to itself")
+    if not (stat.S_ISDIR(found.st_mode) or stat.S_ISREG(found.st_mode)):
+        raise StateError(f"{path}: neither a folder nor a file; remove it, if you know what it is")
+    if found.st_uid != user and not reading:
+        raise StateError(
+            f"{path}: belongs to user {found.st_uid}, and this process runs as user {user}; if its "
+            f"content can be trusted: sudo chown -R {user} {quoted}"
+        )
+    if found.st_mode & _WRITE:
+        raise StateError(
+            f"{path}: others may write to it (mode {stat.S_IMODE(found.st_mode):04o}); if its "
+            f"content can be trusted: chmod -R go-w {quoted}"
+        )
+
+
+def check_way(folder: Path) -> None:
+    """Refuse a folder that anybody could move away, since anybody may write to one above it.
+
+    Links on the way must be the process's own or root's.
+
+    Raises
+    ------
+    StateError
+        Naming the folder above and the way out.
+    """
+    if os.name == "nt":
+        return
+    try:
+        ways = dict.fromkeys((*folder.absolute().parents, *folder.resolve().parents))
+        for above in ways:
+            if above.exists():
+                _check_above(above, folder)
+    except StateError:
+        raise
+    except (OSError, RuntimeError) as error:  # a RuntimeError where links go round in circles
+        raise StateError(f"{folder}: cannot be reached ({type(error).__name__})") from None
+
+
+def _check_above(above: Path, folder: Path) -> None:
+    found = above.lstat()
+    if stat.S_ISLNK(found.st_mode) and found.st_uid not in (0, os.geteuid()):
+        raise StateError(
+            f"{above}: a link of user {found.st_uid}, on the way to {folder}; name the folder "
+            "that it points to itself"
+        )
+    if _lets_move(above.stat(), stat.S_IWOTH):
+        raise StateError(
+            f"{above}: anybody may write to it, and so move {folder} away; "
+            f"chmod o-w {shlex.quote(str(above))}"
+        )
+
+
+def _lets_move(above: os.stat_result, writers: int) -> bool:
+    """Whether those who have one of these bits can put something else in a folder's place.
+
+    Where the sticky bit is set, as in /tmp, nobody can move what is not theirs.
+    """
+    return bool(above.st_mode & writers) and not above.st_mode & stat.S_ISVTX
 
 
 def user_name(uid: int) -> str:
@@ -40,12 +137,12 @@ def not_private(path: Path, uid: int) -> list[str]:
     if found.st_mode & _ANY:
         mode = "700" if stat.S_ISDIR(found.st_mode) else "600"
         faults.append(f"others have rights to {path}: chmod {mode} {quoted}")
-    return faults + changeable_above(path, {uid})
+    return faults + _changeable_above(path, {uid})
 
 
 def changeable(path: Path, uids: Collection[int]) -> list[str]:
     """What lets anybody but these users and root change a file or folder, or a folder above it."""
-    return _changeable(path.resolve(), uids) + changeable_above(path, uids)
+    return _changeable(path.resolve(), uids) + _changeable_above(path, uids)
 
 
 def changeable_within(folder: Path, uids: Collection[int]) -> Iterator[str]:
@@ -58,28 +155,28 @@ def changeable_within(folder: Path, uids: Collection[int]) -> Iterator[str]:
                 yield from _changeable(path, uids)
 
 
-def changeable_above(path: Path, uids: Collection[int]) -> list[str]:
+def _changeable_above(path: Path, uids: Collection[int]) -> list[str]:
     """What lets others put something else in a path's place: rights to the folders above it."""
     faults = []
     for folder in path.resolve().parents:
         found = folder.stat()
-        # In a folder with the sticky bit, as /tmp has, nobody can move what is not theirs.
-        if found.st_mode & _WRITE and not found.st_mode & stat.S_ISVTX:
-            faults.append(f"others can write to {folder}: chmod go-w {shlex.quote(str(folder))}")
-        if found.st_uid not in {0, *uids}:
-            faults.append(_belongs(folder, found.st_uid))
+        faults += _written(folder, _lets_move(found, _WRITE))
+        faults += _owned(folder, found.st_uid, uids)
     return faults
 
 
 def _changeable(path: Path, uids: Collection[int]) -> list[str]:
-    found, faults = path.lstat(), []
-    if found.st_mode & _WRITE:
-        faults.append(f"others can write to {path}: chmod go-w {shlex.quote(str(path))}")
-    if found.st_uid not in {0, *uids}:
-        faults.append(_belongs(path, found.st_uid))
-    return faults
+    found = path.lstat()
+    return _written(path, bool(found.st_mode & _WRITE)) + _owned(path, found.st_uid, uids)
 
 
-def _belongs(path: Path, uid: int) -> str:
+def _written(path: Path, by_others: bool) -> list[str]:
+    fault = f"others can write to {path}: chmod go-w {shlex.quote(str(path))}"
+    return [fault] if by_others else []
+
+
+def _owned(path: Path, uid: int, uids: Collection[int]) -> list[str]:
+    if uid in {0, *uids}:
+        return []
     quoted = shlex.quote(str(path))
-    return f"{path} belongs to {user_name(uid)}, who can change it: chown root {quoted}"
+    return [f"{path} belongs to {user_name(uid)}, who can change it: chown root {quoted}"]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-import shlex
 import shutil
-import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -14,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from dpfact_flower.errors import DPFactError, StateError
+from dpfact_flower.machine.access import check_own
 
 fcntl: Any
 try:
@@ -21,7 +20,6 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # Windows has none
 
 
@@ -148,89 +146,6 @@ def locked(folder: Path) -> Iterator[bool]:
         yield waited
     finally:
         os.close(handle)
-
-
-def check_own(path: Path, *, reading: bool = False) -> None:
-    """Refuse a file or folder that is a link, belongs to another user, or others may write to.
-
-    Whoever can change a record of releases has a whole budget again, and whoever can put a link in
-    its place has it where they like. What is not there is not refused: it will be made for its
-    owner alone. What is checked stays as it is: in a folder of one's own that nobody else may write
-    to, only its owner (and root) can change what a name stands for. On Windows, where owners and
-    modes mean something else, nothing is checked.
-
-    Parameters
-    ----------
-    path : Path
-    reading : bool
-        For who only looks at it: then it may be another user's.
-
-    Raises
-    ------
-    StateError
-        Naming the path and the way out.
-    """
-    if os.name == "nt":
-        return
-    try:
-        found = path.lstat()
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise StateError(f"{path}: {error.strerror}") from None
-    quoted, user = shlex.quote(str(path)), os.geteuid()
-    if stat.S_ISLNK(found.st_mode):
-        raise StateError(f"{path}: a link, which others may turn; name what it points to itself")
-    if not (stat.S_ISDIR(found.st_mode) or stat.S_ISREG(found.st_mode)):
-        raise StateError(f"{path}: neither a folder nor a file; remove it, if you know what it is")
-    if found.st_uid != user and not reading:
-        raise StateError(
-            f"{path}: belongs to user {found.st_uid}, and this process runs as user {user}; if its "
-            f"content can be trusted: sudo chown -R {user} {quoted}"
-        )
-    if found.st_mode & _OTHERS_WRITE:
-        raise StateError(
-            f"{path}: others may write to it (mode {stat.S_IMODE(found.st_mode):04o}); if its "
-            f"content can be trusted: chmod -R go-w {quoted}"
-        )
-
-
-def check_way(folder: Path) -> None:
-    """Refuse a folder that anybody could move away, since anybody may write to one above it.
-
-    In a folder with the sticky bit, as /tmp has, nobody can move what is not theirs. Links on the
-    way must be the process's own or root's.
-
-    Raises
-    ------
-    StateError
-        Naming the folder above and the way out.
-    """
-    if os.name == "nt":
-        return
-    try:
-        ways = dict.fromkeys((*folder.absolute().parents, *folder.resolve().parents))
-        for above in ways:
-            if above.exists():
-                _check_above(above, folder)
-    except StateError:
-        raise
-    except (OSError, RuntimeError) as error:  # a RuntimeError where links go round in circles
-        raise StateError(f"{folder}: cannot be reached ({type(error).__name__})") from None
-
-
-def _check_above(above: Path, folder: Path) -> None:
-    found, mode = above.lstat(), above.stat().st_mode
-    if stat.S_ISLNK(found.st_mode) and found.st_uid not in (0, os.geteuid()):
-        raise StateError(
-            f"{above}: a link of user {found.st_uid}, on the way to {folder}; name the folder "
-            "that it points to itself"
-        )
-    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-        raise StateError(
-            f"{above}: anybody may write to it, and so move {folder} away; "
-            f"chmod o-w {shlex.quote(str(above))}"
-        )
 
 
 @contextmanager

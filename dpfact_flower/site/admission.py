@@ -14,7 +14,8 @@ from pathlib import Path
 from dpfact_flower.data.site_data import SiteSource
 from dpfact_flower.data.vocabulary import joint_digest
 from dpfact_flower.errors import MessageError, PrivacyRefusedError, SettingsError, StateError, shown
-from dpfact_flower.machine.files import check_own, check_way, replacing
+from dpfact_flower.machine.access import check_own, check_way
+from dpfact_flower.machine.files import replacing
 from dpfact_flower.privacy.ledger import LEDGER, LastAnswer, Ledger
 from dpfact_flower.privacy.tally import Tally
 from dpfact_flower.settings import SiteSettings

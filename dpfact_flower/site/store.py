@@ -23,10 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfact_flower.errors import DataError, StateError
+from dpfact_flower.machine.access import check_own
 from dpfact_flower.machine.files import (
     Version,
     add_line,
-    check_own,
     for_owner,
     private_folder,
     replacing,

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from dpfact_flower.errors import DataError, StateError
-from dpfact_flower.machine.files import check_own
+from dpfact_flower.machine.access import check_own
 from dpfact_flower.privacy.events import ReleaseEvent
 from dpfact_flower.privacy.ledger import checks
 from dpfact_flower.privacy.ledger.file import LEDGER, create_ledger, marks, open_ledger, translated
