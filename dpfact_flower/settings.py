@@ -430,6 +430,10 @@ class SiteSettings(Settings):
     )  # fmt: skip
     max_rank: int = setting(200, "largest rank this site computes", low=1)
     max_tau: int = setting(50, "most local passes per round this site computes", low=1)
+    max_rounds: int = setting(
+        1000, "most rounds with noise this site answers, over all jobs; a server can time each",
+        low=1,
+    )  # fmt: skip
     reply_after: float = setting(
         0.0, "seconds from a request to its reply, whatever that says; 0 sends it when it is ready",
         low=0, high=86_400,

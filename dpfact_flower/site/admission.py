@@ -251,6 +251,24 @@ def check_budget(work: RoundWork, spent: Callable[[], Tally], settings: SiteSett
         )
 
 
+def check_rounds(work: RoundWork, answered: int, settings: SiteSettings) -> None:
+    """Refuse a further look at the patients where a server has had as many as the hospital wants.
+
+    A budget alone does not bound them: a round with much noise costs next to nothing, and how long
+    it takes can be seen all the same.
+
+    Raises
+    ------
+    PrivacyRefusedError
+        If that many rounds were answered, in whatever job.
+    """
+    if work.cost() and answered >= settings.max_rounds:
+        raise PrivacyRefusedError(
+            f"max-rounds is {settings.max_rounds}, and this site has answered {answered} rounds, "
+            "over all jobs; whoever raises it lets a server time its patients more often"
+        )
+
+
 def _check_one_relation(total: Tally) -> None:
     if len(total.relations) > 1:
         raise PrivacyRefusedError(

@@ -123,6 +123,8 @@ class Site:
             if last is not None:
                 admission.check_terms(request, last)
             admission.check_budget(work, ledger.spent, self._settings)
+            if not self._simulation:
+                admission.check_rounds(work, ledger.head().rows, self._settings)
             store = self._store(request.job)
             admission.check_open(request, store)
             admission.check_selection(request, store)

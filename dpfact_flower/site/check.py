@@ -195,6 +195,16 @@ def _machine_code(place: Place) -> list[str]:
     return list(islice(changeable_within(folder, {place.executor_user}), _SHOWN))
 
 
+def _time(place: Place) -> list[str]:
+    settings = place.settings
+    if settings.reply_after or settings.allow_privacy == "none":
+        return []
+    return [
+        "the server can see how long a round takes, which depends on the patients: set reply-after "
+        f"in {place.config}"
+    ]
+
+
 def _supernode(place: Place) -> list[str]:
     node = place.supernode
     if node is None:
@@ -291,6 +301,7 @@ CHECKS: tuple[tuple[str, Callable[[Place], list[str]]], ...] = (
     ("the data is its owner's alone", _data),
     ("the key is its owner's alone", _key),
     ("nobody else can change the settings", _config),
+    ("each reply leaves at its time", _time),
     ("the state folder is the executor's alone", _state),
     ("nobody else can change the installation", _installation),
     ("nobody else can change the machine code", _machine_code),

@@ -68,6 +68,10 @@ def page_users() -> Users:
     return Users(*UIDS)
 
 
+UNTIMED = "reply-after = 0.0"
+"""In place of the page's: a loaded machine may be late, and every reply would be waited for."""
+
+
 @dataclass(frozen=True)
 class Hospital:
     """What the page makes of one hospital, below a folder of its own in place of /srv/dpfact."""
@@ -102,6 +106,7 @@ class Hospital:
             "-o dpfact-site": f"-o {self.users.site}",
             "north": self.name,
             "sudo ": "",
+            "reply-after = 60.0": UNTIMED,
         }.items():
             block = block.replace(old, new)
         return block

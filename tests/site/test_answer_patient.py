@@ -238,6 +238,23 @@ def test_a_second_run_is_another_cost(data, tmp_path, caplog):
     assert 5 < total <= 7.0  # two runs of 4 are less than 8 together
 
 
+def test_no_more_rounds_are_timed_than_the_hospital_wants_in_whatever_job(data, tmp_path, caplog):
+    source = Watched(data)
+    client = make_client(source, tmp_path, max_rounds=3, max_epsilon=100.0)
+    server = make_server(data)
+    seen = go_to(client, server, 3)
+    assert len(rows_of(tmp_path)) == 3
+    source.read_by_now = False
+    for request in (server.request(4), make_server(data, job="another").request(1)):
+        code, log = refusal(client, request, caplog)
+        assert code == "privacy-refused"
+        assert "max-rounds is 3, and this site has answered 3 rounds" in log
+    assert np.array_equal(ask(client, seen[-1][0])[0][0], seen[-1][1][0])  # a repeat is none
+    assert not source.read_by_now
+    go_to(make_client(data, tmp_path, max_rounds=4, max_epsilon=100.0), server, 4)
+    assert len(rows_of(tmp_path)) == 4
+
+
 def test_new_data_of_the_same_site_has_no_new_budget(data, cohort, tmp_path, caplog):
     server = make_server(data)
     go_to(make_client(data, tmp_path), server, server.rounds)

@@ -30,6 +30,7 @@ def place(tmp_path, monkeypatch):
         path.touch(mode=0o600)
     (site / "north.toml").write_text(
         f'data-path = "{site}/north.npz"\nstate-dir = "{site}/state"\nsite = "north"\n'
+        'allow-privacy = "patient"\nmax-epsilon = 4.0\nreply-after = 60.0\n'
     )
     running = [
         Process(
@@ -84,6 +85,16 @@ def test_what_others_can_read_is_found(place, path, mode, name):
     ((found, (fault,)),) = faults(folder).items()
     assert found == name
     assert f"chmod {'700' if path.endswith('state') else '600'} {folder / path}" in fault
+
+
+def test_a_site_whose_rounds_can_be_timed_is_found_unless_it_has_no_noise(place):
+    folder, _ = place
+    config = folder / "site" / "north.toml"
+    timed = config.read_text().replace("reply-after = 60.0", "")
+    config.write_text(timed)
+    assert f"set reply-after in {config}" in faults(folder)["each reply leaves at its time"][0]
+    config.write_text(timed.replace('"patient"\nmax-epsilon = 4.0', '"none"'))
+    assert faults(folder) == {}
 
 
 def changed(process: Process, **changes) -> Process:
