@@ -16,6 +16,7 @@ from dpfact_flower.data.vocabulary import joint_digest
 from dpfact_flower.errors import MessageError, PrivacyRefusedError, SettingsError, StateError, shown
 from dpfact_flower.machine.access import check_own, check_way
 from dpfact_flower.machine.files import replacing
+from dpfact_flower.machine.memory import memory_limit
 from dpfact_flower.privacy.ledger import LEDGER, LastAnswer, Ledger
 from dpfact_flower.privacy.tally import Tally
 from dpfact_flower.settings import SiteSettings
@@ -24,6 +25,8 @@ from dpfact_flower.site.store import SiteStore
 from dpfact_flower.solver.solvers import solvers
 from dpfact_flower.wire.protocol import RoundRequest
 
+_BYTES_A_VALUE = 48
+"""Memory for one value of a release: the sum, its noise, and packing; 37 are measured."""
 _OTHER_NAME = "DATA-HAS-ANOTHER-NAME.txt"
 _OTHER_NAME_TEXT = """The budget of this site's data is kept under another name, in a folder beside
 this one. Set site to that name in the node config. Only if the data is another by now, this file
@@ -266,6 +269,26 @@ def check_rounds(work: RoundWork, answered: int, settings: SiteSettings) -> None
         raise PrivacyRefusedError(
             f"max-rounds is {settings.max_rounds}, and this site has answered {answered} rounds, "
             "over all jobs; whoever raises it lets a server time its patients more often"
+        )
+
+
+def check_memory(work: RoundWork) -> None:
+    """Refuse a release that this machine has no memory for, by its public size.
+
+    Or the system would end the process once the patients have been read. The patients' own memory,
+    which is not public, is not counted.
+
+    Raises
+    ------
+    MessageError
+        If the largest release of the rest of the run needs more than the process may have.
+    """
+    largest = max((event.count for event in work.cost()), default=0)
+    needed, limit = largest * _BYTES_A_VALUE, memory_limit()
+    if limit is not None and needed > limit:
+        raise MessageError(
+            f"codes: a release of {largest:,} values needs {needed / 2**30:.1f} GiB of memory, and "
+            f"this process may have {limit / 2**30:.1f}; a run of fewer codes needs less"
         )
 
 

@@ -125,6 +125,7 @@ class Site:
             admission.check_budget(work, ledger.spent, self._settings)
             if not self._simulation:
                 admission.check_rounds(work, ledger.head().rows, self._settings)
+            admission.check_memory(work)
             store = self._store(request.job)
             admission.check_open(request, store)
             admission.check_selection(request, store)

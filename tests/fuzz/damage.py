@@ -88,7 +88,8 @@ def odd_array(array: np.ndarray, others: list[np.ndarray], rng: random.Random) -
         lambda: np.full((1,) * 20, 1),
     )  # fmt: skip
     try:
-        return rng.choice(makes)()
+        with np.errstate(over="ignore"):  # what a type cannot hold is part of the damage
+            return rng.choice(makes)()
     except (TypeError, ValueError, OverflowError):
         return one
 

@@ -21,6 +21,7 @@ from dpfact_flower.privacy.ledger import LEDGER, Ledger
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import PrivacySettings, RunSettings, SiteSettings, SolverSettings
+from dpfact_flower.site import admission
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 from tests.site.test_failures import Watched
@@ -253,6 +254,22 @@ def test_no_more_rounds_are_timed_than_the_hospital_wants_in_whatever_job(data, 
     assert not source.read_by_now
     go_to(make_client(data, tmp_path, max_rounds=4, max_epsilon=100.0), server, 4)
     assert len(rows_of(tmp_path)) == 4
+
+
+def test_a_start_that_memory_cannot_hold_is_refused_before_a_patient_is_read(
+    data, tmp_path, caplog, monkeypatch
+):
+    source, server = Watched(data), make_server(data)
+    codes = sum(data.tensor.feature_shape)
+    need = codes * (codes - 1) // 2 * 48
+    monkeypatch.setattr(admission, "memory_limit", lambda: need - 1)
+    code, log = refusal(make_client(source, tmp_path), server.request(1), caplog)
+    assert code == "message"
+    assert f"a release of {need // 48:,} values needs" in log
+    assert not source.read_by_now
+    assert rows_of(tmp_path) == ()
+    monkeypatch.setattr(admission, "memory_limit", lambda: need)
+    go_to(make_client(source, tmp_path), server, 1)
 
 
 def test_new_data_of_the_same_site_has_no_new_budget(data, cohort, tmp_path, caplog):

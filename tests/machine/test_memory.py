@@ -1,0 +1,49 @@
+"""How much memory a process may have."""
+
+import os
+
+import pytest
+
+from dpfact_flower.machine import memory
+from dpfact_flower.machine.memory import memory_limit
+
+
+@pytest.fixture
+def groups(tmp_path, monkeypatch):
+    """A machine on which the process is in the group a/b, and none is limited."""
+    top, own = tmp_path / "cgroup", tmp_path / "own"
+    (top / "a" / "b").mkdir(parents=True)
+    own.write_text("1:name=systemd:/elsewhere\n0::/a/b\n")
+    monkeypatch.setattr(memory, "_GROUPS", top)
+    monkeypatch.setattr(memory, "_OWN_GROUP", own)
+    monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 1000, "SC_PAGE_SIZE": 4096}.__getitem__)
+    return top
+
+
+def test_without_a_limit_it_is_the_machines_memory(groups):
+    (groups / "a" / "memory.max").write_text("max\n")
+    assert memory_limit() == 4_096_000
+
+
+@pytest.mark.parametrize("limited", ["a", "a/b"])
+def test_the_limit_of_any_group_above_counts(groups, limited):
+    (groups / "a" / "memory.max").write_text("3000000\n")
+    (groups / limited / "memory.max").write_text("2000000\n")
+    assert memory_limit() == 2_000_000
+
+
+def test_another_groups_limit_does_not_count(groups):
+    (groups / "c").mkdir()
+    (groups / "c" / "memory.max").write_text("1\n")
+    assert memory_limit() == 4_096_000
+
+
+def test_where_the_system_says_nothing_there_is_no_limit(groups, monkeypatch):
+    (groups.parent / "own").unlink()
+    monkeypatch.delattr(os, "sysconf")
+    assert memory_limit() is None
+
+
+def test_this_machine_says_something_sensible():
+    found = memory_limit()
+    assert found is None or found > 2**26
