@@ -11,7 +11,12 @@ from numpy.typing import NDArray
 from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.estimation.start import start_factors
 from dpfact_flower.privacy import ReleaseEvent, paper_rho, planned_events
-from dpfact_flower.server.rule import factor_arrays, initial_factors, restored_factors
+from dpfact_flower.server.rule import (
+    factor_arrays,
+    initial_factors,
+    restored_factors,
+    restored_flag,
+)
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.tensor import Factors, Floats
 from dpfact_flower.tensor.arrays import Selection
@@ -124,12 +129,10 @@ class ElasticRule:
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Take over a checkpoint."""
         self._factors = restored_factors(arrays, self._factors)
-        self._started = bool(arrays["started"]) if "started" in arrays else True
-        sites, usage = arrays.get("usage_sites"), arrays.get("usage")
-        if sites is not None and usage is not None:
-            if usage.shape != (len(sites), self._solver.rank) or not np.isfinite(usage).all():
-                raise DataError("the sites' usages do not belong to the factors")
-            self._usage = dict(zip(sites.tolist(), usage.astype(np.float64), strict=True))
+        # A version that knew no start of its own noted none.
+        self._started = restored_flag(arrays, "started") if "started" in arrays else True
+        if "usage" in arrays:
+            self._usage = _restored_usage(arrays, self._solver.rank)
 
     def _begin(self, replies: Sequence[SiteReply]) -> None:
         sizes = [len(factor) for factor in self._factors]
@@ -151,6 +154,15 @@ class ElasticRule:
         usage = np.array([self._usage.get(site, unknown) for site in sites])
         weights = usage + max(self._solver.pull, _TINY) * usage.mean(axis=1, keepdims=True) + _TINY
         return np.asarray(weights / weights.sum(axis=0))
+
+
+def _restored_usage(arrays: Mapping[str, NDArray[Any]], rank: int) -> dict[str, Floats]:
+    """How much each site uses each phenotype, of a checkpoint."""
+    sites, usage = arrays.get("usage_sites", np.empty(0)), arrays["usage"]
+    right = sites.dtype.kind == "U" and sites.ndim == 1 and usage.dtype == np.float64
+    if not right or usage.shape != (len(sites), rank) or not np.isfinite(usage).all():
+        raise DataError("the sites' usages do not belong to the factors")
+    return dict(zip(sites.tolist(), usage, strict=True))
 
 
 def starts_from_cooccurrences(

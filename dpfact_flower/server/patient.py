@@ -19,7 +19,12 @@ from dpfact_flower.estimation.refine import refine_factor
 from dpfact_flower.estimation.start import start_factors
 from dpfact_flower.privacy import ReleaseEvent
 from dpfact_flower.privacy.patient.plan import PatientPlan, plan_patient
-from dpfact_flower.server.rule import factor_arrays, initial_factors, restored_factors
+from dpfact_flower.server.rule import (
+    factor_arrays,
+    initial_factors,
+    restored_factors,
+    restored_flag,
+)
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.tensor import Factors
 from dpfact_flower.tensor.arrays import Selection
@@ -129,9 +134,9 @@ class PatientRule:
         factors = restored_factors(arrays, self.factors)
         names = [f"kept_{mode}" for mode, _ in enumerate(factors, start=1)]
         kept = [arrays[name] for name in names if name in arrays]
-        if "started" not in arrays or any(k.dtype != np.int32 for k in kept):
+        if any(k.dtype != np.int32 for k in kept):
             raise DataError("patient mode's checkpoint lacks arrays, or has extra ones")
-        selection, started = checked_selection(kept), bool(arrays["started"])
+        selection, started = checked_selection(kept), restored_flag(arrays, "started")
         wanted = self.privacy.codes_kept if started or selection else ()
         if tuple(map(len, selection)) != wanted:
             raise DataError("selection has other sizes than the run's")

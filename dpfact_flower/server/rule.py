@@ -88,6 +88,20 @@ def restored_factors(arrays: Mapping[str, NDArray[Any]], like: Factors) -> Facto
     return checked_factors(found, rank=like[0].shape[1], who="checkpoint")
 
 
+def restored_flag(arrays: Mapping[str, NDArray[Any]], name: str) -> bool:
+    """A yes or no of a checkpoint.
+
+    Raises
+    ------
+    DataError
+        If it is missing or anything else.
+    """
+    found = arrays.get(name)
+    if found is None or found.shape != () or found.dtype != np.bool_:
+        raise DataError(f"{name}: the checkpoint needs a yes or no")
+    return bool(found)
+
+
 def initial_factors(feature_shape: Sequence[int], rank: int, seed: int) -> Factors:
     """Global feature factors before round 1: uniform on (0, 1), columns of unit norm.
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dpfact_flower.data.synthetic import preset, synthetic
-from dpfact_flower.errors import QuorumError, SettingsError
+from dpfact_flower.errors import DataError, QuorumError, SettingsError
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.elastic import ElasticRule, starts_from_cooccurrences, weighted_mean
 from dpfact_flower.server.rule import initial_factors
@@ -100,6 +100,25 @@ def test_a_checkpoint_keeps_what_the_start_said(planted):
     assert len(again.anchors(2)) == 2
     names = [site.name for site in planted.sites]
     np.testing.assert_array_equal(again._weights(names), server.rule._weights(names))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("started", np.array([True, False])), ("started", np.array(1)),
+        ("usage_sites", np.array([1, 2])), ("usage_sites", np.array("north")),
+        ("usage_sites", None), ("usage", np.zeros((2, 1))), ("usage", np.full((2, 4), np.nan)),
+        ("usage", np.zeros((2, 4), np.float32)),
+    ],
+)  # fmt: skip
+def test_a_damaged_start_of_a_checkpoint_is_refused(planted, name, value):
+    server = make()
+    begun(planted, server)
+    state = server.rule.state()
+    assert state["usage"].shape == (2, 4)
+    changed = {key: kept for key, kept in {**state, name: value}.items() if kept is not None}
+    with pytest.raises(DataError):
+        ElasticRule(SIZES, server.solver, NONE, server.run).restore(changed)
 
 
 def test_without_its_start_a_run_cannot_go_on():
