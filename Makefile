@@ -5,16 +5,26 @@ BIN := $(VENV)/bin
 # Where the system can: what make starts ends with make, also when make is killed.
 BOUND := $(shell setpriv --pdeathsig TERM true 2>/dev/null && echo setpriv --pdeathsig TERM)
 
-.PHONY: demo test test-widths mutants lint bench paper clean
+.PHONY: demo test test-widths mutants lint docs bench paper clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
+	@echo "Installing everything that the tests need into $(VENV): 2.3 GB, some minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
 	touch $@
 
+# What a demo needs: no torch, no linters.
+$(VENV)/.demo: pyproject.toml constraints.txt
+	@echo "Installing what the demo needs into $(VENV): a minute or two"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[simulation,report]'
+	touch $@
+
 # The federated job on the embedded synthetic EHR: six sites in Flower's simulation.
-demo: $(VENV)/.installed
+demo: $(if $(wildcard $(VENV)/.installed),$(VENV)/.installed,$(VENV)/.demo)
+	@echo "Six simulated hospitals learn phenotypes together, with noise: a minute or two"
 	rm -rf runs/demo runs/demo.sites
 	$(BOUND) $(BIN)/dpfact simulate --out runs/demo
 
@@ -36,6 +46,11 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The documentation site, into build/docs; every warning is an error.
+docs: $(VENV)/.installed
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
+	@echo "build/docs/index.html"
 
 bench: $(VENV)/.installed
 	$(BOUND) $(BIN)/python -m benchmarks $(if $(QUICK),--scale quick)

@@ -1,0 +1,41 @@
+"""Sphinx's settings for the documentation site: `make docs`."""
+
+import sys
+from importlib import metadata
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent / "reference"))  # `commands` and `settings_table`
+
+project = "dpfact-flower"
+author = "the dpfact-flower authors"
+copyright = f"2026, {author}"  # noqa: A001 - the name is Sphinx's
+release = metadata.version("dpfact-flower")
+
+extensions = [
+    "myst_parser",
+    "settings_table",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_click",
+    "sphinx_copybutton",
+]
+exclude_patterns = ["_build", "README.md"]
+html_theme = "furo"
+html_title = "dpfact-flower"
+html_static_path: list[str] = []
+
+# Headings are linked to across pages, as on a forge that shows the same files.
+myst_heading_anchors = 4
+myst_enable_extensions = ["dollarmath"]
+# The shell's blocks are indented, and need no colours.
+highlight_language = "none"
+copybutton_exclude = ".linenos, .gp"
+
+default_role = "code"  # names in docstrings
+napoleon_google_docstring = False
+napoleon_use_rtype = False
+napoleon_use_ivar = True  # an attribute is explained once, where its class is
+autodoc_typehints = "none"  # the docstrings have types, shapes and units
+autodoc_member_order = "bysource"
+# Types are written for people: "ndarray of shape (I_n, R)" names no class called shape.
+suppress_warnings = ["ref.python"]
