@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Where the system can: what make starts ends with make, also when make is killed.
 BOUND := $(shell setpriv --pdeathsig TERM true 2>/dev/null && echo setpriv --pdeathsig TERM)
 
-.PHONY: demo test test-widths mutants lint docs bench paper clean
+.PHONY: demo test test-widths mutants lint docs bench paper lock clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "Installing everything that the tests need into $(VENV): 2.3 GB, some minutes"
@@ -61,6 +61,12 @@ bench: $(VENV)/.installed
 paper: $(VENV)/.installed
 	$(BOUND) $(BIN)/python -m simulation.paper --processes $(or $(JOBS),1) \
 		$(if $(QUICK),--quick,$(if $(THOROUGH),--thorough,--page docs/evaluation.md))
+
+# The very versions that the tests ran with, for whom newer ones break something.
+lock: $(VENV)/.installed
+	{ echo "# Made by make lock: what the tests ran with, on Python $$($(BIN)/python -c 'import platform; print(platform.python_version())')."; \
+	  echo "# pip install -c tested.txt -e '.[all]'"; \
+	  $(BIN)/pip freeze --exclude-editable; } > tested.txt
 
 clean:
 	rm -rf $(VENV) runs build dist *.egg-info
