@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -48,6 +49,9 @@ class DPFactClient(NumPyClient):
     came_in : float, optional
         When the first request came in, by `time.monotonic`, if that was before its `fit`: a
         deployed site has a client for each message.
+    time_left : float
+        Seconds from then until its reply must leave, see `dpfact_flower.site.hold.seconds_left`. A
+        simulation has no deadline: nobody pays.
 
     Raises
     ------
@@ -67,10 +71,12 @@ class DPFactClient(NumPyClient):
         *,
         simulation: bool = False,
         came_in: float | None = None,
+        time_left: float = math.inf,
     ) -> None:
         self.site = Site(source, settings, simulation=simulation)
         self._reply_after = 0.0 if simulation else settings.reply_after
         self._came_in = came_in
+        self._time_left = math.inf if simulation else time_left
 
     def fit(
         self, parameters: list[NDArray[Any]], config: Mapping[str, Any]
@@ -112,7 +118,8 @@ class DPFactClient(NumPyClient):
     def _hold(self) -> Hold:
         """Of the reply to the request that has just come in."""
         came_in, self._came_in = self._came_in, None
-        return Hold(self._reply_after, came_in)
+        time_left, self._time_left = self._time_left, math.inf
+        return Hold(self._reply_after, came_in, time_left)
 
     def _answer(
         self, parameters: list[NDArray[Any]], config: Mapping[str, Any], hold: Hold

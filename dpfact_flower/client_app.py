@@ -9,6 +9,7 @@ For an app with mods: ``app = ClientApp(mods=[...])``, then ``app.train()(train)
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import suppress
 
@@ -26,7 +27,7 @@ from dpfact_flower.errors import (
 from dpfact_flower.machine.logs import use_flower_handler
 from dpfact_flower.settings import AppSettings, SiteSettings, refuse_unknown
 from dpfact_flower.site.disclosure import log_privately, public_reason
-from dpfact_flower.site.hold import Hold
+from dpfact_flower.site.hold import Hold, seconds_left
 from dpfact_flower.site.rules import site_rules
 from dpfact_flower.wire import records
 
@@ -42,8 +43,9 @@ app = ClientApp()
 def train(message: Message, context: Context) -> Message:
     """Answer one round, or say with a code that it failed."""
     came_in = time.monotonic()
+    left = seconds_left(message.metadata.created_at, message.metadata.ttl)
     try:
-        client = client_for(context, came_in=came_in)
+        client = client_for(context, came_in=came_in, time_left=left)
     except RoundRefusedError as error:  # which has waited for its time
         return _error(message, str(error))
     try:
@@ -86,7 +88,9 @@ def _hold(context: Context, came_in: float) -> None:
             Hold(SiteSettings.from_config(context.node_config).reply_after, came_in).wait()
 
 
-def client_for(context: Context, *, came_in: float | None = None) -> DPFactClient:
+def client_for(
+    context: Context, *, came_in: float | None = None, time_left: float = math.inf
+) -> DPFactClient:
     """The client of this node, for a request that has just come in.
 
     Parameters
@@ -94,6 +98,8 @@ def client_for(context: Context, *, came_in: float | None = None) -> DPFactClien
     context : Context
     came_in : float, optional
         When that was, by `time.monotonic`; by default now.
+    time_left : float
+        Seconds from then until the reply must leave, see `dpfact_flower.site.hold.seconds_left`.
 
     Raises
     ------
@@ -103,12 +109,12 @@ def client_for(context: Context, *, came_in: float | None = None) -> DPFactClien
     """
     came_in = time.monotonic() if came_in is None else came_in
     try:
-        return _client(context, came_in)
+        return _client(context, came_in, time_left)
     except Exception as error:
         raise RoundRefusedError(_refusal(context, error, came_in)) from None
 
 
-def _client(context: Context, came_in: float) -> DPFactClient:
+def _client(context: Context, came_in: float, time_left: float) -> DPFactClient:
     own = context.node_config.keys() - _SIMULATION_KEYS
     if context.node_config.keys() >= _SIMULATION_KEYS:
         if own:  # a hospital's settings must not be ignored because of two stray keys
@@ -121,7 +127,8 @@ def _client(context: Context, came_in: float) -> DPFactClient:
     settings = SiteSettings.from_config(context.node_config)
     if not settings.data_path:
         raise SettingsError("data-path: must be set in the site's node config")
-    return DPFactClient(open_site(settings.data_path), settings, came_in=came_in)
+    data = open_site(settings.data_path)
+    return DPFactClient(data, settings, came_in=came_in, time_left=time_left)
 
 
 def _simulated_client(context: Context) -> DPFactClient:

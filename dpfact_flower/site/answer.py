@@ -86,9 +86,10 @@ class Site:
         ----------
         request : RoundRequest
         hold : Hold, optional
-            Of the reply. The site's folder stays locked until that is due: or another request,
-            which waits for the folder, could find out when the round was over, by being late
-            itself. Its own time begins when it has the folder.
+            Of the reply; it knows the round's deadline, after which nothing is charged. The site's
+            folder stays locked until the reply is due: or another request, which waits for the
+            folder, could find out when the round was over, by being late itself. Its own time
+            begins when it has the folder.
 
         Raises
         ------
@@ -107,11 +108,11 @@ class Site:
             try:
                 if work.ends:
                     return self._end(request, folder)
-                return self._next(request, work, folder)
+                return self._next(request, work, folder, hold)
             finally:
                 hold.wait()
 
-    def _next(self, request: RoundRequest, work: RoundWork, folder: Path) -> Release:
+    def _next(self, request: RoundRequest, work: RoundWork, folder: Path, hold: Hold) -> Release:
         """Answer a round that asks for a release."""
         with self._ledger(request, work, folder) as ledger:
             last = ledger.last(request.job)
@@ -126,12 +127,13 @@ class Site:
             store = self._store(request.job)
             admission.check_open(request, store)
             admission.check_selection(request, store)
+            hold.check_in_time()
             store.begin()  # the job's folder: from now on, a ledger that is gone was taken away
             with self._room(work, folder) as free, self._look(folder):
                 with self._touching(request):
                     fingerprint = self._fingerprint
                 admission.check_same_data(request, last, fingerprint, store)
-                return self._charged(request, work, ledger, fingerprint, free)
+                return self._charged(request, work, ledger, fingerprint, free, hold)
 
     def _again(
         self, request: RoundRequest, work: RoundWork, ledger: Ledger, last: LastAnswer
@@ -155,10 +157,12 @@ class Site:
         ledger: Ledger,
         fingerprint: str,
         free: Callable[[], None],
+        hold: Hold,
     ) -> Release:
         """Compute, keep and charge, with the room for it, which `free` gives back, held until then.
 
-        After the charge nothing fails any more: the release stands.
+        A round that is over by then is not charged: to the server it is one that failed. After the
+        charge nothing fails any more: the release stands.
         """
         key = ReleaseKey(fingerprint, request.job, request.round, request.digest)
         store = self._store(request.job, fingerprint)
@@ -167,6 +171,7 @@ class Site:
             free()
             if outcome.state is not None:
                 store.save(outcome.state)
+            hold.check_in_time()
             head = ledger.charge(key, request.terms, outcome.release)
         self._tidy(store, outcome)
         # A hospital wants it in its log, to compare the ledger with later; a simulation has none.

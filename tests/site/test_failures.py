@@ -6,6 +6,7 @@ that, everything is `failed`.
 """
 
 import errno
+import math
 import os
 import resource
 import tempfile
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -29,8 +31,9 @@ from dpfact_flower.runtime.grid import InProcessGrid
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import PrivacySettings, RunSettings, SiteSettings, SolverSettings
-from dpfact_flower.site import answer, patient
+from dpfact_flower.site import answer, hold, patient
 from dpfact_flower.site.answer import Site, room_for
+from dpfact_flower.site.looks import MOST_LOOKS
 from dpfact_flower.site.store import SiteStore
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.wire import records
@@ -74,8 +77,9 @@ class World:
         self.client = DPFactClient(self.source, settings)
         self.requests = requests()
 
-    def ask(self, number: int) -> Asked:
+    def ask(self, number: int, time_left: float = math.inf) -> Asked:
         self.source.read_by_now = False
+        self.client._time_left = time_left
         try:
             arrays, examples, config = self.client.fit(*self.requests[number].to_wire())
             reply = f"{[a.dtype.str for a in arrays]} {examples} {config}"
@@ -331,6 +335,47 @@ def test_a_mark_that_cannot_be_written_keeps_nothing_back(worlds):
         mark.unlink()
         mark.mkdir()
     assert same(worlds, 2).rows == 2
+
+
+# --- a round that is over
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_round_that_is_over_before_it_began_reads_nobody_and_costs_nothing(worlds, number):
+    for world in worlds:
+        world.go_to(number)
+        for _ in range(MOST_LOOKS + 1):  # it is no look at anybody
+            assert world.ask(number, time_left=-1.0) == ("dpfact:late", number - 1)
+            assert not world.source.read_by_now
+    assert same(worlds, number).rows == number
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_round_that_is_over_when_it_is_ready_has_failed_and_costs_nothing(
+    worlds, number, monkeypatch, caplog
+):
+    """How long it took is about the patients: so it is a look, of which there are not many."""
+    now, compute = [1000.0], Site._compute
+
+    def slow(*arguments: object) -> object:
+        now[0] += 5.0
+        return compute(*arguments)
+
+    monkeypatch.setattr(hold, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    for world in worlds:
+        world.go_to(number)
+    monkeypatch.setattr(Site, "_compute", slow)
+    for world in worlds:
+        for _ in range(MOST_LOOKS):
+            assert world.ask(number, time_left=4.0) == ("dpfact:failed", number - 1)
+            assert world.source.read_by_now
+        assert world.ask(number, time_left=4.0) == ("dpfact:state", number - 1)
+        assert not world.source.read_by_now
+        (world.folder / "north" / ".looks").unlink()
+        assert world.ask(number, time_left=6.0).rows == number
+        assert world.ask(number, time_left=-1.0).rows == number  # what was paid for is sent
+    assert worlds[0].names() == worlds[1].names()
+    assert "late: a reply would leave 1.0 s too late for its round" in caplog.text
 
 
 # --- what costs nothing reads nobody
