@@ -102,7 +102,7 @@ class DPFact(TrainOnlyStrategy):
             raise SettingsError("train_config, evaluate_config: not used; give settings to DPFact")
         self._resumed = self.coordinator.finished_rounds
         self._timeout = run.round_timeout if timeout is None else timeout
-        if initial_arrays is not None and not self._resumed:
+        if initial_arrays is not None and not (self._resumed or self.coordinator.resumed):
             given = checked_factors(
                 initial_arrays.to_numpy_ndarrays(),
                 rank=self.coordinator.solver.rank,
@@ -145,6 +145,7 @@ class DPFact(TrainOnlyStrategy):
     ) -> Iterable[Message]:
         """One request for every connected site, alive for the round's timeout."""
         nodes = self._wait_for_sites(grid, first=server_round == 1)
+        self.coordinator.begin(len(nodes))
         request = self.coordinator.request(self._resumed + server_round)
         factors, own = request.to_wire()
         content = records.ask(factors, own)
