@@ -4,14 +4,17 @@ One app serves both generations of strategies. In a deployment the site's node c
 is and what it allows (`SiteSettings`). In simulation, which Flower marks by giving a node
 `partition-id` and `num-partitions`, the partition picks a site of the run config's data.
 
-For an app with mods: ``app = ClientApp(mods=[...])``, then ``app.train()(train)``.
+For an app with mods: ``app = ClientApp(mods=[...])``, then ``app.train()(train)`` and
+``app.query()(query)``.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
@@ -42,6 +45,16 @@ app = ClientApp()
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Answer one round, or say with a code that it failed."""
+    return _answered(message, context, DPFactClient.fit)
+
+
+@app.query()
+def query(message: Message, context: Context) -> Message:
+    """Say whether a round would be refused, before anybody pays; no patient is read."""
+    return _answered(message, context, DPFactClient.preflight)
+
+
+def _answered(message: Message, context: Context, ask: Callable[..., Any]) -> Message:
     came_in = time.monotonic()
     left = seconds_left(message.metadata.created_at, message.metadata.ttl)
     try:
@@ -53,7 +66,7 @@ def train(message: Message, context: Context) -> Message:
     except Exception as error:  # nothing an error says may reach the server
         return _error(message, _refusal(context, error, came_in))
     try:
-        content = records.answer(*client.fit(asked.arrays, asked.config))
+        content = records.answer(*ask(client, asked.arrays, asked.config))
     except RoundRefusedError as error:  # which has waited, too
         return _error(message, str(error))
     except Exception as error:  # after the round: out of memory, say, which patients fill too

@@ -43,10 +43,13 @@ class Stake(NamedTuple):
     builds : bool
         Whether later rounds build on it: then who connects late is asked too, and who is there and
         missing at the end is asked once more.
+    left_out : frozenset of int
+        Nodes that are not asked in any case.
     """
 
     paid: bool
     builds: bool
+    left_out: frozenset[int] = frozenset()
 
 
 class CollectingGrid(Grid):
@@ -141,7 +144,7 @@ class _Round:
         lost = self._lost()
         if left < _LEAST_SECONDS or not (lost or self.stake.builds):
             return
-        here = set(self._grid.get_node_ids())
+        here = set(self._grid.get_node_ids()) - self.stake.left_out
         self.ask(lost & here, left)
         if self.stake.builds or lost - here:  # who has no key comes back under a new number
             self.ask(here - self._times.keys(), left)

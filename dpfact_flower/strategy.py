@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from importlib.metadata import version
 from logging import INFO
 from typing import Unpack
 
@@ -14,11 +15,13 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from dpfact_flower.collect import CollectingGrid, Stake, is_lost
 from dpfact_flower.errors import MessageError, SettingsError
+from dpfact_flower.preflight import ask_ready
 from dpfact_flower.server.coordinator import Coordinator, CoordinatorOptions
 from dpfact_flower.server.history import Failure
+from dpfact_flower.server.readiness import judge, write_readiness
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.wire import records
-from dpfact_flower.wire.protocol import SiteReply, checked_factors
+from dpfact_flower.wire.protocol import RoundRequest, SiteReply, checked_factors
 
 _POLL_SECONDS = 0.2
 
@@ -68,6 +71,7 @@ class DPFact(TrainOnlyStrategy):
         self._resumed = self.coordinator.finished_rounds
         self._sent: list[Message] = []
         self._number = 0
+        self._left_out: frozenset[int] = frozenset()
         self._began = 0.0
         self._timeout = self.coordinator.run.round_timeout
         self._names: dict[int, str] = {}
@@ -147,9 +151,11 @@ class DPFact(TrainOnlyStrategy):
     ) -> Iterable[Message]:
         """One request for every connected site, alive for the round's timeout."""
         nodes = self._wait_for_sites(grid, first=server_round == 1)
-        self.coordinator.begin(len(nodes))
         self._number = self._resumed + server_round
         request = self.coordinator.request(self._number)
+        self._left_out = self._not_ready(grid, nodes, request) if server_round == 1 else frozenset()
+        nodes = [node for node in nodes if node not in self._left_out]
+        self.coordinator.begin(len(nodes))
         factors, own = request.to_wire()
         content = records.ask(factors, own)
         self._began = time.perf_counter()
@@ -250,12 +256,31 @@ class DPFact(TrainOnlyStrategy):
         self._names[node] = outcome.site
         return outcome
 
+    def _not_ready(self, grid: Grid, nodes: list[int], request: RoundRequest) -> frozenset[int]:
+        """Nodes that would not answer, asked before anybody pays; in a simulation nobody does."""
+        coordinator = self.coordinator
+        run = coordinator.run
+        if run.preflight == "off" or not coordinator.durable:
+            return frozenset()
+        patience = min(self._timeout, run.wait_timeout)
+        found = ask_ready(grid, nodes, request, timeout=self._timeout, patience=patience)
+        self._names |= {each.node: each.site for each in found if each.site}
+        if coordinator.run_dir is not None:
+            write_readiness(coordinator.run_dir, found)
+        return judge(
+            found,
+            version=version("dpfact-flower"),
+            quorum=run.min_sites,
+            leave_out=run.preflight == "leave-out",
+        )
+
     def _stake(self) -> Stake:
         """What the round that is being asked for is worth."""
         rule = self.coordinator.rule
         return Stake(
             paid=bool(self.coordinator.planned_events(self._number)),
             builds=rule.needs_quorum(self._number),
+            left_out=self._left_out,
         )
 
     def _sent_too(self, message: Message) -> None:

@@ -31,6 +31,8 @@ class FakeGrid(InProcessGrid):
         self.answers = {node: answers[n] for n, node in enumerate(self._contexts)}
 
     def _deliver(self, message: Message) -> Message:
+        if message.metadata.message_type == "query":
+            return Message(Error(2, "No query function registered"), reply_to=message)
         answer = self.answers[message.metadata.dst_node_id]
         if isinstance(answer, Error):
             return Message(answer, reply_to=message)

@@ -82,6 +82,8 @@ class Coordinator:
         What the replies do to the global factors.
     records : list of RoundRecord
         The rounds so far.
+    durable : bool
+        As given: False for simulations, in which nobody pays.
     resumed : bool
         Whether the run goes on from a checkpoint, if only from one before its first round.
     """
@@ -111,7 +113,7 @@ class Coordinator:
         self.records: list[RoundRecord] = []
         self.resumed = False
         self._feature_shape = [int(size) for size in feature_shape]
-        self._durable = durable
+        self.durable = durable
         self.rule.check_sites(max(self.run.sites, self.run.min_sites))
         if self.run_dir is not None:
             self.run_dir.mkdir(parents=True, exist_ok=True)
@@ -318,7 +320,7 @@ class Coordinator:
     def _write(self, folder: Path) -> None:
         state = self.rule.state()
         checkpoint = Checkpoint(self._identity(), self.run.job, self.rounds, self.records, state)
-        checkpoint.write(folder / CHECKPOINT, durable=self._durable)
+        checkpoint.write(folder / CHECKPOINT, durable=self.durable)
         self._history.note(self.records)
 
     def _open(self, path: Path, *, resume: bool) -> None:

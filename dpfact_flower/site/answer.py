@@ -25,7 +25,7 @@ from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site import admission
 from dpfact_flower.site.disclosure import log_privately
 from dpfact_flower.site.hold import Hold
-from dpfact_flower.site.looks import counted_look
+from dpfact_flower.site.looks import check_looks, counted_look
 from dpfact_flower.site.round import RoundOutcome, RoundWork, localised
 from dpfact_flower.site.rules import site_rules
 from dpfact_flower.site.store import SiteState, SiteStore, has_jobs
@@ -96,19 +96,71 @@ class Site:
         DPFactError
             With a reason that is for the site alone; see `disclosure.log_privately`.
         """
-        # Everything before the data is touched decides by public facts and the site's own record.
+        hold = hold or Hold(0)
+        with self._admitted(request, hold) as (work, folder):
+            if work.ends:
+                return self._end(request, folder)
+            return self._next(request, work, folder, hold)
+
+    def preflight(self, request: RoundRequest, hold: Hold | None = None) -> None:
+        """Refuse now what `answer` would refuse before it reads a patient.
+
+        Nothing is read of a patient, charged or kept, and no ledger is begun. It says what
+        asking for the round would say for nothing, no more.
+
+        Parameters
+        ----------
+        request : RoundRequest
+            What is going to be asked.
+        hold : Hold, optional
+            As for `answer`: the folder stays locked until the reply is due.
+
+        Raises
+        ------
+        DPFactError
+            As `answer`.
+        """
+        with self._admitted(request, hold or Hold(0)) as (work, folder):
+            if work.ends:
+                return
+            if self._begins(folder):
+                admission.check_budget(work, Tally, self._settings)
+                admission.check_not_noted(self._root, self.name)
+            elif self._is_kept_or_next(request, work, folder):
+                return
+            admission.check_open(request, self._store(request.job))
+            check_looks(folder)
+            with self._room(work, folder):
+                pass
+
+    def _is_kept_or_next(self, request: RoundRequest, work: RoundWork, folder: Path) -> bool:
+        """Whether a round was answered before as it is asked; refused where it is not the next."""
+        with Ledger(folder, create=False, durable=not self._simulation) as ledger:
+            last = ledger.last(request.job)
+            if last is not None:
+                key = ReleaseKey(last.fingerprint, request.job, request.round, request.digest)
+                if last.request == key.request or ledger.answer(key) is not None:
+                    return True
+                admission.check_follows(request, last)
+                admission.check_terms(request, last)
+            admission.check_budget(work, ledger.spent, self._settings)
+        return False
+
+    @contextmanager
+    def _admitted(self, request: RoundRequest, hold: Hold) -> Iterator[tuple[RoundWork, Path]]:
+        """The rule's work and the site's folder, locked until the reply is due.
+
+        Everything before the data is touched decides by public facts and the site's own record.
+        """
         admission.check_allowed(request, self._settings)
         admission.check_vocabulary(request, self._source)
         admission.check_folders(self._root, self.name, request.job, simulation=self._simulation)
-        work = self._work(request)
-        folder, hold = self._root / self.name, hold or Hold(0)
+        work, folder = self._work(request), self._root / self.name
         with disk_errors(folder), locked(folder) as waited:
             if waited:
                 hold.begin_again()
             try:
-                if work.ends:
-                    return self._end(request, folder)
-                return self._next(request, work, folder, hold)
+                yield work, folder
             finally:
                 hold.wait()
 
@@ -246,12 +298,16 @@ class Site:
 
     def _ledger(self, request: RoundRequest, work: RoundWork, folder: Path) -> Ledger:
         """The site's ledger; made anew only where nothing was, since it has a whole budget then."""
-        begin = not (folder / LEDGER).exists() and not has_jobs(folder)
+        begin = self._begins(folder)
         if begin:
             admission.check_budget(work, Tally, self._settings)  # before anything is looked at
             if not self._simulation:
                 self._check_no_other_name(request, work, folder)
         return Ledger(folder, create=begin, durable=not self._simulation)
+
+    def _begins(self, folder: Path) -> bool:
+        """Whether this site has no ledger yet, nor ever had one."""
+        return not (folder / LEDGER).exists() and not has_jobs(folder)
 
     def _check_no_other_name(self, request: RoundRequest, work: RoundWork, folder: Path) -> None:
         def fingerprint() -> str:

@@ -111,8 +111,13 @@ def seconds_left(created_at: float, time_to_live: float) -> float:
         Below 0 where it is too late. Never more than the time to live, so that a clock that is
         behind the sender's opens no round that is over for long.
     """
-    left = min(created_at + time_to_live - time.time(), time_to_live)
-    return left - min(_SENDING_MOST, _SENDING_SHARE * time_to_live)
+    late = max(time.time() - created_at, 0.0)
+    return sending_from(time_to_live) - late
+
+
+def sending_from(time_to_live: float) -> float:
+    """Seconds of a message's time to live after which what is left is for sending the reply."""
+    return time_to_live - min(_SENDING_MOST, _SENDING_SHARE * time_to_live)
 
 
 def overrun() -> RoundFailedError:

@@ -87,6 +87,16 @@ class World:
             reply = str(error).split(" ")[0]
         return Asked(reply, self.rows())
 
+    def preflight(self, request: RoundRequest) -> str:
+        self.source.read_by_now = False
+        arrays, config = request.to_wire()
+        try:
+            _, _, said = self.client.preflight(arrays, {**config, "round-timeout": 600.0})
+        except RoundRefusedError as error:
+            return str(error).split(" ")[0]
+        assert said.keys() == {"site", "version"}
+        return "ready"
+
     def go_to(self, number: int) -> None:
         for earlier in range(1, number):
             assert self.ask(earlier).reply.startswith("[")
@@ -405,6 +415,69 @@ def test_repeats_refusals_and_last_rounds_read_nobody(worlds):
         answer = same(worlds, 0)
         assert not worlds[0].source.read_by_now, what
         assert answer.rows == 4, what
+
+
+@pytest.mark.parametrize("number", [1, 2, 4, 5])
+def test_a_preflight_says_what_the_round_would_and_reads_charges_and_keeps_nothing(worlds, number):
+    for world in worlds:
+        world.go_to(number)
+    first = worlds[0].requests
+    asked = {
+        "ready": first[number],
+        "dpfact:message": replace(first[number], vocabulary="x"),
+        "dpfact:privacy-refused": replace(
+            first[1], job="other", privacy=replace(PRIVACY, epsilon=1e4)
+        ),
+    }  # fmt: skip
+    before = [world.names() for world in worlds]
+    for code, request in asked.items():
+        for world in worlds:
+            for _ in range(MOST_LOOKS + 1):
+                assert world.preflight(request) == code
+            assert not world.source.read_by_now
+            assert world.rows() == number - 1
+    after = [world.names() for world in worlds]
+    assert after[0] == after[1]
+    assert set(after[0]) - set(before[0]) <= {"north", "north/.lock"}
+    for world in worlds:
+        for earlier in range(1, number):
+            assert world.preflight(first[earlier]) == "ready"  # what was sent is sent again
+            stale = replace(first[earlier], vocabulary="")
+            assert world.preflight(replace(stale, seed=9)) == "dpfact:message"
+    assert same(worlds, number).reply.startswith("[")
+
+
+def test_a_preflight_refuses_what_the_disk_the_failures_or_the_ledger_would(worlds, monkeypatch):
+    world = worlds[0]
+    world.go_to(2)
+    request, folder = world.requests[2], world.folder / "north"
+    with files_up_to(5000):
+        assert world.preflight(request) == "dpfact:state"
+    assert world.preflight(request) == "ready"
+    (folder / ".looks").write_bytes(b"+" * MOST_LOOKS)
+    assert world.preflight(request) == "dpfact:state"
+    (folder / ".looks").unlink()
+    ledger = folder / LEDGER
+    ledger.rename(folder / "away")
+    assert world.preflight(request) == "dpfact:state"  # its jobs are there: it was taken away
+    assert not ledger.exists()
+    assert not world.source.read_by_now
+
+
+def test_a_preflight_says_that_replies_are_held_for_too_long(worlds):
+    world = worlds[0]
+    arrays, config = world.requests[1].to_wire()
+    for timeout, code in ((600.0, "late"), (700.0, "")):
+        world.client._reply_after = 600.0
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(hold.Hold, "wait", lambda self: None)
+            try:
+                world.client.preflight(arrays, {**config, "round-timeout": timeout})
+                said = ""
+            except RoundRefusedError as error:
+                said = str(error)
+        assert said.startswith(f"dpfact:{code}" if code else "")
+        assert bool(said) == bool(code)
 
 
 def test_data_that_changed_in_a_job_is_read_once_and_then_refused_for_good(worlds):
