@@ -322,8 +322,8 @@ class RunSettings(Settings):
     )
     preflight: Literal["stop", "leave-out", "off"] = setting(
         "stop",
-        "ask all sites, before anybody pays, whether they would answer: begin only if all would, or "
-        "without the others",
+        "ask all sites, before anybody pays, whether they would answer: begin only if all would, "
+        "or without the others",
     )
     rule: str = setting(
         "", "what replies do to the model: elastic, patient, or a registered one; empty: that of "
