@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
+from importlib.metadata import version
 from typing import Any
 
 from flwr.client import NumPyClient
@@ -20,8 +22,8 @@ from dpfact_flower.privacy.patient import step_of
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.answer import Site
 from dpfact_flower.site.disclosure import log_privately, public_reason
-from dpfact_flower.site.hold import Hold, overrun
-from dpfact_flower.wire.protocol import RoundRequest, SiteReply
+from dpfact_flower.site.hold import Hold, overrun, sending_from
+from dpfact_flower.wire.protocol import VERSION, RoundRequest, SiteReply, round_timeout
 
 _logger = logging.getLogger(__name__)
 NUM_EXAMPLES = 1
@@ -48,6 +50,9 @@ class DPFactClient(NumPyClient):
     came_in : float, optional
         When the first request came in, by `time.monotonic`, if that was before its `fit`: a
         deployed site has a client for each message.
+    time_left : float
+        Seconds from then until its reply must leave, see `dpfact_flower.site.hold.seconds_left`. A
+        simulation has no deadline: nobody pays.
 
     Raises
     ------
@@ -67,10 +72,12 @@ class DPFactClient(NumPyClient):
         *,
         simulation: bool = False,
         came_in: float | None = None,
+        time_left: float = math.inf,
     ) -> None:
         self.site = Site(source, settings, simulation=simulation)
         self._reply_after = 0.0 if simulation else settings.reply_after
         self._came_in = came_in
+        self._time_left = math.inf if simulation else time_left
 
     def fit(
         self, parameters: list[NDArray[Any]], config: Mapping[str, Any]
@@ -97,6 +104,31 @@ class DPFactClient(NumPyClient):
             raise RoundRefusedError(reason) from None
         return answer
 
+    def preflight(
+        self, parameters: list[NDArray[Any]], config: Mapping[str, Any]
+    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
+        """Say whether a round would be refused, without reading a patient; nothing is charged.
+
+        Takes what `fit` will be asked, and under `ROUND_TIMEOUT` how long it will be waited for.
+
+        Raises
+        ------
+        RoundRefusedError
+            As `fit`, for what it would refuse before it reads a patient.
+        """
+        hold, reason = self._hold(), ""
+        try:
+            timeout = round_timeout(config)
+            self.site.preflight(RoundRequest.from_wire(parameters, config), hold)
+            Hold(self._reply_after, time_left=sending_from(timeout)).check_in_time()
+        except Exception as error:  # nothing an error says may reach the server
+            reason = log_privately(self.site.name, error)
+        hold.wait()
+        if reason:
+            raise RoundRefusedError(reason) from None
+        arrays, reply = SiteReply(self.site.name, ()).to_wire()
+        return list(arrays), NUM_EXAMPLES, {**reply, VERSION: version("dpfact-flower")}
+
     def get_parameters(self, config: Mapping[str, Any]) -> list[NDArray[Any]]:
         """Refuse: a site has no model for others to start from; the server's public seed has."""
         self._hold().wait()
@@ -112,7 +144,8 @@ class DPFactClient(NumPyClient):
     def _hold(self) -> Hold:
         """Of the reply to the request that has just come in."""
         came_in, self._came_in = self._came_in, None
-        return Hold(self._reply_after, came_in)
+        time_left, self._time_left = self._time_left, math.inf
+        return Hold(self._reply_after, came_in, time_left)
 
     def _answer(
         self, parameters: list[NDArray[Any]], config: Mapping[str, Any], hold: Hold

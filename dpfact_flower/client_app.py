@@ -4,13 +4,17 @@ One app serves both generations of strategies. In a deployment the site's node c
 is and what it allows (`SiteSettings`). In simulation, which Flower marks by giving a node
 `partition-id` and `num-partitions`, the partition picks a site of the run config's data.
 
-For an app with mods: ``app = ClientApp(mods=[...])``, then ``app.train()(train)``.
+For an app with mods: ``app = ClientApp(mods=[...])``, then ``app.train()(train)`` and
+``app.query()(query)``.
 """
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
@@ -26,7 +30,7 @@ from dpfact_flower.errors import (
 from dpfact_flower.machine.logs import use_flower_handler
 from dpfact_flower.settings import AppSettings, SiteSettings, refuse_unknown
 from dpfact_flower.site.disclosure import log_privately, public_reason
-from dpfact_flower.site.hold import Hold
+from dpfact_flower.site.hold import Hold, seconds_left
 from dpfact_flower.site.rules import site_rules
 from dpfact_flower.wire import records
 
@@ -41,9 +45,20 @@ app = ClientApp()
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Answer one round, or say with a code that it failed."""
+    return _answered(message, context, DPFactClient.fit)
+
+
+@app.query()
+def query(message: Message, context: Context) -> Message:
+    """Say whether a round would be refused, before anybody pays; no patient is read."""
+    return _answered(message, context, DPFactClient.preflight)
+
+
+def _answered(message: Message, context: Context, ask: Callable[..., Any]) -> Message:
     came_in = time.monotonic()
+    left = seconds_left(message.metadata.created_at, message.metadata.ttl)
     try:
-        client = client_for(context, came_in=came_in)
+        client = client_for(context, came_in=came_in, time_left=left)
     except RoundRefusedError as error:  # which has waited for its time
         return _error(message, str(error))
     try:
@@ -51,7 +66,7 @@ def train(message: Message, context: Context) -> Message:
     except Exception as error:  # nothing an error says may reach the server
         return _error(message, _refusal(context, error, came_in))
     try:
-        content = records.answer(*client.fit(asked.arrays, asked.config))
+        content = records.answer(*ask(client, asked.arrays, asked.config))
     except RoundRefusedError as error:  # which has waited, too
         return _error(message, str(error))
     except Exception as error:  # after the round: out of memory, say, which patients fill too
@@ -86,7 +101,9 @@ def _hold(context: Context, came_in: float) -> None:
             Hold(SiteSettings.from_config(context.node_config).reply_after, came_in).wait()
 
 
-def client_for(context: Context, *, came_in: float | None = None) -> DPFactClient:
+def client_for(
+    context: Context, *, came_in: float | None = None, time_left: float = math.inf
+) -> DPFactClient:
     """The client of this node, for a request that has just come in.
 
     Parameters
@@ -94,6 +111,8 @@ def client_for(context: Context, *, came_in: float | None = None) -> DPFactClien
     context : Context
     came_in : float, optional
         When that was, by `time.monotonic`; by default now.
+    time_left : float
+        Seconds from then until the reply must leave, see `dpfact_flower.site.hold.seconds_left`.
 
     Raises
     ------
@@ -103,12 +122,12 @@ def client_for(context: Context, *, came_in: float | None = None) -> DPFactClien
     """
     came_in = time.monotonic() if came_in is None else came_in
     try:
-        return _client(context, came_in)
+        return _client(context, came_in, time_left)
     except Exception as error:
         raise RoundRefusedError(_refusal(context, error, came_in)) from None
 
 
-def _client(context: Context, came_in: float) -> DPFactClient:
+def _client(context: Context, came_in: float, time_left: float) -> DPFactClient:
     own = context.node_config.keys() - _SIMULATION_KEYS
     if context.node_config.keys() >= _SIMULATION_KEYS:
         if own:  # a hospital's settings must not be ignored because of two stray keys
@@ -121,7 +140,8 @@ def _client(context: Context, came_in: float) -> DPFactClient:
     settings = SiteSettings.from_config(context.node_config)
     if not settings.data_path:
         raise SettingsError("data-path: must be set in the site's node config")
-    return DPFactClient(open_site(settings.data_path), settings, came_in=came_in)
+    data = open_site(settings.data_path)
+    return DPFactClient(data, settings, came_in=came_in, time_left=time_left)
 
 
 def _simulated_client(context: Context) -> DPFactClient:

@@ -62,6 +62,12 @@ class RoundFailedError(DPFactError, RuntimeError):
     code = "failed"
 
 
+class LateError(DPFactError, TimeoutError):
+    """A round that is over, or will be before its reply could leave."""
+
+    code = "late"
+
+
 class QuorumError(DPFactError, RuntimeError):
     """Too few sites answered for a run to continue."""
 

@@ -75,6 +75,7 @@ class DPFact(Strategy):
         if not clients:  # Flower then asks nobody to aggregate
             self.coordinator.close_round(number, [], [], bytes_down=0, bytes_up=0, seconds=0.0)
             return []
+        self.coordinator.begin(len(clients))
         factors, config = self.coordinator.request(number).to_wire()
         asked = FitIns(ndarrays_to_parameters(list(factors)), dict(config))
         self._asked = len(clients)

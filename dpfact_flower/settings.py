@@ -320,6 +320,11 @@ class RunSettings(Settings):
     wait_timeout: float = setting(
         300.0, "seconds to wait for the quorum to connect", low=0, high=86_400, open_low=True
     )
+    preflight: Literal["stop", "leave-out", "off"] = setting(
+        "stop",
+        "ask all sites, before anybody pays, whether they would answer: begin only if all would, "
+        "or without the others",
+    )
     rule: str = setting(
         "", "what replies do to the model: elastic, patient, or a registered one; empty: that of "
         "the privacy mode", pattern=NAME,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from importlib.metadata import version
 from logging import INFO
 from typing import Unpack
 
@@ -12,12 +13,15 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from dpfact_flower.collect import CollectingGrid, Stake, is_lost
 from dpfact_flower.errors import MessageError, SettingsError
+from dpfact_flower.preflight import ask_ready
 from dpfact_flower.server.coordinator import Coordinator, CoordinatorOptions
 from dpfact_flower.server.history import Failure
+from dpfact_flower.server.readiness import judge, write_readiness
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.wire import records
-from dpfact_flower.wire.protocol import SiteReply, checked_factors
+from dpfact_flower.wire.protocol import RoundRequest, SiteReply, checked_factors
 
 _POLL_SECONDS = 0.2
 
@@ -66,6 +70,8 @@ class DPFact(TrainOnlyStrategy):
         self.coordinator = Coordinator(feature_shape, **options)
         self._resumed = self.coordinator.finished_rounds
         self._sent: list[Message] = []
+        self._number = 0
+        self._left_out: frozenset[int] = frozenset()
         self._began = 0.0
         self._timeout = self.coordinator.run.round_timeout
         self._names: dict[int, str] = {}
@@ -102,7 +108,7 @@ class DPFact(TrainOnlyStrategy):
             raise SettingsError("train_config, evaluate_config: not used; give settings to DPFact")
         self._resumed = self.coordinator.finished_rounds
         self._timeout = run.round_timeout if timeout is None else timeout
-        if initial_arrays is not None and not self._resumed:
+        if initial_arrays is not None and not (self._resumed or self.coordinator.resumed):
             given = checked_factors(
                 initial_arrays.to_numpy_ndarrays(),
                 rank=self.coordinator.solver.rank,
@@ -111,7 +117,7 @@ class DPFact(TrainOnlyStrategy):
             self.coordinator.start_from(given)
         rounds = planned if num_rounds is None else num_rounds
         result = super().start(
-            grid,
+            CollectingGrid(grid, self._stake, self._sent_too),
             self.arrays,
             num_rounds=max(rounds - self._resumed, 0),
             timeout=self._timeout,
@@ -145,7 +151,11 @@ class DPFact(TrainOnlyStrategy):
     ) -> Iterable[Message]:
         """One request for every connected site, alive for the round's timeout."""
         nodes = self._wait_for_sites(grid, first=server_round == 1)
-        request = self.coordinator.request(self._resumed + server_round)
+        self._number = self._resumed + server_round
+        request = self.coordinator.request(self._number)
+        self._left_out = self._not_ready(grid, nodes, request) if server_round == 1 else frozenset()
+        nodes = [node for node in nodes if node not in self._left_out]
+        self.coordinator.begin(len(nodes))
         factors, own = request.to_wire()
         content = records.ask(factors, own)
         self._began = time.perf_counter()
@@ -172,38 +182,37 @@ class DPFact(TrainOnlyStrategy):
             Arrays are None where the quorum was missed. Metrics count sites, failures and bytes;
             nothing in them comes from a patient.
         """
-        # An error that Flower makes for a lost node carries the SuperLink's node id, so a reply
-        # is identified by the message it replies to.
-        asked = {message.metadata.message_id: message for message in self._sent}
+        number, came = self._resumed + server_round, self._by_node(replies)
+        lost = {node: self._names.get(node) for node, reply in came.items() if is_lost(reply)}
+        shapes = self.coordinator.reply_shapes(number)
         usable: list[SiteReply] = []
-        failures: list[Failure] = []
-        bytes_up = 0
-        for reply in replies:
-            request = asked.pop(reply.metadata.reply_to_message_id, None)
-            if request is None:
-                continue  # not of this round
-            bytes_up += records.serialised_bytes(reply)
-            outcome = self._read(
-                reply,
-                request.metadata.dst_node_id,
-                self.coordinator.reply_shapes(self._resumed + server_round),
-            )
+        failed: dict[int, str] = {}
+        for node, reply in came.items():
+            outcome = self._read(reply, node, shapes, lost)
             if isinstance(outcome, SiteReply):
                 usable.append(outcome)
             else:
-                failures.append(outcome)
-        failures += [
-            Failure(self._who(message.metadata.dst_node_id), f"no reply within {self._timeout:g} s")
-            for message in asked.values()
-        ]
+                failed[node] = outcome
+        for message in self._sent:
+            if (node := message.metadata.dst_node_id) not in came:
+                failed[node] = f"no reply within {self._timeout:g} s"
+        back = {reply.site for reply in usable}  # under another number than the one that was lost
         record = self.coordinator.close_round(
-            self._resumed + server_round,
+            number,
             usable,
-            failures,
+            [
+                Failure(self._who(node), reason)
+                for node, reason in failed.items()
+                if lost.get(node) not in back
+            ],
             bytes_down=records.serialised_bytes(*self._sent),
-            bytes_up=bytes_up,
+            bytes_up=sum(map(records.serialised_bytes, came.values())),
             seconds=time.perf_counter() - self._began,
         )
+        log(
+            INFO, "round %d of %d: %s answered in %.0f s", number, self.coordinator.rounds,
+            ", ".join(record.sites) or "no site", record.seconds,
+        )  # fmt: skip
         metrics = MetricRecord(
             {
                 "sites": len(record.sites),
@@ -214,22 +223,68 @@ class DPFact(TrainOnlyStrategy):
         )
         return (self.arrays if record.updated else None), metrics
 
+    def _by_node(self, replies: Iterable[Message]) -> dict[int, Message]:
+        """Replies of this round, by the node that was asked.
+
+        An error that Flower makes for a lost node carries the SuperLink's node id, so a reply is
+        identified by the message it replies to.
+        """
+        asked = {message.metadata.message_id: message for message in self._sent}
+        came: dict[int, Message] = {}
+        for reply in replies:
+            request = asked.pop(reply.metadata.reply_to_message_id, None)
+            if request is not None:
+                came[request.metadata.dst_node_id] = reply
+        return came
+
     def _read(
-        self, reply: Message, node: int, shapes: Sequence[tuple[int, ...]]
-    ) -> SiteReply | Failure:
+        self, reply: Message, node: int, shapes: Sequence[tuple[int, ...]], lost: Collection[int]
+    ) -> SiteReply | str:
+        """What a site released, or why that cannot be used."""
         if reply.has_error():
-            return Failure(self._who(node), f"error {reply.error.code}: {reply.error.reason}")
+            return f"error {reply.error.code}: {reply.error.reason}"
         try:
             payload = records.read_reply(reply)
             outcome = SiteReply.from_wire(payload.arrays, payload.config, shapes)
         except MessageError as error:
-            return Failure(self._who(node), str(error))
+            return str(error)
         owner = next((n for n, name in self._names.items() if name == outcome.site), node)
-        if owner != node and owner in {m.metadata.dst_node_id for m in self._sent}:
-            return Failure(self._who(node), f"calls itself {outcome.site!r}, as node {owner} does")
+        asked = {message.metadata.dst_node_id for message in self._sent}
+        if owner != node and owner in asked.difference(lost):
+            return f"calls itself {outcome.site!r}, as node {owner} does"
         self._names.pop(owner, None)  # a site that came back has a new node id
         self._names[node] = outcome.site
         return outcome
+
+    def _not_ready(self, grid: Grid, nodes: list[int], request: RoundRequest) -> frozenset[int]:
+        """Nodes that would not answer, asked before anybody pays; in a simulation nobody does."""
+        coordinator = self.coordinator
+        run = coordinator.run
+        if run.preflight == "off" or not coordinator.durable:
+            return frozenset()
+        patience = min(self._timeout, run.wait_timeout)
+        found = ask_ready(grid, nodes, request, timeout=self._timeout, patience=patience)
+        self._names |= {each.node: each.site for each in found if each.site}
+        if coordinator.run_dir is not None:
+            write_readiness(coordinator.run_dir, found)
+        return judge(
+            found,
+            version=version("dpfact-flower"),
+            quorum=run.min_sites,
+            leave_out=run.preflight == "leave-out",
+        )
+
+    def _stake(self) -> Stake:
+        """What the round that is being asked for is worth."""
+        rule = self.coordinator.rule
+        return Stake(
+            paid=bool(self.coordinator.planned_events(self._number)),
+            builds=rule.needs_quorum(self._number),
+            left_out=self._left_out,
+        )
+
+    def _sent_too(self, message: Message) -> None:
+        self._sent.append(message)
 
     def _who(self, node: int) -> str:
         name = self._names.get(node)

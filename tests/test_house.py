@@ -20,6 +20,8 @@ FLOORS = (
     {"tensor"},
     {"solver", "data", "privacy", "wire", "estimation"},
     {"site", "server"},
+    {"collect"},
+    {"preflight"},
     {"client", "strategy", "legacy"},
     {"client_app"},
     {"evaluation"},
@@ -28,7 +30,7 @@ FLOORS = (
     {"__main__"},
 )
 """Rooms and doors from the ground up; one imports what is below it, and nothing beside it."""
-DOORS = {"client", "client_app", "server_app", "strategy", "legacy"}
+DOORS = {"collect", "preflight", "client", "client_app", "server_app", "strategy", "legacy"}
 FLOWER = {"wire/records.py", "machine/logs.py"}
 """Where Flower may appear beside its doors and `runtime`."""
 

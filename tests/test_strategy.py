@@ -31,6 +31,8 @@ class FakeGrid(InProcessGrid):
         self.answers = {node: answers[n] for n, node in enumerate(self._contexts)}
 
     def _deliver(self, message: Message) -> Message:
+        if message.metadata.message_type == "query":
+            return Message(Error(2, "No query function registered"), reply_to=message)
         answer = self.answers[message.metadata.dst_node_id]
         if isinstance(answer, Error):
             return Message(answer, reply_to=message)
@@ -65,6 +67,7 @@ class Clock:
 def clock(monkeypatch) -> Clock:
     it = Clock()
     monkeypatch.setattr("dpfact_flower.strategy.time", it)
+    monkeypatch.setattr("dpfact_flower.collect.time", it)
     return it
 
 
@@ -183,6 +186,22 @@ def test_a_failed_site_that_was_heard_before_is_named():
     one_round(strategy, grid)
     (failure,) = strategy.coordinator.records[1].failures
     assert failure.who.startswith("north")
+
+
+def test_a_lost_site_that_answers_under_another_number_has_not_failed():
+    """Without a key a SuperNode that is started again is another node to Flower."""
+    strategy, grid = make_strategy(), FakeGrid({0: reply("a"), 1: reply("b"), 2: reply("a")})
+    ids = grid.get_node_ids()
+    grid.get_node_ids = lambda: ids[:2]
+    one_round(strategy, grid)
+    messages = list(strategy.configure_train(2, strategy.arrays, ConfigRecord(), grid))
+    replies = grid.send_and_receive(messages)
+    lost = Message(Error(5, "node unavailable"), reply_to=messages[0])
+    again = Message(messages[0].content, ids[2], "train")
+    strategy._sent_too(again)
+    strategy.aggregate_train(2, [lost, replies[1], *grid.send_and_receive([again])])
+    record = strategy.coordinator.records[1]
+    assert (record.sites, record.failures) == (("a", "b"), ())
 
 
 def test_replies_of_another_round_are_ignored():

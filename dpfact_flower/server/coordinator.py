@@ -12,10 +12,12 @@ import uuid
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypedDict
 
 from dpfact_flower.errors import DPFactError, QuorumError, SettingsError, StateError
+from dpfact_flower.machine.files import disk_errors, reserved
 from dpfact_flower.privacy import ReleaseEvent
 from dpfact_flower.server.checkpoint import CHECKPOINT, Checkpoint
 from dpfact_flower.server.history import Failure, History, RoundRecord
@@ -26,6 +28,10 @@ from dpfact_flower.tensor.arrays import Selection
 from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 
 _logger = logging.getLogger(__name__)
+_COPIES = 4
+"""Of the factors on the disk at most: two checkpoints, the model, and phenotypes."""
+_ROUND_BYTES, _SITE_BYTES, _BESIDE = 600, 300, 2**20
+"""Of a record, thrice: in two checkpoints and the history; of a site in it; of all the rest."""
 
 
 class CoordinatorOptions(TypedDict, total=False):
@@ -76,6 +82,10 @@ class Coordinator:
         What the replies do to the global factors.
     records : list of RoundRecord
         The rounds so far.
+    durable : bool
+        As given: False for simulations, in which nobody pays.
+    resumed : bool
+        Whether the run goes on from a checkpoint, if only from one before its first round.
     """
 
     def __init__(
@@ -101,8 +111,9 @@ class Coordinator:
         self.vocabulary = vocabulary
         self.run_dir = None if run_dir is None else Path(run_dir)
         self.records: list[RoundRecord] = []
+        self.resumed = False
         self._feature_shape = [int(size) for size in feature_shape]
-        self._durable = durable
+        self.durable = durable
         self.rule.check_sites(max(self.run.sites, self.run.min_sites))
         if self.run_dir is not None:
             self.run_dir.mkdir(parents=True, exist_ok=True)
@@ -180,6 +191,32 @@ class Coordinator:
             rule=self.rule.name,
         )
 
+    def begin(self, sites: int) -> None:
+        """Make sure that the run can be gone on with, before anything is asked of a site.
+
+        A checkpoint without a round is written, once there is room for those to come: what sites
+        are charged in a round that this process does not live to finish is not lost, since whoever
+        goes on asks for the same, under the same job.
+
+        Parameters
+        ----------
+        sites : int
+            How many will be asked: the records of rounds name them.
+
+        Raises
+        ------
+        StateError
+            If the disk has no room for the run's checkpoints, or refuses.
+        """
+        if self.run_dir is None or self.records:
+            return
+        arrays = sum(array.nbytes for array in self.rule.state().values())
+        lines = self.rounds * (_ROUND_BYTES + _SITE_BYTES * sites)
+        with disk_errors(self.run_dir):
+            with reserved(self.run_dir / ".room", _COPIES * arrays + lines + _BESIDE):
+                pass
+            self._write(self.run_dir)
+
     def check_connected(self, sites: int, *, first: bool) -> None:
         """Decide whether a round may begin with the sites that are connected.
 
@@ -228,22 +265,25 @@ class Coordinator:
         for failure in failed:
             _logger.warning("round %d: %s: %s", round_number, failure.who, failure.reason)
         enough = len(unique) >= self.run.min_sites
+        record = RoundRecord(
+            round_number, tuple(reply.site for reply in unique), tuple(failed), enough,
+            bytes_down, bytes_up, seconds, _now(),
+        )  # fmt: skip
         if enough:
             self.rule.update(round_number, unique)
         elif self.rule.needs_quorum(round_number):
+            if self.run_dir is not None:  # for who looks why; going on asks for this round again
+                self._history.note([*self.records, record])
             raise QuorumError(
                 f"round {round_number}: {len(unique)} usable replies, the quorum is "
-                f"{self.run.min_sites}, and later rounds build on this one. {_why(failed)}"
+                f"{self.run.min_sites}, and later rounds build on this one. {_why(failed)}. What "
+                "sites were charged is kept: go on with resume = true, once they are back"
             )
         else:
             _logger.warning(
                 "round %d: %d usable replies, quorum is %d: the global model stays as it was",
                 round_number, len(unique), self.run.min_sites,
             )  # fmt: skip
-        names = tuple(reply.site for reply in unique)
-        record = RoundRecord(
-            round_number, names, tuple(failed), enough, bytes_down, bytes_up, seconds
-        )
         self.records.append(record)
         if self.run_dir is not None:
             self._write(self.run_dir)
@@ -280,7 +320,7 @@ class Coordinator:
     def _write(self, folder: Path) -> None:
         state = self.rule.state()
         checkpoint = Checkpoint(self._identity(), self.run.job, self.rounds, self.records, state)
-        checkpoint.write(folder / CHECKPOINT, durable=self._durable)
+        checkpoint.write(folder / CHECKPOINT, durable=self.durable)
         self._history.note(self.records)
 
     def _open(self, path: Path, *, resume: bool) -> None:
@@ -302,7 +342,7 @@ class Coordinator:
             raise StateError(
                 f"{path}: a checkpoint of another run; they differ in {', '.join(differing)}"
             )
-        self.run = replace(self.run, job=found.job)
+        self.run, self.resumed = replace(self.run, job=found.job), True
         try:
             self.rule.restore(found.arrays)
         except DPFactError as error:
@@ -310,6 +350,10 @@ class Coordinator:
         self.records = found.records
         self._history.note(self.records)
         _logger.info("resumed from %s after round %d", path, self.finished_rounds)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _why(failures: Sequence[Failure]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,8 @@ class RoundRecord:
         Bytes of the messages as Flower serialises them: server to sites, sites to server.
     seconds : float
         From sending the requests until the last reply is read, without the update.
+    ended : str
+        When, UTC, in ISO format; empty in records of before that was noted.
     """
 
     round: int
@@ -55,6 +57,7 @@ class RoundRecord:
     bytes_down: int
     bytes_up: int
     seconds: float
+    ended: str = field(default="", compare=False)
 
     @cached_property
     def line(self) -> str:

@@ -300,6 +300,20 @@ def _check_one_relation(total: Tally) -> None:
         )
 
 
+def check_not_noted(root: Path, site: str) -> Path:
+    """Refuse a name whose data was found to have a budget under another; where that is noted.
+
+    Raises
+    ------
+    StateError
+        If it was.
+    """
+    noted = root / site / _OTHER_NAME
+    if noted.exists():
+        raise StateError(f"{noted}: says that this data has a budget under another name")
+    return noted
+
+
 def check_no_other_name(root: Path, site: str, fingerprint: Callable[[], str]) -> list[str]:
     """Names of the other ledgers in a `state-dir`, none of them of this very data.
 
@@ -320,9 +334,7 @@ def check_no_other_name(root: Path, site: str, fingerprint: Callable[[], str]) -
     StateError
         If this data has been released from under another name: its budget is kept there.
     """
-    noted = root / site / _OTHER_NAME
-    if noted.exists():
-        raise StateError(f"{noted}: says that this data has a budget under another name")
+    noted = check_not_noted(root, site)
     others = sorted(path.parent.name for path in root.glob(f"*/{LEDGER}"))
     known = {}
     for name in others:  # before the patients are read: a ledger may be damaged

@@ -25,7 +25,7 @@ from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site import admission
 from dpfact_flower.site.disclosure import log_privately
 from dpfact_flower.site.hold import Hold
-from dpfact_flower.site.looks import counted_look
+from dpfact_flower.site.looks import check_looks, counted_look
 from dpfact_flower.site.round import RoundOutcome, RoundWork, localised
 from dpfact_flower.site.rules import site_rules
 from dpfact_flower.site.store import SiteState, SiteStore, has_jobs
@@ -86,32 +86,85 @@ class Site:
         ----------
         request : RoundRequest
         hold : Hold, optional
-            Of the reply. The site's folder stays locked until that is due: or another request,
-            which waits for the folder, could find out when the round was over, by being late
-            itself. Its own time begins when it has the folder.
+            Of the reply; it knows the round's deadline, after which nothing is charged. The site's
+            folder stays locked until the reply is due: or another request, which waits for the
+            folder, could find out when the round was over, by being late itself. Its own time
+            begins when it has the folder.
 
         Raises
         ------
         DPFactError
             With a reason that is for the site alone; see `disclosure.log_privately`.
         """
-        # Everything before the data is touched decides by public facts and the site's own record.
+        hold = hold or Hold(0)
+        with self._admitted(request, hold) as (work, folder):
+            if work.ends:
+                return self._end(request, folder)
+            return self._next(request, work, folder, hold)
+
+    def preflight(self, request: RoundRequest, hold: Hold | None = None) -> None:
+        """Refuse now what `answer` would refuse before it reads a patient.
+
+        Nothing is read of a patient, charged or kept, and no ledger is begun. It says what
+        asking for the round would say for nothing, no more.
+
+        Parameters
+        ----------
+        request : RoundRequest
+            What is going to be asked.
+        hold : Hold, optional
+            As for `answer`: the folder stays locked until the reply is due.
+
+        Raises
+        ------
+        DPFactError
+            As `answer`.
+        """
+        with self._admitted(request, hold or Hold(0)) as (work, folder):
+            if work.ends:
+                return
+            if self._begins(folder):
+                admission.check_budget(work, Tally, self._settings)
+                admission.check_not_noted(self._root, self.name)
+            elif self._is_kept_or_next(request, work, folder):
+                return
+            admission.check_open(request, self._store(request.job))
+            check_looks(folder)
+            with self._room(work, folder):
+                pass
+
+    def _is_kept_or_next(self, request: RoundRequest, work: RoundWork, folder: Path) -> bool:
+        """Whether a round was answered before as it is asked; refused where it is not the next."""
+        with Ledger(folder, create=False, durable=not self._simulation) as ledger:
+            last = ledger.last(request.job)
+            if last is not None:
+                key = ReleaseKey(last.fingerprint, request.job, request.round, request.digest)
+                if last.request == key.request or ledger.answer(key) is not None:
+                    return True
+                admission.check_follows(request, last)
+                admission.check_terms(request, last)
+            admission.check_budget(work, ledger.spent, self._settings)
+        return False
+
+    @contextmanager
+    def _admitted(self, request: RoundRequest, hold: Hold) -> Iterator[tuple[RoundWork, Path]]:
+        """The rule's work and the site's folder, locked until the reply is due.
+
+        Everything before the data is touched decides by public facts and the site's own record.
+        """
         admission.check_allowed(request, self._settings)
         admission.check_vocabulary(request, self._source)
         admission.check_folders(self._root, self.name, request.job, simulation=self._simulation)
-        work = self._work(request)
-        folder, hold = self._root / self.name, hold or Hold(0)
+        work, folder = self._work(request), self._root / self.name
         with disk_errors(folder), locked(folder) as waited:
             if waited:
                 hold.begin_again()
             try:
-                if work.ends:
-                    return self._end(request, folder)
-                return self._next(request, work, folder)
+                yield work, folder
             finally:
                 hold.wait()
 
-    def _next(self, request: RoundRequest, work: RoundWork, folder: Path) -> Release:
+    def _next(self, request: RoundRequest, work: RoundWork, folder: Path, hold: Hold) -> Release:
         """Answer a round that asks for a release."""
         with self._ledger(request, work, folder) as ledger:
             last = ledger.last(request.job)
@@ -129,12 +182,13 @@ class Site:
             store = self._store(request.job)
             admission.check_open(request, store)
             admission.check_selection(request, store)
+            hold.check_in_time()
             store.begin()  # the job's folder: from now on, a ledger that is gone was taken away
             with self._room(work, folder) as free, self._look(folder):
                 with self._touching(request):
                     fingerprint = self._fingerprint
                 admission.check_same_data(request, last, fingerprint, store)
-                return self._charged(request, work, ledger, fingerprint, free)
+                return self._charged(request, work, ledger, fingerprint, free, hold)
 
     def _again(
         self, request: RoundRequest, work: RoundWork, ledger: Ledger, last: LastAnswer
@@ -158,10 +212,12 @@ class Site:
         ledger: Ledger,
         fingerprint: str,
         free: Callable[[], None],
+        hold: Hold,
     ) -> Release:
         """Compute, keep and charge, with the room for it, which `free` gives back, held until then.
 
-        After the charge nothing fails any more: the release stands.
+        A round that is over by then is not charged: to the server it is one that failed. After the
+        charge nothing fails any more: the release stands.
         """
         key = ReleaseKey(fingerprint, request.job, request.round, request.digest)
         store = self._store(request.job, fingerprint)
@@ -170,6 +226,7 @@ class Site:
             free()
             if outcome.state is not None:
                 store.save(outcome.state)
+            hold.check_in_time()
             head = ledger.charge(key, request.terms, outcome.release)
         self._tidy(store, outcome)
         # A hospital wants it in its log, to compare the ledger with later; a simulation has none.
@@ -244,12 +301,16 @@ class Site:
 
     def _ledger(self, request: RoundRequest, work: RoundWork, folder: Path) -> Ledger:
         """The site's ledger; made anew only where nothing was, since it has a whole budget then."""
-        begin = not (folder / LEDGER).exists() and not has_jobs(folder)
+        begin = self._begins(folder)
         if begin:
             admission.check_budget(work, Tally, self._settings)  # before anything is looked at
             if not self._simulation:
                 self._check_no_other_name(request, work, folder)
         return Ledger(folder, create=begin, durable=not self._simulation)
+
+    def _begins(self, folder: Path) -> bool:
+        """Whether this site has no ledger yet, nor ever had one."""
+        return not (folder / LEDGER).exists() and not has_jobs(folder)
 
     def _check_no_other_name(self, request: RoundRequest, work: RoundWork, folder: Path) -> None:
         def fingerprint() -> str:

@@ -1,16 +1,25 @@
-"""When a reply leaves: at a fixed time after its request came in, if the hospital wants that.
+"""When a reply leaves, and whether it is still in time for its round.
 
 How long a round takes depends on the patients. With `reply-after` every reply, whatever it says,
 leaves that many seconds after the request came in. What is not ready by then waits until twice that
 time, or four times, and so on, and then says that the round failed: so being late tells one bit,
 and one more for each doubling, not a time.
+
+A round has a deadline, the time to live of its message. What is charged after that nobody collects.
+So it is looked at twice: before the patients are read, when it is a matter of clocks and settings,
+and right before the charge.
 """
 
 from __future__ import annotations
 
+import math
 import time
 
-from dpfact_flower.errors import RoundFailedError
+from dpfact_flower.errors import LateError, RoundFailedError
+
+_SENDING_SHARE = 1 / 20
+_SENDING_MOST = 30.0
+"""Of a message's time to live, this much, and at most so many seconds, is for sending the reply."""
 
 
 class Hold:
@@ -22,6 +31,8 @@ class Hold:
         From the request to its reply; 0 holds nothing.
     came_in : float, optional
         When the request came in, by `time.monotonic`; by default now.
+    time_left : float
+        Seconds from then until the reply must leave, see `seconds_left`; by default for ever.
 
     Attributes
     ----------
@@ -31,9 +42,12 @@ class Hold:
         Seconds from the request until the reply was ready: for the site alone.
     """
 
-    def __init__(self, seconds: float, came_in: float | None = None) -> None:
+    def __init__(
+        self, seconds: float, came_in: float | None = None, time_left: float = math.inf
+    ) -> None:
         self._seconds = seconds
         self._came_in = time.monotonic() if came_in is None else came_in
+        self._deadline = self._came_in + time_left
         self._over = seconds <= 0
         self.late = False
         self.ready = 0.0
@@ -42,13 +56,36 @@ class Hold:
         """Return when the reply may leave; once it may, at once."""
         if self._over:
             return
-        self.ready, due = self._passed(), self._seconds
-        while self._passed() > due:
-            due *= 2
-            self.late = True
+        self.ready = self._passed()
+        due = self._due()
+        self.late = due > self._seconds
         while (left := due - self._passed()) > 0:
             time.sleep(left)
         self._over = True
+
+    def check_in_time(self) -> None:
+        """Refuse a round that is over before a reply that is ready now may leave.
+
+        Raises
+        ------
+        LateError
+            Saying by how much, which is for the site alone.
+        """
+        leaves = self._came_in + (self._due() if self._seconds > 0 else self._passed())
+        if leaves > self._deadline:
+            held = f", held until reply-after = {self._seconds:g} s" if self._seconds > 0 else ""
+            raise LateError(
+                f"a reply{held} would leave {leaves - self._deadline:.1f} s too late for its "
+                "round: nothing is charged. Where this is so again and again, the centre's "
+                "round-timeout is too short for this site"
+            )
+
+    def _due(self) -> float:
+        """Seconds from the request until what is ready now may leave."""
+        due, passed = self._seconds, self._passed()
+        while passed > due:
+            due *= 2
+        return due
 
     def begin_again(self) -> None:
         """As if the request came in now: it had to wait for another's reply to be due."""
@@ -56,6 +93,31 @@ class Hold:
 
     def _passed(self) -> float:
         return time.monotonic() - self._came_in
+
+
+def seconds_left(created_at: float, time_to_live: float) -> float:
+    """Seconds from now until the reply to a message that has just come in must leave.
+
+    Parameters
+    ----------
+    created_at : float
+        When the message was made, in seconds since 1970, by its sender's clock.
+    time_to_live : float
+        Seconds for which message and reply are valid. A twentieth, 30 s at most, is for sending.
+
+    Returns
+    -------
+    float
+        Below 0 where it is too late. Never more than the time to live, so that a clock that is
+        behind the sender's opens no round that is over for long.
+    """
+    late = max(time.time() - created_at, 0.0)
+    return sending_from(time_to_live) - late
+
+
+def sending_from(time_to_live: float) -> float:
+    """Seconds of a message's time to live after which what is left is for sending the reply."""
+    return time_to_live - min(_SENDING_MOST, _SENDING_SHARE * time_to_live)
 
 
 def overrun() -> RoundFailedError:

@@ -20,6 +20,24 @@ MOST_LOOKS = 10
 _FILE = ".looks"  # no job can have this name
 
 
+def check_looks(folder: Path) -> int:
+    """Looks since the last release, of a site's folder.
+
+    Raises
+    ------
+    StateError
+        If there are too many for another.
+    """
+    path = folder / _FILE
+    before = path.stat().st_size if path.exists() else 0
+    if before >= MOST_LOOKS:
+        raise StateError(
+            f"{path}: {before} rounds in a row read the patients and released nothing; mend what "
+            "this log says of them, then delete this file"
+        )
+    return before
+
+
 @contextmanager
 def counted_look(folder: Path) -> Iterator[None]:
     """Count a look at a site's patients before it begins, and forget all where it ends well.
@@ -36,13 +54,7 @@ def counted_look(folder: Path) -> Iterator[None]:
     OSError
         If it cannot be counted.
     """
-    path = folder / _FILE
-    before = path.stat().st_size if path.exists() else 0
-    if before >= MOST_LOOKS:
-        raise StateError(
-            f"{path}: {before} rounds in a row read the patients and released nothing; mend what "
-            "this log says of them, then delete this file"
-        )
+    path, before = folder / _FILE, check_looks(folder)
     with replacing(path, durable=False) as file:  # its size is the count; a kill leaves it too
         file.write(b"+" * (before + 1))
     yield

@@ -10,6 +10,7 @@ common. Nothing else is ever sent.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -33,7 +34,11 @@ MAX_FACTOR = 1e6
 failure depend on single cells."""
 MAX_STATISTIC = 1e15
 """Largest value of a released statistic: far beyond any sum over patients, and safe in float32."""
-_T = TypeVar("_T", str, int)
+ROUND_TIMEOUT = "round-timeout"
+"""Beside a request in a preflight: the seconds that its round will have."""
+VERSION = "version"
+"""Beside a site's name in the reply to a preflight: that of this package."""
+_T = TypeVar("_T", str, int, float)
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,6 +237,20 @@ class SiteReply:
             limit = MAX_FACTOR if array.ndim == 2 else MAX_STATISTIC
             _check_values(array, f"{who}, array {number}", limit)
         return cls(site, tuple(np.ascontiguousarray(array) for array in arrays))
+
+
+def round_timeout(config: Mapping[str, object]) -> float:
+    """Seconds that the round of a preflight will have.
+
+    Raises
+    ------
+    MessageError
+        If they are missing, or no number above 0.
+    """
+    seconds = _field(config, ROUND_TIMEOUT, float)
+    if not 0 < seconds < math.inf:
+        raise MessageError(f"{ROUND_TIMEOUT}: must lie above 0, got {shown(seconds)}")
+    return seconds
 
 
 def _present(arrays: Sequence[NDArray[Any]]) -> Sequence[NDArray[Any]]:

@@ -1,5 +1,6 @@
 """The server's part of a run: quorum, checkpoints that go on bit for bit, history."""
 
+import errno
 import json
 import os
 import random
@@ -9,10 +10,11 @@ import numpy as np
 import pytest
 
 from dpfact_flower.errors import QuorumError, SettingsError, StateError
+from dpfact_flower.server import coordinator as coordinator_module
 from dpfact_flower.server.checkpoint import CHECKPOINT
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.elastic import elastic_average
-from dpfact_flower.server.history import HISTORY, Failure, RoundRecord
+from dpfact_flower.server.history import HISTORY, Failure, RoundRecord, read_history
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.wire.protocol import SiteReply
@@ -68,6 +70,12 @@ def assert_bits(found, expected):
 
 
 # --- construction
+
+
+@pytest.fixture(autouse=True)
+def one_moment(monkeypatch):
+    """Runs that are compared byte by byte end their rounds at the same time."""
+    monkeypatch.setattr(coordinator_module, "_now", lambda: "2026-01-01T00:00:00+00:00")
 
 
 def test_the_start_is_public():
@@ -429,6 +437,53 @@ def test_a_finished_run_can_be_opened(tmp_path):
     found = make(tmp_path, resume=True)
     assert found.finished_rounds == 6
     assert_bits(found.factors, done.factors)
+
+
+def test_a_run_goes_on_from_before_its_first_round(tmp_path):
+    whole = run_rounds(make(tmp_path / "whole", job="j"), 6)
+    first = make(tmp_path / "parts", job="j")
+    first.begin(3)
+    first.begin(3)
+    asked = first.request(1)
+    again = make(tmp_path / "parts", resume=True)
+    assert (again.resumed, again.finished_rounds) == (True, 0)
+    assert again.request(1).digest == asked.digest  # so sites send what they were charged for
+    run_rounds(again, 6)
+    again.begin(3)  # what is there is more than it would write
+    assert_bits(again.factors, whole.factors)
+    assert make(tmp_path / "parts", resume=True).finished_rounds == 6
+
+
+def test_a_missed_start_is_in_the_history_and_asked_for_again_by_who_goes_on(tmp_path):
+    run = {"run": RunSettings(rounds=6, min_sites=2)}  # round 1 is the start
+    first = Coordinator(SHAPE, solver=SOLVER, privacy=PRIVACY, run_dir=tmp_path, **run)
+    first.begin(2)
+    reply = SiteReply("a", (np.ones(first.reply_shapes(1)[0], np.float32),))
+    with pytest.raises(QuorumError, match="go on with resume = true"):
+        first.close_round(1, [reply], [Failure("node 7", "no reply")], **NO_BYTES)
+    (missed,) = read_history(tmp_path)
+    assert (missed.round, missed.sites, missed.updated) == (1, ("a",), False)
+    again = Coordinator(SHAPE, solver=SOLVER, privacy=PRIVACY, run_dir=tmp_path, resume=True, **run)
+    assert (again.finished_rounds, read_history(tmp_path)) == (0, [])
+    assert again.request(1).digest == first.request(1).digest
+
+
+def test_a_disk_without_room_for_the_run_refuses_before_anything_is_asked(tmp_path, monkeypatch):
+    sizes = []
+
+    def full(path, size):
+        sizes.append(size)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(coordinator_module, "reserved", full)
+    coordinator = make(tmp_path)
+    with pytest.raises(StateError, match="No space left"):
+        coordinator.begin(3)
+    assert not (tmp_path / CHECKPOINT).exists()  # nothing to go on from: it simply starts again
+    assert make(tmp_path).finished_rounds == 0
+    written = run_rounds(make(tmp_path / "other"), 6)
+    taken = sum(path.stat().st_size for path in written.run_dir.iterdir())
+    assert 2 * taken < sizes[0]  # the checkpoint before lies beside the one that is written
 
 
 def test_nothing_to_go_on_from(tmp_path):

@@ -6,6 +6,7 @@ that, everything is `failed`.
 """
 
 import errno
+import math
 import os
 import resource
 import tempfile
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -29,8 +31,9 @@ from dpfact_flower.runtime.grid import InProcessGrid
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import PrivacySettings, RunSettings, SiteSettings, SolverSettings
-from dpfact_flower.site import answer, patient
+from dpfact_flower.site import answer, hold, patient
 from dpfact_flower.site.answer import Site, room_for
+from dpfact_flower.site.looks import MOST_LOOKS
 from dpfact_flower.site.store import SiteStore
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.wire import records
@@ -74,14 +77,25 @@ class World:
         self.client = DPFactClient(self.source, settings)
         self.requests = requests()
 
-    def ask(self, number: int) -> Asked:
+    def ask(self, number: int, time_left: float = math.inf) -> Asked:
         self.source.read_by_now = False
+        self.client._time_left = time_left
         try:
             arrays, examples, config = self.client.fit(*self.requests[number].to_wire())
             reply = f"{[a.dtype.str for a in arrays]} {examples} {config}"
         except RoundRefusedError as error:
             reply = str(error).split(" ")[0]
         return Asked(reply, self.rows())
+
+    def preflight(self, request: RoundRequest) -> str:
+        self.source.read_by_now = False
+        arrays, config = request.to_wire()
+        try:
+            _, _, said = self.client.preflight(arrays, {**config, "round-timeout": 600.0})
+        except RoundRefusedError as error:
+            return str(error).split(" ")[0]
+        assert said.keys() == {"site", "version"}
+        return "ready"
 
     def go_to(self, number: int) -> None:
         for earlier in range(1, number):
@@ -333,6 +347,47 @@ def test_a_mark_that_cannot_be_written_keeps_nothing_back(worlds):
     assert same(worlds, 2).rows == 2
 
 
+# --- a round that is over
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_round_that_is_over_before_it_began_reads_nobody_and_costs_nothing(worlds, number):
+    for world in worlds:
+        world.go_to(number)
+        for _ in range(MOST_LOOKS + 1):  # it is no look at anybody
+            assert world.ask(number, time_left=-1.0) == ("dpfact:late", number - 1)
+            assert not world.source.read_by_now
+    assert same(worlds, number).rows == number
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_round_that_is_over_when_it_is_ready_has_failed_and_costs_nothing(
+    worlds, number, monkeypatch, caplog
+):
+    """How long it took is about the patients: so it is a look, of which there are not many."""
+    now, compute = [1000.0], Site._compute
+
+    def slow(*arguments: object) -> object:
+        now[0] += 5.0
+        return compute(*arguments)
+
+    monkeypatch.setattr(hold, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    for world in worlds:
+        world.go_to(number)
+    monkeypatch.setattr(Site, "_compute", slow)
+    for world in worlds:
+        for _ in range(MOST_LOOKS):
+            assert world.ask(number, time_left=4.0) == ("dpfact:failed", number - 1)
+            assert world.source.read_by_now
+        assert world.ask(number, time_left=4.0) == ("dpfact:state", number - 1)
+        assert not world.source.read_by_now
+        (world.folder / "north" / ".looks").unlink()
+        assert world.ask(number, time_left=6.0).rows == number
+        assert world.ask(number, time_left=-1.0).rows == number  # what was paid for is sent
+    assert worlds[0].names() == worlds[1].names()
+    assert "late: a reply would leave 1.0 s too late for its round" in caplog.text
+
+
 # --- what costs nothing reads nobody
 
 
@@ -360,6 +415,69 @@ def test_repeats_refusals_and_last_rounds_read_nobody(worlds):
         answer = same(worlds, 0)
         assert not worlds[0].source.read_by_now, what
         assert answer.rows == 4, what
+
+
+@pytest.mark.parametrize("number", [1, 2, 4, 5])
+def test_a_preflight_says_what_the_round_would_and_reads_charges_and_keeps_nothing(worlds, number):
+    for world in worlds:
+        world.go_to(number)
+    first = worlds[0].requests
+    asked = {
+        "ready": first[number],
+        "dpfact:message": replace(first[number], vocabulary="x"),
+        "dpfact:privacy-refused": replace(
+            first[1], job="other", privacy=replace(PRIVACY, epsilon=1e4)
+        ),
+    }  # fmt: skip
+    before = [world.names() for world in worlds]
+    for code, request in asked.items():
+        for world in worlds:
+            for _ in range(MOST_LOOKS + 1):
+                assert world.preflight(request) == code
+            assert not world.source.read_by_now
+            assert world.rows() == number - 1
+    after = [world.names() for world in worlds]
+    assert after[0] == after[1]
+    assert set(after[0]) - set(before[0]) <= {"north", "north/.lock"}
+    for world in worlds:
+        for earlier in range(1, number):
+            assert world.preflight(first[earlier]) == "ready"  # what was sent is sent again
+            stale = replace(first[earlier], vocabulary="")
+            assert world.preflight(replace(stale, seed=9)) == "dpfact:message"
+    assert same(worlds, number).reply.startswith("[")
+
+
+def test_a_preflight_refuses_what_the_disk_the_failures_or_the_ledger_would(worlds, monkeypatch):
+    world = worlds[0]
+    world.go_to(2)
+    request, folder = world.requests[2], world.folder / "north"
+    with files_up_to(5000):
+        assert world.preflight(request) == "dpfact:state"
+    assert world.preflight(request) == "ready"
+    (folder / ".looks").write_bytes(b"+" * MOST_LOOKS)
+    assert world.preflight(request) == "dpfact:state"
+    (folder / ".looks").unlink()
+    ledger = folder / LEDGER
+    ledger.rename(folder / "away")
+    assert world.preflight(request) == "dpfact:state"  # its jobs are there: it was taken away
+    assert not ledger.exists()
+    assert not world.source.read_by_now
+
+
+def test_a_preflight_says_that_replies_are_held_for_too_long(worlds):
+    world = worlds[0]
+    arrays, config = world.requests[1].to_wire()
+    for timeout, code in ((600.0, "late"), (700.0, "")):
+        world.client._reply_after = 600.0
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(hold.Hold, "wait", lambda self: None)
+            try:
+                world.client.preflight(arrays, {**config, "round-timeout": timeout})
+                said = ""
+            except RoundRefusedError as error:
+                said = str(error)
+        assert said.startswith(f"dpfact:{code}" if code else "")
+        assert bool(said) == bool(code)
 
 
 def test_data_that_changed_in_a_job_is_read_once_and_then_refused_for_good(worlds):

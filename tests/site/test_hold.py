@@ -1,6 +1,7 @@
 """When a reply leaves: by a clock of our own, so that no test waits."""
 
 import logging
+import time
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -9,13 +10,13 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from dpfact_flower import client_app
 from dpfact_flower.client import DPFactClient, RoundRefusedError
-from dpfact_flower.errors import SettingsError
+from dpfact_flower.errors import LateError, SettingsError
 from dpfact_flower.machine.files import locked
 from dpfact_flower.privacy.ledger import Ledger
 from dpfact_flower.runtime.grid import InProcessGrid
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site import answer, hold
-from dpfact_flower.site.hold import Hold
+from dpfact_flower.site.hold import Hold, seconds_left
 from dpfact_flower.wire import records
 from tests.site.test_failures import PRIVACY, requests
 
@@ -33,6 +34,9 @@ class Clock:
     def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
         self.now += seconds
+
+    def time(self) -> float:
+        return time.time() + self.now - 1000.0
 
 
 @pytest.fixture
@@ -79,6 +83,36 @@ def test_who_waits_for_another_reply_is_not_late_by_that(cohort, settings, clock
     taking(monkeypatch, clock, 4.0)
     assert ask(DPFactClient(cohort.sites[0], settings), requests()[1]) == "answered"
     assert clock.now == 1027.0
+
+
+@pytest.mark.parametrize(
+    ("reply_after", "passed", "left", "late"),
+    [(0, 5, 6, False), (0, 6.1, 6, True), (10, 0, 9, True), (10, 0, 10, False), (10, 9, 10, False),
+     (10, 11, 19, True), (10, 11, 20, False), (10, 21, 39, True), (0, 1e9, float("inf"), False)],
+)  # fmt: skip
+def test_a_round_is_over_when_its_reply_could_not_leave_in_time(
+    clock, reply_after, passed, left, late
+):
+    """A reply that is held leaves at its time, and so is late or not whatever the patients are."""
+    held = Hold(reply_after, time_left=left)
+    clock.now += passed
+    if late:
+        with pytest.raises(LateError, match="round-timeout is too short"):
+            held.check_in_time()
+    else:
+        held.check_in_time()
+
+
+@pytest.mark.parametrize(
+    ("since", "to_live", "left"),
+    [(0, 100, 95), (30, 100, 65), (96, 100, -1), (0, 6000, 5970), (7000, 6000, -1030),
+     (-200, 100, 95)],
+)  # fmt: skip
+def test_what_is_left_of_a_round_leaves_time_to_send_and_no_wrong_clock_adds_to_it(
+    monkeypatch, since, to_live, left
+):
+    monkeypatch.setattr(hold.time, "time", lambda: 5000.0)
+    assert seconds_left(5000.0 - since, to_live) == pytest.approx(left, rel=1e-12)
 
 
 @pytest.mark.parametrize("value", [-1.0, 86_401.0, float("nan"), "10"])
@@ -235,6 +269,24 @@ def test_a_node_whose_settings_make_no_sense_and_a_simulated_site_hold_nothing(
     simulated = node(cohort_folder, tmp_path, **{"partition-id": 0, "num-partitions": 1})
     send(simulated, FOREIGN)
     assert clock.slept == []
+
+
+def test_a_message_that_lay_too_long_is_late_and_costs_nothing(
+    cohort_folder, tmp_path, clock, monkeypatch
+):
+    """Through the door: the message's own time of making and time to live."""
+    config = node(cohort_folder, tmp_path, **{"reply-after": 0.0})
+    content = records.ask(*requests()[1].to_wire())
+    grid = InProcessGrid(client_app.app, [config])
+    codes = []
+    for to_live, passed in ((100.0, 96.0), (200.0, 50.0)):  # seconds on this clock add up
+        message = Message(content, grid.get_node_ids()[0], "train", ttl=to_live)
+        clock.now += passed
+        (reply,) = grid.send_and_receive([message])
+        codes.append(reply.error.reason.split(" ")[0] if reply.has_error() else "answered")
+    assert codes == ["dpfact:late", "answered"]
+    with Ledger(tmp_path / "north" / "site-1", create=False) as ledger:
+        assert len(ledger.rows()) == 1
 
 
 def test_a_simulated_site_answers_at_once(cohort, settings, clock):

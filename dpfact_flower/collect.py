@@ -1,0 +1,218 @@
+"""The messages of a round: sent, waited for, and sent again where a reply got lost on the way.
+
+Flower's own `send_and_receive` asks each node once. But a site whose process is killed, or whose
+SuperNode is restarted, between the charge and the reply has paid, and its ledger has the bytes: if
+it is asked the same again they come, and cost nothing more. So who was lost is asked again, as long
+as the round lasts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from flwr.app import Message
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+
+LOST = frozenset({3, 4, 5, 8})
+"""Flower's codes of a message or reply that cannot be had (any more), a node that is gone, and a
+ClientApp that was killed: what the site has done by then is not known."""
+_FAILED = "dpfact:failed"
+"""What a site says, too, whose reply was not ready when it was due, and is by now."""
+_POLL_SECONDS = 0.5
+_MOST_ASKED = 3
+"""Times a node is asked in a round; a site that fails each time has a person to look first."""
+_RETURN_SECONDS = 120.0
+"""A SuperNode with a key is let in again within a minute of its end, and starts in seconds."""
+_LEAST_SECONDS = 10.0
+"""What is left of a round must suffice for a process to start and to send kept bytes."""
+_EXTRA = 1 / 4
+"""Of a round's time, if later rounds build on it and a site that is there is missing."""
+
+
+class Stake(NamedTuple):
+    """What a round is worth.
+
+    Attributes
+    ----------
+    paid : bool
+        Whether sites are charged for it: then who was lost is waited for, for a while.
+    builds : bool
+        Whether later rounds build on it: then who connects late is asked too, and who is there and
+        missing at the end is asked once more.
+    left_out : frozenset of int
+        Nodes that are not asked in any case.
+    """
+
+    paid: bool
+    builds: bool
+    left_out: frozenset[int] = frozenset()
+
+
+class CollectingGrid(Grid):
+    """A Grid that asks again who was lost on the way; all else is the given Grid's.
+
+    Parameters
+    ----------
+    grid : Grid
+    stake : callable
+        Of the round whose messages are sent.
+    sent : callable
+        Called with every message that is sent beyond those of the round.
+    """
+
+    def __init__(
+        self, grid: Grid, stake: Callable[[], Stake], sent: Callable[[Message], None]
+    ) -> None:
+        self._grid, self._stake, self._sent = grid, stake, sent
+
+    def set_run(self, run: Run) -> None:
+        """As the given Grid."""
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Run:
+        """As the given Grid."""
+        return self._grid.run
+
+    def create_message(self, *args: object, **options: object) -> Message:
+        """As the given Grid."""
+        return self._grid.create_message(*args, **options)  # type: ignore[arg-type]
+
+    def get_node_ids(self) -> Iterable[int]:
+        """As the given Grid."""
+        return self._grid.get_node_ids()
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        """As the given Grid."""
+        return self._grid.get_nodes()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """As the given Grid."""
+        return self._grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """As the given Grid."""
+        return self._grid.pull_messages(message_ids)
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        """Send messages, one a node, and give the last reply of each that came in time."""
+        asked = list(messages)
+        if not asked:
+            return []
+        seconds = asked[0].metadata.ttl if timeout is None else timeout
+        round_ = _Round(self._grid, self._stake(), self._sent, asked)
+        round_.collect(seconds)
+        if round_.stake.builds and round_.missing():
+            round_.ask(round_.missing(), seconds * _EXTRA)
+            round_.collect(seconds * _EXTRA)
+        return list(round_.replies.values())
+
+
+class _Round:
+    """Who was asked, who is waited for, and what came, by node."""
+
+    def __init__(
+        self, grid: Grid, stake: Stake, sent: Callable[[Message], None], messages: list[Message]
+    ) -> None:
+        self._grid, self._sent, self.stake = grid, sent, stake
+        self._request = messages[0]
+        self._waiting: dict[str, int] = {}
+        self._times: dict[int, int] = {}
+        self.replies: dict[int, Message] = {}
+        self._push(messages)
+
+    def collect(self, seconds: float) -> None:
+        """Take replies, and ask again, until all are there or the time is over."""
+        end, patience = time.monotonic() + seconds, 0.0
+        while True:
+            if self._pull() and self.stake.paid:
+                patience = time.monotonic() + _RETURN_SECONDS
+            left = end - time.monotonic()
+            self._ask_again(left)
+            if left <= 0 or not (self._waiting or (self._lost() and time.monotonic() < patience)):
+                return
+            time.sleep(min(_POLL_SECONDS, left))
+
+    def _ask_again(self, left: float) -> None:
+        """Ask who was lost and is there, and in some rounds who has come since."""
+        lost = self._lost()
+        if left < _LEAST_SECONDS or not (lost or self.stake.builds):
+            return
+        here = set(self._grid.get_node_ids()) - self.stake.left_out
+        self.ask(lost & here, left)
+        if self.stake.builds or lost - here:  # who has no key comes back under a new number
+            self.ask(here - self._times.keys(), left)
+
+    def _lost(self) -> set[int]:
+        """Nodes whose last reply is that they were lost, and that may be asked again."""
+        return {
+            node
+            for node, reply in self.replies.items()
+            if node not in self._waiting.values() and self._may_be_asked(node, reply)
+        }
+
+    def missing(self) -> set[int]:
+        """Nodes that are there, and of which there is no reply, or none of their own."""
+        here = set(self._grid.get_node_ids())
+        return {
+            node
+            for node in self._times.keys() & here
+            if node not in self.replies or is_lost(self.replies[node])
+        }
+
+    def ask(self, nodes: Iterable[int], seconds: float) -> None:
+        """Send these nodes what the others were sent."""
+        again = [
+            Message(
+                content=self._request.content,
+                dst_node_id=node,
+                message_type=self._request.metadata.message_type,
+                ttl=seconds,
+                group_id=self._request.metadata.group_id,
+            )
+            for node in sorted(nodes)
+        ]
+        self._push(again)
+        for message in again:
+            self._sent(message)
+
+    def _push(self, messages: list[Message]) -> None:
+        if not messages:
+            return
+        ids = list(self._grid.push_messages(messages))
+        for message, number in zip(messages, ids, strict=False):
+            node = message.metadata.dst_node_id
+            self._times[node] = self._times.get(node, 0) + 1
+            if number:  # None where the SuperLink did not take it
+                self._waiting = {key: who for key, who in self._waiting.items() if who != node}
+                self._waiting[number] = node
+
+    def _pull(self) -> bool:
+        """Take what is there; whether somebody was lost."""
+        lost = False
+        for reply in self._grid.pull_messages(list(self._waiting)):
+            node = self._waiting.pop(reply.metadata.reply_to_message_id, None)
+            if node is not None:
+                self.replies[node] = reply
+                lost |= is_lost(reply)
+        return lost
+
+    def _may_be_asked(self, node: int, reply: Message) -> bool:
+        if is_lost(reply):
+            return self._times[node] < _MOST_ASKED
+        return self._times[node] == 1 and _says(reply, _FAILED)
+
+
+def is_lost(reply: Message) -> bool:
+    """Whether Flower says that a message, its node or its reply was lost on the way."""
+    return reply.has_error() and reply.error.code in LOST
+
+
+def _says(reply: Message, reason: str) -> bool:
+    return reply.has_error() and (reply.error.reason or "").startswith(reason)

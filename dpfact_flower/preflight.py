@@ -1,0 +1,74 @@
+"""A question to every site before anybody pays: whether it would answer the round that comes.
+
+A Flower query with the very request of the round, which a site answers from its settings and its
+record of releases; no patient is read, and it says no more than a refusal would.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from flwr.app import Message, MessageType
+from flwr.serverapp import Grid
+
+from dpfact_flower.collect import CollectingGrid, Stake
+from dpfact_flower.errors import MessageError
+from dpfact_flower.server.readiness import Readiness
+from dpfact_flower.wire import records
+from dpfact_flower.wire.protocol import ROUND_TIMEOUT, VERSION, RoundRequest, SiteReply
+
+_UNKNOWN = ("No query function registered", "Invalid message type: query")
+"""What ClientApps without our `query` say: they cannot be asked beforehand."""
+
+
+def ask_ready(
+    grid: Grid, nodes: Sequence[int], request: RoundRequest, *, timeout: float, patience: float
+) -> list[Readiness]:
+    """Ask every node whether it would answer a round.
+
+    Parameters
+    ----------
+    grid : Grid
+    nodes : sequence of int
+    request : RoundRequest
+        Of the round that comes.
+    timeout : float
+        Seconds that the round will have.
+    patience : float
+        Seconds to wait for the answers.
+    """
+    arrays, config = request.to_wire()
+    content = records.ask(arrays, {**config, ROUND_TIMEOUT: float(timeout)})
+    messages = [
+        Message(content, node, MessageType.QUERY, ttl=patience, group_id=str(request.round))
+        for node in nodes
+    ]
+    sent, asked = list(messages), time.time()
+    collecting = CollectingGrid(grid, lambda: Stake(paid=False, builds=False), sent.append)
+    replies = collecting.send_and_receive(messages, timeout=patience)
+    ended = time.time()
+    node_of = {each.metadata.message_id: each.metadata.dst_node_id for each in sent}
+    said = {node_of[reply.metadata.reply_to_message_id]: reply for reply in replies}
+    return [_read(node, said.get(node), asked, ended, patience) for node in nodes]
+
+
+def _read(
+    node: int, reply: Message | None, asked: float, ended: float, patience: float
+) -> Readiness:
+    if reply is None:
+        return Readiness(node, fault=f"no answer within {patience:g} s")
+    made = reply.metadata.created_at
+    seconds = min(max(made - asked, 0.0), ended - asked)
+    if reply.has_error():
+        reason = f"error {reply.error.code}: {reply.error.reason}"
+        if any(text in reason for text in _UNKNOWN):
+            return Readiness(node, seconds=seconds)
+        return Readiness(node, fault=reason, seconds=seconds)
+    try:
+        payload = records.read_reply(reply)
+        site = SiteReply.from_wire(payload.arrays, payload.config, []).site
+    except MessageError as error:
+        return Readiness(node, fault=str(error))
+    clock = made - ended if made > ended else min(made - asked, 0.0)
+    return Readiness(node, site, "", str(payload.config.get(VERSION, ""))[:40], seconds, clock)

@@ -1,0 +1,171 @@
+"""Who is asked again in a round, on a network and by a clock of the tests' own."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import pytest
+from flwr.app import ConfigRecord, Error, Message, RecordDict
+
+from dpfact_flower import collect
+from dpfact_flower.client_app import app as client_app
+from dpfact_flower.collect import CollectingGrid, Stake
+from dpfact_flower.runtime.grid import InProcessGrid
+
+NEVER = float("inf")
+CONTENT = RecordDict({"config": ConfigRecord({"asked": 1})})
+CRASHED, GONE = Error(8, "crashed"), Error(5, "node unavailable")
+FAILED, REFUSED = (Error(2, f"dpfact:{code} (details)") for code in ("failed", "privacy-refused"))
+PAID, BUILT_ON, FREE = Stake(True, False), Stake(True, True), Stake(False, False)
+
+
+class Network(InProcessGrid):
+    """Nodes that answer the n-th time they are asked so many seconds later; a clock beside them."""
+
+    def __init__(self, answers, online=None) -> None:
+        super().__init__(client_app, [{}])
+        self.now = 0.0
+        self.asked: dict[int, list[tuple[float, Message]]] = defaultdict(list)
+        self._answers, self._online, self._due = answers, online or {}, {}
+
+    def get_node_ids(self) -> list[int]:
+        return [
+            node
+            for node in self._answers
+            if any(a <= self.now < b for a, b in self._online.get(node, [(0, NEVER)]))
+        ]
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        ids = []
+        for message in messages:
+            node = message.metadata.dst_node_id
+            seconds, answer = self._answers[node][len(self.asked[node])]
+            self.asked[node].append((self.now, message))
+            number = message.metadata.__dict__["_message_id"] = f"{node}-{len(self.asked[node])}"
+            reply = Message(answer if isinstance(answer, Error) else CONTENT, reply_to=message)
+            self._due[number] = (self.now + seconds, reply)
+            ids.append(number)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        ready = [number for number in message_ids if self._due.get(number, (NEVER,))[0] <= self.now]
+        return [self._due.pop(number)[1] for number in ready]
+
+    # --- as `time`
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def exchange(monkeypatch):
+    def run(answers, stake, *, online=None, timeout=600.0, first=None):
+        network, more = Network(answers, online), []
+        monkeypatch.setattr(collect, "time", network)
+        messages = [
+            Message(CONTENT, node, "train", ttl=timeout, group_id="3")
+            for node in (first or network.get_node_ids())
+        ]
+        replies = CollectingGrid(network, lambda: stake, more.append).send_and_receive(
+            messages, timeout=timeout
+        )
+        said = {}
+        for reply in replies:
+            node = int(reply.metadata.reply_to_message_id.split("-")[0])
+            said[node] = reply.error.code if reply.has_error() else "release"
+        assert len(said) == len(replies)
+        assert len(more) == sum(map(len, network.asked.values())) - len(messages)
+        return said, network
+
+    return run
+
+
+def test_without_a_fault_everybody_is_asked_once_and_nobody_is_waited_for(exchange):
+    said, network = exchange({2: [(7, "release")], 3: [(3, REFUSED)]}, BUILT_ON)
+    assert said == {2: "release", 3: 2}
+    assert 7 <= network.now < 8
+
+
+@pytest.mark.parametrize("stake", [PAID, BUILT_ON, FREE])
+def test_a_site_whose_process_was_killed_is_asked_again_and_its_bytes_count(exchange, stake):
+    said, network = exchange({2: [(60, CRASHED), (9, "release")], 3: [(5, "release")]}, stake)
+    assert said == {2: "release", 3: "release"}
+    assert 69 <= network.now < 71
+    ((_, first), (at, again)) = network.asked[2]
+    assert again.content is first.content
+    assert again.metadata.group_id == "3"
+    assert again.metadata.ttl == pytest.approx(600 - at, rel=1e-12)  # the round's end stays
+
+
+def test_a_supernode_that_comes_back_is_waited_for_where_something_was_paid(exchange):
+    answers = {2: [(50, GONE), (9, "release")], 3: [(5, "release")]}
+    online = {2: [(0, 50), (110, NEVER)]}
+    said, network = exchange(answers, PAID, online=online)
+    assert said == {2: "release", 3: "release"}
+    assert 119 <= network.now < 121
+    said, network = exchange(answers, FREE, online=online)
+    assert said == {2: 5, 3: "release"}
+    assert network.now < 51
+
+
+def test_a_supernode_without_a_key_comes_back_under_another_number(exchange):
+    answers = {2: [(50, GONE)], 3: [(5, "release")], 4: [(9, "release")]}
+    said, _ = exchange(answers, PAID, online={2: [(0, 50)], 4: [(80, NEVER)]})
+    assert said == {2: 5, 3: "release", 4: "release"}
+
+
+def test_who_stays_away_is_not_waited_for_without_end(exchange):
+    answers, online = {2: [(50, GONE)], 3: [(5, "release")]}, {2: [(0, 50)]}
+    said, network = exchange(answers, BUILT_ON, online=online)
+    assert said == {2: 5, 3: "release"}
+    assert 170 <= network.now < 171  # two minutes
+    _, network = exchange(answers, PAID, online=online, timeout=100.0)
+    assert 100 <= network.now < 101
+
+
+def test_who_fails_again_and_again_is_left_alone(exchange):
+    said, network = exchange({2: [(10, CRASHED)] * 9, 3: [(1, FAILED)] * 9}, PAID)
+    assert said == {2: 8, 3: 2}
+    assert {node: len(times) for node, times in network.asked.items()} == {2: 3, 3: 2}
+
+
+def test_a_refusal_is_final(exchange):
+    said, network = exchange({2: [(10, REFUSED)] * 2, 3: [(1, Error(7, "no FAB"))] * 2}, BUILT_ON)
+    assert said == {2: 2, 3: 7}
+    assert {len(times) for times in network.asked.values()} == {1}
+
+
+@pytest.mark.parametrize(("stake", "asked"), [(BUILT_ON, 1), (PAID, 0)])
+def test_who_connects_late_is_asked_where_later_rounds_build_on_it(exchange, stake, asked):
+    answers = {2: [(100, "release")], 3: [(9, "release")]}
+    said, network = exchange(answers, stake, online={3: [(40, NEVER)]})
+    assert len(network.asked[3]) == asked
+    assert said == {2: "release"} | ({3: "release"} if asked else {})
+
+
+@pytest.mark.parametrize(("stake", "came"), [(BUILT_ON, "release"), (PAID, None)])
+def test_who_is_there_and_missing_at_the_end_is_asked_once_more_where_it_matters(
+    exchange, stake, came
+):
+    """It was stopped for all of the round, say, or cut off after the charge."""
+    answers = {2: [(NEVER, "release"), (9, "release")], 3: [(5, "release")]}
+    said, network = exchange(answers, stake)
+    assert said.get(2) == came
+    assert (609 if came else 600) <= network.now < 611
+    if came:
+        assert network.asked[2][1][1].metadata.ttl == 150
+        answers[2][1] = (NEVER, "release")
+        _, network = exchange(answers, stake)
+        assert 750 <= network.now < 751
+
+
+def test_a_reply_of_the_first_asking_does_not_count_twice(exchange):
+    answers = {2: [(30, CRASHED), (9, "release")], 3: [(NEVER, CRASHED)]}
+    said, _ = exchange(answers, PAID, timeout=60.0)
+    assert said == {2: "release"}
+
+
+def test_nothing_is_sent_where_nobody_is_asked():
+    assert CollectingGrid(None, None, None).send_and_receive([], timeout=1.0) == []

@@ -1,0 +1,162 @@
+"""Before anybody pays, real sites are asked whether they would answer."""
+
+import logging
+
+import numpy as np
+import pytest
+from flwr.app import Error
+
+from dpfact_flower.client_app import app as client_app
+from dpfact_flower.data.vocabulary import joint_digest
+from dpfact_flower.errors import DataError, QuorumError
+from dpfact_flower.runtime.grid import InProcessGrid
+from dpfact_flower.server.checkpoint import CHECKPOINT
+from dpfact_flower.server.readiness import READINESS, Readiness, judge, read_readiness
+from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
+from dpfact_flower.strategy import DPFact
+from tests.test_strategy import SHAPE, FakeGrid, make_strategy, reply
+
+SITES = ("site-1", "site-2", "site-3")
+
+
+def hospital(cohort_folder, tmp_path, site: str, **changes) -> dict:
+    """A real site's node config."""
+    config = {"site": site, "data-path": str(cohort_folder / f"{site}.npz"),
+              "state-dir": str(tmp_path / f"state-{site}"), "allow-privacy": "patient",
+              "max-epsilon": 4.1}  # fmt: skip
+    return {**config, **changes}
+
+
+def run_of(cohort, folder, **run) -> DPFact:
+    return DPFact(
+        cohort.sites[0].tensor.feature_shape,
+        solver=SolverSettings(rank=4, off=0.0),
+        privacy=PrivacySettings(epsilon=4.0, refine_rounds=1, patients=95),
+        run=RunSettings(**{"sites": 3, "min_sites": 2, **run}),
+        vocabulary=joint_digest(cohort.vocabularies),
+        run_dir=folder,
+    )
+
+
+FAULTS = {
+    "another mode": ({"allow-privacy": "none", "max-epsilon": 0.0}, "dpfact:privacy-refused"),
+    "a small budget": ({"max-epsilon": 1.0}, "dpfact:privacy-refused"),
+    "a small limit": ({"max-rank": 2}, "dpfact:message"),
+    "no data": ({"data-path": "/absent.npz"}, "dpfact:data"),
+    "no state": ({"state-dir": ""}, "dpfact:settings"),
+    "a misspelt key": ({"max-epsilom": 1.0}, "dpfact:settings"),
+}
+
+
+@pytest.mark.parametrize(("changes", "code"), FAULTS.values(), ids=FAULTS)
+def test_a_faulty_site_stops_the_run_before_anybody_pays(
+    cohort, cohort_folder, tmp_path, changes, code
+):
+    own = [hospital(cohort_folder, tmp_path, site) for site in SITES]
+    own[1].update(changes)
+    with pytest.raises(QuorumError, match=f"nobody paid: node 3: error 2: {code}: ") as raised:
+        run_of(cohort, tmp_path / "run").start(InProcessGrid(client_app, own))
+    assert str(raised.value).count("node ") == 1
+    assert 'preflight = "leave-out"' in str(raised.value)
+    assert not list(tmp_path.rglob("ledger.sqlite"))
+    assert not (tmp_path / "run" / CHECKPOINT).exists()  # it may simply be started again
+    said = read_readiness(tmp_path / "run")
+    assert [each.site for each in said] == ["site-1", "", "site-3"]
+    assert [bool(each.fault) for each in said] == [False, True, False]
+
+
+def test_a_run_may_begin_without_faulty_sites_and_needs_its_quorum_of_others(
+    cohort, cohort_folder, tmp_path
+):
+    own = [hospital(cohort_folder, tmp_path, site) for site in SITES]
+    own[1]["max-rank"] = 2
+    strict = run_of(cohort, None, preflight="leave-out", min_sites=3)
+    with pytest.raises(QuorumError, match=r"2 site\(s\) are ready, .* is 3"):
+        strict.start(InProcessGrid(client_app, own))
+    assert not list(tmp_path.rglob("ledger.sqlite"))
+    run = run_of(cohort, None, preflight="leave-out")
+    run.start(InProcessGrid(client_app, own))
+    first, second, *_ = run.coordinator.records
+    assert (first.sites, first.failures) == (("site-1", "site-3"), ())
+    assert "node 3" in second.failures[0].who  # it may have been mended, and refuses for nothing
+
+
+def test_without_a_preflight_good_sites_pay_before_the_fault_is_seen(
+    cohort, cohort_folder, tmp_path
+):
+    own = [hospital(cohort_folder, tmp_path, site) for site in SITES]
+    own[1]["max-rank"] = own[2]["max-rank"] = 2
+    with pytest.raises(QuorumError, match="go on with resume = true"):
+        run_of(cohort, tmp_path / "run", preflight="off").start(InProcessGrid(client_app, own))
+    assert len(list(tmp_path.rglob("ledger.sqlite"))) == 1
+    assert not (tmp_path / "run" / READINESS).exists()
+
+
+def test_a_preflight_changes_nothing_of_a_run(cohort, cohort_folder, tmp_path):
+    ends = []
+    for how in ("stop", "off"):
+        privacy = PrivacySettings(privacy="none")
+        run = DPFact(
+            cohort.sites[0].tensor.feature_shape, solver=SolverSettings(rank=4), privacy=privacy,
+            run=RunSettings(rounds=3, sites=3, job="j", preflight=how),
+        )  # fmt: skip
+        grid = InProcessGrid(
+            client_app,
+            [
+                hospital(cohort_folder, tmp_path / how, site,
+                         **{"allow-privacy": "none", "max-epsilon": 0.0})
+                for site in SITES
+            ],
+        )  # fmt: skip
+        run.start(grid)
+        ends.append(run.coordinator)
+    for one, other in zip(ends[0].factors, ends[1].factors, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_sites_that_are_not_there_or_cannot_be_asked(caplog):
+    """An app without our query goes on: it refuses at the first round, for nothing."""
+    grid = FakeGrid({0: reply("a"), 1: reply("b")})
+    strategy = make_strategy(rounds=1)
+    strategy.start(grid)
+    assert strategy.coordinator.records[0].sites == ("a", "b")
+    grid = FakeGrid({0: reply("a"), 1: reply("b")})
+    deliver = grid._deliver
+
+    def gone(message):
+        answer = deliver(message)
+        if message.metadata.dst_node_id == 3:
+            answer.__dict__["_error"] = Error(5, "node unavailable")
+        return answer
+
+    grid._deliver = gone
+    with pytest.raises(QuorumError, match="nobody paid: node 3: error 5: node unavailable"):
+        make_strategy().start(grid)
+    assert SHAPE == (5, 7)
+
+
+def test_what_may_stop_a_run_later_is_warned_of(caplog):
+    caplog.set_level(logging.INFO)
+    found = [
+        Readiness(2, "north", "", "0.1.0", 3.0, 0.4),
+        Readiness(3, "south", "", "0.0.9", 41.0, -130.0),
+        Readiness(4, "east", "", "", 3.0, 7.0),
+    ]
+    assert judge(found, version="0.1.0", quorum=3, leave_out=False) == frozenset()
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [
+        "preflight: south (node 3) has version 0.0.9 of dpfact-flower, here 0.1.0",
+        "preflight: south (node 3) took 41 s to answer a question that costs no computing: beyond "
+        "30 s Flower starts processes twice",
+        "preflight: south (node 3): its clock is 130 s behind; use NTP",
+        "preflight: east (node 4): its clock is 7 s ahead; use NTP",
+        "preflight: 3 site(s) ready",
+    ]
+
+
+def test_a_damaged_file_says_so(tmp_path):
+    assert read_readiness(tmp_path) == []
+    for text in ("[{", '[{"knot": 3}]', '"x"', "3"):
+        (tmp_path / READINESS).write_text(text)
+        with pytest.raises(DataError, match="damaged"):
+            read_readiness(tmp_path)
