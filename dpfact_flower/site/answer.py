@@ -125,6 +125,7 @@ class Site:
                 return
             if self._begins(folder):
                 admission.check_budget(work, Tally, self._settings)
+                admission.check_memory(work)
                 admission.check_not_noted(self._root, self.name)
             elif self._is_kept_or_next(request, work, folder):
                 return
@@ -143,8 +144,15 @@ class Site:
                     return True
                 admission.check_follows(request, last)
                 admission.check_terms(request, last)
-            admission.check_budget(work, ledger.spent, self._settings)
+            self._check_costs(work, ledger)
         return False
+
+    def _check_costs(self, work: RoundWork, ledger: Ledger) -> None:
+        """Refuse what the site's budgets have no room for: of privacy, of looks, of memory."""
+        admission.check_budget(work, ledger.spent, self._settings)
+        if not self._simulation:
+            admission.check_rounds(work, ledger.head().rows, self._settings)
+        admission.check_memory(work)
 
     @contextmanager
     def _admitted(self, request: RoundRequest, hold: Hold) -> Iterator[tuple[RoundWork, Path]]:
@@ -175,10 +183,7 @@ class Site:
                 admission.check_follows(request, last)
             if last is not None:
                 admission.check_terms(request, last)
-            admission.check_budget(work, ledger.spent, self._settings)
-            if not self._simulation:
-                admission.check_rounds(work, ledger.head().rows, self._settings)
-            admission.check_memory(work)
+            self._check_costs(work, ledger)
             store = self._store(request.job)
             admission.check_open(request, store)
             admission.check_selection(request, store)
