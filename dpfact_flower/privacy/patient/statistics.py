@@ -39,6 +39,13 @@ _SWEEPS = 30
 """Most sweeps of coordinate descent over one patient's factor."""
 _SETTLED = 1e-6
 """Largest change in a sweep at which a patient's factor counts as found; its scale is 1."""
+_LEAST_ENTRY, _LEAST_CHANGE, _LEAST_PRODUCT = 1e-20, 1e-40, 1e-200
+"""Entries of factors, changes of a patient's factor, and entries of Gram matrices and ridges that
+are closer to 0 count as 0. Products of smaller ones would be subnormal numbers, which processors
+take a hundred times as long for: a server could choose factors by which a single patient is seen
+in the time of a round."""
+_MOST_RIDGE = 1e100
+"""A larger ridge switches a phenotype off; quotients by it would be subnormal, too."""
 MAX_PATIENTS = 2**27
 """Patients of a site that sums have room for; a constant, so that no refusal depends on them."""
 _MOST_UNITS = 2.0**62
@@ -170,7 +177,8 @@ def refinement(
     SettingsError
         If a shape or value is out of range.
     """
-    stack = np.concatenate([np.asarray(factor, np.float64) for factor in factors])
+    whole = [_without_least(np.asarray(factor, np.float64), _LEAST_ENTRY) for factor in factors]
+    stack = np.concatenate(whole)
     rank = stack.shape[1]
     if [len(factor) for factor in factors] != list(tensor.feature_shape):
         raise DataError("factors: not of the tensor's feature modes")
@@ -181,12 +189,14 @@ def refinement(
     if ridge.shape != (rank,) or np.isnan(ridge).any() or (ridge < 0).any():
         raise SettingsError(f"ridge: need {rank} values of 0 or more")
     gram = np.ones((rank, rank))
-    for factor in factors:
-        columns = np.asarray(factor, np.float64)
+    for columns in whole:
         # Not by BLAS: sums must not depend on threads or processors.
         gram *= np.einsum("ir,is->rs", columns, columns)
+    gram = _without_least(gram, _LEAST_PRODUCT)
     scale = _units(positive("bound", bound), sigma)
-    penalties, offsets = ridge.astype(np.float64), _offsets(tensor)
+    penalties = _without_least(ridge.astype(np.float64), _LEAST_PRODUCT)
+    penalties[penalties > _MOST_RIDGE] = math.inf
+    offsets = _offsets(tensor)
     total = _summed(
         tensor, len(factors[mode]) * rank + whole_size(rank),
         lambda starts, total: _refine(
@@ -195,6 +205,11 @@ def refinement(
         ),
     )  # fmt: skip
     return BoundedSum(total, bound, sigma)
+
+
+def _without_least(values: NDArray[np.float64], least: float) -> NDArray[np.float64]:
+    """Values with 0 for those that are closer to 0 than `least`."""
+    return np.where(np.abs(values) < least, 0.0, values)
 
 
 def _units(sensitivity: float, sigma: float) -> float:
@@ -288,7 +303,7 @@ def _refit(score: Array, gram: Array, ridge: Array, a: Array, pull: Array) -> No
                 continue
             best = max(0.0, a[r] + (score[r] - pull[r] - ridge[r] * a[r]) / curvature)
             change = best - a[r]
-            if change != 0.0:
+            if abs(change) > _LEAST_CHANGE:
                 a[r] = best
                 for s in range(rank):
                     pull[s] += gram[r, s] * change

@@ -346,6 +346,28 @@ def test_an_empty_site_gives_zeros_not_an_error(sizes):
         assert not statistic_of(kind, empty).total.any()
 
 
+@pytest.mark.parametrize("exponents", [(-45, 6), (-40, -38), (-19, -17)], ids=str)
+@pytest.mark.parametrize("penalty", [0.0, 1e-310, 1e260])
+@pytest.mark.parametrize("shape", [(4, 5), (3, 2, 2, 3)], ids=str)
+def test_no_factors_have_a_patient_computed_in_subnormal_numbers(
+    shape, penalty, exponents, monkeypatch
+):
+    """They take a hundred times as long: a server could time the only patient who needs them."""
+    for name in ("_refine", "_refit", "_products", "_joint_norm", "_add_part"):
+        monkeypatch.setattr(statistics, name, getattr(statistics, name).py_func)
+    rng = np.random.default_rng(3)
+    factors = tuple(
+        (rng.choice([-1, 1], (size, 3)) * 10.0 ** rng.uniform(*sorted(exponents), (size, 3)))
+        .astype(np.float32) for size in shape
+    )  # fmt: skip
+    ridge = penalty * rng.random(3)
+    with np.errstate(under="raise"):  # a product or quotient that is subnormal, and not exact
+        found = refinement(
+            sparse(counts(shape)), factors, 0, ridge=ridge, bound=0.1, sigma=SIGMA_REAL
+        )
+    assert np.abs(found.total).max() < found.sensitivity / found.grid * 12
+
+
 def test_the_grid_follows_from_the_noise():
     found = statistic_of("start", sparse(counts((5, 6))[4:5]), sigma=SIGMA * 0.5)
     assert found.grid == 0.5
