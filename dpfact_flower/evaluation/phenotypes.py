@@ -164,7 +164,7 @@ def _by_site(
     ends = np.cumsum(list(sites.values()))
     rows = {site: slice(end - sites[site], end) for site, end in zip(sites, ends, strict=True)}
     counts = {site: has[own].sum(axis=0) for site, own in rows.items()}
-    used = {site: memberships[own].any(axis=0) for site, own in rows.items()}
+    used = {site: np.asarray(memberships[own].any(axis=0)) for site, own in rows.items()}
     return [
         _shown_by_site(
             {site: int(counts[site][r]) if used[site][r] else None for site in sites}, sites, least
