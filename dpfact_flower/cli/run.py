@@ -73,21 +73,43 @@ def simulate(
 
 def report(
     folder: Annotated[Path, typer.Argument()],
+    beside: Annotated[
+        list[Path] | None,
+        typer.Option(help="Another finished run to look for the phenotypes in; may be repeated."),
+    ] = None,
 ) -> None:
-    """Rewrite report.html from the files in a finished run's folder."""
+    """Rewrite report.html from the files in a finished run's folder.
+
+    With --beside, the report says of each phenotype whether it is found again in other runs: with
+    other noise, without noise, at another epsilon. What was found is kept in beside.json.
+    """
+    from dpfact_flower.evaluation.beside import beside as matched
+    from dpfact_flower.evaluation.beside import write_beside
     from dpfact_flower.evaluation.report import write_report
 
+    if beside:
+        write_beside(folder, matched(folder, beside))
     console.print("report:", escape(str(write_report(folder))), soft_wrap=True)
 
 
 def compare(
     folders: Annotated[list[Path], typer.Argument()],
+    out: Annotated[
+        Path | None, typer.Option(help="A page to write, too: all that, and matched phenotypes.")
+    ] = None,
 ) -> None:
-    """Print a Markdown table of several finished runs, one row per folder."""
+    """Print a Markdown table of several finished runs, one row per folder.
+
+    With --out compare.html, also write a page: epsilon against quality, the phenotypes of the first
+    run in each of the others, and the table.
+    """
     from dpfact_flower.evaluation.comparison import comparison
+    from dpfact_flower.evaluation.comparison_page import write_comparison
 
     # Not through rich, which would wrap the rows.
     typer.echo(comparison(folders))
+    if out is not None:
+        console.print("page:", escape(str(write_comparison(folders, out))), soft_wrap=True)
 
 
 def _finish(folder: Path) -> None:

@@ -29,8 +29,13 @@ def comparison(folders: Sequence[Path]) -> str:
     rows = [header, ("---",) * len(header)]
     for folder in folders:
         summary = read_summary(folder)
-        rows.append((folder.resolve().name, *(text(summary) for text in _COLUMNS.values())))
+        rows.append((folder.resolve().name, *columns(summary).values()))
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def columns(summary: Summary) -> dict[str, str]:
+    """What is compared of a run, by the column's header."""
+    return {header: text(summary) for header, text in _COLUMNS.items()}
 
 
 def _privacy(summary: Summary) -> str:

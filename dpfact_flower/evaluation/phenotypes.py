@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,7 @@ def phenotype_table(
     vocabularies: Sequence[Vocabulary],
     *,
     labels: ArrayLike | None = None,
+    sites: Mapping[str, int] | None = None,
     top: int = 5,
     threshold: float = 0.01,
     small_cells: bool = True,
@@ -58,6 +59,8 @@ def phenotype_table(
         One per feature mode.
     labels : array_like of 0 and 1, shape (patients,), optional
         1 where the patient died in hospital.
+    sites : mapping of str to int, optional
+        Number of patients of each site, in the order of the model's patients.
     top : int
         Codes to list per mode; those of weight zero are omitted.
     threshold : float
@@ -92,15 +95,17 @@ def phenotype_table(
     tops = [top_codes(*pair, top) for pair in zip(vocabularies, model.features, strict=True)]
     names = [vocabulary.name for vocabulary in vocabularies]
     counts, weights = has.sum(axis=0), model.weights
+    by_site = _by_site(has, model.factors[0], sites or {}, least)
     return PhenotypeTable(
         model.shape[0],
         tuple(
             Phenotype(
                 r + 1,
                 float(weights[r]),
-                f"<{_SMALL}" if counts[r] < least else float(counts[r] / model.shape[0]),
+                _guarded(counts[r], model.shape[0], least),
                 {name: codes[r] for name, codes in zip(names, tops, strict=True)},
                 associations[r],
+                by_site[r],
             )
             for r in range(model.rank)
         ),
@@ -133,7 +138,54 @@ def shared_table(
         CPModel((everybody, *unit.features)),
         sites[0].vocabularies,
         labels=np.concatenate(labels) if len(labels) == len(sites) else None,
+        sites={site.name: len(rows) for site, rows in zip(sites, memberships, strict=True)},
     )
+
+
+def _guarded(count: int, patients: int, least: int) -> float | str:
+    """A prevalence, unless it is that of too few patients."""
+    return f"<{_SMALL}" if count < least else float(count / patients)
+
+
+def _by_site(
+    has: NDArray[np.bool_],
+    memberships: NDArray[np.float64],
+    sites: Mapping[str, int],
+    least: int,
+) -> list[dict[str, float | str]]:
+    """Prevalence at each site, for each phenotype.
+
+    One small number alone could be had back from the prevalence of all patients: then the smallest
+    of the others is hidden too. A site that has switched the phenotype off has it in nobody, as its
+    column of zeros says anyhow.
+    """
+    if sites and sum(sites.values()) != len(has):
+        raise DataError(f"sites: have {sum(sites.values())} patients, the model {len(has)}")
+    ends = np.cumsum(list(sites.values()))
+    rows = {site: slice(end - sites[site], end) for site, end in zip(sites, ends, strict=True)}
+    counts = {site: has[own].sum(axis=0) for site, own in rows.items()}
+    used = {site: np.asarray(memberships[own].any(axis=0)) for site, own in rows.items()}
+    return [
+        _shown_by_site(
+            {site: int(counts[site][r]) if used[site][r] else None for site in sites}, sites, least
+        )
+        for r in range(has.shape[1])
+    ]
+
+
+def _shown_by_site(
+    counts: Mapping[str, int | None], sites: Mapping[str, int], least: int
+) -> dict[str, float | str]:
+    """A phenotype's row; the count is None where the site has switched it off."""
+    shown = {
+        site: 0.0 if count is None else _guarded(count, sites[site], least)
+        for site, count in counts.items()
+    }
+    small = [site for site, share in shown.items() if isinstance(share, str)]
+    others = {site: n for site, n in counts.items() if n is not None and site not in small}
+    if len(small) == 1 and others:
+        shown[min(others, key=others.__getitem__)] = "hidden"
+    return shown
 
 
 def has_phenotype(model: CPModel, threshold: float = 0.01) -> NDArray[np.bool_]:
@@ -247,20 +299,20 @@ def _logistic(design: NDArray[np.float64], died: NDArray[np.float64]) -> list[As
         return [Association(reason="memberships are linearly dependent")] * columns
     try:
         estimates = _by_statsmodels(with_constant, died)
-        reason = None
     except ImportError:
-        coefficients = LogisticRegression(C=np.inf, max_iter=10_000, tol=1e-8).fit(design, died)
-        estimates = [(float(value), None) for value in coefficients.coef_[0]]
         reason = "p-values need statsmodels, which is not installed"
-    if estimates is None or any(not abs(value) < _LARGEST for value, _ in estimates):
+        coefficients = LogisticRegression(C=np.inf, max_iter=10_000, tol=1e-8).fit(design, died)
+        estimates = [Association(float(value), None, reason) for value in coefficients.coef_[0]]
+    found = [np.nan if e.coefficient is None else e.coefficient for e in estimates or ()]
+    if estimates is None or not (np.abs(found) < _LARGEST).all():
         return [Association(reason="separation: the likelihood has no maximum")] * columns
-    return [Association(value, p_value, reason) for value, p_value in estimates]
+    return estimates
 
 
 def _by_statsmodels(
     design: NDArray[np.float64], died: NDArray[np.float64]
-) -> list[tuple[float, float | None]] | None:
-    """Coefficients and p-values without the intercept's, or None if there is no maximum."""
+) -> list[Association] | None:
+    """Coefficients with p-values and intervals, without the intercept's; None if no maximum."""
     statsmodels = importlib.import_module("statsmodels.api")  # optional and slow to import
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # asked of the result below
@@ -271,6 +323,8 @@ def _by_statsmodels(
     if not result.mle_retvals["converged"] or not np.isfinite(result.pvalues).all():
         return None
     return [
-        (float(value), float(p_value))
-        for value, p_value in zip(result.params[1:], result.pvalues[1:], strict=True)
+        Association(float(value), float(p_value), None, (float(low), float(high)))
+        for value, p_value, (low, high) in list(
+            zip(result.params, result.pvalues, result.conf_int(), strict=True)
+        )[1:]
     ]

@@ -1,42 +1,36 @@
 """One self-contained HTML page about a run, made from the files of its folder alone.
 
-The page needs no network, no JavaScript and no fonts of its own, and forbids the browser from
-loading anything. The same files give the same bytes. matplotlib and Jinja2 are imported when a
-report is written, never before: a site's path must not wait for them.
+Phenotypes come first, each with its codes, whom it concerns and how sure it is; then sites,
+prediction, fit, what was promised to the patients, and the settings. A model that has learned
+nothing has no phenotypes to show: the page says so in place of all that.
 """
 
 from __future__ import annotations
 
-import io
-import math
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
-from dpfact_flower.errors import DataError, MissingDependencyError
-from dpfact_flower.evaluation import words
+from dpfact_flower.errors import DataError
+from dpfact_flower.evaluation.beside import Beside, found_again, read_beside
+from dpfact_flower.evaluation.cards import Card, cards, systems_of
 from dpfact_flower.evaluation.names import read_names
 from dpfact_flower.evaluation.nothing import nothing_learned
+from dpfact_flower.evaluation.page import belonging, check_libraries, render, svg
 from dpfact_flower.evaluation.run_folder import (
+    MODEL,
     REPORT,
+    SUMMARY,
     read_config,
     read_model,
     read_phenotypes,
     read_summary,
 )
 from dpfact_flower.evaluation.summary import SiteSpending, Summary
-from dpfact_flower.evaluation.tables import (
-    CodeWeight,
-    GlobalCodes,
-    Phenotype,
-    SharedPhenotypes,
-    SiteUsage,
-)
+from dpfact_flower.evaluation.tables import GlobalCodes, SharedPhenotypes, SiteUsage
 from dpfact_flower.machine.files import replacing
-from dpfact_flower.privacy import SEEDED_CLAIM, rounded_up
+from dpfact_flower.privacy import SEEDED_CLAIM
 from dpfact_flower.privacy.scope import NEIGHBOURS, NOT_COVERED, UNITS
 from dpfact_flower.server.history import RoundRecord, read_history
 from dpfact_flower.settings import (
@@ -47,10 +41,8 @@ from dpfact_flower.settings import (
     describe,
 )
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-TEMPLATE = "report.html.j2"
+_MOST_CELLS = 3000
+"""Of phenotypes by sites, that a page has room for."""
 
 
 def write_report(folder: Path) -> Path:
@@ -73,34 +65,12 @@ def write_report(folder: Path) -> Path:
     MissingDependencyError
         If matplotlib or Jinja2 is not installed.
     """
-    try:
-        import jinja2  # noqa: PLC0415
-        import matplotlib  # noqa: F401, PLC0415
-    except ImportError as error:
-        raise MissingDependencyError(
-            f'{error.name} is not installed; a report needs: pip install "dpfact-flower[report]"'
-        ) from None
-    from dpfact_flower.evaluation import plots  # noqa: PLC0415
-
+    check_libraries()
     run = _read(Path(folder))
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("dpfact_flower", "evaluation"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= _FILTERS
-    template = environment.get_template(TEMPLATE)
-    try:
-        page = template.render(_content(run), figures=_figures(run, plots))
-    except (LookupError, TypeError, ValueError, ArithmeticError, jinja2.UndefinedError) as error:
-        raise DataError(
-            f"{run.folder}: its files are damaged, or do not belong together "
-            f"({type(error).__name__})"
-        ) from error
+    with belonging(run.folder):
+        page = render("report.html.j2", _content(run))
     with replacing(run.folder / REPORT) as file:
-        file.write(page.encode())
+        file.write(page)
     return run.folder / REPORT
 
 
@@ -115,7 +85,8 @@ class _Run:
     codes: dict[str, int]
     settings: dict[str, Any]
     versions: dict[str, Any]
-    names: dict[int, str]
+    cards: list[Card]
+    beside: tuple[Beside, ...]
 
     @property
     def shared(self) -> SharedPhenotypes | None:
@@ -126,7 +97,14 @@ class _Run:
 def _read(folder: Path) -> _Run:
     summary, phenotypes = read_summary(folder), read_phenotypes(folder)
     config = read_config(folder)
-    _, vocabularies = read_model(folder)
+    factors, vocabularies = read_model(folder)
+    if factors[0].shape[1] != summary.rank:
+        raise DataError(
+            f"{folder}: its files do not belong together: {summary.rank} phenotypes in {SUMMARY}, "
+            f"{factors[0].shape[1]} in {MODEL}"
+        )
+    names, others = read_names(folder, summary.rank), read_beside(folder, summary.rank)
+    measured = phenotypes.table.phenotypes if isinstance(phenotypes, SharedPhenotypes) else ()
     return _Run(
         folder,
         summary,
@@ -135,7 +113,8 @@ def _read(folder: Path) -> _Run:
         {vocabulary.name: len(vocabulary) for vocabulary in vocabularies},
         config["run-config"],
         config["versions"],
-        read_names(folder, summary.rank),
+        cards(folder, names, measured, found_again(others)),
+        others,
     )
 
 
@@ -156,8 +135,11 @@ def _content(run: _Run) -> dict[str, Any]:
         "failures": _failures(run.records),
         "missed": _ranges(record.round for record in run.records if not record.updated),
         "usage": _usage(shared.usage) if shared else None,
-        "phenotypes": _cards(run.phenotypes),
-        "names": run.names,
+        "cards": run.cards,
+        "outcomes": list(dict.fromkeys(name for card in run.cards for name in card.outcomes)),
+        "legend": systems_of(run.cards),
+        "beside": run.beside,
+        "most_cells": _MOST_CELLS,
         "patients": shared.table.patients if shared else None,
         "prediction": summary.measured.prediction if summary.measured else None,
         "codes": run.codes,
@@ -168,6 +150,7 @@ def _content(run: _Run) -> dict[str, Any]:
             for row in describe(kind)
         },
         "versions": run.versions,
+        "figures": _figures(run),
     }
 
 
@@ -238,78 +221,27 @@ def _usage(usage: SiteUsage) -> dict[str, Any]:
     }
 
 
-class _Codes(NamedTuple):
-    """A phenotype of which nothing is known but its codes."""
-
-    number: int
-    codes: dict[str, tuple[CodeWeight, ...]]
-
-
-def _cards(phenotypes: SharedPhenotypes | GlobalCodes) -> Sequence[Phenotype | _Codes]:
-    """Cards of the report: by lambda where patients' data gives it, else by number."""
-    if isinstance(phenotypes, SharedPhenotypes):
-        return sorted(phenotypes.table.phenotypes, key=lambda p: (-p.weight, p.number))
-    modes = phenotypes.codes
-    rank = max((len(columns) for columns in modes.values()), default=0)
-    return [
-        _Codes(r + 1, {mode: columns[r] for mode, columns in modes.items()}) for r in range(rank)
-    ]
-
-
 # --- Figures --------------------------------------------------------------------------------------
 
 
-def _figures(run: _Run, plots: ModuleType) -> dict[str, Any]:
+def _figures(run: _Run) -> dict[str, Any]:
     """Inline SVG by name; what the folder has no values for is absent."""
+    from dpfact_flower.evaluation import plots  # noqa: PLC0415 - matplotlib is slow to import
+
     summary, shared = run.summary, run.shared
     figures = {}
     if summary.errors and len(summary.errors.error_by_round) > 1:
         label = "Error of the sites' models by round"
-        figures["convergence"] = _svg(
-            plots, "convergence", lambda: plots.convergence(summary), label
-        )
+        figures["convergence"] = svg("convergence", lambda: plots.convergence(summary), label)
     if run.records:
-        figures["traffic"] = _svg(
-            plots, "traffic", lambda: plots.traffic(run.records), "Bytes sent by round"
+        figures["traffic"] = svg(
+            "traffic", lambda: plots.traffic(run.records), "Bytes sent by round"
         )
     if shared:
-        order = [phenotype.number for phenotype in _cards(shared)]
         label = "Heat map: which site uses which phenotype"
-        figures["usage"] = _svg(plots, "usage", lambda: plots.usage(shared.usage, order), label)
+        figures["usage"] = svg("usage", lambda: plots.usage(shared.usage), label)
     prediction = summary.measured.prediction if summary.measured else None
     if prediction and any(g.memberships for g in (prediction.overall, *prediction.sites)):
-        figures["auc"] = _svg(
-            plots, "auc", lambda: plots.auc(prediction), "AUC of predicting in-hospital death"
-        )
+        label = "AUC of predicting in-hospital death"
+        figures["auc"] = svg("auc", lambda: plots.auc(prediction), label)
     return figures
-
-
-def _svg(plots: ModuleType, name: str, draw: Callable[[], Figure], label: str) -> Any:
-    """SVG element of a figure, in the page's colours, with ids that no other figure has."""
-    import matplotlib  # noqa: PLC0415
-    from markupsafe import Markup  # noqa: PLC0415
-
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # a user's matplotlibrc must not change the bytes
-        matplotlib.rcParams.update(plots.STYLE)
-        file = io.StringIO()
-        metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        draw().savefig(file, format="svg", metadata=metadata, transparent=True)
-    svg = file.getvalue()
-    svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg[svg.index("<svg") :])  # HTML knows them
-    svg = re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\g<1>{name}-", svg)
-    for colour, variable in plots.THEME.items():
-        svg = svg.replace(colour, f"var({variable})")
-    return Markup(svg.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1))
-
-
-_FILTERS: dict[str, Callable[[Any], str]] = {
-    "rounded_up": rounded_up,
-    "bytes": words.size,
-    "duration": words.duration,
-    "p_value": words.p_value,
-    "number": words.number,
-    "percent": words.percent,
-    "signed": words.signed,
-    "odds_ratio": lambda coefficient: f"{math.exp(coefficient):.2f}",
-}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
@@ -27,11 +27,15 @@ class Association:
         Two-sided Wald test, not corrected for the number of phenotypes; by statsmodels.
     reason : str or None
         Why one of them is missing.
+    interval : tuple of two floats, or None
+        95 % confidence interval of the coefficient, by the same test; None where there is no
+        p-value, and in what older versions wrote.
     """
 
     coefficient: float | None = None
     p_value: float | None = None
     reason: str | None = None
+    interval: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,10 @@ class Phenotype:
         Largest weights first, by name of the mode.
     mortality : Association or None
         None without labels.
+    by_site : dict of str to float or str
+        Prevalence among the patients of each site, as `prevalence`; ``hidden`` where it would
+        reveal, with the prevalence of all, a number below ten elsewhere. Empty in what older
+        versions wrote.
     """
 
     number: int
@@ -57,6 +65,7 @@ class Phenotype:
     prevalence: float | str
     codes: dict[str, tuple[CodeWeight, ...]]
     mortality: Association | None
+    by_site: dict[str, float | str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,7 @@ def test_names_stand_in_both_tables_and_the_report(unnamed, cohort, tmp_path):
     name = 'renal, "ESRD" é'
     done = CliRunner().invoke(cli.app, ["label", str(unnamed), "2", name])
     assert done.exit_code == 0, done.output
-    assert "Phenotype 2: renal, " in (unnamed / "report.html").read_text()
+    assert "2 · renal, " in (unnamed / "report.html").read_text()
     public, own, data = tmp_path / "p.csv", tmp_path / "m.csv", tmp_path / "s.npz"
     cohort.sites[0].save(data)
     arguments = ["--phenotypes", str(public), "--patients", str(own), "--data", str(data)]

@@ -62,11 +62,13 @@ def test_no_figure_describes_noise(runs):
     assert isinstance(read_phenotypes(out), GlobalCodes)
     page = (out / "report.html").read_text()
     assert "Nothing was learned" in page
+    assert not [
+        section for section in ("phenotypes", "usage", "prediction") if f'id="{section}"' in page
+    ]
     assert "odds ×" not in page
-    assert "<dt>prevalence</dt>" not in page
     assert "A simulation" in page
     learned = (runs["learned"][1] / "report.html").read_text()
-    assert "<dt>prevalence</dt>" in learned
+    assert "<dt>Whom</dt>" in learned
     assert "Nothing was learned" not in learned
 
 

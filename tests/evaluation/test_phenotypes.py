@@ -104,6 +104,35 @@ def test_a_single_binary_membership_is_the_log_odds_ratio_of_a_2_by_2_table():
     assert association.coefficient == pytest.approx(log_odds * has.std(), rel=1e-6)
     assert association.p_value == pytest.approx(2 * scipy.stats.norm.sf(log_odds / error), rel=1e-4)
     assert association.reason is None
+    half = 1.959964 * error * has.std()  # Wald's, as the p-value
+    low, high = association.interval
+    assert (high + low) / 2 == pytest.approx(association.coefficient, rel=1e-6)
+    assert (high - low) / 2 == pytest.approx(half, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("counts", "shown"),
+    [
+        ((20, 30, 40), (0.2, 0.3, 0.4)),
+        ((3, 30, 40), ("<10", "hidden", 0.4)),  # 3 = all - 30 - 40
+        ((3, 0, 40), ("<10", 0.0, "hidden")),  # a site that has switched it off says so anyhow
+        ((3, 4, 40), ("<10", "<10", 0.4)),
+    ],
+)
+def test_no_small_number_at_a_site_follows_from_the_others(counts, shown):
+    memberships = np.zeros((300, 2))
+    memberships[:, 0] = 1.0
+    for site, count in enumerate(counts):
+        memberships[100 * site : 100 * site + count, 1] = 1.0
+    model = CPModel((memberships, *features(2)))
+    sites = {"a": 100, "b": 100, "c": 100}
+    first, second = phenotype_table(model, VOCABULARIES, sites=sites).phenotypes
+    assert first.by_site == dict.fromkeys("abc", 1.0)
+    assert tuple(second.by_site.values()) == shown
+    tiny = phenotype_table(model, VOCABULARIES, sites=sites, small_cells=False).phenotypes[1]
+    assert tuple(tiny.by_site.values()) == tuple(count / 100 for count in counts)
+    with pytest.raises(DataError, match="200 patients, the model 300"):
+        phenotype_table(model, VOCABULARIES, sites={"a": 200})
 
 
 def test_coefficients_agree_with_scikit_learn_and_find_the_risk():

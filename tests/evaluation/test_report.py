@@ -1,4 +1,6 @@
+import base64
 import dataclasses
+import hashlib
 import json
 import shutil
 import subprocess
@@ -14,8 +16,10 @@ from dpfact_flower.client_app import app as client_app
 from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, MissingDependencyError
+from dpfact_flower.evaluation.export import phenotype_rows
+from dpfact_flower.evaluation.names import write_name
 from dpfact_flower.evaluation.report import write_report
-from dpfact_flower.evaluation.run_folder import read_json, write_json
+from dpfact_flower.evaluation.run_folder import read_json, read_model, write_json, write_model
 from dpfact_flower.privacy import NO_CLAIM, PAPER_CLAIM, SEEDED_CLAIM, rounded_up
 from dpfact_flower.runtime.config import RunConfig
 from dpfact_flower.runtime.federate import federate
@@ -26,7 +30,7 @@ PUBLIC = {"rounds": 3, "rank": 4, "privacy": "none", "off": 0.0}
 PAPER = {"rounds": 3, "rank": 4, "privacy": "paper", "solver": "psgd", "clip": 1.0, "eta": 1e-3,
          "epsilon": 1.2}  # fmt: skip
 FILES = ["summary.json", "phenotypes.json", "history.jsonl", "global_model.npz", "config.toml"]
-SECTIONS = ["privacy", "convergence", "usage", "phenotypes", "prediction", "settings"]
+SECTIONS = ["phenotypes", "usage", "prediction", "convergence", "privacy", "settings"]
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 BLOCKS = {"p", "li", "tr", "caption", "figcaption", "h1", "h2", "h3", "h4", "dt", "dd", "article"}
 
@@ -39,6 +43,7 @@ class Page(HTMLParser):
         self.source = write_report(folder).read_text(encoding="utf-8")
         self.open: list[str] = []
         self.tags: set[str] = set()
+        self.scripts: list[str] = []
         self.attributes: list[tuple[str, str]] = []
         self.section = "header"
         self.texts: dict[str, str] = {}
@@ -65,7 +70,9 @@ class Page(HTMLParser):
             self.blocks.append((section, name, " ".join(" ".join(parts).split())))
 
     def handle_data(self, data):
-        if self.open and self.open[-1] != "style":
+        if self.open[-1:] == ["script"]:
+            self.scripts.append(data)
+        elif self.open and self.open[-1] != "style":
             self.texts[self.section] = self.texts.get(self.section, "") + data
             for _, _, parts in self._unfinished:
                 parts.append(data)
@@ -75,6 +82,22 @@ class Page(HTMLParser):
         self.attributes += attrs
         if tag == "section":
             self.section = dict(attrs)["id"]
+
+    def cards(self):
+        """Text of each phenotype's card, by its number."""
+        return {int(t.split()[0]): t for _, tag, t in self.blocks if tag == "article"}
+
+    def rows_of(self, caption):
+        """Rows of one table, its header first."""
+        (place,) = [
+            i for i, (_, tag, t) in enumerate(self.blocks) if (tag, t) == ("caption", caption)
+        ]
+        rows = []
+        for _, tag, text in self.blocks[place + 1 :]:
+            if tag != "tr":
+                break
+            rows.append(text)
+        return rows
 
     def values(self, *names):
         return [value for name, value in self.attributes if name in names]
@@ -155,10 +178,16 @@ def change(path: Path, edit) -> None:
 @pytest.mark.parametrize("kind", ["public_run", "paper_run", "deployed_run"])
 def test_a_report_is_whole_well_formed_and_loads_nothing(kind, request):
     page = page_of(request.getfixturevalue(kind))
-    assert [section for section in page.texts if section in SECTIONS] == SECTIONS
+    learned = kind != "paper_run"  # its noise leaves nothing: the page says so, and no more
+    assert [s for s in page.texts if s in SECTIONS] == SECTIONS[0 if learned else 3 :]
+    assert ("Nothing was learned" in page.texts["header"]) == (not learned)
     assert "http:" not in page.source
     assert "https:" not in page.source
-    assert not page.tags & {"script", "link", "iframe", "object", "embed", "img"}
+    assert not page.tags & {"link", "iframe", "object", "embed", "img"}
+    (script,) = page.scripts
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    (policy,) = [value for value in page.values("content") if "default-src" in value]
+    assert policy.startswith(f"default-src 'none'; script-src 'sha256-{digest}';")
     assert all(target.startswith("#") for target in page.values("src", "href", "xlink:href"))
     identifiers = page.values("id")
     assert len(identifiers) == len(set(identifiers))
@@ -168,13 +197,17 @@ def test_a_report_is_whole_well_formed_and_loads_nothing(kind, request):
 
 def test_headline_figures_are_those_of_the_summary(public_run):
     summary = read_json(public_run / "summary.json")
-    header = page_of(public_run).texts["header"]
-    assert summary["name"] in header
+    page = page_of(public_run)
+    header, fit = page.texts["header"], page.texts["convergence"]
+    for shown in (summary["name"], f"{100 * summary['fit_shared']:.1f} %",
+                  f"{100 * summary['fit_frequencies']:.1f} %", f"AUC {summary['auc']:.3f}",
+                  f"{summary['prediction']['overall']['raw_codes']['mean']:.3f}"):  # fmt: skip
+        assert shown in header
     for shown in (f"{100 * summary['fit']:.1f} %", f"{summary['rmse']:.4g}",
                   f"{summary['auc']:.3f}", f"{summary['bytes_up'] / 1000:.3g} kB",
                   f"{(summary['bytes_up'] + summary['bytes_down']) / summary['bytes_paper']:.2f}",
                   "procedures: 9, diagnoses: 12"):  # fmt: skip
-        assert shown in header
+        assert shown in fit
 
 
 def test_bytes_are_set_against_factors_in_double_precision(public_run):
@@ -216,7 +249,9 @@ def test_no_epsilon_stands_without_its_claim(kind, request):
             assert PAPER_CLAIM in text
             found |= here
     assert found == figures
-    assert not [s for s in SECTIONS if s != "privacy" and "ε" in page.texts[s]]
+    assert not [s for s in SECTIONS if s != "privacy" and "ε" in page.texts.get(s, "")]
+    (headline,) = [t for s, tag, t in page.blocks if (s, tag) == ("header", "li") and "ε" in t]
+    assert PAPER_CLAIM in headline
     (row,) = [row for row in page.rows("settings") if row.startswith("epsilon ")]
     assert PAPER_CLAIM in row
 
@@ -272,37 +307,56 @@ def test_seeded_noise_voids_every_figure(data, tmp_path):
 def test_a_deployment_shows_what_a_server_can_know(deployed_run):
     page = page_of(deployed_run)
     assert "trial-7" in page.texts["header"]
-    for section in ("header", "convergence", "usage", "phenotypes", "prediction"):
+    for section in ("convergence", "usage", "phenotypes", "prediction"):
         assert "measured only where the data is" in page.texts[section]
-    cards = [text for _, tag, text in page.blocks if tag == "article"]
     codes = read_json(deployed_run / "phenotypes.json")["codes"]
-    assert len(cards) == PAPER["rank"]
-    for r, card in enumerate(cards):
-        assert card.startswith(f"Phenotype {r + 1} ")
+    assert list(page.cards()) == [1, 2, 3, 4]
+    for r, card in page.cards().items():
         for columns in codes.values():
-            assert all(f"{code['code']} {code['description']}" in card for code in columns[r])
-    (failure,) = page.rows("convergence")[1:]
+            assert all(f"{c['code']} {c['description']}" in card for c in columns[r - 1])
+        assert not {"Whom", "Outcome"} & set(card.split())
+    assert "patients" not in page.rows("phenotypes")[0]
+    (failure,) = page.rows_of("Sites that were asked and gave no usable reply")[1:]
     assert " 3 1–3 " in failure
     assert "dpfact:privacy-refused" in failure
     assert 'id="traffic-figure_1"' in page.source
     assert "convergence-figure_1" not in page.source
 
 
-def test_phenotypes_come_heaviest_first_with_their_codes(public_run):
-    phenotypes = read_json(public_run / "phenotypes.json")["table"]["phenotypes"]
-    cards = [text for _, tag, text in page_of(public_run).blocks if tag == "article"]
-    heaviest = sorted(phenotypes, key=lambda phenotype: -phenotype["weight"])
-    assert [card.split()[1] for card in cards] == [str(p["number"]) for p in heaviest]
-    for card, phenotype in zip(cards, heaviest, strict=True):
-        assert f"weight λ {phenotype['weight']:.4g}" in card
-        for found in phenotype["codes"].values():
-            for code in found:
-                assert f"{100 * code['weight']:.1f} % {code['code']} about {code['code']}" in card
+def test_phenotypes_come_by_number_with_the_codes_of_the_model(public_run):
+    page = page_of(public_run)
+    assert list(page.cards()) == [1, 2, 3, 4]
+    overview = page.rows("phenotypes")[1:]
+    for row in phenotype_rows(public_run):
+        if row.share > 0.02:
+            code = f"{100 * row.share:.1f} {row.lift:.1f} {row.code} about {row.code}"
+            assert code in page.cards()[row.phenotype]
+    for number, card in page.cards().items():
+        title = card.split(" #")[0].removeprefix(f"{number} · ")
+        assert title.startswith("about P")
+        assert overview[number - 1].startswith(f"{number} {title} ")
+
+
+def test_whom_a_phenotype_concerns_stands_in_the_overview_and_by_site(public_run):
+    table = read_json(public_run / "phenotypes.json")["table"]
+    page = page_of(public_run)
+    for phenotype, row in zip(table["phenotypes"], page.rows("phenotypes")[1:], strict=False):
+        share = phenotype["prevalence"]
+        assert (share if isinstance(share, str) else f"{100 * share:.1f} %") in row
+    (caption,) = [
+        t for _, tag, t in page.blocks if tag == "caption" and t.startswith("Share of each")
+    ]
+    for phenotype, row in zip(table["phenotypes"], page.rows_of(caption)[1:], strict=True):
+        shown = [
+            v if isinstance(v, str) else f"{100 * v:.1f} %" for v in phenotype["by_site"].values()
+        ]
+        assert len(shown) == 3
+        assert row.endswith(" ".join(shown))
 
 
 def test_mortality_has_odds_and_p_value_or_the_reason_why_not(run):
     outcomes = [
-        {"coefficient": -0.5, "p_value": 0.0004, "reason": None},
+        {"coefficient": -0.5, "p_value": 0.0004, "reason": None, "interval": [-0.7, -0.3]},
         {"coefficient": 0.25, "p_value": None, "reason": "p-values need a library"},
         {"coefficient": None, "p_value": None, "reason": "fewer than 10 patients have it"},
         None,
@@ -314,13 +368,16 @@ def test_mortality_has_odds_and_p_value_or_the_reason_why_not(run):
             phenotype["prevalence"] = "<10" if outcome is None else 0.125
 
     change(run / "phenotypes.json", edit)
-    cards = {t.split()[1]: t for _, tag, t in Page(run).blocks if tag == "article"}
-    assert "mortality −0.50 (odds × 0.61) , p < 0.001" in cards["1"]
-    assert "mortality +0.25 (odds × 1.28) , p-values need a library" in cards["2"]
-    assert "mortality not estimated: fewer than 10 patients have it" in cards["3"]
-    assert "mortality no outcome labels" in cards["4"]
-    assert "prevalence <10 patients" in cards["4"]
-    assert "prevalence 12.5 %" in cards["1"]
+    page = Page(run)
+    cards, rows = page.cards(), page.rows("phenotypes")[1:]
+    assert "Death in hospital odds × 0.61 (0.50–0.74) , p < 0.001" in cards[1]
+    assert "Death in hospital odds × 1.28 , p-values need a library" in cards[2]
+    assert "Death in hospital not estimated: fewer than 10 patients have it" in cards[3]
+    assert "Outcome no outcome labels" in cards[4]
+    assert "<10 patients" in cards[4]
+    assert "12.5 % of the patients" in cards[1]
+    assert rows[0].endswith("12.5 % 0.61 (0.50–0.74)")
+    assert rows[3].endswith("<10")
 
 
 def test_phenotypes_switched_off_are_marked(public_run, run):
@@ -331,17 +388,16 @@ def test_phenotypes_switched_off_are_marked(public_run, run):
             usage["norms"][site][number] = 0.0
 
     before = page_of(public_run)
-    assert all(row.endswith(" none") for row in before.rows("usage")[1:])
+    assert all(row.endswith(" none") for row in before.rows_of("Sites")[1:])
     assert "off at" not in before.texts["phenotypes"]
     change(run / "phenotypes.json", switch_off)
     page = Page(run)
-    first, second, third = page.rows("usage")[1:]
+    first, second, third = page.rows_of("Sites")[1:]
     assert first.endswith(" 1 of 4: 2")
     assert second.endswith(" none")
     assert third.endswith(" 3 of 4: 2–4")
-    cards = {t.split()[1]: t for _, tag, t in page.blocks if tag == "article"}
-    assert "off at site-1, site-3" in cards["2"]
-    assert "off at" not in cards["1"]
+    assert "off at site-1, site-3" in page.cards()[2]
+    assert "off at" not in page.cards()[1]
     crosses = page.source.split('id="usage-off"')[1].split("</g>\n   </g>")[0]
     assert crosses.count("<use ") == 4
 
@@ -360,7 +416,8 @@ def test_auc_stands_beside_its_baselines_with_the_warning(public_run):
 def test_a_run_without_outcomes(cohort_folder, tmp_path):
     config = {**PUBLIC, "data": str(cohort_folder), "out": str(tmp_path / "run")}
     page = Page(federate(config))
-    assert "no labels" in page.texts["header"]
+    assert "death" not in page.texts["header"]
+    assert all("Outcome no outcome labels" in card for card in page.cards().values())
     assert all(row.endswith("– – – no labels") for row in page.rows("prediction")[1:])
     assert "auc-figure_1" not in page.source
 
@@ -381,17 +438,16 @@ def test_failures_are_gathered_and_missed_quorums_named(public_run, run):
     lines[2]["updated"] = False
     (run / "history.jsonl").write_text("\n".join(map(json.dumps, lines)))
     page = Page(run)
-    assert page.rows("convergence")[1:] == ["site-2 2 1, 3 late", "x 1 3 gone"]
+    failures = page.rows_of("Sites that were asked and gave no usable reply")
+    assert failures[1:] == ["site-2 2 1, 3 late", "x 1 3 gone"]
     assert "Quorum missed in round 3:" in page.texts["convergence"]
 
 
-def test_everything_from_outside_is_escaped(run):
+def test_everything_from_outside_is_escaped(public_run, run):
     bad = "<script>alert('&')</script><b onclick=x>"
 
     def poison_phenotypes(phenotypes):
         for phenotype in phenotypes["table"]["phenotypes"]:
-            for found in phenotype["codes"].values():
-                found[0] |= {"code": bad, "description": bad}
             phenotype["mortality"] = {"coefficient": None, "p_value": None, "reason": bad}
         phenotypes["usage"]["sites"][0] = bad
 
@@ -405,8 +461,14 @@ def test_everything_from_outside_is_escaped(run):
     lines = (run / "history.jsonl").read_text().splitlines()
     first = json.loads(lines[0]) | {"failures": [{"who": bad, "reason": bad}]}
     (run / "history.jsonl").write_text("\n".join([json.dumps(first), *lines[1:]]))
+    factors, vocabularies = read_model(run)
+    texts = [dataclasses.replace(v, descriptions=(bad,) * len(v)) for v in vocabularies]
+    write_model(run, factors, texts)
+    write_name(run, 2, bad, 4)
     page = Page(run)
-    assert "script" not in page.tags
+    assert page.scripts == page_of(public_run).scripts
+    assert page.cards()[2].startswith(f"2 · {bad} ")
+    assert all(f"P01 {bad}" in card for card in page.cards().values())
     assert "onclick" not in dict(page.attributes)
     for section in ("header", "privacy", "convergence", "phenotypes", "prediction"):
         assert bad in page.texts[section]

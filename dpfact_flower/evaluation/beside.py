@@ -1,0 +1,201 @@
+"""The same phenotypes in other runs: which are found again, and how well.
+
+Other noise, another seed, no noise at all, or other data: a phenotype that comes back in each is
+more than one run's luck. Models are compared alone, so nothing of any patient is needed. What was
+found lies in ``beside.json`` in the run's folder, so that a report can be written again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfact_flower.data.vocabulary import Vocabulary
+from dpfact_flower.errors import DataError
+from dpfact_flower.evaluation.run_folder import (
+    read_json,
+    read_model,
+    read_summary,
+    write_json,
+)
+from dpfact_flower.evaluation.summary import Summary
+from dpfact_flower.evaluation.typed import typed
+from dpfact_flower.privacy import rounded_up
+from dpfact_flower.tensor.match import match_columns
+
+BESIDE = "beside.json"
+_CHANCES = 20
+_CHANCE_LEVEL = 95
+Dense = tuple[NDArray[np.float64], ...]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A phenotype and its partner in another run: numbers from 1, and their likeness.
+
+    Attributes
+    ----------
+    number, other : int
+    match : float
+        Product over the modes of the cosines between the two; 1 means equal.
+    """
+
+    number: int
+    other: int
+    match: float
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Another run beside this one.
+
+    Attributes
+    ----------
+    name : str
+        Of its folder.
+    how : str
+        What protected its patients, in words; never an epsilon without its claim.
+    rank : int
+        Of this run's model, which the pairs are of.
+    pairs : tuple of Pair
+    chance : float
+        What 95 in 100 pairs stay below if the other run's modes are tied to each other at random:
+        the likeness of codes that are frequent everywhere.
+    """
+
+    name: str
+    how: str
+    rank: int
+    pairs: tuple[Pair, ...]
+    chance: float
+
+    @property
+    def again(self) -> int:
+        """How many phenotypes are more alike than chance makes them."""
+        return sum(pair.match > self.chance for pair in self.pairs)
+
+
+@dataclass(frozen=True)
+class Found:
+    """One phenotype in another run."""
+
+    run: Beside
+    pair: Pair
+
+    @property
+    def again(self) -> bool:
+        """Whether it is more alike than chance makes it."""
+        return self.pair.match > self.run.chance
+
+
+def beside(folder: Path, others: Sequence[Path]) -> tuple[Beside, ...]:
+    """Match a run's phenotypes with those of other runs.
+
+    Parameters
+    ----------
+    folder : Path
+        Of a finished run.
+    others : sequence of Path
+        Of finished runs with the same modes; codes are found by their names, and one that a run
+        does not have has weight zero there.
+
+    Raises
+    ------
+    DataError
+        If a folder holds no finished run, or one of other modes.
+    """
+    return tuple(_beside(folder, other) for other in others)
+
+
+def write_beside(folder: Path, found: Sequence[Beside]) -> None:
+    """Write ``beside.json``."""
+    write_json(folder / BESIDE, [asdict(other) for other in found])
+
+
+def read_beside(folder: Path, rank: int) -> tuple[Beside, ...]:
+    """Read ``beside.json``; nothing where there is none.
+
+    Raises
+    ------
+    DataError
+        If it is damaged, or of another model.
+    """
+    path = folder / BESIDE
+    if not path.exists():
+        return ()
+    try:
+        found = tuple(typed(Beside, other) for other in read_json(path))
+    except (DataError, TypeError) as error:
+        raise DataError(f"{path}: {error}") from None
+    if any(other.rank != rank for other in found):
+        raise DataError(f"{path}: it is of another model; write it again: dpfact report --beside")
+    return found
+
+
+def found_again(runs: Sequence[Beside]) -> dict[int, tuple[Found, ...]]:
+    """By phenotype, what it is in each other run."""
+    found: dict[int, tuple[Found, ...]] = {}
+    for run in runs:
+        for pair in run.pairs:
+            found[pair.number] = (*found.get(pair.number, ()), Found(run, pair))
+    return found
+
+
+def protection(summary: Summary) -> str:
+    """What protects the patients of a run, in a few words."""
+    if summary.spent is None:
+        return "without noise"
+    return f"epsilon {rounded_up(summary.spent.epsilon)}, {summary.claim}"
+
+
+def _beside(folder: Path, other: Path) -> Beside:
+    ours, theirs = read_model(folder), read_model(other)
+    left, right = _aligned(ours, theirs, other)
+    match = match_columns(left, right)
+    pairs = [
+        Pair(int(mine) + 1, int(its) + 1, float(cosine))
+        for mine, its, cosine in zip(match.estimate, match.truth, match.cosines, strict=True)
+    ]
+    return Beside(
+        other.resolve().name,
+        protection(read_summary(other)),
+        left[0].shape[1],
+        tuple(sorted(pairs, key=lambda pair: pair.number)),
+        _chance(left, right),
+    )
+
+
+def _aligned(
+    ours: tuple[tuple[NDArray[np.float32], ...], tuple[Vocabulary, ...]],
+    theirs: tuple[tuple[NDArray[np.float32], ...], tuple[Vocabulary, ...]],
+    other: Path,
+) -> tuple[Dense, Dense]:
+    """Both models with a row for every code that either has."""
+    names = [[v.name for v in lists] for _, lists in (ours, theirs)]
+    if names[0] != names[1]:
+        raise DataError(f"{other}: its modes are {', '.join(names[1])}; need {', '.join(names[0])}")
+    left: list[NDArray[np.float64]] = []
+    right: list[NDArray[np.float64]] = []
+    for a, v, b, w in zip(*ours, *theirs, strict=True):
+        place = {code: i for i, code in enumerate(dict.fromkeys((*v.codes, *w.codes)))}
+        for factor, codes, found in ((a, v.codes, left), (b, w.codes, right)):
+            dense = np.zeros((len(place), factor.shape[1]))
+            dense[[place[code] for code in codes]] = factor
+            found.append(dense)
+    return tuple(left), tuple(right)
+
+
+def _chance(ours: Dense, theirs: Dense) -> float:
+    """Likeness of pairs when each column of the other's is tied to those of other phenotypes."""
+    rank = theirs[0].shape[1]
+    cosines = [
+        match_columns(
+            ours, tuple(np.roll(factor, mode * shift, axis=1) for mode, factor in enumerate(theirs))
+        ).cosines
+        for shift in range(1, min(rank, _CHANCES + 1))
+    ]
+    return float(np.percentile(np.concatenate(cosines), _CHANCE_LEVEL)) if cosines else 0.0

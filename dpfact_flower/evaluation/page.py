@@ -1,0 +1,136 @@
+"""How a page is made: one HTML file that needs no network, and forbids the browser from loading.
+
+Templates, the style and the script lie in ``templates/`` as files of their own and are put into the
+page. The page's Content-Security-Policy allows that script alone, by its hash; a page is whole
+without it. The same values give the same bytes. matplotlib and Jinja2 are imported when a page is
+made, never before: a site's path must not wait for them.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dpfact_flower.errors import DataError, MissingDependencyError
+from dpfact_flower.evaluation import words
+from dpfact_flower.evaluation.chapters import SYSTEMS
+from dpfact_flower.privacy import rounded_up
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_FOLDER = Path(__file__).parent / "templates"
+
+
+def check_libraries() -> None:
+    """Refuse to begin a page without what it is made with.
+
+    Raises
+    ------
+    MissingDependencyError
+        If matplotlib or Jinja2 is not installed.
+    """
+    try:
+        import jinja2  # noqa: F401, PLC0415
+        import matplotlib  # noqa: F401, PLC0415
+    except ImportError as error:
+        raise MissingDependencyError(
+            f'{error.name} is not installed; a report needs: pip install "dpfact-flower[report]"'
+        ) from None
+
+
+@contextmanager
+def belonging(folder: Path) -> Iterator[None]:
+    """Take whatever a page trips over for what it is: files that each can be read, and do not fit.
+
+    Raises
+    ------
+    DataError
+        Naming the folder.
+    """
+    from jinja2 import UndefinedError  # noqa: PLC0415
+
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, ArithmeticError, UndefinedError) as error:
+        raise DataError(
+            f"{folder}: its files are damaged, or do not belong together ({type(error).__name__})"
+        ) from error
+
+
+def render(template: str, content: Mapping[str, Any]) -> bytes:
+    """Fill in a template, by its file's name, with what it shows."""
+    import jinja2  # noqa: PLC0415
+    from markupsafe import Markup  # noqa: PLC0415
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_FOLDER),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= _FILTERS
+    script, style = ((_FOLDER / f"page.{kind}").read_text("utf-8") for kind in ("js", "css"))
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assets = {"script": Markup(script), "style": Markup(style), "script_hash": digest}
+    page = environment.get_template(template).render(content, **assets)
+    return page.encode()
+
+
+def svg(name: str, draw: Callable[[], Figure], label: str) -> Any:
+    """SVG element of a figure, in the page's colours, with ids that no other figure has.
+
+    Parameters
+    ----------
+    name : str
+        Of the figure in its page.
+    draw : callable
+        Makes the figure, under the style of `dpfact_flower.evaluation.plots`.
+    label : str
+        What it shows, for whoever cannot see it.
+    """
+    import matplotlib  # noqa: PLC0415
+    from markupsafe import Markup, escape  # noqa: PLC0415
+
+    from dpfact_flower.evaluation import plots  # noqa: PLC0415
+
+    style: Any = plots.STYLE  # matplotlib's own type lists the names of all settings
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # a user's matplotlibrc must not change the bytes
+        matplotlib.rcParams.update(style)
+        file = io.StringIO()
+        metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        draw().savefig(file, format="svg", metadata=metadata, transparent=True)
+    found = file.getvalue()
+    found = re.sub(r' xmlns(:\w+)?="[^"]*"', "", found[found.index("<svg") :])  # HTML knows them
+    found = re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\g<1>{name}-", found)
+    for colour, variable in plots.THEME.items():
+        found = found.replace(colour, f"var({variable})")
+    return Markup(found.replace("<svg ", f'<svg role="img" aria-label="{escape(label)}" ', 1))
+
+
+def _odds_place(coefficient: float) -> float:
+    """Where log odds lie on the page's scale from odds of 1/3 to 3, in percent; the ends hold."""
+    return 50 + 50 * max(-1.0, min(1.0, coefficient / math.log(3)))
+
+
+_FILTERS: dict[str, Callable[[Any], Any]] = {
+    "rounded_up": rounded_up,
+    "bytes": words.size,
+    "duration": words.duration,
+    "p_value": words.p_value,
+    "number": words.number,
+    "percent": words.percent,
+    "signed": words.signed,
+    "odds_ratio": lambda coefficient: f"{math.exp(coefficient):.2f}",
+    "odds_place": _odds_place,
+    "system_class": lambda system: f"s{SYSTEMS.index(system)}",
+}
