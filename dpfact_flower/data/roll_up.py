@@ -12,8 +12,9 @@ Fewer codes make sites comparable, and phenotypes that survive more noise. A gro
   CCSR, phecodes, ingredients, or your own. A code may be in several groups.
 
 A code says which ICD it is of by a prefix, ``icd9:`` or ``icd10:``, which its group keeps. Without
-one, all codes of a mode are of one version: of ICD-10 if any begins with a letter other than V and
-E. Dots do not matter. A group without a name of its own is described by its most frequent code.
+one, all codes of a mode are taken for the version whose form alone fits more of them (V and E codes
+fit both). Dots do not matter. A group without a name of its own is described by its most frequent
+code.
 """
 
 from __future__ import annotations
@@ -165,8 +166,9 @@ def _parts(code: str) -> tuple[str, str]:
 
 
 def _version(codes: Iterable[str]) -> str:
-    bare = (code for version, code in map(_parts, codes) if not version)
-    return "10" if any(code[:1].isalpha() and code[0] not in "EV" for code in bare) else "9"
+    bare = [code for version, code in map(_parts, codes) if not version]
+    nine, ten = ({code for code in bare if form.fullmatch(code)} for form in (_ICD9, _ICD10))
+    return "10" if len(ten - nine) > len(nine - ten) else "9"
 
 
 def _grouping(how: RollUp) -> Grouping:

@@ -3,6 +3,7 @@ import gzip
 import itertools
 import logging
 from collections import Counter
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 import duckdb
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from dpfact_flower.data.events import table_of
 from dpfact_flower.data.readers import eicu, mimic3, synpuf
 from dpfact_flower.data.readers import event_tables as events
-from dpfact_flower.data.tables import connect
+from dpfact_flower.data.tables import Dialect, connect
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, SettingsError
 from tests.data.readers.cells import cells_of
@@ -371,6 +372,108 @@ def test_what_is_not_used_is_logged_in_numbers(tables, caplog):
     assert "procedures.csv: 1 of 5 rows repeat another one" in caplog.text
     assert "diagnoses.csv: 1 of 4 rows have no time" in caplog.text
     assert "41401" not in caplog.text
+
+
+# --- as the world writes them
+
+
+def read_pair(write, diagnoses, procedures=PROCEDURES, **options):
+    tables = {
+        "procedures": write("p.csv", procedures),
+        "diagnoses": diagnoses if isinstance(diagnoses, events.EventTable)
+        else write("d.csv", diagnoses),
+    }  # fmt: skip
+    return cells_of(events.read(tables, "north", **options))
+
+
+def test_semicolons_tabulators_and_headers_in_any_script(write):
+    text = "Größe;Médicament;Дата\n1;41401;2024-01-31\n"
+    columns = events.Columns(patient="größe", code="MÉDICAMENT", time="дата")
+    for delimiter in ";\t|":
+        table = events.EventTable([write("d.csv", text.replace(";", delimiter))], columns)
+        assert ("north", "1", "3605", "41401") in read_pair(write, table)
+    odd = events.EventTable(
+        [write("d.csv", text.replace(";", "~"))], columns, Dialect(delimiter="~")
+    )
+    assert ("north", "1", "3605", "41401") in read_pair(write, odd)
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+def test_other_encodings(encoding, write, tmp_path):
+    (tmp_path / "d.csv").write_bytes("patient;time;code\n1;2024-01-31;Müller\n".encode(encoding))
+    table = events.EventTable([tmp_path / "d.csv"], dialect=Dialect(encoding=encoding))
+    assert ("north", "1", "3605", "Müller") in read_pair(write, table)
+
+
+@pytest.mark.parametrize(
+    ("form", "time"),
+    [
+        ("%d.%m.%Y", "31.01.2024"),
+        ("%d/%m/%Y %H:%M", "31/01/2024 07:59"),
+        ("%Y%m%d", "20240131"),
+        ("%m/%d/%y %I:%M %p", "01/31/24 07:59 AM"),
+        ("%d-%b-%Y", "31-Jan-2024"),
+    ],
+)
+def test_times_as_a_format_says(form, time, write):
+    table = events.EventTable(
+        [write("d.csv", f"patient,time,code\n1,{time},x\n")], time_format=form
+    )
+    assert ("north", "1", "3605", "x") in read_pair(write, table)
+    wrong = events.EventTable(
+        [write("d.csv", "patient,time,code\n1,2024-13-99x,x\n")], time_format=form
+    )
+    with pytest.raises(DataError, match=rf"column time must be a time as {form.split()[0]}.*; 1 "):
+        read_pair(write, wrong)
+
+
+def test_offsets_become_utc(write):
+    """08:00 on the first day; the edge of the window is 30 days later at 08:00 in UTC."""
+    header = "patient,time,code\n"
+    rows = "1,2024-01-31T10:00:00+02:00,in\n1,2024-01-31 06:01-02:00,out\n"
+    cells = read_pair(write, header + rows)
+    assert ("north", "1", "3605", "in") in cells
+    assert ("north", "1", "3605", "out") not in cells
+    with pytest.raises(DataError, match="an offset from UTC in every row or in none; 2 of 3"):
+        read_pair(write, header + rows + "1,2024-01-31 06:01,none\n")
+
+
+def test_several_files_of_one_mode_count_a_repeated_event_once(write):
+    one = write("d1.csv", "patient,time,code\n1,2024-01-31,x\n")
+    two = write("d2.csv", "patient,time,code\n1,2024-01-31,x\n1,2024-01-30,x\n")
+    cohort = events.read(
+        {"procedures": write("p.csv", PROCEDURES), "diagnoses": events.EventTable([one, two])},
+        "north",
+    )
+    assert cells_of(cohort)["north", "1", "3605", "x"] == 2
+    assert ("d2.csv", "rows that repeat another one, and count once", 1) in cohort.account
+
+
+def test_a_label_of_any_column_and_patients_who_are_not_in_its_table(tables, write):
+    table = events.LabelTable(
+        write("readmitted.csv", "ID;Readmitted\n1;Yes\n4;no\n"), "readmitted", "id", missing="0"
+    )
+    (site,) = events.read(tables, "north", labels=table).sites
+    assert (site.patients, site.labels.tolist()) == (("1", "2"), [1, 0])
+    with pytest.raises(DataError, match="column id must hold every patient; 2 patient"):
+        events.read(tables, "north", labels=replace(table, missing=""))
+    with pytest.raises(SettingsError, match="label's missing"):
+        replace(table, missing="2")
+
+
+def test_groups_of_codes(tables):
+    cohort = events.read(tables, "north", rolled_up={"diagnoses": "icd3"})
+    assert set(cohort.vocabularies[1].codes) == {"004", "401", "414"}
+    with pytest.raises(SettingsError, match="no mode is named drugs"):
+        events.read(tables, "north", rolled_up={"drugs": "icd3"})
+
+
+def test_little_memory_gives_the_same_bits(tables):
+    assert_same_sites(
+        events.read(tables, "north", memory="64MB"), events.read(tables, "north", memory="1 GiB")
+    )
+    with pytest.raises(SettingsError, match="memory: need a size such as 2GB"):
+        events.read(tables, "north", memory="much")
 
 
 # --- real data: what the readers of these sources count
