@@ -19,12 +19,14 @@ from benchmarks import (
     plot,
     private,
     processes,
+    reading,
     rows,
     scaling,
     solver,
 )
 from benchmarks.scale import SCALES
 
+_SECTIONS = (processes, solver, kernel, peers, private, scaling, federation, reading)
 _RESULTS = Path(__file__).parent / "results"
 
 
@@ -40,7 +42,7 @@ def main() -> None:
     found: list[rows.Row] = []
     with threadpool_limits(1):
         tensors = scale.tensors()
-        for section in (processes, solver, kernel, peers, private, scaling, federation):
+        for section in _SECTIONS:
             print(f"# {section.__name__.rpartition('.')[2]} ...", flush=True)
             found += section.measure(tensors, scale, found)
     rows.show(found)

@@ -199,6 +199,35 @@ def _request_of(sizes: tuple[int, ...], rank: int, solver: str) -> Any:
     )  # fmt: skip
 
 
+def read(folder: str, memory: str) -> dict[str, Any]:
+    """Seconds and peak memory of making a tensor of two event tables."""
+    import duckdb  # noqa: F401 - its import is no reading
+
+    from dpfact_flower.data.readers import event_tables
+
+    before = _reset_peak()
+    began, cpu = time.perf_counter(), time.process_time()
+    tables = {mode: Path(folder) / f"{mode}.csv" for mode in ("procedures", "diagnoses")}
+    cohort = event_tables.read(tables, "bench", top=(200, 300), memory=memory)
+    seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
+    (site,) = cohort.summary()
+    facts = {"seconds": seconds, "cpu": cpu, "peak": _peak(), "before": before}
+    return facts | {"patients": site.patients}
+
+
+def scan(folder: str) -> dict[str, Any]:
+    """Seconds in which DuckDB reads every field of the same tables."""
+    import duckdb
+
+    began, cpu = time.perf_counter(), time.process_time()
+    for mode in ("procedures", "diagnoses"):
+        duckdb.sql(
+            f"""SELECT max(patient), max(time), max(code)
+                FROM read_csv('{folder}/{mode}.csv', all_varchar=true)"""
+        ).fetchall()
+    return {"seconds": time.perf_counter() - began, "cpu": time.process_time() - cpu}
+
+
 _TASKS: dict[str, Callable[..., dict[str, Any]]] = {
     "import": import_module,
     "names": public_names,
@@ -207,6 +236,8 @@ _TASKS: dict[str, Callable[..., dict[str, Any]]] = {
     "round": only_round,
     "large": large,
     "federate": federate,
+    "read": read,
+    "scan": scan,
 }
 
 if __name__ == "__main__":

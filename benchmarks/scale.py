@@ -34,6 +34,8 @@ class Scale:
         Fresh processes per start-up measurement.
     rounds : int
         Of a federated run.
+    events : int
+        Of tables that are read.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Scale:
     shortest: float
     starts: int
     rounds: int
+    events: int
 
     @property
     def timing(self) -> tuple[int, float]:
@@ -70,11 +73,14 @@ SCALES = {
     scale.name: scale
     for scale in (
         Scale("full", 5000, 40_662, 82_307, 1_000_000,
-              rank=50, repetitions=9, shortest=0.1, starts=7, rounds=50),
+              rank=50, repetitions=9, shortest=0.1, starts=7, rounds=50,
+              events=4_500_000),
         Scale("quick", 5000, 4_000, 8_000, 50_000,
-              rank=50, repetitions=5, shortest=0.05, starts=3, rounds=6),
+              rank=50, repetitions=5, shortest=0.05, starts=3, rounds=6,
+              events=450_000),
         Scale("smoke", 60, 60, 60, 200,
-              rank=3, repetitions=2, shortest=0.001, starts=1, rounds=2),
+              rank=3, repetitions=2, shortest=0.001, starts=1, rounds=2,
+              events=2_000),
     )
 }  # fmt: skip
 

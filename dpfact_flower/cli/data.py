@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,7 +16,10 @@ from dpfact_flower.cli.options import Out, console, read_sizes
 from dpfact_flower.errors import SettingsError
 
 if TYPE_CHECKING:
+    from dpfact_flower.data.readers.event_tables import Columns, EventTable, LabelTable
     from dpfact_flower.data.site_data import Cohort
+    from dpfact_flower.data.tables import Dialect
+    from dpfact_flower.data.vocabulary import Vocabulary
 
 # What each command needs is imported inside it: `dpfact --help` must not wait for numba.
 # ruff: noqa: PLC0415
@@ -30,6 +34,29 @@ Top = Annotated[
 Window = Annotated[
     int, typer.Option(help="Days within which codes co-occur; 0 means the same encounter.", min=0)
 ]
+Codes = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=FILE",
+        help="Public code list of a mode (.json, .csv, or one code per line); for all or none.",
+    ),
+]
+Rolled = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--roll-up",
+        metavar="[NAME=]HOW",
+        help="Replace a mode's codes (default: of diagnoses) by groups: icd3, chapter, ccs, first2 "
+        "(so many characters), or a file of code and group.",
+    ),
+]
+Memory = Annotated[str, typer.Option(help="What DuckDB may use before it spills to disk.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace the cohort in the folder.")]
+Least = Annotated[
+    int, typer.Option(help="Sites with fewer patients are merged into one, named other.", min=1)
+]
+Drugs = Annotated[bool, typer.Option("--drugs", help="Add a mode of drugs.")]
+MEMORY = "2GB"
 
 
 class SiteOf(StrEnum):
@@ -38,6 +65,21 @@ class SiteOf(StrEnum):
     region = "region"
     unittype = "unittype"
     hospital = "hospital"
+
+
+class UnitOrService(StrEnum):
+    """How MIMIC-IV is split into sites."""
+
+    careunit = "careunit"
+    service = "service"
+
+
+class CareSite(StrEnum):
+    """How an OMOP CDM is split into sites."""
+
+    none = "none"
+    person = "person"
+    visit = "visit"
 
 
 class Claims(StrEnum):
@@ -51,6 +93,7 @@ class Claims(StrEnum):
 def data_synthetic(
     out: Out,
     preset: Annotated[str, typer.Argument()] = "demo",
+    force: Force = False,
 ) -> None:
     """Make an EHR with planted phenotypes, some shared by all sites, some at one site only.
 
@@ -58,32 +101,171 @@ def data_synthetic(
     """
     from dpfact_flower.data import synthetic
 
-    _save(synthetic.synthetic(synthetic.preset(preset)), out)
+    settings = synthetic.preset(preset)
+    _save(lambda: synthetic.synthetic(settings), out, force=force)
 
 
 @data_app.command("mimic3")
-def data_mimic3(folder: Tables, out: Out, top: Top = "202x316") -> None:
+def data_mimic3(
+    folder: Tables,
+    out: Out,
+    top: Top = "202x316",
+    codes: Codes = None,
+    rolled_up: Rolled = None,
+    memory: Memory = MEMORY,
+    force: Force = False,
+) -> None:
     """MIMIC-III, full or demo: one site per care unit of the first ICU stay.
 
     FOLDER holds its tables, .csv or .csv.gz.
     """
     from dpfact_flower.data.readers import mimic3
 
-    _save(mimic3.read(folder, top=_top(top)), out)
+    _save(
+        lambda: mimic3.read(
+            folder, top=_top(top), vocabularies=_lists(codes, mimic3.MODES),
+            rolled_up=_roll_ups(rolled_up, mimic3.MODES), memory=memory,
+        ),
+        out,
+        force=force,
+    )  # fmt: skip
+
+
+@data_app.command("mimic4")
+def data_mimic4(
+    folder: Tables,
+    out: Out,
+    by: UnitOrService = UnitOrService.careunit,
+    drugs: Drugs = False,
+    top: Annotated[
+        str, typer.Option(help="How many codes of each mode to keep, as 202x316; 0: all.")
+    ] = "",
+    codes: Codes = None,
+    rolled_up: Rolled = None,
+    min_patients: Least = 1,
+    memory: Memory = MEMORY,
+    force: Force = False,
+) -> None:
+    """MIMIC-IV, full or demo: one site per first care unit, or per service.
+
+    FOLDER holds hosp and icu, .csv or .csv.gz. ICD-9 and ICD-10 are kept apart. Without --top, 202
+    procedures, 316 diagnoses and 200 drugs are kept, the most frequent.
+    """
+    from dpfact_flower.data.readers import mimic4
+
+    modes = (*mimic4.MODES, mimic4.DRUGS) if drugs else mimic4.MODES
+    _save(
+        lambda: mimic4.read(
+            folder, site_of=by.value, drugs=drugs, top=_top(top) if top else None,
+            vocabularies=_lists(codes, modes), rolled_up=_roll_ups(rolled_up, modes),
+            min_patients=min_patients, memory=memory,
+        ),
+        out,
+        force=force,
+    )  # fmt: skip
+
+
+@data_app.command("omop")
+def data_omop(
+    source: Annotated[str, typer.Argument()],
+    out: Out,
+    name: Annotated[
+        str, typer.Option(help="Public name of the site; with --by, of the whole cohort.")
+    ],
+    schema: Annotated[str, typer.Option(help="Of the tables in a database.")] = "",
+    by: CareSite = CareSite.none,
+    drugs: Drugs = False,
+    window: Window = 30,
+    top: Top = "0",
+    codes: Codes = None,
+    rolled_up: Rolled = None,
+    min_patients: Least = 1,
+    memory: Memory = MEMORY,
+    force: Force = False,
+) -> None:
+    """OMOP CDM 5.3 or 5.4: procedures x conditions, and ingredients of drugs with --drugs.
+
+    SOURCE is a folder of .csv, .csv.gz or .parquet, a DuckDB or SQLite file, or
+    postgresql://user@host/database. A site is the whole CDM, or with --by the
+    care site of the person or of the first visit.
+    """
+    from dpfact_flower.data.readers import omop
+
+    modes = (*omop.MODES, omop.DRUGS) if drugs else omop.MODES
+    _save(
+        lambda: omop.read(
+            source, name, schema=schema, site_of=by.value, drugs=drugs, window_days=window or None,
+            top=None if top == "0" else _top(top), vocabularies=_lists(codes, modes),
+            rolled_up=_roll_ups(rolled_up, modes, default="conditions"),
+            min_patients=min_patients, memory=memory,
+        ),
+        out,
+        force=force,
+    )  # fmt: skip
+
+
+@data_app.command("tns")
+def data_tns(
+    file: Tables,
+    out: Out,
+    name: Annotated[
+        str, typer.Option(help="Public name of the site; with --parts, of the whole cohort.")
+    ],
+    patients: Annotated[int, typer.Option(help="Which mode is the patients', from 1.", min=1)] = 1,
+    modes: Annotated[
+        str, typer.Option(help="Names of the other modes, as procedures,diagnoses.")
+    ] = "",
+    codes: Codes = None,
+    parts: Annotated[
+        int, typer.Option(help="Sites to split the patients into, for a simulation.", min=1)
+    ] = 1,
+    force: Force = False,
+) -> None:
+    """A FROSTT tensor (.tns or .tns.gz), as one site.
+
+    Codes are those of --codes, by position, or numbers from 1.
+    """
+    from dpfact_flower.data.readers import tns
+
+    names = [part.strip() for part in modes.split(",")] if modes else None
+    lists = _lists(codes, names) if names else _lists(codes, [*_named_files("--codes", codes)])
+    _save(
+        lambda: tns.read(
+            file, name, patients=patients, modes=names, vocabularies=lists, parts=parts
+        ),
+        out,
+        force=force,
+    )
 
 
 @data_app.command("eicu")
 def data_eicu(
-    folder: Tables, out: Out, by: SiteOf = SiteOf.region, top: Top = "0x0", window: Window = 30
+    folder: Tables,
+    out: Out,
+    by: SiteOf = SiteOf.region,
+    top: Top = "0x0",
+    window: Window = 30,
+    codes: Codes = None,
+    rolled_up: Rolled = None,
+    min_patients: Least = 20,
+    memory: Memory = MEMORY,
+    force: Force = False,
 ) -> None:
     """Make sites of eICU, full or demo: treatments x ICD-9 diagnoses, by region, unit or hospital.
 
-    FOLDER holds its tables, .csv or .csv.gz. Sites with fewer than 20 patients are merged into one,
-    named other.
+    FOLDER holds its tables, .csv or .csv.gz.
     """
     from dpfact_flower.data.readers import eicu
 
-    _save(eicu.read(folder, site_of=by.value, top=_top(top), window_days=window or None), out)
+    _save(
+        lambda: eicu.read(
+            folder, site_of=by.value, top=_top(top), window_days=window or None,
+            vocabularies=_lists(codes, eicu.MODES), rolled_up=_roll_ups(rolled_up, eicu.MODES),
+            min_patients=min_patients, memory=memory,
+        ),
+        out,
+        force=force,
+    )  # fmt: skip
 
 
 @data_app.command("synpuf")
@@ -100,23 +282,33 @@ def data_synpuf(
     drop_last_patient: Annotated[
         bool, typer.Option(help="For a file that was cut off: its last patient is incomplete.")
     ] = False,
+    group: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SITE=1,2,3", help="Samples of a site; default: one site a sample."),
+    ] = None,
+    codes: Codes = None,
+    rolled_up: Rolled = None,
+    memory: Memory = MEMORY,
+    force: Force = False,
 ) -> None:
-    """CMS DE-SynPUF claims: one site per sample.
+    """CMS DE-SynPUF claims: one site per sample, or per --group of samples.
 
     FOLDER holds their files, .csv or .csv.gz.
     """
     from dpfact_flower.data.readers import synpuf
     from dpfact_flower.data.vocabulary import load_codes
 
-    cohort = synpuf.read(
-        folder,
-        care=claims.value,
-        top=_top(top),
-        window_days=window or None,
-        valid_procedures=load_codes(valid_procedures, "procedures") if valid_procedures else None,
-        drop_last_patient=drop_last_patient or None,
-    )
-    _save(cohort, out)
+    valid = load_codes(valid_procedures, "procedures") if valid_procedures else None
+    _save(
+        lambda: synpuf.read(
+            folder, care=claims.value, top=_top(top), window_days=window or None,
+            vocabularies=_lists(codes, synpuf.MODES), valid_procedures=valid,
+            rolled_up=_roll_ups(rolled_up, synpuf.MODES), groups=_groups(group),
+            drop_last_patient=drop_last_patient or None, memory=memory,
+        ),
+        out,
+        force=force,
+    )  # fmt: skip
 
 
 @data_app.command("events")
@@ -125,24 +317,29 @@ def data_events(
     mode: Annotated[
         list[str],
         typer.Option(
-            metavar="NAME=FILE",
-            help="A feature mode and its table (.csv, .csv.gz, .parquet); two or more.",
+            metavar="NAME=FILE[,COLUMN=NAME]",
+            help="A feature mode and its table (.csv, .csv.gz, .parquet, or a pattern such as "
+            "rx_*.csv); two or more. Columns of its own as patient=, code=, time=, encounter=, "
+            "description=.",
         ),
     ],
     name: Annotated[
         str, typer.Option(help="Public name of the site; with --sites, of the whole cohort.")
     ],
-    codes: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=FILE",
-            help="Public code list of a mode (.json, .csv, or one code per line); for all or none.",
-        ),
-    ] = None,
+    codes: Codes = None,
+    rolled_up: Rolled = None,
     window: Window = 30,
     labels: Annotated[
         Path | None, typer.Option(help="Table of patient and died (0, or 1: death in hospital).")
     ] = None,
+    label: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME=FILE[,KEY=VALUE]",
+            help="Another label, in the column NAME, or in column=; missing=0 labels patients who "
+            "are not in the table; patient= names their column.",
+        ),
+    ] = "",
     sites: Annotated[
         Path | None, typer.Option(help="Table of patient and site, for a simulation.")
     ] = None,
@@ -157,6 +354,15 @@ def data_events(
     description: Annotated[
         str, typer.Option(help="Column of a code's description, if any.")
     ] = "description",
+    time_format: Annotated[
+        str, typer.Option(help="How times are written, as %d.%m.%Y %H:%M; default: ISO 8601.")
+    ] = "",
+    delimiter: Annotated[
+        str, typer.Option(help="Of CSV; default: what the first line has most of: , ; | or \\t.")
+    ] = "",
+    encoding: Annotated[str, typer.Option(help="Of CSV: utf-8, latin-1 or utf-16.")] = "utf-8",
+    memory: Memory = MEMORY,
+    force: Force = False,
 ) -> None:
     """Any EHR, from one table per feature mode, one row per event.
 
@@ -182,31 +388,30 @@ def data_events(
     --codes may be omitted.
     """  # noqa: D301 - \b, a backspace, keeps lines as they are
     from dpfact_flower.data.readers import event_tables
-    from dpfact_flower.data.vocabulary import load_codes
+    from dpfact_flower.data.tables import Dialect
 
-    tables, lists = _named_files("--mode", mode), _named_files("--codes", codes)
-    if lists and lists.keys() != tables.keys():
-        raise SettingsError(
-            f"--codes: need a list for each of {', '.join(tables)}, got {', '.join(lists)}"
-        )
-    cohort = event_tables.read(
-        tables,
-        name,
-        columns=event_tables.Columns(patient, code, time, encounter, description),
-        window_days=window or None,
-        sites=sites,
-        labels=labels,
-        top=_top(top) if top else None,
-        vocabularies=[load_codes(lists[mode], mode) for mode in tables] if lists else None,
-    )
-    _save(cohort, out)
+    columns = event_tables.Columns(patient, code, time, encounter, description)
+    dialect = Dialect(delimiter, encoding)
+    tables = _event_tables(mode, columns, dialect, time_format)
+    if labels is not None and label:
+        raise SettingsError("--label: --labels names a table of labels already; give one of them")
+    _save(
+        lambda: event_tables.read(
+            tables, name, columns=columns, window_days=window or None, sites=sites,
+            labels=_label(label) if label else labels, top=_top(top) if top else None,
+            vocabularies=_lists(codes, [*tables]), rolled_up=_roll_ups(rolled_up, [*tables]),
+            dialect=dialect, memory=memory,
+        ),
+        out,
+        force=force,
+    )  # fmt: skip
 
 
 @data_app.command("show")
 def data_show(
     folder: Annotated[Path, typer.Argument()],
 ) -> None:
-    """Sites of a folder that dpfact data wrote: patients, non-zeros, deaths."""
+    """Sites of a folder that dpfact data wrote, and what was read, kept and left out."""
     from dpfact_flower.data.site_data import Cohort
 
     _show(Cohort.load(folder))
@@ -217,31 +422,127 @@ def _top(text: str) -> tuple[int | None, ...]:
     return tuple(size or None for size in read_sizes("--top", text))
 
 
-def _named_files(option: str, values: Sequence[str] | None) -> dict[str, Path]:
-    """Files by name from ``NAME=FILE``, in the order given."""
-    files: dict[str, Path] = {}
+def _named(option: str, values: Sequence[str] | None) -> dict[str, str]:
+    """What is given to each name by ``NAME=...``, in the order given."""
+    found: dict[str, str] = {}
     for value in values or ():
-        name, _, file = value.partition("=")
-        if not name or not file:
+        name, _, given = value.partition("=")
+        if not name or not given:
             raise SettingsError(f"{option}: need NAME=FILE, got {value!r}")
-        if name in files:
+        if name in found:
             raise SettingsError(f"{option}: {name} is given twice")
-        files[name] = Path(file)
-    return files
+        found[name] = given
+    return found
 
 
-def _save(cohort: Cohort, out: Path) -> None:
+def _named_files(option: str, values: Sequence[str] | None) -> dict[str, Path]:
+    return {name: Path(file) for name, file in _named(option, values).items()}
+
+
+def _lists(values: Sequence[str] | None, modes: Sequence[str]) -> list[Vocabulary] | None:
+    """Code lists of all modes, in their order; None where none is given."""
+    from dpfact_flower.data.vocabulary import load_codes
+
+    lists = _named_files("--codes", values)
+    if not lists:
+        return None
+    if lists.keys() != set(modes):
+        raise SettingsError(
+            f"--codes: need a list for each of {', '.join(modes)}, got {', '.join(lists)}"
+        )
+    return [load_codes(lists[mode], mode) for mode in modes]
+
+
+def _roll_ups(
+    values: Sequence[str] | None, modes: Sequence[str], default: str = "diagnoses"
+) -> dict[str, str]:
+    """How each mode is rolled up; one without a name is that of diagnoses."""
+    named = [value if value.partition("=")[2] else f"{default}={value}" for value in values or ()]
+    found = _named("--roll-up", named)
+    if unknown := found.keys() - set(modes):
+        raise SettingsError(
+            f"--roll-up: no mode is named {', '.join(sorted(unknown))}; there are "
+            f"{', '.join(modes)}: write NAME=HOW"
+        )
+    return found
+
+
+def _groups(values: Sequence[str] | None) -> dict[str, list[int]] | None:
+    """Numbers of the samples of each site."""
+    found = {}
+    for site, numbers in _named("--group", values).items():
+        if not re.fullmatch(r"\d{1,6}(,\d{1,6})*", numbers):
+            raise SettingsError(f"--group: need SITE=1,2,3, got {site}={numbers!r}")
+        found[site] = [int(number) for number in numbers.split(",")]
+    return found or None
+
+
+def _with_keys(text: str, keys: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """``FILE,KEY=VALUE,...`` in parts; a comma before no known key belongs to what is before it."""
+    first, *others = re.split(rf",(?=(?:{'|'.join(keys)})=)", text)
+    pairs = (other.partition("=") for other in others)
+    return first, {key: value for key, _, value in pairs}
+
+
+def _event_tables(
+    values: Sequence[str], columns: Columns, dialect: Dialect, time_format: str
+) -> dict[str, EventTable]:
+    """Event tables by mode, each with the columns that are its own."""
+    from dataclasses import replace
+
+    from dpfact_flower.data.readers.event_tables import EventTable
+
+    tables = {}
+    for mode, text in _named("--mode", values).items():
+        pattern, own = _with_keys(text, [*columns.names])
+        path = Path(pattern)
+        files = [path]
+        if not path.exists() and any(mark in path.name for mark in "*?["):
+            files = sorted(path.parent.glob(path.name))
+            if not files:
+                raise SettingsError(f"--mode: no file of {mode} is named {pattern}")
+        tables[mode] = EventTable(files, replace(columns, **own), dialect, time_format)
+    return tables
+
+
+def _label(text: str) -> LabelTable:
+    from dpfact_flower.data.readers.event_tables import LabelTable
+
+    ((name, given),) = _named("--label", [text]).items()
+    file, own = _with_keys(given, ["column", "patient", "missing"])
+    return LabelTable(file, **{"column": name, **own})
+
+
+def _save(make: Callable[[], Cohort], out: Path, *, force: bool) -> None:
+    """Make a cohort and write it, unless the folder holds another one; say what was done."""
+    from dpfact_flower.data.site_data import COHORT, remove_cohort
+
+    used = (out / COHORT).exists()
+    if used and not force:
+        raise SettingsError(
+            f"--out: {out} holds a cohort already; name another folder, or replace it with --force"
+        )
+    cohort = make()
     out.mkdir(parents=True, exist_ok=True)
+    if used:
+        remove_cohort(out)
     cohort.save(out)
     _show(cohort)
     console.print("written to", escape(str(out)), soft_wrap=True)
 
 
 def _show(cohort: Cohort) -> None:
-    table = Table("site", "patients", "non-zeros", "deaths", title=cohort.name)
+    if cohort.account:
+        counts = Table("where", "what", "count", title="read, kept and left out")
+        for where, what, count in cohort.account:
+            counts.add_row(escape(where), escape(what), f"{count:,}")
+        console.print(counts)
+    table = Table("site", "patients", "non-zeros", "label is 1", title=cohort.name)
     for row in cohort.summary():
         table.add_row(row.site, f"{row.patients:,}", f"{row.nonzeros:,}", _count(row.deaths))
     console.print(table)
+    for vocabulary in cohort.vocabularies:
+        console.print(escape(f"{vocabulary.name}: {len(vocabulary):,} codes"), soft_wrap=True)
 
 
 def _count(deaths: int | None) -> str:

@@ -11,13 +11,14 @@ any number of modes m >= 1.
   lacks what the window needs, an encounter or a time, is in no window.
 - A patient without any cell has no data in the tensor and is left out unless asked for.
 
-The readers of `dpfact_flower.data` bring their source into three tables of one DuckDB connection:
+The readers of `dpfact_flower.data` bring their source into one DuckDB connection: events of each
+mode (`dpfact_flower.data.events`), and two tables of text:
 
     patients      patient, site, died (BOOLEAN or NULL)              one row per patient
-    events        mode, patient, encounter, time, code               time in minutes, BIGINT
     descriptions  mode, code, description                            one row per code, none needed
 
-What a site's name may not contain becomes a hyphen, and a blank name ``unknown``.
+A site's name loses its accents; whatever else it may not contain becomes a hyphen, and a blank name
+``unknown``. Two names that would become one are an error.
 `time` counts from any origin that is the same within a patient, or within an encounter if the
 window asks for the same encounter. Whole minutes keep the edge of the window exact.
 """
@@ -31,10 +32,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpfact_flower.data.events import account, modes_of, note, table_of
 from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.data.tables import count_rows
 from dpfact_flower.data.vocabulary import Vocabulary, by_frequency
-from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.errors import DataError, SettingsError, shown
 from dpfact_flower.tensor import SparseTensor
 
 if TYPE_CHECKING:
@@ -72,6 +74,10 @@ class Window:
             raise SettingsError(f"window days: need an integer of at least 0, got {self.days!r}")
         if self.days is None and not self.same_encounter:
             raise SettingsError("window: need a number of days, the same encounter, or both")
+
+    def __str__(self) -> str:
+        parts = ["one encounter"] if self.same_encounter else []
+        return " in ".join([*([] if self.days is None else [f"{self.days} days"]), *parts])
 
     def condition(self, left: str, right: str) -> str:
         """SQL that is true if the events `left` and `right` are in one window."""
@@ -179,11 +185,11 @@ def build_cohort(
     SettingsError
         If `min_patients` is not a positive integer.
     DataError
-        If no patient has a cell, or two sites' names differ only by case.
+        If no patient has a cell, or two sites' names differ by no more than what is replaced.
     """
     if type(min_patients) is not int or min_patients < 1:
         raise SettingsError(f"min-patients: need an integer of at least 1, got {min_patients!r}")
-    _number_patients(connection)
+    _name_sites(connection, name)
     _count_cells(connection, vocabularies, window)
     if not count_rows(connection, "cells"):
         events = ", ".join(
@@ -191,7 +197,8 @@ def build_cohort(
             for n, vocabulary in enumerate(vocabularies, 1)
         )
         raise DataError(
-            f"{name}: no two events of the vocabularies {events} lie in one window ({window})"
+            f"{name}: no two events of the vocabularies {events} lie in one window ({window}); is "
+            "--window too short, or is a code list another hospital's?"
         )
     _assign_sites(connection, min_patients, keep_empty)
     sites = [
@@ -200,111 +207,156 @@ def build_cohort(
             "SELECT DISTINCT site FROM members ORDER BY site"
         ).fetchall()
     ]
-    cohort = Cohort(name, tuple(sites))
-    for line in cohort.summary():
-        logger.info("site %s: %d patients, %d non-zeros", *line[:3])
-    return cohort
+    return Cohort(name, tuple(sites), account=account(connection))
 
 
 def _most_frequent(connection: Connection, mode: str, top: int | None) -> Vocabulary:
-    counts = connection.execute(
-        """SELECT code, count(*) FROM (
-               SELECT DISTINCT patient, encounter, time, code
-               FROM events SEMI JOIN patients USING (patient)
-               WHERE mode = $mode AND code IS NOT NULL)
-           GROUP BY code""",
-        {"mode": mode},
-    ).fetchall()
+    counts = (
+        connection.execute(
+            f"""SELECT c.code, e.count FROM (
+                    SELECT code, count(*) AS count FROM {_events(connection, mode)}
+                    GROUP BY code) e
+                JOIN codes c ON c.key = e.code AND c.mode = $mode""",
+            {"mode": mode},
+        ).fetchall()
+        if mode in modes_of(connection)
+        else []
+    )
     if not counts:
         raise DataError(f"the tables hold no {mode} of these patients")
     descriptions = connection.execute(
         "SELECT code, description FROM descriptions WHERE mode = $mode", {"mode": mode}
     ).fetchall()
     vocabulary = by_frequency(mode, dict(counts), top, dict(descriptions))
-    logger.info("%s: %d of %d codes", mode, len(vocabulary), len(counts))
+    note(connection, mode, "codes", len(counts))
+    if len(vocabulary) < len(counts):
+        note(connection, mode, "codes left out as less frequent", len(counts) - len(vocabulary))
     return vocabulary
 
 
-def _number_patients(connection: Connection) -> None:
+def _events(connection: Connection, mode: str) -> str:
+    """SQL of a mode's events that are of the table ``patients``."""
+    if mode not in modes_of(connection):
+        return (
+            "(SELECT NULL::UBIGINT AS patient, NULL::UBIGINT AS encounter, NULL::BIGINT AS time, "
+            "NULL::UBIGINT AS code WHERE false)"
+        )
+    if not count_rows(connection, "(FROM people ANTI JOIN patients USING (patient))"):
+        return table_of(mode)  # nobody to leave out: a join of all events is worth avoiding
+    known = "(SELECT hash(patient) AS patient FROM patients)"
+    return f"(FROM {table_of(mode)} SEMI JOIN {known} USING (patient))"
+
+
+def _name_sites(connection: Connection, cohort: str) -> None:
+    """Table ``named``: patients by the hash of their identifier, with names that files can have."""
     connection.execute(
-        """CREATE OR REPLACE TEMP TABLE numbered AS
-           SELECT row_number() OVER (ORDER BY patient) AS number, patient, died,
-               coalesce(nullif(left(ltrim(
-                   regexp_replace(site, '[^A-Za-z0-9._-]+', '-', 'g'), '._-'), 64), ''),
+        """CREATE OR REPLACE TEMP TABLE named AS
+           SELECT patient AS id, hash(patient) AS patient, died, trim(coalesce(site, '')) AS given,
+               coalesce(nullif(left(ltrim(regexp_replace(
+                   strip_accents(given), '[^A-Za-z0-9._-]+', '-', 'g'), '._-'), 64), ''),
                    $unknown) AS site
            FROM patients""",
         {"unknown": UNKNOWN_SITE},
     )
+    changed = connection.execute(
+        """SELECT list(DISTINCT given ORDER BY given), lower(site) FROM named
+           GROUP BY lower(site) HAVING count(DISTINCT given) > 1 ORDER BY lower(site)"""
+    ).fetchall()
+    if changed:
+        names, one = changed[0]
+        raise DataError(
+            f"{cohort}: the sites {', '.join(map(shown, names[:3]))} would become one, {one}; "
+            "tell them apart by letters, digits, dots, hyphens or underscores"
+        )
+    blank = count_rows(connection, "named", "given = ''")
+    if blank:
+        note(connection, "sites", f"patients of no site, who are at {UNKNOWN_SITE}", blank)
+    other = count_rows(
+        connection, "(SELECT DISTINCT site FROM named WHERE given NOT IN ('', site))"
+    )
+    if other:
+        note(connection, "sites", "names in which characters were replaced", other)
 
 
 def _count_cells(
     connection: Connection, vocabularies: Sequence[Vocabulary], window: Window
 ) -> None:
-    """Table ``cells``: number of the patient, one index per mode, count."""
+    """Table ``cells``: hash of the patient, one index per mode, count."""
     for n, vocabulary in enumerate(vocabularies, 1):
-        connection.execute(
-            f"""CREATE OR REPLACE TEMP TABLE mode_{n} AS
-                SELECT DISTINCT p.number, e.encounter, e.time, c.position AS code
-                FROM events e
-                JOIN numbered p USING (patient)
-                JOIN (SELECT unnest($codes) AS code, unnest(range(len($codes))) AS position) c
-                    ON c.code = e.code
-                WHERE e.mode = $mode""",
-            {"codes": list(vocabulary.codes), "mode": vocabulary.name},
-        )
-        events = count_rows(connection, f"mode_{n}")
-        unplaced = count_rows(connection, f"mode_{n}", window.unplaced)
-        connection.execute(f"DELETE FROM mode_{n} WHERE {window.unplaced}")
-        logger.info(
-            "%s: %d events, %d of them without the time or encounter that the window needs",
-            vocabulary.name, events, unplaced,
-        )  # fmt: skip
+        _place_events(connection, n, vocabulary, window)
     modes = range(1, len(vocabularies) + 1)
     joins = " ".join(
-        f"JOIN mode_{n} m{n} ON m{n}.number = m1.number AND "
+        f"JOIN mode_{n} m{n} ON m{n}.patient = m1.patient AND "
         + " AND ".join(window.condition(f"m{k}", f"m{n}") for k in range(1, n))
         for n in modes[1:]
     )
     codes = ", ".join(f"m{n}.code AS code_{n}" for n in modes)
     connection.execute(
         f"""CREATE OR REPLACE TEMP TABLE cells AS
-            SELECT m1.number, {codes}, count(*) AS count FROM mode_1 m1 {joins}
+            SELECT m1.patient, {codes}, count(*) AS count FROM mode_1 m1 {joins}
             GROUP BY ALL"""
     )
 
 
+def _place_events(connection: Connection, n: int, vocabulary: Vocabulary, window: Window) -> None:
+    """Table ``mode_<n>``: events of known patients and codes that lie in a window."""
+    mode = vocabulary.name
+    connection.execute(
+        f"""CREATE OR REPLACE TEMP TABLE mode_{n} AS
+            SELECT e.patient, e.encounter, e.time, c.position AS code
+            FROM {_events(connection, mode)} e
+            JOIN (SELECT hash(unnest($codes)) AS code, unnest(range(len($codes))) AS position) c
+                USING (code)""",
+        {"codes": list(vocabulary.codes)},
+    )
+    unplaced = count_rows(connection, f"mode_{n}", window.unplaced)
+    connection.execute(f"DELETE FROM mode_{n} WHERE {window.unplaced}")
+    note(
+        connection, mode, "events of these codes and patients", count_rows(connection, f"mode_{n}")
+    )
+    if unplaced:
+        note(connection, mode, "more without the time or encounter that a window needs", unplaced)
+
+
 def _assign_sites(connection: Connection, min_patients: int, keep_empty: bool) -> None:
     """Table ``members``: which patient is which row of which site."""
-    with_cells = "true" if keep_empty else "number IN (SELECT number FROM cells)"
+    with_cells = "true" if keep_empty else "patient IN (SELECT patient FROM cells)"
     connection.execute(
         f"""CREATE OR REPLACE TEMP TABLE members AS
-            WITH kept AS (SELECT * FROM numbered WHERE {with_cells}),
+            WITH kept AS (SELECT * FROM named WHERE {with_cells}),
             sized AS (
                 SELECT * REPLACE (
                     if(count(*) OVER (PARTITION BY site) < $least, $other, site) AS site)
                 FROM kept)
-            SELECT *, row_number() OVER (PARTITION BY site ORDER BY number) - 1 AS position
+            SELECT *, row_number() OVER (PARTITION BY site ORDER BY id) - 1 AS position
             FROM sized""",
         {"least": min_patients, "other": SMALL_SITES},
     )
-    merged = connection.execute(
-        "SELECT count(DISTINCT n.site) FROM numbered n JOIN members m USING (number) "
-        "WHERE n.site <> m.site"
+    ((merged, people),) = connection.execute(
+        """SELECT count(DISTINCT n.site), count(*) FROM named n JOIN members m USING (patient)
+           WHERE n.site <> m.site"""
     ).fetchall()
-    if merged[0][0]:
-        logger.warning(
-            "%d sites hold fewer than %d patients and are merged into %r",
-            merged[0][0], min_patients, SMALL_SITES,
-        )  # fmt: skip
-    everybody, kept = count_rows(connection, "numbered"), count_rows(connection, "members")
-    logger.info("%d patients, %d left out because they have no cell", everybody, everybody - kept)
+    if merged:
+        what = f"sites of fewer than {min_patients} patients, merged into {SMALL_SITES}"
+        note(connection, "sites", what, merged)
+        note(connection, "sites", f"patients of sites merged into {SMALL_SITES}", people)
+        if count_rows(connection, "members", f"site = '{SMALL_SITES}'") > people:
+            raise DataError(
+                f"sites of fewer than {min_patients} patients cannot be merged into {SMALL_SITES}, "
+                "for a site has that name already; rename it, or merge none (min-patients 1)"
+            )
+    everybody, kept = count_rows(connection, "named"), count_rows(connection, "members")
+    note(connection, "patients", "in the tables", everybody)
+    note(connection, "patients", "left out, since no two of their codes lie in a window",
+         everybody - kept)  # fmt: skip
+    note(connection, "patients", "kept", kept)
 
 
 def _site(
     connection: Connection, site: str, vocabularies: Sequence[Vocabulary], labels: bool
 ) -> SiteData:
     people = connection.execute(
-        "SELECT patient, coalesce(died, false) AS died FROM members "
+        "SELECT id AS patient, coalesce(died, false) AS died FROM members "
         "WHERE site = $site ORDER BY position",
         {"site": site},
     ).fetchnumpy()
@@ -312,7 +364,7 @@ def _site(
     # Sorted by DuckDB, which spills to disk, and in the tensor's own types.
     cells = connection.execute(
         f"SELECT {', '.join(f'{column}::INTEGER AS {column}' for column in columns)}, "
-        "count::FLOAT AS count FROM cells JOIN members USING (number) "
+        "count::FLOAT AS count FROM cells JOIN members USING (patient) "
         f"WHERE site = $site ORDER BY {', '.join(columns)}",
         {"site": site},
     ).fetchnumpy()

@@ -27,6 +27,8 @@ from dpfact_flower.tensor import SparseTensor
 _FORMAT = 1
 _TRUTH = "truth"
 COHORT = "cohort.json"
+ACCOUNT = "account.json"
+"""What was read, kept and left out, beside a cohort."""
 
 
 class SiteSource(Protocol):
@@ -286,6 +288,8 @@ class Cohort:
         At least one; equal vocabularies, names that differ by more than their case.
     truth : Truth or None
         Planted phenotypes, where they are known.
+    account : tuple of (where, what, count)
+        What a reader read, kept and left out; beside the files, not part of them.
 
     Raises
     ------
@@ -296,6 +300,7 @@ class Cohort:
     name: str
     sites: tuple[SiteData, ...]
     truth: Truth | None = None
+    account: tuple[tuple[str, str, int], ...] = ()
 
     def __post_init__(self) -> None:
         check_name("cohort name", self.name)
@@ -331,7 +336,8 @@ class Cohort:
         if not kept:
             return self
         sites = tuple(site.select_codes(kept) for site in self.sites)
-        return Cohort(self.name, sites, self.truth and self.truth.select_codes(kept))
+        truth = self.truth and self.truth.select_codes(kept)
+        return Cohort(self.name, sites, truth, self.account)
 
     def save(self, folder: str | Path) -> None:
         """Write one file per site, one per vocabulary, the truth, and last ``cohort.json``.
@@ -341,7 +347,8 @@ class Cohort:
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / COHORT).unlink(missing_ok=True)
+        for name in (COHORT, ACCOUNT):
+            (folder / name).unlink(missing_ok=True)
         for site in self.sites:
             site.save(folder / f"{site.name}.npz")
         for vocabulary in self.vocabularies:
@@ -358,6 +365,12 @@ class Cohort:
             "vocabularies": {v.name: v.digest for v in self.vocabularies},
             "truth": self.truth is not None,
         }
+        lines = [
+            {"where": where, "what": what, "count": count} for where, what, count in self.account
+        ]
+        if lines:
+            with replacing(folder / ACCOUNT) as file:
+                file.write(json.dumps(lines, indent=1, ensure_ascii=False).encode())
         with replacing(folder / COHORT) as file:
             file.write(json.dumps(content, indent=1).encode())
 
@@ -375,7 +388,7 @@ class Cohort:
         sites = tuple(load_site(path) for path in site_files(folder))  # shared with the clients
         truth = _load_truth(folder) if content["truth"] else None
         try:
-            cohort = cls(content["name"], sites, truth)
+            cohort = cls(content["name"], sites, truth, _read_account(folder / ACCOUNT))
         except DataError as error:
             raise DataError(f"{folder / COHORT}: {error}") from None
         if content["vocabularies"] != {v.name: v.digest for v in cohort.vocabularies}:
@@ -407,6 +420,24 @@ class Cohort:
                 f"cohort {self.name}: truth is of {len(truth.usage)} sites and {sizes} codes, "
                 f"the data of {len(self.sites)} sites and {wanted} codes"
             )
+
+
+def remove_cohort(folder: str | Path) -> None:
+    """Delete what `Cohort.save` wrote to a folder, and nothing else.
+
+    Raises
+    ------
+    DataError
+        If the folder holds no cohort.
+    """
+    folder = Path(folder)
+    content = _read_cohort(folder / COHORT)
+    others = [f"{name}.vocabulary.json" for name in content["vocabularies"]]
+    for path in (*site_files(folder), *(folder / name for name in [*others, f"{_TRUTH}.npz"])):
+        if path.parent == folder:  # a damaged file may name anything
+            path.unlink(missing_ok=True)
+    for name in (ACCOUNT, COHORT):
+        (folder / name).unlink(missing_ok=True)
 
 
 def site_files(folder: str | Path) -> list[Path]:
@@ -448,6 +479,16 @@ def _read_cohort(path: Path) -> dict[str, Any]:
         raise DataError(f"{path}: need an object with {', '.join(fields)}")
     _check_format(path, content["format"])
     return content
+
+
+def _read_account(path: Path) -> tuple[tuple[str, str, int], ...]:
+    try:
+        lines = from_json(path.read_text(encoding="utf-8"))
+        return tuple((str(x["where"]), str(x["what"]), int(x["count"])) for x in lines)
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise DataError(f"{path}: not readable as an account ({type(error).__name__})") from None
 
 
 def _vocabularies(arrays: Mapping[str, NDArray[Any]]) -> tuple[Vocabulary, ...]:

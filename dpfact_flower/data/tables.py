@@ -10,48 +10,98 @@ from __future__ import annotations
 
 import csv
 import gzip
+import itertools
 import logging
 import re
 import tempfile
 import zlib
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dpfact_flower.errors import DataError, MissingDependencyError
+from dpfact_flower.errors import DataError, MissingDependencyError, SettingsError
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection as Connection
 
 __all__ = [
-    "connect", "count_rows", "find_files", "find_table", "load_table", "quoted", "read_header",
-    "refuse_rows",
+    "MEMORY", "Dialect", "connect", "count_rows", "find_files", "find_table", "load_table",
+    "quoted", "read_header", "refuse_rows",
 ]  # fmt: skip
 
 logger = logging.getLogger(__name__)
 
-_COLUMN = re.compile(r"[A-Za-z_][A-Za-z0-9_ ]*|")
+_COLUMN = re.compile(r"[^\W\d].*|_.*|", re.DOTALL)
+_DELIMITERS = ",;\t|"
 _TEXT_OR_WHOLE = re.compile(  # as Parquet's types are called in DuckDB; a code is never a fraction
     r"VARCHAR|ENUM.*|UUID|BOOLEAN|U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?|DECIMAL\(\d+,0\)|"
     r"DATE|TIMESTAMP.*"
 )
 
 
+MEMORY = "2GB"
+"""What DuckDB may use before it spills; the tensors that are made come on top."""
+_MEMORY = re.compile(r"\d+(\.\d+)? ?([KMGT]i?)?B", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How a CSV file is written, as far as its first line does not say.
+
+    Attributes
+    ----------
+    delimiter : str
+        One character; ``""``: whichever of comma, semicolon, tabulator and ``|`` is most frequent
+        in the first line.
+    encoding : {"utf-8", "latin-1", "utf-16"}
+
+    Raises
+    ------
+    SettingsError
+        Naming the field.
+    """
+
+    delimiter: str = ""
+    encoding: str = "utf-8"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "delimiter", self.delimiter.replace("\\t", "\t"))
+        if len(self.delimiter) > 1 or self.delimiter in set("\"'\n\r"):
+            raise SettingsError(f"delimiter: need one character, got {self.delimiter!r}")
+        if self.encoding not in ("utf-8", "latin-1", "utf-16"):
+            raise SettingsError(
+                f"encoding: must be one of utf-8, latin-1, utf-16; got {self.encoding!r}"
+            )
+
+
+_PLAIN = Dialect()
+
+
 @contextmanager
-def connect() -> Iterator[Connection]:
-    """DuckDB database in memory; joins larger than memory spill to a private folder.
+def connect(memory: str = MEMORY) -> Iterator[Connection]:
+    """DuckDB database in memory; what is larger spills to a private folder.
 
     The folder is the user's alone and is removed at the end. Extensions are never fetched: a
     hospital's machine asks nothing of the internet.
 
+    Parameters
+    ----------
+    memory : str
+        What DuckDB may use, such as ``2GB``.
+
     Raises
     ------
+    SettingsError
+        If `memory` is no such text.
     MissingDependencyError
         If DuckDB is not installed.
     DataError
         In place of any error of DuckDB inside the block, since that may quote a patient's line.
     """
+    if not _MEMORY.fullmatch(memory):
+        raise SettingsError(f"memory: need a size such as 2GB or 500MB, got {memory!r}")
     try:
         import duckdb  # noqa: PLC0415 - optional, and not needed to use a tensor
     except ImportError:
@@ -61,12 +111,18 @@ def connect() -> Iterator[Connection]:
     with tempfile.TemporaryDirectory(prefix="dpfact-") as spill:
         config: dict[str, str | bool | int | float | list[str]] = {
             "temp_directory": spill,
+            "memory_limit": memory,
             "autoinstall_known_extensions": False,
             "autoload_known_extensions": False,
         }
         connection = duckdb.connect(config=config)
         try:
             yield connection
+        except duckdb.OutOfMemoryException:
+            raise DataError(
+                f"{memory} of memory, or the room for temporary files in {Path(spill).parent}, is "
+                "too little to build the tensors; allow more (--memory), or keep fewer codes"
+            ) from None
         except duckdb.Error as error:
             raise DataError(
                 f"DuckDB could not build the tensors ({type(error).__name__}); its own message is "
@@ -76,7 +132,7 @@ def connect() -> Iterator[Connection]:
             connection.close()
 
 
-def find_files(folder: str | Path, pattern: str) -> dict[str, Path]:
+def find_files(folder: str | Path, pattern: str, ending: str = r"\.csv(\.gz)?") -> dict[str, Path]:
     """CSV files, plain or gzipped, whose stem matches `pattern` whatever the case.
 
     Parameters
@@ -84,6 +140,8 @@ def find_files(folder: str | Path, pattern: str) -> dict[str, Path]:
     folder : path
     pattern : str
         Regular expression for the name before ``.csv`` or ``.csv.gz``, with one group.
+    ending : str
+        Regular expression for other endings.
 
     Returns
     -------
@@ -101,24 +159,24 @@ def find_files(folder: str | Path, pattern: str) -> dict[str, Path]:
         raise DataError(f"{folder}: no such folder")
     found: dict[str, Path] = {}
     for path in sorted(folder.iterdir(), key=lambda path: (len(path.name), path.name)):
-        match = re.fullmatch(rf"{pattern}\.csv(\.gz)?", path.name, re.IGNORECASE)
+        match = re.fullmatch(rf"{pattern}{ending}", path.name, re.IGNORECASE)
         if match and path.is_file():
             found.setdefault(match[1].lower(), path)
     return dict(sorted(found.items()))
 
 
 def find_table(folder: str | Path, name: str) -> Path:
-    """File of the table `name`: ``<name>.csv`` or ``<name>.csv.gz``, whatever the case.
+    """File of a table: ``<name>.csv``, ``.csv.gz`` or ``.parquet``, whatever the case.
 
     Raises
     ------
     DataError
         If it is missing, with the names tried.
     """
-    found = find_files(folder, f"({re.escape(name)})")
+    found = find_files(folder, f"({re.escape(name)})", r"\.(csv|csv\.gz|parquet)")
     if not found:
         raise DataError(
-            f"{folder}: lacks the table {name}; tried {name}.csv and {name}.csv.gz, "
+            f"{folder}: lacks the table {name}; tried {name}.csv and {name}.csv.gz (or .parquet), "
             "in upper and lower case"
         )
     return found[name.lower()]
@@ -132,7 +190,9 @@ def load_table(
     *,
     optional: Sequence[str] = (),
     select: str = "*",
+    where: str = "true",
     may_be_cut: bool = False,
+    dialect: Dialect = _PLAIN,
 ) -> bool:
     """Read columns of a CSV or Parquet file into the temporary table `table`, as trimmed text.
 
@@ -142,7 +202,7 @@ def load_table(
     table : str
         Name of the table to create.
     path : Path
-        UTF-8 with a header line, plain or gzipped, fields perhaps in double quotes, lines ended
+        Text with a header line, plain or gzipped, fields perhaps in double quotes, lines ended
         by LF or CRLF; or, named ``.parquet``, columns of text, whole numbers, dates or times. A
         time with a zone becomes that of UTC.
     columns : sequence of str
@@ -152,8 +212,12 @@ def load_table(
         Likewise, but NULL in every row where the file lacks the column.
     select : str
         SQL over `columns` and `optional` that makes one row from each row.
+    where : str
+        SQL over them: which rows are kept.
     may_be_cut : bool
         Leave out a last line of CSV that ends too early instead of refusing the file.
+    dialect : Dialect
+        Of CSV.
 
     Returns
     -------
@@ -172,17 +236,15 @@ def load_table(
         if kind == "Parquet":
             source, found = _parquet(connection, path, {*columns, *optional})
         else:
-            source, found = _csv(path)
-        missing = [column for column in columns if column not in found]
-        if missing:
-            raise DataError(f"{path}: lacks the column(s) {', '.join(missing)}; it has {[*found]}")
+            source, found = _csv(path, dialect)
+        _check_columns(path, columns, found, kind)
         fields = ", ".join(
             f"nullif(trim({found.get(name, 'NULL')}), '') AS {quoted(name)}"
             for name in (*columns, *optional)
         )
         connection.execute(
             f"CREATE OR REPLACE TEMP TABLE {table} AS "
-            f"SELECT {select} FROM (SELECT {fields} FROM {source})",
+            f"SELECT {select} FROM (SELECT {fields} FROM {source}) WHERE {where}",
             {"path": _literal(path)},
         )
     except (duckdb.IOException, duckdb.InvalidInputException) as error:
@@ -195,12 +257,12 @@ def load_table(
             f"{path}: not readable as {kind} ({type(error).__name__}); {causes}?"
         ) from None
     rows = count_rows(connection, table)
-    cut = kind == "CSV" and _check_rejected(connection, path, rows, may_be_cut)
-    logger.info("%s: %d rows", path.name, rows)
+    cut = kind == "CSV" and _check_rejected(connection, path, rows, may_be_cut, dialect)
+    logger.debug("%s: %d rows", path.name, rows)
     return cut
 
 
-def read_header(path: Path) -> list[str]:
+def read_header(path: Path, dialect: Dialect = _PLAIN) -> list[str]:
     """Names of a CSV file's columns, in lower case.
 
     Raises
@@ -209,23 +271,50 @@ def read_header(path: Path) -> list[str]:
         If the file cannot be read, or its first line is not a header: that line is not quoted,
         since it may be a patient's.
     """
+    return _header(path, dialect)[0]
+
+
+def _header(path: Path, dialect: Dialect) -> tuple[list[str], str]:
+    """Names of a CSV file's columns, and what separates them."""
+    encoding = "utf-8-sig" if dialect.encoding == "utf-8" else dialect.encoding
     try:
         opened = gzip.open if _compression(path) == "gzip" else open
-        with opened(path, "rt", encoding="utf-8-sig", errors="replace", newline="") as file:
-            names = next(csv.reader(file), [])
+        with opened(path, "rt", encoding=encoding, errors="replace", newline="") as file:
+            line = file.readline()
+            delimiter = dialect.delimiter or max(_DELIMITERS, key=line.count)
+            names = next(csv.reader(itertools.chain([line], file), delimiter=delimiter), [])
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
-    except (OSError, EOFError, zlib.error, csv.Error) as error:
-        raise DataError(f"{path}: cannot be read ({type(error).__name__})") from None
+    except (OSError, EOFError, zlib.error, csv.Error, UnicodeError) as error:
+        hint = "; is it gzipped, as its name says?" if isinstance(error, gzip.BadGzipFile) else ""
+        raise DataError(f"{path}: cannot be read ({type(error).__name__}){hint}") from None
     header = [name.strip().lower() for name in names]
-    if not any(header) or not all(_COLUMN.fullmatch(name) for name in header):
+    if not any(header):
+        raise DataError(f"{path}: is empty, or begins with an empty line; the first names columns")
+    if any("\ufffd" in name for name in header):
         raise DataError(
-            f"{path}: its first line does not name columns, in letters, digits, _ and blanks, "
-            "separated by commas"
+            f"{path}: its first line is not {dialect.encoding}; name its encoding "
+            "(--encoding latin-1, or utf-16)"
+        )
+    if not all(_COLUMN.fullmatch(name) and name.isprintable() for name in header):
+        raise DataError(
+            f"{path}: its first line does not name columns, each beginning with a letter; is the "
+            "header missing, or the delimiter another one (--delimiter)?"
         )
     if len({name for name in header if name}) != len([name for name in header if name]):
-        raise DataError(f"{path}: two columns have one name")
-    return header
+        raise DataError(f"{path}: two columns have one name; rename one of them")
+    return header, delimiter
+
+
+def _check_columns(path: Path, wanted: Sequence[str], found: Collection[str], kind: str) -> None:
+    missing = [column for column in wanted if column not in found]
+    if not missing:
+        return
+    if kind == "CSV" and len(missing) == len(wanted):  # it may be a line about a patient
+        there = "nor any other that is looked for; does its first line name the columns?"
+    else:
+        there = f"it has {[*found]}"
+    raise DataError(f"{path}: lacks the column(s) {', '.join(missing)}; {there}")
 
 
 def quoted(name: str) -> str:
@@ -254,12 +343,13 @@ def refuse_rows(
         raise DataError(f"{path}: column {column} must be {right}; {wrong} row(s) are not")
 
 
-def _csv(path: Path) -> tuple[str, dict[str, str]]:
+def _csv(path: Path, dialect: Dialect) -> tuple[str, dict[str, str]]:
     """SQL of a CSV file whose path is ``$path``, and of each of its columns."""
-    header = read_header(path)
+    header, delimiter = _header(path, dialect)
     types = ", ".join(f"'c{position}': 'VARCHAR'" for position in range(len(header)))
-    source = f"""read_csv($path, columns={{{types}}}, auto_detect=false, header=true, delim=',',
-        quote='"', escape='"', store_rejects=true, compression='{_compression(path)}')"""
+    source = f"""read_csv($path, columns={{{types}}}, auto_detect=false, header=true,
+        delim='{delimiter}', quote='"', escape='"', store_rejects=true,
+        encoding='{dialect.encoding}', compression='{_compression(path)}')"""
     return source, {name: f"c{position}" for position, name in enumerate(header) if name}
 
 
@@ -297,17 +387,27 @@ def _compression(path: Path) -> str:
     return "gzip" if path.suffix.lower() == ".gz" else "none"
 
 
-def _check_rejected(connection: Connection, path: Path, rows: int, may_be_cut: bool) -> bool:
-    found = connection.execute("SELECT DISTINCT line FROM reject_errors ORDER BY line").fetchall()
+def _check_rejected(
+    connection: Connection, path: Path, rows: int, may_be_cut: bool, dialect: Dialect
+) -> bool:
+    found = connection.execute(
+        "SELECT line, min(error_type::VARCHAR) FROM reject_errors GROUP BY line ORDER BY line"
+    ).fetchall()
     connection.execute("DROP TABLE reject_errors; DROP TABLE reject_scans")
-    lines = [line for (line,) in found]
+    lines = [line for line, _ in found]
     if not lines:
         return False
     last = rows + 2  # the header is row 1
     if may_be_cut and lines == [last]:
         logger.warning("%s: the last line is incomplete and left out", path.name)
         return True
+    wrong = {
+        "INVALID ENCODING": f"text that is not {dialect.encoding.upper()} (another: --encoding)",
+        "UNQUOTED VALUE": "an open quote",
+    }
+    fields = "too few or too many fields (is a quote missing where one holds the delimiter?)"
+    kinds = sorted({wrong.get(kind, fields) for _, kind in found})
     raise DataError(
-        f"{path}: {len(lines)} row(s) have too few or too many fields, an open quote or text that "
-        f"is not UTF-8; the first is row {lines[0]}, the header being row 1"
+        f"{path}: {len(lines)} row(s) have {', or '.join(kinds)}; the first is row {lines[0]}, the "
+        "header being row 1"
     )

@@ -132,7 +132,7 @@ class Vocabulary:
             If the file is missing, is not text or holds no valid vocabulary.
         """
         try:
-            return cls.from_json(_read_text(Path(path)))
+            return cls.from_json(read_text(Path(path)))
         except DataError as error:
             raise DataError(_located(path, error)) from None
 
@@ -221,7 +221,7 @@ def load_codes(path: str | Path, name: str) -> Vocabulary:
     """
     path = Path(path)
     readers: dict[str, Callable[[str, str], Vocabulary]] = {".json": _from_list, ".csv": _from_csv}
-    text = _read_text(path)
+    text = read_text(path)
     try:
         return readers.get(path.suffix.lower(), _from_lines)(text, name)
     except DataError as error:
@@ -278,7 +278,14 @@ def _located(path: str | Path, error: DataError) -> str:
     return str(error) if str(error).startswith(str(path)) else f"{path}: {error}"
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """Text of a file in UTF-8, of whatever it is a list.
+
+    Raises
+    ------
+    DataError
+        Naming the file.
+    """
     try:
         return path.read_text(encoding="utf-8-sig")  # spreadsheets write a byte order mark
     except FileNotFoundError:

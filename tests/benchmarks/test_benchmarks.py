@@ -65,6 +65,7 @@ def test_all_sections_are_there(results):
         "release",
         "scaling",
         "federation",
+        "reading",
     }
     assert sections == wanted
     ours, peer = rows["psgd S joint: pass"]["value"], rows["peer S: naive numba f64 pass"]["value"]

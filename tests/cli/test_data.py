@@ -1,5 +1,7 @@
 """`dpfact data events`, as a hospital's data engineer uses it."""
 
+import json
+
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -8,12 +10,15 @@ from dpfact_flower.cli.main import app
 from dpfact_flower.client_app import app as client_app
 from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
-from dpfact_flower.errors import DPFactError
+from dpfact_flower.errors import DPFactError, SettingsError
 from dpfact_flower.evaluation.run_folder import SUMMARY, read_json, read_model
 from dpfact_flower.runtime.config import RunConfig
 from dpfact_flower.runtime.grid import InProcessGrid
 from dpfact_flower.runtime.serve import serve
+from tests.data.readers.test_mimic4 import write_tables
+from tests.data.readers.test_omop import cdm
 
+__all__ = ["cdm"]
 SIZES = {"procedures": 6, "diagnoses": 9}
 
 
@@ -75,6 +80,97 @@ def test_errors_are_one_clear_line(arguments, says, tables, tmp_path):
     with pytest.raises(DPFactError, match=says):
         data_events("--name", "north", *tables, *arguments)
     assert not (tmp_path / "out").exists()
+
+
+def data(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["data", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_tables_with_columns_of_their_own_and_files_by_a_pattern(tables, tmp_path):
+    header = "pid;started;drug\n"
+    (tmp_path / "rx_1.csv").write_text(header + "17;01.03.2024;a\n")
+    (tmp_path / "rx_2.csv").write_text(header + "17;02.03.2024;b\n")
+    (tmp_path / "d.csv").write_text("patient;time;code\n17;05.03.2024;41401\n")
+    (tmp_path / "r.csv").write_text("patient;again\n17;yes\n")
+    data_events(
+        "--name", "north", "--out", str(tmp_path / "out"), "--time-format", "%d.%m.%Y",
+        "--mode", f"drugs={tmp_path}/rx_*.csv,patient=pid,time=started,code=drug",
+        "--mode", f"diagnoses={tmp_path / 'd.csv'}",
+        "--label", f"readmitted={tmp_path / 'r.csv'},column=again",
+    )  # fmt: skip
+    site = SiteData.load(tmp_path / "out" / "north.npz")
+    assert site.vocabularies[0].codes == ("a", "b")
+    assert site.labels.tolist() == [1]
+
+
+def test_what_was_read_is_printed_and_kept_beside_the_cohort(tables, tmp_path):
+    text = data_events("--name", "north", *tables)
+    lines = json.loads((tmp_path / "out" / "account.json").read_text(encoding="utf-8"))
+    assert {"where": "p.csv", "what": "rows", "count": 2} in lines
+    assert {"where": "patients", "what": "kept", "count": 1} in lines
+    assert all(line["what"] in text for line in lines if len(line["what"]) < 20)
+    assert "p.csv" in data("show", str(tmp_path / "out"))
+
+
+def test_a_used_folder_is_refused_and_replaced_by_force_alone(tables, tmp_path):
+    out = tmp_path / "out"
+    data_events("--name", "two", "--sites", str(tmp_path / "sites.csv"), "--window", "90", *tables)
+    (out / "notes.txt").write_text("mine")
+    before = {path.name for path in out.iterdir()}
+    with pytest.raises(SettingsError, match=r"holds a cohort already; .* --force"):
+        data_events("--name", "north", *tables)
+    assert {path.name for path in out.iterdir()} == before
+    data_events("--name", "north", "--force", *tables)
+    left = {path.name for path in out.iterdir()}
+    assert "north.npz" in left
+    assert "notes.txt" in left
+    assert "b.npz" not in left
+
+
+def test_a_frostt_tensor_and_made_up_patients(tmp_path):
+    (tmp_path / "x.tns").write_text("1 1 1 2\n1 2 1 1\n2 2 2 1\n")
+    out = str(tmp_path / "out")
+    data("tns", str(tmp_path / "x.tns"), "--name", "two", "--parts", "2", "--modes", "rx,dx",
+         "--out", out)  # fmt: skip
+    cohort = Cohort.load(out)
+    assert [site.name for site in cohort.sites] == ["part-1", "part-2"]
+    assert [v.name for v in cohort.vocabularies] == ["rx", "dx"]
+
+
+def test_mimic4_in_one_command(tmp_path):
+    write_tables(tmp_path / "mimic")
+    text = data("mimic4", str(tmp_path / "mimic"), "--out", str(tmp_path / "out"), "--drugs",
+                "--roll-up", "icd3", "--roll-up", "procedures=first3")  # fmt: skip
+    assert "patients without a row in icustays" in text
+    assert [len(v) for v in Cohort.load(tmp_path / "out").vocabularies] == [2, 4, 1]
+
+
+def test_an_omop_cdm_in_one_command(cdm, tmp_path):
+    data("omop", str(cdm), "--name", "north", "--drugs", "--out", str(tmp_path / "out"))
+    assert [v.name for v in Cohort.load(tmp_path / "out").vocabularies] == [
+        "procedures", "conditions", "drugs"
+    ]  # fmt: skip
+
+
+def test_samples_of_synpuf_in_groups(ehr_data, tmp_path):
+    data("synpuf", str(ehr_data / "synpuf" / "inpatient"), "--out", str(tmp_path / "out"),
+         "--group", "north=1,3", "--group", "south=2")  # fmt: skip
+    assert [site.name for site in Cohort.load(tmp_path / "out").sites] == ["north", "south"]
+
+
+@pytest.mark.parametrize(
+    ("group", "says"),
+    [
+        ("north=1;2", "--group: need SITE=1,2,3"),
+        ("north=1,1", "no sample may be at two sites"),
+        ("north=99", r"lacks inpatient claims, samples \[99\]"),
+    ],
+)
+def test_groups_are_checked(group, says, tmp_path):
+    with pytest.raises(DPFactError, match=says):
+        data("synpuf", str(tmp_path), "--out", str(tmp_path / "out"), "--group", group)
 
 
 def write_events(folder, seed, patients=60):

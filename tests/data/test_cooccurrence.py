@@ -13,6 +13,7 @@ from dpfact_flower.data.cooccurrence import (
     build_cohort,
     choose_vocabularies,
 )
+from dpfact_flower.data.events import add_events, table_of
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, SettingsError
 from tests.data.readers.cells import cells_of
@@ -23,20 +24,24 @@ DAY = MINUTES_A_DAY
 
 
 def fill(connection, patients, events, descriptions=()):
-    """Replace the three tables that a reader leaves."""
+    """Replace what a reader leaves."""
+    for table in ("account", "people", "codes", *map(table_of, MODES)):
+        connection.execute(f"DROP TABLE IF EXISTS {table}")
     for table, columns, rows in (
         ("patients", "patient VARCHAR, site VARCHAR, died BOOLEAN", patients),
         (
-            "events",
+            "rows",
             "mode VARCHAR, patient VARCHAR, encounter VARCHAR, time BIGINT, code VARCHAR",
             events,
         ),
         ("descriptions", "mode VARCHAR, code VARCHAR, description VARCHAR", descriptions),
     ):
-        connection.execute(f"CREATE OR REPLACE TEMP TABLE {table} ({columns})")
+        connection.execute(f'CREATE OR REPLACE TEMP TABLE "{table}" ({columns})')
         if rows:
             marks = ", ".join("?" * len(rows[0]))
-            connection.executemany(f"INSERT INTO {table} VALUES ({marks})", rows)
+            connection.executemany(f'INSERT INTO "{table}" VALUES ({marks})', rows)
+    for mode in MODES:
+        add_events(connection, mode, f"(FROM rows WHERE mode = '{mode}')")
 
 
 def vocabularies(modes=MODES):
@@ -165,7 +170,12 @@ def test_patients_without_a_cell_are_left_out_with_their_labels(connection, capl
         ("small-3", ("p3",), [0]),
         ("small-4", ("p4",), [1]),
     ]
-    assert "6 patients, 1 left out because they have no cell" in caplog.text
+    assert "patients: 1 left out, since no two of their codes lie in a window" in caplog.text
+    assert cohort.account[-3:] == (
+        ("patients", "in the tables", 6),
+        ("patients", "left out, since no two of their codes lie in a window", 1),
+        ("patients", "kept", 5),
+    )
 
 
 def test_patients_without_a_cell_can_be_kept(connection):
@@ -187,7 +197,8 @@ def test_labels_are_given_on_request_alone(connection):
 
 
 def test_site_names_are_made_fit_to_stand(connection):
-    names = {"Med-Surg ICU": "Med-Surg-ICU", " ../x": "x", "é!": "unknown", None: "unknown"}
+    names = {"Med-Surg ICU": "Med-Surg-ICU", " ../x": "x", "süd": "sud", "!": "unknown",
+             None: "unknown"}  # fmt: skip
     for raw, expected in names.items():
         fill(
             connection,
@@ -196,6 +207,23 @@ def test_site_names_are_made_fit_to_stand(connection):
         )
         cohort = build_cohort(connection, "c", vocabularies(MODES[:2]), Window(), labels=False)
         assert cohort.sites[0].name == expected
+
+
+@pytest.mark.parametrize("names", [("süd", "sud"), ("a b", "a-b"), ("North", "north"), ("", "!")])
+def test_two_names_never_become_one(names, connection):
+    patients = [(f"p{n}", name, None) for n, name in enumerate(names)]
+    events = [(mode, who, "e", 0, "x") for who in ("p0", "p1") for mode in MODES[:2]]
+    fill(connection, patients, events)
+    with pytest.raises(DataError, match="would become one"):
+        build_cohort(connection, "c", vocabularies(MODES[:2]), Window(), labels=False)
+
+
+def test_a_site_named_as_the_merged_ones_are_is_refused(connection):
+    fill(connection, [(who, "other" if site == "big" else site, died)
+                      for who, site, died in PATIENTS], EVENTS)  # fmt: skip
+    with pytest.raises(DataError, match="cannot be merged into other"):
+        build_cohort(connection, "c", vocabularies(MODES[:2]), Window(), labels=False,
+                     min_patients=2)  # fmt: skip
 
 
 def test_logs_hold_counts_alone(connection, caplog):

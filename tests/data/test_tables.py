@@ -107,9 +107,16 @@ def test_a_missing_column_is_named_with_those_there_are(connection, write):
         load_table(connection, "x", write("x.csv", "ID,VALUE\n1,2\n"), ("id", "code"))
 
 
-@pytest.mark.parametrize("text", ["", "\n1,2\n", "10006,142345,F\n10011,105331,M\n"])
-def test_a_first_line_that_is_no_header_is_not_quoted(text, write):
-    with pytest.raises(DataError, match="does not name columns") as caught:
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "is empty, or begins with an empty line"),
+        ("\n1,2\n", "is empty, or begins with an empty line"),
+        ("10006,142345,F\n10011,105331,M\n", "does not name columns"),
+    ],
+)
+def test_a_first_line_that_is_no_header_is_not_quoted(text, says, write):
+    with pytest.raises(DataError, match=says) as caught:
         read_header(write("x.csv", text))
     assert "10006" not in str(caught.value)
 

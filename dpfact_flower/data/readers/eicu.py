@@ -13,21 +13,27 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from dpfact_flower.data.cooccurrence import Window, build_cohort, choose_vocabularies
+from dpfact_flower.data.events import add_events, note
+from dpfact_flower.data.roll_up import RollUp, roll_up
 from dpfact_flower.data.site_data import Cohort
-from dpfact_flower.data.tables import connect, count_rows, find_table, load_table, refuse_rows
+from dpfact_flower.data.tables import (
+    MEMORY,
+    connect,
+    count_rows,
+    find_table,
+    load_table,
+    refuse_rows,
+)
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import SettingsError
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection as Connection
-
-logger = logging.getLogger(__name__)
 
 MODES = ("treatments", "diagnoses")
 SiteOf = Literal["region", "unittype", "hospital"]
@@ -45,8 +51,10 @@ def read(
     window_days: int | None = 30,
     top: Sequence[int | None] | None = None,
     vocabularies: Sequence[Vocabulary] | None = None,
+    rolled_up: Mapping[str, RollUp] | None = None,
     min_patients: int = 20,
     keep_empty: bool = False,
+    memory: str = MEMORY,
 ) -> Cohort:
     """Read eICU's tables into one tensor per site: patients x treatments x diagnoses.
 
@@ -66,11 +74,15 @@ def read(
         at patients: see `dpfact_flower.data.vocabulary.by_frequency`.
     vocabularies : sequence of Vocabulary, optional
         ``treatments`` and ``diagnoses`` as given instead.
+    rolled_up : mapping of str to RollUp, optional
+        By mode: what codes are replaced by (`dpfact_flower.data.roll_up`).
     min_patients : int
         Sites with fewer patients are merged into one, ``other``: most hospitals of the demo hold
         about ten, too few to factorise, yet no patient should be lost.
     keep_empty : bool
         Keep patients without a cell as empty rows.
+    memory : str
+        What DuckDB may use before it spills to disk.
 
     Returns
     -------
@@ -97,9 +109,11 @@ def read(
             f"treatment-level: need an integer of at least 1, got {treatment_level!r}"
         )
     window = Window(days=window_days, same_encounter=True)
-    with connect() as connection:
+    with connect(memory) as connection:
         _load_stays(connection, Path(folder), site_of)
         _load_events(connection, Path(folder), treatment_level)
+        for mode, how in (rolled_up or {}).items():
+            roll_up(connection, mode, how)
         return build_cohort(
             connection,
             "eicu",
@@ -140,7 +154,13 @@ def _load_stays(connection: Connection, folder: Path, site_of: SiteOf) -> None:
             WHERE uniquepid IS NOT NULL GROUP BY uniquepid"""
     )
     blank = count_rows(connection, "stays", "hospitaldischargestatus IS NULL")
-    logger.info("%d unit stays have no discharge status and count as no death", blank)
+    note(connection, "patient", "unit stays", count_rows(connection, "stays"))
+    if blank:
+        note(
+            connection, "patient", "unit stays without discharge status, taken for no death", blank
+        )
+    if nobody := count_rows(connection, "stays", "uniquepid IS NULL"):
+        note(connection, "patient", "unit stays without a patient, left out", nobody)
 
 
 def _load_events(connection: Connection, folder: Path, treatment_level: int) -> None:
@@ -155,20 +175,25 @@ def _load_events(connection: Connection, folder: Path, treatment_level: int) -> 
         {"icd9": _ICD9},
     )
     blank = count_rows(connection, "diagnosis", "icd9code IS NULL")
-    logger.info("%d diagnoses have no code and are left out", blank)
+    if blank:
+        note(connection, "diagnosis", "rows without a code, left out", blank)
+    values = "(SELECT unnest(string_split(icd9code, ',')) FROM diagnosis)"
+    other = count_rows(connection, values) - count_rows(connection, "coded")
+    if other:
+        note(connection, "diagnosis", "codes that are not of ICD-9, left out", other)
+    for table in ("treatment", "diagnosis"):
+        alone = f"(FROM {table} ANTI JOIN stays USING (patientunitstayid))"
+        if lost := count_rows(connection, alone):
+            note(connection, table, "rows of a unit stay that patient lacks, left out", lost)
     source = """uniquepid AS patient, patienthealthsystemstayid AS encounter,
                 minute::BIGINT - hospitaladmitoffset::BIGINT AS time"""
-    connection.execute(
-        f"""CREATE TEMP TABLE events AS
-            SELECT 'treatments' AS mode, {source},
-                array_to_string(string_split(treatmentstring, '|')[1:{treatment_level}], '|')
-                    AS code
-            FROM treatment JOIN stays USING (patientunitstayid)
-            WHERE treatmentstring IS NOT NULL
-            UNION ALL
-            SELECT 'diagnoses', {source}, code
-            FROM coded JOIN stays USING (patientunitstayid)"""
-    )
+    path = f"array_to_string(string_split(treatmentstring, '|')[1:{treatment_level}], '|')"
+    for mode, table, code in (("treatments", "treatment", path), ("diagnoses", "coded", "code")):
+        add_events(
+            connection,
+            mode,
+            f"(SELECT {source}, {code} AS code FROM {table} JOIN stays USING (patientunitstayid))",
+        )
     _describe(connection)
 
 
@@ -180,12 +205,13 @@ def _load_timed(connection: Connection, folder: Path, table: str, columns: tuple
     )  # fmt: skip
     bad = _NOT_WHOLE.format("minute")  # NULL, that is no, of a blank field
     refuse_rows(connection, table, bad, path, offset, "a whole number of minutes or blank")
+    note(connection, table, "rows", count_rows(connection, table))
 
 
 def _describe(connection: Connection) -> None:
     connection.execute(
         """CREATE TEMP TABLE descriptions AS
-           SELECT DISTINCT mode, code, code AS description FROM events WHERE mode = 'treatments'
+           SELECT mode, code, code AS description FROM codes WHERE mode = 'treatments'
            UNION ALL
            SELECT 'diagnoses', code, first(diagnosisstring ORDER BY uses DESC, diagnosisstring)
            FROM (SELECT code, diagnosisstring, count(*) AS uses FROM coded

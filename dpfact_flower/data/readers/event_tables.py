@@ -3,10 +3,12 @@
 - A table has a patient, a code, and a time or an encounter, and perhaps a description of the code.
   Times are cut to the minute. Where a table has both time and encounter, both tell events apart:
   an event is a distinct (encounter, time, code) of a patient (`dpfact_flower.data.cooccurrence`).
+- A time is written as in ISO 8601, or as a format says. With an offset it becomes that of UTC; a
+  column in which some times have one and others have none is refused.
 - A hospital has one site and public code lists. A table of patient and site splits open data into
   several, for simulation.
 - What cannot be right is refused: a blank or NaN where a patient or code should be, a date that is
-  not one, a patient at two sites. What is merely not used is counted and logged: repeated events,
+  not one, a patient at two sites. What is merely not used is counted and noted: repeated events,
   events without the time or encounter that the window needs, codes outside the lists.
 """
 
@@ -14,13 +16,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpfact_flower.data.cooccurrence import Window, build_cohort, choose_vocabularies
+from dpfact_flower.data.events import add_events, note, table_of
+from dpfact_flower.data.roll_up import RollUp, roll_up
 from dpfact_flower.data.site_data import Cohort
-from dpfact_flower.data.tables import connect, count_rows, load_table, quoted, refuse_rows
+from dpfact_flower.data.tables import (
+    MEMORY,
+    Dialect,
+    connect,
+    count_rows,
+    load_table,
+    quoted,
+    refuse_rows,
+)
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.settings import check_name
@@ -36,8 +48,15 @@ SITE, DIED = "site", "died"
 # How programs write a missing value; and what could appear neither in a list nor in a message.
 _NO_VALUE = "lower({0}) IN ('nan', 'nat', 'null', 'none', '<na>')"
 _UNPRINTABLE = r"regexp_matches(replace({0}, ' ', ''), '[\pC\pZ]')"
-# Not all versions of DuckDB read an offset from UTC alike, so there must be none.
-_TIME = r"\d{4}-\d{2}-\d{2}([ T]\d{2}:\d{2}(:\d{2}(\.\d+)?)?(Z|\+00(:?00)?)?)?"
+_CLOCK = r"[ T]\d{2}:\d{2}(:\d{2}(\.\d+)?)?"
+_TIME = rf"\d{{4}}-\d{{2}}-\d{{2}}({_CLOCK}(Z|\+00(:?00)?)?)?"
+_OFFSET = rf"\d{{4}}-\d{{2}}-\d{{2}}{_CLOCK}[+-]\d{{2}}(:?\d{{2}})?"
+# Most times are written so, and need no regular expression.
+_USUAL = ("____-__-__ __:__:__", "____-__-__", "____-__-__T__:__:__", "____-__-__ __:__")
+_YEAR_1 = 1_035_593_280
+"""Minutes from the year 1 to 1970: a quotient of whole numbers is cut towards zero, not down."""
+_ZONED, _MISTIMED = 10**12, -(10**12)
+"""What is added to minutes in UTC, and what stands for no time: another column costs more."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +84,8 @@ class Columns:
     description: str = "description"
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            object.__setattr__(self, field.name, getattr(self, field.name).strip().lower())
+        for own in fields(self):
+            object.__setattr__(self, own.name, getattr(self, own.name).strip().lower())
         for needed in ("patient", "code"):
             if not getattr(self, needed):
                 raise SettingsError(f"column {needed}: need a name")
@@ -80,28 +99,100 @@ class Columns:
     @property
     def names(self) -> dict[str, str]:
         """Name of the column in the file, by what it holds."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        return {own.name: getattr(self, own.name) for own in fields(self)}
+
+
+@dataclass(frozen=True)
+class EventTable:
+    """Where the events of a feature mode are, and how they are written.
+
+    Attributes
+    ----------
+    files : sequence of path
+        One or more, all written alike: ``.csv``, ``.csv.gz`` or ``.parquet``.
+    columns : Columns
+    dialect : Dialect
+        Of CSV.
+    time_format : str
+        As in C's ``strptime``, such as ``%d.%m.%Y %H:%M``; ``""``: ISO 8601.
+
+    Raises
+    ------
+    SettingsError
+        If there is no file, or the format names no year, month and day.
+    """
+
+    files: Sequence[str | Path]
+    columns: Columns = field(default_factory=Columns)
+    dialect: Dialect = field(default_factory=Dialect)
+    time_format: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.files:
+            raise SettingsError("event table: need at least one file")
+        object.__setattr__(self, "files", tuple(map(Path, self.files)))
+        dates = ({"Y", "y"}, {"m", "b", "B"}, {"d", "-d"})
+        named = set(self.time_format.replace("%-", "%").split("%")) - {""}
+        letters = {part[0] for part in named}
+        if self.time_format and not all(date & letters for date in dates):
+            raise SettingsError(
+                "time format: need a year, a month and a day, as in %d.%m.%Y %H:%M; "
+                f"got {self.time_format!r}"
+            )
+
+
+@dataclass(frozen=True)
+class LabelTable:
+    """A table of one row a patient, and in which column the label is.
+
+    Attributes
+    ----------
+    file : path
+    column : str
+        Holds 0 or 1, no or yes, false or true, whatever the case.
+    patient : str
+        Column of the patient; ``""``: that of the event tables.
+    missing : str
+        ``""``: every patient must be in it; ``0`` or ``1``: what those who are not in it have.
+
+    Raises
+    ------
+    SettingsError
+        If `missing` is something else.
+    """
+
+    file: str | Path
+    column: str = "died"
+    patient: str = ""
+    missing: str = ""
+
+    def __post_init__(self) -> None:
+        if self.missing not in ("", "0", "1"):
+            raise SettingsError(f"label's missing: need 0 or 1, got {self.missing!r}")
 
 
 def read(
-    tables: Mapping[str, str | Path],
+    tables: Mapping[str, str | Path | EventTable],
     name: str,
     *,
     columns: Columns | None = None,
     window_days: int | None = 30,
     sites: str | Path | None = None,
-    labels: str | Path | None = None,
+    labels: str | Path | LabelTable | None = None,
     top: Sequence[int | None] | None = None,
     vocabularies: Sequence[Vocabulary] | None = None,
+    rolled_up: Mapping[str, RollUp] | None = None,
     keep_empty: bool = False,
+    dialect: Dialect | None = None,
+    memory: str = MEMORY,
 ) -> Cohort:
     """Read event tables into one tensor per site: patients x codes of mode 1 x codes of mode 2 ...
 
     Parameters
     ----------
-    tables : mapping of str to path
-        File of each feature mode, two or more, in the tensor's order: ``.csv``, ``.csv.gz`` or
-        ``.parquet``.
+    tables : mapping of str to (path or EventTable)
+        Of each feature mode, two or more, in the tensor's order. A path is a file written with
+        `columns` and `dialect`: ``.csv``, ``.csv.gz`` or ``.parquet``.
     name : str
         Name of the one site, or, with `sites`, of the cohort.
     columns : Columns, optional
@@ -111,7 +202,7 @@ def read(
     sites : path, optional
         Table of patient and ``site``. Patients who are not in it are left out; what is blank
         becomes the site ``unknown``.
-    labels : path, optional
+    labels : path or LabelTable, optional
         Table of patient and ``died``, 1 for a death in hospital and 0 for none. It must hold every
         patient.
     top : sequence of (int or None), or None
@@ -119,8 +210,14 @@ def read(
         patients: see `dpfact_flower.data.vocabulary.by_frequency`.
     vocabularies : sequence of Vocabulary, optional
         Public code lists, one per mode and in the same order; other codes are left out.
+    rolled_up : mapping of str to RollUp, optional
+        By mode: what codes are replaced by, before the vocabulary is chosen or looked at.
     keep_empty : bool
         Keep patients without a cell as empty rows.
+    dialect : Dialect, optional
+        Of tables given as paths, and of those of sites and labels.
+    memory : str
+        What DuckDB may use before it spills to disk.
 
     Returns
     -------
@@ -145,163 +242,268 @@ def read(
         check_name("name of site or mode", what)
     if vocabularies is not None and top is not None:
         raise SettingsError("top: has no meaning where the vocabularies are given")
-    files, columns = {mode: Path(path) for mode, path in tables.items()}, columns or Columns()
+    columns, dialect = columns or Columns(), dialect or Dialect()
+    sources = {
+        mode: table if isinstance(table, EventTable) else EventTable([table], columns, dialect)
+        for mode, table in tables.items()
+    }
     window = Window(days=window_days, same_encounter=window_days is None)
-    with connect() as connection:
-        _load_events(connection, files, columns, window)
+    groups = rolled_up or {}
+    if unknown := groups.keys() - sources.keys():
+        raise SettingsError(f"roll-up: no mode is named {', '.join(sorted(unknown))}")
+    with connect(memory) as connection:
+        for mode, source in sources.items():
+            _load_events(connection, mode, source, window)
         sites = None if sites is None else Path(sites)
-        _load_patients(connection, files, name, columns.patient, sites)
+        _load_patients(connection, sources, name, columns.patient, sites, dialect)
         if labels is not None:
-            _load_labels(connection, Path(labels), columns.patient)
+            table = labels if isinstance(labels, LabelTable) else LabelTable(labels)
+            _load_labels(connection, _for_patient(table, columns), dialect)
         if vocabularies is None:
             logger.warning(
                 "the code lists are made from these patients, which no guarantee covers: sites of "
                 "a federation need the same lists, from a public source (--codes)"
             )
+        for mode, how in groups.items():
+            roll_up(connection, mode, how)
         chosen = choose_vocabularies(connection, modes, top, vocabularies)
         for vocabulary in vocabularies or ():
-            _check_codes(connection, files[vocabulary.name], columns.code, vocabulary)
+            source = sources[vocabulary.name]
+            _check_codes(connection, Path(source.files[0]), source.columns.code, vocabulary)
         return build_cohort(
             connection, name, chosen, window, labels=labels is not None, keep_empty=keep_empty
         )
 
 
-def _load_events(
-    connection: Connection, files: Mapping[str, Path], columns: Columns, window: Window
-) -> None:
+def _for_patient(table: LabelTable, columns: Columns) -> LabelTable:
+    names = {"patient": table.patient or columns.patient, "column": table.column}
+    return replace(table, **{key: name.strip().lower() for key, name in names.items()})
+
+
+def _load_events(connection: Connection, mode: str, source: EventTable, window: Window) -> None:
     connection.execute(
-        """CREATE TEMP TABLE events (mode VARCHAR, patient VARCHAR, encounter VARCHAR, time BIGINT,
-                                     code VARCHAR);
-           CREATE TEMP TABLE descriptions (mode VARCHAR, code VARCHAR, description VARCHAR)"""
+        """CREATE TEMP TABLE IF NOT EXISTS descriptions
+               (mode VARCHAR, code VARCHAR, description VARCHAR);
+           CREATE OR REPLACE TEMP TABLE described (code VARCHAR, description VARCHAR, uses BIGINT)
+        """
     )
-    for mode, path in files.items():
-        rows = _load_rows(connection, path, columns, window)
+    for path in map(Path, source.files):
+        rows, unplaced = _load_rows(connection, path, source, window)
+        added = add_events(connection, mode, "loaded")
+        names = source.columns.names
+        for what, texts in (("patient", "people"), ("code", f"(FROM codes WHERE mode = '{mode}')")):
+            if count_rows(connection, texts, _without_value(what)):  # far fewer than rows
+                _refuse_no_value(connection, "loaded", path, what, names[what])
+        note(connection, path.name, "rows", rows)
+        if rows > added:
+            what = "rows that repeat another one, and count once"
+            note(connection, path.name, what, rows - added)
+            logger.warning("%s: %d of %d rows repeat another one, and count once", path,
+                           rows - added, rows)  # fmt: skip
+        if unplaced:
+            placing = "encounter" if window.same_encounter else "time"
+            what = f"rows without {names[placing]}, in no window"
+            note(connection, path.name, what, unplaced)
+            logger.warning("%s: %d of %d rows have no %s, so are in no window", path, unplaced,
+                           rows, names[placing])  # fmt: skip
         connection.execute(
-            """INSERT INTO events
-               SELECT DISTINCT $mode, patient, encounter,
-                   epoch_us(date_trunc('minute', time::TIMESTAMP)) // 60000000, code
-               FROM loaded""",
-            {"mode": mode},
+            """INSERT INTO described SELECT code, description, count(*) FROM loaded
+               WHERE description IS NOT NULL GROUP BY ALL"""
         )
-        connection.execute(
-            """INSERT INTO descriptions
-               SELECT $mode, code, first(description ORDER BY uses DESC, description)
-               FROM (SELECT code, description, count(*) AS uses FROM loaded
-                     WHERE description IS NOT NULL GROUP BY ALL)
-               GROUP BY code""",
-            {"mode": mode},
-        )
-        repeated = rows - count_rows(connection, "events", f"mode = '{mode}'")
-        if repeated:
-            logger.warning(
-                "%s: %d of %d rows repeat another one, and count once", path, repeated, rows
-            )
+    connection.execute(
+        """INSERT INTO descriptions
+           SELECT $mode, code, first(description ORDER BY uses DESC, description)
+           FROM (SELECT code, description, sum(uses) AS uses FROM described GROUP BY ALL)
+           GROUP BY code""",
+        {"mode": mode},
+    )
+    connection.execute("DROP TABLE loaded")
 
 
-def _load_rows(connection: Connection, path: Path, columns: Columns, window: Window) -> int:
-    """Table ``loaded`` of one file, checked: a column for each of `Columns`; number of its rows."""
+def _load_rows(
+    connection: Connection, path: Path, source: EventTable, window: Window
+) -> tuple[int, int]:
+    """Table ``loaded`` of one file, checked; number of its rows, and of those in no window."""
     placing = "encounter" if window.same_encounter else "time"
-    names = columns.names
+    names = source.columns.names
     if not names[placing]:
         raise SettingsError(f"column {placing}: need a name, since the window is made from it")
     needed = ("patient", "code", placing)
+    connection.execute("SET preserve_insertion_order = false")  # nothing here goes by the order
+    sql = {what: quoted(name) if name else "NULL::VARCHAR" for what, name in names.items()}
     load_table(
         connection, "loaded", path, [names[what] for what in needed],
         optional=[name for what, name in names.items() if name and what not in needed],
         select=", ".join(
-            f"{quoted(name) if name else 'NULL::VARCHAR'} AS {what}"
-            for what, name in names.items()
-        ),
+            f"{sql[what]} AS {what}" for what in ("patient", "encounter", "code", "description")
+        ) + f", {_minutes(sql['time'], source.time_format)} AS time",
+        dialect=source.dialect,
     )  # fmt: skip
-    for what in ("patient", "code"):
-        _refuse_no_value(connection, "loaded", path, what, names[what])
-    bad, right = _NO_VALUE.format("encounter"), "text other than NaN or NULL, or blank"
-    refuse_rows(connection, "loaded", bad, path, names["encounter"], right)
-    bad = f"NOT regexp_full_match(time, '{_TIME}') OR try_cast(time AS TIMESTAMP) IS NULL"
-    right = "a date or time as 2024-05-31 or 2024-05-31 14:05 (with a zone: UTC), or blank"
-    refuse_rows(connection, "loaded", f"time IS NOT NULL AND ({bad})", path, names["time"], right)
-    rows, blank = (count_rows(connection, "loaded", where) for where in ("true", window.unplaced))
+    no_encounter = f"length(encounter) < 5 AND {_NO_VALUE.format('encounter')}"
+    counted = ("true", "patient IS NULL", "code IS NULL", no_encounter, f"time < {-_YEAR_1}",
+               f"time > {_ZONED // 2}", f"time <= {_ZONED // 2}", window.unplaced)  # fmt: skip
+    filters = ", ".join(f"count(*) FILTER ({where})" for where in counted)
+    ((rows, *blank, no_value, mistimed, zoned, unzoned, unplaced),) = connection.execute(
+        f"SELECT {filters} FROM loaded"
+    ).fetchall()
     if not rows:
-        raise DataError(f"{path}: holds no event")
-    if blank == rows:
+        raise DataError(f"{path}: holds no event, that is no row below its first line")
+    for what, missing in zip(("patient", "code"), blank, strict=True):
+        if missing:
+            _refuse_no_value(connection, "loaded", path, what, names[what])
+    if no_value:
+        raise DataError(
+            f"{path}: column {names['encounter']} must be text other than NaN or NULL, or blank; "
+            f"{no_value} row(s) are not"
+        )
+    _check_times(path, source, rows, mistimed, zoned if unzoned else 0)
+    if zoned:
+        connection.execute(f"UPDATE loaded SET time = time - {_ZONED}")
+    if unplaced == rows:
         raise DataError(
             f"{path}: column {names[placing]} must place events in a window; all {rows} row(s) are "
             "blank"
         )
-    if blank:
-        logger.warning(
-            "%s: %d of %d rows have no %s, so are in no window", path, blank, rows, names[placing]
+    return rows, unplaced
+
+
+def _check_times(path: Path, source: EventTable, rows: int, mistimed: int, zoned: int) -> None:
+    column = source.columns.time
+    if mistimed:
+        right = (
+            f"a time as {source.time_format}"
+            if source.time_format
+            else "a date or time as 2024-05-31 or 2024-05-31 14:05 (--time-format for another)"
         )
-    return rows
+        raise DataError(
+            f"{path}: column {column} must be {right}, or blank; {mistimed} row(s) are not"
+        )
+    if zoned:
+        raise DataError(
+            f"{path}: column {column} must have an offset from UTC in every row or in none; "
+            f"{zoned} of {rows} row(s) have one"
+        )
+
+
+def _minutes(time: str, time_format: str) -> str:
+    """SQL of whole minutes since 1970; see `_ZONED` and `_MISTIMED`."""
+    if time_format:
+        text = "'{}'".format(time_format.replace("'", "''"))
+        minute = _whole_minutes(f"try_strptime({time}, {text})")
+        return f"CASE WHEN {time} IS NOT NULL THEN coalesce({minute}, {_MISTIMED}) END"
+    usual = " OR ".join(f"{time} LIKE '{form}'" for form in _USUAL)
+    minute, zoned = (
+        _whole_minutes(f"try_cast({time} AS {kind})") for kind in ("TIMESTAMP", "TIMESTAMPTZ")
+    )
+    return f"""CASE WHEN {time} IS NULL THEN NULL
+                    WHEN {usual} OR regexp_full_match({time}, '{_TIME}')
+                    THEN coalesce({minute}, {_MISTIMED})
+                    WHEN regexp_full_match({time}, '{_OFFSET}')
+                    THEN coalesce({zoned} + {_ZONED}, {_MISTIMED})
+                    ELSE {_MISTIMED} END"""
+
+
+def _whole_minutes(time: str) -> str:
+    return f"(epoch_us({time}) + {60_000_000 * _YEAR_1}) // 60000000 - {_YEAR_1}"
 
 
 def _load_patients(
-    connection: Connection, files: Mapping[str, Path], name: str, patient: str, sites: Path | None
+    connection: Connection,
+    sources: Mapping[str, EventTable],
+    name: str,
+    patient: str,
+    sites: Path | None,
+    dialect: Dialect,
 ) -> None:
     """Table ``patients``, of the table of sites or of everybody who has an event."""
     if sites is None:
-        connection.execute("CREATE TEMP TABLE facts AS SELECT DISTINCT patient FROM events")
+        connection.execute("CREATE TEMP TABLE facts AS SELECT patient FROM people")
         site = f"'{name}'"
     else:
-        _load_facts(connection, sites, patient, SITE)
+        _load_facts(connection, sites, patient, SITE, dialect)
         site = f"any_value({SITE})"
     connection.execute(
         f"""CREATE TEMP TABLE patients AS
             SELECT patient, {site} AS site, NULL::BOOLEAN AS died FROM facts GROUP BY patient"""
     )
-    strangers = count_rows(
-        connection, "(SELECT DISTINCT patient FROM events ANTI JOIN patients USING (patient))"
-    )
-    if strangers:
+    strangers = count_rows(connection, "(FROM people ANTI JOIN patients USING (patient))")
+    if strangers and sites:
+        note(
+            connection, sites.name, "patients of the events who are not in it, left out", strangers
+        )
         logger.warning("%s: lacks %d patients of the events; they are left out", sites, strangers)
-    complete = """(SELECT patient FROM events SEMI JOIN patients USING (patient)
-                   GROUP BY patient HAVING count(DISTINCT mode) = {})"""
-    if not count_rows(connection, complete.format(len(files))):
+    complete = " ".join(
+        f"SEMI JOIN {table_of(mode)} e{n} ON e{n}.patient = p.key" for n, mode in enumerate(sources)
+    )
+    known = "(FROM people SEMI JOIN patients USING (patient){})"
+    some = (known.format(" LIMIT 1000"), known.format(""))  # few are looked up faster
+    if not any(count_rows(connection, f"(SELECT 1 FROM {p} p {complete})") for p in some):
+        files = [*(file for source in sources.values() for file in source.files)]
         raise DataError(
-            f"{', '.join(map(str, [*files.values(), *([sites] if sites else [])]))}: no patient is "
+            f"{', '.join(map(str, [*files, *([sites] if sites else [])]))}: no patient is "
             f"in all of them; column {patient} must identify patients alike in each"
         )
 
 
-def _load_labels(connection: Connection, path: Path, patient: str) -> None:
-    _load_facts(connection, path, patient, DIED)
-    bad = f"coalesce({DIED} NOT IN ('0', '1'), true)"
-    refuse_rows(connection, "facts", bad, path, DIED, "0 or 1")
+def _load_labels(connection: Connection, table: LabelTable, dialect: Dialect) -> None:
+    path, column = Path(table.file), quoted("label")
+    _load_facts(connection, path, table.patient, table.column, dialect, f"lower({{}}) AS {column}")
+    yes, no = ("1", "yes", "true"), ("0", "no", "false")
+    bad = f"coalesce(label NOT IN {yes + no}, true)"
+    refuse_rows(connection, "facts", bad, path, table.column, "0 or 1 (or no, yes, false, true)")
     missing = count_rows(connection, "(FROM patients ANTI JOIN facts USING (patient))")
-    if missing:
+    if missing and not table.missing:
         raise DataError(
-            f"{path}: column {patient} must hold every patient; {missing} patient(s) are missing"
+            f"{path}: column {table.patient} must hold every patient; {missing} patient(s) are "
+            "missing (--label with missing=0 takes them for 0)"
         )
+    if missing:
+        note(connection, path.name, f"patients not in it, labelled {table.missing}", missing)
     connection.execute(
-        f"""UPDATE patients SET died = facts.{DIED} = '1' FROM facts
+        f"""UPDATE patients SET died = {table.missing == "1"};
+            UPDATE patients SET died = facts.label IN {yes} FROM facts
             WHERE facts.patient = patients.patient"""
     )
 
 
-def _load_facts(connection: Connection, path: Path, patient: str, column: str) -> None:
+def _load_facts(
+    connection: Connection,
+    path: Path,
+    patient: str,
+    column: str,
+    dialect: Dialect,
+    form: str = "{}",
+) -> None:
     """Table ``facts``: patient and `column`, on which no two rows of a patient disagree."""
-    select = f"{quoted(patient)} AS patient, {column}"
-    load_table(connection, "facts", path, (patient, column), select=select)
+    select = f"{quoted(patient)} AS patient, {form.format(quoted(column))}"
+    load_table(connection, "facts", path, (patient, column), select=select, dialect=dialect)
     _refuse_no_value(connection, "facts", path, "patient", patient)
+    held = quoted("label" if "label" in form else column)
     bad = f"""patient IN (SELECT patient FROM facts GROUP BY patient
-                          HAVING count(DISTINCT coalesce({column}, '')) > 1)"""
+                          HAVING count(DISTINCT coalesce({held}, '')) > 1)"""
     refuse_rows(connection, "facts", bad, path, column, "one and the same for a patient")
+    note(connection, path.name, "rows", count_rows(connection, "facts"))
+
+
+def _without_value(what: str) -> str:
+    return f"{what} IS NULL OR {_NO_VALUE.format(what)} OR {_UNPRINTABLE.format(what)}"
 
 
 def _refuse_no_value(
     connection: Connection, table: str, path: Path, what: str, column: str
 ) -> None:
-    bad = f"{what} IS NULL OR {_NO_VALUE.format(what)} OR {_UNPRINTABLE.format(what)}"
     right = "printable text other than NaN or NULL in every row"
-    refuse_rows(connection, table, bad, path, column, right)
+    refuse_rows(connection, table, _without_value(what), path, column, right)
 
 
 def _check_codes(connection: Connection, path: Path, column: str, vocabulary: Vocabulary) -> None:
     """Count and log the events outside a public list; refuse a table of only such events."""
     ((events, outside, codes),) = connection.execute(
-        """SELECT count(*), count(*) FILTER (unlisted), count(DISTINCT code) FILTER (unlisted)
-           FROM (SELECT code, code NOT IN (SELECT unnest($codes)) AS unlisted
-                 FROM events WHERE mode = $mode)""",
+        f"""SELECT sum(uses), coalesce(sum(uses) FILTER (unlisted), 0), count(*) FILTER (unlisted)
+            FROM (SELECT uses, code NOT IN (SELECT unnest($codes)) AS unlisted
+                  FROM (SELECT code AS key, count(*) AS uses FROM {table_of(vocabulary.name)}
+                        GROUP BY code)
+                  JOIN codes USING (key) WHERE mode = $mode)""",
         {"codes": list(vocabulary.codes), "mode": vocabulary.name},
     ).fetchall()
     if outside == events:
@@ -310,6 +512,8 @@ def _check_codes(connection: Connection, path: Path, column: str, vocabulary: Vo
             f"{events} events does: are dots and leading zeros written alike?"
         )
     if outside:
+        note(connection, vocabulary.name, "events of codes outside the list, left out", outside)
+        note(connection, vocabulary.name, "codes outside the list", codes)
         logger.warning(
             "%s: %d of %d events have one of %d codes outside the list of %s, and are left out",
             path, outside, events, codes, vocabulary.name,

@@ -8,13 +8,22 @@ admission, and a code counts once in it however often it is listed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpfact_flower.data.cooccurrence import Window, build_cohort, choose_vocabularies
+from dpfact_flower.data.events import add_events, note
+from dpfact_flower.data.roll_up import RollUp, roll_up
 from dpfact_flower.data.site_data import Cohort
-from dpfact_flower.data.tables import connect, find_table, load_table, refuse_rows
+from dpfact_flower.data.tables import (
+    MEMORY,
+    connect,
+    count_rows,
+    find_table,
+    load_table,
+    refuse_rows,
+)
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError
 
@@ -35,7 +44,9 @@ def read(
     *,
     top: Sequence[int | None] | None = (202, 316),
     vocabularies: Sequence[Vocabulary] | None = None,
+    rolled_up: Mapping[str, RollUp] | None = None,
     keep_empty: bool = False,
+    memory: str = MEMORY,
 ) -> Cohort:
     """Read MIMIC-III's tables into one tensor per ICU: patients x procedures x diagnoses.
 
@@ -50,8 +61,12 @@ def read(
         at patients: see `dpfact_flower.data.vocabulary.by_frequency`.
     vocabularies : sequence of Vocabulary, optional
         ``procedures`` and ``diagnoses`` as given instead, with ICD-9-CM codes without the dot.
+    rolled_up : mapping of str to RollUp, optional
+        By mode: what codes are replaced by (`dpfact_flower.data.roll_up`).
     keep_empty : bool
         Keep patients without a cell as empty rows.
+    memory : str
+        What DuckDB may use before it spills to disk.
 
     Returns
     -------
@@ -67,10 +82,12 @@ def read(
     MissingDependencyError
         If DuckDB is not installed.
     """
-    with connect() as connection:
+    with connect(memory) as connection:
         _load_patients(connection, Path(folder))
         _load_events(connection, Path(folder))
         _load_descriptions(connection, Path(folder))
+        for mode, how in (rolled_up or {}).items():
+            roll_up(connection, mode, how)
         return build_cohort(
             connection,
             "mimic3",
@@ -106,15 +123,15 @@ def _load_events(connection: Connection, folder: Path) -> None:
     for mode, (table, _) in _TABLES.items():
         columns = ("subject_id", "hadm_id", "icd9_code")
         load_table(connection, mode, find_table(folder, table), columns)
-    connection.execute(
-        "CREATE TEMP TABLE events AS "
-        + " UNION ALL ".join(
-            f"""SELECT '{mode}' AS mode, subject_id AS patient, hadm_id AS encounter,
-                       NULL::BIGINT AS time, icd9_code AS code
-                FROM {mode} WHERE icd9_code IS NOT NULL"""
-            for mode in MODES
+        note(connection, table, "rows", count_rows(connection, mode))
+        if blank := count_rows(connection, mode, "icd9_code IS NULL OR subject_id IS NULL"):
+            note(connection, table, "rows without a code or a patient, left out", blank)
+        add_events(
+            connection,
+            mode,
+            f"""(SELECT subject_id AS patient, hadm_id AS encounter, NULL::BIGINT AS time,
+                        icd9_code AS code FROM {mode})""",
         )
-    )
 
 
 def _load_descriptions(connection: Connection, folder: Path) -> None:

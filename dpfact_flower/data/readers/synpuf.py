@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -29,8 +29,11 @@ from dpfact_flower.data.cooccurrence import (
     build_cohort,
     choose_vocabularies,
 )
+from dpfact_flower.data.events import add_events, note
+from dpfact_flower.data.roll_up import RollUp, roll_up
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.data.tables import (
+    MEMORY,
     connect,
     count_rows,
     find_files,
@@ -62,8 +65,11 @@ def read(
     top: Sequence[int | None] | None = (202, 316),
     vocabularies: Sequence[Vocabulary] | None = None,
     valid_procedures: Vocabulary | None = None,
+    rolled_up: Mapping[str, RollUp] | None = None,
+    groups: Mapping[str, Sequence[int]] | None = None,
     drop_last_patient: bool | None = None,
     keep_empty: bool = False,
+    memory: str = MEMORY,
 ) -> Cohort:
     """Read DE-SynPUF's claims into one tensor per sample: patients x procedures x diagnoses.
 
@@ -85,16 +91,23 @@ def read(
         ``procedures`` and ``diagnoses`` as given instead.
     valid_procedures : Vocabulary, optional
         Public list of codes that count as procedures, instead of those that look like them.
+    rolled_up : mapping of str to RollUp, optional
+        By mode: what codes are replaced by (`dpfact_flower.data.roll_up`).
+    groups : mapping of str to sequence of int, optional
+        Samples of each site; default: each sample is a site of its own.
     drop_last_patient : bool, optional
         Leave out the last patient of each file, whose claims may be cut off; default: if the
         file's last line is incomplete. A file cut between two lines does not show it.
     keep_empty : bool
         Keep patients without a cell as empty rows.
+    memory : str
+        What DuckDB may use before it spills to disk.
 
     Returns
     -------
     Cohort
-        Sites ``sample-<n>``, without labels. A patient of two samples is at the lower one.
+        Sites ``sample-<n>``, or as grouped, without labels. A patient of two samples is at the
+        lower one.
 
     Raises
     ------
@@ -108,10 +121,24 @@ def read(
     if care not in get_args(Care):
         raise SettingsError(f"care: must be one of {', '.join(get_args(Care))}; got {care!r}")
     window = Window(days=window_days, same_encounter=window_days is None)
+    if groups is not None:
+        if samples is not None:
+            raise SettingsError("samples: are given by the groups")
+        samples = sorted(number for group in groups.values() for number in group)
+        if len(set(samples)) < len(samples):
+            raise SettingsError("groups: no sample may be at two sites")
     files = _find_claims(Path(folder), care, samples)
-    with connect() as connection:
+    with connect(memory) as connection:
         _load_claims(connection, files, care, drop_last_patient)
         _make_events(connection, care, valid_procedures)
+        for site, numbers in (groups or {}).items():
+            own = [f"sample-{number}" for number in numbers]
+            connection.execute(
+                "UPDATE patients SET site = $site WHERE site IN (SELECT unnest($own))",
+                {"site": site, "own": own},
+            )
+        for mode, how in (rolled_up or {}).items():
+            roll_up(connection, mode, how)
         return build_cohort(
             connection,
             f"synpuf-{care}",
@@ -146,6 +173,7 @@ def _load_claims(
     )
     for sample, path in files.items():
         cut = _load_segments(connection, path, care)
+        note(connection, path.name, "rows", count_rows(connection, "segments"))
         if cut if drop_last is None else drop_last:
             _drop_last_patient(connection, path)
         connection.execute(
@@ -198,6 +226,7 @@ def _drop_last_patient(connection: Connection, path: Path) -> None:
         """DELETE FROM segments
            WHERE patient = (SELECT patient FROM segments ORDER BY rowid DESC LIMIT 1)"""
     )
+    note(connection, path.name, "last patient left out, whose claims may be cut off", 1)
     logger.warning("%s: the last patient is left out, whose claims may be cut off", path.name)
 
 
@@ -207,26 +236,29 @@ def _make_events(connection: Connection, care: Care, valid_procedures: Vocabular
            SELECT patient, 'sample-' || min(sample) AS site, NULL::BOOLEAN AS died
            FROM claims GROUP BY patient"""
     )
-    unnested = " UNION ALL ".join(
-        f"""SELECT '{mode}' AS mode, patient, claim AS encounter,
-                   (day - DATE '1970-01-01') * {MINUTES_A_DAY} AS time, unnest({mode}) AS code
-            FROM claims"""
-        for mode in MODES
-    )
-    connection.execute(f"CREATE TEMP TABLE events AS {unnested}")
-    before = count_rows(connection, "events", "mode = 'procedures'")
-    if valid_procedures is not None:
+    for mode in MODES:
         connection.execute(
-            "DELETE FROM events WHERE mode = 'procedures' AND code NOT IN (SELECT unnest($valid))",
-            {"valid": list(valid_procedures.codes)},
+            f"""CREATE OR REPLACE TEMP TABLE listed AS
+                SELECT patient, claim AS encounter,
+                    (day - DATE '1970-01-01') * {MINUTES_A_DAY} AS time, unnest({mode}) AS code
+                FROM claims"""
         )
-    elif care == "inpatient":
-        connection.execute(
-            "DELETE FROM events WHERE mode = 'procedures' AND NOT regexp_full_match(code, $form)",
-            {"form": _ICD9_PROCEDURE},
-        )
-    after = count_rows(connection, "events", "mode = 'procedures'")
-    logger.info("%d of %d procedure values are valid", after, before)
+        values = count_rows(connection, "listed")
+        note(connection, mode, "values", values)
+        if mode == "procedures" and valid_procedures is not None:
+            connection.execute(
+                "DELETE FROM listed WHERE code NOT IN (SELECT unnest($valid))",
+                {"valid": list(valid_procedures.codes)},
+            )
+        elif mode == "procedures" and care == "inpatient":
+            connection.execute(
+                "DELETE FROM listed WHERE NOT regexp_full_match(code, $form)",
+                {"form": _ICD9_PROCEDURE},
+            )
+        if invalid := values - count_rows(connection, "listed"):
+            note(connection, mode, "values that are no valid procedure, left out", invalid)
+        add_events(connection, mode, "listed")
+    connection.execute("DROP TABLE listed")
     connection.execute(
         "CREATE TEMP TABLE descriptions (mode VARCHAR, code VARCHAR, description VARCHAR)"
     )

@@ -3,6 +3,7 @@ import gzip
 import itertools
 import logging
 from collections import Counter
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 import duckdb
@@ -10,9 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dpfact_flower.data.events import table_of
 from dpfact_flower.data.readers import eicu, mimic3, synpuf
 from dpfact_flower.data.readers import event_tables as events
-from dpfact_flower.data.tables import connect
+from dpfact_flower.data.tables import Dialect, connect
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, SettingsError
 from tests.data.readers.cells import cells_of
@@ -243,7 +245,11 @@ def test_a_list_written_otherwise_is_refused(tables):
         ("31 08:01", "32 08:01", "column time must be a date or time as .*; 1 row"),
         ("2024-01-31 08:01", "31.01.2024", "column time must be a date or time as .*; 1 row"),
         ("2024-01-31 08:01", "infinity", "column time must be a date or time as .*; 1 row"),
-        ("12:30:00Z", "12:30:00+02", "column time .*zone: UTC.*; 1 row"),
+        (
+            "12:30:00Z",
+            "12:30:00+02",
+            "column time must have an offset from UTC in every row or in none; 1 of",
+        ),
         ("z,4019", "z,", "column code must be printable text other than NaN.*; 1 row"),
         ("z,4019", "z,NaN", "column code must be printable text other than NaN.*; 1 row"),
         ("z,4019", 'z,"40\t19"', "column code must be printable text other than NaN.*; 1 row"),
@@ -297,9 +303,9 @@ def test_a_missing_file_is_named(tables, tmp_path):
         ("sites", SITES + "2,north\n", "column site must be one and the same .*; 3 row"),
         ("sites", SITES + ",north\n", "column patient must be printable text.*; 1 row"),
         ("sites", "patient,site\n8,north\n", "no patient is in all of them"),
-        ("labels", LABELS.replace("1,0", "1,2"), "column died must be 0 or 1; 1 row"),
-        ("labels", LABELS.replace("1,0", "1,"), "column died must be 0 or 1; 1 row"),
-        ("labels", LABELS.replace("1,0", "1,0.0"), "column died must be 0 or 1; 1 row"),
+        ("labels", LABELS.replace("1,0", "1,2"), "column died must be 0 or 1 .*; 1 row"),
+        ("labels", LABELS.replace("1,0", "1,"), "column died must be 0 or 1 .*; 1 row"),
+        ("labels", LABELS.replace("1,0", "1,0.0"), "column died must be 0 or 1 .*; 1 row"),
         ("labels", LABELS + "1,1\n", "column died must be one and the same .*; 2 row"),
         ("labels", LABELS.replace("3,1\n", ""), "column patient must hold every patient; 1 "),
     ],
@@ -317,7 +323,7 @@ def test_patients_identified_in_two_ways_are_refused(tables):
 
 def test_no_cooccurrence_says_what_there_was(tables):
     tables["diagnoses"].write_text("patient,time,code\n1,2030-01-01,4019\n")
-    message = r"procedures \(4 events\), diagnoses \(1 events\) lie in one window \(.*days=30"
+    message = r"procedures \(4 events\), diagnoses \(1 events\) lie in one window \(30 days\)"
     with pytest.raises(DataError, match=message):
         events.read(tables, "north")
 
@@ -368,6 +374,108 @@ def test_what_is_not_used_is_logged_in_numbers(tables, caplog):
     assert "41401" not in caplog.text
 
 
+# --- as the world writes them
+
+
+def read_pair(write, diagnoses, procedures=PROCEDURES, **options):
+    tables = {
+        "procedures": write("p.csv", procedures),
+        "diagnoses": diagnoses if isinstance(diagnoses, events.EventTable)
+        else write("d.csv", diagnoses),
+    }  # fmt: skip
+    return cells_of(events.read(tables, "north", **options))
+
+
+def test_semicolons_tabulators_and_headers_in_any_script(write):
+    text = "Größe;Médicament;Дата\n1;41401;2024-01-31\n"
+    columns = events.Columns(patient="größe", code="MÉDICAMENT", time="дата")
+    for delimiter in ";\t|":
+        table = events.EventTable([write("d.csv", text.replace(";", delimiter))], columns)
+        assert ("north", "1", "3605", "41401") in read_pair(write, table)
+    odd = events.EventTable(
+        [write("d.csv", text.replace(";", "~"))], columns, Dialect(delimiter="~")
+    )
+    assert ("north", "1", "3605", "41401") in read_pair(write, odd)
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+def test_other_encodings(encoding, write, tmp_path):
+    (tmp_path / "d.csv").write_bytes("patient;time;code\n1;2024-01-31;Müller\n".encode(encoding))
+    table = events.EventTable([tmp_path / "d.csv"], dialect=Dialect(encoding=encoding))
+    assert ("north", "1", "3605", "Müller") in read_pair(write, table)
+
+
+@pytest.mark.parametrize(
+    ("form", "time"),
+    [
+        ("%d.%m.%Y", "31.01.2024"),
+        ("%d/%m/%Y %H:%M", "31/01/2024 07:59"),
+        ("%Y%m%d", "20240131"),
+        ("%m/%d/%y %I:%M %p", "01/31/24 07:59 AM"),
+        ("%d-%b-%Y", "31-Jan-2024"),
+    ],
+)
+def test_times_as_a_format_says(form, time, write):
+    table = events.EventTable(
+        [write("d.csv", f"patient,time,code\n1,{time},x\n")], time_format=form
+    )
+    assert ("north", "1", "3605", "x") in read_pair(write, table)
+    wrong = events.EventTable(
+        [write("d.csv", "patient,time,code\n1,2024-13-99x,x\n")], time_format=form
+    )
+    with pytest.raises(DataError, match=rf"column time must be a time as {form.split()[0]}.*; 1 "):
+        read_pair(write, wrong)
+
+
+def test_offsets_become_utc(write):
+    """08:00 on the first day; the edge of the window is 30 days later at 08:00 in UTC."""
+    header = "patient,time,code\n"
+    rows = "1,2024-01-31T10:00:00+02:00,in\n1,2024-01-31 06:01-02:00,out\n"
+    cells = read_pair(write, header + rows)
+    assert ("north", "1", "3605", "in") in cells
+    assert ("north", "1", "3605", "out") not in cells
+    with pytest.raises(DataError, match="an offset from UTC in every row or in none; 2 of 3"):
+        read_pair(write, header + rows + "1,2024-01-31 06:01,none\n")
+
+
+def test_several_files_of_one_mode_count_a_repeated_event_once(write):
+    one = write("d1.csv", "patient,time,code\n1,2024-01-31,x\n")
+    two = write("d2.csv", "patient,time,code\n1,2024-01-31,x\n1,2024-01-30,x\n")
+    cohort = events.read(
+        {"procedures": write("p.csv", PROCEDURES), "diagnoses": events.EventTable([one, two])},
+        "north",
+    )
+    assert cells_of(cohort)["north", "1", "3605", "x"] == 2
+    assert ("d2.csv", "rows that repeat another one, and count once", 1) in cohort.account
+
+
+def test_a_label_of_any_column_and_patients_who_are_not_in_its_table(tables, write):
+    table = events.LabelTable(
+        write("readmitted.csv", "ID;Readmitted\n1;Yes\n4;no\n"), "readmitted", "id", missing="0"
+    )
+    (site,) = events.read(tables, "north", labels=table).sites
+    assert (site.patients, site.labels.tolist()) == (("1", "2"), [1, 0])
+    with pytest.raises(DataError, match="column id must hold every patient; 2 patient"):
+        events.read(tables, "north", labels=replace(table, missing=""))
+    with pytest.raises(SettingsError, match="label's missing"):
+        replace(table, missing="2")
+
+
+def test_groups_of_codes(tables):
+    cohort = events.read(tables, "north", rolled_up={"diagnoses": "icd3"})
+    assert set(cohort.vocabularies[1].codes) == {"004", "401", "414"}
+    with pytest.raises(SettingsError, match="no mode is named drugs"):
+        events.read(tables, "north", rolled_up={"drugs": "icd3"})
+
+
+def test_little_memory_gives_the_same_bits(tables):
+    assert_same_sites(
+        events.read(tables, "north", memory="64MB"), events.read(tables, "north", memory="1 GiB")
+    )
+    with pytest.raises(SettingsError, match="memory: need a size such as 2GB"):
+        events.read(tables, "north", memory="much")
+
+
 # --- real data: what the readers of these sources count
 
 
@@ -401,8 +509,10 @@ def export(connection, folder, modes):
     """Tables of a reader as Parquet files: what a hospital's data engineer would write."""
     for mode in modes:
         connection.execute(
-            f"""COPY (SELECT patient, encounter, make_timestamp(time * 60000000) AS time, code
-                      FROM events WHERE mode = '{mode}')
+            f"""COPY (SELECT p.patient, e.encounter, make_timestamp(e.time * 60000000) AS time,
+                          c.code
+                      FROM {table_of(mode)} e JOIN people p ON p.key = e.patient
+                      JOIN codes c ON c.key = e.code AND c.mode = '{mode}')
                 TO '{folder / mode}.parquet' (FORMAT parquet)"""
         )
     for table, column in (("sites", "site"), ("labels", "died::INTEGER AS died")):

@@ -1,0 +1,175 @@
+"""Events of all patients in one DuckDB connection, whatever EHR they come from.
+
+A reader hands over one relation for each feature mode, one row per event, as text:
+
+    patient, encounter, time (minutes, BIGINT), code
+
+`add_events` keeps it as numbers, each event once: identifiers and codes as their 64-bit hashes,
+which are made faster than a numbering is and take a fraction of the text's room. ``people`` and
+``codes`` hold the text of each hash; two texts of one hash would be an error. Encounters are told
+apart inside a patient alone, and keep no text.
+
+What is read, kept and left out is counted by `note`, and stands beside the cohort in the end.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from dpfact_flower.data.tables import count_rows, quoted
+from dpfact_flower.errors import DataError
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection as Connection
+
+logger = logging.getLogger(__name__)
+
+
+def note(connection: Connection, where: str, what: str, count: int) -> None:
+    """Count something for the account, and log it."""
+    connection.execute(
+        "CREATE TEMP TABLE IF NOT EXISTS account (place VARCHAR, what VARCHAR, count BIGINT)"
+    )
+    connection.execute("INSERT INTO account VALUES (?, ?, ?)", [where, what, count])
+    logger.info("%s: %d %s", where, count, what)
+
+
+def account(connection: Connection) -> tuple[tuple[str, str, int], ...]:
+    """Everything that was noted on this connection, in order: where, what, how many."""
+    if not _is_table(connection, "account"):
+        return ()
+    rows = connection.execute("SELECT * FROM account ORDER BY rowid").fetchall()
+    return tuple((where, what, count) for where, what, count in rows)
+
+
+def table_of(mode: str) -> str:
+    """SQL name of a mode's events: patient, encounter, time and code, each a number or NULL."""
+    return quoted(f"events of {mode}")
+
+
+def modes_of(connection: Connection) -> list[str]:
+    """Modes that have events."""
+    if not _is_table(connection, "codes"):
+        return []
+    return [mode for (mode,) in connection.execute("SELECT DISTINCT mode FROM codes").fetchall()]
+
+
+def add_events(connection: Connection, mode: str, source: str) -> int:
+    """Add the events of a relation to a mode; returns how many were not there before.
+
+    Parameters
+    ----------
+    connection : DuckDBPyConnection
+    mode : str
+    source : str
+        SQL of a relation with patient, encounter and code as text and time in minutes. What has
+        no patient or no code is no event.
+
+    Raises
+    ------
+    DataError
+        If two identifiers, or two codes, have one hash.
+    """
+    connection.execute(
+        f"""CREATE TEMP TABLE IF NOT EXISTS people (patient VARCHAR, key UBIGINT);
+            CREATE TEMP TABLE IF NOT EXISTS codes (mode VARCHAR, code VARCHAR, key UBIGINT);
+            CREATE TEMP TABLE IF NOT EXISTS {table_of(mode)}
+                (patient UBIGINT, encounter UBIGINT, time BIGINT, code UBIGINT)"""
+    )
+    known = count_rows(connection, table_of(mode))
+    fresh = f"""SELECT DISTINCT hash(patient) AS patient,
+                    if(encounter IS NULL, NULL, hash(encounter)) AS encounter, time,
+                    hash(code) AS code
+                FROM {source} WHERE patient IS NOT NULL AND code IS NOT NULL"""
+    if known:
+        same = " AND ".join(
+            f"n.{column} IS NOT DISTINCT FROM o.{column}"
+            for column in ("patient", "encounter", "time", "code")
+        )
+        fresh = f"SELECT n.* FROM ({fresh}) n ANTI JOIN {table_of(mode)} o ON {same}"
+    connection.execute(f"INSERT INTO {table_of(mode)} {fresh}")
+    connection.execute(
+        f"""INSERT INTO people SELECT patient, hash(patient) FROM
+                (SELECT DISTINCT patient FROM {source} WHERE code IS NOT NULL)
+            WHERE patient IS NOT NULL AND patient NOT IN (SELECT patient FROM people)"""
+    )
+    connection.execute(
+        f"""INSERT INTO codes SELECT $mode, code, hash(code) FROM
+                (SELECT DISTINCT code FROM {source} WHERE patient IS NOT NULL)
+            WHERE code IS NOT NULL AND code NOT IN (SELECT code FROM codes WHERE mode = $mode)""",
+        {"mode": mode},
+    )
+    _check_hashes(connection)
+    return count_rows(connection, table_of(mode)) - known
+
+
+def replace_codes(
+    connection: Connection, mode: str, groups: Mapping[str, list[tuple[str, str]]]
+) -> tuple[int, int]:
+    """Put groups in the place of a mode's codes; each counts once at a time and encounter.
+
+    Parameters
+    ----------
+    connection : DuckDBPyConnection
+    mode : str
+    groups : mapping of code to list of (group, description)
+        Groups of each code; a code may be in several. Events of other codes are dropped.
+
+    Returns
+    -------
+    events, codes : int
+        How many were dropped, for want of a group.
+    """
+    pairs = [(code, group) for code, found in groups.items() for group, _ in found]
+    names = {group: text for found in groups.values() for group, text in found}
+    connection.execute(
+        """CREATE OR REPLACE TEMP TABLE grouping AS
+           SELECT hash(unnest($codes::VARCHAR[])) AS code, hash(unnest($groups::VARCHAR[])) AS kind
+        """,
+        {"codes": [code for code, _ in pairs], "groups": [group for _, group in pairs]},
+    )
+    lost = "code NOT IN (SELECT code FROM grouping)"
+    events = count_rows(connection, table_of(mode), lost)
+    codes = count_rows(
+        connection, f"(SELECT key AS code FROM codes WHERE mode = {_text(mode)})", lost
+    )
+    connection.execute(
+        f"""CREATE OR REPLACE TEMP TABLE {table_of(mode)} AS
+            SELECT DISTINCT patient, encounter, time, kind AS code
+            FROM {table_of(mode)} JOIN grouping USING (code)"""
+    )
+    parameters = {"mode": mode, "codes": list(names), "texts": list(names.values())}
+    connection.execute("DELETE FROM codes WHERE mode = $mode", {"mode": mode})
+    connection.execute("DELETE FROM descriptions WHERE mode = $mode", {"mode": mode})
+    connection.execute(
+        "INSERT INTO codes SELECT $mode, code, hash(code) FROM "
+        "(SELECT unnest($codes::VARCHAR[]) AS code)",
+        {"mode": mode, "codes": list(names)},
+    )
+    connection.execute(
+        """INSERT INTO descriptions
+           SELECT $mode, unnest($codes::VARCHAR[]), unnest($texts::VARCHAR[])""",
+        parameters,
+    )
+    _check_hashes(connection)
+    return events, codes
+
+
+def _check_hashes(connection: Connection) -> None:
+    for table, column in (("people", "patient"), ("codes", "code")):
+        shared = f"(SELECT key FROM {table} GROUP BY key HAVING count(DISTINCT {column}) > 1)"
+        if count_rows(connection, shared):
+            raise DataError(
+                f"two {column} values have one hash, by a chance of one in billions; add a "
+                "letter to all of them"
+            )
+
+
+def _is_table(connection: Connection, name: str) -> bool:
+    return bool(count_rows(connection, "duckdb_tables()", f"table_name = {_text(name)}"))
+
+
+def _text(value: str) -> str:
+    return "'{}'".format(value.replace("'", "''"))

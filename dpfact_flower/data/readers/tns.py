@@ -1,0 +1,109 @@
+"""FROSTT text (``.tns``): a tensor of counts as it is, with patients in any of its modes.
+
+The format has no names. Codes are those of lists that are given, by position, or numbers from 1;
+patients are numbers from 1. Patients without a cell are left out and counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from dpfact_flower.data.site_data import Cohort, SiteData
+from dpfact_flower.data.vocabulary import Vocabulary
+from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.settings import check_name
+from dpfact_flower.tensor import SparseTensor
+
+
+def read(
+    path: str | Path,
+    name: str,
+    *,
+    patients: int = 1,
+    modes: Sequence[str] | None = None,
+    vocabularies: Sequence[Vocabulary] | None = None,
+    parts: int = 1,
+    keep_empty: bool = False,
+) -> Cohort:
+    """Read a FROSTT tensor as one site, or as several of equal size for a simulation.
+
+    Parameters
+    ----------
+    path : path
+        ``.tns`` or ``.tns.gz``: indices from 1 and a count in each line.
+    name : str
+        Of the one site, or of the cohort.
+    patients : int
+        Which mode is the patients', from 1.
+    modes : sequence of str, optional
+        Names of the others in their order; default ``mode-2``, ``mode-3``, ... by place.
+    vocabularies : sequence of Vocabulary, optional
+        Codes of the others in their order, as many as the mode has, instead of numbers and names.
+    parts : int
+        Sites ``part-1``, ``part-2``, ...: patient n is at site 1 + (n - 1) mod `parts`.
+    keep_empty : bool
+        Keep patients without a cell as empty rows.
+
+    Raises
+    ------
+    DataError
+        Naming the file, and the line where that is possible; or a list that does not fit a mode.
+    SettingsError
+        If an option cannot be used.
+    """
+    check_name("name of site or cohort", name)
+    tensor = SparseTensor.read_tns(path)
+    if not 1 <= patients <= tensor.ndim:
+        raise SettingsError(f"patients: need a mode from 1 to {tensor.ndim}, got {patients}")
+    if parts < 1:
+        raise SettingsError(f"parts: need a number of at least 1, got {parts}")
+    order = [patients - 1, *(mode for mode in range(tensor.ndim) if mode != patients - 1)]
+    shape = tuple(tensor.shape[mode] for mode in order)
+    turned = SparseTensor.from_coo(tensor.indices[:, order], tensor.values, shape)
+    codes = _vocabularies(path, [mode + 1 for mode in order[1:]], shape[1:], modes, vocabularies)
+    held = np.unique(turned.indices[:, 0])
+    people = np.arange(shape[0]) if keep_empty else held
+    if not len(people):
+        raise DataError(f"{path}: holds no cell")
+    sites = []
+    for part in range(parts):
+        own = people[people % parts == part]
+        if len(own):
+            site = f"part-{part + 1}" if parts > 1 else name
+            ids = tuple(str(patient + 1) for patient in own.tolist())
+            sites.append(SiteData(site, turned.select_patients(own), codes, patients=ids))
+    file = Path(path).name
+    account = (
+        (file, "cells", turned.nnz),
+        ("patients", "in the table", shape[0]),
+        ("patients", "left out, without a cell", shape[0] - len(people)),
+        ("patients", "kept", len(people)),
+    )
+    return Cohort(name, tuple(sites), account=account)
+
+
+def _vocabularies(
+    path: str | Path,
+    places: Sequence[int],
+    sizes: Sequence[int],
+    modes: Sequence[str] | None,
+    given: Sequence[Vocabulary] | None,
+) -> tuple[Vocabulary, ...]:
+    found = given or [
+        Vocabulary(name, tuple(map(str, range(1, size + 1))))
+        for name, size in zip(modes or [f"mode-{place}" for place in places], sizes, strict=False)
+    ]
+    if len(found) != len(sizes):
+        raise SettingsError(
+            f"modes: {path} has {len(sizes)} beside the patients', got {len(modes or given or ())}"
+        )
+    for place, size, vocabulary in zip(places, sizes, found, strict=True):
+        if len(vocabulary) != size:
+            raise DataError(
+                f"{path}: mode {place} has {size} codes, the list of {vocabulary.name} "
+                f"{len(vocabulary)}"
+            )
+    return tuple(found)

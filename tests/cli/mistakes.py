@@ -1,0 +1,144 @@
+"""Forty mistakes that people make with `dpfact data`, and what the command says to each.
+
+``python -m tests.cli.mistakes`` prints the table of docs/how-to/data-mistakes.md.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import tempfile
+from contextlib import chdir
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from dpfact_flower.cli.main import app
+from dpfact_flower.errors import DPFactError
+
+P = "patient,time,code\n1,2024-01-01,3605\n2,2024-01-02,40\n3,2024-01-03,3605\n"
+D = "patient,time,code\n1,2024-01-05,41401\n2,2024-01-06,4019\n3,2024-01-07,4019\n"
+FILES: dict[str, bytes] = {
+    "p.csv": P.encode(),
+    "d.csv": D.encode(),
+    "sites.csv": b"patient,site\n1,north\n2,south\n3,south\n",
+    "labels.csv": b"patient,died\n1,0\n2,1\n3,0\n",
+    "p.json": b'["3605", "40"]',
+    "d.json": b'["4019", "41401"]',
+    "used/cohort.json": json.dumps(
+        {"format": 1, "name": "old", "sites": [], "vocabularies": {}, "truth": False}
+    ).encode(),
+}
+EVENTS = "events --name north --out out --mode procedures=p.csv --mode diagnoses=d.csv"
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """What was done, in few words, and with which files and words of the command."""
+
+    what: str
+    command: str = EVENTS
+    files: dict[str, bytes] = field(default_factory=dict)
+
+
+def d(text: str) -> dict[str, bytes]:
+    """Other diagnoses."""
+    return {"d.csv": text.encode()}
+
+
+MISTAKES = (
+    # files
+    Mistake("a file that is not there", EVENTS.replace("d.csv", "dx.csv")),
+    Mistake("an empty file", files=d("")),
+    Mistake("a header alone", files=d("patient,time,code\n")),
+    Mistake("no header", files=d("1,2024-01-05,41401\n")),
+    Mistake("a first row about a patient, and no header", files=d("P1,d,E11\n")),
+    Mistake("a column that is called otherwise", files=d(D.replace("code", "icd10"))),
+    Mistake("two columns of one name", files=d(D.replace("time", "code"))),
+    Mistake("another delimiter than is asked for", EVENTS + " --delimiter ;"),
+    Mistake("a delimiter of two characters", EVENTS + " --delimiter ,,"),
+    Mistake("a row with a field too many", files=d(D + "3,2024-01-09,4019,x\n")),
+    Mistake("an open quote", files=d(D + '3,2024-01-09,"4019\n')),
+    Mistake("a file in Latin-1", files={"d.csv": D.encode() + b"3,2024-01-09,M\xfcller\n"}),
+    Mistake("an encoding that is not known", EVENTS + " --encoding cp1252"),
+    Mistake("a file that is called .gz and is not",
+            EVENTS.replace("d.csv", "d.csv.gz"), {"d.csv.gz": D.encode()}),
+    Mistake("a gzip file that was cut off", EVENTS.replace("d.csv", "d.csv.gz"),
+            {"d.csv.gz": gzip.compress((D * 20000).encode(), mtime=0)[:2000]}),
+    Mistake("a Parquet file that is none", EVENTS.replace("d.csv", "d.parquet"),
+            {"d.parquet": D.encode()}),
+    # what is in them
+    Mistake("no code in a row", files=d(D + "3,2024-01-09,\n")),
+    Mistake("NaN in place of a patient", files=d(D + "nan,2024-01-09,4019\n")),
+    Mistake("a date in another form", files=d(D.replace("2024-01-05", "05.01.2024"))),
+    Mistake("a date that does not exist", files=d(D.replace("2024-01-05", "2024-02-30"))),
+    Mistake("offsets from UTC in some rows",
+            files=d(D.replace("2024-01-05", "2024-01-05 10:00+02:00"))),
+    Mistake("a time format without a year", EVENTS + " --time-format %d.%m."),
+    Mistake("no time at all", files=d("patient,time,code\n1,,41401\n2,,4019\n")),
+    Mistake("patients written in two ways", files=d(D.replace("\n1,", "\nP1,").replace(
+        "\n2,", "\nP2,").replace("\n3,", "\nP3,"))),
+    Mistake("nothing within the window", files=d(D.replace("2024", "2029"))),
+    # codes, sites and labels
+    Mistake("codes of another form than the list's",
+            EVENTS + " --codes procedures=p.json --codes diagnoses=d.json",
+            d("patient,time,code\n1,2024-01-05,414.01\n2,2024-01-06,401.9\n")),
+    Mistake("a list for one mode alone", EVENTS + " --codes diagnoses=d.json"),
+    Mistake("a number of codes for one mode alone", EVENTS + " --top 100"),
+    Mistake("a patient at two sites", EVENTS + " --sites sites.csv",
+            {"sites.csv": FILES["sites.csv"] + b"1,south\n"}),
+    Mistake("two sites of nearly one name", EVENTS + " --sites sites.csv",
+            {"sites.csv": "patient,site\n1,süd\n2,sud\n3,sud\n".encode()}),
+    Mistake("a label that is neither 0 nor 1", EVENTS + " --labels labels.csv",
+            {"labels.csv": FILES["labels.csv"].replace(b"2,1", b"2,2")}),
+    Mistake("patients without a label", EVENTS + " --labels labels.csv",
+            {"labels.csv": FILES["labels.csv"].replace(b"2,1\n", b"")}),
+    Mistake("a label's column that is not there",
+            EVENTS + " --label readmitted=labels.csv"),
+    Mistake("a roll-up that is not known", EVENTS + " --roll-up icd4"),
+    Mistake("a roll-up of a mode that is not there", EVENTS + " --roll-up drugs=first3"),
+    Mistake("a roll-up of other codes", EVENTS + " --roll-up procedures=chapter",
+            {"p.csv": P.replace("3605", "x-ray").replace(",40\n", ",scan\n").encode()}),
+    # the command
+    Mistake("one mode alone", "events --name north --out out --mode diagnoses=d.csv"),
+    Mistake("a name that cannot be one", EVENTS.replace("--name north", "--name St.\\ Mary's")),
+    Mistake("a folder that is used", EVENTS.replace("--out out", "--out used")),
+    Mistake("a folder without MIMIC-IV's tables", "mimic4 . --out out"),
+    Mistake("a folder that is not there", "mimic3 gone --out out"),
+    Mistake("a database that is none", "omop d.csv --name north --out out"),
+    Mistake("memory without a unit", EVENTS + " --memory 2"),
+)  # fmt: skip
+
+
+def said(mistake: Mistake) -> str:
+    """What the command says, in an empty folder with the files; "" if it succeeds."""
+    import shlex  # noqa: PLC0415
+
+    with tempfile.TemporaryDirectory() as folder, chdir(folder):
+        for name, content in (FILES | mistake.files).items():
+            Path(name).parent.mkdir(exist_ok=True)
+            Path(name).write_bytes(content)
+        arguments = shlex.split(mistake.command.replace("Mary's", "Mary\\'s"))
+        result = CliRunner().invoke(app, ["data", *arguments])
+        left = sorted(os.listdir())
+    if result.exception is None:
+        return ""
+    if not isinstance(result.exception, DPFactError):
+        raise result.exception
+    assert "out" not in left, "a mistake leaves nothing behind"
+    return str(result.exception)
+
+
+def table() -> str:
+    """All mistakes and what is said to them, as Markdown."""
+    lines = ["| mistake | what the command says |", "|---|---|"]
+    for mistake in MISTAKES:
+        text = said(mistake).replace("|", "\\|")
+        lines.append(f"| {mistake.what} | {text} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table())

@@ -1,0 +1,203 @@
+import gzip
+import logging
+import random
+
+import pytest
+
+from dpfact_flower.data.readers import mimic4
+from dpfact_flower.errors import DataError, SettingsError
+from tests.data.readers.cells import cells_of
+
+# The published columns of MIMIC-IV 3.1, in their order; only those that are read hold much.
+COLUMNS = {
+    "hosp/patients": "subject_id,gender,anchor_age,anchor_year,anchor_year_group,dod",
+    "hosp/admissions": "subject_id,hadm_id,admittime,dischtime,deathtime,admission_type,"
+    "admit_provider_id,admission_location,discharge_location,insurance,language,marital_status,"
+    "race,edregtime,edouttime,hospital_expire_flag",
+    "hosp/diagnoses_icd": "subject_id,hadm_id,seq_num,icd_code,icd_version",
+    "hosp/procedures_icd": "subject_id,hadm_id,seq_num,chartdate,icd_code,icd_version",
+    "hosp/prescriptions": "subject_id,hadm_id,pharmacy_id,poe_id,poe_seq,order_provider_id,"
+    "starttime,stoptime,drug_type,drug,formulary_drug_cd,gsn,ndc,prod_strength,form_rx,"
+    "dose_val_rx,dose_unit_rx,form_val_disp,form_unit_disp,doses_per_24_hrs,route",
+    "hosp/d_icd_diagnoses": "icd_code,icd_version,long_title",
+    "hosp/d_icd_procedures": "icd_code,icd_version,long_title",
+    "hosp/services": "subject_id,hadm_id,transfertime,prev_service,curr_service",
+    "icu/icustays": "subject_id,hadm_id,stay_id,first_careunit,last_careunit,intime,outtime,los",
+}
+MICU, CVICU = "Medical Intensive Care Unit (MICU)", "Cardiac Vascular Intensive Care Unit (CVICU)"
+# Patient 1: CVICU, then MICU. Patient 2: MICU, dies. Patient 3: no ICU stay. Patient 4: no
+# procedure. One text is a code of both versions: E8889.
+ROWS = {
+    "hosp/patients": ["1,F,52,2180,2014 - 2016,2180-09-09"],
+    "hosp/admissions": [
+        "1,10,2180-05-06 22:23:00,2180-05-07 17:15:00,,URGENT,P1,,HOME,Other,ENGLISH,,WHITE,,,0",
+        "1,11,2181-05-06 22:23:00,2181-05-07 17:15:00,,EW EMER.,P1,,HOME,Other,ENGLISH,,WHITE,,,0",
+        "2,20,2180-05-06 22:23:00,,,URGENT,P1,,DIED,Other,?,,UNKNOWN,,,1",
+        "2,20,2180-05-06 22:23:00,,,URGENT,P1,,DIED,Other,?,,UNKNOWN,,,1",
+        "3,30,2180-05-06 22:23:00,,,URGENT,P1,,,Other,?,,UNKNOWN,,,0",
+        "4,40,2180-05-06 22:23:00,,,URGENT,P1,,,Other,?,,UNKNOWN,,,",
+    ],
+    "hosp/diagnoses_icd": [
+        "1,10,1,4019   ,9", "1,10,2,E8889,9", "1,10,3,,9", "1,11,1,I10,10", "1,11,2,E8889,10",
+        "2,20,1,I10,10", "2,20,1,I10,10", "2,20,2,0389,", "3,30,1,4019,9", "4,40,1,I10,10",
+    ],
+    "hosp/procedures_icd": [
+        "1,10,1,2180-05-06,0040,9", "1,11,1,2181-05-07,02HV33Z,10", "2,20,1,,02HV33Z,10",
+        "3,30,1,2180-05-07,0040,9",
+    ],
+    "hosp/prescriptions": [
+        "1,10,1,,,,,,MAIN,Furosemide,,,,,,,,,,,IV", "1,10,2,,,,,,BASE,5% Dextrose,,,,,,,,,,,IV",
+        '2,20,3,,,,,,MAIN,"FUROSEMIDE ",,,,,,,,,,,IV', "2,20,4,,,,,,MAIN,,,,,,,,,,,,IV",
+    ],
+    "hosp/d_icd_diagnoses": [
+        "4019,9,Unspecified essential hypertension", "I10,10,Essential (primary) hypertension",
+        'E8889,9,"Fall, unspecified"', 'E8889,10,"Metabolic disorder, unspecified"',
+    ],
+    "hosp/d_icd_procedures": ["0040,9,Procedure on single vessel", "02HV33Z,10,Infusion device"],
+    "hosp/services": [
+        "1,10,2180-05-06 22:25:00,,CSURG", "2,20,2180-05-06 22:25:00,,MED",
+        "3,30,2180-05-06 22:25:00,,MED", "4,40,2180-05-06 22:25:00,,",
+    ],
+    "icu/icustays": [
+        f"1,11,102,{MICU},{MICU},2181-05-06 23:00:00,2181-05-07 10:00:00,0.4",
+        f"1,10,101,{CVICU},{CVICU},2180-05-06 23:00:00,2180-05-07 10:00:00,0.4",
+        f"2,20,103,{MICU},{MICU},2180-05-06 23:00:00,,",
+        f"4,40,104,{MICU},{MICU},2180-05-06 23:00:00,,",
+    ],
+}  # fmt: skip
+
+
+def write_tables(folder, rows=ROWS, ending=".csv.gz"):
+    for table, lines in rows.items():
+        path = folder / f"{table}{ending}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = "\n".join([COLUMNS[table], *lines, ""]).encode()
+        path.write_bytes(gzip.compress(text) if ending.endswith("gz") else text)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_tables(tmp_path)
+    return tmp_path
+
+
+def test_a_folder_as_physionet_has_it(folder):
+    cohort = mimic4.read(folder)
+    assert cells_of(cohort) == {
+        ("Cardiac-Vascular-Intensive-Care-Unit-CVICU-", "1", *pair): 1
+        for pair in (
+            ("icd9:0040", "icd9:4019"), ("icd9:0040", "icd9:E8889"),
+            ("icd10:02HV33Z", "icd10:I10"), ("icd10:02HV33Z", "icd10:E8889"),
+        )
+    } | {("Medical-Intensive-Care-Unit-MICU-", "2", "icd10:02HV33Z", "icd10:I10"): 1}  # fmt: skip
+    described = dict(
+        zip(cohort.vocabularies[1].codes, cohort.vocabularies[1].descriptions, strict=True)
+    )
+    assert described["icd9:E8889"] == "Fall, unspecified"
+    assert described["icd10:E8889"] == "Metabolic disorder, unspecified"
+    assert [site.labels.tolist() for site in cohort.sites] == [[0], [1]]
+
+
+def test_what_is_left_out_is_counted(folder):
+    counts = {(where, what): count for where, what, count in mimic4.read(folder).account}
+    assert counts["diagnoses_icd", "rows"] == 10
+    assert counts["diagnoses_icd", "rows without a code or a patient, left out"] == 1
+    assert counts["diagnoses_icd", "rows whose icd_version is neither 9 nor 10, left out"] == 1
+    assert counts["admissions", "rows without hospital_expire_flag, taken for no death"] == 1
+    assert counts["admissions", "patients without a row in icustays, left out"] == 1
+    assert counts["patients", "left out, since no two of their codes lie in a window"] == 1
+    assert counts["patients", "kept"] == 2
+
+
+def test_sites_by_service(folder):
+    cohort = mimic4.read(folder, site_of="service", keep_empty=True)
+    assert {site.name: site.patients for site in cohort.sites} == {
+        "CSURG": ("1",), "MED": ("2", "3"), "unknown": ("4",)
+    }  # fmt: skip
+
+
+def test_drugs_are_a_third_mode(folder):
+    cohort = mimic4.read(folder, drugs=True)
+    assert cohort.vocabularies[2].codes == ("furosemide",)
+    assert ("1", "icd9:0040", "icd9:4019", "furosemide") in {cell[1:] for cell in cells_of(cohort)}
+    counts = {what: count for where, what, count in cohort.account if where == "prescriptions"}
+    assert counts["rows of drug_type BASE or ADDITIVE, left out"] == 1
+    assert counts["rows without a drug or a patient, left out"] == 1
+
+
+def test_categories_keep_the_versions_apart(folder):
+    cohort = mimic4.read(folder, rolled_up={"diagnoses": "icd3"})
+    assert set(cohort.vocabularies[1].codes) == {"icd9:401", "icd9:E888", "icd10:I10", "icd10:E88"}
+    assert "Unspecified essential hypertension" in cohort.vocabularies[1].descriptions
+    chapters = mimic4.read(folder, rolled_up={"diagnoses": "chapter"}).vocabularies[1]
+    assert "icd10:E00-E89" in chapters.codes
+    assert "Diseases of the circulatory system" in chapters.descriptions
+
+
+def test_tables_side_by_side_and_plain(tmp_path):
+    flat = {table.split("/")[1]: lines for table, lines in ROWS.items()}
+    for table, lines in flat.items():
+        part = next(name for name in COLUMNS if name.endswith("/" + table))
+        (tmp_path / f"{table.upper()}.csv").write_text("\n".join([COLUMNS[part], *lines, ""]))
+    assert len(mimic4.read(tmp_path).sites) == 2
+
+
+@pytest.mark.parametrize(
+    ("table", "old", "new", "says"),
+    [
+        ("hosp/diagnoses_icd", "icd_version", "version", r"lacks the column\(s\) icd_version"),
+        ("hosp/diagnoses_icd", "1,10,2,E8889,9", "1,10,secret", "too few or too many fields"),
+        ("hosp/admissions", "WHITE,,,0", "WHITE,,,secret", "hospital_expire_flag must be 0, 1 or"),
+        ("icu/icustays", "2181-05-06 23:00:00", "secret", "intime must be a time; 1 row"),
+    ],
+)
+def test_what_is_malformed_is_named_and_not_quoted(table, old, new, says, folder):
+    path = folder / f"{table}.csv.gz"
+    text = gzip.decompress(path.read_bytes()).decode()
+    assert old in text
+    path.write_bytes(gzip.compress(text.replace(old, new, 1).encode()))
+    with pytest.raises(DataError, match=rf"{table.split('/')[1]}\.csv\.gz: .*{says}") as caught:
+        mimic4.read(folder)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_missing_table_and_a_wrong_option_are_named(folder):
+    (folder / "hosp" / "d_icd_diagnoses.csv.gz").unlink()
+    assert set(mimic4.read(folder).vocabularies[1].descriptions) == {""}
+    (folder / "icu" / "icustays.csv.gz").unlink()
+    with pytest.raises(DataError, match=r"icu: lacks the table icustays; tried icustays\.csv"):
+        mimic4.read(folder)
+    with pytest.raises(SettingsError, match="site-of: must be one of careunit, service"):
+        mimic4.read(folder, site_of="ward")
+
+
+def test_generated_files_of_some_size_give_every_cell(tmp_path, caplog):
+    """Duplicates, blanks and both versions in random files, against plain loops."""
+    random.seed(1)
+    diagnoses = [
+        (random.randint(1, 60), random.randint(1, 3), random.choice(["4019", "I10", "E8889", ""]),
+         random.choice(["9", "10", "", "11"])) for _ in range(600)
+    ]  # fmt: skip
+    procedures = [
+        (random.randint(1, 60), random.randint(1, 3), random.choice(["0040", "02HV33Z"]),
+         random.choice(["9", "10"])) for _ in range(300)
+    ]  # fmt: skip
+    rows = dict(ROWS)
+    rows["hosp/diagnoses_icd"] = [f"{p},{p}0{a},1,{c},{v}" for p, a, c, v in diagnoses]
+    rows["hosp/procedures_icd"] = [f"{p},{p}0{a},1,,{c},{v}" for p, a, c, v in procedures]
+    rows["icu/icustays"] = [f"{p},1,1,{MICU},{MICU},2180-01-01 00:00:00,," for p in range(1, 51)]
+    rows["hosp/admissions"] = [f"{p},1" + "," * 13 + ",0" for p in range(1, 61)]
+    write_tables(tmp_path, rows)
+    valid = {d for d in diagnoses if d[2] and d[3] in ("9", "10")}
+    expected = {
+        (str(p[0]), f"icd{p[3]}:{p[2]}", f"icd{d[3]}:{d[2]}"): 0
+        for p in set(procedures) for d in valid if p[:2] == d[:2] and p[0] <= 50
+    }  # fmt: skip
+    for p in set(procedures):
+        for d in valid:
+            if p[:2] == d[:2] and p[0] <= 50:
+                expected[str(p[0]), f"icd{p[3]}:{p[2]}", f"icd{d[3]}:{d[2]}"] += 1
+    with caplog.at_level(logging.DEBUG):
+        cohort = mimic4.read(tmp_path)
+    assert {cell[1:]: count for cell, count in cells_of(cohort).items()} == expected
+    assert "4019" not in caplog.text

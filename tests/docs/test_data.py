@@ -1,0 +1,84 @@
+"""docs/how-to/data.md: its commands as they stand there, on small files of every kind."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from dpfact_flower import cli
+from dpfact_flower.data.site_data import Cohort
+from tests.data.readers import test_mimic3
+from tests.data.readers.test_event_tables import DIAGNOSES, PROCEDURES
+from tests.data.readers.test_mimic4 import write_tables
+from tests.data.readers.test_omop import TABLES
+from tests.data.readers.test_tns import TEXT
+
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "data.md").read_text(encoding="utf-8")
+COMMANDS = [
+    command.replace("\\\n", " ")
+    for command in [
+        *re.findall(r"^    dpfact ((?:.*\\\n)*.*)$", PAGE, re.MULTILINE),
+        *re.findall(r"\| `dpfact (data [^`.]*?)` \|", PAGE),
+    ]
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Small tables under the names that the page gives them."""
+    home = tmp_path_factory.mktemp("page")
+    write_tables(home / "mimic-iv")
+    (home / "mimic3").mkdir()
+    for table, text in test_mimic3.TABLES.items():
+        (home / "mimic3" / f"{table}.csv").write_text(text)
+    (home / "cdm").mkdir()
+    for table, (header, rows) in TABLES.items():
+        (home / "cdm" / f"{table}.csv").write_text("\n".join([header, *rows, ""]))
+    (home / "counts.tns").write_text(TEXT)
+    (home / "procedures.csv").write_text(PROCEDURES)
+    (home / "diagnoses.csv").write_text(DIAGNOSES)
+    latin = {
+        "rx_1.csv": "Fallnr;Präparat;Beginn\n1;Ä;01.02.2024 10:00\n",
+        "rx_2.csv": "Fallnr;Präparat;Beginn\n2;B;01.02.2024 10:00\n",
+        "dx.csv": "Fallnr;ICD;Datum\n1;I10;02.02.2024 00:00\n2;I10;02.02.2024 00:00\n",
+        "stays.csv": "Fallnr;wieder\n1;ja\n".replace("ja", "yes"),
+    }
+    for name, text in latin.items():
+        (home / name).write_bytes(text.encode("latin-1"))
+    return home
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.split(" --")[0])
+def test_the_commands_run_as_they_stand(command, folder, ehr_folder, monkeypatch):
+    if "postgresql://" in command:  # tests/data/readers/test_omop.py has a server
+        command = command.replace("postgresql://reader@localhost/cdm --schema cdm", "cdm")
+    monkeypatch.chdir(folder)
+    for name, place in (("synpuf", "synpuf/inpatient"), ("eicu", "eicu_demo")):
+        if f"data {name}" in command:
+            if ehr_folder is None:
+                pytest.skip("open EHR data not found; set DPFACT_DATA to its folder")
+            command = command.replace(f"{name} {name}", f"{name} {ehr_folder / place}")
+    done = CliRunner().invoke(cli.app, shlex.split(command))
+    assert done.exit_code == 0, (done.output, done.exception)
+    out = Path(shlex.split(command)[shlex.split(command).index("--out") + 1])
+    assert Cohort.load(out).account
+
+
+def test_the_figures_of_the_roll_up(ehr_folder):
+    from dpfact_flower.data.readers import mimic3  # noqa: PLC0415
+
+    if ehr_folder is None:
+        pytest.skip("open EHR data not found")
+    assert "581 diagnoses in 275 categories and 164 procedures in 41" in PAGE
+    groups = {"diagnoses": "icd3", "procedures": "first2"}
+    cohort = mimic3.read(ehr_folder / "mimic3_demo", top=None, rolled_up=groups)
+    assert [len(v) for v in cohort.vocabularies] == [41, 275]
+
+
+@pytest.fixture
+def ehr_folder():
+    from simulation.paper.datasets import open_data  # noqa: PLC0415
+
+    return open_data() if (open_data() / "mimic3_demo").is_dir() else None
