@@ -10,6 +10,7 @@ For an app with mods: ``app = ClientApp(mods=[...])``, then ``app.train()(train)
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 from flwr.app import Context, Error, Message
@@ -46,10 +47,25 @@ def train(message: Message, context: Context) -> Message:
         client = client_for(context, came_in=came_in)
     except RoundRefusedError as error:  # which has waited for its time
         return _error(message, str(error))
+    return answered(message, client, lambda error: _refusal(context, error, came_in))
+
+
+def answered(
+    message: Message, client: DPFactClient, refusal: Callable[[Exception], str]
+) -> Message:
+    """A client's reply to the request for a round; it never raises.
+
+    Parameters
+    ----------
+    message : Message
+    client : DPFactClient
+    refusal : callable
+        What may be said, when it may be said, of a message that is no request.
+    """
     try:
         asked = records.read_request(message)
     except Exception as error:  # nothing an error says may reach the server
-        return _error(message, _refusal(context, error, came_in))
+        return _error(message, refusal(error))
     try:
         content = records.answer(*client.fit(asked.arrays, asked.config))
     except RoundRefusedError as error:  # which has waited, too

@@ -18,8 +18,8 @@ from dpfact_flower.errors import SettingsError
 
 if TYPE_CHECKING:
     from dpfact_flower.audit import Finding
-    from dpfact_flower.audit.run import Watch
     from dpfact_flower.data.site_data import Cohort, SiteData
+    from dpfact_flower.machine.watch import Watch
     from dpfact_flower.runtime.config import RunConfig
 
 # What the command needs is imported inside it: `dpfact --help` must not wait for numba.

@@ -275,7 +275,9 @@ def _figures(run: _Run, plots: ModuleType) -> dict[str, Any]:
     if shared:
         order = [phenotype.number for phenotype in _cards(shared)]
         label = "Heat map: which site uses which phenotype"
-        figures["usage"] = _svg(plots, "usage", lambda: plots.usage(shared.usage, order), label)
+        figures["usage"] = _svg(
+            plots, "usage", lambda: plots.usage(shared.usage, order, names=run.names), label
+        )
     prediction = summary.measured.prediction if summary.measured else None
     if prediction and any(g.memberships for g in (prediction.overall, *prediction.sites)):
         figures["auc"] = _svg(
