@@ -42,6 +42,9 @@ from dpfact_flower.site.disclosure import log_privately
 from dpfact_flower.site.refit import refit
 from dpfact_flower.strategy import DPFact
 
+MEASURING_LINE = "measuring what was learned: errors, prediction of death, phenotypes"
+"""Logged once the rounds are over."""
+
 
 def serve(
     grid: Grid,
@@ -155,7 +158,7 @@ def _write(
     write_model(folder, coordinator.factors, vocabularies)
     write_config(folder, config.write(), _versions())
     if cohort is not None and measured:
-        log(INFO, "measuring what was learned: errors, prediction of death, phenotypes")
+        log(INFO, MEASURING_LINE)
     summary, phenotypes = summarise(
         coordinator, vocabularies, cohort, config.app.sites_folder, measured=measured, watch=watch
     )
