@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from dpfact_flower import __version__
 from dpfact_flower.cli.audit import audit
 from dpfact_flower.cli.data import data_app
 from dpfact_flower.cli.export import export, label
@@ -60,7 +59,7 @@ for command in (run, simulate, demo, report, compare, export, label, plan, budge
 
 def _version(asked: bool) -> None:
     if asked:
-        typer.echo(f"dpfact-flower {__version__} (flwr {version('flwr')})")
+        typer.echo(f"dpfact-flower {version('dpfact-flower')} (flwr {version('flwr')})")
         raise typer.Exit
 
 
