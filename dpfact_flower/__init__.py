@@ -13,10 +13,14 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from dpfact_flower.client import DPFactClient
+    from dpfact_flower.data.readers.frames import read as read_events
     from dpfact_flower.data.site_data import Cohort, SiteData
     from dpfact_flower.data.vocabulary import Vocabulary
     from dpfact_flower.errors import DPFactError
-    from dpfact_flower.runtime.federate import federate
+    from dpfact_flower.evaluation.model import GlobalModel
+    from dpfact_flower.notebook.federated import federate
+    from dpfact_flower.notebook.phenotyper import DPFactPhenotyper
+    from dpfact_flower.notebook.run import Run
     from dpfact_flower.runtime.grid import InProcessGrid
     from dpfact_flower.settings import PrivacySettings, RunSettings, SiteSettings, SolverSettings
     from dpfact_flower.solver import solve
@@ -31,8 +35,11 @@ _HOMES = {
     "DPFact": "strategy",
     "DPFactClient": "client",
     "DPFactError": "errors",
+    "DPFactPhenotyper": "notebook.phenotyper",
+    "GlobalModel": "evaluation.model",
     "InProcessGrid": "runtime.grid",
     "PrivacySettings": "settings",
+    "Run": "notebook.run",
     "RunSettings": "settings",
     "SiteData": "data.site_data",
     "SiteSettings": "settings",
@@ -40,9 +47,13 @@ _HOMES = {
     "SparseTensor": "tensor",
     "Vocabulary": "data.vocabulary",
     "factor_match_score": "tensor.match",
-    "federate": "runtime.federate",
+    "federate": "notebook.federated",
+    "read_events": "data.readers.frames",
     "solve": "solver",
 }
+
+_THERE = {"read_events": "read"}
+"""What a name is called in its home, where that is another."""
 
 __all__ = [
     "CPModel",
@@ -50,8 +61,11 @@ __all__ = [
     "DPFact",
     "DPFactClient",
     "DPFactError",
+    "DPFactPhenotyper",
+    "GlobalModel",
     "InProcessGrid",
     "PrivacySettings",
+    "Run",
     "RunSettings",
     "SiteData",
     "SiteSettings",
@@ -60,6 +74,7 @@ __all__ = [
     "Vocabulary",
     "factor_match_score",
     "federate",
+    "read_events",
     "solve",
 ]
 
@@ -67,7 +82,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), _THERE.get(name, name))
     globals()[name] = value
     return value
 

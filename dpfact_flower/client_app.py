@@ -61,10 +61,30 @@ def _answered(message: Message, context: Context, ask: Callable[..., Any]) -> Me
         client = client_for(context, came_in=came_in, time_left=left)
     except RoundRefusedError as error:  # which has waited for its time
         return _error(message, str(error))
+    return answered(message, client, lambda error: _refusal(context, error, came_in), ask)
+
+
+def answered(
+    message: Message,
+    client: DPFactClient,
+    refusal: Callable[[Exception], str],
+    ask: Callable[..., Any] = DPFactClient.fit,
+) -> Message:
+    """A client's reply to the request for a round; it never raises.
+
+    Parameters
+    ----------
+    message : Message
+    client : DPFactClient
+    refusal : callable
+        What may be said, when it may be said, of a message that is no request.
+    ask : callable
+        The client's method that answers; `DPFactClient.fit` or `preflight`.
+    """
     try:
         asked = records.read_request(message)
     except Exception as error:  # nothing an error says may reach the server
-        return _error(message, _refusal(context, error, came_in))
+        return _error(message, refusal(error))
     try:
         content = records.answer(*ask(client, asked.arrays, asked.config))
     except RoundRefusedError as error:  # which has waited, too

@@ -26,7 +26,7 @@ FLOORS = (
     {"client_app"},
     {"evaluation"},
     {"audit", "runtime"},
-    {"server_app", "cli"},
+    {"server_app", "cli", "notebook"},
     {"__main__"},
 )
 """Rooms and doors from the ground up; one imports what is below it, and nothing beside it."""

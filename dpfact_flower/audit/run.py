@@ -19,13 +19,12 @@ from dpfact_flower.audit.sensitivity import audit_sensitivity
 from dpfact_flower.audit.subject import Subject, subsample
 from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.errors import DPFactError, SettingsError
+from dpfact_flower.machine.watch import Watch
 from dpfact_flower.settings import PrivacySettings, SolverSettings
 from dpfact_flower.site.answer import NEW_LEDGERS
 
 AUDITS = ("sensitivity", "noise", "likelihood", "ledger", "replies", "folders")
 """Names of the audits, in the order in which they run."""
-Watch = Callable[[str, float], None]
-"""Told the name of an audit and which share of it is done."""
 _PATIENTS = 200
 """Patients of a site that take part: the code is the same for each of them."""
 

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from dpfact_flower.cli.options import APP_FOLDER, FlowerApp, Set, run_config
+from dpfact_flower.cli.options import APP_FOLDER, AsJson, FlowerApp, Set, run_config
+from dpfact_flower.cli.talk import Quiet, Verbose, echo_json, progress
 from dpfact_flower.errors import SettingsError
 
 if TYPE_CHECKING:
     from dpfact_flower.audit import Finding
-    from dpfact_flower.audit.run import Watch
     from dpfact_flower.data.site_data import Cohort, SiteData
     from dpfact_flower.runtime.config import RunConfig
 
@@ -47,6 +46,9 @@ def audit(
     quick: Quick = False,
     seed: Seed = 0,
     flower_app: FlowerApp = APP_FOLDER,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+    silent: Quiet = False,
 ) -> None:
     """Audit patient mode: sensitivity, noise, an adversary, the ledger; exit code 1 on a failure.
 
@@ -57,7 +59,7 @@ def audit(
 
     config = RunConfig.read(run_config(flower_app, settings, data=data))
     audited = _load(config, data)
-    with _progress() as watch:
+    with progress() as watch:
         findings = run_audits(
             audited,
             config.solver,
@@ -67,8 +69,11 @@ def audit(
             seed=seed,
             watch=watch,
         )
-    _console.print(_table(findings))
     failed = sum(not finding.passed for finding in findings)
+    if as_json:
+        echo_json([{**asdict(found), "passed": found.passed} for found in findings])
+        raise typer.Exit(bool(failed))
+    _console.print(_table(findings))
     if failed:
         _console.print(f"[red]{failed} of {len(findings)} checks failed[/red]: do not release")
         raise typer.Exit(1)
@@ -86,22 +91,6 @@ def _load(config: RunConfig, data: str) -> Cohort | SiteData:
         return synthetic(preset(config.app.synthetic_preset))
     path = Path(data).expanduser()
     return SiteData.load(path) if path.is_file() else Cohort.load(path)
-
-
-@contextmanager
-def _progress() -> Iterator[Watch]:
-    """A bar for each audit; where the output is not a terminal, nothing is drawn."""
-    from dpfact_flower.audit import AUDITS
-
-    columns = (TextColumn("{task.description:<12}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        tasks = {name: bars.add_task(name, total=1.0, start=False) for name in AUDITS}
-
-        def watch(name: str, share: float) -> None:
-            bars.start_task(tasks[name])
-            bars.update(tasks[name], completed=share)
-
-        yield watch
 
 
 def _table(findings: Sequence[Finding]) -> Table:

@@ -62,7 +62,7 @@ def show(folder: Folder, site: Site = "", delta: Delta = 1e-5, as_json: AsJson =
 
 
 @ledger_app.command("verify")
-def verify(folder: Folder, site: Site = "", noted: Noted = "") -> None:
+def verify(folder: Folder, site: Site = "", noted: Noted = "", as_json: AsJson = False) -> None:
     """Check file, hash chain, released bytes and costs; exit code 1 if anything is wrong.
 
     FOLDER is the site's folder, or the state-dir that it lies in.
@@ -76,6 +76,9 @@ def verify(folder: Folder, site: Site = "", noted: Noted = "") -> None:
             head, problems = ledger.head(), ledger.verify(expected)
     except StateError as error:  # so damaged that it does not open
         problems, head = [str(error)], None
+    if as_json:
+        typer.echo(json.dumps({"head": head and str(head), "problems": problems}, indent=1))
+        raise typer.Exit(bool(problems))
     for problem in problems:
         _console.print("[red]problem[/red]", escape(problem), soft_wrap=True)
     if problems or head is None:

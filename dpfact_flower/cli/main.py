@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -13,15 +15,17 @@ from dpfact_flower.cli.audit import audit
 from dpfact_flower.cli.data import data_app
 from dpfact_flower.cli.export import export, label
 from dpfact_flower.cli.ledger import ledger_app
-from dpfact_flower.cli.options import APP_FOLDER, FlowerApp, app_config, console
+from dpfact_flower.cli.options import APP_FOLDER, AsJson, FlowerApp, app_config, console
 from dpfact_flower.cli.plan import budget, plan
-from dpfact_flower.cli.run import compare, report, run, simulate
+from dpfact_flower.cli.run import compare, demo, report, run, simulate
 from dpfact_flower.cli.site import site_app
+from dpfact_flower.cli.talk import echo_json, reset
 from dpfact_flower.errors import DPFactError
 from dpfact_flower.settings import (
     AppSettings,
     PrivacySettings,
     RunSettings,
+    Settings,
     SiteSettings,
     SolverSettings,
     describe,
@@ -32,36 +36,56 @@ from dpfact_flower.settings import (
 # Arguments are explained in the commands' own texts: Flower asks for Typer below 0.21, which loses
 # an argument's help with click 8.5.
 
+_SETTINGS: dict[str, type[Settings]] = {
+    "Where (run config)": AppSettings,
+    "Run (run config)": RunSettings,
+    "Solver (run config)": SolverSettings,
+    "Privacy (run config)": PrivacySettings,
+    "Site (node config of a SuperNode)": SiteSettings,
+}
+
 app = typer.Typer(
     name="dpfact",
     help="Federated, differentially private computational phenotyping with Flower.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.add_typer(data_app, name="data")
 app.add_typer(ledger_app, name="ledger")
 app.add_typer(site_app, name="site")
-for command in (run, simulate, report, compare, export, label, plan, budget, audit):
+for command in (run, simulate, demo, report, compare, export, label, plan, budget, audit):
     app.command()(command)
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"dpfact-flower {version('dpfact-flower')} (flwr {version('flwr')})")
+        raise typer.Exit
+
+
+@app.callback()
+def every_command(
+    asked: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which version.")
+    ] = False,
+) -> None:
+    """Federated, differentially private computational phenotyping with Flower."""
+    reset()
+
+
 @app.command()
-def settings(flower_app: FlowerApp = APP_FOLDER) -> None:
+def settings(flower_app: FlowerApp = APP_FOLDER, as_json: AsJson = False) -> None:
     """Every setting with its default, range and meaning.
 
     The defaults are the library's. Where the Flower App's config has others, which dpfact run and
     dpfact simulate use, they are named at the end.
     """
     chosen = app_config(flower_app)
+    if as_json:
+        echo_json([row._asdict() for kind in _SETTINGS.values() for row in describe(kind)])
+        return
     others: list[str] = []
-    for title, kind in (
-        ("Where (run config)", AppSettings),
-        ("Run (run config)", RunSettings),
-        ("Solver (run config)", SolverSettings),
-        ("Privacy (run config)", PrivacySettings),
-        ("Site (node config of a SuperNode)", SiteSettings),
-    ):
+    for title, kind in _SETTINGS.items():
         table = Table("setting", "default", "allowed", "meaning", title=title, title_justify="left")
         for row in describe(kind):
             table.add_row(row.key, str(row.default), row.allowed, row.help)

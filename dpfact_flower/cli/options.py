@@ -19,10 +19,20 @@ Set = Annotated[
     typer.Option("--set", "-s", help="A setting, key=value; may be repeated. See dpfact settings."),
 ]
 FlowerApp = Annotated[
-    Path, typer.Option("--app", help="The Flower App's folder; its config holds the defaults.")
+    Path,
+    typer.Option(
+        "--app",
+        help="The Flower App's folder; its config holds the defaults.",
+        show_default="the one that is installed",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
-APP_FOLDER = Path("simulation")
+_PACKAGE = Path(__file__).parents[1]
+APP_FOLDER = next(
+    (path for path in (_PACKAGE / "flower_app", _PACKAGE.with_name("simulation")) if path.is_dir()),
+    _PACKAGE / "flower_app",
+)
+"""Of an installed package its own copy, put there by the build; else the one beside the package."""
 
 console = Console()
 """Standard output, for every command."""
@@ -125,8 +135,9 @@ def app_config(flower_app: Path) -> dict[str, Scalar]:
     return found
 
 
-def _folder(text: str) -> Path:
+def _folder(given: str | Path) -> Path:
     """A folder to write to; what cannot be one is refused before hours of work, not after."""
+    text = str(given)  # a default comes as it is
     path = Path(text).expanduser()
     nearest = next(place for place in (path, *path.absolute().parents) if place.exists())
     if not text.strip() or not nearest.is_dir():

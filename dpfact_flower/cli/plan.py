@@ -83,6 +83,7 @@ def budget(
     tau: Annotated[int, typer.Option(help="Local passes per round.", min=1)] = 2,
     clip: Annotated[float, typer.Option(help="L, bound on an entry's gradient.")] = 1.0,
     eta: Annotated[float, typer.Option(help="Step size.")] = 0.01,
+    as_json: AsJson = False,
 ) -> None:
     """Plan a budget in paper mode, from epsilon to noise or from rho to epsilon.
 
@@ -94,6 +95,11 @@ def budget(
         PaperPlan(rho, delta, rounds, modes) if rho else plan_paper(epsilon, delta, rounds, modes)
     )
     sensitivity = psgd_sensitivity(tau, clip, eta)
+    if as_json:
+        noise = {"sensitivity": sensitivity, "sigma": made.sigma(sensitivity)}
+        content = {"rho_per_factor_and_round": made.rho, **noise, **made.guarantee().to_dict()}
+        typer.echo(json.dumps(content, indent=1))
+        return
     _console.print(f"rho per factor and round: {made.rho:.6g} (total {made.total_rho:.6g})")
     _console.print(f"sensitivity 2 tau L eta: {sensitivity:.6g}")
     _console.print(f"noise, standard deviation: {made.sigma(sensitivity):.6g}")

@@ -1,9 +1,11 @@
-"""`dpfact run`, `simulate`, `report`, `compare`: a whole run, and what it leaves behind."""
+"""`dpfact run`, `simulate`, `demo`, `report`, `compare`: a whole run, and what it leaves behind."""
 
 from __future__ import annotations
 
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -11,6 +13,7 @@ from rich.table import Table
 
 from dpfact_flower.cli.options import (
     APP_FOLDER,
+    AsJson,
     FlowerApp,
     Out,
     Set,
@@ -18,7 +21,11 @@ from dpfact_flower.cli.options import (
     console,
     run_config,
 )
-from dpfact_flower.errors import SettingsError
+from dpfact_flower.cli.talk import Quiet, Verbose, echo_json, is_verbose, progress
+from dpfact_flower.errors import MissingDependencyError, SettingsError
+
+if TYPE_CHECKING:
+    from dpfact_flower.machine.watch import Watch
 
 # What each command needs is imported inside it: `dpfact --help` must not wait for numba.
 # ruff: noqa: PLC0415
@@ -28,6 +35,7 @@ NOTHING_LEARNED = 3
 """Exit code of a run that was carried out as asked, and whose phenotypes explain nothing."""
 
 Data = Annotated[str, typer.Option(help="Folder that dpfact data wrote, or synthetic:PRESET.")]
+Cpus = Annotated[int, typer.Option(help="Processors for each virtual client.", min=1)]
 
 
 def run(
@@ -35,11 +43,21 @@ def run(
     data: Data = "synthetic:demo",
     settings: Set = None,
     flower_app: FlowerApp = APP_FOLDER,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+    quiet: Quiet = False,
 ) -> None:
     """Run in this process, as many sites at a time as there are threads; no Ray, no SuperLink."""
-    from dpfact_flower.runtime.federate import federate
+    with progress() as watch:
+        watch("starting", 0.0)
+        config = run_config(flower_app, settings, data=data, out=str(out))
+        from dpfact_flower.machine.logs import flower_quiet
+        from dpfact_flower.runtime.federate import federate
 
-    _finish(federate(run_config(flower_app, settings, data=data, out=str(out))))
+        watch("starting", 1.0)
+        with flower_quiet(not is_verbose()):
+            folder = federate(config, watch=watch)
+    _finish(folder, as_json)
 
 
 def simulate(
@@ -47,28 +65,28 @@ def simulate(
     data: Data = "synthetic:demo",
     settings: Set = None,
     flower_app: FlowerApp = APP_FOLDER,
-    cpus: Annotated[int, typer.Option(help="Processors for each virtual client.", min=1)] = 1,
+    cpus: Cpus = 1,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+    quiet: Quiet = False,
 ) -> None:
     """Run in Flower's simulation (`flwr run`), with a SuperLink that is stopped at the end."""
-    from dpfact_flower.runtime.config import RunConfig, prepare_data
-    from dpfact_flower.runtime.superlink import local_superlink
+    with progress() as watch:
+        folder = _simulated(out, data, settings, flower_app, cpus, watch)
+    _finish(folder, as_json)
 
-    check_app(flower_app)
-    config = run_config(flower_app, settings, data=data, out=str(out))
-    places = RunConfig.read(config).app
-    sites = len(prepare_data(places))
-    if sites == 0:
-        raise SettingsError("data: a simulation needs data")
-    # A SuperLink resolves relative paths against a folder of its own.
-    config["out"] = str(places.run_folder)
-    if places.state_dir:
-        config["state-dir"] = str(places.sites_folder)
-    if not places.synthetic_preset:
-        config["data"] = str(places.cohort_folder)
-    federation = f"num-supernodes={sites} client-resources-num-cpus={cpus}"
-    with local_superlink(places.sites_folder / "flwr", simulation=True) as superlink:
-        superlink.run(flower_app, config, federation_config=federation)
-    _finish(places.run_folder)
+
+def demo(
+    out: Out = Path("runs/demo"),
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run six made-up hospitals in Flower's simulation, privately; a minute, nothing to prepare.
+
+    The report is in the run's folder, runs/demo.
+    """
+    simulate(out, "synthetic:demo", as_json=as_json)
 
 
 def report(
@@ -97,6 +115,7 @@ def compare(
     out: Annotated[
         Path | None, typer.Option(help="A page to write, too: all that, and matched phenotypes.")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Print a Markdown table of several finished runs, one row per folder.
 
@@ -105,24 +124,67 @@ def compare(
     """
     from dpfact_flower.evaluation.comparison import comparison
     from dpfact_flower.evaluation.comparison_page import write_comparison
+    from dpfact_flower.evaluation.run_folder import read_summary
 
-    # Not through rich, which would wrap the rows.
-    typer.echo(comparison(folders))
+    if as_json:
+        echo_json([{"run": str(f), **read_summary(f).to_dict()} for f in folders])
+    else:
+        # Not through rich, which would wrap the rows.
+        typer.echo(comparison(folders))
     if out is not None:
-        console.print("page:", escape(str(write_comparison(folders, out))), soft_wrap=True)
+        page = escape(str(write_comparison(folders, out)))
+        console.print("page:", page, soft_wrap=True)
 
 
-def _finish(folder: Path) -> None:
-    """Show a run in a few lines, and where the rest is."""
+def _simulated(
+    out: Path, data: str, settings: list[str] | None, flower_app: Path, cpus: int, watch: Watch
+) -> Path:
+    check_app(flower_app)
+    if find_spec("ray") is None:
+        raise MissingDependencyError(
+            'Flower\'s simulation needs Ray: pip install "dpfact-flower[simulation]"; dpfact run '
+            "does the same in one process"
+        )
+    watch("starting", 0.0)
+    from dpfact_flower.machine.logs import flower_quiet
+    from dpfact_flower.runtime.config import RunConfig, prepare_data
+    from dpfact_flower.runtime.superlink import local_superlink
+    from dpfact_flower.runtime.told import Listener
+
+    config = run_config(flower_app, settings, data=data, out=str(out))
+    places = RunConfig.read(config).app
+    with flower_quiet(not is_verbose()):
+        sites = len(prepare_data(places))
+    if sites == 0:
+        raise SettingsError("data: a simulation needs data")
+    # A SuperLink resolves relative paths against a folder of its own.
+    config["out"] = str(places.run_folder)
+    if places.state_dir:
+        config["state-dir"] = str(places.sites_folder)
+    if not places.synthetic_preset:
+        config["data"] = str(places.cohort_folder)
+    federation = f"num-supernodes={sites} client-resources-num-cpus={cpus}"
+    heard = None if is_verbose() else Listener(watch, partial(typer.echo, err=True))
+    with local_superlink(places.sites_folder / "flwr", simulation=True) as superlink:
+        watch("starting", 1.0)
+        superlink.run(flower_app, config, federation_config=federation, heard=heard)
+    return places.run_folder
+
+
+def _finish(folder: Path, as_json: bool) -> None:
+    """Show a run in a few lines, and where the rest is; or its summary, for a program."""
     from dpfact_flower.evaluation.headline import headline
     from dpfact_flower.evaluation.run_folder import REPORT, SUMMARY, read_summary
 
     lines, summary = Table.grid(padding=(0, 2)), read_summary(folder)
-    for label, text in headline(summary):
-        lines.add_row(f"[bold]{label}[/bold]", escape(text))
-    console.print(lines)
-    for name in (SUMMARY, REPORT):
-        if (folder / name).exists():
-            console.print(escape(str(folder / name)), soft_wrap=True)
+    if as_json:
+        echo_json(summary.to_dict())
+    else:
+        for label, text in headline(summary):
+            lines.add_row(f"[bold]{label}[/bold]", escape(text))
+        console.print(lines)
+        for name in (SUMMARY, REPORT):
+            if (folder / name).exists():
+                console.print(escape(str(folder / name)), soft_wrap=True)
     if summary.measured and summary.measured.explains_nothing:
         raise typer.Exit(NOTHING_LEARNED)

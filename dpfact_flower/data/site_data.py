@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -23,6 +24,7 @@ from dpfact_flower.machine.npy import load_npz
 from dpfact_flower.machine.parsed import from_json
 from dpfact_flower.settings import check_name
 from dpfact_flower.tensor import SparseTensor
+from dpfact_flower.tensor.sparse import patient_rows
 
 _FORMAT = 1
 _TRUTH = "truth"
@@ -90,6 +92,24 @@ class SiteData:
     def __repr__(self) -> str:
         # No identifiers, labels or cells: a repr ends up in logs.
         return f"SiteData({self.name!r}, {self.tensor!r})"
+
+    def __len__(self) -> int:
+        return self.tensor.n_patients
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the tensor."""
+        return self.tensor.shape
+
+    def __getitem__(self, rows: Any) -> SiteData:
+        # Patients as rows of an array, as scikit-learn splits its data; see `SparseTensor`.
+        chosen = patient_rows(rows, len(self))
+        return replace(
+            self,
+            tensor=self.tensor.select_patients(chosen),
+            labels=None if self.labels is None else self.labels[chosen],
+            patients=self.patients and tuple(self.patients[row] for row in chosen.tolist()),
+        )
 
     def select_codes(self, kept: Sequence[NDArray[np.int32]]) -> SiteData:
         """The same patients with only the codes at the given positions.
@@ -318,6 +338,34 @@ class Cohort:
     def vocabularies(self) -> tuple[Vocabulary, ...]:
         """The vocabularies that all sites share, one per feature mode."""
         return self.sites[0].vocabularies
+
+    def __len__(self) -> int:
+        return sum(map(len, self.sites))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Patients of all sites, and the sizes that the sites share."""
+        return (len(self), *self.sites[0].tensor.feature_shape)
+
+    @property
+    def patients(self) -> tuple[str, ...] | None:
+        """Identifiers of all sites' patients, site after site; None if one site has none."""
+        named = [site.patients for site in self.sites if site.patients is not None]
+        return tuple(chain(*named)) if len(named) == len(self.sites) else None
+
+    def __getitem__(self, rows: Any) -> Cohort:
+        # Patients of all sites as rows of an array, each still at its site, as scikit-learn splits
+        # its data. In another order the rows would no longer be those of what lies beside them.
+        chosen = patient_rows(rows, len(self))
+        if (np.diff(chosen) <= 0).any():
+            raise DataError(f"cohort {self.name}: rows must ascend, for sites stay together")
+        ends = np.cumsum([len(site) for site in self.sites])
+        homes = np.searchsorted(ends, chosen, side="right")
+        left = np.unique(homes).tolist()
+        parts = (chosen[homes == t] - (ends[t] - len(self.sites[t])) for t in left)
+        sites = tuple(self.sites[t][part] for t, part in zip(left, parts, strict=True))
+        truth = self.truth and replace(self.truth, usage=self.truth.usage[left])
+        return Cohort(self.name, sites, truth)
 
     def summary(self) -> tuple[SiteSummary, ...]:
         """One line per site: patients, non-zero cells, deaths (None without labels)."""

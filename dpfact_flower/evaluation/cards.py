@@ -11,7 +11,8 @@ from pathlib import Path
 from dpfact_flower.errors import DataError
 from dpfact_flower.evaluation.beside import Found
 from dpfact_flower.evaluation.chapters import chapters
-from dpfact_flower.evaluation.export import CodeRow, phenotype_rows
+from dpfact_flower.evaluation.export import phenotype_rows
+from dpfact_flower.evaluation.model import CodeRow
 from dpfact_flower.evaluation.run_folder import read_model
 from dpfact_flower.evaluation.tables import Association, Phenotype
 from dpfact_flower.evaluation.titles import LAMBDA, relevance, title

@@ -30,11 +30,14 @@ from dpfact_flower.evaluation.summary import (
     SiteFit,
 )
 from dpfact_flower.evaluation.tables import SharedPhenotypes
+from dpfact_flower.machine.watch import Watch, unwatched
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.site.round import scaled
 from dpfact_flower.site.store import SiteStore
 from dpfact_flower.tensor.cp import CPModel
 from dpfact_flower.tensor.match import factor_match_score
+
+_MEASURING = "measuring"
 
 
 def site_stores(coordinator: Coordinator, cohort: Cohort, sites_folder: Path) -> list[SiteStore]:
@@ -46,15 +49,18 @@ def site_stores(coordinator: Coordinator, cohort: Cohort, sites_folder: Path) ->
 
 
 def measure(
-    coordinator: Coordinator, cohort: Cohort, sites_folder: Path
+    coordinator: Coordinator, cohort: Cohort, sites_folder: Path, watch: Watch = unwatched
 ) -> tuple[Measured, SharedPhenotypes | None]:
     """The summary's part of it, and tables of phenotypes, None where they would describe noise.
+
+    `watch` is told of progress.
 
     Raises
     ------
     StateError
         If no site finished a round.
     """
+    watch(_MEASURING, 0.0)
     stores = site_stores(coordinator, cohort, sites_folder)
     cohort = cohort.select_codes(coordinator.selection)
     loaded = [
@@ -70,7 +76,9 @@ def measure(
     fit = partial(shared_error, tensors, nonnegative=coordinator.solver.nonnegative)
     shared, plain = fit(coordinator.factors).fit, fit(code_frequencies(tensors)).fit
     nothing = shared <= plain
+    watch(_MEASURING, 0.3)
     prediction = _unpredicted(sites) if nothing else predict_mortality(patients, sites)
+    watch(_MEASURING, 0.8)
     auc = prediction.overall.memberships
     measured = Measured(
         fms=_match(coordinator, cohort),
@@ -81,7 +89,9 @@ def measure(
         fit_shared=shared,
         fit_frequencies=plain,
     )
-    return measured, None if nothing else _phenotypes(coordinator, sites, patients)
+    tables = None if nothing else _phenotypes(coordinator, sites, patients)
+    watch(_MEASURING, 1.0)
+    return measured, tables
 
 
 def _unpredicted(sites: Sequence[SiteData]) -> MortalityPrediction:

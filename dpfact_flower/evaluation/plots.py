@@ -1,21 +1,23 @@
 """Figures of a run, drawn from the values in its folder: for the report, and for notebooks.
 
-Every function takes values as `run_folder` reads them from the folder's files, and gives a new
-`matplotlib.figure.Figure` that belongs to the caller; `pyplot` and its global state are not used.
+Every function takes values as `run_folder` reads them from the folder's files, and draws them into
+the axes that it is given, or else into a new `matplotlib.figure.Figure`; it returns the figure.
+`pyplot` and its global state are not used.
 Lines have Okabe and Ito's colours, told apart with any colour vision, and a marker each; shades
 keep their order in grey. None of the values belongs to a single patient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfact_flower.errors import DataError, MissingDependencyError
+from dpfact_flower.errors import DataError, MissingDependencyError, shown
+from dpfact_flower.evaluation.model import CodeRow
 from dpfact_flower.evaluation.summary import AUC, GroupAUC, MortalityPrediction, Summary
 from dpfact_flower.evaluation.tables import SiteUsage
 from dpfact_flower.server.history import RoundRecord
@@ -62,7 +64,13 @@ _SMALL = 16
 _LABEL_DIGITS = 120
 """Digits of phenotype numbers that fit side by side: 60 numbers of two."""
 _VECTOR_CELLS = 5000
-_LONGEST_NAME = 24
+_LONGEST_NAME, _LONGEST_CODE = 24, 48
+_ERRORS = {
+    "all_cells": "RMSE over all cells",
+    "nonzeros": "RMSE over non-zero cells",
+    "fit": "Fit (share of the data explained)",
+}
+"""Title of each panel of `convergence`, by the field of `RoundErrors`."""
 
 _LEVELS = (0.0, 0.05, 0.2, 0.4, 0.6, 0.8, 1.0)
 _MUCH = _LEVELS[4]
@@ -86,32 +94,84 @@ def convergence(summary: Summary) -> Figure:
     DataError
         If it holds no errors: in a deployment only the sites can measure them.
     """
-    if not summary.errors or not summary.errors.error_by_round:
-        raise DataError("summary: no error_by_round; errors are measured only where the data is")
-    errors = summary.errors.error_by_round
-    rounds = [error.round for error in errors]
     figure = Figure(figsize=(_WIDTH, 2.6), layout="constrained")
-    panels = {
-        "RMSE over all cells": [error.all_cells for error in errors],
-        "RMSE over non-zero cells": [error.nonzeros for error in errors],
-        "Fit (share of the data explained)": [error.fit for error in errors],
-    }
-    columns = figure.subplots(1, len(panels))
-    for axes, (title, values) in zip(columns, panels.items(), strict=True):
-        axes.plot(rounds, values, color=BLUE, marker=_marker(rounds))
-        axes.set_title(title)
-        axes.ticklabel_format(axis="y", useOffset=False)
-        _round_axis(axes)
+    for axes, measure in zip(figure.subplots(1, len(_ERRORS)), _ERRORS, strict=True):
+        errors(summary, measure, axes)
     return figure
 
 
-def traffic(records: Sequence[RoundRecord]) -> Figure:
+def errors(summary: Summary, measure: str = "fit", axes: Axes | None = None) -> Figure:
+    """One of `convergence`'s panels.
+
+    Parameters
+    ----------
+    summary : Summary
+    measure : str
+        "fit", "all_cells" or "nonzeros", as in `RoundErrors`.
+    axes : Axes, optional
+
+    Raises
+    ------
+    DataError
+        As `convergence`; or if there is no such measure.
+    """
+    if not summary.errors or not summary.errors.error_by_round:
+        raise DataError("summary: no error_by_round; errors are measured only where the data is")
+    if measure not in _ERRORS:
+        raise DataError(f"measure: must be one of {', '.join(_ERRORS)}; got {shown(measure)}")
+    found = summary.errors.error_by_round
+    rounds = [error.round for error in found]
+    axes = axes or _new_axes(2.6)
+    values = [getattr(error, measure) for error in found]
+    axes.plot(rounds, values, color=BLUE, marker=_marker(rounds))
+    axes.set_title(_ERRORS[measure])
+    axes.ticklabel_format(axis="y", useOffset=False)
+    _round_axis(axes)
+    return _figure_of(axes)
+
+
+def phenotype(rows: Sequence[CodeRow], axes: Axes | None = None) -> Figure:
+    """One phenotype as bars: the share of each code in its mode.
+
+    Parameters
+    ----------
+    rows : sequence of CodeRow
+        Of one phenotype, as `GlobalModel.rows` gives them.
+    axes : Axes, optional
+
+    Raises
+    ------
+    DataError
+        If there are none, or they are of several phenotypes.
+    """
+    if len({row.phenotype for row in rows}) != 1:
+        raise DataError("rows: need the codes of one phenotype")
+    modes = list(dict.fromkeys(row.mode for row in rows))
+    axes = axes or _new_axes(0.8 + 0.26 * len(rows))
+    places = np.arange(len(rows))
+    colours = (BLUE, ORANGE, GREEN)
+    for number, mode in enumerate(modes):
+        own = [place for place, row in enumerate(rows) if row.mode == mode]
+        shares = [100 * rows[place].share for place in own]
+        axes.barh(own, shares, color=colours[number % len(colours)], label=mode)
+    texts = [_short(f"{row.code} {row.description}".strip(), _LONGEST_CODE) for row in rows]
+    axes.set_yticks(places, texts, parse_math=False)
+    axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel("share of the phenotype's codes in this mode, %")
+    axes.set_title(rows[0].name or f"phenotype {rows[0].phenotype}", parse_math=False)
+    axes.legend(loc="lower right")
+    return _figure_of(axes)
+
+
+def traffic(records: Sequence[RoundRecord], axes: Axes | None = None) -> Figure:
     """Bytes sent in each round, in both directions, and the rounds in which a site failed.
 
     Parameters
     ----------
     records : sequence of RoundRecord
         As `dpfact_flower.server.history.read_history` gives them.
+    axes : Axes, optional
 
     Raises
     ------
@@ -124,8 +184,7 @@ def traffic(records: Sequence[RoundRecord]) -> Figure:
     down = np.array([record.bytes_down for record in records], float)
     up = np.array([record.bytes_up for record in records], float)
     scale, unit = (1e6, "MB") if max(down.max(), up.max()) >= 1e6 else (1e3, "kB")
-    figure = Figure(figsize=(_WIDTH, 2.1), layout="constrained")
-    axes = figure.subplots()
+    given, axes = axes, axes or _new_axes(2.1)
     marker = _marker(rounds)
     axes.plot(rounds, down / scale, color=BLUE, marker=marker, label="down: server to sites")
     axes.plot(
@@ -141,11 +200,16 @@ def traffic(records: Sequence[RoundRecord]) -> Figure:
     axes.set_ylim(0, 1.15 * max(down.max(), up.max()) / scale or 1)
     axes.set_ylabel(f"{unit} a round, all sites")
     _round_axis(axes)
-    figure.legend(loc="outside upper left", ncols=3)
-    return figure
+    return _with_legend(axes, given, ncols=3)
 
 
-def usage(usage: SiteUsage, order: Sequence[int] | None = None) -> Figure:
+def usage(
+    usage: SiteUsage,
+    order: Sequence[int] | None = None,
+    axes: Axes | None = None,
+    *,
+    names: Mapping[int, str] | None = None,
+) -> Figure:
     """Heat map of sites by phenotypes: how much each site uses each phenotype.
 
     A cell is the column norm of the site's patient factor, divided by the largest of that site,
@@ -157,6 +221,9 @@ def usage(usage: SiteUsage, order: Sequence[int] | None = None) -> Figure:
     usage : SiteUsage
     order : sequence of int, optional
         Phenotype numbers, from 1, in the order of the columns. Default: ascending.
+    axes : Axes, optional
+    names : mapping of int to str, optional
+        What people call a phenotype, by its number: shown in place of it.
 
     Raises
     ------
@@ -173,8 +240,7 @@ def usage(usage: SiteUsage, order: Sequence[int] | None = None) -> Figure:
     columns = [number - 1 for number in numbers]
     shares = relative_usage(norms)[:, columns]
     off = off[:, columns]
-    figure = Figure(figsize=(_WIDTH, 1.1 + 0.3 * sites), layout="constrained")
-    axes = figure.subplots()
+    given, axes = axes, axes or _new_axes(1.1 + 0.3 * sites)
     axes.grid(visible=False)
     colours = ListedColormap(list(SHADES))
     axes.pcolormesh(
@@ -188,16 +254,8 @@ def usage(usage: SiteUsage, order: Sequence[int] | None = None) -> Figure:
     axes.set_yticks(
         np.arange(sites) + 0.5, [_short(site) for site in usage.sites], parse_math=False
     )
-    step = -(-rank * len(str(rank)) // _LABEL_DIGITS)
-    axes.set_xticks(
-        np.arange(0, rank, step) + 0.5, [str(number) for number in numbers[::step]],
-        fontsize=9 if rank <= _LABEL_DIGITS / 4 else 7,
-    )  # fmt: skip
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
-    axes.set_xlabel("phenotype")
-    figure.legend(handles=_usage_legend(), loc="outside upper left", ncols=len(SHADES) + 1)
-    return figure
+    _phenotype_axis(axes, numbers, names or {})
+    return _with_legend(axes, given, handles=_usage_legend(), ncols=len(SHADES) + 1)
 
 
 def relative_usage(norms: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -206,12 +264,13 @@ def relative_usage(norms: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(norms / np.where(largest > 0, largest, 1.0))
 
 
-def auc(prediction: MortalityPrediction) -> Figure:
+def auc(prediction: MortalityPrediction, axes: Axes | None = None) -> Figure:
     """AUC of in-hospital death, overall and per site, each beside its two baselines.
 
     Parameters
     ----------
     prediction : MortalityPrediction
+    axes : Axes, optional
 
     Raises
     ------
@@ -221,8 +280,7 @@ def auc(prediction: MortalityPrediction) -> Figure:
     groups = [group for group in (prediction.overall, *prediction.sites) if group.memberships]
     if not groups:
         raise DataError("prediction: no group of patients has figures")
-    figure = Figure(figsize=(_WIDTH, 1.3 + 0.36 * len(groups)), layout="constrained")
-    axes = figure.subplots()
+    given, axes = axes, axes or _new_axes(1.3 + 0.36 * len(groups))
     rows = np.arange(len(groups))
     axes.axvline(0.5, color=INK, linewidth=0.8, linestyle=":")
     for shift, (label, marker, colour, of) in zip((-0.2, 0.0, 0.2), _PREDICTORS, strict=True):
@@ -235,8 +293,48 @@ def auc(prediction: MortalityPrediction) -> Figure:
     axes.set_ylim(len(groups) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
     axes.set_xlabel("AUC on test patients, mean and standard deviation over splits (0.5: chance)")
-    figure.legend(loc="outside upper left", ncols=3)
+    return _with_legend(axes, given, ncols=3)
+
+
+def _new_axes(height: float) -> Axes:
+    """The only axes of a new figure."""
+    return Figure(figsize=(_WIDTH, height), layout="constrained").subplots()
+
+
+def _figure_of(axes: Axes) -> Figure:
+    figure = axes.get_figure(root=True)
+    assert figure is not None
     return figure
+
+
+def _with_legend(axes: Axes, given: Axes | None, **options: Any) -> Figure:
+    """The figure with a legend above its axes: of the figure where it is ours, else of the axes."""
+    figure = _figure_of(axes)
+    if given is None:
+        figure.legend(loc="outside upper left", **options)
+    else:
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), fontsize="small", **options)
+    return figure
+
+
+def _phenotype_axis(axes: Axes, numbers: Sequence[int], names: Mapping[int, str]) -> None:
+    """Phenotypes below the columns of a heat map: by name where one has any, else by number."""
+    rank = len(numbers)
+    if names and rank <= _LABEL_DIGITS / 2:
+        texts = [_short(names.get(number, str(number))) for number in numbers]
+        axes.set_xticks(
+            np.arange(rank) + 0.5, texts, fontsize=8, rotation=40, ha="right", parse_math=False,
+            rotation_mode="anchor",
+        )  # fmt: skip
+    else:
+        step = -(-rank * len(str(rank)) // _LABEL_DIGITS)
+        axes.set_xticks(
+            np.arange(0, rank, step) + 0.5, [str(number) for number in numbers[::step]],
+            fontsize=9 if rank <= _LABEL_DIGITS / 4 else 7,
+        )  # fmt: skip
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    axes.set_xlabel("phenotype")
 
 
 def _marker(rounds: Sequence[int]) -> str:
@@ -280,5 +378,5 @@ def _usage_legend() -> list[Patch | Line2D]:
     return [*patches, cross]
 
 
-def _short(name: str) -> str:
-    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
+def _short(name: str, longest: int = _LONGEST_NAME) -> str:
+    return name if len(name) <= longest else f"{name[: longest - 1]}…"

@@ -85,6 +85,7 @@ class _Run:
     codes: dict[str, int]
     settings: dict[str, Any]
     versions: dict[str, Any]
+    names: Mapping[int, str]
     cards: list[Card]
     beside: tuple[Beside, ...]
 
@@ -113,6 +114,7 @@ def _read(folder: Path) -> _Run:
         {vocabulary.name: len(vocabulary) for vocabulary in vocabularies},
         config["run-config"],
         config["versions"],
+        names,
         cards(folder, names, measured, found_again(others)),
         others,
     )
@@ -239,7 +241,7 @@ def _figures(run: _Run) -> dict[str, Any]:
         )
     if shared:
         label = "Heat map: which site uses which phenotype"
-        figures["usage"] = svg("usage", lambda: plots.usage(shared.usage), label)
+        figures["usage"] = svg("usage", lambda: plots.usage(shared.usage, names=run.names), label)
     prediction = summary.measured.prediction if summary.measured else None
     if prediction and any(g.memberships for g in (prediction.overall, *prediction.sites)):
         label = "AUC of predicting in-hospital death"

@@ -20,6 +20,7 @@ from dpfact_flower.evaluation.summary import (
     Summary,
 )
 from dpfact_flower.evaluation.tables import GlobalCodes, SharedPhenotypes
+from dpfact_flower.machine.watch import Watch, unwatched
 from dpfact_flower.privacy import NO_CLAIM, ReleaseEvent, account
 from dpfact_flower.privacy.ledger import LEDGER, Ledger
 from dpfact_flower.privacy.scope import NEIGHBOURS, NOT_COVERED, UNITS
@@ -34,6 +35,9 @@ def summarise(
     vocabularies: Sequence[Vocabulary],
     cohort: Cohort | None,
     sites_folder: Path,
+    *,
+    measured: bool = True,
+    watch: Watch = unwatched,
 ) -> tuple[Summary, SharedPhenotypes | GlobalCodes]:
     """Contents of ``summary.json`` and ``phenotypes.json``.
 
@@ -47,6 +51,10 @@ def summarise(
         The simulation's data; None in a deployment.
     sites_folder : path
         Where the simulated sites keep their state.
+    measured : bool
+        Whether to measure a simulation; without it the summary has no more than a deployment's.
+    watch : callable
+        Told of progress.
 
     Raises
     ------
@@ -54,10 +62,10 @@ def summarise(
         In simulation, if no site finished a round, or none recorded a release that has a cost.
     """
     spent = _spent(coordinator, cohort, sites_folder)
-    measured: Measured | None = None
+    found: Measured | None = None
     phenotypes: SharedPhenotypes | GlobalCodes = _global_codes(coordinator, vocabularies)
-    if cohort is not None:
-        measured, tables = measure(coordinator, cohort, sites_folder)
+    if cohort is not None and measured:
+        found, tables = measure(coordinator, cohort, sites_folder, watch)
         phenotypes = tables or phenotypes
     records, solver = coordinator.records, coordinator.solver
     summary = Summary(
@@ -71,7 +79,7 @@ def summarise(
         claim=spent.claim if spent else NO_CLAIM,
         spent=spent,
         exchange=_exchange(coordinator),
-        measured=measured,
+        measured=found,
     )
     return summary, phenotypes
 

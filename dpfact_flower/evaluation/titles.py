@@ -11,7 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from dpfact_flower.evaluation.export import CodeRow
+from dpfact_flower.evaluation.model import CodeRow
 
 LAMBDA = 0.6
 """Weight of a code's share against its lift; Sievert and Shirley's choice for pyLDAvis."""

@@ -14,6 +14,7 @@ from importlib.metadata import version
 from logging import INFO, WARNING
 from pathlib import Path
 
+from flwr.app import ArrayRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
@@ -33,6 +34,7 @@ from dpfact_flower.evaluation.run_folder import (
 )
 from dpfact_flower.evaluation.summarise import summarise
 from dpfact_flower.machine.threads import in_order, one_blas_thread, thread_count
+from dpfact_flower.machine.watch import Watch, unwatched
 from dpfact_flower.runtime.config import RunConfig, load_vocabularies, prepare_data
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.settings import SiteSettings
@@ -40,8 +42,19 @@ from dpfact_flower.site.disclosure import log_privately
 from dpfact_flower.site.refit import refit
 from dpfact_flower.strategy import DPFact
 
+MEASURING_LINE = "measuring what was learned: errors, prediction of death, phenotypes"
+"""Logged once the rounds are over."""
 
-def serve(grid: Grid, config: RunConfig) -> Path:
+
+def serve(
+    grid: Grid,
+    config: RunConfig,
+    *,
+    cohort: Cohort | None = None,
+    measured: bool = True,
+    report: bool = True,
+    watch: Watch = unwatched,
+) -> Path:
     """Run DPFact on a Grid and write the run folder.
 
     Parameters
@@ -49,6 +62,14 @@ def serve(grid: Grid, config: RunConfig) -> Path:
     grid : Grid
         Flower's, or an `InProcessGrid`.
     config : RunConfig
+    cohort : Cohort, optional
+        The simulated sites' data, where it is in memory instead of the config's folder.
+    measured : bool
+        Whether a simulation measures what was learned; without it only phenotypes are kept.
+    report : bool
+        Whether to write the report.
+    watch : callable
+        Told of progress.
 
     Returns
     -------
@@ -63,7 +84,8 @@ def serve(grid: Grid, config: RunConfig) -> Path:
         If no round met the quorum.
     """
     app, run, solver, privacy = config
-    cohort = Cohort.load(app.cohort_folder) if prepare_data(app) else None
+    if cohort is None and prepare_data(app):
+        cohort = Cohort.load(app.cohort_folder)
     if cohort is not None:
         _check_virtual_clients(grid, cohort)
         run = replace(run, sites=len(cohort.sites))
@@ -80,13 +102,28 @@ def serve(grid: Grid, config: RunConfig) -> Path:
         resume=app.resume,
         durable=cohort is None,
     )
-    strategy.start(grid)
-    if cohort is not None and privacy.privacy == "patient":
+    _start(strategy, grid, watch)
+    if cohort is not None and measured and privacy.privacy == "patient":
         _refit_sites(cohort, app.sites_folder, strategy.coordinator.run.job)
     # As it was asked for: a made-up job name is not repeated, since sites know it as done.
     asked = RunConfig(replace(app, resume=False), run, solver, privacy)
-    _write(strategy.coordinator, asked, vocabularies, cohort)
+    _write(strategy.coordinator, asked, vocabularies, cohort, measured=measured, watch=watch)
+    if report:
+        _report(app.run_folder)
     return app.run_folder
+
+
+def _start(strategy: DPFact, grid: Grid, watch: Watch) -> None:
+    """Run the rounds. Flower logs a line for each that somebody watches, so only then."""
+    if watch is unwatched:
+        strategy.start(grid)
+        return
+    rounds = strategy.coordinator.rounds
+
+    def tell(number: int, _: ArrayRecord) -> None:
+        watch("rounds", (strategy.coordinator.finished_rounds if number else 0) / rounds)
+
+    strategy.start(grid, evaluate_fn=tell)
 
 
 def _refit_sites(cohort: Cohort, sites_folder: Path, job: str) -> None:
@@ -108,6 +145,9 @@ def _write(
     config: RunConfig,
     vocabularies: Sequence[Vocabulary],
     cohort: Cohort | None,
+    *,
+    measured: bool,
+    watch: Watch,
 ) -> None:
     """Write what a finished run leaves behind into its folder."""
     folder = config.app.run_folder
@@ -117,12 +157,13 @@ def _write(
         vocabularies = tuple(map(Vocabulary.select, vocabularies, coordinator.selection))
     write_model(folder, coordinator.factors, vocabularies)
     write_config(folder, config.write(), _versions())
-    if cohort is not None:
-        log(INFO, "measuring what was learned: errors, prediction of death, phenotypes")
-    summary, phenotypes = summarise(coordinator, vocabularies, cohort, config.app.sites_folder)
+    if cohort is not None and measured:
+        log(INFO, MEASURING_LINE)
+    summary, phenotypes = summarise(
+        coordinator, vocabularies, cohort, config.app.sites_folder, measured=measured, watch=watch
+    )
     write_summary(folder, summary)
     write_phenotypes(folder, phenotypes)
-    _report(folder)
 
 
 def _report(folder: Path) -> None:

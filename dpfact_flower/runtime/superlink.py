@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import tomli_w
 
@@ -24,6 +25,7 @@ from dpfact_flower.errors import DPFactError, MissingDependencyError, SettingsEr
 from dpfact_flower.machine.files import private_folder
 from dpfact_flower.machine.quiet import quietly
 from dpfact_flower.runtime.keeper import kept
+from dpfact_flower.runtime.told import Listener
 from dpfact_flower.settings import Scalar
 
 _CONNECTION = "dpfact"
@@ -85,8 +87,9 @@ class SuperLink:
         *,
         federation_config: str = "",
         quiet: bool = False,
+        heard: Listener | None = None,
     ) -> None:
-        """Run a Flower App to its end, streaming its log.
+        """Run a Flower App to its end, streaming its log, or handing its lines to who listens.
 
         Raises
         ------
@@ -96,11 +99,19 @@ class SuperLink:
         known = {run["run-id"] for run in self._runs()}
         command = self.run_command(app, config, federation_config=federation_config)
         output = subprocess.DEVNULL if quiet else None
-        with kept(command, env=self.environment, stdout=output) as process:
+        options: dict[str, Any] = {"stdout": output}
+        if heard:
+            options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        with kept(command, env=self.environment, **options) as process:
+            if heard and process.stdout:
+                for line in process.stdout:
+                    heard(line.decode(errors="replace"))
             process.wait()
         new = [run for run in self._runs() if run["run-id"] not in known]
         status = new[0]["status"] if new else "not started"
         if status != "finished:completed":
+            if heard:
+                heard.show_all()
             raise RunFailedError(f"the run ended as {status!r}; its log is above")
 
     def run_command(

@@ -11,12 +11,15 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dpfact_flower.errors import DataError
+from dpfact_flower.errors import DataError, MissingDependencyError
+from dpfact_flower.machine.files import replacing
+from dpfact_flower.machine.npy import load_npz
 from dpfact_flower.tensor.arrays import Array, Floats
 from dpfact_flower.tensor.error import RMSE, SquaredError
 from dpfact_flower.tensor.sparse import SparseTensor
@@ -96,6 +99,63 @@ class CPModel:
         patients, *features = self.factors
         scale = column_weights(tuple(features))
         return CPModel((patients * scale, *(unit_columns(factor) for factor in features)))
+
+    def save(self, path: str | Path) -> None:
+        """Write the factors to an .npz file, for its owner alone: the first one holds patients."""
+        arrays: dict[str, Any] = {f"factor{n}": factor for n, factor in enumerate(self.factors)}
+        with replacing(Path(path)) as file:
+            np.savez_compressed(file, **arrays)
+
+    @classmethod
+    def load(cls, path: str | Path) -> CPModel:
+        """Read what `save` wrote, validating it again.
+
+        Raises
+        ------
+        DataError
+            If the file is missing, is not an .npz, lacks an array or holds no valid model.
+        """
+        arrays = load_npz(path, ("factor0", "factor1"))
+        try:
+            return cls(tuple(arrays[f"factor{n}"] for n in range(len(arrays))))
+        except KeyError:
+            raise DataError(f"{path}: factors must be named factor0, factor1, ...") from None
+        except DataError as error:
+            raise DataError(f"{path}: {error}") from None
+
+    def to_tensorly(self) -> Any:
+        """As a TensorLy `CPTensor` of NumPy arrays: the weights, and columns of norm 1.
+
+        Raises
+        ------
+        MissingDependencyError
+            If TensorLy is not installed.
+        """
+        try:
+            from tensorly.cp_tensor import CPTensor  # noqa: PLC0415 - optional
+        except ImportError:
+            raise MissingDependencyError(
+                "TensorLy is not installed; install it with: pip install tensorly"
+            ) from None
+        weights, unit = self.normalized()
+        return CPTensor((weights, [np.array(factor) for factor in unit.factors]))
+
+    def to_pyttb(self) -> Any:
+        """As a pyttb `ktensor`: the weights, and columns of norm 1.
+
+        Raises
+        ------
+        MissingDependencyError
+            If pyttb is not installed.
+        """
+        try:
+            from pyttb.ktensor import ktensor  # noqa: PLC0415 - optional
+        except ImportError:
+            raise MissingDependencyError(
+                "pyttb is not installed; install it with: pip install pyttb"
+            ) from None
+        weights, unit = self.normalized()
+        return ktensor([np.array(factor) for factor in unit.factors], weights)
 
     def to_dense(self) -> NDArray[np.float64]:
         """Every cell, for tests and small examples.

@@ -78,6 +78,14 @@ class SparseTensor:
         # Shape and size alone: a repr ends up in logs, a patient's cells must not.
         return f"SparseTensor(shape={self.shape}, nnz={self.nnz})"
 
+    def __len__(self) -> int:
+        return self.n_patients
+
+    def __getitem__(self, rows: Any) -> SparseTensor:
+        # Rows of patients as of an array: by numbers, a mask or a slice, or any of these and "...",
+        # as scikit-learn splits its data.
+        return self.select_patients(patient_rows(rows, self.n_patients))
+
     @property
     def ndim(self) -> int:
         """Number of modes N."""
@@ -297,6 +305,33 @@ class SparseTensor:
             if size is None:
                 size = (index.max(axis=0) - first + 1).tolist()
             return cls.from_coo(index - first, table[:, -1], size)
+
+
+def patient_rows(rows: Any, patients: int) -> NDArray[np.int64]:
+    """Numbers of the patients that an index of rows means, as NumPy takes it.
+
+    Parameters
+    ----------
+    rows : array_like of int or bool, or slice
+        Or a tuple of one of these and ``...``.
+    patients : int
+        How many there are.
+
+    Raises
+    ------
+    DataError
+        If it means none, or is no index of whole rows.
+    """
+    if isinstance(rows, tuple) and len(rows) == 2 and rows[1] in (Ellipsis, slice(None)):
+        rows = rows[0]
+    try:
+        index = np.asarray(rows) if isinstance(rows, (list, tuple)) else rows
+        found: NDArray[np.int64] = np.asarray(np.arange(patients)[index])
+    except (IndexError, TypeError, ValueError):
+        raise DataError(f"patients: no index of rows of {patients} patients") from None
+    if found.ndim != 1 or not len(found):
+        raise DataError("patients: an index must leave one row or more, as a slice or a list does")
+    return found
 
 
 def _as_array(field: str, given: ArrayLike) -> NDArray[Any]:

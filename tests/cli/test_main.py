@@ -1,15 +1,17 @@
 """The command line, as a person uses it."""
 
+import json
 import math
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from dpfact_flower import cli
+from dpfact_flower import __version__, cli
 from dpfact_flower.cli.options import APP_FOLDER, app_config, run_config
 from dpfact_flower.data.synthetic import PRESETS
 from dpfact_flower.errors import DPFactError
@@ -29,7 +31,8 @@ def dpfact(*arguments: str) -> str:
 
 def test_help_teaches_every_command():
     commands = {
-        (): "data ledger site plan budget audit run simulate report compare export label settings",
+        (): "data ledger site plan budget audit run simulate demo report compare export label "
+        "settings",
         ("data",): "synthetic mimic3 eicu synpuf events show",
         ("ledger",): "show verify",
         ("site",): "answer check refit",
@@ -57,10 +60,9 @@ def test_data_run_and_report(tmp_path):
 def test_as_many_phenotypes_are_sought_as_were_planted(tmp_path, monkeypatch):
     assert run_config(APP_FOLDER, [], data="synthetic:paper-synthetic")["rank"] == 20
     assert run_config(APP_FOLDER, [], data=str(tmp_path))["rank"] == 12
-    monkeypatch.chdir(tmp_path)  # where there is no app
+    monkeypatch.chdir(tmp_path)  # the app is found wherever a command starts
     assert run_config(APP_FOLDER, [], data="synthetic")["rank"] == 12
     assert run_config(APP_FOLDER, ["rank=3"], data="synthetic")["rank"] == 3
-    assert "rank" not in run_config(APP_FOLDER, [], data=str(tmp_path))
 
 
 def test_budget_goes_both_ways_and_carries_the_claim():
@@ -80,6 +82,51 @@ def test_budget_plans_the_noise_of_the_papers_mechanism():
     assert "rho per factor and round: 0.001 (total 0.021)" in text
     assert "sensitivity 2 tau L eta: 0.06\n" in text
     assert f"standard deviation: {0.06 / math.sqrt(2 * 0.001):.6g}\n" in text
+
+
+def test_what_a_person_reads_a_program_reads_too(tmp_path, cohort_folder):
+    """JSON on standard output, and nothing else there."""
+    out = tmp_path / "run"
+    text = dpfact("run", "--data", str(cohort_folder), "--out", str(out), "--json", "-q",
+                  "-s", "rounds=2", "-s", "rank=2", "-s", "privacy=none")  # fmt: skip
+    assert json.loads(text) == json.loads((out / "summary.json").read_text())
+    (compared,) = json.loads(dpfact("compare", str(out), "--json"))
+    assert compared["rank"] == 2
+    assert {row["key"] for row in json.loads(dpfact("settings", "--json"))} > {"rank", "epsilon"}
+    assert json.loads(dpfact("budget", "--json", "--epsilon", "1.2"))["epsilon"] <= 1.2 + 1e-9
+    verified = json.loads(dpfact("ledger", "verify", f"{out}.sites", "--site", "site-1", "--json"))
+    assert verified["problems"] == []
+
+
+def test_flowers_log_is_shown_to_who_asks(cohort_folder, tmp_path, caplog):
+    arguments = ["run", "--data", str(cohort_folder), "-s", "rounds=1", "-s", "rank=2",
+                 "-s", "privacy=none"]  # fmt: skip
+    for number, (more, shown) in enumerate([([], False), (["-v"], True), (["-q"], False)]):
+        caplog.clear()
+        dpfact(*arguments, *more, "--out", str(tmp_path / str(number)))
+        assert ("Aggregated MetricRecord" in caplog.text) is shown
+
+
+def test_a_version_and_completion_are_there():
+    assert dpfact("--version").startswith(f"dpfact-flower {__version__} (flwr ")
+    assert "--install-completion" in dpfact("--help")
+
+
+def test_what_is_not_installed_is_named_with_the_command_that_installs_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("dpfact_flower.cli.run.find_spec", lambda name: None)
+    for command in ("simulate", "demo"):
+        with pytest.raises(DPFactError, match=r'pip install "dpfact-flower\[simulation\]"'):
+            dpfact(command, "--out", str(tmp_path / "run"))
+
+
+def test_the_wheel_has_the_flower_app():
+    """`dpfact demo` works where nobody has cloned the repository."""
+    build = tomllib.loads((APP.parent / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    placed = build["targets"]["wheel"]["force-include"]
+    assert set(placed) == {"simulation/pyproject.toml", "simulation/dpfact_app"}
+    for source, place in placed.items():
+        assert (APP.parent / source).exists()
+        assert place == f"dpfact_flower/flower_app/{Path(source).name}"
 
 
 def test_help_says_what_an_argument_is():
@@ -123,7 +170,6 @@ def test_settings_name_what_another_app_has_in_place_of_them(tmp_path):
         (["data", "eicu", ".", "--out", "x", "--top=-3x4"], "such as 202x316"),
         (["report", "/nowhere"], "/nowhere"),
         (["simulate", "--out", "x", "--app", "/nowhere"], "holds no Flower App"),
-        (["simulate", "--out", "x"], "holds no Flower App"),
         (["run", "--out", "x", "--app", "/nowhere"], "holds no Flower App"),
         (["budget", "--delta", "2"], "delta"),
     ],

@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 
 from dpfact_flower.data.site_data import Cohort
-from dpfact_flower.evaluation.run_folder import read_json, read_model
 from dpfact_flower.machine.registry import Registry
 from dpfact_flower.privacy.guarantee import accountants
 from dpfact_flower.privacy.ledger import Ledger
-from dpfact_flower.server.history import read_history
 from dpfact_flower.server.rules import server_rules
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.site.rules import site_rules
@@ -57,12 +55,12 @@ def run(*titles: str, **given) -> dict:
 
 def test_a_server_rule_is_taken_by_name():
     names = run("A server rule")
-    rounds = read_history(names["run_folder"])
+    rounds = list(names["run"].records)
     assert [(len(r.sites), r.updated) for r in rounds] == [(6, True)] * 3
     # Of six sites' factors the median is no site's pull toward the mean: the rule did act.
     mean = names["federate"]({"data": "synthetic:demo", "out": "runs/mean", "privacy": "none",
                               "rounds": 3})  # fmt: skip
-    pairs = zip(read_model(names["run_folder"])[0], read_model(mean)[0], strict=True)
+    pairs = zip(names["run"].model.factors, mean.model.factors, strict=True)
     assert all(np.abs(a - b).max() > 0 for a, b in pairs)
 
 
@@ -97,7 +95,7 @@ def test_a_rule_with_a_release_of_its_own_is_charged_and_learns(folder, cohort: 
 
 def test_a_local_solver_is_taken_by_name_and_descends():
     names = run("A server rule", "A local solver")
-    summary = read_json(names["solved"] / "summary.json")
+    summary = names["solved"].summary.to_dict()
     assert summary["solver"] == "multiplicative"
     assert 0 < summary["fit"] < 1
     for lines in Path("runs/multiplicative.sites").glob("*/*/history.jsonl"):
@@ -124,7 +122,7 @@ def test_a_reader_counts_what_the_table_holds(folder):
 
 def test_an_accountant_stands_beside_ours():
     names = run("A server rule", "An accountant")
-    summary = read_json(names["audited"] / "summary.json")
+    summary = names["audited"].summary.to_dict()
     figures = summary["epsilons"]
     # Numerical composition rounds losses up to a grid of 1e-4, and can only be larger.
     assert figures["PLD, dp-accounting"] == pytest.approx(summary["epsilon"], rel=2e-3)

@@ -1,0 +1,95 @@
+"""How much a command says: results alone, progress, or everybody's log."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+if TYPE_CHECKING:
+    from dpfact_flower.machine.watch import Watch
+
+
+class Talk(IntEnum):
+    """How much."""
+
+    QUIET = 0
+    NORMAL = 1
+    VERBOSE = 2
+
+
+class _Said:
+    level = Talk.NORMAL
+
+
+def _more(value: bool) -> bool:
+    if value:
+        _Said.level = Talk.VERBOSE
+    return value
+
+
+def _less(value: bool) -> bool:
+    if value:
+        _Said.level = Talk.QUIET
+    return value
+
+
+Verbose = Annotated[
+    bool,
+    typer.Option("--verbose", "-v", callback=_more, help="Show the whole log, Flower's too."),
+]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", callback=_less, help="Show no progress, only results.")
+]
+
+
+def reset() -> None:
+    """As at the start of a command: a process may run several."""
+    _Said.level = Talk.NORMAL
+
+
+def is_verbose() -> bool:
+    """Whether the whole log is wanted."""
+    return _Said.level is Talk.VERBOSE
+
+
+@contextmanager
+def progress() -> Iterator[Watch]:
+    """A bar with the time left for each piece of work that is told of, on standard error.
+
+    Nothing is drawn where that is no terminal, or the log or silence was asked for.
+    """
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description:<12}"), BarColumn(), TaskProgressColumn(),
+        TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
+    )  # fmt: skip
+    hidden = _Said.level is not Talk.NORMAL or not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=hidden) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def watch(name: str, share: float) -> None:
+            if name not in tasks:
+                tasks[name] = bars.add_task(name, total=1.0)
+            bars.update(tasks[name], completed=share)
+
+        yield watch
+
+
+def echo_json(content: Any) -> None:
+    """Print JSON for another program; not through rich, which would wrap the lines."""
+    typer.echo(json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False))

@@ -1,0 +1,144 @@
+"""`federate`: a whole run in this process, from sites in memory or from a run config."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dpfact_flower.data.site_data import Cohort
+from dpfact_flower.data.vocabulary import Vocabulary
+from dpfact_flower.errors import PrivacyRefusedError, QuorumError, SettingsError
+from dpfact_flower.machine.logs import flower_quiet
+from dpfact_flower.machine.watch import Watch, unwatched
+from dpfact_flower.notebook.inputs import as_cohort
+from dpfact_flower.notebook.run import Run
+from dpfact_flower.runtime import federate as runtime
+from dpfact_flower.runtime.config import RunConfig
+from dpfact_flower.settings import Scalar, SiteSettings
+
+
+def federate(
+    config: Mapping[str, Scalar] | None = None,
+    *,
+    sites: Any = None,
+    vocabularies: Sequence[Vocabulary] | None = None,
+    window_days: int | None = 30,
+    out: str | Path | None = None,
+    state_dir: str | Path | None = None,
+    max_epsilon: float = 0.0,
+    measure: bool = True,
+    verbose: bool = False,
+    watch: Watch = unwatched,
+    **settings: Scalar,
+) -> Run:
+    """Run DPFact with every site in this process, as many at a time as there are threads.
+
+    The strategy, the client and the numbers are those of `flwr run`; only Ray and the network are
+    missing.
+
+    Parameters
+    ----------
+    config : mapping, optional
+        A run config with hyphenated keys, at least `data` and `out`, as in a run's
+        ``config.toml``; see ``dpfact settings``. Without `sites`.
+    sites : optional
+        The sites' data, in any of the forms of `dpfact_flower.notebook.inputs.as_cohort`.
+    vocabularies, window_days
+        As for `as_cohort`.
+    out : path, optional
+        Where the run's files go. Without it they lie in a temporary folder until the run has been
+        read; `Run.save` writes them.
+    state_dir : path, optional
+        Where the sites keep their ledgers of what they released, and their own factors. Without it
+        they lie in a temporary folder that is deleted at the end: such a ledger enforces nothing
+        beyond this very run. Given, it needs `max_epsilon` and, in patient mode, `patients`.
+    max_epsilon : float
+        What each site may spend, over all runs with this `state_dir`; a run that would exceed it is
+        refused before a patient is read. 0: no limit.
+    measure : bool
+        Whether to measure what was learned (fit, prediction of deaths, which site uses what).
+    verbose : bool
+        Whether Flower's log is shown.
+    watch : callable
+        Told of progress.
+    **settings
+        Any of a run's settings, with underscores: ``rank=12, privacy="patient", epsilon=4.0``.
+
+    Raises
+    ------
+    SettingsError, DataError
+        If what was given cannot be used.
+    PrivacyRefusedError
+        If a site's budget does not allow the run.
+    QuorumError
+        If no round met the quorum.
+
+    Examples
+    --------
+    >>> federate({"data": "synthetic:demo", "out": "runs/first", "rounds": 5})  # doctest: +SKIP
+    Run(12 phenotypes, 6 sites, 4 rounds, epsilon 4.000 ...)
+    """
+    given = {**(config or {}), **{key.replace("_", "-"): value for key, value in settings.items()}}
+    if (sites is None) == (config is None):
+        raise SettingsError("federate: give either sites or a run config with data")
+    with flower_quiet(not verbose):
+        if sites is None:
+            places = {"out": out, "state-dir": state_dir}
+            given |= {key: str(place) for key, place in places.items() if place is not None}
+            return Run.read(runtime.federate(given, watch=watch))
+        cohort = as_cohort(sites, vocabularies=vocabularies, window_days=window_days)
+        with tempfile.TemporaryDirectory(prefix="dpfact-") as folder:
+            given |= {
+                "data": "",
+                "out": str(out or Path(folder, "run")),
+                "state-dir": str(state_dir or Path(folder, "sites")),
+            }
+            checked = RunConfig.read(given)
+            own = _own_settings(checked, max_epsilon) if state_dir else None
+            if max_epsilon and own is None:
+                raise SettingsError(
+                    "max_epsilon: needs state_dir, where what was spent before is written down"
+                )
+            run = Run.read(_federated(cohort, checked, own, measure, bool(out), watch))
+    return run if out else run.without_folder()
+
+
+def _federated(
+    cohort: Cohort,
+    config: RunConfig,
+    own: SiteSettings | None,
+    measured: bool,
+    report: bool,
+    watch: Watch,
+) -> Path:
+    try:
+        return runtime.federate_cohort(
+            cohort, config, own=own, measured=measured, report=report, watch=watch
+        )
+    except QuorumError as error:
+        if own is None or PrivacyRefusedError.code not in str(error):
+            raise
+        raise PrivacyRefusedError(
+            f"max_epsilon = {own.max_epsilon:g} does not allow this run beside what the sites have "
+            f"released before: dpfact ledger show {own.state_dir} --site NAME"
+        ) from None
+
+
+def _own_settings(config: RunConfig, max_epsilon: float) -> SiteSettings:
+    """What sites with a ledger that lasts allow: this mode, up to a budget."""
+    privacy = config.privacy
+    if privacy.privacy == "patient" and not privacy.patients:
+        raise SettingsError(
+            "patients: with a state_dir, give a public estimate of the number of patients at all "
+            "sites; their exact number would be told without noise"
+        )
+    return SiteSettings(
+        state_dir=str(config.app.sites_folder),
+        allow_privacy=privacy.privacy,
+        max_epsilon=max_epsilon,
+        budget_delta=privacy.delta,
+        max_rank=max(config.solver.rank, SiteSettings().max_rank),
+        max_tau=max(config.solver.tau, SiteSettings().max_tau),
+    )

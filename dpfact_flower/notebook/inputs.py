@@ -1,0 +1,156 @@
+"""What a site may be given as: our types, others' tensors and matrices, DataFrames of events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from dpfact_flower.data.readers import frames
+from dpfact_flower.data.site_data import Cohort, SiteData
+from dpfact_flower.data.vocabulary import Vocabulary
+from dpfact_flower.errors import DataError
+from dpfact_flower.tensor.foreign import as_tensor
+from dpfact_flower.tensor.sparse import SparseTensor
+
+NAME = "sites"
+"""Of a cohort that is made of parts."""
+ONE_MODE = "codes"
+"""Name of the only feature mode of a matrix."""
+
+
+def as_cohort(
+    given: Any,
+    *,
+    vocabularies: Sequence[Vocabulary] | None = None,
+    window_days: int | None = 30,
+    keep_empty: bool = False,
+) -> Cohort:
+    """Sites from whatever holds their patients.
+
+    Parameters
+    ----------
+    given : Cohort, one site, sequence of sites, or mapping of name to site
+        A site is a `SiteData`, a `SparseTensor`, a scipy.sparse matrix, a pyttb.sptensor, a
+        sparse.COO or an array, with patients first; a DataFrame with a row per patient and a column
+        per code; or a DataFrame of events, see `dpfact_flower.data.readers.frames`, whose column
+        ``site``, if there is one, makes several sites. Sites without names become ``site-1`` and so
+        on.
+    vocabularies : sequence of Vocabulary, optional
+        Public code lists, one per feature mode. Without them tensors' codes are numbered, and those
+        of events are the codes that occur: in a private run that is a release that nobody counts.
+    window_days : int or None
+        For events: as in `frames.read`.
+    keep_empty : bool
+        For events: keep patients without a cell.
+
+    Raises
+    ------
+    DataError
+        If something is no site, or sites do not fit together.
+    """
+    if isinstance(given, Cohort):
+        return given
+    named = _named(given)
+    if all(frames.holds_events(site) for site in named.values()):
+        return _of_events(named, vocabularies, window_days, keep_empty)
+    sites = [_site(name, site, vocabularies) for name, site in named.items()]
+    return Cohort(NAME, tuple(sites))
+
+
+def is_site(given: Any) -> bool:
+    """Whether something holds a site's patients, and is no plain list of numbers or of sites."""
+    return not isinstance(given, Cohort) and len(getattr(given, "shape", ())) > 1
+
+
+def holds_sites(given: Any) -> bool:
+    """Whether something is of parts, each a site."""
+    parts = given.values() if isinstance(given, Mapping) else given
+    return isinstance(given, (Cohort, Mapping)) or (
+        isinstance(given, (list, tuple)) and len(given) > 0 and all(map(is_site, parts))
+    )
+
+
+def is_matrix(given: Any) -> bool:
+    """Whether something has a row per patient, a column per code, and no codes of its own kind."""
+    if isinstance(given, (Cohort, SiteData, SparseTensor)) or frames.holds_events(given):
+        return False
+    return len(getattr(given, "shape", ())) == 2 and not hasattr(given, "subs")
+
+
+def numbered(sizes: Sequence[int]) -> tuple[Vocabulary, ...]:
+    """Vocabularies of codes that nobody has named."""
+    modes = [f"mode-{mode}" for mode in range(1, len(sizes) + 1)] if len(sizes) > 1 else [ONE_MODE]
+    return tuple(
+        Vocabulary(mode, tuple(f"x{code}" for code in range(size)))
+        for mode, size in zip(modes, sizes, strict=True)
+    )
+
+
+def _named(given: Any) -> dict[str, Any]:
+    """Sites by name."""
+    if isinstance(given, Mapping):
+        named = {str(name): site for name, site in given.items()}
+    elif is_site(given):
+        named = {given.name if isinstance(given, SiteData) else "site-1": given}
+    elif holds_sites(given):
+        named = {}
+        for number, site in enumerate(given, start=1):
+            name = site.name if isinstance(site, SiteData) else f"site-{number}"
+            if name in named:
+                raise DataError(f"sites: two are called {name}; give each a name of its own")
+            named[name] = site
+    else:
+        named = {}
+    if not named or not all(map(is_site, named.values())):
+        raise DataError(
+            "sites: need a Cohort, a site, a list of sites or a mapping of names to sites; a site "
+            "is a SiteData, a SparseTensor, a sparse matrix or tensor, an array or a DataFrame"
+        )
+    return named
+
+
+def _site(name: str, given: Any, vocabularies: Sequence[Vocabulary] | None) -> SiteData:
+    if isinstance(given, SiteData):
+        return replace(given, name=name)
+    if frames.holds_events(given):
+        raise DataError(
+            f"site {name}: is a DataFrame of events, and other sites are not; make a SiteData of "
+            "each with the same vocabularies"
+        )
+    if hasattr(given, "columns"):  # a DataFrame with a row per patient
+        named = vocabularies or (Vocabulary(ONE_MODE, tuple(map(str, given.columns))),)
+        rows = tuple(map(str, given.index))
+        return SiteData(name, as_tensor(given.to_numpy()), tuple(named), patients=rows)
+    tensor = as_tensor(given)
+    return SiteData(name, tensor, tuple(vocabularies or numbered(tensor.feature_shape)))
+
+
+def _of_events(
+    named: Mapping[str, Any],
+    vocabularies: Sequence[Vocabulary] | None,
+    window_days: int | None,
+    keep_empty: bool,
+) -> Cohort:
+    options: dict[str, Any] = {
+        "vocabularies": vocabularies, "window_days": window_days, "keep_empty": keep_empty,
+    }  # fmt: skip
+    if len(named) == 1:
+        ((name, frame),) = named.items()
+        return frames.read(frame, name, **options)
+    import pandas  # noqa: PLC0415 - there are frames
+
+    if any(frames.SITE in frame for frame in named.values()):
+        raise DataError(f"sites: each frame is a site, so none may have a column {frames.SITE}")
+    # Two hospitals may use one identifier for two people. No site's name holds the slash.
+    parts = [
+        frame.assign(**{frames.SITE: name, "patient": f"{name}/" + frame["patient"].astype(str)})
+        for name, frame in named.items()
+    ]
+    cohort = frames.read(pandas.concat(parts, ignore_index=True), NAME, **options)
+    return Cohort(NAME, tuple(map(_with_own_names, cohort.sites)))
+
+
+def _with_own_names(site: SiteData) -> SiteData:
+    own = tuple(name.partition("/")[2] for name in site.patients or ())
+    return replace(site, patients=own)

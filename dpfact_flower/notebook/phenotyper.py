@@ -1,0 +1,256 @@
+"""`DPFactPhenotyper`: a federated run as a scikit-learn estimator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, check_non_negative, validate_data
+
+from dpfact_flower.data.site_data import Cohort, SiteData
+from dpfact_flower.data.vocabulary import Vocabulary
+from dpfact_flower.errors import DataError
+from dpfact_flower.evaluation.model import GlobalModel, Memberships
+from dpfact_flower.notebook.federated import federate
+from dpfact_flower.notebook.inputs import (
+    ONE_MODE,
+    as_cohort,
+    holds_sites,
+    is_matrix,
+    is_site,
+    numbered,
+)
+from dpfact_flower.notebook.run import Run
+from dpfact_flower.settings import Scalar
+from dpfact_flower.tensor.foreign import as_tensor
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # not typed
+    """Phenotypes that sites learn together, and how much of each a patient has.
+
+    `fit` is a whole federated run in this process, with the privacy asked for: what the sites would
+    send is what the phenotypes are made from. `transform` fits patients, old or new, to the
+    phenotypes, for whoever holds those patients: no guarantee covers its result.
+
+    Parameters
+    ----------
+    rank : int
+        Number of phenotypes.
+    privacy : {"patient", "none", "paper"}
+        As the setting: "patient" is proven, for each patient; "none" protects nobody.
+    epsilon, delta : float
+        Of one `fit`.
+    rounds : int
+        Federated rounds; patient mode plans its own number.
+    random_state : int, RandomState instance or None
+        Of the public seed. Noise has no seed: in modes with noise no two fits are alike.
+    vocabularies : sequence of Vocabulary, optional
+        Public code lists, one per feature mode. Without them the codes of events and of plain
+        tensors are those that the data shows, which in a private fit is a release that nobody
+        counts.
+    window_days : int or None
+        For events: codes at most so far apart occur together; None: those of one encounter.
+    state_dir : path, optional
+        Where the sites keep their ledgers. **Without it a ledger lasts for one fit and enforces
+        nothing between fits**: each fit spends `epsilon` again, on the same patients, and their sum
+        is counted by nobody. Cross-validation with k folds is k fits.
+    max_epsilon : float
+        With `state_dir`: what each site may spend, over all fits; `fit` is refused beyond it.
+    settings : mapping, optional
+        Any other setting of a run, with underscores: see ``dpfact settings``. In patient mode
+        ``patients`` should be a public estimate; without it the exact number of patients plans the
+        run, and so is taken for public.
+
+    Attributes
+    ----------
+    model_ : GlobalModel
+        The phenotypes, with their codes.
+    vocabularies_ : tuple of Vocabulary
+        The code lists of `fit`, of which patient mode may have kept a part.
+    components_ : ndarray of float32, shape (rank, codes)
+        All feature modes side by side; columns are `codes_`.
+    codes_ : ndarray of str, shape (codes,)
+        ``mode=code``, or the code alone where there is one mode.
+    run_ : Run
+        What happened: its `guarantee`, ledger and history.
+    n_features_in_, feature_names_in_
+        As in scikit-learn, where the patients were given as a matrix.
+
+    Notes
+    -----
+    A cohort of several sites, and a site, are indexed by patients, so they can be cross-validated
+    as they are. `y` and sample weights are not used.
+
+    Examples
+    --------
+    >>> from dpfact_flower import DPFactPhenotyper
+    >>> X = [[3, 2, 0, 0], [4, 3, 0, 0], [0, 0, 2, 5], [0, 0, 1, 3]]
+    >>> found = DPFactPhenotyper(rank=2, privacy="none").fit(X)
+    >>> found.transform(X).shape
+    (4, 2)
+    """
+
+    def __init__(
+        self,
+        rank: int = 12,
+        *,
+        privacy: str = "patient",
+        epsilon: float = 4.0,
+        delta: float = 1e-5,
+        rounds: int = 40,
+        random_state: int | np.random.RandomState | None = 0,
+        vocabularies: Sequence[Vocabulary] | None = None,
+        window_days: int | None = 30,
+        state_dir: str | Path | None = None,
+        max_epsilon: float = 0.0,
+        settings: Mapping[str, Scalar] | None = None,
+    ) -> None:
+        self.rank = rank
+        self.privacy = privacy
+        self.epsilon = epsilon
+        self.delta = delta
+        self.rounds = rounds
+        self.random_state = random_state
+        self.vocabularies = vocabularies
+        self.window_days = window_days
+        self.state_dir = state_dir
+        self.max_epsilon = max_epsilon
+        self.settings = settings
+
+    def fit(self, X: Any, y: Any = None, *, sites: ArrayLike | None = None) -> Self:
+        """Run DPFact on the sites.
+
+        Parameters
+        ----------
+        X : sites, in any of the forms of `dpfact_flower.notebook.inputs.as_cohort`
+            A matrix of a row per patient is one site.
+        y : ignored
+        sites : array_like of shape (patients,), optional
+            Name of each patient's site, where X is a matrix, a tensor or one site.
+        """
+        cohort = self._cohort(X, reset=True)
+        if sites is not None:
+            cohort = _split(cohort, np.asarray(sites))
+        self.run_: Run = federate(
+            sites=cohort, measure=False, state_dir=self.state_dir, max_epsilon=self.max_epsilon,
+            **self._run_settings(),
+        )  # fmt: skip
+        self.model_: GlobalModel = self.run_.model
+        return self
+
+    def transform(self, X: Any) -> NDArray[np.float64]:
+        """How much of each phenotype every patient has; shape (patients, rank).
+
+        Patients are in the order of X, those of several sites one site after the other; those of
+        events in that of `memberships`.
+        """
+        return np.concatenate([site.scores for site in self._memberships(X)])
+
+    def memberships(self, X: Any) -> DataFrame:
+        """`transform` as a DataFrame, with the patients' identifiers as its index."""
+        import pandas  # noqa: PLC0415 - optional
+
+        return pandas.concat([site.to_frame() for site in self._memberships(X)])
+
+    def get_feature_names_out(self, input_features: Any = None) -> NDArray[Any]:
+        """Names of the columns of `transform`: of phenotypes that have one, else ``phenotype_3``.
+
+        `input_features` is ignored.
+        """
+        check_is_fitted(self)
+        return np.array(self.model_.headings, dtype=object)
+
+    @property
+    def components_(self) -> NDArray[np.float32]:
+        """The phenotypes as rows."""
+        check_is_fitted(self)
+        return np.concatenate(self.model_.factors).T
+
+    @property
+    def codes_(self) -> NDArray[Any]:
+        """Codes of the columns of `components_`."""
+        check_is_fitted(self)
+        lists = self.model_.vocabularies
+        named = [(v.name if len(lists) > 1 else "", code) for v in lists for code in v.codes]
+        return np.array([f"{mode}={code}" if mode else code for mode, code in named], dtype=object)
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "model_")
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        tags.input_tags.positive_only = True
+        tags.transformer_tags.preserves_dtype = []
+        tags.non_deterministic = self.privacy != "none"
+        return tags
+
+    def _run_settings(self) -> dict[str, Any]:
+        """Settings of the run; keys that mean nothing in this mode are left out."""
+        seed = self.random_state
+        if not isinstance(seed, (int, np.integer)):
+            seed = check_random_state(seed).randint(2**31 - 1)
+        own = {
+            "rank": self.rank, "privacy": self.privacy, "epsilon": self.epsilon,
+            "delta": self.delta, "rounds": self.rounds, "seed": seed,
+        }  # fmt: skip
+        return {**own, **(self.settings or {})}
+
+    def _memberships(self, X: Any) -> list[Memberships]:
+        check_is_fitted(self)
+        return [self.model_.memberships(site) for site in self._cohort(X, reset=False).sites]
+
+    def _cohort(self, X: Any, *, reset: bool) -> Cohort:
+        """Sites of X; a matrix is checked as scikit-learn checks it."""
+        lists: Sequence[Vocabulary] | None = self.vocabularies if reset else self.vocabularies_
+        if is_matrix(X) or not (is_site(X) or holds_sites(X)):
+            X = self._site_of_matrix(X, lists, reset=reset)
+        elif reset:
+            for name in ("n_features_in_", "feature_names_in_"):
+                self.__dict__.pop(name, None)
+        cohort = as_cohort(
+            X, vocabularies=lists, window_days=self.window_days, keep_empty=not reset
+        )
+        if reset:
+            self.vocabularies_: Sequence[Vocabulary] = cohort.vocabularies
+        return cohort
+
+    def _site_of_matrix(
+        self, X: Any, lists: Sequence[Vocabulary] | None, *, reset: bool
+    ) -> SiteData:
+        rows = tuple(map(str, X.index)) if hasattr(X, "columns") else None
+        checked = validate_data(
+            self, X, reset=reset, accept_sparse="csr", dtype=np.float64,
+            accept_large_sparse=False, ensure_min_features=2 if reset else 1,
+        )  # fmt: skip
+        check_non_negative(checked, f"{type(self).__name__}.fit")
+        names = getattr(self, "feature_names_in_", None)
+        known = None if names is None else [Vocabulary(ONE_MODE, tuple(names))]
+        tensor = as_tensor(checked)
+        return SiteData(
+            "site-1", tensor, tuple(lists or known or numbered(tensor.feature_shape)),
+            patients=rows if rows and len(set(rows)) == len(rows) else None,
+        )  # fmt: skip
+
+
+def _split(cohort: Cohort, names: NDArray[Any]) -> Cohort:
+    """The only site's patients at the sites that are named, in the order of the names."""
+    if len(cohort.sites) != 1 or names.shape != (len(cohort),):
+        raise DataError(
+            f"sites: need a name for each of {len(cohort)} patients of one site, got "
+            f"{names.shape} for {len(cohort.sites)} site(s)"
+        )
+    (everybody,) = cohort.sites
+    return Cohort(
+        cohort.name,
+        tuple(replace(everybody[names == name], name=str(name)) for name in np.unique(names)),
+    )

@@ -1,0 +1,256 @@
+"""What a run found, as values: its model, DataFrames, plots, report; in memory or as a folder."""
+
+from __future__ import annotations
+
+import html
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.evaluation.headline import headline
+from dpfact_flower.evaluation.model import GlobalModel, pandas
+from dpfact_flower.evaluation.names import write_name
+from dpfact_flower.evaluation.nothing import nothing_learned
+from dpfact_flower.evaluation.report import write_report
+from dpfact_flower.evaluation.run_folder import (
+    read_config,
+    read_phenotypes,
+    read_summary,
+    write_config,
+    write_model,
+    write_phenotypes,
+    write_summary,
+)
+from dpfact_flower.evaluation.summary import Summary
+from dpfact_flower.evaluation.tables import GlobalCodes, SharedPhenotypes
+from dpfact_flower.machine.files import replacing
+from dpfact_flower.privacy import price_of_replacing, rounded_up
+from dpfact_flower.server.history import History, RoundRecord, read_history
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from pandas import DataFrame
+
+_FIGURE = (7.0, 3.6)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Run:
+    """A finished run: what `dpfact_flower.federate` gives, and what a run's folder holds.
+
+    It has nothing of a single patient, and can be pickled. Where the run was simulated, its
+    measures come from all sites' patients: treat them as that data.
+
+    Attributes
+    ----------
+    model : GlobalModel
+        The phenotypes that all sites share.
+    summary : Summary
+        What is in ``summary.json``.
+    records : tuple of RoundRecord
+        One per round.
+    tables : SharedPhenotypes or GlobalCodes
+        Tables of a simulation over all sites' patients; or codes alone.
+    settings, versions : mapping
+        With which it ran.
+    folder : Path or None
+        Where its files are; None if it has none.
+    """
+
+    model: GlobalModel
+    summary: Summary
+    records: tuple[RoundRecord, ...]
+    tables: SharedPhenotypes | GlobalCodes
+    settings: Mapping[str, Any]
+    versions: Mapping[str, str]
+    folder: Path | None = None
+
+    @classmethod
+    def read(cls, folder: str | Path) -> Run:
+        """A finished run from its folder, of a simulation or a deployment.
+
+        Raises
+        ------
+        DataError
+            If a file is missing or damaged.
+        """
+        place = Path(folder)
+        config = read_config(place)
+        return cls(
+            GlobalModel.read(place), read_summary(place), tuple(read_history(place)),
+            read_phenotypes(place), config["run-config"], config["versions"], place,
+        )  # fmt: skip
+
+    def save(self, folder: str | Path) -> Run:
+        """Write the files that `read` reads; what `dpfact report`, `export` and `compare` take.
+
+        Returns
+        -------
+        Run
+            The same, with that folder.
+
+        Raises
+        ------
+        DataError
+            If the folder holds something else already.
+        """
+        place = Path(folder).expanduser()
+        place.mkdir(parents=True, exist_ok=True)
+        if any(place.iterdir()):
+            raise DataError(f"{place}: is not empty; choose another folder")
+        write_model(place, self.model.factors, self.model.vocabularies)
+        write_config(place, dict(self.settings), self.versions)
+        write_summary(place, self.summary)
+        write_phenotypes(place, self.tables)
+        History(place, durable=False).note(self.records)
+        for number, name in self.model.names.items():
+            write_name(place, number, name, self.model.rank)
+        return replace(self, folder=place)
+
+    def without_folder(self) -> Run:
+        """The same, when its folder is gone."""
+        return replace(self, folder=None)
+
+    def __fspath__(self) -> str:
+        if self.folder is None:
+            raise DataError("run: has no folder; save(folder) gives it one")
+        return str(self.folder)
+
+    # --- What it found -------------------------------------------------------------------------
+
+    @property
+    def guarantee(self) -> str:
+        """What protects the patients, in words: an epsilon never without its claim."""
+        return dict(headline(self.summary))["privacy"]
+
+    @property
+    def epsilon(self) -> float | None:
+        """Of the site that spent the most; None without noise. Its claim is in `guarantee`."""
+        return self.summary.spent.epsilon if self.summary.spent else None
+
+    def phenotypes(self, *, top: int | None = None) -> DataFrame:
+        """Codes of every phenotype, see `GlobalModel.rows`: as public as the model."""
+        return self.model.to_frame(top=top)
+
+    def history(self) -> DataFrame:
+        """One row per round: sites, failures, bytes, seconds; errors where they were measured."""
+        errors = self.summary.errors
+        known = {error.round: asdict(error) for error in errors.error_by_round} if errors else {}
+        rows = [
+            {
+                **asdict(record), "sites": len(record.sites), "failures": len(record.failures),
+                **known.get(record.round, {}),
+            }
+            for record in self.records
+        ]  # fmt: skip
+        return pandas().DataFrame(rows).set_index("round")
+
+    def ledger(self) -> DataFrame:
+        """What each site released with noise, and what each release costs; empty without noise."""
+        spent = self.summary.spent.per_site if self.summary.spent else {}
+        rows = [
+            {"site": site, **asdict(line)} for site, own in spent.items() for line in own.ledger
+        ]
+        columns = ["site", "name", "count", "sensitivity", "sigma", "rho", "claim", "seeded"]
+        return pandas().DataFrame(rows, columns=columns)
+
+    def label(self, number: int, name: str) -> Run:
+        """The same run with a phenotype named; in its folder too, where it has one.
+
+        Raises
+        ------
+        DataError
+            If there is no such phenotype, or the name is not one line of text.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            write_name(self.folder or Path(folder), number, name, self.model.rank)
+        names = {**self.model.names, number: name.strip()}
+        kept = {key: value for key, value in names.items() if value}
+        return replace(self, model=replace(self.model, names=kept))
+
+    def report(self, path: str | Path | None = None) -> Path:
+        """Write the report, one page of HTML that needs no network.
+
+        Parameters
+        ----------
+        path : path, optional
+            By default ``report.html`` in the run's folder.
+
+        Raises
+        ------
+        SettingsError
+            If there is neither a path nor a folder.
+        MissingDependencyError
+            If matplotlib or Jinja2 is not installed.
+        """
+        if path is None:
+            if self.folder is None:
+                raise SettingsError("report: give a path; the run has no folder")
+            return write_report(self.folder)
+        with tempfile.TemporaryDirectory() as folder:
+            page = write_report(Path(self.save(folder))).read_bytes()
+        with replacing(Path(path)) as file:
+            file.write(page)
+        return Path(path)
+
+    # --- Plots ---------------------------------------------------------------------------------
+
+    def plot_phenotype(self, number: int, ax: Axes | None = None, *, top: int = 8) -> Axes:
+        """Bars of a phenotype's codes, numbered from 1: the `top` largest of each mode."""
+        rows = [row for row in self.model.rows(top=top) if row.phenotype == number]
+        if not rows:
+            raise DataError(f"phenotype: the model has no {number}, or no code in it")
+        return self._drawn("phenotype", ax, rows)
+
+    def plot_errors(self, ax: Axes | None = None, *, measure: str = "fit") -> Axes:
+        """How well the sites' models fit their data after each round; see `RoundErrors`."""
+        return self._drawn("errors", ax, self.summary, measure)
+
+    def plot_traffic(self, ax: Axes | None = None) -> Axes:
+        """Bytes of each round."""
+        return self._drawn("traffic", ax, self.records)
+
+    def plot_usage(self, ax: Axes | None = None) -> Axes:
+        """Heat map of which site uses which phenotype."""
+        if not isinstance(self.tables, SharedPhenotypes):
+            raise DataError("usage: only a simulation that was measured knows it")
+        return self._drawn("usage", ax, self.tables.usage, names=self.model.names)
+
+    def plot_auc(self, ax: Axes | None = None) -> Axes:
+        """How well phenotypes predict in-hospital death, beside what does without them."""
+        if self.summary.measured is None:
+            raise DataError("auc: only a simulation that was measured knows it")
+        return self._drawn("auc", ax, self.summary.measured.prediction)
+
+    def _drawn(self, what: str, ax: Axes | None, *values: Any, **options: Any) -> Axes:
+        """One of `plots`' figures, in the caller's axes or in pyplot's new ones."""
+        from dpfact_flower.evaluation import plots  # noqa: PLC0415 - optional, and slow to import
+
+        if ax is None:
+            from matplotlib import pyplot  # noqa: PLC0415
+
+            _, ax = pyplot.subplots(figsize=_FIGURE, layout="constrained")
+        getattr(plots, what)(*values, axes=ax, **options)
+        return ax
+
+    # --- In a notebook -------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        spent = self.summary.spent
+        cost = "no noise" if spent is None else f"epsilon {rounded_up(spent.epsilon)}"
+        price = price_of_replacing(spent.replacing) if spent else ""
+        return (
+            f"Run({self.summary.rank} phenotypes, {self.summary.sites} sites, "
+            f"{self.summary.rounds} rounds, {cost}{price} [{self.summary.claim}])"
+        )
+
+    def _repr_html_(self) -> str:
+        lines = "".join(
+            f"<tr><th>{html.escape(label)}</th><td>{html.escape(text)}</td></tr>"
+            for label, text in headline(self.summary)
+        )
+        shown = "" if nothing_learned(self.summary) else self.model._repr_html_()
+        return f"<table>{lines}</table>{shown}"

@@ -1,0 +1,52 @@
+"""Tensors of other libraries as `SparseTensor`: none of the libraries is imported for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfact_flower.errors import DataError
+from dpfact_flower.tensor.sparse import SparseTensor
+
+
+def as_tensor(given: Any) -> SparseTensor:
+    """A tensor of counts from what other libraries call one; the first mode is the patients.
+
+    Parameters
+    ----------
+    given : SparseTensor, scipy.sparse matrix or array, pyttb.sptensor, sparse.COO, or array_like
+        With two modes or more. A dense array keeps its cells that are not zero.
+
+    Raises
+    ------
+    DataError
+        Naming what is wrong; as `SparseTensor.from_coo`.
+    """
+    if isinstance(given, SparseTensor):
+        return given
+    if hasattr(given, "subs") and hasattr(given, "vals"):  # pyttb.sptensor
+        return _of_coordinates(given.subs, given.vals, given.shape)
+    if hasattr(given, "tocoo"):  # scipy.sparse
+        given = given.tocoo()
+    if hasattr(given, "coords") and hasattr(given, "data"):  # scipy.sparse, and sparse.COO
+        return _of_coordinates(np.transpose(np.asarray(given.coords)), given.data, given.shape)
+    return _of_cells(np.asarray(getattr(given, "data", given) if _is_pyttb(given) else given))
+
+
+def _of_coordinates(indices: Any, values: Any, shape: Any) -> SparseTensor:
+    numbers = np.asarray(values).reshape(-1)
+    places = np.asarray(indices).reshape(len(numbers), len(shape))
+    return SparseTensor.from_coo(places, numbers, shape)
+
+
+def _of_cells(cells: NDArray[Any]) -> SparseTensor:
+    if cells.dtype.kind not in "biuf":
+        raise DataError(f"tensor: need numbers, got dtype {cells.dtype}")
+    places = np.nonzero(cells)
+    return SparseTensor.from_coo(np.transpose(places), cells[places], cells.shape)
+
+
+def _is_pyttb(given: Any) -> bool:
+    return type(given).__module__.partition(".")[0] == "pyttb"

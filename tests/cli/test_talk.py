@@ -1,0 +1,46 @@
+"""What a command says while it works."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from dpfact_flower.cli import talk
+
+
+@pytest.fixture
+def screen(monkeypatch):
+    """What is drawn on a terminal of 100 columns."""
+    drawn = io.StringIO()
+
+    def console(**_):
+        return Console(file=drawn, force_terminal=True, width=100, color_system=None)
+
+    monkeypatch.setattr(talk, "Console", console)
+    yield drawn
+    talk.reset()
+
+
+def told():
+    with talk.progress() as watch:
+        watch("rounds", 0.0)
+        watch("rounds", 0.5)
+
+
+def test_each_piece_of_work_has_a_bar_with_the_time_left(screen):
+    told()
+    assert "rounds" in screen.getvalue()
+    assert "50%" in screen.getvalue()
+    assert "left" in screen.getvalue()
+
+
+@pytest.mark.parametrize("chosen", [talk._more, talk._less])
+def test_who_wants_the_log_or_silence_gets_no_bars(screen, chosen):
+    chosen(True)
+    told()
+    assert screen.getvalue() == ""
+
+
+def test_a_file_gets_no_bars(capfd):
+    told()
+    assert capfd.readouterr() == ("", "")

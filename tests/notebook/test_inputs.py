@@ -1,0 +1,111 @@
+"""What a site may be given as."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import pyttb
+
+from dpfact_flower import read_events
+from dpfact_flower.data.vocabulary import Vocabulary
+from dpfact_flower.errors import DataError
+from dpfact_flower.notebook.inputs import as_cohort
+
+EVENTS = pd.DataFrame(
+    [
+        ("ann", "procedures", "P1", "2024-03-01", "north"),
+        ("ann", "diagnoses", "D1", "2024-03-05", "north"),
+        ("ann", "diagnoses", "D2", "2024-06-05", "north"),  # too late for P1
+        ("bob", "procedures", "P1", "2024-03-01", "south"),
+        ("bob", "diagnoses", "D2", "2024-03-01", "south"),
+    ],
+    columns=["patient", "mode", "code", "time", "site"],
+)
+HERE = EVENTS.drop(columns="site")
+
+
+def cells(site):
+    names = [vocabulary.codes for vocabulary in site.vocabularies]
+    return {
+        (site.patients[row[0]], *(codes[i] for codes, i in zip(names, row[1:], strict=True)))
+        for row in site.tensor.indices.tolist()
+    }
+
+
+def test_events_that_lie_close_together_are_cells():
+    (site,) = read_events(HERE, "here").sites
+    assert (site.name, cells(site)) == ("here", {("ann", "P1", "D1"), ("bob", "P1", "D2")})
+
+
+@pytest.mark.parametrize("time", [str, pd.to_datetime])
+def test_a_column_of_sites_makes_sites(time):
+    frame = EVENTS.assign(time=EVENTS["time"].map(time))
+    cohort = read_events(frame)
+    assert [site.name for site in cohort.sites] == ["north", "south"]
+    assert cohort.patients == ("ann", "bob")
+    assert cells(cohort.sites[1]) == {("bob", "P1", "D2")}
+
+
+def test_a_frame_for_each_mode_does_as_well():
+    tables = {mode: HERE[HERE["mode"] == mode].drop(columns="mode")
+              for mode in ("procedures", "diagnoses")}  # fmt: skip
+    assert cells(read_events(tables).sites[0]) == cells(read_events(HERE).sites[0])
+
+
+def test_an_encounter_may_be_the_window():
+    frame = HERE.rename(columns={"time": "encounter"}).assign(encounter=[1, 1, 2, 3, 3])
+    assert len(cells(read_events(frame, window_days=None).sites[0])) == 2
+    with pytest.raises(DataError, match=r"lacks the column\(s\) time; window_days=None needs"):
+        read_events(frame)
+
+
+def test_deaths_come_along():
+    died = pd.DataFrame({"patient": ["bob", "ann"], "died": [1, 0]})
+    assert read_events(HERE, labels=died).sites[0].labels.tolist() == [0, 1]
+
+
+def test_what_is_wrong_is_said_by_the_frames_name_and_no_value():
+    wrong = HERE.assign(time=["2024-03-01"] * 4 + ["yesterday"])
+    with pytest.raises(DataError, match=r"^diagnoses: column time must be a date") as caught:
+        read_events(wrong)
+    assert "yesterday" not in str(caught.value)
+    with pytest.raises(DataError, match="need a DataFrame with the columns patient, code, mode"):
+        read_events(HERE.drop(columns="mode"))
+    two = EVENTS.assign(site=["north", "south", "north", "south", "south"])
+    with pytest.raises(DataError, match="sites: column site must be one and the same"):
+        read_events(two)
+
+
+def test_two_hospitals_may_use_one_identifier_for_two_people():
+    frames = {"a": HERE, "b": HERE[HERE["patient"] == "bob"]}
+    cohort = as_cohort(frames)
+    assert cohort.patients == ("ann", "bob", "bob")
+    assert cohort.sites[0].vocabularies == cohort.sites[1].vocabularies
+
+
+def test_a_public_list_says_which_codes_count():
+    lists = [Vocabulary("procedures", ("P1",)), Vocabulary("diagnoses", ("D1", "D9"))]
+    cohort = as_cohort([HERE], vocabularies=lists, keep_empty=True)
+    assert cohort.patients == ("ann", "bob")
+    assert cohort.sites[0].tensor.nnz == 1
+
+
+def test_tensors_are_sites_with_numbered_codes(cohort):
+    tensor = cohort.sites[0].tensor
+    there = pyttb.sptensor(tensor.indices, tensor.values[:, None], tensor.shape)
+    found = as_cohort([tensor, there, tensor.to_dense()])
+    assert [site.name for site in found.sites] == ["site-1", "site-2", "site-3"]
+    assert {site.fingerprint for site in found.sites} == {tensor.fingerprint()}
+    assert found.vocabularies[1].codes[:2] == ("x0", "x1")
+    assert as_cohort(found) is found
+    assert [site.name for site in as_cohort({"here": tensor}).sites] == ["here"]
+
+
+@pytest.mark.parametrize("given", [[], {}, 3, "north", [3], [np.arange(3)]])
+def test_what_is_no_site_is_refused(given):
+    with pytest.raises(DataError, match="sites: need a Cohort"):
+        as_cohort(given)
+
+
+def test_sites_of_one_name_are_refused(cohort):
+    with pytest.raises(DataError, match="two are called site-1"):
+        as_cohort([cohort.sites[0], cohort.sites[0]])

@@ -1,0 +1,144 @@
+"""A run from Python: sites in, values, tables, plots and a report out."""
+
+import os
+import pickle
+import re
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+
+mpl.use("agg")
+from matplotlib import pyplot
+from matplotlib.figure import Figure
+
+from dpfact_flower import Run, federate
+from dpfact_flower.data.site_data import Cohort
+from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.evaluation.run_folder import read_model
+from dpfact_flower.runtime import federate as runtime
+
+SETTINGS = {"privacy": "none", "rank": 3, "rounds": 3}
+
+
+@pytest.fixture(scope="module")
+def run(cohort):
+    labelled = [
+        type(site)(site.name, site.tensor, site.vocabularies, np.arange(len(site)) % 2)
+        for site in cohort.sites
+    ]
+    return federate(sites=Cohort("small", tuple(labelled)), **SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def private(cohort):
+    return federate(sites=list(cohort.sites), rank=2, epsilon=8.0, measure=False)
+
+
+def test_memory_gives_the_numbers_of_files(run, cohort_folder, tmp_path):
+    config = {**SETTINGS, "data": str(cohort_folder), "out": str(tmp_path / "run")}
+    for ours, theirs in zip(
+        run.model.factors, read_model(runtime.federate(config))[0], strict=True
+    ):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_config_gives_a_run_that_stands_for_its_folder(run, cohort_folder, tmp_path):
+    found = federate({**SETTINGS, "data": str(cohort_folder), "out": str(tmp_path / "run")})
+    assert os.fspath(found) == str(tmp_path / "run")
+    assert (tmp_path / "run" / "report.html").exists()
+    np.testing.assert_array_equal(found.model.factors[0], run.model.factors[0])
+
+
+def test_what_a_run_knows_is_in_frames(run, private):
+    assert list(run.phenotypes(top=1)["place"].unique()) == [1]
+    history = run.history()
+    assert list(history.index) == [1, 2, 3]
+    assert list(history["sites"]) == [3, 3, 3]
+    assert history["fit"].iloc[-1] == run.summary.errors.fit
+    assert run.ledger().empty
+    ledger = private.ledger()
+    spent = ledger[ledger["site"] == "site-1"]["rho"].sum()
+    assert spent == pytest.approx(private.summary.spent.per_site["site-1"].rho)
+
+
+def test_an_epsilon_comes_with_its_claim(run, private):
+    assert run.epsilon is None
+    assert "epsilon 8.000" in private.guarantee
+    assert "proven: patient-level" in private.guarantee
+    assert re.search(r"epsilon 8\.000.*proven", repr(private))
+    assert "no noise" in repr(run)
+    assert "proven: patient-level" in private._repr_html_()
+
+
+def test_a_run_is_saved_read_and_pickled(run, tmp_path):
+    saved = run.save(tmp_path / "kept")
+    for again in (Run.read(saved), pickle.loads(pickle.dumps(run))):
+        assert again.summary == run.summary
+        assert again.records == run.records
+        assert again.tables == run.tables
+        np.testing.assert_array_equal(again.model.factors[1], run.model.factors[1])
+    with pytest.raises(DataError, match="is not empty"):
+        run.save(tmp_path / "kept")
+    with pytest.raises(DataError, match="has no folder"):
+        os.fspath(run)
+
+
+def test_names_show_everywhere(run, tmp_path):
+    named = run.label(2, "renal failure").save(tmp_path / "named")
+    again = Run.read(named)
+    assert again.model.headings[1] == "renal failure"
+    assert set(again.phenotypes()["name"]) == {"", "renal failure"}
+    assert "renal failure" in again._repr_html_()
+    assert again.plot_phenotype(2).get_title() == "renal failure"
+    labels = [text.get_text() for text in again.plot_usage().get_xticklabels()]
+    assert labels == ["1", "renal failure", "3"]
+    assert again.report().read_text().count("renal failure") > 1
+    assert Run.read(again.label(2, "")).model.names == {}
+    pyplot.close("all")
+
+
+def test_plots_are_drawn_where_the_caller_wants(run):
+    figure = Figure()
+    axes = figure.subplots(3, 2).ravel()
+    for ax, draw in zip(
+        axes, (run.plot_errors, run.plot_traffic, run.plot_usage, run.plot_auc), strict=False
+    ):
+        assert draw(ax) is ax
+        assert ax.has_data()
+    assert run.plot_phenotype(1, axes[4], top=4) is axes[4]
+    assert len(axes[4].patches) <= 8
+    figure.canvas.draw()
+    assert not pyplot.get_fignums()  # nothing else was opened
+    with pytest.raises(DataError, match="measure: must be one of"):
+        run.plot_errors(axes[5], measure="rsme")
+    with pytest.raises(DataError, match="the model has no 4"):
+        run.plot_phenotype(4, axes[5])
+
+
+def test_what_was_not_measured_is_said(private, tmp_path):
+    for draw in (private.plot_usage, private.plot_auc):
+        with pytest.raises(DataError, match="only a simulation that was measured"):
+            draw()
+    page = private.report(tmp_path / "page.html")
+    assert "proven: patient-level" in page.read_text()
+    with pytest.raises(SettingsError, match="give a path"):
+        private.report()
+
+
+def test_a_model_with_patients_is_a_cp_model(run, cohort):
+    site = cohort.sites[0]
+    found = run.model.with_patients(site)
+    assert found.shape == site.tensor.shape
+    assert found.fit(site.tensor.scaled_to_unit_patients()) > 0
+    np.testing.assert_array_equal(run.model.transform(site.tensor), found.factors[0])
+    with pytest.raises(DataError, match="9, 12"):
+        run.model.transform(site.tensor.select_features([np.arange(3), np.arange(12)]))
+
+
+def test_sites_or_a_config_and_not_both(cohort):
+    for given in ({}, {"config": {}, "sites": cohort}):
+        with pytest.raises(SettingsError, match="give either sites or a run config"):
+            federate(**given)
+    with pytest.raises(SettingsError, match="epsilom: no such setting; did you mean 'epsilon'"):
+        federate(sites=cohort, epsilom=4)
