@@ -109,6 +109,7 @@ class Site:
                     return self._end(request, folder)
                 return self._next(request, work, folder)
             finally:
+                del work  # what it has read: to give memory back takes as long as it is large
                 hold.wait()
 
     def _next(self, request: RoundRequest, work: RoundWork, folder: Path) -> Release:
@@ -125,7 +126,7 @@ class Site:
             admission.check_budget(work, ledger.spent, self._settings)
             if not self._simulation:
                 admission.check_rounds(work, ledger.head().rows, self._settings)
-            admission.check_memory(work)
+                admission.check_memory(work)
             store = self._store(request.job)
             admission.check_open(request, store)
             admission.check_selection(request, store)
@@ -254,7 +255,7 @@ class Site:
     def _check_no_other_name(self, request: RoundRequest, work: RoundWork, folder: Path) -> None:
         def fingerprint() -> str:
             # With room for the ledger, or a full disk would have the patients read for nothing.
-            with self._room(work, folder), self._touching(request):
+            with self._room(work, folder), self._look(folder), self._touching(request):
                 return self._fingerprint
 
         others = admission.check_no_other_name(self._root, self.name, fingerprint)
