@@ -1,11 +1,17 @@
-"""How much memory a process may have: the machine's, or what the system allows it."""
+"""How much memory a process may have, and has had."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 _GROUPS = Path("/sys/fs/cgroup")
 _OWN_GROUP = Path("/proc/self/cgroup")
@@ -21,6 +27,14 @@ def memory_limit() -> int | None:
     with suppress(AttributeError, ValueError, OSError):  # Windows has no such figures
         limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     return min(limits, default=None)
+
+
+def memory_used() -> int:
+    """Most bytes of memory that this process has had so far; 0 where the system does not say."""
+    most = 0
+    with suppress(AttributeError):
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else 1024 * most
 
 
 def _group_limits() -> Iterator[int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from pathlib import Path
 
 from flwr.app import Error, Message
@@ -18,14 +19,16 @@ from dpfact_flower.runtime.supernode import Claimed, Work
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.config import read_node_config
 from dpfact_flower.site.disclosure import log_privately
+from dpfact_flower.site.hold import Hold
 
 
 def answer(work: Work, config: Path) -> Message:
     """The reply to one message, by the hospital's own settings alone."""
-    site = ""
+    site, hold, came_in = "", Hold(0), time.monotonic()
     try:
         own = read_node_config(config)
-        site = SiteSettings.from_config(own).site
+        settings = SiteSettings.from_config(own)
+        site, hold = settings.site, Hold(settings.reply_after, came_in)
         if work.node_config:
             raise SettingsError(
                 f"the SuperNode has a --node-config, and {config} says what this site allows: "
@@ -34,6 +37,7 @@ def answer(work: Work, config: Path) -> Message:
         return app(work.message, work.own_context(own))
     except Exception as error:  # nothing an error says may reach the server
         reason = log_privately(site, error)
+        hold.wait()  # of what reaches no function of the app, which hold their replies themselves
         return Message(Error(CLIENT_APP_RAISED, reason), reply_to=work.message)
 
 

@@ -28,8 +28,6 @@ from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.check import FLOWER, MACHINE_CODE, other_flower
 from dpfact_flower.site.config import read_node_config
 
-_AT_ONCE = 4
-"""Processes beside each other at most; a hostile server may ask for any number."""
 _PAUSE_SECONDS = 0.5
 _HOME = ".flower"
 _logger = logging.getLogger(__name__)
@@ -98,25 +96,30 @@ def _tasks(port: int, secret: bytes) -> _Claims:
 
 
 def _serve(tasks: _Claims, start: Callable[[str], subprocess.Popen[bytes]]) -> None:
-    running: list[subprocess.Popen[bytes]] = []
+    """Answer one message after another, and none beside another.
+
+    A second process starts the slower, and runs out of memory the sooner, the more the first has to
+    do for its patients; and both can be seen in its reply. A server that sends message after
+    message would so find out what `reply-after` hides.
+    """
+    running: subprocess.Popen[bytes] | None = None
     there = True
     try:
         while True:
-            running = [process for process in running if process.poll() is None]
-            token = tasks.claim() if len(running) < _AT_ONCE else ""
+            busy = running is not None and running.poll() is None
+            token = "" if busy else tasks.claim()
             if there != (there := token is not None):
                 _logger.info(
                     "the SuperNode %s", "is there" if there else "does not answer; waiting"
                 )
             if token:
-                running.append(start(token))
+                running = start(token)
             else:
                 time.sleep(_PAUSE_SECONDS)
     finally:
-        for process in running:
-            process.terminate()
-        for process in running:
-            process.wait()
+        if running is not None:
+            running.terminate()
+            running.wait()
 
 
 def _start(command: list[str], token: str) -> subprocess.Popen[bytes]:

@@ -16,7 +16,7 @@ from dpfact_flower.data.vocabulary import joint_digest
 from dpfact_flower.errors import MessageError, PrivacyRefusedError, SettingsError, StateError, shown
 from dpfact_flower.machine.access import check_own, check_way
 from dpfact_flower.machine.files import replacing
-from dpfact_flower.machine.memory import memory_limit
+from dpfact_flower.machine.memory import memory_limit, memory_used
 from dpfact_flower.privacy.ledger import LEDGER, LastAnswer, Ledger
 from dpfact_flower.privacy.tally import Tally
 from dpfact_flower.settings import SiteSettings
@@ -27,6 +27,8 @@ from dpfact_flower.wire.protocol import RoundRequest
 
 _BYTES_A_VALUE = 48
 """Memory for one value of a release: the sum, its noise, and packing; 37 are measured."""
+_PATIENTS_SHARE = 0.25
+"""Of the memory that the process may have."""
 _OTHER_NAME = "DATA-HAS-ANOTHER-NAME.txt"
 _OTHER_NAME_TEXT = """The budget of this site's data is kept under another name, in a folder beside
 this one. Set site to that name in the node config. Only if the data is another by now, this file
@@ -273,22 +275,26 @@ def check_rounds(work: RoundWork, answered: int, settings: SiteSettings) -> None
 
 
 def check_memory(work: RoundWork) -> None:
-    """Refuse a release that this machine has no memory for, by its public size.
+    """Refuse a round that leaves too little of this machine's memory for the patients.
 
-    Or the system would end the process once the patients have been read. The patients' own memory,
-    which is not public, is not counted.
+    Or the system would end the process once the patients have been read, and a server could find
+    out how much they need: by the size of the release, or by what it sends beside its question.
+    Both are public, and counted; the patients' own memory is not, and has a share that nothing else
+    takes. In a deployment nobody was read in this process before: it ends with its message.
 
     Raises
     ------
     MessageError
-        If the largest release of the rest of the run needs more than the process may have.
+        If what the process has taken so far, and the largest release of the rest of the run, come
+        to more than the rest.
     """
     largest = max((event.count for event in work.cost()), default=0)
-    needed, limit = largest * _BYTES_A_VALUE, memory_limit()
-    if limit is not None and needed > limit:
+    needed, limit = memory_used() + largest * _BYTES_A_VALUE, memory_limit()
+    if limit is not None and needed > limit * (1 - _PATIENTS_SHARE):
         raise MessageError(
-            f"codes: a release of {largest:,} values needs {needed / 2**30:.1f} GiB of memory, and "
-            f"this process may have {limit / 2**30:.1f}; a run of fewer codes needs less"
+            f"codes: a release of {largest:,} values needs {needed / 2**30:.1f} GiB of memory with "
+            f"the message and the program; this process may have {limit / 2**30:.1f}, of which "
+            f"{_PATIENTS_SHARE:.0%} are for the patients; a run of fewer codes needs less"
         )
 
 

@@ -98,9 +98,12 @@ class Site:
         """
         hold = hold or Hold(0)
         with self._admitted(request, hold) as (work, folder):
-            if work.ends:
-                return self._end(request, folder)
-            return self._next(request, work, folder, hold)
+            try:
+                if work.ends:
+                    return self._end(request, folder)
+                return self._next(request, work, folder, hold)
+            finally:
+                del work  # what it has read: to give memory back takes as long as it is large
 
     def preflight(self, request: RoundRequest, hold: Hold | None = None) -> None:
         """Refuse now what `answer` would refuse before it reads a patient.
@@ -125,7 +128,8 @@ class Site:
                 return
             if self._begins(folder):
                 admission.check_budget(work, Tally, self._settings)
-                admission.check_memory(work)
+                if not self._simulation:
+                    admission.check_memory(work)
                 admission.check_not_noted(self._root, self.name)
             elif self._is_kept_or_next(request, work, folder):
                 return
@@ -152,7 +156,7 @@ class Site:
         admission.check_budget(work, ledger.spent, self._settings)
         if not self._simulation:
             admission.check_rounds(work, ledger.head().rows, self._settings)
-        admission.check_memory(work)
+            admission.check_memory(work)
 
     @contextmanager
     def _admitted(self, request: RoundRequest, hold: Hold) -> Iterator[tuple[RoundWork, Path]]:
@@ -170,6 +174,7 @@ class Site:
             try:
                 yield work, folder
             finally:
+                del work  # the caller has let go of it, too
                 hold.wait()
 
     def _next(self, request: RoundRequest, work: RoundWork, folder: Path, hold: Hold) -> Release:
@@ -320,7 +325,7 @@ class Site:
     def _check_no_other_name(self, request: RoundRequest, work: RoundWork, folder: Path) -> None:
         def fingerprint() -> str:
             # With room for the ledger, or a full disk would have the patients read for nothing.
-            with self._room(work, folder), self._touching(request):
+            with self._room(work, folder), self._look(folder), self._touching(request):
                 return self._fingerprint
 
         others = admission.check_no_other_name(self._root, self.name, fingerprint)

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from dpfact_flower.machine import memory
-from dpfact_flower.machine.memory import memory_limit
+from dpfact_flower.machine.memory import memory_limit, memory_used
 
 
 @pytest.fixture
@@ -47,3 +47,10 @@ def test_where_the_system_says_nothing_there_is_no_limit(groups, monkeypatch):
 def test_this_machine_says_something_sensible():
     found = memory_limit()
     assert found is None or found > 2**26
+
+
+def test_what_was_used_grows_with_what_a_process_holds():
+    before = memory_used()
+    held = bytearray(b"x" * (before + 2**20))  # more than ever before
+    assert memory_used() >= len(held)
+    assert before > 2**20

@@ -6,6 +6,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from dpfact_flower.runtime import clientapp
 from dpfact_flower.runtime.supernode import Work
+from dpfact_flower.site.hold import Hold
 
 CANARY = "canary-4711"
 
@@ -70,6 +71,15 @@ def test_a_supernode_that_has_settings_too_is_refused(config, caplog):
 def test_what_the_app_does_not_know_is_refused_with_a_code(config, kind, code):
     said = reason(config, work(kind))
     assert said == f"dpfact:{code} (details are in the site's own log)"
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate", "query", "train.other"])
+def test_whatever_is_asked_the_reply_leaves_at_its_time(config, kind, monkeypatch):
+    slept = []
+    monkeypatch.setattr(Hold, "wait", lambda self: slept.append(self._seconds))
+    config.write_text(f"{config.read_text()}reply-after = 7.0\n")
+    assert reason(config, work(kind)).startswith("dpfact:")
+    assert slept == [7.0]
 
 
 def test_settings_that_are_damaged_between_two_messages_refuse_the_next(config):

@@ -256,19 +256,22 @@ def test_no_more_rounds_are_timed_than_the_hospital_wants_in_whatever_job(data, 
     assert len(rows_of(tmp_path)) == 4
 
 
-def test_a_start_that_memory_cannot_hold_is_refused_before_a_patient_is_read(
-    data, tmp_path, caplog, monkeypatch
+@pytest.mark.parametrize("used", [0, 2**20])
+def test_a_start_that_leaves_the_patients_no_memory_is_refused_before_one_is_read(
+    data, tmp_path, caplog, monkeypatch, used
 ):
+    """A server may fill up the rest with what it sends, to see whether they still fit."""
     source, server = Watched(data), make_server(data)
     codes = sum(data.tensor.feature_shape)
-    need = codes * (codes - 1) // 2 * 48
-    monkeypatch.setattr(admission, "memory_limit", lambda: need - 1)
+    need = used + codes * (codes - 1) // 2 * 48
+    monkeypatch.setattr(admission, "memory_used", lambda: used)
+    monkeypatch.setattr(admission, "memory_limit", lambda: 4 * need // 3 - 1)
     code, log = refusal(make_client(source, tmp_path), server.request(1), caplog)
     assert code == "message"
-    assert f"a release of {need // 48:,} values needs" in log
+    assert f"a release of {(need - used) // 48:,} values needs" in log
     assert not source.read_by_now
     assert rows_of(tmp_path) == ()
-    monkeypatch.setattr(admission, "memory_limit", lambda: need)
+    monkeypatch.setattr(admission, "memory_limit", lambda: 4 * need // 3 + 1)
     go_to(make_client(source, tmp_path), server, 1)
 
 
