@@ -18,6 +18,7 @@ from dpfact_flower.cli.options import (
     console,
     run_config,
 )
+from dpfact_flower.cli.used import Force, refuse_used
 from dpfact_flower.errors import SettingsError
 
 # What each command needs is imported inside it: `dpfact --help` must not wait for numba.
@@ -35,10 +36,12 @@ def run(
     data: Data = "synthetic:demo",
     settings: Set = None,
     flower_app: FlowerApp = APP_FOLDER,
+    force: Force = False,
 ) -> None:
     """Run in this process, as many sites at a time as there are threads; no Ray, no SuperLink."""
     from dpfact_flower.runtime.federate import federate
 
+    _refuse_finished(out, settings, force=force)
     _finish(federate(run_config(flower_app, settings, data=data, out=str(out))))
 
 
@@ -48,12 +51,14 @@ def simulate(
     settings: Set = None,
     flower_app: FlowerApp = APP_FOLDER,
     cpus: Annotated[int, typer.Option(help="Processors for each virtual client.", min=1)] = 1,
+    force: Force = False,
 ) -> None:
     """Run in Flower's simulation (`flwr run`), with a SuperLink that is stopped at the end."""
     from dpfact_flower.runtime.config import RunConfig, prepare_data
     from dpfact_flower.runtime.superlink import local_superlink
 
     check_app(flower_app)
+    _refuse_finished(out, settings, force=force)
     config = run_config(flower_app, settings, data=data, out=str(out))
     places = RunConfig.read(config).app
     sites = len(prepare_data(places))
@@ -110,6 +115,13 @@ def compare(
     typer.echo(comparison(folders))
     if out is not None:
         console.print("page:", escape(str(write_comparison(folders, out))), soft_wrap=True)
+
+
+def _refuse_finished(out: Path, settings: list[str] | None, *, force: bool) -> None:
+    """Refuse a finished run's folder; one that is to be continued is the server's to look at."""
+    from dpfact_flower.evaluation.run_folder import SUMMARY
+
+    refuse_used(out, SUMMARY, "a finished run", force=force or "resume=true" in (settings or ()))
 
 
 def _finish(folder: Path) -> None:
