@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from dpfact_flower.cli.options import Out, console, read_sizes
+from dpfact_flower.cli.used import Force, refuse_used
 from dpfact_flower.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -51,7 +52,6 @@ Rolled = Annotated[
     ),
 ]
 Memory = Annotated[str, typer.Option(help="What DuckDB may use before it spills to disk.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace the cohort in the folder.")]
 Least = Annotated[
     int, typer.Option(help="Sites with fewer patients are merged into one, named other.", min=1)
 ]
@@ -517,11 +517,7 @@ def _save(make: Callable[[], Cohort], out: Path, *, force: bool) -> None:
     """Make a cohort and write it, unless the folder holds another one; say what was done."""
     from dpfact_flower.data.site_data import COHORT, remove_cohort
 
-    used = (out / COHORT).exists()
-    if used and not force:
-        raise SettingsError(
-            f"--out: {out} holds a cohort already; name another folder, or replace it with --force"
-        )
+    used = refuse_used(out, COHORT, "a cohort", force=force)
     cohort = make()
     out.mkdir(parents=True, exist_ok=True)
     if used:

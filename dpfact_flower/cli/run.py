@@ -22,6 +22,7 @@ from dpfact_flower.cli.options import (
     run_config,
 )
 from dpfact_flower.cli.talk import Quiet, Verbose, echo_json, is_verbose, progress
+from dpfact_flower.cli.used import Force, refuse_used
 from dpfact_flower.errors import MissingDependencyError, SettingsError
 
 if TYPE_CHECKING:
@@ -43,11 +44,13 @@ def run(
     data: Data = "synthetic:demo",
     settings: Set = None,
     flower_app: FlowerApp = APP_FOLDER,
+    force: Force = False,
     as_json: AsJson = False,
     verbose: Verbose = False,
     quiet: Quiet = False,
 ) -> None:
     """Run in this process, as many sites at a time as there are threads; no Ray, no SuperLink."""
+    _refuse_finished(out, settings, force=force)
     with progress() as watch:
         watch("starting", 0.0)
         config = run_config(flower_app, settings, data=data, out=str(out))
@@ -66,11 +69,14 @@ def simulate(
     settings: Set = None,
     flower_app: FlowerApp = APP_FOLDER,
     cpus: Cpus = 1,
+    force: Force = False,
     as_json: AsJson = False,
     verbose: Verbose = False,
     quiet: Quiet = False,
 ) -> None:
     """Run in Flower's simulation (`flwr run`), with a SuperLink that is stopped at the end."""
+    check_app(flower_app)
+    _refuse_finished(out, settings, force=force)
     with progress() as watch:
         folder = _simulated(out, data, settings, flower_app, cpus, watch)
     _finish(folder, as_json)
@@ -86,7 +92,7 @@ def demo(
 
     The report is in the run's folder, runs/demo.
     """
-    simulate(out, "synthetic:demo", as_json=as_json)
+    simulate(out, "synthetic:demo", force=True, as_json=as_json)
 
 
 def report(
@@ -139,7 +145,6 @@ def compare(
 def _simulated(
     out: Path, data: str, settings: list[str] | None, flower_app: Path, cpus: int, watch: Watch
 ) -> Path:
-    check_app(flower_app)
     if find_spec("ray") is None:
         raise MissingDependencyError(
             'Flower\'s simulation needs Ray: pip install "dpfact-flower[simulation]"; dpfact run '
@@ -169,6 +174,13 @@ def _simulated(
         watch("starting", 1.0)
         superlink.run(flower_app, config, federation_config=federation, heard=heard)
     return places.run_folder
+
+
+def _refuse_finished(out: Path, settings: list[str] | None, *, force: bool) -> None:
+    """Refuse a finished run's folder; one that is to be continued is the server's to look at."""
+    from dpfact_flower.evaluation.run_folder import SUMMARY
+
+    refuse_used(out, SUMMARY, "a finished run", force=force or "resume=true" in (settings or ()))
 
 
 def _finish(folder: Path, as_json: bool) -> None:

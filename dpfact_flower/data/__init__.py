@@ -1,11 +1,12 @@
 """From EHR tables to one validated tensor per site.
 
-    EHR tables -> tables -> mimic3 | eicu | synpuf | events -> cooccurrence -> SiteData (.npz)
+    EHR tables -> tables -> a reader -> events (-> roll_up) -> cooccurrence -> SiteData (.npz)
                                                                  Vocabulary -^   of each site
 
-A reader (`mimic3.read`, `eicu.read`, `synpuf.read`; `events.read` for any other EHR) opens the
-tables of its source in DuckDB (`tables`), brings them into three plain tables of patients, events
-and descriptions, and hands these to `cooccurrence`, which counts what occurs together. The result
+A reader (one module in `dpfact_flower.data.readers` for each kind of EHR, `event_tables` for any
+other) opens the tables of its source in DuckDB (`tables`, `databases`), brings them into patients,
+events (`events`) and descriptions, and hands these to `cooccurrence`, which counts what occurs
+together. The result
 is a `Cohort`: all sites of open data in one place, for simulation. A hospital's own file holds one
 `SiteData`, and a run reads nothing else, so only preparing data needs DuckDB
 (``pip install "dpfact-flower[data]"``).

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from dpfact_flower import __version__, cli
 from dpfact_flower.cli.options import APP_FOLDER, app_config, run_config
 from dpfact_flower.data.synthetic import PRESETS
-from dpfact_flower.errors import DPFactError
+from dpfact_flower.errors import DPFactError, SettingsError
 from dpfact_flower.runtime.config import RunConfig, prepare_data
 from dpfact_flower.settings import AppSettings
 
@@ -33,7 +33,7 @@ def test_help_teaches_every_command():
     commands = {
         (): "data ledger site plan budget audit run simulate demo report compare export label "
         "settings",
-        ("data",): "synthetic mimic3 eicu synpuf events show",
+        ("data",): "synthetic mimic3 mimic4 eicu synpuf omop tns events show",
         ("ledger",): "show verify",
         ("site",): "answer check refit",
     }
@@ -49,9 +49,13 @@ def test_data_run_and_report(tmp_path):
     assert text.count("site-") == 5
     assert "1,000" in dpfact("data", "show", str(tmp_path / "data"))
     out = tmp_path / "run"
-    text = dpfact("run", "--data", str(tmp_path / "data"), "--out", str(out),
-                  "-s", "rounds=2", "-s", "rank=3", "-s", "privacy=none")  # fmt: skip
-    assert "no privacy guarantee" in text
+    command = ["run", "--data", str(tmp_path / "data"), "--out", str(out),
+               "-s", "rounds=2", "-s", "rank=3", "-s", "privacy=none"]  # fmt: skip
+    assert "no privacy guarantee" in dpfact(*command)
+    with pytest.raises(SettingsError, match=r"holds a finished run already; .* --force"):
+        dpfact(*command)
+    again = CliRunner().invoke(cli.app, [*command, "--force", "-s", "rnak=3"])
+    assert "did you mean 'rank'" in str(again.exception)  # the folder is no obstacle
     (out / "report.html").unlink()
     assert "report.html" in dpfact("report", str(out))
     assert (out / "report.html").exists()

@@ -132,6 +132,7 @@ def _load_events(connection: Connection, folder: Path) -> None:
             f"""(SELECT subject_id AS patient, hadm_id AS encounter, NULL::BIGINT AS time,
                         icd9_code AS code FROM {mode})""",
         )
+        connection.execute(f"DROP TABLE {mode}")
 
 
 def _load_descriptions(connection: Connection, folder: Path) -> None:

@@ -108,6 +108,7 @@ def read(
     if top is None:
         top = [TOP[mode] for mode in modes]
     with connect(memory) as connection:
+        connection.execute("SET preserve_insertion_order = false")
         _load_patients(connection, Path(folder), site_of)
         connection.execute(
             "CREATE TEMP TABLE descriptions (mode VARCHAR, code VARCHAR, description VARCHAR)"
@@ -185,6 +186,7 @@ def _load_codes(connection: Connection, folder: Path, mode: str) -> None:
                    'icd' || icd_version || ':' || upper(icd_code) AS code
             FROM coded WHERE icd_version IN ('9', '10'))""",
     )
+    connection.execute("DROP TABLE coded")
     try:
         path = _find(folder, "hosp", f"d_icd_{mode}")
     except DataError:
@@ -222,3 +224,4 @@ def _load_drugs(connection: Connection, folder: Path) -> None:
                     trim(regexp_replace(lower(drug), '[\pC\pZ]+', ' ', 'g')) AS code
              FROM drugs WHERE coalesce(upper(drug_type) NOT IN ('BASE', 'ADDITIVE'), true))""",
     )
+    connection.execute("DROP TABLE drugs")
