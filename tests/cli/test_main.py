@@ -170,7 +170,6 @@ def test_settings_name_what_another_app_has_in_place_of_them(tmp_path):
         (["data", "eicu", ".", "--out", "x", "--top=-3x4"], "such as 202x316"),
         (["report", "/nowhere"], "/nowhere"),
         (["simulate", "--out", "x", "--app", "/nowhere"], "holds no Flower App"),
-        (["simulate", "--out", "x", "--app", "/nowhere"], "holds no Flower App"),
         (["run", "--out", "x", "--app", "/nowhere"], "holds no Flower App"),
         (["budget", "--delta", "2"], "delta"),
     ],
