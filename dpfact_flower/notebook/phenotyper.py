@@ -17,6 +17,7 @@ from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError
 from dpfact_flower.evaluation.model import GlobalModel, Memberships
+from dpfact_flower.machine.logs import flower_quiet
 from dpfact_flower.notebook.federated import federate
 from dpfact_flower.notebook.inputs import (
     ONE_MODE,
@@ -217,9 +218,10 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
         elif reset:
             for name in ("n_features_in_", "feature_names_in_"):
                 self.__dict__.pop(name, None)
-        cohort = as_cohort(
-            X, vocabularies=lists, window_days=self.window_days, keep_empty=not reset
-        )
+        with flower_quiet():  # what a reader leaves out is a warning, and is still said
+            cohort = as_cohort(
+                X, vocabularies=lists, window_days=self.window_days, keep_empty=not reset
+            )
         if reset:
             self.vocabularies_: Sequence[Vocabulary] = cohort.vocabularies
         return cohort

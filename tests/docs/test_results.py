@@ -4,7 +4,11 @@ import re
 import shlex
 from pathlib import Path
 
+import matplotlib as mpl
 from typer.testing import CliRunner
+
+mpl.use("agg")
+from matplotlib import pyplot
 
 from dpfact_flower import cli
 from dpfact_flower.data.synthetic import synthetic
@@ -23,3 +27,5 @@ def test_the_page_runs_as_it_stands(tmp_path, monkeypatch):
     exec(compile(code, "results.md", "exec"), names)
     assert "renal failure" in names["scores"].columns
     assert set(names["phenotypes"]["place"]) == set(range(1, 11))
+    assert names["model"].shape == synthetic("demo").sites[0].tensor.shape
+    pyplot.close("all")
