@@ -11,6 +11,7 @@ from rich.table import Table
 
 from dpfact_flower.cli.audit import audit
 from dpfact_flower.cli.data import data_app
+from dpfact_flower.cli.deployment import status, submit
 from dpfact_flower.cli.export import export, label
 from dpfact_flower.cli.ledger import ledger_app
 from dpfact_flower.cli.options import APP_FOLDER, FlowerApp, app_config, console
@@ -42,7 +43,7 @@ app = typer.Typer(
 app.add_typer(data_app, name="data")
 app.add_typer(ledger_app, name="ledger")
 app.add_typer(site_app, name="site")
-for command in (run, simulate, report, compare, export, label, plan, budget, audit):
+for command in (run, simulate, submit, status, report, compare, export, label, plan, budget, audit):
     app.command()(command)
 
 

@@ -29,7 +29,8 @@ def dpfact(*arguments: str) -> str:
 
 def test_help_teaches_every_command():
     commands = {
-        (): "data ledger site plan budget audit run simulate report compare export label settings",
+        (): "data ledger site plan budget audit run simulate submit status report compare export "
+        "label settings",
         ("data",): "synthetic mimic3 eicu synpuf events show",
         ("ledger",): "show verify",
         ("site",): "answer check refit",
