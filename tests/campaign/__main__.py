@@ -47,7 +47,7 @@ def table(done: list[tuple[Scenario, Outcome]]) -> str:
             runs[kind][outcome.end] += 1
             runs[kind]["unused"] += outcome.unused
     heads = (
-        "fault", "times", "runs that finished", "ended with an error, and finished when gone on with",
+        "fault", "times", "finished", "ended with an error, and finished when gone on with",
         "charged releases not used",
     )  # fmt: skip
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]

@@ -32,7 +32,7 @@ def test_help_teaches_every_command():
         (): "data ledger site plan budget audit run simulate submit status report compare export "
         "label settings",
         ("data",): "synthetic mimic3 eicu synpuf events show",
-        ("ledger",): "show verify",
+        ("ledger",): "show verify backup restore",
         ("site",): "answer check refit",
     }
     for group, names in commands.items():
