@@ -54,6 +54,8 @@ def refuse_other_flower() -> None:
 def execute(config: Path, secret: Path, port: int) -> None:
     """Answer a SuperNode's messages until this process is ended.
 
+    SIGTERM ends it when the messages that it has are answered, a second one at once.
+
     Parameters
     ----------
     config : Path
@@ -112,6 +114,11 @@ def _serve(tasks: _Claims, start: Callable[[str], subprocess.Popen[bytes]]) -> N
                 running.append(start(token))
             else:
                 time.sleep(_PAUSE_SECONDS)
+    except SystemExit:  # asked to end: what is being answered may have been charged already
+        _logger.info("ending; %d message(s) are answered first", len(running))
+        for process in running:
+            process.wait()
+        raise
     finally:
         for process in running:
             process.terminate()

@@ -33,7 +33,7 @@ def test_help_teaches_every_command():
         "label settings",
         ("data",): "synthetic mimic3 eicu synpuf events show",
         ("ledger",): "show verify backup restore",
-        ("site",): "answer check refit",
+        ("site",): "answer check metrics refit",
     }
     for group, names in commands.items():
         listed = re.findall(
