@@ -54,22 +54,33 @@ def pytest_xdist_auto_num_workers() -> int:
     return min(thread_count() + 1, 4)
 
 
-@pytest.fixture(scope="session")
-def vocabularies() -> tuple[Vocabulary, ...]:
+def make_vocabularies() -> tuple[Vocabulary, ...]:
+    """Code lists of the small cohort."""
     return tuple(
         Vocabulary(name, tuple(f"{name[0].upper()}{i:02d}" for i in range(size)), ("",) * size)
         for name, size in CODES.items()
     )
 
 
-@pytest.fixture(scope="session")
-def cohort(vocabularies: tuple[Vocabulary, ...]) -> Cohort:
-    """Three small sites that share phenotypes; session-wide, so nothing may change it."""
+def make_cohort() -> Cohort:
+    """Three small sites that share phenotypes."""
+    vocabularies = make_vocabularies()
     sites = tuple(
         SiteData(f"site-{n}", count_tensor(size, seed=n), vocabularies)
         for n, size in enumerate(SIZES, start=1)
     )
     return Cohort("small", sites, None)
+
+
+@pytest.fixture(scope="session")
+def vocabularies() -> tuple[Vocabulary, ...]:
+    return make_vocabularies()
+
+
+@pytest.fixture(scope="session")
+def cohort() -> Cohort:
+    """The small cohort; session-wide, so nothing may change it."""
+    return make_cohort()
 
 
 @pytest.fixture

@@ -92,6 +92,39 @@ def verify(folder: Folder, site: Site = "", noted: Noted = "", as_json: AsJson =
         )
 
 
+@ledger_app.command("backup")
+def backup(
+    folder: Folder,
+    to: Annotated[Path, typer.Option(help="A new folder for the copy.")],
+    site: Site = "",
+) -> None:
+    """Copy a ledger whole, also while its site is at work, check the copy, and print its head.
+
+    FOLDER is the site's folder, or the state-dir that it lies in. Run it as the ledger's owner.
+    """
+    from dpfact_flower.privacy.ledger.copies import back_up
+
+    head = back_up(_find(folder, site), to.expanduser())
+    _console.print(f"OK: {head.rows} rows, head {head}", soft_wrap=True)
+
+
+@ledger_app.command("restore")
+def restore(
+    backup_folder: Annotated[Path, typer.Argument(metavar="BACKUP")],
+    folder: Folder,
+    noted: Annotated[str, typer.Option(help="The last head that the site's log has, ROWS:HASH.")],
+) -> None:
+    """Put a backup in the place of a ledger that is lost, if it has every row up to a head.
+
+    BACKUP is the copy's folder, FOLDER the site's, state-dir/SITE. A ledger that is there is never
+    replaced. A backup that lacks rows is refused: what they cost would be forgotten.
+    """
+    from dpfact_flower.privacy.ledger import Head, copies
+
+    head = copies.restore(backup_folder.expanduser(), folder.expanduser(), Head.parse(noted))
+    _console.print(f"OK: {head.rows} rows, head {head}", soft_wrap=True)
+
+
 def _find(folder: Path, site: str) -> Path:
     """The site's folder.
 

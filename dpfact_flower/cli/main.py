@@ -13,6 +13,7 @@ from rich.table import Table
 
 from dpfact_flower.cli.audit import audit
 from dpfact_flower.cli.data import data_app
+from dpfact_flower.cli.deployment import status, submit
 from dpfact_flower.cli.export import export, label
 from dpfact_flower.cli.ledger import ledger_app
 from dpfact_flower.cli.options import APP_FOLDER, AsJson, FlowerApp, app_config, console
@@ -53,7 +54,9 @@ app = typer.Typer(
 app.add_typer(data_app, name="data")
 app.add_typer(ledger_app, name="ledger")
 app.add_typer(site_app, name="site")
-for command in (run, simulate, demo, report, compare, export, label, plan, budget, audit):
+for command in (
+    run, simulate, demo, submit, status, report, compare, export, label, plan, budget, audit,
+):  # fmt: skip
     app.command()(command)
 
 

@@ -63,6 +63,27 @@ def site_check(
         raise typer.Exit(1)
 
 
+@site_app.command("metrics")
+def site_metrics(
+    config: Config,
+    out: Annotated[Path | None, typer.Option(help="File to write; else they are printed.")] = None,
+) -> None:
+    """Figures for Prometheus' textfile collector: epsilon left, last charge, failures.
+
+    They stay in the house. Run it as the executor's user.
+    """
+    from dpfact_flower.machine.prometheus import exposition, write_exposition
+    from dpfact_flower.settings import SiteSettings
+    from dpfact_flower.site.config import read_node_config
+    from dpfact_flower.site.metrics import site_gauges
+
+    gauges = site_gauges(SiteSettings.from_config(read_node_config(config)))
+    if out is None:
+        typer.echo(exposition(gauges), nl=False)
+    else:
+        write_exposition(out, gauges)
+
+
 @site_app.command("refit")
 def site_refit(
     data: Annotated[Path, typer.Option(help="The site's .npz file: data-path of its node config.")],

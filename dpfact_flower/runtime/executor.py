@@ -52,6 +52,8 @@ def refuse_other_flower() -> None:
 def execute(config: Path, secret: Path, port: int) -> None:
     """Answer a SuperNode's messages until this process is ended.
 
+    SIGTERM ends it when the messages that it has are answered, a second one at once.
+
     Parameters
     ----------
     config : Path
@@ -116,6 +118,11 @@ def _serve(tasks: _Claims, start: Callable[[str], subprocess.Popen[bytes]]) -> N
                 running = start(token)
             else:
                 time.sleep(_PAUSE_SECONDS)
+    except SystemExit:  # asked to end: what is being answered may have been charged already
+        if running is not None and running.poll() is None:
+            _logger.info("ending; a message is answered first")
+            running.wait()
+        raise
     finally:
         if running is not None:
             running.terminate()

@@ -83,8 +83,9 @@ def keep(command: Sequence[str]) -> int:
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         # It does nothing but wake; what is ignored instead, the command would ignore as well.
         signal.signal(number, lambda *_: None)
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL).pid
-    code = _run(child, signals)
+    # Held until it has been reaped here: a `Popen` that is let go reaps a child that has ended.
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    code = _run(child.pid, signals)
     _end_descendants()
     return code
 

@@ -8,10 +8,8 @@ its own, ends with this process, however that ends, and a run's outcome is read 
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,9 +19,14 @@ from typing import Any
 
 import tomli_w
 
-from dpfact_flower.errors import DPFactError, MissingDependencyError, SettingsError
 from dpfact_flower.machine.files import private_folder
-from dpfact_flower.machine.quiet import quietly
+from dpfact_flower.runtime.connection import (
+    COMPLETED,
+    RunFailedError,
+    quiet_environment,
+    run_command,
+    tool,
+)
 from dpfact_flower.runtime.keeper import kept
 from dpfact_flower.runtime.told import Listener
 from dpfact_flower.settings import Scalar
@@ -31,12 +34,6 @@ from dpfact_flower.settings import Scalar
 _CONNECTION = "dpfact"
 _START_SECONDS = 300
 """Only so as not to wait forever: a busy machine takes long, and a SuperLink that fails exits."""
-
-
-class RunFailedError(DPFactError, RuntimeError):
-    """A run that Flower did not finish."""
-
-    code = "run-failed"
 
 
 @dataclass(frozen=True)
@@ -109,7 +106,7 @@ class SuperLink:
             process.wait()
         new = [run for run in self._runs() if run["run-id"] not in known]
         status = new[0]["status"] if new else "not started"
-        if status != "finished:completed":
+        if status != COMPLETED:
             if heard:
                 heard.show_all()
             raise RunFailedError(f"the run ended as {status!r}; its log is above")
@@ -118,11 +115,7 @@ class SuperLink:
         self, app: Path, config: Mapping[str, Scalar], *, federation_config: str = ""
     ) -> list[str]:
         """Arguments of `flwr run` against this SuperLink."""
-        command = [tool("flwr"), "run", str(app), _CONNECTION, "--stream"]
-        command += ["--run-config", " ".join(f"{key}={_toml(v)}" for key, v in config.items())]
-        if federation_config:
-            command += ["--federation-config", federation_config]
-        return command
+        return [*run_command(app, _CONNECTION, config, federation_config), "--stream"]
 
     def _runs(self) -> list[dict[str, str]]:
         command = [tool("flwr"), "ls", _CONNECTION, "--format", "json"]
@@ -196,24 +189,7 @@ def _tls(certificates: Certificates | None) -> list[str]:
 
 
 def _environment(home: Path) -> dict[str, str]:
-    # Flower starts its helpers by name: they must be those beside this Python.
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    return {**quietly(os.environ), "FLWR_HOME": str(home), "PATH": path}
-
-
-def tool(name: str) -> str:
-    """Path of one of Flower's commands in this very environment."""
-    path = Path(sys.executable).with_name(name)
-    if not path.exists():
-        raise MissingDependencyError(f"{name}: not found beside {sys.executable}; install flwr")
-    return str(path)
-
-
-def _toml(value: Scalar) -> str:
-    """A scalar as `flwr run --run-config` reads it."""
-    if isinstance(value, str) and any(c in value for c in "\"'\n\\"):
-        raise SettingsError(f"run config: {value!r} holds a quote, backslash or line break")
-    return tomli_w.dumps({"x": value}).strip().removeprefix("x = ")
+    return {**quiet_environment(), "FLWR_HOME": str(home)}
 
 
 def free_port() -> int:

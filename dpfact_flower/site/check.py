@@ -7,6 +7,7 @@ change nothing. Only root sees everything, files and processes of both users.
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -17,12 +18,18 @@ from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from pathlib import Path
 
+from dpfact_flower.data.site_data import open_site
 from dpfact_flower.errors import DPFactError
 from dpfact_flower.machine.access import changeable, changeable_within, not_private, user_name
 from dpfact_flower.machine.processes import Process, processes
 from dpfact_flower.machine.quiet import QUIET
+from dpfact_flower.privacy.ledger import LEDGER, Ledger
 from dpfact_flower.settings import SiteSettings
+from dpfact_flower.site.admission import check_choices
+from dpfact_flower.site.centre import centre_faults
 from dpfact_flower.site.config import read_node_config
+from dpfact_flower.site.looks import check_looks
+from dpfact_flower.site.store import has_jobs
 
 FLOWER = "1.41"
 """The Flower whose inside `dpfact_flower.runtime.supernode` knows."""
@@ -33,6 +40,8 @@ FLOWERS_OWN = (
     "flwr-serverapp", "flwr-simulation",
 )  # fmt: skip
 """Commands of Flower that start, or are, an app of the SuperLink's choice."""
+_LEAST_ROOM = 2**28
+"""Bytes: a run's ledger and state take less, but for very long code lists."""
 _SHOWN = 3
 """Files named of an installation that others can change; there may be thousands."""
 
@@ -61,6 +70,12 @@ class Place:
     def data(self) -> Path:
         """The patients' file."""
         return Path(self.settings.data_path)
+
+    @cached_property
+    def site_folder(self) -> Path:
+        """Where the site keeps its ledger."""
+        name = self.settings.site or open_site(self.data).name
+        return Path(self.settings.state_dir) / name
 
     @cached_property
     def executor_user(self) -> int:
@@ -130,6 +145,45 @@ def _run(place: Place, words: str, check: Callable[[Place], list[str]]) -> Findi
 def _is_there(place: Place) -> list[str]:
     _ = place.executor_user, place.node_user
     return []
+
+
+def _complete(place: Place) -> list[str]:
+    check_choices(place.settings)
+    return []
+
+
+def _opens(place: Place) -> list[str]:
+    open_site(place.data)
+    return []
+
+
+def _ledger(place: Place) -> list[str]:
+    folder = place.site_folder
+    journal = folder / f"{LEDGER}-journal"
+    if not (folder / LEDGER).exists():
+        return [] if not has_jobs(folder) else [f"{folder} has runs and no ledger: restore it"]
+    if journal.exists():  # of a charge that is being written, or was cut off
+        return [f"{journal} is there: if it stays, run dpfact ledger verify {folder}"]
+    with Ledger(folder, create=False) as ledger:
+        return ledger.verify()
+
+
+def _room(place: Place) -> list[str]:
+    state = Path(place.settings.state_dir)
+    free = shutil.disk_usage(state).free
+    faults = [] if free >= _LEAST_ROOM else [f"{state} has {free // 2**20} MiB left: make room"]
+    check_looks(place.site_folder)
+    return faults
+
+
+def _centre(place: Place) -> list[str]:
+    node = place.supernode
+    if node is None:
+        return ["the SuperNode is not running, so its way to the centre cannot be seen: start it"]
+    address, certificates = node.option("--superlink"), node.path("--root-certificates")
+    if address is None or certificates is None:
+        return ["the SuperNode speaks without TLS: give it --superlink and --root-certificates"]
+    return centre_faults(address, certificates)
 
 
 def _flower(_: Place) -> list[str]:
@@ -297,17 +351,22 @@ def _denied(pid: int) -> bool:
 
 CHECKS: tuple[tuple[str, Callable[[Place], list[str]]], ...] = (
     (f"Flower {FLOWER} is installed", _flower),
+    ("the settings are complete", _complete),
+    ("the data file opens", _opens),
     ("the key and the data belong to two users", _two_users),
     ("the data is its owner's alone", _data),
     ("the key is its owner's alone", _key),
     ("nobody else can change the settings", _config),
     ("each reply leaves at its time", _time),
     ("the state folder is the executor's alone", _state),
+    ("the ledger is whole", _ledger),
+    ("there is room on the disk, and no row of failures", _room),
     ("nobody else can change the installation", _installation),
     ("nobody else can change the machine code", _machine_code),
     ("the SuperNode leaves the work to the executor", _supernode),
     ("the executor is this package's", _executor),
     ("no executor of Flower's own runs", _nothing_of_flowers),
+    ("the centre answers, is who it says, and has the same time", _centre),
     ("telemetry and update checks are off", _quiet),
     ("the executor has no network", _no_network),
 )

@@ -20,20 +20,25 @@ MOST_LOOKS = 10
 _FILE = ".looks"  # no job can have this name
 
 
+def looks(folder: Path) -> int:
+    """Looks since the last release, of a site's folder."""
+    path = folder / _FILE
+    return path.stat().st_size if path.exists() else 0
+
+
 def check_looks(folder: Path) -> int:
-    """Looks since the last release, of a site's folder.
+    """Looks since the last release, if there may be another.
 
     Raises
     ------
     StateError
         If there are too many for another.
     """
-    path = folder / _FILE
-    before = path.stat().st_size if path.exists() else 0
+    before = looks(folder)
     if before >= MOST_LOOKS:
         raise StateError(
-            f"{path}: {before} rounds in a row read the patients and released nothing; mend what "
-            "this log says of them, then delete this file"
+            f"{folder / _FILE}: {before} rounds in a row read the patients and released nothing; "
+            "mend what this log says of them, then delete this file"
         )
     return before
 

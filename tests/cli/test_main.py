@@ -31,11 +31,11 @@ def dpfact(*arguments: str) -> str:
 
 def test_help_teaches_every_command():
     commands = {
-        (): "data ledger site plan budget audit run simulate demo report compare export label "
-        "settings",
+        (): "data ledger site plan budget audit run simulate demo submit status report compare "
+        "export label settings",
         ("data",): "synthetic mimic3 mimic4 eicu synpuf omop tns events show",
-        ("ledger",): "show verify",
-        ("site",): "answer check refit",
+        ("ledger",): "show verify backup restore",
+        ("site",): "answer check metrics refit",
     }
     for group, names in commands.items():
         listed = re.findall(

@@ -18,6 +18,30 @@ def state(cohort_folder, tmp_path):
     return tmp_path / "run.sites"
 
 
+def test_metrics_say_what_is_left(cohort_folder, state, tmp_path):
+    config, out = tmp_path / "north.toml", tmp_path / "dpfact.prom"
+    config.write_text(
+        f'site = "site-1"\ndata-path = "{cohort_folder}/site-1.npz"\nstate-dir = "{state}"\n'
+        'allow-privacy = "patient"\nmax-epsilon = 10.0\n'
+    )
+    (state / "site-1" / ".looks").write_bytes(b"+++")
+    command = ["site", "metrics", "--config", str(config)]
+    text = CliRunner().invoke(cli.app, command).output
+    found = dict(line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("dpfact"))
+    figures = {key.partition("{")[0].removeprefix("dpfact_site_"): value
+               for key, value in found.items()}  # fmt: skip
+    # Ten digits are printed.
+    assert float(figures["epsilon_spent"]) == pytest.approx(4.0, rel=1e-6)
+    assert float(figures["epsilon_left"]) == pytest.approx(6.0, rel=1e-6)
+    assert float(figures["charged_seconds"]) > 1.7e9
+    assert figures["failed_looks"] == "3"
+    assert CliRunner().invoke(cli.app, [*command, "--out", str(out)]).exit_code == 0
+    assert out.read_text() == text
+    config.write_text(config.read_text().replace("site-1", "new").replace("new.npz", "site-1.npz"))
+    text = CliRunner().invoke(cli.app, command).output
+    assert 'dpfact_site_epsilon_left{site="new"} 10\n' in text
+
+
 def refit(cohort_folder, state, *more):
     arguments = ["--data", str(cohort_folder / "site-1.npz"), "--state", str(state), *more]
     return CliRunner().invoke(cli.app, ["site", "refit", *arguments])

@@ -68,7 +68,7 @@ def _builder(subject: x509.Name, issuer: x509.Name, key, signer) -> x509.Certifi
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=60))
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(identifier, critical=False)
     )

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from dpfact_flower.evaluation.run_folder import read_model
+from dpfact_flower.runtime.connection import tool
 from dpfact_flower.runtime.keeper import kept
-from dpfact_flower.runtime.superlink import SuperLink, free_port, tool
+from dpfact_flower.runtime.superlink import SuperLink, free_port
 from tests.patience import PATIENCE
 
 APP = Path(__file__).parents[2] / "simulation"

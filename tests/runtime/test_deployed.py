@@ -58,7 +58,8 @@ def test_deployment_gives_the_numbers_of_one_process(cohort, cohort_folder, tmp_
 @pytest.mark.slow
 @pytest.mark.deployment
 def test_a_site_that_dies_does_not_take_the_run_with_it(cohort, cohort_folder, tmp_path):
-    config = {**CONFIG, **server_config(cohort, tmp_path), "rounds": 4, "round-timeout": PATIENCE}
+    config = {**CONFIG, **server_config(cohort, tmp_path), "rounds": 4, "round-timeout": PATIENCE,
+              "preflight": "off"}  # fmt: skip
     with ExitStack() as stack:
         superlink = stack.enter_context(local_superlink(tmp_path / "flwr", simulation=False))
         nodes = []

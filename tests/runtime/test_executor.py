@@ -124,6 +124,42 @@ def test_each_message_gets_a_process_and_none_starts_before_the_last_has_ended(m
     assert all(process.poll() is not None for _, process in started)
 
 
+def test_what_is_being_answered_is_finished_before_an_executor_ends_unless_asked_twice():
+    """It may have been charged already."""
+    code = "input(); raise SystemExit(5)"
+
+    def start(token):
+        process = subprocess.Popen([sys.executable, "-S", "-c", code], stdin=subprocess.PIPE)
+        started.append(process)
+        return process
+
+    class Ending(Tasks):
+        def claim(self):
+            if not self.tokens:
+                if not twice:
+                    started[0].stdin.close()  # it goes on, and ends with an error of its own
+                raise SystemExit(0)
+            return self.tokens.pop(0)
+
+    class Impatient(subprocess.Popen):
+        def wait(self, timeout=None):
+            if not self.asked:
+                self.asked = True
+                raise SystemExit(0)  # the second SIGTERM
+            return super().wait(timeout)
+
+        asked = False
+
+    for twice, ended in ((False, {1}), (True, {-15})):
+        started = []
+        kind = Impatient if twice else subprocess.Popen
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(subprocess, "Popen", kind)
+            with pytest.raises(SystemExit):
+                executor._serve(Ending("a"), start)
+        assert {process.returncode for process in started} == ended
+
+
 def test_a_supernode_that_is_away_is_waited_for(monkeypatch):
     pauses, started = [], []
     monkeypatch.setattr(executor.time, "sleep", pauses.append)

@@ -164,6 +164,26 @@ def test_the_keeper_exits_as_its_command_does(code, found):
         assert process.wait(PATIENCE) == found
 
 
+# The command has ended before the keeper first looks at it.
+QUICK = """
+import os, subprocess, sys
+from dpfact_flower.runtime import keeper
+whole = subprocess.Popen
+def ended(*words, **options):
+    process = whole(*words, **options)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    return process
+subprocess.Popen = ended
+sys.exit(keeper.keep([sys.executable, "-S", "-c", "raise SystemExit(7)"]))
+"""
+
+
+@posix
+def test_a_command_that_has_ended_already_is_not_waited_for():
+    with subprocess.Popen([sys.executable, "-c", QUICK], stdin=subprocess.PIPE) as process:
+        assert process.wait(PATIENCE) == 7
+
+
 @posix
 def test_a_keeper_that_is_asked_to_end_ends_its_command(tmp_path):
     with kept_server(tmp_path) as process:

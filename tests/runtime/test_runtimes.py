@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 
 from dpfact_flower import cli
 from dpfact_flower.evaluation.run_folder import read_config, read_json, read_model
+from dpfact_flower.runtime.connection import RunFailedError
 from dpfact_flower.runtime.federate import federate
-from dpfact_flower.runtime.superlink import RunFailedError, local_superlink
+from dpfact_flower.runtime.superlink import local_superlink
 from tests.runtime.deployment import (
     APP,
     CONFIG,

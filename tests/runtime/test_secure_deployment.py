@@ -27,13 +27,8 @@ import dpfact_flower
 from dpfact_flower.evaluation.run_folder import read_json
 from dpfact_flower.machine.quiet import QUIET
 from dpfact_flower.privacy.ledger import Ledger
-from dpfact_flower.runtime.superlink import (
-    Certificates,
-    RunFailedError,
-    SuperLink,
-    local_superlink,
-    tool,
-)
+from dpfact_flower.runtime.connection import RunFailedError, tool
+from dpfact_flower.runtime.superlink import Certificates, SuperLink, local_superlink
 from tests.apart import apart
 from tests.patience import PATIENCE, await_that
 from tests.processes import await_none_left

@@ -3,7 +3,13 @@
 import dataclasses
 import json
 import os
+import ssl
+import time
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import PackageNotFoundError
+from threading import Thread
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -11,8 +17,13 @@ from typer.testing import CliRunner
 from dpfact_flower import cli
 from dpfact_flower.machine.processes import Process
 from dpfact_flower.machine.quiet import QUIET
+from dpfact_flower.privacy.ledger import LEDGER, Ledger
+from dpfact_flower.runtime.superlink import free_port
+from dpfact_flower.site import centre as centre_module
 from dpfact_flower.site import check
+from dpfact_flower.site.centre import centre_faults
 from dpfact_flower.site.check import check_site
+from tests.runtime.certificates import make_certificates
 
 ME = os.geteuid() if hasattr(os, "geteuid") else 0
 TWO_USERS = "the key and the data belong to two users"
@@ -21,13 +32,15 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs owners and mod
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def place(cohort, tmp_path, monkeypatch):
     """A hospital's two folders, and the processes that should run; one user plays both."""
     node, site = tmp_path / "node", tmp_path / "site"
     for folder in (node, site, site / "state"):
         folder.mkdir(mode=0o700)
-    for path in (node / "north", node / "secret", site / "secret", site / "north.npz"):
+    for path in (node / "north", node / "secret", site / "secret"):
         path.touch(mode=0o600)
+    cohort.sites[0].save(site / "north.npz")
+    (site / "north.npz").chmod(0o600)
     (site / "north.toml").write_text(
         f'data-path = "{site}/north.npz"\nstate-dir = "{site}/state"\nsite = "north"\n'
         'allow-privacy = "patient"\nmax-epsilon = 4.0\nreply-after = 60.0\n'
@@ -36,7 +49,8 @@ def place(tmp_path, monkeypatch):
         Process(
             1, ME,
             ["python", "/opt/bin/flower-supernode", "--auth-supernode-private-key", "north",
-             "--isolation", "process", "--superexec-auth-secret-file", "secret"],
+             "--isolation", "process", "--superexec-auth-secret-file", "secret",
+             "--superlink", "centre.example:443", "--root-certificates", "ca.crt"],
             {**QUIET}, node,
         ),
         Process(
@@ -48,6 +62,7 @@ def place(tmp_path, monkeypatch):
     ]  # fmt: skip
     monkeypatch.setattr(check, "processes", lambda: running)
     monkeypatch.setattr(check, "_interfaces", lambda pid: {"lo"})
+    monkeypatch.setattr(check, "centre_faults", lambda address, certificates: [])
     # A test's folder, and the developer's, are what they are.
     monkeypatch.setattr(check, "changeable_within", lambda folder, uids: iter([]))
     monkeypatch.setattr(check, "changeable", lambda path, uids: [])
@@ -126,7 +141,7 @@ def test_a_part_that_does_not_run_or_runs_as_somebody_else_is_found(place):
     assert "start it as" in found["the SuperNode leaves the work to the executor"][0]
     assert "start it as" in found["the executor is this package's"][0]
     running.clear()
-    assert len(faults(folder)) == 4
+    assert len(faults(folder)) == 5
 
 
 @pytest.mark.parametrize("command", check.FLOWERS_OWN)
@@ -207,3 +222,104 @@ def test_the_command_exits_with_0_when_all_is_well(place, monkeypatch):
     words = ["site", "check", "--config", str(folder / "site" / "north.toml"),
              "--key", str(folder / "node" / "north")]  # fmt: skip
     assert CliRunner().invoke(cli.app, words).exit_code == 0
+
+
+# --- what a run would need, and the centre
+
+LEDGER_CHECK = "the ledger is whole"
+ROOM = "there is room on the disk, and no row of failures"
+
+
+def test_settings_data_ledger_and_failures_are_looked_at_before_a_run_needs_them(place):
+    folder, _ = place
+    config, state = folder / "site" / "north.toml", folder / "site" / "state" / "north"
+    with Ledger(state):
+        pass
+    assert faults(folder) == {}
+    (state / ".looks").write_bytes(b"+" * 10)
+    assert "10 rounds in a row" in faults(folder)[ROOM][0]
+    (state / ".looks").unlink()
+    (state / "job").mkdir()
+    (state / LEDGER).write_bytes(b"damaged")
+    assert faults(folder).keys() == {LEDGER_CHECK}
+    (state / LEDGER).unlink()
+    assert "no ledger: restore it" in faults(folder)[LEDGER_CHECK][0]
+    (state / "job").rmdir()
+    text = config.read_text()
+    config.write_text(text.replace("max-epsilon = 4.0", "max-epsilon = 0.0"))
+    assert "max-epsilon" in faults(folder)["the settings are complete"][0]
+    config.write_text(text)
+    (folder / "site" / "north.npz").write_bytes(b"")
+    assert faults(folder).keys() == {"the data file opens"}
+
+
+def test_a_full_disk_and_a_supernode_without_tls_are_found(place, monkeypatch):
+    folder, running = place
+    monkeypatch.setattr(check.shutil, "disk_usage", lambda path: SimpleNamespace(free=2**27))
+    assert "128 MiB left" in faults(folder)[ROOM][0]
+    plain = [word for word in running[0].words if "certificates" not in word and word != "ca.crt"]
+    running[0] = dataclasses.replace(running[0], words=plain)
+    (found,) = [f for name, f in faults(folder).items() if name.startswith("the centre answers")]
+    assert "without TLS" in found[0]
+
+
+@pytest.fixture(scope="module")
+def centre(tmp_path_factory):
+    """A server with TLS that says what a test wants the time to be."""
+    folder = tmp_path_factory.mktemp("centre")
+    files, ahead = make_certificates(folder, "centre"), [0.0]
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(404)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def date_time_string(self, timestamp=None) -> str:
+            return formatdate(time.time() + ahead[0], usegmt=True)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(files.certificate, files.key)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"127.0.0.1:{server.server_port}", files.authority, ahead
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("ahead", "words"), [(0, None), (-60, "60 s ahead of the centre"), (60, "60 s behind")]
+)
+def test_the_centre_is_reached_and_its_time_compared(centre, ahead, words):
+    address, authority, clock = centre
+    clock[0] = ahead
+    found = centre_faults(address, authority)
+    # A second may pass between the two looks at the clock.
+    assert [bool(found), len(found)] == ([True, 1] if words else [False, 0])
+    if words:
+        assert words.split(" s ")[1] in found[0]
+
+
+def test_a_stranger_a_wrong_name_and_nobody_are_told_apart(centre, tmp_path):
+    address, authority, _ = centre
+    other = make_certificates(tmp_path, "other").authority
+    assert "is not the centre" in centre_faults(address, other)[0]
+    assert (
+        "is not the centre"
+        in centre_faults(address.replace("127.0.0.1", "localhost"), authority)[0]
+    )
+    assert "does not answer" in centre_faults(f"127.0.0.1:{free_port()}", authority)[0]
+    assert "is not HOST:PORT" in centre_faults("centre.example", authority)[0]
+    assert "ask the centre for its ca.crt" in centre_faults(address, tmp_path / "absent")[0]
+
+
+def test_a_certificate_that_runs_out_soon_is_named(centre, monkeypatch):
+    address, authority, clock = centre
+    clock[0] = 40 * 86_400  # and so is this machine's clock
+    monkeypatch.setattr(centre_module, "time", SimpleNamespace(time=lambda: time.time() + clock[0]))
+    found = centre_faults(address, authority)
+    assert 1 <= len(found) <= 2  # the two may end in the same second
+    assert all("runs out on" in fault for fault in found)

@@ -1,0 +1,164 @@
+"""`dpfact submit` and `status`: a deployed run, at the centre."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from dpfact_flower.cli.options import (
+    APP_FOLDER,
+    AsJson,
+    FlowerApp,
+    Out,
+    Set,
+    check_app,
+    console,
+    run_config,
+)
+
+if TYPE_CHECKING:
+    from dpfact_flower.machine.prometheus import Gauge
+    from dpfact_flower.server.status import RunStatus
+
+# What each command needs is imported inside it: `dpfact --help` must not wait for numba.
+# ruff: noqa: PLC0415
+
+FAILED = 1
+"""Exit code of a run that did not finish, or has not yet."""
+UNKNOWN = 4
+"""Exit code where the SuperLink does not say how a run ended."""
+
+_STDERR = 2
+
+
+def submit(
+    connection: Annotated[str, typer.Argument()],
+    out: Out,
+    vocabulary: Annotated[str, typer.Option(help="Code lists, one .json per feature mode: a,b.")],
+    settings: Set = None,
+    flower_app: FlowerApp = APP_FOLDER,
+    as_json: AsJson = False,
+) -> None:
+    """Run on a deployed federation, follow it, and exit as the run does.
+
+    CONNECTION is the SuperLink's name in Flower's config.toml. The run's log is streamed, with
+    --json to standard error. Exit code 0: finished. 1: it failed. 2: it was not started. 4: the
+    SuperLink does not say. After Ctrl-C the run goes on.
+    """
+    from dpfact_flower.runtime.config import RunConfig, load_vocabularies
+    from dpfact_flower.runtime.connection import COMPLETED, Connection, RunUnknownError
+
+    check_app(flower_app)
+    lists = ",".join(str(Path(each).expanduser().resolve()) for each in vocabulary.split(","))
+    config = run_config(
+        flower_app, settings, data="", vocabulary=lists, out=str(out.expanduser().resolve())
+    )
+    load_vocabularies(RunConfig.read(config).app)
+    link = Connection(connection)
+    run = link.submit(flower_app, config)
+    typer.echo(f"run {run} on {connection}; its folder: {config['out']}", err=as_json)
+    try:
+        ended = link.follow(run, _STDERR if as_json else None)
+    except RunUnknownError as error:
+        typer.echo(f"error ({error.code}): {error}", err=True)
+        ended = {"status": "unknown"}
+    except KeyboardInterrupt:
+        typer.echo(f"run {run} goes on: flwr stop {run} {connection} ends it", err=True)
+        raise typer.Exit(130) from None
+    status = str(ended["status"])
+    said = {"run": run, "status": status, "details": ended.get("status-details", ""),
+            "out": config["out"]}  # fmt: skip
+    typer.echo(json.dumps(said, indent=1) if as_json else f"run {run}: {status}")
+    if status != COMPLETED:
+        raise typer.Exit(UNKNOWN if status == "unknown" else FAILED)
+
+
+def status(
+    folder: Annotated[Path, typer.Argument()],
+    as_json: AsJson = False,
+    prometheus: Annotated[
+        Path | None, typer.Option(help="Write figures for Prometheus' textfile collector here.")
+    ] = None,
+) -> None:
+    """How a deployed run stands: its sites, what each was charged, and what for nothing.
+
+    FOLDER is the run's (out). Exit code 1 until all rounds are finished.
+    """
+    from dpfact_flower.machine.prometheus import write_exposition
+    from dpfact_flower.server.status import run_status
+
+    found = run_status(folder.expanduser())
+    if prometheus is not None:
+        write_exposition(prometheus, _gauges(found))
+    if as_json:
+        typer.echo(json.dumps(asdict(found), indent=1, allow_nan=False))
+    else:
+        _show(found)
+    if not found.is_finished:
+        raise typer.Exit(FAILED)
+
+
+def _show(found: RunStatus) -> None:
+    end = f", the latest ended {found.last}" if found.last else ""
+    console.print(
+        f"job {found.job}: {found.finished} of {found.rounds} rounds{end}", soft_wrap=True
+    )
+    table = Table(show_edge=False, pad_edge=False)
+    for name in ("site", "last seen, UTC", "used", "unused", "failed", "epsilon", "unused eps."):
+        table.add_column(name, justify="left" if name.startswith(("site", "last")) else "right")
+    for site in found.sites:
+        table.add_row(
+            escape(site.name), site.last_seen[:16].replace("T", " "), str(site.used),
+            str(site.unused), str(site.failed), _epsilon(site.epsilon),
+            _epsilon(site.epsilon_unused),
+        )  # fmt: skip
+    console.print(table)
+    for site in found.sites:
+        if site.reason:
+            console.print(f"{escape(site.name)}: {escape(site.reason)}", soft_wrap=True)
+    if found.missed:
+        rounds = ", ".join(map(str, found.missed))
+        text = f"rounds that missed their quorum after sites had answered: {rounds}"
+        console.print(text, soft_wrap=True)
+    if not found.is_finished:
+        text = "not finished: if no process works on it, resume=true goes on, and what was paid for"
+        console.print(f"{text} is sent again for nothing", soft_wrap=True)
+
+
+def _epsilon(value: float | None) -> str:
+    from dpfact_flower.privacy import rounded_up
+
+    return "no bound" if value is None else rounded_up(value) if value else "-"
+
+
+def _gauges(found: RunStatus) -> list[Gauge]:
+    from datetime import datetime
+
+    from dpfact_flower.machine.prometheus import Gauge, gauge
+
+    job = {"job": found.job}
+
+    def of_sites(name: str, text: str, key: str) -> Gauge:
+        values = [(site.name, getattr(site, key)) for site in found.sites]
+        return Gauge(name, text, tuple(
+            ((("job", found.job), ("site", site)), float(value))
+            for site, value in values if value is not None
+        ))  # fmt: skip
+
+    last = datetime.fromisoformat(found.last).timestamp() if found.last else 0.0
+    return [
+        gauge("round", "Rounds that are finished.", found.finished, **job),
+        gauge("rounds", "Rounds of the run.", found.rounds, **job),
+        gauge("round_ended_seconds", "When the latest round ended, since 1970.", last, **job),
+        gauge("rounds_missed", "Rounds below their quorum.", len(found.missed), **job),
+        of_sites("replies", "Usable replies of a site.", "used"),
+        of_sites("replies_unused", "Good replies that were not used.", "unused"),
+        of_sites("failures", "Rounds without a usable reply.", "failed"),
+        of_sites("epsilon", "What a site's usable replies cost it.", "epsilon"),
+    ]

@@ -1,0 +1,55 @@
+"""Figures for Prometheus: a text file that node_exporter's textfile collector reads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from dpfact_flower.machine.files import replacing
+
+
+class Gauge(NamedTuple):
+    """One figure, or one for each value of a label.
+
+    Attributes
+    ----------
+    name : str
+        After ``dpfact_``.
+    help : str
+        One line.
+    values : tuple
+        Pairs of labels, which are pairs of name and value, and figure.
+    """
+
+    name: str
+    help: str
+    values: tuple[tuple[tuple[tuple[str, str], ...], float], ...]
+
+
+def gauge(name: str, text: str, value: float, **labels: str) -> Gauge:
+    """A gauge with one figure."""
+    return Gauge(name, text, ((tuple(labels.items()), value),))
+
+
+def exposition(gauges: Iterable[Gauge]) -> str:
+    """Text in Prometheus' format."""
+    lines = []
+    for each in gauges:
+        lines += [f"# HELP dpfact_{each.name} {each.help}", f"# TYPE dpfact_{each.name} gauge"]
+        for labels, value in each.values:
+            inside = ",".join(f'{name}="{_escaped(text)}"' for name, text in labels)
+            lines.append(f"dpfact_{each.name}{f'{{{inside}}}' if inside else ''} {value:.10g}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def write_exposition(path: Path, gauges: Iterable[Gauge]) -> None:
+    """Write gauges to a file that everybody may read: the collector is another user."""
+    with replacing(path, durable=False) as file:
+        file.write(exposition(gauges).encode())
+        os.fchmod(file.fileno(), 0o644)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -1,0 +1,91 @@
+"""A ledger's backup, and its way back where the ledger is lost. Neither replaces a ledger."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+from dpfact_flower.errors import StateError
+from dpfact_flower.machine.files import locked, private_folder, replacing
+from dpfact_flower.privacy.ledger.book import Ledger
+from dpfact_flower.privacy.ledger.file import LEDGER, open_ledger, translated
+from dpfact_flower.privacy.ledger.rows import Head
+
+
+def back_up(folder: Path, target: Path) -> Head:
+    """Copy a site's ledger as it stands between two charges, and check the copy.
+
+    Parameters
+    ----------
+    folder : Path
+        The site's. A charge that is being written is waited for.
+    target : Path
+        Folder for the copy, which gets the ledger's own name; made if need be.
+
+    Returns
+    -------
+    Head
+        Of the copy, to be noted where the copy is not.
+
+    Raises
+    ------
+    StateError
+        If there is a ledger in the target already, the site's is damaged, or the disk refuses.
+    """
+    path = target / LEDGER
+    with Ledger(folder, create=False):  # it is there, and its owner's
+        pass
+    with translated(path):
+        private_folder(target)
+        if path.exists():
+            raise StateError(f"{path}: there is a ledger already; give each backup its own folder")
+        with closing(open_ledger(folder / LEDGER, durable=True)) as connection:
+            content = connection.serialize()
+        with replacing(path) as file:
+            file.write(content)
+    return _checked(target, None)
+
+
+def restore(backup: Path, folder: Path, noted: Head) -> Head:
+    """Put a backup in the place of a ledger that is lost, if nothing was charged since.
+
+    Parameters
+    ----------
+    backup : Path
+        Folder with the copy.
+    folder : Path
+        The site's, without a ledger.
+    noted : Head
+        The last that the site's log has.
+
+    Returns
+    -------
+    Head
+        Of the ledger.
+
+    Raises
+    ------
+    StateError
+        If there is a ledger, or a journal of one, the copy is damaged, or it lacks rows up to the
+        noted head: what they cost would be forgotten.
+    """
+    path = folder / LEDGER
+    head = _checked(backup, noted)
+    with locked(folder), translated(path):
+        for each in (path, Path(f"{path}-journal")):
+            if each.exists():
+                raise StateError(
+                    f"{each}: is there; a ledger is never replaced. If it is damaged for good, "
+                    "move both files aside together, and keep them"
+                )
+        content = (backup / LEDGER).read_bytes()
+        with replacing(path) as file:
+            file.write(content)
+    return head
+
+
+def _checked(folder: Path, noted: Head | None) -> Head:
+    with Ledger(folder, create=False) as ledger:
+        if problems := ledger.verify(noted):
+            raise StateError(f"{ledger.path}: {'; '.join(problems)}")
+        return ledger.head()

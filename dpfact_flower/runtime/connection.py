@@ -1,0 +1,171 @@
+"""A SuperLink that `flwr` knows by name: submit a run to it, follow the run, learn how it ended.
+
+`flwr run` exits with 0 also where a run fails, and its stream of logs ends when the ServerApp is
+killed, a minute before the SuperLink knows. So a run's outcome is asked for until there is one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from dpfact_flower.errors import DPFactError, MissingDependencyError, SettingsError
+from dpfact_flower.machine.quiet import quietly
+from dpfact_flower.runtime.keeper import kept
+from dpfact_flower.settings import Scalar
+
+COMPLETED = "finished:completed"
+_POLL_SECONDS = 3.0
+_GONE_SECONDS = 300.0
+"""A SuperLink that is started again is there within this; then nothing more is known of a run."""
+
+
+class RunFailedError(DPFactError, RuntimeError):
+    """A run that Flower did not finish."""
+
+    code = "run-failed"
+
+
+class RunUnknownError(DPFactError, RuntimeError):
+    """A run of which the SuperLink says nothing any more."""
+
+    code = "run-unknown"
+
+
+def quiet_environment() -> dict[str, str]:
+    """Environment of Flower's commands: quiet, and with those beside this Python first."""
+    # Flower starts its helpers by name: they must be those beside this Python.
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    return {**quietly(os.environ), "PATH": path}
+
+
+def tool(name: str) -> str:
+    """Path of one of Flower's commands in this very environment."""
+    path = Path(sys.executable).with_name(name)
+    if not path.exists():
+        raise MissingDependencyError(f"{name}: not found beside {sys.executable}; install flwr")
+    return str(path)
+
+
+def run_command(
+    app: Path, connection: str, config: Mapping[str, Scalar], federation_config: str = ""
+) -> list[str]:
+    """Arguments of `flwr run`.
+
+    Raises
+    ------
+    SettingsError
+        If a value cannot be written on its command line.
+    """
+    command = [tool("flwr"), "run", str(app), connection]
+    command += ["--run-config", " ".join(f"{key}={_toml(v)}" for key, v in config.items())]
+    if federation_config:
+        command += ["--federation-config", federation_config]
+    return command
+
+
+def _toml(value: Scalar) -> str:
+    """A scalar as `flwr run --run-config` reads it."""
+    if isinstance(value, str) and any(c in value for c in "\"'\n\\"):
+        raise SettingsError(f"run config: {value!r} holds a quote, backslash or line break")
+    return tomli_w.dumps({"x": value}).strip().removeprefix("x = ")
+
+
+@dataclass(frozen=True)
+class Connection:
+    """A SuperLink by its name in Flower's ``config.toml``.
+
+    Attributes
+    ----------
+    name : str
+    environment : dict
+        Of Flower's commands.
+    """
+
+    name: str
+    environment: dict[str, str] = field(default_factory=quiet_environment)
+
+    def submit(self, app: Path, config: Mapping[str, Scalar]) -> str:
+        """Submit a run of a Flower App.
+
+        Returns
+        -------
+        str
+            Flower's number of the run.
+
+        Raises
+        ------
+        RunFailedError
+            In Flower's own words, if the run was not taken.
+        """
+        command = [*run_command(app, self.name, config), "--format", "json"]
+        answer = self._ask(command)
+        if not answer.get("run-id"):
+            raise RunFailedError(f"nothing was started: {_said(answer)}")
+        return str(answer["run-id"])
+
+    def follow(self, run: str, log: int | None = None) -> dict[str, Any]:
+        """Stream a run's log until it ends, and give what Flower says of it then.
+
+        Parameters
+        ----------
+        run : str
+        log : int, optional
+            File descriptor for the log; by default this process's output.
+
+        Returns
+        -------
+        dict
+            `status`, `status-details`, and what else `flwr ls` tells.
+
+        Raises
+        ------
+        RunUnknownError
+            If the SuperLink has said nothing of the run for five minutes.
+        """
+        command = [tool("flwr"), "log", run, self.name, "--stream"]
+        with kept(command, env=self.environment, stdout=log, stderr=log) as process:
+            process.wait()
+        known = time.monotonic()
+        while True:
+            state = self.state(run)
+            if str(state.get("status", "")).startswith("finished"):
+                return state
+            if state:
+                known = time.monotonic()
+            elif time.monotonic() - known > _GONE_SECONDS:
+                raise RunUnknownError(
+                    f"the SuperLink ({self.name}) has said nothing of run {run} for "
+                    f"{_GONE_SECONDS:g} s: flwr ls {self.name}; a run that has ended without "
+                    "finishing goes on with resume=true"
+                )
+            time.sleep(_POLL_SECONDS)
+
+    def state(self, run: str) -> dict[str, Any]:
+        """What Flower says of a run now; nothing if the SuperLink does not answer."""
+        command = [tool("flwr"), "ls", self.name, "--run-id", run, "--format", "json"]
+        runs = self._ask(command).get("runs") or [{}]
+        return dict(runs[0])
+
+    def _ask(self, command: list[str]) -> dict[str, Any]:
+        done = subprocess.run(command, env=self.environment, capture_output=True, check=False)
+        text = done.stdout.decode(errors="replace")
+        try:
+            answer: dict[str, Any] = json.loads(text[text.index("{") :])
+        except ValueError:
+            said = done.stderr.decode(errors="replace") or text
+            return {"error-message": said.strip()[-500:]}
+        return answer
+
+
+def _said(answer: Mapping[str, Any]) -> str:
+    return str(answer.get("error-message") or "flwr run gave no reason")

@@ -1,0 +1,266 @@
+"""A Grid on which things go wrong, by a clock of its own."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from flwr.app import Error, Message
+
+from dpfact_flower import client_app, collect, preflight, strategy
+from dpfact_flower.privacy.ledger import Ledger
+from dpfact_flower.runtime.grid import InProcessGrid
+from dpfact_flower.site import hold
+from dpfact_flower.site.answer import Site
+from dpfact_flower.wire import records
+
+NEVER = float("inf")
+WRITES = (
+    (os, "open"), (os, "mkdir"), (os, "fsync"), (os, "replace"), (os, "link"), (os, "unlink"),
+    (os, "posix_fallocate"), (tempfile, "mkstemp"), (Ledger, "charge"),
+)  # fmt: skip
+"""What touches the disk; at each of these a process may be killed, or the disk be full."""
+MOST_WRITES = 30
+FAULTS = (
+    "killed", "killed after", "reply lost", "stopped", "slow", "full disk", "twice", "garbage",
+    "not finite", "altered", "away",
+)  # fmt: skip
+
+
+class ServerKilled(BaseException):
+    """The server's process has ended here."""
+
+
+class Clock:
+    """Stands for the module `time` wherever our own code asks for it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._epoch = time.time()
+
+    def monotonic(self) -> float:
+        return self.now
+
+    perf_counter = monotonic
+
+    def time(self) -> float:
+        return self._epoch + self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@dataclass
+class Faults:
+    """What goes wrong, drawn from a seed.
+
+    Attributes
+    ----------
+    rate : float
+        Share of messages to which something happens.
+    kinds : sequence of str
+        Of `FAULTS`.
+    server : int or None
+        Calls of the server after which it is killed, or finds the disk full.
+    """
+
+    rng: random.Random
+    rate: float
+    kinds: tuple[str, ...]
+    server: int | None = None
+    happened: list[str] = field(default_factory=list)
+
+    def draw(self, node: int) -> str:
+        if self.rng.random() >= self.rate:
+            return ""
+        kind = self.rng.choice(self.kinds)
+        self.happened.append(f"{node}: {kind}")
+        return kind
+
+    def step(self, what: str) -> None:
+        """One step of the server."""
+        if self.server is not None:
+            self.server -= 1
+            if self.server <= 0:
+                self.server = None
+                self.happened.append(f"server killed at {what}")
+                raise ServerKilled
+
+
+class Network(InProcessGrid):
+    """Nodes that are real sites, and messages that get lost."""
+
+    def __init__(self, nodes: list[dict], clock: Clock, faults: Faults) -> None:
+        super().__init__(client_app.app, nodes)
+        self.clock, self.faults = clock, faults
+        self.asked: list[Message] = []
+        self.late_charges = 0
+        self._away: dict[int, float] = {}
+        self._due: dict[str, tuple[float, Message]] = {}
+
+    def get_node_ids(self) -> list[int]:
+        self.faults.step("looking who is there")
+        return [n for n in super().get_node_ids() if self._away.get(n, 0) <= self.clock.now]
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        ids = []
+        for message in messages:
+            self.faults.step("sending")
+            number = message.metadata.__dict__["_message_id"] = f"m{len(self.asked)}"
+            message.metadata.created_at = self.clock.time()
+            self.asked.append(message)
+            ids.append(number)
+            self._due[number] = self._carried(message)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        self.faults.step("asking for replies")
+        ready = [i for i in message_ids if self._due.get(i, (NEVER,))[0] <= self.clock.now]
+        return [self._due.pop(i)[1] for i in ready]
+
+    def again(self, message: Message) -> bool:
+        """Whether a request that was sent before is answered now."""
+        message.metadata.created_at = self.clock.time()
+        return not self._deliver(message).has_error()
+
+    def _carried(self, message: Message) -> tuple[float, Message]:
+        """When a reply can be had, and which: Flower's error where there is none."""
+        node, now = message.metadata.dst_node_id, self.clock.now
+        end = now + message.metadata.ttl
+        expired = end, Message(Error(3, "expired"), reply_to=message)
+        kind = self.faults.draw(node)
+        if kind == "away":
+            self._away[node] = now + 90
+            return now + 50, Message(Error(5, "node unavailable"), reply_to=message)
+        if kind == "killed":
+            self._in_a_process_that_is_killed(message, self.faults.rng.randrange(MOST_WRITES))
+        if kind == "killed after":
+            self._in_a_process_that_is_killed(message, 10**6)
+        if kind.startswith("killed"):
+            return now + 60, Message(Error(8, "crashed"), reply_to=message)
+        stopped = message.metadata.ttl if kind == "stopped" else 0.0
+        self.clock.now += self.faults.rng.uniform(4, 9) + stopped
+        reply = self._answered(message, kind)
+        ready, self.clock.now = self.clock.now, now
+        if kind == "reply lost":
+            self._away[node] = ready + 70
+            return ready + 50, Message(Error(5, "node unavailable"), reply_to=message)
+        return (ready, reply) if ready < end else expired
+
+    def _answered(self, message: Message, kind: str) -> Message:
+        work = 1e4 if kind == "slow" else self.faults.rng.uniform(0, 20)
+        times = 2 if kind == "twice" else 1
+        step = self.faults.rng.randrange(MOST_WRITES) if kind == "full disk" else None
+        if kind == "altered":
+            message = _altered(message)
+        with self._charging(message), taking(self.clock, work), failing_at(step, _full):
+            for _ in range(times):
+                reply = self._deliver(message)
+        return _spoilt(reply, kind)
+
+    def _in_a_process_that_is_killed(self, message: Message, step: int) -> None:
+        child = os.fork()
+        if child == 0:
+            try:
+                signal.alarm(300)
+                with failing_at(step, lambda: os._exit(137)):
+                    self._deliver(message)
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+
+    @contextmanager
+    def _charging(self, message: Message) -> Iterator[None]:
+        """Count what is charged when the round of its message is over."""
+        charge, end = Ledger.charge, message.metadata.created_at + message.metadata.ttl
+
+        def watched(*arguments: object) -> object:
+            self.late_charges += self.clock.time() > end
+            return charge(*arguments)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Ledger, "charge", watched)
+            yield
+
+
+@contextmanager
+def on_this_clock(clock: Clock) -> Iterator[None]:
+    """Let all that waits or looks at the time use a clock."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (client_app, collect, hold, preflight, strategy):
+            patch.setattr(module, "time", clock)
+        yield
+
+
+@contextmanager
+def taking(clock: Clock, seconds: float) -> Iterator[None]:
+    """Let a round take so long."""
+    compute = Site._compute
+
+    def slow(*arguments: object) -> object:
+        clock.now += seconds
+        return compute(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Site, "_compute", slow)
+        yield
+
+
+@contextmanager
+def failing_at(step: int | None, fail: Callable[[], object]) -> Iterator[None]:
+    """Let a call that touches the disk, and all after it, fail; the first `step` do not."""
+    if step is None:
+        yield
+        return
+    calls = [0]
+
+    def failing(whole: Callable) -> Callable:
+        def call(*arguments: object, **named: object) -> object:
+            calls[0] += 1
+            if calls[0] > step:
+                fail()
+            return whole(*arguments, **named)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in WRITES:
+            patch.setattr(owner, name, failing(getattr(owner, name)))
+        yield
+
+
+def _full() -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _altered(message: Message) -> Message:
+    """The request as it might come from another version, or from nobody."""
+    asked = records.read_request(message)
+    config = {**asked.config, "protocol": 99}
+    other = Message(
+        records.ask(asked.arrays, config), message.metadata.dst_node_id,
+        message.metadata.message_type, ttl=message.metadata.ttl,
+    )  # fmt: skip
+    other.metadata.__dict__.update(message.metadata.__dict__)
+    return other
+
+
+def _spoilt(reply: Message, kind: str) -> Message:
+    """A reply that was damaged on the way, as Flower's own sums would not notice."""
+    if kind not in ("garbage", "not finite") or reply.has_error():
+        return reply
+    found = records.read_reply(reply)
+    arrays = [np.full(array.shape, np.nan, np.float32) for array in found.arrays]
+    if kind == "garbage":
+        arrays = [np.zeros(3, np.float32)] * 3
+    reply.content = records.answer(arrays, 1, dict(found.config))
+    return reply

@@ -1,0 +1,249 @@
+"""One run with faults, and what must hold after it whatever happened."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpfact_flower.data.site_data import Cohort
+from dpfact_flower.data.vocabulary import joint_digest
+from dpfact_flower.errors import DPFactError
+from dpfact_flower.privacy.ledger import LEDGER, Ledger
+from dpfact_flower.server.checkpoint import CHECKPOINT, Checkpoint
+from dpfact_flower.server.status import run_status
+from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
+from dpfact_flower.site.looks import MOST_LOOKS
+from dpfact_flower.strategy import DPFact
+from tests.campaign.network import FAULTS, Clock, Faults, Network, ServerKilled, on_this_clock
+
+MOST_STARTS = 6
+PRIVACY = {
+    "patient": PrivacySettings(epsilon=4.0, refine_rounds=1, patients=95, codes="6x8"),
+    "none": PrivacySettings(privacy="none"),
+}
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What is drawn for one run.
+
+    Attributes
+    ----------
+    seed : int
+    mode : str
+        Of `PRIVACY`.
+    rate : float
+        Share of messages with a fault.
+    kinds : tuple of str
+    server : int or None
+        Steps after which the server is killed; so again after each start, while any are left.
+    """
+
+    seed: int
+    mode: str
+    rate: float
+    kinds: tuple[str, ...]
+    server: int | None
+
+
+def drawn(seed: int) -> Scenario:
+    """The scenario of a seed: one kind of fault alone, several, or the server's alone."""
+    rng = random.Random(seed)
+    kinds = FAULTS if rng.random() < 0.4 else (rng.choice(FAULTS),)
+    server = int(rng.triangular(1, 120, 5)) if rng.random() < 0.5 else None
+    rate = 0.0 if server and rng.random() < 0.3 else rng.choice((0.1, 0.3, 0.6))
+    return Scenario(seed, rng.choice(("patient", "patient", "none")), rate, kinds, server)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended.
+
+    Attributes
+    ----------
+    end : str
+        ``finished``, or the code of the error that it ended with.
+    starts : int
+        Processes that the server took, the one without faults included.
+    happened : list of str
+    problems : list of str
+        What must not be.
+    unused : int
+        Charged releases that the finished run did not use, though all can be had.
+    factors : tuple of bytes
+        The model's, bit for bit.
+    """
+
+    end: str
+    starts: int
+    happened: list[str]
+    problems: list[str]
+    unused: int
+    factors: tuple[bytes, ...]
+
+
+def carry_out(scenario: Scenario, cohort: Cohort, folder: Path) -> Outcome:
+    """Run with faults, with a new server for each that dies; then without faults, to the end."""
+    world = _World(scenario, cohort, folder)
+    with on_this_clock(world.clock):
+        end = "killed"
+        while end == "killed" and world.starts < MOST_STARTS:
+            end = world.start()
+        world.faults.rate, world.faults.server = 0.0, None
+        world.clock.now += 1e4  # everybody is back
+        first = end
+        for folder_ in world.sites():
+            (folder_ / ".looks").unlink(missing_ok=True)  # a person has looked
+        if end != "finished":
+            end = world.start()
+        problems = [] if end == "finished" else [f"without faults it ended as {end}"]
+        problems += world.problems()
+    assert world.run is not None
+    factors = tuple(factor.tobytes() for factor in world.run.coordinator.factors)
+    return Outcome(first, world.starts, world.faults.happened, problems, world.unused(), factors)
+
+
+class _World:
+    def __init__(self, scenario: Scenario, cohort: Cohort, folder: Path) -> None:
+        self.scenario, self.cohort, self.folder = scenario, cohort, folder
+        self.clock = Clock()
+        rng = random.Random(scenario.seed + 1)
+        self.faults = Faults(rng, scenario.rate, scenario.kinds, scenario.server)
+        (folder / "cohort").mkdir(parents=True)
+        cohort.save(folder / "cohort")
+        noisy = scenario.mode != "none"
+        nodes = [
+            {
+                "site": site.name, "data-path": str(folder / "cohort" / f"{site.name}.npz"),
+                "state-dir": str(folder / "state"), "allow-privacy": scenario.mode,
+                "max-epsilon": 4.1 if noisy else 0.0,
+            }
+            for site in cohort.sites
+        ]  # fmt: skip
+        self.network = Network(nodes, self.clock, self.faults)
+        self.starts = 0
+        self.run: DPFact | None = None
+
+    def sites(self) -> list[Path]:
+        return sorted(path.parent for path in (self.folder / "state").glob(f"*/{LEDGER}"))
+
+    def start(self) -> str:
+        """One process of the server, to its end or death."""
+        self.starts += 1
+        out, faulty = self.folder / "run", self.starts > 1 or self.scenario.rate > 0
+        try:
+            with self._disk():
+                self.run = DPFact(
+                    self.cohort.sites[0].tensor.feature_shape,
+                    solver=SolverSettings(rank=4, off=0.0),
+                    privacy=PRIVACY[self.scenario.mode],
+                    run=RunSettings(
+                        rounds=4, sites=3, min_sites=2, job="campaign", round_timeout=600.0,
+                        preflight="leave-out" if faulty else "stop",
+                    ),
+                    vocabulary=joint_digest(self.cohort.vocabularies),
+                    run_dir=out,
+                    resume=(out / CHECKPOINT).exists(),
+                )  # fmt: skip
+                self.run.start(self.network)
+        except ServerKilled:
+            if self.scenario.seed % 2 and self.starts < 3:
+                self.faults.server = 30  # and once more
+            return "killed"
+        except DPFactError as error:
+            return error.code
+        except OSError as error:
+            self.faults.happened.append(f"server: {error.strerror}")
+            return "killed"  # its process ended with that
+        return "finished"
+
+    @contextmanager
+    def _disk(self) -> Iterator[None]:
+        """The server's disk: a checkpoint may be where it dies, or be the file too many."""
+        write, full = Checkpoint.write, self.scenario.seed % 3 == 0
+
+        def step(*arguments: object, **named: object) -> None:
+            try:
+                self.faults.step("writing a checkpoint")
+            except ServerKilled:
+                if full:
+                    raise OSError(28, "No space left on device") from None
+                raise
+            write(*arguments, **named)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Checkpoint, "write", step)
+            yield
+
+    def problems(self) -> Iterator[str]:
+        """What must not be, once the run has been gone on with to its end."""
+        if self.network.late_charges:
+            yield f"{self.network.late_charges} charges for a round that was over"
+        assert self.run is not None
+        coordinator = self.run.coordinator
+        if not run_status(self.folder / "run").is_finished:
+            yield "the folder says that it is not finished"
+        if any(not np.isfinite(factor).all() for factor in coordinator.factors):
+            yield "factors that are not finite"
+        for folder in self.sites():
+            yield from self._ledger_problems(folder)
+        looks = [path.stat().st_size for path in (self.folder / "state").glob("*/.looks")]
+        if max(looks, default=0) > MOST_LOOKS:
+            yield "more looks than there may be"
+
+    def _ledger_problems(self, folder: Path) -> Iterator[str]:
+        assert self.run is not None
+        with Ledger(folder, create=False) as ledger:
+            yield from (f"{folder.name}: {problem}" for problem in ledger.verify())
+            rows, rho = ledger.rows(), sum(event.rho for event in ledger.events())
+        numbers = [row.round for row in rows]
+        if len(set(numbers)) < len(numbers):
+            yield f"{folder.name}: a round was charged twice"
+        plan = range(1, self.run.coordinator.rounds + 1)
+        events = [event for n in plan for event in self.run.coordinator.planned_events(n)]
+        if rho > sum(event.rho for event in events) * (1 + 1e-12):
+            yield f"{folder.name}: charged more than the plan"
+        yield from self._cannot_be_had(folder, numbers)
+
+    def _cannot_be_had(self, folder: Path, numbers: list[int]) -> Iterator[str]:
+        """Charged releases that do not come, or not for nothing, when asked for again."""
+        if self.scenario.mode == "none":
+            return  # nothing is charged, and the last round's bytes alone are kept
+        node = [site.name for site in self.cohort.sites].index(folder.name)
+        for number in numbers:
+            answers = [
+                self.network.again(message)
+                for message in self.network.asked
+                if message.metadata.dst_node_id == self.network.get_node_ids()[node]
+                and message.metadata.message_type == "train"
+                and message.metadata.group_id == str(number)
+            ]
+            if not any(answers):
+                yield f"{folder.name}: round {number} was charged, and cannot be had"
+        with Ledger(folder, create=False) as ledger:
+            if [row.round for row in ledger.rows()] != numbers:
+                yield f"{folder.name}: asking again was charged"
+
+    def unused(self) -> int:
+        """Charged releases that no round of the finished run has used."""
+        assert self.run is not None
+        used = {
+            (site, record.round)
+            for record in self.run.coordinator.records
+            if record.updated
+            for site in record.sites
+        }
+        count = 0
+        for folder in self.sites():
+            with Ledger(folder, create=False) as ledger:
+                count += sum(
+                    bool(row.events) and (folder.name, row.round) not in used
+                    for row in ledger.rows()
+                )
+        return count

@@ -1,0 +1,108 @@
+"""`dpfact submit` and `status`: exit codes are the run's. A script plays Flower's command."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from dpfact_flower import cli
+from dpfact_flower.data.vocabulary import Vocabulary
+from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.runtime import connection
+from dpfact_flower.runtime.connection import RunFailedError
+from tests.server.test_status import begun, close
+
+FLWR = """#!/bin/sh
+echo "$@" >> {folder}/asked
+case "$1" in
+run) echo 'Loading'; cat {folder}/run ;;
+log) echo 'INFO: round 1 of 4: north, south answered in 9 s' ;;
+ls) n=$(grep -c ^ls {folder}/asked); sed -n "${{n}}p" {folder}/ls ;;
+esac
+"""
+
+
+@pytest.fixture
+def flower(tmp_path, monkeypatch):
+    """Say what `flwr ls` answers, line by line; gives what was asked."""
+    monkeypatch.setattr(connection, "tool", lambda name: str(tmp_path / name))
+    monkeypatch.setattr(connection, "_POLL_SECONDS", 0.0)
+    monkeypatch.setattr(connection, "_GONE_SECONDS", 0.0)
+    (tmp_path / "flwr").write_text(FLWR.format(folder=tmp_path))
+    (tmp_path / "flwr").chmod(0o700)
+    (tmp_path / "run").write_text('{"success": true, "run-id": "77"}\n')
+    for name in ("a", "b"):
+        Vocabulary(name, ("x", "y"), ("", "")).save(tmp_path / f"{name}.json")
+
+    def run(*states: str, options=()):
+        lines = [json.dumps({"runs": [{"run-id": "77", "status": s}]}) if s else "" for s in states]
+        (tmp_path / "ls").write_text("".join(f"{line}\n" for line in lines))
+        lists = f"{tmp_path}/a.json,{tmp_path}/b.json"
+        words = ["submit", "centre", "--out", str(tmp_path / "run-1"), "--vocabulary", lists]
+        done = CliRunner().invoke(cli.app, [*words, *options])
+        asked = tmp_path / "asked"
+        return done, asked.read_text().splitlines() if asked.exists() else []
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("states", "code"),
+    [
+        (["finished:completed"], 0),
+        (["running", "running", "finished:completed"], 0),
+        (
+            ["running", "finished:failed"],
+            1,
+        ),  # killed: Flower knows a minute later
+        (["finished:stopped"], 1),
+        (["running", "", ""], 4),
+    ],
+)
+def test_the_exit_code_is_the_runs(flower, states, code):
+    done, asked = flower(*states, options=("-s", "rounds=3", "--json"))
+    assert done.exit_code == code, done.output
+    assert asked[0].startswith("run simulation centre --run-config ")
+    assert "data=''" in asked[0] or 'data=""' in asked[0]
+    assert "rounds=3" in asked[0]
+    assert asked[1] == "log 77 centre --stream"
+    assert set(asked[2:]) == {"ls centre --run-id 77 --format json"}
+    said = json.loads(done.stdout[done.stdout.index("{") :])
+    assert said["run"] == "77"
+    assert said["status"] == (states[-1] or "unknown")
+
+
+def test_what_was_not_started_says_so_in_flowers_words(flower, tmp_path):
+    (tmp_path / "run").write_text('{"success": false, "error-message": "no such connection"}\n')
+    done, asked = flower()
+    assert isinstance(done.exception, RunFailedError)
+    assert "nothing was started: no such connection" in str(done.exception)
+    assert len(asked) == 1
+
+
+def test_a_bad_setting_or_code_list_starts_nothing(flower, tmp_path):
+    done, asked = flower(options=("-s", "rank=0"))
+    assert isinstance(done.exception, SettingsError)
+    (tmp_path / "b.json").write_text("{")
+    done, asked = flower()
+    assert isinstance(done.exception, DataError)
+    assert asked == []
+
+
+def test_status_exits_with_1_until_the_run_is_finished(tmp_path):
+    it, prometheus = begun(tmp_path / "run"), tmp_path / "dpfact.prom"
+    codes = []
+    for number in range(1, it.rounds + 1):
+        close(it, number, ("north", "south"))
+        done = CliRunner().invoke(
+            cli.app, ["status", str(tmp_path / "run"), "--prometheus", str(prometheus)]
+        )
+        codes.append(done.exit_code)
+    assert codes == [1] * (it.rounds - 1) + [0]
+    assert f"{it.rounds} of {it.rounds} rounds" in done.output
+    assert "north" in done.output
+    text = prometheus.read_text()
+    assert f'dpfact_round{{job="j"}} {it.rounds}\n' in text
+    assert f'dpfact_replies{{job="j",site="south"}} {it.rounds}\n' in text
+    done = CliRunner().invoke(cli.app, ["status", str(tmp_path / "run"), "--json"])
+    assert json.loads(done.output)["sites"][0]["name"] == "north"

@@ -1,0 +1,48 @@
+"""Lines of a log: with time and level, without colours where nobody sees them, or as JSON."""
+
+import json
+import logging
+import re
+import sys
+
+import pytest
+from flwr.common.logger import ConsoleHandler
+
+from dpfact_flower.machine import logs
+
+
+@pytest.fixture
+def line(monkeypatch):
+    """What a line looks like, once the handler was set up for a terminal or a file."""
+
+    def made(*, terminal: bool, form: str = "") -> str:
+        handler = ConsoleHandler()
+        monkeypatch.setattr(logs, "console_handler", handler)
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
+        monkeypatch.setenv(logs.FORMAT, form)
+        logger = logging.getLogger("dpfact_flower")
+        try:
+            logs.use_flower_handler()
+            record = logging.LogRecord(
+                "dpfact_flower.x", logging.WARNING, "x.py", 1, "late by %d s", (3,), None
+            )
+            return handler.format(record)
+        finally:
+            logger.removeHandler(handler)
+
+    return made
+
+
+def test_a_file_has_times_and_no_colours(line):
+    text = line(terminal=False)
+    assert re.fullmatch(r"WARNING \d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}:  +late by 3 s", text)
+    assert "\033" in line(terminal=True)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_json_is_one_object_a_line(line, terminal):
+    found = json.loads(line(terminal=terminal, form="json"))
+    assert found.pop("time").endswith("+00:00")
+    assert found == {
+        "level": "WARNING", "logger": "dpfact_flower.x", "message": "late by 3 s",
+    }  # fmt: skip

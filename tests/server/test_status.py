@@ -1,0 +1,109 @@
+"""How a run stands, as its folder says it."""
+
+import numpy as np
+import pytest
+
+from dpfact_flower.errors import QuorumError, StateError
+from dpfact_flower.privacy import account
+from dpfact_flower.server import coordinator as coordinator_module
+from dpfact_flower.server.coordinator import Coordinator
+from dpfact_flower.server.history import Failure
+from dpfact_flower.server.readiness import Readiness, write_readiness
+from dpfact_flower.server.status import run_status
+from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
+from dpfact_flower.wire.protocol import SiteReply
+
+SHAPE = (5, 4)
+NO_BYTES = {"bytes_down": 0, "bytes_up": 0, "seconds": 0.0}
+PATIENT = PrivacySettings(epsilon=4.0, delta=1e-5, refine_rounds=1, patients=100)
+NORTH = Failure("north (node 12)", "no reply within 9 s")
+
+
+def begun(folder, privacy=PATIENT, **run) -> Coordinator:
+    it = Coordinator(
+        SHAPE, solver=SolverSettings(rank=3, off=0.0, solver="psgd", clip=1.0), privacy=privacy,
+        run=RunSettings(**{"job": "j", "min_sites": 2, "rounds": 4, **run}), run_dir=folder,
+    )  # fmt: skip
+    it.begin(3)
+    return it
+
+
+@pytest.fixture(autouse=True)
+def times(monkeypatch):
+    """Rounds end a minute apart."""
+    minutes = iter(range(60))
+    monkeypatch.setattr(
+        coordinator_module, "_now", lambda: f"2026-01-01T00:{next(minutes):02d}:00+00:00"
+    )
+
+
+def close(it: Coordinator, number: int, sites, failures=()):
+    shapes = it.reply_shapes(number)
+    replies = [SiteReply(s, tuple(np.ones(shape, np.float32) for shape in shapes)) for s in sites]
+    it.close_round(number, replies, failures, **NO_BYTES)
+
+
+def test_a_run_that_was_never_begun_says_why(tmp_path):
+    with pytest.raises(StateError, match="no run was begun here"):
+        run_status(tmp_path)
+    write_readiness(tmp_path, [Readiness(12, fault="error 2: dpfact:state (details)")])
+    with pytest.raises(StateError, match="in the preflight: node 12: error 2: dpfact:state: its"):
+        run_status(tmp_path)
+
+
+def test_sites_stand_by_name_with_what_each_was_charged(tmp_path):
+    it = begun(tmp_path)
+    write_readiness(tmp_path, [Readiness(9, "away", "no answer within 9 s")])
+    close(it, 1, ("north", "south"))
+    close(it, 2, ("south", "east"), [NORTH])
+    found = run_status(tmp_path)
+    assert (found.job, found.finished, found.rounds, found.is_finished) == ("j", 2, 4, False)
+    assert found.last == "2026-01-01T00:01:00+00:00"
+    sites = {site.name: site for site in found.sites}
+    assert list(sites) == ["away", "east", "north", "south"]
+    north = sites["north"]
+    assert (north.used, north.failed, north.reason) == (1, 1, NORTH.reason)
+    assert north.last_seen == "2026-01-01T00:00:00+00:00"
+    assert sites["away"].reason == "no answer within 9 s"
+    for name, rounds in {"north": [1], "east": [2], "south": [1, 2], "away": []}.items():
+        events = [event for number in rounds for event in it.planned_events(number)]
+        cost = account(events, 1e-5).headline.epsilon if events else 0.0
+        assert sites[name].epsilon == cost
+        assert sites[name].epsilon_unused == 0
+    assert 0 < sites["east"].epsilon < sites["south"].epsilon
+
+
+def test_what_was_paid_for_nothing_is_said_until_the_run_goes_on(tmp_path):
+    it = begun(tmp_path)
+    with pytest.raises(QuorumError):
+        close(it, 1, ("north",), [Failure("node 7", "error 5")])
+    found = run_status(tmp_path)
+    assert (found.finished, found.missed) == (0, (1,))
+    north = next(site for site in found.sites if site.name == "north")
+    assert (north.used, north.unused) == (0, 1)
+    assert north.epsilon_unused == north.epsilon > 0
+    again = Coordinator(
+        SHAPE, solver=it.solver, privacy=PATIENT, run=it.run, run_dir=tmp_path, resume=True
+    )
+    close(again, 1, ("north", "south"))
+    found = run_status(tmp_path)
+    assert (found.finished, found.missed) == (1, ())
+    assert {site.epsilon_unused for site in found.sites} == {0}
+
+
+@pytest.mark.parametrize(
+    ("privacy", "bounded"), [(PrivacySettings(privacy="none"), False),
+                             (PrivacySettings(privacy="paper", epsilon=2.0), True)],
+)  # fmt: skip
+def test_other_modes(tmp_path, privacy, bounded):
+    it = begun(tmp_path, privacy, start="random")
+    for number in range(1, 5):
+        close(it, number, ("north",) if number == 3 else ("north", "south"))
+    found = run_status(tmp_path)
+    assert (found.is_finished, found.missed, found.privacy) == (True, (3,), privacy.privacy)
+    north, south = found.sites
+    assert (north.used, north.unused, south.used) == (3, 1, 3)
+    assert (north.epsilon is not None) == bounded
+    if bounded:
+        assert 0 < north.epsilon_unused < north.epsilon
+        assert north.epsilon == pytest.approx(2.0, rel=1e-6)
