@@ -9,9 +9,9 @@ largest for which (epsilon, delta) holds after the slack of discrete noise is ta
 that figure is not proven for discrete noise (epsilon above 500), tight zCDP takes its place. So
 what `account` prints for the plan's releases is epsilon, not more.
 
-The rules below were found by measuring planted cohorts of 1,000 to 160,000 patients with 10 to 50
-phenotypes, 518 codes and six sites at epsilon 0.5 to 8. What comes back depended on one number
-alone, `Outlook.signal`.
+The rules below were found on planted cohorts of 1,000 to 160,000 patients with 10 to 50 phenotypes,
+518 codes and six sites at epsilon 0.5 to 8, and on one half of two real cohorts
+(docs/explanation/start.md).
 """
 
 from __future__ import annotations
@@ -40,19 +40,25 @@ from dpfact_flower.tensor.triangle import strict_size, whole_size
 
 Verdict = Literal["good", "weak", "hopeless", "unknown"]
 
-_START_SHARE = 0.7
-"""Share of the model's budget for the start; 0.55 to 0.85 were never much better."""
+_START_SHARE = 0.5
+"""Share of the model's budget for the start. Real cohorts were alike from .15 to .6 where patients
+are many, and lost much below .5 where they are few; planted ones were alike from .5 to .85."""
 _GOOD, _HOPELESS = 5.0, 1.0
 """Signals. Planted phenotypes came back from 2 on; real data's are less clear and take more."""
-_SECOND_ROUND = 10.0
-"""Signal of one refinement at which a second one, with the budget halved, begins to help."""
-_PLENTY = 20.0
-"""Signal of each refinement that is left when many share the budget: down to it, more rounds helped
-real data, where the model is far from where it ends (docs/explanation/start.md)."""
-_MOST_ROUNDS = 20
-_BOUND, _WIDEST = 0.1, 0.3
-"""Norm to which parts of a refinement are clipped; .06 to .15 were alike. And what it may be where
-signal is left over: then less is clipped, and the model is less biased."""
+_ROUND = 4.0
+"""Signal of the whole budget, as a refinement would have it, for each round of refinement."""
+_MOST_ROUNDS, _QUICK_RANK = 40, 20
+"""From this rank on rounds become fewer in proportion: each takes a site longer."""
+_BOUND, _WIDEST = 0.1, 1.0
+"""Least and largest norm to which parts of a refinement are clipped. Clipping biases: a patient
+whom the model explains well counts less. At 1 hardly anybody is clipped."""
+_WIDER = 0.1
+"""Bound for each unit of signal per phenotype and code: with codes, what the model explains of a
+patient becomes less, and with it the norm of their part; a wider bound is then noise alone."""
+_CLEAR = 100.0
+"""Signal of the whole budget from which refinements need no averaging over rounds."""
+_MEMORY = 0.5
+"""Share of the earlier rounds in that average."""
 _MOST_NOISE = 1e4
 """Largest sigma, in sensitivities. A release that costs next to nothing still has the site read its
 patients, which takes time; of these there shall be no more than a budget is worth, and none in what
@@ -149,6 +155,9 @@ class PatientPlan:
         How often every mode is refined.
     bound : float
         Norm to which a patient's part of a refinement is clipped.
+    memory : float
+        Share of earlier rounds in the average of refinements that the server works with: the
+        server's own affair, post-processing of what was released.
     delta : float
     outlook : Outlook
     """
@@ -158,6 +167,7 @@ class PatientPlan:
     start_share: float
     refine_rounds: int
     bound: float
+    memory: float
     delta: float
     outlook: Outlook
 
@@ -251,7 +261,8 @@ def plan_patient(
     for_start = share * (total - for_codes)
     each = (total - for_codes - for_start) / max(1, rounds * len(kept))
 
-    bound = settings.bound or _planned_bound(facts, each)
+    bound = settings.bound or _planned_bound(facts, total - for_codes)
+    memory = _MEMORY if facts.signal(total - for_codes) < _CLEAR else 0.0
 
     steps: list[tuple[Literal["codes", "start", "refine"], int | None, float, int, float]] = []
     if settings.codes_kept:
@@ -271,7 +282,9 @@ def plan_patient(
             f"{_MOST_NOISE:g} patients: nothing could be learned from it"
         )
     outlook = _outlook(facts, math.sqrt(2 * for_start), settings.epsilon)
-    return PatientPlan(releases, len(releases) + 1, share, rounds, bound, settings.delta, outlook)
+    return PatientPlan(
+        releases, len(releases) + 1, share, rounds, bound, memory, settings.delta, outlook
+    )
 
 
 def _check_size(every: Sequence[int], kept: Sequence[int], rank: int) -> None:
@@ -336,10 +349,15 @@ class _Facts(NamedTuple):
         """Signal of a start whose noise multiplier is 1: see `Outlook.signal`."""
         return self.patients / self.rank / math.sqrt(2 * sum(self.sizes) * self.sites)
 
-    @property
-    def refine_scale(self) -> float:
-        """Signal of a refinement likewise; the noise is that of a column of the largest mode."""
-        return self.patients / self.rank / math.sqrt(max(self.sizes) * self.sites)
+    def signal(self, rho: float) -> float:
+        """Signal of a refinement that had all of a budget, of a bound of 1; 0 if unknown.
+
+        The noise is that of a column of the largest mode, summed over sites.
+        """
+        if not self.known:
+            return 0.0
+        noise = math.sqrt(max(self.sizes) * self.sites / (2 * rho))
+        return self.patients / self.rank / noise
 
 
 def _split(settings: PrivacySettings, facts: _Facts, rho: float) -> tuple[float, int]:
@@ -356,28 +374,19 @@ def _split(settings: PrivacySettings, facts: _Facts, rho: float) -> tuple[float,
         )
     if rounds == 0 or share == 1:
         return 1.0, 0
-    share = share or _START_SHARE
-    return share, rounds if rounds > 0 else _planned_rounds(facts, (1 - share) * rho)
+    return share or _START_SHARE, rounds if rounds > 0 else _planned_rounds(facts, rho)
 
 
 def _planned_rounds(facts: _Facts, rho: float) -> int:
-    """One refinement always paid off; each doubling of its signal affords one more.
-
-    From a signal of 50 or so on, as many as leave each a signal of `_PLENTY`.
-    """
-    if not facts.known:
-        return 1
-    signal = facts.refine_scale * math.sqrt(2 * rho / len(facts.sizes))
-    if signal < _SECOND_ROUND:
-        return 1
-    rounds = max(2 + math.log2(signal / _SECOND_ROUND), (signal / _PLENTY) ** 2)
-    return min(_MOST_ROUNDS, math.floor(rounds))
+    """At least one, and the more the more signal there is: real data are far from their start."""
+    rounds = facts.signal(rho) / _ROUND * min(1.0, _QUICK_RANK / facts.rank)
+    return max(1, min(_MOST_ROUNDS, math.floor(rounds)))
 
 
 def _planned_bound(facts: _Facts, rho: float) -> float:
-    """More than usual only where more than `_PLENTY` of signal is left in each refinement."""
-    signal = facts.refine_scale * math.sqrt(2 * rho) if facts.known else 0.0
-    return min(_WIDEST, _BOUND * max(1.0, signal / _PLENTY))
+    """As wide as the patients of each code can bear."""
+    each = facts.signal(rho) * facts.rank / sum(facts.sizes)
+    return min(_WIDEST, max(_BOUND, _WIDER * each))
 
 
 def _outlook(facts: _Facts, multiplier: float, epsilon: float) -> Outlook:

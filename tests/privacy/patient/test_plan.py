@@ -162,12 +162,25 @@ def test_a_site_finds_the_servers_schedule(epsilon, given_):
 
 
 @pytest.mark.parametrize(
-    ("epsilon", "rounds"), [(1.0, 1), (2.0, 1), (4.0, 1), (8.0, 2), (32.0, 3), (64.0, 8), (1e6, 20)]
+    ("epsilon", "rounds"), [(1.0, 1), (2.0, 1), (4.0, 1), (8.0, 3), (32.0, 8), (1e6, 40)]
 )
 def test_rounds_at_the_size_of_the_papers_cohort(epsilon, rounds):
     made = plan(epsilon=epsilon)
     assert made.refine_rounds == rounds
-    assert made.start_share == 0.7
+    assert made.start_share == 0.5
+
+
+def test_more_phenotypes_than_twenty_make_fewer_rounds_of_a_signal():
+    """Signal goes with 1 / rank, so from 20 on rounds go with 1 / rank^2."""
+    rounds = {rank: plan(epsilon=4.0, rank=rank).refine_rounds for rank in (10, 20, 40)}
+    assert rounds[10] == pytest.approx(2 * rounds[20], abs=2)  # each is rounded down
+    assert rounds[20] == pytest.approx(4 * rounds[40], abs=4)
+
+
+def test_refinements_are_averaged_unless_there_is_signal_in_plenty():
+    assert plan(epsilon=1.0).memory == 0.5
+    assert plan(epsilon=1e5).memory == 0.0
+    assert plan(patients=0).memory == 0.5
 
 
 def test_what_is_not_known_is_not_planned_for():
@@ -290,11 +303,16 @@ def test_signal_that_is_left_over_goes_into_a_wider_bound():
         settings = PrivacySettings(epsilon=epsilon, patients=40_662, **given)
         return plan_patient(settings, sizes=SIZES, rank=50, sites=6).bound
 
-    assert bound(1.0) == bound(8.0) == 0.1
-    assert 0.1 < bound(300.0) < 0.3
-    assert bound(1e5) == 0.3
+    assert bound(1.0) == 0.1
+    assert 0.1 < bound(8.0) < bound(16.0) < 1
+    assert bound(1e5) == 1
     assert bound(1e5, bound=0.2) == 0.2
     assert plan_patient(PrivacySettings(epsilon=1e5), sizes=SIZES, rank=50).bound == 0.1
+
+
+def test_the_bound_is_wider_where_a_code_has_more_patients():
+    assert plan(epsilon=8.0, sizes=(101, 316)).bound > plan(epsilon=8.0).bound
+    assert plan(epsilon=8.0, rank=10).bound == pytest.approx(plan(epsilon=8.0).bound)
 
 
 def test_a_bound_below_the_range_is_refused():
