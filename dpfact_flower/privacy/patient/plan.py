@@ -19,9 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
-
-import numpy as np
+from typing import Literal
 
 from dpfact_flower.errors import SettingsError, shown
 from dpfact_flower.privacy.conversions import (
@@ -35,16 +33,13 @@ from dpfact_flower.privacy.conversions import (
 )
 from dpfact_flower.privacy.events import PATIENT_CLAIM, ReleaseEvent, at_least_one, positive
 from dpfact_flower.privacy.guarantee import Guarantee, account
+from dpfact_flower.privacy.patient.outlook import Facts, Needs, Outlook, needs_of, outlook_of
 from dpfact_flower.settings import PrivacySettings
 from dpfact_flower.tensor.triangle import strict_size, whole_size
-
-Verdict = Literal["good", "weak", "hopeless", "unknown"]
 
 _START_SHARE = 0.5
 """Share of the model's budget for the start. Real cohorts were alike from .15 to .6 where patients
 are many, and lost much below .5 where they are few; planted ones were alike from .5 to .85."""
-_GOOD, _HOPELESS = 5.0, 1.0
-"""Signals. Planted phenotypes came back from 2 on; real data's are less clear and take more."""
 _ROUND = 4.0
 """Signal of the whole budget, as a refinement would have it, for each round of refinement."""
 _MOST_ROUNDS, _QUICK_RANK = 40, 20
@@ -71,37 +66,6 @@ MOST_REFINED = 16_000_000
 exceeds the rounding of a norm. Known here, since a site must not find it out from its patients."""
 _ROUNDING = 1 - 1e-12
 """Taken off the budget, so that sums and square roots of the parts can't exceed the whole."""
-_SIGNALS = (0.0, 0.2, 0.4, 0.65, 0.9, 1.15, 1.65, 2.5, 3.5, 6.0)
-_SCORES = (0.0, 0.03, 0.14, 0.32, 0.60, 0.71, 0.85, 0.93, 0.96, 0.98)
-"""Mean factor match score of planted phenotypes after one refinement, by signal."""
-
-
-class Outlook(NamedTuple):
-    """What to expect of a plan, from public facts alone.
-
-    Attributes
-    ----------
-    verdict : {"good", "weak", "hopeless", "unknown"}
-        "unknown" where nobody has said how many patients or sites there are.
-    sentence : str
-        The same in plain words, and what would help.
-    rank : int
-        Number of phenotypes for which the verdict would be good, at most the plan's own. 1 where
-        there is none.
-    signal : float
-        Patients per phenotype against the noise in the start:
-        ``(I / R) / (sigma sqrt(2 n T))``, for I patients, n codes and T sites. The noise is a
-        random matrix's largest eigenvalue. NaN if unknown.
-    score : float
-        Factor match score that planted, clear-cut phenotypes reached at this signal. NaN if
-        unknown.
-    """
-
-    verdict: Verdict
-    sentence: str
-    rank: int
-    signal: float
-    score: float
 
 
 @dataclass(frozen=True)
@@ -160,6 +124,7 @@ class PatientPlan:
         server's own affair, post-processing of what was released.
     delta : float
     outlook : Outlook
+    needs : Needs
     """
 
     releases: tuple[PlannedRelease, ...]
@@ -170,6 +135,7 @@ class PatientPlan:
     memory: float
     delta: float
     outlook: Outlook
+    needs: Needs
 
     def settle(self, settings: PrivacySettings) -> PrivacySettings:
         """The settings with nothing left to plan: what a server sends, and what a site asks for."""
@@ -251,7 +217,7 @@ def plan_patient(
     if sum(kept) < 2:
         raise SettingsError("sizes: need at least 2 codes in all for a co-occurrence")
     _check_size(every, kept, at_least_one("rank", rank))
-    facts = _Facts(kept, rank, sites, settings.patients)
+    facts = Facts(kept, rank, sites, settings.patients)
     if sites < 0:
         raise SettingsError(f"sites: must be an integer of 0 or more, got {sites!r}")
 
@@ -281,9 +247,14 @@ def plan_patient(
             f"epsilon {settings.epsilon:g} and its shares leave a release with noise of more than "
             f"{_MOST_NOISE:g} patients: nothing could be learned from it"
         )
-    outlook = _outlook(facts, math.sqrt(2 * for_start), settings.epsilon)
+    outlook = outlook_of(
+        facts, math.sqrt(2 * for_start), math.sqrt(2 * total), settings.epsilon, settings.delta
+    )
+    needs = needs_of(
+        tuple(release.count for release in releases), rounds * len(kept), facts, settings.codes
+    )
     return PatientPlan(
-        releases, len(releases) + 1, share, rounds, bound, memory, settings.delta, outlook
+        releases, len(releases) + 1, share, rounds, bound, memory, settings.delta, outlook, needs
     )
 
 
@@ -332,35 +303,7 @@ def total_rho(epsilon: float, delta: float) -> float:
     return _ROUNDING * sign_change(excess, low, high)
 
 
-class _Facts(NamedTuple):
-    """Public facts about a run; 0 patients or sites means unknown."""
-
-    sizes: tuple[int, ...]
-    rank: int
-    sites: int
-    patients: int
-
-    @property
-    def known(self) -> bool:
-        return self.patients > 0 and self.sites > 0
-
-    @property
-    def start_scale(self) -> float:
-        """Signal of a start whose noise multiplier is 1: see `Outlook.signal`."""
-        return self.patients / self.rank / math.sqrt(2 * sum(self.sizes) * self.sites)
-
-    def signal(self, rho: float) -> float:
-        """Signal of a refinement that had all of a budget, of a bound of 1; 0 if unknown.
-
-        The noise is that of a column of the largest mode, summed over sites.
-        """
-        if not self.known:
-            return 0.0
-        noise = math.sqrt(max(self.sizes) * self.sites / (2 * rho))
-        return self.patients / self.rank / noise
-
-
-def _split(settings: PrivacySettings, facts: _Facts, rho: float) -> tuple[float, int]:
+def _split(settings: PrivacySettings, facts: Facts, rho: float) -> tuple[float, int]:
     """Share of the start, and rounds of refinement: as given, the rest planned."""
     share, rounds = settings.start_share, settings.refine_rounds
     if share == 1 and rounds > 0:
@@ -377,63 +320,13 @@ def _split(settings: PrivacySettings, facts: _Facts, rho: float) -> tuple[float,
     return share or _START_SHARE, rounds if rounds > 0 else _planned_rounds(facts, rho)
 
 
-def _planned_rounds(facts: _Facts, rho: float) -> int:
+def _planned_rounds(facts: Facts, rho: float) -> int:
     """At least one, and the more the more signal there is: real data are far from their start."""
     rounds = facts.signal(rho) / _ROUND * min(1.0, _QUICK_RANK / facts.rank)
     return max(1, min(_MOST_ROUNDS, math.floor(rounds)))
 
 
-def _planned_bound(facts: _Facts, rho: float) -> float:
+def _planned_bound(facts: Facts, rho: float) -> float:
     """As wide as the patients of each code can bear."""
     each = facts.signal(rho) * facts.rank / sum(facts.sizes)
     return min(_WIDEST, max(_BOUND, _WIDER * each))
-
-
-def _outlook(facts: _Facts, multiplier: float, epsilon: float) -> Outlook:
-    """Signal against noise; `multiplier` is sensitivity / sigma of the start."""
-    if not facts.known:
-        return Outlook(
-            "unknown",
-            "How well this can work is not known before somebody sets patients and sites to public "
-            "estimates.",
-            facts.rank,
-            math.nan,
-            math.nan,
-        )
-    signal = facts.start_scale * multiplier
-    score = float(np.interp(signal, _SIGNALS, _SCORES))
-    rank = max(1, min(facts.rank, math.floor(facts.rank * signal / _GOOD)))
-    verdict: Verdict = "weak"
-    if signal >= _GOOD:
-        verdict = "good"
-    elif signal < _HOPELESS:
-        verdict = "hopeless"
-    return Outlook(verdict, _sentence(verdict, facts, signal, epsilon), rank, signal, score)
-
-
-def _sentence(verdict: Verdict, facts: _Facts, signal: float, epsilon: float) -> str:
-    asked = (
-        f"{facts.patients:,} patients at {facts.sites} site(s), {sum(facts.sizes)} codes and "
-        f"{facts.rank} phenotypes at epsilon {epsilon:g}"
-    )
-    if verdict == "good":
-        return (
-            f"{asked}: phenotypes stand {signal:.1f} times above the noise; clear-cut ones will "
-            "come back, faint ones in part."
-        )
-    lacking = _GOOD / signal
-    rank = math.floor(facts.rank / lacking)
-    fewer = f"rank = {rank}" if rank >= 2 else f"{lacking:.1f} times fewer phenotypes"
-    helps = (
-        f"{fewer}, {lacking:.1f} times as many patients, {lacking**2:,.0f} times fewer codes or a "
-        "larger epsilon would help, or some of each"
-    )
-    if verdict == "weak":
-        return (
-            f"{asked}: the noise will blur all but clear-cut phenotypes ({signal:.1f} times above "
-            f"it, {_GOOD:g} is safe); {helps}."
-        )
-    return (
-        f"{asked}: the phenotypes will drown in noise ({signal:.2f} times its size, {_GOOD:g} is "
-        f"safe), so don't spend the budget on this; {helps}."
-    )
