@@ -17,7 +17,8 @@ from dpfact_flower.errors import SettingsError
 from dpfact_flower.settings import PrivacySettings, SolverSettings, refuse_unknown
 
 if TYPE_CHECKING:
-    from dpfact_flower.privacy.patient.plan import Outlook, PatientPlan
+    from dpfact_flower.privacy.patient.outlook import Needs, Outlook
+    from dpfact_flower.privacy.patient.plan import PatientPlan
 
 # What each command needs is imported inside it: `dpfact --help` must not wait for SciPy.
 # ruff: noqa: PLC0415
@@ -69,7 +70,9 @@ def plan(
         _console.print(f"  {figure}", markup=False, soft_wrap=True)
     if made.outlook.verdict != "unknown":
         _console.print(_prospects(chosen, codes, rank, sites))
+        _console.print(_levers(made.outlook))
     _console.print(_coloured(made.outlook), soft_wrap=True)
+    _console.print(_asked(made.needs), soft_wrap=True)
 
 
 def budget(
@@ -137,12 +140,12 @@ def _releases(made: PatientPlan, modes: int) -> Table:
 
 
 def _prospects(privacy: PrivacySettings, sizes: tuple[int, ...], rank: int, sites: int) -> Table:
-    """Signal against noise for other ranks and epsilons, all else as asked for."""
+    """Chance and signal for other ranks and epsilons, all else as asked for."""
     from dpfact_flower.privacy import rounded_up
     from dpfact_flower.privacy.patient.plan import plan_patient
 
     table = Table(
-        title="Signal against noise: good from 5, weak from 1, hopeless below;\n"
+        title="Chance in 100 that phenotypes are real, and signal against noise;\n"
         "in brackets: epsilon for replacing a patient's record"
     )
     epsilons = sorted({*_EPSILONS, privacy.epsilon}, reverse=True)
@@ -159,9 +162,36 @@ def _prospects(privacy: PrivacySettings, sizes: tuple[int, ...], rank: int, site
             ).outlook
             for epsilon in epsilons
         ]
-        cells = [f"[{_COLOURS[o.verdict]}]{_short(o.signal)}[/]" for o in outlooks]
+        cells = [
+            f"[{_COLOURS[o.verdict]}]{100 * o.chance:.0f}, {_short(o.signal)}[/]" for o in outlooks
+        ]
         table.add_row(str(number), *cells)
     return table
+
+
+def _levers(outlook: Outlook) -> Table:
+    """What would help, the most helpful first."""
+    table = Table(title="What would help, all else equal; more sites bring their own patients")
+    table.add_column("what")
+    table.add_column("good from", justify="right")
+    table.add_column("chance in 100 at half or twice", justify="right")
+    for lever in outlook.levers:
+        good = f"{lever.good:,.3g}" if lever.name == "epsilon" else f"{lever.good:,.0f}"
+        table.add_row(lever.name, good if lever.good else "-", f"{100 * lever.chance:.0f}")
+    return table
+
+
+def _asked(needs: Needs) -> str:
+    """What a site needs for the run's releases."""
+    text = (
+        f"a site needs about {_bytes(needs.memory)} of memory beside its patients, sends "
+        f"{_bytes(needs.sent)} and takes {needs.seconds:,.0f} s of a quiet core"
+    )
+    return text + f"; with codes = {needs.codes} far less" * bool(needs.codes)
+
+
+def _bytes(count: int) -> str:
+    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"
 
 
 def _short(signal: float) -> str:
@@ -184,5 +214,10 @@ def _as_dict(made: PatientPlan, modes: int) -> dict[str, Any]:
             {"name": release.name(_modes(modes)), **asdict(release)} for release in made.releases
         ],
         "guarantee": made.guarantee().to_dict(),
-        "outlook": made.outlook._asdict() if known else {"verdict": "unknown"},
+        "outlook": _outlook_dict(made.outlook) if known else {"verdict": "unknown"},
+        "needs": made.needs._asdict(),
     }
+
+
+def _outlook_dict(outlook: Outlook) -> dict[str, Any]:
+    return {**outlook._asdict(), "levers": [lever._asdict() for lever in outlook.levers]}

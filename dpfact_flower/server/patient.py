@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.estimation.codes import kept_codes
-from dpfact_flower.estimation.refine import refine_factor
+from dpfact_flower.estimation.memory import Memory
+from dpfact_flower.estimation.refine import packed_size, refine_factor
 from dpfact_flower.estimation.start import start_factors
 from dpfact_flower.privacy import ReleaseEvent
 from dpfact_flower.privacy.patient.plan import PatientPlan, plan_patient
@@ -71,6 +72,7 @@ class PatientRule:
         self._solver = solver
         self._run = run
         self._started = False
+        self._memory = Memory(self.plan.memory)
         self._say_outlook()
 
     def anchors(self, round_number: int) -> Factors:
@@ -114,20 +116,23 @@ class PatientRule:
             start = start_factors(released, sizes, self._solver.rank, planned.sigma, rng)
             self.factors, self._started = start.factors, True
         elif planned.mode is not None:
+            sites = [reply.site for reply in replies]
+            average = self._memory.averaged(planned.mode, sites, released, planned.sigma)
             self.factors = refine_factor(
-                released,
+                list(average.values),
                 self.factors,
                 planned.mode,
-                sigma=planned.sigma,
+                sigma=average.sigma,
                 shrink=self._run.shrink,
                 tau=self._solver.tau,
                 pull=_REFINE_PULL * self._solver.pull,
             )
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Factors, selection, and whether the start is behind us."""
+        """Factors, selection, whether the start is behind us, and averages of refinements."""
         kept = {f"kept_{mode}": codes for mode, codes in enumerate(self.selection, start=1)}
-        return factor_arrays(self.factors) | kept | {"started": np.array(self._started)}
+        started = {"started": np.array(self._started)}
+        return factor_arrays(self.factors) | kept | started | self._memory.arrays()
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Take over a checkpoint."""
@@ -142,6 +147,8 @@ class PatientRule:
             raise DataError("selection has other sizes than the run's")
         if any(k[-1] >= n for k, n in zip(selection, self._all_codes, strict=False)):
             raise DataError("selection beyond the vocabularies")
+        counts = [packed_size(*factor.shape) for factor in factors]
+        self._memory.restore(arrays, counts)
         self.factors, self.selection, self._started = factors, selection, started
 
     def _say_outlook(self) -> None:

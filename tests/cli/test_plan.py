@@ -45,6 +45,19 @@ def test_the_table_names_each_release_and_the_prospects():
         assert f"{made.outlook.signal:.2g}" in text
 
 
+def test_it_foresees_what_helps_and_what_a_site_needs():
+    facts = ("--sizes", "5000x5000", "--patients", "100000", "--sites", "6")
+    text = plan(*facts)
+    found = json.loads(plan(*facts, "--json"))
+    assert f"{100 * found['outlook']['chance']:.0f} in 100" in text
+    assert "2.4 GB of memory" in text
+    assert found["needs"]["codes"] == "1000x1000"
+    assert "codes = 1000x1000" in text
+    levers = {lever["name"]: lever for lever in found["outlook"]["levers"]}
+    assert set(levers) == {"rank", "epsilon", "patients", "codes", "sites"}
+    assert f"{levers['patients']['good']:,.0f}" in text
+
+
 def test_the_price_of_replacing_a_record_stands_beside_every_epsilon():
     text = plan(*FACTS, "--epsilon", "4")
     settings = PrivacySettings(epsilon=4.0, delta=1e-5, patients=40662)

@@ -280,6 +280,7 @@ CRAFTED = {
     "selection of another type": lambda a: a.update(kept_1=a["kept_1"].astype(np.float32)),
     "factor of another size": lambda a: a.update(factor_2=np.zeros((12, 4), np.float32)),
     "factor missing": lambda arrays: arrays.pop("factor_2"),
+    "average without its sites": lambda arrays: arrays.pop("average_0_sites"),
 }
 
 
@@ -292,6 +293,17 @@ def test_a_checkpoint_that_makes_no_sense_is_damaged(tmp_path, change):
     np.savez(tmp_path / CHECKPOINT, **arrays)
     with pytest.raises(StateError, match="damaged checkpoint"):
         make(tmp_path, resume=True)
+
+
+def test_a_refinement_is_averaged_with_the_one_before():
+    rule, forgetful = make_rule(), make_rule()
+    for number in range(1, 6):
+        rule.update(number, make_replies(rule, number))
+    forgetful.restore({n: a for n, a in rule.state().items() if not n.startswith("average")})
+    third = make_replies(rule, 6)
+    rule.update(6, third)
+    forgetful.update(6, third)
+    assert not np.array_equal(rule.factors[1], forgetful.factors[1])
 
 
 # --- with real sites

@@ -11,8 +11,10 @@ import pytest
 
 from dpfact_flower.data.synthetic import PRESETS, SyntheticSettings, synthetic
 from dpfact_flower.errors import SettingsError
+from dpfact_flower.privacy.patient.plan import plan_patient
+from dpfact_flower.settings import PrivacySettings
 from dpfact_flower.tensor.match import factor_match_score
-from simulation.studies import one_patient_time, phenotypes, real_data, shared_fit
+from simulation.studies import needed, one_patient_time, phenotypes, real_data, shared_fit
 from simulation.studies.real_data import Study
 
 CLEAR = SyntheticSettings(
@@ -22,7 +24,7 @@ CLEAR = SyntheticSettings(
 
 
 def test_a_study_puts_private_models_between_null_and_ceiling() -> None:
-    rows = Study(synthetic(CLEAR), rank=4, references=2).rows([1e5, 0.01], seeds=1)
+    rows = list(Study(synthetic(CLEAR), rank=4, references=2).rows([1e5, 0.01], seeds=1))
     found = {row["model"].split(":")[0] + str(row["epsilon"] or ""): row for row in rows}
     assert found["ceiling"]["fms"] > 0.9  # planted, so every fit finds the same
     assert found["ceiling"]["share_of_fit"] == pytest.approx(1, abs=0.01)
@@ -36,7 +38,7 @@ def test_the_ceiling_is_of_fits_to_each_other() -> None:
     study = Study(synthetic(CLEAR), rank=6, references=3)  # two columns too many: fits differ
     one, two, three = study._references
     pairs = [factor_match_score(*pair) for pair in ((one, two), (one, three), (two, three))]
-    row = study.rows([], seeds=1)[0]
+    row = next(study.rows([], seeds=1))
     assert row["fms"] == pytest.approx(np.mean(pairs))
     assert row["models"] == 3
 
@@ -67,6 +69,31 @@ def test_the_study_of_real_data_goes_on_where_it_was(cohort_folder: Path, tmp_pa
     assert [row["rank"] for row in both] == [2, 2, 2, 3, 3, 3]
     assert (out / "table.md").read_text().count("\n") == 4
     assert (out / "table.csv").read_text().startswith("data,sites,patients")
+
+
+def test_where_the_ceiling_does_not_beat_the_null_nothing_is_judged(monkeypatch) -> None:
+    monkeypatch.setattr(real_data, "shuffled", lambda tensor, seed: tensor)  # ties are left in
+    rows = list(Study(synthetic(CLEAR), rank=4, references=2).rows([1e5], seeds=1))
+    assert rows[-1]["beats_null"] == "no tie to learn"
+    assert "no tie to learn" in real_data.table(rows)
+
+
+def test_a_study_finds_its_models_again(tmp_path: Path) -> None:
+    cohort = synthetic(replace(CLEAR, patients=120))
+    first = list(Study(cohort, 3, 2, tmp_path).rows([1.0], seeds=1))
+    again = list(Study(cohort, 3, 2, tmp_path).rows([1.0], seeds=1))
+    assert again == first  # fresh noise: would differ if it were drawn again
+    named = real_data.named(Study(cohort, 3, 2, tmp_path), 1.0)
+    assert named.startswith("## clear, 3 phenotypes, epsilon 1")
+    assert named.count("\n") == 5
+
+
+def test_patients_needed_are_those_from_which_a_plan_is_good() -> None:
+    enough = needed.patients_needed((100, 100), 20, 6, 2.0)
+    for patients, verdict in ((round(1.01 * enough), "good"), (round(0.99 * enough), "weak")):
+        settings = PrivacySettings(epsilon=2.0, delta=1e-5, patients=patients)
+        made = plan_patient(settings, sizes=(100, 100), rank=20, sites=6)
+        assert made.outlook.verdict == verdict
 
 
 def test_the_study_of_planted_phenotypes_goes_on_where_it_was(

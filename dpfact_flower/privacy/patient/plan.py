@@ -9,9 +9,9 @@ largest for which (epsilon, delta) holds after the slack of discrete noise is ta
 that figure is not proven for discrete noise (epsilon above 500), tight zCDP takes its place. So
 what `account` prints for the plan's releases is epsilon, not more.
 
-The rules below were found by measuring planted cohorts of 1,000 to 160,000 patients with 10 to 50
-phenotypes, 518 codes and six sites at epsilon 0.5 to 8. What comes back depended on one number
-alone, `Outlook.signal`.
+The rules below were found on planted cohorts of 1,000 to 160,000 patients with 10 to 50 phenotypes,
+518 codes and six sites at epsilon 0.5 to 8, and on one half of two real cohorts
+(docs/explanation/start.md).
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
-
-import numpy as np
+from typing import Literal
 
 from dpfact_flower.errors import SettingsError, shown
 from dpfact_flower.privacy.conversions import (
@@ -35,24 +33,27 @@ from dpfact_flower.privacy.conversions import (
 )
 from dpfact_flower.privacy.events import PATIENT_CLAIM, ReleaseEvent, at_least_one, positive
 from dpfact_flower.privacy.guarantee import Guarantee, account
+from dpfact_flower.privacy.patient.outlook import Facts, Needs, Outlook, needs_of, outlook_of
 from dpfact_flower.settings import PrivacySettings
 from dpfact_flower.tensor.triangle import strict_size, whole_size
 
-Verdict = Literal["good", "weak", "hopeless", "unknown"]
-
-_START_SHARE = 0.7
-"""Share of the model's budget for the start; 0.55 to 0.85 were never much better."""
-_GOOD, _HOPELESS = 5.0, 1.0
-"""Signals. Planted phenotypes came back from 2 on; real data's are less clear and take more."""
-_SECOND_ROUND = 10.0
-"""Signal of one refinement at which a second one, with the budget halved, begins to help."""
-_PLENTY = 20.0
-"""Signal of each refinement that is left when many share the budget: down to it, more rounds helped
-real data, where the model is far from where it ends (docs/explanation/start.md)."""
-_MOST_ROUNDS = 20
-_BOUND, _WIDEST = 0.1, 0.3
-"""Norm to which parts of a refinement are clipped; .06 to .15 were alike. And what it may be where
-signal is left over: then less is clipped, and the model is less biased."""
+_START_SHARE = 0.5
+"""Share of the model's budget for the start. Real cohorts were alike from .15 to .6 where patients
+are many, and lost much below .5 where they are few; planted ones were alike from .5 to .85."""
+_ROUND = 4.0
+"""Signal of the whole budget, as a refinement would have it, for each round of refinement."""
+_MOST_ROUNDS, _QUICK_RANK = 40, 20
+"""From this rank on rounds become fewer in proportion: each takes a site longer."""
+_BOUND, _WIDEST = 0.1, 1.0
+"""Least and largest norm to which parts of a refinement are clipped. Clipping biases: a patient
+whom the model explains well counts less. At 1 hardly anybody is clipped."""
+_WIDER = 0.1
+"""Bound for each unit of signal per phenotype and code: with codes, what the model explains of a
+patient becomes less, and with it the norm of their part; a wider bound is then noise alone."""
+_CLEAR = 100.0
+"""Signal of the whole budget from which refinements need no averaging over rounds."""
+_MEMORY = 0.5
+"""Share of the earlier rounds in that average."""
 _MOST_NOISE = 1e4
 """Largest sigma, in sensitivities. A release that costs next to nothing still has the site read its
 patients, which takes time; of these there shall be no more than a budget is worth, and none in what
@@ -65,37 +66,6 @@ MOST_REFINED = 16_000_000
 exceeds the rounding of a norm. Known here, since a site must not find it out from its patients."""
 _ROUNDING = 1 - 1e-12
 """Taken off the budget, so that sums and square roots of the parts can't exceed the whole."""
-_SIGNALS = (0.0, 0.2, 0.4, 0.65, 0.9, 1.15, 1.65, 2.5, 3.5, 6.0)
-_SCORES = (0.0, 0.03, 0.14, 0.32, 0.60, 0.71, 0.85, 0.93, 0.96, 0.98)
-"""Mean factor match score of planted phenotypes after one refinement, by signal."""
-
-
-class Outlook(NamedTuple):
-    """What to expect of a plan, from public facts alone.
-
-    Attributes
-    ----------
-    verdict : {"good", "weak", "hopeless", "unknown"}
-        "unknown" where nobody has said how many patients or sites there are.
-    sentence : str
-        The same in plain words, and what would help.
-    rank : int
-        Number of phenotypes for which the verdict would be good, at most the plan's own. 1 where
-        there is none.
-    signal : float
-        Patients per phenotype against the noise in the start:
-        ``(I / R) / (sigma sqrt(2 n T))``, for I patients, n codes and T sites. The noise is a
-        random matrix's largest eigenvalue. NaN if unknown.
-    score : float
-        Factor match score that planted, clear-cut phenotypes reached at this signal. NaN if
-        unknown.
-    """
-
-    verdict: Verdict
-    sentence: str
-    rank: int
-    signal: float
-    score: float
 
 
 @dataclass(frozen=True)
@@ -149,8 +119,12 @@ class PatientPlan:
         How often every mode is refined.
     bound : float
         Norm to which a patient's part of a refinement is clipped.
+    memory : float
+        Share of earlier rounds in the average of refinements that the server works with: the
+        server's own affair, post-processing of what was released.
     delta : float
     outlook : Outlook
+    needs : Needs
     """
 
     releases: tuple[PlannedRelease, ...]
@@ -158,8 +132,10 @@ class PatientPlan:
     start_share: float
     refine_rounds: int
     bound: float
+    memory: float
     delta: float
     outlook: Outlook
+    needs: Needs
 
     def settle(self, settings: PrivacySettings) -> PrivacySettings:
         """The settings with nothing left to plan: what a server sends, and what a site asks for."""
@@ -241,7 +217,7 @@ def plan_patient(
     if sum(kept) < 2:
         raise SettingsError("sizes: need at least 2 codes in all for a co-occurrence")
     _check_size(every, kept, at_least_one("rank", rank))
-    facts = _Facts(kept, rank, sites, settings.patients)
+    facts = Facts(kept, rank, sites, settings.patients)
     if sites < 0:
         raise SettingsError(f"sites: must be an integer of 0 or more, got {sites!r}")
 
@@ -251,7 +227,8 @@ def plan_patient(
     for_start = share * (total - for_codes)
     each = (total - for_codes - for_start) / max(1, rounds * len(kept))
 
-    bound = settings.bound or _planned_bound(facts, each)
+    bound = settings.bound or _planned_bound(facts, total - for_codes)
+    memory = _MEMORY if facts.signal(total - for_codes) < _CLEAR else 0.0
 
     steps: list[tuple[Literal["codes", "start", "refine"], int | None, float, int, float]] = []
     if settings.codes_kept:
@@ -270,8 +247,15 @@ def plan_patient(
             f"epsilon {settings.epsilon:g} and its shares leave a release with noise of more than "
             f"{_MOST_NOISE:g} patients: nothing could be learned from it"
         )
-    outlook = _outlook(facts, math.sqrt(2 * for_start), settings.epsilon)
-    return PatientPlan(releases, len(releases) + 1, share, rounds, bound, settings.delta, outlook)
+    outlook = outlook_of(
+        facts, math.sqrt(2 * for_start), math.sqrt(2 * total), settings.epsilon, settings.delta
+    )
+    needs = needs_of(
+        tuple(release.count for release in releases), rounds * len(kept), facts, settings.codes
+    )
+    return PatientPlan(
+        releases, len(releases) + 1, share, rounds, bound, memory, settings.delta, outlook, needs
+    )
 
 
 def _check_size(every: Sequence[int], kept: Sequence[int], rank: int) -> None:
@@ -319,30 +303,7 @@ def total_rho(epsilon: float, delta: float) -> float:
     return _ROUNDING * sign_change(excess, low, high)
 
 
-class _Facts(NamedTuple):
-    """Public facts about a run; 0 patients or sites means unknown."""
-
-    sizes: tuple[int, ...]
-    rank: int
-    sites: int
-    patients: int
-
-    @property
-    def known(self) -> bool:
-        return self.patients > 0 and self.sites > 0
-
-    @property
-    def start_scale(self) -> float:
-        """Signal of a start whose noise multiplier is 1: see `Outlook.signal`."""
-        return self.patients / self.rank / math.sqrt(2 * sum(self.sizes) * self.sites)
-
-    @property
-    def refine_scale(self) -> float:
-        """Signal of a refinement likewise; the noise is that of a column of the largest mode."""
-        return self.patients / self.rank / math.sqrt(max(self.sizes) * self.sites)
-
-
-def _split(settings: PrivacySettings, facts: _Facts, rho: float) -> tuple[float, int]:
+def _split(settings: PrivacySettings, facts: Facts, rho: float) -> tuple[float, int]:
     """Share of the start, and rounds of refinement: as given, the rest planned."""
     share, rounds = settings.start_share, settings.refine_rounds
     if share == 1 and rounds > 0:
@@ -356,75 +317,16 @@ def _split(settings: PrivacySettings, facts: _Facts, rho: float) -> tuple[float,
         )
     if rounds == 0 or share == 1:
         return 1.0, 0
-    share = share or _START_SHARE
-    return share, rounds if rounds > 0 else _planned_rounds(facts, (1 - share) * rho)
+    return share or _START_SHARE, rounds if rounds > 0 else _planned_rounds(facts, rho)
 
 
-def _planned_rounds(facts: _Facts, rho: float) -> int:
-    """One refinement always paid off; each doubling of its signal affords one more.
-
-    From a signal of 50 or so on, as many as leave each a signal of `_PLENTY`.
-    """
-    if not facts.known:
-        return 1
-    signal = facts.refine_scale * math.sqrt(2 * rho / len(facts.sizes))
-    if signal < _SECOND_ROUND:
-        return 1
-    rounds = max(2 + math.log2(signal / _SECOND_ROUND), (signal / _PLENTY) ** 2)
-    return min(_MOST_ROUNDS, math.floor(rounds))
+def _planned_rounds(facts: Facts, rho: float) -> int:
+    """At least one, and the more the more signal there is: real data are far from their start."""
+    rounds = facts.signal(rho) / _ROUND * min(1.0, _QUICK_RANK / facts.rank)
+    return max(1, min(_MOST_ROUNDS, math.floor(rounds)))
 
 
-def _planned_bound(facts: _Facts, rho: float) -> float:
-    """More than usual only where more than `_PLENTY` of signal is left in each refinement."""
-    signal = facts.refine_scale * math.sqrt(2 * rho) if facts.known else 0.0
-    return min(_WIDEST, _BOUND * max(1.0, signal / _PLENTY))
-
-
-def _outlook(facts: _Facts, multiplier: float, epsilon: float) -> Outlook:
-    """Signal against noise; `multiplier` is sensitivity / sigma of the start."""
-    if not facts.known:
-        return Outlook(
-            "unknown",
-            "How well this can work is not known before somebody sets patients and sites to public "
-            "estimates.",
-            facts.rank,
-            math.nan,
-            math.nan,
-        )
-    signal = facts.start_scale * multiplier
-    score = float(np.interp(signal, _SIGNALS, _SCORES))
-    rank = max(1, min(facts.rank, math.floor(facts.rank * signal / _GOOD)))
-    verdict: Verdict = "weak"
-    if signal >= _GOOD:
-        verdict = "good"
-    elif signal < _HOPELESS:
-        verdict = "hopeless"
-    return Outlook(verdict, _sentence(verdict, facts, signal, epsilon), rank, signal, score)
-
-
-def _sentence(verdict: Verdict, facts: _Facts, signal: float, epsilon: float) -> str:
-    asked = (
-        f"{facts.patients:,} patients at {facts.sites} site(s), {sum(facts.sizes)} codes and "
-        f"{facts.rank} phenotypes at epsilon {epsilon:g}"
-    )
-    if verdict == "good":
-        return (
-            f"{asked}: phenotypes stand {signal:.1f} times above the noise; clear-cut ones will "
-            "come back, faint ones in part."
-        )
-    lacking = _GOOD / signal
-    rank = math.floor(facts.rank / lacking)
-    fewer = f"rank = {rank}" if rank >= 2 else f"{lacking:.1f} times fewer phenotypes"
-    helps = (
-        f"{fewer}, {lacking:.1f} times as many patients, {lacking**2:,.0f} times fewer codes or a "
-        "larger epsilon would help, or some of each"
-    )
-    if verdict == "weak":
-        return (
-            f"{asked}: the noise will blur all but clear-cut phenotypes ({signal:.1f} times above "
-            f"it, {_GOOD:g} is safe); {helps}."
-        )
-    return (
-        f"{asked}: the phenotypes will drown in noise ({signal:.2f} times its size, {_GOOD:g} is "
-        f"safe), so don't spend the budget on this; {helps}."
-    )
+def _planned_bound(facts: Facts, rho: float) -> float:
+    """As wide as the patients of each code can bear."""
+    each = facts.signal(rho) * facts.rank / sum(facts.sizes)
+    return min(_WIDEST, max(_BOUND, _WIDER * each))

@@ -162,12 +162,25 @@ def test_a_site_finds_the_servers_schedule(epsilon, given_):
 
 
 @pytest.mark.parametrize(
-    ("epsilon", "rounds"), [(1.0, 1), (2.0, 1), (4.0, 1), (8.0, 2), (32.0, 3), (64.0, 8), (1e6, 20)]
+    ("epsilon", "rounds"), [(1.0, 1), (2.0, 1), (4.0, 1), (8.0, 3), (32.0, 9), (1e6, 40)]
 )
 def test_rounds_at_the_size_of_the_papers_cohort(epsilon, rounds):
     made = plan(epsilon=epsilon)
     assert made.refine_rounds == rounds
-    assert made.start_share == 0.7
+    assert made.start_share == 0.5
+
+
+def test_more_phenotypes_than_twenty_make_fewer_rounds_of_a_signal():
+    """Signal goes with 1 / rank, so from 20 on rounds go with 1 / rank^2."""
+    rounds = {rank: plan(epsilon=4.0, rank=rank).refine_rounds for rank in (10, 20, 40)}
+    assert rounds[10] == pytest.approx(2 * rounds[20], abs=2)  # each is rounded down
+    assert rounds[20] == pytest.approx(4 * rounds[40], abs=4)
+
+
+def test_refinements_are_averaged_unless_there_is_signal_in_plenty():
+    assert plan(epsilon=1.0).memory == 0.5
+    assert plan(epsilon=1e5).memory == 0.0
+    assert plan(patients=0).memory == 0.5
 
 
 def test_what_is_not_known_is_not_planned_for():
@@ -229,10 +242,16 @@ def test_signal_is_patients_a_phenotype_over_the_noises_largest_eigenvalue():
 @pytest.mark.parametrize(
     ("changes", "verdict"),
     [
-        ({}, "good"),
+        ({"epsilon": 8.0}, "good"),
+        ({}, "weak"),
         ({"epsilon": 1.0}, "weak"),
         ({"patients": 1385, "epsilon": 1.0}, "hopeless"),
         ({"patients": 1000, "rank": 10, "epsilon": 2.0}, "hopeless"),
+        # One half of the real cohorts that the chance was calibrated on.
+        ({"sizes": (100, 100), "rank": 10, "patients": 30_744, "epsilon": 2.0}, "good"),
+        ({"sizes": (100, 100), "rank": 20, "patients": 30_744, "epsilon": 0.5}, "weak"),
+        ({"rank": 10, "patients": 17_990, "epsilon": 8.0}, "good"),
+        ({"rank": 10, "patients": 17_990, "epsilon": 1.0}, "weak"),
     ],
 )
 def test_verdicts_on_cohorts_that_were_measured(changes, verdict):
@@ -240,18 +259,75 @@ def test_verdicts_on_cohorts_that_were_measured(changes, verdict):
 
 
 def test_the_rank_that_is_suggested_has_a_good_outlook():
-    weak = plan(epsilon=1.0)
+    weak = plan(epsilon=2.0)
     assert f"rank = {weak.outlook.rank}" in weak.outlook.sentence
-    assert plan(epsilon=1.0, rank=weak.outlook.rank).outlook.verdict == "good"
-    assert plan(epsilon=1.0, rank=weak.outlook.rank + 1).outlook.verdict == "weak"
-    assert plan().outlook.rank == 50
+    assert plan(epsilon=2.0, rank=weak.outlook.rank).outlook.verdict == "good"
+    assert plan(epsilon=2.0, rank=weak.outlook.rank + 1).outlook.verdict == "weak"
+    assert plan(epsilon=8.0).outlook.rank == 50
+
+
+@pytest.mark.parametrize("name", ["patients", "epsilon", "rank", "sites"])
+def test_a_lever_is_good_from_where_it_says(name):
+    weak = plan(epsilon=2.0).outlook
+    found = {lever.name: lever for lever in weak.levers}
+    facts = {"patients": 40_662, "epsilon": 2.0, "rank": 50, "sites": 6}
+
+    def at(value):
+        changed = {**facts, name: value}
+        if name == "sites":  # they bring patients of their own
+            changed["patients"] = round(40_662 * value / 6)
+        return plan(**changed).outlook
+
+    enough = found[name].good
+    if name == "epsilon":
+        assert at(1.001 * enough).verdict == "good"
+        assert at(0.999 * enough).verdict == "weak"
+    else:
+        less, more = sorted((enough - 1, enough + 1))
+        assert at(int(enough)).verdict == "good"
+        assert at(int(more if name == "rank" else less)).verdict == "weak"
+
+
+def test_the_most_helpful_lever_comes_first_and_its_chance_is_that_of_a_plan():
+    outlook = plan(epsilon=2.0).outlook
+    chances = [lever.chance for lever in outlook.levers]
+    assert chances == sorted(chances, reverse=True)
+    assert chances[-1] > outlook.chance
+    best = outlook.levers[0]
+    assert best.name == "patients"
+    assert best.chance == pytest.approx(plan(epsilon=2.0, patients=2 * 40_662).outlook.chance)
+    by_name = {lever.name: lever.chance for lever in outlook.levers}
+    assert by_name["rank"] == pytest.approx(plan(epsilon=2.0, rank=25).outlook.chance)
+    # That mu goes with a power of epsilon is exact between epsilon and what twice the mu costs.
+    assert by_name["epsilon"] == pytest.approx(plan(epsilon=4.0).outlook.chance, abs=0.05)
+    assert "What helps most: " in outlook.sentence
+
+
+def test_a_long_list_is_foreseen_and_fewer_codes_are_proposed():
+    made = plan(sizes=(5000, 5000), rank=20, patients=100_000)
+    assert made.needs.memory == 48 * made.start.count > 2e9
+    assert made.needs.sent > 70e6
+    assert made.needs.seconds > 49
+    assert made.needs.codes == "1000x1000"
+    smaller = plan(sizes=(5000, 5000), rank=20, patients=100_000, codes="1000x1000").needs
+    assert smaller.codes == ""
+    assert smaller.memory < made.needs.memory / 20
+    assert plan(sizes=(5000, 30), rank=20).needs.codes == "1970x30"
+    assert plan().needs.codes == ""
+
+
+def test_what_a_site_needs_without_patients_is_that_of_the_noise():
+    made = plan(patients=0)
+    values = sum(release.count for release in made.releases)
+    assert made.needs.seconds == pytest.approx(1e-6 * values)
 
 
 def test_a_hopeless_plan_says_what_would_help():
     sentence = plan(patients=1000, epsilon=0.5).outlook.sentence
-    for help_ in ("epsilon", "patients", "phenotypes", "codes", "don't spend"):
+    for help_ in ("epsilon", "patients", "phenotypes", "sites", "don't spend"):
         assert help_ in sentence
     assert "rank =" not in sentence  # not even one phenotype would do
+    assert "inf" not in plan(patients=10, epsilon=0.01).outlook.sentence
 
 
 # --- What is refused ------------------------------------------------------------------------------
@@ -290,11 +366,16 @@ def test_signal_that_is_left_over_goes_into_a_wider_bound():
         settings = PrivacySettings(epsilon=epsilon, patients=40_662, **given)
         return plan_patient(settings, sizes=SIZES, rank=50, sites=6).bound
 
-    assert bound(1.0) == bound(8.0) == 0.1
-    assert 0.1 < bound(300.0) < 0.3
-    assert bound(1e5) == 0.3
+    assert bound(1.0) == 0.1
+    assert 0.1 < bound(8.0) < bound(16.0) < 1
+    assert bound(1e5) == 1
     assert bound(1e5, bound=0.2) == 0.2
     assert plan_patient(PrivacySettings(epsilon=1e5), sizes=SIZES, rank=50).bound == 0.1
+
+
+def test_the_bound_is_wider_where_a_code_has_more_patients():
+    assert plan(epsilon=8.0, sizes=(101, 316)).bound > plan(epsilon=8.0).bound
+    assert plan(epsilon=8.0, rank=10).bound == pytest.approx(plan(epsilon=8.0).bound)
 
 
 def test_a_bound_below_the_range_is_refused():

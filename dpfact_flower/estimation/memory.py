@@ -1,0 +1,124 @@
+"""What earlier refinements said, averaged with the newest: their noises are independent.
+
+A release says what the factors of its round should become. From one round to the next factors move
+little where noise is what holds them back, so the average over rounds has the same message and less
+noise. It is post-processing of what was released.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfact_flower.errors import DataError
+from dpfact_flower.tensor.arrays import Array
+
+
+class Average(NamedTuple):
+    """One mode's releases, averaged over rounds.
+
+    Attributes
+    ----------
+    sites : tuple of str
+        Whose they are, in order.
+    values : ndarray of float32, shape (T, count)
+    sigma : float
+        Standard deviation of the noise that is left on each value.
+    """
+
+    sites: tuple[str, ...]
+    values: NDArray[np.float32]
+    sigma: float
+
+
+class Memory:
+    """Running averages of each mode's releases.
+
+    Parameters
+    ----------
+    share : float
+        Share of what is remembered in the next average, in [0, 1); 0 remembers nothing.
+    """
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._averages: dict[int, Average] = {}
+
+    def averaged(
+        self, mode: int, sites: Sequence[str], releases: Sequence[Array], sigma: float
+    ) -> Average:
+        """Average of a mode's newest releases and the remembered ones; it is remembered instead.
+
+        Where other sites answered than before, what is remembered is dropped: each site's average
+        is to have the same noise.
+
+        Parameters
+        ----------
+        mode : int
+        sites : sequence of str
+        releases : sequence of ndarray of float32, each of shape (count,), one per site
+        sigma : float
+            Standard deviation of the noise on each value of them.
+        """
+        newest = Average(tuple(sites), np.asarray(releases, np.float32), sigma)
+        if not self._share:
+            return newest
+        before = self._averages.get(mode)
+        if before is not None and before.sites == newest.sites:
+            old, new = self._share, 1 - self._share
+            values = np.float32(old) * before.values + np.float32(new) * newest.values
+            newest = newest._replace(
+                values=values, sigma=math.hypot(old * before.sigma, new * sigma)
+            )
+        self._averages[mode] = newest
+        return newest
+
+    def arrays(self) -> dict[str, Array]:
+        """What `restore` takes, for a checkpoint."""
+        found: dict[str, Array] = {}
+        for mode, average in self._averages.items():
+            found[f"average_{mode}"] = average.values
+            found[f"average_{mode}_sites"] = np.array(average.sites)
+            found[f"average_{mode}_sigma"] = np.array(average.sigma)
+        return found
+
+    def restore(self, arrays: Mapping[str, Array], counts: Sequence[int]) -> None:
+        """Take over what `arrays` gave.
+
+        Parameters
+        ----------
+        arrays : mapping of str to ndarray
+            Others are left alone.
+        counts : sequence of int
+            Values of each mode's release.
+
+        Raises
+        ------
+        DataError
+            If something is missing, or of another shape or kind.
+        """
+        self._averages = {
+            mode: _checked(arrays, f"average_{mode}", count)
+            for mode, count in enumerate(counts)
+            if any(name.startswith(f"average_{mode}") for name in arrays)
+        }
+
+
+def _checked(arrays: Mapping[str, Array], name: str, count: int) -> Average:
+    parts = [arrays.get(f"{name}{part}") for part in ("", "_sites", "_sigma")]
+    values, sites, sigma = (part if part is not None else np.array(()) for part in parts)
+    if (
+        values.dtype != np.float32
+        or values.shape != (sites.size, count)
+        or not np.isfinite(values).all()
+        or sites.dtype.kind != "U"
+        or sigma.shape != ()
+        or sigma.dtype != np.float64
+        or not 0 < sigma < math.inf
+    ):
+        raise DataError(f"{name}: need finite releases of {count} values, their sites and sigma")
+    return Average(tuple(map(str, sites)), values, float(sigma))

@@ -1,0 +1,283 @@
+"""What to hope for from a run of patient mode, and what it asks of a site: public facts alone.
+
+The chance is that of the rule by which real data are judged (docs/results.md): every model beats
+every fit to shuffled patients. It was calibrated on runs of real cohorts, in signal alone.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from dpfact_flower.privacy.conversions import epsilon_gaussian_discrete
+
+Verdict = Literal["good", "weak", "hopeless", "unknown"]
+
+_MIDDLE, _STEEP = 30.0, 4.0
+"""Strength of an even chance, and how fast it rises with its logarithm: docs/results.md."""
+_GOOD, _HOPELESS = 0.9, 0.1
+"""Chances. Below the second, nearly every run fails; clear-cut phenotypes may still come back."""
+_CLEAR = 1.5
+"""Signal from which planted, clear-cut phenotypes come back: no run is hopeless there."""
+_SIGNALS = (0.0, 0.2, 0.4, 0.65, 0.9, 1.15, 1.65, 2.5, 3.5, 6.0)
+_SCORES = (0.0, 0.03, 0.14, 0.32, 0.60, 0.71, 0.85, 0.93, 0.96, 0.98)
+"""Mean factor match score of planted phenotypes after one refinement, by signal."""
+_MANY_CODES = 2_000
+"""Codes in all above which the start is so large that fewer are proposed whatever the chance."""
+BYTES_A_VALUE = 48
+"""Memory for one value of a release: the sum, its noise, and packing; 37 are measured."""
+_SENT_BITS = 12
+"""Of one value in a message (docs/explanation/noise.md)."""
+_NOISE_SECONDS, _REFIT_SECONDS = 1e-6, 2e-7
+"""Of one value's noise, and of one patient's refit for each phenotype, on a quiet core."""
+
+
+class Facts(NamedTuple):
+    """Public facts about a run; 0 patients or sites means unknown.
+
+    Attributes
+    ----------
+    sizes : tuple of int
+        Codes of each feature mode that are kept.
+    rank, sites, patients : int
+    """
+
+    sizes: tuple[int, ...]
+    rank: int
+    sites: int
+    patients: int
+
+    @property
+    def known(self) -> bool:
+        """Whether somebody has said how many patients and sites there are."""
+        return self.patients > 0 and self.sites > 0
+
+    @property
+    def start_scale(self) -> float:
+        """Signal of a start whose noise multiplier is 1: see `Outlook.signal`."""
+        return self.patients / self.rank / math.sqrt(2 * sum(self.sizes) * self.sites)
+
+    def signal(self, rho: float) -> float:
+        """Signal of a refinement that had all of a budget, of a bound of 1; 0 if unknown.
+
+        The noise is that of a column of the largest mode, summed over sites.
+        """
+        if not self.known:
+            return 0.0
+        noise = math.sqrt(max(self.sizes) * self.sites / (2 * rho))
+        return self.patients / self.rank / noise
+
+
+class Lever(NamedTuple):
+    """One thing that could be otherwise, all else equal.
+
+    Attributes
+    ----------
+    name : {"rank", "epsilon", "patients", "codes", "sites"}
+        More sites bring patients of their own, as many as the others have.
+    good : float
+        From where on the verdict would be good; 0 where no value would do.
+    chance : float
+        If it were half of what it is (rank, codes) or twice (the others).
+    """
+
+    name: Literal["rank", "epsilon", "patients", "codes", "sites"]
+    good: float
+    chance: float
+
+
+class Outlook(NamedTuple):
+    """What to expect of a plan, from public facts alone.
+
+    Attributes
+    ----------
+    verdict : {"good", "weak", "hopeless", "unknown"}
+        "unknown" where nobody has said how many patients or sites there are.
+    sentence : str
+        The same in plain words, and what would help.
+    rank : int
+        Number of phenotypes for which the verdict would be good, at most the plan's own. 1 where
+        there is none.
+    signal : float
+        Patients per phenotype against the noise in the start:
+        ``(I / R) / (sigma sqrt(2 n T))``, for I patients, n codes and T sites. The noise is a
+        random matrix's largest eigenvalue. NaN if unknown.
+    score : float
+        Factor match score that planted, clear-cut phenotypes reached at this signal. NaN if
+        unknown.
+    chance : float
+        That every model of a real cohort beats every null, at this signal. NaN if unknown.
+    levers : tuple of Lever
+        What helps most first; of equals, what costs nothing.
+    """
+
+    verdict: Verdict
+    sentence: str
+    rank: int
+    signal: float
+    score: float
+    chance: float
+    levers: tuple[Lever, ...]
+
+
+class Needs(NamedTuple):
+    """What a run asks of one site, beside its patients' own memory and reading them.
+
+    Attributes
+    ----------
+    memory : int
+        Bytes for the largest release.
+    sent : int
+        Bytes of all releases together, about.
+    seconds : float
+        Of a quiet core for all releases, about; without patients, that of the noise alone.
+    codes : str
+        Setting that would make the start smaller; empty where it is small.
+    """
+
+    memory: int
+    sent: int
+    seconds: float
+    codes: str
+
+
+def chance_of(strength: float) -> float:
+    """Chance that every model of a real cohort beats every null."""
+    return 1 / (1 + (_MIDDLE / strength) ** _STEEP) if strength > 1e-9 else 0.0
+
+
+def good_strength() -> float:
+    """Strength from which a run is called good."""
+    return float(_MIDDLE * (_GOOD / (1 - _GOOD)) ** (1 / _STEEP))
+
+
+def outlook_of(facts: Facts, multiplier: float, mu: float, epsilon: float, delta: float) -> Outlook:
+    """Forecast a run.
+
+    Parameters
+    ----------
+    facts : Facts
+    multiplier : float
+        Sensitivity / sigma of the start.
+    mu : float
+        Gaussian-DP cost of all releases.
+    epsilon, delta : float
+    """
+    if not facts.known:
+        return Outlook(
+            "unknown",
+            "How well this can work is not known before somebody sets patients and sites to public "
+            "estimates.",
+            facts.rank, math.nan, math.nan, math.nan, (),
+        )  # fmt: skip
+    signal = facts.start_scale * multiplier
+    score = float(np.interp(signal, _SIGNALS, _SCORES))
+    strength = signal * math.sqrt(facts.rank)
+    rank = max(1, min(facts.rank, math.floor(facts.rank * (strength / good_strength()) ** 2)))
+    chance = chance_of(strength)
+    verdict: Verdict = "weak"
+    if strength >= good_strength():
+        verdict = "good"
+    elif chance < _HOPELESS and signal < _CLEAR:
+        verdict = "hopeless"
+    levers = _levers(facts, strength, mu, epsilon, delta)
+    sentence = _sentence(verdict, facts, signal, epsilon, levers)
+    return Outlook(verdict, sentence, rank, signal, score, chance, levers)
+
+
+def needs_of(counts: tuple[int, ...], refinements: int, facts: Facts, offered: str) -> Needs:
+    """What the releases of a plan ask of a site.
+
+    Parameters
+    ----------
+    counts : tuple of int
+        Values of each release.
+    refinements : int
+        How many of them are refinements.
+    facts : Facts
+    offered : str
+        The setting `codes` as it is; where it is empty and codes are many, one is proposed.
+    """
+    values = sum(counts)
+    each = facts.patients / facts.sites if facts.known else 0.0
+    refits = _REFIT_SECONDS * each * facts.rank * refinements
+    codes = "" if offered or sum(facts.sizes) <= _MANY_CODES else _fewer(facts.sizes, _MANY_CODES)
+    return Needs(
+        BYTES_A_VALUE * max(counts),
+        values * _SENT_BITS // 8,
+        _NOISE_SECONDS * values + refits,
+        codes,
+    )
+
+
+def _levers(
+    facts: Facts, strength: float, mu: float, epsilon: float, delta: float
+) -> tuple[Lever, ...]:
+    """Strength goes with mu and patients, and with the root of the others."""
+    lacking = good_strength() / strength
+    twice = epsilon_gaussian_discrete(2 * mu, delta, 1)
+    # mu goes nearly with epsilon: how nearly, from what twice the mu would cost.
+    power = math.log(2) / math.log(twice / epsilon) if twice > epsilon else 0.0
+    needed = epsilon_gaussian_discrete(mu * lacking, delta, 1) if power else 0.0
+    needed = needed if math.isfinite(needed) else 0.0  # beyond the proof for discrete noise
+    codes, fewest = sum(facts.sizes), 2 * len(facts.sizes)
+    fewer, root = math.floor(codes / lacking**2), math.sqrt(2)
+    found = (
+        Lever("rank", float(math.floor(facts.rank / lacking**2)), root if facts.rank > 1 else 1.0),
+        Lever("epsilon", needed, 2.0**power),
+        Lever("patients", float(math.ceil(facts.patients * lacking)), 2.0),
+        Lever("codes", float(fewer if fewer >= fewest else 0), root),
+        Lever("sites", float(math.ceil(facts.sites * lacking**2)), root),
+    )
+    changed = (lever._replace(chance=chance_of(strength * lever.chance)) for lever in found)
+    return tuple(sorted(changed, key=lambda lever: -lever.chance))  # stable: of equals, rank first
+
+
+def _fewer(sizes: tuple[int, ...], most: int) -> str:
+    """The setting `codes` that keeps at most so many in all; short modes stay as they are."""
+    left, kept = most, dict.fromkeys(range(len(sizes)), 0)
+    for place, mode in enumerate(sorted(kept, key=lambda mode: sizes[mode])):
+        kept[mode] = min(sizes[mode], left // (len(sizes) - place))
+        left -= kept[mode]
+    return "x".join(str(kept[mode]) for mode in range(len(sizes)))
+
+
+def _sentence(
+    verdict: Verdict, facts: Facts, signal: float, epsilon: float, levers: tuple[Lever, ...]
+) -> str:
+    asked = (
+        f"{facts.patients:,} patients at {facts.sites} site(s), {sum(facts.sizes)} codes and "
+        f"{facts.rank} phenotypes at epsilon {epsilon:g}"
+    )
+    good = good_strength() / math.sqrt(facts.rank)
+    chance = f"{100 * chance_of(signal * math.sqrt(facts.rank)):.0f} in 100"
+    held = f"of real cohorts' runs like this, about {chance} found what is really there"
+    if verdict == "good":
+        return f"{asked}: phenotypes stand {signal:.1f} times above the noise; {held}."
+    ways = [way for lever in levers if (way := _way(lever, facts))]
+    helps = f"What helps most: {ways[0]}; or {', '.join(ways[1:])}, or some of each."
+    if verdict == "weak":
+        return (
+            f"{asked}: the noise will blur all but clear-cut phenotypes (signal {signal:.1f}, "
+            f"{good:.1f} is good); {held}. {helps}"
+        )
+    return (
+        f"{asked}: the phenotypes will drown in noise (signal {signal:.2f}, {good:.1f} is good), "
+        f"so don't spend the budget on this. {helps}"
+    )
+
+
+def _way(lever: Lever, facts: Facts) -> str:
+    """How a lever would make the verdict good; empty where it can't."""
+    if lever.name == "rank":
+        return f"rank = {lever.good:.0f}" if lever.good >= 2 else "fewer phenotypes"
+    if lever.name == "codes" and lever.good > 0:
+        return f"codes = {_fewer(facts.sizes, int(lever.good))}"
+    if lever.name == "epsilon" and lever.good > 0:
+        return f"epsilon {lever.good:.2g}"
+    if lever.name in ("patients", "sites"):
+        same = " of the same size" if lever.name == "sites" else ""
+        return f"{lever.good:,.0f} {lever.name}{same}"
+    return ""

@@ -1,0 +1,56 @@
+"""Halves of a cohort by patient, and sites merged: what a study tunes on must not be reported."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from dpfact_flower.data.site_data import Cohort, SiteData
+from dpfact_flower.tensor import SparseTensor
+
+HALVES = ("both", "tune", "report")
+_SEED = 0
+
+
+def half(cohort: Cohort, which: str) -> Cohort:
+    """One half of every site's patients, drawn from a fixed seed; "both" is the cohort itself.
+
+    The name of a half says which it is.
+    """
+    if which == "both":
+        return cohort
+    sites = []
+    for number, site in enumerate(cohort.sites):
+        rng = np.random.default_rng([_SEED, number])
+        taken = rng.permutation(site.tensor.n_patients) % 2 == HALVES.index(which) - 1
+        chosen = np.flatnonzero(taken)
+        labels = None if site.labels is None else site.labels[chosen]
+        tensor = site.tensor.select_patients(chosen)
+        sites.append(SiteData(site.name, tensor, site.vocabularies, labels))
+    return replace(cohort, name=f"{cohort.name}-{which}", sites=tuple(sites), truth=None)
+
+
+def merged(cohort: Cohort, size: int) -> Cohort:
+    """Each `size` sites in order as one; labels are kept where all of a group have them."""
+    if size == 1:
+        return cohort
+    groups = [cohort.sites[first : first + size] for first in range(0, len(cohort.sites), size)]
+    return replace(cohort, sites=tuple(map(_one, groups)), truth=None)
+
+
+def _one(group: tuple[SiteData, ...]) -> SiteData:
+    first = np.cumsum([0, *(site.tensor.n_patients for site in group)])
+    indices = [
+        site.tensor.indices + np.eye(1, site.tensor.ndim, dtype=np.int32) * np.int32(begin)
+        for site, begin in zip(group, first, strict=False)
+    ]
+    values = np.concatenate([site.tensor.values for site in group])
+    shape = (int(first[-1]), *group[0].tensor.feature_shape)
+    labels = [site.labels for site in group if site.labels is not None]
+    return SiteData(
+        group[0].name,
+        SparseTensor.from_coo(np.concatenate(indices), values, shape),
+        group[0].vocabularies,
+        np.concatenate(labels) if len(labels) == len(group) else None,
+    )

@@ -1,0 +1,90 @@
+"""Averages of refinements over rounds."""
+
+import math
+
+import numpy as np
+import pytest
+
+from dpfact_flower.errors import DataError
+from dpfact_flower.estimation.memory import Memory
+
+RNG = np.random.default_rng(0)
+FIRST, SECOND = (RNG.normal(size=(2, 5)).astype(np.float32) for _ in range(2))
+
+
+def test_the_first_release_is_taken_as_it_is():
+    average = Memory(0.5).averaged(0, "ab", list(FIRST), 3.0)
+    np.testing.assert_array_equal(average.values, FIRST)
+    assert average.sigma == 3.0
+
+
+def test_the_second_is_averaged_and_its_noise_is_that_of_the_average():
+    memory = Memory(0.25)
+    memory.averaged(0, "ab", FIRST, 3.0)
+    average = memory.averaged(0, "ab", SECOND, 4.0)
+    # float32: each product and the sum are rounded once, 2^-24 of at most |FIRST| + |SECOND| each.
+    most = 3 * 2.0**-24 * (np.abs(FIRST) + np.abs(SECOND)).max()
+    np.testing.assert_allclose(average.values, 0.25 * FIRST + 0.75 * SECOND, rtol=0, atol=most)
+    assert average.sigma == pytest.approx(math.sqrt(0.75**2 + 3.0**2), rel=1e-15)
+
+
+def test_the_noise_of_an_average_is_what_it_says():
+    memory, rng = Memory(0.5), np.random.default_rng(1)
+    for _ in range(4):
+        average = memory.averaged(0, "a", rng.normal(0, 2, (1, 20_000)), 2.0)
+    # The deviation of n values is uncertain by 1 / sqrt(2 n) of itself; five of these.
+    assert average.values.std() == pytest.approx(average.sigma, rel=5 / math.sqrt(40_000))
+    assert average.sigma < 0.6 * 2.0
+
+
+def test_modes_have_averages_of_their_own():
+    memory = Memory(0.5)
+    memory.averaged(0, "ab", FIRST, 3.0)
+    np.testing.assert_array_equal(memory.averaged(1, "ab", SECOND, 3.0).values, SECOND)
+
+
+def test_other_sites_begin_anew():
+    memory = Memory(0.5)
+    memory.averaged(0, "ab", FIRST, 3.0)
+    average = memory.averaged(0, "ac", SECOND, 4.0)
+    np.testing.assert_array_equal(average.values, SECOND)
+    assert average.sigma == 4.0
+
+
+def test_without_a_share_nothing_is_remembered():
+    memory = Memory(0.0)
+    memory.averaged(0, "ab", FIRST, 3.0)
+    np.testing.assert_array_equal(memory.averaged(0, "ab", SECOND, 3.0).values, SECOND)
+    assert memory.arrays() == {}
+
+
+def test_what_was_remembered_is_restored():
+    memory, again = Memory(0.5), Memory(0.5)
+    memory.averaged(1, ["north", "south"], FIRST, 3.0)
+    again.restore({**memory.arrays(), "other": np.zeros(3)}, [7, 5])
+    one, other = (m.averaged(1, ["north", "south"], SECOND, 3.0) for m in (memory, again))
+    np.testing.assert_array_equal(one.values, other.values)
+    assert one.sites == other.sites
+    assert one.sigma == other.sigma
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"average_0_sites": None},
+        {"average_0_sigma": None},
+        {"average_0": None},
+        {"average_0": FIRST[:1]},
+        {"average_0": FIRST.astype(np.float64)},
+        {"average_0": np.full((2, 5), np.nan, np.float32)},
+        {"average_0_sigma": np.array(0.0)},
+        {"average_0_sigma": np.array([1.0])},
+        {"average_0_sites": np.array([1, 2])},
+    ],
+)
+def test_a_damaged_memory_is_refused(change):
+    memory = Memory(0.5)
+    memory.averaged(0, "ab", FIRST, 3.0)
+    arrays = {n: a for n, a in {**memory.arrays(), **change}.items() if a is not None}
+    with pytest.raises(DataError, match="average_0: need finite releases of 5 values"):
+        Memory(0.5).restore(arrays, [5])
