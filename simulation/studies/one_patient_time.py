@@ -112,28 +112,41 @@ def _site(cells: NDArray[np.int64], patients: int) -> SiteData:
     return SiteData("north", tensor, vocabularies)
 
 
-def requests() -> dict[str, RoundRequest]:
+def requests(rank: int) -> dict[str, RoundRequest]:
     """One request of each kind that is charged, in their order."""
     sizes = tuple(SIZES.values())
-    plan = plan_patient(PRIVACY, sizes=sizes, rank=SOLVER.rank)
+    plan = plan_patient(PRIVACY, sizes=sizes, rank=rank)
     first = RoundRequest(
-        job="job", round=1, rounds=plan.rounds, seed=0, solver=SOLVER,
+        job="job", round=1, rounds=plan.rounds, seed=0, solver=replace(SOLVER, rank=rank),
         privacy=plan.settle(PRIVACY), vocabulary="", anchors=(),
     )  # fmt: skip
-    anchors = initial_factors(sizes, SOLVER.rank, 0)
-    return {
+    anchors = initial_factors(sizes, rank, 0)
+    asked = {
         planned.name(list(SIZES)).partition(", ")[2]: replace(
             first, round=planned.round, anchors=anchors if planned.kind == "refine" else ()
         )
         for planned in plan.releases
     }
+    slow = replace(first, job="slow", round=2, anchors=slow_factors(sizes, rank))
+    return asked | {"refine procedures, hostile factors": slow}
 
 
-def seconds_of_run(path: Path, like: SiteData, folder: Path) -> dict[str, float]:
+def slow_factors(sizes: Sequence[int], rank: int) -> tuple[NDArray[np.float32], ...]:
+    """Factors on which every patient's own takes all sweeps to find, with no column off.
+
+    Gram matrix of a chain: each column is negative where the next is positive.
+    """
+    block = (np.arange(sizes[0]) * (rank + 1) // sizes[0])[:, None]
+    columns = np.arange(rank)
+    steps = (block == columns).astype(np.float32) - (block == columns + 1)
+    return steps, *(np.ones((size, rank), np.float32) for size in sizes[1:])
+
+
+def seconds_of_run(path: Path, like: SiteData, folder: Path, rank: int) -> dict[str, float]:
     """CPU seconds of each charged round of a run, all of the process's threads together."""
     settings = SiteSettings(state_dir=str(folder), allow_privacy="patient", max_epsilon=100.0)
     found = {}
-    for kind, request in requests().items():
+    for kind, request in requests(rank).items():
         wire = request.to_wire()
         client = DPFactClient(_Once(path, like), settings)
         began = time.process_time()
@@ -142,7 +155,7 @@ def seconds_of_run(path: Path, like: SiteData, folder: Path) -> dict[str, float]
     return found
 
 
-def measure(patients: int, runs: int) -> list[Row]:
+def measure(patients: int, runs: int, rank: int) -> list[Row]:
     """Runs of the three sites in turn, after one of each that is not counted."""
     made = sites(patients)
     taken: dict[str, list[dict[str, float]]] = {who: [] for who in made}
@@ -154,9 +167,9 @@ def measure(patients: int, runs: int) -> list[Row]:
             turn = list(made)[number % len(made) :] + list(made)[: number % len(made)]
             for who in turn:  # each is as often the first
                 state = folder / f"{number} {who}"
-                taken[who].append(seconds_of_run(folder / f"{who}.npz", made[who], state))
+                taken[who].append(seconds_of_run(folder / f"{who}.npz", made[who], state, rank))
     counted = {who: some[1:] for who, some in taken.items()}
-    return [_row(kind, counted) for kind in requests()]
+    return [_row(kind, counted) for kind in requests(rank)]
 
 
 def _row(kind: str, taken: dict[str, list[dict[str, float]]]) -> Row:
@@ -174,8 +187,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--patients", type=int, default=10_000)
     parser.add_argument("--runs", type=int, default=21)
+    parser.add_argument("--rank", type=int, default=SOLVER.rank)
     given = parser.parse_args(arguments)
-    for row in measure(given.patients, given.runs):
+    for row in measure(given.patients, given.runs, given.rank):
         print(row)  # noqa: T201 - what this script is for
 
 

@@ -14,7 +14,6 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from dpfact_flower import errors
 from dpfact_flower.client import DPFactClient, RoundRefusedError
 from dpfact_flower.client_app import app as client_app
-from dpfact_flower.client_app import train
 from dpfact_flower.data.site_data import open_site
 from dpfact_flower.data.vocabulary import joint_digest
 from dpfact_flower.runtime.grid import InProcessGrid
@@ -37,6 +36,7 @@ CODES_KNOWN = {
     kind.code for kind in vars(errors).values()
     if isinstance(kind, type) and issubclass(kind, errors.DPFactError)
 } - {"internal"}  # fmt: skip
+KINDS = ("train",) * 6 + ("evaluate",)
 MOST_RUNS = 12
 """Honest runs that the site's cap leaves room for; a ledger that only grows would slow all down."""
 
@@ -54,7 +54,7 @@ def ask_anything(folder: Path, number: int, seed: int, watch: Watch) -> None:
         wire = _asked(good, mode, rng)
         watch.what = f"request {trial}"
         if rng.random() < 0.2 and (content := _content(wire, rng)) is not None:
-            _through_the_app(content, clients[mode], watch)
+            _through_the_app(content, clients[mode], watch, rng.choice(KINDS))
         else:
             _through_the_door(wire, clients[mode], folder, watch)
 
@@ -158,6 +158,7 @@ def _odd_array(array: Any, rng: random.Random) -> Any:
         lambda: array[None], lambda: array.T, lambda: array[::-1], lambda: array[:-1],
         lambda: np.concatenate([array, array]), lambda: array[:0], lambda: array * 1e6,
         lambda: -array, lambda: np.zeros(array.shape, np.float32), lambda: _odd(rng),
+        lambda: _spread(array, rng), lambda: _spread(array, rng),
         lambda: np.zeros((200, 300), np.float32), lambda: np.zeros(100_000, np.uint8),
         lambda: np.zeros((1,) * 30, np.float32), lambda: np.arange(5, dtype=np.int32),
         lambda: np.zeros(3, [("field" * 20, "f4")]), lambda: list(array), lambda: array[..., None],
@@ -168,6 +169,14 @@ def _odd_array(array: Any, rng: random.Random) -> Any:
             return rng.choice(makes)()
     except (TypeError, ValueError, IndexError):
         return None
+
+
+def _spread(array: np.ndarray[Any, Any], rng: random.Random) -> np.ndarray[Any, Any]:
+    """Values of either sign, and of all sizes that a site may meet."""
+    own = np.random.default_rng(rng.randrange(2**32))
+    low, high = sorted((rng.uniform(-45, 6), rng.uniform(-45, 6)))
+    signs = own.choice((-1.0, 0.0, 1.0), array.shape)
+    return (signs * 10.0 ** own.uniform(low, high, array.shape)).astype(np.float32)
 
 
 def _through_the_door(wire: Wire, config: Mapping[str, Any], folder: Path, watch: Watch) -> None:
@@ -186,11 +195,13 @@ def _through_the_door(wire: Wire, config: Mapping[str, Any], folder: Path, watch
         watch.problem("a reply that says more than the site's name")
 
 
-def _through_the_app(content: RecordDict, config: Mapping[str, Any], watch: Watch) -> None:
+def _through_the_app(
+    content: RecordDict, config: Mapping[str, Any], watch: Watch, kind: str
+) -> None:
     context = Context(1, 1, dict(config), RecordDict(), {})
-    message = Message(content, 1, "train")
+    message = Message(content, 1, kind)
     try:
-        reply = train(message, context)
+        reply = client_app(message, context)
     except Exception as error:
         watch.problem(f"{type(error).__name__} left the app: {str(error)[:200]}")
         return

@@ -138,7 +138,7 @@ def test_the_study_of_one_patients_time_measures_every_kind_of_charged_round(cap
     one_patient_time.main(["--patients", "50", "--runs", "1"])
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition(":")[0] for line in lines] == [
-        "start", "refine procedures", "refine diagnoses",
+        "start", "refine procedures", "refine diagnoses", "refine procedures, hostile factors",
     ]  # fmt: skip
     assert all("one with every code" in line for line in lines)
 
