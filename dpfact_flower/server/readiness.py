@@ -25,7 +25,7 @@ _MEANING = {
     "data": "its data file cannot be used",
     "state": "its folder, its ledger or its disk refuses, or too many rounds have failed there",
     "late": "it holds its replies for longer than round-timeout leaves",
-    "internal": "an error that nobody foresaw",
+    "internal": "an error that nobody foresaw, or another version of this package",
 }
 
 

@@ -24,7 +24,7 @@ def line(monkeypatch):
         try:
             logs.use_flower_handler()
             record = logging.LogRecord(
-                "dpfact_flower.x", logging.WARNING, "x.py", 1, "late by %d s", (3,), None
+                "dpfact_flower.site", logging.WARNING, "x.py", 1, "late by %d s", (3,), None
             )
             return handler.format(record)
         finally:
@@ -44,5 +44,5 @@ def test_json_is_one_object_a_line(line, terminal):
     found = json.loads(line(terminal=terminal, form="json"))
     assert found.pop("time").endswith("+00:00")
     assert found == {
-        "level": "WARNING", "logger": "dpfact_flower.x", "message": "late by 3 s",
+        "level": "WARNING", "logger": "dpfact_flower.site", "message": "late by 3 s",
     }  # fmt: skip

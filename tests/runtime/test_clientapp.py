@@ -65,7 +65,7 @@ def test_a_supernode_that_has_settings_too_is_refused(config, caplog):
 
 @pytest.mark.parametrize(
     ("kind", "code"),
-    [("train", "message"), ("evaluate", "privacy-refused"), ("query", "internal"),
+    [("train", "message"), ("evaluate", "privacy-refused"), ("query", "message"),
      ("train.other", "internal")],
 )  # fmt: skip
 def test_what_the_app_does_not_know_is_refused_with_a_code(config, kind, code):

@@ -392,7 +392,7 @@ def test_no_process_of_a_hospital_asks_for_anything_but_loopback(federation):
     assert notes.read_text() == "socket.connect 192.0.2.1\n"
 
 
-@pytest.mark.parametrize("user", ["dpfact-node", "dpfact-site"])
+@pytest.mark.parametrize("user", ["dpfact-node", "dpfact-site", "dpfact-centre"])
 def test_systemd_knows_every_line_of_the_pages_units(tmp_path, user):
     if not shutil.which("systemd-analyze"):
         pytest.skip("needs systemd-analyze")
