@@ -51,13 +51,13 @@ def _panel(
         if spent is None:
             axes.axhline(value, color=ORANGE, linestyle="--", linewidth=1)
             axes.annotate(
-                name, (1, value), xycoords=("axes fraction", "data"), ha="right", va="bottom",
-                fontsize=8, parse_math=False,
+                name, (0.02, value), xycoords=("axes fraction", "data"), va="bottom", fontsize=8,
+                color=INK, parse_math=False,
             )  # fmt: skip
         else:
             axes.plot([spent.epsilon], [value], "o", color=BLUE)
             axes.annotate(
-                name, (spent.epsilon, value), xytext=(4, 4), textcoords="offset points",
+                name, (spent.epsilon, value), xytext=(4, -9), textcoords="offset points",
                 fontsize=8, color=INK, parse_math=False,
             )  # fmt: skip
     if any(spent for spent, _, _ in points):

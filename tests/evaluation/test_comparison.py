@@ -1,11 +1,21 @@
 """Several runs side by side: what was promised stands beside each epsilon."""
 
-import pytest
+import re
+from dataclasses import replace
 
-from dpfact_flower.errors import DataError
+import pytest
+from typer.testing import CliRunner
+
+from dpfact_flower import cli
+from dpfact_flower.data.vocabulary import Vocabulary
+from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.evaluation.beside import beside
+from dpfact_flower.evaluation.cards import titles
 from dpfact_flower.evaluation.comparison import comparison
-from dpfact_flower.evaluation.run_folder import write_summary
+from dpfact_flower.evaluation.comparison_page import write_comparison
+from dpfact_flower.evaluation.run_folder import read_model, write_model, write_summary
 from dpfact_flower.runtime.federate import federate
+from tests.evaluation.folders import run_folder
 from tests.evaluation.summaries import DEPLOYED, SIMULATED
 
 EPSILON = "epsilon (replacing a record)"
@@ -70,3 +80,36 @@ def test_what_was_measured_stands_in_its_column(tmp_path):
         "patients", "non-zeros", EPSILON, "fit", "RMSE all cells", "RMSE non-zeros", "AUC",
         "AUC raw codes", "AUC volume", "FMS", "of them solver",
     }  # fmt: skip
+
+
+def test_a_page_has_every_run_its_claim_and_the_matched_phenotypes(tmp_path):
+    names = ("first", "second", "other-codes", "nothing")
+    runs = [run_folder(tmp_path / name, noise=0.1 * (name == "second")) for name in names]
+    factors, lists = read_model(runs[2])
+    write_model(runs[2], factors, [Vocabulary("drugs", lists[0].codes), lists[1]])
+    measured = replace(SIMULATED.measured, fit_shared=0.0)
+    write_summary(runs[3], replace(SIMULATED, rank=5, measured=measured))
+    out = tmp_path / "compare.html"
+    done = CliRunner().invoke(cli.app, ["compare", *map(str, runs), "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    assert done.output.count("| demo |") == 4  # the table is printed as ever
+    page = " ".join(re.sub("<[^>]+>", " ", out.read_text("utf-8")).split())
+    assert page.count("epsilon 4.000, proven: patient-level") == 4
+    assert "other-codes is left out: its codes are drugs, diagnoses" in page
+    assert "nothing is left out: its phenotypes explain nothing" in page
+    for number, title in titles(runs[0], {}).items():
+        assert f" {number} {title} " in page
+    for pair in beside(runs[0], [runs[1]])[0].pairs:
+        assert f"{pair.match:.2f} " in page
+
+
+def test_a_page_is_refused_where_it_cannot_be(tmp_path):
+    run = run_folder(tmp_path / "run")
+    with pytest.raises(SettingsError, match="--out: there is no folder"):
+        write_comparison([run], tmp_path / "none" / "page.html")
+
+
+def test_a_run_alone_has_a_page_too(tmp_path):
+    run = run_folder(tmp_path / "run")
+    page = write_comparison([run], tmp_path / "page.html").read_text("utf-8")
+    assert "No other run has phenotypes of the same kinds of codes" in page

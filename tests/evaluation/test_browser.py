@@ -1,0 +1,187 @@
+"""Pages as a browser shows them: Chromium through Playwright, and axe-core for accessibility.
+
+`axe-playwright-python` brings axe-core with it, so that no test needs npm or the network; the
+browser is Debian's, or the one that Playwright has installed.
+"""
+
+import csv
+import io
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dpfact_flower.evaluation.beside import beside, write_beside
+from dpfact_flower.evaluation.comparison_page import write_comparison
+from dpfact_flower.evaluation.names import write_name
+from dpfact_flower.evaluation.report import write_report
+from dpfact_flower.evaluation.run_folder import write_summary
+from tests.evaluation.folders import run_folder
+from tests.evaluation.summaries import MEASURED, SIMULATED
+
+api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed")
+UNFOLD = "for (const part of document.querySelectorAll('details')) part.open = true"
+
+
+def chromium(playwright) -> str:
+    """Path of a browser, or the test is skipped."""
+    places = [shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome")]
+    for place in (*places, playwright.chromium.executable_path):
+        if place and Path(place).exists():
+            return place
+    pytest.skip("no Chromium found: apt-get install chromium, or playwright install chromium")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[object]:
+    with api.sync_playwright() as playwright:
+        # A container's root has no sandbox, and these pages are our own.
+        flags = ["--no-sandbox"] if os.geteuid() == 0 else []
+        found = playwright.chromium.launch(executable_path=chromium(playwright), args=flags)
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory) -> dict[str, Path]:
+    """A report with another run beside it, one that says that nothing was learned, a comparison."""
+    top = tmp_path_factory.mktemp("pages")
+    run, other, nothing = (
+        run_folder(top / name, noise=noise)
+        for name, noise in (("run", 0.0), ("other", 0.1), ("nothing", 0.0))
+    )
+    write_name(run, 3, "renal failure", 5)
+    write_beside(run, beside(run, [other]))
+    measured = replace(MEASURED, fit_shared=0.0, auc=None)
+    write_summary(nothing, replace(SIMULATED, rank=5, measured=measured))
+    out = write_comparison([run, other, nothing], top / "compare.html")
+    return {"report": write_report(run), "nothing": write_report(nothing), "compare": out}
+
+
+@pytest.fixture
+def page(browser, pages):
+    """The report at a desk."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    found = context.new_page()
+    found.goto(pages["report"].as_uri())
+    yield found
+    context.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "scheme"),
+    [
+        ("report", 390, "light"), ("report", 1280, "dark"), ("nothing", 390, "dark"),
+        ("compare", 390, "light"),
+    ],
+)  # fmt: skip
+def test_a_page_fits_its_screen_and_shuts_nobody_out(browser, pages, name, width, scheme):
+    context = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme)
+    page, said, asked = context.new_page(), [], []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(pages[name].as_uri())
+    page.evaluate(UNFOLD)
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    found = axe.Axe().run(page)
+    assert found.violations_count == 0, found.generate_report()
+    assert said == []
+    assert asked == [pages[name].as_uri()]
+    context.close()
+
+
+def visible(page, selector: str) -> list[str]:
+    return [e.inner_text() for e in page.query_selector_all(selector) if e.is_visible()]
+
+
+def test_the_first_screen_names_the_phenotypes_and_whom_they_concern(page):
+    row = page.locator(".overview tbody tr").first
+    assert row.bounding_box()["y"] < 900
+    assert "%" in row.inner_text()
+    assert "yes" in row.inner_text()
+
+
+def test_a_table_sorts_up_and_down_by_its_numbers(page):
+    header = page.get_by_role("button", name="patients", exact=True).first
+    shares = "[...document.querySelectorAll('.overview td[data-v].share')].map(c => +c.dataset.v)"
+    given = page.evaluate(shares)
+    header.click()
+    assert page.evaluate(shares) == sorted(given) != given
+    header.press("Enter")
+    assert page.evaluate(shares) == sorted(given, reverse=True)
+    assert page.locator(".overview th[aria-sort=descending]").count() == 1
+
+
+def test_a_search_leaves_the_phenotypes_that_have_the_word(page):
+    page.fill("#search", "RENAL")
+    (left,) = visible(page, ".card h3")
+    assert left.startswith("3 · renal failure")
+    assert len(visible(page, ".overview tbody tr")) == 1
+    assert page.inner_text("#hits") == "1 of 5"
+    code = page.locator("#phenotype-3 .codes b").first.inner_text()
+    page.fill("#search", code)
+    assert page.locator("#phenotype-3").is_visible()
+    page.fill("#search", "")
+    assert len(visible(page, ".card h3")) == 5
+
+
+def test_the_order_of_codes_goes_from_share_to_lift(page):
+    first = "#phenotype-1 .codes[data-mode=diagnoses] > ol > li"
+    number = "codes => codes.map(code => [+code.dataset.s, +code.dataset.l])"
+    shares = page.eval_on_selector_all(first, number)
+    assert shares == sorted(shares, key=lambda pair: -pair[0])
+    page.eval_on_selector("#lambda", "e => { e.value = 0.2; e.dispatchEvent(new Event('input')) }")
+    lifts = page.eval_on_selector_all(first, number)
+    assert lifts != shares
+    assert min(share for share, _ in lifts) >= 0.01
+    assert sum(lift for _, lift in lifts) > sum(lift for _, lift in shares)
+    assert "λ = 0.2" in page.inner_text("#lambda-says")
+
+
+def test_what_is_shown_can_be_had_as_csv(page):
+    with page.expect_download() as waiting:
+        page.click("#codes-csv")
+    text = waiting.value.path().read_text(encoding="utf-8-sig")
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert waiting.value.suggested_filename == "phenotypes.csv"
+    assert {row["phenotype"] for row in rows} == set("12345")
+    assert all(row["description"] == f"What {row['code']} stands for, in so many words"
+               for row in rows)  # fmt: skip
+    with page.expect_download() as waiting:
+        page.get_by_role("button", name="CSV of Sites", exact=False).first.click()
+    assert "north,45,1,200" not in waiting.value.path().read_text()  # the comma is quoted
+    assert '"1,200"' in waiting.value.path().read_text()
+
+
+def test_a_link_opens_what_it_leads_to(browser, pages):
+    page = browser.new_page()
+    page.goto(pages["report"].as_uri() + "#phenotype-4")
+    assert 0 <= page.locator("#phenotype-4").bounding_box()["y"] < 300
+    page.close()
+
+
+def test_without_its_script_a_page_is_whole(browser, pages):
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(pages["report"].as_uri())
+    assert visible(page, ".tools") == []
+    assert len(visible(page, ".card h3")) == 5
+    page.locator("#phenotype-1 .codes summary").first.click()
+    assert page.locator("#phenotype-1 .codes details li").first.is_visible()
+    context.close()
+
+
+def test_on_paper_there_is_nothing_to_click(page):
+    page.emulate_media(media="print")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert visible(page, "nav, .tools, .table-tools button") == []
+    folded = page.eval_on_selector_all(
+        "details:not([open])", "all => all.map(e => !!e.closest('.codes'))"
+    )
+    assert folded
+    assert all(folded)  # the long lists of codes alone
