@@ -26,6 +26,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,14 +92,14 @@ class Study:
         everybody = SiteData("all", self.tensor, cohort.vocabularies)
         self._whole = replace(cohort, sites=(everybody,), truth=None)
         self._references = [
-            self._kept(f"reference-{seed}", lambda s=seed: reference(self.tensor, rank, s))
+            self._kept(f"reference-{seed}", partial(reference, self.tensor, rank, seed))
             for seed in range(references)
         ]
         self._fits = [self._fit(factors) for factors in self._references]
 
     def rows(self, epsilons: Sequence[float], seeds: int) -> Iterator[dict[str, Any]]:
         """Ceiling, null, and patient mode at each epsilon, as they are measured."""
-        nulls = [self._kept(f"null-{seed}", lambda s=seed: self._null(s)) for seed in range(seeds)]
+        nulls = [self._kept(f"null-{seed}", partial(self._null, seed)) for seed in range(seeds)]
         floor, ceiling = self._measured(nulls), self._ceiling()
         tie = bool((ceiling.min(axis=0) > floor.max(axis=0)).all())
         yield self._row("ceiling: fits to each other", None, ceiling, self._references[0]) | {
@@ -107,7 +108,7 @@ class Study:
         yield self._row("null: shuffled patients", None, floor, nulls[0])
         for epsilon in epsilons:
             models = [
-                self._kept(f"epsilon-{epsilon:g}-{s}", lambda s=s, e=epsilon: self._private(e, s))
+                self._kept(f"epsilon-{epsilon:g}-{s}", partial(self._private, epsilon, s))
                 for s in range(seeds)
             ]
             found = self._measured(models)
@@ -118,7 +119,7 @@ class Study:
 
     def phenotypes(self, epsilon: float) -> list[dict[str, list[str]]]:
         """Leading codes of the first private model at an epsilon, with their descriptions."""
-        model = self._kept(f"epsilon-{epsilon:g}-0", lambda: self._private(epsilon, 0))
+        model = self._kept(f"epsilon-{epsilon:g}-0", partial(self._private, epsilon, 0))
         return codes_of(model, self.cohort)
 
     def _private(self, epsilon: float, seed: int) -> Factors:
