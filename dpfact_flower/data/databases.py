@@ -18,7 +18,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from dpfact_flower.data.tables import count_rows, find_table, load_table, quoted
+from dpfact_flower.data.tables import count_rows, find_table, literal, load_table, quoted
 from dpfact_flower.errors import DataError, MissingDependencyError, shown
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class _Folder:
 class _DuckDB:
     def __init__(self, connection: Connection, path: Path, schema: str) -> None:
         self._path, self._schema = path, schema or "main"
-        connection.execute(f"ATTACH '{_escaped(str(path))}' AS source (READ_ONLY)")
+        connection.execute(f"ATTACH {literal(str(path))} AS source (READ_ONLY)")
 
     def load(
         self,
@@ -289,7 +289,3 @@ def _check(
         raise DataError(
             f"{place}: table {table}{of} lacks the column(s) {', '.join(missing)}; it has {there}"
         )
-
-
-def _escaped(text: str) -> str:
-    return text.replace("'", "''")

@@ -30,7 +30,7 @@ def dpfact(*arguments: str) -> str:
 def test_help_teaches_every_command():
     commands = {
         (): "data ledger site plan budget audit run simulate report compare export label settings",
-        ("data",): "synthetic mimic3 mimic4 eicu synpuf omop tns events show",
+        ("data",): "synthetic mimic3 mimic4 eicu synpuf omop meds tns events show",
         ("ledger",): "show verify",
         ("site",): "answer check refit",
     }
