@@ -204,6 +204,44 @@ def data_omop(
     )  # fmt: skip
 
 
+@data_app.command("meds")
+def data_meds(
+    folder: Tables,
+    out: Out,
+    name: Annotated[str, typer.Option(help="Public name of the site.")],
+    mode: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=PREFIX",
+            help="A mode, and how its codes begin; default: procedures=PROCEDURE// and "
+            "diagnoses=DIAGNOSIS//.",
+        ),
+    ] = None,
+    window: Annotated[int, typer.Option(help="Days within which codes co-occur.", min=0)] = 30,
+    top: Top = "0",
+    codes: Codes = None,
+    rolled_up: Rolled = None,
+    memory: Memory = MEMORY,
+    force: Force = False,
+) -> None:
+    """MEDS, the Medical Event Data Standard: one site, without labels.
+
+    FOLDER holds data and metadata.
+    """
+    from dpfact_flower.data.readers import meds
+
+    modes = _named("--mode", mode) or meds.MODES
+    _save(
+        lambda: meds.read(
+            folder, name, modes=modes, window_days=window, top=None if top == "0" else _top(top),
+            vocabularies=_lists(codes, [*modes]), rolled_up=_roll_ups(rolled_up, [*modes]),
+            memory=memory,
+        ),
+        out,
+        force=force,
+    )  # fmt: skip
+
+
 @data_app.command("tns")
 def data_tns(
     file: Tables,

@@ -13,12 +13,12 @@ import csv
 import itertools
 import re
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from dpfact_flower.data.tables import count_rows, find_table, load_table, quoted
+from dpfact_flower.data.tables import count_rows, find_table, literal, load_table, quoted
 from dpfact_flower.errors import DataError, MissingDependencyError, shown
 
 if TYPE_CHECKING:
@@ -28,32 +28,54 @@ _URL = re.compile(r"postgres(ql)?://", re.IGNORECASE)
 _CHUNK = 50_000
 
 
+class Wanted(NamedTuple):
+    """What is read of a table.
+
+    Attributes
+    ----------
+    table : str
+    columns, optional : sequence of str
+        In lower case; an optional one that is not there is NULL.
+    where : str
+        SQL of DuckDB over the columns as text: which rows are kept.
+    there : str
+        SQL over the table where it is, in any database: which rows are sent. A hint.
+    """
+
+    table: str
+    columns: Sequence[str]
+    optional: Sequence[str] = ()
+    where: str = "true"
+    there: str = "true"
+
+    def names(self, found: Collection[str]) -> list[str]:
+        """Columns that are there."""
+        return [name for name in (*self.columns, *self.optional) if name in found]
+
+    def check(self, place: str, schema: str, found: Collection[str]) -> None:
+        """Refuse a table that is missing or lacks a column.
+
+        Raises
+        ------
+        DataError
+            Naming the place, the table and the columns that are missing.
+        """
+        of = f" in the schema {shown(schema)}" if schema else ""
+        if not found:
+            raise DataError(f"{place}: lacks the table {self.table}{of} (--schema names another)")
+        if missing := [name for name in self.columns if name not in found]:
+            there = sorted(name for name in found if name)
+            raise DataError(
+                f"{place}: table {self.table}{of} lacks the column(s) {', '.join(missing)}; "
+                f"it has {there}"
+            )
+
+
 class Source(Protocol):
     """Where the tables of an EHR are."""
 
-    def load(
-        self,
-        connection: Connection,
-        into: str,
-        table: str,
-        columns: Sequence[str],
-        *,
-        optional: Sequence[str] = (),
-        where: str = "true",
-        there: str = "",
-    ) -> int:
-        """Read columns of a table into the temporary table `into`; returns the rows kept.
-
-        Parameters
-        ----------
-        connection : DuckDBPyConnection
-        into, table : str
-        columns, optional : sequence of str
-            In lower case; an optional one that is not there is NULL.
-        where : str
-            SQL of DuckDB over the columns as text: which rows are kept.
-        there : str
-            SQL over the table where it is, in any database: which rows are sent. A hint.
+    def load(self, connection: Connection, into: str, wanted: Wanted) -> int:
+        """Read a table's columns into the temporary table `into`; returns the rows kept.
 
         Raises
         ------
@@ -111,57 +133,35 @@ class _Folder:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def load(
-        self,
-        connection: Connection,
-        into: str,
-        table: str,
-        columns: Sequence[str],
-        *,
-        optional: Sequence[str] = (),
-        where: str = "true",
-        there: str = "",
-    ) -> int:
-        path = find_table(self._folder, table)
-        load_table(connection, into, path, columns, optional=optional, where=where)
-        return count_rows(connection, into)
+    def load(self, connection: Connection, into: str, wanted: Wanted) -> int:
+        return _from_file(connection, into, find_table(self._folder, wanted.table), wanted)
 
 
 class _DuckDB:
     def __init__(self, connection: Connection, path: Path, schema: str) -> None:
         self._path, self._schema = path, schema or "main"
-        connection.execute(f"ATTACH '{_escaped(str(path))}' AS source (READ_ONLY)")
+        connection.execute(f"ATTACH {literal(str(path))} AS source (READ_ONLY)")
 
-    def load(
-        self,
-        connection: Connection,
-        into: str,
-        table: str,
-        columns: Sequence[str],
-        *,
-        optional: Sequence[str] = (),
-        where: str = "true",
-        there: str = "",
-    ) -> int:
+    def load(self, connection: Connection, into: str, wanted: Wanted) -> int:
         found = dict(
             connection.execute(
                 """SELECT lower(column_name), column_name FROM duckdb_columns()
                    WHERE database_name = 'source' AND lower(schema_name) = lower($schema)
                    AND lower(table_name) = lower($table)""",
-                {"schema": self._schema, "table": table},
+                {"schema": self._schema, "table": wanted.table},
             ).fetchall()
         )
-        _check(f"{self._path}", self._schema, table, columns, found)
+        wanted.check(f"{self._path}", self._schema, found)
         fields = ", ".join(
             f"nullif(trim({quoted(found[name])}::VARCHAR), '') AS {quoted(name)}"
             if name in found
             else f"NULL::VARCHAR AS {quoted(name)}"
-            for name in (*columns, *optional)
+            for name in (*wanted.columns, *wanted.optional)
         )
-        place = f"source.{quoted(self._schema)}.{quoted(table)}"
+        place = f"source.{quoted(self._schema)}.{quoted(wanted.table)}"
         connection.execute(
             f"CREATE OR REPLACE TEMP TABLE {into} AS "
-            f"SELECT * FROM (SELECT {fields} FROM {place}) WHERE {where}"
+            f"SELECT * FROM (SELECT {fields} FROM {place}) WHERE {wanted.where}"
         )
         return count_rows(connection, into)
 
@@ -170,69 +170,47 @@ class _SQLite:
     def __init__(self, path: Path, database: sqlite3.Connection) -> None:
         self._path, self._database = path, database
 
-    def load(
-        self,
-        connection: Connection,
-        into: str,
-        table: str,
-        columns: Sequence[str],
-        *,
-        optional: Sequence[str] = (),
-        where: str = "true",
-        there: str = "",
-    ) -> int:
+    def load(self, connection: Connection, into: str, wanted: Wanted) -> int:
         try:
-            info = self._database.execute(f"PRAGMA table_info({quoted(table)})").fetchall()
+            info = self._database.execute(f"PRAGMA table_info({quoted(wanted.table)})").fetchall()
             found = {name.lower(): name for _, name, *_ in info}
-            _check(f"{self._path}", "", table, columns, found)
-            names = [name for name in (*columns, *optional) if name in found]
+            wanted.check(f"{self._path}", "", found)
+            names = wanted.names(found)
             select = ", ".join(quoted(found[name]) for name in names)
             rows = self._database.execute(
-                f"SELECT {select} FROM {quoted(table)} WHERE {there or '1'}"
+                f"SELECT {select} FROM {quoted(wanted.table)} WHERE {wanted.there}"
             )
-            with _spilled(connection, table) as path:
+            with _spilled(connection, wanted.table) as path:
                 with path.open("w", encoding="utf-8", newline="") as file:
                     writer = csv.writer(file)
                     writer.writerow(names)
                     while chunk := list(itertools.islice(rows, _CHUNK)):
                         writer.writerows(chunk)
-                load_table(connection, into, path, columns, optional=optional, where=where)
+                return _from_file(connection, into, path, wanted)
         except sqlite3.Error as error:
             raise DataError(
-                f"{self._path}: table {table} cannot be read ({type(error).__name__})"
+                f"{self._path}: table {wanted.table} cannot be read ({type(error).__name__})"
             ) from None
-        return count_rows(connection, into)
 
 
 class _Postgres:
     def __init__(self, database: object, schema: str) -> None:
         self._database, self._schema = database, schema
 
-    def load(
-        self,
-        connection: Connection,
-        into: str,
-        table: str,
-        columns: Sequence[str],
-        *,
-        optional: Sequence[str] = (),
-        where: str = "true",
-        there: str = "",
-    ) -> int:
-        found = self._columns(table)
-        _check("PostgreSQL", self._schema, table, columns, found)
-        names = [name for name in (*columns, *optional) if name in found]
+    def load(self, connection: Connection, into: str, wanted: Wanted) -> int:
+        found = self._columns(wanted.table)
+        wanted.check("PostgreSQL", self._schema, found)
+        names = wanted.names(found)
         select = ", ".join(f"{quoted(found[name])} AS {quoted(name)}" for name in names)
         place = f"{quoted(self._schema)}.{quoted(found[''])}"
-        query = f"SELECT {select} FROM {place} WHERE {there or 'true'}"
-        with _spilled(connection, table) as path:
+        query = f"SELECT {select} FROM {place} WHERE {wanted.there}"
+        with _spilled(connection, wanted.table) as path:
             with self._database.cursor() as cursor, path.open("wb") as file:  # type: ignore[attr-defined]
                 cursor.execute("SELECT set_config('search_path', %s, true)", [self._schema])
                 with cursor.copy(f"COPY ({query}) TO STDOUT (FORMAT csv, HEADER)") as rows:
                     for block in rows:
                         file.write(block)
-            load_table(connection, into, path, columns, optional=optional, where=where)
-        return count_rows(connection, into)
+            return _from_file(connection, into, path, wanted)
 
     def _columns(self, table: str) -> dict[str, str]:
         """Name of each column by its name in lower case; and under "" that of the table."""
@@ -278,18 +256,6 @@ def _spilled(connection: Connection, table: str) -> Iterator[Path]:
         path.unlink(missing_ok=True)
 
 
-def _check(
-    place: str, schema: str, table: str, wanted: Sequence[str], found: dict[str, str]
-) -> None:
-    of = f" in the schema {shown(schema)}" if schema else ""
-    if not found:
-        raise DataError(f"{place}: lacks the table {table}{of} (--schema names another)")
-    if missing := [name for name in wanted if name not in found]:
-        there = sorted(name for name in found if name)
-        raise DataError(
-            f"{place}: table {table}{of} lacks the column(s) {', '.join(missing)}; it has {there}"
-        )
-
-
-def _escaped(text: str) -> str:
-    return text.replace("'", "''")
+def _from_file(connection: Connection, into: str, path: Path, wanted: Wanted) -> int:
+    load_table(connection, into, path, wanted.columns, optional=wanted.optional, where=wanted.where)
+    return count_rows(connection, into)

@@ -18,7 +18,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from dpfact_flower.data.tables import count_rows, quoted
+from dpfact_flower.data.tables import count_rows, literal, quoted
 from dpfact_flower.errors import DataError
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def replace_codes(
     lost = "code NOT IN (SELECT code FROM grouping)"
     events = count_rows(connection, table_of(mode), lost)
     codes = count_rows(
-        connection, f"(SELECT key AS code FROM codes WHERE mode = {_text(mode)})", lost
+        connection, f"(SELECT key AS code FROM codes WHERE mode = {literal(mode)})", lost
     )
     connection.execute(
         f"""CREATE OR REPLACE TEMP TABLE {table_of(mode)} AS
@@ -168,8 +168,4 @@ def _check_hashes(connection: Connection) -> None:
 
 
 def _is_table(connection: Connection, name: str) -> bool:
-    return bool(count_rows(connection, "duckdb_tables()", f"table_name = {_text(name)}"))
-
-
-def _text(value: str) -> str:
-    return "'{}'".format(value.replace("'", "''"))
+    return bool(count_rows(connection, "duckdb_tables()", f"table_name = {literal(name)}"))

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection as Connection
 
 __all__ = [
-    "MEMORY", "Dialect", "connect", "count_rows", "find_files", "find_table", "load_table",
-    "quoted", "read_header", "refuse_rows",
+    "MEMORY", "Dialect", "connect", "count_rows", "find_files", "find_table", "literal",
+    "load_table", "quoted", "read_header", "refuse_rows",
 ]  # fmt: skip
 
 logger = logging.getLogger(__name__)
@@ -245,7 +245,7 @@ def load_table(
         connection.execute(
             f"CREATE OR REPLACE TEMP TABLE {table} AS "
             f"SELECT {select} FROM (SELECT {fields} FROM {source}) WHERE {where}",
-            {"path": _literal(path)},
+            {"path": _globless(path)},
         )
     except (duckdb.IOException, duckdb.InvalidInputException) as error:
         causes = "is it cut off"
@@ -322,6 +322,11 @@ def quoted(name: str) -> str:
     return '"{}"'.format(name.replace('"', '""'))
 
 
+def literal(text: str) -> str:
+    """Text as SQL, whatever it holds."""
+    return "'{}'".format(text.replace("'", "''"))
+
+
 def count_rows(connection: Connection, table: str, where: str = "true") -> int:
     """Rows of a table for which a condition holds."""
     (row,) = connection.execute(f"SELECT count(*) FROM {table} WHERE {where}").fetchall()
@@ -360,7 +365,7 @@ def _parquet(
     if not path.is_file():
         raise DataError(f"{path}: no such file")
     source = "read_parquet($path)"
-    described = connection.execute(f"DESCRIBE SELECT * FROM {source}", {"path": _literal(path)})
+    described = connection.execute(f"DESCRIBE SELECT * FROM {source}", {"path": _globless(path)})
     found: dict[str, str] = {}
     for name, kind, *_ in described.fetchall():
         lower = name.strip().lower()
@@ -378,7 +383,7 @@ def _parquet(
     return source, found
 
 
-def _literal(path: Path) -> str:
+def _globless(path: Path) -> str:
     """The path as DuckDB takes it, to which * ? [ would mean other files."""
     return re.sub(r"([*?\[])", r"[\1]", str(path))
 

@@ -33,7 +33,7 @@ def test_help_teaches_every_command():
     commands = {
         (): "data ledger site plan budget audit run simulate demo submit status report compare "
         "export label settings",
-        ("data",): "synthetic mimic3 mimic4 eicu synpuf omop tns events show",
+        ("data",): "synthetic mimic3 mimic4 eicu synpuf omop meds tns events show",
         ("ledger",): "show verify backup restore",
         ("site",): "answer check metrics refit",
     }

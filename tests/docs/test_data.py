@@ -11,6 +11,7 @@ from dpfact_flower import cli
 from dpfact_flower.data.site_data import Cohort
 from tests.data.readers import test_mimic3
 from tests.data.readers.test_event_tables import DIAGNOSES, PROCEDURES
+from tests.data.readers.test_meds import write_meds
 from tests.data.readers.test_mimic4 import write_tables
 from tests.data.readers.test_omop import TABLES
 from tests.data.readers.test_tns import TEXT
@@ -20,7 +21,7 @@ COMMANDS = [
     command.replace("\\\n", " ")
     for command in [
         *re.findall(r"^    dpfact ((?:.*\\\n)*.*)$", PAGE, re.MULTILINE),
-        *re.findall(r"\| `dpfact (data [^`.]*?)` \|", PAGE),
+        *re.findall(r"\| `dpfact (data [^`.]*?)`", PAGE),
     ]
 ]
 
@@ -37,6 +38,7 @@ def folder(tmp_path_factory):
     for table, (header, rows) in TABLES.items():
         (home / "cdm" / f"{table}.csv").write_text("\n".join([header, *rows, ""]))
     (home / "counts.tns").write_text(TEXT)
+    write_meds(home / "meds")
     (home / "procedures.csv").write_text(PROCEDURES)
     (home / "diagnoses.csv").write_text(DIAGNOSES)
     latin = {

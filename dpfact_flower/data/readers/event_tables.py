@@ -29,6 +29,7 @@ from dpfact_flower.data.tables import (
     Dialect,
     connect,
     count_rows,
+    literal,
     load_table,
     quoted,
     refuse_rows,
@@ -388,8 +389,7 @@ def _check_times(path: Path, source: EventTable, rows: int, mistimed: int, zoned
 def _minutes(time: str, time_format: str) -> str:
     """SQL of whole minutes since 1970; see `_ZONED` and `_MISTIMED`."""
     if time_format:
-        text = "'{}'".format(time_format.replace("'", "''"))
-        minute = _whole_minutes(f"try_strptime({time}, {text})")
+        minute = _whole_minutes(f"try_strptime({time}, {literal(time_format)})")
         return f"CASE WHEN {time} IS NOT NULL THEN coalesce({minute}, {_MISTIMED}) END"
     usual = " OR ".join(f"{time} LIKE '{form}'" for form in _USUAL)
     minute, zoned = (

@@ -22,7 +22,7 @@ from dpfact_flower.data.cooccurrence import (
     build_cohort,
     choose_vocabularies,
 )
-from dpfact_flower.data.databases import Source, open_source
+from dpfact_flower.data.databases import Source, Wanted, open_source
 from dpfact_flower.data.events import add_events, note
 from dpfact_flower.data.roll_up import RollUp, roll_up
 from dpfact_flower.data.site_data import Cohort
@@ -140,8 +140,8 @@ def read(
 def _load_occurrences(connection: Connection, tables: Source, mode: str) -> None:
     """Table ``raw_<mode>``: patient, encounter, day (DATE) and concept; no concept left out."""
     table, concept, day = _TABLES[mode]
-    columns = ("person_id", concept, day)
-    rows = tables.load(connection, "occurrences", table, columns, optional=("visit_occurrence_id",))
+    wanted = Wanted(table, ("person_id", concept, day), optional=("visit_occurrence_id",))
+    rows = tables.load(connection, "occurrences", wanted)
     note(connection, table, "rows", rows)
     no_time = f"{day} IS NOT NULL AND try_cast(left({day}, 10) AS DATE) IS NULL"
     if wrong := count_rows(connection, "occurrences", no_time):
@@ -166,14 +166,12 @@ def _load_occurrences(connection: Connection, tables: Source, mode: str) -> None
 
 
 def _load_concepts(connection: Connection, tables: Source, *, ingredients: bool) -> None:
-    """Tables ``concepts`` of those that are used, and ``ingredients`` of all of that class."""
+    """Table ``concepts`` of those that are used, and perhaps of all ingredients."""
     columns = ("concept_id", "concept_name", "concept_class_id")
-    of_class = "lower(concept_class_id) = 'ingredient'"
     used = "concept_id IN (SELECT concept FROM used)"
-    tables.load(
-        connection, "concepts", "concept", columns,
-        where=f"{used} OR {of_class}" if ingredients else used,
-    )  # fmt: skip
+    if ingredients:
+        used += " OR lower(concept_class_id) = 'ingredient'"
+    tables.load(connection, "concepts", Wanted("concept", columns, where=used))
     unknown = (
         "(FROM (SELECT DISTINCT concept FROM used) ANTI JOIN concepts ON concept_id = concept)"
     )
@@ -183,14 +181,15 @@ def _load_concepts(connection: Connection, tables: Source, *, ingredients: bool)
 
 def _find_ingredients(connection: Connection, tables: Source) -> None:
     """Put ingredients in the place of drugs, in ``raw_drugs``."""
-    columns = ("ancestor_concept_id", "descendant_concept_id")
-    tables.load(
-        connection, "ancestors", "concept_ancestor", columns,
+    wanted = Wanted(
+        "concept_ancestor",
+        ("ancestor_concept_id", "descendant_concept_id"),
         where="descendant_concept_id IN (SELECT concept FROM used) AND ancestor_concept_id IN "
         "(SELECT concept_id FROM concepts WHERE lower(concept_class_id) = 'ingredient')",
         there="ancestor_concept_id IN (SELECT concept_id FROM concept "
         "WHERE lower(concept_class_id) = 'ingredient')",
-    )  # fmt: skip
+    )
+    tables.load(connection, "ancestors", wanted)
     itself = "concept NOT IN (SELECT descendant_concept_id FROM ancestors)"
     found = count_rows(connection, "raw_drugs", itself)
     if found:
@@ -226,28 +225,31 @@ def _make_events(connection: Connection, modes: Sequence[str]) -> None:
 
 def _load_patients(connection: Connection, tables: Source, name: str, site_of: SiteOf) -> None:
     """Table ``patients``, of everybody in ``person``; and ``visits``."""
-    people = tables.load(
-        connection, "persons", "person", ("person_id",), optional=("care_site_id",)
-    )
+    site = ("care_site_id",)
+    people = tables.load(connection, "persons", Wanted("person", ("person_id",), optional=site))
     note(connection, "person", "rows", people)
-    columns = ("visit_occurrence_id", "person_id", "visit_start_date", "visit_end_date")
-    visits = tables.load(
-        connection, "visits", "visit_occurrence", columns, optional=("care_site_id",)
+    columns: tuple[str, ...] = (
+        "visit_occurrence_id",
+        "person_id",
+        "visit_start_date",
+        "visit_end_date",
     )
+    visits = tables.load(connection, "visits", Wanted("visit_occurrence", columns, optional=site))
     note(connection, "visit_occurrence", "rows", visits)
     connection.execute(
         "CREATE TEMP TABLE care_sites (care_site_id VARCHAR, care_site_name VARCHAR)"
     )
     if site_of != "none":
-        tables.load(connection, "care_sites", "care_site", ("care_site_id", "care_site_name"))
+        names = ("care_site_id", "care_site_name")
+        tables.load(connection, "care_sites", Wanted("care_site", names))
     first = """SELECT person_id, first(care_site_id ORDER BY visit_start_date, visit_occurrence_id)
                    AS care_site_id
                FROM visits WHERE care_site_id IS NOT NULL GROUP BY person_id"""
     own = {"none": "persons", "person": "persons", "visit": f"({first})"}[site_of]
-    site = "$name" if site_of == "none" else "coalesce(care_site_name, o.care_site_id)"
+    called = "$name" if site_of == "none" else "coalesce(care_site_name, o.care_site_id)"
     connection.execute(
         f"""CREATE TEMP TABLE patients AS
-            SELECT p.person_id AS patient, any_value({site}) AS site, false AS died
+            SELECT p.person_id AS patient, any_value({called}) AS site, false AS died
             FROM persons p LEFT JOIN {own} o USING (person_id)
             LEFT JOIN care_sites c ON c.care_site_id = o.care_site_id
             WHERE p.person_id IS NOT NULL GROUP BY p.person_id""",
@@ -260,7 +262,7 @@ def _load_patients(connection: Connection, tables: Source, name: str, site_of: S
 def _load_deaths(connection: Connection, tables: Source) -> bool:
     """Set ``patients.died`` of deaths in hospital; whether there is a table of deaths."""
     try:
-        rows = tables.load(connection, "deaths", "death", ("person_id", "death_date"))
+        rows = tables.load(connection, "deaths", Wanted("death", ("person_id", "death_date")))
     except DataError as error:
         if "lacks the table" not in str(error):
             raise

@@ -1,0 +1,59 @@
+import duckdb
+import pytest
+
+from dpfact_flower.data.readers import meds
+from dpfact_flower.errors import DataError, SettingsError
+from tests.data.readers.cells import cells_of
+
+ROWS = """(VALUES
+    (1::BIGINT, NULL::TIMESTAMP, 'GENDER//F', NULL::FLOAT),
+    (1, TIMESTAMP '2180-05-06 10:00:59', 'DIAGNOSIS//ICD//9//4019', NULL),
+    (1, TIMESTAMP '2180-05-06 10:00:10', 'DIAGNOSIS//ICD//9//4019', NULL),
+    (1, TIMESTAMP '2180-05-07 00:00:00', 'PROCEDURE//ICD//10//02HV33Z', NULL),
+    (1, NULL, 'DIAGNOSIS//ICD//10//I10', NULL),
+    (1, TIMESTAMP '2180-05-06 10:00:00', 'LAB//50912', 1.5),
+    (2, TIMESTAMP '2180-05-06 10:00:00', 'DIAGNOSIS//ICD10CM//I10', NULL)
+) AS t(subject_id, time, code, numeric_value)"""
+
+
+def write_meds(folder):
+    """Two shards and the descriptions, as MEDS 0.3 lays them out."""
+    for part, ids in (("train", "= 1"), ("held_out", "= 2")):
+        (folder / "data" / part).mkdir(parents=True)
+        path = folder / "data" / part / "0.parquet"
+        duckdb.sql(f"SELECT * FROM {ROWS} WHERE subject_id {ids}").write_parquet(str(path))
+    (folder / "metadata").mkdir()
+    duckdb.sql(
+        "SELECT 'DIAGNOSIS//ICD//9//4019' AS code, 'Hypertension' AS description, "
+        "['a']::VARCHAR[] AS parent_codes"
+    ).write_parquet(str(folder / "metadata" / "codes.parquet"))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_meds(tmp_path)
+    return tmp_path
+
+
+def test_shards_make_one_site(folder):
+    cohort = meds.read(folder, "north")
+    assert cells_of(cohort) == {("north", "1", "icd10:02HV33Z", "icd9:4019"): 1}
+    assert cohort.vocabularies[1].codes == ("icd10:I10", "icd9:4019")
+    assert cohort.vocabularies[1].descriptions == ("", "Hypertension")
+    assert cohort.sites[0].labels is None
+    assert ("0.parquet", "rows without a time, in no window", 1) in cohort.account
+
+
+def test_modes_by_prefixes_and_groups(folder):
+    cohort = meds.read(folder, "north", modes={"labs": "LAB//", "dx": "DIAGNOSIS//"},
+                       rolled_up={"dx": "icd3"})  # fmt: skip
+    assert cells_of(cohort) == {("north", "1", "50912", "icd9:401"): 1}
+
+
+def test_what_cannot_be_read_is_named(folder, tmp_path):
+    with pytest.raises(DataError, match="the tables hold no rx of these patients"):
+        meds.read(folder, "north", modes={"rx": "RX//", "dx": "DIAGNOSIS//"})
+    with pytest.raises(DataError, match="lacks Parquet files in data/"):
+        meds.read(tmp_path / "metadata", "north")
+    with pytest.raises(SettingsError, match="need a prefix for each"):
+        meds.read(folder, "north", modes={"rx": "", "dx": "DIAGNOSIS//"})
