@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from dpfact_flower.cli.options import AsJson
+from dpfact_flower.cli.talk import echo_json
 from dpfact_flower.errors import StateError
 
 if TYPE_CHECKING:
@@ -51,8 +51,7 @@ def show(folder: Folder, site: Site = "", delta: Delta = 1e-5, as_json: AsJson =
         ledger.events()
         head, rows, path = ledger.head(), ledger.rows(), ledger.path
     if as_json:
-        # Not through rich, which would wrap the lines.
-        typer.echo(json.dumps(_as_dict(path, rows, head, delta), indent=1, allow_nan=False))
+        echo_json(_as_dict(path, rows, head, delta))
         return
     if rows:
         _console.print(_table(rows, delta))
@@ -77,7 +76,7 @@ def verify(folder: Folder, site: Site = "", noted: Noted = "", as_json: AsJson =
     except StateError as error:  # so damaged that it does not open
         problems, head = [str(error)], None
     if as_json:
-        typer.echo(json.dumps({"head": head and str(head), "problems": problems}, indent=1))
+        echo_json({"head": head and str(head), "problems": problems})
         raise typer.Exit(bool(problems))
     for problem in problems:
         _console.print("[red]problem[/red]", escape(problem), soft_wrap=True)

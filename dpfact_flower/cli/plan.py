@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from dpfact_flower.cli.options import AsJson, Set, assigned, read_sizes
+from dpfact_flower.cli.talk import echo_json
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.settings import PrivacySettings, SolverSettings, refuse_unknown
 
@@ -61,8 +61,7 @@ def plan(
     codes = read_sizes("--sizes", sizes)
     made = plan_patient(chosen, sizes=codes, rank=rank, sites=sites)
     if as_json:
-        # Not through rich, which would wrap the lines.
-        typer.echo(json.dumps(_as_dict(made, len(codes)), indent=1))
+        echo_json(_as_dict(made, len(codes)))
         return
     _console.print(_releases(made, len(codes)))
     _console.print(f"{made.rounds} Flower rounds; the last one releases nothing")
@@ -100,8 +99,7 @@ def budget(
     sensitivity = psgd_sensitivity(tau, clip, eta)
     if as_json:
         noise = {"sensitivity": sensitivity, "sigma": made.sigma(sensitivity)}
-        content = {"rho_per_factor_and_round": made.rho, **noise, **made.guarantee().to_dict()}
-        typer.echo(json.dumps(content, indent=1))
+        echo_json({"rho_per_factor_and_round": made.rho, **noise, **made.guarantee().to_dict()})
         return
     _console.print(f"rho per factor and round: {made.rho:.6g} (total {made.total_rho:.6g})")
     _console.print(f"sensitivity 2 tau L eta: {sensitivity:.6g}")

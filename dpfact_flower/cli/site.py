@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +10,7 @@ import typer
 from rich.markup import escape
 
 from dpfact_flower.cli.options import AsJson, console
+from dpfact_flower.cli.talk import echo_json, progress
 from dpfact_flower.errors import StateError
 
 # What each command needs is imported inside it: `dpfact --help` must not wait for numba.
@@ -53,7 +53,7 @@ def site_check(
 
     findings = check_site(config, key)
     if as_json:
-        typer.echo(json.dumps([asdict(finding) for finding in findings], indent=1))
+        echo_json([asdict(finding) for finding in findings])
     else:
         for finding in findings:
             for line in finding.faults or (finding.check,):
@@ -112,7 +112,11 @@ def site_refit(
     jobs = [job] if job else unfitted(folder)
     if not jobs:
         raise StateError(f"{folder}: no run in patient mode has ended here that is not fitted yet")
-    for each in jobs:
-        measures = refit(site, settings, each)
-        text = f"{each}: explains {measures.error.fit:.1%} of this site's data; in {folder / each}"
+    texts = []
+    with progress() as watch:
+        for done, each in enumerate(jobs):
+            watch("fitting", done / len(jobs))
+            fit = refit(site, settings, each).error.fit
+            texts.append(f"{each}: explains {fit:.1%} of this site's data; in {folder / each}")
+    for text in texts:
         console.print(escape(text), soft_wrap=True)

@@ -16,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted, check_non_negative, valida
 from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError
-from dpfact_flower.evaluation.model import GlobalModel, Memberships
+from dpfact_flower.evaluation.model import GlobalModel, Memberships, pandas
 from dpfact_flower.machine.logs import flower_quiet
 from dpfact_flower.notebook.federated import federate
 from dpfact_flower.notebook.inputs import (
@@ -158,9 +158,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
 
     def memberships(self, X: Any) -> DataFrame:
         """`transform` as a DataFrame, with the patients' identifiers as its index."""
-        import pandas  # noqa: PLC0415 - optional
-
-        return pandas.concat([site.to_frame() for site in self._memberships(X)])
+        return pandas().concat([site.to_frame() for site in self._memberships(X)])
 
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[Any]:
         """Names of the columns of `transform`: of phenotypes that have one, else ``phenotype_3``.
