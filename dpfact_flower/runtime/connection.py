@@ -168,4 +168,4 @@ class Connection:
 
 
 def _said(answer: Mapping[str, Any]) -> str:
-    return str(answer.get("error-message") or "flwr run gave no reason")
+    return " ".join(str(answer.get("error-message") or "flwr run gave no reason").split())

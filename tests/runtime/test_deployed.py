@@ -12,10 +12,12 @@ import pytest
 
 from dpfact_flower.evaluation.run_folder import read_json, read_model
 from dpfact_flower.privacy.ledger import Ledger
+from dpfact_flower.runtime.connection import COMPLETED, Connection
 from dpfact_flower.runtime.federate import federate
 from dpfact_flower.runtime.keeper import kept
 from dpfact_flower.runtime.superlink import local_superlink
 from dpfact_flower.server.history import read_history
+from dpfact_flower.server.status import run_status
 from tests.patience import PATIENCE, await_that
 from tests.runtime.deployment import (
     APP,
@@ -37,7 +39,14 @@ def test_deployment_gives_the_numbers_of_one_process(cohort, cohort_folder, tmp_
         for site in cohort.sites:
             config = site_config(cohort_folder, tmp_path, site.name)
             stack.enter_context(supernode(superlink, tmp_path, config))
-        superlink.run(APP, {**CONFIG, **server_config(cohort, tmp_path)})
+        link = Connection("dpfact", superlink.environment)  # as `dpfact submit` does it
+        run = link.submit(APP, {**CONFIG, **server_config(cohort, tmp_path)})
+        assert link.follow(run)["status"] == COMPLETED
+    status = run_status(tmp_path / "deployed")
+    assert status.is_finished
+    assert [(site.name, site.used, site.failed) for site in status.sites] == [
+        (site.name, CONFIG["rounds"], 0) for site in cohort.sites
+    ]
     out = tmp_path / "deployed"
     assert_same(out, read_model(one)[0])
     summary = read_json(out / "summary.json")
