@@ -125,7 +125,7 @@ def test_the_wheel_has_the_flower_app():
     wheel = build["targets"]["wheel"]
     assert wheel["sources"] == {APP.name: "dpfact_flower/flower_app"}
     of_the_app = [APP.parent / path for path in wheel["only-include"] if path != "dpfact_flower"]
-    needed = {path for path in APP.glob("dpfact_app/*.py")} | {APP / "pyproject.toml"}
+    needed = set(APP.glob("dpfact_app/*.py")) | {APP / "pyproject.toml"}
     there = {f for path in of_the_app for f in (path.glob("*.py") if path.is_dir() else [path])}
     assert there == needed
 
