@@ -126,11 +126,12 @@ def test_what_is_not_installed_is_named_with_the_command_that_installs_it(tmp_pa
 def test_the_wheel_has_the_flower_app():
     """`dpfact demo` works where nobody has cloned the repository."""
     build = tomllib.loads((APP.parent / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
-    placed = build["targets"]["wheel"]["force-include"]
-    assert set(placed) == {"simulation/pyproject.toml", "simulation/dpfact_app"}
-    for source, place in placed.items():
-        assert (APP.parent / source).exists()
-        assert place == f"dpfact_flower/flower_app/{Path(source).name}"
+    wheel = build["targets"]["wheel"]
+    assert wheel["sources"] == {APP.name: "dpfact_flower/flower_app"}
+    of_the_app = [APP.parent / path for path in wheel["only-include"] if path != "dpfact_flower"]
+    needed = set(APP.glob("dpfact_app/*.py")) | {APP / "pyproject.toml"}
+    there = {f for path in of_the_app for f in (path.glob("*.py") if path.is_dir() else [path])}
+    assert there == needed
 
 
 def test_help_says_what_an_argument_is():
