@@ -8,8 +8,8 @@ different random starts, against each other. *Null*: models fitted without noise
 patients, each with the procedures of one real patient and the diagnoses of another; what they reach
 needs no tie between modes. Private models of which one does not beat every null in both numbers are
 no evidence that ties were learned, whatever the numbers look like. Where the mean of the ceiling
-does not beat every null there is no tie to learn, and no model is judged. Fit is 1 - ||X - M||^2 / ||X||^2,
-patients scaled to norm 1 and refitted.
+does not beat every null there is no tie to learn, and no model is judged. Fit is
+1 - ||X - M||^2 / ||X||^2, patients scaled to norm 1 and refitted.
 
 With labels, the area under the curve (AUC) of in-hospital death stands beside that of raw codes,
 both by logistic regression on 60 % of the patients (mean over splits, first model of a cell).
