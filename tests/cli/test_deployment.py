@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dpfact_flower import cli
+from dpfact_flower.cli.options import APP_FOLDER
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.runtime import connection
@@ -62,7 +63,7 @@ def flower(tmp_path, monkeypatch):
 def test_the_exit_code_is_the_runs(flower, states, code):
     done, asked = flower(*states, options=("-s", "rounds=3", "--json"))
     assert done.exit_code == code, done.output
-    assert asked[0].startswith("run simulation centre --run-config ")
+    assert asked[0].startswith(f"run {APP_FOLDER} centre --run-config ")
     assert "data=''" in asked[0] or 'data=""' in asked[0]
     assert "rounds=3" in asked[0]
     assert asked[1] == "log 77 centre --stream"

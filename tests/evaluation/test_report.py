@@ -159,7 +159,7 @@ def deployed_run(data, labelled, tmp_path_factory) -> Path:
     ]  # fmt: skip
     lists = [str(data / f"{v.name}.vocabulary.json") for v in labelled.vocabularies]
     config = {**PAPER, "data": "", "vocabulary": ",".join(lists), "out": str(folder / "run"),
-              "job": "trial-7", "sites": 3}  # fmt: skip
+              "job": "trial-7", "sites": 3, "preflight": "off"}  # fmt: skip
     return serve(InProcessGrid(client_app, nodes, config), RunConfig.read(config))
 
 
