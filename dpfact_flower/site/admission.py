@@ -18,6 +18,7 @@ from dpfact_flower.machine.access import check_own, check_way
 from dpfact_flower.machine.files import replacing
 from dpfact_flower.machine.memory import memory_limit, memory_used
 from dpfact_flower.privacy.ledger import LEDGER, LastAnswer, Ledger
+from dpfact_flower.privacy.patient.outlook import BYTES_A_VALUE
 from dpfact_flower.privacy.tally import Tally
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.round import RoundWork
@@ -25,8 +26,6 @@ from dpfact_flower.site.store import SiteStore
 from dpfact_flower.solver.solvers import solvers
 from dpfact_flower.wire.protocol import RoundRequest
 
-_BYTES_A_VALUE = 48
-"""Memory for one value of a release: the sum, its noise, and packing; 37 are measured."""
 _PATIENTS_SHARE = 0.25
 """Of the memory that the process may have."""
 _OTHER_NAME = "DATA-HAS-ANOTHER-NAME.txt"
@@ -289,7 +288,7 @@ def check_memory(work: RoundWork) -> None:
         to more than the rest.
     """
     largest = max((event.count for event in work.cost()), default=0)
-    needed, limit = memory_used() + largest * _BYTES_A_VALUE, memory_limit()
+    needed, limit = memory_used() + largest * BYTES_A_VALUE, memory_limit()
     if limit is not None and needed > limit * (1 - _PATIENTS_SHARE):
         raise MessageError(
             f"codes: a release of {largest:,} values needs {needed / 2**30:.1f} GiB of memory with "
