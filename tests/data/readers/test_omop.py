@@ -5,8 +5,10 @@ import gzip
 import os
 import pwd
 import shutil
+import signal
 import sqlite3
 import subprocess
+import tempfile
 from pathlib import Path
 
 import duckdb
@@ -16,6 +18,7 @@ from dpfact_flower.data.readers import omop
 from dpfact_flower.errors import DataError, MissingDependencyError, SettingsError
 from tests.data.readers.cells import cells_of
 from tests.data.readers.test_event_tables import assert_same_sites
+from tests.patience import await_that
 
 # Person 1: fracture and cast in one visit, amoxicillin (a drug of the ingredient 9). Person 2 dies
 # in a visit, and takes a drug without an ingredient. Person 3: concept 0 alone. Person 9: unknown.
@@ -77,7 +80,7 @@ def cdm(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def postgres(tmp_path_factory):
+def postgres():
     """URL of a real server of our own, on a socket in a private folder; skips without one."""
     pytest.importorskip("psycopg", reason="psycopg is not installed")
     places = [*sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)]
@@ -85,29 +88,36 @@ def postgres(tmp_path_factory):
     if initdb is None:
         pytest.skip("no PostgreSQL server (initdb) on this machine")
     bin_folder = Path(initdb).resolve().parent
-    home = tmp_path_factory.mktemp("pg")
-    as_user = {}
+    words, user = ["setpriv", "--pdeathsig", "INT"], None  # it ends with a test that is killed
+    if shutil.which("setpriv") is None:
+        pytest.skip("needs setpriv")
     if os.geteuid() == 0:  # the server refuses to run as root
         try:
             user = pwd.getpwnam("postgres")
         except KeyError:
             pytest.skip("PostgreSQL does not run as root, and there is no user postgres")
-        for folder in (home, *home.parents):
-            if folder.stat().st_uid == 0 and folder != Path("/") and "pytest" in folder.name:
-                folder.chmod(0o711)
-        os.chown(home, user.pw_uid, user.pw_gid)
-        as_user = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
-    data = home / "data"
-
-    def run(program, *arguments):
-        subprocess.run([bin_folder / program, "-D", data, *arguments], cwd=home, check=True,
-                       capture_output=True, **as_user)  # fmt: skip
-
-    run("initdb", "-A", "trust", "-U", "reader", "-N", "-E", "UTF8")
-    options = f"-c listen_addresses= -c unix_socket_directories={home} -c fsync=off"
-    run("pg_ctl", "-w", "-l", home / "log", "-o", options, "start")
-    yield f"postgresql://reader@/postgres?host={home}"
-    run("pg_ctl", "-w", "-m", "immediate", "stop")
+        words += [f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
+    # Not pytest's own folder: that is for who runs the tests alone, and its name may be too long
+    # for a socket.
+    with tempfile.TemporaryDirectory(prefix="dpfact-") as name:
+        home = Path(name)
+        if user is not None:
+            os.chown(home, user.pw_uid, user.pw_gid)
+        made = [*words, bin_folder / "initdb", "-D", home / "data", "-A", "trust", "-U", "reader"]
+        subprocess.run([*made, "-N", "-E", "UTF8"], cwd=home, check=True, capture_output=True)
+        options = ("listen_addresses=", f"unix_socket_directories={home}", "fsync=off")
+        serve = [*words, bin_folder / "postgres", "-D", home / "data"]
+        for option in options:
+            serve += ["-c", option]
+        with (home / "log").open("wb") as log:
+            server = subprocess.Popen(serve, cwd=home, stdout=log, stderr=log)
+        try:
+            ready = [bin_folder / "pg_isready", "-q", "-h", home]
+            await_that(lambda: subprocess.run(ready, check=False).returncode == 0, "PostgreSQL")
+            yield f"postgresql://reader@/postgres?host={home}"
+        finally:
+            server.send_signal(signal.SIGINT)
+            server.wait()
 
 
 def described(cohort, mode):
