@@ -133,13 +133,10 @@ def test_what_is_being_answered_is_finished_before_an_executor_ends_unless_asked
         started.append(process)
         return process
 
-    class Ending(Tasks):
-        def claim(self):
-            if not self.tokens:
-                if not twice:
-                    started[0].stdin.close()  # it goes on, and ends with an error of its own
-                raise SystemExit(0)
-            return self.tokens.pop(0)
+    def asked_to_end(seconds):  # while it waits for the message to be answered
+        if not twice:
+            started[0].stdin.close()  # it goes on, and ends with an error of its own
+        raise SystemExit(0)
 
     class Impatient(subprocess.Popen):
         def wait(self, timeout=None):
@@ -155,8 +152,9 @@ def test_what_is_being_answered_is_finished_before_an_executor_ends_unless_asked
         kind = Impatient if twice else subprocess.Popen
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(subprocess, "Popen", kind)
+            patch.setattr(executor.time, "sleep", asked_to_end)
             with pytest.raises(SystemExit):
-                executor._serve(Ending("a"), start)
+                executor._serve(Tasks("a"), start)
         assert {process.returncode for process in started} == ended
 
 
