@@ -54,13 +54,13 @@ EXPLAINED: tuple[Explained, ...] = (
         "threads share the patients evenly but for one; the sum is the same however they do",
     ),
     Explained(
-        "privacy/patient/plan.py",
+        "privacy/patient/outlook.py",
         "_SIGNALS = (0.0, 0.2, 0.4, 0.65, 0.9, 1.15, 1.65, 2.5, 3.5, 6.0)",
         (),
         "measured on planted phenotypes: another knot is another measurement",
     ),
     Explained(
-        "privacy/patient/plan.py",
+        "privacy/patient/outlook.py",
         "_SCORES = (0.0, 0.03, 0.14, 0.32, 0.60, 0.71, 0.85, 0.93, 0.96, 0.98)",
         (),
         "as the line before it",
