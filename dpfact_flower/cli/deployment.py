@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,6 +20,7 @@ from dpfact_flower.cli.options import (
     console,
     run_config,
 )
+from dpfact_flower.cli.talk import echo_json
 
 if TYPE_CHECKING:
     from dpfact_flower.machine.prometheus import Gauge
@@ -74,7 +74,10 @@ def submit(
     status = str(ended["status"])
     said = {"run": run, "status": status, "details": ended.get("status-details", ""),
             "out": config["out"]}  # fmt: skip
-    typer.echo(json.dumps(said, indent=1) if as_json else f"run {run}: {status}")
+    if as_json:
+        echo_json(said)
+    else:
+        typer.echo(f"run {run}: {status}")
     if status != COMPLETED:
         raise typer.Exit(UNKNOWN if status == "unknown" else FAILED)
 
@@ -97,7 +100,7 @@ def status(
     if prometheus is not None:
         write_exposition(prometheus, _gauges(found))
     if as_json:
-        typer.echo(json.dumps(asdict(found), indent=1, allow_nan=False))
+        echo_json(asdict(found))
     else:
         _show(found)
     if not found.is_finished:

@@ -88,7 +88,7 @@ def demo(
     verbose: Verbose = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run six made-up hospitals in Flower's simulation, privately; a minute, nothing to prepare.
+    """Run six made-up hospitals in Flower's simulation, privately; nothing to prepare.
 
     The report is in the run's folder, runs/demo.
     """
