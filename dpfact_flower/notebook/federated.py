@@ -9,7 +9,7 @@ from typing import Any
 
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.data.vocabulary import Vocabulary
-from dpfact_flower.errors import PrivacyRefusedError, QuorumError, SettingsError
+from dpfact_flower.errors import DataError, PrivacyRefusedError, QuorumError, SettingsError
 from dpfact_flower.machine.logs import flower_quiet
 from dpfact_flower.machine.watch import Watch, unwatched
 from dpfact_flower.notebook.inputs import as_cohort
@@ -113,6 +113,8 @@ def _federated(
     report: bool,
     watch: Watch,
 ) -> Path:
+    if not any(site.tensor.nnz for site in cohort.sites):
+        raise DataError("sites: none has a value above 0, so there is nothing to learn from")
     try:
         return runtime.federate_cohort(
             cohort, config, own=own, measured=measured, report=report, watch=watch

@@ -142,3 +142,8 @@ def test_sites_or_a_config_and_not_both(cohort):
             federate(**given)
     with pytest.raises(SettingsError, match="epsilom: no such setting; did you mean 'epsilon'"):
         federate(sites=cohort, epsilom=4)
+
+
+def test_sites_without_any_value_are_called_that_before_a_run_begins():
+    with pytest.raises(DataError, match="nothing to learn from"):
+        federate(sites=[np.zeros((3, 4))], **SETTINGS)
