@@ -228,6 +228,33 @@ def scan(folder: str) -> dict[str, Any]:
     return {"seconds": time.perf_counter() - began, "cpu": time.process_time() - cpu}
 
 
+def scan_all(folder: str) -> dict[str, Any]:
+    """Seconds in which DuckDB reads every field of all CSV files of a folder."""
+    import duckdb
+
+    began, cpu = time.perf_counter(), time.process_time()
+    for path in sorted(Path(folder).rglob("*.csv")):
+        duckdb.sql(f"SELECT max(COLUMNS(*)) FROM read_csv('{path}', all_varchar=true)").fetchall()
+    return {"seconds": time.perf_counter() - began, "cpu": time.process_time() - cpu}
+
+
+def read_ehr(kind: str, folder: str, memory: str, drugs: str) -> dict[str, Any]:
+    """Seconds and peak memory of a reader on the tables that `benchmarks.ehr` makes."""
+    import duckdb  # noqa: F401 - its import is no reading
+
+    reader = importlib.import_module(f"dpfact_flower.data.readers.{kind}")
+    more = {"drugs": True} if drugs == "True" else {}
+    before = _reset_peak()
+    began, cpu = time.perf_counter(), time.process_time()
+    cohort = reader.read(folder, memory=memory, top=(202, 316, 200)[: 2 + len(more)], **more)
+    seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
+    summary = cohort.summary()
+    return {
+        "seconds": seconds, "cpu": cpu, "peak": _peak(), "before": before,
+        "patients": len(cohort), "cells": sum(line.nonzeros for line in summary),
+    }  # fmt: skip
+
+
 _TASKS: dict[str, Callable[..., dict[str, Any]]] = {
     "import": import_module,
     "names": public_names,
@@ -238,6 +265,8 @@ _TASKS: dict[str, Callable[..., dict[str, Any]]] = {
     "federate": federate,
     "read": read,
     "scan": scan,
+    "scan_all": scan_all,
+    "read_ehr": read_ehr,
 }
 
 if __name__ == "__main__":

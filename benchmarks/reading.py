@@ -44,6 +44,8 @@ def measure(_: Mapping[str, SparseTensor], scale: Scale, __: Sequence[Row]) -> l
         Row("reading: events a second", scale.events / own.median, "1/s", target=target,
             at_least=True, repetitions=scale.starts),
         ratio("reading: plain scan / events to tensor", peer, own.median),
+        Row("reading: CPU of the plain scan / of events to tensor", peer_cpu / own_cpu, "x",
+            repetitions=scale.starts),
         Row("reading: peak memory of 2GB allowed", reads[0]["peak"] / 1e6, "MB",
             note="of it the process before it reads: "
             f"{reads[0]['before'] / 1e6:.0f} MB"),

@@ -12,6 +12,10 @@ from typing import Any
 
 import numpy as np
 
+TARGETS_FOR = "two Xeon cores (family 6, model 167) with nothing else to do"
+"""Machine that targets in units of time are for; ratios to what runs beside are for any."""
+_UNITS_OF_TIME = ("s", "ns/nnz", "1/s")
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -73,9 +77,15 @@ class Row:
             return None
         return self.value >= self.target if self.at_least else self.value <= self.target
 
+    @property
+    def target_for(self) -> str | None:
+        """Machine that an absolute target is for; None for a ratio, or without a target."""
+        absolute = self.target is not None and self.unit in _UNITS_OF_TIME
+        return TARGETS_FOR if absolute else None
+
     def to_dict(self) -> dict[str, Any]:
         """Row as it stands in ``bench.json``."""
-        return asdict(self) | {"met": self.met}
+        return asdict(self) | {"met": self.met, "target_for": self.target_for}
 
 
 def timed(function: Callable[[], object], repetitions: int, shortest: float) -> Timing:
@@ -132,3 +142,6 @@ def show(found: Sequence[Row]) -> None:
         )
     targets = [row for row in found if row.met is not None]
     print(f"\n{sum(bool(row.met) for row in targets)} of {len(targets)} targets met")
+    absolute = [row.name for row in targets if row.target_for]
+    if absolute:
+        print(f"{len(absolute)} of them are absolute, for {TARGETS_FOR}: {', '.join(absolute)}")

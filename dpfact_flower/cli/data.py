@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_type_hints
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
 from dpfact_flower.cli.options import Out, console, read_sizes
+from dpfact_flower.cli.talk import progress
 from dpfact_flower.cli.used import Force, refuse_used
 from dpfact_flower.errors import SettingsError
 
 if TYPE_CHECKING:
     from dpfact_flower.data.readers.event_tables import Columns, EventTable, LabelTable
+    from dpfact_flower.data.readers.steps import Options
     from dpfact_flower.data.site_data import Cohort
     from dpfact_flower.data.tables import Dialect
     from dpfact_flower.data.vocabulary import Vocabulary
@@ -56,7 +59,70 @@ Least = Annotated[
     int, typer.Option(help="Sites with fewer patients are merged into one, named other.", min=1)
 ]
 Drugs = Annotated[bool, typer.Option("--drugs", help="Add a mode of drugs.")]
-MEMORY = "2GB"
+
+
+class Asked(NamedTuple):
+    """What every reader's command is asked, and how it is by default."""
+
+    out: Out
+    top: Top = "0"
+    codes: Codes = None
+    rolled_up: Rolled = None
+    min_patients: Least = 1
+    memory: Memory = "2GB"
+    force: Force = False
+
+    def options(self, modes: Sequence[str], default: str = "diagnoses") -> Options:
+        """As readers take them; `default` is the mode of a roll-up without a name."""
+        found: Options = {
+            "vocabularies": _lists(self.codes, modes),
+            "rolled_up": _roll_ups(self.rolled_up, modes, default),
+            "min_patients": self.min_patients,
+            "memory": self.memory,
+        }
+        if self.top:
+            found["top"] = None if self.top == "0" else _top(self.top)
+        return found
+
+
+Read = Callable[..., "Cohort"]
+
+
+def _reader(**defaults: Any) -> Callable[[Read], Read]:
+    """Make a command of a function that reads a cohort: its own options, and those of `Asked`.
+
+    Parameters
+    ----------
+    **defaults
+        Of fields of `Asked`, where they are others.
+    """
+
+    def register(read: Read) -> Read:
+        hints = get_type_hints(read, localns={"Cohort": Any}, include_extras=True)
+        own = [p for p in inspect.signature(read).parameters.values() if p.name != "asked"]
+        shared = get_type_hints(Asked, include_extras=True)
+
+        def command(**given: Any) -> None:
+            asked = Asked(**{name: given.pop(name) for name in Asked._fields})
+            _save(lambda: read(**given, asked=asked), asked.out, force=asked.force)
+
+        parameters = [
+            *(p.replace(kind=p.KEYWORD_ONLY, annotation=hints[p.name]) for p in own),
+            *(
+                inspect.Parameter(
+                    name, inspect.Parameter.KEYWORD_ONLY, annotation=shared[name],
+                    default=(Asked._field_defaults | defaults).get(name, inspect.Parameter.empty),
+                )
+                for name in Asked._fields
+            ),
+        ]  # fmt: skip
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {p.name: p.annotation for p in parameters}
+        command.__doc__ = read.__doc__
+        data_app.command(read.__name__.removeprefix("data_"))(command)
+        return read
+
+    return register
 
 
 class SiteOf(StrEnum):
@@ -105,47 +171,24 @@ def data_synthetic(
     _save(lambda: synthetic.synthetic(settings), out, force=force)
 
 
-@data_app.command("mimic3")
-def data_mimic3(
-    folder: Tables,
-    out: Out,
-    top: Top = "202x316",
-    codes: Codes = None,
-    rolled_up: Rolled = None,
-    memory: Memory = MEMORY,
-    force: Force = False,
-) -> None:
+@_reader(top="202x316")
+def data_mimic3(folder: Tables, asked: Asked) -> Cohort:
     """MIMIC-III, full or demo: one site per care unit of the first ICU stay.
 
     FOLDER holds its tables, .csv or .csv.gz.
     """
     from dpfact_flower.data.readers import mimic3
 
-    _save(
-        lambda: mimic3.read(
-            folder, top=_top(top), vocabularies=_lists(codes, mimic3.MODES),
-            rolled_up=_roll_ups(rolled_up, mimic3.MODES), memory=memory,
-        ),
-        out,
-        force=force,
-    )  # fmt: skip
+    return mimic3.read(folder, **asked.options(mimic3.MODES))
 
 
-@data_app.command("mimic4")
+@_reader(top="")
 def data_mimic4(
     folder: Tables,
-    out: Out,
+    asked: Asked,
     by: UnitOrService = UnitOrService.careunit,
     drugs: Drugs = False,
-    top: Annotated[
-        str, typer.Option(help="How many codes of each mode to keep, as 202x316; 0: all.")
-    ] = "",
-    codes: Codes = None,
-    rolled_up: Rolled = None,
-    min_patients: Least = 1,
-    memory: Memory = MEMORY,
-    force: Force = False,
-) -> None:
+) -> Cohort:
     """MIMIC-IV, full or demo: one site per first care unit, or per service.
 
     FOLDER holds hosp and icu, .csv or .csv.gz. ICD-9 and ICD-10 are kept apart. Without --top, 202
@@ -154,21 +197,13 @@ def data_mimic4(
     from dpfact_flower.data.readers import mimic4
 
     modes = (*mimic4.MODES, mimic4.DRUGS) if drugs else mimic4.MODES
-    _save(
-        lambda: mimic4.read(
-            folder, site_of=by.value, drugs=drugs, top=_top(top) if top else None,
-            vocabularies=_lists(codes, modes), rolled_up=_roll_ups(rolled_up, modes),
-            min_patients=min_patients, memory=memory,
-        ),
-        out,
-        force=force,
-    )  # fmt: skip
+    return mimic4.read(folder, site_of=by.value, drugs=drugs, **asked.options(modes))
 
 
-@data_app.command("omop")
+@_reader()
 def data_omop(
     source: Annotated[str, typer.Argument()],
-    out: Out,
+    asked: Asked,
     name: Annotated[
         str, typer.Option(help="Public name of the site; with --by, of the whole cohort.")
     ],
@@ -176,13 +211,7 @@ def data_omop(
     by: CareSite = CareSite.none,
     drugs: Drugs = False,
     window: Window = 30,
-    top: Top = "0",
-    codes: Codes = None,
-    rolled_up: Rolled = None,
-    min_patients: Least = 1,
-    memory: Memory = MEMORY,
-    force: Force = False,
-) -> None:
+) -> Cohort:
     """OMOP CDM 5.3 or 5.4: procedures x conditions, and ingredients of drugs with --drugs.
 
     SOURCE is a folder of .csv, .csv.gz or .parquet, a DuckDB or SQLite file, or
@@ -192,22 +221,16 @@ def data_omop(
     from dpfact_flower.data.readers import omop
 
     modes = (*omop.MODES, omop.DRUGS) if drugs else omop.MODES
-    _save(
-        lambda: omop.read(
-            source, name, schema=schema, site_of=by.value, drugs=drugs, window_days=window or None,
-            top=None if top == "0" else _top(top), vocabularies=_lists(codes, modes),
-            rolled_up=_roll_ups(rolled_up, modes, default="conditions"),
-            min_patients=min_patients, memory=memory,
-        ),
-        out,
-        force=force,
+    return omop.read(
+        source, name, schema=schema, site_of=by.value, drugs=drugs, window_days=window or None,
+        **asked.options(modes, default="conditions"),
     )  # fmt: skip
 
 
-@data_app.command("meds")
+@_reader()
 def data_meds(
     folder: Tables,
-    out: Out,
+    asked: Asked,
     name: Annotated[str, typer.Option(help="Public name of the site.")],
     mode: Annotated[
         list[str] | None,
@@ -218,12 +241,7 @@ def data_meds(
         ),
     ] = None,
     window: Annotated[int, typer.Option(help="Days within which codes co-occur.", min=0)] = 30,
-    top: Top = "0",
-    codes: Codes = None,
-    rolled_up: Rolled = None,
-    memory: Memory = MEMORY,
-    force: Force = False,
-) -> None:
+) -> Cohort:
     """MEDS, the Medical Event Data Standard: one site, without labels.
 
     FOLDER holds data and metadata.
@@ -231,15 +249,7 @@ def data_meds(
     from dpfact_flower.data.readers import meds
 
     modes = _named("--mode", mode) or meds.MODES
-    _save(
-        lambda: meds.read(
-            folder, name, modes=modes, window_days=window, top=None if top == "0" else _top(top),
-            vocabularies=_lists(codes, [*modes]), rolled_up=_roll_ups(rolled_up, [*modes]),
-            memory=memory,
-        ),
-        out,
-        force=force,
-    )  # fmt: skip
+    return meds.read(folder, name, modes=modes, window_days=window, **asked.options([*modes]))
 
 
 @data_app.command("tns")
@@ -276,42 +286,26 @@ def data_tns(
     )
 
 
-@data_app.command("eicu")
+@_reader(min_patients=20)
 def data_eicu(
-    folder: Tables,
-    out: Out,
-    by: SiteOf = SiteOf.region,
-    top: Top = "0x0",
-    window: Window = 30,
-    codes: Codes = None,
-    rolled_up: Rolled = None,
-    min_patients: Least = 20,
-    memory: Memory = MEMORY,
-    force: Force = False,
-) -> None:
+    folder: Tables, asked: Asked, by: SiteOf = SiteOf.region, window: Window = 30
+) -> Cohort:
     """Make sites of eICU, full or demo: treatments x ICD-9 diagnoses, by region, unit or hospital.
 
     FOLDER holds its tables, .csv or .csv.gz.
     """
     from dpfact_flower.data.readers import eicu
 
-    _save(
-        lambda: eicu.read(
-            folder, site_of=by.value, top=_top(top), window_days=window or None,
-            vocabularies=_lists(codes, eicu.MODES), rolled_up=_roll_ups(rolled_up, eicu.MODES),
-            min_patients=min_patients, memory=memory,
-        ),
-        out,
-        force=force,
-    )  # fmt: skip
+    return eicu.read(
+        folder, site_of=by.value, window_days=window or None, **asked.options(eicu.MODES)
+    )
 
 
-@data_app.command("synpuf")
+@_reader(top="202x316")
 def data_synpuf(
     folder: Tables,
-    out: Out,
+    asked: Asked,
     claims: Claims = Claims.inpatient,
-    top: Top = "202x316",
     window: Window = 30,
     valid_procedures: Annotated[
         Path | None,
@@ -324,11 +318,7 @@ def data_synpuf(
         list[str] | None,
         typer.Option(metavar="SITE=1,2,3", help="Samples of a site; default: one site a sample."),
     ] = None,
-    codes: Codes = None,
-    rolled_up: Rolled = None,
-    memory: Memory = MEMORY,
-    force: Force = False,
-) -> None:
+) -> Cohort:
     """CMS DE-SynPUF claims: one site per sample, or per --group of samples.
 
     FOLDER holds their files, .csv or .csv.gz.
@@ -337,21 +327,16 @@ def data_synpuf(
     from dpfact_flower.data.vocabulary import load_codes
 
     valid = load_codes(valid_procedures, "procedures") if valid_procedures else None
-    _save(
-        lambda: synpuf.read(
-            folder, care=claims.value, top=_top(top), window_days=window or None,
-            vocabularies=_lists(codes, synpuf.MODES), valid_procedures=valid,
-            rolled_up=_roll_ups(rolled_up, synpuf.MODES), groups=_groups(group),
-            drop_last_patient=drop_last_patient or None, memory=memory,
-        ),
-        out,
-        force=force,
+    return synpuf.read(
+        folder, care=claims.value, window_days=window or None, valid_procedures=valid,
+        groups=_groups(group), drop_last_patient=drop_last_patient or None,
+        **asked.options(synpuf.MODES),
     )  # fmt: skip
 
 
-@data_app.command("events")
+@_reader(top="")
 def data_events(
-    out: Out,
+    asked: Asked,
     mode: Annotated[
         list[str],
         typer.Option(
@@ -364,27 +349,21 @@ def data_events(
     name: Annotated[
         str, typer.Option(help="Public name of the site; with --sites, of the whole cohort.")
     ],
-    codes: Codes = None,
-    rolled_up: Rolled = None,
     window: Window = 30,
     labels: Annotated[
         Path | None, typer.Option(help="Table of patient and died (0, or 1: death in hospital).")
     ] = None,
     label: Annotated[
-        str,
+        list[str] | None,
         typer.Option(
             metavar="NAME=FILE[,KEY=VALUE]",
-            help="Another label, in the column NAME, or in column=; missing=0 labels patients who "
-            "are not in the table; patient= names their column.",
+            help="A label, in the column NAME, or in column=; missing=0 labels patients who are "
+            "not in the table; patient= names their column. May be repeated.",
         ),
-    ] = "",
+    ] = None,
     sites: Annotated[
         Path | None, typer.Option(help="Table of patient and site, for a simulation.")
     ] = None,
-    top: Annotated[
-        str,
-        typer.Option(help="Without --codes: how many of each mode's most frequent codes to keep."),
-    ] = "",
     patient: Annotated[str, typer.Option(help="Column of the patient.")] = "patient",
     code: Annotated[str, typer.Option(help="Column of the code.")] = "code",
     time: Annotated[str, typer.Option(help="Column of the date or time.")] = "time",
@@ -399,9 +378,7 @@ def data_events(
         str, typer.Option(help="Of CSV; default: what the first line has most of: , ; | or \\t.")
     ] = "",
     encoding: Annotated[str, typer.Option(help="Of CSV: utf-8, latin-1 or utf-16.")] = "utf-8",
-    memory: Memory = MEMORY,
-    force: Force = False,
-) -> None:
+) -> Cohort:
     """Any EHR, from one table per feature mode, one row per event.
 
     A hospital makes its own file, NAME.npz, with the code lists that all sites
@@ -431,17 +408,9 @@ def data_events(
     columns = event_tables.Columns(patient, code, time, encounter, description)
     dialect = Dialect(delimiter, encoding)
     tables = _event_tables(mode, columns, dialect, time_format)
-    if labels is not None and label:
-        raise SettingsError("--label: --labels names a table of labels already; give one of them")
-    _save(
-        lambda: event_tables.read(
-            tables, name, columns=columns, window_days=window or None, sites=sites,
-            labels=_label(label) if label else labels, top=_top(top) if top else None,
-            vocabularies=_lists(codes, [*tables]), rolled_up=_roll_ups(rolled_up, [*tables]),
-            dialect=dialect, memory=memory,
-        ),
-        out,
-        force=force,
+    return event_tables.read(
+        tables, name, columns=columns, window_days=window or None, sites=sites,
+        labels=_labels(labels, label), dialect=dialect, **asked.options([*tables]),
     )  # fmt: skip
 
 
@@ -543,24 +512,31 @@ def _event_tables(
     return tables
 
 
-def _label(text: str) -> LabelTable:
+def _labels(died: Path | None, others: Sequence[str] | None) -> dict[str, LabelTable]:
+    """Table of each label by its name."""
     from dpfact_flower.data.readers.event_tables import LabelTable
 
-    ((name, given),) = _named("--label", [text]).items()
-    file, own = _with_keys(given, ["column", "patient", "missing"])
-    return LabelTable(file, **{"column": name, **own})
+    found = {} if died is None else {"died": LabelTable(died)}
+    for name, given in _named("--label", others).items():
+        if name in found:
+            raise SettingsError("--label: --labels names the table of died already")
+        file, own = _with_keys(given, ["column", "patient", "missing"])
+        found[name] = LabelTable(file, **{"column": name, **own})
+    return found
 
 
 def _save(make: Callable[[], Cohort], out: Path, *, force: bool) -> None:
     """Make a cohort and write it, unless the folder holds another one; say what was done."""
+    from dpfact_flower.data.progress import watched
     from dpfact_flower.data.site_data import COHORT, remove_cohort
 
     used = refuse_used(out, COHORT, "a cohort", force=force)
-    cohort = make()
-    out.mkdir(parents=True, exist_ok=True)
-    if used:
-        remove_cohort(out)
-    cohort.save(out)
+    with progress() as watch, watched(watch):
+        cohort = make()
+        out.mkdir(parents=True, exist_ok=True)
+        if used:
+            remove_cohort(out)
+        cohort.save(out, watch=watch)
     _show(cohort)
     console.print("written to", escape(str(out)), soft_wrap=True)
 
@@ -571,13 +547,16 @@ def _show(cohort: Cohort) -> None:
         for where, what, count in cohort.account:
             counts.add_row(escape(where), escape(what), f"{count:,}")
         console.print(counts)
-    table = Table("site", "patients", "non-zeros", "label is 1", title=cohort.name)
+    labels = cohort.labels
+    table = Table(
+        "site", "patients", "non-zeros", *(f"{escape(name)} is 1" for name in labels),
+        title=cohort.name,
+    )  # fmt: skip
     for row in cohort.summary():
-        table.add_row(row.site, f"{row.patients:,}", f"{row.nonzeros:,}", _count(row.deaths))
+        numbers = (f"{row.labelled[name]:,}" if name in row.labelled else "-" for name in labels)
+        table.add_row(row.site, f"{row.patients:,}", f"{row.nonzeros:,}", *numbers)
     console.print(table)
+    if not labels:
+        console.print("no labels")
     for vocabulary in cohort.vocabularies:
         console.print(escape(f"{vocabulary.name}: {len(vocabulary):,} codes"), soft_wrap=True)
-
-
-def _count(deaths: int | None) -> str:
-    return "no labels" if deaths is None else str(deaths)

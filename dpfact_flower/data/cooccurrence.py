@@ -14,7 +14,7 @@ any number of modes m >= 1.
 The readers of `dpfact_flower.data` bring their source into one DuckDB connection: events of each
 mode (`dpfact_flower.data.events`), and two tables of text:
 
-    patients      patient, site, died (BOOLEAN or NULL)              one row per patient
+    patients      patient, site, and a column of BOOLEAN a label     one row per patient
     descriptions  mode, code, description                            one row per code, none needed
 
 A site's name loses its accents; whatever else it may not contain becomes a hyphen, and a blank name
@@ -34,7 +34,7 @@ import numpy as np
 
 from dpfact_flower.data.events import account, modes_of, note, table_of
 from dpfact_flower.data.site_data import Cohort, SiteData
-from dpfact_flower.data.tables import count_rows
+from dpfact_flower.data.tables import count_rows, quoted
 from dpfact_flower.data.vocabulary import Vocabulary, by_frequency
 from dpfact_flower.errors import DataError, SettingsError, shown
 from dpfact_flower.tensor import SparseTensor
@@ -47,6 +47,8 @@ logger = logging.getLogger(__name__)
 MINUTES_A_DAY = 1440
 SMALL_SITES = "other"
 UNKNOWN_SITE = "unknown"
+COLUMNS = {"patient", "site", "id", "given", "position"}
+"""What no label can be called: columns of patients here."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,7 @@ def build_cohort(
     vocabularies: Sequence[Vocabulary],
     window: Window,
     *,
-    labels: bool,
+    labels: Sequence[str] = (),
     min_patients: int = 1,
     keep_empty: bool = False,
 ) -> Cohort:
@@ -168,8 +170,8 @@ def build_cohort(
     vocabularies : sequence of Vocabulary
         One per feature mode; events of other codes are left out.
     window : Window
-    labels : bool
-        Whether ``patients.died`` is a label.
+    labels : sequence of str
+        Columns of ``patients`` that are labels; NULL is 0.
     min_patients : int
         Sites that hold fewer are merged into one, ``other``, which may still be smaller.
     keep_empty : bool
@@ -251,7 +253,8 @@ def _name_sites(connection: Connection, cohort: str) -> None:
     """Table ``named``: patients by the hash of their identifier, with names that files can have."""
     connection.execute(
         """CREATE OR REPLACE TEMP TABLE named AS
-           SELECT patient AS id, hash(patient) AS patient, died, trim(coalesce(site, '')) AS given,
+           SELECT * EXCLUDE (patient, site), patient AS id, hash(patient) AS patient,
+               trim(coalesce(patients.site, '')) AS given,
                coalesce(nullif(left(ltrim(regexp_replace(
                    strip_accents(given), '[^A-Za-z0-9._-]+', '-', 'g'), '._-'), 64), ''),
                    $unknown) AS site
@@ -353,11 +356,11 @@ def _assign_sites(connection: Connection, min_patients: int, keep_empty: bool) -
 
 
 def _site(
-    connection: Connection, site: str, vocabularies: Sequence[Vocabulary], labels: bool
+    connection: Connection, site: str, vocabularies: Sequence[Vocabulary], labels: Sequence[str]
 ) -> SiteData:
+    held = (f"coalesce({quoted(label)}, false)::TINYINT AS {quoted(label)}" for label in labels)
     people = connection.execute(
-        "SELECT id AS patient, coalesce(died, false) AS died FROM members "
-        "WHERE site = $site ORDER BY position",
+        f"SELECT {', '.join(['id', *held])} FROM members WHERE site = $site ORDER BY position",
         {"site": site},
     ).fetchnumpy()
     columns = ["position", *(f"code_{n}" for n in range(1, len(vocabularies) + 1))]
@@ -371,11 +374,11 @@ def _site(
     indices = np.empty((len(cells["count"]), len(columns)), np.int32)
     for n, column in enumerate(columns):
         indices[:, n] = cells.pop(column)
-    shape = (len(people["patient"]), *map(len, vocabularies))
+    shape = (len(people["id"]), *map(len, vocabularies))
     return SiteData(
         name=site,
         tensor=SparseTensor.from_coo(indices, cells["count"], shape),
         vocabularies=tuple(vocabularies),
-        labels=people["died"].astype(np.int8) if labels else None,
-        patients=tuple(people["patient"].tolist()),
+        labels={label: people[label] for label in labels},
+        patients=tuple(people["id"].tolist()),
     )

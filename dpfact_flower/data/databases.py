@@ -13,12 +13,23 @@ import csv
 import itertools
 import re
 import sqlite3
-from collections.abc import Collection, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
-from dpfact_flower.data.tables import count_rows, find_table, literal, load_table, quoted
+from dpfact_flower.data.events import note
+from dpfact_flower.data.tables import (
+    count_rows,
+    find_table,
+    literal,
+    load_table,
+    quoted,
+    refuse_rows,
+    table_files,
+)
 from dpfact_flower.errors import DataError, MissingDependencyError, shown
 
 if TYPE_CHECKING:
@@ -28,23 +39,54 @@ _URL = re.compile(r"postgres(ql)?://", re.IGNORECASE)
 _CHUNK = 50_000
 
 
-class Wanted(NamedTuple):
-    """What is read of a table.
+class Form(NamedTuple):
+    """What a column must hold: SQL of a wrong value, of which NULL is none, and words for a right.
+
+    In the SQL, ``{0}`` stands for the column.
+    """
+
+    wrong: str
+    right: str
+
+    def needed(self) -> Form:
+        """The same form where a blank is wrong too."""
+        return Form(f"{{0}} IS NULL OR {self.wrong}", self.right)
+
+
+TIME = Form("try_cast({0} AS TIMESTAMP) IS NULL AND {0} IS NOT NULL", "a time, or blank")
+DATE = Form(
+    "try_cast(left({0}, 10) AS DATE) IS NULL AND {0} IS NOT NULL",
+    "a date as 2024-05-31, or blank",
+)
+FLAG = Form("{0} NOT IN ('0', '1')", "0, 1 or blank")
+WHOLE = Form("NOT regexp_full_match({0}, '-?\\d{{1,15}}')", "a whole number")
+"""A cast would round 1.5."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """What a reader needs of a table, whoever holds it.
 
     Attributes
     ----------
-    table : str
+    name : str
     columns, optional : sequence of str
         In lower case; an optional one that is not there is NULL.
+    forms : mapping of str to Form
+        What columns must hold.
+    counted : mapping of str to str
+        Words for rows that the account tells of, and SQL of which these are.
     where : str
         SQL of DuckDB over the columns as text: which rows are kept.
     there : str
         SQL over the table where it is, in any database: which rows are sent. A hint.
     """
 
-    table: str
+    name: str
     columns: Sequence[str]
     optional: Sequence[str] = ()
+    forms: Mapping[str, Form] = field(default_factory=dict)
+    counted: Mapping[str, str] = field(default_factory=dict)
     where: str = "true"
     there: str = "true"
 
@@ -62,26 +104,43 @@ class Wanted(NamedTuple):
         """
         of = f" in the schema {shown(schema)}" if schema else ""
         if not found:
-            raise DataError(f"{place}: lacks the table {self.table}{of} (--schema names another)")
+            raise DataError(f"{place}: lacks the table {self.name}{of} (--schema names another)")
         if missing := [name for name in self.columns if name not in found]:
             there = sorted(name for name in found if name)
             raise DataError(
-                f"{place}: table {self.table}{of} lacks the column(s) {', '.join(missing)}; "
+                f"{place}: table {self.name}{of} lacks the column(s) {', '.join(missing)}; "
                 f"it has {there}"
             )
 
 
-class Source(Protocol):
+class Source(ABC):
     """Where the tables of an EHR are."""
 
-    def load(self, connection: Connection, into: str, wanted: Wanted) -> int:
-        """Read a table's columns into the temporary table `into`; returns the rows kept.
+    def load(self, connection: Connection, into: str, table: Table) -> int:
+        """Read a table's columns into the temporary table `into`, checked; returns the rows kept.
 
         Raises
         ------
         DataError
-            Naming the source, the table and the columns that are missing.
+            Naming the source, the table, and the columns that are missing or malformed.
         """
+        place = self._fetch(connection, into, table)
+        for column, form in table.forms.items():
+            refuse_rows(connection, into, form.wrong.format(column), place, column, form.right)
+        rows = count_rows(connection, into)
+        note(connection, table.name, "rows" if table.where == "true" else "rows of use", rows)
+        for what, where in table.counted.items():
+            if count := count_rows(connection, into, where):
+                note(connection, table.name, what, count)
+        return rows
+
+    @abstractmethod
+    def has(self, table: str) -> bool:
+        """Whether there is such a table."""
+
+    @abstractmethod
+    def _fetch(self, connection: Connection, into: str, table: Table) -> str:
+        """Read a table as it is; returns what an error names."""
 
 
 @contextmanager
@@ -110,7 +169,7 @@ def open_source(connection: Connection, place: str | Path, schema: str = "") -> 
         return
     path = Path(place)
     if path.is_dir():
-        yield _Folder(path)
+        yield Folder(path)
         return
     try:
         with path.open("rb") as file:
@@ -129,88 +188,114 @@ def open_source(connection: Connection, place: str | Path, schema: str = "") -> 
         raise DataError(f"{path}: is neither a DuckDB nor an SQLite database, nor a folder")
 
 
-class _Folder:
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+class Folder(Source):
+    """A folder of CSV or Parquet files, one a table."""
 
-    def load(self, connection: Connection, into: str, wanted: Wanted) -> int:
-        return _from_file(connection, into, find_table(self._folder, wanted.table), wanted)
+    def __init__(self, folder: str | Path, part: str = "") -> None:
+        """Tables of a folder, or of its `part` where it has one."""
+        inside = Path(folder) / part
+        self._folder = inside if inside.is_dir() else Path(folder)
+
+    def has(self, table: str) -> bool:
+        """Whether there is such a table."""
+        return bool(table_files(self._folder, table))
+
+    def _fetch(self, connection: Connection, into: str, table: Table) -> str:
+        path = find_table(self._folder, table.name)
+        _from_file(connection, into, path, table)
+        return str(path)
 
 
-class _DuckDB:
+class _DuckDB(Source):
     def __init__(self, connection: Connection, path: Path, schema: str) -> None:
-        self._path, self._schema = path, schema or "main"
+        self._connection, self._path, self._schema = connection, path, schema or "main"
         connection.execute(f"ATTACH {literal(str(path))} AS source (READ_ONLY)")
 
-    def load(self, connection: Connection, into: str, wanted: Wanted) -> int:
-        found = dict(
-            connection.execute(
-                """SELECT lower(column_name), column_name FROM duckdb_columns()
-                   WHERE database_name = 'source' AND lower(schema_name) = lower($schema)
-                   AND lower(table_name) = lower($table)""",
-                {"schema": self._schema, "table": wanted.table},
-            ).fetchall()
+    def has(self, table: str) -> bool:
+        return bool(self._columns(table))
+
+    def _columns(self, table: str) -> dict[str, str]:
+        found = self._connection.execute(
+            """SELECT lower(column_name), column_name FROM duckdb_columns()
+               WHERE database_name = 'source' AND lower(schema_name) = lower($schema)
+               AND lower(table_name) = lower($table)""",
+            {"schema": self._schema, "table": table},
         )
-        wanted.check(f"{self._path}", self._schema, found)
+        return dict(found.fetchall())
+
+    def _fetch(self, connection: Connection, into: str, table: Table) -> str:
+        found = self._columns(table.name)
+        table.check(f"{self._path}", self._schema, found)
         fields = ", ".join(
             f"nullif(trim({quoted(found[name])}::VARCHAR), '') AS {quoted(name)}"
             if name in found
             else f"NULL::VARCHAR AS {quoted(name)}"
-            for name in (*wanted.columns, *wanted.optional)
+            for name in (*table.columns, *table.optional)
         )
-        place = f"source.{quoted(self._schema)}.{quoted(wanted.table)}"
+        place = f"source.{quoted(self._schema)}.{quoted(table.name)}"
         connection.execute(
             f"CREATE OR REPLACE TEMP TABLE {into} AS "
-            f"SELECT * FROM (SELECT {fields} FROM {place}) WHERE {wanted.where}"
+            f"SELECT * FROM (SELECT {fields} FROM {place}) WHERE {table.where}"
         )
-        return count_rows(connection, into)
+        return table.name
 
 
-class _SQLite:
+class _SQLite(Source):
     def __init__(self, path: Path, database: sqlite3.Connection) -> None:
         self._path, self._database = path, database
 
-    def load(self, connection: Connection, into: str, wanted: Wanted) -> int:
+    def has(self, table: str) -> bool:
+        return bool(self._columns(table))
+
+    def _columns(self, table: str) -> dict[str, str]:
+        info = self._database.execute(f"PRAGMA table_info({quoted(table)})").fetchall()
+        return {name.lower(): name for _, name, *_ in info}
+
+    def _fetch(self, connection: Connection, into: str, table: Table) -> str:
         try:
-            info = self._database.execute(f"PRAGMA table_info({quoted(wanted.table)})").fetchall()
-            found = {name.lower(): name for _, name, *_ in info}
-            wanted.check(f"{self._path}", "", found)
-            names = wanted.names(found)
+            found = self._columns(table.name)
+            table.check(f"{self._path}", "", found)
+            names = table.names(found)
             select = ", ".join(quoted(found[name]) for name in names)
             rows = self._database.execute(
-                f"SELECT {select} FROM {quoted(wanted.table)} WHERE {wanted.there}"
+                f"SELECT {select} FROM {quoted(table.name)} WHERE {table.there}"
             )
-            with _spilled(connection, wanted.table) as path:
+            with _spilled(connection, table.name) as path:
                 with path.open("w", encoding="utf-8", newline="") as file:
                     writer = csv.writer(file)
                     writer.writerow(names)
                     while chunk := list(itertools.islice(rows, _CHUNK)):
                         writer.writerows(chunk)
-                return _from_file(connection, into, path, wanted)
+                _from_file(connection, into, path, table)
         except sqlite3.Error as error:
             raise DataError(
-                f"{self._path}: table {wanted.table} cannot be read ({type(error).__name__})"
+                f"{self._path}: table {table.name} cannot be read ({type(error).__name__})"
             ) from None
+        return table.name
 
 
-class _Postgres:
+class _Postgres(Source):
     def __init__(self, database: object, schema: str) -> None:
         self._database, self._schema = database, schema
 
-    def load(self, connection: Connection, into: str, wanted: Wanted) -> int:
-        found = self._columns(wanted.table)
-        wanted.check("PostgreSQL", self._schema, found)
-        names = wanted.names(found)
+    def has(self, table: str) -> bool:
+        return bool(self._columns(table))
+
+    def _fetch(self, connection: Connection, into: str, table: Table) -> str:
+        found = self._columns(table.name)
+        table.check("PostgreSQL", self._schema, found)
+        names = table.names(found)
         select = ", ".join(f"{quoted(found[name])} AS {quoted(name)}" for name in names)
         place = f"{quoted(self._schema)}.{quoted(found[''])}"
-        query = f"SELECT {select} FROM {place} WHERE {wanted.there}"
-        with _spilled(connection, wanted.table) as path:
+        query = f"SELECT {select} FROM {place} WHERE {table.there}"
+        with _spilled(connection, table.name) as path:
             with self._database.cursor() as cursor, path.open("wb") as file:  # type: ignore[attr-defined]
                 cursor.execute("SELECT set_config('search_path', %s, true)", [self._schema])
                 with cursor.copy(f"COPY ({query}) TO STDOUT (FORMAT csv, HEADER)") as rows:
                     for block in rows:
                         file.write(block)
-            return _from_file(connection, into, path, wanted)
+            _from_file(connection, into, path, table)
+        return table.name
 
     def _columns(self, table: str) -> dict[str, str]:
         """Name of each column by its name in lower case; and under "" that of the table."""
@@ -256,6 +341,5 @@ def _spilled(connection: Connection, table: str) -> Iterator[Path]:
         path.unlink(missing_ok=True)
 
 
-def _from_file(connection: Connection, into: str, path: Path, wanted: Wanted) -> int:
-    load_table(connection, into, path, wanted.columns, optional=wanted.optional, where=wanted.where)
-    return count_rows(connection, into)
+def _from_file(connection: Connection, into: str, path: Path, table: Table) -> None:
+    load_table(connection, into, path, table.columns, optional=table.optional, where=table.where)

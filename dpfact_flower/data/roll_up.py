@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpfact_flower.data.events import note, replace_codes, table_of
+from dpfact_flower.data.icd import category, chapter, parts
 from dpfact_flower.data.vocabulary import read_text
 from dpfact_flower.errors import DataError, MissingDependencyError, SettingsError
 
@@ -37,55 +38,6 @@ RollUp = str | Path
 Grouping = Callable[[str, str], list[tuple[str, str]]]
 """Version (9, 10 or nothing) and code without prefix to groups and their names, if they have any.
 """
-_PREFIX = re.compile(r"(?:icd(9|10):)?(.*)", re.DOTALL)
-_ICD9 = re.compile(r"(\d{3}|V\d{2}|E\d{3})\d{0,2}")
-_ICD10 = re.compile(r"([A-Z]\d[0-9A-Z])[0-9A-Z]{0,4}")
-
-_CHAPTERS_9 = (
-    ("001", "139", "Infectious and parasitic diseases"),
-    ("140", "239", "Neoplasms"),
-    ("240", "279", "Endocrine, nutritional and metabolic diseases, and immunity disorders"),
-    ("280", "289", "Diseases of the blood and blood-forming organs"),
-    ("290", "319", "Mental disorders"),
-    ("320", "389", "Diseases of the nervous system and sense organs"),
-    ("390", "459", "Diseases of the circulatory system"),
-    ("460", "519", "Diseases of the respiratory system"),
-    ("520", "579", "Diseases of the digestive system"),
-    ("580", "629", "Diseases of the genitourinary system"),
-    ("630", "679", "Complications of pregnancy, childbirth, and the puerperium"),
-    ("680", "709", "Diseases of the skin and subcutaneous tissue"),
-    ("710", "739", "Diseases of the musculoskeletal system and connective tissue"),
-    ("740", "759", "Congenital anomalies"),
-    ("760", "779", "Certain conditions originating in the perinatal period"),
-    ("780", "799", "Symptoms, signs, and ill-defined conditions"),
-    ("800", "999", "Injury and poisoning"),
-    ("E000", "E999", "External causes of injury and poisoning"),
-    ("V01", "V91", "Factors influencing health status and contact with health services"),
-)
-_CHAPTERS_10 = (
-    ("A00", "B99", "Certain infectious and parasitic diseases"),
-    ("C00", "D49", "Neoplasms"),
-    ("D50", "D89", "Diseases of the blood and certain disorders involving the immune mechanism"),
-    ("E00", "E89", "Endocrine, nutritional and metabolic diseases"),
-    ("F01", "F99", "Mental, behavioural and neurodevelopmental disorders"),
-    ("G00", "G99", "Diseases of the nervous system"),
-    ("H00", "H59", "Diseases of the eye and adnexa"),
-    ("H60", "H95", "Diseases of the ear and mastoid process"),
-    ("I00", "I99", "Diseases of the circulatory system"),
-    ("J00", "J99", "Diseases of the respiratory system"),
-    ("K00", "K95", "Diseases of the digestive system"),
-    ("L00", "L99", "Diseases of the skin and subcutaneous tissue"),
-    ("M00", "M99", "Diseases of the musculoskeletal system and connective tissue"),
-    ("N00", "N99", "Diseases of the genitourinary system"),
-    ("O00", "O9A", "Pregnancy, childbirth and the puerperium"),
-    ("P00", "P96", "Certain conditions originating in the perinatal period"),
-    ("Q00", "QA0", "Congenital malformations, deformations and chromosomal abnormalities"),
-    ("R00", "R99", "Symptoms, signs and abnormal findings, not elsewhere classified"),
-    ("S00", "T88", "Injury, poisoning and certain other consequences of external causes"),
-    ("U00", "U85", "Codes for special purposes"),
-    ("V00", "Y99", "External causes of morbidity"),
-    ("Z00", "Z99", "Factors influencing health status and contact with health services"),
-)
 
 
 def roll_up(connection: Connection, mode: str, how: RollUp) -> None:
@@ -135,7 +87,7 @@ def _groups(
     default = _version(uses)
     raw = {}
     for code in uses:
-        version, bare = _parts(code)
+        version, bare = parts(code)
         prefix = f"icd{version}:" if version else ""
         found = grouping(version or default, bare)
         if found:
@@ -159,21 +111,15 @@ def _described(group: str, codes: list[str], uses: Mapping[str, tuple[str, int]]
     return f"{text}, and {len(codes) - 1} more"
 
 
-def _parts(code: str) -> tuple[str, str]:
-    match = _PREFIX.fullmatch(code)
-    assert match is not None  # the last group takes anything
-    return match[1] or "", match[2].replace(".", "").upper()
-
-
 def _version(codes: Iterable[str]) -> str:
-    bare = [code for version, code in map(_parts, codes) if not version]
-    nine, ten = ({code for code in bare if form.fullmatch(code)} for form in (_ICD9, _ICD10))
+    bare = [code for version, code in map(parts, codes) if not version]
+    nine, ten = ({c for c in bare if category(version, c)} for version in ("9", "10"))
     return "10" if len(ten - nine) > len(nine - ten) else "9"
 
 
 def _grouping(how: RollUp) -> Grouping:
     if how == "icd3":
-        return lambda version, code: [(found, "") for found in _category(version, code)]
+        return lambda version, code: [(found, "")] if (found := category(version, code)) else []
     if how == "chapter":
         return _chapter
     if how == "ccs":
@@ -189,18 +135,9 @@ def _grouping(how: RollUp) -> Grouping:
     return _from_file(Path(how))
 
 
-def _category(version: str, code: str) -> list[str]:
-    match = (_ICD10 if version == "10" else _ICD9).fullmatch(code)
-    return [match[1]] if match else []
-
-
 def _chapter(version: str, code: str) -> list[tuple[str, str]]:
-    chapters = _CHAPTERS_10 if version == "10" else _CHAPTERS_9
-    for category in _category(version, code):
-        for first, last, name in chapters:
-            if len(first) == len(category) and first <= category <= last:
-                return [(f"{first}-{last}", name)]
-    return []
+    found = chapter(version, code)
+    return [(f"{found.first}-{found.last}", found.name)] if found else []
 
 
 def _ccs() -> Grouping:
@@ -233,7 +170,7 @@ def _from_file(path: Path) -> Grouping:
         row = dict(zip(header, (value.strip() for value in values), strict=False))
         if not row.get("code") or not row.get("group") or not row["group"].isprintable():
             raise DataError(f"{path}: row {number} needs a code and a group, in printable text")
-        version, code = _parts(row["code"])
+        version, code = parts(row["code"])
         key = (row.get("version") or version, code)
         table.setdefault(key, []).append((row["group"], row.get("description") or ""))
     return lambda version, code: table.get((version, code)) or table.get(("", code)) or []

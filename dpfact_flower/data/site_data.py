@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
@@ -22,12 +22,15 @@ from dpfact_flower.errors import DataError
 from dpfact_flower.machine.files import Version, replacing, version
 from dpfact_flower.machine.npy import load_npz
 from dpfact_flower.machine.parsed import from_json
+from dpfact_flower.machine.watch import Watch, unwatched
 from dpfact_flower.settings import check_name
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.sparse import patient_rows
 
 _FORMAT = 1
 _TRUTH = "truth"
+DIED = "died"
+"""Label of a patient who died in hospital."""
 COHORT = "cohort.json"
 ACCOUNT = "account.json"
 """What was read, kept and left out, beside a cohort."""
@@ -61,8 +64,9 @@ class SiteData:
         Counts of co-occurrences.
     vocabularies : tuple of Vocabulary
         One per feature mode, with distinct names, in the order of the tensor's modes.
-    labels : ndarray of int8, shape (patients,), or None
-        1 where the patient died in hospital, else 0. Read-only.
+    labels : dict of str to ndarray of int8, shape (patients,)
+        By name, each 0 or 1 and read-only; ``died``: 1 where the patient died in hospital. An array
+        alone is taken for that one, and None for no label.
     patients : tuple of str or None
         The hospital's own identifiers, for its own use; distinct.
 
@@ -75,7 +79,7 @@ class SiteData:
     name: str
     tensor: SparseTensor
     vocabularies: tuple[Vocabulary, ...]
-    labels: NDArray[np.int8] | None = None
+    labels: Mapping[str, NDArray[np.int8]] = field(default_factory=dict)
     patients: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -84,8 +88,7 @@ class SiteData:
             raise DataError(f"site {self.name}: tensor must be a SparseTensor")
         object.__setattr__(self, "vocabularies", tuple(self.vocabularies))
         self._check_vocabularies()
-        if self.labels is not None:
-            object.__setattr__(self, "labels", self._checked_labels(self.labels))
+        object.__setattr__(self, "labels", self._checked_labels(self.labels))
         if self.patients is not None:
             object.__setattr__(self, "patients", self._checked_patients(self.patients))
 
@@ -107,7 +110,7 @@ class SiteData:
         return replace(
             self,
             tensor=self.tensor.select_patients(chosen),
-            labels=None if self.labels is None else self.labels[chosen],
+            labels={name: values[chosen] for name, values in self.labels.items()},
             patients=self.patients and tuple(self.patients[row] for row in chosen.tolist()),
         )
 
@@ -145,8 +148,9 @@ class SiteData:
             "shape": np.array(self.tensor.shape),
             "vocabularies": np.array([v.to_json() for v in self.vocabularies]),
         }
-        if self.labels is not None:
-            arrays["labels"] = self.labels
+        if self.labels:
+            arrays["labels"] = np.array([*self.labels.values()])
+            arrays["label_names"] = np.array([*self.labels])
         if self.patients is not None:
             arrays["patients"] = np.array(self.patients)
         with replacing(Path(path)) as file:
@@ -173,7 +177,7 @@ class SiteData:
         needed = ("format", "name", "indices", "values", "shape", "vocabularies")
         arrays = load_npz(path, needed)
         _check_format(path, arrays["format"].tolist())
-        labels, patients = arrays.get("labels"), arrays.get("patients")
+        patients = arrays.get("patients")
         try:
             return cls(
                 _one_text(arrays, "name"),
@@ -181,7 +185,7 @@ class SiteData:
                     arrays["indices"], arrays["values"], arrays["shape"].tolist()
                 ),
                 _vocabularies(arrays),
-                labels,
+                _labels(arrays),
                 None if patients is None else tuple(_texts(arrays, "patients")),
             )
         except DataError as error:
@@ -205,17 +209,21 @@ class SiteData:
         if len({v.name for v in self.vocabularies}) != len(sizes):
             raise DataError(f"site {self.name}: vocabularies must have distinct names")
 
-    def _checked_labels(self, labels: NDArray[np.int8]) -> NDArray[np.int8]:
-        given = np.asarray(labels)
-        if given.shape != (self.tensor.n_patients,):
-            raise DataError(
-                f"site {self.name}: labels must have shape ({self.tensor.n_patients},), one per "
-                f"patient; got {given.shape}"
-            )
-        if given.dtype.kind not in "biuf" or not np.isin(given, (0, 1)).all():
-            raise DataError(f"site {self.name}: labels must be 1 (died in hospital) or 0")
-        kept = given.astype(np.int8)
-        kept.flags.writeable = False
+    def _checked_labels(self, labels: object) -> dict[str, NDArray[np.int8]]:
+        named = labels if isinstance(labels, Mapping) else {DIED: labels}
+        kept = {}
+        for name, values in named.items() if labels is not None else ():
+            check_name(f"site {self.name}: label", name)
+            given = np.asarray(values)
+            if given.shape != (self.tensor.n_patients,):
+                raise DataError(
+                    f"site {self.name}: labels must have shape ({self.tensor.n_patients},), one "
+                    f"per patient; {name} has {given.shape}"
+                )
+            if given.dtype.kind not in "biuf" or not np.isin(given, (0, 1)).all():
+                raise DataError(f"site {self.name}: labels must be 1 or 0; {name} has others")
+            kept[name] = given.astype(np.int8)
+            kept[name].flags.writeable = False
         return kept
 
     def _checked_patients(self, patients: tuple[str, ...]) -> tuple[str, ...]:
@@ -288,12 +296,17 @@ class Truth:
 
 
 class SiteSummary(NamedTuple):
-    """A line of `Cohort.summary`."""
+    """A line of `Cohort.summary`; `labelled` says how many patients have a label 1, by its name."""
 
     site: str
     patients: int
     nonzeros: int
-    deaths: int | None
+    labelled: dict[str, int]
+
+    @property
+    def deaths(self) -> int | None:
+        """Patients who died in hospital; None where that is not known."""
+        return self.labelled.get(DIED)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -348,6 +361,11 @@ class Cohort:
         return (len(self), *self.sites[0].tensor.feature_shape)
 
     @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the labels that any site has."""
+        return tuple(dict.fromkeys(chain.from_iterable(site.labels for site in self.sites)))
+
+    @property
     def patients(self) -> tuple[str, ...] | None:
         """Identifiers of all sites' patients, site after site; None if one site has none."""
         named = [site.patients for site in self.sites if site.patients is not None]
@@ -368,13 +386,13 @@ class Cohort:
         return Cohort(self.name, sites, truth)
 
     def summary(self) -> tuple[SiteSummary, ...]:
-        """One line per site: patients, non-zero cells, deaths (None without labels)."""
+        """One line per site: patients, non-zero cells, and patients of each label."""
         return tuple(
             SiteSummary(
                 site.name,
                 site.tensor.n_patients,
                 site.tensor.nnz,
-                None if site.labels is None else int(site.labels.sum()),
+                {name: int(values.sum()) for name, values in site.labels.items()},
             )
             for site in self.sites
         )
@@ -387,7 +405,7 @@ class Cohort:
         truth = self.truth and self.truth.select_codes(kept)
         return Cohort(self.name, sites, truth, self.account)
 
-    def save(self, folder: str | Path) -> None:
+    def save(self, folder: str | Path, *, watch: Watch = unwatched) -> None:
         """Write one file per site, one per vocabulary, the truth, and last ``cohort.json``.
 
         A folder that holds ``cohort.json`` is therefore complete, even if it held another cohort
@@ -397,8 +415,10 @@ class Cohort:
         folder.mkdir(parents=True, exist_ok=True)
         for name in (COHORT, ACCOUNT):
             (folder / name).unlink(missing_ok=True)
-        for site in self.sites:
+        for number, site in enumerate(self.sites):
+            watch("writing", number / len(self.sites))
             site.save(folder / f"{site.name}.npz")
+        watch("writing", 1.0)
         for vocabulary in self.vocabularies:
             vocabulary.save(folder / f"{vocabulary.name}.vocabulary.json")
         if self.truth is not None:
@@ -537,6 +557,17 @@ def _read_account(path: Path) -> tuple[tuple[str, str, int], ...]:
         return ()
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise DataError(f"{path}: not readable as an account ({type(error).__name__})") from None
+
+
+def _labels(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Labels of a file by name; earlier versions wrote one alone, that of death."""
+    if "labels" not in arrays:
+        return {}
+    values = np.atleast_2d(arrays["labels"])
+    names = _texts(arrays, "label_names") if "label_names" in arrays else [DIED]
+    if len(names) != len(values) or len(set(names)) != len(names):
+        raise DataError("the array label_names must name each of the labels, once")
+    return dict(zip(names, values, strict=True))
 
 
 def _vocabularies(arrays: Mapping[str, NDArray[Any]]) -> tuple[Vocabulary, ...]:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import expit
 
-from dpfact_flower.data.site_data import Cohort, SiteData, Truth
+from dpfact_flower.data.site_data import DIED, Cohort, SiteData, Truth
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.settings import NAME, Scalar, Settings, setting
@@ -247,10 +247,10 @@ def synthetic(settings: SyntheticSettings | str = "demo") -> Cohort:
         _codes_in_windows(mode, source, windows, settings.background, seeing)
         for mode, source in zip(settings.feature_modes, planted.sources, strict=True)
     ]
-    labels = _deaths(members, planted.risk, settings.mortality, dying)
+    died = _deaths(members, planted.risk, settings.mortality, dying)
     factors = [source[:, :-1] for source in planted.sources]
     vocabularies = tuple(map(_vocabulary, settings.feature_modes, factors))
-    sites = _sites(settings, windows, codes, labels, vocabularies)
+    sites = _sites(settings, windows, codes, died, vocabularies)
     unit = tuple(factor / np.linalg.norm(factor, axis=0) for factor in factors)
     return Cohort(settings.name, sites, Truth(unit, planted.prevalence > 0))
 
@@ -405,7 +405,7 @@ def _sites(
     settings: SyntheticSettings,
     windows: _Windows,
     codes: list[tuple[Ints, Ints]],
-    labels: NDArray[np.int8],
+    died: NDArray[np.int8],
     vocabularies: tuple[Vocabulary, ...],
 ) -> tuple[SiteData, ...]:
     window, combinations = _combinations(codes)
@@ -421,7 +421,7 @@ def _sites(
                 name,
                 SparseTensor.from_coo(indices, times[rows], (size, *feature_shape)),
                 vocabularies,
-                labels[first : first + size],
+                {DIED: died[first : first + size]},
                 tuple(f"{name}-{row:07d}" for row in range(size)),
             )
         )

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dpfact_flower.data.progress import telling
 from dpfact_flower.errors import DataError, MissingDependencyError, SettingsError
 
 if TYPE_CHECKING:
@@ -28,13 +29,26 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MEMORY", "Dialect", "connect", "count_rows", "find_files", "find_table", "literal",
-    "load_table", "quoted", "read_header", "refuse_rows",
+    "load_table", "quoted", "read_header", "refuse_rows", "table_files",
 ]  # fmt: skip
 
 logger = logging.getLogger(__name__)
 
 _COLUMN = re.compile(r"[^\W\d].*|_.*|", re.DOTALL)
 _DELIMITERS = ",;\t|"
+_SEPARATOR = re.compile(r"\ufeff?sep=([,;\t|])\r?\n?", re.IGNORECASE)
+_UNPACK = "unpack it, or pack it with gzip"
+_FOREIGN = {
+    b"PK\x03\x04": ("a ZIP archive or an Excel workbook", "save it as CSV"),
+    b"\xd0\xcf\x11\xe0": ("an old Excel workbook", "save it as CSV"),
+    b"\x28\xb5\x2f\xfd": ("packed with zstd", _UNPACK),
+    b"\xfe\xff": ("big-endian UTF-16", "save it as UTF-8"),
+    b"BZh": ("packed with bzip2", _UNPACK),
+    b"\xfd7zXZ": ("packed with xz", _UNPACK),
+    b"PAR1": ("Parquet", "name it .parquet"),
+    b"SQLite ": ("an SQLite database", "write its tables as CSV"),
+}
+"""How files begin that are taken for CSV and are not."""
 _TEXT_OR_WHOLE = re.compile(  # as Parquet's types are called in DuckDB; a code is never a fraction
     r"VARCHAR|ENUM.*|UUID|BOOLEAN|U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?|DECIMAL\(\d+,0\)|"
     r"DATE|TIMESTAMP.*"
@@ -165,6 +179,11 @@ def find_files(folder: str | Path, pattern: str, ending: str = r"\.csv(\.gz)?") 
     return dict(sorted(found.items()))
 
 
+def table_files(folder: str | Path, name: str) -> list[Path]:
+    """Files that hold a table, in any form that is read; the first is the one to take."""
+    return list(find_files(folder, f"({re.escape(name)})", r"\.(csv|csv\.gz|parquet)").values())
+
+
 def find_table(folder: str | Path, name: str) -> Path:
     """File of a table: ``<name>.csv``, ``.csv.gz`` or ``.parquet``, whatever the case.
 
@@ -173,13 +192,13 @@ def find_table(folder: str | Path, name: str) -> Path:
     DataError
         If it is missing, with the names tried.
     """
-    found = find_files(folder, f"({re.escape(name)})", r"\.(csv|csv\.gz|parquet)")
+    found = table_files(folder, name)
     if not found:
         raise DataError(
             f"{folder}: lacks the table {name}; tried {name}.csv and {name}.csv.gz (or .parquet), "
             "in upper and lower case"
         )
-    return found[name.lower()]
+    return found[0]
 
 
 def load_table(
@@ -242,11 +261,12 @@ def load_table(
             f"nullif(trim({found.get(name, 'NULL')}), '') AS {quoted(name)}"
             for name in (*columns, *optional)
         )
-        connection.execute(
-            f"CREATE OR REPLACE TEMP TABLE {table} AS "
-            f"SELECT {select} FROM (SELECT {fields} FROM {source}) WHERE {where}",
-            {"path": _globless(path)},
-        )
+        with telling(connection, path.name):
+            connection.execute(
+                f"CREATE OR REPLACE TEMP TABLE {table} AS "
+                f"SELECT {select} FROM (SELECT {fields} FROM {source}) WHERE {where}",
+                {"path": _globless(path)},
+            )
     except (duckdb.IOException, duckdb.InvalidInputException) as error:
         causes = "is it cut off"
         if kind == "CSV":
@@ -274,21 +294,24 @@ def read_header(path: Path, dialect: Dialect = _PLAIN) -> list[str]:
     return _header(path, dialect)[0]
 
 
-def _header(path: Path, dialect: Dialect) -> tuple[list[str], str]:
-    """Names of a CSV file's columns, and what separates them."""
+def _header(path: Path, dialect: Dialect) -> tuple[list[str], str, int]:
+    """Names of a CSV file's columns, what separates them, and how many lines come before."""
+    _refuse_foreign(path)
     encoding = "utf-8-sig" if dialect.encoding == "utf-8" else dialect.encoding
     try:
         opened = gzip.open if _compression(path) == "gzip" else open
         with opened(path, "rt", encoding=encoding, errors="replace", newline="") as file:
-            line = file.readline()
-            delimiter = dialect.delimiter or max(_DELIMITERS, key=line.count)
+            line, skip, delimiter = file.readline(), 0, dialect.delimiter
+            if match := _SEPARATOR.fullmatch(line):  # Excel's own line before the header
+                line, skip, delimiter = file.readline(), 1, delimiter or match[1]
+            delimiter = delimiter or max(_DELIMITERS, key=line.count)
             names = next(csv.reader(itertools.chain([line], file), delimiter=delimiter), [])
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
     except (OSError, EOFError, zlib.error, csv.Error, UnicodeError) as error:
         hint = "; is it gzipped, as its name says?" if isinstance(error, gzip.BadGzipFile) else ""
         raise DataError(f"{path}: cannot be read ({type(error).__name__}){hint}") from None
-    header = [name.strip().lower() for name in names]
+    header = [" ".join(name.split()).lower() for name in names]  # a newline may be in a name
     if not any(header):
         raise DataError(f"{path}: is empty, or begins with an empty line; the first names columns")
     if any("\ufffd" in name for name in header):
@@ -303,7 +326,19 @@ def _header(path: Path, dialect: Dialect) -> tuple[list[str], str]:
         )
     if len({name for name in header if name}) != len([name for name in header if name]):
         raise DataError(f"{path}: two columns have one name; rename one of them")
-    return header, delimiter
+    return header, delimiter, skip
+
+
+def _refuse_foreign(path: Path) -> None:
+    """Refuse a file that begins as no text does, whatever its name says."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(8)
+    except OSError:
+        return  # said where it is read as text
+    for magic, (what, way_out) in _FOREIGN.items():
+        if start.startswith(magic):
+            raise DataError(f"{path}: is {what}, which is not read; {way_out}")
 
 
 def _check_columns(path: Path, wanted: Sequence[str], found: Collection[str], kind: str) -> None:
@@ -334,26 +369,26 @@ def count_rows(connection: Connection, table: str, where: str = "true") -> int:
 
 
 def refuse_rows(
-    connection: Connection, table: str, where: str, path: Path, column: str, right: str
+    connection: Connection, table: str, where: str, place: str | Path, column: str, right: str
 ) -> None:
     """Raise if the condition `where` holds for any row.
 
     Raises
     ------
     DataError
-        Naming file and column, what would be `right`, and how many rows are not.
+        Naming place and column, what would be `right`, and how many rows are not.
     """
     wrong = count_rows(connection, table, where)
     if wrong:
-        raise DataError(f"{path}: column {column} must be {right}; {wrong} row(s) are not")
+        raise DataError(f"{place}: column {column} must be {right}; {wrong} row(s) are not")
 
 
 def _csv(path: Path, dialect: Dialect) -> tuple[str, dict[str, str]]:
     """SQL of a CSV file whose path is ``$path``, and of each of its columns."""
-    header, delimiter = _header(path, dialect)
+    header, delimiter, skip = _header(path, dialect)
     types = ", ".join(f"'c{position}': 'VARCHAR'" for position in range(len(header)))
     source = f"""read_csv($path, columns={{{types}}}, auto_detect=false, header=true,
-        delim='{delimiter}', quote='"', escape='"', store_rejects=true,
+        skip={skip}, delim='{delimiter}', quote='"', escape='"', store_rejects=true,
         encoding='{dialect.encoding}', compression='{_compression(path)}')"""
     return source, {name: f"c{position}" for position, name in enumerate(header) if name}
 

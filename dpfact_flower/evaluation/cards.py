@@ -16,6 +16,7 @@ from dpfact_flower.evaluation.model import CodeRow
 from dpfact_flower.evaluation.run_folder import read_model
 from dpfact_flower.evaluation.tables import Association, Phenotype
 from dpfact_flower.evaluation.titles import LAMBDA, relevance, title
+from dpfact_flower.evaluation.words import outcome
 
 SHOWN, LEAST_SHARE = 6, 0.01
 """So many codes of a mode are shown at once, if they have this share; the others unfold."""
@@ -152,14 +153,14 @@ def _card(
     found: tuple[Found, ...],
 ) -> Card:
     made = title((row for own in rows.values() for row in own), system) or "no code has any weight"
-    mortality = measured.mortality if measured else None
+    outcomes = measured.outcomes if measured else {}
     return Card(
         number,
         name or made,
         made if name else "",
         tuple(_code_list(mode, own, system, most) for mode, own in rows.items()),
         measured,
-        {"death in hospital": mortality} if mortality else {},
+        {outcome(label): found for label, found in outcomes.items()},
         found,
     )
 

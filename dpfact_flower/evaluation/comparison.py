@@ -64,7 +64,8 @@ def _of_auc(kind: Callable[[GroupAUC], AUC | None]) -> Callable[[Summary], str]:
     """A column of an AUC of all sites' patients."""
 
     def text(summary: Summary) -> str:
-        found = kind(summary.measured.prediction.overall) if summary.measured else None
+        first = summary.measured.prediction if summary.measured else None
+        found = kind(first.overall) if first else None
         return f"{found.mean:.3f} ± {found.spread:.3f}" if found else _UNKNOWN
 
     return text

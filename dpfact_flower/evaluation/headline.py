@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dpfact_flower.evaluation.nothing import nothing_learned
-from dpfact_flower.evaluation.summary import Errors, Summary
-from dpfact_flower.evaluation.words import duration, number, percent, size
+from dpfact_flower.evaluation.summary import Errors, GroupAUC, Summary
+from dpfact_flower.evaluation.words import duration, number, outcome, percent, size
 from dpfact_flower.privacy import price_of_replacing, rounded_up
 
 
@@ -24,7 +24,7 @@ def headline(summary: Summary) -> list[tuple[str, str]]:
         "shared fit": _shared_fit(summary),
         "nothing": nothing_learned(summary),
         "factor match": _match(summary),
-        "deaths": _deaths(summary),
+        **_outcomes(summary),
         "sent": _traffic(summary),
         "time": _time(summary),
         "failures": _failures(summary),
@@ -68,9 +68,14 @@ def _match(summary: Summary) -> str:
     return "" if found is None else f"{found:.3f} with the planted phenotypes, of 1"
 
 
-def _deaths(summary: Summary) -> str:
-    overall = summary.measured.prediction.overall if summary.measured else None
-    if not (overall and overall.memberships and overall.raw_codes and overall.volume):
+def _outcomes(summary: Summary) -> dict[str, str]:
+    """AUC of each label, beside what predicts it without phenotypes."""
+    found = summary.measured.predictions if summary.measured else {}
+    return {outcome(label): _auc(prediction.overall) for label, prediction in found.items()}
+
+
+def _auc(overall: GroupAUC) -> str:
+    if not (overall.memberships and overall.raw_codes and overall.volume):
         return ""
     auc, spread = overall.memberships.mean, overall.memberships.spread
     return (

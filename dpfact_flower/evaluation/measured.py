@@ -19,13 +19,13 @@ from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.errors import StateError
 from dpfact_flower.evaluation.nothing import NOTHING
 from dpfact_flower.evaluation.phenotypes import shared_table, site_usage
-from dpfact_flower.evaluation.prediction import predict_mortality
+from dpfact_flower.evaluation.prediction import predict_outcome
 from dpfact_flower.evaluation.shared import code_frequencies, shared_error
 from dpfact_flower.evaluation.summary import (
     Errors,
     GroupAUC,
     Measured,
-    MortalityPrediction,
+    OutcomePrediction,
     RoundErrors,
     SiteFit,
 )
@@ -77,13 +77,17 @@ def measure(
     shared, plain = fit(coordinator.factors).fit, fit(code_frequencies(tensors)).fit
     nothing = shared <= plain
     watch(_MEASURING, 0.3)
-    prediction = _unpredicted(sites) if nothing else predict_mortality(patients, sites)
+    predictions = {
+        label: _unpredicted(sites) if nothing else predict_outcome(patients, sites, label)
+        for label in cohort.labels
+    }
     watch(_MEASURING, 0.8)
-    auc = prediction.overall.memberships
+    first = next(iter(predictions.values()), None)
+    auc = first.overall.memberships if first else None
     measured = Measured(
         fms=_match(coordinator, cohort),
         auc=auc.mean if auc else None,
-        prediction=prediction,
+        predictions=predictions,
         sites_without_a_round=tuple(site.name for site in cohort.sites if site not in sites),
         errors=_errors([store for _, store, _ in loaded], sites),
         fit_shared=shared,
@@ -94,11 +98,11 @@ def measure(
     return measured, tables
 
 
-def _unpredicted(sites: Sequence[SiteData]) -> MortalityPrediction:
+def _unpredicted(sites: Sequence[SiteData]) -> OutcomePrediction:
     """No figures: an AUC of noise would be read as one of phenotypes."""
     groups = tuple(GroupAUC(site.name, site.tensor.n_patients, reason=NOTHING) for site in sites)
     patients = sum(group.patients for group in groups)
-    return MortalityPrediction(GroupAUC("overall", patients, reason=NOTHING), groups, 0, 0.0)
+    return OutcomePrediction(GroupAUC("overall", patients, reason=NOTHING), groups, 0, 0.0)
 
 
 def _errors(stores: Sequence[SiteStore], sites: Sequence[SiteData]) -> Errors | None:

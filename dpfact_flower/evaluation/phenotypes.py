@@ -1,4 +1,4 @@
-"""Phenotype tables: what a component means, how common it is, and how it goes with death.
+"""Phenotype tables: what a component means, how common it is, and how it goes with outcomes.
 
 The paper's tables of phenotypes and its figure of column norms. Patients' values are aggregated
 here and nowhere else on their way into a report; counts of fewer than ten patients are hidden
@@ -31,7 +31,7 @@ from dpfact_flower.tensor.cp import CPModel
 
 _SMALL = 10
 _FEWEST = 5
-"""Fewest deaths, and survivors, for which a coefficient is estimated."""
+"""Fewest patients on either side of a label for which a coefficient is estimated."""
 _LARGEST = 20.0
 """Log odds per standard deviation: anything beyond is separation, not an estimate."""
 
@@ -40,7 +40,7 @@ def phenotype_table(
     model: CPModel,
     vocabularies: Sequence[Vocabulary],
     *,
-    labels: ArrayLike | None = None,
+    labels: Mapping[str, ArrayLike] | None = None,
     sites: Mapping[str, int] | None = None,
     top: int = 5,
     threshold: float = 0.01,
@@ -57,8 +57,8 @@ def phenotype_table(
         Of one site, or of several, with their patients' factors stacked.
     vocabularies : sequence of Vocabulary
         One per feature mode.
-    labels : array_like of 0 and 1, shape (patients,), optional
-        1 where the patient died in hospital.
+    labels : mapping of str to array_like of 0 and 1, shape (patients,), optional
+        By name.
     sites : mapping of str to int, optional
         Number of patients of each site, in the order of the model's patients.
     top : int
@@ -88,10 +88,12 @@ def phenotype_table(
         )
     has = has_phenotype(model, threshold)
     least = _SMALL if small_cells else 0
-    associations: Sequence[Association | None] = [None] * model.rank
-    if labels is not None:
-        died = _checked_labels(labels, model.shape[0])
-        associations = _associations(model.factors[0], has, died, least)
+    associations = {
+        name: _associations(
+            model.factors[0], has, _checked_labels(name, values, model.shape[0]), least
+        )
+        for name, values in (labels or {}).items()
+    }
     tops = [top_codes(*pair, top) for pair in zip(vocabularies, model.features, strict=True)]
     names = [vocabulary.name for vocabulary in vocabularies]
     counts, weights = has.sum(axis=0), model.weights
@@ -104,7 +106,7 @@ def phenotype_table(
                 float(weights[r]),
                 _guarded(counts[r], model.shape[0], least),
                 {name: codes[r] for name, codes in zip(names, tops, strict=True)},
-                associations[r],
+                {name: found[r] for name, found in associations.items()},
                 by_site[r],
             )
             for r in range(model.rank)
@@ -124,7 +126,7 @@ def shared_table(
     features : tuple of (I_n, R) ndarrays
         The shared factors; they are scaled to columns of norm 1.
     sites : sequence of SiteData
-        In the order of `memberships`. If one has no labels, deaths are not looked at.
+        In the order of `memberships`. A label that one of them lacks is not looked at.
 
     Raises
     ------
@@ -133,11 +135,11 @@ def shared_table(
     """
     everybody = np.concatenate(memberships)
     _, unit = CPModel.of(everybody, *features).normalized()
-    labels = [site.labels for site in sites if site.labels is not None]
+    labels = [name for name in sites[0].labels if all(name in site.labels for site in sites)]
     return phenotype_table(
         CPModel((everybody, *unit.features)),
         sites[0].vocabularies,
-        labels=np.concatenate(labels) if len(labels) == len(sites) else None,
+        labels={name: np.concatenate([site.labels[name] for site in sites]) for name in labels},
         sites={site.name: len(rows) for site, rows in zip(sites, memberships, strict=True)},
     )
 
@@ -250,58 +252,58 @@ def top_codes(
     ]
 
 
-def _checked_labels(labels: ArrayLike, patients: int) -> NDArray[np.float64]:
+def _checked_labels(name: str, labels: ArrayLike, patients: int) -> NDArray[np.float64]:
     given = np.asarray(labels)
     if given.shape != (patients,) or given.dtype.kind not in "biuf":
-        raise DataError(f"labels: need shape ({patients},) of numbers, got {given.shape}")
+        raise DataError(f"label {name}: need shape ({patients},) of numbers, got {given.shape}")
     if not np.isin(given, (0, 1)).all():
-        raise DataError("labels: must be 1 (died in hospital) or 0")
+        raise DataError(f"label {name}: must be 1 or 0")
     return given.astype(np.float64)
 
 
 def _associations(
     memberships: NDArray[np.float64],
     has: NDArray[np.bool_],
-    died: NDArray[np.float64],
+    label: NDArray[np.float64],
     least: int,
 ) -> list[Association]:
     """One logistic regression on all memberships that allow one."""
     rank = memberships.shape[1]
-    if min(died.sum(), (1 - died).sum()) < _FEWEST:
-        return [Association(reason=f"fewer than {_FEWEST} deaths or survivors")] * rank
-    reasons = [_obstacle(memberships[:, r], died[has[:, r]], least) for r in range(rank)]
+    if min(label.sum(), (1 - label).sum()) < _FEWEST:
+        return [Association(reason=f"fewer than {_FEWEST} patients with or without it")] * rank
+    reasons = [_obstacle(memberships[:, r], label[has[:, r]], least) for r in range(rank)]
     usable = [r for r in range(rank) if reasons[r] is None]
     found = [Association(reason=reason) for reason in reasons]
     if usable:
         design = memberships[:, usable]
         design = (design - design.mean(axis=0)) / design.std(axis=0)
-        for r, association in zip(usable, _logistic(design, died), strict=True):
+        for r, association in zip(usable, _logistic(design, label), strict=True):
             found[r] = association
     return found
 
 
-def _obstacle(column: NDArray[np.float64], died: NDArray[np.float64], least: int) -> str | None:
-    """Why a phenotype cannot have a coefficient; `died` is of the patients who have it."""
+def _obstacle(column: NDArray[np.float64], label: NDArray[np.float64], least: int) -> str | None:
+    """Why a phenotype cannot have a coefficient; `label` is of the patients who have it."""
     if np.ptp(column) == 0:
         return "the membership is the same for all patients"
-    if len(died) < least:
+    if len(label) < least:
         return f"fewer than {least} patients have it"
-    if len(died) == 0 or np.ptp(died) == 0:
+    if len(label) == 0 or np.ptp(label) == 0:
         return "separation: all patients who have it share one outcome"
     return None
 
 
-def _logistic(design: NDArray[np.float64], died: NDArray[np.float64]) -> list[Association]:
+def _logistic(design: NDArray[np.float64], label: NDArray[np.float64]) -> list[Association]:
     """Maximum likelihood estimates; by statsmodels, without which there are no p-values."""
     patients, columns = design.shape
     with_constant = np.column_stack([np.ones(patients), design])
     if np.linalg.matrix_rank(with_constant) <= columns:
         return [Association(reason="memberships are linearly dependent")] * columns
     try:
-        estimates = _by_statsmodels(with_constant, died)
+        estimates = _by_statsmodels(with_constant, label)
     except ImportError:
         reason = "p-values need statsmodels, which is not installed"
-        coefficients = LogisticRegression(C=np.inf, max_iter=10_000, tol=1e-8).fit(design, died)
+        coefficients = LogisticRegression(C=np.inf, max_iter=10_000, tol=1e-8).fit(design, label)
         estimates = [Association(float(value), None, reason) for value in coefficients.coef_[0]]
     found = [np.nan if e.coefficient is None else e.coefficient for e in estimates or ()]
     if estimates is None or not (np.abs(found) < _LARGEST).all():
@@ -310,14 +312,14 @@ def _logistic(design: NDArray[np.float64], died: NDArray[np.float64]) -> list[As
 
 
 def _by_statsmodels(
-    design: NDArray[np.float64], died: NDArray[np.float64]
+    design: NDArray[np.float64], label: NDArray[np.float64]
 ) -> list[Association] | None:
     """Coefficients with p-values and intervals, without the intercept's; None if no maximum."""
     statsmodels = importlib.import_module("statsmodels.api")  # optional and slow to import
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # asked of the result below
         try:
-            result = statsmodels.Logit(died, design).fit(disp=0, maxiter=100)
+            result = statsmodels.Logit(label, design).fit(disp=0, maxiter=100)
         except np.linalg.LinAlgError:
             return None
     if not result.mle_retvals["converged"] or not np.isfinite(result.pvalues).all():

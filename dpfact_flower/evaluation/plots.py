@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dpfact_flower.errors import DataError, MissingDependencyError, shown
 from dpfact_flower.evaluation.model import CodeRow
-from dpfact_flower.evaluation.summary import AUC, GroupAUC, MortalityPrediction, Summary
+from dpfact_flower.evaluation.summary import AUC, GroupAUC, OutcomePrediction, Summary
 from dpfact_flower.evaluation.tables import SiteUsage
 from dpfact_flower.server.history import RoundRecord
 
@@ -198,7 +198,7 @@ def traffic(records: Sequence[RoundRecord], axes: Axes | None = None) -> Figure:
             label="a site failed", clip_on=False,
         )  # fmt: skip
     axes.set_ylim(0, 1.15 * max(down.max(), up.max()) / scale or 1)
-    axes.set_ylabel(f"{unit} a round, all sites")
+    axes.set_ylabel(f"{unit} per round, all sites")
     _round_axis(axes)
     return _with_legend(axes, given, ncols=3)
 
@@ -264,12 +264,12 @@ def relative_usage(norms: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(norms / np.where(largest > 0, largest, 1.0))
 
 
-def auc(prediction: MortalityPrediction, axes: Axes | None = None) -> Figure:
-    """AUC of in-hospital death, overall and per site, each beside its two baselines.
+def auc(prediction: OutcomePrediction, axes: Axes | None = None) -> Figure:
+    """AUC of an outcome, overall and per site, each beside its two baselines.
 
     Parameters
     ----------
-    prediction : MortalityPrediction
+    prediction : OutcomePrediction
     axes : Axes, optional
 
     Raises

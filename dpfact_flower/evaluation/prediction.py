@@ -1,7 +1,7 @@
-"""How well patient factors predict in-hospital death, beside what predicts it without them.
+"""How well patient factors predict an outcome, beside what predicts it without them.
 
 An area under the curve (AUC) alone says nothing about phenotypes: the sheer number of a patient's
-codes predicts death too, and random sparse factors do so a little. Every AUC here therefore appears
+codes predicts much too, and random sparse factors do so a little. Every AUC here therefore appears
 beside two others from the same splits: logistic regression on the raw codes, and on code volume.
 
 Patient factors never leave a site, and no privacy guarantee covers a model trained on them. The
@@ -21,9 +21,9 @@ from sklearn.metrics import roc_auc_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from dpfact_flower.data.site_data import SiteData
+from dpfact_flower.data.site_data import DIED, SiteData
 from dpfact_flower.errors import DataError
-from dpfact_flower.evaluation.summary import AUC, GroupAUC, MortalityPrediction
+from dpfact_flower.evaluation.summary import AUC, GroupAUC, OutcomePrediction
 from dpfact_flower.machine.threads import in_order, one_blas_thread, thread_count
 from dpfact_flower.tensor import SparseTensor
 
@@ -32,16 +32,17 @@ _OVERALL = -1
 """Key of the group of all patients, beside the sites' numbers."""
 
 
-def predict_mortality(
+def predict_outcome(
     patient_factors: Sequence[ArrayLike],
     sites: Sequence[SiteData],
+    label: str = DIED,
     *,
     splits: int = 10,
     train: float = 0.6,
     least: int = 5,
     seed: int = 0,
-) -> MortalityPrediction:
-    """Predict in-hospital death by logistic regression, repeatedly split 60 to 40.
+) -> OutcomePrediction:
+    """Predict a label by logistic regression, repeatedly split 60 to 40.
 
     The paper's section Utility. Each split is drawn once over the patients of all sites, stratified
     by site and label, so that all figures of a split share their test patients. Memberships and
@@ -54,13 +55,15 @@ def predict_mortality(
         One per site, in the sites' order. For the overall figure their columns must mean the same
         at every site, in the same unit.
     sites : sequence of SiteData
-        Sites without labels are left out.
+        Sites without the label are left out.
+    label : str
+        Its name.
     splits : int
         Repetitions, at least 2 for a spread.
     train : float
         Share of the patients that train, in (0, 1).
     least : int
-        A group with fewer deaths or fewer survivors gets no figures; at least 2.
+        A group with fewer patients of either label gets no figures; at least 2.
     seed : int
         Of the splits.
 
@@ -76,17 +79,17 @@ def predict_mortality(
             f"got {splits}, {least}, {train}"
         )
     memberships = _checked(patient_factors, sites)
-    labelled = [t for t, site in enumerate(sites) if site.labels is not None]
+    labelled = [t for t, site in enumerate(sites) if label in site.labels]
     if not labelled:
         nobody = GroupAUC("overall", 0, reason="no labels")
-        return MortalityPrediction(nobody, tuple(map(_unlabelled, sites)), splits, train)
-    died = np.concatenate([np.asarray(sites[t].labels) for t in labelled])
+        return OutcomePrediction(nobody, tuple(map(_unlabelled, sites)), splits, train)
+    labels = np.concatenate([sites[t].labels[label] for t in labelled])
     home = np.repeat(labelled, [sites[t].tensor.n_patients for t in labelled])
-    rows = {_OVERALL: np.ones(len(died), bool), **{t: home == t for t in labelled}}
-    strata = 2 * home + died
+    rows = {_OVERALL: np.ones(len(labels), bool), **{t: home == t for t in labelled}}
+    strata = 2 * home + labels
     scores = {
         name: split_scores(
-            _MODELS[name], predictors, died, rows,
+            _MODELS[name], predictors, labels, rows,
             training_masks(strata, train, splits, seed), least,
         )
         for name, predictors in _predictors(labelled, memberships, sites).items()
@@ -95,11 +98,13 @@ def predict_mortality(
     def group(key: int, name: str) -> GroupAUC:
         patients = int(rows[key].sum())
         if key not in scores["memberships"]:
-            return GroupAUC(name, patients, reason=f"fewer than {least} deaths or survivors")
+            return GroupAUC(
+                name, patients, reason=f"fewer than {least} patients with or without it"
+            )
         aucs = {kind: _area(found[key]) for kind, found in scores.items()}
         return GroupAUC(name, patients, aucs["memberships"], aucs["raw_codes"], aucs["volume"])
 
-    return MortalityPrediction(
+    return OutcomePrediction(
         group(_OVERALL, "overall"),
         tuple(
             group(t, site.name) if t in rows else _unlabelled(site) for t, site in enumerate(sites)
@@ -130,7 +135,7 @@ def split_scores(
     masks : iterable of ndarray of bool, shape (patients,)
         The training patients of each split, as `training_masks` gives them.
     least : int
-        A group with fewer deaths or fewer survivors is left out.
+        A group with fewer patients of either label is left out.
 
     Returns
     -------

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from dpfact_flower.errors import DataError
@@ -29,10 +30,11 @@ from dpfact_flower.evaluation.run_folder import (
 )
 from dpfact_flower.evaluation.summary import SiteSpending, Summary
 from dpfact_flower.evaluation.tables import GlobalCodes, SharedPhenotypes, SiteUsage
+from dpfact_flower.evaluation.words import outcome
 from dpfact_flower.machine.files import replacing
 from dpfact_flower.privacy import SEEDED_CLAIM
 from dpfact_flower.privacy.scope import NEIGHBOURS, NOT_COVERED, UNITS
-from dpfact_flower.server.history import RoundRecord, read_history
+from dpfact_flower.server.history import Arrival, RoundRecord, read_history
 from dpfact_flower.settings import (
     AppSettings,
     PrivacySettings,
@@ -135,6 +137,7 @@ def _content(run: _Run) -> dict[str, Any]:
         "not_covered": NOT_COVERED,
         "records": run.records,
         "failures": _failures(run.records),
+        "arrivals": _arrivals(run.records),
         "missed": _ranges(record.round for record in run.records if not record.updated),
         "usage": _usage(shared.usage) if shared else None,
         "cards": run.cards,
@@ -143,7 +146,10 @@ def _content(run: _Run) -> dict[str, Any]:
         "beside": run.beside,
         "most_cells": _MOST_CELLS,
         "patients": shared.table.patients if shared else None,
-        "prediction": summary.measured.prediction if summary.measured else None,
+        "predictions": {
+            outcome(label): found
+            for label, found in (summary.measured.predictions if summary.measured else {}).items()
+        },
         "codes": run.codes,
         "settings": run.settings,
         "meanings": {
@@ -195,6 +201,21 @@ def _failures(records: Iterable[RoundRecord]) -> list[dict[str, str]]:
     ]
 
 
+def _arrivals(records: Iterable[RoundRecord]) -> list[tuple[str, int, int, float, int]]:
+    """By site, of replies used on arrival: how many, left out, staleness on average, at most."""
+    found: dict[str, list[Arrival]] = {}
+    for record in records:
+        for each in record.arrivals:
+            found.setdefault(each.site, []).append(each)
+    return [
+        (
+            site, len(own), sum(not each.used for each in own),
+            mean(each.staleness for each in own), max(each.staleness for each in own),
+        )
+        for site, own in sorted(found.items())
+    ]  # fmt: skip
+
+
 def _ranges(numbers: Iterable[int]) -> str:
     """Ascending numbers as text: ``1–3, 7``."""
     runs: list[list[int]] = []
@@ -242,8 +263,20 @@ def _figures(run: _Run) -> dict[str, Any]:
     if shared:
         label = "Heat map: which site uses which phenotype"
         figures["usage"] = svg("usage", lambda: plots.usage(shared.usage, names=run.names), label)
-    prediction = summary.measured.prediction if summary.measured else None
-    if prediction and any(g.memberships for g in (prediction.overall, *prediction.sites)):
-        label = "AUC of predicting in-hospital death"
-        figures["auc"] = svg("auc", lambda: plots.auc(prediction), label)
-    return figures
+    return figures | {"auc": _auc_figures(summary)}
+
+
+def _auc_figures(summary: Summary) -> dict[str, Any]:
+    """A figure for each outcome of which any group of patients has an AUC."""
+    from dpfact_flower.evaluation import plots  # noqa: PLC0415 - matplotlib is slow to import
+
+    found = summary.measured.predictions if summary.measured else {}
+    return {
+        outcome(label): svg(
+            f"auc{number}",
+            lambda prediction=prediction: plots.auc(prediction),  # type: ignore[misc]
+            f"AUC of predicting {outcome(label)}",
+        )
+        for number, (label, prediction) in enumerate(found.items())
+        if any(group.memberships for group in (prediction.overall, *prediction.sites))
+    }

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from dpfact_flower.data.site_data import DIED
 from dpfact_flower.errors import DataError
 from dpfact_flower.evaluation.typed import lacks, typed
 from dpfact_flower.privacy.events import Neighbours, Unit
@@ -202,8 +203,8 @@ class GroupAUC:
 
 
 @dataclass(frozen=True)
-class MortalityPrediction:
-    """Outcome of `predict_mortality`; holds no patient's values.
+class OutcomePrediction:
+    """Outcome of `predict_outcome`; holds no patient's values.
 
     Attributes
     ----------
@@ -232,9 +233,9 @@ class Measured:
     fms : float or None
         Factor match score with the planted phenotypes, where these are known.
     auc : float or None
-        Mean AUC of all sites' patients by their memberships, where there are outcomes.
-    prediction : MortalityPrediction
-        That AUC with its baselines.
+        Mean AUC of all sites' patients by their memberships, of the first label where there is one.
+    predictions : dict of str to OutcomePrediction
+        By name of the label: such AUCs with their baselines.
     sites_without_a_round : tuple of str
         Names of the sites that finished none; nothing was measured there.
     errors : Errors or None
@@ -247,11 +248,16 @@ class Measured:
 
     fms: float | None
     auc: float | None
-    prediction: MortalityPrediction
+    predictions: dict[str, OutcomePrediction]
     sites_without_a_round: tuple[str, ...]
     errors: Errors | None
     fit_shared: float | None = None
     fit_frequencies: float | None = None
+
+    @property
+    def prediction(self) -> OutcomePrediction | None:
+        """Of the first label, where there is one."""
+        return next(iter(self.predictions.values()), None)
 
     @property
     def explains_nothing(self) -> bool:
@@ -329,6 +335,8 @@ class Summary:
         """
         if not isinstance(content, Mapping):
             raise DataError("must be an object")
+        if content.get("prediction") is not None:  # earlier versions knew of one outcome
+            content = {"predictions": {DIED: content["prediction"]}, **content}
         errors = content if _has_any(Errors, content) else None
         measured = errors or _has_any(Measured, content)
         spent = content.get("privacy") != "none"

@@ -17,7 +17,7 @@ class CodeWeight:
 
 @dataclass(frozen=True)
 class Association:
-    """How a phenotype goes with in-hospital death, all other phenotypes held equal.
+    """How a phenotype goes with an outcome, all other phenotypes held equal.
 
     Attributes
     ----------
@@ -52,8 +52,8 @@ class Phenotype:
         Share of the patients who have it; ``<10`` for fewer than ten patients.
     codes : dict of str to tuple of CodeWeight
         Largest weights first, by name of the mode.
-    mortality : Association or None
-        None without labels.
+    outcomes : dict of str to Association
+        By name of the label.
     by_site : dict of str to float or str
         Prevalence among the patients of each site, as `prevalence`; ``hidden`` where it would
         reveal, with the prevalence of all, a number below ten elsewhere. Empty in what older
@@ -64,7 +64,7 @@ class Phenotype:
     weight: float
     prevalence: float | str
     codes: dict[str, tuple[CodeWeight, ...]]
-    mortality: Association | None
+    outcomes: dict[str, Association]
     by_site: dict[str, float | str] = field(default_factory=dict)
 
 

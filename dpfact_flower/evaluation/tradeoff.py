@@ -12,7 +12,7 @@ from dpfact_flower.evaluation.summary import Summary
 
 QUALITIES: dict[str, Callable[[Summary], float | None]] = {
     "shared fit": lambda s: s.measured.fit_shared if s.measured else None,
-    "AUC, death in hospital": lambda s: s.measured.auc if s.measured else None,
+    "AUC, first outcome": lambda s: s.measured.auc if s.measured else None,
     "match with the planted": lambda s: s.measured.fms if s.measured else None,
 }
 """What a run can be good at, by the title of its panel."""

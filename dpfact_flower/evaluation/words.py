@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 _SMALLEST_P = 0.001
+_OUTCOMES = {"died": "death in hospital", "readmitted": "readmission"}
+
+
+def outcome(label: str) -> str:
+    """What a label says of a patient; one that is not known here says it itself."""
+    return _OUTCOMES.get(label, label)
 
 
 def size(count: float) -> str:

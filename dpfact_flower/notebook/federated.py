@@ -58,7 +58,7 @@ def federate(
         What each site may spend, over all runs with this `state_dir`; a run that would exceed it is
         refused before a patient is read. 0: no limit.
     measure : bool
-        Whether to measure what was learned (fit, prediction of deaths, which site uses what).
+        Whether to measure what was learned (fit, prediction of outcomes, which site uses what).
     verbose : bool
         Whether Flower's log is shown.
     watch : callable

@@ -142,6 +142,7 @@ class Run:
         rows = [
             {
                 **asdict(record), "sites": len(record.sites), "failures": len(record.failures),
+                "arrivals": len(record.arrivals),
                 **known.get(record.round, {}),
             }
             for record in self.records
@@ -219,11 +220,16 @@ class Run:
             raise DataError("usage: only a simulation that was measured knows it")
         return self._drawn("usage", ax, self.tables.usage, names=self.model.names)
 
-    def plot_auc(self, ax: Axes | None = None) -> Axes:
-        """How well phenotypes predict in-hospital death, beside what does without them."""
-        if self.summary.measured is None:
-            raise DataError("auc: only a simulation that was measured knows it")
-        return self._drawn("auc", ax, self.summary.measured.prediction)
+    def plot_auc(self, ax: Axes | None = None, *, label: str = "") -> Axes:
+        """How well phenotypes predict a label, else the first, beside what does without them."""
+        found = self.summary.measured.predictions if self.summary.measured else {}
+        label = label or next(iter(found), "")
+        if label not in found:
+            raise DataError(
+                f"auc: only a simulation that was measured knows it, of the labels "
+                f"{', '.join(found) or 'none'}"
+            )
+        return self._drawn("auc", ax, found[label])
 
     def _drawn(self, what: str, ax: Axes | None, *values: Any, **options: Any) -> Axes:
         """One of `plots`' figures, in the caller's axes or in pyplot's new ones."""

@@ -6,7 +6,7 @@ several rooms agree on. `cp` and `match` are imported by their own names: they n
 takes half a second to import, and a tensor does not.
 """
 
-from dpfact_flower.tensor.arrays import Array, Factors, Floats, Selection
+from dpfact_flower.tensor.arrays import Array, Factors, Floats, Selection, Weights
 from dpfact_flower.tensor.error import RMSE, SquaredError
 from dpfact_flower.tensor.sparse import SparseTensor
 
@@ -18,4 +18,5 @@ __all__ = [
     "Selection",
     "SparseTensor",
     "SquaredError",
+    "Weights",
 ]

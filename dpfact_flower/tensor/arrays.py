@@ -18,6 +18,11 @@ Factors = tuple[NDArray[np.float32], ...]
 Selection = tuple[NDArray[np.int32], ...]
 """Codes that are kept: ascending positions in the vocabulary, one array per feature mode."""
 
+Weights = tuple[NDArray[np.float32], ...]
+"""What a cell is multiplied by for each of its codes, one array per feature mode."""
+LEAST_WEIGHT = 2.0**-20
+"""Smallest of them: below any that real counts make, and far from subnormal numbers."""
+
 
 def distinct(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
     """Each number once, ascending: `numpy.unique`, by sorting.

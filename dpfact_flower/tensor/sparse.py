@@ -21,6 +21,7 @@ from dpfact_flower.errors import DataError
 from dpfact_flower.machine.files import replacing
 from dpfact_flower.machine.npy import load_npz
 from dpfact_flower.tensor import frostt
+from dpfact_flower.tensor.arrays import Weights
 
 _MAX_MODE = np.iinfo(np.int32).max
 _PATIENT_MODE = 0
@@ -206,6 +207,26 @@ class SparseTensor:
             self.values[inside],
             (self.n_patients, *(len(np.asarray(chosen)) for chosen in kept)),
         )
+
+    def weighted(self, weights: Weights) -> SparseTensor:
+        """Each cell multiplied by the weights of its codes; without weights, the tensor itself.
+
+        Parameters
+        ----------
+        weights : tuple of ndarray of float32, one per feature mode, or none at all
+            Above 0. A product that float32 has no room for is its least or largest number, so no
+            cell comes or goes.
+        """
+        if not weights:
+            return self
+        values = np.empty_like(self.values)
+        limits = np.finfo(np.float32)
+        for part in self.parts():
+            product = self.values[part].astype(np.float64)
+            for mode, of_codes in enumerate(weights, start=1):
+                product *= of_codes[self.indices[part, mode]]
+            values[part] = np.clip(product, limits.tiny, limits.max)
+        return SparseTensor(self.indices, values, self.shape)
 
     def scaled_to_unit_patients(self) -> SparseTensor:
         """Each patient's slice divided by its Frobenius norm; a patient without a cell stays so.

@@ -102,7 +102,7 @@ def test_tables_with_columns_of_their_own_and_files_by_a_pattern(tables, tmp_pat
     )  # fmt: skip
     site = SiteData.load(tmp_path / "out" / "north.npz")
     assert site.vocabularies[0].codes == ("a", "b")
-    assert site.labels.tolist() == [1]
+    assert site.labels["readmitted"].tolist() == [1]
 
 
 def test_what_was_read_is_printed_and_kept_beside_the_cohort(tables, tmp_path):

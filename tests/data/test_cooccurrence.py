@@ -109,9 +109,9 @@ def test_counts_are_those_of_the_definition(connection, modes, window, events):
     expected = reference(sites, events, modes, window)
     if not expected:
         with pytest.raises(DataError, match="lie in one window"):
-            build_cohort(connection, "c", vocabularies(modes), window, labels=False)
+            build_cohort(connection, "c", vocabularies(modes), window, labels=())
         return
-    cohort = build_cohort(connection, "c", vocabularies(modes), window, labels=False)
+    cohort = build_cohort(connection, "c", vocabularies(modes), window, labels=())
     assert cells_of(cohort) == expected
 
 
@@ -124,7 +124,7 @@ def test_the_edge_of_thirty_days_is_inside(minutes, counted, connection):
         [("procedures", "p", "e1", 100, "01"), ("diagnoses", "p", "e2", 100 + minutes, "1"), near],
     )
     window = Window(days=30, same_encounter=False)
-    cells = cells_of(build_cohort(connection, "c", vocabularies(MODES[:2]), window, labels=False))
+    cells = cells_of(build_cohort(connection, "c", vocabularies(MODES[:2]), window, labels=()))
     assert (("north", "p", "01", "1") in cells) is counted
 
 
@@ -136,7 +136,7 @@ def test_any_two_of_three_modes_lie_within_the_window(order, last, counted, conn
     near = [(mode, "p", None, 900 * DAY, CODES[1]) for mode in MODES]
     fill(connection, [("p", "north", None)], events + near)
     window = Window(days=30, same_encounter=False)
-    cells = cells_of(build_cohort(connection, "c", vocabularies(), window, labels=False))
+    cells = cells_of(build_cohort(connection, "c", vocabularies(), window, labels=()))
     assert (("north", "p", *CODES[:1] * 3) in cells) is counted
 
 
@@ -144,7 +144,7 @@ def test_a_repeated_event_counts_once_and_a_recurring_one_each_time(connection):
     repeated = [("procedures", "p", "e1", None, "01")] * 3
     at_two_times = [("diagnoses", "p", "e1", time, "x") for time in (1, 2, 2)]
     fill(connection, [("p", "north", None)], repeated + at_two_times)
-    cohort = build_cohort(connection, "c", vocabularies(MODES[:2]), Window(), labels=False)
+    cohort = build_cohort(connection, "c", vocabularies(MODES[:2]), Window(), labels=())
     assert cells_of(cohort) == {("north", "p", "01", "x"): 2}
 
 
@@ -158,14 +158,14 @@ PATIENTS = [(f"p{n}", "big" if n < 3 else f"small-{n}", n % 2 == 0) for n in ran
 def build(connection, **options):
     fill(connection, PATIENTS[::-1], EVENTS)
     return build_cohort(
-        connection, "c", vocabularies(MODES[:2]), Window(), **({"labels": True} | options)
+        connection, "c", vocabularies(MODES[:2]), Window(), **({"labels": ("died",)} | options)
     )
 
 
 def test_patients_without_a_cell_are_left_out_with_their_labels(connection, caplog):
     with caplog.at_level(logging.INFO):
         cohort = build(connection)
-    assert [(s.name, s.patients, s.labels.tolist()) for s in cohort.sites] == [
+    assert [(s.name, s.patients, s.labels["died"].tolist()) for s in cohort.sites] == [
         ("big", ("p0", "p1", "p2"), [1, 0, 1]),
         ("small-3", ("p3",), [0]),
         ("small-4", ("p4",), [1]),
@@ -189,11 +189,11 @@ def test_small_sites_are_merged(connection):
         ("big", ("p0", "p1", "p2")),
         ("other", ("p3", "p4")),
     ]
-    np.testing.assert_array_equal(cohort.sites[1].labels, [0, 1])
+    np.testing.assert_array_equal(cohort.sites[1].labels["died"], [0, 1])
 
 
 def test_labels_are_given_on_request_alone(connection):
-    assert all(site.labels is None for site in build(connection, labels=False).sites)
+    assert all(site.labels == {} for site in build(connection, labels=()).sites)
 
 
 def test_site_names_are_made_fit_to_stand(connection):
@@ -205,7 +205,7 @@ def test_site_names_are_made_fit_to_stand(connection):
             [("p", raw, None)],
             [("procedures", "p", "e", 0, "01"), ("diagnoses", "p", "e", 0, "x")],
         )
-        cohort = build_cohort(connection, "c", vocabularies(MODES[:2]), Window(), labels=False)
+        cohort = build_cohort(connection, "c", vocabularies(MODES[:2]), Window(), labels=())
         assert cohort.sites[0].name == expected
 
 
@@ -215,14 +215,14 @@ def test_two_names_never_become_one(names, connection):
     events = [(mode, who, "e", 0, "x") for who in ("p0", "p1") for mode in MODES[:2]]
     fill(connection, patients, events)
     with pytest.raises(DataError, match="would become one"):
-        build_cohort(connection, "c", vocabularies(MODES[:2]), Window(), labels=False)
+        build_cohort(connection, "c", vocabularies(MODES[:2]), Window(), labels=())
 
 
 def test_a_site_named_as_the_merged_ones_are_is_refused(connection):
     fill(connection, [(who, "other" if site == "big" else site, died)
                       for who, site, died in PATIENTS], EVENTS)  # fmt: skip
     with pytest.raises(DataError, match="cannot be merged into other"):
-        build_cohort(connection, "c", vocabularies(MODES[:2]), Window(), labels=False,
+        build_cohort(connection, "c", vocabularies(MODES[:2]), Window(), labels=(),
                      min_patients=2)  # fmt: skip
 
 

@@ -36,14 +36,23 @@ def assert_equal(found: SiteData, expected: SiteData) -> None:
     assert found.tensor.fingerprint() == expected.tensor.fingerprint()
     assert found.vocabularies == expected.vocabularies
     assert found.patients == expected.patients
-    if expected.labels is None:
-        assert found.labels is None
+    if expected.labels == {}:
+        assert found.labels == {}
     else:
-        assert found.labels.dtype == np.int8
-        np.testing.assert_array_equal(found.labels, expected.labels)
+        assert found.labels["died"].dtype == np.int8
+        assert_same_labels(found, expected)
 
 
-@pytest.mark.parametrize("changes", [{}, {"labels": None}, {"patients": None}])
+def assert_same_labels(one: SiteData, other: SiteData) -> None:
+    assert list(one.labels) == list(other.labels)
+    for name, values in one.labels.items():
+        np.testing.assert_array_equal(values, other.labels[name])
+
+
+SEVERAL = {"readmitted": np.array([0, 0, 1]), "died": np.array([0, 1, 1])}
+
+
+@pytest.mark.parametrize("changes", [{}, {"labels": None}, {"labels": SEVERAL}, {"patients": None}])
 def test_site_round_trip(changes, tmp_path):
     site = make_site(**changes)
     site.save(tmp_path / "site.npz")
@@ -55,6 +64,19 @@ def test_site_of_another_number_of_modes(tmp_path):
     site = SiteData("one-mode", tensor, VOCABULARIES[:1])
     site.save(tmp_path / "site.npz")
     assert_equal(SiteData.load(tmp_path / "site.npz"), site)
+
+
+def test_a_file_of_an_earlier_version_has_deaths_alone(tmp_path):
+    make_site().save(tmp_path / "new.npz")
+    arrays = dict(np.load(tmp_path / "new.npz"))
+    del arrays["label_names"]
+    arrays["labels"] = arrays["labels"][0]
+    np.savez(tmp_path / "old.npz", **arrays)
+    assert_equal(SiteData.load(tmp_path / "old.npz"), make_site())
+    arrays["label_names"] = np.array(["a", "b"])
+    np.savez(tmp_path / "odd.npz", **arrays)
+    with pytest.raises(DataError, match="label_names must name each"):
+        SiteData.load(tmp_path / "odd.npz")
 
 
 def test_a_failed_save_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
@@ -83,14 +105,14 @@ def test_labels_cannot_be_changed_from_outside():
     labels = np.array([0, 1, 1], np.int8)
     site = make_site(labels=labels)
     labels[0] = 1
-    assert site.labels[0] == 0
+    assert site.labels["died"][0] == 0
     with pytest.raises(ValueError, match="read-only"):
-        site.labels[0] = 1
+        site.labels["died"][0] = 1
 
 
 @pytest.mark.parametrize("labels", [np.array([False, True, True]), np.array([0.0, 1.0, 1.0])])
 def test_labels_of_other_types_that_are_0_or_1(labels):
-    np.testing.assert_array_equal(make_site(labels=labels).labels, [0, 1, 1])
+    np.testing.assert_array_equal(make_site(labels=labels).labels["died"], [0, 1, 1])
 
 
 @pytest.mark.parametrize(
@@ -110,9 +132,9 @@ def test_labels_of_other_types_that_are_0_or_1(labels):
             "distinct names",
         ),
         ({"labels": np.array([0, 1])}, r"labels must have shape \(3,\)"),
-        ({"labels": np.array([0, 1, 2])}, "1 .died in hospital. or 0"),
-        ({"labels": np.array([0, 1, np.nan])}, "1 .died in hospital. or 0"),
-        ({"labels": np.array(["0", "1", "1"])}, "1 .died in hospital. or 0"),
+        ({"labels": np.array([0, 1, 2])}, "labels must be 1 or 0; died has others"),
+        ({"labels": np.array([0, 1, np.nan])}, "labels must be 1 or 0; died has others"),
+        ({"labels": np.array(["0", "1", "1"])}, "labels must be 1 or 0; died has others"),
         ({"patients": ("1", "2")}, "each of 3 patients, got 2"),
         ({"patients": ("secret", "secret", "3")}, "patients must be distinct"),
         ({"patients": ("secret", "", "3")}, "printable text"),
@@ -178,7 +200,7 @@ def test_selected_codes_keep_their_cells_descriptions_and_patients():
         expected = other.tensor.to_dense()[:, [1]][:, :, [0, 2]]
         np.testing.assert_array_equal(one.tensor.to_dense(), expected)
         assert (one.name, one.patients) == (other.name, other.patients)
-        np.testing.assert_array_equal(one.labels, other.labels)
+        assert_same_labels(one, other)
     assert cohort.select_codes([]) is cohort
     assert cohort.sites[0].select_codes([]) is cohort.sites[0]
 
@@ -218,7 +240,7 @@ def test_a_cohort_that_was_not_written_to_its_end_is_not_taken_for_the_one_befor
     monkeypatch.setattr(Vocabulary, "save", interrupt)
     with pytest.raises(KeyboardInterrupt):
         Cohort("c", (make_site("north"), other)).save(tmp_path)
-    assert SiteData.load(tmp_path / "south.npz").labels is None
+    assert SiteData.load(tmp_path / "south.npz").labels == {}
     with pytest.raises(DataError, match="no such file"):
         Cohort.load(tmp_path)
 
@@ -239,7 +261,7 @@ def test_the_sites_files_are_those_of_the_cohort_as_it_is_now(tmp_path):
 
 def test_cohort_summary():
     cohort = Cohort("pair", (make_site("north"), make_site("south", labels=None)))
-    assert cohort.summary() == (("north", 3, 2, 2), ("south", 3, 2, None))
+    assert cohort.summary() == (("north", 3, 2, {"died": 2}), ("south", 3, 2, {}))
     assert cohort.summary()[0].deaths == 2
 
 

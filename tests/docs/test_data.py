@@ -30,6 +30,12 @@ COMMANDS = [
 def folder(tmp_path_factory):
     """Small tables under the names that the page gives them."""
     home = tmp_path_factory.mktemp("page")
+    write_sources(home)
+    return home
+
+
+def write_sources(home):
+    """Write them; docs/tutorial.md has some of them too (`tests/docs/test_pages.py`)."""
     write_tables(home / "mimic-iv")
     (home / "mimic3").mkdir()
     for table, text in test_mimic3.TABLES.items():
@@ -49,7 +55,6 @@ def folder(tmp_path_factory):
     }
     for name, text in latin.items():
         (home / name).write_bytes(text.encode("latin-1"))
-    return home
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.split(" --")[0])

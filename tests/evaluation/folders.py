@@ -43,7 +43,9 @@ def run_folder(
     many = sum(SITES.values())
     patients = rng.gamma(2.0, 1.0, (many, rank)) * (rng.random((many, rank)) < 0.35)
     died = rng.random(many) < 1 / (1 + np.exp(2 - 0.4 * patients[:, 0]))
-    table = phenotype_table(CPModel((patients, *factors)), vocabularies, labels=died, sites=SITES)
+    table = phenotype_table(
+        CPModel((patients, *factors)), vocabularies, labels={"died": died}, sites=SITES
+    )
     ends = np.cumsum(list(SITES.values()))[:-1]
     folder.mkdir()
     write_model(folder, factors, vocabularies)

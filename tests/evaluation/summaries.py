@@ -6,7 +6,7 @@ from dpfact_flower.evaluation.summary import (
     Exchange,
     GroupAUC,
     Measured,
-    MortalityPrediction,
+    OutcomePrediction,
     RoundErrors,
     RunSpending,
     SiteFit,
@@ -65,7 +65,7 @@ SPENT = RunSpending(
     },
 )
 OVERALL = GroupAUC("overall", 50, AUC(0.7881, 0.012), AUC(0.8124, 0.01), AUC(0.6, 0.02))
-NOBODY = GroupAUC("south", 5, reason="fewer than 5 deaths or survivors")
+NOBODY = GroupAUC("south", 5, reason="fewer than 5 patients with or without it")
 ERRORS = Errors(
     rmse=0.00514489,
     fit=-0.0125,
@@ -81,7 +81,10 @@ ERRORS = Errors(
 MEASURED = Measured(
     fms=0.97384,
     auc=0.7881,
-    prediction=MortalityPrediction(OVERALL, (NOBODY,), 10, 0.6),
+    predictions={
+        "died": OutcomePrediction(OVERALL, (NOBODY,), 10, 0.6),
+        "readmitted": OutcomePrediction(GroupAUC("overall", 50, reason="few"), (NOBODY,), 10, 0.6),
+    },
     sites_without_a_round=(),
     errors=ERRORS,
     fit_shared=0.031,

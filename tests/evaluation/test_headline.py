@@ -29,11 +29,12 @@ def test_a_simulation_shows_what_was_measured():
     )
     assert shown["fit"] == "−1.2 % of the data, RMSE 0.005145 over all cells, 0.124 over non-zeros"
     assert shown["factor match"] == "0.974 with the planted phenotypes, of 1"
-    assert shown["deaths"] == (
+    assert shown["death in hospital"] == (
         "AUC 0.788 ± 0.012 by phenotypes, 0.812 by raw codes, 0.600 by volume"
     )
     assert shown["time"] == "2 h 5 min of rounds, 0.5 s of them solver"
     assert "failures" not in shown
+    assert "readmission" not in shown
 
 
 def test_a_simulation_without_common_rounds_shows_no_errors():

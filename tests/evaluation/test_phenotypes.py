@@ -87,10 +87,10 @@ def test_prevalences_of_few_patients_are_hidden(count, shown):
     A[:count, 1] = 1.0
     died = np.arange(200) % 3 == 0
     model = CPModel((A, *features(2)))
-    phenotype = phenotype_table(model, VOCABULARIES, labels=died).phenotypes[1]
+    phenotype = phenotype_table(model, VOCABULARIES, labels={"died": died}).phenotypes[1]
     assert phenotype.prevalence == shown
-    assert (phenotype.mortality.coefficient is None) == (count < 10)
-    open_table = phenotype_table(model, VOCABULARIES, labels=died, small_cells=False)
+    assert (phenotype.outcomes["died"].coefficient is None) == (count < 10)
+    open_table = phenotype_table(model, VOCABULARIES, labels={"died": died}, small_cells=False)
     assert open_table.phenotypes[1].prevalence == count / 200
 
 
@@ -98,7 +98,9 @@ def test_a_single_binary_membership_is_the_log_odds_ratio_of_a_2_by_2_table():
     has = np.repeat([1, 1, 0, 0], [30, 70, 40, 260])
     died = np.repeat([1, 0, 1, 0], [30, 70, 40, 260])
     model = CPModel((has[:, None].astype(float), *features(1)))
-    association = phenotype_table(model, VOCABULARIES, labels=died).phenotypes[0].mortality
+    association = (
+        phenotype_table(model, VOCABULARIES, labels={"died": died}).phenotypes[0].outcomes["died"]
+    )
     log_odds = np.log(30 * 260 / (70 * 40))
     error = np.sqrt(1 / 30 + 1 / 70 + 1 / 40 + 1 / 260)
     assert association.coefficient == pytest.approx(log_odds * has.std(), rel=1e-6)
@@ -138,8 +140,8 @@ def test_no_small_number_at_a_site_follows_from_the_others(counts, shown):
 def test_coefficients_agree_with_scikit_learn_and_find_the_risk():
     A = patients(4, 3000)
     died = labels_for(A, [1.0, 0, -0.7, 0])
-    table = phenotype_table(CPModel((A, *features(4))), VOCABULARIES, labels=died)
-    found = [p.mortality for p in table.phenotypes]
+    table = phenotype_table(CPModel((A, *features(4))), VOCABULARIES, labels={"died": died})
+    found = [p.outcomes["died"] for p in table.phenotypes]
     reference = LogisticRegression(C=np.inf, tol=1e-10, max_iter=10_000)
     reference.fit((A - A.mean(0)) / A.std(0), died)
     np.testing.assert_allclose([a.coefficient for a in found], reference.coef_[0], rtol=1e-4)
@@ -154,8 +156,8 @@ def test_p_values_are_uniform_for_shuffled_labels():
     died = np.arange(500) < 100
     found = []
     for _ in range(20):
-        table = phenotype_table(model, VOCABULARIES, labels=rng.permutation(died))
-        found += [p.mortality.p_value for p in table.phenotypes]
+        table = phenotype_table(model, VOCABULARIES, labels={"died": rng.permutation(died)})
+        found += [p.outcomes["died"].p_value for p in table.phenotypes]
     assert scipy.stats.kstest(found, "uniform").pvalue > 1e-3
 
 
@@ -163,13 +165,15 @@ def test_without_statsmodels_there_are_coefficients_but_no_p_values(monkeypatch)
     A = patients(2, 800)
     died = labels_for(A, [0.8, -0.4])
     model = CPModel((A, *features(2)))
-    full = phenotype_table(model, VOCABULARIES, labels=died)
+    full = phenotype_table(model, VOCABULARIES, labels={"died": died})
     monkeypatch.setitem(sys.modules, "statsmodels.api", None)
-    bare = phenotype_table(model, VOCABULARIES, labels=died)
+    bare = phenotype_table(model, VOCABULARIES, labels={"died": died})
     for ours, theirs in zip(bare.phenotypes, full.phenotypes, strict=True):
-        assert ours.mortality.coefficient == pytest.approx(theirs.mortality.coefficient, rel=1e-4)
-        assert ours.mortality.p_value is None
-        assert "statsmodels" in ours.mortality.reason
+        assert ours.outcomes["died"].coefficient == pytest.approx(
+            theirs.outcomes["died"].coefficient, rel=1e-4
+        )
+        assert ours.outcomes["died"].p_value is None
+        assert "statsmodels" in ours.outcomes["died"].reason
 
 
 @pytest.mark.filterwarnings("error")
@@ -181,12 +185,14 @@ def test_designs_without_an_answer_say_why(monkeypatch, library):
     died = labels_for(A, [0.5, 0, 0])
 
     def reasons(A, died):
-        table = phenotype_table(CPModel((A, *features(A.shape[1]))), VOCABULARIES, labels=died)
+        table = phenotype_table(
+            CPModel((A, *features(A.shape[1]))), VOCABULARIES, labels={"died": died}
+        )
         assert all(
-            (p.mortality.coefficient is None) <= (p.mortality.reason is not None)
+            (p.outcomes["died"].coefficient is None) <= (p.outcomes["died"].reason is not None)
             for p in table.phenotypes
         )
-        return [p.mortality.reason if p.mortality.coefficient is None else None
+        return [p.outcomes["died"].reason if p.outcomes["died"].coefficient is None else None
                 for p in table.phenotypes]  # fmt: skip
 
     off = A.copy()
@@ -201,7 +207,7 @@ def test_designs_without_an_answer_say_why(monkeypatch, library):
     assert reasons(A, parted) == ["separation: the likelihood has no maximum"] * 3
     nobody = np.zeros(300, int)
     nobody[:4] = 1
-    assert reasons(A, nobody) == ["fewer than 5 deaths or survivors"] * 3
+    assert reasons(A, nobody) == ["fewer than 5 patients with or without it"] * 3
 
 
 def test_a_phenotype_that_nobody_has_gets_no_coefficient_where_small_cells_are_shown():
@@ -210,21 +216,21 @@ def test_a_phenotype_that_nobody_has_gets_no_coefficient_where_small_cells_are_s
     A[:, 0] += 1
     A[:, 1] = 1e-9 * np.arange(300)  # it varies, and is nobody's by the threshold
     table = phenotype_table(
-        CPModel((A, *features(2))), VOCABULARIES, labels=died, small_cells=False
+        CPModel((A, *features(2))), VOCABULARIES, labels={"died": died}, small_cells=False
     )
     nobody = table.phenotypes[1]
     assert nobody.prevalence == 0
-    assert nobody.mortality.reason.startswith("separation: all patients who have it")
+    assert nobody.outcomes["died"].reason.startswith("separation: all patients who have it")
 
 
 def test_planted_risks_are_found_on_the_artificial_ehr():
     settings = preset("demo", patients=4000)
     cohort = synthetic(settings)
     members = np.concatenate(true_memberships(settings)).astype(float)
-    died = np.concatenate([site.labels for site in cohort.sites])
+    died = np.concatenate([site.labels["died"] for site in cohort.sites])
     model = CPModel((members, *cohort.truth.factors))
-    table = phenotype_table(model, cohort.vocabularies, labels=died)
-    sure = [p.mortality for p in table.phenotypes if p.mortality.p_value < 1e-6]
+    table = phenotype_table(model, cohort.vocabularies, labels={"died": died})
+    sure = [p.outcomes["died"] for p in table.phenotypes if p.outcomes["died"].p_value < 1e-6]
     assert 2 <= len(sure) <= 7
     assert sum(a.coefficient > 0 for a in sure) >= 2
     text = json.dumps(table.to_dict())
@@ -234,7 +240,7 @@ def test_planted_risks_are_found_on_the_artificial_ehr():
 
 def test_labels_are_optional():
     table = phenotype_table(CPModel((patients(2), *features(2))), VOCABULARIES)
-    assert [p.mortality for p in table.phenotypes] == [None, None]
+    assert [p.outcomes for p in table.phenotypes] == [{}, {}]
 
 
 def test_site_usage_shows_norms_and_what_is_off():
@@ -254,10 +260,10 @@ def test_what_does_not_fit_is_refused():
         phenotype_table(model, VOCABULARIES[:1])
     with pytest.raises(DataError, match="vocabulary diagnoses: has 8 codes, the factor 6"):
         phenotype_table(model, VOCABULARIES[::-1])
-    with pytest.raises(DataError, match=r"labels: need shape \(400,\)"):
-        phenotype_table(model, VOCABULARIES, labels=np.zeros(3))
-    with pytest.raises(DataError, match="labels: must be 1"):
-        phenotype_table(model, VOCABULARIES, labels=np.full(400, 2))
+    with pytest.raises(DataError, match=r"label died: need shape \(400,\)"):
+        phenotype_table(model, VOCABULARIES, labels={"died": np.zeros(3)})
+    with pytest.raises(DataError, match="label died: must be 1"):
+        phenotype_table(model, VOCABULARIES, labels={"died": np.full(400, 2)})
     with pytest.raises(DataError, match="threshold in"):
         phenotype_table(model, VOCABULARIES, threshold=1.0)
     for top in (0, 2.5):

@@ -6,7 +6,7 @@ import pytest
 
 from dpfact_flower.errors import DataError
 from dpfact_flower.evaluation import plots
-from dpfact_flower.evaluation.summary import AUC, GroupAUC, MortalityPrediction, RoundErrors
+from dpfact_flower.evaluation.summary import AUC, GroupAUC, OutcomePrediction, RoundErrors
 from dpfact_flower.evaluation.tables import SiteUsage
 from dpfact_flower.server.history import Failure, RoundRecord
 from tests.evaluation.summaries import DEPLOYED, ERRORS, MEASURED, SIMULATED
@@ -137,7 +137,7 @@ def test_traffic_needs_a_round():
 
 def test_auc_sets_every_group_beside_its_baselines():
     sites = (group("few"), group("many", 0.71, 0.82, 0.63))
-    prediction = MortalityPrediction(group("overall", 0.7, 0.8, 0.6), sites, 10, 0.6)
+    prediction = OutcomePrediction(group("overall", 0.7, 0.8, 0.6), sites, 10, 0.6)
     axes = plots.auc(prediction).axes[0]
     assert [t.get_text() for t in axes.get_yticklabels()] == ["overall", "many"]
     means = [container[0].get_xdata().tolist() for container in axes.containers]
@@ -150,7 +150,7 @@ def test_auc_sets_every_group_beside_its_baselines():
 
 def test_auc_without_figures():
     with pytest.raises(DataError):
-        plots.auc(MortalityPrediction(group("overall"), (group("few"),), 10, 0.6))
+        plots.auc(OutcomePrediction(group("overall"), (group("few"),), 10, 0.6))
 
 
 def test_no_colour_of_the_theme_is_another_ones_or_a_default():

@@ -13,7 +13,7 @@ from sklearn.metrics import roc_auc_score
 from dpfact_flower.data.synthetic import preset, synthetic, true_memberships
 from dpfact_flower.errors import DataError
 from dpfact_flower.evaluation import prediction
-from dpfact_flower.evaluation.prediction import code_presence, code_volume, predict_mortality
+from dpfact_flower.evaluation.prediction import code_presence, code_volume, predict_outcome
 
 SETTINGS = preset("demo", patients=2400, shares="3,2,1")
 
@@ -41,21 +41,21 @@ def test_baselines_agree_with_a_dense_tensor(sites):
 
 
 def test_true_memberships_predict_and_shuffled_labels_do_not(sites, members):
-    found = predict_mortality(members, sites, splits=5)
+    found = predict_outcome(members, sites, splits=5)
     assert found.overall.memberships.mean > 0.75
     assert found.overall.memberships.mean > found.overall.raw_codes.mean
     assert found.overall.raw_codes.mean > found.overall.volume.mean + 0.05
     rng = np.random.default_rng(0)
-    null = [relabelled(site, rng.permutation(site.labels)) for site in sites]
-    found = predict_mortality(members, null, splits=5)
+    null = [relabelled(site, rng.permutation(site.labels["died"])) for site in sites]
+    found = predict_outcome(members, null, splits=5)
     for auc in (found.overall.memberships, found.overall.raw_codes, found.overall.volume):
         assert abs(auc.mean - 0.5) < 0.08
         assert 0 < auc.spread < 0.1
 
 
 def test_figures_agree_with_scikit_learn_by_hand(sites, members):
-    found = predict_mortality(members, sites, splits=3, seed=4)
-    labels = np.concatenate([site.labels for site in sites])
+    found = predict_outcome(members, sites, splits=3, seed=4)
+    labels = np.concatenate([site.labels["died"] for site in sites])
     site = np.repeat(np.arange(3), [len(m) for m in members])
     pooled = np.concatenate(members).astype(float)
     volume = np.concatenate([code_volume(s.tensor) for s in sites])
@@ -75,15 +75,15 @@ def test_figures_agree_with_scikit_learn_by_hand(sites, members):
 
 
 def test_the_unit_of_a_component_does_not_matter(sites, members):
-    plain = predict_mortality(members, sites, splits=2)
+    plain = predict_outcome(members, sites, splits=2)
     scale = 10.0 ** np.arange(-6, 6)
-    scaled = predict_mortality([m * scale for m in members], sites, splits=2)
+    scaled = predict_outcome([m * scale for m in members], sites, splits=2)
     assert scaled.overall.memberships.mean == pytest.approx(plain.overall.memberships.mean)
 
 
 def test_components_that_are_off_do_no_harm(sites, members):
     wider = [np.hstack([m, np.zeros((len(m), 3))]) for m in members]
-    plain, off = predict_mortality(members, sites), predict_mortality(wider, sites)
+    plain, off = predict_outcome(members, sites), predict_outcome(wider, sites)
     assert off.overall.memberships.mean == pytest.approx(plain.overall.memberships.mean)
 
 
@@ -110,27 +110,27 @@ def test_groups_without_enough_deaths_say_so(sites, members):
     few = np.zeros(len(members[1]), int)
     few[:4] = 1
     mixed = (sites[0], relabelled(sites[1], few), relabelled(sites[2], None))
-    found = predict_mortality(members, mixed, splits=2)
+    found = predict_outcome(members, mixed, splits=2)
     assert found.sites[0].memberships is not None
     assert found.sites[1].memberships is None
-    assert found.sites[1].reason == "fewer than 5 deaths or survivors"
+    assert found.sites[1].reason == "fewer than 5 patients with or without it"
     assert found.sites[2].reason == "no labels"
     assert found.overall.memberships is not None
     assert found.overall.patients == len(members[0]) + len(members[1])
     everybody = [relabelled(site, np.ones(site.tensor.n_patients, int)) for site in sites]
-    found = predict_mortality(members, everybody, splits=2)
-    assert found.overall.reason == "fewer than 5 deaths or survivors"
+    found = predict_outcome(members, everybody, splits=2)
+    assert found.overall.reason == "fewer than 5 patients with or without it"
     assert [site.memberships for site in found.sites] == [None] * 3
 
 
 def test_no_labels_at_all(sites, members):
-    found = predict_mortality(members, [relabelled(site, None) for site in sites])
+    found = predict_outcome(members, [relabelled(site, None) for site in sites])
     assert found.overall.reason == "no labels"
     assert json.loads(json.dumps(dataclasses.asdict(found)))["overall"]["memberships"] is None
 
 
 def test_results_are_json_and_hold_aggregates_alone(sites, members):
-    found = predict_mortality(members, sites, splits=2)
+    found = predict_outcome(members, sites, splits=2)
     plain = json.loads(json.dumps(dataclasses.asdict(found)))
     assert plain["overall"]["memberships"]["mean"] == found.overall.memberships.mean
     assert [site["group"] for site in plain["sites"]] == ["site-1", "site-2", "site-3"]
@@ -139,16 +139,14 @@ def test_results_are_json_and_hold_aggregates_alone(sites, members):
 
 
 def test_equal_seeds_give_equal_figures(sites, members):
-    assert predict_mortality(members, sites, splits=2) == predict_mortality(
-        members, sites, splits=2
-    )
-    assert predict_mortality(members, sites, splits=2, seed=1) != predict_mortality(
+    assert predict_outcome(members, sites, splits=2) == predict_outcome(members, sites, splits=2)
+    assert predict_outcome(members, sites, splits=2, seed=1) != predict_outcome(
         members, sites, splits=2
     )
 
 
 def test_one_site_is_its_own_overall(sites, members):
-    found = predict_mortality(members[:1], sites[:1], splits=2)
+    found = predict_outcome(members[:1], sites[:1], splits=2)
     assert found.overall.memberships == found.sites[0].memberships
 
 
@@ -163,10 +161,10 @@ def test_one_site_is_its_own_overall(sites, members):
 )
 def test_factors_that_do_not_fit_are_refused(sites, members, change, message):
     with pytest.raises(DataError, match=message):
-        predict_mortality(change(members), sites)
+        predict_outcome(change(members), sites)
 
 
 @pytest.mark.parametrize("wrong", [{"splits": 1}, {"splits": 2.5}, {"least": 1}, {"train": 1.0}])
 def test_arguments_out_of_range_are_refused(sites, members, wrong):
     with pytest.raises(DataError, match="need splits >= 2"):
-        predict_mortality(members, sites, **wrong)
+        predict_outcome(members, sites, **wrong)

@@ -199,9 +199,13 @@ def test_headline_figures_are_those_of_the_summary(public_run):
     summary = read_json(public_run / "summary.json")
     page = page_of(public_run)
     header, fit = page.texts["header"], page.texts["convergence"]
-    for shown in (summary["name"], f"{100 * summary['fit_shared']:.1f} %",
-                  f"{100 * summary['fit_frequencies']:.1f} %", f"AUC {summary['auc']:.3f}",
-                  f"{summary['prediction']['overall']['raw_codes']['mean']:.3f}"):  # fmt: skip
+    for shown in (
+        summary["name"],
+        f"{100 * summary['fit_shared']:.1f} %",
+        f"{100 * summary['fit_frequencies']:.1f} %",
+        f"AUC {summary['auc']:.3f}",
+        f"{summary['predictions']['died']['overall']['raw_codes']['mean']:.3f}",
+    ):
         assert shown in header
     for shown in (f"{100 * summary['fit']:.1f} %", f"{summary['rmse']:.4g}",
                   f"{summary['auc']:.3f}", f"{summary['bytes_up'] / 1000:.3g} kB",
@@ -354,7 +358,7 @@ def test_whom_a_phenotype_concerns_stands_in_the_overview_and_by_site(public_run
         assert row.endswith(" ".join(shown))
 
 
-def test_mortality_has_odds_and_p_value_or_the_reason_why_not(run):
+def test_an_outcome_has_odds_and_p_value_or_the_reason_why_not(run):
     outcomes = [
         {"coefficient": -0.5, "p_value": 0.0004, "reason": None, "interval": [-0.7, -0.3]},
         {"coefficient": 0.25, "p_value": None, "reason": "p-values need a library"},
@@ -364,7 +368,7 @@ def test_mortality_has_odds_and_p_value_or_the_reason_why_not(run):
 
     def edit(phenotypes):
         for phenotype, outcome in zip(phenotypes["table"]["phenotypes"], outcomes, strict=True):
-            phenotype["mortality"] = outcome
+            phenotype["outcomes"] = {"died": outcome} if outcome else {}
             phenotype["prevalence"] = "<10" if outcome is None else 0.125
 
     change(run / "phenotypes.json", edit)
@@ -404,12 +408,12 @@ def test_phenotypes_switched_off_are_marked(public_run, run):
 
 def test_auc_stands_beside_its_baselines_with_the_warning(public_run):
     page = page_of(public_run)
-    prediction = read_json(public_run / "summary.json")["prediction"]
+    prediction = read_json(public_run / "summary.json")["predictions"]["died"]
     overall, *sites = page.rows("prediction")[1:]
     for key in ("memberships", "raw_codes", "volume"):
         found = prediction["overall"][key]
         assert f"{found['mean']:.3f} ± {found['spread']:.3f}" in overall
-    assert "fewer than 5 deaths or survivors" in sites[2]
+    assert "fewer than 5 patients with or without it" in sites[2]
     assert "AUC alone is no evidence of phenotype quality" in page.texts["prediction"]
 
 
@@ -418,8 +422,39 @@ def test_a_run_without_outcomes(cohort_folder, tmp_path):
     page = Page(federate(config))
     assert "death" not in page.texts["header"]
     assert all("Outcome no outcome labels" in card for card in page.cards().values())
-    assert all(row.endswith("– – – no labels") for row in page.rows("prediction")[1:])
-    assert "auc-figure_1" not in page.source
+    assert "The sites have no outcome labels" in page.texts["prediction"]
+    assert "auc0-figure_1" not in page.source
+
+
+def test_every_label_has_its_association_and_its_table(run):
+    """Also as an older version wrote it, who knew of death alone."""
+
+    def add(phenotypes):
+        for phenotype in phenotypes["table"]["phenotypes"]:
+            phenotype["outcomes"]["back in a week"] = {
+                "coefficient": 0.5, "p_value": 0.04, "reason": None, "interval": [0.1, 0.9]
+            }  # fmt: skip
+
+    def older(phenotypes):
+        for phenotype in phenotypes["table"]["phenotypes"]:
+            phenotype["mortality"] = phenotype.pop("outcomes").get("died")
+
+    def predicted(summary):
+        died = summary["predictions"]["died"]
+        summary["predictions"] = {"died": died, "readmitted": died}
+
+    change(run / "phenotypes.json", add)
+    change(run / "summary.json", predicted)
+    page = Page(run)
+    assert "Back in a week odds × 1.65 (1.11–2.46) , p = 0.040" in page.cards()[1]
+    assert "Death in hospital" in page.cards()[1]
+    assert {"auc0-figure_1", "auc1-figure_1"} <= set(page.values("id"))
+    assert "Readmission: AUC by logistic regression" in page.texts["prediction"]
+    assert "Readmission. They predict it with AUC" in page.texts["header"]
+    change(run / "phenotypes.json", older)
+    page = Page(run)
+    assert "Back in a week" not in page.cards()[1]
+    assert "Death in hospital" in page.cards()[1]
 
 
 def test_a_model_that_explains_nothing_is_not_to_be_read(public_run, run):
@@ -448,12 +483,13 @@ def test_everything_from_outside_is_escaped(public_run, run):
 
     def poison_phenotypes(phenotypes):
         for phenotype in phenotypes["table"]["phenotypes"]:
-            phenotype["mortality"] = {"coefficient": None, "p_value": None, "reason": bad}
+            reason = {"coefficient": None, "p_value": None, "reason": bad}
+            phenotype["outcomes"] = {"died": reason, bad: reason}
         phenotypes["usage"]["sites"][0] = bad
 
     def poison_summary(summary):
         summary |= {"name": bad, "solver": bad, "claim": bad}
-        summary["prediction"]["overall"]["group"] = bad
+        summary["predictions"]["died"]["overall"]["group"] = bad
         summary["per_site_data"][0]["site"] = bad
 
     change(run / "phenotypes.json", poison_phenotypes)

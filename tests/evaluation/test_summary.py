@@ -50,7 +50,7 @@ SENT = (
 )  # fmt: skip
 MEASURED_KEYS = (
     "rmse_nonzeros", "rmse_authors", "error_by_round", "solver_seconds", "per_site_data",
-    "prediction", "sites_without_a_round", "fit_shared", "fit_frequencies",
+    "predictions", "sites_without_a_round", "fit_shared", "fit_frequencies",
 )  # fmt: skip
 
 
@@ -80,7 +80,7 @@ def test_keys_of_a_newer_version_are_left_alone():
     content |= {"new": math.pi, "spent": "x", "measured": 3}
     content["per_site"]["north"]["new"] = [1]
     content["per_site"]["north"]["ledger"][0]["new"] = {}
-    content["prediction"]["overall"]["new"] = None
+    content["predictions"]["died"]["overall"]["new"] = None
     assert Summary.from_dict(content) == SIMULATED
 
 
@@ -103,8 +103,16 @@ def test_a_folder_of_an_older_version_is_read(tmp_path):
     assert not measured.explains_nothing
 
 
+def test_a_folder_of_a_version_that_knew_of_death_alone_is_read():
+    content = plain(SIMULATED)
+    content["prediction"] = content.pop("predictions")["died"]
+    measured = Summary.from_dict(content).measured
+    assert measured.predictions == {"died": MEASURED.predictions["died"]}
+    assert measured.prediction == MEASURED.prediction
+
+
 INSIDE = {
-    "prediction.overall.patients": ("prediction", "overall", "patients"),
+    "predictions.died.overall.patients": ("predictions", "died", "overall", "patients"),
     "error_by_round.1.fit": ("error_by_round", 1, "fit"),
     "per_site.north.rho": ("per_site", "north", "rho"),
     "per_site.north.ledger.1.sigma": ("per_site", "north", "ledger", 1, "sigma"),
@@ -148,8 +156,8 @@ def test_nothing_is_taken_for_another_type(key, value):
 
 def test_errors_alone_are_no_measurement():
     content = plain(replace(SIMULATED, measured=replace(MEASURED, fms=None, auc=None)))
-    del content["prediction"], content["sites_without_a_round"]
-    with pytest.raises(DataError, match=r"^lacks prediction, sites_without_a_round$"):
+    del content["predictions"], content["sites_without_a_round"]
+    with pytest.raises(DataError, match=r"^lacks predictions, sites_without_a_round$"):
         Summary.from_dict(content)
 
 
@@ -186,8 +194,8 @@ SHARED = SharedPhenotypes(
     PhenotypeTable(
         40,
         (
-            Phenotype(1, 2.5, 0.25, {"diagnoses": CODES}, Association(0.5, 0.01)),
-            Phenotype(2, 1.5, "<10", {"diagnoses": ()}, None),
+            Phenotype(1, 2.5, 0.25, {"diagnoses": CODES}, {"died": Association(0.5, 0.01)}),
+            Phenotype(2, 1.5, "<10", {"diagnoses": ()}, {}),
         ),
     ),
     SiteUsage(("a", "b"), ((1.0, 0.0), (0.5, 2.0)), ((False, True), (False, False))),

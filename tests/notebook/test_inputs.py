@@ -60,7 +60,7 @@ def test_an_encounter_may_be_the_window():
 
 def test_deaths_come_along():
     died = pd.DataFrame({"patient": ["bob", "ann"], "died": [1, 0]})
-    assert read_events(HERE, labels=died).sites[0].labels.tolist() == [0, 1]
+    assert read_events(HERE, labels=died).sites[0].labels["died"].tolist() == [0, 1]
 
 
 def test_what_is_wrong_is_said_by_the_frames_name_and_no_value():

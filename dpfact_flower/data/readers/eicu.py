@@ -13,23 +13,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal, Unpack, get_args
 
-from dpfact_flower.data.cooccurrence import Window, build_cohort, choose_vocabularies
+from dpfact_flower.data.cooccurrence import Window
+from dpfact_flower.data.databases import WHOLE, Folder, Form, Source, Table
 from dpfact_flower.data.events import add_events, note
-from dpfact_flower.data.roll_up import RollUp, roll_up
-from dpfact_flower.data.site_data import Cohort
-from dpfact_flower.data.tables import (
-    MEMORY,
-    connect,
-    count_rows,
-    find_table,
-    load_table,
-    refuse_rows,
+from dpfact_flower.data.readers.steps import (
+    DIED,
+    Options,
+    check_choice,
+    make_cohort,
+    reading,
 )
-from dpfact_flower.data.vocabulary import Vocabulary
+from dpfact_flower.data.site_data import Cohort
+from dpfact_flower.data.tables import count_rows
 from dpfact_flower.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -39,8 +37,37 @@ MODES = ("treatments", "diagnoses")
 SiteOf = Literal["region", "unittype", "hospital"]
 
 _ICD9 = r"\d{3}(\.\d{1,2})?|V\d{2}(\.\d{1,2})?|E\d{3}(\.\d)?"
-_NOT_WHOLE = r"NOT regexp_full_match({}, '-?\d{{1,15}}')"  # a cast would round 1.5
 _SITE_SQL = {"region": "region", "unittype": "unittype", "hospital": "'hospital-' || hospitalid"}
+
+_ORDERED = ("patientunitstayid", "patienthealthsystemstayid", "hospitaladmitoffset",
+            "hospitaldischargeyear")  # fmt: skip
+_STAYS = Table(
+    "patient",
+    (*_ORDERED, "uniquepid", "hospitalid", "unittype", "hospitaldischargestatus"),
+    forms=dict.fromkeys(_ORDERED, WHOLE.needed()),
+    counted={
+        "unit stays without discharge status, taken for no death": (
+            "hospitaldischargestatus IS NULL"
+        ),
+        "unit stays without a patient, left out": "uniquepid IS NULL",
+    },
+)
+_TWICE = "{0} IN (SELECT {0} FROM hospitals GROUP BY ALL HAVING count(*) > 1)"
+_HOSPITALS = Table(
+    "hospital", ("hospitalid", "region"), forms={"hospitalid": Form(_TWICE, "unique")}
+)
+_MINUTES = Form(WHOLE.wrong, "a whole number of minutes or blank")
+_TREATMENTS = Table(
+    "treatment",
+    ("patientunitstayid", "treatmentoffset", "treatmentstring"),
+    forms={"treatmentoffset": _MINUTES},
+)
+_DIAGNOSES = Table(
+    "diagnosis",
+    ("patientunitstayid", "diagnosisoffset", "diagnosisstring", "icd9code"),
+    forms={"diagnosisoffset": _MINUTES},
+    counted={"rows without a code, left out": "icd9code IS NULL"},
+)
 
 
 def read(
@@ -49,12 +76,7 @@ def read(
     site_of: SiteOf = "region",
     treatment_level: int = 3,
     window_days: int | None = 30,
-    top: Sequence[int | None] | None = None,
-    vocabularies: Sequence[Vocabulary] | None = None,
-    rolled_up: Mapping[str, RollUp] | None = None,
-    min_patients: int = 20,
-    keep_empty: bool = False,
-    memory: str = MEMORY,
+    **options: Unpack[Options],
 ) -> Cohort:
     """Read eICU's tables into one tensor per site: patients x treatments x diagnoses.
 
@@ -69,114 +91,63 @@ def read(
         Components of a treatment's path to keep, at least 1. Paths have 3 to 6.
     window_days : int or None
         Largest distance in time inside a hospital stay; None: the whole stay.
-    top : sequence of (int or None), or None
-        How many of the most frequent treatments and diagnoses to keep, None for all. This looks
-        at patients: see `dpfact_flower.data.vocabulary.by_frequency`.
-    vocabularies : sequence of Vocabulary, optional
-        ``treatments`` and ``diagnoses`` as given instead.
-    rolled_up : mapping of str to RollUp, optional
-        By mode: what codes are replaced by (`dpfact_flower.data.roll_up`).
-    min_patients : int
-        Sites with fewer patients are merged into one, ``other``: most hospitals of the demo hold
-        about ten, too few to factorise, yet no patient should be lost.
-    keep_empty : bool
-        Keep patients without a cell as empty rows.
-    memory : str
-        What DuckDB may use before it spills to disk.
+    **options
+        `Options` of all readers; `min_patients` is 20 where it is not given: most hospitals of the
+        demo hold about ten patients, too few to factorise, yet no patient should be lost.
 
     Returns
     -------
     Cohort
-        Labels: 1 where any hospital stay of the patient ended with ``hospitaldischargestatus``
-        Expired. A blank status is not a death. A diagnosis is described by the path that most often
-        goes with its code, a treatment by itself.
+        Label ``died``: 1 where any hospital stay of the patient ended with
+        ``hospitaldischargestatus`` Expired. A blank status is not a death. A diagnosis is described
+        by the path that most often goes with its code, a treatment by itself.
 
     Raises
     ------
-    DataError
-        Naming the table that is missing, the column it lacks, or the column that is malformed.
-    SettingsError
-        If an option cannot be used.
-    MissingDependencyError
-        If DuckDB is not installed.
+    DataError, SettingsError, MissingDependencyError
+        As all readers: `dpfact_flower.data.readers.steps`.
     """
-    if site_of not in get_args(SiteOf):
-        raise SettingsError(
-            f"site-of: must be one of {', '.join(get_args(SiteOf))}; got {site_of!r}"
-        )
+    check_choice("site-of", site_of, get_args(SiteOf))
     if type(treatment_level) is not int or treatment_level < 1:
         raise SettingsError(
             f"treatment-level: need an integer of at least 1, got {treatment_level!r}"
         )
     window = Window(days=window_days, same_encounter=True)
-    with connect(memory) as connection:
-        _load_stays(connection, Path(folder), site_of)
-        _load_events(connection, Path(folder), treatment_level)
-        for mode, how in (rolled_up or {}).items():
-            roll_up(connection, mode, how)
-        return build_cohort(
-            connection,
-            "eicu",
-            choose_vocabularies(connection, MODES, top, vocabularies),
-            window,
-            labels=True,
-            min_patients=min_patients,
-            keep_empty=keep_empty,
-        )
+    asked: Options = {"min_patients": 20, **options}
+    with reading(options) as connection:
+        _load_stays(connection, Folder(folder), site_of)
+        _load_events(connection, Folder(folder), treatment_level)
+        return make_cohort(connection, "eicu", MODES, window, asked, (DIED,))
 
 
-def _load_stays(connection: Connection, folder: Path, site_of: SiteOf) -> None:
-    path = find_table(folder, "patient")
-    columns = (
-        "patientunitstayid", "patienthealthsystemstayid", "uniquepid", "hospitalid", "unittype",
-        "hospitaladmitoffset", "hospitaldischargestatus", "hospitaldischargeyear",
-    )  # fmt: skip
-    load_table(connection, "stays", path, columns)
-    whole = ("patientunitstayid", "patienthealthsystemstayid", "hospitaladmitoffset")
-    for column in (*whole, "hospitaldischargeyear"):
-        bad = f"{column} IS NULL OR {_NOT_WHOLE.format(column)}"
-        refuse_rows(connection, "stays", bad, path, column, "a whole number")
+def _load_stays(connection: Connection, source: Source, site_of: SiteOf) -> None:
+    source.load(connection, "stays", _STAYS)
+    connection.execute("CREATE TEMP TABLE hospitals (hospitalid VARCHAR, region VARCHAR)")
     if site_of == "region":
-        hospitals = find_table(folder, "hospital")
-        load_table(connection, "hospitals", hospitals, ("hospitalid", "region"))
-        bad = "hospitalid IN (SELECT hospitalid FROM hospitals GROUP BY ALL HAVING count(*) > 1)"
-        refuse_rows(connection, "hospitals", bad, hospitals, "hospitalid", "unique")
-    else:
-        connection.execute("CREATE TEMP TABLE hospitals (hospitalid VARCHAR, region VARCHAR)")
+        source.load(connection, "hospitals", _HOSPITALS)
     connection.execute(
         f"""CREATE TEMP TABLE patients AS
             SELECT uniquepid AS patient,
                 first({_SITE_SQL[site_of]} ORDER BY hospitaldischargeyear::BIGINT,
                       patienthealthsystemstayid::BIGINT, -hospitaladmitoffset::BIGINT,
                       patientunitstayid::BIGINT) AS site,
-                coalesce(bool_or(lower(hospitaldischargestatus) = 'expired'), false) AS died
+                coalesce(bool_or(lower(hospitaldischargestatus) = 'expired'), false) AS {DIED}
             FROM stays LEFT JOIN hospitals USING (hospitalid)
             WHERE uniquepid IS NOT NULL GROUP BY uniquepid"""
     )
-    blank = count_rows(connection, "stays", "hospitaldischargestatus IS NULL")
-    note(connection, "patient", "unit stays", count_rows(connection, "stays"))
-    if blank:
-        note(
-            connection, "patient", "unit stays without discharge status, taken for no death", blank
-        )
-    if nobody := count_rows(connection, "stays", "uniquepid IS NULL"):
-        note(connection, "patient", "unit stays without a patient, left out", nobody)
 
 
-def _load_events(connection: Connection, folder: Path, treatment_level: int) -> None:
-    _load_timed(connection, folder, "treatment", ("treatmentstring",))
-    _load_timed(connection, folder, "diagnosis", ("diagnosisstring", "icd9code"))
+def _load_events(connection: Connection, source: Source, treatment_level: int) -> None:
+    source.load(connection, "treatment", _TREATMENTS)
+    source.load(connection, "diagnosis", _DIAGNOSES)
     connection.execute(
         r"""CREATE TEMP TABLE coded AS SELECT * FROM (
-                SELECT patientunitstayid, minute, diagnosisstring,
+                SELECT patientunitstayid, diagnosisoffset, diagnosisstring,
                     trim(unnest(string_split(icd9code, ','))) AS code
                 FROM diagnosis WHERE icd9code IS NOT NULL)
             WHERE regexp_full_match(code, $icd9)""",
         {"icd9": _ICD9},
     )
-    blank = count_rows(connection, "diagnosis", "icd9code IS NULL")
-    if blank:
-        note(connection, "diagnosis", "rows without a code, left out", blank)
     values = "(SELECT unnest(string_split(icd9code, ',')) FROM diagnosis)"
     other = count_rows(connection, values) - count_rows(connection, "coded")
     if other:
@@ -185,32 +156,25 @@ def _load_events(connection: Connection, folder: Path, treatment_level: int) -> 
         alone = f"(FROM {table} ANTI JOIN stays USING (patientunitstayid))"
         if lost := count_rows(connection, alone):
             note(connection, table, "rows of a unit stay that patient lacks, left out", lost)
-    source = """uniquepid AS patient, patienthealthsystemstayid AS encounter,
-                minute::BIGINT - hospitaladmitoffset::BIGINT AS time"""
+    source_sql = """uniquepid AS patient, patienthealthsystemstayid AS encounter,
+                {}::BIGINT - hospitaladmitoffset::BIGINT AS time"""
     path = f"array_to_string(string_split(treatmentstring, '|')[1:{treatment_level}], '|')"
-    for mode, table, code in (("treatments", "treatment", path), ("diagnoses", "coded", "code")):
+    for mode, table, offset, code in (
+        ("treatments", "treatment", "treatmentoffset", path),
+        ("diagnoses", "coded", "diagnosisoffset", "code"),
+    ):
         add_events(
             connection,
             mode,
-            f"(SELECT {source}, {code} AS code FROM {table} JOIN stays USING (patientunitstayid))",
+            f"""(SELECT {source_sql.format(offset)}, {code} AS code
+                 FROM {table} JOIN stays USING (patientunitstayid))""",
         )
     _describe(connection)
 
 
-def _load_timed(connection: Connection, folder: Path, table: str, columns: tuple[str, ...]) -> None:
-    path, offset = find_table(folder, table), f"{table}offset"
-    load_table(
-        connection, table, path, ("patientunitstayid", offset, *columns),
-        select=f"*, {offset} AS minute",
-    )  # fmt: skip
-    bad = _NOT_WHOLE.format("minute")  # NULL, that is no, of a blank field
-    refuse_rows(connection, table, bad, path, offset, "a whole number of minutes or blank")
-    note(connection, table, "rows", count_rows(connection, table))
-
-
 def _describe(connection: Connection) -> None:
     connection.execute(
-        """CREATE TEMP TABLE descriptions AS
+        """INSERT INTO descriptions
            SELECT mode, code, code AS description FROM codes WHERE mode = 'treatments'
            UNION ALL
            SELECT 'diagnoses', code, first(diagnosisstring ORDER BY uses DESC, diagnosisstring)

@@ -18,23 +18,21 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
-from dpfact_flower.data.cooccurrence import Window, build_cohort, choose_vocabularies
+from dpfact_flower.data.cooccurrence import COLUMNS, Window
 from dpfact_flower.data.events import add_events, note, table_of
-from dpfact_flower.data.roll_up import RollUp, roll_up
+from dpfact_flower.data.progress import telling
+from dpfact_flower.data.readers.steps import DIED, Options, make_cohort, reading
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.data.tables import (
-    MEMORY,
     Dialect,
-    connect,
     count_rows,
     literal,
     load_table,
     quoted,
     refuse_rows,
 )
-from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.settings import check_name
 
@@ -43,17 +41,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SITE, DIED = "site", "died"
-"""Columns of the tables of sites and of labels, beside the patient's."""
+SITE = "site"
+"""Column of the table of sites, beside the patient's."""
 
 # How programs write a missing value; and what could appear neither in a list nor in a message.
-_NO_VALUE = "lower({0}) IN ('nan', 'nat', 'null', 'none', '<na>')"
+_NO_VALUE = "lower({0}) IN ('nan', 'nat', 'null', 'none', '<na>', '#n/a', '#ref!', '#value!')"
 _UNPRINTABLE = r"regexp_matches(replace({0}, ' ', ''), '[\pC\pZ]')"
-_CLOCK = r"[ T]\d{2}:\d{2}(:\d{2}(\.\d+)?)?"
+_CLOCK = r"[ T]\d{2}:\d{2}(:\d{2}([.,]\d+)?)?"
 _TIME = rf"\d{{4}}-\d{{2}}-\d{{2}}({_CLOCK}(Z|\+00(:?00)?)?)?"
 _OFFSET = rf"\d{{4}}-\d{{2}}-\d{{2}}{_CLOCK}[+-]\d{{2}}(:?\d{{2}})?"
-# Most times are written so, and need no regular expression.
-_USUAL = ("____-__-__ __:__:__", "____-__-__", "____-__-__T__:__:__", "____-__-__ __:__")
+# Most times are so long, and need no regular expression: what DuckDB makes a time of them is one.
+_USUAL = "length({0}) IN (10, 16, 19) AND NOT contains({0}, '/')"
 _YEAR_1 = 1_035_593_280
 """Minutes from the year 1 to 1970: a quotient of whole numbers is cut towards zero, not down."""
 _ZONED, _MISTIMED = 10**12, -(10**12)
@@ -179,13 +177,9 @@ def read(
     columns: Columns | None = None,
     window_days: int | None = 30,
     sites: str | Path | None = None,
-    labels: str | Path | LabelTable | None = None,
-    top: Sequence[int | None] | None = None,
-    vocabularies: Sequence[Vocabulary] | None = None,
-    rolled_up: Mapping[str, RollUp] | None = None,
-    keep_empty: bool = False,
+    labels: str | Path | LabelTable | Mapping[str, LabelTable] | None = None,
     dialect: Dialect | None = None,
-    memory: str = MEMORY,
+    **options: Unpack[Options],
 ) -> Cohort:
     """Read event tables into one tensor per site: patients x codes of mode 1 x codes of mode 2 ...
 
@@ -203,27 +197,19 @@ def read(
     sites : path, optional
         Table of patient and ``site``. Patients who are not in it are left out; what is blank
         becomes the site ``unknown``.
-    labels : path or LabelTable, optional
-        Table of patient and ``died``, 1 for a death in hospital and 0 for none. It must hold every
-        patient.
-    top : sequence of (int or None), or None
-        How many of the most frequent codes of each mode to keep, None for all. This looks at
-        patients: see `dpfact_flower.data.vocabulary.by_frequency`.
-    vocabularies : sequence of Vocabulary, optional
-        Public code lists, one per mode and in the same order; other codes are left out.
-    rolled_up : mapping of str to RollUp, optional
-        By mode: what codes are replaced by, before the vocabulary is chosen or looked at.
-    keep_empty : bool
-        Keep patients without a cell as empty rows.
+    labels : path, LabelTable, or mapping of str to LabelTable, optional
+        Table of patient and ``died``, 1 for a death in hospital and 0 for none; or of another
+        label, called as its column is; or of each label by its name. It must hold every patient,
+        unless it says what the others are.
     dialect : Dialect, optional
         Of tables given as paths, and of those of sites and labels.
-    memory : str
-        What DuckDB may use before it spills to disk.
+    **options
+        `Options` of all readers.
 
     Returns
     -------
     Cohort
-        Labels: None without `labels`. A code is described by the text that most often goes with
+        With the labels that are given. A code is described by the text that most often goes with
         it, or by its vocabulary.
 
     Raises
@@ -241,7 +227,8 @@ def read(
         raise SettingsError(f"modes: need two or more feature modes, got {len(modes)}")
     for what in (name, *modes):
         check_name("name of site or mode", what)
-    if vocabularies is not None and top is not None:
+    vocabularies = options.get("vocabularies")
+    if vocabularies is not None and options.get("top") is not None:
         raise SettingsError("top: has no meaning where the vocabularies are given")
     columns, dialect = columns or Columns(), dialect or Dialect()
     sources = {
@@ -249,31 +236,41 @@ def read(
         for mode, table in tables.items()
     }
     window = Window(days=window_days, same_encounter=window_days is None)
-    groups = rolled_up or {}
-    if unknown := groups.keys() - sources.keys():
+    if unknown := (options.get("rolled_up") or {}).keys() - sources.keys():
         raise SettingsError(f"roll-up: no mode is named {', '.join(sorted(unknown))}")
-    with connect(memory) as connection:
+    by_name = _label_tables(labels, columns)
+    with reading(options) as connection:
         for mode, source in sources.items():
             _load_events(connection, mode, source, window)
         sites = None if sites is None else Path(sites)
         _load_patients(connection, sources, name, columns.patient, sites, dialect)
-        if labels is not None:
-            table = labels if isinstance(labels, LabelTable) else LabelTable(labels)
-            _load_labels(connection, _for_patient(table, columns), dialect)
+        for label, label_table in by_name.items():
+            _load_labels(connection, label, label_table, dialect)
         if vocabularies is None:
             logger.warning(
                 "the code lists are made from these patients, which no guarantee covers: sites of "
                 "a federation need the same lists, from a public source (--codes)"
             )
-        for mode, how in groups.items():
-            roll_up(connection, mode, how)
-        chosen = choose_vocabularies(connection, modes, top, vocabularies)
-        for vocabulary in vocabularies or ():
-            source = sources[vocabulary.name]
-            _check_codes(connection, Path(source.files[0]), source.columns.code, vocabulary)
-        return build_cohort(
-            connection, name, chosen, window, labels=labels is not None, keep_empty=keep_empty
+        return make_cohort(connection, name, modes, window, options, tuple(by_name))
+
+
+def _label_tables(
+    given: str | Path | LabelTable | Mapping[str, LabelTable] | None, columns: Columns
+) -> dict[str, LabelTable]:
+    """Table of each label, with the names of its columns as they are looked for."""
+    if isinstance(given, LabelTable):
+        given = {given.column.strip().lower(): given}
+    elif not isinstance(given, Mapping):
+        given = {DIED: LabelTable(given)} if given is not None else {}
+    for name in given:
+        check_name("name of label", name)
+    lower = [name.lower() for name in given]
+    if set(lower) & COLUMNS or len(set(lower)) < len(lower):
+        raise SettingsError(
+            f"labels: names must differ by more than their case, and from "
+            f"{', '.join(sorted(COLUMNS))}; got {', '.join(given)}"
         )
+    return {name: _for_patient(table, columns) for name, table in given.items()}
 
 
 def _for_patient(table: LabelTable, columns: Columns) -> LabelTable:
@@ -283,14 +280,12 @@ def _for_patient(table: LabelTable, columns: Columns) -> LabelTable:
 
 def _load_events(connection: Connection, mode: str, source: EventTable, window: Window) -> None:
     connection.execute(
-        """CREATE TEMP TABLE IF NOT EXISTS descriptions
-               (mode VARCHAR, code VARCHAR, description VARCHAR);
-           CREATE OR REPLACE TEMP TABLE described (code VARCHAR, description VARCHAR, uses BIGINT)
-        """
+        "CREATE OR REPLACE TEMP TABLE described (code VARCHAR, description VARCHAR, uses BIGINT)"
     )
     for path in map(Path, source.files):
-        rows, unplaced = _load_rows(connection, path, source, window)
-        added = add_events(connection, mode, "loaded")
+        rows, unplaced, without = _load_rows(connection, path, source, window)
+        with telling(connection, mode):
+            added = add_events(connection, mode, "loaded", without)
         names = source.columns.names
         for what, texts in (("patient", "people"), ("code", f"(FROM codes WHERE mode = '{mode}')")):
             if count_rows(connection, texts, _without_value(what)):  # far fewer than rows
@@ -323,14 +318,13 @@ def _load_events(connection: Connection, mode: str, source: EventTable, window: 
 
 def _load_rows(
     connection: Connection, path: Path, source: EventTable, window: Window
-) -> tuple[int, int]:
-    """Table ``loaded`` of one file, checked; number of its rows, and of those in no window."""
+) -> tuple[int, int, list[str]]:
+    """Table ``loaded`` of one file, checked; its rows, those in no window, and empty columns."""
     placing = "encounter" if window.same_encounter else "time"
     names = source.columns.names
     if not names[placing]:
         raise SettingsError(f"column {placing}: need a name, since the window is made from it")
     needed = ("patient", "code", placing)
-    connection.execute("SET preserve_insertion_order = false")  # nothing here goes by the order
     sql = {what: quoted(name) if name else "NULL::VARCHAR" for what, name in names.items()}
     load_table(
         connection, "loaded", path, [names[what] for what in needed],
@@ -340,13 +334,14 @@ def _load_rows(
         ) + f", {_minutes(sql['time'], source.time_format)} AS time",
         dialect=source.dialect,
     )  # fmt: skip
+    _drop_headers(connection, path, names)
     no_encounter = f"length(encounter) < 5 AND {_NO_VALUE.format('encounter')}"
     counted = ("true", "patient IS NULL", "code IS NULL", no_encounter, f"time < {-_YEAR_1}",
-               f"time > {_ZONED // 2}", f"time <= {_ZONED // 2}", window.unplaced)  # fmt: skip
+               f"time > {_ZONED // 2}", f"time <= {_ZONED // 2}", window.unplaced,
+               "encounter IS NOT NULL")  # fmt: skip
     filters = ", ".join(f"count(*) FILTER ({where})" for where in counted)
-    ((rows, *blank, no_value, mistimed, zoned, unzoned, unplaced),) = connection.execute(
-        f"SELECT {filters} FROM loaded"
-    ).fetchall()
+    found = connection.execute(f"SELECT {filters} FROM loaded").fetchall()
+    ((rows, *blank, no_value, mistimed, zoned, unzoned, unplaced, encounters),) = found
     if not rows:
         raise DataError(f"{path}: holds no event, that is no row below its first line")
     for what, missing in zip(("patient", "code"), blank, strict=True):
@@ -365,7 +360,20 @@ def _load_rows(
             f"{path}: column {names[placing]} must place events in a window; all {rows} row(s) are "
             "blank"
         )
-    return rows, unplaced
+    held = {"encounter": encounters, "time": zoned + unzoned}
+    return rows, unplaced, [column for column, count in held.items() if not count]
+
+
+def _drop_headers(connection: Connection, path: Path, names: Mapping[str, str]) -> None:
+    """Leave out header lines among the rows, as files have that were put one behind the other."""
+    forms = (
+        (what, {name, name.upper(), name.title(), name.capitalize()})
+        for what, name in (("patient", names["patient"]), ("code", names["code"]))
+    )
+    header = " AND ".join(f"{what} IN ({', '.join(map(literal, f))})" for what, f in forms)
+    if count := count_rows(connection, "loaded", header):
+        connection.execute(f"DELETE FROM loaded WHERE {header}")
+        note(connection, path.name, "lines that repeat the header, left out", count)
 
 
 def _check_times(path: Path, source: EventTable, rows: int, mistimed: int, zoned: int) -> None:
@@ -391,13 +399,15 @@ def _minutes(time: str, time_format: str) -> str:
     if time_format:
         minute = _whole_minutes(f"try_strptime({time}, {literal(time_format)})")
         return f"CASE WHEN {time} IS NOT NULL THEN coalesce({minute}, {_MISTIMED}) END"
-    usual = " OR ".join(f"{time} LIKE '{form}'" for form in _USUAL)
-    minute, zoned = (
-        _whole_minutes(f"try_cast({time} AS {kind})") for kind in ("TIMESTAMP", "TIMESTAMPTZ")
+    usual, point = _USUAL.format(time), f"replace({time}, ',', '.')"
+    minute, other, zoned = (
+        _whole_minutes(f"try_cast({text} AS {kind})")
+        for text, kind in ((time, "TIMESTAMP"), (point, "TIMESTAMP"), (point, "TIMESTAMPTZ"))
     )
     return f"""CASE WHEN {time} IS NULL THEN NULL
-                    WHEN {usual} OR regexp_full_match({time}, '{_TIME}')
-                    THEN coalesce({minute}, {_MISTIMED})
+                    WHEN {usual} THEN coalesce({minute}, {_MISTIMED})
+                    WHEN regexp_full_match({time}, '{_TIME}')
+                    THEN coalesce({other}, {_MISTIMED})
                     WHEN regexp_full_match({time}, '{_OFFSET}')
                     THEN coalesce({zoned} + {_ZONED}, {_MISTIMED})
                     ELSE {_MISTIMED} END"""
@@ -424,7 +434,7 @@ def _load_patients(
         site = f"any_value({SITE})"
     connection.execute(
         f"""CREATE TEMP TABLE patients AS
-            SELECT patient, {site} AS site, NULL::BOOLEAN AS died FROM facts GROUP BY patient"""
+            SELECT patient, {site} AS site FROM facts GROUP BY patient"""
     )
     strangers = count_rows(connection, "(FROM people ANTI JOIN patients USING (patient))")
     if strangers and sites:
@@ -445,10 +455,10 @@ def _load_patients(
         )
 
 
-def _load_labels(connection: Connection, table: LabelTable, dialect: Dialect) -> None:
+def _load_labels(connection: Connection, name: str, table: LabelTable, dialect: Dialect) -> None:
     path, column = Path(table.file), quoted("label")
     _load_facts(connection, path, table.patient, table.column, dialect, f"lower({{}}) AS {column}")
-    yes, no = ("1", "yes", "true"), ("0", "no", "false")
+    yes, no = ("1", "1.0", "1,0", "yes", "true"), ("0", "0.0", "0,0", "no", "false")
     bad = f"coalesce(label NOT IN {yes + no}, true)"
     refuse_rows(connection, "facts", bad, path, table.column, "0 or 1 (or no, yes, false, true)")
     missing = count_rows(connection, "(FROM patients ANTI JOIN facts USING (patient))")
@@ -460,8 +470,8 @@ def _load_labels(connection: Connection, table: LabelTable, dialect: Dialect) ->
     if missing:
         note(connection, path.name, f"patients not in it, labelled {table.missing}", missing)
     connection.execute(
-        f"""UPDATE patients SET died = {table.missing == "1"};
-            UPDATE patients SET died = facts.label IN {yes} FROM facts
+        f"""ALTER TABLE patients ADD COLUMN {quoted(name)} BOOLEAN DEFAULT {table.missing == "1"};
+            UPDATE patients SET {quoted(name)} = facts.label IN {yes} FROM facts
             WHERE facts.patient = patients.patient"""
     )
 
@@ -494,27 +504,3 @@ def _refuse_no_value(
 ) -> None:
     right = "printable text other than NaN or NULL in every row"
     refuse_rows(connection, table, _without_value(what), path, column, right)
-
-
-def _check_codes(connection: Connection, path: Path, column: str, vocabulary: Vocabulary) -> None:
-    """Count and log the events outside a public list; refuse a table of only such events."""
-    ((events, outside, codes),) = connection.execute(
-        f"""SELECT sum(uses), coalesce(sum(uses) FILTER (unlisted), 0), count(*) FILTER (unlisted)
-            FROM (SELECT uses, code NOT IN (SELECT unnest($codes)) AS unlisted
-                  FROM (SELECT code AS key, count(*) AS uses FROM {table_of(vocabulary.name)}
-                        GROUP BY code)
-                  JOIN codes USING (key) WHERE mode = $mode)""",
-        {"codes": list(vocabulary.codes), "mode": vocabulary.name},
-    ).fetchall()
-    if outside == events:
-        raise DataError(
-            f"{path}: column {column} must hold codes of the list of {vocabulary.name}; none of "
-            f"{events} events does: are dots and leading zeros written alike?"
-        )
-    if outside:
-        note(connection, vocabulary.name, "events of codes outside the list, left out", outside)
-        note(connection, vocabulary.name, "codes outside the list", codes)
-        logger.warning(
-            "%s: %d of %d events have one of %d codes outside the list of %s, and are left out",
-            path, outside, events, codes, vocabulary.name,
-        )  # fmt: skip

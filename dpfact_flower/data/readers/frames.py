@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpfact_flower.data.readers import event_tables
-from dpfact_flower.data.site_data import Cohort
+from dpfact_flower.data.site_data import DIED, Cohort
 from dpfact_flower.data.tables import connect, quoted
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, shown
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MODE, SITE = "mode", "site"
 _NEEDED = ("patient", "code")
 _USED = (*_NEEDED, "time", "encounter", "description")
-_SITES, _LABELS = ".sites", ".labels"
+_SITES, _LABELS = ".sites", ".labels of "
 
 
 def holds_events(given: Any) -> bool:
@@ -54,6 +54,7 @@ def read(
     window_days : int or None
         Largest distance in time between the events of a cell; None: they have the same encounter.
     labels : DataFrame of ``patient`` and ``died``, optional
+        Or a mapping of each label's name to such a frame, with the column of that name.
     vocabularies, top, keep_empty
         As for `event_tables.read`.
 
@@ -74,19 +75,22 @@ def read(
             for mode, frame in frames.items():
                 _write(connection, place / mode, frame, [c for c in _USED if c in frame])
             sites = _write_sites(connection, place, frames)
-            if labels is not None:
-                _check_columns("labels", labels, ("patient", event_tables.DIED), event_tables.DIED)
-                _write(connection, place / _LABELS, labels, ["patient", event_tables.DIED])
+            by_name = labels if isinstance(labels, Mapping) else {DIED: labels}
+            tables = {
+                label: _write_labels(connection, place, label, frame)
+                for label, frame in by_name.items()
+                if frame is not None
+            }
         try:
             return event_tables.read(
                 {mode: _file(place / mode) for mode in frames}, name,
                 window_days=window_days, sites=_file(place / _SITES) if sites else None,
-                labels=None if labels is None else _file(place / _LABELS),
-                vocabularies=vocabularies, top=top, keep_empty=keep_empty,
+                labels=tables, vocabularies=vocabularies, top=top,
+                keep_empty=keep_empty,
             )  # fmt: skip
         except DataError as error:  # it names files that nobody else has seen
             text = str(error).replace(f"{folder}/", "").replace(".parquet", "")
-            raise DataError(text.replace(_SITES, "sites").replace(_LABELS, "labels")) from None
+            raise DataError(text.replace(_SITES, "sites").replace(".labels", "labels")) from None
 
 
 def _by_mode(events: Any) -> dict[str, Any]:
@@ -131,6 +135,15 @@ def _write_sites(connection: Connection, place: Path, frames: Mapping[str, Any])
         )
     _copy(connection, " UNION ".join(parts), place / _SITES)
     return True
+
+
+def _write_labels(
+    connection: Connection, place: Path, label: str, frame: Any
+) -> event_tables.LabelTable:
+    _check_columns("labels", frame, ("patient", label), label)
+    check_name("label", label)
+    _write(connection, place / f"{_LABELS}{label}", frame, ["patient", label])
+    return event_tables.LabelTable(_file(place / f"{_LABELS}{label}"), label)
 
 
 def _write(connection: Connection, path: Path, frame: Any, columns: Sequence[str]) -> None:

@@ -8,16 +8,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
-from dpfact_flower.data.cooccurrence import Window, build_cohort, choose_vocabularies
+from dpfact_flower.data.cooccurrence import Window
+from dpfact_flower.data.databases import Folder, Table
 from dpfact_flower.data.events import add_events, note
-from dpfact_flower.data.roll_up import RollUp, roll_up
+from dpfact_flower.data.readers.steps import Options, describe, make_cohort, reading
 from dpfact_flower.data.site_data import Cohort
-from dpfact_flower.data.tables import MEMORY, connect, count_rows, literal, load_table
-from dpfact_flower.data.vocabulary import Vocabulary
+from dpfact_flower.data.tables import count_rows, literal, load_table
 from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.settings import check_name
 
@@ -35,11 +35,7 @@ def read(
     *,
     modes: Mapping[str, str] | None = None,
     window_days: int = 30,
-    top: Sequence[int | None] | None = None,
-    vocabularies: Sequence[Vocabulary] | None = None,
-    rolled_up: Mapping[str, RollUp] | None = None,
-    keep_empty: bool = False,
-    memory: str = MEMORY,
+    **options: Unpack[Options],
 ) -> Cohort:
     """Read a MEDS data set into the tensor of one site.
 
@@ -54,8 +50,8 @@ def read(
         Prefix of each mode, in the tensor's order; default `MODES`.
     window_days : int
         Largest distance in time between the events of a cell.
-    top, vocabularies, rolled_up, keep_empty, memory
-        As for `dpfact_flower.data.readers.event_tables.read`.
+    **options
+        `Options` of all readers.
 
     Returns
     -------
@@ -64,12 +60,8 @@ def read(
 
     Raises
     ------
-    DataError
-        Naming the file, and the column it lacks; or that no row has a prefix.
-    SettingsError
-        If an option cannot be used.
-    MissingDependencyError
-        If DuckDB is not installed.
+    DataError, SettingsError, MissingDependencyError
+        As all readers: `dpfact_flower.data.readers.steps`.
     """
     modes = dict(modes or MODES)
     if not all(modes.values()):
@@ -79,30 +71,24 @@ def read(
     files = sorted((Path(folder) / "data").rglob("*.parquet"))
     if not files:
         raise DataError(f"{folder}: lacks Parquet files in data/; need a folder as MEDS has it")
-    with connect(memory) as connection:
-        connection.execute("SET preserve_insertion_order = false")
+    with reading(options) as connection:
         for path in files:
             _load_measurements(connection, path, modes)
-        _describe(connection, Path(folder) / "metadata" / "codes.parquet", modes)
+        for mode, prefix in modes.items():
+            texts = Table("codes", ("code",), ("description",), where=_begins(prefix))
+            source = Folder(folder, "metadata")
+            describe(connection, source, texts, mode, _code(prefix), "description")
         connection.execute(
-            f"""CREATE TEMP TABLE patients AS
-                SELECT patient, '{name}' AS site, NULL::BOOLEAN AS died FROM people"""
+            "CREATE TEMP TABLE patients AS SELECT patient, $name AS site FROM people",
+            {"name": name},
         )
-        for mode, how in (rolled_up or {}).items():
-            roll_up(connection, mode, how)
-        return build_cohort(
-            connection,
-            name,
-            choose_vocabularies(connection, list(modes), top, vocabularies),
-            Window(days=window_days, same_encounter=False),
-            labels=False,
-            keep_empty=keep_empty,
-        )
+        window = Window(days=window_days, same_encounter=False)
+        return make_cohort(connection, name, list(modes), window, options)
 
 
 def _load_measurements(connection: Connection, path: Path, modes: Mapping[str, str]) -> None:
     columns = ("subject_id", "time", "code")
-    wanted = " OR ".join(f"starts_with(code, {literal(prefix)})" for prefix in modes.values())
+    wanted = " OR ".join(map(_begins, modes.values()))
     load_table(connection, "measured", path, columns, where=wanted)
     note(connection, path.name, "rows of these modes", count_rows(connection, "measured"))
     if timeless := count_rows(connection, "measured", "time IS NULL"):
@@ -113,26 +99,13 @@ def _load_measurements(connection: Connection, path: Path, modes: Mapping[str, s
             mode,
             f"""(SELECT subject_id AS patient, NULL::VARCHAR AS encounter, {_code(prefix)} AS code,
                         epoch_us(date_trunc('minute', time::TIMESTAMP)) // 60000000 AS time
-                 FROM measured WHERE starts_with(code, {literal(prefix)}))""",
+                 FROM measured WHERE {_begins(prefix)})""",
         )
     connection.execute("DROP TABLE measured")
 
 
-def _describe(connection: Connection, path: Path, modes: Mapping[str, str]) -> None:
-    connection.execute(
-        "CREATE TEMP TABLE descriptions (mode VARCHAR, code VARCHAR, description VARCHAR)"
-    )
-    if not path.exists():
-        note(connection, path.name, "files missing: codes stay without description", 1)
-        return
-    load_table(connection, "texts", path, ("code",), optional=("description",))
-    for mode, prefix in modes.items():
-        connection.execute(
-            f"""INSERT INTO descriptions
-                SELECT '{mode}', {_code(prefix)} AS bare, min(description) FROM texts
-                WHERE starts_with(code, {literal(prefix)}) AND description IS NOT NULL
-                GROUP BY bare"""
-        )
+def _begins(prefix: str) -> str:
+    return f"starts_with(code, {literal(prefix)})"
 
 
 def _code(prefix: str) -> str:

@@ -11,39 +11,73 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal, Unpack, get_args
 
-from dpfact_flower.data.cooccurrence import (
-    MINUTES_A_DAY,
-    Window,
-    build_cohort,
-    choose_vocabularies,
-)
-from dpfact_flower.data.databases import Source, Wanted, open_source
+from dpfact_flower.data.cooccurrence import MINUTES_A_DAY, Window
+from dpfact_flower.data.databases import DATE, Source, Table, open_source
 from dpfact_flower.data.events import add_events, note
-from dpfact_flower.data.roll_up import RollUp, roll_up
+from dpfact_flower.data.readers.steps import (
+    DIED,
+    Options,
+    check_choice,
+    label_readmissions,
+    make_cohort,
+    reading,
+)
 from dpfact_flower.data.site_data import Cohort
-from dpfact_flower.data.tables import MEMORY, connect, count_rows
-from dpfact_flower.data.vocabulary import Vocabulary
-from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.data.tables import count_rows
 from dpfact_flower.settings import check_name
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection as Connection
 
-logger = logging.getLogger(__name__)
-
 SiteOf = Literal["none", "person", "visit"]
 MODES = ("procedures", "conditions")
 DRUGS = "drugs"
-_TABLES = {
-    "procedures": ("procedure_occurrence", "procedure_concept_id", "procedure_date"),
-    "conditions": ("condition_occurrence", "condition_concept_id", "condition_start_date"),
-    "drugs": ("drug_exposure", "drug_concept_id", "drug_exposure_start_date"),
+
+
+def _occurrences(table: str, concept: str, day: str) -> Table:
+    return Table(
+        table,
+        ("person_id", concept, day),
+        optional=("visit_occurrence_id",),
+        forms={day: DATE},
+        counted={
+            "rows without a person, left out": "person_id IS NULL",
+            "rows of concept 0 or none, left out": f"coalesce({concept} = '0', true)",
+        },
+    )
+
+
+_OCCURRENCES = {
+    "procedures": _occurrences("procedure_occurrence", "procedure_concept_id", "procedure_date"),
+    "conditions": _occurrences(
+        "condition_occurrence", "condition_concept_id", "condition_start_date"
+    ),
+    "drugs": _occurrences("drug_exposure", "drug_concept_id", "drug_exposure_start_date"),
 }
+_PERSONS = Table("person", ("person_id",), optional=("care_site_id",))
+_VISITS = Table(
+    "visit_occurrence",
+    ("visit_occurrence_id", "person_id", "visit_start_date", "visit_end_date"),
+    optional=("care_site_id", "visit_concept_id"),
+    forms={"visit_start_date": DATE, "visit_end_date": DATE},
+)
+_CARE_SITES = Table("care_site", ("care_site_id", "care_site_name"))
+_DEATHS = Table("death", ("person_id", "death_date"), forms={"death_date": DATE})
+_USED = "concept_id IN (SELECT concept FROM used)"
+_INGREDIENT = "lower(concept_class_id) = 'ingredient'"
+_ANCESTORS = Table(
+    "concept_ancestor",
+    ("ancestor_concept_id", "descendant_concept_id"),
+    where="descendant_concept_id IN (SELECT concept FROM used) AND ancestor_concept_id IN "
+    f"(SELECT concept_id FROM concepts WHERE {_INGREDIENT})",
+    there=f"ancestor_concept_id IN (SELECT concept_id FROM concept WHERE {_INGREDIENT})",
+)
+_INPATIENT = ("9201", "262")
+"""Visits to a hospital, and those that began in its emergency room."""
 
 
 def read(
@@ -54,12 +88,7 @@ def read(
     site_of: SiteOf = "none",
     drugs: bool = False,
     window_days: int | None = 30,
-    top: Sequence[int | None] | None = None,
-    vocabularies: Sequence[Vocabulary] | None = None,
-    rolled_up: Mapping[str, RollUp] | None = None,
-    min_patients: int = 1,
-    keep_empty: bool = False,
-    memory: str = MEMORY,
+    **options: Unpack[Options],
 ) -> Cohort:
     """Read an OMOP CDM into one tensor per site: patients x procedures x conditions (x drugs).
 
@@ -80,42 +109,25 @@ def read(
         Whether drugs are a third mode.
     window_days : int or None
         Largest distance in days between the events of a cell; None: they have the same visit.
-    top : sequence of (int or None), or None
-        How many of the most frequent codes of each mode to keep, None for all. This looks at
-        patients: see `dpfact_flower.data.vocabulary.by_frequency`.
-    vocabularies : sequence of Vocabulary, optional
-        One per mode as given instead, with concept identifiers.
-    rolled_up : mapping of str to RollUp, optional
-        By mode: what codes are replaced by (`dpfact_flower.data.roll_up`).
-    min_patients : int
-        Sites with fewer patients are merged into one, ``other``.
-    keep_empty : bool
-        Keep patients without a cell as empty rows.
-    memory : str
-        What DuckDB may use before it spills to disk.
+    **options
+        `Options` of all readers; codes are concept identifiers.
 
     Returns
     -------
     Cohort
-        Labels: None where there is no table of deaths.
+        Labels: ``died`` where there is a table of deaths, and ``readmitted``, where visits to a
+        hospital have dates.
 
     Raises
     ------
-    DataError
-        Naming the table that is missing, the column it lacks, or the column that is malformed.
-    SettingsError
-        If an option cannot be used.
-    MissingDependencyError
-        If DuckDB, or psycopg for PostgreSQL, is not installed.
+    DataError, SettingsError, MissingDependencyError
+        As all readers: `dpfact_flower.data.readers.steps`.
     """
     check_name("name of site or cohort", name)
-    if site_of not in get_args(SiteOf):
-        raise SettingsError(
-            f"site-of: must be one of {', '.join(get_args(SiteOf))}; got {site_of!r}"
-        )
+    check_choice("site-of", site_of, get_args(SiteOf))
     modes = (*MODES, DRUGS) if drugs else MODES
     window = Window(days=window_days, same_encounter=window_days is None)
-    with connect(memory) as connection, open_source(connection, source, schema) as tables:
+    with reading(options) as connection, open_source(connection, source, schema) as tables:
         for mode in modes:
             _load_occurrences(connection, tables, mode)
         _load_concepts(connection, tables, ingredients=drugs)
@@ -123,37 +135,15 @@ def read(
             _find_ingredients(connection, tables)
         _make_events(connection, modes)
         _load_patients(connection, tables, name, site_of)
-        labels = _load_deaths(connection, tables)
-        for mode, how in (rolled_up or {}).items():
-            roll_up(connection, mode, how)
-        return build_cohort(
-            connection,
-            name,
-            choose_vocabularies(connection, modes, top, vocabularies),
-            window,
-            labels=labels,
-            min_patients=min_patients,
-            keep_empty=keep_empty,
-        )
+        labels = (*_load_deaths(connection, tables), *_find_readmissions(connection))
+        return make_cohort(connection, name, modes, window, options, labels)
 
 
 def _load_occurrences(connection: Connection, tables: Source, mode: str) -> None:
     """Table ``raw_<mode>``: patient, encounter, day (DATE) and concept; no concept left out."""
-    table, concept, day = _TABLES[mode]
-    wanted = Wanted(table, ("person_id", concept, day), optional=("visit_occurrence_id",))
-    rows = tables.load(connection, "occurrences", wanted)
-    note(connection, table, "rows", rows)
-    no_time = f"{day} IS NOT NULL AND try_cast(left({day}, 10) AS DATE) IS NULL"
-    if wrong := count_rows(connection, "occurrences", no_time):
-        raise DataError(
-            f"{table}: column {day} must be a date as 2024-05-31, or blank; {wrong} row(s) are not"
-        )
-    for what, where in (
-        ("rows without a person, left out", "person_id IS NULL"),
-        ("rows of concept 0 or none, left out", f"coalesce({concept} = '0', true)"),
-    ):
-        if lost := count_rows(connection, "occurrences", where):
-            note(connection, table, what, lost)
+    table = _OCCURRENCES[mode]
+    _, concept, day = table.columns
+    tables.load(connection, "occurrences", table)
     connection.execute(
         f"""CREATE OR REPLACE TEMP TABLE raw_{mode} AS
             SELECT person_id AS patient, visit_occurrence_id AS encounter,
@@ -168,10 +158,8 @@ def _load_occurrences(connection: Connection, tables: Source, mode: str) -> None
 def _load_concepts(connection: Connection, tables: Source, *, ingredients: bool) -> None:
     """Table ``concepts`` of those that are used, and perhaps of all ingredients."""
     columns = ("concept_id", "concept_name", "concept_class_id")
-    used = "concept_id IN (SELECT concept FROM used)"
-    if ingredients:
-        used += " OR lower(concept_class_id) = 'ingredient'"
-    tables.load(connection, "concepts", Wanted("concept", columns, where=used))
+    used = f"{_USED} OR {_INGREDIENT}" if ingredients else _USED
+    tables.load(connection, "concepts", Table("concept", columns, where=used))
     unknown = (
         "(FROM (SELECT DISTINCT concept FROM used) ANTI JOIN concepts ON concept_id = concept)"
     )
@@ -181,15 +169,7 @@ def _load_concepts(connection: Connection, tables: Source, *, ingredients: bool)
 
 def _find_ingredients(connection: Connection, tables: Source) -> None:
     """Put ingredients in the place of drugs, in ``raw_drugs``."""
-    wanted = Wanted(
-        "concept_ancestor",
-        ("ancestor_concept_id", "descendant_concept_id"),
-        where="descendant_concept_id IN (SELECT concept FROM used) AND ancestor_concept_id IN "
-        "(SELECT concept_id FROM concepts WHERE lower(concept_class_id) = 'ingredient')",
-        there="ancestor_concept_id IN (SELECT concept_id FROM concept "
-        "WHERE lower(concept_class_id) = 'ingredient')",
-    )
-    tables.load(connection, "ancestors", wanted)
+    tables.load(connection, "ancestors", _ANCESTORS)
     itself = "concept NOT IN (SELECT descendant_concept_id FROM ancestors)"
     found = count_rows(connection, "raw_drugs", itself)
     if found:
@@ -204,9 +184,6 @@ def _find_ingredients(connection: Connection, tables: Source) -> None:
 
 
 def _make_events(connection: Connection, modes: Sequence[str]) -> None:
-    connection.execute(
-        "CREATE TEMP TABLE descriptions (mode VARCHAR, code VARCHAR, description VARCHAR)"
-    )
     for mode in modes:
         add_events(
             connection,
@@ -225,23 +202,13 @@ def _make_events(connection: Connection, modes: Sequence[str]) -> None:
 
 def _load_patients(connection: Connection, tables: Source, name: str, site_of: SiteOf) -> None:
     """Table ``patients``, of everybody in ``person``; and ``visits``."""
-    site = ("care_site_id",)
-    people = tables.load(connection, "persons", Wanted("person", ("person_id",), optional=site))
-    note(connection, "person", "rows", people)
-    columns: tuple[str, ...] = (
-        "visit_occurrence_id",
-        "person_id",
-        "visit_start_date",
-        "visit_end_date",
-    )
-    visits = tables.load(connection, "visits", Wanted("visit_occurrence", columns, optional=site))
-    note(connection, "visit_occurrence", "rows", visits)
+    tables.load(connection, "persons", _PERSONS)
+    tables.load(connection, "visits", _VISITS)
     connection.execute(
         "CREATE TEMP TABLE care_sites (care_site_id VARCHAR, care_site_name VARCHAR)"
     )
     if site_of != "none":
-        names = ("care_site_id", "care_site_name")
-        tables.load(connection, "care_sites", Wanted("care_site", names))
+        tables.load(connection, "care_sites", _CARE_SITES)
     first = """SELECT person_id, first(care_site_id ORDER BY visit_start_date, visit_occurrence_id)
                    AS care_site_id
                FROM visits WHERE care_site_id IS NOT NULL GROUP BY person_id"""
@@ -249,7 +216,7 @@ def _load_patients(connection: Connection, tables: Source, name: str, site_of: S
     called = "$name" if site_of == "none" else "coalesce(care_site_name, o.care_site_id)"
     connection.execute(
         f"""CREATE TEMP TABLE patients AS
-            SELECT p.person_id AS patient, any_value({called}) AS site, false AS died
+            SELECT p.person_id AS patient, any_value({called}) AS site
             FROM persons p LEFT JOIN {own} o USING (person_id)
             LEFT JOIN care_sites c ON c.care_site_id = o.care_site_id
             WHERE p.person_id IS NOT NULL GROUP BY p.person_id""",
@@ -259,25 +226,28 @@ def _load_patients(connection: Connection, tables: Source, name: str, site_of: S
         note(connection, "person", "persons of events whom it lacks, left out", strangers)
 
 
-def _load_deaths(connection: Connection, tables: Source) -> bool:
-    """Set ``patients.died`` of deaths in hospital; whether there is a table of deaths."""
-    try:
-        rows = tables.load(connection, "deaths", Wanted("death", ("person_id", "death_date")))
-    except DataError as error:
-        if "lacks the table" not in str(error):
-            raise
-        logger.warning("there is no table death: patients have no labels")
-        note(connection, "death", "tables missing: patients have no labels", 1)
-        return False
-    note(connection, "death", "rows", rows)
+def _load_deaths(connection: Connection, tables: Source) -> tuple[str, ...]:
+    """Column ``patients.died`` of deaths in hospital, where there is a table of deaths."""
+    if not tables.has(_DEATHS.name):
+        note(connection, "death", f"tables missing: patients have no label {DIED}", 1)
+        return ()
+    rows = tables.load(connection, "deaths", _DEATHS)
     connection.execute(
-        """UPDATE patients SET died = true WHERE patient IN (
-               SELECT person_id FROM deaths d JOIN visits v USING (person_id)
-               WHERE try_cast(left(death_date, 10) AS DATE)
-                   BETWEEN try_cast(left(visit_start_date, 10) AS DATE)
-                   AND try_cast(left(visit_end_date, 10) AS DATE) + 1)"""
+        f"""ALTER TABLE patients ADD COLUMN {DIED} BOOLEAN DEFAULT false;
+            UPDATE patients SET {DIED} = true WHERE patient IN (
+                SELECT person_id FROM deaths d JOIN visits v USING (person_id)
+                WHERE try_cast(left(death_date, 10) AS DATE)
+                    BETWEEN try_cast(left(visit_start_date, 10) AS DATE)
+                    AND try_cast(left(visit_end_date, 10) AS DATE) + 1)"""
     )
-    outside = rows - count_rows(connection, "patients", "died")
+    outside = rows - count_rows(connection, "patients", DIED)
     if outside:
         note(connection, "death", "deaths outside any visit, no label", outside)
-    return True
+    return (DIED,)
+
+
+def _find_readmissions(connection: Connection) -> tuple[str, ...]:
+    stays = f"""(SELECT person_id AS patient, left(visit_start_date, 10)::TIMESTAMP AS begun,
+                    left(visit_end_date, 10)::TIMESTAMP AS ended
+                 FROM visits WHERE visit_concept_id IN {_INPATIENT})"""
+    return label_readmissions(connection, stays, "patients")

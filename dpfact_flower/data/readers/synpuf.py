@@ -11,8 +11,9 @@
   ambiguous (``4019``: a lymphatic procedure in name, hypertension in truth).
 - Procedures of outpatient claims are ``HCPCS_CD_*`` as they are. Their CPT descriptions are
   copyrighted: this reader knows codes only.
-- There is no label: the beneficiary files have dates of death, but not where somebody died, and
-  are not read. Patients are those with a claim.
+- The label of inpatient claims is ``readmitted``, by their dates of admission and discharge. The
+  beneficiary files have dates of death, but not where somebody died, and are not read. Patients are
+  those with a claim.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal, Unpack, get_args
 
-from dpfact_flower.data.cooccurrence import (
-    MINUTES_A_DAY,
-    Window,
-    build_cohort,
-    choose_vocabularies,
-)
+from dpfact_flower.data.cooccurrence import MINUTES_A_DAY, Window
+from dpfact_flower.data.databases import Form
 from dpfact_flower.data.events import add_events, note
-from dpfact_flower.data.roll_up import RollUp, roll_up
+from dpfact_flower.data.readers.steps import (
+    Options,
+    check_choice,
+    label_readmissions,
+    make_cohort,
+    reading,
+)
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.data.tables import (
-    MEMORY,
-    connect,
     count_rows,
     find_files,
     load_table,
@@ -50,10 +51,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MODES = ("procedures", "diagnoses")
+TOP = (202, 316)
+"""How many codes are kept where nothing else is asked for, as in the paper."""
 Care = Literal["inpatient", "outpatient"]
 
 _PROCEDURES = {"inpatient": "icd9_prcdr_cd", "outpatient": "hcpcs_cd"}
 _ICD9_PROCEDURE = r"\d{2}\d{1,2}"
+_DATES = ("clm_from_dt", "clm_admsn_dt", "nch_bene_dschrg_dt")
+"""First day of a claim; and where it is a stay in hospital, of admission and discharge."""
+_DAY = Form(
+    "NOT regexp_full_match({0}, '\\d{{8}}') OR "
+    "({0} IS NOT NULL AND try_strptime({0}, '%Y%m%d') IS NULL)",
+    "YYYYMMDD or blank",
+)
 
 
 def read(
@@ -62,14 +72,10 @@ def read(
     care: Care = "inpatient",
     samples: Sequence[int] | None = None,
     window_days: int | None = 30,
-    top: Sequence[int | None] | None = (202, 316),
-    vocabularies: Sequence[Vocabulary] | None = None,
     valid_procedures: Vocabulary | None = None,
-    rolled_up: Mapping[str, RollUp] | None = None,
     groups: Mapping[str, Sequence[int]] | None = None,
     drop_last_patient: bool | None = None,
-    keep_empty: bool = False,
-    memory: str = MEMORY,
+    **options: Unpack[Options],
 ) -> Cohort:
     """Read DE-SynPUF's claims into one tensor per sample: patients x procedures x diagnoses.
 
@@ -84,42 +90,28 @@ def read(
         Numbers of the samples; default: all in the folder.
     window_days : int or None
         Largest distance between the claims' first days; None: the same claim.
-    top : sequence of (int or None), or None
-        How many of the most frequent procedures and diagnoses to keep, None for all. This looks
-        at patients: see `dpfact_flower.data.vocabulary.by_frequency`.
-    vocabularies : sequence of Vocabulary, optional
-        ``procedures`` and ``diagnoses`` as given instead.
     valid_procedures : Vocabulary, optional
         Public list of codes that count as procedures, instead of those that look like them.
-    rolled_up : mapping of str to RollUp, optional
-        By mode: what codes are replaced by (`dpfact_flower.data.roll_up`).
     groups : mapping of str to sequence of int, optional
         Samples of each site; default: each sample is a site of its own.
     drop_last_patient : bool, optional
         Leave out the last patient of each file, whose claims may be cut off; default: if the
         file's last line is incomplete. A file cut between two lines does not show it.
-    keep_empty : bool
-        Keep patients without a cell as empty rows.
-    memory : str
-        What DuckDB may use before it spills to disk.
+    **options
+        `Options` of all readers; `top` is `TOP` where it is not given.
 
     Returns
     -------
     Cohort
-        Sites ``sample-<n>``, or as grouped, without labels. A patient of two samples is at the
-        lower one.
+        Sites ``sample-<n>``, or as grouped; inpatients have the label ``readmitted``. A patient of
+        two samples is at the lower one.
 
     Raises
     ------
-    DataError
-        Naming the file that is missing, the column it lacks, or the column that is malformed.
-    SettingsError
-        If an option cannot be used.
-    MissingDependencyError
-        If DuckDB is not installed.
+    DataError, SettingsError, MissingDependencyError
+        As all readers: `dpfact_flower.data.readers.steps`.
     """
-    if care not in get_args(Care):
-        raise SettingsError(f"care: must be one of {', '.join(get_args(Care))}; got {care!r}")
+    check_choice("care", care, get_args(Care))
     window = Window(days=window_days, same_encounter=window_days is None)
     if groups is not None:
         if samples is not None:
@@ -128,25 +120,18 @@ def read(
         if len(set(samples)) < len(samples):
             raise SettingsError("groups: no sample may be at two sites")
     files = _find_claims(Path(folder), care, samples)
-    with connect(memory) as connection:
+    asked: Options = {"top": TOP, **options}
+    with reading(options) as connection:
         _load_claims(connection, files, care, drop_last_patient)
         _make_events(connection, care, valid_procedures)
+        labels = _find_readmissions(connection) if care == "inpatient" else ()
         for site, numbers in (groups or {}).items():
             own = [f"sample-{number}" for number in numbers]
             connection.execute(
                 "UPDATE patients SET site = $site WHERE site IN (SELECT unnest($own))",
                 {"site": site, "own": own},
             )
-        for mode, how in (rolled_up or {}).items():
-            roll_up(connection, mode, how)
-        return build_cohort(
-            connection,
-            f"synpuf-{care}",
-            choose_vocabularies(connection, MODES, top, vocabularies),
-            window,
-            labels=False,
-            keep_empty=keep_empty,
-        )
+        return make_cohort(connection, f"synpuf-{care}", MODES, window, asked, labels)
 
 
 def _find_claims(folder: Path, care: Care, samples: Sequence[int] | None) -> dict[int, Path]:
@@ -166,10 +151,11 @@ def _find_claims(folder: Path, care: Care, samples: Sequence[int] | None) -> dic
 def _load_claims(
     connection: Connection, files: dict[int, Path], care: Care, drop_last: bool | None
 ) -> None:
-    """Table ``claims``: sample, patient, claim, day (DATE), procedures and diagnoses (lists)."""
+    """Table ``claims``: whose, of which days, with which procedures and diagnoses (lists)."""
     connection.execute(
-        """CREATE TEMP TABLE claims (sample INTEGER, patient VARCHAR, claim VARCHAR, day DATE,
-                                     procedures VARCHAR[], diagnoses VARCHAR[])"""
+        """SET preserve_insertion_order = true;  -- the last patient is that of the last line
+           CREATE TEMP TABLE claims (sample INTEGER, patient VARCHAR, claim VARCHAR, day DATE,
+               begun DATE, ended DATE, procedures VARCHAR[], diagnoses VARCHAR[])"""
     )
     for sample, path in files.items():
         cut = _load_segments(connection, path, care)
@@ -178,13 +164,16 @@ def _load_claims(
             _drop_last_patient(connection, path)
         connection.execute(
             f"""INSERT INTO claims
-                SELECT {sample}, patient, claim,
-                    min(try_strptime(clm_from_dt, '%Y%m%d')::DATE)
-                        OVER (PARTITION BY patient, claim),
+                SELECT {sample}, patient, claim, {", ".join(map(_first, _DATES))},
                     procedures, diagnoses
                 FROM segments WHERE patient IS NOT NULL AND claim IS NOT NULL"""
         )
     connection.execute("DROP TABLE segments")
+
+
+def _first(column: str) -> str:
+    """SQL of a date that stands in one of a claim's segments."""
+    return f"min(try_strptime({column}, '%Y%m%d')::DATE) OVER (PARTITION BY patient, claim)"
 
 
 def _load_segments(connection: Connection, path: Path, care: Care) -> bool:
@@ -201,15 +190,14 @@ def _load_segments(connection: Connection, path: Path, care: Care) -> bool:
         connection,
         "segments",
         path,
-        ("desynpuf_id", "clm_id", "clm_from_dt", *codes["procedures"], *codes["diagnoses"]),
-        select=f"desynpuf_id AS patient, clm_id AS claim, clm_from_dt, {lists}",
+        ("desynpuf_id", "clm_id", _DATES[0], *codes["procedures"], *codes["diagnoses"]),
+        optional=_DATES[1:],
+        select=f"desynpuf_id AS patient, clm_id AS claim, {', '.join(_DATES)}, {lists}",
         may_be_cut=True,
     )
-    bad = (
-        "NOT regexp_full_match(clm_from_dt, '\\d{8}') OR "
-        "(clm_from_dt IS NOT NULL AND try_strptime(clm_from_dt, '%Y%m%d') IS NULL)"
-    )
-    refuse_rows(connection, "segments", bad, path, "CLM_FROM_DT", "YYYYMMDD or blank")
+    for column in _DATES:
+        wrong = _DAY.wrong.format(column)
+        refuse_rows(connection, "segments", wrong, path, column.upper(), _DAY.right)
     return cut
 
 
@@ -233,7 +221,7 @@ def _drop_last_patient(connection: Connection, path: Path) -> None:
 def _make_events(connection: Connection, care: Care, valid_procedures: Vocabulary | None) -> None:
     connection.execute(
         """CREATE TEMP TABLE patients AS
-           SELECT patient, 'sample-' || min(sample) AS site, NULL::BOOLEAN AS died
+           SELECT patient, 'sample-' || min(sample) AS site
            FROM claims GROUP BY patient"""
     )
     for mode in MODES:
@@ -259,6 +247,9 @@ def _make_events(connection: Connection, care: Care, valid_procedures: Vocabular
             note(connection, mode, "values that are no valid procedure, left out", invalid)
         add_events(connection, mode, "listed")
     connection.execute("DROP TABLE listed")
-    connection.execute(
-        "CREATE TEMP TABLE descriptions (mode VARCHAR, code VARCHAR, description VARCHAR)"
-    )
+
+
+def _find_readmissions(connection: Connection) -> tuple[str, ...]:
+    stays = """(SELECT DISTINCT patient, begun::TIMESTAMP AS begun, ended::TIMESTAMP AS ended
+                FROM claims)"""
+    return label_readmissions(connection, stays, "patients")

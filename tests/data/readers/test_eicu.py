@@ -65,14 +65,14 @@ def test_tensors_of_a_hand_made_folder(folder):
         ("A", OXYGEN, "518.81"): 2,
         ("A", "renal|dialysis", "584.9"): 1,
     }
-    assert midwest.labels.tolist() == [1]
+    assert midwest.labels["died"].tolist() == [1]
     assert cells_of_site(unknown) == {
         ("B", "renal|dialysis", "584.9"): 2,
         ("B", "renal|dialysis", "038.9"): 1,
         ("B", "renal|dialysis", "E980.2"): 1,
         ("B", "renal|dialysis", "995.92"): 1,
     }
-    assert unknown.labels.tolist() == [0]
+    assert unknown.labels["died"].tolist() == [0]
 
 
 def test_upper_case_headers_and_names(folder):
@@ -139,7 +139,11 @@ def test_a_patient_is_at_the_site_of_the_first_unit_stay(site_of, names, folder)
 
 def test_small_sites_are_merged(folder):
     (other,) = eicu.read(folder, site_of="hospital").sites
-    assert (other.name, other.patients, other.labels.tolist()) == ("other", ("A", "B"), [1, 0])
+    assert (other.name, other.patients, other.labels["died"].tolist()) == (
+        "other",
+        ("A", "B"),
+        [1, 0],
+    )
 
 
 def test_the_hospital_table_is_needed_for_regions_alone(folder):

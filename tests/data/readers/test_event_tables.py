@@ -11,10 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dpfact_flower.data.databases import Folder
 from dpfact_flower.data.events import table_of
 from dpfact_flower.data.readers import eicu, mimic3, synpuf
 from dpfact_flower.data.readers import event_tables as events
-from dpfact_flower.data.tables import Dialect, connect
+from dpfact_flower.data.readers.steps import reading
+from dpfact_flower.data.tables import Dialect
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, SettingsError
 from tests.data.readers.cells import cells_of
@@ -53,8 +55,8 @@ def assert_same_sites(found, expected):
     for one, other in zip(found.sites, expected.sites, strict=True):
         assert (one.name, one.patients) == (other.name, other.patients)
         assert one.fingerprint == other.fingerprint
-        assert (one.labels is None) == (other.labels is None)
-        assert one.labels is None or one.labels.tolist() == other.labels.tolist()
+        for name in one.labels.keys() & other.labels.keys():
+            assert one.labels[name].tolist() == other.labels[name].tolist()
 
 
 # --- what is counted
@@ -115,10 +117,10 @@ def test_times_are_cut_to_the_minute(one, other, together, tables):
 def test_sites_and_labels(tables, write):
     sites, labels = write("sites.csv", SITES), write("labels.csv", LABELS)
     cohort = events.read(tables, "region", sites=sites, labels=labels)
-    found = [(site.name, site.patients, site.labels.tolist()) for site in cohort.sites]
+    found = [(site.name, site.patients, site.labels["died"].tolist()) for site in cohort.sites]
     assert found == [("north", ("1",), [0]), ("south-east", ("2",), [1])]
     (whole,) = events.read(tables, "north", labels=labels, keep_empty=True).sites
-    assert (whole.patients, whole.labels.tolist()) == (("1", "2", "3"), [0, 1, 1])
+    assert (whole.patients, whole.labels["died"].tolist()) == (("1", "2", "3"), [0, 1, 1])
 
 
 def test_patients_outside_the_table_of_sites_are_counted_and_left_out(tables, write, caplog):
@@ -213,8 +215,8 @@ def test_codes_outside_the_lists_are_counted_and_left_out(tables, caplog):
     cohort = events.read(tables, "north", vocabularies=LISTS)
     assert cohort.vocabularies == LISTS
     assert cells_of(cohort) == {("north", "2", "40", "4019"): 2}
-    assert "2 of 4 events have one of 1 codes outside the list of procedures" in caplog.text
-    assert "1 of 4 events have one of 1 codes outside the list of diagnoses" in caplog.text
+    assert "procedures: 2 of 4 events have one of 1 codes outside the list" in caplog.text
+    assert "diagnoses: 1 of 4 events have one of 1 codes outside the list" in caplog.text
     assert "3605" not in caplog.text
     assert "0040" not in caplog.text
 
@@ -229,7 +231,9 @@ def test_lists_made_from_patients_are_warned_of(tables, caplog):
 
 def test_a_list_written_otherwise_is_refused(tables):
     dotted = (LISTS[0], Vocabulary("diagnoses", ("401.9", "414.01")))
-    with pytest.raises(DataError, match=r"diagnoses\.csv: column code .* none of 4 events does"):
+    with pytest.raises(
+        DataError, match=r"diagnoses: need codes of the list .* none of 4 events has"
+    ):
         events.read(tables, "north", vocabularies=dotted)
 
 
@@ -305,7 +309,7 @@ def test_a_missing_file_is_named(tables, tmp_path):
         ("sites", "patient,site\n8,north\n", "no patient is in all of them"),
         ("labels", LABELS.replace("1,0", "1,2"), "column died must be 0 or 1 .*; 1 row"),
         ("labels", LABELS.replace("1,0", "1,"), "column died must be 0 or 1 .*; 1 row"),
-        ("labels", LABELS.replace("1,0", "1,0.0"), "column died must be 0 or 1 .*; 1 row"),
+        ("labels", LABELS.replace("1,0", "1,0.5"), "column died must be 0 or 1 .*; 1 row"),
         ("labels", LABELS + "1,1\n", "column died must be one and the same .*; 2 row"),
         ("labels", LABELS.replace("3,1\n", ""), "column patient must hold every patient; 1 "),
     ],
@@ -454,7 +458,15 @@ def test_a_label_of_any_column_and_patients_who_are_not_in_its_table(tables, wri
         write("readmitted.csv", "ID;Readmitted\n1;Yes\n4;no\n"), "readmitted", "id", missing="0"
     )
     (site,) = events.read(tables, "north", labels=table).sites
-    assert (site.patients, site.labels.tolist()) == (("1", "2"), [1, 0])
+    assert (site.patients, site.labels["readmitted"].tolist()) == (("1", "2"), [1, 0])
+    died = events.LabelTable(write("labels.csv", LABELS))
+    (site,) = events.read(tables, "north", labels={"died": died, "back": table}).sites
+    assert {name: values.tolist() for name, values in site.labels.items()} == {
+        "died": [0, 1], "back": [1, 0]
+    }  # fmt: skip
+    for names in (["site"], ["back", "Back"]):
+        with pytest.raises(SettingsError, match="labels: names must differ"):
+            events.read(tables, "north", labels=dict.fromkeys(names, table))
     with pytest.raises(DataError, match="column id must hold every patient; 2 patient"):
         events.read(tables, "north", labels=replace(table, missing=""))
     with pytest.raises(SettingsError, match="label's missing"):
@@ -505,7 +517,7 @@ def test_the_tables_of_mimic_are_event_tables(ehr_data, tmp_path):
     assert_same_sites(cohort, mimic3.read(folder))
 
 
-def export(connection, folder, modes):
+def export(connection, folder, modes, facts=("sites", "labels")):
     """Tables of a reader as Parquet files: what a hospital's data engineer would write."""
     for mode in modes:
         connection.execute(
@@ -515,7 +527,8 @@ def export(connection, folder, modes):
                       JOIN codes c ON c.key = e.code AND c.mode = '{mode}')
                 TO '{folder / mode}.parquet' (FORMAT parquet)"""
         )
-    for table, column in (("sites", "site"), ("labels", "died::INTEGER AS died")):
+    columns = {"sites": "site", "labels": "died::INTEGER AS died"}
+    for table, column in ((table, columns[table]) for table in facts):
         connection.execute(
             f"COPY (SELECT patient, {column} FROM patients) "
             f"TO '{folder / table}.parquet' (FORMAT parquet)"
@@ -525,9 +538,9 @@ def export(connection, folder, modes):
 
 def test_eicu_exported_as_events(ehr_data, tmp_path):
     folder = ehr_data / "eicu_demo"
-    with connect() as connection:
-        eicu._load_stays(connection, folder, "region")
-        eicu._load_events(connection, folder, 3)
+    with reading({}) as connection:
+        eicu._load_stays(connection, Folder(folder), "region")
+        eicu._load_events(connection, Folder(folder), 3)
         tables = export(connection, tmp_path, eicu.MODES)
     cohort = events.read(
         tables, "eicu", window_days=None,
@@ -539,10 +552,10 @@ def test_eicu_exported_as_events(ehr_data, tmp_path):
 def test_synpuf_exported_as_events(ehr_data, tmp_path):
     folder = ehr_data / "synpuf" / "inpatient"
     expected = synpuf.read(folder, samples=[1], window_days=30)
-    with connect() as connection:
+    with reading({}) as connection:
         files = synpuf._find_claims(folder, "inpatient", [1])
         synpuf._load_claims(connection, files, "inpatient", None)
         synpuf._make_events(connection, "inpatient", None)
-        tables = export(connection, tmp_path, synpuf.MODES)
+        tables = export(connection, tmp_path, synpuf.MODES, ("sites",))
     cohort = events.read(tables, "sample-1", window_days=30, vocabularies=expected.vocabularies)
     assert_same_sites(cohort, expected)

@@ -40,7 +40,7 @@ def test_shards_make_one_site(folder):
     assert cells_of(cohort) == {("north", "1", "icd10:02HV33Z", "icd9:4019"): 1}
     assert cohort.vocabularies[1].codes == ("icd10:I10", "icd9:4019")
     assert cohort.vocabularies[1].descriptions == ("", "Hypertension")
-    assert cohort.sites[0].labels is None
+    assert cohort.sites[0].labels == {}
     assert ("0.parquet", "rows without a time, in no window", 1) in cohort.account
 
 

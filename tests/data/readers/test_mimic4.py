@@ -95,7 +95,30 @@ def test_a_folder_as_physionet_has_it(folder):
     )
     assert described["icd9:E8889"] == "Fall, unspecified"
     assert described["icd10:E8889"] == "Metabolic disorder, unspecified"
-    assert [site.labels.tolist() for site in cohort.sites] == [[0], [1]]
+    assert [site.labels["died"].tolist() for site in cohort.sites] == [[0], [1]]
+    assert [site.labels["readmitted"].tolist() for site in cohort.sites] == [[0], [0]]
+
+
+@pytest.mark.parametrize(
+    ("leaves", "comes", "back"),
+    [
+        ("2180-05-07 17:15:00", "2180-06-06 17:15:00", 1),  # 30 days to the minute
+        ("2180-05-07 17:15:00", "2180-06-06 17:15:01", 0),
+        ("2180-05-07 17:15:00", "2180-05-07 17:15:00", 0),  # a transfer
+        ("", "2180-05-08 00:00:00", 0),
+    ],
+)
+def test_who_comes_back_within_thirty_days_is_readmitted(leaves, comes, back, tmp_path):
+    rows = ROWS | {
+        "hosp/admissions": [
+            f"1,10,2180-05-06 22:23:00,{leaves}{',' * 12}0",
+            f"1,11,{comes},2181-05-07 17:15:00{',' * 12}0",
+            "2,20,2180-05-06 22:23:00,2180-05-07 00:00:00" + "," * 12 + "1",
+        ]
+    }
+    write_tables(tmp_path, rows)
+    sites = mimic4.read(tmp_path).sites
+    assert [site.labels["readmitted"].tolist() for site in sites] == [[back], [0]]
 
 
 def test_what_is_left_out_is_counted(folder):

@@ -129,7 +129,7 @@ def test_a_folder_of_csv(cdm):
     cohort = omop.read(cdm, "north")
     assert {cell[1:]: count for cell, count in cells_of(cohort).items()} == CELLS
     (site,) = cohort.sites
-    assert (site.name, site.labels.tolist()) == ("north", [0, 1])
+    assert (site.name, site.labels["died"].tolist()) == ("north", [0, 1])
     assert described(cohort, 1) == {"100": "Fracture", "101": "Sepsis"}
     counts = {(where, what): count for where, what, count in cohort.account}
     assert counts["condition_occurrence", "rows of concept 0 or none, left out"] == 2
@@ -228,7 +228,7 @@ def test_a_place_that_is_no_source_is_named(tmp_path, cdm):
     with pytest.raises(SettingsError, match="site-of"):
         omop.read(cdm, "north", site_of="ward")
     (cdm / "DEATH.csv").unlink()
-    assert omop.read(cdm, "north").sites[0].labels is None
+    assert omop.read(cdm, "north").sites[0].labels == {}
 
 
 def test_real_files(ehr_data):

@@ -1,0 +1,237 @@
+"""What every reader does alike: its options, the tables it makes, and the cohort of them.
+
+A reader describes the tables that it needs (`dpfact_flower.data.databases.Table`), brings them into
+events, ``patients`` and ``descriptions`` on one connection (`dpfact_flower.data.cooccurrence`), and
+hands that to `make_cohort`. What it raises is of three kinds: a `DataError` names the table that is
+missing, the column it lacks, or the column that is malformed and in how many rows; a
+`SettingsError` the option that cannot be used; a `MissingDependencyError` what to install.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypedDict
+
+from dpfact_flower.data.cooccurrence import Window, build_cohort, choose_vocabularies
+from dpfact_flower.data.databases import Source, Table
+from dpfact_flower.data.events import modes_of, note, table_of
+from dpfact_flower.data.progress import telling
+from dpfact_flower.data.roll_up import RollUp, roll_up
+from dpfact_flower.data.site_data import DIED, Cohort
+from dpfact_flower.data.tables import MEMORY, connect
+from dpfact_flower.data.vocabulary import Vocabulary
+from dpfact_flower.errors import DataError, SettingsError
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection as Connection
+
+logger = logging.getLogger(__name__)
+
+READMITTED = "readmitted"
+"""Label of a patient who came back within `_DAYS` days of leaving."""
+_DAYS = 30
+
+
+class Options(TypedDict, total=False):
+    """What every reader is asked, beside what is its own.
+
+    Attributes
+    ----------
+    top : sequence of (int or None), or None
+        How many of the most frequent codes of each mode to keep, None for all. This looks at
+        patients: see `dpfact_flower.data.vocabulary.by_frequency`.
+    vocabularies : sequence of Vocabulary, optional
+        Public code lists as given instead, one per mode and in the same order.
+    rolled_up : mapping of str to RollUp, optional
+        By mode: what codes are replaced by (`dpfact_flower.data.roll_up`), before the vocabulary is
+        chosen or looked at.
+    min_patients : int
+        Sites with fewer patients are merged into one, ``other``; 1 where the reader says nothing
+        else.
+    keep_empty : bool
+        Keep patients without a cell as empty rows.
+    memory : str
+        What DuckDB may use before it spills to disk, such as ``2GB``.
+    """
+
+    top: Sequence[int | None] | None
+    vocabularies: Sequence[Vocabulary] | None
+    rolled_up: Mapping[str, RollUp] | None
+    min_patients: int
+    keep_empty: bool
+    memory: str
+
+
+@contextmanager
+def reading(options: Options) -> Iterator[Connection]:
+    """Connection that a reader works on, with an empty table of descriptions.
+
+    Raises
+    ------
+    TypeError
+        If an option is none of `Options`.
+    SettingsError, MissingDependencyError, DataError
+        As `dpfact_flower.data.tables.connect`.
+    """
+    if unknown := options.keys() - Options.__annotations__.keys():
+        raise TypeError(f"read() has no option {', '.join(sorted(unknown))}")
+    with connect(options.get("memory", MEMORY)) as connection:
+        connection.execute(
+            """SET preserve_insertion_order = false;
+               CREATE TEMP TABLE descriptions (mode VARCHAR, code VARCHAR, description VARCHAR)"""
+        )
+        yield connection
+
+
+def make_cohort(
+    connection: Connection,
+    name: str,
+    modes: Sequence[str],
+    window: Window,
+    options: Options,
+    labels: Sequence[str] = (),
+) -> Cohort:
+    """Roll codes up, choose the vocabularies, and count: the last step of every reader.
+
+    Parameters
+    ----------
+    connection : DuckDBPyConnection
+        With the tables that `dpfact_flower.data.cooccurrence` describes.
+    name : str
+        Of the cohort.
+    modes : sequence of str
+        In the tensor's order.
+    window : Window
+    options : Options
+    labels : sequence of str
+        Columns of ``patients`` that are labels.
+
+    Raises
+    ------
+    DataError, SettingsError
+        As the steps do.
+    """
+    with telling(connection, "counting"):
+        for mode, how in (options.get("rolled_up") or {}).items():
+            roll_up(connection, mode, how)
+        given = options.get("vocabularies")
+        chosen = choose_vocabularies(connection, modes, options.get("top"), given)
+        for vocabulary in given or ():
+            _check_codes(connection, vocabulary)
+        return build_cohort(
+            connection,
+            name,
+            chosen,
+            window,
+            labels=labels,
+            min_patients=options.get("min_patients", 1),
+            keep_empty=options.get("keep_empty", False),
+        )
+
+
+def _check_codes(connection: Connection, vocabulary: Vocabulary) -> None:
+    """Count and log the events outside a public list; refuse a mode of only such events."""
+    mode = vocabulary.name
+    if mode not in modes_of(connection):
+        return
+    ((events, outside, codes),) = connection.execute(
+        f"""SELECT sum(uses), coalesce(sum(uses) FILTER (unlisted), 0), count(*) FILTER (unlisted)
+            FROM (SELECT uses, code NOT IN (SELECT unnest($codes)) AS unlisted
+                  FROM (SELECT code AS key, count(*) AS uses FROM {table_of(mode)} GROUP BY code)
+                  JOIN codes USING (key) WHERE mode = $mode)""",
+        {"codes": list(vocabulary.codes), "mode": mode},
+    ).fetchall()
+    if outside == events:
+        raise DataError(
+            f"{mode}: need codes of the list that is given; none of {events} events has one: are "
+            "dots and leading zeros written alike?"
+        )
+    if outside:
+        note(connection, mode, "events of codes outside the list, left out", outside)
+        note(connection, mode, "codes outside the list", codes)
+        logger.warning(
+            "%s: %d of %d events have one of %d codes outside the list, and are left out",
+            mode, outside, events, codes,
+        )  # fmt: skip
+
+
+def check_choice(option: str, value: str, choices: Collection[str]) -> None:
+    """Refuse a value that is none of the choices.
+
+    Raises
+    ------
+    SettingsError
+        Naming the option and the choices.
+    """
+    if value not in choices:
+        raise SettingsError(f"{option}: must be one of {', '.join(choices)}; got {value!r}")
+
+
+def describe(
+    connection: Connection, source: Source, table: Table, mode: str, code: str, text: str
+) -> None:
+    """Descriptions of a mode's codes, of a table that may be missing.
+
+    Parameters
+    ----------
+    connection : DuckDBPyConnection
+    source : Source
+    table : Table
+    mode : str
+    code, text : str
+        SQL over the table's columns; where one is NULL, there is no description.
+    """
+    if not source.has(table.name):
+        logger.warning("%s is missing: codes of %s stay without description", table.name, mode)
+        note(connection, table.name, "tables missing: codes stay without description", 1)
+        return
+    source.load(connection, "titles", table)
+    connection.execute(
+        f"""INSERT INTO descriptions
+            SELECT $mode, {code} AS code, min({text}) FROM titles
+            WHERE code IS NOT NULL AND {text} IS NOT NULL GROUP BY ALL""",
+        {"mode": mode},
+    )
+
+
+def label_readmissions(connection: Connection, stays: str, patients: str) -> tuple[str, ...]:
+    """Add the label ``readmitted`` to a table of patients: back within 30 days of leaving.
+
+    Stays that overlap are one, and so is one that begins when another ends: a transfer.
+
+    Parameters
+    ----------
+    connection : DuckDBPyConnection
+    stays : str
+        SQL of a relation with patient, begun and ended (TIMESTAMP or NULL).
+    patients : str
+        Table with a column patient.
+
+    Returns
+    -------
+    tuple of str
+        The label; none where no stay has both times, which is noted.
+    """
+    dated = f"(FROM {stays} WHERE begun IS NOT NULL AND ended IS NOT NULL)"
+    if not connection.execute(f"SELECT 1 FROM {dated} LIMIT 1").fetchall():
+        note(connection, "stays", f"with both dates, too few for the label {READMITTED}", 0)
+        return ()
+    connection.execute(
+        f"""ALTER TABLE {patients} ADD COLUMN {READMITTED} BOOLEAN DEFAULT false;
+            UPDATE {patients} SET {READMITTED} = true WHERE patient IN (
+                SELECT patient FROM (
+                    SELECT patient, begun, max(ended) OVER (PARTITION BY patient
+                        ORDER BY begun, ended ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+                        AS gone
+                    FROM {dated})
+                WHERE begun > gone AND begun <= gone + INTERVAL {_DAYS} DAYS)"""
+    )
+    return (READMITTED,)
+
+
+__all__ = [
+    "DIED", "READMITTED", "Options", "check_choice", "describe", "label_readmissions",
+    "make_cohort", "reading",
+]  # fmt: skip
