@@ -1,11 +1,18 @@
-"""Which codes a run keeps, chosen from the sites' noisy counts."""
+"""Which codes a run keeps, and how much each counts, from the sites' noisy counts."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+
+from dpfact_flower.tensor import Factors, Selection, Weights
+from dpfact_flower.tensor.arrays import LEAST_WEIGHT
+
+_SEEN = 3.0
+"""Deviations of a count's noise below which nothing is known of it but that it is small."""
 
 
 def kept_codes(
@@ -33,3 +40,46 @@ def kept_codes(
         np.sort(np.argsort(-counts, kind="stable")[:most]).astype(np.int32)
         for counts, most in zip(modes, kept, strict=True)
     )
+
+
+def code_weights(
+    releases: Sequence[NDArray[np.float32]],
+    sizes: Sequence[int],
+    selection: Selection,
+    sigma: float,
+) -> Weights:
+    """What to multiply cells by so that squared errors count by the inverse of their frequency.
+
+    A code that c patients have gets 1 / sqrt(c), relative to that of the rarest. A cell's squared
+    error then counts by the product of its codes' inverse frequencies, as in correspondence
+    analysis. Where the noise is larger than a count, `_SEEN` deviations stand for it.
+
+    Parameters
+    ----------
+    releases, sizes
+        As for `kept_codes`.
+    selection : tuple of ndarray of int32
+        Codes that are kept.
+    sigma : float
+        Standard deviation of the noise on each site's counts.
+
+    Returns
+    -------
+    tuple of ndarray of float32
+        In [`LEAST_WEIGHT`, 1], one array per mode, for the codes that are kept.
+    """
+    total = np.sum(np.asarray(releases, np.float64), axis=0)
+    modes = np.split(total, np.cumsum(sizes)[:-1])
+    least = max(_SEEN * sigma * math.sqrt(len(releases)), float(np.finfo(np.float32).tiny))
+    known = [np.maximum(m[kept], least) for m, kept in zip(modes, selection, strict=True)]
+    weights = (np.sqrt(counts.min() / counts) for counts in known)
+    return tuple(np.maximum(each, LEAST_WEIGHT).astype(np.float32) for each in weights)
+
+
+def unweighted(factors: Factors, weights: Weights) -> Factors:
+    """Factors of weighted cells as factors of the cells themselves, columns of norm 1.
+
+    The model of weighted cells is the weights times the model of the cells, mode by mode.
+    """
+    counted = (f / w.astype(np.float64)[:, None] for f, w in zip(factors, weights, strict=True))
+    return tuple((f / np.linalg.norm(f, axis=0)).astype(np.float32) for f in counted)

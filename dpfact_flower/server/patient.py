@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfact_flower.errors import DataError, SettingsError
-from dpfact_flower.estimation.codes import kept_codes
+from dpfact_flower.estimation.codes import code_weights, kept_codes, unweighted
 from dpfact_flower.estimation.memory import Memory
 from dpfact_flower.estimation.refine import packed_size, refine_factor
 from dpfact_flower.estimation.start import start_factors
@@ -27,9 +27,9 @@ from dpfact_flower.server.rule import (
     restored_flag,
 )
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
-from dpfact_flower.tensor import Factors
+from dpfact_flower.tensor import Factors, Weights
 from dpfact_flower.tensor.arrays import Selection
-from dpfact_flower.wire.protocol import SiteReply, checked_selection
+from dpfact_flower.wire.protocol import SiteReply, checked_selection, checked_weights
 
 _logger = logging.getLogger(__name__)
 _REFINE_PULL = 0.05
@@ -68,6 +68,9 @@ class PatientRule:
         self.factors: Factors = initial_factors(
             privacy.codes_kept or feature_shape, solver.rank, run.seed
         )
+        self._learned = self.factors
+        """As they are learned: with weights, the factors of weighted cells."""
+        self._weights: Weights = ()
         self._all_codes = tuple(int(size) for size in feature_shape)
         self._solver = solver
         self._run = run
@@ -76,8 +79,15 @@ class PatientRule:
         self._say_outlook()
 
     def anchors(self, round_number: int) -> Factors:
-        """Global factors once there are some."""
-        return self.factors if self._started else ()
+        """Global factors once there are some: as learned, and in the end those of the cells."""
+        if not self._started:
+            return ()
+        return self._learned if self.plan.release_of(round_number) else self.factors
+
+    def weights(self, round_number: int) -> Weights:
+        """Weights of codes, for the rounds that learn phenotypes."""
+        planned = self.plan.release_of(round_number)
+        return self._weights if planned and planned.kind != "codes" else ()
 
     def reply_shapes(self, round_number: int) -> list[tuple[int, ...]]:
         """One vector, as long as the plan says; none in the last round."""
@@ -110,29 +120,39 @@ class PatientRule:
         released = [reply.arrays[0] for reply in replies]
         if planned.kind == "codes":
             self.selection = kept_codes(released, self._all_codes, self.privacy.codes_kept)
+            if self.privacy.weighting != "none":
+                self._weights = code_weights(
+                    released, self._all_codes, self.selection, planned.sigma
+                )
         elif planned.kind == "start":
             sizes = [len(factor) for factor in self.factors]
             rng = np.random.default_rng([self._run.seed, self._solver.rank, *sizes])
             start = start_factors(released, sizes, self._solver.rank, planned.sigma, rng)
-            self.factors, self._started = start.factors, True
+            self._learn(start.factors)
         elif planned.mode is not None:
             sites = [reply.site for reply in replies]
             average = self._memory.averaged(planned.mode, sites, released, planned.sigma)
-            self.factors = refine_factor(
+            refined = refine_factor(
                 list(average.values),
-                self.factors,
+                self._learned,
                 planned.mode,
                 sigma=average.sigma,
                 shrink=self._run.shrink,
                 tau=self._solver.tau,
                 pull=_REFINE_PULL * self._solver.pull,
             )
+            self._learn(refined)
+
+    def _learn(self, factors: Factors) -> None:
+        self._learned, self._started = factors, True
+        self.factors = unweighted(factors, self._weights) if self._weights else factors
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Factors, selection, whether the start is behind us, and averages of refinements."""
+        """Factors, selection, weights, whether there is a start, and averages of refinements."""
         kept = {f"kept_{mode}": codes for mode, codes in enumerate(self.selection, start=1)}
+        weights = {f"weights_{mode}": each for mode, each in enumerate(self._weights, start=1)}
         started = {"started": np.array(self._started)}
-        return factor_arrays(self.factors) | kept | started | self._memory.arrays()
+        return factor_arrays(self._learned) | kept | weights | started | self._memory.arrays()
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Take over a checkpoint."""
@@ -147,12 +167,27 @@ class PatientRule:
             raise DataError("selection has other sizes than the run's")
         if any(k[-1] >= n for k, n in zip(selection, self._all_codes, strict=False)):
             raise DataError("selection beyond the vocabularies")
+        weights = _restored_weights(arrays, selection)
+        if bool(weights) != bool(selection and self.privacy.weighting != "none"):
+            raise DataError("the checkpoint lacks weights, or has some that the run does not")
         counts = [packed_size(*factor.shape) for factor in factors]
         self._memory.restore(arrays, counts)
-        self.factors, self.selection, self._started = factors, selection, started
+        self.selection, self._weights = selection, weights
+        self._learn(factors)
+        self._started = started
 
     def _say_outlook(self) -> None:
         """Warn of a cohort that is too small for its rank and epsilon, before anything is spent."""
         outlook = self.plan.outlook
         level = logging.INFO if outlook.verdict == "good" else logging.WARNING
         _logger.log(level, "plan: %s", outlook.sentence)
+
+
+def _restored_weights(arrays: Mapping[str, NDArray[Any]], selection: Selection) -> Weights:
+    """Weights of a checkpoint, of the codes that are kept; none where it has none."""
+    names = [f"weights_{mode}" for mode, _ in enumerate(selection, start=1)]
+    found = [arrays[name] for name in names if name in arrays]
+    sizes = [kept.shape for kept in selection] if found else []
+    if [w.shape for w in found] != sizes or any(w.dtype != np.float32 for w in found):
+        raise DataError("weights have other sizes than the run's")
+    return checked_weights(found)

@@ -72,6 +72,9 @@ class PatientRound:
         check_carries(request, planned)
         check_modes(request, sizes)
         self.ends = planned is None
+        self.charged_rounds = len(
+            {r.round for r in self._plan.releases if r.round >= request.round}
+        )
         self._modes = [vocabulary.name for vocabulary in source.vocabularies]
         self._source, self._request = source, request
         self._noise = Noise.from_settings(
@@ -97,8 +100,9 @@ class PatientRound:
 
     @cached_property
     def _tensor(self) -> SparseTensor:
-        """The patients, with the codes that are in use."""
-        return self._source.read().select_codes(self._request.selection).tensor
+        """The patients, with the codes that are in use, cells weighted as the request says."""
+        kept = self._source.read().select_codes(self._request.selection).tensor
+        return kept.weighted(self._request.weights)
 
     def bounded(self, planned: PlannedRelease, kept: Kept) -> BoundedSum:
         """The sum that a planned release adds noise to; un-noised, so it must not leave."""
@@ -148,7 +152,7 @@ def plan_of(request: RoundRequest, feature_shape: Sequence[int]) -> PatientPlan:
 
 
 def check_carries(request: RoundRequest, planned: PlannedRelease | None) -> None:
-    """Refuse a request without the factors or the selection that its round needs, or with others.
+    """Refuse a request that lacks factors, selection or weights of its round, or has others.
 
     Raises
     ------
@@ -164,6 +168,12 @@ def check_carries(request: RoundRequest, planned: PlannedRelease | None) -> None
     got = tuple(len(positions) for positions in request.selection)
     if got != kept:
         raise MessageError(f"{where} needs a selection of {kept or 'no'} codes, got {shown(got)}")
+    weighted = request.privacy.weighting != "none" and kind in ("start", "refine")
+    given = tuple(len(weights) for weights in request.weights)
+    if given != (kept if weighted else ()):
+        raise MessageError(
+            f"{where} needs weights of {kept if weighted else 'no'} codes, got {shown(given)}"
+        )
 
 
 def check_modes(request: RoundRequest, sizes: Sequence[int]) -> None:

@@ -21,10 +21,14 @@ from numpy.typing import NDArray
 
 from dpfact_flower.errors import DataError, MessageError, SettingsError, shown
 from dpfact_flower.settings import LARGEST, PrivacySettings, Scalar, SolverSettings, check_name
-from dpfact_flower.tensor import Factors, Selection
+from dpfact_flower.tensor import Factors, Selection, Weights
+from dpfact_flower.tensor.arrays import LEAST_WEIGHT
 from dpfact_flower.wire.packing import pack, unpack
 
 PROTOCOL_VERSION = 4
+LATER: Mapping[str, Scalar] = {"weighting": "none"}
+"""Settings that this protocol had not at first, and what was done then. That is left unsaid, so a
+job that an older version began is asked for as before."""
 SPEAKERS = "the server must run the strategy dpfact_flower.DPFact or dpfact_flower.legacy.DPFact"
 """What to tell a sender of anything else."""
 _NO_ARRAYS = (np.empty(0, np.float32),)
@@ -65,6 +69,9 @@ class RoundRequest:
     selection : tuple of ndarray of int32
         Codes that are kept, as positions in the vocabulary, ascending, one array per feature mode;
         none where the vocabularies are used as they are.
+    weights : tuple of ndarray of float32
+        What a cell is multiplied by for each of its codes, one array per feature mode, for the
+        codes that are kept; none where cells count alike.
     rule : str
         Name of what the run does with releases; a site has its half under that name. Empty: that
         of the privacy mode.
@@ -79,6 +86,7 @@ class RoundRequest:
     vocabulary: str
     anchors: Factors
     selection: Selection = ()
+    weights: Weights = ()
     rule: str = ""
 
     def to_wire(self) -> tuple[list[NDArray[Any]], dict[str, Scalar]]:
@@ -94,8 +102,8 @@ class RoundRequest:
             **self.solver.to_config(),
             **self.privacy.to_config(),
         }
-        said = {key: value for key, value in config.items() if value != ""}
-        return [*self.anchors, *self.selection] or [*_NO_ARRAYS], said
+        said = {k: value for k, value in config.items() if value != "" and LATER.get(k) != value}
+        return [*self.anchors, *self.selection, *self.weights] or [*_NO_ARRAYS], said
 
     @classmethod
     def from_wire(cls, arrays: Sequence[NDArray[Any]], config: Mapping[str, object]) -> Self:
@@ -116,7 +124,8 @@ class RoundRequest:
         # A default of this version need not be the server's: every setting must be there, except
         # an empty text.
         settings = {**SolverSettings().to_config(), **PrivacySettings().to_config()}
-        if missing := [key for key, own in settings.items() if own != "" and key not in config]:
+        said = {key for key, own in settings.items() if own != "" and key not in LATER}
+        if missing := [key for key in settings if key in said and key not in config]:
             raise MessageError(f"request: lacks {', '.join(missing)}")
         try:
             solver = SolverSettings.from_config(config)
@@ -128,7 +137,9 @@ class RoundRequest:
         number = _field(config, "round", int, low=1, high=rounds)
         patient = privacy.privacy == "patient"
         starts = privacy.privacy == "none" and number == 1  # may ask for co-occurrences
-        anchors, selection = _split(_present(arrays), patient=patient, bare=patient or starts)
+        anchors, selection, weights = _split(
+            _present(arrays), patient=patient, bare=patient or starts
+        )
         return cls(
             job=_name(config, "job"),
             round=number,
@@ -139,6 +150,7 @@ class RoundRequest:
             vocabulary=_field({"vocabulary": "", **config}, "vocabulary", str),
             anchors=checked_factors(anchors, rank=solver.rank, who="request") if anchors else (),
             selection=checked_selection(selection),
+            weights=checked_weights(weights),
             rule=_name(config, "rule") if "rule" in config else "",
         )
 
@@ -171,7 +183,7 @@ class RoundRequest:
     def digest(self) -> str:
         """SHA-256 of everything asked: tells a repeated request from a different one."""
         digest = hashlib.sha256(repr(self._config).encode())
-        for array in (*self.anchors, *self.selection):
+        for array in (*self.anchors, *self.selection, *self.weights):
             digest.update(repr((array.shape, str(array.dtype))).encode())
             digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
@@ -298,19 +310,40 @@ def checked_selection(arrays: Sequence[NDArray[Any]]) -> Selection:
     return tuple(np.ascontiguousarray(kept) for kept in arrays)
 
 
+def checked_weights(arrays: Sequence[NDArray[Any]]) -> Weights:
+    """Weights of codes, one array per mode: from `LEAST_WEIGHT` to 1.
+
+    Raises
+    ------
+    MessageError
+        Naming the mode. Whether there is one for each code is checked where the codes are known.
+    """
+    for mode, weights in enumerate(arrays, start=1):
+        if not (len(weights) > 0 and LEAST_WEIGHT <= weights.min() <= weights.max() <= 1):
+            raise MessageError(f"weights, mode {mode}: must lie in [{LEAST_WEIGHT:g}, 1]")
+    return tuple(np.ascontiguousarray(weights) for weights in arrays)
+
+
 def _split(
     arrays: Sequence[NDArray[Any]], *, patient: bool, bare: bool
-) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
-    """Factors and selection of a request, told apart by their type."""
+) -> tuple[list[NDArray[Any]], list[NDArray[Any]], list[NDArray[Any]]]:
+    """Factors, selection and weights of a request, told apart by their types and dimensions."""
     selection = [array for array in arrays if getattr(array, "dtype", None) == np.int32]
-    factors = [array for array in arrays if getattr(array, "dtype", None) != np.int32]
+    others = [array for array in arrays if getattr(array, "dtype", None) != np.int32]
+    weights = [array for array in others if _is_vector(array)] if selection else []
+    factors = [array for array in others if not (selection and _is_vector(array))]
     if (selection and not patient) or not (factors or bare):
         raise MessageError("request: need one float32 array per feature mode, and nothing else")
-    if selection and factors and len(selection) != len(factors):
-        raise MessageError(
-            f"request: {len(factors)} factors, but a selection for {len(selection)} modes"
-        )
-    return factors, selection
+    for what, found in (("factors", factors), ("weights", weights)):
+        if selection and found and len(selection) != len(found):
+            raise MessageError(
+                f"request: {len(found)} {what}, but a selection for {len(selection)} modes"
+            )
+    return factors, selection, weights
+
+
+def _is_vector(array: NDArray[Any]) -> bool:
+    return getattr(array, "dtype", None) == np.float32 and array.ndim == 1
 
 
 def _check_values(array: NDArray[Any], where: str, limit: float) -> None:

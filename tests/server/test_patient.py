@@ -10,7 +10,7 @@ import pytest
 from dpfact_flower.client import DPFactClient
 from dpfact_flower.data.vocabulary import joint_digest
 from dpfact_flower.errors import QuorumError, SettingsError, StateError
-from dpfact_flower.estimation.codes import kept_codes
+from dpfact_flower.estimation.codes import code_weights, kept_codes, unweighted
 from dpfact_flower.evaluation.run_folder import (
     PHENOTYPES,
     SUMMARY,
@@ -32,6 +32,7 @@ SHAPE = (9, 12)
 SOLVER = SolverSettings(rank=4)
 PLANNED = PrivacySettings(start_share=0.7, refine_rounds=2, bound=0.1)
 CODES = replace(PLANNED, codes="6x8")
+WEIGHTED = replace(CODES, weighting="inverse-frequency")
 OPEN = PrivacySettings(codes="6x8", patients=500)
 """Share and rounds are left for the server to plan."""
 
@@ -151,6 +152,39 @@ def test_planned_events_are_the_plans():
     assert all(event.seeded for event in seeded)
 
 
+def make_counts(server) -> list[SiteReply]:
+    """Replies of round 1 that are far above the noise: codes of many patients."""
+    return [replace(r, arrays=(1000 * r.arrays[0],)) for r in make_replies(server, 1)]
+
+
+def test_weights_are_in_force_while_phenotypes_are_learned_and_out_of_them_in_the_end():
+    server = make(privacy=WEIGHTED)
+    for number in range(1, server.rounds + 1):
+        request = server.request(number)
+        assert [len(w) for w in request.weights] == ([6, 8] if 2 <= number <= 6 else [])
+        if request.weights:
+            weights = request.weights
+        if number == server.rounds:  # what sites refit, and what a report shows
+            assert_bits(request.anchors, server.factors)
+            learned = server.rule.state()
+            assert_bits(
+                server.factors, unweighted((learned["factor_1"], learned["factor_2"]), weights)
+            )
+        replies = make_counts(server) if number == 1 else make_replies(server, number)
+        server.close_round(number, replies, (), bytes_down=0, bytes_up=0, seconds=0)
+
+
+def test_weights_come_from_the_charged_count():
+    rule = make_rule(WEIGHTED)
+    given = make_counts(rule)
+    rule.update(1, given)
+    expected = code_weights(
+        [reply.arrays[0] for reply in given], SHAPE, rule.selection, rule.plan.releases[0].sigma
+    )
+    assert_bits(rule.weights(2), expected)
+    assert len({float(w) for weights in expected for w in weights}) > 2
+
+
 BAD_CODES = ["10x8", "6x13", "6", "6x8x2", "100000x8"]
 
 
@@ -233,7 +267,8 @@ def test_a_run_that_lost_its_start_can_be_resumed_there(tmp_path):
 # --- going on
 
 
-@pytest.mark.parametrize("privacy", [PLANNED, CODES, OPEN], ids=["whole", "codes", "open"])
+@pytest.mark.parametrize("privacy", [PLANNED, CODES, OPEN, WEIGHTED],
+                         ids=["whole", "codes", "open", "weighted"])  # fmt: skip
 @pytest.mark.parametrize("split", [1, 2, 3, 4])
 def test_a_run_goes_on_bit_for_bit(tmp_path, privacy, split):
     rounds = make(privacy=privacy).rounds
@@ -262,7 +297,7 @@ ANOTHER_RUN = {
 @pytest.mark.parametrize(("privacy", "keys"), ANOTHER_RUN.values(), ids=ANOTHER_RUN)
 def test_another_runs_checkpoint_is_refused(tmp_path, privacy, keys):
     go_to(make(tmp_path), 3)
-    with pytest.raises(StateError, match=rf"they differ in {keys}$"):
+    with pytest.raises(StateError, match=rf"they differ in {keys}; there: "):
         make(tmp_path, privacy=privacy, resume=True)
 
 
@@ -284,15 +319,33 @@ CRAFTED = {
 }
 
 
+CRAFTED_WEIGHTS = {
+    "weights missing": lambda arrays: [arrays.pop("weights_1"), arrays.pop("weights_2")],
+    "a mode's weights missing": lambda arrays: arrays.pop("weights_2"),
+    "weights of another size": lambda a: a.update(weights_1=np.ones(9, np.float32)),
+    "weights of another type": lambda a: a.update(weights_1=np.ones(6)),
+    "a weight of 0": lambda a: a.update(weights_1=np.zeros(6, np.float32)),
+}
+
+
 @pytest.mark.parametrize("change", CRAFTED.values(), ids=CRAFTED)
 def test_a_checkpoint_that_makes_no_sense_is_damaged(tmp_path, change):
-    go_to(make(tmp_path), 4)
-    with np.load(tmp_path / CHECKPOINT) as archive:
+    check_damaged(tmp_path, CODES, change)
+
+
+@pytest.mark.parametrize("change", CRAFTED_WEIGHTS.values(), ids=CRAFTED_WEIGHTS)
+def test_a_checkpoint_whose_weights_make_no_sense_is_damaged(tmp_path, change):
+    check_damaged(tmp_path, WEIGHTED, change)
+
+
+def check_damaged(folder, privacy, change):
+    go_to(make(folder, privacy=privacy), 4)
+    with np.load(folder / CHECKPOINT) as archive:
         arrays = dict(archive)
     change(arrays)
-    np.savez(tmp_path / CHECKPOINT, **arrays)
+    np.savez(folder / CHECKPOINT, **arrays)
     with pytest.raises(StateError, match="damaged checkpoint"):
-        make(tmp_path, resume=True)
+        make(folder, privacy=privacy, resume=True)
 
 
 def test_a_refinement_is_averaged_with_the_one_before():

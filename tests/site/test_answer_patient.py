@@ -241,15 +241,19 @@ def test_a_second_run_is_another_cost(data, tmp_path, caplog):
 
 def test_no_more_rounds_are_timed_than_the_hospital_wants_in_whatever_job(data, tmp_path, caplog):
     source = Watched(data)
-    client = make_client(source, tmp_path, max_rounds=3, max_epsilon=100.0)
     server = make_server(data)
-    seen = go_to(client, server, 3)
+    code, log = refusal(make_client(source, tmp_path, max_rounds=4), server.request(1), caplog)
+    assert code == "privacy-refused"  # of the plan's five rounds with noise none is paid for
+    assert "max-rounds is 4, this site has answered 0 rounds" in log
+    assert not source.read_by_now
+    seen = go_to(make_client(source, tmp_path, max_epsilon=100.0), server, 3)
+    client = make_client(source, tmp_path, max_rounds=3, max_epsilon=100.0)  # by now
     assert len(rows_of(tmp_path)) == 3
     source.read_by_now = False
     for request in (server.request(4), make_server(data, job="another").request(1)):
         code, log = refusal(client, request, caplog)
         assert code == "privacy-refused"
-        assert "max-rounds is 3, and this site has answered 3 rounds" in log
+        assert "max-rounds is 3, this site has answered 3 rounds" in log
     assert np.array_equal(ask(client, seen[-1][0])[0][0], seen[-1][1][0])  # a repeat is none
     assert not source.read_by_now
     go_to(make_client(data, tmp_path, max_rounds=4, max_epsilon=100.0), server, 4)

@@ -50,6 +50,10 @@ def make_selection() -> tuple[np.ndarray, ...]:
     return (np.array([0, 2, 3, 7, 9], np.int32), np.array([1, 2, 5, 6], np.int32))
 
 
+def make_weights() -> tuple[np.ndarray, ...]:
+    return (np.linspace(0.1, 1, 5).astype(np.float32), np.full(4, 0.5, np.float32))
+
+
 def make_patient_request(**changes) -> RoundRequest:
     """A round of patient mode after its count of codes: factors and selection."""
     privacy = PrivacySettings(start_share=0.8, refine_rounds=1, bound=0.1, codes="5x4")
@@ -74,11 +78,12 @@ carried = pytest.mark.parametrize("carry", [as_they_are, through_flower])
 
 def assert_equal(found: RoundRequest, expected: RoundRequest) -> None:
     for field in dataclasses.fields(RoundRequest):
-        if field.name not in ("anchors", "selection"):
+        if field.name not in ("anchors", "selection", "weights"):
             value = getattr(found, field.name)
             assert value == getattr(expected, field.name)
             assert type(value) is type(getattr(expected, field.name))
     assert_bits(found.anchors, expected.anchors)
+    assert_bits(found.weights, expected.weights)
     assert len(found.selection) == len(expected.selection)
     for one, other in zip(found.selection, expected.selection, strict=True):
         assert one.dtype == other.dtype == np.int32
@@ -119,6 +124,8 @@ PATIENT_ROUNDS = {
     "start after codes": {"anchors": ()},
     "refinement after codes": {},
     "refinement of whole vocabularies": {"selection": ()},
+    "weighted start": {"anchors": (), "weights": make_weights()},
+    "weighted refinement": {"weights": make_weights()},
 }
 
 
@@ -206,7 +213,8 @@ def test_keys_of_others_are_left_alone():
 
 NEEDS = {
     "mu": {"off": 0.0},
-    "rho": {"privacy": "paper"}, "codes": {"privacy": "patient"}, "clip": {"solver": "psgd"}
+    "rho": {"privacy": "paper"}, "codes": {"privacy": "patient"}, "clip": {"solver": "psgd"},
+    "weighting": {"codes": "5x4"},
 }  # fmt: skip
 
 
@@ -253,6 +261,10 @@ def variants():
         yield f"last bit of mode {mode}", replace(base, anchors=tuple(anchors))
 
 
+def weighting(privacy):
+    return replace(privacy, weighting="inverse-frequency")
+
+
 def patient_variants():
     base = make_patient_request()
     for privacy in changed_settings(replace(base.privacy, codes="")):
@@ -261,6 +273,9 @@ def patient_variants():
     yield "no anchors", replace(base, anchors=())
     yield "no selection", replace(base, selection=())
     yield "neither", replace(base, anchors=(), selection=())
+    yield "weighting", replace(base, privacy=weighting(base.privacy))
+    yield "weights", replace(base, weights=make_weights())
+    yield "other weights", replace(base, weights=make_weights()[::-1])
     yield "order", replace(base, selection=(second, first))
     yield "one fewer", replace(base, selection=(first,))
     yield (
@@ -283,15 +298,17 @@ def test_the_digest_changes_with_everything_that_is_asked():
 
 def test_the_terms_change_with_what_must_stay_the_same_and_with_nothing_else():
     base = make_patient_request()
-    for changes in ({"round": 3}, {"anchors": ()}, {"selection": ()}):
+    for changes in ({"round": 3}, {"anchors": ()}, {"selection": ()}, {"weights": make_weights()}):
         assert replace(base, **changes).terms == base.terms
     changed = [replace(base, **changes) for changes in
                ({"rounds": 6}, {"seed": 8}, {"vocabulary": "x"}, {"job": "job-2"})]  # fmt: skip
     changed += [replace(base, solver=solver) for solver in changed_settings(base.solver)]
     changed += [
         replace(base, privacy=privacy)
-        for privacy in changed_settings(replace(base.privacy, codes=""))
-    ]
+        for privacy in [
+            *changed_settings(replace(base.privacy, codes="")), weighting(base.privacy)
+        ]
+    ]  # fmt: skip
     terms = [base.terms, *(request.terms for request in changed)]
     assert len(set(terms)) == len(terms)
 
@@ -481,6 +498,36 @@ def test_a_selection_that_makes_no_sense_is_refused(says, kept, factors):
     request = make_patient_request()
     arrays = [*(request.anchors if factors else ()), *kept]
     assert says in refused(RoundRequest.from_wire, arrays, request.to_wire()[1])
+
+
+def weights_with(*weights) -> list[np.ndarray]:
+    return [make_weights()[0], np.array(weights, np.float32)]
+
+
+BAD_WEIGHTS = {
+    "another number of modes": ("1 weights, but a selection for 2 modes", [make_weights()[0]]),
+    "empty": ("weights, mode 2: ", weights_with()),
+    "zero": ("weights, mode 2: ", weights_with(0, 1)),
+    "subnormal": ("weights, mode 2: ", weights_with(1e-40, 1)),
+    "negative": ("weights, mode 2: ", weights_with(-1, 1)),
+    "more than 1": ("weights, mode 2: ", weights_with(0.5, 1.5)),
+    "not finite": ("weights, mode 2: ", weights_with(0.5, np.inf)),
+    "not a number": ("weights, mode 2: ", weights_with(0.5, np.nan)),
+    "float64": ("4 factors, but a selection for 2 modes", [w.astype("f8") for w in make_weights()]),
+}
+
+
+@pytest.mark.parametrize(("says", "weights"), BAD_WEIGHTS.values(), ids=BAD_WEIGHTS)
+def test_weights_that_make_no_sense_are_refused(says, weights):
+    request = make_patient_request()
+    arrays = [*request.anchors, *request.selection, *weights]
+    assert says in refused(RoundRequest.from_wire, arrays, request.to_wire()[1])
+
+
+def test_weights_without_a_selection_are_no_request():
+    request = make_patient_request(selection=())
+    arrays = [*request.anchors, *make_weights()]
+    assert "need shape" in refused(RoundRequest.from_wire, arrays, request.to_wire()[1])
 
 
 BAD_SHAPES = {
