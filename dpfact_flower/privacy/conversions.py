@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 
 from scipy.special import erfcx, log_ndtr, ndtr, ndtri
 
@@ -40,6 +41,8 @@ _LARGEST_DISCRETE_EPSILON = 500.0
 _LEAST_DISCRETE_DELTA = 1e-100
 # Keeps a logarithm finite where a mu below 1e-15 makes two terms equal in floating point.
 _TINY = 1e-300
+# A run asks for the same few costs in every round at every site of a process.
+_REMEMBERED = 1024
 
 
 # --- zCDP -----------------------------------------------------------------------------------------
@@ -130,7 +133,12 @@ def delta_gaussian(mu: float, epsilon: float) -> float:
 
 def epsilon_gaussian(mu: float, delta: float) -> float:
     """Smallest epsilon of a mu-Gaussian-DP release at `delta`: exact, no conversion is smaller."""
-    size, log_delta = positive("mu", mu), -log_of_inverse(delta)
+    return _epsilon_gaussian(positive("mu", mu), -log_of_inverse(delta), delta)
+
+
+# What is remembered is asked for with checked floats alone: True equals 1, and would be found.
+@lru_cache(_REMEMBERED)
+def _epsilon_gaussian(size: float, log_delta: float, delta: float) -> float:
     if _log_delta(size, 0.0) <= log_delta:
         return 0.0
     # The first term of delta alone reaches `delta` here, so the difference is below it.
@@ -153,7 +161,11 @@ def epsilon_gaussian_discrete(mu: float, delta: float, count: int) -> float:
 
 def mu_for_epsilon(epsilon: float, delta: float) -> float:
     """Largest mu whose `epsilon_gaussian` stays within `epsilon`: its inverse."""
-    target, log_delta = positive("epsilon", epsilon), -log_of_inverse(delta)
+    return _mu_for_epsilon(positive("epsilon", epsilon), -log_of_inverse(delta), delta)
+
+
+@lru_cache(_REMEMBERED)
+def _mu_for_epsilon(target: float, log_delta: float, delta: float) -> float:
     z = -float(ndtri(delta))
     root = math.sqrt(z * z + 2 * target)
     # As in `epsilon_gaussian`; the two forms of one root, each where it does not cancel.

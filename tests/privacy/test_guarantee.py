@@ -394,6 +394,15 @@ def test_numbers_that_are_not_positive_are_named(bad):
             call()
 
 
+@pytest.mark.parametrize("bad", [True, [1.0], "1.0"])
+def test_what_is_remembered_of_a_number_serves_no_other_type(bad):
+    privacy.epsilon_gaussian(1.0, 1e-5), privacy.mu_for_epsilon(1.0, 1e-5)
+    with pytest.raises(SettingsError, match=r"^mu: must be a finite number above 0, got"):
+        privacy.epsilon_gaussian(bad, 1e-5)
+    with pytest.raises(SettingsError, match=r"^epsilon: must be a finite number above 0, got"):
+        privacy.mu_for_epsilon(bad, 1e-5)
+
+
 @pytest.mark.parametrize("bad", [0.0, 1.0, -1e-5, 2.0, math.nan])
 def test_delta_outside_the_open_unit_interval_is_refused(bad):
     for call in (
