@@ -94,12 +94,12 @@ class DPFactClient(NumPyClient):
         try:
             answer = self._answer(parameters, config, hold)
         except Exception as error:  # nothing an error says may reach the server
-            reason = log_privately(self.site.name, error)
+            reason = self._refused(error)
         hold.wait()
         if self._reply_after:  # for the site alone: how long it took is the patients'
             _logger.info("ready after %.1f s; reply-after is %g", hold.ready, self._reply_after)
         if hold.late:  # whatever it was: what was charged is kept, and free if it is asked again
-            reason = log_privately(self.site.name, overrun())
+            reason = self._refused(overrun())
         if reason or answer is None:
             raise RoundRefusedError(reason) from None
         return answer
@@ -122,7 +122,7 @@ class DPFactClient(NumPyClient):
             self.site.preflight(RoundRequest.from_wire(parameters, config), hold)
             Hold(self._reply_after, time_left=sending_from(timeout)).check_in_time()
         except Exception as error:  # nothing an error says may reach the server
-            reason = log_privately(self.site.name, error)
+            reason = log_privately(self.site.name, error)  # not counted: it keeps nothing
         hold.wait()
         if reason:
             raise RoundRefusedError(reason) from None
@@ -140,6 +140,12 @@ class DPFactClient(NumPyClient):
         """Refuse: a loss is a function of the patients; a site keeps it (`history.jsonl`)."""
         self._hold().wait()
         raise RoundRefusedError(public_reason(PrivacyRefusedError()))
+
+    def _refused(self, error: Exception) -> str:
+        """The text that may leave of an error, which is logged and counted."""
+        reason = log_privately(self.site.name, error)
+        self.site.note_refusal(reason)
+        return reason
 
     def _hold(self) -> Hold:
         """Of the reply to the request that has just come in."""

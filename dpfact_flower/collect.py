@@ -8,6 +8,7 @@ as the round lasts.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -22,12 +23,12 @@ LOST = frozenset({3, 4, 5, 8})
 ClientApp that was killed: what the site has done by then is not known."""
 _FAILED = "dpfact:failed"
 """What a site says, too, whose reply was not ready when it was due, and is by now."""
-_POLL_SECONDS = 0.5
-_MOST_ASKED = 3
+POLL_SECONDS = 0.5
+MOST_ASKED = 3
 """Times a node is asked in a round; a site that fails each time has a person to look first."""
-_RETURN_SECONDS = 120.0
+RETURN_SECONDS = 120.0
 """A SuperNode with a key is let in again within a minute of its end, and starts in seconds."""
-_LEAST_SECONDS = 10.0
+LEAST_SECONDS = 10.0
 """What is left of a round must suffice for a process to start and to send kept bytes."""
 _EXTRA = 1 / 4
 """Of a round's time, if later rounds build on it and a site that is there is missing."""
@@ -45,11 +46,18 @@ class Stake(NamedTuple):
         missing at the end is asked once more.
     left_out : frozenset of int
         Nodes that are not asked in any case.
+    quorum : int
+        Replies that are needed.
+    more : float
+        Seconds for who is missing, if the quorum is: where the round was to end early. Until then
+        nobody was charged whose reply did not come.
     """
 
     paid: bool
     builds: bool
     left_out: frozenset[int] = frozenset()
+    quorum: int = 0
+    more: float = 0.0
 
 
 class CollectingGrid(Grid):
@@ -62,12 +70,18 @@ class CollectingGrid(Grid):
         Of the round whose messages are sent.
     sent : callable
         Called with every message that is sent beyond those of the round.
+
+    Attributes
+    ----------
+    seconds : dict of int to float
+        From sending until the reply, of each node that answered what was sent last.
     """
 
     def __init__(
         self, grid: Grid, stake: Callable[[], Stake], sent: Callable[[Message], None]
     ) -> None:
         self._grid, self._stake, self._sent = grid, stake, sent
+        self.seconds: dict[int, float] = {}
 
     def set_run(self, run: Run) -> None:
         """As the given Grid."""
@@ -105,12 +119,15 @@ class CollectingGrid(Grid):
         asked = list(messages)
         if not asked:
             return []
-        seconds = asked[0].metadata.ttl if timeout is None else timeout
+        seconds = min(asked[0].metadata.ttl, math.inf if timeout is None else timeout)
         round_ = _Round(self._grid, self._stake(), self._sent, asked)
         round_.collect(seconds)
-        if round_.stake.builds and round_.missing():
-            round_.ask(round_.missing(), seconds * _EXTRA)
-            round_.collect(seconds * _EXTRA)
+        more = round_.stake.more if len(round_.seconds) < round_.stake.quorum else 0.0
+        more = more or seconds * _EXTRA * round_.stake.builds
+        if more and (missing := round_.missing()):
+            round_.ask(missing, more)
+            round_.collect(more)
+        self.seconds = round_.seconds
         return list(round_.replies.values())
 
 
@@ -124,7 +141,9 @@ class _Round:
         self._request = messages[0]
         self._waiting: dict[str, int] = {}
         self._times: dict[int, int] = {}
+        self._began = time.monotonic()
         self.replies: dict[int, Message] = {}
+        self.seconds: dict[int, float] = {}
         self._push(messages)
 
     def collect(self, seconds: float) -> None:
@@ -132,17 +151,17 @@ class _Round:
         end, patience = time.monotonic() + seconds, 0.0
         while True:
             if self._pull() and self.stake.paid:
-                patience = time.monotonic() + _RETURN_SECONDS
+                patience = time.monotonic() + RETURN_SECONDS
             left = end - time.monotonic()
             self._ask_again(left)
             if left <= 0 or not (self._waiting or (self._lost() and time.monotonic() < patience)):
                 return
-            time.sleep(min(_POLL_SECONDS, left))
+            time.sleep(min(POLL_SECONDS, left))
 
     def _ask_again(self, left: float) -> None:
         """Ask who was lost and is there, and in some rounds who has come since."""
         lost = self._lost()
-        if left < _LEAST_SECONDS or not (lost or self.stake.builds):
+        if left < LEAST_SECONDS or not (lost or self.stake.builds):
             return
         here = set(self._grid.get_node_ids()) - self.stake.left_out
         self.ask(lost & here, left)
@@ -154,7 +173,7 @@ class _Round:
         return {
             node
             for node, reply in self.replies.items()
-            if node not in self._waiting.values() and self._may_be_asked(node, reply)
+            if node not in self._waiting.values() and may_be_asked(reply, self._times[node])
         }
 
     def missing(self) -> set[int]:
@@ -200,18 +219,22 @@ class _Round:
             node = self._waiting.pop(reply.metadata.reply_to_message_id, None)
             if node is not None:
                 self.replies[node] = reply
+                if not reply.has_error():
+                    self.seconds[node] = time.monotonic() - self._began
                 lost |= is_lost(reply)
         return lost
-
-    def _may_be_asked(self, node: int, reply: Message) -> bool:
-        if is_lost(reply):
-            return self._times[node] < _MOST_ASKED
-        return self._times[node] == 1 and _says(reply, _FAILED)
 
 
 def is_lost(reply: Message) -> bool:
     """Whether Flower says that a message, its node or its reply was lost on the way."""
     return reply.has_error() and reply.error.code in LOST
+
+
+def may_be_asked(reply: Message, times: int) -> bool:
+    """Whether asking the same again may bring what a site has kept, after so many times."""
+    if is_lost(reply):
+        return times < MOST_ASKED
+    return times == 1 and _says(reply, _FAILED)
 
 
 def _says(reply: Message, reason: str) -> bool:

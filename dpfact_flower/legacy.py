@@ -26,7 +26,7 @@ from flwr.server.client_manager import ClientManager
 from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import Strategy
 
-from dpfact_flower.errors import MessageError
+from dpfact_flower.errors import MessageError, SettingsError
 from dpfact_flower.server.coordinator import Coordinator, CoordinatorOptions
 from dpfact_flower.server.history import Failure
 from dpfact_flower.wire.protocol import SiteReply
@@ -53,6 +53,11 @@ class DPFact(Strategy):
 
     def __init__(self, feature_shape: Sequence[int], **options: Unpack[CoordinatorOptions]) -> None:
         self.coordinator = Coordinator(feature_shape, **options)
+        if self.coordinator.run.grace:
+            raise SettingsError(
+                "grace: Flower's older strategies end a round by ServerConfig's round_timeout "
+                f"alone; got {self.coordinator.run.grace:g}"
+            )
         self._resumed = self.coordinator.finished_rounds
         self._asked = 0
         self._bytes_down = 0

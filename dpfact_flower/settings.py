@@ -239,6 +239,10 @@ class PrivacySettings(Settings):
     codes_share: float = setting(
         0.05, "patient: share of the budget for that count", low=0, high=0.5, open_low=True
     )
+    weighting: Literal["none", "inverse-frequency"] = setting(
+        "none", "patient: inverse-frequency lets a cell count less the more frequent its codes "
+        "are, by that count",
+    )  # fmt: skip
 
     def check_solver(self, solver: SolverSettings) -> None:
         """Refuse a solver that this mode has no sensitivity for.
@@ -284,6 +288,7 @@ class PrivacySettings(Settings):
             ("rho", 0, "paper"),
             ("noise_seed", -1, None),
             ("codes", "", "patient"),
+            ("weighting", "none", "patient"),
         ):
             value = getattr(self, name)
             if value != unset and self.privacy != mode and (mode or self.privacy == "none"):
@@ -294,6 +299,11 @@ class PrivacySettings(Settings):
         if 0 < self.bound < 1e-3:
             raise SettingsError(
                 f"bound: must be 0, which plans it, or lie in [0.001, 1]; got {self.bound:g}"
+            )
+        if self.weighting != "none" and not self.codes:
+            raise SettingsError(
+                f"weighting: {self.weighting!r} needs the charged count of codes: set codes, as "
+                "many as there are if none is to go"
             )
         if 0 in self.codes_kept:
             raise SettingsError(f"codes: keep at least one in each mode; got {shown(self.codes)}")
@@ -320,6 +330,19 @@ class RunSettings(Settings):
     wait_timeout: float = setting(
         300.0, "seconds to wait for the quorum to connect", low=0, high=86_400, open_low=True
     )
+    grace: float = setting(
+        0.0, "in step: seconds a round lasts beyond the quorum's time in earlier rounds; 0: until "
+        "round-timeout", low=0, high=7 * 86_400,
+    )  # fmt: skip
+    pace: Literal["in-step", "on-arrival"] = setting(
+        "in-step",
+        "rounds wait for the sites that were asked; or, in modes none and paper, a reply counts "
+        "when it comes",
+    )
+    max_staleness: int = setting(
+        20, "on arrival: most updates of the model, times the number of sites, between a question "
+        "and its reply", low=1, high=100_000,
+    )  # fmt: skip
     preflight: Literal["stop", "leave-out", "off"] = setting(
         "stop",
         "ask all sites, before anybody pays, whether they would answer: begin only if all would, "
@@ -350,6 +373,11 @@ class RunSettings(Settings):
         if 0 < self.sites < self.min_sites:
             raise SettingsError(
                 f"min-sites: a quorum of {self.min_sites} cannot be met by sites = {self.sites}"
+            )
+        if self.grace and self.pace != "in-step":
+            raise SettingsError(
+                f"grace: has no meaning with pace {self.pace!r}, which waits for nobody; "
+                f"got {self.grace:g}"
             )
 
 

@@ -13,13 +13,15 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from dpfact_flower.arriving import Arriving
 from dpfact_flower.collect import CollectingGrid, Stake, is_lost
 from dpfact_flower.errors import MessageError, SettingsError
 from dpfact_flower.preflight import ask_ready
 from dpfact_flower.server.coordinator import Coordinator, CoordinatorOptions
 from dpfact_flower.server.history import Failure
+from dpfact_flower.server.on_arrival import OnArrival
 from dpfact_flower.server.readiness import judge, write_readiness
-from dpfact_flower.settings import SolverSettings
+from dpfact_flower.settings import RunSettings, SolverSettings
 from dpfact_flower.wire import records
 from dpfact_flower.wire.protocol import RoundRequest, SiteReply, checked_factors
 
@@ -67,13 +69,16 @@ class DPFact(TrainOnlyStrategy):
     """
 
     def __init__(self, feature_shape: Sequence[int], **options: Unpack[CoordinatorOptions]) -> None:
-        self.coordinator = Coordinator(feature_shape, **options)
+        run = options.get("run") or RunSettings()
+        kind = OnArrival if run.pace == OnArrival.pace else Coordinator
+        self.coordinator = kind(feature_shape, **options)
         self._resumed = self.coordinator.finished_rounds
         self._sent: list[Message] = []
         self._number = 0
         self._left_out: frozenset[int] = frozenset()
         self._began = 0.0
-        self._timeout = self.coordinator.run.round_timeout
+        self._timeout = self._seconds = self.coordinator.run.round_timeout
+        self._grid: CollectingGrid | None = None
         self._names: dict[int, str] = {}
 
     def start(
@@ -116,16 +121,42 @@ class DPFact(TrainOnlyStrategy):
             )
             self.coordinator.start_from(given)
         rounds = planned if num_rounds is None else num_rounds
+        self._grid = CollectingGrid(grid, self._stake, self._sent_too)
         result = super().start(
-            CollectingGrid(grid, self._stake, self._sent_too),
+            self._grid,
             self.arrays,
-            num_rounds=max(rounds - self._resumed, 0),
+            num_rounds=max(self._last_in_step(rounds) - self._resumed, 0),
             timeout=self._timeout,
             evaluate_fn=evaluate_fn,
         )
+        if isinstance(self.coordinator, OnArrival):
+            self._go_on(grid, self.coordinator, rounds, evaluate_fn)
         self.coordinator.check_learned()
         result.arrays = self.arrays
         return result
+
+    def _last_in_step(self, rounds: int) -> int:
+        """The last round in which sites wait for each other."""
+        return min(rounds, 1) if isinstance(self.coordinator, OnArrival) else rounds
+
+    def _go_on(
+        self,
+        grid: Grid,
+        coordinator: OnArrival,
+        rounds: int,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
+    ) -> None:
+        """Use replies on arrival until so many rounds are over."""
+        arriving = Arriving(
+            grid, coordinator, names=self._names, left_out=self._left_out, timeout=self._timeout,
+            read=self._read, wait=lambda: self._wait_for_sites(grid, first=False),
+        )  # fmt: skip
+        arriving.begin(again=self._resumed > 0)
+        while coordinator.finished_rounds < rounds:
+            before = coordinator.finished_rounds
+            arriving.turn()
+            if evaluate_fn and coordinator.finished_rounds > before:
+                evaluate_fn(coordinator.finished_rounds, self.arrays)
 
     @property
     def arrays(self) -> ArrayRecord:
@@ -159,12 +190,13 @@ class DPFact(TrainOnlyStrategy):
         factors, own = request.to_wire()
         content = records.ask(factors, own)
         self._began = time.perf_counter()
+        self._seconds = min(self._timeout, self.coordinator.seconds_for(self._number))
         self._sent = [
             Message(
                 content=content,
                 dst_node_id=node,
                 message_type=MessageType.TRAIN,
-                ttl=self._timeout,
+                ttl=self._seconds,
                 group_id=str(request.round),
             )
             for node in nodes
@@ -184,18 +216,19 @@ class DPFact(TrainOnlyStrategy):
         """
         number, came = self._resumed + server_round, self._by_node(replies)
         lost = {node: self._names.get(node) for node, reply in came.items() if is_lost(reply)}
+        asked = {message.metadata.dst_node_id for message in self._sent}
         shapes = self.coordinator.reply_shapes(number)
         usable: list[SiteReply] = []
         failed: dict[int, str] = {}
         for node, reply in came.items():
-            outcome = self._read(reply, node, shapes, lost)
+            outcome = self._read(reply, node, shapes, asked.difference(lost))
             if isinstance(outcome, SiteReply):
                 usable.append(outcome)
             else:
                 failed[node] = outcome
         for message in self._sent:
             if (node := message.metadata.dst_node_id) not in came:
-                failed[node] = f"no reply within {self._timeout:g} s"
+                failed[node] = f"no reply within {self._seconds:g} s"
         back = {reply.site for reply in usable}  # under another number than the one that was lost
         record = self.coordinator.close_round(
             number,
@@ -208,6 +241,7 @@ class DPFact(TrainOnlyStrategy):
             bytes_down=records.serialised_bytes(*self._sent),
             bytes_up=sum(map(records.serialised_bytes, came.values())),
             seconds=time.perf_counter() - self._began,
+            quorum_seconds=self._quorum_seconds(),
         )
         log(
             INFO, "round %d of %d: %s answered in %.0f s", number, self.coordinator.rounds,
@@ -237,10 +271,15 @@ class DPFact(TrainOnlyStrategy):
                 came[request.metadata.dst_node_id] = reply
         return came
 
+    def _quorum_seconds(self) -> float:
+        """When as many nodes as the quorum had answered; 0 where they have not."""
+        came = sorted(self._grid.seconds.values()) if self._grid else []
+        return came[quorum - 1] if len(came) >= (quorum := self.coordinator.run.min_sites) else 0.0
+
     def _read(
-        self, reply: Message, node: int, shapes: Sequence[tuple[int, ...]], lost: Collection[int]
+        self, reply: Message, node: int, shapes: Sequence[tuple[int, ...]], others: Collection[int]
     ) -> SiteReply | str:
-        """What a site released, or why that cannot be used."""
+        """What a site released, or why that cannot be used; no other node may have its name."""
         if reply.has_error():
             return f"error {reply.error.code}: {reply.error.reason}"
         try:
@@ -249,8 +288,7 @@ class DPFact(TrainOnlyStrategy):
         except MessageError as error:
             return str(error)
         owner = next((n for n, name in self._names.items() if name == outcome.site), node)
-        asked = {message.metadata.dst_node_id for message in self._sent}
-        if owner != node and owner in asked.difference(lost):
+        if owner != node and owner in others:
             return f"calls itself {outcome.site!r}, as node {owner} does"
         self._names.pop(owner, None)  # a site that came back has a new node id
         self._names[node] = outcome.site
@@ -281,6 +319,8 @@ class DPFact(TrainOnlyStrategy):
             paid=bool(self.coordinator.planned_events(self._number)),
             builds=rule.needs_quorum(self._number),
             left_out=self._left_out,
+            quorum=self.coordinator.run.min_sites,
+            more=self._timeout if self._seconds < self._timeout else 0.0,
         )
 
     def _sent_too(self, message: Message) -> None:

@@ -22,6 +22,7 @@ FLOORS = (
     {"site", "server"},
     {"collect"},
     {"preflight"},
+    {"arriving"},
     {"client", "strategy", "legacy"},
     {"client_app"},
     {"evaluation"},
@@ -30,7 +31,8 @@ FLOORS = (
     {"__main__"},
 )
 """Rooms and doors from the ground up; one imports what is below it, and nothing beside it."""
-DOORS = {"collect", "preflight", "client", "client_app", "server_app", "strategy", "legacy"}
+DOORS = {"arriving", "collect", "preflight", "client", "client_app", "server_app", "strategy"}
+DOORS |= {"legacy"}
 FLOWER = {"wire/records.py", "machine/logs.py"}
 """Where Flower may appear beside its doors and `runtime`."""
 

@@ -42,6 +42,7 @@ FAULTS = {
     "another mode": ({"allow-privacy": "none", "max-epsilon": 0.0}, "dpfact:privacy-refused"),
     "a small budget": ({"max-epsilon": 1.0}, "dpfact:privacy-refused"),
     "a small limit": ({"max-rank": 2}, "dpfact:message"),
+    "fewer rounds than the plan": ({"max-rounds": 2}, "dpfact:privacy-refused"),
     "no data": ({"data-path": "/absent.npz"}, "dpfact:data"),
     "no state": ({"state-dir": ""}, "dpfact:settings"),
     "a misspelt key": ({"max-epsilom": 1.0}, "dpfact:settings"),

@@ -30,6 +30,7 @@ BASE = {
     "eta": {"gamma": 0.0},
     "rho": {"privacy": "paper"},
     "vocabulary": {"data": ""},
+    "weighting": {"codes": "6x8"},
 }
 
 every_class = pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)

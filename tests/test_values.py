@@ -14,6 +14,7 @@ CLASSES = {
     if module.split(".")[0] in ("privacy", "site", "server", "wire", "data")
     for name, value in vars(importlib.import_module(f"dpfact_flower.{module}")).items()
     if dataclasses.is_dataclass(value) and value.__module__ == f"dpfact_flower.{module}"
+    if not name.startswith("_")  # a module's own, which it hands to nobody
 }
 ARRAYS = re.compile(r"\b(Array|NDArray|Factors|Floats|SparseTensor|Release|SiteState|SiteData)\b")
 """Types of fields that are arrays or hold some. ``==`` of two arrays is no yes or no, so a

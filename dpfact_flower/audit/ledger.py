@@ -44,6 +44,8 @@ _TOLERANCE = 0.05
 _JOBS_A_LEDGER = 10
 _FREE = 5
 """A site reads its whole ledger with every request, so hundreds of jobs in one would take long."""
+_COUNT, _LARGEST_COUNT = ".refusals.json", 1000
+"""A site's own figure of refusals, and more bytes than a number for each code needs."""
 
 
 class _Message(NamedTuple):
@@ -213,7 +215,7 @@ def _free_rounds(subject: Subject, transcript: Transcript, state_dir: Path) -> i
     """Ask for last rounds: of runs that nothing was paid in, and of one that was paid for.
 
     The first are to be refused, the second to be answered, neither with a look at a patient, and
-    nothing on the disk may grow.
+    nothing on the disk may grow but the site's own count of refusals, a number for each code.
     """
     client, last = subject.client(state_dir, Closed(subject.site)), subject.plan.rounds
     before = _files(state_dir)
@@ -232,7 +234,11 @@ def _free_rounds(subject: Subject, transcript: Transcript, state_dir: Path) -> i
 
 
 def _files(folder: Path) -> set[tuple[str, int]]:
-    return {(str(path), path.stat().st_size) for path in folder.rglob("*") if path.is_file()}
+    """Files and their sizes, but for a count of refusals that is as small as it should be."""
+    found = {(path, path.stat().st_size) for path in folder.rglob("*") if path.is_file()}
+    return {
+        (str(path), size) for path, size in found if path.name != _COUNT or size > _LARGEST_COUNT
+    }
 
 
 def _length(folder: Path) -> int:

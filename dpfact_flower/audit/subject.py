@@ -27,7 +27,8 @@ from dpfact_flower.privacy.patient.plan import PatientPlan, PlannedRelease, plan
 from dpfact_flower.settings import PrivacySettings, SiteSettings, SolverSettings
 from dpfact_flower.site.patient import PatientRound
 from dpfact_flower.site.store import SiteState
-from dpfact_flower.tensor import Factors, SparseTensor
+from dpfact_flower.tensor import Factors, Selection, SparseTensor, Weights
+from dpfact_flower.tensor.arrays import LEAST_WEIGHT
 from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 
 Integers = NDArray[np.int64]
@@ -130,10 +131,19 @@ class Subject:
                 vocabulary="",
                 anchors=anchors if kind in ("refine", "finish") else (),
                 selection=() if kind == "codes" else selection,
+                weights=self._weights(selection) if kind in ("start", "refine") else (),
             )
             # Through the protocol's own door: what it refuses, no server can ask for.
             requests[number] = RoundRequest.from_wire(*request.to_wire())
         return Transcript(anchors, selection, requests, releases or {})
+
+    def _weights(self, selection: Selection) -> Weights:
+        """Weights as far apart as a site takes them, where the settings have any."""
+        if self.privacy.weighting == "none":
+            return ()
+        return tuple(
+            np.geomspace(1, LEAST_WEIGHT, len(kept)).astype(np.float32) for kept in selection
+        )
 
     def read(
         self, number: int, arrays: Sequence[NDArray[Any]], config: Mapping[str, Any]

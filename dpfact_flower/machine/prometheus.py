@@ -21,11 +21,14 @@ class Gauge(NamedTuple):
         One line.
     values : tuple
         Pairs of labels, which are pairs of name and value, and figure.
+    kind : str
+        ``gauge``; or ``counter``, which never falls, and whose name ends in ``_total``.
     """
 
     name: str
     help: str
     values: tuple[tuple[tuple[tuple[str, str], ...], float], ...]
+    kind: str = "gauge"
 
 
 def gauge(name: str, text: str, value: float, **labels: str) -> Gauge:
@@ -37,10 +40,11 @@ def exposition(gauges: Iterable[Gauge]) -> str:
     """Text in Prometheus' format."""
     lines = []
     for each in gauges:
-        lines += [f"# HELP dpfact_{each.name} {each.help}", f"# TYPE dpfact_{each.name} gauge"]
+        name = f"dpfact_{each.name}"
+        lines += [f"# HELP {name} {each.help}", f"# TYPE {name} {each.kind}"]
         for labels, value in each.values:
-            inside = ",".join(f'{name}="{_escaped(text)}"' for name, text in labels)
-            lines.append(f"dpfact_{each.name}{f'{{{inside}}}' if inside else ''} {value:.10g}")
+            inside = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels)
+            lines.append(f"{name}{f'{{{inside}}}' if inside else ''} {value:.10g}")
     return "".join(f"{line}\n" for line in lines)
 
 

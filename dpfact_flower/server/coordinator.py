@@ -10,13 +10,13 @@ from __future__ import annotations
 import logging
 import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, ClassVar, TypedDict
 
-from dpfact_flower.errors import DPFactError, QuorumError, SettingsError, StateError
+from dpfact_flower.errors import DPFactError, QuorumError, SettingsError, StateError, shown
 from dpfact_flower.machine.files import disk_errors, reserved
 from dpfact_flower.privacy import ReleaseEvent
 from dpfact_flower.server.checkpoint import CHECKPOINT, Checkpoint
@@ -24,8 +24,8 @@ from dpfact_flower.server.history import Failure, History, RoundRecord
 from dpfact_flower.server.rules import MakeRule, rule_for
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.tensor import Factors
-from dpfact_flower.tensor.arrays import Selection
-from dpfact_flower.wire.protocol import RoundRequest, SiteReply
+from dpfact_flower.tensor.arrays import Array, Selection, Weights
+from dpfact_flower.wire.protocol import LATER, RoundRequest, SiteReply
 
 _logger = logging.getLogger(__name__)
 _COPIES = 4
@@ -88,6 +88,9 @@ class Coordinator:
         Whether the run goes on from a checkpoint, if only from one before its first round.
     """
 
+    pace: ClassVar[str] = "in-step"
+    """Of the runs that this class is for."""
+
     def __init__(
         self,
         feature_shape: Sequence[int],
@@ -106,6 +109,11 @@ class Coordinator:
         privacy = privacy or PrivacySettings()
         self.solver = privacy.settled(solver or SolverSettings())
         self.run = run or RunSettings()
+        if self.run.pace != self.pace:
+            raise SettingsError(
+                f"pace: {self.run.pace!r} needs the strategy dpfact_flower.DPFact; Flower's older "
+                f"strategies work {self.pace!r}"
+            )
         self.rule = rule_for(feature_shape, self.solver, privacy, self.run, rule)
         self.privacy = self.rule.privacy
         self.vocabulary = vocabulary
@@ -188,8 +196,14 @@ class Coordinator:
             vocabulary=self.vocabulary,
             anchors=self.rule.anchors(round_number),
             selection=self.selection,
+            weights=self._weights(round_number),
             rule=self.rule.name,
         )
+
+    def _weights(self, round_number: int) -> Weights:
+        """Weights of codes that a round's request carries: of the rules that have any."""
+        weights: Weights = getattr(self.rule, "weights", lambda _: ())(round_number)
+        return weights
 
     def begin(self, sites: int) -> None:
         """Make sure that the run can be gone on with, before anything is asked of a site.
@@ -210,12 +224,26 @@ class Coordinator:
         """
         if self.run_dir is None or self.records:
             return
-        arrays = sum(array.nbytes for array in self.rule.state().values())
+        arrays = sum(array.nbytes for array in self._state().values())
         lines = self.rounds * (_ROUND_BYTES + _SITE_BYTES * sites)
         with disk_errors(self.run_dir):
-            with reserved(self.run_dir / ".room", _COPIES * arrays + lines + _BESIDE):
+            room = self._copies(sites) * arrays + lines + _BESIDE
+            with reserved(self.run_dir / ".room", room):
                 pass
             self._write(self.run_dir)
+            self._history.note(self.records)
+
+    def seconds_for(self, round_number: int) -> float:
+        """Seconds that the sites have for a round: they are told, and pay nothing after it.
+
+        With `grace` it ends so long after the time in which the quorum has answered in the rounds
+        before, at their slowest. That must be known when the sites are asked. What later rounds
+        build on is waited for in any case.
+        """
+        run, known = self.run, [record.quorum_seconds for record in self.records]
+        if not run.grace or not any(known) or self.rule.needs_quorum(round_number):
+            return run.round_timeout
+        return min(max(known) + run.grace, run.round_timeout)
 
     def check_connected(self, sites: int, *, first: bool) -> None:
         """Decide whether a round may begin with the sites that are connected.
@@ -250,6 +278,7 @@ class Coordinator:
         bytes_down: int,
         bytes_up: int,
         seconds: float,
+        quorum_seconds: float = 0.0,
     ) -> RoundRecord:
         """Move on from the replies, note the round, write the checkpoint.
 
@@ -267,7 +296,7 @@ class Coordinator:
         enough = len(unique) >= self.run.min_sites
         record = RoundRecord(
             round_number, tuple(reply.site for reply in unique), tuple(failed), enough,
-            bytes_down, bytes_up, seconds, _now(),
+            bytes_down, bytes_up, seconds, utc_now(), quorum_seconds,
         )  # fmt: skip
         if enough:
             self.rule.update(round_number, unique)
@@ -287,6 +316,7 @@ class Coordinator:
         self.records.append(record)
         if self.run_dir is not None:
             self._write(self.run_dir)
+            self._history.note(self.records)
         return record
 
     def check_learned(self) -> None:
@@ -310,6 +340,7 @@ class Coordinator:
             "rule": self.rule.name,
             "seed": self.run.seed,
             "rounds": self.rounds,
+            "pace": self.run.pace,
             "elastic-step": self.run.elastic_step,
             "shrink": self.run.shrink,
             "start": self.run.start,
@@ -317,11 +348,21 @@ class Coordinator:
             "shape": self._feature_shape,
         }
 
+    def _state(self) -> dict[str, Array]:
+        """Arrays from which `_restore` goes on."""
+        return self.rule.state()
+
+    def _restore(self, arrays: Mapping[str, Array]) -> None:
+        self.rule.restore(arrays)
+
+    def _copies(self, sites: int) -> int:
+        """How many times the first checkpoint's arrays will lie on the disk at most."""
+        return _COPIES
+
     def _write(self, folder: Path) -> None:
-        state = self.rule.state()
+        state = self._state()
         checkpoint = Checkpoint(self._identity(), self.run.job, self.rounds, self.records, state)
         checkpoint.write(folder / CHECKPOINT, durable=self.durable)
-        self._history.note(self.records)
 
     def _open(self, path: Path, *, resume: bool) -> None:
         if not path.exists():
@@ -337,14 +378,17 @@ class Coordinator:
                 )
             return
         mine = self._identity() | {"job": self.run.job or found.job}
-        theirs = found.identity | {"job": found.job}
+        # A version that knew no pace worked in step.
+        theirs = {"pace": "in-step", **LATER} | found.identity | {"job": found.job}
         if differing := [key for key in mine if mine[key] != theirs.get(key)]:
+            there = ", ".join(f"{key} = {shown(theirs.get(key))}" for key in differing)
             raise StateError(
-                f"{path}: a checkpoint of another run; they differ in {', '.join(differing)}"
+                f"{path}: a checkpoint of another run; they differ in {', '.join(differing)}; "
+                f"there: {there}"
             )
         self.run, self.resumed = replace(self.run, job=found.job), True
         try:
-            self.rule.restore(found.arrays)
+            self._restore(found.arrays)
         except DPFactError as error:
             raise StateError(f"{path}: damaged checkpoint ({error})") from None
         self.records = found.records
@@ -352,7 +396,8 @@ class Coordinator:
         _logger.info("resumed from %s after round %d", path, self.finished_rounds)
 
 
-def _now() -> str:
+def utc_now() -> str:
+    """The time of a record, in ISO format, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 

@@ -24,6 +24,8 @@ from dpfact_flower.tensor.triangle import strict_size
 from dpfact_flower.wire.protocol import SiteReply
 
 _TINY = 1e-12
+_ROUNDING = 1e-9
+"""Of a step times the number of sites."""
 _MOST_CODES = 4000
 """Codes of all modes up to which a start from co-occurrences is made unasked: 8 million pairs."""
 
@@ -56,6 +58,8 @@ class ElasticRule:
         if type(self).update is not ElasticRule.update:  # it expects factors in every round
             if run.start == "cooccurrence":
                 raise SettingsError("start: a rule with an update of its own starts at random")
+            if run.pace == "on-arrival" and type(self).arrive is ElasticRule.arrive:
+                raise SettingsError("pace: a rule with an update of its own works in step")
             self._started = True
         self._usage: dict[str, Floats] = {}
         self._solver = privacy.settled(solver)
@@ -106,13 +110,13 @@ class ElasticRule:
         if not self._started:
             self._begin(replies)
             return
-        arrays = [reply.arrays for reply in replies]
-        if self._usage and self._solver.is_relative and self._run.elastic_step == 0:
-            self._factors = weighted_mean(arrays, self._weights([reply.site for reply in replies]))
-            return
-        # Sites that joined after the first round may be more than the step is stable for.
-        step = min(elastic_step(self._solver, self._run.elastic_step, 1), 1 / len(replies))
-        self._factors = elastic_average(self._factors, arrays, step)
+        self._pull(replies, 1)
+
+    def arrive(
+        self, round_number: int, replies: Sequence[SiteReply], shares: Sequence[float]
+    ) -> None:
+        """Pull the global factors toward the sites' latest, by one site's part of a round."""
+        self._pull(replies, len(replies), shares)
 
     def state(self) -> dict[str, NDArray[Any]]:
         """The global factors, whether the start is behind us, and what it said about the sites."""
@@ -134,6 +138,31 @@ class ElasticRule:
         if "usage" in arrays:
             self._usage = _restored_usage(arrays, self._solver.rank)
 
+    def _pull(self, replies: Sequence[SiteReply], parts: int, shares: Sequence[float] = ()) -> None:
+        """Go toward the replies' mean: the n-th part of the way that a round goes.
+
+        A round with T sites goes T * step of it, so ``1 - T * step`` is left. After `parts` parts
+        of ``1 - (1 - T * step) ** (1 / parts)`` each the same is left. A reply may count by a share
+        of what it would.
+        """
+        arrays = [reply.arrays for reply in replies]
+        stale = any(share != 1 for share in shares)
+        relative = self._solver.is_relative and self._run.elastic_step == 0
+        if relative and (self._usage or stale):
+            weights = self._weights([reply.site for reply in replies])
+            if stale:
+                weights *= np.array(shares)[:, np.newaxis]
+                weights /= weights.sum(axis=0)
+            self._factors = weighted_mean(arrays, weights)
+            return
+        # Sites that joined after the first round may be more than the step is stable for.
+        step = min(elastic_step(self._solver, self._run.elastic_step, 1), 1 / len(replies))
+        if parts > 1:
+            left = 1 - step * len(replies)
+            left = left if left > _ROUNDING else 0.0  # T * (1 / T) need not be 1
+            step = (1 - left ** (1 / parts)) / len(replies)
+        self._factors = elastic_average(self._factors, arrays, step, shares)
+
     def _begin(self, replies: Sequence[SiteReply]) -> None:
         sizes = [len(factor) for factor in self._factors]
         rng = np.random.default_rng([self._run.seed, self._solver.rank, *sizes])
@@ -150,6 +179,8 @@ class ElasticRule:
         is added up is the sites' gradients: where they settle is where the pooled error does. The
         curvature is the phenotype's usage at the site, up to a factor that all sites share.
         """
+        if not self._usage:
+            return np.full((len(sites), self._solver.rank), 1 / len(sites))
         unknown = np.mean(list(self._usage.values()), axis=0)  # joined after the start
         usage = np.array([self._usage.get(site, unknown) for site in sites])
         weights = usage + max(self._solver.pull, _TINY) * usage.mean(axis=1, keepdims=True) + _TINY
@@ -213,7 +244,7 @@ def elastic_step(settings: SolverSettings, step: float, sites: int) -> float:
         raise SettingsError(
             "gamma = 0 and elastic-step = 0: the global factors would never move; set elastic-step"
         )
-    if chosen * sites > 1 + 1e-9:
+    if chosen * sites > 1 + _ROUNDING:
         raise SettingsError(
             "elastic-step * sites (elastic-step defaults to eta * gamma) must be at most 1 for "
             f"the server's pull to be stable; got {chosen:g} * {sites} = {chosen * sites:g}"
@@ -221,7 +252,9 @@ def elastic_step(settings: SolverSettings, step: float, sites: int) -> float:
     return chosen
 
 
-def elastic_average(anchors: Factors, replies: Sequence[Factors], step: float) -> Factors:
+def elastic_average(
+    anchors: Factors, replies: Sequence[Factors], step: float, shares: Sequence[float] = ()
+) -> Factors:
     """One elastic pull, ``F^ += step * sum_t (F~_t - F^)``: eq. (global), step = eta * gamma.
 
     Sites that did not answer are left out of the sum: an elastic pull needs no re-weighting.
@@ -234,12 +267,16 @@ def elastic_average(anchors: Factors, replies: Sequence[Factors], step: float) -
         In a fixed order (by site name): floating-point sums depend on the order, results must not.
     step : float
         At most 1 / number of sites.
+    shares : sequence of float, optional
+        By which replies count; the way is as long as if all counted fully.
     """
     moved = []
+    counts = np.array(shares) * len(replies) / sum(shares) if shares else np.ones(len(replies))
     for mode, anchor in enumerate(anchors):
         pull, difference = np.zeros(anchor.shape), np.empty(anchor.shape)
-        for reply in replies:
-            pull += np.subtract(reply[mode], anchor, out=difference, dtype=np.float64)
+        for reply, count in zip(replies, counts, strict=True):
+            np.subtract(reply[mode], anchor, out=difference, dtype=np.float64)
+            pull += np.multiply(difference, count, out=difference)
         moved.append((anchor + step * pull).astype(np.float32))
     return tuple(moved)
 

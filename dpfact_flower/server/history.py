@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dpfact_flower.errors import DataError
 from dpfact_flower.machine.files import add_line, replacing
@@ -30,6 +30,26 @@ class Failure:
         object.__setattr__(self, "reason", text[:_MAX_REASON])
 
 
+class Arrival(NamedTuple):
+    """A reply, where replies are used when they come.
+
+    Attributes
+    ----------
+    site : str
+    round : int
+        That it answers.
+    staleness : int
+        Updates of the model between the question and this reply.
+    used : bool
+        False where that was too many, and the reply was left out.
+    """
+
+    site: str
+    round: int
+    staleness: int
+    used: bool = True
+
+
 @dataclass(frozen=True)
 class RoundRecord:
     """What the server notes about a round: one line of `history.jsonl`.
@@ -48,6 +68,11 @@ class RoundRecord:
         From sending the requests until the last reply is read, without the update.
     ended : str
         When, UTC, in ISO format; empty in records of before that was noted.
+    quorum_seconds : float
+        From sending the requests until as many sites as the quorum had answered; 0 where they did
+        not, or it was not noted.
+    arrivals : tuple of Arrival
+        Where replies are used on arrival, those that came in the round, in their order.
     """
 
     round: int
@@ -58,6 +83,8 @@ class RoundRecord:
     bytes_up: int
     seconds: float
     ended: str = field(default="", compare=False)
+    quorum_seconds: float = 0.0
+    arrivals: tuple[Arrival, ...] = ()
 
     @cached_property
     def line(self) -> str:
@@ -69,6 +96,10 @@ class RoundRecord:
         """Read what `dataclasses.asdict` and JSON made of a record."""
         failures = tuple(Failure(**failure) for failure in line["failures"])
         own = {"round": int(line["round"]), "sites": tuple(line["sites"]), "failures": failures}
+        own["arrivals"] = tuple(
+            Arrival(str(site), int(number), int(staleness), bool(used))
+            for site, number, staleness, used in line.get("arrivals", ())
+        )
         return cls(**{**line, **own})
 
 

@@ -19,7 +19,8 @@ _SLOW_SECONDS = 30.0
 _CLOCK_SECONDS = 2.0
 """Flower ends a SuperNode whose clock is 5 s ahead."""
 _MEANING = {
-    "privacy-refused": "it does not take part in this mode or rule, or its budget is too small",
+    "privacy-refused": "it does not take part in this mode or rule, or has too little budget or "
+    "too few rounds left",
     "message": "it has other code lists, smaller limits, or other settings for this job",
     "settings": "its own settings do not work",
     "data": "its data file cannot be used",

@@ -36,6 +36,9 @@ class ServerRule(Protocol):
         The current global factors.
     selection : tuple of ndarray of int32
         Codes that are kept, one array per feature mode; empty where all are.
+
+    A rule that weighs codes has a method ``weights(round_number)`` too: what a round's request
+    carries of them (`RoundRequest.weights`).
     """
 
     name: str
@@ -67,6 +70,20 @@ class ServerRule(Protocol):
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Take over what `state` gave."""
+
+
+class ArrivalRule(ServerRule, Protocol):
+    """A rule that can also move on from one new reply at a time."""
+
+    def arrive(
+        self, round_number: int, replies: Sequence[SiteReply], shares: Sequence[float]
+    ) -> None:
+        """Move on from the latest replies of all sites, one of which is new.
+
+        A reply counts by its share, which is 1 unless it is stale.
+
+        As many arrivals as there are sites go as far as one `update`, and settle where it would.
+        """
 
 
 def factor_arrays(factors: Factors) -> dict[str, NDArray[Any]]:

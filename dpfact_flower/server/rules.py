@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from dpfact_flower.errors import SettingsError
 from dpfact_flower.machine.registry import Registry
 from dpfact_flower.server.elastic import ElasticRule
 from dpfact_flower.server.patient import PatientRule
@@ -46,6 +47,11 @@ def rule_for(
         If there is no rule of that name, or the settings cannot work together.
     """
     privacy.check_solver(solver)
+    if run.pace == "on-arrival" and privacy.privacy == "patient":
+        raise SettingsError(
+            "pace: 'on-arrival' is for modes none and paper; patient mode's rounds build on each "
+            "other: work 'in-step', and set grace if slow sites hold up the others"
+        )
     if make is None:
         make = server_rules.find(run.rule or privacy.own_rule)
     return make(feature_shape, solver, privacy, run)

@@ -32,9 +32,9 @@ class SiteStatus:
     last_seen : str
         End of the latest round with a usable reply, UTC, in ISO format; empty if there is none.
     used : int
-        Rounds with a reply that was used.
+        Replies that were used.
     unused : int
-        Rounds with a good reply that was not used, as the quorum was missed.
+        Good replies that were not, as the quorum was missed or they were too stale.
     failed : int
         Rounds in which it was asked and gave no usable reply.
     epsilon, epsilon_unused : float or None
@@ -167,11 +167,23 @@ def _name(who: str) -> str:
     return who.partition(" (node ")[0]
 
 
+def _replies(name: str, record: RoundRecord) -> list[tuple[int, bool]]:
+    """Rounds that a site answered, and whether that was used."""
+    if record.arrivals:
+        return [
+            (each.round, each.used and record.updated)
+            for each in record.arrivals
+            if each.site == name
+        ]
+    return [(record.round, record.updated)] if name in record.sites else []
+
+
 def _site(
     name: str, records: Sequence[RoundRecord], costs: _Costs, ready: Sequence[Readiness]
 ) -> SiteStatus:
     answered = [record for record in records if name in record.sites]
-    unused = [record.round for record in answered if not record.updated]
+    replies = [each for record in records for each in _replies(name, record)]
+    unused = [number for number, used in replies if not used]
     failures = [
         failure for record in records for failure in record.failures if _name(failure.who) == name
     ]
@@ -179,10 +191,10 @@ def _site(
     return SiteStatus(
         name,
         answered[-1].ended if answered else "",
-        len(answered) - len(unused),
+        len(replies) - len(unused),
         len(unused),
         len(failures),
-        costs.epsilon([record.round for record in answered]),
+        costs.epsilon([number for number, _ in replies]),
         costs.epsilon(unused),
         failures[-1].reason if failures else next(filter(None, faults), ""),
     )

@@ -255,21 +255,36 @@ def check_budget(work: RoundWork, spent: Callable[[], Tally], settings: SiteSett
         )
 
 
-def check_rounds(work: RoundWork, answered: int, settings: SiteSettings) -> None:
+def check_rounds(
+    work: RoundWork, answered: int, settings: SiteSettings, *, whole: bool = False
+) -> None:
     """Refuse a further look at the patients where a server has had as many as the hospital wants.
 
     A budget alone does not bound them: a round with much noise costs next to nothing, and how long
     it takes can be seen all the same.
 
+    Parameters
+    ----------
+    work : RoundWork
+    answered : int
+        Rounds that were answered, in whatever job.
+    settings : SiteSettings
+    whole : bool
+        Whether all that the run has left must fit, and not this round alone: as long as nobody has
+        paid for it.
+
     Raises
     ------
     PrivacyRefusedError
-        If that many rounds were answered, in whatever job.
+        If it does not.
     """
-    if work.cost() and answered >= settings.max_rounds:
+    left = settings.max_rounds - answered
+    needed = work.charged_rounds if whole else 1
+    if work.cost() and left < needed:
         raise PrivacyRefusedError(
-            f"max-rounds is {settings.max_rounds}, and this site has answered {answered} rounds, "
-            "over all jobs; whoever raises it lets a server time its patients more often"
+            f"max-rounds is {settings.max_rounds}, this site has answered {answered} rounds, over "
+            f"all jobs, and {'this run needs' if whole else 'it is asked for'} {needed} more; "
+            "whoever raises it lets a server time its patients more often"
         )
 
 

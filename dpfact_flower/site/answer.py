@@ -23,9 +23,10 @@ from dpfact_flower.privacy.ledger import LEDGER, LastAnswer, Ledger, ReleaseKey
 from dpfact_flower.privacy.tally import Tally
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site import admission
-from dpfact_flower.site.disclosure import log_privately
+from dpfact_flower.site.disclosure import code_of, log_privately
 from dpfact_flower.site.hold import Hold
 from dpfact_flower.site.looks import check_looks, counted_look
+from dpfact_flower.site.refusals import count_refusal
 from dpfact_flower.site.round import RoundOutcome, RoundWork, localised
 from dpfact_flower.site.rules import site_rules
 from dpfact_flower.site.store import SiteState, SiteStore, has_jobs
@@ -35,6 +36,7 @@ _logger = logging.getLogger(__name__)
 _ROOM = ".room"
 _ROOM_BESIDE = 2**18
 """Bytes for all that is written beside released values: 64 pages of SQLite."""
+_ROOM_STEP = 2**24
 NEW_LEDGERS = f"{__name__}.new_ledgers"
 """Logger of warnings that a ledger is begun: right before a site's first run, an alarm after it."""
 
@@ -105,6 +107,11 @@ class Site:
             finally:
                 del work  # what it has read: to give memory back takes as long as it is large
 
+    def note_refusal(self, reason: str) -> None:
+        """Count what is about to leave in place of an answer, for the hospital's own figures."""
+        if not self._simulation:
+            count_refusal(self._root / self.name, code_of(reason))
+
     def preflight(self, request: RoundRequest, hold: Hold | None = None) -> None:
         """Refuse now what `answer` would refuse before it reads a patient.
 
@@ -127,7 +134,7 @@ class Site:
             if work.ends:
                 return
             if self._begins(folder):
-                admission.check_budget(work, Tally, self._settings)
+                self._check_first(work)
                 if not self._simulation:
                     admission.check_memory(work)
                 admission.check_not_noted(self._root, self.name)
@@ -148,14 +155,14 @@ class Site:
                     return True
                 admission.check_follows(request, last)
                 admission.check_terms(request, last)
-            self._check_costs(work, ledger)
+            self._check_costs(work, ledger, whole=True)
         return False
 
-    def _check_costs(self, work: RoundWork, ledger: Ledger) -> None:
+    def _check_costs(self, work: RoundWork, ledger: Ledger, *, whole: bool) -> None:
         """Refuse what the site's budgets have no room for: of privacy, of looks, of memory."""
         admission.check_budget(work, ledger.spent, self._settings)
         if not self._simulation:
-            admission.check_rounds(work, ledger.head().rows, self._settings)
+            admission.check_rounds(work, ledger.head().rows, self._settings, whole=whole)
             admission.check_memory(work)
 
     @contextmanager
@@ -188,7 +195,7 @@ class Site:
                 admission.check_follows(request, last)
             if last is not None:
                 admission.check_terms(request, last)
-            self._check_costs(work, ledger)
+            self._check_costs(work, ledger, whole=last is None)
             store = self._store(request.job)
             admission.check_open(request, store)
             admission.check_selection(request, store)
@@ -276,7 +283,8 @@ class Site:
         """
         if self._simulation:
             return nullcontext(lambda: None)
-        return reserved(folder / _ROOM, room_for(work.cost()))
+        codes = sum(len(vocabulary) for vocabulary in self._source.vocabularies)
+        return reserved(folder / _ROOM, room_for(work.cost(), codes))
 
     def _look(self, folder: Path) -> AbstractContextManager[None]:
         """A look at the patients, of which not many in a row may end without a charge."""
@@ -313,10 +321,16 @@ class Site:
         """The site's ledger; made anew only where nothing was, since it has a whole budget then."""
         begin = self._begins(folder)
         if begin:
-            admission.check_budget(work, Tally, self._settings)  # before anything is looked at
+            self._check_first(work)  # before anything is looked at
             if not self._simulation:
                 self._check_no_other_name(request, work, folder)
         return Ledger(folder, create=begin, durable=not self._simulation)
+
+    def _check_first(self, work: RoundWork) -> None:
+        """Refuse a site's first run where even whole budgets have no room for it."""
+        admission.check_budget(work, Tally, self._settings)
+        if not self._simulation:
+            admission.check_rounds(work, 0, self._settings, whole=True)
 
     def _begins(self, folder: Path) -> bool:
         """Whether this site has no ledger yet, nor ever had one."""
@@ -339,9 +353,29 @@ class Site:
         return SiteStore(self._root, self.name, job, fingerprint, simulation=self._simulation)
 
 
-def room_for(events: Sequence[ReleaseEvent]) -> int:
-    """Bytes that suffice to charge releases, a public bound: 4 a value, pages, and the journal."""
-    values = sum(event.count for event in events)
+def room_for(events: Sequence[ReleaseEvent], codes: int) -> int:
+    """Bytes that are held for what the rest of a run is charged: public, and in few sizes.
+
+    At least those of a start over all the site's codes, whatever is asked, and in steps of four
+    from 16 MiB: a server that asks for runs of many sizes is told the same each time, and not how
+    much the disk has left, which patients' files fill too.
+
+    Parameters
+    ----------
+    events : sequence of ReleaseEvent
+        What the rest of the run is charged.
+    codes : int
+        Of all the site's feature modes.
+    """
+    values = max(sum(event.count for event in events), codes * (codes - 1) // 2)
+    room = _ROOM_STEP
+    while room < room_of(values):
+        room *= 4
+    return room
+
+
+def room_of(values: int) -> int:
+    """Bytes that suffice to charge so many values: 4 each, pages, and the journal."""
     return 4 * values + values // 50 + _ROOM_BESIDE
 
 

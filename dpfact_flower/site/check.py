@@ -100,11 +100,12 @@ class Place:
     @cached_property
     def executor(self) -> Process | None:
         """The executor that has the settings."""
-        return self._with("--config", self.config, "dpfact", "dpfact_flower")
+        # Not the check itself, which has them too.
+        return self._with("--config", self.config, "dpfact", "dpfact_flower", word="answer")
 
-    def _with(self, option: str, path: Path, *names: str) -> Process | None:
+    def _with(self, option: str, path: Path, *names: str, word: str = "") -> Process | None:
         path = path.resolve()
-        found = (each for each in self.processes if each.runs(*names))
+        found = (e for e in self.processes if e.runs(*names) and (not word or word in e.words))
         return next((each for each in found if each.path(option) == path), None)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from dpfact_flower.errors import DPFactError
 
 _logger = logging.getLogger(__name__)
+_PREFIX = "dpfact:"
 _MOST_TEXT = 800
 """Characters of an error in the log, whoever made it so long: a line stays below 1 kB."""
 
@@ -29,7 +30,17 @@ def log_privately(site: str, error: Exception) -> str:
     return public_reason(error)
 
 
+PUBLIC_CODES = ("data", "failed", "internal", "late", "message", "privacy-refused", "settings",
+                "state")  # fmt: skip
+"""What `public_reason` may say of a round."""
+
+
 def public_reason(error: BaseException) -> str:
     """Text about a failed round that may leave the site: a code, and nothing of the error's own."""
     code = error.code if isinstance(error, DPFactError) else "internal"
-    return f"dpfact:{code} (details are in the site's own log)"
+    return f"{_PREFIX}{code} (details are in the site's own log)"
+
+
+def code_of(reason: str) -> str:
+    """The code in what `public_reason` made."""
+    return reason.removeprefix(_PREFIX).partition(" ")[0]

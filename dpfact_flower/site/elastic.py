@@ -66,6 +66,8 @@ class ElasticRound:
         self._modes = [vocabulary.name for vocabulary in source.vocabularies]
         self._source, self._request = source, request
         self._site, self._simulation = site, simulation
+        noisy = request.privacy.privacy != "none"
+        self.charged_rounds = request.rounds - request.round + 1 if noisy else 0
 
     def cost(self) -> tuple[ReleaseEvent, ...]:
         """The releases of this round."""

@@ -10,7 +10,9 @@ from dpfact_flower.machine.prometheus import Gauge, gauge
 from dpfact_flower.privacy.ledger import LEDGER, Ledger
 from dpfact_flower.privacy.tally import Tally
 from dpfact_flower.settings import SiteSettings
+from dpfact_flower.site.disclosure import PUBLIC_CODES
 from dpfact_flower.site.looks import looks
+from dpfact_flower.site.refusals import refusals
 
 
 def site_gauges(settings: SiteSettings) -> list[Gauge]:
@@ -34,6 +36,7 @@ def site_gauges(settings: SiteSettings) -> list[Gauge]:
         if charged:
             spent = tally.guarantee(settings.budget_delta).headline.epsilon
             last = datetime.fromisoformat(charged[-1].recorded).timestamp()
+    refused = refusals(folder)
     left = max(settings.max_epsilon - spent, 0.0)
     return [
         gauge("site_epsilon_spent", "Epsilon at budget-delta, over all jobs.", spent, site=name),
@@ -42,4 +45,7 @@ def site_gauges(settings: SiteSettings) -> list[Gauge]:
         gauge("site_releases", "Rows of the ledger.", rows, site=name),
         gauge("site_failed_looks", "Rounds in a row that failed after patients were read; 10 "
               "close the site until somebody has looked.", looks(folder), site=name),
+        Gauge("site_refusals_total", "Requests that were refused or failed, by the code that left.",
+              tuple(((("site", name), ("code", code)), float(refused.get(code, 0)))
+                    for code in sorted({*PUBLIC_CODES, *refused})), "counter"),
     ]  # fmt: skip

@@ -61,6 +61,8 @@ class RoundWork(Protocol):
 
     reach: str
     """What `cost` covers, in words."""
+    charged_rounds: int
+    """Rounds with noise that the run has left, this one among them, as far as is public."""
     ends: bool
     """Whether this is a last round that asks for no release: then the site keeps the request, which
     is public, and looks at no patient."""

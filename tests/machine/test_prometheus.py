@@ -4,13 +4,12 @@ from dpfact_flower.machine.prometheus import Gauge, exposition, gauge, write_exp
 
 
 def test_the_text_is_prometheus_own():
-    both = Gauge(
-        "replies", "Of a site.", (((("site", 'a"b\\c\nd'),), 3.0), ((("site", "e"),), 4.5))
-    )
+    values = (((("site", 'a"b\\c\nd'),), 3.0), ((("site", "e"),), 4.5))
+    both = Gauge("replies_total", "Of a site.", values, "counter")
     assert exposition([gauge("round", "Now.", 7), both]) == (
         "# HELP dpfact_round Now.\n# TYPE dpfact_round gauge\ndpfact_round 7\n"
-        "# HELP dpfact_replies Of a site.\n# TYPE dpfact_replies gauge\n"
-        'dpfact_replies{site="a\\"b\\\\c\\nd"} 3\ndpfact_replies{site="e"} 4.5\n'
+        "# HELP dpfact_replies_total Of a site.\n# TYPE dpfact_replies_total counter\n"
+        'dpfact_replies_total{site="a\\"b\\\\c\\nd"} 3\ndpfact_replies_total{site="e"} 4.5\n'
     )
 
 

@@ -8,6 +8,7 @@ from dpfact_flower.privacy import account
 from dpfact_flower.server import coordinator as coordinator_module
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.history import Failure
+from dpfact_flower.server.on_arrival import OnArrival
 from dpfact_flower.server.readiness import Readiness, write_readiness
 from dpfact_flower.server.status import run_status
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
@@ -19,8 +20,8 @@ PATIENT = PrivacySettings(epsilon=4.0, delta=1e-5, refine_rounds=1, patients=100
 NORTH = Failure("north (node 12)", "no reply within 9 s")
 
 
-def begun(folder, privacy=PATIENT, **run) -> Coordinator:
-    it = Coordinator(
+def begun(folder, privacy=PATIENT, kind=Coordinator, **run) -> Coordinator:
+    it = kind(
         SHAPE, solver=SolverSettings(rank=3, off=0.0, solver="psgd", clip=1.0), privacy=privacy,
         run=RunSettings(**{"job": "j", "min_sites": 2, "rounds": 4, **run}), run_dir=folder,
     )  # fmt: skip
@@ -33,7 +34,7 @@ def times(monkeypatch):
     """Rounds end a minute apart."""
     minutes = iter(range(60))
     monkeypatch.setattr(
-        coordinator_module, "_now", lambda: f"2026-01-01T00:{next(minutes):02d}:00+00:00"
+        coordinator_module, "utc_now", lambda: f"2026-01-01T00:{next(minutes):02d}:00+00:00"
     )
 
 
@@ -107,3 +108,27 @@ def test_other_modes(tmp_path, privacy, bounded):
     if bounded:
         assert 0 < north.epsilon_unused < north.epsilon
         assert north.epsilon == pytest.approx(2.0, rel=1e-6)
+
+
+def test_on_arrival_each_reply_is_charged_and_one_that_is_too_stale_was_for_nothing(tmp_path):
+    run = {"pace": "on-arrival", "start": "random", "max_staleness": 1, "min_sites": 1}
+    it = begun(tmp_path, PrivacySettings(privacy="paper", epsilon=2.0), OnArrival, **run)
+    close(it, 1, ("fast", "other", "slow"))
+    ones = tuple(np.ones(shape, np.float32) for shape in it.reply_shapes(2))
+    assert it.ask("slow")
+    for _ in range(2):
+        for site in ("fast", "other"):
+            assert it.ask(site)
+            it.take(site, SiteReply(site, ones))
+        it.advance(("fast", "other", "slow"), 1.0)
+    it.take("slow", SiteReply("slow", ones))
+    for site in ("fast", "other"):
+        it.ask(site)
+        it.take(site, SiteReply(site, ones))
+    it.advance(("fast", "other"), 2.0)
+    sites = {site.name: site for site in run_status(tmp_path).sites}
+    assert [(s.used, s.unused, s.failed) for s in sites.values()] == [(4, 0, 0)] * 2 + [(1, 1, 1)]
+    assert sites["slow"].epsilon_unused == pytest.approx(
+        account(it.planned_events(2), 1e-5).headline.epsilon
+    )
+    assert sites["slow"].epsilon < sites["fast"].epsilon

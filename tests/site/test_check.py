@@ -144,6 +144,13 @@ def test_a_part_that_does_not_run_or_runs_as_somebody_else_is_found(place):
     assert len(faults(folder)) == 5
 
 
+def test_the_check_does_not_take_itself_for_the_executor(place):
+    folder, running = place
+    words = ["python", "/opt/bin/dpfact", "site", "check", "--config", f"{folder}/site/north.toml"]
+    running.insert(0, Process(3, ME + 1, words, {}, folder))  # process numbers begin again
+    assert faults(folder) == {}
+
+
 @pytest.mark.parametrize("command", check.FLOWERS_OWN)
 def test_flowers_own_executor_and_its_apps_are_found(place, command):
     folder, running = place

@@ -32,7 +32,7 @@ from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import PrivacySettings, RunSettings, SiteSettings, SolverSettings
 from dpfact_flower.site import answer, hold, patient
-from dpfact_flower.site.answer import Site, room_for
+from dpfact_flower.site.answer import Site, room_for, room_of
 from dpfact_flower.site.looks import MOST_LOOKS
 from dpfact_flower.site.store import SiteStore
 from dpfact_flower.tensor import SparseTensor
@@ -44,6 +44,9 @@ PRIVACY = PrivacySettings(
 )
 SIZES = (9, 12)
 SECRET = "no space left for 'Jane Doe'"
+
+ROOM = 2**24
+"""Bytes that are held before patients are read, with lists as short as these."""
 
 
 class Asked(NamedTuple):
@@ -226,13 +229,13 @@ def test_no_file_that_is_too_large_for_the_disk_tells_of_a_patient(worlds, numbe
     for world in worlds:
         world.go_to(number)
     before = worlds[0].rows()
-    for size in (0, 100, 1000, 5000, 20_000, 100_000, 300_000):
+    for size in (0, 100, 1000, 5000, 20_000, 300_000, ROOM - 1, ROOM):
         with files_up_to(size):
             answers = [world.ask(number) for world in worlds]
         assert answers[0] == answers[1]
         if number == 5:  # the end of the run: nothing to charge, and what is kept may be lost
             assert answers[0].reply.startswith("[")
-        elif size < 300_000:  # there is no room for a round, which shows before anybody is read
+        elif size < ROOM:  # there is no room for a round, which shows before anybody is read
             assert answers[0] == ("dpfact:state", before)
             assert not worlds[0].source.read_by_now
     assert answers[0] == same(worlds, number)
@@ -244,7 +247,7 @@ def test_a_ledger_that_cannot_grow_after_all_is_a_failed_round(worlds, number, m
     for world in worlds:
         world.go_to(number)
     before = worlds[0].rows()
-    monkeypatch.setattr("dpfact_flower.site.answer.room_for", lambda events: 0)
+    monkeypatch.setattr("dpfact_flower.site.answer.room_for", lambda *_: 0)
     for size in (0, 5000):
         with files_up_to(size), pytest.MonkeyPatch.context() as patch:
             patch.setattr(SiteStore, "begin", lambda self: None)
@@ -275,7 +278,20 @@ def test_the_room_that_is_held_suffices_for_the_charge(tmp_path, values):
             replay([np.zeros(values, np.float32)], [event]),
         )  # fmt: skip
         grown = (tmp_path / LEDGER).stat().st_size - before
-    assert grown < room_for([event]) - 2**17  # the other half of what is added is the journal's
+    assert grown < room_of(values) - 2**17  # the other half of what is added is the journal's
+
+
+def test_the_room_that_is_asked_for_is_the_same_for_runs_of_all_sizes():
+    """Or a server that asks for ever larger ones finds out what the disk has left."""
+
+    def room(values: int, codes: int) -> int:
+        event = ReleaseEvent("start", 1.0, 7.0, values, "patient", "add-remove", PATIENT_CLAIM)
+        return room_for([event], codes)
+
+    for codes, most in ((518, 2**24), (5_000, 2**26), (10_000, 2**28)):
+        pairs = codes * (codes - 1) // 2
+        assert {room(values, codes) for values in (1, 1000, pairs // 2, pairs)} == {most}
+        assert room_of(pairs) <= most
 
 
 # --- whatever else goes wrong

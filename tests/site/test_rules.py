@@ -51,6 +51,7 @@ class Counts:
     """Releases code counts with noise of `sent`, having announced `said`."""
 
     reach = "this round"
+    charged_rounds = 1
     ends = False
     said, sent = SIGMA, SIGMA
 

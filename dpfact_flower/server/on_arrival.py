@@ -1,0 +1,355 @@
+"""Modes none and paper without waiting: every reply moves the model when it comes.
+
+The first round is in step: then it is known who is there, and where the run begins. From then on a
+reply takes the place of its site's last one, and the rule moves on from the last ones of all sites.
+So nobody counts more for answering more often. What a site said last counts fully for two rounds,
+as long as it takes where all are equally fast, and then less and less: ``1 / (1 + age - 2)``, the
+hinge of FedAsync (Xie, Koyejo and Gupta 2019, https://arxiv.org/abs/1903.03934). Without that, the
+few early replies of a slow site hold the model where it was.
+
+Rounds still have numbers, since budgets are planned over them, and a site answers each number once
+at most. A round is over once the quorum and more than half of the sites that are there have
+answered it. Who is slower goes on with the round that the others are in; who is faster may be a
+round ahead, and waits then: more replies of the same site are charged for, and teach little.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, ClassVar, Unpack, cast
+
+import numpy as np
+
+from dpfact_flower.errors import DataError
+from dpfact_flower.machine.parsed import from_json
+from dpfact_flower.server.coordinator import Coordinator, CoordinatorOptions, utc_now
+from dpfact_flower.server.history import Arrival, Failure, RoundRecord
+from dpfact_flower.server.rule import ArrivalRule, factor_arrays, restored_factors
+from dpfact_flower.tensor import Factors
+from dpfact_flower.tensor.arrays import Array
+from dpfact_flower.wire.protocol import RoundRequest, SiteReply
+
+_logger = logging.getLogger(__name__)
+_AHEAD = 1
+"""Rounds that a site may be ahead of most."""
+_FRESH = 2.0
+"""Rounds since the question in which what a site said last counts fully."""
+_STATE = "on_arrival"
+
+
+@dataclass
+class _Site:
+    """What is known of a site.
+
+    Attributes
+    ----------
+    round : int
+        That it was asked for last.
+    version : int
+        Of the model that it was sent then.
+    asked : RoundRequest or None
+        While a reply is waited for.
+    answered : int
+        The last round that it answered.
+    heard : int
+        Version of the model after its last reply.
+    last : tuple of ndarray of float32
+        What it replied last; where it answered the start alone, the factors of the start.
+    based : int
+        Version of the model that this was an answer to.
+    failed : bool
+        Whether its last reply was none.
+    """
+
+    round: int = 0
+    version: int = 0
+    asked: RoundRequest | None = None
+    answered: int = 0
+    heard: int = 0
+    last: Factors = ()
+    based: int = 0
+    failed: bool = False
+
+
+@dataclass
+class _Open:
+    """The round that is not over yet."""
+
+    arrivals: list[Arrival] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    updated: bool = False
+    bytes_down: int = 0
+    bytes_up: int = 0
+    began: float = 0.0
+
+
+class OnArrival(Coordinator):
+    """A run in which every reply counts when it comes; parameters as `Coordinator`.
+
+    `close_round` is for the first round. Sites go by their names, or by ``node 7`` until their name
+    is known.
+    """
+
+    pace: ClassVar[str] = "on-arrival"
+
+    def __init__(self, feature_shape: Sequence[int], **options: Unpack[CoordinatorOptions]) -> None:
+        self._sites: dict[str, _Site] = {}
+        self._version = 0
+        self._round = _Open()
+        super().__init__(feature_shape, **options)
+
+    @property
+    def current_round(self) -> int:
+        """The round that most sites are in."""
+        return min(self.finished_rounds + 1, self.rounds)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all rounds are over."""
+        return self.finished_rounds >= self.rounds
+
+    def close_round(
+        self,
+        round_number: int,
+        replies: Sequence[SiteReply],
+        failures: Sequence[Failure],
+        **measured: Any,
+    ) -> RoundRecord:
+        """Close the first round, as in step, and keep what the sites replied.
+
+        Raises
+        ------
+        QuorumError
+            If the run cannot continue without this round.
+        """
+        starts = self.rule.needs_quorum(round_number)
+        record = super().close_round(round_number, replies, failures, **measured)
+        self._version += 1
+        for reply in replies if record.updated else ():
+            if reply.site in record.sites:
+                last = self.factors if starts else reply.arrays
+                self._sites[reply.site] = _Site(
+                    round_number, 0, None, round_number, self._version, last
+                )
+        self.save()
+        return record
+
+    def ask(self, who: str) -> RoundRequest | None:
+        """What to ask of a site that is there now; None if it has to answer first, or to wait."""
+        number = self._next(who)
+        if number is None:
+            return None
+        site = self._sites.setdefault(who, _Site())
+        site.asked = self.request(number)
+        site.round, site.version = number, self._version
+        return site.asked
+
+    @property
+    def waited_for(self) -> dict[str, RoundRequest]:
+        """What was asked of whom, and is not answered; after a resume, of who was asked before."""
+        return {who: site.asked for who, site in self._sites.items() if site.asked}
+
+    def take(self, who: str, reply: SiteReply) -> None:
+        """Move on from a reply that came from whom it was asked of."""
+        site = self._sites.pop(who)
+        if reply.site in self._sites:  # it has come back under another number
+            site.last = self._sites[reply.site].last
+        self._sites[reply.site] = site
+        site.asked, site.failed = None, False
+        staleness = self._version - site.version
+        if staleness > self._most_stale():
+            self._round.arrivals.append(Arrival(reply.site, site.round, staleness, used=False))
+            self._note_failure(
+                reply.site,
+                f"left out: the model has moved {staleness} times since it was asked, "
+                f"max-staleness allows {self._most_stale()}",
+            )
+            return
+        site.answered, site.heard = site.round, self._version + 1
+        site.last, site.based = reply.arrays, site.version
+        self._round.arrivals.append(Arrival(reply.site, site.round, staleness))
+        latest = self._latest()
+        if len(latest) >= self.run.min_sites:
+            shares = [self._share(self._sites[each.site]) for each in latest]
+            cast(ArrivalRule, self.rule).arrive(site.round, latest, shares)
+            self._version += 1
+            self._round.updated = True
+
+    def fail(self, who: str, reason: str, *, shown: str = "") -> None:
+        """Note that a site gave no usable reply; it is asked again in the next round."""
+        site = self._sites.setdefault(who, _Site())
+        site.asked, site.failed = None, True
+        self._note_failure(shown or who, reason)
+
+    def count(self, *, bytes_down: int = 0, bytes_up: int = 0) -> None:
+        """Add bytes that were sent to those of the round."""
+        self._round.bytes_down += bytes_down
+        self._round.bytes_up += bytes_up
+
+    def advance(self, here: Collection[str], now: float) -> None:
+        """Close the round if most of the sites that are there have answered it, or none will.
+
+        Parameters
+        ----------
+        here : collection of str
+            Who is there.
+        now : float
+            Seconds since the first round was closed, or this process went on with the run.
+        """
+        if self.is_over or not self._is_done(here):
+            return
+        noted, self._round = self._round, _Open(began=now)
+        if not noted.updated:
+            _logger.warning(
+                "round %d: fewer sites than the quorum of %d: the global model stays as it was",
+                self.current_round, self.run.min_sites,
+            )  # fmt: skip
+        sites = {each.site for each in noted.arrivals if each.used}
+        self.records.append(
+            RoundRecord(
+                self.current_round, tuple(sorted(sites)),
+                tuple(noted.failures), noted.updated, noted.bytes_down, noted.bytes_up,
+                now - noted.began, utc_now(), arrivals=tuple(noted.arrivals),
+            )
+        )  # fmt: skip
+        if self.run_dir is not None:
+            self._history.note(self.records)
+
+    def save(self) -> None:
+        """Write the checkpoint, before what was asked is sent.
+
+        Whoever goes on asks for the very same again. So a reply that was charged and did not come
+        through comes then, for nothing.
+        """
+        if self.run_dir is not None:
+            self._write(self.run_dir)
+
+    def questions(self) -> list[RoundRequest]:
+        """Requests to which, one or another, every site that belongs to the run would answer.
+
+        For finding out, with no charge, which site a node is: one that has finished its rounds
+        answers none.
+        """
+        last = [asked for asked in self.waited_for.values() if asked.round == self.rounds]
+        return [self.request(self.rounds), *last]
+
+    def _next(self, who: str) -> int | None:
+        """The round that a site may be asked for now."""
+        site = self._sites.get(who, _Site())
+        number = max(site.round + 1, self.current_round)
+        ahead = 0 if site.failed else _AHEAD
+        over = self._answered(self.rounds) >= self._enough(len(self._sites))
+        if site.asked or over or number > min(self.current_round + ahead, self.rounds):
+            return None
+        return number
+
+    def _is_done(self, here: Collection[str]) -> bool:
+        waited = any(site.asked for site in self._sites.values())
+        idle = not waited and all(self._next(who) is None for who in here)
+        if self.current_round == self.rounds:  # what was asked may have been charged
+            return idle
+        return idle or self._answered(self.current_round) >= self._enough(len(here))
+
+    def _answered(self, number: int) -> int:
+        return sum(site.answered >= number for site in self._sites.values())
+
+    def _enough(self, sites: int) -> int:
+        return max(self.run.min_sites, sites // 2 + 1)
+
+    def _most_stale(self) -> int:
+        return self.run.max_staleness * max(self._heard(), 1)
+
+    def _heard(self) -> int:
+        """Sites that have said something."""
+        return sum(bool(site.last) for site in self._sites.values())
+
+    def _share(self, site: _Site) -> float:
+        """By how much a site's last reply counts: less and less, the older its question is."""
+        age = (self._version + 1 - site.based) / max(self._heard(), 1)
+        return 1 / (1 + max(age - _FRESH, 0.0))
+
+    def _latest(self) -> list[SiteReply]:
+        """What each site said last, by name, but for those that were not heard for too long."""
+        oldest = self._version - self._most_stale()
+        return [
+            SiteReply(name, site.last)
+            for name, site in sorted(self._sites.items())
+            if site.last and site.heard >= oldest
+        ]
+
+    def _note_failure(self, who: str, reason: str) -> None:
+        failure = Failure(who, reason)
+        _logger.warning("round %d: %s: %s", self.current_round, failure.who, failure.reason)
+        self._round.failures.append(failure)
+
+    # --- Checkpoints
+
+    def _copies(self, sites: int) -> int:
+        return super()._copies(sites) + 4 * sites  # said last and asked last, in two checkpoints
+
+    def _state(self) -> dict[str, Array]:
+        arrays = super()._state()
+        noted = {
+            "version": self._version,
+            "open": asdict(self._round),
+            "sites": {
+                who: [site.round, site.version, site.asked is not None, site.answered, site.heard,
+                      bool(site.last), site.based, site.failed]
+                for who, site in self._sites.items()
+            },
+        }  # fmt: skip
+        arrays[_STATE] = np.array(json.dumps(noted))
+        for number, site in enumerate(self._sites.values()):
+            for kind, factors in (("last", site.last), ("asked", _anchors(site))):
+                found = factor_arrays(factors)
+                arrays |= {f"{kind}_{number}_{name}": array for name, array in found.items()}
+        return arrays
+
+    def _restore(self, arrays: Mapping[str, Array]) -> None:
+        super()._restore(arrays)
+        if _STATE not in arrays:
+            return
+        try:
+            noted = from_json(str(arrays[_STATE]))
+            sites = {
+                str(who): self._restored_site(arrays, number, *map(int, values))
+                for number, (who, values) in enumerate(noted["sites"].items())
+            }
+            was = _Open(**noted["open"])
+            was.arrivals = [Arrival(*each) for each in was.arrivals]
+            was.failures = [Failure(**each) for each in cast(Any, was.failures)]
+            self._version = int(noted["version"])
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise DataError(f"what the sites said last: {type(error).__name__}") from None
+        # Seconds are those of a process, which is another by now.
+        self._sites, self._round = sites, replace(was, began=0.0)
+
+    def _restored_site(
+        self, arrays: Mapping[str, Array], index: int, number: int, version: int, asked: int,
+        answered: int, heard: int, last: int, based: int, failed: int,
+    ) -> _Site:  # fmt: skip
+        def factors(kind: str) -> Factors:
+            start = f"{kind}_{index}_"
+            own = {k.removeprefix(start): a for k, a in arrays.items() if k.startswith(start)}
+            return restored_factors(own, self.factors)
+
+        request = None
+        if asked:
+            request = replace(self.request(number), anchors=factors("asked"))
+        return _Site(
+            number,
+            version,
+            request,
+            answered,
+            heard,
+            factors("last") if last else (),
+            based,
+            bool(failed),
+        )
+
+
+def _anchors(site: _Site) -> Factors:
+    return site.asked.anchors if site.asked else ()

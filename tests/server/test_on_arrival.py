@@ -1,0 +1,301 @@
+"""Replies used on arrival, with sites that this test plays: a reply is half-way to what each wants.
+
+Where in step the model settles is then known: at the mean of what the sites want.
+"""
+
+import heapq
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dpfact_flower import legacy
+from dpfact_flower.errors import DataError, QuorumError, SettingsError, StateError
+from dpfact_flower.server.coordinator import Coordinator
+from dpfact_flower.server.elastic import ElasticRule
+from dpfact_flower.server.history import Failure, read_history
+from dpfact_flower.server.on_arrival import OnArrival
+from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
+from dpfact_flower.tensor.triangle import strict_size
+from dpfact_flower.wire.protocol import SiteReply
+
+SHAPE, RANK = (4, 3), 2
+NONE = PrivacySettings(privacy="none")
+SOLVER = SolverSettings(rank=RANK)
+NOTHING = {"bytes_down": 0, "bytes_up": 0, "seconds": 0.0}
+
+
+def run_settings(**changes) -> RunSettings:
+    return RunSettings(
+        **{"rounds": 5, "start": "random", "pace": "on-arrival", "job": "j"} | changes
+    )
+
+
+def on_arrival(run=None, **options) -> OnArrival:
+    return OnArrival(SHAPE, solver=SOLVER, privacy=NONE, run=run or run_settings(), **options)
+
+
+def wish(site: str) -> list[np.ndarray]:
+    rng = np.random.default_rng(list(site.encode()))
+    return [rng.random((size, RANK)) for size in SHAPE]
+
+
+def reply(site: str, request) -> SiteReply:
+    halfway = [(a + w) / 2 for a, w in zip(request.anchors, wish(site), strict=True)]
+    return SiteReply(site, tuple(factor.astype(np.float32) for factor in halfway))
+
+
+def first_round(it, sites, failures=()) -> None:
+    request = it.request(1)
+    it.close_round(1, [reply(site, request) for site in sites], failures, **NOTHING)
+
+
+def play(it: OnArrival, seconds: dict[str, float]) -> float:
+    """A run with sites that take so long each; when it ended."""
+    first_round(it, seconds)
+    now, due = 0.0, []
+    while not it.is_over:
+        it.advance(seconds, now)
+        for site, takes in seconds.items():
+            if request := it.ask(site):
+                heapq.heappush(due, (now + takes, site, request))
+        if not due:
+            continue
+        now = due[0][0]
+        while due and due[0][0] == now:
+            _, site, request = heapq.heappop(due)
+            it.take(site, reply(site, request))
+    return now
+
+
+def in_step(run, sites) -> Coordinator:
+    it = Coordinator(SHAPE, solver=SOLVER, privacy=NONE, run=replace(run, pace="in-step"))
+    for number in range(1, run.rounds + 1):
+        request = it.request(number)
+        it.close_round(number, [reply(site, request) for site in sites], [], **NOTHING)
+    return it
+
+
+@pytest.mark.parametrize("sites", [["a"], ["a", "b", "c"]], ids=["one site", "three"])
+def test_sites_that_are_equally_fast_give_the_bits_of_a_run_in_step(sites):
+    run = run_settings()
+    it = on_arrival(run)
+    play(it, dict.fromkeys(sites, 1.0))
+    for got, want in zip(it.factors, in_step(run, sites).factors, strict=True):
+        np.testing.assert_array_equal(got, want)
+    assert [[tuple(a)[:3] for a in record.arrivals] for record in it.records[1:]] == [
+        [(site, number, n) for n, site in enumerate(sites)] for number in range(2, 6)
+    ]
+
+
+def test_who_is_fast_does_not_count_more():
+    """Each round halves the distance to the mean of what the sites want, and 2 ** -60 is nothing.
+
+    What is left is the rounding of a mean of six and of a half, each an eps of numbers below 1.
+    """
+    sites = {"abcdef"[n]: 1.0 for n in range(5)} | {"f": 0.1}
+    it = on_arrival(run_settings(rounds=60))
+    play(it, sites)
+    for got, *wanted in zip(it.factors, *map(wish, sites), strict=True):
+        np.testing.assert_allclose(got, np.mean(wanted, axis=0), atol=4 * np.finfo(np.float32).eps)
+
+
+def test_who_is_slow_counts_less_the_staler_its_last_reply_is():
+    """Five sites move the model 5 times a second, and six are known.
+
+    Between two replies of the slow one its last is 50 / 6 to 101 / 6 rounds old, so it counts by a
+    share s of 1 / 7.4 to 1 / 15.9, and goes 6 s / (5 + s) of the way from the mean of the others to
+    that of all.
+    """
+    sites = {"abcdef"[n]: 1.0 for n in range(5)} | {"f": 10.0}
+    it = on_arrival(run_settings(rounds=400))
+    assert play(it, sites) < 410  # in step: 4000
+    for got, *wanted in zip(it.factors, *map(wish, sites), strict=True):
+        others, way = np.mean(wanted[:5], axis=0), np.mean(wanted, axis=0) - np.mean(wanted[:5], 0)
+        share = np.sum((got - others) * way) / np.sum(way**2)
+        assert 6 / 15.9 / (5 + 1 / 15.9) < share < 6 / 7.3 / (5 + 1 / 7.3)
+
+
+def test_who_is_fast_is_a_round_ahead_at_most_and_who_is_slow_goes_on_where_the_others_are():
+    it = on_arrival(run_settings(rounds=40))
+    play(it, {"a": 1.0, "b": 1.0, "c": 1.0, "fast": 0.01, "slow": 10.0})
+    rounds = {name: [] for name in ("a", "fast", "slow")}
+    for record in it.records:
+        for each in record.arrivals:
+            rounds.get(each.site, []).append(each.round)
+            assert each.round <= record.round + 1
+    assert rounds["fast"] == rounds["a"] == list(range(2, 41))
+    assert rounds["slow"] == [2, 12, 22, 32]
+    # Four sites in ten seconds, and in the nine until the others' last round; "fast" is ahead or
+    # not, and the other sites of the same second may have come just before.
+    stale = [each.staleness for r in it.records for each in r.arrivals if each.site == "slow"]
+    assert [abs(n - 4 * s) <= 4 for n, s in zip(stale, [10, 10, 10, 9], strict=True)] == [True] * 4
+
+
+def test_a_reply_that_is_too_stale_is_left_out_and_reported_and_its_site_asked_anew():
+    it = on_arrival(run_settings(rounds=60, max_staleness=5))
+    play(it, {"a": 1.0, "b": 1.0, "c": 1.0, "slow": 20.0})
+    assert "slow" not in {site for record in it.records[1:] for site in record.sites}
+    failures = [failure for record in it.records for failure in record.failures]
+    assert [failure.who for failure in failures] == ["slow"] * 3
+    # Three sites move the model 3 times a second; four are known.
+    assert "60 times since it was asked, max-staleness allows 20" in failures[1].reason
+    # What it said in the first round has long been left out of the mean, too.
+    for got, *wanted in zip(it.factors, *map(wish, "abc"), strict=True):
+        np.testing.assert_allclose(got, np.mean(wanted, axis=0), atol=1e-5)
+
+
+def test_as_many_arrivals_as_sites_pull_as_far_as_one_round():
+    """With a step of 0.1 and three sites 0.7 of the way is left: each arrival leaves 0.7 ** (1/3).
+
+    Each of four moves rounds to float32, of numbers below 1.
+    """
+    run = run_settings(elastic_step=0.1)
+    replies = [SiteReply(s, tuple(w.astype(np.float32) for w in wish(s))) for s in "abc"]
+    once, often = (ElasticRule(SHAPE, SOLVER, NONE, run) for _ in range(2))
+    once.update(1, replies)
+    for _ in replies:
+        often.arrive(1, replies, [1.0] * 3)
+    for got, want in zip(often.factors, once.factors, strict=True):
+        np.testing.assert_allclose(got, want, atol=4 * np.finfo(np.float32).eps)
+
+
+def test_however_many_sites_there_are_the_mean_is_reached_at_once():
+    """49 * (1 / 49) is not 1, and the 49-th root of what is left would be a half."""
+    replies = [SiteReply("s", tuple(w.astype(np.float32) for w in wish("a")))] * 49
+    rule = ElasticRule(SHAPE, SOLVER, NONE, run_settings())
+    rule.arrive(1, replies, [1.0] * 49)
+    for got, want in zip(rule.factors, wish("a"), strict=True):
+        np.testing.assert_allclose(got, want, atol=2 * np.finfo(np.float32).eps)
+
+
+@pytest.mark.parametrize("step", [0.0, 0.2], ids=["the mean", "a step"])
+def test_a_share_is_what_a_reply_counts_by(step):
+    rule = ElasticRule(SHAPE, SOLVER, NONE, run_settings(elastic_step=step))
+    before = rule.factors
+    ones, zeros = (tuple(np.full_like(f, v) for f in before) for v in (1, 0))
+    rule.arrive(1, [SiteReply("a", ones), SiteReply("b", zeros)], [1.0, 0.25])
+    way = 1 - (1 - 2 * step) ** (1 / 2) if step else 1.0
+    for got, was in zip(rule.factors, before, strict=True):
+        # A mean of two and a way, rounded to float32 once: of numbers up to 1.
+        np.testing.assert_allclose(got, was + way * (0.8 - was), atol=np.finfo(np.float32).eps)
+
+
+def test_until_a_site_has_answered_after_the_start_it_stands_for_the_start():
+    it = OnArrival(SHAPE, solver=SOLVER, privacy=NONE, run=run_settings(start="cooccurrence"))
+    pairs = np.ones(strict_size(sum(SHAPE)), np.float32)
+    it.close_round(1, [SiteReply(site, (pairs,)) for site in "ab"], [], **NOTHING)
+    before = it.factors
+    request = it.ask("a")
+    it.take("a", reply("a", request))
+    for got, start, new in zip(it.factors, before, reply("a", request).arrays, strict=True):
+        assert (got != start).any()
+        assert (np.abs(got - new) > 1e-3).any()  # b has its say
+
+
+def test_below_the_quorum_the_model_stays_and_the_round_says_so():
+    it = on_arrival(run_settings(rounds=2, min_sites=2))
+    first_round(it, ["a"])
+    before = it.factors
+    it.take("a", reply("a", it.ask("a")))
+    it.advance(["a"], 1.0)
+    assert it.factors is before
+    assert [(r.sites, r.updated) for r in it.records] == [(("a",), False)] * 2
+    with pytest.raises(QuorumError, match="no round met the quorum"):
+        it.check_learned()
+
+
+def test_a_site_that_refuses_is_asked_once_a_round_and_a_run_of_refusals_ends():
+    it = on_arrival(run_settings(rounds=3))
+    first_round(it, ["a"], [Failure("node 3", "dpfact:data")])
+    here, asked = ["a", "node 3"], []
+    while not it.is_over:
+        for who in here:
+            if it.ask(who):
+                asked.append((who, it.current_round))
+                it.fail(who, "dpfact:data")
+        it.advance(here, 0.0)
+    assert asked == [("a", 2), ("node 3", 2), ("a", 3), ("node 3", 3)]
+    assert [len(record.failures) for record in it.records] == [1, 2, 2]
+
+
+def test_the_last_round_waits_for_what_was_asked_and_asks_nobody_more():
+    it = on_arrival(run_settings(rounds=2))
+    first_round(it, "abc")
+    requests = {site: it.ask(site) for site in "abc"}
+    for site in "ab":
+        it.take(site, reply(site, requests[site]))
+    it.advance("abc", 1.0)
+    assert not it.is_over
+    assert it.ask("new") is None
+    it.take("c", reply("c", requests["c"]))
+    it.advance("abc", 2.0)
+    assert it.is_over
+    assert it.records[-1].sites == ("a", "b", "c")
+
+
+def test_who_goes_on_asks_the_very_same_again_and_ends_with_the_same_bits(tmp_path):
+    """It is killed with one reply taken and two that may have been charged."""
+    out, whole = tmp_path / "run", on_arrival()
+    play(whole, dict.fromkeys("abc", 1.0))
+    it = on_arrival(run_dir=out)
+    it.begin(3)
+    first_round(it, "abc")
+    requests = {site: it.ask(site) for site in "abc"}
+    it.take("a", reply("a", requests.pop("a")))
+    it.fail("node 9", "dpfact:data")
+    it.save()
+
+    again = on_arrival(run_dir=out, resume=True)
+    assert {who: r.digest for who, r in again.waited_for.items()} == {
+        who: r.digest for who, r in requests.items()
+    }
+    asked = again.waited_for
+    while not again.is_over:
+        for site, request in sorted(asked.items()):
+            again.take(site, reply(site, request))
+        again.advance("abc", 0.0)
+        asked = {site: r for site in "abc" if (r := again.ask(site))}
+        again.save()
+    for got, want in zip(again.factors, whole.factors, strict=True):
+        np.testing.assert_array_equal(got, want)
+    assert [r.arrivals for r in again.records] == [r.arrivals for r in whole.records]
+    assert again.records[1].failures == (Failure("node 9", "dpfact:data"),)
+    assert read_history(out) == again.records
+
+
+def test_a_checkpoint_of_another_pace_or_a_damaged_one_is_refused(tmp_path):
+    it = on_arrival(run_dir=tmp_path)
+    it.begin(1)
+    with pytest.raises(StateError, match="differ in pace"):
+        Coordinator(SHAPE, solver=SOLVER, privacy=NONE, run=run_settings(pace="in-step"),
+                    run_dir=tmp_path, resume=True)  # fmt: skip
+    first_round(it, "a")
+    state = it._state()
+    for text in ("", "{}", '{"version": 1, "open": {}, "sites": {"a": [1]}}'):
+        with pytest.raises(DataError):
+            on_arrival()._restore({**state, "on_arrival": np.array(text)})
+    del state["last_0_factor_1"]
+    with pytest.raises(DataError):
+        on_arrival()._restore(state)
+
+
+def test_patient_mode_and_flowers_older_strategies_refuse_it_in_one_line():
+    privacy = PrivacySettings(patients=1000)
+    with pytest.raises(SettingsError, match="pace: 'on-arrival' is for modes none and paper") as no:
+        OnArrival(SHAPE, solver=replace(SOLVER, off=0.0), privacy=privacy, run=run_settings())
+    assert "\n" not in str(no.value)
+    with pytest.raises(SettingsError, match="pace: 'on-arrival' needs the strategy"):
+        legacy.DPFact(SHAPE, solver=SOLVER, privacy=NONE, run=run_settings())
+    with pytest.raises(SettingsError, match="grace: Flower's older strategies"):
+        legacy.DPFact(SHAPE, solver=SOLVER, privacy=NONE, run=RunSettings(grace=5.0))
+    with pytest.raises(SettingsError, match="grace: has no meaning with pace 'on-arrival'"):
+        run_settings(grace=5.0)
+
+
+def test_a_rule_with_an_update_of_its_own_works_in_step():
+    class Mine(ElasticRule):
+        def update(self, round_number, replies) -> None: ...
+
+    with pytest.raises(SettingsError, match="pace: a rule with an update of its own"):
+        OnArrival(SHAPE, solver=SOLVER, privacy=NONE, run=run_settings(), rule=Mine)

@@ -1,0 +1,249 @@
+"""Messages of a run with slow sites, on a network and by a clock of the tests' own."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+from flwr.app import Error, Message
+
+from dpfact_flower import arriving, collect, preflight, strategy
+from dpfact_flower.client_app import app as client_app
+from dpfact_flower.runtime.grid import InProcessGrid
+from dpfact_flower.server.history import read_history
+from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
+from dpfact_flower.strategy import DPFact
+from dpfact_flower.wire import records
+
+SHAPE, RANK = (5, 7), 3
+GONE, SILENT = Error(5, "node unavailable"), Error(0, "silent")
+
+
+class KilledError(Exception):
+    """The ServerApp's end."""
+
+
+class Network(InProcessGrid):
+    """Sites by node, each of which takes so many seconds; and a clock.
+
+    As hospitals do, a site answers a question that it has answered with the same, and no other one
+    of that round. `faults` says what the n-th message to a node brings in place of the reply.
+    """
+
+    def __init__(self, sites: dict[int, tuple[str, float]], faults=None, online=None) -> None:
+        super().__init__(client_app, [{}])
+        self.now, self.until = 0.0, math.inf
+        self.sites, self.faults, self.online = sites, faults or {}, online or {}
+        self.asked: dict[int, list[tuple[float, int]]] = defaultdict(list)
+        self.lives: dict[int, list[float]] = defaultdict(list)
+        self.kept: dict[str, dict[int, str]] = defaultdict(dict)
+        self.paid: dict[str, int] = defaultdict(int)
+        self._due: dict[str, tuple[float, Message]] = {}
+
+    def get_node_ids(self) -> list[int]:
+        return [node for node in self.sites if self.now < self.online.get(node, math.inf)]
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        numbers = []
+        for message in messages:
+            node = message.metadata.dst_node_id
+            name, seconds = self.sites[node]
+            query = message.metadata.message_type == "query"
+            asked = records.read_request(message)
+            self.lives[node].append(message.metadata.ttl)
+            number = f"{len(self._due)}-{node}-{self.now}-{len(self.asked[node])}-{query}"
+            message.metadata.__dict__["_message_id"] = number
+            fault = None if query else self.faults.get((node, len(self.asked[node]) + 1))
+            if not query:
+                self.asked[node].append((self.now, asked.config["round"]))
+            answer = fault if isinstance(fault, Error) else self._answer(name, asked, query)
+            reply = Message(answer, reply_to=message)
+            takes = math.inf if fault is SILENT else 0.0 if query else seconds
+            self._due[number] = (self.now + takes, reply)
+            numbers.append(number)
+        return numbers
+
+    def _answer(self, name, asked, query):
+        number = asked.config["round"]
+        digest = b"".join(array.tobytes() for array in asked.arrays).hex()
+        done = self.kept[name]
+        if digest != done.get(number, digest) or (number not in done and number < max([0, *done])):
+            return Error(2, "dpfact:message")
+        if query:
+            return records.answer([np.empty(0, np.float32)], 1, {"site": name})
+        self.paid[name] += number not in done
+        done[number] = digest
+        wish = 0.1 * (1 + "abcdef".index(name))
+        return records.answer([(a + np.float32(wish)) / 2 for a in asked.arrays], 1, {"site": name})
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        if self.now >= self.until:
+            raise KilledError
+        ready = [number for number in message_ids if self._due[number][0] <= self.now]
+        return [self._due.pop(number)[1] for number in ready]
+
+    # --- as `time`
+
+    def monotonic(self) -> float:
+        return self.now
+
+    perf_counter = time = monotonic
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def play(monkeypatch):
+    def run(network: Network, *, resume=False, run_dir=None, durable=False, **settings) -> DPFact:
+        for module in (arriving, collect, preflight, strategy):
+            monkeypatch.setattr(module, "time", network)
+        changes = {"rounds": 10, "start": "random", "pace": "on-arrival", "job": "j"} | settings
+        it = DPFact(
+            SHAPE, solver=SolverSettings(rank=RANK), privacy=PrivacySettings(privacy="none"),
+            run=RunSettings(**changes), run_dir=run_dir, resume=resume, durable=durable,
+        )  # fmt: skip
+        it.start(network)
+        return it
+
+    return run
+
+
+def failures(it: DPFact) -> list[tuple[str, str]]:
+    return [(f.who, f.reason) for record in it.coordinator.records for f in record.failures]
+
+
+def test_a_slow_site_holds_nobody_up_and_counts(play):
+    network = Network({2: ("a", 10), 3: ("b", 10), 4: ("c", 10), 5: ("d", 100)})
+    it = play(network)
+    # The first round takes 100 s, the other nine 10 and a poll each; the slow site's second reply
+    # is asked for with the others', and waited for.
+    assert 190 <= network.now <= 206
+    assert [number for _, number in network.asked[2]] == list(range(1, 11))
+    assert [number for _, number in network.asked[5]] == [1, 2]
+    assert failures(it) == []
+    (late,) = [a for r in it.coordinator.records for a in r.arrivals if a.site == "d"]
+    assert late.staleness == 27
+    assert sum(map(len, network.asked.values())) == 32 == sum(network.paid.values())
+    assert all(record.bytes_up and record.bytes_down for record in it.coordinator.records)
+    with_slow = play(Network({2: ("a", 10), 3: ("b", 10), 4: ("c", 10)}))
+    for got, without in zip(it.coordinator.factors, with_slow.coordinator.factors, strict=True):
+        assert (got > without).all()  # it wants the most of all
+
+
+def test_who_was_lost_is_asked_the_same_again_and_pays_once(play):
+    crashed = {(2, 3): Error(8, "crashed"), (3, 2): GONE, (3, 3): GONE}
+    network = Network({2: ("a", 10), 3: ("b", 10), 4: ("c", 10)}, crashed)
+    it = play(network)
+    assert failures(it) == []
+    assert [number for _, number in network.asked[2]] == [1, 2, 3, 3, *range(4, 11)]
+    assert [number for _, number in network.asked[3]] == [1, 2, 2, 2, *range(4, 11)]
+    assert network.paid == {"a": 10, "b": 9, "c": 10}
+
+
+def test_who_is_silent_is_waited_for_until_the_timeout_and_asked_in_a_later_round(play):
+    network = Network({2: ("a", 10), 3: ("b", 10), 4: ("c", 10)}, {(4, 3): SILENT})
+    it = play(network, round_timeout=45.0, wait_timeout=45.0)
+    assert failures(it) == [("c (node 4)", "no reply within 45 s")]
+    assert [number for _, number in network.asked[4]] == [1, 2, 3, 7, 8, 9, 10]
+    assert it.coordinator.finished_rounds == 10
+
+
+def test_a_refusal_is_final_for_the_round(play):
+    network = Network({2: ("a", 10), 3: ("b", 10)}, {(3, 4): Error(2, "dpfact:state")})
+    it = play(network)
+    assert failures(it) == [("b (node 3)", "error 2: dpfact:state")]
+    assert [number for _, number in network.asked[3]] == [1, 2, 3, 4, *range(5, 11)]
+
+
+def test_a_site_that_comes_back_under_another_number_goes_on(play):
+    network = Network({2: ("a", 10), 3: ("b", 10), 4: ("c", 10)}, {(4, 3): GONE}, {4: 25})
+    it = play(network)
+    assert network.asked[4][-1][1] == 3
+    network = Network({2: ("a", 10), 3: ("b", 10), 4: ("c", 10), 5: ("c", 10)},
+                      {(4, 3): GONE}, {4: 25})  # fmt: skip
+    here = network.get_node_ids
+    network.get_node_ids = lambda: [n for n in here() if n != 5 or network.now > 32]
+    it = play(network)
+    assert len(network.asked[5]) > 4
+    assert it.coordinator.finished_rounds == 10
+    assert failures(it) == []
+    assert network.now < 150
+
+
+def test_two_nodes_of_one_name_are_not_both_used(play):
+    network = Network({2: ("a", 10), 3: ("b", 10), 4: ("b", 30)})
+    it = play(network, rounds=3)
+    assert any("calls itself 'b'" in reason for _, reason in failures(it))
+
+
+@pytest.mark.parametrize("numbers", [(2, 3, 4), (9, 8, 7)], ids=["same nodes", "other nodes"])
+@pytest.mark.parametrize("until", [35.0, 95.0])
+def test_a_killed_server_goes_on_and_nobody_has_paid_for_nothing(play, tmp_path, numbers, until):
+    """The last rounds are those in which a site that is asked anew refuses: it has answered."""
+    sites = [("a", 10), ("b", 10), ("c", 25)]
+    first = Network(dict(zip((2, 3, 4), sites, strict=True)))
+    first.until = until
+    with pytest.raises(KilledError):
+        play(first, run_dir=tmp_path)
+    second = Network(dict(zip(numbers, sites, strict=True)))
+    second.kept, second.paid = first.kept, first.paid
+    it = play(second, run_dir=tmp_path, resume=True)
+    assert failures(it) == []
+    answered = defaultdict(int)
+    for record in read_history(tmp_path):
+        for site in record.sites if record.round == 1 else [a.site for a in record.arrivals]:
+            answered[site] += 1
+    assert answered == second.paid
+
+
+def test_who_is_not_there_after_a_resume_is_noted(play, tmp_path):
+    first = Network({2: ("a", 10), 3: ("b", 10), 4: ("c", 10)})
+    first.until = 35.0
+    with pytest.raises(KilledError):
+        play(first, run_dir=tmp_path)
+    second = Network({2: ("a", 10), 3: ("b", 10)})
+    second.kept = first.kept
+    it = play(second, run_dir=tmp_path, resume=True, wait_timeout=5.0)
+    assert [who for who, _ in failures(it)] == ["c"]
+    assert it.coordinator.finished_rounds == 10
+
+
+# --- In step, with grace
+
+
+def test_a_round_ends_a_grace_after_the_quorums_time_and_sites_are_told(play, tmp_path):
+    network = Network({2: ("a", 10), 3: ("b", 12), 4: ("c", 8), 5: ("d", 100)})
+    it = play(network, pace="in-step", rounds=4, min_sites=2, grace=20.0, run_dir=tmp_path)
+    assert network.lives[5] == [600.0, 30.0, 30.0, 30.0]
+    assert network.lives[2] == network.lives[5]
+    assert 190 <= network.now <= 191
+    assert failures(it) == [("d (node 5)", "no reply within 30 s")] * 3
+    assert [record.quorum_seconds for record in read_history(tmp_path)] == [10.0] * 4
+
+
+def test_if_the_quorum_is_missing_then_the_missing_are_asked_again_with_the_whole_time(play):
+    sites = {2: ("a", 10), 3: ("b", 10), 4: ("c", 10), 5: ("d", 100)}
+    network = Network(sites, {(4, 2): SILENT})
+    it = play(network, pace="in-step", rounds=3, min_sites=3, grace=20.0)
+    assert network.lives[4] == [600.0, 30.0, 600.0, 60.0]
+    assert network.lives[5] == [600.0, 30.0, 600.0, 60.0]
+    assert network.lives[2] == [600.0, 30.0, 60.0]
+    # Nobody who was asked with the whole time is left alone: it may charge as long as that.
+    assert [record.sites for record in it.coordinator.records] == [
+        ("a", "b", "c", "d"), ("a", "b", "c", "d"), ("a", "b", "c"),
+    ]  # fmt: skip
+
+
+def test_what_later_rounds_build_on_and_a_run_without_grace_are_waited_for(play):
+    network = Network({2: ("a", 10), 3: ("b", 100)})
+    it = play(network, pace="in-step", rounds=3)
+    assert {seconds for each in network.lives.values() for seconds in each} == {600.0}
+    it.coordinator.run = RunSettings(grace=20.0)
+    assert it.coordinator.seconds_for(3) == 30.0
+    it.coordinator.rule.needs_quorum = lambda number: True
+    assert it.coordinator.seconds_for(3) == 600.0
+    it.coordinator.run = RunSettings(grace=900.0)
+    it.coordinator.rule.needs_quorum = lambda number: False
+    assert it.coordinator.seconds_for(3) == 600.0
