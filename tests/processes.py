@@ -58,3 +58,13 @@ def family_of(pid: int) -> set[Process]:
         family |= more
         ids = {each.pid for each in more}
     return family
+
+
+def descendant(pid: int, words: str) -> int | None:
+    """A process's descendant with these words on its command line; None if there is none."""
+    for each in family_of(pid):
+        with suppress(OSError):  # gone
+            line = Path(f"/proc/{each.pid}/cmdline").read_bytes().replace(b"\0", b" ")
+            if words.encode() in line:
+                return each.pid
+    return None

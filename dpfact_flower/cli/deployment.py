@@ -64,7 +64,9 @@ def submit(
     run = link.submit(flower_app, config)
     typer.echo(f"run {run} on {connection}; its folder: {config['out']}", err=as_json)
     try:
-        ended = link.follow(run, _STDERR if as_json else None)
+        ended = link.follow(
+            run, _STDERR if as_json else None, lambda text: typer.echo(f"warning: {text}", err=True)
+        )
     except RunUnknownError as error:
         typer.echo(f"error ({error.code}): {error}", err=True)
         ended = {"status": "unknown"}

@@ -28,10 +28,8 @@ FlowerApp = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 _PACKAGE = Path(__file__).parents[1]
-APP_FOLDER = next(
-    (path for path in (_PACKAGE / "flower_app", _PACKAGE.with_name("simulation")) if path.is_dir()),
-    _PACKAGE / "flower_app",
-)
+_INSTALLED, _BESIDE = _PACKAGE / "flower_app", _PACKAGE.parent / "simulation" / "dpfact-app"
+APP_FOLDER = _BESIDE if _BESIDE.is_dir() and not _INSTALLED.is_dir() else _INSTALLED
 """Of an installed package its own copy, put there by the build; else the one beside the package."""
 
 console = Console()
@@ -79,12 +77,13 @@ def assigned(settings: Sequence[str] | None, options: Collection[str] = ()) -> d
 
 
 def run_config(
-    flower_app: Path, settings: Sequence[str] | None, **options: Scalar
+    flower_app: Path, settings: Sequence[str] | None, **options: Scalar | None
 ) -> dict[str, Scalar]:
     """Run config of a Flower App's defaults, ``--set``, and options named as settings are.
 
-    Without an app, as after a plain `pip install`, every setting has its default. In a synthetic
-    EHR as many phenotypes are sought as were planted, unless another number is asked for.
+    Without an app every setting has its default; so has an option that is None. In a synthetic EHR
+    that is asked for by its name as many phenotypes are sought as were planted, unless another
+    number is asked for.
 
     Raises
     ------
@@ -94,10 +93,11 @@ def run_config(
     from dpfact_flower.data.synthetic import preset  # noqa: PLC0415 - SciPy is slow to import
 
     given = assigned(settings, options)
+    chosen = {key: value for key, value in options.items() if value is not None}
     defaults = app_config(flower_app)
-    if name := AppSettings.from_config(options).synthetic_preset:
+    if "data" in chosen and (name := AppSettings.from_config(chosen).synthetic_preset):
         defaults["rank"] = preset(name).phenotypes
-    return {**defaults, **given, **options}
+    return {**defaults, **given, **chosen}
 
 
 def check_app(flower_app: Path) -> None:

@@ -35,13 +35,19 @@ if TYPE_CHECKING:
 NOTHING_LEARNED = 3
 """Exit code of a run that was carried out as asked, and whose phenotypes explain nothing."""
 
-Data = Annotated[str, typer.Option(help="Folder that dpfact data wrote, or synthetic:PRESET.")]
+Data = Annotated[
+    str | None,
+    typer.Option(
+        help="Folder that dpfact data wrote, or synthetic:PRESET.",
+        show_default="the Flower App's: synthetic:demo",
+    ),
+]
 Cpus = Annotated[int, typer.Option(help="Processors for each virtual client.", min=1)]
 
 
 def run(
     out: Out,
-    data: Data = "synthetic:demo",
+    data: Data = None,
     settings: Set = None,
     flower_app: FlowerApp = APP_FOLDER,
     force: Force = False,
@@ -65,7 +71,7 @@ def run(
 
 def simulate(
     out: Out,
-    data: Data = "synthetic:demo",
+    data: Data = None,
     settings: Set = None,
     flower_app: FlowerApp = APP_FOLDER,
     cpus: Cpus = 1,
@@ -143,7 +149,12 @@ def compare(
 
 
 def _simulated(
-    out: Path, data: str, settings: list[str] | None, flower_app: Path, cpus: int, watch: Watch
+    out: Path,
+    data: str | None,
+    settings: list[str] | None,
+    flower_app: Path,
+    cpus: int,
+    watch: Watch,
 ) -> Path:
     if find_spec("ray") is None:
         raise MissingDependencyError(

@@ -28,6 +28,9 @@ def site_answer(
     config: Config,
     secret: Annotated[Path, typer.Option(help="The SuperNode's --superexec-auth-secret-file.")],
     port: Annotated[int, typer.Option(help="The SuperNode's --port.", min=1, max=65535)] = 9094,
+    host: Annotated[
+        str, typer.Option(help="Its --host: this machine, or a container of it.")
+    ] = "127.0.0.1",
 ) -> None:
     """Answer what a SuperNode with --isolation process receives, with the installed code alone.
 
@@ -36,7 +39,7 @@ def site_answer(
     """
     from dpfact_flower.runtime.executor import execute
 
-    execute(config, secret, port)
+    execute(config, secret, port, host)
 
 
 @site_app.command("check")

@@ -1,7 +1,7 @@
 """One message answered by the installed app, in a process of its own: what the executor starts.
 
-`python -P -m dpfact_flower.runtime.clientapp CONFIG PORT`, with the message's token on standard
-input: arguments can be read by everybody on the machine.
+`python -P -m dpfact_flower.runtime.clientapp CONFIG HOST:PORT`, with the message's token on
+standard input: arguments can be read by everybody on the machine.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def answer(work: Work, config: Path) -> Message:
         return Message(Error(CLIENT_APP_RAISED, reason), reply_to=work.message)
 
 
-def main(config: str, port: str) -> None:
+def main(config: str, address: str) -> None:
     """Fetch the message that the token on standard input stands for, answer it, send the reply."""
     token = sys.stdin.readline().strip()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
-        with Claimed(int(port), token) as work:
+        with Claimed(address, token) as work:
             work.send(answer(work, Path(config)))
     except Exception as error:  # the SuperNode has gone, or the run has ended
         log_privately("", error)

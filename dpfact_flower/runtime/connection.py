@@ -7,11 +7,12 @@ killed, a minute before the SuperLink knows. So a run's outcome is asked for unt
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,9 @@ COMPLETED = "finished:completed"
 _POLL_SECONDS = 3.0
 _GONE_SECONDS = 300.0
 """A SuperLink that is started again is there within this; then nothing more is known of a run."""
+_PENDING_SECONDS = 120.0
+"""Flower starts a ServerApp in seconds, but again and again where that takes it more than 30."""
+_logger = logging.getLogger(__name__)
 
 
 class RunFailedError(DPFactError, RuntimeError):
@@ -113,7 +117,9 @@ class Connection:
             raise RunFailedError(f"nothing was started: {_said(answer)}")
         return str(answer["run-id"])
 
-    def follow(self, run: str, log: int | None = None) -> dict[str, Any]:
+    def follow(
+        self, run: str, log: int | None = None, warn: Callable[[str], object] = _logger.warning
+    ) -> dict[str, Any]:
         """Stream a run's log until it ends, and give what Flower says of it then.
 
         Parameters
@@ -121,6 +127,8 @@ class Connection:
         run : str
         log : int, optional
             File descriptor for the log; by default this process's output.
+        warn : callable
+            Told, once, of a run that does not begin: Flower itself says nothing then.
 
         Returns
         -------
@@ -134,7 +142,16 @@ class Connection:
         """
         command = [tool("flwr"), "log", run, self.name, "--stream"]
         with kept(command, env=self.environment, stdout=log, stderr=log) as process:
-            process.wait()
+            try:
+                process.wait(_PENDING_SECONDS)
+            except subprocess.TimeoutExpired:
+                if self.state(run).get("status") == "pending":
+                    warn(
+                        f"run {run} has not begun for {_PENDING_SECONDS:g} s: the SuperLink's log "
+                        "says why; a machine that takes 30 s to start a process never begins one. "
+                        f"flwr stop {run} {self.name} ends it"
+                    )
+                process.wait()
         known = time.monotonic()
         while True:
             state = self.state(run)

@@ -49,7 +49,7 @@ def refuse_other_flower() -> None:
         raise MissingDependencyError(f"nothing was started: {faults[0]}")
 
 
-def execute(config: Path, secret: Path, port: int) -> None:
+def execute(config: Path, secret: Path, port: int, host: str = "127.0.0.1") -> None:
     """Answer a SuperNode's messages until this process is ended.
 
     SIGTERM ends it when the messages that it has are answered, a second one at once.
@@ -62,7 +62,9 @@ def execute(config: Path, secret: Path, port: int) -> None:
     secret : Path
         The SuperNode's `--superexec-auth-secret-file`, or a copy.
     port : int
-        The SuperNode's port on this machine.
+        The SuperNode's.
+    host : str
+        Where it is: this machine, or a container of it.
 
     Raises
     ------
@@ -78,14 +80,15 @@ def execute(config: Path, secret: Path, port: int) -> None:
     environment = _environment(state)
     os.environ.clear()
     os.environ.update(environment)  # before Flower is imported
-    tasks = _tasks(port, _read_secret(secret))
+    address = f"{host}:{port}"
+    tasks = _tasks(address, _read_secret(secret))
     command = [sys.executable, "-P", "-m", "dpfact_flower.runtime.clientapp"]
     signal.signal(signal.SIGTERM, _end)
-    _logger.info("answering the SuperNode on port %d for %s", port, config)
-    _serve(tasks, lambda token: _start([*command, str(config.absolute()), str(port)], token))
+    _logger.info("answering the SuperNode at %s for %s", address, config)
+    _serve(tasks, lambda token: _start([*command, str(config.absolute()), address], token))
 
 
-def _tasks(port: int, secret: bytes) -> _Claims:
+def _tasks(address: str, secret: bytes) -> _Claims:
     try:
         from dpfact_flower.machine.logs import use_flower_handler  # noqa: PLC0415
         from dpfact_flower.runtime.supernode import Tasks  # noqa: PLC0415
@@ -94,7 +97,7 @@ def _tasks(port: int, secret: bytes) -> _Claims:
             f"nothing was started: this Flower is not the {FLOWER} that is known ({error})"
         ) from None
     use_flower_handler()
-    return Tasks(port, secret)
+    return Tasks(address, secret)
 
 
 def _serve(tasks: _Claims, start: Callable[[str], subprocess.Popen[bytes]]) -> None:

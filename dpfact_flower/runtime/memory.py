@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -30,9 +31,16 @@ def sites_app(
     clients = [DPFactClient(site, settings, simulation=simulation) for site in sites]
     app = ClientApp()
 
+    def reply(message: Message, context: Context, ask: Callable[..., Any]) -> Message:
+        client = clients[int(context.node_config["partition-id"])]
+        return answered(message, client, lambda error: log_privately(client.site.name, error), ask)
+
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        client = clients[int(context.node_config["partition-id"])]
-        return answered(message, client, lambda error: log_privately(client.site.name, error))
+        return reply(message, context, DPFactClient.fit)
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        return reply(message, context, DPFactClient.preflight)
 
     return app

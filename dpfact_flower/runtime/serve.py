@@ -42,7 +42,7 @@ from dpfact_flower.site.disclosure import log_privately
 from dpfact_flower.site.refit import refit
 from dpfact_flower.strategy import DPFact
 
-MEASURING_LINE = "measuring what was learned: errors, prediction of death, phenotypes"
+MEASURING_LINE = "measuring what was learned: errors, prediction of outcomes, phenotypes"
 """Logged once the rounds are over."""
 
 

@@ -1,5 +1,7 @@
 """A SuperLink on loopback that this process starts and stops: for `dpfact simulate` and tests.
 
+With `local_supernode` a whole deployment on one machine, to try things: for notebooks and tests.
+
 `flwr run` on its own would start a SuperLink that stays behind as a daemon, keeps the folder and
 environment of its first run, and exits 0 when a run fails. This one has a Flower home and ports of
 its own, ends with this process, however that ends, and a run's outcome is read from it.
@@ -176,6 +178,44 @@ def local_superlink(
     ):
         _await_port(port, process, log)
         yield SuperLink(home, address, process)
+
+
+@contextmanager
+def local_supernode(
+    superlink: SuperLink,
+    config: Mapping[str, Scalar],
+    log: Path,
+    *,
+    security: Sequence[str] = ("--insecure",),
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a SuperNode for one site of a SuperLink on this machine; stop it at the end.
+
+    It runs whatever the SuperLink sends, as Flower's SuperNodes do: in a hospital a site is set up
+    otherwise (docs/how-to/deploy.md).
+
+    Parameters
+    ----------
+    superlink : SuperLink
+    config : mapping
+        The site's node config, with hyphenated keys: see `SiteSettings`.
+    log : Path
+        File that the SuperNode's log is written to.
+    security : sequence of str
+        Options of `flower-supernode` that say how it connects.
+    """
+    text = " ".join(
+        f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}"
+        for key, value in config.items()
+    )
+    command = [
+        tool("flower-supernode"), *security, "--superlink", superlink.address,
+        "--port", str(free_port()), "--node-config", text,
+    ]  # fmt: skip
+    with (
+        log.open("wb") as file,
+        kept(command, env=superlink.environment, stdout=file, stderr=file) as process,
+    ):
+        yield process
 
 
 def _tls(certificates: Certificates | None) -> list[str]:

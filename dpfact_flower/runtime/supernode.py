@@ -34,19 +34,20 @@ _REFUSED = frozenset({httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN})
 
 
 class Tasks:
-    """The messages that wait at the SuperNode on a port of this machine.
+    """The messages that wait at a SuperNode.
 
     Parameters
     ----------
-    port : int
+    address : str
+        The SuperNode's, HOST:PORT. What is said there is not encrypted: it is for one machine.
     secret : bytes
         What the SuperNode's `--superexec-auth-secret-file` holds.
     """
 
-    def __init__(self, port: int, secret: bytes) -> None:
+    def __init__(self, address: str, secret: bytes) -> None:
         signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={_ACQUIRE})
         self._client = RuntimeHttpClient.from_server_address(
-            _address(port), True, None, [RuntimeVersionHttpInterceptor("SuperExec"), signed]
+            address, True, None, [RuntimeVersionHttpInterceptor("SuperExec"), signed]
         )
 
     def claim(self) -> str | None:
@@ -110,10 +111,10 @@ class Work:
 class Claimed:
     """A claimed message as a context: fetched at its start, and reported as done at its end."""
 
-    def __init__(self, port: int, token: str) -> None:
+    def __init__(self, address: str, token: str) -> None:
         self._retries = make_simple_http_retry_invoker()
         self._client = RuntimeHttpClient.from_server_address(
-            _address(port), True, None,
+            address, True, None,
             [RuntimeVersionHttpInterceptor("flwr-clientapp"), RuntimeTokenHttpInterceptor(token)],
             retry_invoker=self._retries,
         )  # fmt: skip
@@ -132,7 +133,3 @@ class Claimed:
         if self._heartbeat.is_running:
             self._heartbeat.stop()
         self._client.close()
-
-
-def _address(port: int) -> str:
-    return f"127.0.0.1:{port}"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.rows import Row, Timing
+from benchmarks.rows import TARGETS_FOR, Row, Timing, show
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,6 +24,15 @@ def results(tmp_path_factory):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return out, done.stdout
+
+
+def test_an_absolute_target_says_which_machine_it_is_for(capsys):
+    found = [Row("seconds", 1, "s", 2), Row("ratio", 3, "x", 2), Row("no target", 3, "s")]
+    assert [bool(row.target_for) for row in found] == [True, False, False]
+    assert found[0].to_dict()["target_for"] == TARGETS_FOR
+    show(found)
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == f"1 of them are absolute, for {TARGETS_FOR}: seconds"
 
 
 @pytest.mark.slow

@@ -7,10 +7,15 @@ import logging
 import sys
 import time
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from dpfact_flower.audit.subject import scratch_folder
-from tests.campaign.scenario import Outcome, Scenario, carry_out, drawn
+from tests.campaign.deployed import deployment
+from tests.campaign.real import carry_out_real, drawn_real
+from tests.campaign.scenario import Outcome, carry_out, drawn
 from tests.conftest import make_cohort
 
 
@@ -19,28 +24,56 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.campaign", description=__doc__)
     parser.add_argument("--scenarios", type=int, default=150)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--real", type=int, default=0,
+        help="in place of these, so many runs between real processes; minutes each",
+    )  # fmt: skip
     asked = parser.parse_args()
     logging.disable(logging.CRITICAL)
-    cohort, began = make_cohort(), time.perf_counter()
-    done: list[tuple[Scenario, Outcome]] = []
-    for seed in range(asked.seed, asked.seed + asked.scenarios):
-        with scratch_folder() as folder:
-            scenario = drawn(seed)
-            outcome = carry_out(scenario, cohort, Path(folder))
-        done.append((scenario, outcome))
-        for problem in outcome.problems:
-            print(f"PROBLEM seed {seed}: {problem}; {', '.join(outcome.happened)}", flush=True)
+    began, many, done = time.perf_counter(), asked.real or asked.scenarios, []
+    seeds = range(asked.seed, asked.seed + many)
+    with suppress(KeyboardInterrupt):  # then of what is done
+        for outcome in _real(seeds) if asked.real else _simulated(seeds):
+            done.append(outcome)
     print(table(done))
-    bad = sum(bool(outcome.problems) for _, outcome in done)
+    bad = sum(bool(outcome.problems) for outcome in done)
     print(f"{len(done)} scenarios in {time.perf_counter() - began:.0f} s; {bad} with problems")
     return 1 if bad else 0
 
 
-def table(done: list[tuple[Scenario, Outcome]]) -> str:
+def _simulated(seeds: Iterable[int]) -> Iterator[Outcome]:
+    cohort = make_cohort()
+    for seed in seeds:
+        with scratch_folder() as folder:
+            outcome = carry_out(drawn(seed), cohort, Path(folder))
+        yield _told(seed, outcome)
+
+
+def _real(seeds: Iterable[int]) -> Iterator[Outcome]:
+    with TemporaryDirectory() as name, deployment(make_cohort(), folder := Path(name)) as made:
+        for seed in seeds:
+            scenario, began = drawn_real(seed), time.perf_counter()
+            print(f"seed {seed}: {scenario.mode}, {scenario.words}", flush=True)
+            outcome = carry_out_real(scenario, made, folder)
+            print(
+                f"  {outcome.end}, {outcome.starts} start(s), {outcome.unused} unused; "
+                f"{time.perf_counter() - began:.0f} s",
+                flush=True,
+            )
+            yield _told(seed, outcome)
+
+
+def _told(seed: int, outcome: Outcome) -> Outcome:
+    for problem in outcome.problems:
+        print(f"PROBLEM seed {seed}: {problem}; {', '.join(outcome.happened)}", flush=True)
+    return outcome
+
+
+def table(done: Iterable[Outcome]) -> str:
     """One line for each kind of fault: how often it happened, and how its runs ended."""
     runs: dict[str, Counter[str]] = defaultdict(Counter)
     times: Counter[str] = Counter()
-    for _, outcome in done:
+    for outcome in done:
         kinds = [what.partition(": ")[2] or what for what in outcome.happened]
         times.update(kinds)
         for kind in {*kinds} or {"none"}:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.campaign.network import FAULTS
+from tests.campaign.real import SIGNALS, TARGETS, drawn_real
 from tests.campaign.scenario import Scenario, carry_out, drawn
 
 
@@ -34,3 +35,11 @@ def test_a_scenario_is_its_seeds():
     assert drawn(5) == drawn(5)
     assert len({drawn(seed).kinds for seed in range(60)}) > 8
     assert {drawn(seed).mode for seed in range(20)} == {"patient", "none"}
+
+
+def test_a_row_of_seeds_has_every_blow_to_every_kind_of_process():
+    assert drawn_real(5) == drawn_real(5)
+    many = len(TARGETS) * len(SIGNALS)
+    first = [drawn_real(seed).blows[0] for seed in range(many)]
+    assert {(blow.target, blow.way) for blow in first} == {(t, w) for t in TARGETS for w in SIGNALS}
+    assert {drawn_real(seed).mode for seed in range(many)} == {"patient", "none"}

@@ -1,6 +1,8 @@
 """`dpfact submit` and `status`: exit codes are the run's. A script plays Flower's command."""
 
 import json
+import os
+from threading import Thread
 
 import pytest
 from typer.testing import CliRunner
@@ -17,7 +19,8 @@ FLWR = """#!/bin/sh
 echo "$@" >> {folder}/asked
 case "$1" in
 run) echo 'Loading'; cat {folder}/run ;;
-log) echo 'INFO: round 1 of 4: north, south answered in 9 s' ;;
+log) echo 'INFO: round 1 of 4: north, south answered in 9 s'
+     if [ -p {folder}/go ]; then cat {folder}/go; fi ;;
 ls) n=$(grep -c ^ls {folder}/asked); sed -n "${{n}}p" {folder}/ls ;;
 esac
 """
@@ -71,6 +74,28 @@ def test_the_exit_code_is_the_runs(flower, states, code):
     said = json.loads(done.stdout[done.stdout.index("{") :])
     assert said["run"] == "77"
     assert said["status"] == (states[-1] or "unknown")
+
+
+def test_a_run_that_does_not_begin_is_warned_of(flower, tmp_path, monkeypatch):
+    """Its log is awaited until somebody ends it, which is when the test hears the warning."""
+    pipe = tmp_path / "go"
+    os.mkfifo(pipe)
+    monkeypatch.setattr(connection, "_PENDING_SECONDS", 0.01)
+    said, state = [], connection.Connection.state
+
+    def ended(self, run):
+        found = state(self, run)
+        if len(said) == 0 and found["status"] == "pending":
+            Thread(target=pipe.write_text, args=("INFO: ended\n",)).start()
+        said.append(found["status"])
+        return found
+
+    monkeypatch.setattr(connection.Connection, "state", ended)
+    done, _ = flower("pending", "finished:stopped")
+    assert done.exit_code == 1
+    assert said == ["pending", "finished:stopped"]
+    assert "warning: run 77 has not begun for 0.01 s" in done.stderr
+    assert "flwr stop 77 centre ends it" in done.stderr
 
 
 def test_what_was_not_started_says_so_in_flowers_words(flower, tmp_path):

@@ -5,6 +5,8 @@ from typer.testing import CliRunner
 
 from dpfact_flower import cli
 from dpfact_flower.runtime.federate import federate
+from dpfact_flower.site.disclosure import PUBLIC_CODES
+from dpfact_flower.site.refusals import count_refusal
 
 RUN = {"privacy": "patient", "epsilon": 4.0, "rank": 3, "refine-rounds": 1, "noise-seed": 1}
 
@@ -25,6 +27,8 @@ def test_metrics_say_what_is_left(cohort_folder, state, tmp_path):
         'allow-privacy = "patient"\nmax-epsilon = 10.0\n'
     )
     (state / "site-1" / ".looks").write_bytes(b"+++")
+    for code in ("late", "late", "message"):
+        count_refusal(state / "site-1", code)
     command = ["site", "metrics", "--config", str(config)]
     text = CliRunner().invoke(cli.app, command).output
     found = dict(line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("dpfact"))
@@ -35,6 +39,9 @@ def test_metrics_say_what_is_left(cohort_folder, state, tmp_path):
     assert float(figures["epsilon_left"]) == pytest.approx(6.0, rel=1e-6)
     assert float(figures["charged_seconds"]) > 1.7e9
     assert figures["failed_looks"] == "3"
+    counts = {key.partition('code="')[2][:-2]: int(value) for key, value in found.items()
+              if "refusals_total" in key}  # fmt: skip
+    assert counts == {**dict.fromkeys(PUBLIC_CODES, 0), "late": 2, "message": 1}
     assert CliRunner().invoke(cli.app, [*command, "--out", str(out)]).exit_code == 0
     assert out.read_text() == text
     config.write_text(config.read_text().replace("site-1", "new").replace("new.npz", "site-1.npz"))

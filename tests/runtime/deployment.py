@@ -8,12 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from dpfact_flower.evaluation.run_folder import read_model
-from dpfact_flower.runtime.connection import tool
-from dpfact_flower.runtime.keeper import kept
-from dpfact_flower.runtime.superlink import SuperLink, free_port
+from dpfact_flower.runtime.superlink import SuperLink, local_supernode
+from dpfact_flower.server.history import read_history
 from tests.patience import PATIENCE
 
-APP = Path(__file__).parents[2] / "simulation"
+APP = Path(__file__).parents[2] / "simulation" / "dpfact-app"
 CONFIG = {"rounds": 3, "rank": 4, "seed": 5, "privacy": "none", "tau": 2}
 PATIENT = {"rank": 4, "seed": 5, "off": 0.0, "privacy": "patient", "epsilon": 4.0, "delta": 1e-5}
 
@@ -26,18 +25,8 @@ def supernode(
     security: Sequence[str] = ("--insecure",),
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A SuperNode process for one hospital; its log is `<site>.log` in `folder`."""
-    text = " ".join(
-        f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}"
-        for key, value in config.items()
-    )
-    command = [
-        tool("flower-supernode"), *security, "--superlink", superlink.address,
-        "--port", str(free_port()), "--node-config", text,
-    ]  # fmt: skip
-    with (
-        (folder / f"{config['site']}.log").open("wb") as log,
-        kept(command, env=superlink.environment, stdout=log, stderr=log) as process,
-    ):
+    log = folder / f"{config['site']}.log"
+    with local_supernode(superlink, config, log, security=security) as process:
         yield process
 
 
@@ -57,13 +46,26 @@ def server_config(cohort, tmp_path: Path) -> dict[str, object]:
         vocabulary.save(path)
         paths.append(str(path))
     return {"data": "", "vocabulary": ",".join(paths), "out": str(tmp_path / "deployed"),
-            "sites": 3, "min-sites": 2, "wait-timeout": PATIENCE}  # fmt: skip
+            "sites": len(cohort.sites), "min-sites": len(cohort.sites),
+            "wait-timeout": PATIENCE}  # fmt: skip
 
 
 def assert_same(out: Path, expected) -> None:
     """Compare a run's global factors with others, bit for bit."""
     for got, want in zip(read_model(out)[0], expected, strict=True):
         np.testing.assert_array_equal(got, want)
+
+
+def assert_arrived(out: Path, *, rounds: int) -> None:
+    """Hold a run on arrival to its rounds, whoever was fast: no site twice, most in the last."""
+    records = read_history(out)
+    assert [record.round for record in records] == list(range(1, rounds + 1))
+    assert [record.failures for record in records] == [()] * rounds
+    arrivals = [each for record in records for each in record.arrivals]
+    assert len({(each.site, each.round) for each in arrivals}) == len(arrivals)
+    assert all(each.used and 0 <= each.staleness <= 3 * rounds for each in arrivals)
+    assert sum(each.round == rounds for each in arrivals) >= 2
+    assert len({each.site for each in arrivals}) == 3
 
 
 def lines_of(path: Path) -> list[str]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dpfact_flower.runtime.keeper import kept
 from dpfact_flower.runtime.superlink import free_port
@@ -127,27 +128,33 @@ class Hospital:
         for each in (self.config, path):
             os.chown(each, self.users.site, -1)
 
+    def service(self, name: str, more: Mapping[str, str]) -> tuple[list[str], dict[str, Any]]:
+        """Command of a systemd unit of the page, and how systemd would start it."""
+        uid = {"dpfact-node": self.users.node, "dpfact-site": self.users.site}[name]
+        other = {"user": uid, "group": uid, "extra_groups": []} if self.users.two else {}
+        command, environment = unit_of(self.text(block_with(f"User={name}\n")), more)
+        return command, {"env": environment, "cwd": "/", **other}
+
     @contextmanager
     def unit(self, name: str, more: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
         """A systemd unit of the page, started as systemd would; its log is NAME.log."""
-        block = self.text(block_with(f"User={name}\n")).replace("\\\n", " ")
-        entries = dict(re.findall(r"^(\w+)=(.*)$", block, re.MULTILINE))
-        own = dict(word.split("=", 1) for word in entries["Environment"].split())
-        uid = {"dpfact-node": self.users.node, "dpfact-site": self.users.site}[name]
-        other = {"user": uid, "group": uid, "extra_groups": []} if self.users.two else {}
-        environment = {"PATH": "/usr/bin:/bin", **more, **own}
+        command, options = self.service(name, more)
         with (
             (self.folder / f"{name}.log").open("wb") as log,
-            kept(
-                shlex.split(entries["ExecStart"]), env=environment, stdout=log, stderr=log,
-                cwd="/", **other,
-            ) as process,
-        ):  # fmt: skip
+            kept(command, stdout=log, stderr=log, **options) as process,
+        ):
             yield process
 
     def log(self, unit: str) -> str:
         """What a unit has logged."""
         return (self.folder / f"{unit}.log").read_text()
+
+
+def unit_of(text: str, more: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    """Command and environment of a systemd unit."""
+    entries = dict(re.findall(r"^(\w+)=(.*)$", text.replace("\\\n", " "), re.MULTILINE))
+    own = dict(word.split("=", 1) for word in entries["Environment"].split())
+    return shlex.split(entries["ExecStart"]), {"PATH": "/usr/bin:/bin", **more, **own}
 
 
 def hospital(folder: Path, name: str, users: Users, address: str) -> Hospital:

@@ -22,6 +22,7 @@ from tests.patience import PATIENCE, await_that
 from tests.runtime.deployment import (
     APP,
     CONFIG,
+    assert_arrived,
     assert_same,
     lines_of,
     server_config,
@@ -42,6 +43,10 @@ def test_deployment_gives_the_numbers_of_one_process(cohort, cohort_folder, tmp_
         link = Connection("dpfact", superlink.environment)  # as `dpfact submit` does it
         run = link.submit(APP, {**CONFIG, **server_config(cohort, tmp_path)})
         assert link.follow(run)["status"] == COMPLETED
+        arriving = {"pace": "on-arrival", "rounds": 2, "out": str(tmp_path / "arriving")}
+        run = link.submit(APP, {**CONFIG, **server_config(cohort, tmp_path), **arriving})
+        assert link.follow(run)["status"] == COMPLETED
+    assert_arrived(tmp_path / "arriving", rounds=2)
     status = run_status(tmp_path / "deployed")
     assert status.is_finished
     assert [(site.name, site.used, site.failed) for site in status.sites] == [
@@ -54,12 +59,15 @@ def test_deployment_gives_the_numbers_of_one_process(cohort, cohort_folder, tmp_
     assert summary["auc"] is None  # the server has no patients to measure on
     for site in cohort.sites:
         state = tmp_path / f"state-{site.name}" / site.name
-        (kept,) = state.glob("*/state-*.npy")
-        assert kept.name == f"state-{CONFIG['rounds']:06d}.npy"
+        kept = sorted(path.name for path in state.glob("*/state-*.npy"))
+        assert kept == [f"state-{rounds:06d}.npy" for rounds in (2, CONFIG["rounds"])]
         with Ledger(state, create=False) as ledger:
             assert ledger.verify() == []
-            assert [row.round for row in ledger.rows()] == [1, 2, 3]
-        (history,) = state.glob("*/history.jsonl")
+            rows = ledger.rows()
+            # The run in step, and the one on arrival.
+            assert [row.round for row in rows] == [1, 2, 3, 1, 2]
+            (job, _) = dict.fromkeys(row.job for row in rows)
+        history = state / job / "history.jsonl"
         # Round 1 is the start: co-occurrences, and no model to measure.
         assert len(history.read_text().splitlines()) == CONFIG["rounds"] - 1
 

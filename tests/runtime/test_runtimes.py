@@ -1,6 +1,6 @@
 """The same run in one process and in Flower's simulation: the same numbers.
 
-The simulation is a real `flwr run` on a SuperLink with Ray. Deployed: test_deployed.py.
+The simulation is a real `flwr run` on a SuperLink with Ray. Deployed: test_secure_deployment.py.
 """
 
 import json
@@ -18,6 +18,7 @@ from tests.runtime.deployment import (
     APP,
     CONFIG,
     PATIENT,
+    assert_arrived,
     assert_same,
 )
 
@@ -38,12 +39,26 @@ def test_simulation_gives_the_numbers_of_one_process(cohort_folder, tmp_path, ex
     config = {**CONFIG, "data": str(cohort_folder), "out": str(out)}
     with local_superlink(tmp_path / "flwr", simulation=True) as superlink:
         superlink.run(APP, config, federation_config="num-supernodes=3 client-resources-num-cpus=1")
+        arriving = {**config, "pace": "on-arrival", "out": str(tmp_path / "arriving")}
+        superlink.run(APP, arriving, federation_config=f"num-supernodes=3 {CPUS}")
         wrong = {**config, "out": str(tmp_path / "wrong")}
         with pytest.raises(RunFailedError):  # the data has three sites
             superlink.run(APP, wrong, federation_config=f"num-supernodes=2 {CPUS}")
     assert superlink.process.poll() is not None
     assert_same(out, expected)
     assert read_json(out / "summary.json")["sites"] == 3
+    assert_arrived(tmp_path / "arriving", rounds=CONFIG["rounds"])
+
+
+def test_on_arrival_one_process_gives_the_numbers_of_a_run_in_step(
+    cohort_folder, tmp_path, expected
+):
+    """There all are equally fast: they are asked together, and answer together."""
+    out = tmp_path / "arriving"
+    config = {**CONFIG, "pace": "on-arrival", "data": str(cohort_folder), "out": str(out)}
+    assert_same(federate(config), expected)
+    assert_arrived(out, rounds=CONFIG["rounds"])
+    assert "used on arrival" in (out / "report.html").read_text()
 
 
 @pytest.mark.slow

@@ -1,20 +1,23 @@
 """A deployment as docs/how-to/deploy.md has it: TLS, registered keys, two users a hospital.
 
-One SuperLink and three hospitals on loopback serve all tests of this module. Each hospital is set
-up by the page's own commands, files and systemd units; where the tests are run as root, by two
-users and without a network.
+One SuperLink and its hospitals on loopback serve all tests of this module: the regions of the eICU
+demo, five of them, where the open data are, and three small ones elsewhere. Each hospital is set up
+by the page's own commands, files and systemd units; where the tests are run as root, by two users
+and without a network.
 """
 
 import json
 import os
 import re
 import shutil
+import signal
 import ssl
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,16 +27,27 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 import dpfact_flower
-from dpfact_flower.evaluation.run_folder import read_json
+from dpfact_flower.data.site_data import Cohort
+from dpfact_flower.evaluation.run_folder import read_json, read_model
 from dpfact_flower.machine.quiet import QUIET
-from dpfact_flower.privacy.ledger import Ledger
-from dpfact_flower.runtime.connection import RunFailedError, tool
+from dpfact_flower.privacy.ledger import Ledger, LedgerRow
+from dpfact_flower.runtime.connection import COMPLETED, Connection, RunFailedError, tool
+from dpfact_flower.runtime.federate import federate
 from dpfact_flower.runtime.superlink import Certificates, SuperLink, local_superlink
+from dpfact_flower.server.status import run_status
+from simulation.paper.datasets import available, load
 from tests.apart import apart
 from tests.patience import PATIENCE, await_that
-from tests.processes import await_none_left
+from tests.processes import await_none_left, descendant
 from tests.runtime.certificates import make_certificates, make_key
-from tests.runtime.deployment import APP, server_config, site_config, supernode
+from tests.runtime.deployment import (
+    APP,
+    assert_same,
+    lines_of,
+    server_config,
+    site_config,
+    supernode,
+)
 from tests.runtime.page import (
     PAGE,
     Hospital,
@@ -47,6 +61,7 @@ from tests.runtime.page import (
 
 CONFIG = {"rank": 4, "seed": 5, "off": 0.0, "privacy": "patient", "epsilon": 4.0, "delta": 1e-5,
           "refine-rounds": 1}  # fmt: skip
+PLAIN = {"rounds": 3, "rank": 4, "seed": 5, "privacy": "none", "tau": 2}
 LISTENING = Path(__file__).with_name("listening")
 HOSTILE = Path(__file__).with_name("hostile_app")
 
@@ -91,8 +106,14 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
+def cohort(cohort) -> Cohort:
+    """Real patients where they can be had."""
+    return load("eicu") if available("eicu") else cohort
+
+
+@pytest.fixture(scope="module")
 def federation(cohort, folder) -> Iterator[Federation]:
-    """A SuperLink with TLS that asks for registered keys, and three hospitals."""
+    """A SuperLink with TLS that asks for registered keys, and a hospital for each site."""
     if missing := [name for name in ("openssl", "ssh-keygen", "install") if not shutil.which(name)]:
         pytest.skip(f"the page's commands need {', '.join(missing)}")
     (folder / "cohort").mkdir()
@@ -150,7 +171,7 @@ def secured(certificates: Certificates, key: Path) -> list[str]:
 
 
 def await_online(federation: Federation) -> None:
-    """Wait until the three SuperNodes are let in and the executors answer."""
+    """Wait until the SuperNodes are let in and the executors answer."""
     for each in federation.hospitals:
         for unit, sign in (("dpfact-node", "SuperNode ID"), ("dpfact-site", "answering")):
             await_that(lambda e=each, u=unit, s=sign: s in e.log(u) or federation.ended(), unit)
@@ -171,11 +192,13 @@ def test_a_hostile_app_runs_with_flowers_executor_and_not_with_the_hospitals_own
     await_online(federation)
     key = make_key(folder, "control")
     node = federation.register(key, "control")
-    config = {**site_config(federation.cohort_folder, folder, "site-1"), "site": "control"}
+    robbed = federation.hospitals[0].name
+    config = {**site_config(federation.cohort_folder, folder, robbed), "site": "control"}
     with supernode(superlink, folder, config, secured(federation.certificates, key)):
-        superlink.run(app, {"out": str(out), "nodes": 4}, quiet=True)
+        nodes = 1 + len(federation.hospitals)
+        superlink.run(app, {"out": str(out), "nodes": nodes}, quiet=True)
     loot = json.loads(out.read_text())
-    stolen = (federation.cohort_folder / "site-1.npz").read_bytes()[:64].hex()
+    stolen = (federation.cohort_folder / f"{robbed}.npz").read_bytes()[:64].hex()
     assert loot.pop(node) == stolen
     assert set(loot) == set(federation.nodes.values())
     assert set(loot.values()) == {"dpfact:message (details are in the site's own log)"}
@@ -191,11 +214,11 @@ def test_a_hostile_app_runs_with_flowers_executor_and_not_with_the_hospitals_own
 def test_an_honest_run_is_answered_and_spends_each_hospitals_budget_once(federation, cohort):
     folder, superlink = federation.folder, federation.superlink
     stranger = {
-        **site_config(federation.cohort_folder, folder, "site-1"),
+        **site_config(federation.cohort_folder, folder, federation.hospitals[0].name),
         "site": "stranger", "state-dir": str(folder / "state-stranger"),
     }  # fmt: skip
     security = secured(federation.certificates, make_key(folder, "stranger"))
-    config = {**CONFIG, **server_config(cohort, folder), "min-sites": 3}
+    config = {**CONFIG, **server_config(cohort, folder)}
     runs = (superlink.home / "superlink.log").read_text().count("Created run")
     with supernode(superlink, folder, stranger, security) as refused:
         superlink.run(APP, config)
@@ -210,7 +233,7 @@ def test_an_honest_run_is_answered_and_spends_each_hospitals_budget_once(federat
     summary = read_json(folder / "deployed" / "summary.json")
     assert summary["epsilon"] == pytest.approx(CONFIG["epsilon"], rel=1e-6)
     assert summary["claim"].startswith("proven: patient-level")
-    assert summary["sites"] == 3
+    assert summary["sites"] == len(federation.hospitals)
     for (events, sent), ledger in zip(spent, summary["per_site"].values(), strict=True):
         assert [event.sigma for event in events] == [row["sigma"] for row in ledger["ledger"]]
         assert sent == len(events)  # the last round sends nothing, and costs nothing
@@ -221,13 +244,77 @@ def test_an_honest_run_is_answered_and_spends_each_hospitals_budget_once(federat
     assert (superlink.home / "superlink.log").read_text().count("Created run") == runs + 2
 
 
-def ledger_of(each: Hospital):
-    """What a hospital was charged for, and how many rounds it answered."""
-    with tempfile.TemporaryDirectory() as name:  # a ledger is opened by its owner alone
-        copy = shutil.copytree(each.state, Path(name) / "state")
+@contextmanager
+def without_noise(hospitals: list[Hospital]) -> Iterator[None]:
+    """Hospitals that take part without noise, and note that elsewhere.
+
+    An executor reads its settings for every message.
+    """
+    before = [each.config.read_text() for each in hospitals]
+    for each, text in zip(hospitals, before, strict=True):
+        own = tomllib.loads(text)
+        plain = {
+            "allow-privacy": "none",
+            "max-epsilon": 0.0,
+            "state-dir": own["state-dir"] + "/plain",
+        }
+        each.config.write_text(tomli_w.dumps(own | plain))
+    try:
+        yield
+    finally:
+        for each, text in zip(hospitals, before, strict=True):
+            each.config.write_text(text)
+
+
+@pytest.mark.slow
+@pytest.mark.deployment
+def test_a_run_whose_server_dies_is_gone_on_with_to_the_model_of_one_process(federation, cohort):
+    """With everything that the page asks for; bit for bit, as there is no noise."""
+    folder, superlink = federation.folder, federation.superlink
+    one = federate({**PLAIN, "data": str(federation.cohort_folder), "out": str(folder / "one")})
+    config = {**PLAIN, **server_config(cohort, folder), "out": str(folder / "plain")}
+    link, out = Connection("dpfact", superlink.environment), folder / "plain"
+    await_online(federation)
+    with without_noise(federation.hospitals):
+        run = link.submit(APP, config)  # as `dpfact submit` does it
+        await_that(lambda: lines_of(out / "history.jsonl"), "a round")
+        server = descendant(superlink.process.pid, "flwr-serverapp")
+        os.kill(server, signal.SIGTERM)
+        assert link.follow(run)["status"] != COMPLETED
+        run = link.submit(APP, {**config, "resume": True})
+        assert link.follow(run)["status"] == COMPLETED
+    status, rounds = run_status(out), PLAIN["rounds"]
+    assert status.is_finished
+    assert [(site.name, site.used, site.failed) for site in status.sites] == [
+        (site.name, rounds, 0) for site in cohort.sites
+    ]
+    assert_same(out, read_model(one)[0])
+    summary = read_json(out / "summary.json")
+    assert summary["sites"] == len(cohort.sites)
+    assert summary["auc"] is None  # the server has no patients to measure on
+    for each in federation.hospitals:
+        state = each.folder / "site" / "state" / "plain" / each.name
+        assert [row.round for row in rows_of(state)] == list(range(1, rounds + 1))
+        (kept,) = state.glob("*/state-*.npy")
+        assert kept.name == f"state-{rounds:06d}.npy"
+        (history,) = state.glob("*/history.jsonl")
+        # Round 1 is the start: co-occurrences, and no model to measure.
+        assert len(history.read_text().splitlines()) == rounds - 1
+
+
+def rows_of(state: Path) -> tuple[LedgerRow, ...]:
+    """Rows of a ledger that is whole; of a copy, since its owner alone may open it."""
+    with tempfile.TemporaryDirectory() as name:
+        copy = shutil.copytree(state, Path(name) / "state")
         with Ledger(copy, create=False) as ledger:
             assert ledger.verify() == []
-            return ledger.events(), len(ledger.rows())
+            return ledger.rows()
+
+
+def ledger_of(each: Hospital):
+    """What a hospital was charged for, and how many rounds it answered."""
+    rows = rows_of(each.state)
+    return [event for row in rows for event in row.events], len(rows)
 
 
 @pytest.mark.slow
@@ -320,7 +407,7 @@ def test_a_supernode_that_is_not_let_in_ends_and_says_why(federation):
         assert waits.poll() is None
     assert word in page
     assert "SuperNode ID" not in (folder / "keyless-plain.log").read_text()
-    assert [process.poll() for process in federation.processes] == [None] * 6
+    assert {process.poll() for process in federation.processes} == {None}
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ class Client:
 
 
 def tasks(answer) -> tuple[Tasks, Client]:
-    found, client = Tasks(9, b"x" * 32), Client(answer)
+    found, client = Tasks("127.0.0.1:9", b"x" * 32), Client(answer)
     found._client = client
     return found, client
 

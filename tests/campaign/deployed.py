@@ -1,0 +1,267 @@
+"""A deployment of real processes that can be killed and come back, as systemd would have them.
+
+A SuperLink and three hospitals on loopback, by the commands and units of docs/how-to/deploy.md: TLS
+and registered keys, and in each hospital a SuperNode and the hospital's own executor. All as one
+user, with the network as it is: what two users and no network are for is tested elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import tomli_w
+
+from dpfact_flower.data.site_data import Cohort
+from dpfact_flower.runtime.connection import quiet_environment, tool
+from dpfact_flower.runtime.keeper import kept
+from dpfact_flower.runtime.superlink import free_port
+from tests.patience import await_that
+from tests.processes import descendant, family_of
+from tests.runtime.certificates import make_certificates
+from tests.runtime.page import Hospital, Users, block_with, hospital, unit_of
+
+RESTART_SECONDS = 10
+"""RestartSec of the page's units."""
+CONNECTION = "campaign"
+CODE = Path(__file__).parents[2]
+
+
+class Service:
+    """A unit: its process, started again some seconds after it has ended, as Restart=always does.
+
+    Parameters
+    ----------
+    command : list of str
+    log : Path
+    **options
+        Of `subprocess.Popen`.
+    """
+
+    def __init__(self, command: list[str], log: Path, **options: object) -> None:
+        self._command, self._log, self._options = command, log, options
+        self._stack, self._due = ExitStack(), 0.0
+        self.starts = 0
+        self._start()
+
+    def _start(self) -> None:
+        self._stack = ExitStack()
+        file = self._stack.enter_context(self._log.open("ab"))
+        context = kept(self._command, stdout=file, stderr=file, **self._options)
+        self._process = self._stack.enter_context(context)
+        self._due, self.starts = 0.0, self.starts + 1
+
+    @property
+    def pid(self) -> int | None:
+        """The unit's own process, below its keeper; None between its end and the next start."""
+        children = f"/proc/{self._process.pid}/task/{self._process.pid}/children"
+        with suppress(OSError):
+            # The first is the command: the others were adopted later.
+            for child in map(int, Path(children).read_text().split()):
+                return child
+        return None
+
+    @property
+    def keeper(self) -> int:
+        """Whose descendants the unit's processes are."""
+        return self._process.pid
+
+    def look(self) -> None:
+        """Start it again, when it is time."""
+        if self._process.poll() is None:
+            return
+        self._due = self._due or time.monotonic() + RESTART_SECONDS
+        if time.monotonic() >= self._due:
+            self._stack.close()
+            self._start()
+
+    def close(self) -> None:
+        """End it for good."""
+        for each in family_of(self.keeper):  # what is stopped does not end
+            with suppress(ProcessLookupError):
+                os.kill(each.pid, signal.SIGCONT)
+        self._stack.close()
+
+
+@dataclass
+class Deployment:
+    """A SuperLink, three hospitals, and the centre's way to submit a run.
+
+    Attributes
+    ----------
+    folder : Path
+    hospitals : list of Hospital
+    services : dict of str to Service
+        ``centre``, and ``node N`` and ``site N`` of each hospital.
+    environment : dict
+        Of Flower's commands at the centre.
+    vocabulary : str
+        The public code lists, as `dpfact submit` takes them.
+    """
+
+    folder: Path
+    hospitals: list[Hospital]
+    environment: dict[str, str]
+    vocabulary: str
+    services: dict[str, Service] = field(default_factory=dict)
+
+    def look(self) -> None:
+        """Start what has ended again, when it is time."""
+        for service in self.services.values():
+            service.look()
+
+    def find(self, service: str, words: str) -> int | None:
+        """A process of a unit with these words on its command line."""
+        return descendant(self.services[service].keeper, words)
+
+    def allow(self, mode: str) -> None:
+        """Let every hospital take part in a privacy mode, with a state folder of its own for it.
+
+        An executor reads its settings for every message.
+        """
+        epsilon = 0.0 if mode == "none" else 1e6
+        for each in self.hospitals:
+            settings = {
+                "site": each.name, "data-path": str(each.config.with_suffix(".npz")),
+                "state-dir": str(self.state(each, mode).parent), "allow-privacy": mode,
+                "max-epsilon": epsilon,
+            }  # fmt: skip
+            each.config.write_text(tomli_w.dumps(settings))
+
+    def state(self, each: Hospital, mode: str) -> Path:
+        """A hospital's own folder in its state folder."""
+        return each.folder / "site" / "state" / mode / each.name
+
+    def nodes(self) -> dict[str, str] | None:
+        """Status of each node by its number; None where the SuperLink does not say."""
+        command = [tool("flwr"), "supernode", "list", CONNECTION, "--format", "json"]
+        done = subprocess.run(command, env=self.environment, capture_output=True, check=False)
+        try:
+            answer = json.loads(done.stdout)
+        except ValueError:
+            return None
+        if not answer.get("success"):
+            return None
+        return {node["node-id"]: node["status"] for node in answer["nodes"]}
+
+    def await_all(self) -> None:
+        """Wait until all hospitals are online, and go on looking after the services."""
+
+        def are() -> bool:
+            self.look()
+            status = list((self.nodes() or {}).values())
+            return status.count("online") == len(self.hospitals)
+
+        await_that(are, "every hospital online")
+
+
+@contextmanager
+def deployment(cohort: Cohort, folder: Path) -> Iterator[Deployment]:
+    """Set three hospitals and their centre up, and end them."""
+    (folder / "cohort").mkdir()
+    cohort.save(folder / "cohort")
+    certificates, tls = make_certificates(folder, "centre"), folder / "tls"
+    tls.mkdir()
+    for path, name in (
+        (certificates.authority, "ca.crt"), (certificates.certificate, "server.pem"),
+        (certificates.key, "server.key"),
+    ):  # fmt: skip
+        shutil.copy(path, tls / name)
+    port = free_port()
+    address = f"127.0.0.1:{port}"
+    home = folder / "flwr"
+    home.mkdir()
+    connection = {"address": address, "root-certificates": str(tls / "ca.crt")}
+    (home / "config.toml").write_text(tomli_w.dumps({"superlink": {CONNECTION: connection}}))
+    me = Users(os.geteuid(), os.geteuid())
+    hospitals = [hospital(folder, site.name, me, address) for site in cohort.sites]
+    environment = {**quiet_environment(), "FLWR_HOME": str(home), "PYTHONPATH": str(CODE)}
+    made = Deployment(folder, hospitals, environment, _code_lists(cohort, folder))
+    try:
+        made.services["centre"] = Service(
+            *_centre(folder, tls, port), cwd=tls, env={**environment, "FLWR_HOME": str(tls / "f")}
+        )
+        await_that(lambda: made.look() or made.nodes() is not None, "the SuperLink")
+        for each in hospitals:
+            each.prepare(certificates.authority, folder / "cohort" / f"{each.name}.npz")
+            _register(made, folder / f"{each.name}-work" / f"{each.name}.pub", each.name)
+            more = {"PYTHONPATH": str(CODE), "NUMBA_CACHE_DIR": "", "OPENBLAS_NUM_THREADS": "1"}
+            for unit in ("node", "site"):
+                command, options = each.service(f"dpfact-{unit}", more)
+                log = each.folder / f"dpfact-{unit}.log"
+                made.services[f"{unit} {each.name}"] = Service(command, log, **options)
+        yield made
+    finally:
+        for service in reversed(made.services.values()):
+            service.close()
+
+
+def _centre(folder: Path, tls: Path, port: int) -> tuple[list[str], Path]:
+    unit = block_with("User=dpfact-centre\n").replace("/srv/tls", str(tls))
+    beside = Path(tool("flower-superlink")).parent
+    unit = unit.replace("/opt/dpfact/bin", str(beside)).replace("--port 9190", f"--port {port}")
+    command, _ = unit_of(unit, {})
+    return [*command, "--control-api-address", f"127.0.0.1:{free_port()}"], folder / "centre.log"
+
+
+def _code_lists(cohort: Cohort, folder: Path) -> str:
+    paths = [folder / f"{each.name}.json" for each in cohort.vocabularies]
+    for path, each in zip(paths, cohort.vocabularies, strict=True):
+        each.save(path)
+    return ",".join(map(str, paths))
+
+
+def _register(made: Deployment, key: Path, site: str) -> None:
+    command = [tool("flwr"), "supernode", "register", str(key), CONNECTION, "--name", site]
+    subprocess.run(command, env=made.environment, capture_output=True, check=True)
+
+
+def submitted(
+    made: Deployment,
+    out: Path,
+    settings: Mapping[str, object],
+    bound: float,
+    look: Callable[[], None],
+) -> tuple[int | None, str]:
+    """Submit a run as a person would, and look after all until it has ended.
+
+    Parameters
+    ----------
+    made : Deployment
+    out : Path
+    settings : mapping
+        As after ``-s``.
+    bound : float
+        Seconds after which it is ended.
+    look : callable
+        Called four times a second.
+
+    Returns
+    -------
+    int or None
+        Exit code of `dpfact submit`; None where it had to be ended.
+    str
+        All that it said.
+    """
+    command = [tool("dpfact"), "submit", CONNECTION, "--out", str(out), "--json"]
+    command += ["--vocabulary", made.vocabulary]
+    for key, value in settings.items():
+        command += ["-s", f"{key}={value}"]
+    log = out.with_suffix(".log")
+    options = {"env": made.environment, "cwd": CODE}
+    with log.open("ab") as file, kept(command, stdout=file, stderr=file, **options) as process:
+        end = time.monotonic() + bound
+        while process.poll() is None and time.monotonic() < end:
+            made.look()
+            look()
+            time.sleep(0.25)
+        code = process.poll()
+    return code, log.read_text(errors="replace")

@@ -1,0 +1,103 @@
+"""The containers of deploy/ are started as the page's units are; no container is started here."""
+
+import re
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+
+from dpfact_flower.cli.main import app
+from dpfact_flower.machine.quiet import QUIET
+from dpfact_flower.runtime.connection import tool
+from tests.runtime.page import block_with, unit_of
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+UNITS = {
+    ("centre", "superlink"): "dpfact-centre",
+    ("hospital", "node"): "dpfact-node",
+    ("hospital", "site"): "dpfact-site",
+}
+BETWEEN_CONTAINERS = {"node": {"--host": "0.0.0.0"}, "site": {"--host": "node"}}
+"""What is said here and not in a unit: two containers do not share a loopback."""
+
+
+def composed(name: str) -> dict:
+    return yaml.safe_load((DEPLOY / f"{name}.compose.yaml").read_text())
+
+
+def stages() -> dict[str, str]:
+    """Text of each stage of the Dockerfile."""
+    parts = re.split(r"^FROM \S+ AS (\w+)\n", (DEPLOY / "Dockerfile").read_text(), flags=re.M)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def options(words) -> dict[str, str]:
+    """Options with their values, however they are written."""
+    text = " ".join(words).replace("=", " ").split()
+    found: dict[str, str] = {}
+    for word in text:
+        if word.startswith("--"):
+            found[word] = ""
+        elif found:
+            found[list(found)[-1]] = word
+    return found
+
+
+@pytest.mark.parametrize(("file", "service"), UNITS)
+def test_a_container_is_started_with_the_options_of_its_unit(file, service):
+    made = composed(file)["services"][service]
+    text = block_with(f"User={UNITS[file, service]}\n")
+    command, environment = unit_of(text, {})
+    said = [re.sub(r"\$\{CENTRE:.*\}", "centre.example:443", word) for word in made["command"]]
+    assert options(said) == options(command) | BETWEEN_CONTAINERS.get(service, {})
+    own = {**common_environment(), **made.get("environment", {})}
+    assert own == {key: each for key, each in environment.items() if key != "PATH"}
+
+
+def common_environment() -> dict[str, str]:
+    (text,) = re.findall(r"^ENV (.*)$", stages()["common"].replace("\\\n", ""), re.M)
+    return {key: each for key, _, each in (w.partition("=") for w in text.split()) if key != "PATH"}
+
+
+@pytest.mark.parametrize(("file", "service"), UNITS)
+def test_a_container_has_no_more_rights_than_its_unit(file, service):
+    made = composed(file)["services"][service]
+    assert made["read_only"]
+    assert made["cap_drop"] == ["ALL"]
+    assert made["security_opt"] == ["no-new-privileges:true"]
+    assert "ports" not in made
+    assert re.fullmatch(r"\$\{[A-Z]+_USER:\?id -u dpfact-\w+\}", made["user"])  # and never root
+
+
+def test_the_data_and_the_network_are_two_containers():
+    made = composed("hospital")
+    node, site = made["services"]["node"], made["services"]["site"]
+    assert node["user"] != site["user"]
+    assert node["volumes"] == ["/srv/dpfact/node:/srv/dpfact/node"]
+    assert site["volumes"] == ["/srv/dpfact/site:/srv/dpfact/site"]
+    (only,) = site["networks"]
+    assert made["networks"][only]["internal"]
+    assert only in node["networks"]
+
+
+def test_each_image_is_a_stage_that_starts_an_installed_command():
+    for (file, service), unit in UNITS.items():
+        image = composed(file)["services"][service]["image"].removeprefix("dpfact-")
+        (words,) = re.findall(r"^ENTRYPOINT (\[.*\])$", stages()[image], re.M)
+        first, *more = yaml.safe_load(words)
+        assert Path(tool(Path(first).name)).exists()
+        command, _ = unit_of(block_with(f"User={unit}\n"), {})
+        assert [first, *more] == command[: 1 + len(more)]
+
+
+def test_no_image_reports_to_anybody_or_runs_as_root():
+    assert common_environment() == {k: v for k, v in QUIET.items() if k.startswith("FLWR_")}
+    assert "USER 65534:65534" in stages()["common"]
+    assert not any("USER" in text for name, text in stages().items() if name != "common")
+
+
+def test_the_executor_knows_its_options():
+    site = typer.main.get_command(app).commands["site"].commands["answer"]
+    known = {option for each in site.params for option in each.opts}
+    assert set(options(composed("hospital")["services"]["site"]["command"])) <= known
