@@ -15,6 +15,7 @@ from dpfact_flower.cli.audit import audit
 from dpfact_flower.cli.data import data_app
 from dpfact_flower.cli.deployment import status, submit
 from dpfact_flower.cli.export import export, label
+from dpfact_flower.cli.init import init
 from dpfact_flower.cli.ledger import ledger_app
 from dpfact_flower.cli.options import APP_FOLDER, AsJson, FlowerApp, app_config, console
 from dpfact_flower.cli.plan import budget, plan
@@ -55,7 +56,7 @@ app.add_typer(data_app, name="data")
 app.add_typer(ledger_app, name="ledger")
 app.add_typer(site_app, name="site")
 for command in (
-    run, simulate, demo, submit, status, report, compare, export, label, plan, budget, audit,
+    run, simulate, demo, init, submit, status, report, compare, export, label, plan, budget, audit,
 ):  # fmt: skip
     app.command()(command)
 

@@ -18,7 +18,7 @@ from dpfact_flower.errors import DPFactError, SettingsError
 from dpfact_flower.runtime.config import RunConfig, prepare_data
 from dpfact_flower.settings import AppSettings
 
-APP = Path(__file__).parents[2] / "simulation"
+APP = Path(__file__).parents[2] / "simulation" / "dpfact-app"
 
 
 def dpfact(*arguments: str) -> str:
@@ -31,8 +31,8 @@ def dpfact(*arguments: str) -> str:
 
 def test_help_teaches_every_command():
     commands = {
-        (): "data ledger site plan budget audit run simulate demo submit status report compare "
-        "export label settings",
+        (): "data ledger site plan budget audit run simulate demo init submit status report "
+        "compare export label settings",
         ("data",): "synthetic mimic3 mimic4 eicu synpuf omop meds tns events show",
         ("ledger",): "show verify backup restore",
         ("site",): "answer check metrics refit",
@@ -67,6 +67,15 @@ def test_as_many_phenotypes_are_sought_as_were_planted(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # the app is found wherever a command starts
     assert run_config(APP_FOLDER, [], data="synthetic")["rank"] == 12
     assert run_config(APP_FOLDER, ["rank=3"], data="synthetic")["rank"] == 3
+
+
+def test_an_apps_own_data_and_rank_are_its_own(tmp_path):
+    own = (APP / "pyproject.toml").read_text().replace("rank = 12", "rank = 7")
+    (tmp_path / "pyproject.toml").write_text(own.replace("synthetic:demo", "data/ours"))
+    config = run_config(tmp_path, [], data=None)
+    assert (config["data"], config["rank"]) == ("data/ours", 7)
+    with pytest.raises(SettingsError, match="use --data"):
+        run_config(tmp_path, ["data=elsewhere"], data=None)
 
 
 def test_budget_goes_both_ways_and_carries_the_claim():
@@ -125,13 +134,12 @@ def test_what_is_not_installed_is_named_with_the_command_that_installs_it(tmp_pa
 
 def test_the_wheel_has_the_flower_app():
     """`dpfact demo` works where nobody has cloned the repository."""
-    build = tomllib.loads((APP.parent / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    root = APP.parents[1]
+    build = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
     wheel = build["targets"]["wheel"]
-    assert wheel["sources"] == {APP.name: "dpfact_flower/flower_app"}
-    of_the_app = [APP.parent / path for path in wheel["only-include"] if path != "dpfact_flower"]
-    needed = set(APP.glob("dpfact_app/*.py")) | {APP / "pyproject.toml"}
-    there = {f for path in of_the_app for f in (path.glob("*.py") if path.is_dir() else [path])}
-    assert there == needed
+    ours = APP.relative_to(root).as_posix()
+    assert wheel["only-include"] == ["dpfact_flower", ours]
+    assert wheel["sources"] == {ours: "dpfact_flower/flower_app"}
 
 
 def test_help_says_what_an_argument_is():

@@ -1,0 +1,144 @@
+"""`dpfact init`, and the Flower App that it copies: what Flower Hub would take, and what runs."""
+
+import io
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import click
+import pytest
+from flwr.cli.build import build_fab_from_files
+from packaging.requirements import Requirement
+from typer.testing import CliRunner
+
+from dpfact_flower import __version__, cli
+from dpfact_flower.cli.init import FILES
+from dpfact_flower.cli.options import APP_FOLDER, app_config
+from dpfact_flower.errors import DPFactError
+from dpfact_flower.evaluation.run_folder import read_summary
+from dpfact_flower.runtime.superlink import local_superlink
+from tests.hub import downloaded, published
+
+ROOT = Path(__file__).parents[2]
+UPLOADED = {
+    ".gitignore", "LICENSE", "README.md", "pyproject.toml", "dpfact_app/__init__.py",
+    "dpfact_app/client_app.py", "dpfact_app/server_app.py",
+}  # fmt: skip
+
+
+def init(*arguments) -> str:
+    result = CliRunner().invoke(cli.app, ["init", *map(str, arguments)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A project such as anybody's."""
+    folder = tmp_path / "our-study"
+    init(folder, "-s", "epsilon=2", "-s", "rank=7", "--publisher", "north")
+    return folder
+
+
+def test_a_hospitals_project_is_ours_with_its_names_and_settings(project):
+    assert {p.relative_to(project).as_posix() for p in project.rglob("*") if p.is_file()} == {
+        *FILES
+    }
+    written = tomllib.loads((project / "pyproject.toml").read_text())
+    assert written["project"]["name"] == "our-study"
+    assert written["tool"]["flwr"]["app"]["publisher"] == "north"
+    assert app_config(project) == {**app_config(APP_FOLDER), "epsilon": 2.0, "rank": 7}
+    assert "dpfact-app" not in "".join((project / file).read_text() for file in FILES)
+
+
+@pytest.mark.parametrize("whose", ["ours", "theirs"])
+def test_flower_hub_would_take_it(whose, project):
+    """By Flower's checks: `flwr app publish` here, and the bundle that the Hub builds there."""
+    app = APP_FOLDER if whose == "ours" else project
+    files = published(app)
+    assert set(files) == UPLOADED
+    bundle, found = build_fab_from_files(files)
+    assert found.fab_format_version == 1
+    assert found.flwr_version_min == "1.41"
+    inside = set(zipfile.ZipFile(io.BytesIO(bundle)).namelist())
+    assert inside == (UPLOADED - {".gitignore", "README.md"}) | {".info/CONTENT"}
+
+
+def test_what_lies_beside_is_neither_published_nor_bundled(project):
+    for stray in ("data/eicu/cohort.json", "runs/first/summary.json", "events.csv", "north.npz",
+                  "codes.json", "notes.jsonl"):  # fmt: skip
+        (project / stray).parent.mkdir(parents=True, exist_ok=True)
+        (project / stray).write_text("{}")
+    assert set(published(project)) == UPLOADED
+
+
+def test_flowers_checks_can_fail(project):
+    text = (project / "pyproject.toml").read_text()
+    (project / "pyproject.toml").write_text(text.replace('"flwr[simulation]>=1.41,<2",', ""))
+    with pytest.raises(ValueError, match='Missing "flwr" dependency'):
+        published(project)
+    (project / "pyproject.toml").write_text(text)
+    (project / "LICENSE").unlink()
+    with pytest.raises(click.ClickException, match="does not exist"):
+        published(project)
+
+
+def test_it_asks_for_this_version_under_this_licence():
+    app = tomllib.loads((APP_FOLDER / "pyproject.toml").read_text())
+    needs = {each.name: each for each in map(Requirement, app["project"]["dependencies"])}
+    assert __version__ in needs["dpfact-flower"].specifier
+    ours = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert needs["flwr"].specifier == Requirement(ours["dependencies"][0]).specifier
+    assert needs["dpfact-flower"].extras < set(ours["optional-dependencies"])
+    assert (APP_FOLDER / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["full"], "full is not empty"),
+        (["my_study"], "FOLDER: Flower takes a letter, then letters, digits and hyphens"),
+        (["9lives"], "FOLDER: Flower takes"),
+        (["study", "--publisher", "St. Mary"], "--publisher: Flower takes"),
+        (["study", "-s", "rnak=3"], "did you mean 'rank'"),
+        (["study", "-s", "epsilon=-1"], "epsilon: must"),
+    ],
+)
+def test_what_cannot_be_a_project_is_refused_and_nothing_written(
+    arguments, says, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").touch()
+    with pytest.raises(DPFactError, match=says):
+        init(*arguments)
+    assert [path.name for path in tmp_path.rglob("*")] == ["full", "thesis.tex"]
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_a_download_of_a_project_runs_as_its_readme_says(tmp_path):
+    """Against a SuperLink of the test's own, in place of the one that `flwr run` leaves behind."""
+    init(tmp_path / "here" / "study", "-s", "rank=4", "-s", "privacy=none", "-s", "rounds=2")
+    study = downloaded(tmp_path / "here" / "study", tmp_path / "study")
+    blocks = re.findall(r"(?:^    .+\n)+", (study / "README.md").read_text(), re.MULTILINE)
+    chosen = [block for block in blocks if re.match(r"    (export|flwr run \. --stream)", block)]
+    assert len(chosen) == 2
+    with local_superlink(tmp_path / "flwr", simulation=True) as superlink:
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        subprocess.run(
+            ["bash", "-euc", "".join(chosen)],
+            cwd=study,
+            env={**os.environ, "FLWR_HOME": str(superlink.home), "PATH": path},
+            check=True,
+        )
+    summary = read_summary(study / "runs" / "first")
+    assert (summary.sites, summary.rank, summary.rounds) == (6, 4, 2)
+    assert (study / "runs" / "first" / "report.html").exists()
+    assert set(published(study)) == UPLOADED
