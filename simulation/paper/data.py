@@ -16,8 +16,8 @@ _CHOSEN = (
     f"below are of data seed {REPORTED_SEED}. The open data can't be drawn again; they get the "
     "settings of that search, and none was searched on them. Two defaults of the package were "
     "chosen with a look at open data, however: that a patient's cells are scaled to norm 1, for "
-    "all systems alike (eICU, docs/explanation/algorithm.md), and parts of patient mode's plan "
-    "(SynPUF, docs/explanation/start.md)."
+    "all systems alike (eICU, [algorithm](explanation/algorithm.md)), and patient mode's plan "
+    "(one half of SynPUF's patients among others, [start](explanation/start.md))."
 )
 
 

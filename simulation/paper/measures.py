@@ -100,7 +100,7 @@ def death_scores(
     codes : bool
         Whether predictors are 0 or 1 and sparse, so that they are not scaled.
     """
-    sites = [site for site in cohort.sites if site.labels is not None]
+    sites = [site for site in cohort.sites if "died" in site.labels]
     if not predictors or len(sites) < len(cohort.sites) or splits == 0:
         return {}
     design: Any = (
@@ -108,7 +108,7 @@ def death_scores(
         if codes
         else np.concatenate(list(predictors))
     )
-    died = np.concatenate([np.asarray(site.labels) for site in sites])
+    died = np.concatenate([site.labels["died"] for site in sites])
     home = np.repeat(np.arange(len(sites)), [site.tensor.n_patients for site in sites])
     names = ["overall", *(site.name for site in sites)]
     rows = [np.ones(len(died), bool), *(home == t for t in range(len(sites)))]

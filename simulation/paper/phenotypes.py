@@ -72,14 +72,14 @@ def _leading(phenotypes: list[dict[str, Any]], by: str = "lambda") -> list[dict[
     def size(phenotype: dict[str, Any]) -> float:
         if by == "lambda":
             return float(phenotype["weight"])
-        mortality = phenotype["mortality"] or {}
+        mortality = phenotype["outcomes"].get("died", {})
         return abs(float(mortality.get("coefficient") or 0.0))
 
     return [_row(p) for p in sorted(phenotypes, key=size, reverse=True)[:_SHOWN]]
 
 
 def _row(phenotype: dict[str, Any]) -> dict[str, Any]:
-    mortality = phenotype["mortality"] or {}
+    mortality = phenotype["outcomes"].get("died", {})
     p = mortality.get("p_value")
     return {
         "number": phenotype["number"],

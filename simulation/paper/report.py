@@ -95,12 +95,15 @@ class Section:
     verdicts : list of Verdict
     missing : int
         Fits that are not done yet.
+    summary : (str, Table) or None
+        What the top of the page shows of it, and how it is introduced.
     """
 
     title: str
     parts: list[str | Table | tuple[str, str, Figure]]
     verdicts: list[Verdict]
     missing: int = 0
+    summary: tuple[str, Table] | None = None
 
 
 def save_figure(figure: Figure, path: Path) -> None:

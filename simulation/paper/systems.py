@@ -221,7 +221,7 @@ def _random(job: Job, cohort: Cohort) -> Iterator[Snapshot]:
 def _null(job: Job, cohort: Cohort) -> Iterator[Snapshot]:
     """The exact solver on patients who have the procedures of one and the diagnoses of another."""
     tensor = shuffled(pooled(cohort), seed=job.seed)
-    site = replace(cohort.sites[0], tensor=tensor, labels=None, patients=None)
+    site = replace(cohort.sites[0], tensor=tensor, labels={}, patients=None)
     *_, last = _dpfact(job, replace(cohort, sites=(site,), truth=None), _exact(job))
     return _single(job, cohort, last.shared)
 

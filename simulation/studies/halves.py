@@ -25,7 +25,7 @@ def half(cohort: Cohort, which: str) -> Cohort:
         rng = np.random.default_rng([_SEED, number])
         taken = rng.permutation(site.tensor.n_patients) % 2 == HALVES.index(which) - 1
         chosen = np.flatnonzero(taken)
-        labels = None if site.labels is None else site.labels[chosen]
+        labels = {name: values[chosen] for name, values in site.labels.items()}
         tensor = site.tensor.select_patients(chosen)
         sites.append(SiteData(site.name, tensor, site.vocabularies, labels))
     return replace(cohort, name=f"{cohort.name}-{which}", sites=tuple(sites), truth=None)
@@ -47,10 +47,10 @@ def _one(group: tuple[SiteData, ...]) -> SiteData:
     ]
     values = np.concatenate([site.tensor.values for site in group])
     shape = (int(first[-1]), *group[0].tensor.feature_shape)
-    labels = [site.labels for site in group if site.labels is not None]
+    labels = [name for name in group[0].labels if all(name in site.labels for site in group)]
     return SiteData(
         group[0].name,
         SparseTensor.from_coo(np.concatenate(indices), values, shape),
         group[0].vocabularies,
-        np.concatenate(labels) if len(labels) == len(group) else None,
+        {name: np.concatenate([site.labels[name] for site in group]) for name in labels},
     )

@@ -16,6 +16,9 @@ _EPSILONS = tuple(2.0**power for power in range(-1, 5))
 _ASKED = 10**6
 """Patients of the plan that a number is read from: signal is in proportion to them."""
 
+_ASIDE = 1.06
+"""Epsilons of one kind of run, relative to those of the kind before it."""
+
 
 def patients_needed(sizes: Sequence[int], rank: int, sites: int, epsilon: float) -> int:
     """Patients at all sites together from which a plan's verdict is "good"."""
@@ -30,6 +33,7 @@ def figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     axes = drawn.subplots()
     kinds = dict.fromkeys((row["codes"], row["rank"], row["sites"]) for row in rows)
     for number, (codes, rank, sites) in enumerate(kinds):
+        aside = _ASIDE ** (number - (len(kinds) - 1) / 2)  # or one would hide another
         sizes = [int(size) for size in codes.split("x")]
         needed = [patients_needed(sizes, rank, sites, epsilon) for epsilon in _EPSILONS]
         colour, label = f"C{number}", f"{codes}, R = {rank}, {sites} sites"
@@ -38,7 +42,9 @@ def figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
             same = (row["codes"], row["rank"], row["sites"]) == (codes, rank, sites)
             if same and isinstance(row["beats_null"], bool) and row["epsilon"] != "inf":
                 face = colour if row["beats_null"] else "none"
-                axes.plot(row["epsilon"], row["patients"], "o", color=colour, markerfacecolor=face)
+                axes.plot(
+                    aside * row["epsilon"], row["patients"], "o", color=colour, markerfacecolor=face
+                )
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(_EPSILONS, [f"{epsilon:g}" for epsilon in _EPSILONS])

@@ -14,7 +14,7 @@ def patients(site):
     cuts = np.searchsorted(site.tensor.indices[:, 0], np.arange(site.tensor.n_patients + 1))
     return [
         (site.tensor.indices[a:b, 1:].tobytes(), site.tensor.values[a:b].tobytes(), int(label))
-        for a, b, label in zip(cuts[:-1], cuts[1:], site.labels, strict=True)
+        for a, b, label in zip(cuts[:-1], cuts[1:], site.labels["died"], strict=True)
     ]
 
 

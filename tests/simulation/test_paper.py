@@ -132,10 +132,22 @@ def test_the_whole_evaluation_repeats_and_goes_on(plan, tmp_path, capsys):
         rows = json.loads((tmp_path / "a" / f"{table}.json").read_text())
         assert rows
         assert (tmp_path / "a" / f"{table}.csv").read_text().count("\n") >= len(rows)
+    # What a reader comes for is above every table, and long tables are folded.
+    top, rest = text.split("\n## The data\n")
+    assert top.count("| **") == text.split("\n## All cases\n")[1].count("| **") > 0
+    assert "| DPFact, patient mode (ours) |" in top
+    assert "<details>" not in top
+    assert rest.count("<details>") == rest.count("</details>") >= 2
     for figure in ("convergence", "auc", "norms", "fms_against_epsilon"):
         assert (tmp_path / "a" / f"{figure}.svg").read_bytes()
         assert f"(images/evaluation/{figure}.png)" in text
         assert (tmp_path / "docs" / "images" / "evaluation" / f"{figure}.png").exists()
+
+
+def test_the_top_of_the_page_has_the_papers_noise_and_ours_or_else_everything():
+    paper, ours = (f"{SYSTEMS[name].title}: 1 of 2 support" for name in ("paper", "patient"))
+    assert page._brief(f"Cases are sizes.<br>{paper}<br>TRIP: 0<br>{ours}") == f"{paper}<br>{ours}"
+    assert page._brief("A case is a size.<br>33 %") == "A case is a size.<br>33 %"
 
 
 def test_several_processes_find_what_one_finds(folder, tmp_path):
@@ -233,7 +245,7 @@ def test_every_system_has_a_noise_claim_exactly_if_it_takes_an_epsilon():
 def test_a_fit_does_not_see_labels(system, small, folder, monkeypatch):
     """With other labels the factors are the same, and only the scores change."""
     job = Job(str(folder), system, 4, 3, splits=3, epsilon=4.0, delta=1e-4)
-    dead = tuple(replace(site, labels=1 - site.labels) for site in small.sites)
+    dead = tuple(replace(site, labels=1 - site.labels["died"]) for site in small.sites)
     monkeypatch.setattr("simulation.paper.systems.load", lambda name: small)
     before = compute(job)
     monkeypatch.setattr("simulation.paper.systems.load", lambda name: replace(small, sites=dead))
@@ -254,12 +266,12 @@ def test_random_factors_are_as_sparse_as_learned_ones(folder):
 def test_a_perfect_predictor_scores_one_and_scale_does_not_matter(small):
     rng = np.random.default_rng(0)
     perfect = [
-        site.labels[:, None] + 0.1 * rng.random((len(site.labels), 1)) for site in small.sites
+        site.labels["died"][:, None] + 0.1 * rng.random((len(site), 1)) for site in small.sites
     ]
     scores = measures.death_scores(perfect, small, 4)
     assert set(scores) == {"overall", "site-1", "site-2", "site-3"}
     assert all(values == [1.0] * 4 for values in scores.values())
-    noise = [rng.random((len(site.labels), 3)) for site in small.sites]
+    noise = [rng.random((len(site), 3)) for site in small.sites]
     scaled = [1000 * values + 7 for values in noise]
     one, other = (measures.death_scores(x, small, 4)["overall"] for x in (noise, scaled))
     np.testing.assert_allclose(one, other, atol=1e-3)
@@ -268,7 +280,7 @@ def test_a_perfect_predictor_scores_one_and_scale_does_not_matter(small):
 def test_a_predictor_is_scored_on_patients_it_was_not_trained_on(small):
     """Many random columns fit the training patients well, and say nothing of others."""
     rng = np.random.default_rng(2)
-    noise = [rng.random((len(site.labels), 80)) for site in small.sites]
+    noise = [rng.random((len(site), 80)) for site in small.sites]
     assert abs(np.mean(measures.death_scores(noise, small, 8)["overall"]) - 0.5) < 0.08
 
 
@@ -333,7 +345,7 @@ def test_a_plan_says_what_it_does_less_of():
 def test_reported_data_are_not_those_that_settings_were_searched_on():
     searched = synthetic(preset("demo-icu", seed=datasets.SEARCHED_SEED))
     reported = datasets.load("demo-icu")
-    assert not np.array_equal(searched.sites[0].labels, reported.sites[0].labels)
+    assert not np.array_equal(searched.sites[0].labels["died"], reported.sites[0].labels["died"])
     planted = datasets.planted_memberships("demo-icu")
     assert [len(own) for own in planted] == [s.tensor.n_patients for s in reported.sites]
     scores = measures.death_scores(planted, reported, 2)["overall"]

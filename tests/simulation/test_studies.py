@@ -13,8 +13,17 @@ from dpfact_flower.data.synthetic import PRESETS, SyntheticSettings, synthetic
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.privacy.patient.plan import plan_patient
 from dpfact_flower.settings import PrivacySettings
+from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.match import factor_match_score
-from simulation.studies import needed, one_patient_time, phenotypes, real_data, shared_fit
+from simulation.studies import (
+    nameable,
+    needed,
+    one_patient_time,
+    phenotypes,
+    real_data,
+    shared_fit,
+    slow_site,
+)
 from simulation.studies.real_data import Study
 
 CLEAR = SyntheticSettings(
@@ -164,3 +173,51 @@ def test_the_shared_fit_of_every_system_is_printed(tmp_path: Path, capsys, monke
     assert [row[1] for row in rows] == ["code frequencies", *shared_fit.systems(3, 0)]
     fits = {row[1]: float(row[2]) for row in rows}
     assert fits["exact"] > fits["code frequencies"] > 0
+
+
+def test_two_codes_are_tied_where_twice_as_many_patients_have_both_as_chance_gives() -> None:
+    cells = [(patient, 0, 0) for patient in range(3)]  # 3 of 3 patients who have either
+    cells += [(patient, 1, 1) for patient in range(3, 12)]
+    cells += [(patient, 1, 2) for patient in range(8, 12)]  # by chance they would be 3
+    cells += [(12, 2, 3), (12, 2, 3), (13, 2, 3)]  # two patients: too few
+    pairs = nameable.tied(SparseTensor.from_coo(cells, np.ones(len(cells)), (14, 3, 4)))
+    assert np.argwhere(pairs).tolist() == [[0, 0]]
+
+
+def test_a_phenotype_is_named_by_its_tied_pairs_and_once() -> None:
+    pairs = np.zeros((7, 7), bool)
+    pairs[0, 0] = pairs[1, 1] = True
+    column = np.zeros((7, 4), np.float32)
+    column[0, :2] = 1  # twice the same
+    column[1, 2] = 3
+    column[2:6, 2] = 0.1  # weighs little
+    column[6, 3] = 1  # tied to nothing
+    model = (column, column)
+    share = 3 / 3.4
+    np.testing.assert_allclose(nameable.ties(model, pairs), [1, 1, share**2, 0], rtol=1e-6)
+    assert nameable.named(model, pairs) == 2
+
+
+def test_the_study_of_names_prints_a_row_for_each_setting(cohort_folder: Path, capsys) -> None:
+    nameable.main([str(cohort_folder), "--rank", "2", "--epsilons", "inf", "--seeds", "1"])
+    rows = capsys.readouterr().out.splitlines()
+    assert [row.split(" | ")[0] for row in rows[3:]] == [
+        "| shuffled", "| epsilon inf, none", "| epsilon inf, inverse-frequency",
+    ]  # fmt: skip
+
+
+def test_a_slow_site_makes_the_seconds_of_a_run_in_step_alone(cohort_folder: Path, capsys) -> None:
+    """Ten rounds of 100 s; or one, and nine of 10 s and the slow site's second, to its end."""
+    slow_site.main(
+        [str(cohort_folder), "--rank", "2", "--rounds", "10", "--seconds", "10", "--seeds", "1",
+         "--start", "random", "--slow", "site-2"]
+    )  # fmt: skip
+    cells = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in capsys.readouterr().out.splitlines()[2:]
+    ]
+    assert [(name, way, total) for name, way, _, _, total, _ in cells] == [
+        ("site-2", "in step", "1,000"), ("site-2", "in step, grace", "190"),
+        ("site-2", "on arrival", "200"), ("site-2", "on arrival, each alone", "200"),
+    ]  # fmt: skip
+    assert 0 < float(cells[0][-1].split()[0]) < 1
