@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Where the system can: what make starts ends with make, also when make is killed.
 BOUND := $(shell setpriv --pdeathsig TERM true 2>/dev/null && echo setpriv --pdeathsig TERM)
 
-.PHONY: demo test test-widths mutants lint docs bench paper lock clean
+.PHONY: demo test test-widths mutants lint docs packages bench paper lock clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "Installing everything that the tests need into $(VENV): 2.3 GB, some minutes"
@@ -16,7 +16,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 # What a demo needs: no torch, no linters.
 $(VENV)/.demo: pyproject.toml constraints.txt
-	@echo "Installing what the demo needs into $(VENV): a minute or two"
+	@echo "Installing what the demo needs into $(VENV): some minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[simulation,report]'
@@ -24,7 +24,7 @@ $(VENV)/.demo: pyproject.toml constraints.txt
 
 # The federated job on the embedded synthetic EHR: six sites in Flower's simulation.
 demo: $(if $(wildcard $(VENV)/.installed),$(VENV)/.installed,$(VENV)/.demo)
-	@echo "Six simulated hospitals learn phenotypes together, with noise: a minute or two"
+	@echo "Six simulated hospitals learn phenotypes together, with noise: minutes"
 	rm -rf runs/demo runs/demo.sites
 	$(BOUND) $(BIN)/dpfact simulate --out runs/demo
 
@@ -51,6 +51,12 @@ lint: $(VENV)/.installed
 docs: $(VENV)/.installed
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
 	@echo "build/docs/index.html"
+
+# Wheel and source archive: what they hold, and whether each installs and works without the checkout,
+# on every Python that is at hand. Minutes for each; they are left in dist.
+PYTHONS ?= $(shell for v in 3.11 3.12 3.13; do python$$v -c '' 2>/dev/null && echo python$$v; done)
+packages:
+	$(PYTHON) -m tests.packages --keep dist $(addprefix --python ,$(PYTHONS))
 
 bench: $(VENV)/.installed
 	$(BOUND) $(BIN)/python -m benchmarks $(if $(QUICK),--scale quick)

@@ -1,8 +1,10 @@
 """Sphinx's settings for the documentation site: `make docs`."""
 
+import shutil
 import sys
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent / "reference"))  # `commands` and `settings_table`
 
@@ -39,3 +41,15 @@ autodoc_typehints = "none"  # the docstrings have types, shapes and units
 autodoc_member_order = "bysource"
 # Types are written for people: "ndarray of shape (I_n, R)" names no class called shape.
 suppress_warnings = ["ref.python"]
+
+
+def setup(app: Any) -> None:
+    """Put the gallery's reports beside its page, as they lie in the sources."""
+    app.connect("build-finished", _copy_reports)
+
+
+def _copy_reports(app: Any, exception: Exception | None) -> None:
+    if exception is None and app.builder.format == "html":
+        shutil.copytree(
+            Path(app.srcdir) / "reports", Path(app.outdir) / "reports", dirs_exist_ok=True
+        )

@@ -1,0 +1,72 @@
+"""README and the pages of docs as tests take them: the commands and Python blocks in them."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PATHS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+_FENCE = re.compile(r"^```(\S*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_INDENTED = re.compile(r"(?<=\n\n)(?:    .*\n)+")
+_COMMAND = re.compile(
+    r"(?:[A-Z_]+=\S+ *)*(?:(?:\S*/)?(?:cd|cp|curl|docker|dpfact|export|flower-\w+|flwr|git|make"
+    r"|mkdir|openssl|pip|printf|python3?|rm|ssh-keygen|sudo|systemctl|uv)\b|$|#)"
+)
+"""How a line of a shell's block begins; other indented blocks are files, formulas and tables."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What a reader would run by itself: one command, or one block of Python.
+
+    Attributes
+    ----------
+    page : str
+        Path in the repository.
+    line : int
+        Where the block begins.
+    python : bool
+    text : str
+        Continued lines of a command are joined.
+    """
+
+    page: str
+    line: int
+    python: bool
+    text: str
+
+
+def units(path: Path) -> list[Unit]:
+    """All of a page, in order."""
+    text, name = path.read_text(encoding="utf-8"), path.relative_to(ROOT).as_posix()
+    found = [
+        (match.start(), match[1] == "python", match[2])
+        for match in _FENCE.finditer(text)
+        if match[1] in ("python", "sh", "shell", "bash", "console")
+    ]
+    blank = _FENCE.sub(lambda match: re.sub(r"[^\n]", "-", match[0]), text)
+    found += [
+        (match.start(), False, re.sub(r"^    ", "", match[0], flags=re.MULTILINE))
+        for match in _INDENTED.finditer(blank)
+        if _COMMAND.match(match[0].strip())
+    ]
+    return [
+        Unit(name, text[:start].count("\n") + 1, python, part)
+        for start, python, block in sorted(found)
+        for part in ([block] if python else commands(block))
+    ]
+
+
+def commands(block: str) -> list[str]:
+    """Commands of a shell's block: continued lines, and strings over several lines, as one."""
+    found, rest = [], ""
+    for line in re.sub(r"(?:^| {2,})#.*", "", block, flags=re.MULTILINE).splitlines():
+        rest += line.lstrip() if rest.endswith(" ") else line
+        if rest.endswith("\\"):
+            rest = rest[:-1].rstrip() + " "
+        elif rest.count('"') % 2 or rest.count("'") % 2:
+            rest += "\n"
+        else:
+            found += [rest.strip()] if rest.strip() else []
+            rest = ""
+    return found

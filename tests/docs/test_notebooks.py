@@ -1,0 +1,88 @@
+"""docs/notebooks, run as they stand: every cell, in order, in an empty folder.
+
+own-data.ipynb has a file of its own, test_notebook.py.
+"""
+
+import json
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+
+mpl.use("agg")
+from matplotlib import pyplot
+
+from simulation.paper.datasets import open_data
+
+NOTEBOOKS = Path(__file__).parents[2] / "docs" / "notebooks"
+ALL = sorted(NOTEBOOKS.glob("*.ipynb"))
+
+
+def cells(notebook: Path) -> list[dict[str, object]]:
+    return json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Run a notebook, with a folder where it names one of the reader's; give its names."""
+    monkeypatch.chdir(tmp_path)
+
+    def go(name: str, **folders: Path) -> dict[str, object]:
+        found: dict[str, object] = {}
+        for cell in cells(NOTEBOOKS / f"{name}.ipynb"):
+            if cell["cell_type"] == "code":
+                source = "".join(cell["source"])
+                for placeholder, folder in folders.items():
+                    source = source.replace(f"PATH/TO/{placeholder}", str(folder))
+                exec(compile(source, name, "exec"), found)
+        return found
+
+    yield go
+    pyplot.close("all")
+
+
+@pytest.mark.parametrize("notebook", ALL, ids=lambda path: path.stem)
+def test_it_is_short_holds_no_output_and_is_in_the_docs(notebook):
+    found = cells(notebook)
+    assert len(found) <= 12
+    assert not any(cell.get("outputs") or cell.get("execution_count") for cell in found)
+    assert f"notebooks/{notebook.name}" in (NOTEBOOKS.parent / "notebooks.md").read_text()
+
+
+@pytest.mark.slow
+def test_eicu_by_region(run):
+    if not (open_data() / "eicu_demo").is_dir():
+        pytest.skip(f"the eICU demo is not in {open_data()} ($DPFACT_DATA)")
+    names = run("eicu-by-region", eicu=open_data() / "eicu_demo")
+    assert names["sizes"] == [150, 200]
+    assert {site.name for site in names["cohort"].sites} > {"South", "West"}
+    # As the text says: without noise, since this many patients are too few for it.
+    assert names["run"].epsilon is None
+    measured = names["run"].summary.measured
+    assert not measured.explains_nothing
+    assert len(names["memberships"]) == names["site"].tensor.n_patients
+
+
+@pytest.mark.slow
+def test_choosing_epsilon(run):
+    names = run("choosing-epsilon")
+    outlooks = [names["planned"](epsilon).outlook for epsilon in names["EPSILONS"]]
+    assert [each.chance for each in outlooks] == sorted(each.chance for each in outlooks)
+    # At epsilon 8 noise is a sixteenth of that at 0.5: as clear as the forecast's ends are apart.
+    assert names["found"][8.0] > names["found"][0.5]
+
+
+@pytest.mark.slow
+@pytest.mark.deployment
+def test_deployed_here(run):
+    names = run("deployed-here")
+    assert names["ended"]["status"] == "finished:completed"
+    for one, other in zip(
+        names["here"].model.factors, names["deployed"].model.factors, strict=True
+    ):
+        np.testing.assert_array_equal(one, other)
+    assert names["superlink"].process.poll() is not None
+    kept = {path.parent.name for path in names["place"].rglob("ledger.sqlite")}
+    assert {"site-1", "site-2"} <= kept
+    assert not list((names["place"] / "centre").rglob("ledger.sqlite"))

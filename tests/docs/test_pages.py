@@ -1,0 +1,371 @@
+"""README and docs, followed word by word: every command and Python block is run, or listed here.
+
+Pages of `FOLLOWED` are run from top to bottom in an empty folder, on a small cohort in place of the
+demo's. What they and other pages show besides is in `ELSEWHERE`, by the test that runs it, or in
+`NOT_RUN` with the reason; of these, too, options and settings are looked up.
+"""
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import util
+from itertools import pairwise
+from pathlib import Path
+
+import click
+import matplotlib as mpl
+import pytest
+import typer
+from typer.testing import CliRunner
+
+mpl.use("agg")
+from matplotlib import pyplot
+
+from dpfact_flower import cli, settings
+from dpfact_flower.data import synthetic
+from dpfact_flower.data.site_data import Cohort, SiteData
+from dpfact_flower.data.vocabulary import Vocabulary
+from dpfact_flower.privacy.ledger import Ledger
+from tests.data.readers.test_event_tables import LABELS, SITES
+from tests.docs.pages import PATHS, ROOT, Unit, units
+from tests.docs.test_data import write_sources
+
+UNITS = [unit for path in PATHS for unit in units(path)]
+
+INSTALLS = "installs: every run of the tests is inside what it installs"
+HOURS = "minutes to hours; tests/simulation runs each of these on little"
+DEPLOYED = "needs machines of its own; the commands around it are run in tests/runtime"
+ELSEWHERE = {
+    ("docs/how-to/data.md", "dpfact data "): "tests/docs/test_data.py::"
+    "test_the_commands_run_as_they_stand",
+    ("docs/tutorial.md", "dpfact data synpuf "): "tests/docs/test_data.py::"
+    "test_the_commands_run_as_they_stand",
+    ("docs/how-to/results.md", ""): "tests/docs/test_results.py::test_the_page_runs_as_it_stands",
+    ("docs/how-to/extend.md", ""): "tests/docs/test_extend.py::"
+    "test_a_rule_with_a_release_of_its_own_is_charged_and_learns",
+    ("docs/tutorial.md", "dpfact demo"): "tests/runtime/test_runtimes.py::"
+    "test_the_command_runs_in_flowers_simulation_and_its_config_repeats_it_elsewhere",
+    ("docs/how-to/audit.md", "dpfact audit "): "tests/cli/test_audit.py::"
+    "test_a_cohort_passes_and_nothing_is_left_behind",
+    ("docs/evaluation.md", ""): "tests/simulation/test_paper.py::"
+    "test_the_commands_for_full_data_run_on_the_demos",
+    ("docs/how-to/deploy.md", "openssl req"): "tests/runtime/test_secure_deployment.py::page_files",
+    ("docs/how-to/deploy.md", "openssl x509"): "tests/runtime/test_secure_deployment.py::"
+    "page_files",
+    ("docs/how-to/deploy.md", "printf "): "tests/runtime/test_secure_deployment.py::page_files",
+    ("docs/how-to/deploy.md", "ssh-keygen "): "tests/runtime/test_secure_deployment.py::page_files",
+    ("docs/how-to/deploy.md", "openssl rand"): "tests/runtime/page.py::prepare",
+    ("docs/how-to/deploy.md", "rm "): "tests/runtime/page.py::prepare",
+    ("docs/how-to/deploy.md", "sudo install "): "tests/runtime/page.py::prepare",
+    ("docs/how-to/deploy.md", "sudo /opt/dpfact/bin/dpfact site check"):
+    "tests/runtime/test_secure_deployment.py::test_the_pages_check_finds_the_page_in_force",
+    ("docs/how-to/deploy.md", "flower-superlink "): "tests/runtime/test_secure_deployment.py::"
+    "test_the_page_starts_the_superlink_with_the_options_that_are_tested",
+    ("docs/how-to/deploy.md", "dpfact data events "): "tests/cli/test_data.py::"
+    "test_hospitals_with_event_tables_and_public_lists_run_patient_mode",
+    ("docs/how-to/deploy.md", "dpfact site refit "): "tests/cli/test_site.py::"
+    "test_refit_fits_a_run_by_its_name_again",
+    ("docs/how-to/deploy.md", "dpfact site metrics "): "tests/cli/test_site.py::"
+    "test_metrics_say_what_is_left",
+    ("docs/how-to/deploy.md", "dpfact submit "): "tests/cli/test_deployment.py::"
+    "test_the_exit_code_is_the_runs",
+    ("docs/how-to/deploy.md", "dpfact status "): "tests/cli/test_deployment.py::"
+    "test_status_exits_with_1_until_the_run_is_finished",
+}  # fmt: skip
+"""Page and how its units begin, and the test (or what it calls) that runs them or their like."""
+NOT_RUN = {
+    ("README.md", "make "): INSTALLS,
+    ("docs/tutorial.md", "make demo"): INSTALLS,
+    ("docs/tutorial.md", "pip install "): INSTALLS,
+    ("docs/results.md", ""): HOURS,
+    ("docs/gallery.md", ""): "made the reports beside it; README and tutorial run the same on "
+    "little",
+    ("docs/explanation/start.md", "python -m simulation"): HOURS,
+    ("docs/explanation/proof.md", "python -m simulation"): HOURS,
+    ("docs/explanation/noise.md", "python -m timeit"): "a time",
+    ("docs/explanation/noise.md", "python -m pytest"): "these tests themselves",
+    ("docs/how-to/deploy.md", "python -m tests.campaign"): HOURS,
+    ("docs/how-to/deploy.md", "pip wheel "): INSTALLS,
+    ("docs/how-to/deploy.md", "docker "): DEPLOYED,
+    ("docs/how-to/deploy.md", "cd deploy && docker "): DEPLOYED,
+    ("docs/how-to/deploy.md", "python -m benchmarks.round_time"): HOURS,
+    ("docs/how-to/data.md", "python -m benchmarks.ehr"): HOURS,
+    ("docs/how-to/slow-sites.md", "python -m simulation"): HOURS,
+    ("docs/how-to/deploy.md", "export "): "read by tests/docs/test_quiet.py",
+    ("docs/how-to/existing-flower.md", "export "): "read by tests/docs/test_quiet.py",
+    ("docs/how-to/existing-flower.md", "flwr run "): "tests/runtime/test_runtimes.py runs Flower's "
+    "simulation; here it would once more",
+    ("docs/how-to/deploy.md", "sudo useradd"): DEPLOYED,
+    ("docs/how-to/deploy.md", "sudo systemctl"): DEPLOYED,
+    ("docs/how-to/deploy.md", "flwr supernode "): DEPLOYED,
+    ("docs/how-to/deploy.md", "curl "): DEPLOYED,
+    ("docs/how-to/deploy.md", "openssl s_client"): DEPLOYED,
+}  # fmt: skip
+"""The same, and why nothing runs them."""
+FOLLOWED = (
+    "README.md", "docs/tutorial.md", "docs/how-to/existing-flower.md", "docs/how-to/ledger.md",
+    "docs/explanation/start.md", "docs/how-to/deploy.md",
+)  # fmt: skip
+"""Pages that `test_a_page_is_followed` runs, apart from what is listed above."""
+
+
+def listed(unit: Unit) -> list[tuple[str, str]]:
+    """Entries of the lists that a unit belongs to: of two, one is the beginning of the other."""
+    entries = [*ELSEWHERE, *NOT_RUN]
+    return [(page, begin) for page, begin in entries
+            if unit.page == page and unit.text.startswith(begin)]  # fmt: skip
+
+
+def followed(page: str) -> list[Unit]:
+    """What the test of a page has to run."""
+    return [unit for unit in UNITS if unit.page == page and not listed(unit)]
+
+
+def test_every_command_and_python_block_is_run_or_listed_with_a_reason():
+    left = [unit for unit in UNITS if not listed(unit) and unit.page not in FOLLOWED]
+    assert not left, [f"{unit.page}:{unit.line}: {unit.text}" for unit in left]
+    used = {entry for unit in UNITS for entry in listed(unit)}
+    assert used == {*ELSEWHERE, *NOT_RUN}, "an entry that no page needs any more"
+
+
+def test_a_page_that_shows_something_new_is_noticed(tmp_path, monkeypatch):
+    text = "Text\n\n    pip install x  # so\n    dpfact run \\\n      --out y\n\n    g = a / b\n"
+    monkeypatch.setattr("tests.docs.pages.ROOT", tmp_path)
+    (tmp_path / "new.md").write_text(f"{text}\n```python\nx = 1\n```\n\n```toml\ny = 1\n```\n")
+    found = units(tmp_path / "new.md")
+    assert [(u.line, u.python, u.text) for u in found] == [
+        (3, False, "pip install x"), (3, False, "dpfact run --out y"), (9, True, "x = 1\n"),
+    ]  # fmt: skip
+    assert not any(map(listed, found))
+
+
+@pytest.mark.parametrize("test", sorted({*ELSEWHERE.values()}))
+def test_the_test_that_runs_a_page_is_there(test):
+    path, _, name = test.partition("::")
+    assert re.search(rf"\bdef {name}\(", (ROOT / path).read_text(encoding="utf-8"))
+
+
+def test_the_gallery_shows_every_report_and_is_small():
+    docs = ROOT / "docs"
+    text = (docs / "gallery.md").read_text(encoding="utf-8")
+    for folder, most in (("reports", 500_000), ("images/gallery", 200_000)):
+        shown = set(re.findall(rf"{folder}/([\w.]+)", text))
+        assert shown == {path.name for path in (docs / folder).iterdir()}
+        assert all((docs / folder / name).stat().st_size < most for name in shown)
+
+
+# --- What all pages say, run or not ---------------------------------------------------------------
+
+KEYS = {
+    row.key
+    for kind in (
+        settings.AppSettings, settings.RunSettings, settings.SolverSettings,
+        settings.PrivacySettings, settings.SiteSettings,
+    )
+    for row in settings.describe(kind)
+}  # fmt: skip
+
+
+DPFACT = typer.main.get_command(cli.app)
+
+
+def unknown(words: list[str]) -> list[str]:
+    """Options and settings in a dpfact command that there are none of."""
+    command: click.Command = DPFACT
+    rest = words[1:]
+    while isinstance(command, click.Group) and rest and rest[0] in command.commands:
+        command, rest = command.commands[rest[0]], rest[1:]
+    if isinstance(command, click.Group):
+        return words
+    known = {name for each in command.params for name in (*each.opts, *each.secondary_opts)}
+    wrong = [word for word in rest if re.match(r"--?[a-z]", word) and word not in known]
+    given = [word for flag, word in pairwise(rest) if flag in ("-s", "--set")]
+    return wrong + [word for word in given if word.partition("=")[0] not in KEYS]
+
+
+@pytest.mark.parametrize("page", sorted({unit.page for unit in UNITS}))
+def test_every_command_has_the_options_and_settings_that_it_is_given(page):
+    for unit in UNITS:
+        if unit.page != page or unit.python:
+            continue
+        words = shlex.split(unit.text)
+        if words[0] == "dpfact":
+            assert unknown(words) == [], unit
+        if words[:2] == ["python", "-m"] and words[2].partition(".")[0] in ("simulation", "tests"):
+            source = source_of(words[2])
+            for word in words[3:]:
+                assert not word.startswith("--") or f'"{word}"' in source, unit
+        if words[0] == "make":
+            subprocess.run(["make", "-n", words[1]], cwd=ROOT, check=True, capture_output=True)
+
+
+def source_of(module: str) -> str:
+    """Text of a program and of what it may take its options from."""
+    spec = util.find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    path = Path(spec.origin)
+    main = path.with_name("__main__.py") if path.name == "__init__.py" else path
+    return main.read_text(encoding="utf-8")
+
+
+def test_a_command_that_is_not_there_is_noticed():
+    assert unknown(shlex.split("dpfact run --out x -s rank=3")) == []
+    assert unknown(shlex.split("dpfact run --into x -s renk=3")) == ["--into", "renk=3"]
+    assert unknown(["dpfact", "walk"])
+
+
+# --- Pages that are followed ----------------------------------------------------------------------
+
+SMALL = replace(
+    synthetic.PRESETS["demo"], patients=300, modes="procedures:20:2.8,diagnoses:30:6"
+)  # fmt: skip
+"""In place of the demo's 6,000 patients."""
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """An empty folder, where the demo is small."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(synthetic.PRESETS, "demo", SMALL)
+    yield tmp_path
+    pyplot.close("all")
+
+
+@pytest.mark.parametrize("page", FOLLOWED)
+def test_a_page_is_followed(page, home):
+    names: dict[str, object] = {}
+    change = PREPARED[page](home, names) if page in PREPARED else {}
+    todo = followed(page)
+    assert todo
+    for unit in todo:
+        if unit.python:
+            exec(compile(unit.text, f"{page}:{unit.line}", "exec"), names)
+            continue
+        text = unit.text
+        for old, new in change.items():
+            text = text.replace(old, new)
+        follow(unit, text)
+    if page in LEFT:
+        LEFT[page](home, names)
+
+
+def follow(unit: Unit, text: str) -> None:
+    """Run a command of a page."""
+    words = shlex.split(text)
+    if words[0] in ("python", sys.executable):
+        subprocess.run(["sh", "-ec", text], check=True, capture_output=True)
+        return
+    assert words[0] == "dpfact", unit
+    done = CliRunner().invoke(cli.app, words[1:])
+    # 3: so few patients may have nothing to learn from, which is said.
+    assert done.exit_code in (0, 3), (unit, done.output, done.exception)
+
+
+# --- What a page takes for granted, and what it ends with -----------------------------------------
+
+
+def readme(home: Path, names: dict[str, object]) -> dict[str, str]:
+    """A DataFrame of events, and tables of eICU."""
+    import pandas as pd  # noqa: PLC0415
+
+    rows = [
+        (f"{site.name}-{patient}", vocabulary.name, vocabulary.codes[code], cell, site.name)
+        for site in synthetic.synthetic(SMALL).sites
+        for cell, (patient, *codes) in enumerate(site.tensor.indices)
+        for vocabulary, code in zip(site.vocabularies, codes, strict=True)
+    ]
+    table = pd.DataFrame(rows, columns=["patient", "mode", "code", "time", "site"])
+    table["time"] = pd.Timestamp("2024-01-01") + pd.to_timedelta(table["time"] % 100, "W")
+    names["events"] = table
+    write_eicu(home / "eicu")
+    return {"PATH/TO/eicu": "eicu"}
+
+
+def write_eicu(folder: Path) -> None:
+    """Tables of eICU with sixty patients in two regions, of whom every third dies."""
+    folder.mkdir()
+    tables: dict[str, list[str]] = {
+        "patient": [
+            "patientunitstayid,patienthealthsystemstayid,uniquepid,hospitalid,unittype,"
+            "hospitaladmitoffset,hospitaldischargestatus,hospitaldischargeyear,age"
+        ],
+        "treatment": ["treatmentid,patientunitstayid,treatmentoffset,treatmentstring"],
+        "diagnosis": ["diagnosisid,patientunitstayid,diagnosisoffset,diagnosisstring,icd9code"],
+    }
+    for n in range(60):
+        end = "Alive" if n % 3 else "Expired"
+        tables["patient"].append(f"{n},{n},P{n},{56 + n % 2},MICU,0,{end},2014,60")
+        for k in range(4):
+            code = (n + k * k) % 7
+            tables["treatment"].append(f"{4 * n + k},{n},{k},renal|dialysis|kind {code}")
+            tables["diagnosis"].append(f"{4 * n + k},{n},{k},renal|failure {code},{580 + code}.1")
+    tables["hospital"] = ["hospitalid,numbedscategory,region", "56,,Midwest", "57,,South"]
+    for table, lines in tables.items():
+        (folder / f"{table}.csv").write_text("\n".join([*lines, ""]))
+
+
+def tutorial(home: Path, names: dict[str, object]) -> dict[str, str]:
+    """Tables of several kinds; the demo runs in one process."""
+    write_sources(home)
+    write_eicu(home / "eicu")
+    (home / "sites.csv").write_text(SITES)
+    (home / "labels.csv").write_text(LABELS)
+    follow(UNITS[0], "dpfact run --out runs/demo")
+    return {f"PATH/TO/{name}": name for name in ("mimic-iv", "mimic3", "cdm", "eicu")}
+
+
+def after_tutorial(home: Path, names: dict[str, object]) -> None:
+    """The config repeats the run, and the file of the last block is read again."""
+    assert (home / "runs" / "again" / "summary.json").is_file()
+    assert (home / "runs" / "compare.html").is_file()
+    assert SiteData.load(home / "north.npz").tensor.shape == (2, 2, 2)
+    sites = Cohort.load(home / "data" / "own").sites
+    assert [site.name for site in sites] == ["north", "south-east"]
+
+
+def after_existing(home: Path, names: dict[str, object]) -> None:
+    """The ServerApp of a legacy deployment asks for the rounds of the plan."""
+    components = names["server_fn"](None)  # type: ignore[operator]
+    assert components.config.num_rounds == components.strategy.coordinator.rounds > 3
+
+
+def spent(home: Path, names: dict[str, object]) -> dict[str, str]:
+    """A hospital that has been in a run."""
+    follow(UNITS[0], "dpfact run --out runs/demo")
+    with Ledger(home / "runs" / "demo.sites" / "site-1", create=False) as ledger:
+        head = ledger.head()
+    state = home / "runs" / "demo.sites"
+    return {
+        "/srv/dpfact/site/state": f"{state} --site site-1",
+        "12:9eb1...4cee": f"{head.rows}:{head.hash}",
+    }  # fmt: skip
+
+
+def lists(home: Path, names: dict[str, object]) -> dict[str, str]:
+    """A public table of codes."""
+    (home / "icd9.csv").write_text("code,description\n4019,hypertension\n41401,\n")
+    return {"python ": f"{sys.executable} "}
+
+
+def after_lists(home: Path, names: dict[str, object]) -> None:
+    """The vocabulary file that the table became."""
+    assert Vocabulary.load(home / "diagnoses.json").codes == ("4019", "41401")
+
+
+def after_start(home: Path, names: dict[str, object]) -> None:
+    """The start found what was planted, as far as so few patients let it."""
+    assert names["start"].factors[0].shape == (20, 12)  # type: ignore[attr-defined]
+
+
+PREPARED: dict[str, Callable[[Path, dict[str, object]], dict[str, str]]] = {
+    "README.md": readme, "docs/tutorial.md": tutorial, "docs/how-to/ledger.md": spent,
+    "docs/how-to/deploy.md": lists,
+}  # fmt: skip
+LEFT: dict[str, Callable[[Path, dict[str, object]], None]] = {
+    "docs/tutorial.md": after_tutorial, "docs/how-to/existing-flower.md": after_existing,
+    "docs/how-to/deploy.md": after_lists, "docs/explanation/start.md": after_start,
+}  # fmt: skip

@@ -1,0 +1,1 @@
+"""Wheel and source archive, tried in empty environments: `make packages`."""

@@ -1,0 +1,148 @@
+"""Build the wheel and the source archive, look into both, install each, and use it.
+
+    python -m tests.packages --python python3.11 --python python3.12
+
+Each is installed in an empty environment of each Python, without extras; nothing of the checkout is
+in reach of what runs there. `make wheel-test` tries every Python that is at hand.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from dpfact_flower import __version__
+
+ROOT = Path(__file__).parents[2]
+APP, INSTALLED_APP = "simulation/dpfact-app/", "dpfact_flower/flower_app/"
+ELSEWHERE = (".ci/", ".devcontainer/", ".github/", ".pre-commit-config.yaml")
+"""Of the repository, what only it needs."""
+PLAN = "plan --sizes 202x316 --patients 40000 --sites 6 --rank 20 --epsilon 4"
+RUN = "run --out run -q -s privacy=none -s rounds=2 -s rank=4"
+HIDDEN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    """What a command prints; its end if it fails."""
+    environment = {key: value for key, value in os.environ.items() if key not in HIDDEN}
+    done = subprocess.run(
+        [str(part) for part in command], cwd=cwd, env=environment, check=False,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    if done.returncode:
+        sys.exit(f"{' '.join(map(str, command))}\n{done.stdout}\nexit code {done.returncode}")
+    return done.stdout
+
+
+def environment(python: str, folder: Path) -> Path:
+    """An empty environment's folder of commands."""
+    run(python, "-m", "venv", folder, cwd=folder.parent)
+    return folder / "bin"
+
+
+def tracked() -> set[str]:
+    """Files of the repository, those that are not committed yet too."""
+    listed = run(
+        "git", "ls-files", "--cached", "--others", "--exclude-standard", "-z", cwd=ROOT
+    ).split("\0")
+    return {name for name in listed if name and not (ROOT / name).is_symlink()}
+
+
+def in_the_wheel(files: set[str]) -> set[str]:
+    """What the wheel has to hold, beside its own records."""
+    ours = {name for name in files if name.startswith("dpfact_flower/")}
+    app = {name.replace(APP, INSTALLED_APP) for name in files if name.startswith(APP)}
+    return ours | app
+
+
+def in_the_archive(files: set[str]) -> set[str]:
+    """What the source archive has to hold, beside its own record."""
+    return {name for name in files if not name.startswith(ELSEWHERE)}
+
+
+def check(what: str, found: set[str], expected: set[str]) -> None:
+    """End with what is too much and what is missing, if anything is."""
+    strange, missing = sorted(found - expected), sorted(expected - found)
+    if strange or missing:
+        sys.exit(f"{what}: should not hold {strange}; lacks {missing}")
+    print(f"{what}: {len(found)} files, as it should be")
+
+
+def build(out: Path) -> tuple[Path, Path]:
+    """Build both, in an environment of their own, from the checkout."""
+    tools = environment(sys.executable, out / "tools")
+    run(tools / "pip", "install", "--quiet", "build", "twine", cwd=out)
+    run(tools / "python", "-m", "build", "--outdir", out / "dist", ROOT, cwd=out)
+    (wheel,), (archive,) = (out / "dist").glob("*.whl"), (out / "dist").glob("*.tar.gz")
+    run(tools / "twine", "check", "--strict", wheel, archive, cwd=out)
+    return wheel, archive
+
+
+def look_into(wheel: Path, archive: Path) -> None:
+    """Compare what they hold with the repository."""
+    files = tracked()
+    with zipfile.ZipFile(wheel) as opened:
+        held = {name for name in opened.namelist() if ".dist-info/" not in name}
+    check(wheel.name, held, in_the_wheel(files))
+    with tarfile.open(archive) as opened:
+        held = {name.split("/", 1)[1] for name in opened.getnames() if "/" in name}
+    check(archive.name, held - {"PKG-INFO"}, in_the_archive(files))
+
+
+def use(python: str, package: Path, out: Path) -> None:
+    """Install a package in an empty environment, and try its commands in an empty folder."""
+    began = time.monotonic()
+    kind = "wheel" if package.suffix == ".whl" else "archive"
+    folder = out / f"{Path(python).name}-{kind}"
+    folder.mkdir()
+    bin_ = environment(python, folder / "env")
+    run(bin_ / "pip", "install", "--quiet", "-c", ROOT / "constraints.txt", package, cwd=folder)
+    installed, home = time.monotonic() - began, folder / "home"
+    home.mkdir()
+
+    def dpfact(arguments: str) -> str:
+        return run(bin_ / "dpfact", *arguments.split(), cwd=home)
+
+    assert dpfact("--version").startswith(f"dpfact-flower {__version__} (flwr ")
+    assert "Releases of each site" in dpfact(PLAN)
+    dpfact("init study -s rank=5")
+    assert re.search(r"other defaults: rank = 5\s", dpfact("settings --app study"))
+    dpfact(RUN)
+    assert (home / "run" / "summary.json").exists()
+    version = run(bin_ / "python", "--version", cwd=home).strip()
+    used = time.monotonic() - began - installed
+    print(f"{version}, {package.name}: installed in {installed:.0f} s, used for {used:.0f} s")
+    shutil.rmtree(folder)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Build, look, install, use."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--python", action="append", help="a Python to install in; may be repeated")
+    parser.add_argument("--keep", type=Path, help="folder to leave wheel and archive in")
+    given = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="dpfact-packages-") as folder:
+        out = Path(folder)
+        packages = build(out)
+        look_into(*packages)
+        for python in given.python or [sys.executable]:
+            for package in packages:
+                use(python, package, out)
+        if given.keep:
+            given.keep.mkdir(parents=True, exist_ok=True)
+            for package in packages:
+                shutil.copy(package, given.keep)
+
+
+if __name__ == "__main__":
+    main()
