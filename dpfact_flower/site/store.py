@@ -264,19 +264,23 @@ class SiteStore:
         return arrays, config
 
     def same_selection(self, digest: str) -> bool:
-        """Whether a job's selection of codes is the one that it had before; the first is noted."""
+        """Whether a job's selection of codes is the one that is noted, if any is."""
         path = self.folder / _SELECTION
         try:
             with path.open("rb") as file:
                 return file.read(1 + len(digest)) == digest.encode()
         except FileNotFoundError:
-            pass
+            return True
         except OSError as error:
             raise StateError(f"{path}: cannot be read ({error.strerror})") from None
-        self.begin()
-        with replacing(path, durable=not self._simulation) as file:
-            file.write(digest.encode())
-        return True
+
+    def note_selection(self, digest: str) -> None:
+        """Note a job's selection of codes, where none is noted: the first counts."""
+        path = self.folder / _SELECTION
+        if not path.exists():
+            self.begin()
+            with replacing(path, durable=not self._simulation) as file:
+                file.write(digest.encode())
 
     def close(self) -> None:
         """Note that the job does not go on, its data having changed; without the note if need be.
