@@ -12,6 +12,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -173,8 +174,10 @@ def _ledger(place: Place) -> list[str]:
 def _room(place: Place) -> list[str]:
     state = Path(place.settings.state_dir)
     free = shutil.disk_usage(state).free
-    sizes = [len(vocabulary) for vocabulary in open_site(place.data).vocabularies]
-    least = _LEAST_ROOM + largest_room(sizes, place.settings.max_rank)
+    least = _LEAST_ROOM
+    with suppress(DPFactError):  # a check of its own says what is wrong with the data file
+        sizes = [len(vocabulary) for vocabulary in open_site(place.data).vocabularies]
+        least += largest_room(sizes, place.settings.max_rank)
     faults = []
     if free < least:
         faults.append(

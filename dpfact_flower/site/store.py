@@ -34,6 +34,7 @@ from dpfact_flower.machine.files import (
 )
 from dpfact_flower.machine.npy import load_npz
 from dpfact_flower.machine.parsed import from_json
+from dpfact_flower.privacy.ledger import LEDGER, marked_head
 from dpfact_flower.settings import Scalar
 from dpfact_flower.site.factor_file import read_factors, write_factors
 from dpfact_flower.tensor import Factors
@@ -365,5 +366,10 @@ def has_state(folder: Path) -> bool:
 
 
 def has_jobs(folder: Path) -> bool:
-    """Whether a job was ever begun in a site's folder, so that a ledger must be there."""
-    return folder.exists() and any(path.is_dir() for path in folder.iterdir())
+    """Whether a job was ever begun in a site's folder, so that a ledger must be there.
+
+    Job folders may be deleted; then what lies beside the ledger, and says what it had, is left.
+    """
+    if not folder.exists():
+        return False
+    return marked_head(folder / LEDGER) is not None or any(p.is_dir() for p in folder.iterdir())
