@@ -9,6 +9,8 @@ this is imported.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -17,15 +19,27 @@ import httpx
 from flwr.app import Context, Message, RecordDict
 from flwr.app.message import remove_content_from_message
 from flwr.common.constant import SubStatus
-from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.common.serde import context_from_proto, message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import (
     AcquireTaskRequest,
+    PullAppMessagesRequest,
+    PullTaskInputRequest,
     PushTaskOutputRequest,
     SendTaskHeartbeatRequest,
 )
 from flwr.supercore.constant import TaskType
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+    make_confirm_message_received_fn_protobuf,
+    make_pull_object_fn_protobuf,
+)
+from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectPullError,
+    ObjectUnavailableError,
+    pull_and_inflate_object_from_tree,
+)
 from flwr.supercore.interceptors import (
     RuntimeTokenHttpInterceptor,
     RuntimeVersionHttpInterceptor,
@@ -33,13 +47,15 @@ from flwr.supercore.interceptors import (
 )
 from flwr.supercore.retry import make_simple_http_retry_invoker
 from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message
+from flwr.supernode.runtime.run_clientapp import push_message
 
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.settings import Scalar
 
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 _REFUSED = frozenset({httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN})
+_PATIENCE_SECONDS = 60.0
+"""Longest time without any part of a message while it is fetched."""
 
 
 class Tasks:
@@ -168,11 +184,13 @@ class Claimed:
     def __enter__(self) -> Work:
         self._heartbeat.start()
         if self._noted is None:
-            message, context, _, _ = pull_task_input(self._client)
+            pulled = self._client.PullTaskInput(PullTaskInputRequest())
+            context = context_from_proto(pulled.context)
+            message = _fetched(self._client, context)
         else:
-            run, node, content = self._noted
-            message = message_from_proto(ProtoMessage.FromString(content))
+            run, node, bare = self._noted
             context = Context(run, node, {}, RecordDict(), {})
+            message = message_from_proto(ProtoMessage.FromString(bare))
         return Work(message, dict(context.node_config), context, self._client)
 
     def _alive(self) -> bool:
@@ -190,3 +208,62 @@ class Claimed:
         if self._heartbeat.is_running:
             self._heartbeat.stop()
         self._client.close()
+
+
+def _fetched(client: RuntimeHttpClient, context: Context) -> Message:
+    """The claimed message, as `flwr.supernode.runtime.run_clientapp.pull_task_input` fetches it.
+
+    But for the app, which is left in its bundle, and for what that does where parts are missing: it
+    waits for them for more than an hour. They never come if the server ended while it sent them,
+    and a site answers one message at a time.
+    """
+    pulled = client.PullMessages(PullAppMessagesRequest())
+    if not pulled.messages_list:
+        raise ObjectPullError("", "no message waits any more")
+    tree, node, run = pulled.message_object_trees[0], Node(node_id=context.node_id), context.run_id
+    message = pull_and_inflate_object_from_tree(
+        tree,
+        while_they_come(make_pull_object_fn_protobuf(client.PullObject, node, run)),
+        make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, node, run),
+        return_type=Message,
+    )
+    message.metadata.__dict__["_message_id"] = tree.object_id  # a message does not hold its own
+    return message
+
+
+def while_they_come(
+    pull: Callable[[str], bytes],
+    patience: float = _PATIENCE_SECONDS,
+    now: Callable[[], float] = time.monotonic,
+) -> Callable[[str], bytes]:
+    """`pull`, which gives up once nothing has come for a while.
+
+    Parameters
+    ----------
+    pull : callable
+        Gives the object of an identifier, or raises ObjectUnavailableError where it may yet come.
+    patience : float
+        Seconds without any object until ObjectPullError ends the fetching.
+    now : callable
+        A clock, in seconds.
+
+    Returns
+    -------
+    callable
+        As `pull`; for several threads.
+    """
+    last = now()
+
+    def pulled(identifier: str) -> bytes:
+        nonlocal last
+        try:
+            found = pull(identifier)
+        except ObjectUnavailableError:
+            if now() - last < patience:
+                raise
+            reason = f"no part of the message has come for {patience:g} s; its server has gone"
+            raise ObjectPullError(identifier, reason) from None
+        last = now()
+        return found
+
+    return pulled
