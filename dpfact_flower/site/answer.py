@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 
-from dpfact_flower.data.site_data import SiteSource
+from dpfact_flower.data.site_data import SiteSource, forget_patients
 from dpfact_flower.errors import MessageError, RoundFailedError, StateError
 from dpfact_flower.machine.files import disk_errors, locked
 from dpfact_flower.privacy import Release, release_nothing, release_unprotected
@@ -103,6 +103,8 @@ class Site:
                 return self._next(request, work, folder, hold)
             finally:
                 del work  # what it has read: to give memory back takes as long as it is large
+                if not self._simulation:  # whose sites are read for all their rounds at once
+                    forget_patients()
 
     def note_refusal(self, reason: str) -> None:
         """Count what is about to leave in place of an answer, for the hospital's own figures.
