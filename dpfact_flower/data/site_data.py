@@ -658,6 +658,11 @@ def _by_version(make: Callable[[Version], _Made], path: Path) -> _Made:
         raise DataError(f"{path}: no such file") from None
 
 
+def forget_patients() -> None:
+    """Let go of all patients whose files this process has read."""
+    _load_version.cache_clear()
+
+
 @lru_cache(maxsize=16)  # one process may play many sites
 def _load_version(file: Version) -> SiteData:
     return SiteData.load(file.path)

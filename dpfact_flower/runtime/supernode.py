@@ -11,18 +11,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import httpx
 from flwr.app import Context, Message, RecordDict
+from flwr.app.message import remove_content_from_message
 from flwr.common.constant import SubStatus
-from flwr.common.serde import context_from_proto
+from flwr.common.serde import context_from_proto, message_from_proto, message_to_proto
+from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import (
     AcquireTaskRequest,
     PullAppMessagesRequest,
     PullTaskInputRequest,
     PushTaskOutputRequest,
+    SendTaskHeartbeatRequest,
 )
 from flwr.supercore.constant import TaskType
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
@@ -127,30 +132,79 @@ class Work:
         """Hand a reply to the SuperNode."""
         push_message(self._client, reply, self._context)
 
+    def noted(self) -> Noted:
+        """What it takes to answer this in another process."""
+        bare = message_to_proto(remove_content_from_message(self.message))
+        return Noted(self._context.run_id, self._context.node_id, bare.SerializeToString())
+
+
+class Noted(NamedTuple):
+    """A claimed message without what it says.
+
+    Attributes
+    ----------
+    run, node : int
+    message : bytes
+        Whom it is from, its number and its times, as Flower writes them.
+    """
+
+    run: int
+    node: int
+    message: bytes
+
 
 class Claimed:
-    """A claimed message as a context: fetched at its start, and reported as done at its end."""
+    """A claimed message as a context: fetched at its start, and reported as done at its end.
 
-    def __init__(self, address: str, token: str) -> None:
+    Where it ends with an error, nothing is reported: a SuperNode waits for ever for the reply to a
+    message that was reported without one. A message of which it hears nothing more it answers
+    itself, within a minute.
+
+    Parameters
+    ----------
+    address : str
+        As for `Tasks`.
+    token : str
+        What `Tasks.claim` gave.
+    noted : Noted, optional
+        What another process, which fetched the message and has ended, noted of it.
+    """
+
+    def __init__(self, address: str, token: str, noted: Noted | None = None) -> None:
+        self._noted = noted
         self._retries = make_simple_http_retry_invoker()
         self._client = RuntimeHttpClient.from_server_address(
             address, True, None,
             [RuntimeVersionHttpInterceptor("flwr-clientapp"), RuntimeTokenHttpInterceptor(token)],
             retry_invoker=self._retries,
         )  # fmt: skip
-        self._heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(self._client))
+        alive = make_task_heartbeat_fn_http(self._client) if noted is None else self._alive
+        self._heartbeat = HeartbeatSender(alive)
 
     def __enter__(self) -> Work:
         self._heartbeat.start()
-        context = context_from_proto(self._client.PullTaskInput(PullTaskInputRequest()).context)
-        message = _fetched(self._client, context)
+        if self._noted is None:
+            pulled = self._client.PullTaskInput(PullTaskInputRequest())
+            context = context_from_proto(pulled.context)
+            message = _fetched(self._client, context)
+        else:
+            run, node, bare = self._noted
+            context = Context(run, node, {}, RecordDict(), {})
+            message = message_from_proto(ProtoMessage.FromString(bare))
         return Work(message, dict(context.node_config), context, self._client)
 
+    def _alive(self) -> bool:
+        """Say so; Flower's own way ends the process where the SuperNode waits no longer."""
+        with suppress(httpx.HTTPError):
+            self._client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+        return True
+
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        status = SubStatus.COMPLETED if kind is None else SubStatus.FAILED
         self._retries.max_tries = 1
-        # No text of an error: it would go to the SuperNode, and nobody needs it there.
-        self._client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=""))
+        if kind is None:
+            self._client.PushTaskOutput(
+                PushTaskOutputRequest(sub_status=SubStatus.COMPLETED, details="")
+            )
         if self._heartbeat.is_running:
             self._heartbeat.stop()
         self._client.close()
