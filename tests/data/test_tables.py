@@ -37,6 +37,30 @@ def test_load_reads_text_whatever_the_dialect(text, suffix, connection, tmp_path
     assert rows(connection) == [("1", "0040"), ("2", None)]
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".csv.gz"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "id,code\r\n1,0040\n2,\n",
+        "id,code\n1,0040\r\n2,\r\n",
+        "id,code\n1,0040\n2,\r\n",
+        'id,code\r\n1," 0040"\n2,""',
+    ],
+)
+def test_lines_may_end_now_by_lf_now_by_crlf(text, suffix, connection, tmp_path):
+    path = tmp_path / f"x{suffix}"
+    path.write_bytes(text.encode() if suffix == ".csv" else gzip.compress(text.encode()))
+    load_table(connection, "x", path, ("id", "code"))
+    assert rows(connection) == [("1", "0040"), ("2", None)]
+
+
+def test_a_malformed_row_is_located_where_lines_end_in_two_ways(connection, tmp_path):
+    (tmp_path / "x.csv").write_bytes(b"id,code\r\n1,2\n3,secret,5\n4,6\n")
+    with pytest.raises(DataError, match="the first is row 3") as caught:
+        load_table(connection, "x", tmp_path / "x.csv", ("id",))
+    assert "secret" not in str(caught.value)
+
+
 def test_load_keeps_commas_quotes_and_line_breaks_inside_quotes(connection, write):
     load_table(connection, "x", write("x.csv", 'id,t\n1,"a, ""b""\nc"\n2,d\n'), ("t",))
     assert rows(connection) == [('a, "b"\nc',), ("d",)]
