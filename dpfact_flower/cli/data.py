@@ -186,18 +186,21 @@ def data_mimic3(folder: Tables, asked: Asked) -> Cohort:
 def data_mimic4(
     folder: Tables,
     asked: Asked,
-    by: UnitOrService = UnitOrService.careunit,
+    by: UnitOrService | None = None,
     drugs: Drugs = False,
 ) -> Cohort:
     """MIMIC-IV, full or demo: one site per first care unit, or per service.
 
-    FOLDER holds hosp and icu, .csv or .csv.gz. ICD-9 and ICD-10 are kept apart. Without --top, 202
-    procedures, 316 diagnoses and 200 drugs are kept, the most frequent.
+    FOLDER holds hosp and icu, .csv or .csv.gz; without icu, and without --by, sites are services.
+    ICD-9 and ICD-10 are kept apart. Without --top, 202 procedures, 316 diagnoses and 200 drugs are
+    kept, the most frequent.
     """
     from dpfact_flower.data.readers import mimic4
 
     modes = (*mimic4.MODES, mimic4.DRUGS) if drugs else mimic4.MODES
-    return mimic4.read(folder, site_of=by.value, drugs=drugs, **asked.options(modes))
+    return mimic4.read(
+        folder, site_of=by.value if by else None, drugs=drugs, **asked.options(modes)
+    )
 
 
 @_reader()

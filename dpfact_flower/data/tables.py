@@ -185,21 +185,29 @@ def table_files(folder: str | Path, name: str) -> list[Path]:
     return list(find_files(folder, f"({re.escape(name)})", r"\.(csv|csv\.gz|parquet)").values())
 
 
-def find_table(folder: str | Path, name: str) -> Path:
+def find_table(folders: Sequence[Path], name: str) -> Path:
     """File of a table: ``<name>.csv``, ``.csv.gz`` or ``.parquet``, whatever the case.
+
+    Parameters
+    ----------
+    folders : sequence of path
+        Where it may be, the first place first; an error names the last.
+    name : str
 
     Raises
     ------
     DataError
         If it is missing, with the names tried.
     """
-    found = table_files(folder, name)
-    if not found:
-        raise DataError(
-            f"{folder}: lacks the table {name}; tried {name}.csv and {name}.csv.gz (or .parquet), "
-            "in upper and lower case"
-        )
-    return found[0]
+    for folder in folders:
+        if found := table_files(folder, name):
+            return found[0]
+    *parts, whole = folders
+    also = f", here and in {', '.join(part.name for part in parts)}" if parts else ""
+    raise DataError(
+        f"{whole}: lacks the table {name}; tried {name}.csv and {name}.csv.gz (or .parquet), "
+        f"in upper and lower case{also}"
+    )
 
 
 def load_table(

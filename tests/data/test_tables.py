@@ -201,21 +201,21 @@ def test_optional_columns_are_null_where_the_file_lacks_them(connection, write):
 @pytest.mark.parametrize("name", ["PATIENTS.csv", "patients.csv", "Patients.CSV.GZ"])
 def test_find_table_in_any_case(name, write, tmp_path):
     path = write(name, "")
-    assert find_table(tmp_path, "PATIENTS") == path
+    assert find_table([tmp_path], "PATIENTS") == path
 
 
 def test_find_table_prefers_the_plain_file(write, tmp_path):
     write("patients.csv.gz", "")
     plain = write("patients.csv", "")
-    assert find_table(tmp_path, "patients") == plain
+    assert find_table([tmp_path], "patients") == plain
 
 
 def test_find_table_lists_the_names_tried(write, tmp_path):
     write("PATIENTS_OLD.csv", "")
     with pytest.raises(DataError, match=r"tried PATIENTS\.csv and PATIENTS\.csv\.gz"):
-        find_table(tmp_path, "PATIENTS")
+        find_table([tmp_path], "PATIENTS")
     with pytest.raises(DataError, match="no such folder"):
-        find_table(tmp_path / "gone", "PATIENTS")
+        find_table([tmp_path / "gone"], "PATIENTS")
 
 
 def test_refuse_rows_counts_and_names_but_does_not_quote(connection, write):
