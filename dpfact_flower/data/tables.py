@@ -167,9 +167,11 @@ def find_files(folder: str | Path, pattern: str, ending: str = r"\.csv(\.gz)?") 
     Raises
     ------
     DataError
-        If there is no such folder.
+        If it is no folder.
     """
     folder = Path(folder)
+    if folder.is_file():
+        raise DataError(f"{folder}: is a file; need the folder of the tables, unpacked")
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder")
     found: dict[str, Path] = {}
@@ -204,6 +206,9 @@ def find_table(folders: Sequence[Path], name: str) -> Path:
             return found[0]
     *parts, whole = folders
     also = f", here and in {', '.join(part.name for part in parts)}" if parts else ""
+    deeper = (folder for levels in ("*", "*/*") for folder in sorted(whole.glob(levels)))
+    if found := [folder for folder in deeper if folder.is_dir() and table_files(folder, name)]:
+        also += f"; there is one in {found[0]}"
     raise DataError(
         f"{whole}: lacks the table {name}; tried {name}.csv and {name}.csv.gz (or .parquet), "
         f"in upper and lower case{also}"

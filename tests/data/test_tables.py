@@ -216,6 +216,16 @@ def test_find_table_lists_the_names_tried(write, tmp_path):
         find_table([tmp_path], "PATIENTS")
     with pytest.raises(DataError, match="no such folder"):
         find_table([tmp_path / "gone"], "PATIENTS")
+    with pytest.raises(DataError, match=r"PATIENTS_OLD\.csv: is a file; need the folder"):
+        find_table([tmp_path / "PATIENTS_OLD.csv"], "PATIENTS")
+
+
+def test_a_folder_further_up_says_where_the_table_is(tmp_path):
+    below = tmp_path / "demo-2.2" / "hosp"
+    below.mkdir(parents=True)
+    (below / "Patients.csv.gz").touch()
+    with pytest.raises(DataError, match=rf"there is one in {below}$"):
+        find_table([tmp_path], "patients")
 
 
 def test_refuse_rows_counts_and_names_but_does_not_quote(connection, write):
