@@ -578,6 +578,9 @@ def _range(field: dataclasses.Field[Any]) -> str:
     return f"{'(' if meta['open_low'] else '['}{low}, {high}{close}"
 
 
+_NEEDED = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+
+
 def _checked(field: dataclasses.Field[Any], hint: Any, value: Any) -> Scalar:
     name, meta = _key(field.name), field.metadata
     if get_origin(hint) is Literal:
@@ -595,7 +598,7 @@ def _checked(field: dataclasses.Field[Any], hint: Any, value: Any) -> Scalar:
         elif hint is int and isinstance(value, Integral):
             value = int(value)
     if type(value) is not hint:
-        raise SettingsError(f"{name}: need {hint.__name__}, got {shown(value)}")
+        raise SettingsError(f"{name}: need {_NEEDED[hint]}, got {shown(value)}")
     if hint is str:
         if value and meta["pattern"] and not re.fullmatch(meta["pattern"], value):
             raise SettingsError(f"{name}: {shown(value)} does not match {meta['pattern']}")

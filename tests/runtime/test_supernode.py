@@ -2,7 +2,7 @@
 
 import httpx
 import pytest
-from flwr.proto.runtime_pb2 import AcquireTaskResponse
+from flwr.proto.runtime_pb2 import AcquireTaskResponse, PushTaskOutputRequest
 from flwr.proto.task_pb2 import Task
 from flwr.supercore.inflatable.inflatable_utils import (
     ObjectPullError,
@@ -11,7 +11,8 @@ from flwr.supercore.inflatable.inflatable_utils import (
 )
 
 from dpfact_flower.errors import SettingsError
-from dpfact_flower.runtime.supernode import Tasks, while_they_come
+from dpfact_flower.runtime import supernode
+from dpfact_flower.runtime.supernode import Claimed, Tasks, while_they_come
 
 
 class Client:
@@ -96,3 +97,16 @@ def test_a_message_that_comes_slowly_is_fetched_whole():
     pull = while_they_come(parts(come, slow), patience=60, now=Clock(7))
     found = pull_objects(list(come), pull, max_concurrent_pulls=1, initial_backoff=0.001)
     assert found == come
+
+
+def test_a_supernode_that_stays_away_is_not_waited_for_without_end(monkeypatch):
+    """The executor would have no other message, and would not end."""
+    monkeypatch.setattr(supernode, "_AWAY_SECONDS", 0.0)
+    claimed = Claimed("127.0.0.1:9", "token")
+
+    def waits(seconds):
+        raise AssertionError(seconds)
+
+    claimed._retries.wait_function = waits
+    with pytest.raises(httpx.ConnectError):
+        claimed._client.PushTaskOutput(PushTaskOutputRequest())
