@@ -23,6 +23,7 @@ from dpfact_flower.collect import (
     RETURN_SECONDS,
     is_lost,
     may_be_asked,
+    words_of,
 )
 from dpfact_flower.preflight import ask_ready
 from dpfact_flower.server.on_arrival import OnArrival
@@ -45,9 +46,11 @@ class _Flight:
     deadline : float
         By `time.monotonic`.
     number : str
-        The message's; empty where it was lost, and has to be sent again.
+        The message's; empty where it has to be sent, again if anything came back.
     times : int
         It was sent.
+    said : str
+        The error that came back last.
     """
 
     who: str
@@ -56,6 +59,7 @@ class _Flight:
     deadline: float
     number: str = ""
     times: int = 0
+    said: str = ""
 
 
 class Arriving:
@@ -76,7 +80,8 @@ class Arriving:
         What a reply of a node says, of these shapes, if its name is not that of one of these nodes;
         or why that cannot be used.
     wait : callable
-        Waits until the quorum is there, for a while, and gives the nodes that are.
+        Waits for the quorum, for a while, and gives the nodes that are there, but for those left
+        out; for the expected number, and it ends the run below the quorum, if told to begin.
     """
 
     def __init__(
@@ -88,7 +93,7 @@ class Arriving:
         left_out: frozenset[int],
         timeout: float,
         read: Read,
-        wait: Callable[[], list[int]],
+        wait: Callable[[bool], list[int]],
     ) -> None:
         self._grid, self._coordinator, self._names = grid, coordinator, names
         self._left_out, self._timeout = left_out, timeout
@@ -106,7 +111,7 @@ class Arriving:
         """
         if not again:
             return
-        nodes = self._wait()
+        nodes = self._wait(True)
         self._ask_names(nodes)
         waited_for = self._coordinator.waited_for
         for node in nodes:
@@ -140,10 +145,10 @@ class Arriving:
 
     def _here(self) -> list[int]:
         """Nodes that are there; the quorum is waited for only where no reply is."""
-        nodes = sorted(self._grid.get_node_ids())
+        nodes = sorted(set(self._grid.get_node_ids()) - self._left_out)
         if not self._flights and len(nodes) < self._coordinator.run.min_sites:
-            nodes = self._wait()
-        return [node for node in nodes if node not in self._left_out]
+            nodes = self._wait(False)
+        return nodes
 
     def _take(self, here: Collection[int]) -> bool:
         """Take the replies that are there, in the order of the sites' names."""
@@ -163,7 +168,7 @@ class Arriving:
         flight, coordinator = self._flights[node], self._coordinator
         coordinator.count(bytes_up=records.serialised_bytes(reply))
         if reply.has_error() and may_be_asked(reply, flight.times):
-            flight.number = ""
+            flight.number, flight.said = "", words_of(reply.error)
             if is_lost(reply):
                 flight.deadline = min(flight.deadline, time.monotonic() + RETURN_SECONDS)
             return
@@ -182,7 +187,8 @@ class Arriving:
         late = [n for n, each in self._flights.items() if each.deadline <= time.monotonic()]
         for node in late:
             flight = self._flights.pop(node)
-            reason = f"no reply within {self._timeout:g} s" if flight.number else "lost on the way"
+            silent = f"no reply within {self._timeout:g} s"
+            reason = silent if flight.number else flight.said or "could not be sent"
             self._coordinator.fail(flight.who, reason, shown=self._shown(node, flight))
         return bool(late)
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from flwr.app import Message
+from flwr.app import Error, Message
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
@@ -23,6 +23,9 @@ LOST = frozenset({3, 4, 5, 8})
 ClientApp that was killed: what the site has done by then is not known."""
 _FAILED = "dpfact:failed"
 """What a site says, too, whose reply was not ready when it was due, and is by now."""
+_LATE = "dpfact:late"
+"""What a site says, for nothing, whose reply would have come after the end: some of a round's time
+is for sending, so that may be heard before it."""
 POLL_SECONDS = 0.5
 MOST_ASKED = 3
 """Times a node is asked in a round; a site that fails each time has a person to look first."""
@@ -177,12 +180,12 @@ class _Round:
         }
 
     def missing(self) -> set[int]:
-        """Nodes that are there, and of which there is no reply, or none of their own."""
+        """Nodes that are there, and of which there is no reply, or that were lost or late."""
         here = set(self._grid.get_node_ids())
         return {
             node
             for node in self._times.keys() & here
-            if node not in self.replies or is_lost(self.replies[node])
+            if (reply := self.replies.get(node)) is None or is_lost(reply) or _says(reply, _LATE)
         }
 
     def ask(self, nodes: Iterable[int], seconds: float) -> None:
@@ -223,6 +226,11 @@ class _Round:
                     self.seconds[node] = time.monotonic() - self._began
                 lost |= is_lost(reply)
         return lost
+
+
+def words_of(error: Error) -> str:
+    """An error in place of a reply, as the history has it."""
+    return f"error {error.code}: {error.reason}"
 
 
 def is_lost(reply: Message) -> bool:

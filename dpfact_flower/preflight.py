@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
-from dpfact_flower.collect import CollectingGrid, Stake
+from dpfact_flower.collect import CollectingGrid, Stake, words_of
 from dpfact_flower.errors import MessageError
 from dpfact_flower.server.readiness import Readiness
 from dpfact_flower.wire import records
@@ -61,7 +61,7 @@ def _read(
     made = reply.metadata.created_at
     seconds = min(max(made - asked, 0.0), ended - asked)
     if reply.has_error():
-        reason = f"error {reply.error.code}: {reply.error.reason}"
+        reason = words_of(reply.error)
         if any(text in reason for text in _UNKNOWN):
             return Readiness(node, seconds=seconds)
         return Readiness(node, fault=reason, seconds=seconds)

@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from dpfact_flower.arriving import Arriving
-from dpfact_flower.collect import CollectingGrid, Stake, is_lost
+from dpfact_flower.collect import CollectingGrid, Stake, is_lost, words_of
 from dpfact_flower.errors import MessageError, SettingsError
 from dpfact_flower.preflight import ask_ready
 from dpfact_flower.server.coordinator import Coordinator, CoordinatorOptions
@@ -149,7 +149,7 @@ class DPFact(TrainOnlyStrategy):
         """Use replies on arrival until so many rounds are over."""
         arriving = Arriving(
             grid, coordinator, names=self._names, left_out=self._left_out, timeout=self._timeout,
-            read=self._read, wait=lambda: self._wait_for_sites(grid, first=False),
+            read=self._read, wait=lambda first: self._wait_for_sites(grid, first=first),
         )  # fmt: skip
         arriving.begin(again=self._resumed > 0)
         while coordinator.finished_rounds < rounds:
@@ -181,10 +181,12 @@ class DPFact(TrainOnlyStrategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """One request for every connected site, alive for the round's timeout."""
+        self._left_out = frozenset()
         nodes = self._wait_for_sites(grid, first=server_round == 1)
         self._number = self._resumed + server_round
         request = self.coordinator.request(self._number)
-        self._left_out = self._not_ready(grid, nodes, request) if server_round == 1 else frozenset()
+        if server_round == 1:
+            self._left_out = self._not_ready(grid, nodes, request)
         nodes = [node for node in nodes if node not in self._left_out]
         self.coordinator.begin(len(nodes))
         factors, own = request.to_wire()
@@ -281,7 +283,7 @@ class DPFact(TrainOnlyStrategy):
     ) -> SiteReply | str:
         """What a site released, or why that cannot be used; no other node may have its name."""
         if reply.has_error():
-            return f"error {reply.error.code}: {reply.error.reason}"
+            return words_of(reply.error)
         try:
             payload = records.read_reply(reply)
             outcome = SiteReply.from_wire(payload.arrays, payload.config, shapes)
@@ -331,14 +333,16 @@ class DPFact(TrainOnlyStrategy):
         return f"{name} (node {node})" if name else f"node {node}"
 
     def _wait_for_sites(self, grid: Grid, *, first: bool) -> list[int]:
-        """Connected nodes, once there are enough; before the first round, the expected number."""
+        """Nodes that are there, once there are enough; at first, once the expected number is."""
         run = self.coordinator.run
         wanted = max(run.sites, run.min_sites) if first else run.min_sites
         deadline = time.monotonic() + run.wait_timeout
-        while len(nodes := sorted(grid.get_node_ids())) < wanted and time.monotonic() < deadline:
+        while len(nodes := set(grid.get_node_ids()) - self._left_out) < wanted:
+            if time.monotonic() >= deadline:
+                break
             time.sleep(_POLL_SECONDS)
         self.coordinator.check_connected(len(nodes), first=first)
-        return nodes
+        return sorted(nodes)
 
 
 def _in_force(solver: SolverSettings) -> str:

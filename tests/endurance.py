@@ -1,9 +1,10 @@
 """``python -m tests.endurance``: many nodes, two runs at once, and what they take as time goes by.
 
-A SuperLink and SuperNodes on loopback, each a process of its own, answer runs without noise, two at
-a time and one pair after another, for as long as is asked. Every half minute a line says what all
-their processes together have: memory, open files, threads; the size of the SuperLink's database
-and of the sites' folders; and how many rounds have been finished.
+A SuperLink and hospitals on loopback, each of processes of its own as docs/how-to/deploy.md has
+them, answer runs without noise: two at a time, and one pair after another, for as long as is asked.
+Four times a minute it is looked what their processes have. In the end it says by how much that grew
+in an hour: of the processes that were there before the first run and last for all of them, and of
+the ServerApps, each for as long as its run lasts.
 """
 
 from __future__ import annotations
@@ -12,108 +13,216 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from scipy import stats
+
 from dpfact_flower.data.site_data import Cohort, SiteData
+from dpfact_flower.runtime.connection import tool
 from dpfact_flower.runtime.keeper import kept
-from dpfact_flower.runtime.superlink import SuperLink, local_superlink
+from tests.campaign.deployed import CODE, CONNECTION, Deployment, deployment
 from tests.conftest import count_tensor, make_vocabularies
-from tests.patience import await_that
-from tests.processes import processes_of
-from tests.runtime.deployment import APP, CONFIG, lines_of, site_config, supernode
+from tests.processes import Process, family_of
+from tests.runtime.deployment import CONFIG, lines_of
 
 PATIENTS = 40
-LINE_SECONDS = 30.0
+LOOK_SECONDS = 15.0
+_WARM = 1 / 4
+"""Of the looks, the first, which are left out: caches fill, and every path is taken once."""
+_BLOCKS = 8
+"""Looks are averaged in so many rows of them, or what one has in common with the next would pass
+for knowledge: a mean of many is nearly independent of the mean before."""
+_SERVER = "flwr-serverapp"
 
 
 @dataclass(frozen=True)
-class Taken:
-    """What a deployment has at one time.
+class Used:
+    """What a process has: open files, threads, memory in MiB; what is shared counts in each."""
+
+    handles: int
+    threads: int
+    resident: float
+
+
+def used_by(pid: int) -> Used:
+    """Look at a process.
+
+    Raises
+    ------
+    OSError
+        If it has gone.
+    """
+    handles = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    status = dict(line.split(":", 1) for line in lines)
+    # One that has ended and is not reaped has no memory.
+    resident = int(status.get("VmRSS", "0").split()[0]) / 1024
+    return Used(handles, int(status["Threads"]), resident)
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a deployment had at one time.
 
     Attributes
     ----------
     minutes : float
-        Since it was begun.
+        Since the first run was submitted.
     rounds : int
         Finished so far, of all runs.
-    processes, handles, threads : int
-    resident : float
-        Memory in MiB; what processes share counts in each.
+    used : dict of Process to Used
     database, folders : float
-        Bytes on the disk, in MiB.
+        Of the SuperLink, and of the sites' state, in MiB on the disk.
     """
 
     minutes: float
     rounds: int
-    processes: int
-    handles: int
-    threads: int
-    resident: float
+    used: dict[Process, Used]
     database: float
     folders: float
 
-    @property
-    def line(self) -> str:
-        """Of the table."""
-        figures = (f"{each:.1f}" if type(each) is float else each for each in vars(self).values())
+    def line(self, lasting: set[Process]) -> str:
+        """Of the table, of the processes that last."""
+        own = [each for process, each in self.used.items() if process in lasting]
+        figures = (
+            f"{self.minutes:.1f}", self.rounds, len(own), sum(each.handles for each in own),
+            sum(each.threads for each in own), f"{sum(each.resident for each in own):.1f}",
+            len(self.used), f"{sum(each.resident for each in self.used.values()):.0f}",
+            f"{self.database:.2f}", f"{self.folders:.2f}",
+        )  # fmt: skip
         return f"| {' | '.join(map(str, figures))} |"
 
 
-def looked_at(home: Path, states: Path, rounds: int, began: float) -> Taken:
+HEADS = ("minutes", "rounds", "lasting processes", "their handles", "threads", "MiB",
+         "processes in all", "MiB in all", "database, MiB", "sites' folders, MiB")  # fmt: skip
+
+
+def processes(made: Deployment) -> set[Process]:
+    """All of a deployment's, but those that submit."""
+    return {each for unit in made.services.values() for each in family_of(unit.keeper)}
+
+
+def looked_at(made: Deployment, rounds: int, minutes: float) -> Look:
     """Look once."""
-    ids, handles, threads, resident = processes_of(home), 0, 0, 0.0
-    for pid in ids:
+    used = {}
+    for process in processes(made):
         with suppress(OSError):  # gone
-            handles += len(list(Path(f"/proc/{pid}/fd").iterdir()))
-            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-            status = dict(line.split(":", 1) for line in lines)
-            threads += int(status["Threads"])
-            resident += int(status.get("VmRSS", "0").split()[0]) / 1024
-    files = [path for path in states.glob("state-*/**/*") if path.is_file()]
-    return Taken(
-        (time.monotonic() - began) / 60, rounds, len(ids), handles, threads, resident,
-        _size(home.glob("state.db*")), _size(files),
-    )  # fmt: skip
+            used[process] = used_by(process.pid)
+    states = [path for each in made.hospitals for path in (each.folder / "site").glob("state/**/*")]
+    database = made.folder.glob("tls/superlink.db*")
+    return Look(minutes, rounds, used, _size(database), _size(states))
 
 
 def _size(paths: Iterator[Path] | list[Path]) -> float:
     total = 0
     for path in paths:
         with suppress(OSError):
-            total += path.stat().st_size
+            total += path.stat().st_size if path.is_file() else 0
     return total / 2**20
 
 
-def runs(superlink: SuperLink, folder: Path, nodes: int, rounds: int) -> Iterator[int]:
+def slope(minutes: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
+    """Growth in an hour, and half the width of its 95 % interval.
+
+    Of a straight line through the means of rows of looks; the first quarter is left out.
+    """
+    start = round(_WARM * len(values))
+    x, y = (
+        [float(np.mean(block)) for block in np.array_split(np.array(each[start:]), _BLOCKS)]
+        for each in (minutes, values)
+    )
+    if len(set(y)) == 1:
+        return 0.0, 0.0
+    fit = stats.linregress(x, y)
+    width = float(stats.t.ppf(0.975, _BLOCKS - 2)) * float(fit.stderr)
+    return 60 * float(fit.slope), 60 * width
+
+
+def growth(looks: Sequence[Look], lasting: set[Process], servers: set[Process]) -> Iterator[str]:
+    """Lines of a table: by how much each figure grew."""
+    yield "| of | figure | at first | at last | growth in an hour | 95 % | |"
+    yield "|---|---|---|---|---|---|---|"
+    groups = {f"the {len(lasting)} processes that last": (looks, lasting)}
+    times = Counter(process for look in looks for process in look.used if process in servers)
+    if times:
+        longest, _ = max(times.items(), key=lambda each: each[1])
+        own = [look for look in looks if longest in look.used]
+        groups["the ServerApp that lasted longest"] = (own, {longest})
+    for name, (seen, group) in groups.items():
+        for figure in ("handles", "threads", "resident"):
+            values = [
+                float(sum(getattr(u, figure) for p, u in look.used.items() if p in group))
+                for look in seen
+            ]
+            yield _growth_line(name, figure, [look.minutes for look in seen], values)
+    minutes = [look.minutes for look in looks]
+    yield _growth_line("the SuperLink", "database", minutes, [look.database for look in looks])
+    yield _growth_line("the sites", "folders", minutes, [look.folders for look in looks])
+
+
+def _growth_line(name: str, figure: str, minutes: list[float], values: list[float]) -> str:
+    start = round(_WARM * len(values))
+    ends = [f"{each:.1f}" for each in (values[start], values[-1])] if values else ["", ""]
+    if len(values) - start < 2 * _BLOCKS:
+        return f"| {name} | {figure} | {' | '.join(ends)} | too few looks | | |"
+    found, width = slope(minutes, values)
+    verdict = "grows" if found - width > 0 else "no growth seen"
+    return (
+        f"| {name} | {figure} | {' | '.join(ends)} | {found:+.2f} | "
+        f"{found - width:+.2f} to {found + width:+.2f} | {verdict} |"
+    )
+
+
+class RunProblemError(Exception):
+    """A run of two that did not end well."""
+
+
+def runs(made: Deployment, nodes: int, rounds: int) -> Iterator[int]:
     """Two runs at once, again and again; rounds that are finished, a few times a second."""
     done, pair = 0, 0
-    lists = ",".join(str(folder / f"{each.name}.json") for each in make_vocabularies())
     while True:
         pair += 1
         with ExitStack() as stack:
-            outs = [folder / f"run-{pair}-{which}" for which in "ab"]
+            outs = [made.folder / f"run-{pair}-{which}" for which in "ab"]
             works = []
-            for out in outs:
-                config = {
-                    **CONFIG, "rounds": rounds, "data": "", "sites": nodes, "min-sites": 1,
-                    "vocabulary": lists, "out": str(out),
+            for number, out in enumerate(outs):
+                settings = {
+                    **CONFIG, "rounds": rounds, "seed": number, "sites": nodes, "min-sites": nodes,
                     "round-timeout": 1800.0, "wait-timeout": 1800.0,
                 }  # fmt: skip
+                command = [tool("dpfact"), "submit", CONNECTION, "--out", str(out)]
+                command += ["--vocabulary", made.vocabulary]
+                command += [word for k, v in settings.items() for word in ("-s", f"{k}={v}")]
                 log = stack.enter_context(out.with_suffix(".log").open("wb"))
-                command = superlink.run_command(APP, config)
-                options = {"env": superlink.environment, "stdout": log, "stderr": log}
+                options = {"env": made.environment, "cwd": CODE, "stdout": log, "stderr": log}
                 works.append(stack.enter_context(kept(command, **options)))
             while any(work.poll() is None for work in works):
                 yield done + sum(len(lines_of(out / "history.jsonl")) for out in outs)
+                made.look()
                 time.sleep(0.5)
+            for work, out in zip(works, outs, strict=True):
+                if work.returncode:
+                    last = out.with_suffix(".log").read_text(errors="replace")[-3000:]
+                    raise RunProblemError(f"{out.name}: exit code {work.returncode}\n{last}")
             done += sum(len(lines_of(out / "history.jsonl")) for out in outs)
 
 
+def _servers(found: Look) -> set[Process]:
+    servers = set()
+    for process in found.used:
+        with suppress(OSError):
+            if _SERVER.encode() in Path(f"/proc/{process.pid}/cmdline").read_bytes():
+                servers.add(process)
+    return servers
+
+
 def main() -> int:
-    """Print a line now and then; 1 if no round was finished."""
+    """Print a line now and then, and the growth; 1 if a run failed or a lasting process ended."""
     parser = argparse.ArgumentParser(prog="python -m tests.endurance", description=__doc__)
     parser.add_argument("--nodes", type=int, default=20)
     parser.add_argument("--minutes", type=float, default=60.0)
@@ -123,29 +232,31 @@ def main() -> int:
         SiteData(f"site-{n}", count_tensor(PATIENTS, seed=n), make_vocabularies())
         for n in range(1, asked.nodes + 1)
     )
-    rounds = 0
-    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-        folder = Path(name)
-        Cohort("endurance", sites, None).save(folder / "cohort")
-        for vocabulary in make_vocabularies():
-            vocabulary.save(folder / f"{vocabulary.name}.json")
-        superlink = stack.enter_context(local_superlink(folder / "flwr", simulation=False))
-        for site in sites:
-            config = site_config(folder / "cohort", folder, site.name)
-            stack.enter_context(supernode(superlink, folder, config))
-        logs = [folder / f"{site.name}.log" for site in sites]
-        await_that(lambda: all("SuperNode ID" in log.read_text() for log in logs), "every node")
-        began, due = time.monotonic(), 0.0
-        print("| minutes | rounds | processes | handles | threads | MiB | database | folders |")
-        print("|---|---|---|---|---|---|---|---|")
-        for rounds in runs(superlink, folder, asked.nodes, asked.rounds):
-            seen = time.monotonic() - began
-            if seen >= due:
-                due = seen + LINE_SECONDS
-                print(looked_at(superlink.home, folder, rounds, began).line, flush=True)
-            if seen > 60 * asked.minutes:
-                break
-    return 0 if rounds else 1
+    cohort, looks, servers = Cohort("endurance", sites, None), [], set()
+    with tempfile.TemporaryDirectory() as name, deployment(cohort, Path(name)) as made:
+        made.allow("none")
+        made.await_all()
+        lasting = processes(made)
+        began = time.monotonic()
+        print(f"| {' | '.join(HEADS)} |\n{'|---' * len(HEADS)}|")
+        problem = ""
+        try:
+            for rounds in runs(made, asked.nodes, asked.rounds):
+                seen = time.monotonic() - began
+                if seen >= LOOK_SECONDS * len(looks):
+                    looks.append(looked_at(made, rounds, seen / 60))
+                    servers |= _servers(looks[-1])
+                    print(looks[-1].line(lasting), flush=True)
+                if seen > 60 * asked.minutes:
+                    break
+        except RunProblemError as error:
+            problem = str(error)
+    gone = lasting - looks[-1].used.keys()
+    problem += "".join(f"\n{each.name} ({each.pid}) ended" for each in gone)
+    print("\n".join(growth(looks, lasting - gone, servers)))
+    last = looks[-1]
+    print(f"{last.rounds} rounds in {last.minutes:.0f} minutes; {problem or 'no problem'}")
+    return 1 if problem or not last.rounds else 0
 
 
 if __name__ == "__main__":

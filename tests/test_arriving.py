@@ -10,6 +10,7 @@ from flwr.app import Error, Message
 
 from dpfact_flower import arriving, collect, preflight, strategy
 from dpfact_flower.client_app import app as client_app
+from dpfact_flower.errors import QuorumError
 from dpfact_flower.runtime.grid import InProcessGrid
 from dpfact_flower.server.history import read_history
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
@@ -150,6 +151,12 @@ def test_who_is_silent_is_waited_for_until_the_timeout_and_asked_in_a_later_roun
     assert it.coordinator.finished_rounds == 10
 
 
+def test_who_is_lost_and_does_not_come_back_is_noted_with_flowers_words(play):
+    network = Network({2: ("a", 10), 3: ("b", 10), 4: ("c", 10)}, {(4, 3): GONE}, {4: 25})
+    (failure, *_) = failures(play(network))
+    assert failure == ("c (node 4)", "error 5: node unavailable")
+
+
 def test_a_refusal_is_final_for_the_round(play):
     network = Network({2: ("a", 10), 3: ("b", 10)}, {(3, 4): Error(2, "dpfact:state")})
     it = play(network)
@@ -208,6 +215,38 @@ def test_who_is_not_there_after_a_resume_is_noted(play, tmp_path):
     it = play(second, run_dir=tmp_path, resume=True, wait_timeout=5.0)
     assert [who for who, _ in failures(it)] == ["c"]
     assert it.coordinator.finished_rounds == 10
+
+
+def test_a_run_is_not_gone_on_with_where_the_sites_are_not(play, tmp_path):
+    """It would come to its end with nobody, and could never be gone on with again."""
+    first = Network({2: ("a", 10), 3: ("b", 10)})
+    first.until = 35.0
+    with pytest.raises(KilledError):
+        play(first, run_dir=tmp_path)
+    before = len(read_history(tmp_path))
+    with pytest.raises(QuorumError, match=r"0 site\(s\) connected within 5 s"):
+        play(Network({}), run_dir=tmp_path, resume=True, wait_timeout=5.0)
+    assert len(read_history(tmp_path)) == before
+    second = Network({2: ("a", 10), 3: ("b", 10)})
+    second.kept = first.kept
+    assert failures(play(second, run_dir=tmp_path, resume=True)) == []
+
+
+class Unready(Network):
+    """Site d would not answer."""
+
+    def _answer(self, name, asked, query):
+        return Error(2, "dpfact:data") if name == "d" else super()._answer(name, asked, query)
+
+
+def test_who_was_left_out_does_not_stand_for_those_who_are_gone(play):
+    """They are waited for: the rounds that are left do not pass by in a moment."""
+    network = Unready({2: ("a", 10), 3: ("b", 10), 4: ("d", 10)}, online={2: 35, 3: 35})
+    it = play(network, durable=True, preflight="leave-out", rounds=8, wait_timeout=50.0)
+    assert network.asked[4] == []
+    answered = max(number for _, number in network.asked[2])
+    assert network.now >= 35 + 50 * (8 - answered)
+    assert it.coordinator.finished_rounds == 8
 
 
 # --- In step, with grace

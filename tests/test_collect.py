@@ -15,6 +15,7 @@ NEVER = float("inf")
 CONTENT = RecordDict({"config": ConfigRecord({"asked": 1})})
 CRASHED, GONE = Error(8, "crashed"), Error(5, "node unavailable")
 FAILED, REFUSED = (Error(2, f"dpfact:{code} (details)") for code in ("failed", "privacy-refused"))
+LATE = Error(2, "dpfact:late (details)")
 PAID, BUILT_ON, FREE = Stake(True, False), Stake(True, True), Stake(False, False)
 
 
@@ -159,6 +160,18 @@ def test_who_is_there_and_missing_at_the_end_is_asked_once_more_where_it_matters
         answers[2][1] = (NEVER, "release")
         _, network = exchange(answers, stake)
         assert 750 <= network.now < 751
+
+
+@pytest.mark.parametrize(
+    ("stake", "came"), [(Stake(True, False, quorum=2, more=900.0), "release"), (PAID, 2)]
+)
+def test_who_says_late_before_the_end_is_asked_again_where_who_is_silent_would_be(
+    exchange, stake, came
+):
+    """It has paid nothing, and had less time than it gets now."""
+    said, network = exchange({2: [(590, LATE), (700, "release")], 3: [(5, "release")]}, stake)
+    assert said == {2: came, 3: "release"}
+    assert len(network.asked[2]) == (2 if came == "release" else 1)
 
 
 def test_a_reply_of_the_first_asking_does_not_count_twice(exchange):

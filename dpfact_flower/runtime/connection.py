@@ -25,11 +25,15 @@ from dpfact_flower.runtime.keeper import kept
 from dpfact_flower.settings import Scalar
 
 COMPLETED = "finished:completed"
+_FINISHED = "finished"
+"""How Flower's word for a run that has ended begins, however it did."""
 _POLL_SECONDS = 3.0
 _GONE_SECONDS = 300.0
 """A SuperLink that is started again is there within this; then nothing more is known of a run."""
 _PENDING_SECONDS = 120.0
 """Flower starts a ServerApp in seconds, but again and again where that takes it more than 30."""
+_LOOK_SECONDS = 300.0
+"""Flower's stream of a log has no time limit: so often is looked whether more can come of it."""
 _logger = logging.getLogger(__name__)
 
 
@@ -142,20 +146,11 @@ class Connection:
         """
         command = [tool("flwr"), "log", run, self.name, "--stream"]
         with kept(command, env=self.environment, stdout=log, stderr=log) as process:
-            try:
-                process.wait(_PENDING_SECONDS)
-            except subprocess.TimeoutExpired:
-                if self.state(run).get("status") == "pending":
-                    warn(
-                        f"run {run} has not begun for {_PENDING_SECONDS:g} s: the SuperLink's log "
-                        "says why; a machine that takes 30 s to start a process never begins one. "
-                        f"flwr stop {run} {self.name} ends it"
-                    )
-                process.wait()
+            self._await_log(run, process, warn)
         known = time.monotonic()
         while True:
             state = self.state(run)
-            if str(state.get("status", "")).startswith("finished"):
+            if str(state.get("status", "")).startswith(_FINISHED):
                 return state
             if state:
                 known = time.monotonic()
@@ -166,6 +161,27 @@ class Connection:
                     "finishing goes on with resume=true"
                 )
             time.sleep(_POLL_SECONDS)
+
+    def _await_log(
+        self, run: str, process: subprocess.Popen[bytes], warn: Callable[[str], object]
+    ) -> None:
+        """Wait until the log ends, the run has, or the SuperLink is gone without a word."""
+        seconds = _PENDING_SECONDS
+        while True:
+            try:
+                process.wait(seconds)
+                return
+            except subprocess.TimeoutExpired:
+                status = str(self.state(run).get("status", ""))
+            if status == "pending" and seconds == _PENDING_SECONDS:
+                warn(
+                    f"run {run} has not begun for {_PENDING_SECONDS:g} s: the SuperLink's log "
+                    "says why; a machine that takes 30 s to start a process never begins one. "
+                    f"flwr stop {run} {self.name} ends it"
+                )
+            if not status or status.startswith(_FINISHED):
+                return
+            seconds = _LOOK_SECONDS
 
     def state(self, run: str) -> dict[str, Any]:
         """What Flower says of a run now; nothing if the SuperLink does not answer."""

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Protocol
@@ -135,8 +136,9 @@ def _serve(tasks: _Claims, start: Callable[[str], subprocess.Popen[bytes]]) -> N
 def _start(command: list[str], token: str) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(command, stdin=subprocess.PIPE)
     assert process.stdin is not None
-    process.stdin.write(f"{token}\n".encode())
-    process.stdin.close()
+    with suppress(BrokenPipeError):  # it has been killed; the SuperNode notices, as of any other
+        process.stdin.write(f"{token}\n".encode())
+        process.stdin.close()
     return process
 
 

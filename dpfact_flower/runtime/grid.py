@@ -20,13 +20,13 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
+from dpfact_flower.client_app import CLIENT_APP_RAISED
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.machine.threads import in_order, one_blas_thread, thread_count
 
 _logger = logging.getLogger(__name__)
 _SERVER_NODE_ID = 1
 _RUN_ID = 1
-_CLIENT_APP_RAISED = 2
 
 
 class InProcessGrid(Grid):
@@ -110,4 +110,4 @@ class InProcessGrid(Grid):
         try:
             return self._app(message, context)
         except Exception as error:
-            return Message(Error(_CLIENT_APP_RAISED, str(error)), reply_to=message)
+            return Message(Error(CLIENT_APP_RAISED, str(error)), reply_to=message)

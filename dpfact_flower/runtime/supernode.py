@@ -30,6 +30,9 @@ from dpfact_flower.errors import SettingsError
 from dpfact_flower.settings import Scalar
 
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
+_AWAY_SECONDS = 300.0
+"""A SuperNode that is stopped or busy may be there again within this. One that is started again has
+forgotten the message; one that stays away must not keep an executor from its next, or its end."""
 _REFUSED = frozenset({httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN})
 
 
@@ -113,6 +116,7 @@ class Claimed:
 
     def __init__(self, address: str, token: str) -> None:
         self._retries = make_simple_http_retry_invoker()
+        self._retries.max_time = _AWAY_SECONDS
         self._client = RuntimeHttpClient.from_server_address(
             address, True, None,
             [RuntimeVersionHttpInterceptor("flwr-clientapp"), RuntimeTokenHttpInterceptor(token)],

@@ -155,8 +155,9 @@ class OnArrival(Coordinator):
     def take(self, who: str, reply: SiteReply) -> None:
         """Move on from a reply that came from whom it was asked of."""
         site = self._sites.pop(who)
-        if reply.site in self._sites:  # it has come back under another number
-            site.last = self._sites[reply.site].last
+        if before := self._sites.get(reply.site):  # it has come back under another number
+            site.last, site.based = before.last, before.based
+            site.answered, site.heard = before.answered, before.heard
         self._sites[reply.site] = site
         site.asked, site.failed = None, False
         staleness = self._version - site.version

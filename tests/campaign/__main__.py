@@ -35,7 +35,7 @@ def main() -> int:
     with suppress(KeyboardInterrupt):  # then of what is done
         for outcome in _real(seeds) if asked.real else _simulated(seeds):
             done.append(outcome)
-    print(table(done))
+    print(real_table(seeds, done) if asked.real else table(done))
     bad = sum(bool(outcome.problems) for outcome in done)
     print(f"{len(done)} scenarios in {time.perf_counter() - began:.0f} s; {bad} with problems")
     return 1 if bad else 0
@@ -67,6 +67,19 @@ def _told(seed: int, outcome: Outcome) -> Outcome:
     for problem in outcome.problems:
         print(f"PROBLEM seed {seed}: {problem}; {', '.join(outcome.happened)}", flush=True)
     return outcome
+
+
+def real_table(seeds: Iterable[int], done: Iterable[Outcome]) -> str:
+    """One line for each run between real processes."""
+    heads = ("seed", "what happened", "how the run ended", "gone on with", "charged, not used")
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for seed, outcome in zip(seeds, done, strict=False):
+        happened = "; ".join(outcome.happened) or "nothing: it was over before"
+        end = f"{outcome.end}: {outcome.why}" if outcome.why else outcome.end
+        again = "" if outcome.starts == 1 else "PROBLEMS" if outcome.problems else "finished"
+        words = (f"{seed}, {drawn_real(seed).mode}", happened, end, again, outcome.unused)
+        lines.append(f"| {' | '.join(map(str, words))} |")
+    return "\n".join(lines)
 
 
 def table(done: Iterable[Outcome]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -192,8 +193,9 @@ class RealRun:
             with suppress(ProcessLookupError):
                 os.kill(pid, SIGNALS[blow.way])
                 blow.pid, blow.over = pid, now + blow.seconds
-                self.happened.append(blow.words)
-                print(f"  {now - self._began:.0f} s: {blow.words}", flush=True)
+                what = f"{blow.words} after {self._answers()} answers"
+                self.happened.append(what)
+                print(f"  {now - self._began:.0f} s: {what}", flush=True)
                 self._waiting.remove(blow)
         for blow in self.scenario.blows:
             self._continued(blow)
@@ -312,7 +314,8 @@ def carry_out_real(scenario: RealScenario, made: Deployment, folder: Path) -> Ou
     end, problems = ENDS.get(code, f"exit code {code}"), []
     if code is None:
         problems.append("it did not end in time")
-    if code not in (None, 0) and not _says_why(run.said):
+    why = "" if code == 0 else _why(run.said)
+    if code not in (None, 0) and not why:
         problems.append(f"exit code {code} without a reason")
     for each in run.states():
         (each / ".looks").unlink(missing_ok=True)  # a person has looked
@@ -327,14 +330,16 @@ def carry_out_real(scenario: RealScenario, made: Deployment, folder: Path) -> Ou
     if (run.out / HISTORY).exists():
         problems += run.problems()
         unused = run.unused()
-    return Outcome(end, starts, run.happened, problems, unused, ())
+    return Outcome(end, starts, run.happened, problems, unused, (), why)
 
 
 ENDS = {0: "finished", 1: "failed", 2: "not started", 4: "unknown", None: "no end"}
 
 
-def _says_why(said: str) -> bool:
-    return "error (" in said or '"details"' in said
+def _why(said: str) -> str:
+    """The reason that `dpfact submit` gives last: its own error, or Flower's words for the end."""
+    found = re.findall(r'error \([\w-]+\): .*|"details": "(?:[^"\\]|\\.)+"', said)
+    return re.sub(r'^"details": ', "", found[-1]).strip('"') if found else ""
 
 
 def _nothing() -> None:

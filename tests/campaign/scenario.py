@@ -78,6 +78,8 @@ class Outcome:
         Charged releases that the finished run did not use, though all can be had.
     factors : tuple of bytes
         The model's, bit for bit.
+    why : str
+        What was said of an end that was none.
     """
 
     end: str
@@ -86,6 +88,7 @@ class Outcome:
     problems: list[str]
     unused: int
     factors: tuple[bytes, ...]
+    why: str = ""
 
 
 def carry_out(scenario: Scenario, cohort: Cohort, folder: Path) -> Outcome:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from threading import Thread
+from threading import Thread, Timer
 
 import pytest
 from typer.testing import CliRunner
@@ -96,6 +96,26 @@ def test_a_run_that_does_not_begin_is_warned_of(flower, tmp_path, monkeypatch):
     assert said == ["pending", "finished:stopped"]
     assert "warning: run 77 has not begun for 0.01 s" in done.stderr
     assert "flwr stop 77 centre ends it" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("states", "code"), [(["running", "running", "", ""], 4), (["running"] + 2 * ["finished:x"], 1)]
+)
+def test_a_log_that_never_ends_is_not_waited_for_without_end(
+    flower, tmp_path, monkeypatch, states, code
+):
+    """The SuperLink's machine has gone, say, and no word came that the connection is closed."""
+    pipe = tmp_path / "go"
+    os.mkfifo(pipe)
+    monkeypatch.setattr(connection, "_PENDING_SECONDS", 0.01)
+    monkeypatch.setattr(connection, "_LOOK_SECONDS", 0.01)
+    guard = Timer(60, pipe.write_text, args=("INFO: ended\n",))  # or this test would wait, too
+    guard.start()
+    done, _ = flower(*states)
+    assert guard.is_alive()
+    guard.cancel()
+    assert done.exit_code == code, done.output
+    assert "has not begun" not in done.stderr
 
 
 def test_what_was_not_started_says_so_in_flowers_words(flower, tmp_path):

@@ -169,6 +169,17 @@ def test_a_supernode_that_is_away_is_waited_for(monkeypatch):
     assert len(pauses) == 3
 
 
+def test_a_process_that_is_killed_at_once_does_not_take_the_executor_with_it(monkeypatch):
+    class Killed(subprocess.Popen):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            self.kill()
+            self.wait()
+
+    monkeypatch.setattr(subprocess, "Popen", Killed)
+    assert executor._start([sys.executable, "-S", "-c", "input()"], "token-1").poll() == -9
+
+
 def test_a_token_goes_through_a_pipe(tmp_path):
     code = "import sys; open('got', 'w').write(sys.stdin.read() + repr(sys.argv))"
     process = executor._start(

@@ -11,9 +11,14 @@ from typer.testing import CliRunner
 
 from dpfact_flower import cli
 from dpfact_flower.evaluation.run_folder import read_config, read_json, read_model
+from dpfact_flower.privacy.ledger import Ledger
+from dpfact_flower.runtime.config import RunConfig
 from dpfact_flower.runtime.connection import RunFailedError
 from dpfact_flower.runtime.federate import federate
 from dpfact_flower.runtime.superlink import local_superlink
+from dpfact_flower.server.elastic import ElasticRule
+from dpfact_flower.server.history import read_history
+from tests.conftest import CODES
 from tests.runtime.deployment import (
     APP,
     CONFIG,
@@ -22,6 +27,8 @@ from tests.runtime.deployment import (
     assert_same,
 )
 
+PAPER = {"rounds": 3, "rank": 4, "seed": 5, "tau": 1, "privacy": "paper", "epsilon": 2.0,
+         "solver": "psgd", "clip": 1.0, "eta": 1e-3, "noise-seed": 7}  # fmt: skip
 CPUS = "client-resources-num-cpus=1"
 
 
@@ -41,6 +48,8 @@ def test_simulation_gives_the_numbers_of_one_process(cohort_folder, tmp_path, ex
         superlink.run(APP, config, federation_config="num-supernodes=3 client-resources-num-cpus=1")
         arriving = {**config, "pace": "on-arrival", "out": str(tmp_path / "arriving")}
         superlink.run(APP, arriving, federation_config=f"num-supernodes=3 {CPUS}")
+        paper = {**arriving, **PAPER, "out": str(tmp_path / "paper")}
+        superlink.run(APP, paper, federation_config=f"num-supernodes=3 {CPUS}")
         wrong = {**config, "out": str(tmp_path / "wrong")}
         with pytest.raises(RunFailedError):  # the data has three sites
             superlink.run(APP, wrong, federation_config=f"num-supernodes=2 {CPUS}")
@@ -48,6 +57,8 @@ def test_simulation_gives_the_numbers_of_one_process(cohort_folder, tmp_path, ex
     assert_same(out, expected)
     assert read_json(out / "summary.json")["sites"] == 3
     assert_arrived(tmp_path / "arriving", rounds=CONFIG["rounds"])
+    assert_arrived(tmp_path / "paper", rounds=PAPER["rounds"])
+    assert_paid(tmp_path / "paper")
 
 
 def test_on_arrival_one_process_gives_the_numbers_of_a_run_in_step(
@@ -59,6 +70,42 @@ def test_on_arrival_one_process_gives_the_numbers_of_a_run_in_step(
     assert_same(federate(config), expected)
     assert_arrived(out, rounds=CONFIG["rounds"])
     assert "used on arrival" in (out / "report.html").read_text()
+
+
+def charges(sites: Path) -> dict[str, dict[int, float]]:
+    """What each round cost each simulated site, by its own ledger."""
+    found = {}
+    for folder in sorted(sites.glob("site-*")):
+        with Ledger(folder, create=False) as ledger:
+            assert ledger.verify() == []
+            rows = ledger.rows()
+        assert len({row.round for row in rows}) == len(rows)
+        found[folder.name] = {row.round: sum(e.rho for e in row.events) for row in rows}
+    return found
+
+
+def assert_paid(out: Path) -> None:
+    """Hold each site's charges to the paper's plan, for the rounds that it answered."""
+    config = RunConfig.read(PAPER)
+    rule = ElasticRule([*CODES.values()], config.solver, config.privacy, config.run)
+    plan = {n: sum(e.rho for e in rule.planned_events(n)) for n in range(1, rule.rounds + 1)}
+    records = read_history(out)
+    answered = {(each.site, each.round) for record in records for each in record.arrivals}
+    answered |= {(site, 1) for site in records[0].sites}
+    for site, paid in charges(out.with_name(f"{out.name}.sites")).items():
+        assert paid == {n: plan[n] for n in plan if (site, n) in answered}
+
+
+def test_paper_mode_on_arrival_pays_as_planned_and_repeats_itself_with_seeded_noise(
+    cohort_folder, tmp_path
+):
+    """Not the bits of a run in step: with a step of its own the way there matters."""
+    config = {**PAPER, "pace": "on-arrival", "job": "j", "data": str(cohort_folder)}
+    outs = [federate({**config, "out": str(tmp_path / name)}) for name in ("one", "two")]
+    assert_same(outs[1], read_model(outs[0])[0])
+    for out in outs:
+        assert_arrived(out, rounds=PAPER["rounds"])
+        assert_paid(out)
 
 
 @pytest.mark.slow

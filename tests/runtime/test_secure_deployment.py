@@ -18,7 +18,7 @@ import tempfile
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -30,11 +30,15 @@ import dpfact_flower
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.evaluation.run_folder import read_json, read_model
 from dpfact_flower.machine.quiet import QUIET
+from dpfact_flower.privacy import ReleaseEvent
 from dpfact_flower.privacy.ledger import Ledger, LedgerRow
+from dpfact_flower.runtime.config import RunConfig
 from dpfact_flower.runtime.connection import COMPLETED, Connection, RunFailedError, tool
 from dpfact_flower.runtime.federate import federate
 from dpfact_flower.runtime.superlink import Certificates, SuperLink, local_superlink
+from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.status import run_status
+from dpfact_flower.wire.protocol import SiteReply
 from simulation.paper.datasets import available, load
 from tests.apart import apart
 from tests.patience import PATIENCE, await_that
@@ -244,21 +248,20 @@ def test_an_honest_run_is_answered_and_spends_each_hospitals_budget_once(federat
     assert (superlink.home / "superlink.log").read_text().count("Created run") == runs + 2
 
 
+WITHOUT_NOISE = {"allow-privacy": "none", "max-epsilon": 0.0}
+
+
 @contextmanager
-def without_noise(hospitals: list[Hospital]) -> Iterator[None]:
-    """Hospitals that take part without noise, and note that elsewhere.
+def settings_for(hospitals: list[Hospital], name: str, **changes: object) -> Iterator[None]:
+    """Hospitals with other settings, and a state folder of its own for what comes of them.
 
     An executor reads its settings for every message.
     """
     before = [each.config.read_text() for each in hospitals]
     for each, text in zip(hospitals, before, strict=True):
         own = tomllib.loads(text)
-        plain = {
-            "allow-privacy": "none",
-            "max-epsilon": 0.0,
-            "state-dir": own["state-dir"] + "/plain",
-        }
-        each.config.write_text(tomli_w.dumps(own | plain))
+        own["state-dir"] += f"/{name}"
+        each.config.write_text(tomli_w.dumps(own | changes))
     try:
         yield
     finally:
@@ -275,7 +278,7 @@ def test_a_run_whose_server_dies_is_gone_on_with_to_the_model_of_one_process(fed
     config = {**PLAIN, **server_config(cohort, folder), "out": str(folder / "plain")}
     link, out = Connection("dpfact", superlink.environment), folder / "plain"
     await_online(federation)
-    with without_noise(federation.hospitals):
+    with settings_for(federation.hospitals, "plain", **WITHOUT_NOISE):
         run = link.submit(APP, config)  # as `dpfact submit` does it
         await_that(lambda: lines_of(out / "history.jsonl"), "a round")
         server = descendant(superlink.process.pid, "flwr-serverapp")
@@ -302,13 +305,68 @@ def test_a_run_whose_server_dies_is_gone_on_with_to_the_model_of_one_process(fed
         assert len(history.read_text().splitlines()) == rounds - 1
 
 
-def rows_of(state: Path) -> tuple[LedgerRow, ...]:
-    """Rows of a ledger that is whole; of a copy, since its owner alone may open it."""
+@pytest.mark.slow
+@pytest.mark.deployment
+def test_two_runs_at_once_are_charged_each_for_itself_and_learn_from_their_own_replies(
+    federation, cohort
+):
+    """On the same SuperNodes, with one ledger a hospital.
+
+    Each run's model is what a server makes of what its own rows of the ledgers say was released,
+    bit for bit. They would learn from each other's: their releases have the same shapes.
+    """
+    folder, hospitals = federation.folder, federation.hospitals
+    link = Connection("dpfact", federation.superlink.environment)
+    configs = {
+        job: {
+            **CONFIG, **server_config(cohort, folder), "refine-rounds": 3, "epsilon": epsilon,
+            "seed": seed, "job": job, "out": str(folder / job),
+        }
+        for job, epsilon, seed in (("east", 1.0, 5), ("west", 2.0, 6))
+    }  # fmt: skip
+    await_online(federation)
+    with settings_for(hospitals, "two", **{"max-epsilon": 9.0}):
+        runs = [link.submit(APP, config) for config in configs.values()]
+        assert [link.follow(run)["status"] for run in runs] == [COMPLETED] * 2
+    states = [each.folder / "site" / "state" / "two" / each.name for each in hospitals]
+    jobs = [[row.job for row in rows_of(state)] for state in states]
+    assert any(each != sorted(each) and each[::-1] != sorted(each) for each in jobs)  # at once
+    for job, config in configs.items():
+        _, run, solver, privacy = RunConfig.read(config)
+        sizes = cohort.sites[0].tensor.feature_shape
+        again = Coordinator(sizes, solver=solver, privacy=privacy, run=run)
+        for number in range(1, again.rounds + 1):
+            planned, replies = again.planned_events(number), []
+            for state in states:
+                with whole_ledger(state) as ledger:
+                    rows = [r for r in ledger.rows() if (r.job, r.round) == (job, number)]
+                    charged = [event for row in rows for event in row.events]
+                    assert [unnamed(event) for event in charged] == [*map(unnamed, planned)]
+                    release = ledger.release_of(job, number).arrays if planned else ()
+                replies.append(SiteReply(state.name, release))
+            again.close_round(number, replies, [], bytes_down=0, bytes_up=0, seconds=0.0)
+        assert_same(folder / job, again.factors)
+
+
+def unnamed(event: ReleaseEvent) -> ReleaseEvent:
+    """A charge without what it is called, for which a site has the modes' names."""
+    return replace(event, name="a release")
+
+
+@contextmanager
+def whole_ledger(state: Path) -> Iterator[Ledger]:
+    """A ledger in which nothing is wrong; a copy, since its owner alone may open it."""
     with tempfile.TemporaryDirectory() as name:
         copy = shutil.copytree(state, Path(name) / "state")
         with Ledger(copy, create=False) as ledger:
             assert ledger.verify() == []
-            return ledger.rows()
+            yield ledger
+
+
+def rows_of(state: Path) -> tuple[LedgerRow, ...]:
+    """Rows of a ledger that is whole."""
+    with whole_ledger(state) as ledger:
+        return ledger.rows()
 
 
 def ledger_of(each: Hospital):

@@ -2,11 +2,12 @@
 
 import httpx
 import pytest
-from flwr.proto.runtime_pb2 import AcquireTaskResponse
+from flwr.proto.runtime_pb2 import AcquireTaskResponse, PushTaskOutputRequest
 from flwr.proto.task_pb2 import Task
 
 from dpfact_flower.errors import SettingsError
-from dpfact_flower.runtime.supernode import Tasks
+from dpfact_flower.runtime import supernode
+from dpfact_flower.runtime.supernode import Claimed, Tasks
 
 
 class Client:
@@ -53,3 +54,16 @@ def test_no_message_and_no_supernode_are_told_apart(answer, token):
 def test_a_supernode_with_another_secret_ends_the_executor(status):
     with pytest.raises(SettingsError, match="another secret"):
         tasks(failed(status))[0].claim()
+
+
+def test_a_supernode_that_stays_away_is_not_waited_for_without_end(monkeypatch):
+    """The executor would have no other message, and would not end."""
+    monkeypatch.setattr(supernode, "_AWAY_SECONDS", 0.0)
+    claimed = Claimed("127.0.0.1:9", "token")
+
+    def waits(seconds):
+        raise AssertionError(seconds)
+
+    claimed._retries.wait_function = waits
+    with pytest.raises(httpx.ConnectError):
+        claimed._client.PushTaskOutput(PushTaskOutputRequest())

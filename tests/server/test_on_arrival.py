@@ -145,6 +145,27 @@ def test_a_reply_that_is_too_stale_is_left_out_and_reported_and_its_site_asked_a
         np.testing.assert_allclose(got, np.mean(wanted, axis=0), atol=1e-5)
 
 
+def test_a_stale_reply_of_a_site_that_came_back_takes_nothing_from_what_it_said_since():
+    ends = []
+    for comes in (False, True):
+        it = on_arrival(run_settings(rounds=9, max_staleness=1))
+        first_round(it, "abc")
+        old = it.ask("node 9")
+        for now in (1.0, 2.0):
+            for site in "abc":
+                it.take(site, reply(site, it.ask(site)))
+            it.advance("abc", now)
+        if comes:
+            it.take("node 9", reply("c", old))
+            assert not it.records[-1].failures
+        it.take("a", reply("a", it.ask("a")))
+        it.advance("abc", 3.0)
+        ends.append((it.factors, it._answered(3)))
+    for got, want in zip(ends[1][0], ends[0][0], strict=True):
+        np.testing.assert_array_equal(got, want)
+    assert ends[1][1] == ends[0][1] == 3
+
+
 def test_as_many_arrivals_as_sites_pull_as_far_as_one_round():
     """With a step of 0.1 and three sites 0.7 of the way is left: each arrival leaves 0.7 ** (1/3).
 
