@@ -16,7 +16,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 # What a demo needs: no torch, no linters.
 $(VENV)/.demo: pyproject.toml constraints.txt
-	@echo "Installing what the demo needs into $(VENV): some minutes"
+	@echo "Installing what the demo needs into $(VENV): 1.2 GB, some minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[simulation,report]'

@@ -34,8 +34,6 @@ from dpfact_flower.site.hold import Hold, seconds_left
 from dpfact_flower.site.rules import site_rules
 from dpfact_flower.wire import records
 
-CLIENT_APP_RAISED = 2
-"""flwr's ErrorCode.CLIENT_APP_RAISED_EXCEPTION."""
 _SIMULATION_KEYS = {"partition-id", "num-partitions"}
 
 use_flower_handler()
@@ -104,7 +102,7 @@ def evaluate(message: Message, context: Context) -> Message:
 
 
 def _error(message: Message, reason: str) -> Message:
-    return Message(Error(CLIENT_APP_RAISED, reason), reply_to=message)
+    return Message(Error(records.CLIENT_APP_RAISED, reason), reply_to=message)
 
 
 def _refusal(context: Context, error: Exception, came_in: float) -> str:

@@ -38,6 +38,8 @@ NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 """Form of a name that appears in files, messages and logs: of a job, a site, a vocabulary."""
 LARGEST = 2**63 - 1
 """Of whole numbers, in messages and in ledgers."""
+MOST_REFINEMENTS = 100
+"""Rounds of refinement of a run of patient mode."""
 _INFINITY = math.inf
 _PAPER_GAMMA = 5.0
 """The paper's elastic weight, among the {2, 5, 8, 10} that it tried."""
@@ -226,7 +228,10 @@ class PrivacySettings(Settings):
         0.0, "patient: share of the budget for the start; 0 plans it", low=0, high=1
     )
     refine_rounds: int = setting(
-        -1, "patient: rounds of refinement, each over all modes; -1 plans them", low=-1, high=100
+        -1,
+        "patient: rounds of refinement, each over all modes; -1 plans them",
+        low=-1,
+        high=MOST_REFINEMENTS,
     )
     bound: float = setting(
         0.0, "patient: norm, at least 0.001, to which a patient's part of a refinement is clipped; "
@@ -573,6 +578,9 @@ def _range(field: dataclasses.Field[Any]) -> str:
     return f"{'(' if meta['open_low'] else '['}{low}, {high}{close}"
 
 
+_NEEDED = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+
+
 def _checked(field: dataclasses.Field[Any], hint: Any, value: Any) -> Scalar:
     name, meta = _key(field.name), field.metadata
     if get_origin(hint) is Literal:
@@ -590,7 +598,7 @@ def _checked(field: dataclasses.Field[Any], hint: Any, value: Any) -> Scalar:
         elif hint is int and isinstance(value, Integral):
             value = int(value)
     if type(value) is not hint:
-        raise SettingsError(f"{name}: need {hint.__name__}, got {shown(value)}")
+        raise SettingsError(f"{name}: need {_NEEDED[hint]}, got {shown(value)}")
     if hint is str:
         if value and meta["pattern"] and not re.fullmatch(meta["pattern"], value):
             raise SettingsError(f"{name}: {shown(value)} does not match {meta['pattern']}")

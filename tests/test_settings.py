@@ -156,7 +156,7 @@ def test_what_is_not_finite_is_refused(kind, field, hint, value):
 def test_an_int_is_a_float_but_not_the_other_way():
     settings = SolverSettings(gamma=2)
     assert type(settings.gamma) is float
-    with pytest.raises(SettingsError, match=r"^rank: need int, got 2\.0"):
+    with pytest.raises(SettingsError, match=r"^rank: need a whole number, got 2\.0"):
         SolverSettings(rank=2.0)
 
 
@@ -176,7 +176,7 @@ def test_a_wrong_type_is_refused_by_name(kind, field, hint):
 @pytest.mark.parametrize("wrong", [True, 1.0])
 def test_what_was_read_before_does_not_stand_for_what_is_merely_equal(wrong):
     assert SolverSettings.from_config({"rank": 1}).rank == 1
-    with pytest.raises(SettingsError, match=r"^rank: need int"):
+    with pytest.raises(SettingsError, match=r"^rank: need a whole number"):
         SolverSettings.from_config({"rank": wrong})
     assert SolverSettings.from_config({"rank": 1}) is SolverSettings.from_config({"rank": 1})
 
@@ -400,7 +400,7 @@ def test_settings_of_a_users_own_are_checked_alike():
 
 
 def test_a_path_is_no_text():
-    with pytest.raises(SettingsError, match=r"^out: need str"):
+    with pytest.raises(SettingsError, match=r"^out: need text"):
         AppSettings(out=Path("runs"))
 
 

@@ -4,7 +4,7 @@ Two sites, one of which has a patient more with every code, receive the same req
 that is full from the beginning, or once the patients have been read, with too little memory for
 them, and as they should be; and then everything that costs nothing. Both must say the same, with
 one code for whatever fails after the patients were read; and what costs nothing must not read them,
-since that takes time.
+since that takes time, nor leave anything on the disk, since it may be asked for without end.
 """
 
 from __future__ import annotations
@@ -88,6 +88,8 @@ class _Said(NamedTuple):
     """Of a refusal; empty for an answer."""
     beside: tuple[Any, ...]
     read: bool
+    left: bool
+    """Whether a refusal left anything on the disk."""
 
 
 class _Site:
@@ -100,6 +102,7 @@ class _Site:
 
     def ask(self, request: RoundRequest, trouble: Callable[[], None] | None = None) -> _Said:
         self.source.was_read, self.source.trouble = False, trouble
+        before = self._names()
         code, beside = "", tuple[Any, ...]()
         try:
             sent, examples, config = self._client.fit(*request.to_wire())
@@ -110,7 +113,13 @@ class _Site:
             code = str(refusal).split(" ")[0]
         except Exception as error:  # it would reach the server as it is
             code = type(error).__name__
-        return _Said(code, beside, self.source.was_read)
+        left = bool(code) and not self.source.was_read and self._names() != before
+        return _Said(code, beside, self.source.was_read, left)
+
+    def _names(self) -> set[str]:
+        """Files and folders of the site, but for those of its own that are always the same."""
+        found = self._folder.rglob("*")
+        return {str(path) for path in found if not path.name.startswith((".", LEDGER))}
 
     def rows(self) -> int:
         """How many releases its ledger holds."""
@@ -125,7 +134,7 @@ class _Pair:
 
     def __init__(self, *sites: _Site) -> None:
         self._sites = sites
-        self.different = self.wrong = self.free = 0
+        self.different = self.wrong = self.free = self.left = 0
 
     def ask(
         self,
@@ -145,6 +154,7 @@ class _Pair:
         # Once the patients were read there is an answer, or one code.
         self.wrong += any(one.read and one.code not in ("", "dpfact:failed") for one in said)
         self.free += any(one.read and not may_read for one in said)
+        self.left += any(one.left for one in said)
         return rows[0]
 
 
@@ -163,8 +173,8 @@ def audit_replies(
     Returns
     -------
     tuple of Finding
-        Counts of replies that differ, of failures that say why, of charges for what failed, and of
-        requests that cost nothing and read the patients.
+        Counts of replies that differ, of failures that say why, of charges for what failed, of
+        requests that cost nothing and read the patients, or left something on the disk.
     """
     transcript = subject.transcript(
         plain_factors(subject.sizes, subject.solver.rank, rng), random_selection(subject, rng)
@@ -192,6 +202,7 @@ def audit_replies(
         ),
         count_of("replies: charges", charged, "failed rounds that were charged, or charged twice"),
         count_of("replies: free", pair.free, "requests that cost nothing and read the patients"),
+        count_of("replies: left", pair.left, "refusals that left something on the disk"),
     )
 
 
@@ -220,4 +231,7 @@ def _ask_for_nothing(pair: _Pair, subject: Subject, transcript: Transcript) -> N
             replace(request, rounds=request.rounds + 1),
         ):
             pair.ask(asked, may_read=False)
+        new = transcript.request(number, f"new-{number}")
+        for size in _SIZES:
+            pair.ask(new, disk=size, may_read=False)
     pair.ask(transcript.request(subject.plan.rounds, "unpaid"), may_read=False)

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_type_hints
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from dpfact_flower.cli.options import Out, console, read_sizes
+from dpfact_flower.cli.named import (
+    read_event_tables,
+    read_files,
+    read_groups,
+    read_labels,
+    read_lists,
+    read_named,
+    read_roll_ups,
+    read_top,
+)
+from dpfact_flower.cli.options import Out, console
 from dpfact_flower.cli.talk import progress
 from dpfact_flower.cli.used import Force, refuse_used
-from dpfact_flower.errors import SettingsError
 
 if TYPE_CHECKING:
-    from dpfact_flower.data.readers.event_tables import Columns, EventTable, LabelTable
     from dpfact_flower.data.readers.steps import Options
     from dpfact_flower.data.site_data import Cohort
-    from dpfact_flower.data.tables import Dialect
-    from dpfact_flower.data.vocabulary import Vocabulary
 
 # What each command needs is imported inside it: `dpfact --help` must not wait for numba.
 # ruff: noqa: PLC0415
@@ -75,13 +79,13 @@ class Asked(NamedTuple):
     def options(self, modes: Sequence[str], default: str = "diagnoses") -> Options:
         """As readers take them; `default` is the mode of a roll-up without a name."""
         found: Options = {
-            "vocabularies": _lists(self.codes, modes),
-            "rolled_up": _roll_ups(self.rolled_up, modes, default),
+            "vocabularies": read_lists(self.codes, modes),
+            "rolled_up": read_roll_ups(self.rolled_up, modes, default),
             "min_patients": self.min_patients,
             "memory": self.memory,
         }
         if self.top:
-            found["top"] = None if self.top == "0" else _top(self.top)
+            found["top"] = None if self.top == "0" else read_top(self.top)
         return found
 
 
@@ -125,36 +129,6 @@ def _reader(**defaults: Any) -> Callable[[Read], Read]:
     return register
 
 
-class SiteOf(StrEnum):
-    """How eICU is split into sites."""
-
-    region = "region"
-    unittype = "unittype"
-    hospital = "hospital"
-
-
-class UnitOrService(StrEnum):
-    """How MIMIC-IV is split into sites."""
-
-    careunit = "careunit"
-    service = "service"
-
-
-class CareSite(StrEnum):
-    """How an OMOP CDM is split into sites."""
-
-    none = "none"
-    person = "person"
-    visit = "visit"
-
-
-class Claims(StrEnum):
-    """Which SynPUF claims are read."""
-
-    inpatient = "inpatient"
-    outpatient = "outpatient"
-
-
 @data_app.command("synthetic")
 def data_synthetic(
     out: Out,
@@ -186,18 +160,22 @@ def data_mimic3(folder: Tables, asked: Asked) -> Cohort:
 def data_mimic4(
     folder: Tables,
     asked: Asked,
-    by: UnitOrService = UnitOrService.careunit,
+    by: Annotated[
+        Literal["careunit", "service"] | None,
+        typer.Option(help="What a site is; default: care units, or services where icu is missing."),
+    ] = None,
     drugs: Drugs = False,
 ) -> Cohort:
     """MIMIC-IV, full or demo: one site per first care unit, or per service.
 
-    FOLDER holds hosp and icu, .csv or .csv.gz. ICD-9 and ICD-10 are kept apart. Without --top, 202
-    procedures, 316 diagnoses and 200 drugs are kept, the most frequent.
+    FOLDER holds hosp and icu, .csv or .csv.gz; without icu, and without --by, sites are services.
+    ICD-9 and ICD-10 are kept apart. Without --top, 202 procedures, 316 diagnoses and 200 drugs are
+    kept, the most frequent.
     """
     from dpfact_flower.data.readers import mimic4
 
     modes = (*mimic4.MODES, mimic4.DRUGS) if drugs else mimic4.MODES
-    return mimic4.read(folder, site_of=by.value, drugs=drugs, **asked.options(modes))
+    return mimic4.read(folder, site_of=by, drugs=drugs, **asked.options(modes))
 
 
 @_reader()
@@ -208,7 +186,10 @@ def data_omop(
         str, typer.Option(help="Public name of the site; with --by, of the whole cohort.")
     ],
     schema: Annotated[str, typer.Option(help="Of the tables in a database.")] = "",
-    by: CareSite = CareSite.none,
+    by: Annotated[
+        Literal["none", "person", "visit"],
+        typer.Option(help="Whose care site a site is; none: the whole CDM is one."),
+    ] = "none",
     drugs: Drugs = False,
     window: Window = 30,
 ) -> Cohort:
@@ -222,7 +203,7 @@ def data_omop(
 
     modes = (*omop.MODES, omop.DRUGS) if drugs else omop.MODES
     return omop.read(
-        source, name, schema=schema, site_of=by.value, drugs=drugs, window_days=window or None,
+        source, name, schema=schema, site_of=by, drugs=drugs, window_days=window or None,
         **asked.options(modes, default="conditions"),
     )  # fmt: skip
 
@@ -248,7 +229,7 @@ def data_meds(
     """
     from dpfact_flower.data.readers import meds
 
-    modes = _named("--mode", mode) or meds.MODES
+    modes = read_named("--mode", mode) or meds.MODES
     return meds.read(folder, name, modes=modes, window_days=window, **asked.options([*modes]))
 
 
@@ -276,7 +257,7 @@ def data_tns(
     from dpfact_flower.data.readers import tns
 
     names = [part.strip() for part in modes.split(",")] if modes else None
-    lists = _lists(codes, names) if names else _lists(codes, [*_named_files("--codes", codes)])
+    lists = read_lists(codes, names or [*read_files("--codes", codes)])
     _save(
         lambda: tns.read(
             file, name, patients=patients, modes=names, vocabularies=lists, parts=parts
@@ -288,7 +269,12 @@ def data_tns(
 
 @_reader(min_patients=20)
 def data_eicu(
-    folder: Tables, asked: Asked, by: SiteOf = SiteOf.region, window: Window = 30
+    folder: Tables,
+    asked: Asked,
+    by: Annotated[
+        Literal["region", "unittype", "hospital"], typer.Option(help="What a site is.")
+    ] = "region",
+    window: Window = 30,
 ) -> Cohort:
     """Make sites of eICU, full or demo: treatments x ICD-9 diagnoses, by region, unit or hospital.
 
@@ -296,16 +282,16 @@ def data_eicu(
     """
     from dpfact_flower.data.readers import eicu
 
-    return eicu.read(
-        folder, site_of=by.value, window_days=window or None, **asked.options(eicu.MODES)
-    )
+    return eicu.read(folder, site_of=by, window_days=window or None, **asked.options(eicu.MODES))
 
 
 @_reader(top="202x316")
 def data_synpuf(
     folder: Tables,
     asked: Asked,
-    claims: Claims = Claims.inpatient,
+    claims: Annotated[
+        Literal["inpatient", "outpatient"], typer.Option(help="Which claims are read.")
+    ] = "inpatient",
     window: Window = 30,
     valid_procedures: Annotated[
         Path | None,
@@ -328,8 +314,8 @@ def data_synpuf(
 
     valid = load_codes(valid_procedures, "procedures") if valid_procedures else None
     return synpuf.read(
-        folder, care=claims.value, window_days=window or None, valid_procedures=valid,
-        groups=_groups(group), drop_last_patient=drop_last_patient or None,
+        folder, care=claims, window_days=window or None, valid_procedures=valid,
+        groups=read_groups(group), drop_last_patient=drop_last_patient or None,
         **asked.options(synpuf.MODES),
     )  # fmt: skip
 
@@ -407,10 +393,10 @@ def data_events(
 
     columns = event_tables.Columns(patient, code, time, encounter, description)
     dialect = Dialect(delimiter, encoding)
-    tables = _event_tables(mode, columns, dialect, time_format)
+    tables = read_event_tables(mode, columns, dialect, time_format)
     return event_tables.read(
         tables, name, columns=columns, window_days=window or None, sites=sites,
-        labels=_labels(labels, label), dialect=dialect, **asked.options([*tables]),
+        labels=read_labels(labels, label), dialect=dialect, **asked.options([*tables]),
     )  # fmt: skip
 
 
@@ -422,107 +408,6 @@ def data_show(
     from dpfact_flower.data.site_data import Cohort
 
     _show(Cohort.load(folder))
-
-
-def _top(text: str) -> tuple[int | None, ...]:
-    """How many codes of each mode to keep; 0 is all."""
-    return tuple(size or None for size in read_sizes("--top", text))
-
-
-def _named(option: str, values: Sequence[str] | None) -> dict[str, str]:
-    """What is given to each name by ``NAME=...``, in the order given."""
-    found: dict[str, str] = {}
-    for value in values or ():
-        name, _, given = value.partition("=")
-        if not name or not given:
-            raise SettingsError(f"{option}: need NAME=FILE, got {value!r}")
-        if name in found:
-            raise SettingsError(f"{option}: {name} is given twice")
-        found[name] = given
-    return found
-
-
-def _named_files(option: str, values: Sequence[str] | None) -> dict[str, Path]:
-    return {name: Path(file) for name, file in _named(option, values).items()}
-
-
-def _lists(values: Sequence[str] | None, modes: Sequence[str]) -> list[Vocabulary] | None:
-    """Code lists of all modes, in their order; None where none is given."""
-    from dpfact_flower.data.vocabulary import load_codes
-
-    lists = _named_files("--codes", values)
-    if not lists:
-        return None
-    if lists.keys() != set(modes):
-        raise SettingsError(
-            f"--codes: need a list for each of {', '.join(modes)}, got {', '.join(lists)}"
-        )
-    return [load_codes(lists[mode], mode) for mode in modes]
-
-
-def _roll_ups(
-    values: Sequence[str] | None, modes: Sequence[str], default: str = "diagnoses"
-) -> dict[str, str]:
-    """How each mode is rolled up; one without a name is that of diagnoses."""
-    named = [value if value.partition("=")[2] else f"{default}={value}" for value in values or ()]
-    found = _named("--roll-up", named)
-    if unknown := found.keys() - set(modes):
-        raise SettingsError(
-            f"--roll-up: no mode is named {', '.join(sorted(unknown))}; there are "
-            f"{', '.join(modes)}: write NAME=HOW"
-        )
-    return found
-
-
-def _groups(values: Sequence[str] | None) -> dict[str, list[int]] | None:
-    """Numbers of the samples of each site."""
-    found = {}
-    for site, numbers in _named("--group", values).items():
-        if not re.fullmatch(r"\d{1,6}(,\d{1,6})*", numbers):
-            raise SettingsError(f"--group: need SITE=1,2,3, got {site}={numbers!r}")
-        found[site] = [int(number) for number in numbers.split(",")]
-    return found or None
-
-
-def _with_keys(text: str, keys: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """``FILE,KEY=VALUE,...`` in parts; a comma before no known key belongs to what is before it."""
-    first, *others = re.split(rf",(?=(?:{'|'.join(keys)})=)", text)
-    pairs = (other.partition("=") for other in others)
-    return first, {key: value for key, _, value in pairs}
-
-
-def _event_tables(
-    values: Sequence[str], columns: Columns, dialect: Dialect, time_format: str
-) -> dict[str, EventTable]:
-    """Event tables by mode, each with the columns that are its own."""
-    from dataclasses import replace
-
-    from dpfact_flower.data.readers.event_tables import EventTable
-
-    tables = {}
-    for mode, text in _named("--mode", values).items():
-        pattern, own = _with_keys(text, [*columns.names])
-        path = Path(pattern)
-        files = [path]
-        if not path.exists() and any(mark in path.name for mark in "*?["):
-            files = sorted(path.parent.glob(path.name))
-            if not files:
-                raise SettingsError(f"--mode: no file of {mode} is named {pattern}")
-        tables[mode] = EventTable(files, replace(columns, **own), dialect, time_format)
-    return tables
-
-
-def _labels(died: Path | None, others: Sequence[str] | None) -> dict[str, LabelTable]:
-    """Table of each label by its name."""
-    from dpfact_flower.data.readers.event_tables import LabelTable
-
-    found = {} if died is None else {"died": LabelTable(died)}
-    for name, given in _named("--label", others).items():
-        if name in found:
-            raise SettingsError("--label: --labels names the table of died already")
-        file, own = _with_keys(given, ["column", "patient", "missing"])
-        found[name] = LabelTable(file, **{"column": name, **own})
-    return found
 
 
 def _save(make: Callable[[], Cohort], out: Path, *, force: bool) -> None:

@@ -32,7 +32,7 @@ def export(
         Path | None, typer.Option(help="A site's .npz file, of the run or of new patients.")
     ] = None,
 ) -> None:
-    """Write what a finished run found as CSV files.
+    """Write phenotypes, or a site's patients' scores, as CSV.
 
     RUN is the run's folder. --phenotypes is as public as the model. --patients fits each patient of
     --data to the phenotypes, at the hospital and for the hospital: no privacy guarantee covers the

@@ -48,17 +48,21 @@ _SETTINGS: dict[str, type[Settings]] = {
 
 app = typer.Typer(
     name="dpfact",
-    help="Federated, differentially private computational phenotyping with Flower.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-app.add_typer(data_app, name="data")
-app.add_typer(ledger_app, name="ledger")
-app.add_typer(site_app, name="site")
-for command in (
-    run, simulate, demo, init, submit, status, report, compare, export, label, plan, budget, audit,
-):  # fmt: skip
-    app.command()(command)
+_RUNS, _RESULTS, _BEFORE, _PRIVACY = "Runs", "Results", "Before a run", "Privacy"
+for panel, commands in {
+    _RUNS: (demo, run, simulate, submit, status),
+    _RESULTS: (report, compare, export, label),
+    _BEFORE: (plan, init),
+    _PRIVACY: (budget, audit),
+}.items():
+    for command in commands:
+        app.command(rich_help_panel=panel)(command)
+app.add_typer(data_app, name="data", rich_help_panel=_BEFORE)
+app.add_typer(ledger_app, name="ledger", rich_help_panel=_PRIVACY)
+app.add_typer(site_app, name="site", rich_help_panel=_PRIVACY)
 
 
 def _version(asked: bool) -> None:
@@ -73,11 +77,14 @@ def every_command(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which version.")
     ] = False,
 ) -> None:
-    """Federated, differentially private computational phenotyping with Flower."""
+    """Phenotypes of several hospitals' patients, learned with Flower under differential privacy.
+
+    Begin with: dpfact demo. Each command explains itself: dpfact run --help
+    """
     reset()
 
 
-@app.command()
+@app.command(rich_help_panel=_BEFORE)
 def settings(flower_app: FlowerApp = APP_FOLDER, as_json: AsJson = False) -> None:
     """Every setting with its default, range and meaning.
 

@@ -55,7 +55,11 @@ def run(
     verbose: Verbose = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run in this process, as many sites at a time as there are threads; no Ray, no SuperLink."""
+    """Run a whole federation in this process; no Ray, no SuperLink.
+
+    As many sites compute at a time as there are threads. For instance: dpfact run --data data/eicu
+    --out runs/eicu -s rank=20 -s epsilon=4
+    """
     _refuse_finished(out, settings, force=force)
     with progress() as watch:
         watch("starting", 0.0)
@@ -80,7 +84,10 @@ def simulate(
     verbose: Verbose = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run in Flower's simulation (`flwr run`), with a SuperLink that is stopped at the end."""
+    """Run a whole federation in Flower's simulation, which needs Ray.
+
+    It is `flwr run`, with a SuperLink that is stopped at the end; the result is that of dpfact run.
+    """
     check_app(flower_app)
     _refuse_finished(out, settings, force=force)
     with progress() as watch:
@@ -94,9 +101,9 @@ def demo(
     verbose: Verbose = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run six made-up hospitals in Flower's simulation, privately; nothing to prepare.
+    """Begin here: six made-up hospitals in Flower's simulation, with noise.
 
-    The report is in the run's folder, runs/demo.
+    Nothing has to be prepared. The last line is the path of the report.
     """
     simulate(out, "synthetic:demo", force=True, as_json=as_json)
 
@@ -125,14 +132,14 @@ def report(
 def compare(
     folders: Annotated[list[Path], typer.Argument()],
     out: Annotated[
-        Path | None, typer.Option(help="A page to write, too: all that, and matched phenotypes.")
+        Path | None, typer.Option(help="A page to write as well, e.g. compare.html.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print a Markdown table of several finished runs, one row per folder.
+    """Compare finished runs: a Markdown table, and a page with --out.
 
-    With --out compare.html, also write a page: epsilon against quality, the phenotypes of the first
-    run in each of the others, and the table.
+    The table has a row for each folder. The page has epsilon against quality, the phenotypes of the
+    first run in each of the others, and the table.
     """
     from dpfact_flower.evaluation.comparison import comparison
     from dpfact_flower.evaluation.comparison_page import write_comparison

@@ -16,7 +16,9 @@ from dpfact_flower.errors import StateError
 # What each command needs is imported inside it: `dpfact --help` must not wait for numba.
 # ruff: noqa: PLC0415
 
-site_app = typer.Typer(help="What a hospital does at home, for itself.", no_args_is_help=True)
+site_app = typer.Typer(
+    help="At a hospital: answer, check the machine, figures, its own model.", no_args_is_help=True
+)
 
 Config = Annotated[
     Path, typer.Option(help="The site's settings: a TOML file, as deploy.md has it.")

@@ -323,10 +323,12 @@ def _place_events(connection: Connection, n: int, vocabulary: Vocabulary, window
 
 def _assign_sites(connection: Connection, min_patients: int, keep_empty: bool) -> None:
     """Table ``members``: which patient is which row of which site."""
-    with_cells = "true" if keep_empty else "patient IN (SELECT patient FROM cells)"
+    with_cells = (
+        "" if keep_empty else "SEMI JOIN (SELECT DISTINCT patient FROM cells) USING (patient)"
+    )
     connection.execute(
         f"""CREATE OR REPLACE TEMP TABLE members AS
-            WITH kept AS (SELECT * FROM named WHERE {with_cells}),
+            WITH kept AS (FROM named {with_cells}),
             sized AS (
                 SELECT * REPLACE (
                     if(count(*) OVER (PARTITION BY site) < $least, $other, site) AS site)

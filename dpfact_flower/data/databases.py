@@ -191,17 +191,19 @@ def open_source(connection: Connection, place: str | Path, schema: str = "") -> 
 class Folder(Source):
     """A folder of CSV or Parquet files, one a table."""
 
-    def __init__(self, folder: str | Path, part: str = "") -> None:
-        """Tables of a folder, or of its `part` where it has one."""
-        inside = Path(folder) / part
-        self._folder = inside if inside.is_dir() else Path(folder)
+    def __init__(self, folder: str | Path, *parts: str) -> None:
+        """Tables of a folder and of its subfolders of these names, whatever the case."""
+        folder = Path(folder)
+        inside = sorted(folder.iterdir()) if folder.is_dir() else []
+        named = [path for path in inside if path.is_dir() and path.name.lower() in parts]
+        self._places = (*named, folder)
 
     def has(self, table: str) -> bool:
         """Whether there is such a table."""
-        return bool(table_files(self._folder, table))
+        return any(table_files(place, table) for place in self._places)
 
     def _fetch(self, connection: Connection, into: str, table: Table) -> str:
-        path = find_table(self._folder, table.name)
+        path = find_table(self._places, table.name)
         _from_file(connection, into, path, table)
         return str(path)
 

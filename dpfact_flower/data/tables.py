@@ -13,13 +13,14 @@ import gzip
 import itertools
 import logging
 import re
+import shutil
 import tempfile
 import zlib
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from dpfact_flower.data.progress import telling
 from dpfact_flower.errors import DataError, MissingDependencyError, SettingsError
@@ -166,9 +167,11 @@ def find_files(folder: str | Path, pattern: str, ending: str = r"\.csv(\.gz)?") 
     Raises
     ------
     DataError
-        If there is no such folder.
+        If it is no folder.
     """
     folder = Path(folder)
+    if folder.is_file():
+        raise DataError(f"{folder}: is a file; need the folder of the tables, unpacked")
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder")
     found: dict[str, Path] = {}
@@ -184,21 +187,32 @@ def table_files(folder: str | Path, name: str) -> list[Path]:
     return list(find_files(folder, f"({re.escape(name)})", r"\.(csv|csv\.gz|parquet)").values())
 
 
-def find_table(folder: str | Path, name: str) -> Path:
+def find_table(folders: Sequence[Path], name: str) -> Path:
     """File of a table: ``<name>.csv``, ``.csv.gz`` or ``.parquet``, whatever the case.
+
+    Parameters
+    ----------
+    folders : sequence of path
+        Where it may be, the first place first; an error names the last.
+    name : str
 
     Raises
     ------
     DataError
         If it is missing, with the names tried.
     """
-    found = table_files(folder, name)
-    if not found:
-        raise DataError(
-            f"{folder}: lacks the table {name}; tried {name}.csv and {name}.csv.gz (or .parquet), "
-            "in upper and lower case"
-        )
-    return found[0]
+    for folder in folders:
+        if found := table_files(folder, name):
+            return found[0]
+    *parts, whole = folders
+    also = f", here and in {', '.join(part.name for part in parts)}" if parts else ""
+    deeper = (folder for levels in ("*", "*/*") for folder in sorted(whole.glob(levels)))
+    if found := [folder for folder in deeper if folder.is_dir() and table_files(folder, name)]:
+        also += f"; there is one in {found[0]}"
+    raise DataError(
+        f"{whole}: lacks the table {name}; tried {name}.csv and {name}.csv.gz (or .parquet), "
+        f"in upper and lower case{also}"
+    )
 
 
 def load_table(
@@ -261,25 +275,71 @@ def load_table(
             f"nullif(trim({found.get(name, 'NULL')}), '') AS {quoted(name)}"
             for name in (*columns, *optional)
         )
+        query = (
+            f"CREATE OR REPLACE TEMP TABLE {table} AS "
+            f"SELECT {select} FROM (SELECT {fields} FROM {source}) WHERE {where}"
+        )
         with telling(connection, path.name):
-            connection.execute(
-                f"CREATE OR REPLACE TEMP TABLE {table} AS "
-                f"SELECT {select} FROM (SELECT {fields} FROM {source}) WHERE {where}",
-                {"path": _globless(path)},
-            )
-    except (duckdb.IOException, duckdb.InvalidInputException) as error:
-        causes = "is it cut off"
-        if kind == "CSV":
-            causes += (
-                ", not gzipped though named .gz, or are its lines ended now by LF, now by CRLF"
-            )
+            rejected = _run(connection, query, path, kind, dialect)
+    except (
+        duckdb.IOException, duckdb.InvalidInputException, OSError, EOFError, zlib.error
+    ) as error:  # fmt: skip
+        causes = "is it cut off" + ", or not gzipped though named .gz" * (kind == "CSV")
         raise DataError(
             f"{path}: not readable as {kind} ({type(error).__name__}); {causes}?"
         ) from None
     rows = count_rows(connection, table)
-    cut = kind == "CSV" and _check_rejected(connection, path, rows, may_be_cut, dialect)
+    cut = _check_rejected(path, rejected, rows, may_be_cut, dialect)
     logger.debug("%s: %d rows", path.name, rows)
     return cut
+
+
+def _run(
+    connection: Connection, query: str, path: Path, kind: str, dialect: Dialect
+) -> list[tuple[int, str]]:
+    """Run a query over a file; returns the lines that were refused, and why.
+
+    DuckDB reads lines that end by LF or by CRLF, but not now by one, now by the other, as where a
+    header was put before another program's rows: then it gives up, or refuses lines that are right.
+    Such a file is copied, with LF alone, to DuckDB's private folder, and read from there.
+    """
+    import duckdb  # noqa: PLC0415 - the connection came from it
+
+    if kind == "Parquet":
+        connection.execute(query, {"path": _globless(path)})
+        return []
+    error = None
+    try:
+        connection.execute(query, {"path": _globless(path)})
+        rejected = _take_rejected(connection)
+    except duckdb.InvalidInputException as given_up:
+        error, rejected = given_up, []
+    if error or rejected:
+        ((spill,),) = connection.execute("SELECT current_setting('temp_directory')").fetchall()
+        with tempfile.TemporaryDirectory(dir=spill) as folder:
+            copy = Path(folder) / path.name
+            if _copy_lines(path, copy, dialect):
+                connection.execute(query, {"path": _globless(copy)})
+                return _take_rejected(connection)
+    if error:
+        raise error
+    return rejected
+
+
+def _copy_lines(path: Path, copy: Path, dialect: Dialect) -> bool:
+    """Copy a CSV file with all lines ended by LF; whether they were ended in several ways."""
+    encoding = "utf-16" if dialect.encoding == "utf-16" else "latin-1"  # which takes any byte
+    with _open(path, "rt", encoding) as old, _open(copy, "wt", encoding, newline="\n") as new:
+        shutil.copyfileobj(old, new)
+        return isinstance(old.newlines, tuple)
+
+
+def _take_rejected(connection: Connection) -> list[tuple[int, str]]:
+    found = connection.execute(
+        "SELECT line, min(error_type::VARCHAR) FROM reject_errors GROUP BY line ORDER BY line"
+    ).fetchall()
+    connection.execute("DROP TABLE reject_errors; DROP TABLE reject_scans")
+    return found
 
 
 def read_header(path: Path, dialect: Dialect = _PLAIN) -> list[str]:
@@ -299,8 +359,7 @@ def _header(path: Path, dialect: Dialect) -> tuple[list[str], str, int]:
     _refuse_foreign(path)
     encoding = "utf-8-sig" if dialect.encoding == "utf-8" else dialect.encoding
     try:
-        opened = gzip.open if _compression(path) == "gzip" else open
-        with opened(path, "rt", encoding=encoding, errors="replace", newline="") as file:
+        with _open(path, "rt", encoding, errors="replace", newline="") as file:
             line, skip, delimiter = file.readline(), 0, dialect.delimiter
             if match := _SEPARATOR.fullmatch(line):  # Excel's own line before the header
                 line, skip, delimiter = file.readline(), 1, delimiter or match[1]
@@ -427,14 +486,16 @@ def _compression(path: Path) -> str:
     return "gzip" if path.suffix.lower() == ".gz" else "none"
 
 
+def _open(path: Path, how: str, encoding: str, **options: str) -> TextIO:
+    """Open a file as text, packed or not as its name says."""
+    opened: Any = gzip.open if _compression(path) == "gzip" else open
+    return cast("TextIO", opened(path, how, encoding=encoding, **options))
+
+
 def _check_rejected(
-    connection: Connection, path: Path, rows: int, may_be_cut: bool, dialect: Dialect
+    path: Path, rejected: list[tuple[int, str]], rows: int, may_be_cut: bool, dialect: Dialect
 ) -> bool:
-    found = connection.execute(
-        "SELECT line, min(error_type::VARCHAR) FROM reject_errors GROUP BY line ORDER BY line"
-    ).fetchall()
-    connection.execute("DROP TABLE reject_errors; DROP TABLE reject_scans")
-    lines = [line for line, _ in found]
+    lines = [line for line, _ in rejected]
     if not lines:
         return False
     last = rows + 2  # the header is row 1
@@ -446,7 +507,7 @@ def _check_rejected(
         "UNQUOTED VALUE": "an open quote",
     }
     fields = "too few or too many fields (is a quote missing where one holds the delimiter?)"
-    kinds = sorted({wrong.get(kind, fields) for _, kind in found})
+    kinds = sorted({wrong.get(kind, fields) for _, kind in rejected})
     raise DataError(
         f"{path}: {len(lines)} row(s) have {', or '.join(kinds)}; the first is row {lines[0]}, the "
         "header being row 1"

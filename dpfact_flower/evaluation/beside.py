@@ -30,6 +30,10 @@ from dpfact_flower.tensor.match import match_columns
 BESIDE = "beside.json"
 _CHANCES = 20
 _CHANCE_LEVEL = 95
+_DIGITS = 6
+"""Of likenesses: equal ones are to be equal."""
+_FAIR = 0.85
+"""Cosine from which two columns count as alike (Lorenzo-Seva and ten Berge, 2006)."""
 Dense = tuple[NDArray[np.float64], ...]
 
 
@@ -42,11 +46,21 @@ class Pair:
     number, other : int
     match : float
         Product over the modes of the cosines between the two; 1 means equal.
+    least : float
+        What it has to exceed to be the phenotype found again: cosines of .85, and what 95 in 100 of
+        its partners stay below if the other run's modes are tied to each other at random. Codes
+        that are frequent everywhere give such partners.
     """
 
     number: int
     other: int
     match: float
+    least: float
+
+    @property
+    def again(self) -> bool:
+        """Whether the phenotype is found again."""
+        return self.match > self.least
 
 
 @dataclass(frozen=True)
@@ -62,21 +76,17 @@ class Beside:
     rank : int
         Of this run's model, which the pairs are of.
     pairs : tuple of Pair
-    chance : float
-        What 95 in 100 pairs stay below if the other run's modes are tied to each other at random:
-        the likeness of codes that are frequent everywhere.
     """
 
     name: str
     how: str
     rank: int
     pairs: tuple[Pair, ...]
-    chance: float
 
     @property
     def again(self) -> int:
-        """How many phenotypes are more alike than chance makes them."""
-        return sum(pair.match > self.chance for pair in self.pairs)
+        """How many phenotypes are found again."""
+        return sum(pair.again for pair in self.pairs)
 
 
 @dataclass(frozen=True)
@@ -85,11 +95,6 @@ class Found:
 
     run: Beside
     pair: Pair
-
-    @property
-    def again(self) -> bool:
-        """Whether it is more alike than chance makes it."""
-        return self.pair.match > self.run.chance
 
 
 def beside(folder: Path, others: Sequence[Path]) -> tuple[Beside, ...]:
@@ -156,8 +161,9 @@ def _beside(folder: Path, other: Path) -> Beside:
     ours, theirs = read_model(folder), read_model(other)
     left, right = _aligned(ours, theirs, other)
     match = match_columns(left, right)
+    least = _least(left, right)
     pairs = [
-        Pair(int(mine) + 1, int(its) + 1, float(cosine))
+        Pair(int(mine) + 1, int(its) + 1, round(float(cosine), _DIGITS), least[mine])
         for mine, its, cosine in zip(match.estimate, match.truth, match.cosines, strict=True)
     ]
     return Beside(
@@ -165,7 +171,6 @@ def _beside(folder: Path, other: Path) -> Beside:
         protection(read_summary(other)),
         left[0].shape[1],
         tuple(sorted(pairs, key=lambda pair: pair.number)),
-        _chance(left, right),
     )
 
 
@@ -189,13 +194,14 @@ def _aligned(
     return tuple(left), tuple(right)
 
 
-def _chance(ours: Dense, theirs: Dense) -> float:
-    """Likeness of pairs when each column of the other's is tied to those of other phenotypes."""
-    rank = theirs[0].shape[1]
-    cosines = [
-        match_columns(
-            ours, tuple(np.roll(factor, mode * shift, axis=1) for mode, factor in enumerate(theirs))
-        ).cosines
-        for shift in range(1, min(rank, _CHANCES + 1))
-    ]
-    return float(np.percentile(np.concatenate(cosines), _CHANCE_LEVEL)) if cosines else 0.0
+def _least(ours: Dense, theirs: Dense) -> list[float]:
+    """`Pair.least` of each phenotype: its partners when the other's modes are tied differently."""
+    rank, fair = theirs[0].shape[1], _FAIR ** len(ours)
+    partners: list[list[float]] = [[] for _ in range(ours[0].shape[1])]
+    for shift in range(1, min(rank, _CHANCES + 1)):
+        tied = tuple(np.roll(factor, mode * shift, axis=1) for mode, factor in enumerate(theirs))
+        match = match_columns(ours, tied)
+        for mine, cosine in zip(match.estimate, match.cosines, strict=True):
+            partners[mine].append(float(cosine))
+    chance = [float(np.percentile(own, _CHANCE_LEVEL)) if own else 0.0 for own in partners]
+    return [round(max(fair, own), _DIGITS) for own in chance]

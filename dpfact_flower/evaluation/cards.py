@@ -23,6 +23,7 @@ SHOWN, LEAST_SHARE = 6, 0.01
 _MOST_CODES = 16
 _MANY_LISTS = 60
 """Lists of codes, phenotypes times modes, from which each has half as many."""
+_REACHES, _ROOM, _FAR = (1.5, 2, 3, 5, 10), 0.9, 3
 _ORDERS = (1.0, LAMBDA, 0.2)
 """Weights of share against lift by each of which a page can order codes."""
 
@@ -183,6 +184,21 @@ def _code_list(
 def _text(row: CodeRow) -> str:
     """A code's description; nothing where it only repeats the code."""
     return "" if row.description == row.code else row.description
+
+
+def odds_reach(found: Iterable[Card], outcome: str) -> float:
+    """Odds at the end of a scale that has room for nine in ten ends of the intervals.
+
+    And for all estimates, but those beyond `_FAR`: one of these would squeeze all others.
+    """
+    associations = [card.outcomes[outcome] for card in found if outcome in card.outcomes]
+    ends = sorted(abs(end) for each in associations for end in each.interval or ())
+    near = [abs(each.coefficient) for each in associations if each.coefficient is not None]
+    most = max(
+        [*ends[: math.ceil(_ROOM * len(ends))], *(c for c in near if c <= math.log(_FAR))],
+        default=0.0,
+    )
+    return next((reach for reach in _REACHES if math.log(reach) >= most), _REACHES[-1])
 
 
 def systems_of(found: Iterable[Card]) -> list[str]:

@@ -38,7 +38,7 @@ class _Row:
 
     number: int
     title: str
-    partners: tuple[tuple[Pair, str, bool] | None, ...]
+    partners: tuple[tuple[Pair, str] | None, ...]
 
 
 def write_comparison(folders: Sequence[Path], out: Path) -> Path:
@@ -133,9 +133,9 @@ def _rows(first: _Run, others: Sequence[_Run], found: Sequence[Beside]) -> list[
     ]
 
 
-def _partner(number: int, run: Beside, named: dict[int, str]) -> tuple[Pair, str, bool] | None:
+def _partner(number: int, run: Beside, named: dict[int, str]) -> tuple[Pair, str] | None:
     pair = next((pair for pair in run.pairs if pair.number == number), None)
-    return (pair, named[pair.other], pair.match > run.chance) if pair else None
+    return (pair, named[pair.other]) if pair else None
 
 
 def _titles(run: _Run) -> dict[int, str]:

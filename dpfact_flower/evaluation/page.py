@@ -117,20 +117,19 @@ def svg(name: str, draw: Callable[[], Figure], label: str) -> Any:
     return Markup(found.replace("<svg ", f'<svg role="img" aria-label="{escape(label)}" ', 1))
 
 
-def _odds_place(coefficient: float) -> float:
-    """Where log odds lie on the page's scale from odds of 1/3 to 3, in percent; the ends hold."""
-    return 50 + 50 * max(-1.0, min(1.0, coefficient / math.log(3)))
+def _odds_place(coefficient: float, reach: float) -> int:
+    """Where log odds lie on a scale 160 wide, from odds of 1/reach to reach."""
+    return round(80 + 80 * coefficient / math.log(reach))
 
 
-_FILTERS: dict[str, Callable[[Any], Any]] = {
+_FILTERS: dict[str, Callable[..., Any]] = {
     "rounded_up": rounded_up,
     "bytes": words.size,
     "duration": words.duration,
     "p_value": words.p_value,
     "number": words.number,
     "percent": words.percent,
-    "signed": words.signed,
-    "odds_ratio": lambda coefficient: f"{math.exp(coefficient):.2f}",
+    "odds": words.odds,
     "odds_place": _odds_place,
     "system_class": lambda system: f"s{SYSTEMS.index(system)}",
 }

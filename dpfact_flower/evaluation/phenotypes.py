@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ from dpfact_flower.tensor.cp import CPModel
 
 _SMALL = 10
 _FEWEST = 5
-"""Fewest patients on either side of a label for which a coefficient is estimated."""
+"""Fewest patients on either side of a label, of all and of a phenotype's, for a coefficient."""
 _LARGEST = 20.0
 """Log odds per standard deviation: anything beyond is separation, not an estimate."""
 
@@ -68,8 +69,8 @@ def phenotype_table(
         memberships (absolute, weighted by the features' column norms). 0 is the paper's "non-zero
         membership", which P-SGD's tiny values blur.
     small_cells : bool
-        Whether to guard counts under ten: such a prevalence is ``<10``, and the phenotype gets no
-        coefficient.
+        Whether to guard counts under ten: such a prevalence or rate of an outcome is ``<10``, and
+        the phenotype gets no coefficient.
 
     Raises
     ------
@@ -88,15 +89,16 @@ def phenotype_table(
         )
     has = has_phenotype(model, threshold)
     least = _SMALL if small_cells else 0
-    associations = {
-        name: _associations(
-            model.factors[0], has, _checked_labels(name, values, model.shape[0]), least
-        )
+    checked = {
+        name: _checked_labels(name, values, model.shape[0])
         for name, values in (labels or {}).items()
+    }
+    associations = {
+        name: _associations(model.factors[0], has, label, least) for name, label in checked.items()
     }
     tops = [top_codes(*pair, top) for pair in zip(vocabularies, model.features, strict=True)]
     names = [vocabulary.name for vocabulary in vocabularies]
-    counts, weights = has.sum(axis=0), model.weights
+    counts, weights, everybody = has.sum(axis=0), model.weights, np.ones(len(has), bool)
     by_site = _by_site(has, model.factors[0], sites or {}, least)
     return PhenotypeTable(
         model.shape[0],
@@ -111,6 +113,7 @@ def phenotype_table(
             )
             for r in range(model.rank)
         ),
+        {name: _rate(label, everybody, least) for name, label in checked.items()},
     )
 
 
@@ -267,6 +270,34 @@ def _associations(
     label: NDArray[np.float64],
     least: int,
 ) -> list[Association]:
+    """How each phenotype goes with an outcome: how often, and with all others held equal."""
+    return [
+        replace(found, rate=_rate(label, has[:, r], least))
+        for r, found in enumerate(_coefficients(memberships, has, label, least))
+    ]
+
+
+def _rate(label: NDArray[np.float64], has: NDArray[np.bool_], least: int) -> float | str | None:
+    """Share with an outcome of those who have a phenotype, unless a count behind it is small.
+
+    With the numbers of patients, which are known, it gives all four counts, of those without too.
+    """
+    events = [int(label[who].sum()) for who in (has, ~has)]
+    counts = [int(has.sum()), int((~has).sum())]
+    if not counts[0]:
+        return None
+    if events[0] < least:
+        return f"<{_SMALL}"
+    others = [counts[0] - events[0], *([events[1], counts[1] - events[1]] if counts[1] else [])]
+    return "hidden" if min(others) < least else events[0] / counts[0]
+
+
+def _coefficients(
+    memberships: NDArray[np.float64],
+    has: NDArray[np.bool_],
+    label: NDArray[np.float64],
+    least: int,
+) -> list[Association]:
     """One logistic regression on all memberships that allow one."""
     rank = memberships.shape[1]
     if min(label.sum(), (1 - label).sum()) < _FEWEST:
@@ -283,13 +314,20 @@ def _associations(
 
 
 def _obstacle(column: NDArray[np.float64], label: NDArray[np.float64], least: int) -> str | None:
-    """Why a phenotype cannot have a coefficient; `label` is of the patients who have it."""
+    """Why a phenotype cannot have a coefficient; `label` is of the patients who have it.
+
+    Of few patients with an outcome maximum likelihood makes odds of next to nothing, with intervals
+    that hold everything.
+    """
+    fewest = max(least, _FEWEST)
     if np.ptp(column) == 0:
         return "the membership is the same for all patients"
-    if len(label) < least:
-        return f"fewer than {least} patients have it"
-    if len(label) == 0 or np.ptp(label) == 0:
-        return "separation: all patients who have it share one outcome"
+    if len(label) < fewest:
+        return f"fewer than {fewest} patients have it"
+    if label.sum() < fewest:
+        return f"fewer than {fewest} patients with both"
+    if (1 - label).sum() < fewest:
+        return f"fewer than {fewest} patients who have it are without the outcome"
     return None
 
 

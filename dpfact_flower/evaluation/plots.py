@@ -198,7 +198,7 @@ def traffic(records: Sequence[RoundRecord], axes: Axes | None = None) -> Figure:
             label="a site failed", clip_on=False,
         )  # fmt: skip
     axes.set_ylim(0, 1.15 * max(down.max(), up.max()) / scale or 1)
-    axes.set_ylabel(f"{unit} per round, all sites")
+    axes.set_ylabel(f"{unit} per round")
     _round_axis(axes)
     return _with_legend(axes, given, ncols=3)
 

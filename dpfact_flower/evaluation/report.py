@@ -15,7 +15,7 @@ from typing import Any
 
 from dpfact_flower.errors import DataError
 from dpfact_flower.evaluation.beside import Beside, found_again, read_beside
-from dpfact_flower.evaluation.cards import Card, cards, systems_of
+from dpfact_flower.evaluation.cards import Card, cards, odds_reach, systems_of
 from dpfact_flower.evaluation.names import read_names
 from dpfact_flower.evaluation.nothing import nothing_learned
 from dpfact_flower.evaluation.page import belonging, check_libraries, render, svg
@@ -127,6 +127,7 @@ def _read(folder: Path) -> _Run:
 
 def _content(run: _Run) -> dict[str, Any]:
     summary, shared = run.summary, run.shared
+    outcomes = list(dict.fromkeys(name for card in run.cards for name in card.outcomes))
     return {
         "summary": summary,
         "nothing": nothing_learned(summary),
@@ -141,7 +142,11 @@ def _content(run: _Run) -> dict[str, Any]:
         "missed": _ranges(record.round for record in run.records if not record.updated),
         "usage": _usage(shared.usage) if shared else None,
         "cards": run.cards,
-        "outcomes": list(dict.fromkeys(name for card in run.cards for name in card.outcomes)),
+        "outcomes": outcomes,
+        "rates": {
+            outcome(label): rate for label, rate in (shared.table.rates if shared else {}).items()
+        },
+        "reach": {name: odds_reach(run.cards, name) for name in outcomes},
         "legend": systems_of(run.cards),
         "beside": run.beside,
         "most_cells": _MOST_CELLS,

@@ -73,6 +73,8 @@ def read_model(folder: Path) -> tuple[tuple[NDArray[np.float32], ...], tuple[Voc
         If the file is missing or damaged, or factors and codes do not belong together.
     """
     path = folder / MODEL
+    if not path.exists():
+        raise DataError(f"{path}: no such file; is this the folder of a finished run?")
     arrays = load_npz(path, ["modes"])
     try:
         vocabularies = tuple(

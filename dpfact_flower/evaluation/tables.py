@@ -30,12 +30,17 @@ class Association:
     interval : tuple of two floats, or None
         95 % confidence interval of the coefficient, by the same test; None where there is no
         p-value, and in what older versions wrote.
+    rate : float, str or None
+        Share with the outcome among the patients who have the phenotype; ``<10`` where fewer than
+        ten of them have it, ``hidden`` where the rate would tell another count below ten. None
+        where nobody has the phenotype, and in what older versions wrote.
     """
 
     coefficient: float | None = None
     p_value: float | None = None
     reason: str | None = None
     interval: tuple[float, float] | None = None
+    rate: float | str | None = None
 
 
 @dataclass(frozen=True)
@@ -70,10 +75,20 @@ class Phenotype:
 
 @dataclass(frozen=True)
 class PhenotypeTable:
-    """All phenotypes of one group of patients, and how many patients there are."""
+    """All phenotypes of one group of patients.
+
+    Attributes
+    ----------
+    patients : int
+    phenotypes : tuple of Phenotype
+    rates : dict of str to float, str or None
+        Share of all patients with an outcome, by name of the label, as `Association.rate`. Empty
+        in what older versions wrote.
+    """
 
     patients: int
     phenotypes: tuple[Phenotype, ...]
+    rates: dict[str, float | str | None] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

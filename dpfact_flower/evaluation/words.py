@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 _SMALLEST_P = 0.001
 _OUTCOMES = {"died": "death in hospital", "readmitted": "readmission"}
 
@@ -33,6 +35,16 @@ def p_value(p: float) -> str:
     return f"p < {_SMALLEST_P:g}" if p < _SMALLEST_P else f"p = {p:.3f}"
 
 
+def odds(coefficient: float) -> str:
+    """Odds ratio of log odds, never 0.00, and no more digits than anybody can tell."""
+    if coefficient < math.log(0.005):
+        return "<0.01"
+    if coefficient > math.log(99.5):
+        return ">99"
+    ratio = math.exp(coefficient)
+    return f"{ratio:.2f}" if ratio < 10 else f"{ratio:.0f}"
+
+
 def number(value: float) -> str:
     """Four significant digits, without an exponent where a reader can do without it."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
@@ -41,8 +53,3 @@ def number(value: float) -> str:
 def percent(share: float) -> str:
     """Share with one decimal and a real minus."""
     return f"{100 * share:.1f} %".replace("-", "−")
-
-
-def signed(value: float) -> str:
-    """Two decimals, always with a sign."""
-    return f"{value:+.2f}".replace("-", "−")

@@ -15,13 +15,14 @@ except ImportError:  # Windows
 
 _GROUPS = Path("/sys/fs/cgroup")
 _OWN_GROUP = Path("/proc/self/cgroup")
+_FIRST = Path("/proc/self/oom_score_adj")
 
 
 def memory_limit() -> int | None:
     """Bytes that this process may use at most; None where the system does not say.
 
-    The machine's memory, or less where a control group of version 2 (a systemd unit's `MemoryMax`,
-    a container) limits it. What other processes use at the moment is not subtracted.
+    The machine's memory, or less where a control group (a systemd unit's `MemoryMax`, a container)
+    limits it. What other processes use at the moment is not subtracted.
     """
     limits = list(_group_limits())
     with suppress(AttributeError, ValueError, OSError):  # Windows has no such figures
@@ -37,13 +38,26 @@ def memory_used() -> int:
     return most if sys.platform == "darwin" else 1024 * most
 
 
+def offer_to_be_ended() -> None:
+    """Have the system end this process first where memory runs out; only Linux lets one choose."""
+    with suppress(OSError):
+        _FIRST.write_text("1000", encoding="ascii")
+
+
 def _group_limits() -> Iterator[int]:
     """What each control group that the process is in allows: its own and all above it."""
-    with suppress(OSError, StopIteration):
-        lines = _OWN_GROUP.read_text(encoding="utf-8").splitlines()
-        own = next(line[3:] for line in lines if line.startswith("0::"))
-        folder = _GROUPS / own.strip("/")
-        while folder.is_relative_to(_GROUPS):
-            with suppress(OSError, ValueError):  # no such file at the top; "max" where none is set
-                yield int((folder / "memory.max").read_text(encoding="ascii"))
-            folder = folder.parent
+    with suppress(OSError):
+        for line in _OWN_GROUP.read_text(encoding="utf-8").splitlines():
+            number, kinds, own = line.split(":", 2)
+            if number == "0":  # of version 2, all kinds at once
+                yield from _limits(_GROUPS, own, "memory.max")
+            elif "memory" in kinds.split(","):
+                yield from _limits(_GROUPS / "memory", own, "memory.limit_in_bytes")
+
+
+def _limits(top: Path, own: str, file: str) -> Iterator[int]:
+    folder = top / own.strip("/")
+    while folder.is_relative_to(top):
+        with suppress(OSError, ValueError):  # no such file at the top; "max" where none is set
+            yield int((folder / file).read_text(encoding="ascii"))
+        folder = folder.parent

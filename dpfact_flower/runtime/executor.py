@@ -28,6 +28,7 @@ from dpfact_flower.machine.quiet import quietly, without_proxies
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.check import FLOWER, MACHINE_CODE, other_flower
 from dpfact_flower.site.config import read_node_config
+from dpfact_flower.site.disclosure import log_privately
 
 _PAUSE_SECONDS = 0.5
 _HOME = ".flower"
@@ -86,7 +87,44 @@ def execute(config: Path, secret: Path, port: int, host: str = "127.0.0.1") -> N
     command = [sys.executable, "-P", "-m", "dpfact_flower.runtime.clientapp"]
     signal.signal(signal.SIGTERM, _end)
     _logger.info("answering the SuperNode at %s for %s", address, config)
-    _serve(tasks, lambda token: _start([*command, str(config.absolute()), address], token))
+    answering = _Answering([*command, str(config.absolute()), address], address)
+    _serve(tasks, answering.start, answering.died)
+
+
+class _Answering:
+    """Starts a process for a message, and answers for it where it dies.
+
+    Parameters
+    ----------
+    command : list of str
+        To which the handle for its notes is added.
+    address : str
+        The SuperNode's.
+    """
+
+    def __init__(self, command: list[str], address: str) -> None:
+        self._command, self._address = command, address
+        self._token, self._told = "", -1
+
+    def start(self, token: str) -> subprocess.Popen[bytes]:
+        if self._told >= 0:
+            os.close(self._told)
+        self._token = token
+        self._told, handle = os.pipe()
+        try:
+            return _start([*self._command, str(handle)], token, handle)
+        finally:
+            os.close(handle)
+
+    def died(self) -> None:
+        from dpfact_flower.runtime.stand_in import answer_for_the_dead  # noqa: PLC0415
+
+        try:
+            with os.fdopen(self._told, "rb") as notes:
+                self._told = -1
+                answer_for_the_dead(self._address, self._token, notes.read())
+        except Exception as error:  # Flower says that it is gone
+            log_privately("", error)
 
 
 def _tasks(address: str, secret: bytes) -> _Claims:
@@ -101,19 +139,27 @@ def _tasks(address: str, secret: bytes) -> _Claims:
     return Tasks(address, secret)
 
 
-def _serve(tasks: _Claims, start: Callable[[str], subprocess.Popen[bytes]]) -> None:
+def _serve(
+    tasks: _Claims,
+    start: Callable[[str], subprocess.Popen[bytes]],
+    died: Callable[[], None] = lambda: None,
+) -> None:
     """Answer one message after another, and none beside another.
 
     A second process starts the slower, and runs out of memory the sooner, the more the first has to
     do for its patients; and both can be seen in its reply. A server that sends message after
-    message would so find out what `reply-after` hides.
+    message would so find out what `reply-after` hides. So the next one waits, too, for the reply of
+    a process that has died.
     """
     running: subprocess.Popen[bytes] | None = None
     there = True
     try:
         while True:
-            busy = running is not None and running.poll() is None
-            token = "" if busy else tasks.claim()
+            if running is not None and running.poll() is not None:
+                ended, running = running.returncode, None
+                if ended:
+                    died()
+            token = "" if running is not None else tasks.claim()
             if there != (there := token is not None):
                 _logger.info(
                     "the SuperNode %s", "is there" if there else "does not answer; waiting"
@@ -133,8 +179,8 @@ def _serve(tasks: _Claims, start: Callable[[str], subprocess.Popen[bytes]]) -> N
             running.wait()
 
 
-def _start(command: list[str], token: str) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen(command, stdin=subprocess.PIPE)
+def _start(command: list[str], token: str, *handles: int) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=handles)
     assert process.stdin is not None
     with suppress(BrokenPipeError):  # it has been killed; the SuperNode notices, as of any other
         process.stdin.write(f"{token}\n".encode())

@@ -20,9 +20,9 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from dpfact_flower.client_app import CLIENT_APP_RAISED
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.machine.threads import in_order, one_blas_thread, thread_count
+from dpfact_flower.wire.records import CLIENT_APP_RAISED
 
 _logger = logging.getLogger(__name__)
 _SERVER_NODE_ID = 1

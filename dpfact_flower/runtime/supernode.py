@@ -9,14 +9,37 @@ this is imported.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import httpx
 from flwr.app import Context, Message, RecordDict
+from flwr.app.message import remove_content_from_message
 from flwr.common.constant import SubStatus
-from flwr.proto.runtime_pb2 import AcquireTaskRequest, PushTaskOutputRequest
+from flwr.common.serde import context_from_proto, message_from_proto, message_to_proto
+from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.proto.node_pb2 import Node
+from flwr.proto.runtime_pb2 import (
+    AcquireTaskRequest,
+    PullAppMessagesRequest,
+    PullTaskInputRequest,
+    PushTaskOutputRequest,
+    SendTaskHeartbeatRequest,
+)
 from flwr.supercore.constant import TaskType
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+    make_confirm_message_received_fn_protobuf,
+    make_pull_object_fn_protobuf,
+)
+from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectPullError,
+    ObjectUnavailableError,
+    pull_and_inflate_object_from_tree,
+)
 from flwr.supercore.interceptors import (
     RuntimeTokenHttpInterceptor,
     RuntimeVersionHttpInterceptor,
@@ -24,7 +47,7 @@ from flwr.supercore.interceptors import (
 )
 from flwr.supercore.retry import make_simple_http_retry_invoker
 from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message
+from flwr.supernode.runtime.run_clientapp import push_message
 
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.settings import Scalar
@@ -34,6 +57,8 @@ _AWAY_SECONDS = 300.0
 """A SuperNode that is stopped or busy may be there again within this. One that is started again has
 forgotten the message; one that stays away must not keep an executor from its next, or its end."""
 _REFUSED = frozenset({httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN})
+_PATIENCE_SECONDS = 60.0
+"""Longest time without any part of a message while it is fetched."""
 
 
 class Tasks:
@@ -110,11 +135,46 @@ class Work:
         """Hand a reply to the SuperNode."""
         push_message(self._client, reply, self._context)
 
+    def noted(self) -> Noted:
+        """What it takes to answer this in another process."""
+        bare = message_to_proto(remove_content_from_message(self.message))
+        return Noted(self._context.run_id, self._context.node_id, bare.SerializeToString())
+
+
+class Noted(NamedTuple):
+    """A claimed message without what it says.
+
+    Attributes
+    ----------
+    run, node : int
+    message : bytes
+        Whom it is from, its number and its times, as Flower writes them.
+    """
+
+    run: int
+    node: int
+    message: bytes
+
 
 class Claimed:
-    """A claimed message as a context: fetched at its start, and reported as done at its end."""
+    """A claimed message as a context: fetched at its start, and reported as done at its end.
 
-    def __init__(self, address: str, token: str) -> None:
+    Where it ends with an error, nothing is reported: a SuperNode waits for ever for the reply to a
+    message that was reported without one. A message of which it hears nothing more it answers
+    itself, within a minute.
+
+    Parameters
+    ----------
+    address : str
+        As for `Tasks`.
+    token : str
+        What `Tasks.claim` gave.
+    noted : Noted, optional
+        What another process, which fetched the message and has ended, noted of it.
+    """
+
+    def __init__(self, address: str, token: str, noted: Noted | None = None) -> None:
+        self._noted = noted
         self._retries = make_simple_http_retry_invoker()
         self._retries.max_time = _AWAY_SECONDS
         self._client = RuntimeHttpClient.from_server_address(
@@ -122,18 +182,92 @@ class Claimed:
             [RuntimeVersionHttpInterceptor("flwr-clientapp"), RuntimeTokenHttpInterceptor(token)],
             retry_invoker=self._retries,
         )  # fmt: skip
-        self._heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(self._client))
+        alive = make_task_heartbeat_fn_http(self._client) if noted is None else self._alive
+        self._heartbeat = HeartbeatSender(alive)
 
     def __enter__(self) -> Work:
         self._heartbeat.start()
-        message, context, _, _ = pull_task_input(self._client)
+        if self._noted is None:
+            pulled = self._client.PullTaskInput(PullTaskInputRequest())
+            context = context_from_proto(pulled.context)
+            message = _fetched(self._client, context)
+        else:
+            run, node, bare = self._noted
+            context = Context(run, node, {}, RecordDict(), {})
+            message = message_from_proto(ProtoMessage.FromString(bare))
         return Work(message, dict(context.node_config), context, self._client)
 
+    def _alive(self) -> bool:
+        """Say so; Flower's own way ends the process where the SuperNode waits no longer."""
+        with suppress(httpx.HTTPError):
+            self._client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+        return True
+
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        status = SubStatus.COMPLETED if kind is None else SubStatus.FAILED
         self._retries.max_tries = 1
-        # No text of an error: it would go to the SuperNode, and nobody needs it there.
-        self._client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=""))
+        if kind is None:
+            self._client.PushTaskOutput(
+                PushTaskOutputRequest(sub_status=SubStatus.COMPLETED, details="")
+            )
         if self._heartbeat.is_running:
             self._heartbeat.stop()
         self._client.close()
+
+
+def _fetched(client: RuntimeHttpClient, context: Context) -> Message:
+    """The claimed message, as `flwr.supernode.runtime.run_clientapp.pull_task_input` fetches it.
+
+    But for the app, which is left in its bundle, and for what that does where parts are missing: it
+    waits for them for more than an hour. They never come if the server ended while it sent them,
+    and a site answers one message at a time.
+    """
+    pulled = client.PullMessages(PullAppMessagesRequest())
+    if not pulled.messages_list:
+        raise ObjectPullError("", "no message waits any more")
+    tree, node, run = pulled.message_object_trees[0], Node(node_id=context.node_id), context.run_id
+    message = pull_and_inflate_object_from_tree(
+        tree,
+        while_they_come(make_pull_object_fn_protobuf(client.PullObject, node, run)),
+        make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, node, run),
+        return_type=Message,
+    )
+    message.metadata.__dict__["_message_id"] = tree.object_id  # a message does not hold its own
+    return message
+
+
+def while_they_come(
+    pull: Callable[[str], bytes],
+    patience: float = _PATIENCE_SECONDS,
+    now: Callable[[], float] = time.monotonic,
+) -> Callable[[str], bytes]:
+    """`pull`, which gives up once nothing has come for a while.
+
+    Parameters
+    ----------
+    pull : callable
+        Gives the object of an identifier, or raises ObjectUnavailableError where it may yet come.
+    patience : float
+        Seconds without any object until ObjectPullError ends the fetching.
+    now : callable
+        A clock, in seconds.
+
+    Returns
+    -------
+    callable
+        As `pull`; for several threads.
+    """
+    last = now()
+
+    def pulled(identifier: str) -> bytes:
+        nonlocal last
+        try:
+            found = pull(identifier)
+        except ObjectUnavailableError:
+            if now() - last < patience:
+                raise
+            reason = f"no part of the message has come for {patience:g} s; its server has gone"
+            raise ObjectPullError(identifier, reason) from None
+        last = now()
+        return found
+
+    return pulled

@@ -191,7 +191,7 @@ def check_terms(request: RoundRequest, last: LastAnswer) -> None:
 
 
 def check_selection(request: RoundRequest, store: SiteStore) -> None:
-    """Refuse a selection of codes that changes within a job; the job's first is noted.
+    """Refuse a selection of codes that changes within a job.
 
     Raises
     ------

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 
-from dpfact_flower.data.site_data import SiteSource
+from dpfact_flower.data.site_data import SiteSource, forget_patients
 from dpfact_flower.errors import MessageError, RoundFailedError, StateError
-from dpfact_flower.machine.files import disk_errors, locked, reserved
-from dpfact_flower.privacy import Release, ReleaseEvent, release_nothing, release_unprotected
+from dpfact_flower.machine.files import disk_errors, locked
+from dpfact_flower.privacy import Release, release_nothing, release_unprotected
 from dpfact_flower.privacy.ledger import LEDGER, LastAnswer, Ledger, ReleaseKey
 from dpfact_flower.privacy.tally import Tally
 from dpfact_flower.settings import SiteSettings
@@ -27,16 +27,13 @@ from dpfact_flower.site.disclosure import code_of, log_privately
 from dpfact_flower.site.hold import Hold
 from dpfact_flower.site.looks import check_looks, counted_look
 from dpfact_flower.site.refusals import count_refusal
+from dpfact_flower.site.room import held, room_for
 from dpfact_flower.site.round import RoundOutcome, RoundWork, localised
 from dpfact_flower.site.rules import site_rules
 from dpfact_flower.site.store import SiteState, SiteStore, has_jobs
 from dpfact_flower.wire.protocol import RoundRequest
 
 _logger = logging.getLogger(__name__)
-_ROOM = ".room"
-_ROOM_BESIDE = 2**18
-"""Bytes for all that is written beside released values: 64 pages of SQLite."""
-_ROOM_STEP = 2**24
 NEW_LEDGERS = f"{__name__}.new_ledgers"
 """Logger of warnings that a ledger is begun: right before a site's first run, an alarm after it."""
 
@@ -106,11 +103,17 @@ class Site:
                 return self._next(request, work, folder, hold)
             finally:
                 del work  # what it has read: to give memory back takes as long as it is large
+                if not self._simulation:  # whose sites are read for all their rounds at once
+                    forget_patients()
 
     def note_refusal(self, reason: str) -> None:
-        """Count what is about to leave in place of an answer, for the hospital's own figures."""
+        """Count what is about to leave in place of an answer, for the hospital's own figures.
+
+        Whatever that meets, a want of memory too, is not to change what leaves.
+        """
         if not self._simulation:
-            count_refusal(self._root / self.name, code_of(reason))
+            with suppress(Exception):
+                count_refusal(self._root / self.name, code_of(reason))
 
     def preflight(self, request: RoundRequest, hold: Hold | None = None) -> None:
         """Refuse now what `answer` would refuse before it reads a patient.
@@ -200,12 +203,24 @@ class Site:
             admission.check_open(request, store)
             admission.check_selection(request, store)
             hold.check_in_time()
-            store.begin()  # the job's folder: from now on, a ledger that is gone was taken away
-            with self._room(work, folder) as free, self._look(folder):
-                with self._touching(request):
-                    fingerprint = self._fingerprint
-                admission.check_same_data(request, last, fingerprint, store)
-                return self._charged(request, work, ledger, fingerprint, free, hold)
+            with self._room(work, folder) as free:
+                self._begin(request, store, folder)
+                with self._look(folder):
+                    with self._touching(request):
+                        fingerprint = self._fingerprint
+                    admission.check_same_data(request, last, fingerprint, store)
+                    return self._charged(request, work, ledger, fingerprint, free, hold)
+
+    def _begin(self, request: RoundRequest, store: SiteStore, folder: Path) -> None:
+        """Make the job's folder: from now on, a ledger that is gone was taken away.
+
+        Nothing that is refused gets here: a server may ask for ever new jobs, and fill the disk.
+        """
+        if not self._simulation:
+            check_looks(folder)
+        store.begin()
+        if request.selection:
+            store.note_selection(request.selection_digest)
 
     def _again(
         self, request: RoundRequest, work: RoundWork, ledger: Ledger, last: LastAnswer
@@ -283,8 +298,8 @@ class Site:
         """
         if self._simulation:
             return nullcontext(lambda: None)
-        codes = sum(len(vocabulary) for vocabulary in self._source.vocabularies)
-        return reserved(folder / _ROOM, room_for(work.cost(), codes))
+        sizes = [len(vocabulary) for vocabulary in self._source.vocabularies]
+        return held(folder, room_for(work.cost(), sizes, self._settings.max_rank))
 
     def _look(self, folder: Path) -> AbstractContextManager[None]:
         """A look at the patients, of which not many in a row may end without a charge."""
@@ -299,6 +314,8 @@ class Site:
         store = self._store(request.job, last.fingerprint)
         admission.check_selection(request, store)
         try:
+            if request.selection:
+                store.note_selection(request.selection_digest)
             store.keep_ending(*request.to_wire())
         except OSError as error:  # the run is over for the server, whatever is kept here
             _logger.error(
@@ -351,32 +368,6 @@ class Site:
     def _store(self, job: str, fingerprint: str = "") -> SiteStore:
         """What is kept of a job; without a fingerprint, for what is not of the patients."""
         return SiteStore(self._root, self.name, job, fingerprint, simulation=self._simulation)
-
-
-def room_for(events: Sequence[ReleaseEvent], codes: int) -> int:
-    """Bytes that are held for what the rest of a run is charged: public, and in few sizes.
-
-    At least those of a start over all the site's codes, whatever is asked, and in steps of four
-    from 16 MiB: a server that asks for runs of many sizes is told the same each time, and not how
-    much the disk has left, which patients' files fill too.
-
-    Parameters
-    ----------
-    events : sequence of ReleaseEvent
-        What the rest of the run is charged.
-    codes : int
-        Of all the site's feature modes.
-    """
-    values = max(sum(event.count for event in events), codes * (codes - 1) // 2)
-    room = _ROOM_STEP
-    while room < room_of(values):
-        room *= 4
-    return room
-
-
-def room_of(values: int) -> int:
-    """Bytes that suffice to charge so many values: 4 each, pages, and the journal."""
-    return 4 * values + values // 50 + _ROOM_BESIDE
 
 
 class _JobRecord:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -29,6 +30,7 @@ from dpfact_flower.site.admission import check_choices
 from dpfact_flower.site.centre import centre_faults
 from dpfact_flower.site.config import read_node_config
 from dpfact_flower.site.looks import check_looks
+from dpfact_flower.site.room import largest_room
 from dpfact_flower.site.store import has_jobs
 
 FLOWER = "1.41"
@@ -41,7 +43,7 @@ FLOWERS_OWN = (
 )  # fmt: skip
 """Commands of Flower that start, or are, an app of the SuperLink's choice."""
 _LEAST_ROOM = 2**28
-"""Bytes: a run's ledger and state take less, but for very long code lists."""
+"""Bytes beside what a round asks for: other runs' ledger rows and endings."""
 _SHOWN = 3
 """Files named of an installation that others can change; there may be thousands."""
 
@@ -172,7 +174,16 @@ def _ledger(place: Place) -> list[str]:
 def _room(place: Place) -> list[str]:
     state = Path(place.settings.state_dir)
     free = shutil.disk_usage(state).free
-    faults = [] if free >= _LEAST_ROOM else [f"{state} has {free // 2**20} MiB left: make room"]
+    least = _LEAST_ROOM
+    with suppress(DPFactError):  # a check of its own says what is wrong with the data file
+        sizes = [len(vocabulary) for vocabulary in open_site(place.data).vocabularies]
+        least += largest_room(sizes, place.settings.max_rank)
+    faults = []
+    if free < least:
+        faults.append(
+            f"{state} has {free // 2**20} MiB left, {least // 2**20} are needed: make room, or "
+            "lower max-rank"
+        )
     check_looks(place.site_folder)
     return faults
 

@@ -34,6 +34,7 @@ from dpfact_flower.machine.files import (
 )
 from dpfact_flower.machine.npy import load_npz
 from dpfact_flower.machine.parsed import from_json
+from dpfact_flower.privacy.ledger import LEDGER, marked_head
 from dpfact_flower.settings import Scalar
 from dpfact_flower.site.factor_file import read_factors, write_factors
 from dpfact_flower.tensor import Factors
@@ -264,19 +265,23 @@ class SiteStore:
         return arrays, config
 
     def same_selection(self, digest: str) -> bool:
-        """Whether a job's selection of codes is the one that it had before; the first is noted."""
+        """Whether a job's selection of codes is the one that is noted, if any is."""
         path = self.folder / _SELECTION
         try:
             with path.open("rb") as file:
                 return file.read(1 + len(digest)) == digest.encode()
         except FileNotFoundError:
-            pass
+            return True
         except OSError as error:
             raise StateError(f"{path}: cannot be read ({error.strerror})") from None
-        self.begin()
-        with replacing(path, durable=not self._simulation) as file:
-            file.write(digest.encode())
-        return True
+
+    def note_selection(self, digest: str) -> None:
+        """Note a job's selection of codes, where none is noted: the first counts."""
+        path = self.folder / _SELECTION
+        if not path.exists():
+            self.begin()
+            with replacing(path, durable=not self._simulation) as file:
+                file.write(digest.encode())
 
     def close(self) -> None:
         """Note that the job does not go on, its data having changed; without the note if need be.
@@ -361,5 +366,10 @@ def has_state(folder: Path) -> bool:
 
 
 def has_jobs(folder: Path) -> bool:
-    """Whether a job was ever begun in a site's folder, so that a ledger must be there."""
-    return folder.exists() and any(path.is_dir() for path in folder.iterdir())
+    """Whether a job was ever begun in a site's folder, so that a ledger must be there.
+
+    Job folders may be deleted; then what lies beside the ledger, and says what it had, is left.
+    """
+    if not folder.exists():
+        return False
+    return marked_head(folder / LEDGER) is not None or any(p.is_dir() for p in folder.iterdir())

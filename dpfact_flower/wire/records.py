@@ -19,6 +19,8 @@ from dpfact_flower.machine import npy
 from dpfact_flower.settings import Scalar
 from dpfact_flower.wire.protocol import SPEAKERS
 
+CLIENT_APP_RAISED = 2
+"""flwr's ErrorCode.CLIENT_APP_RAISED_EXCEPTION: of every reply that is a code and nothing else."""
 _ASK = "fitins.parameters", "fitins.config"
 _ANSWER = "fitres.parameters", "fitres.metrics"
 _NUMPY = "numpy.ndarray"

@@ -24,10 +24,7 @@ def half(cohort: Cohort, which: str) -> Cohort:
     for number, site in enumerate(cohort.sites):
         rng = np.random.default_rng([_SEED, number])
         taken = rng.permutation(site.tensor.n_patients) % 2 == HALVES.index(which) - 1
-        chosen = np.flatnonzero(taken)
-        labels = {name: values[chosen] for name, values in site.labels.items()}
-        tensor = site.tensor.select_patients(chosen)
-        sites.append(SiteData(site.name, tensor, site.vocabularies, labels))
+        sites.append(site[np.flatnonzero(taken)])
     return replace(cohort, name=f"{cohort.name}-{which}", sites=tuple(sites), truth=None)
 
 

@@ -102,7 +102,7 @@ def line(label: str, models: Sequence[Factors], cohort: Cohort, tensor: SparseTe
         "named": f"{np.mean(names):.1f} ± {np.std(names):.1f}",
         "ties": f"{np.mean([ties(model, pairs) for model in models]):.2f}",
         "overlap": f"{np.mean([_overlap(model) for model in models]):.2f}",
-        "auc": f"{np.mean([_auc(cohort, model) for model in models]):.3f}",
+        "auc": f"{np.mean([auc(cohort, model) for model in models]):.3f}",
         "fit": f"{np.mean([shared_error(cohort, model).fit for model in models]):.3f}",
     }
     return f"| {label} | " + " | ".join(found.values()) + " |"
@@ -113,8 +113,8 @@ def _overlap(model: Factors) -> float:
     return float(alike[~np.eye(len(alike), dtype=bool)].mean())
 
 
-def _auc(cohort: Cohort, model: Factors) -> float:
-    """Of death; NaN without labels."""
+def auc(cohort: Cohort, model: Factors) -> float:
+    """AUC of death by the memberships of a model; NaN without labels."""
     sites: list[Any] = [
         projected(scaled(site.tensor, SolverSettings()), model) for site in cohort.sites
     ]

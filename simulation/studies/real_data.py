@@ -99,13 +99,19 @@ class Study:
 
     def rows(self, epsilons: Sequence[float], seeds: int) -> Iterator[dict[str, Any]]:
         """Ceiling, null, and patient mode at each epsilon, as they are measured."""
+        for row, _ in self.cells(epsilons, seeds):
+            yield row
+
+    def cells(
+        self, epsilons: Sequence[float], seeds: int
+    ) -> Iterator[tuple[dict[str, Any], list[Factors]]]:
+        """The same, each with the models that it is of."""
         nulls = [self._kept(f"null-{seed}", partial(self._null, seed)) for seed in range(seeds)]
         floor, ceiling = self._measured(nulls), self._ceiling()
         tie = bool((ceiling.mean(axis=0) > floor.max(axis=0)).all())
-        yield self._row("ceiling: fits to each other", None, ceiling, self._references[0]) | {
-            "auc_raw_codes": self._auc_of_codes()
-        }
-        yield self._row("null: shuffled patients", None, floor, nulls[0])
+        best = self._row("ceiling: fits to each other", None, ceiling, self._references[0])
+        yield {**best, "auc_raw_codes": self._auc_of_codes()}, self._references
+        yield self._row("null: shuffled patients", None, floor, nulls[0]), nulls
         for epsilon in epsilons:
             models = [
                 self._kept(f"epsilon-{epsilon:g}-{s}", partial(self._private, epsilon, s))
@@ -115,7 +121,7 @@ class Study:
             beat = (found > floor.max(axis=0)).all(axis=1)
             row = self._row("patient mode", epsilon, found, models[0])
             judged = {"beats_null": bool(beat.all()) if tie else _NO_TIE}
-            yield {**row, **judged, "models_that_beat": int(beat.sum())}
+            yield {**row, **judged, "models_that_beat": int(beat.sum())}, models
 
     def phenotypes(self, epsilon: float) -> list[dict[str, list[str]]]:
         """Leading codes of the first private model at an epsilon, with their descriptions."""

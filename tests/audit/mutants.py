@@ -442,6 +442,17 @@ def failures_charged(monkeypatch):
     monkeypatch.setattr(Site, "_touching", touching)
 
 
+def jobs_begun_before_they_are_refused(monkeypatch):
+    """A job's folder is made for whoever asks, before it is known whether there is room."""
+    real = Site._room
+
+    def room(self, work, folder):
+        self._store(work._request.job).begin()
+        return real(self, work, folder)
+
+    monkeypatch.setattr(Site, "_room", room)
+
+
 def overspent(monkeypatch):
     """The plan spends a tenth more than its epsilon allows; server and site agree on it."""
 
@@ -591,6 +602,7 @@ MUTANTS = (
     Mutant(
         "patients read for a repeat", patients_read_for_what_is_over, "replies", "replies: free"
     ),
+    Mutant("jobs begun at once", jobs_begun_before_they_are_refused, "replies", "replies: left"),
     Mutant("failures explained", failures_explained, "replies", "replies: failures"),
     Mutant("failures charged", failures_charged, "replies", "replies: charges"),
     Mutant("number of patients sent", number_of_patients_sent, "replies", "replies: neighbours"),

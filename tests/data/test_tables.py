@@ -37,6 +37,30 @@ def test_load_reads_text_whatever_the_dialect(text, suffix, connection, tmp_path
     assert rows(connection) == [("1", "0040"), ("2", None)]
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".csv.gz"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "id,code\r\n1,0040\n2,\n",
+        "id,code\n1,0040\r\n2,\r\n",
+        "id,code\n1,0040\n2,\r\n",
+        'id,code\r\n1," 0040"\n2,""',
+    ],
+)
+def test_lines_may_end_now_by_lf_now_by_crlf(text, suffix, connection, tmp_path):
+    path = tmp_path / f"x{suffix}"
+    path.write_bytes(text.encode() if suffix == ".csv" else gzip.compress(text.encode()))
+    load_table(connection, "x", path, ("id", "code"))
+    assert rows(connection) == [("1", "0040"), ("2", None)]
+
+
+def test_a_malformed_row_is_located_where_lines_end_in_two_ways(connection, tmp_path):
+    (tmp_path / "x.csv").write_bytes(b"id,code\r\n1,2\n3,secret,5\n4,6\n")
+    with pytest.raises(DataError, match="the first is row 3") as caught:
+        load_table(connection, "x", tmp_path / "x.csv", ("id",))
+    assert "secret" not in str(caught.value)
+
+
 def test_load_keeps_commas_quotes_and_line_breaks_inside_quotes(connection, write):
     load_table(connection, "x", write("x.csv", 'id,t\n1,"a, ""b""\nc"\n2,d\n'), ("t",))
     assert rows(connection) == [('a, "b"\nc',), ("d",)]
@@ -177,21 +201,31 @@ def test_optional_columns_are_null_where_the_file_lacks_them(connection, write):
 @pytest.mark.parametrize("name", ["PATIENTS.csv", "patients.csv", "Patients.CSV.GZ"])
 def test_find_table_in_any_case(name, write, tmp_path):
     path = write(name, "")
-    assert find_table(tmp_path, "PATIENTS") == path
+    assert find_table([tmp_path], "PATIENTS") == path
 
 
 def test_find_table_prefers_the_plain_file(write, tmp_path):
     write("patients.csv.gz", "")
     plain = write("patients.csv", "")
-    assert find_table(tmp_path, "patients") == plain
+    assert find_table([tmp_path], "patients") == plain
 
 
 def test_find_table_lists_the_names_tried(write, tmp_path):
     write("PATIENTS_OLD.csv", "")
     with pytest.raises(DataError, match=r"tried PATIENTS\.csv and PATIENTS\.csv\.gz"):
-        find_table(tmp_path, "PATIENTS")
+        find_table([tmp_path], "PATIENTS")
     with pytest.raises(DataError, match="no such folder"):
-        find_table(tmp_path / "gone", "PATIENTS")
+        find_table([tmp_path / "gone"], "PATIENTS")
+    with pytest.raises(DataError, match=r"PATIENTS_OLD\.csv: is a file; need the folder"):
+        find_table([tmp_path / "PATIENTS_OLD.csv"], "PATIENTS")
+
+
+def test_a_folder_further_up_says_where_the_table_is(tmp_path):
+    below = tmp_path / "demo-2.2" / "hosp"
+    below.mkdir(parents=True)
+    (below / "Patients.csv.gz").touch()
+    with pytest.raises(DataError, match=rf"there is one in {below}$"):
+        find_table([tmp_path], "patients")
 
 
 def test_refuse_rows_counts_and_names_but_does_not_quote(connection, write):

@@ -33,7 +33,7 @@ def run_folder(
     names = ("procedures", "diagnoses")
     lists = ((*(f"{n:04d}" for n in range(codes)),), icd9(codes))
     vocabularies = tuple(
-        Vocabulary(name, own, tuple(f"What {c} stands for, in so many words" for c in own))
+        Vocabulary(name, own, tuple(f"Meanings|What {c} stands for, in so many words" for c in own))
         for name, own in zip(names, lists, strict=True)
     )
     factors = []

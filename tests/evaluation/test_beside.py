@@ -34,7 +34,7 @@ def test_phenotypes_are_found_under_other_numbers_and_in_other_lists(tmp_path):
     assert [(p.number, p.other) for p in found.pairs] == [(1, 2), (2, 3), (3, 1), (4, 5), (5, 4)]
     np.testing.assert_allclose([p.match for p in found.pairs], 1.0, rtol=1e-6)
     assert found.again == 5
-    assert found.chance < 0.9
+    assert all(0.85**2 <= p.least < 0.9 for p in found.pairs)
     assert "epsilon 4.000, proven" in found.how
     turned(other, range(5), keep=slice(3, None))
     (less,) = beside(run, [other])
@@ -47,6 +47,17 @@ def test_phenotypes_that_have_nothing_in_common_are_not_found_again(tmp_path):
     # These pairs are drawn as those of chance are: all five above its 95th percentile has a
     # probability of about 0.05^5; the seeds are fixed.
     assert found.again < 5
+
+
+def test_a_phenotype_of_codes_that_belong_to_everything_is_not_found_again(tmp_path):
+    """All have one first list: whatever that is tied to, each has an equal partner."""
+    run = run_folder(tmp_path / "run")
+    factors, lists = read_model(run)
+    factors[0][:] = factors[0][:, [0]]
+    write_model(run, factors, lists)
+    (found,) = beside(run, [run])
+    assert [p.match for p in found.pairs] == pytest.approx([1.0] * 5)
+    assert found.again == 0
 
 
 def test_runs_of_other_modes_are_refused(tmp_path):
@@ -68,9 +79,9 @@ def test_what_was_found_is_kept_for_the_next_report(tmp_path):
     with pytest.raises(DataError, match="of another model"):
         read_beside(run, 6)
     content = json.loads((run / "beside.json").read_text())
-    del content[0]["chance"]
+    del content[0]["pairs"][0]["least"]
     (run / "beside.json").write_text(json.dumps(content))
-    with pytest.raises(DataError, match=r"beside\.json: lacks chance"):
+    with pytest.raises(DataError, match=r"beside\.json: lacks pairs\.0\.least"):
         write_report(run)
     write_beside(run, ())
     assert b"found again in <b>" not in write_report(run).read_bytes()

@@ -103,7 +103,7 @@ def test_the_first_screen_names_the_phenotypes_and_whom_they_concern(page):
     row = page.locator(".overview tbody tr").first
     assert row.bounding_box()["y"] < 900
     assert "%" in row.inner_text()
-    assert "yes" in row.inner_text()
+    assert " of 1" in row.inner_text()
 
 
 def test_a_table_sorts_up_and_down_by_its_numbers(page):
@@ -115,6 +115,64 @@ def test_a_table_sorts_up_and_down_by_its_numbers(page):
     header.press("Enter")
     assert page.evaluate(shares) == sorted(given, reverse=True)
     assert page.locator(".overview th[aria-sort=descending]").count() == 1
+
+
+BARS = """
+cells => cells.filter(cell => cell.offsetParent).map(cell => {
+  cell.style.setProperty('--s', 100);
+  const style = getComputedStyle(cell), words = document.createRange();
+  words.selectNodeContents(cell);
+  const figure = words.getBoundingClientRect();
+  const from = cell.getBoundingClientRect().left + parseFloat(style.backgroundPositionX);
+  const to = from + parseFloat(style.backgroundSize);
+  return Math.min(to, figure.right) - Math.max(from, figure.left);
+})"""
+"""By how many pixels the longest bar there can be runs under its figure."""
+
+
+@pytest.mark.parametrize(
+    ("width", "selectors"),
+    [
+        (390, (".bars td", ".codes li > :first-child")),
+        (1280, (".overview .share", ".bars td", ".codes li > :first-child")),
+    ],
+)
+def test_no_bar_runs_under_its_figure(page, width, selectors):
+    page.set_viewport_size({"width": width, "height": 844})
+    page.evaluate(UNFOLD)
+    for selector in selectors:
+        found = page.eval_on_selector_all(selector, BARS)
+        assert found
+        assert max(found) <= 0, selector
+
+
+def test_intervals_stand_below_the_scale_that_they_are_read_by(page):
+    middle = "parts => parts.map(part => part.getBoundingClientRect()).map(b => b.x + b.width / 2)"
+    (one,) = page.eval_on_selector_all("th.picture span:nth-child(2)", middle)
+    found = page.eval_on_selector_all(".odds", middle)
+    assert found
+    assert found == pytest.approx([one] * len(found), abs=1)
+    ends = page.eval_on_selector_all(
+        "th.picture span",
+        "parts => parts.map(part => Math.log(parseFloat(part.textContent)))",
+    )
+    assert ends == pytest.approx([-ends[2], 0, ends[2]], abs=0.02)
+    drawn = page.eval_on_selector_all(
+        ".overview tbody tr:has(circle)",
+        "rows => rows.map(row => [+row.querySelector('.wide').dataset.v,"
+        " +row.querySelector('circle').getAttribute('cx')])",
+    )
+    assert len(drawn) >= 3
+    for odds, place in drawn:
+        assert place == pytest.approx(80 + 80 * odds / ends[2], abs=1.5)
+
+
+def test_a_picture_is_no_column_of_the_csv(page):
+    with page.expect_download() as waiting:
+        page.get_by_role("button", name="CSV of 5 phenotypes", exact=False).first.click()
+    header, *rows = csv.reader(io.StringIO(waiting.value.path().read_text(encoding="utf-8-sig")))
+    assert len(header) == 6  # number, title, patients, who died, odds, the other run
+    assert {len(row) for row in rows} == {6}
 
 
 def test_a_search_leaves_the_phenotypes_that_have_the_word(page):
@@ -150,7 +208,7 @@ def test_what_is_shown_can_be_had_as_csv(page):
     rows = list(csv.DictReader(io.StringIO(text)))
     assert waiting.value.suggested_filename == "phenotypes.csv"
     assert {row["phenotype"] for row in rows} == set("12345")
-    assert all(row["description"] == f"What {row['code']} stands for, in so many words"
+    assert all(row["description"] == f"Meanings|What {row['code']} stands for, in so many words"
                for row in rows)  # fmt: skip
     with page.expect_download() as waiting:
         page.get_by_role("button", name="CSV of Sites", exact=False).first.click()

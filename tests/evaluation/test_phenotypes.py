@@ -13,6 +13,7 @@ from dpfact_flower.data.synthetic import preset, synthetic, true_memberships
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError
 from dpfact_flower.evaluation.phenotypes import has_phenotype, phenotype_table, site_usage
+from dpfact_flower.evaluation.tables import Association
 from dpfact_flower.tensor.cp import CPModel
 
 VOCABULARIES = (
@@ -80,16 +81,18 @@ def test_prevalence_agrees_with_a_loop_and_not_with_the_scaling(threshold):
         assert phenotype.weight == pytest.approx(np.prod(norms))
 
 
-@pytest.mark.parametrize(("count", "shown"), [(0, "<10"), (9, "<10"), (10, 10 / 200)])
+@pytest.mark.parametrize(
+    ("count", "shown"), [(0, "<10"), (9, "<10"), (10, 10 / 200), (20, 20 / 200)]
+)
 def test_prevalences_of_few_patients_are_hidden(count, shown):
     A = patients(2, 200)
     A[:, 1] = 0
     A[:count, 1] = 1.0
-    died = np.arange(200) % 3 == 0
+    died = np.arange(200) % 2 == 0
     model = CPModel((A, *features(2)))
     phenotype = phenotype_table(model, VOCABULARIES, labels={"died": died}).phenotypes[1]
     assert phenotype.prevalence == shown
-    assert (phenotype.outcomes["died"].coefficient is None) == (count < 10)
+    assert (phenotype.outcomes["died"].coefficient is None) == (count < 20)  # half of them died
     open_table = phenotype_table(model, VOCABULARIES, labels={"died": died}, small_cells=False)
     assert open_table.phenotypes[1].prevalence == count / 200
 
@@ -202,7 +205,9 @@ def test_designs_without_an_answer_say_why(monkeypatch, library):
     twice[:, 1] = 2 * twice[:, 0]
     assert reasons(twice, died) == ["memberships are linearly dependent"] * 3
     survived = np.where(A[:, 2] > 0, 0, died)
-    assert "separation: all patients who have it" in reasons(A, survived)[2]
+    assert reasons(A, survived)[2] == "fewer than 10 patients with both"
+    dead = np.where(A[:, 2] > 0, 1, died)
+    assert reasons(A, dead)[2] == "fewer than 10 patients who have it are without the outcome"
     parted = (A.sum(axis=1) > np.quantile(A.sum(axis=1), 0.8)).astype(int)
     assert reasons(A, parted) == ["separation: the likelihood has no maximum"] * 3
     nobody = np.zeros(300, int)
@@ -220,7 +225,43 @@ def test_a_phenotype_that_nobody_has_gets_no_coefficient_where_small_cells_are_s
     )
     nobody = table.phenotypes[1]
     assert nobody.prevalence == 0
-    assert nobody.outcomes["died"].reason.startswith("separation: all patients who have it")
+    assert nobody.outcomes["died"] == Association(reason="fewer than 5 patients have it")
+
+
+@pytest.mark.parametrize(
+    ("counts", "rate"),
+    # with the outcome and without: of those who have the phenotype, and of the others
+    [
+        ((30, 70, 40, 260), 0.3),
+        ((10, 90, 40, 260), 0.1),
+        ((9, 91, 40, 260), "<10"),
+        ((0, 100, 40, 260), "<10"),
+        ((91, 9, 40, 260), "hidden"),
+        ((30, 70, 9, 291), "hidden"),  # 9 = all who died - 30
+        ((30, 70, 291, 9), "hidden"),
+        ((30, 70, 0, 0), 0.3),
+    ],
+)
+def test_no_small_number_follows_from_how_many_had_an_outcome(counts, rate):
+    has, died = np.repeat([1, 1, 0, 0], counts), np.repeat([1, 0, 1, 0], counts)
+    model = CPModel((has[:, None].astype(float), *features(1)))
+    table = phenotype_table(model, VOCABULARIES, labels={"died": died})
+    found = table.phenotypes[0].outcomes["died"]
+    assert found.rate == rate
+    assert table.rates == {"died": pytest.approx(died.mean())}
+    few = min(counts[:2]) < 10
+    assert (found.coefficient is None) == (few or sum(counts[2:]) == 0)
+    bare = phenotype_table(model, VOCABULARIES, labels={"died": died}, small_cells=False)
+    assert bare.phenotypes[0].outcomes["died"].rate == counts[0] / sum(counts[:2])
+
+
+def test_rates_of_rare_outcomes_are_hidden():
+    died = np.arange(400) < 9
+    model = CPModel((patients(1), *features(1)))
+    for label, rate in ((died, "<10"), (~died, "hidden")):
+        table = phenotype_table(model, VOCABULARIES, labels={"died": label})
+        assert table.rates == {"died": rate}
+        assert isinstance(table.phenotypes[0].outcomes["died"].rate, str)
 
 
 def test_planted_risks_are_found_on_the_artificial_ehr():
@@ -230,7 +271,8 @@ def test_planted_risks_are_found_on_the_artificial_ehr():
     died = np.concatenate([site.labels["died"] for site in cohort.sites])
     model = CPModel((members, *cohort.truth.factors))
     table = phenotype_table(model, cohort.vocabularies, labels={"died": died})
-    sure = [p.outcomes["died"] for p in table.phenotypes if p.outcomes["died"].p_value < 1e-6]
+    found = [p.outcomes["died"] for p in table.phenotypes]
+    sure = [a for a in found if a.p_value is not None and a.p_value < 1e-6]
     assert 2 <= len(sure) <= 7
     assert sum(a.coefficient > 0 for a in sure) >= 2
     text = json.dumps(table.to_dict())

@@ -360,13 +360,16 @@ def test_whom_a_phenotype_concerns_stands_in_the_overview_and_by_site(public_run
 
 def test_an_outcome_has_odds_and_p_value_or_the_reason_why_not(run):
     outcomes = [
-        {"coefficient": -0.5, "p_value": 0.0004, "reason": None, "interval": [-0.7, -0.3]},
+        {"coefficient": -0.5, "p_value": 0.0004, "reason": None, "interval": [-0.7, -0.3],
+         "rate": 0.2},
         {"coefficient": 0.25, "p_value": None, "reason": "p-values need a library"},
-        {"coefficient": None, "p_value": None, "reason": "fewer than 10 patients have it"},
+        {"coefficient": None, "p_value": None, "reason": "fewer than 10 patients with both",
+         "rate": "<10"},
         None,
-    ]
+    ]  # fmt: skip
 
     def edit(phenotypes):
+        phenotypes["table"]["rates"] = {"died": 0.25}
         for phenotype, outcome in zip(phenotypes["table"]["phenotypes"], outcomes, strict=True):
             phenotype["outcomes"] = {"died": outcome} if outcome else {}
             phenotype["prevalence"] = "<10" if outcome is None else 0.125
@@ -374,14 +377,32 @@ def test_an_outcome_has_odds_and_p_value_or_the_reason_why_not(run):
     change(run / "phenotypes.json", edit)
     page = Page(run)
     cards, rows = page.cards(), page.rows("phenotypes")[1:]
-    assert "Death in hospital odds × 0.61 (0.50–0.74) , p < 0.001" in cards[1]
-    assert "Death in hospital odds × 1.28 , p-values need a library" in cards[2]
-    assert "Death in hospital not estimated: fewer than 10 patients have it" in cards[3]
+    died = (
+        "Death in hospital 20.0 % of them, 25.0 % of all; odds × 0.61 (0.50–0.74) per SD, p < 0.001"
+    )
+    assert died in cards[1]
+    assert "Death in hospital odds × 1.28 per SD, p-values need a library" in cards[2]
+    assert "fewer than 10 of them, 25.0 % of all; odds not estimated: fewer than 10" in cards[3]
     assert "Outcome no outcome labels" in cards[4]
     assert "<10 patients" in cards[4]
     assert "12.5 % of the patients" in cards[1]
-    assert rows[0].endswith("12.5 % 0.61 (0.50–0.74)")
+    assert rows[0].endswith("12.5 % 20.0 % 0.61 (0.50–0.74)")
+    assert rows[2].endswith("12.5 % <10 –")
     assert rows[3].endswith("<10")
+
+
+def test_odds_of_next_to_nothing_are_not_given_as_nothing(run):
+    """As an older version wrote them, who estimated from a handful of deaths."""
+
+    def edit(phenotypes):
+        first, second, *_ = phenotypes["table"]["phenotypes"]
+        first["outcomes"]["died"] = {"coefficient": -9.0, "p_value": 0.3, "interval": [-19.8, 1.78]}
+        second["outcomes"]["died"] = {"coefficient": 5.0, "p_value": 0.3, "interval": [-0.1, 2000]}
+
+    change(run / "phenotypes.json", edit)
+    cards = Page(run).cards()
+    assert "odds × <0.01 (<0.01–5.93)" in cards[1]
+    assert "odds × >99 (0.90–>99)" in cards[2]
 
 
 def test_phenotypes_switched_off_are_marked(public_run, run):
@@ -446,7 +467,7 @@ def test_every_label_has_its_association_and_its_table(run):
     change(run / "phenotypes.json", add)
     change(run / "summary.json", predicted)
     page = Page(run)
-    assert "Back in a week odds × 1.65 (1.11–2.46) , p = 0.040" in page.cards()[1]
+    assert "Back in a week odds × 1.65 (1.11–2.46) per SD, p = 0.040" in page.cards()[1]
     assert "Death in hospital" in page.cards()[1]
     assert {"auc0-figure_1", "auc1-figure_1"} <= set(page.values("id"))
     assert "Readmission: AUC by logistic regression" in page.texts["prediction"]

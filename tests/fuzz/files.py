@@ -89,7 +89,7 @@ def _site_folder(root: Path, site: SiteData) -> SiteStore:
         selection=tuple(np.arange(n, dtype=np.int32) for n in SIZES),
     )  # fmt: skip
     store.keep_ending(*request.to_wire())
-    store.same_selection(request.selection_digest)
+    store.note_selection(request.selection_digest)
     with Ledger(root / site.name) as ledger:
         for number in (1, 2, 3):
             ledger.charge(*_charge(number))

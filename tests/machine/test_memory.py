@@ -5,7 +5,7 @@ import os
 import pytest
 
 from dpfact_flower.machine import memory
-from dpfact_flower.machine.memory import memory_limit, memory_used
+from dpfact_flower.machine.memory import memory_limit, memory_used, offer_to_be_ended
 
 
 @pytest.fixture
@@ -30,6 +30,24 @@ def test_the_limit_of_any_group_above_counts(groups, limited):
     (groups / "a" / "memory.max").write_text("3000000\n")
     (groups / limited / "memory.max").write_text("2000000\n")
     assert memory_limit() == 2_000_000
+
+
+@pytest.mark.parametrize("limited", ["a", "a/b"])
+def test_groups_of_version_1_count_too(groups, limited):
+    (groups.parent / "own").write_text("7:pids:/\n4:memory:/a/b\n0::/\n")
+    (groups / "memory" / "a" / "b").mkdir(parents=True)
+    (groups / "memory" / "memory.limit_in_bytes").write_text(f"{2**63 - 4096}\n")
+    assert memory_limit() == 4_096_000
+    (groups / "memory" / limited / "memory.limit_in_bytes").write_text("2000000\n")
+    assert memory_limit() == 2_000_000
+
+
+def test_who_offers_to_be_ended_is_ended_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "_FIRST", tmp_path / "adjusted")
+    offer_to_be_ended()
+    assert (tmp_path / "adjusted").read_text() == "1000"
+    monkeypatch.setattr(memory, "_FIRST", tmp_path / "missing" / "adjusted")
+    offer_to_be_ended()  # on another system
 
 
 def test_another_groups_limit_does_not_count(groups):

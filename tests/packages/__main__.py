@@ -3,7 +3,7 @@
     python -m tests.packages --python python3.11 --python python3.12
 
 Each is installed in an empty environment of each Python, without extras; nothing of the checkout is
-in reach of what runs there. `make wheel-test` tries every Python that is at hand.
+in reach of what runs there. `make packages` tries every Python that is at hand.
 """
 
 import argparse

@@ -87,7 +87,7 @@ def test_it_starts_with_no_telemetry_no_proxy_and_folders_of_its_own(
     monkeypatch.setenv("http_proxy", "http://proxy.example")
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     seen = {}
-    monkeypatch.setattr(executor, "_serve", lambda tasks, start: seen.update(os.environ))
+    monkeypatch.setattr(executor, "_serve", lambda *_: seen.update(os.environ))
     executor.execute(config, secret, 1)
     assert seen["FLWR_TELEMETRY_ENABLED"] == "0"
     assert seen["FLWR_DISABLE_UPDATE_CHECK"] == "1"

@@ -4,10 +4,15 @@ import httpx
 import pytest
 from flwr.proto.runtime_pb2 import AcquireTaskResponse, PushTaskOutputRequest
 from flwr.proto.task_pb2 import Task
+from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectPullError,
+    ObjectUnavailableError,
+    pull_objects,
+)
 
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.runtime import supernode
-from dpfact_flower.runtime.supernode import Claimed, Tasks
+from dpfact_flower.runtime.supernode import Claimed, Tasks, while_they_come
 
 
 class Client:
@@ -54,6 +59,44 @@ def test_no_message_and_no_supernode_are_told_apart(answer, token):
 def test_a_supernode_with_another_secret_ends_the_executor(status):
     with pytest.raises(SettingsError, match="another secret"):
         tasks(failed(status))[0].claim()
+
+
+class Clock:
+    """Seconds that go on by as many with each look."""
+
+    def __init__(self, step):
+        self.step, self.seconds = step, 0.0
+
+    def __call__(self):
+        self.seconds += self.step
+        return self.seconds
+
+
+def parts(come: dict[str, bytes], late: dict[str, int]):
+    """What pulls parts of a message: some come after so many tries, others never."""
+
+    def pull(identifier: str) -> bytes:
+        late[identifier] = late.get(identifier, 0) - 1
+        if identifier not in come or late[identifier] >= 0:
+            raise ObjectUnavailableError(identifier)
+        return come[identifier]
+
+    return pull
+
+
+def test_a_message_whose_parts_never_come_is_given_up():
+    """Its server ended while it sent: with Flower's own patience the site answered nobody."""
+    pull = while_they_come(parts({"a": b"1"}, {}), patience=60, now=Clock(13))
+    with pytest.raises(ObjectPullError, match="no part of the message has come for 60 s"):
+        pull_objects(["a", "b"], pull, initial_backoff=0.001)
+
+
+def test_a_message_that_comes_slowly_is_fetched_whole():
+    come = {str(part): bytes([part]) for part in range(8)}
+    slow = {str(part): part for part in range(8)}  # in all longer than the patience
+    pull = while_they_come(parts(come, slow), patience=60, now=Clock(7))
+    found = pull_objects(list(come), pull, max_concurrent_pulls=1, initial_backoff=0.001)
+    assert found == come
 
 
 def test_a_supernode_that_stays_away_is_not_waited_for_without_end(monkeypatch):

@@ -6,6 +6,7 @@ that, everything is `failed`.
 """
 
 import errno
+import itertools
 import math
 import os
 import resource
@@ -27,13 +28,15 @@ from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.errors import StateError
 from dpfact_flower.privacy import PATIENT_CLAIM, ReleaseEvent, replay
 from dpfact_flower.privacy.ledger import LEDGER, Ledger, ReleaseKey
+from dpfact_flower.privacy.patient.plan import plan_patient
 from dpfact_flower.runtime.grid import InProcessGrid
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import PrivacySettings, RunSettings, SiteSettings, SolverSettings
 from dpfact_flower.site import answer, hold, patient
-from dpfact_flower.site.answer import Site, room_for, room_of
+from dpfact_flower.site.answer import Site
 from dpfact_flower.site.looks import MOST_LOOKS
+from dpfact_flower.site.room import largest_room, room_for, room_of
 from dpfact_flower.site.store import SiteStore
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.wire import records
@@ -45,8 +48,8 @@ PRIVACY = PrivacySettings(
 SIZES = (9, 12)
 SECRET = "no space left for 'Jane Doe'"
 
-ROOM = 2**24
-"""Bytes that are held before patients are read, with lists as short as these."""
+ROOM = largest_room(SIZES, SiteSettings().max_rank)
+"""Bytes that are held before patients are read."""
 
 
 class Asked(NamedTuple):
@@ -251,7 +254,7 @@ def test_a_ledger_that_cannot_grow_after_all_is_a_failed_round(worlds, number, m
     for size in (0, 5000):
         with files_up_to(size), pytest.MonkeyPatch.context() as patch:
             patch.setattr(SiteStore, "begin", lambda self: None)
-            patch.setattr(SiteStore, "same_selection", lambda self, digest: True)
+            patch.setattr(SiteStore, "note_selection", lambda self, digest: None)
             patch.setattr("dpfact_flower.site.answer.Ledger", OpenedBefore(Ledger, size))
             check_refused(worlds, same(worlds, number), before)
     assert same(worlds, number).rows == before + 1
@@ -283,15 +286,51 @@ def test_the_room_that_is_held_suffices_for_the_charge(tmp_path, values):
 
 def test_the_room_that_is_asked_for_is_the_same_for_runs_of_all_sizes():
     """Or a server that asks for ever larger ones finds out what the disk has left."""
+    for sizes in ((9, 12), (202, 316), (2000, 3000)):
+        most = largest_room(sizes, 200)
+        for rank, rounds, codes in itertools.product((1, 20, 200), (0, 1, 40, 100), ("", "2x2")):
+            asked = PrivacySettings(
+                epsilon=4.0, start_share=0.5 if rounds else 1.0, refine_rounds=rounds, bound=0.1,
+                codes=codes,
+            )  # fmt: skip
+            events = plan_patient(asked, sizes=sizes, rank=rank).events(["a", "b"], seeded=False)
+            for rest in (events, events[-1:]):
+                assert room_for(rest, sizes, 200) == most
 
-    def room(values: int, codes: int) -> int:
-        event = ReleaseEvent("start", 1.0, 7.0, values, "patient", "add-remove", PATIENT_CLAIM)
-        return room_for([event], codes)
 
-    for codes, most in ((518, 2**24), (5_000, 2**26), (10_000, 2**28)):
-        pairs = codes * (codes - 1) // 2
-        assert {room(values, codes) for values in (1, 1000, pairs // 2, pairs)} == {most}
-        assert room_of(pairs) <= most
+def test_a_run_of_a_rule_of_ones_own_may_need_more_room_in_few_sizes():
+    event = ReleaseEvent("x", 1.0, 7.0, 10**8, "patient", "add-remove", PATIENT_CLAIM)
+    sizes = {room_for([replace(event, count=n)], SIZES, 200) for n in range(10**6, 10**8, 10**6)}
+    assert sizes == {ROOM, 4 * ROOM, 16 * ROOM, 64 * ROOM}
+    assert room_of(10**8) <= max(sizes)
+
+
+def test_refusals_of_ever_new_jobs_leave_nothing_on_the_disk(worlds):
+    """What costs nothing may be had without end; so it must not fill the disk."""
+    world = worlds[0]
+    world.go_to(2)
+    asked, folder = world.requests[2], world.folder / "north"
+    before = sorted([*world.names(), "north/.refusals.json"])  # its size is bounded
+    for number in range(3):
+        world.requests = {0: replace(asked, job=f"late-{number}")}
+        assert world.ask(0, time_left=-1.0) == ("dpfact:late", 1)
+    with files_up_to(ROOM - 1):
+        world.requests = {0: replace(asked, job="full")}
+        assert world.ask(0) == ("dpfact:state", 1)
+    (folder / ".looks").write_bytes(b"+" * MOST_LOOKS)
+    for number in range(3):
+        world.requests = {0: replace(asked, job=f"closed-{number}")}
+        assert world.ask(0) == ("dpfact:state", 1)
+    (folder / ".looks").unlink()
+    assert world.names() == before
+    assert not world.source.read_by_now
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, SECRET), MemoryError(SECRET)])
+def test_a_refusal_that_cannot_be_counted_leaves_as_it_is(worlds, error, monkeypatch):
+    worlds[0].go_to(2)
+    monkeypatch.setattr("dpfact_flower.site.answer.count_refusal", raising(error))
+    assert worlds[0].ask(2, time_left=-1.0) == ("dpfact:late", 1)
 
 
 # --- whatever else goes wrong

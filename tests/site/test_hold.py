@@ -10,6 +10,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from dpfact_flower import client_app
 from dpfact_flower.client import DPFactClient, RoundRefusedError
+from dpfact_flower.data import site_data
 from dpfact_flower.errors import LateError, SettingsError
 from dpfact_flower.machine.files import locked
 from dpfact_flower.privacy.ledger import Ledger
@@ -293,3 +294,20 @@ def test_a_simulated_site_answers_at_once(cohort, settings, clock):
     client = DPFactClient(cohort.sites[0], settings, simulation=True)
     assert ask(client, requests()[1]) == "answered"
     assert clock.slept == []
+
+
+def test_nobody_is_kept_in_memory_when_a_reply_is_due(cohort, cohort_folder, tmp_path, monkeypatch):
+    """To give memory back takes as long as it is large, and the next message waits for that."""
+    kept = []
+    monkeypatch.setattr(
+        Hold, "wait", lambda self: kept.append(site_data._load_version.cache_info().currsize)
+    )
+    settings = SiteSettings(
+        site="north", state_dir=str(tmp_path), allow_privacy="patient", max_epsilon=100.0
+    )
+    client = DPFactClient(site_data.open_site(cohort_folder / "site-1.npz"), settings)
+    asked = requests()
+    for number in (1, 2, 3):
+        client.fit(*asked[number].to_wire())
+    assert kept
+    assert set(kept) == {0}

@@ -11,6 +11,8 @@ import pytest
 
 import dpfact_flower.site.store as state_module
 from dpfact_flower.errors import StateError
+from dpfact_flower.privacy import PATIENT_CLAIM, ReleaseEvent, replay
+from dpfact_flower.privacy.ledger import Ledger, ReleaseKey
 from dpfact_flower.site.factor_file import read_factors, write_factors
 from dpfact_flower.site.store import RoundMeasures, SiteState, SiteStore, has_jobs
 from dpfact_flower.tensor.error import SquaredError
@@ -139,6 +141,23 @@ def test_whether_there_was_ever_a_job_shows_in_the_folder(tmp_path):
     assert has_jobs(private)
     (store.folder / name_of(1)).unlink()
     assert has_jobs(private)
+
+
+def test_a_ledger_that_is_gone_shows_where_its_jobs_are_deleted(tmp_path):
+    """Job folders that nobody needs may be; a whole budget does not come back with that."""
+    event = ReleaseEvent("start", 1.0, 900.0, 3, "patient", "add-remove", PATIENT_CLAIM)
+    folder = tmp_path / "north"
+    with Ledger(folder) as ledger:
+        ledger.spent()
+        ledger.charge(
+            ReleaseKey("f" * 64, "job", 1, "asked"), "terms",
+            replay([np.zeros(3, np.float32)], [event]),
+        )  # fmt: skip
+    ledger.path.unlink()
+    assert has_jobs(folder)
+    for left in folder.iterdir():
+        left.unlink()
+    assert not has_jobs(folder)
 
 
 def test_a_job_that_was_begun_shows_before_it_has_state(store, tmp_path):

@@ -41,6 +41,7 @@ _SITE_SQL = {"region": "region", "unittype": "unittype", "hospital": "'hospital-
 
 _ORDERED = ("patientunitstayid", "patienthealthsystemstayid", "hospitaladmitoffset",
             "hospitaldischargeyear")  # fmt: skip
+_PLACED = (*_ORDERED[:3], "uniquepid")
 _STAYS = Table(
     "patient",
     (*_ORDERED, "uniquepid", "hospitalid", "unittype", "hospitaldischargestatus"),
@@ -138,38 +139,42 @@ def _load_stays(connection: Connection, source: Source, site_of: SiteOf) -> None
 
 
 def _load_events(connection: Connection, source: Source, treatment_level: int) -> None:
-    source.load(connection, "treatment", _TREATMENTS)
-    source.load(connection, "diagnosis", _DIAGNOSES)
+    _place(connection, source, _TREATMENTS)
     connection.execute(
-        r"""CREATE TEMP TABLE coded AS SELECT * FROM (
-                SELECT patientunitstayid, diagnosisoffset, diagnosisstring,
-                    trim(unnest(string_split(icd9code, ','))) AS code
-                FROM diagnosis WHERE icd9code IS NOT NULL)
-            WHERE regexp_full_match(code, $icd9)""",
-        {"icd9": _ICD9},
+        f"""CREATE TEMP TABLE coded AS SELECT * EXCLUDE treatmentstring,
+                array_to_string(string_split(treatmentstring, '|')[1:{treatment_level}], '|')
+                    AS code
+            FROM placed"""
     )
-    values = "(SELECT unnest(string_split(icd9code, ',')) FROM diagnosis)"
-    other = count_rows(connection, values) - count_rows(connection, "coded")
-    if other:
-        note(connection, "diagnosis", "codes that are not of ICD-9, left out", other)
-    for table in ("treatment", "diagnosis"):
-        alone = f"(FROM {table} ANTI JOIN stays USING (patientunitstayid))"
-        if lost := count_rows(connection, alone):
-            note(connection, table, "rows of a unit stay that patient lacks, left out", lost)
-    source_sql = """uniquepid AS patient, patienthealthsystemstayid AS encounter,
-                {}::BIGINT - hospitaladmitoffset::BIGINT AS time"""
-    path = f"array_to_string(string_split(treatmentstring, '|')[1:{treatment_level}], '|')"
-    for mode, table, offset, code in (
-        ("treatments", "treatment", "treatmentoffset", path),
-        ("diagnoses", "coded", "diagnosisoffset", "code"),
-    ):
-        add_events(
-            connection,
-            mode,
-            f"""(SELECT {source_sql.format(offset)}, {code} AS code
-                 FROM {table} JOIN stays USING (patientunitstayid))""",
-        )
+    add_events(connection, "treatments", "coded")
+    _place(connection, source, _DIAGNOSES)
+    connection.execute(
+        """CREATE OR REPLACE TEMP TABLE coded AS
+           SELECT * EXCLUDE icd9code, trim(unnest(string_split(icd9code, ','))) AS code
+           FROM placed WHERE icd9code IS NOT NULL"""
+    )
+    other = f"NOT regexp_full_match(code, '{_ICD9}')"
+    if count := count_rows(connection, "coded", other):
+        note(connection, "diagnosis", "codes that are not of ICD-9, left out", count)
+        connection.execute(f"DELETE FROM coded WHERE {other}")
+    add_events(connection, "diagnoses", "coded")
     _describe(connection)
+
+
+def _place(connection: Connection, source: Source, table: Table) -> None:
+    """Table ``placed``: a table's rows with patient, encounter, and time of the hospital stay."""
+    key, offset, *others = table.columns
+    source.load(connection, "raw", table)
+    connection.execute(
+        f"""CREATE OR REPLACE TEMP TABLE placed AS
+            SELECT uniquepid AS patient, patienthealthsystemstayid AS encounter,
+                {offset}::BIGINT - hospitaladmitoffset::BIGINT AS time, {", ".join(others)},
+                s.{key} IS NULL AS lost
+            FROM raw LEFT JOIN (SELECT DISTINCT {", ".join(_PLACED)} FROM stays) s USING ({key});
+            DROP TABLE raw"""
+    )
+    if lost := count_rows(connection, "placed", "lost"):
+        note(connection, table.name, "rows of a unit stay that patient lacks, left out", lost)
 
 
 def _describe(connection: Connection) -> None:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from dpfact_flower.data.readers import event_tables
+from dpfact_flower.data.readers.steps import Options
 from dpfact_flower.data.site_data import DIED, Cohort
 from dpfact_flower.data.tables import connect, quoted
-from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, shown
 from dpfact_flower.settings import check_name
 
@@ -40,9 +40,7 @@ def read(
     *,
     window_days: int | None = 30,
     labels: Any = None,
-    vocabularies: Sequence[Vocabulary] | None = None,
-    top: Sequence[int | None] | None = None,
-    keep_empty: bool = False,
+    **options: Unpack[Options],
 ) -> Cohort:
     """Read frames of events into one tensor per site.
 
@@ -55,8 +53,8 @@ def read(
         Largest distance in time between the events of a cell; None: they have the same encounter.
     labels : DataFrame of ``patient`` and ``died``, optional
         Or a mapping of each label's name to such a frame, with the column of that name.
-    vocabularies, top, keep_empty
-        As for `event_tables.read`.
+    **options
+        `Options` of all readers.
 
     Raises
     ------
@@ -85,8 +83,7 @@ def read(
             return event_tables.read(
                 {mode: _file(place / mode) for mode in frames}, name,
                 window_days=window_days, sites=_file(place / _SITES) if sites else None,
-                labels=tables, vocabularies=vocabularies, top=top,
-                keep_empty=keep_empty,
+                labels=tables, **options,
             )  # fmt: skip
         except DataError as error:  # it names files that nobody else has seen
             text = str(error).replace(f"{folder}/", "").replace(".parquet", "")

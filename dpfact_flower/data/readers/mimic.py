@@ -23,7 +23,7 @@ class Stays(NamedTuple):
 
 
 def load_patients(
-    connection: Connection, source: Source, stays: Stays, hospital: Source, admissions: str
+    connection: Connection, source: Source, stays: Stays, admissions: str
 ) -> tuple[str, ...]:
     """Table ``patients``, of everybody with a stay, and which labels they have.
 
@@ -34,7 +34,7 @@ def load_patients(
     form = {stays.time: TIME.needed()._replace(right="a time")}
     source.load(connection, "stays", Table(stays.table, (*columns,), forms=form,
                                            where="subject_id IS NOT NULL"))  # fmt: skip
-    hospital.load(
+    source.load(
         connection,
         "admissions",
         Table(

@@ -20,6 +20,7 @@ MODES = ("procedures", "diagnoses")
 TOP = (202, 316)
 """How many codes are kept where nothing else is asked for, as in the paper."""
 _STAYS = Stays("ICUSTAYS", "intime", "first_careunit", "icustay_id")
+_CODE = "replace(icd9_code, '.', '')"
 _CODES = ("subject_id", "hadm_id", "icd9_code")
 _NO_CODE = {"rows without a code or a patient, left out": "icd9_code IS NULL OR subject_id IS NULL"}
 
@@ -50,12 +51,12 @@ def read(folder: str | Path, **options: Unpack[Options]) -> Cohort:
     """
     source = Folder(folder)
     with reading(options) as connection:
-        labels = load_patients(connection, source, _STAYS, source, "ADMISSIONS")
+        labels = load_patients(connection, source, _STAYS, "ADMISSIONS")
         for mode in MODES:
             name = f"{mode.upper()}_ICD"
             table = Table(name, _CODES, counted=_NO_CODE)
-            load_codes(connection, source, mode, table, "icd9_code")
+            load_codes(connection, source, mode, table, _CODE)
             titles = Table(f"D_ICD_{mode.upper()}", ("icd9_code", "long_title"))
-            describe(connection, source, titles, mode, "icd9_code", "long_title")
+            describe(connection, source, titles, mode, _CODE, "long_title")
         asked: Options = {"top": TOP, **options}
         return make_cohort(connection, "mimic3", MODES, Window(), asked, labels)

@@ -2,8 +2,8 @@
 
 - A patient belongs to the unit of the first ICU stay, or to the service of the first admission,
   with all admissions. By unit, patients who were never in an ICU are left out.
-- Codes are of ICD-9-CM and ICD-10-CM, by admission. They are kept apart, for one text may be a code
-  of both: ``icd9:4019``, ``icd10:I10``.
+- Codes are of ICD-9-CM and ICD-10-CM, by admission, without the dot. They are kept apart, for one
+  text may be a code of both: ``icd9:4019``, ``icd10:I10``.
 - As MIMIC-III, it dates no diagnosis: the window is the admission, in which a code counts once.
 - Drugs, on request, are the names in ``prescriptions`` in lower case, without what they are
   dissolved in (``drug_type`` BASE and ADDITIVE).
@@ -12,10 +12,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Unpack, get_args
+from typing import TYPE_CHECKING, Literal, Unpack, get_args
 
 from dpfact_flower.data.cooccurrence import Window
-from dpfact_flower.data.databases import Folder, Table
+from dpfact_flower.data.databases import Folder, Source, Table
+from dpfact_flower.data.events import note
 from dpfact_flower.data.readers.mimic import Stays, load_codes, load_patients
 from dpfact_flower.data.readers.steps import (
     Options,
@@ -26,16 +27,21 @@ from dpfact_flower.data.readers.steps import (
 )
 from dpfact_flower.data.site_data import Cohort
 
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection as Connection
+
 SiteOf = Literal["careunit", "service"]
 MODES = ("procedures", "diagnoses")
 DRUGS = "drugs"
 TOP = {"procedures": 202, "diagnoses": 316, "drugs": 200}
 """How many codes are kept where nothing else is asked for."""
-_SITES = {
-    "careunit": ("icu", Stays("icustays", "intime", "first_careunit", "first_careunit")),
-    "service": ("hosp", Stays("services", "transfertime", "curr_service", "curr_service")),
+_PARTS = ("hosp", "icu", "core")
+"""Folders of the tables; until version 1.0, admissions are in the last."""
+_STAYS = {
+    "careunit": Stays("icustays", "intime", "first_careunit", "first_careunit"),
+    "service": Stays("services", "transfertime", "curr_service", "curr_service"),
 }
-_CODE = "'icd' || icd_version || ':' || upper(icd_code)"
+_CODE = "'icd' || icd_version || ':' || upper(replace(icd_code, '.', ''))"
 _NO_CODE = "subject_id IS NULL OR icd_code IS NULL"
 _OTHER = "coalesce(icd_version NOT IN ('9', '10'), true)"
 _LEFT_OUT = {
@@ -57,7 +63,7 @@ _DRUGS = Table(
 def read(
     folder: str | Path,
     *,
-    site_of: SiteOf = "careunit",
+    site_of: SiteOf | None = None,
     drugs: bool = False,
     **options: Unpack[Options],
 ) -> Cohort:
@@ -66,12 +72,14 @@ def read(
     Parameters
     ----------
     folder : path
-        Holds ``hosp`` and ``icu`` as PhysioNet has them, or their tables side by side:
+        Holds ``hosp`` and ``icu`` as PhysioNet has them (and ``core``, once), or their tables side
+        by side:
         admissions, diagnoses_icd, procedures_icd, icustays or services, for descriptions
         d_icd_diagnoses and d_icd_procedures, and prescriptions for drugs. ``.csv``, ``.csv.gz`` or
         ``.parquet``, in upper or lower case.
-    site_of : {"careunit", "service"}
-        What a site is; where it is blank the site is ``unknown``.
+    site_of : {"careunit", "service"}, optional
+        What a site is; where it is blank the site is ``unknown``. Default: the care unit, or, where
+        there is no table icustays, the service, which is noted.
     drugs : bool
         Whether drugs are a third mode.
     **options
@@ -89,21 +97,29 @@ def read(
     DataError, SettingsError, MissingDependencyError
         As all readers: `dpfact_flower.data.readers.steps`.
     """
-    check_choice("site-of", site_of, get_args(SiteOf))
+    if site_of is not None:
+        check_choice("site-of", site_of, get_args(SiteOf))
     modes = (*MODES, DRUGS) if drugs else MODES
     options.setdefault("top", [TOP[mode] for mode in modes])
-    hospital, (part, stays) = Folder(folder, "hosp"), _SITES[site_of]
+    source = Folder(folder, *_PARTS)
     with reading(options) as connection:
-        labels = load_patients(connection, Folder(folder, part), stays, hospital, "admissions")
+        stays = _STAYS[site_of or _first_there(connection, source)]
+        labels = load_patients(connection, source, stays, "admissions")
         columns = ("subject_id", "hadm_id", "icd_code", "icd_version")
         for mode in MODES:
             table = Table(f"{mode}_icd", columns, counted=_LEFT_OUT)
-            load_codes(connection, hospital, mode, table, _CODE, f"NOT {_OTHER}")
+            load_codes(connection, source, mode, table, _CODE, f"NOT {_OTHER}")
             titles = Table(f"d_icd_{mode}", ("icd_code", "icd_version", "long_title"))
-            describe(connection, hospital, titles, mode, _CODE, "long_title")
+            describe(connection, source, titles, mode, _CODE, "long_title")
         if drugs:
             name = r"trim(regexp_replace(lower(drug), '[\pC\pZ]+', ' ', 'g'))"
-            load_codes(
-                connection, hospital, DRUGS, _DRUGS, name, f"coalesce(NOT {_DISSOLVED}, true)"
-            )
+            load_codes(connection, source, DRUGS, _DRUGS, name, f"coalesce(NOT {_DISSOLVED}, true)")
         return make_cohort(connection, "mimic4", modes, Window(), options, labels)
+
+
+def _first_there(connection: Connection, source: Source) -> SiteOf:
+    """What sites are of where nobody says: care units, or else services."""
+    if source.has(_STAYS["careunit"].table) or not source.has(_STAYS["service"].table):
+        return "careunit"
+    note(connection, _STAYS["careunit"].table, "tables missing: sites are of services", 1)
+    return "service"

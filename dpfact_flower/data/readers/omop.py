@@ -97,8 +97,8 @@ def read(
     source : path or str
         A folder of ``.csv``, ``.csv.gz`` or ``.parquet``, a DuckDB or SQLite file, or a PostgreSQL
         URL: `dpfact_flower.data.databases.open_source`. Tables: person, visit_occurrence,
-        condition_occurrence, procedure_occurrence, concept; death, care_site, and for drugs
-        drug_exposure and concept_ancestor.
+        condition_occurrence, procedure_occurrence; for names concept, for labels death, for sites
+        care_site, and for drugs concept, drug_exposure and concept_ancestor.
     name : str
         Of the one site, or of the cohort.
     schema : str
@@ -158,6 +158,10 @@ def _load_occurrences(connection: Connection, tables: Source, mode: str) -> None
 def _load_concepts(connection: Connection, tables: Source, *, ingredients: bool) -> None:
     """Table ``concepts`` of those that are used, and perhaps of all ingredients."""
     columns = ("concept_id", "concept_name", "concept_class_id")
+    if not ingredients and not tables.has("concept"):
+        connection.execute(f"CREATE TEMP TABLE concepts ({' VARCHAR, '.join(columns)} VARCHAR)")
+        note(connection, "concept", "tables missing: codes stay without description", 1)
+        return
     used = f"{_USED} OR {_INGREDIENT}" if ingredients else _USED
     tables.load(connection, "concepts", Table("concept", columns, where=used))
     unknown = (

@@ -55,7 +55,7 @@ function sort(table, header) {
 
 function sortable(table) {
   for (const header of table.tHead ? table.tHead.rows[0].cells : []) {
-    if (!plain(header)) continue;
+    if (!plain(header) || header.matches(".picture")) continue;
     const button = make("button", "", { type: "button" });
     button.append(...header.childNodes);
     header.append(button);
@@ -68,7 +68,7 @@ function tools(table) {
   const caption = plain(table.caption);
   const button = make("button", "CSV", { type: "button", "aria-label": "CSV of " + caption });
   button.addEventListener("click", () => {
-    download(named(caption), [...table.rows].map((row) => [...row.cells].map(plain)));
+    download(named(caption), [...table.rows].map((row) => all("th, td", row).filter((part) => !part.matches(".picture")).map(plain)));
   });
   bar.append(button);
   if (table.tBodies[0].rows.length > MANY_ROWS && !table.matches(".overview")) {
@@ -137,10 +137,11 @@ document.getElementById("codes-csv")?.addEventListener("click", () => {
   for (const card of cards) {
     for (const list of all(".codes", card)) {
       for (const code of all("li", list)) {
-        const text = code.lastElementChild, name = text.querySelector("b");
-        const description = plain(text).slice(plain(name).length).trim();
-        rows.push([card.dataset.number, card.dataset.title, list.dataset.mode, plain(name),
-          description, code.dataset.s, code.dataset.l]);
+        const text = code.lastElementChild, name = plain(text.querySelector("b"));
+        const description = plain(text).slice(name.length).trim();
+        rows.push([card.dataset.number, card.dataset.title, list.dataset.mode,
+          ...[name, description].map((path) => path.replaceAll(" › ", "|")),
+          code.dataset.s, code.dataset.l]);
       }
     }
   }

@@ -27,8 +27,10 @@ Each row holds SHA-256 over the hash of the row before and its own content; `Led
 file is not the one that it left behind, and otherwise for the rows since (`mark`): whoever edits a
 row makes another file, and only damage below the file system waits for the next `verify`. A mark
 that was forged is like a chain that was rewritten: only who may write here can do it, and `verify`
-finds it. That finds damage and careless edits. It cannot find that the newest rows are gone, nor
-stop somebody who rewrites the whole chain: for that, note the `Head` elsewhere (the site logs it).
+finds it. A ledger that lacks the row that the mark names was set back, and is refused. That finds
+damage, careless edits and copies put back. It cannot find that the newest rows are gone where the
+mark is gone with them, nor stop somebody who rewrites the whole chain: for that, note the `Head`
+elsewhere (the site logs it).
 
 Two processes may use one ledger: writers take turns, and a round has one release. The folder must
 be on a local disk, since SQLite's locks are not to be trusted on network shares.
@@ -36,6 +38,7 @@ be on a local disk, since SQLite's locks are not to be trusted on network shares
 
 from dpfact_flower.privacy.ledger.book import Ledger
 from dpfact_flower.privacy.ledger.file import LEDGER
+from dpfact_flower.privacy.ledger.mark import marked_head
 from dpfact_flower.privacy.ledger.rows import Head, LastAnswer, LedgerRow, ReleaseKey
 
-__all__ = ["LEDGER", "Head", "LastAnswer", "Ledger", "LedgerRow", "ReleaseKey"]
+__all__ = ["LEDGER", "Head", "LastAnswer", "Ledger", "LedgerRow", "ReleaseKey", "marked_head"]

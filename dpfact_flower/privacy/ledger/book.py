@@ -17,7 +17,7 @@ from dpfact_flower.privacy.events import ReleaseEvent
 from dpfact_flower.privacy.ledger import checks
 from dpfact_flower.privacy.ledger.file import LEDGER, create_ledger, marks, open_ledger, translated
 from dpfact_flower.privacy.ledger.idle import idle
-from dpfact_flower.privacy.ledger.mark import Mark, read_mark, write_mark
+from dpfact_flower.privacy.ledger.mark import Mark, marked_head, read_mark, set_back, write_mark
 from dpfact_flower.privacy.ledger.rows import (
     CONTENT,
     EVENT,
@@ -250,13 +250,16 @@ class Ledger:
         Raises
         ------
         StateError
-            If any row that is read is not what was written.
+            If any row that is read is not what was written, or the mark knows of rows that are
+            gone.
         """
         with self._transaction("DEFERRED") as connection:
             head = head_of(connection)  # from here on nobody else writes to the file
-            mark = read_mark(self.path) if self._durable else None
-            if mark is None or hash_of(connection, mark.head.rows) != mark.head.hash:
-                mark = Mark(checks.BEGINNING, Tally())
+            mark = None
+            if self._durable:
+                mark = read_mark(self.path)
+                self._check_not_set_back(connection)
+            mark = mark or Mark(checks.BEGINNING, Tally())
             records = records_of(connection, after=mark.head.rows)
             problem = next(checks.charge_problems(connection, records, mark.head), None)
             if problem:
@@ -267,6 +270,12 @@ class Ledger:
                 self._marked(head, tally)
         self._tally = tally
         return tally
+
+    def _check_not_set_back(self, connection: sqlite3.Connection) -> None:
+        """Refuse a ledger that lacks what the mark beside it knows of."""
+        head = marked_head(self.path)
+        if head is not None and hash_of(connection, head.rows) != head.hash:
+            raise StateError(f"{self.path}: {set_back(self.path)}")
 
     def charged(self, job: str) -> bool:
         """Whether anything was charged in a job."""
@@ -335,12 +344,15 @@ class Ledger:
 
     def _mark_problems(self, connection: sqlite3.Connection) -> Iterator[str]:
         """Whether the mark beside the ledger has another total than the rows."""
+        head = marked_head(self.path)
+        if head is not None and hash_of(connection, head.rows) != head.hash:
+            yield f"the ledger {set_back(self.path)}"
+            return
         mark = read_mark(self.path)
         if mark is None:
             return
         records = records_of(connection)[: mark.head.rows]
-        right = hash_of(connection, mark.head.rows) == mark.head.hash
-        if not right or self._added_up(records, Tally()) != mark.tally:
+        if self._added_up(records, Tally()) != mark.tally:
             yield "the mark beside the ledger has another total than its rows: delete it"
 
     def _read(self, connection: sqlite3.Connection, number: int) -> Release:

@@ -165,6 +165,59 @@ def test_tables_side_by_side_and_plain(tmp_path):
     assert len(mimic4.read(tmp_path).sites) == 2
 
 
+def _dotted(table, text):
+    if not table.endswith("_icd") and "d_icd" not in table:
+        return text
+    for code in ("4019", "E8889", "02HV33Z"):
+        text = text.replace(code, f"{code[:3]}.{code[3:]}")
+    return text
+
+
+def _wide(_, text):
+    header, *lines = text.splitlines()
+    return "\n".join([f"ROW_ID,{header},note", *(f"7,{line},x" for line in lines), ""])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda table, text: text,
+        lambda table, text: f"\ufeff{text}",
+        lambda table, text: text.replace("\n", "\r\n"),
+        lambda table, text: text.replace("\n", "\r\n", 1),
+        lambda table, text: text.replace(text.split("\n")[0], text.split("\n")[0].upper()),
+        _dotted,
+        _wide,
+    ],
+    ids=["core", "bom", "crlf", "mixed", "upper", "dotted", "wide"],
+)
+def test_files_as_others_may_have_them_give_the_same(change, folder, tmp_path_factory):
+    other = tmp_path_factory.mktemp("other")
+    for path in folder.rglob("*.csv.gz"):
+        table = path.relative_to(folder).with_suffix("").with_suffix("").as_posix()
+        part, name = table.split("/")
+        if name == "admissions":  # as in version 1.0
+            part = "core"
+        there = other / part.upper() / f"{name.upper()}.csv"
+        there.parent.mkdir(exist_ok=True)
+        text = change(table, gzip.decompress(path.read_bytes()).decode())
+        there.write_text(text, newline="")
+    one, two = mimic4.read(folder, drugs=True), mimic4.read(other, drugs=True)
+    assert cells_of(one) == cells_of(two)
+    assert one.vocabularies == two.vocabularies
+    assert one.labels == two.labels == ("died", "readmitted")
+
+
+def test_without_icu_sites_are_services_and_that_is_said(folder):
+    (folder / "icu" / "icustays.csv.gz").unlink()
+    (folder / "icu").rmdir()
+    cohort = mimic4.read(folder)
+    assert [site.name for site in cohort.sites] == ["CSURG", "MED"]
+    assert ("icustays", "tables missing: sites are of services", 1) in cohort.account
+    with pytest.raises(DataError, match="lacks the table icustays"):
+        mimic4.read(folder, site_of="careunit")
+
+
 @pytest.mark.parametrize(
     ("table", "old", "new", "says"),
     [
@@ -188,7 +241,9 @@ def test_a_missing_table_and_a_wrong_option_are_named(folder):
     (folder / "hosp" / "d_icd_diagnoses.csv.gz").unlink()
     assert set(mimic4.read(folder).vocabularies[1].descriptions) == {""}
     (folder / "icu" / "icustays.csv.gz").unlink()
-    with pytest.raises(DataError, match=r"icu: lacks the table icustays; tried icustays\.csv"):
+    (folder / "hosp" / "services.csv.gz").unlink()
+    says = r"lacks the table icustays; tried icustays\.csv.*, here and in hosp, icu"
+    with pytest.raises(DataError, match=says):
         mimic4.read(folder)
     with pytest.raises(SettingsError, match="site-of: must be one of careunit, service"):
         mimic4.read(folder, site_of="ward")

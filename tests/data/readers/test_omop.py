@@ -206,7 +206,7 @@ def test_without_psycopg_the_error_says_what_to_install(monkeypatch):
     [
         ("CONDITION_OCCURRENCE", "2020-05-02", "secret", "condition_start_date must be a date"),
         ("PERSON", "person_id", "id", r"lacks the column\(s\) person_id"),
-        ("CONCEPT", None, None, "lacks the table concept"),
+        ("VISIT_OCCURRENCE", None, None, "lacks the table visit_occurrence"),
     ],
 )
 def test_what_is_malformed_is_named_and_not_quoted(table, old, new, says, cdm):
@@ -218,6 +218,17 @@ def test_what_is_malformed_is_named_and_not_quoted(table, old, new, says, cdm):
     with pytest.raises(DataError, match=says) as caught:
         omop.read(cdm, "north")
     assert "secret" not in str(caught.value)
+
+
+def test_names_are_missed_alone_and_ingredients_need_them(cdm):
+    named = omop.read(cdm, "north")
+    (cdm / "CONCEPT.csv").unlink()
+    bare = omop.read(cdm, "north")
+    assert cells_of(bare) == cells_of(named)
+    assert [set(v.descriptions) for v in bare.vocabularies] == [{""}, {""}]
+    assert ("concept", "tables missing: codes stay without description", 1) in bare.account
+    with pytest.raises(DataError, match="lacks the table concept"):
+        omop.read(cdm, "north", drugs=True)
 
 
 def test_a_place_that_is_no_source_is_named(tmp_path, cdm):

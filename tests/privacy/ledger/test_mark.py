@@ -155,7 +155,10 @@ def test_a_row_that_anybody_edits_is_found_in_the_next_check(folder, change, res
         connection.executescript(f"PRAGMA foreign_keys = OFF; {change}")
     if restored:
         os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-    if "newest" in change or "= 9; " in change:  # a chain that is cut off is whole, and says so
+    if "newest" in change or "= 9; " in change:  # a chain that is cut off is whole
+        with pytest.raises(StateError, match="knows of: it was set back"):
+            spent(folder)
+        mark_of(folder).unlink()
         assert spent(folder) == Tally() != before
         return
     with pytest.raises(StateError, match="damaged ledger"):
@@ -163,17 +166,41 @@ def test_a_row_that_anybody_edits_is_found_in_the_next_check(folder, change, res
 
 
 def test_a_mark_of_another_file_counts_for_nothing(folder, tmp_path, monkeypatch):
-    """Of a ledger that was restored from a copy, or replaced by another of the same length."""
+    """Of a ledger that was copied: it is read as a whole, and goes on."""
     work = Work(monkeypatch)
     filled(folder, 4)
-    copy = shutil.copytree(folder, tmp_path / "copy")
     spent(folder)
-    with Ledger(folder, create=False) as ledger:
-        charge(ledger, "since")
-        ledger.spent()
-    shutil.copy(copy / LEDGER, folder / LEDGER)
+    shutil.copy(folder / LEDGER, tmp_path / "copy")
+    (folder / LEDGER).unlink()
+    shutil.copy(tmp_path / "copy", folder / LEDGER)
+    (folder / LEDGER).chmod(0o600)
     assert work.of(folder)[0] == 4
+    assert work.of(folder)[0] == 0
     assert spent(folder) == Tally().plus([EVENT])
+
+
+@pytest.mark.parametrize("other", ["an older copy", "a new one", "one of the same length"])
+def test_a_ledger_that_was_set_back_is_refused(folder, tmp_path, other):
+    """Its budget would be what was left when the copy was made."""
+    filled(folder, 4)
+    older = shutil.copytree(folder, tmp_path / "older")
+    with Ledger(folder, create=False) as ledger:
+        ledger.spent()
+        charge(ledger, "since")
+    shutil.copytree(folder, tmp_path / "newer")
+    (folder / LEDGER).unlink()
+    if other == "an older copy":
+        shutil.copy(older / LEDGER, folder / LEDGER)
+    elif other == "one of the same length":
+        shutil.copy(filled(tmp_path / "same", 5) / LEDGER, folder / LEDGER)
+    with Ledger(folder) as ledger:
+        with pytest.raises(StateError, match="it was set back, or is another one"):
+            ledger.spent()
+        (problem,) = ledger.verify()
+        assert "set back" in problem
+    (folder / LEDGER).unlink()
+    shutil.copy(tmp_path / "newer" / LEDGER, folder / LEDGER)  # the newest copy
+    assert spent(folder) == Tally().plus([EVENT] * 2)
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", "null", "x" * 200_000, '{"said": {}}'])

@@ -1,0 +1,121 @@
+"""What options of `dpfact data` say of modes, sites and labels: ``NAME=...``, perhaps repeated."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dpfact_flower.cli.options import read_sizes
+from dpfact_flower.errors import SettingsError
+
+if TYPE_CHECKING:
+    from dpfact_flower.data.readers.event_tables import Columns, EventTable, LabelTable
+    from dpfact_flower.data.tables import Dialect
+    from dpfact_flower.data.vocabulary import Vocabulary
+
+# What each needs is imported inside it: `dpfact --help` must not wait for numba.
+# ruff: noqa: PLC0415
+
+
+def read_top(text: str) -> tuple[int | None, ...]:
+    """How many codes of each mode to keep; 0 is all."""
+    return tuple(size or None for size in read_sizes("--top", text))
+
+
+def read_named(option: str, values: Sequence[str] | None) -> dict[str, str]:
+    """What is given to each name by ``NAME=...``, in the order given."""
+    found: dict[str, str] = {}
+    for value in values or ():
+        name, _, given = value.partition("=")
+        if not name or not given:
+            raise SettingsError(f"{option}: need NAME=FILE, got {value!r}")
+        if name in found:
+            raise SettingsError(f"{option}: {name} is given twice")
+        found[name] = given
+    return found
+
+
+def read_files(option: str, values: Sequence[str] | None) -> dict[str, Path]:
+    """File of each name."""
+    return {name: Path(file) for name, file in read_named(option, values).items()}
+
+
+def read_lists(values: Sequence[str] | None, modes: Sequence[str]) -> list[Vocabulary] | None:
+    """Code lists of all modes, in their order; None where none is given."""
+    from dpfact_flower.data.vocabulary import load_codes
+
+    lists = read_files("--codes", values)
+    if not lists:
+        return None
+    if lists.keys() != set(modes):
+        raise SettingsError(
+            f"--codes: need a list for each of {', '.join(modes)}, got {', '.join(lists)}"
+        )
+    return [load_codes(lists[mode], mode) for mode in modes]
+
+
+def read_roll_ups(
+    values: Sequence[str] | None, modes: Sequence[str], default: str = "diagnoses"
+) -> dict[str, str]:
+    """How each mode is rolled up; what has no name is for the mode `default`."""
+    given = [value if value.partition("=")[2] else f"{default}={value}" for value in values or ()]
+    found = read_named("--roll-up", given)
+    if unknown := found.keys() - set(modes):
+        raise SettingsError(
+            f"--roll-up: no mode is named {', '.join(sorted(unknown))}; there are "
+            f"{', '.join(modes)}: write NAME=HOW"
+        )
+    return found
+
+
+def read_groups(values: Sequence[str] | None) -> dict[str, list[int]] | None:
+    """Numbers of the samples of each site."""
+    found = {}
+    for site, numbers in read_named("--group", values).items():
+        if not re.fullmatch(r"\d{1,6}(,\d{1,6})*", numbers):
+            raise SettingsError(f"--group: need SITE=1,2,3, got {site}={numbers!r}")
+        found[site] = [int(number) for number in numbers.split(",")]
+    return found or None
+
+
+def _with_keys(text: str, keys: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """``FILE,KEY=VALUE,...`` in parts; a comma before no known key belongs to what is before it."""
+    first, *others = re.split(rf",(?=(?:{'|'.join(keys)})=)", text)
+    pairs = (other.partition("=") for other in others)
+    return first, {key: value for key, _, value in pairs}
+
+
+def read_event_tables(
+    values: Sequence[str], columns: Columns, dialect: Dialect, time_format: str
+) -> dict[str, EventTable]:
+    """Event tables by mode, each with the columns that are its own."""
+    from dataclasses import replace
+
+    from dpfact_flower.data.readers.event_tables import EventTable
+
+    tables = {}
+    for mode, text in read_named("--mode", values).items():
+        pattern, own = _with_keys(text, [*columns.names])
+        path = Path(pattern)
+        files = [path]
+        if not path.exists() and any(mark in path.name for mark in "*?["):
+            files = sorted(path.parent.glob(path.name))
+            if not files:
+                raise SettingsError(f"--mode: no file of {mode} is named {pattern}")
+        tables[mode] = EventTable(files, replace(columns, **own), dialect, time_format)
+    return tables
+
+
+def read_labels(died: Path | None, others: Sequence[str] | None) -> dict[str, LabelTable]:
+    """Table of each label by its name."""
+    from dpfact_flower.data.readers.event_tables import LabelTable
+
+    found = {} if died is None else {"died": LabelTable(died)}
+    for name, given in read_named("--label", others).items():
+        if name in found:
+            raise SettingsError("--label: --labels names the table of died already")
+        file, own = _with_keys(given, ["column", "patient", "missing"])
+        found[name] = LabelTable(file, **{"column": name, **own})
+    return found
