@@ -34,8 +34,9 @@ def section(plan: Plan, results: Results) -> Section:
     done = [job for job in jobs(plan) if job in results]
     found = [(job.off, results[job].values) for job in done]
     parts: list[Any] = [
-        "`off` is the l2,1 weight relative to a site's data, `mu = off ||X|| / sqrt(R)`, so that "
-        f"one number means the same at sites of any size; it acts from half of the {_ROUNDS} "
+        "`off` is the l2,1 weight relative to a site's own model, `mu` over the length of an "
+        "average column of its patients' factor, so that one number means the same at sites of "
+        f"any size; it acts from half of the {_ROUNDS} "
         "rounds on. The paper chose one mu by hand for every unit. A column is off where it is "
         "exactly zero.",
     ]
