@@ -450,26 +450,29 @@ def test_repeats_refusals_and_last_rounds_read_nobody(worlds):
     for world in worlds:
         world.go_to(6)
     first = worlds[0].requests
+    shifted = tuple(kept + 1 for kept in first[5].selection)
+    dear = replace(PRIVACY, epsilon=1e4)
     asked = {
-        "a repeat of the last request": first[4],
-        "a repeat of an old one": first[1],
-        "a stale round": replace(first[3], anchors=initial_factors((6, 8), 4, 9)),
-        "another selection": replace(
-            first[5], selection=tuple(kept + 1 for kept in first[5].selection)
+        "a repeat of the last request": (first[4], "["),
+        "a repeat of an old one": (first[1], "["),
+        "a stale round": (
+            replace(first[3], anchors=initial_factors((6, 8), 4, 9)), "dpfact:message"
         ),
-        "other terms": replace(first[4], seed=9),
-        "the end, again": first[5],
-        "over the budget": replace(
-            first[1], job="other", privacy=replace(PRIVACY, epsilon=1e4)
+        "another selection": (replace(first[5], selection=shifted), "dpfact:message"),
+        "other terms": (replace(first[4], seed=9), "dpfact:message"),
+        "the end, again": (first[5], "["),
+        "over the budget": (
+            replace(first[1], job="other", privacy=dear), "dpfact:privacy-refused"
         ),
-        "nothing paid": replace(first[5], job="new"),
+        "nothing paid": (replace(first[5], job="new"), "dpfact:message"),
     }  # fmt: skip
-    for what, request in asked.items():
+    for what, (request, says) in asked.items():
         for world in worlds:
             world.requests = {0: request}
         answer = same(worlds, 0)
         assert not worlds[0].source.read_by_now, what
         assert answer.rows == 4, what
+        assert answer.reply.startswith(says), what
 
 
 @pytest.mark.parametrize("number", [1, 2, 4, 5])
