@@ -77,10 +77,14 @@ class Start:
         Non-negative, columns of norm 1.
     usage : ndarray of float64, shape (T, R)
         How much of each phenotype there is in each site's matrix, 0 or more.
+    stacked : ndarray of float64, shape (sum of I_n, R)
+        All modes' factors as they were fitted: ``stacked diag(usage_t) stacked^T`` is site t's
+        matrix off its diagonal.
     """
 
     factors: Factors
     usage: Floats
+    stacked: Floats
 
 
 def start_factors(
@@ -130,7 +134,7 @@ def start_factors(
         )  # fmt: skip
     parts = np.split(_none_lost(fitted, best).F + _LEAST, np.cumsum(sizes)[:-1])
     factors = tuple((part / np.linalg.norm(part, axis=0)).astype(np.float32) for part in parts)
-    return Start(factors, fitted.d)
+    return Start(factors, fitted.d, fitted.F)
 
 
 def usage_of(release: NDArray[Any], factors: Factors, sigma: float) -> tuple[Floats, Floats]:

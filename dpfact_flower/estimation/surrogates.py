@@ -1,0 +1,208 @@
+"""Surrogate patients: drawn at the server from what the noisy co-occurrences say of pairs.
+
+Factors that explain co-occurrences are not those that explain patients of few codes. In the former
+a phenotype's codes are spread out as they occur. In the latter most of a patient is a single cell
+or two, which a factor explains by the squares of its entries. Refinement gets from the one to the
+other, but takes tens of rounds, each of which is paid for. Fitting patients who do not exist is
+free, so it goes first.
+
+A surrogate has as many codes of each mode as patients typically have, which the masses of the
+blocks tell. Codes are drawn one after another, each given all that are there as if these were
+independent given it (naive Bayes): pairs then occur about as in the co-occurrences, and triples as
+pairs suggest. Of patients with many codes, who may have several phenotypes, pairs say too little,
+and there the factors of co-occurrences are good: no surrogates are drawn then.
+
+All of it is post-processing of what was released. docs/explanation/start.md has the figures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfact_flower.estimation.pair_fit import unpack
+from dpfact_flower.estimation.start import Start
+from dpfact_flower.tensor import Floats, SparseTensor
+
+_NUMBER = 20_000
+_FEW_CELLS = 4.0
+"""Cells of a typical patient up to which pairs say enough of them."""
+_THRESHOLD = 1.5
+"""Soft threshold on what the start leaves unexplained, in standard deviations of its noise."""
+_CHUNK = 2_000
+"""Surrogates that are drawn at a time: so many times the number of codes in memory."""
+_MOST_CELLS, _MOST_CODES = 64, 8
+"""Of one surrogate: cells in all, and codes of one mode."""
+_SETTLING = 50
+_TINY = 1e-12
+
+
+def surrogates_of(
+    releases: Sequence[NDArray[Any]], start: Start, sigma: float, cross: float,
+    rng: np.random.Generator,
+) -> SparseTensor | None:  # fmt: skip
+    """Patients like those that the sites' co-occurrences are of; None where pairs say too little.
+
+    Where the start explains pairs there is no noise to follow, and what it leaves counts as far as
+    it stands out: pairs are the model's, and the residuals behind a soft threshold.
+
+    Parameters
+    ----------
+    releases : sequence of ndarray, one per site
+        As `start` was made of.
+    start : Start
+    sigma : float
+        Standard deviation of the noise on each released value.
+    cross : float
+        Weight of a block of two modes relative to that of one.
+    rng : numpy.random.Generator
+    """
+    sizes = [len(factor) for factor in start.factors]
+    total = unpack(releases, sum(sizes)).sum(axis=1, dtype=np.float64)
+    counts = code_counts(total, sizes, cross)
+    if math.prod(counts) > _FEW_CELLS:
+        return None
+    noise = sigma * math.sqrt(len(releases) / 2)
+    model = np.einsum("jr,kr->jk", start.stacked * start.usage.sum(axis=0), start.stacked)
+    found = surrogate_patients(likely_pairs(total, model, noise), counts, sizes, _NUMBER, rng)
+    return found if found.nnz else None
+
+
+def likely_pairs(total: Floats, model: Floats, noise: float) -> Floats:
+    """How often codes go together: a model, and what stands out of the noise beside it.
+
+    Parameters
+    ----------
+    total, model : ndarray, shape (codes, codes)
+        Symmetric.
+    noise : float
+        Standard deviation of the noise on an entry of `total`.
+
+    Returns
+    -------
+    ndarray of float64, shape (codes, codes)
+        At least 0, zeros on the diagonal.
+    """
+    rest = total - model
+    pairs = model + np.sign(rest) * np.maximum(np.abs(rest) - _THRESHOLD * noise, 0)
+    np.fill_diagonal(pairs, 0)
+    return np.asarray(np.maximum(pairs, 0))
+
+
+def surrogate_patients(
+    pairs: Floats, counts: Sequence[float], sizes: Sequence[int], number: int,
+    rng: np.random.Generator,
+) -> SparseTensor:  # fmt: skip
+    """Draw patients whose pairs of codes occur as told.
+
+    Parameters
+    ----------
+    pairs : ndarray, shape (codes, codes)
+        Symmetric, at least 0, zeros on the diagonal: how often codes of all modes go together.
+    counts : sequence of float
+        Mean number of codes of each mode that a patient has, 1 or more, as from `code_counts`.
+    sizes : sequence of int
+        Number of codes of each mode.
+    number : int
+    rng : numpy.random.Generator
+
+    Returns
+    -------
+    SparseTensor
+        Of values 1: each patient's codes of the modes in all combinations. Patients that no pair
+        leads to a code of every mode have no cells.
+    """
+    offsets = np.cumsum([0, *sizes])
+    frequency, given = _conditionals(pairs, offsets)
+    most = max(1, min(_MOST_CODES, math.floor(_MOST_CELLS ** (1 / len(sizes)) + _TINY)))
+    found = []
+    for first in range(0, number, _CHUNK):
+        size = min(_CHUNK, number - first)
+        codes = _drawn(frequency, given, offsets, counts, most, size, rng)
+        cells = _cells(codes)
+        cells[:, 0] += first
+        found.append(cells)
+    index = np.concatenate(found)
+    return SparseTensor.from_coo(index, np.ones(len(index)), (number, *sizes))
+
+
+def code_counts(total: NDArray[Any], sizes: Sequence[int], cross: float) -> list[float]:
+    """Mean number of codes of each mode of a patient, from the masses of co-occurrences' blocks.
+
+    A patient with k_n codes of each mode in all combinations has a block of two modes of mass
+    ``cross sqrt(k_m k_n)`` and one of mode n alone of mass ``sqrt(k_n (k_n - 1) / 2)``, whatever
+    they are scaled by together. So ``k_n = 1 + 2 (cross q)^2 k_m`` with q their quotient.
+
+    Parameters
+    ----------
+    total : ndarray, shape (codes, codes)
+        Noisy co-occurrences of all sites: sums over many pairs have little noise.
+    sizes : sequence of int
+    cross : float
+        Weight of a block of two modes relative to that of one.
+
+    Returns
+    -------
+    list of float
+        From 1 to `_MOST_CODES`.
+    """
+    bounds = np.cumsum([0, *sizes])
+    blocks = [slice(*each) for each in pairwise(bounds)]
+    mass = np.array([[float(total[a, b].sum(dtype=np.float64)) for b in blocks] for a in blocks])
+    alone, counts = np.diag(mass) / 2, np.ones(len(sizes))
+    quotients = np.maximum(alone[:, None] / np.maximum(mass, _TINY), 0)
+    others = ~np.eye(len(sizes), dtype=bool)
+    for _ in range(_SETTLING):
+        codes = 1 + 2 * np.square(cross * quotients) * counts[None, :]
+        counts = np.array([row[other].mean() for row, other in zip(codes, others, strict=True)])
+        counts = np.minimum(counts, _MOST_CODES)
+    return [float(count) for count in counts]
+
+
+def _conditionals(
+    pairs: Floats, offsets: NDArray[Any]
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """How frequent codes are, by their pairs with other modes; and P(row's code | column's)."""
+    given = np.array(pairs, np.float64)
+    frequency = np.zeros(len(given))
+    for begin, end in pairwise(offsets):
+        sums = given[begin:end].sum(axis=0)
+        frequency += sums
+        frequency[begin:end] -= sums[begin:end]
+        given[begin:end] /= np.maximum(sums, _TINY)
+    return frequency.astype(np.float32), given.astype(np.float32)
+
+
+def _drawn(
+    frequency: NDArray[np.float32], given: NDArray[np.float32], offsets: NDArray[Any],
+    counts: Sequence[float], most: int, number: int, rng: np.random.Generator,
+) -> list[NDArray[np.int64]]:  # fmt: skip
+    """Codes of each mode, (number, most) each, -1 where there are no more."""
+    score = np.tile(frequency, (number, 1))
+    codes = [np.full((number, most), -1, np.int64) for _ in counts]
+    wanted = [1 + rng.poisson(count - 1, number) for count in counts]
+    for place in range(most):
+        for mode, (begin, end) in enumerate(pairwise(offsets)):
+            who = np.flatnonzero(wanted[mode] > place)
+            sums = np.cumsum(score[who, begin:end], axis=1, dtype=np.float64)
+            drawn = (sums <= (rng.random(len(who)) * sums[:, -1])[:, None]).sum(axis=1)
+            possible = sums[:, -1] > 0
+            who, drawn = who[possible], np.minimum(drawn[possible], end - begin - 1)
+            codes[mode][who, place] = drawn
+            score[who] *= given[begin + drawn]
+    return codes
+
+
+def _cells(codes: list[NDArray[np.int64]]) -> NDArray[np.int64]:
+    """Patient, then a code of each mode: all combinations of each patient's."""
+    number, most = codes[0].shape
+    places = np.indices((most,) * len(codes)).reshape(len(codes), -1)
+    columns = [each[:, place] for each, place in zip(codes, places, strict=True)]
+    patients = np.broadcast_to(np.arange(number)[:, None], columns[0].shape)
+    index = np.stack([patients, *columns], axis=-1).reshape(-1, len(codes) + 1)
+    return np.asarray(index[(index >= 0).all(axis=1)])

@@ -1,0 +1,142 @@
+"""Surrogate patients: how many codes they have, and that codes go together as told."""
+
+import itertools
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from dpfact_flower.estimation.pair_fit import unpack
+from dpfact_flower.estimation.start import start_factors
+from dpfact_flower.estimation.surrogates import (
+    code_counts,
+    likely_pairs,
+    surrogate_patients,
+    surrogates_of,
+)
+from dpfact_flower.privacy.patient.pairs import CROSS
+from dpfact_flower.privacy.patient.statistics import cooccurrence
+from dpfact_flower.tensor import SparseTensor
+
+SIGMA = 1e-3
+
+
+def patients(codes, sizes, number=200, seed=0):
+    """Patients with so many codes of each mode, in all combinations."""
+    rng = np.random.default_rng(seed)
+    cells = [
+        (patient, *cell)
+        for patient in range(number)
+        for cell in itertools.product(
+            *(rng.choice(size, count, replace=False) for size, count in zip(sizes, codes))
+        )
+    ]
+    return SparseTensor.from_coo(np.array(cells), np.ones(len(cells)), (number, *sizes))
+
+
+def released(tensor):
+    bounded = cooccurrence(tensor, sigma=SIGMA)
+    return (bounded.total * bounded.grid).astype(np.float32)
+
+
+@pytest.mark.parametrize("codes", [(1, 1), (1, 2), (2, 3), (3, 3), (1, 2, 1), (2, 2, 3)])
+def test_counts_are_those_of_patients_who_are_all_alike(codes):
+    sizes = (7, 9, 8)[: len(codes)]
+    total = unpack([released(patients(codes, sizes))], sum(sizes))[:, 0]
+    # Truncation takes less than a grid's unit off each pair of a patient.
+    np.testing.assert_allclose(code_counts(total, sizes, CROSS), codes, rtol=1e-2)
+
+
+def symmetric(sizes, rng):
+    codes = sum(sizes)
+    pairs = np.triu(rng.random((codes, codes)) * (rng.random((codes, codes)) < 0.7), 1)
+    return pairs + pairs.T
+
+
+def reference(pairs, sizes, first):
+    """Chance of each (code of mode 0, code of mode 1, another of mode 1), by the book."""
+    begin = {0: range(first), 1: range(first, len(pairs))}
+    other = {c: begin[0] if c >= first else begin[1] for c in range(len(pairs))}
+    frequency = {c: sum(pairs[k, c] for k in other[c]) for c in other}
+
+    def given(k, c):  # P(k | c) among the codes of k's mode
+        among = sum(pairs[j, c] for j in begin[int(k >= first)])
+        return pairs[k, c] / among if among else 0.0
+
+    def shares(scores):
+        whole = sum(scores.values())
+        return {c: score / whole for c, score in scores.items()} if whole else {}
+
+    found = {}
+    for p, of_p in shares({c: frequency[c] for c in begin[0]}).items():
+        for s, of_s in shares({c: frequency[c] * given(p, c) for c in begin[1]}).items():
+            thirds = {c: frequency[c] * given(p, c) * given(s, c) for c in begin[1]}
+            for t, of_t in shares(thirds).items():
+                found[p, s, t] = of_p * of_s * of_t
+    return found
+
+
+def test_codes_are_drawn_as_the_slow_reference_says():
+    sizes, number = (3, 4), 60_000
+    pairs = symmetric(sizes, np.random.default_rng(3))
+    chances = reference(pairs, sizes, sizes[0])
+    drawn = surrogate_patients(pairs, (1.0, 1.3), sizes, number, np.random.default_rng(4))
+    per_patient = {}
+    for patient, p, s in drawn.indices:
+        per_patient.setdefault(int(patient), []).append((int(p), int(s) + sizes[0]))
+    found = Counter(
+        (cells[0][0], frozenset(s for _, s in cells))
+        for cells in per_patient.values()
+        if len(cells) == 2
+    )
+    among, expected = sum(found.values()), Counter()
+    for (p, s, t), chance in chances.items():
+        expected[p, frozenset((s, t))] += chance
+    whole = sum(expected.values())  # less than 1 where no second code goes with the first two
+    assert among > 5_000
+    assert set(found) <= {key for key, chance in expected.items() if chance > 0}
+    for key, chance in expected.items():
+        chance /= whole
+        spread = math.sqrt(among * chance * (1 - chance))
+        assert abs(found[key] - among * chance) <= 5 * spread + 1, key
+
+
+def test_pairs_of_two_modes_occur_as_told():
+    sizes, number = (5, 6), 40_000
+    pairs = symmetric(sizes, np.random.default_rng(5))
+    drawn = surrogate_patients(pairs, (1.0, 1.0), sizes, number, np.random.default_rng(6))
+    assert drawn.nnz == number
+    found = np.zeros(sizes)
+    np.add.at(found, tuple(drawn.indices[:, 1:].T), 1)
+    chance = pairs[: sizes[0], sizes[0] :] / pairs[: sizes[0], sizes[0] :].sum()
+    spread = np.sqrt(number * chance * (1 - chance))
+    assert (np.abs(found - number * chance) <= 5 * spread).all()
+
+
+def test_a_model_stands_for_pairs_and_the_rest_counts_as_far_as_it_stands_out():
+    model = np.full((3, 3), 2.0)
+    total = np.array([[9.0, 2.5, 8.0], [2.5, 9.0, -7.0], [8.0, -7.0, 9.0]])
+    found = likely_pairs(total, model, 1.0)
+    np.testing.assert_allclose(found, [[0, 2, 6.5], [2, 0, 0], [6.5, 0, 0]])
+
+
+def made(tensor, sizes, sigma=SIGMA):
+    releases = [released(tensor)]
+    start = start_factors(releases, sizes, 2, sigma, np.random.default_rng(1))
+    return surrogates_of(releases, start, sigma, CROSS, np.random.default_rng(2))
+
+
+def test_surrogates_are_drawn_where_patients_have_few_codes_alone():
+    sizes = (7, 9)
+    assert made(patients((2, 3), sizes), sizes) is None
+    found = made(patients((1, 2), sizes), sizes)
+    assert found is not None
+    assert found.feature_shape == sizes
+    np.testing.assert_array_equal(found.indices, made(patients((1, 2), sizes), sizes).indices)
+
+
+def test_nothing_is_drawn_of_nothing():
+    sizes = (3, 4)
+    drawn = surrogate_patients(np.zeros((7, 7)), (1.0, 2.0), sizes, 10, np.random.default_rng(1))
+    assert drawn.nnz == 0
