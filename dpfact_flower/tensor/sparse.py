@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dpfact_flower.errors import DataError
 from dpfact_flower.machine.files import replacing
-from dpfact_flower.machine.npy import load_npz
+from dpfact_flower.machine.npy import load_npz, save_npz
 from dpfact_flower.tensor import frostt
 from dpfact_flower.tensor.arrays import Weights
 
@@ -255,8 +255,9 @@ class SparseTensor:
     def save(self, path: str | Path) -> None:
         """Write `indices`, `values` and `shape` to a compressed .npz file, for its owner alone."""
         with replacing(Path(path)) as file:
-            np.savez_compressed(
-                file, indices=self.indices, values=self.values, shape=np.array(self.shape)
+            save_npz(
+                file,
+                {"indices": self.indices, "values": self.values, "shape": np.array(self.shape)},
             )
 
     @classmethod

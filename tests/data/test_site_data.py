@@ -5,6 +5,7 @@ import logging
 import numpy as np
 import pytest
 
+from dpfact_flower.data import site_data
 from dpfact_flower.data.site_data import Cohort, SiteData, Truth, site_files
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError
@@ -84,11 +85,11 @@ def test_a_failed_save_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
     make_site().save(path)
     before = path.read_bytes()
 
-    def broken(file, **_):
+    def broken(file, _):
         file.write(b"half")
         raise OSError("disk full")
 
-    monkeypatch.setattr(np, "savez_compressed", broken)
+    monkeypatch.setattr(site_data, "save_npz", broken)
     with pytest.raises(OSError, match="disk full"):
         make_site(labels=None).save(path)
     assert path.read_bytes() == before

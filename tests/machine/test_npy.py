@@ -193,3 +193,24 @@ def test_a_member_packed_otherwise_or_of_no_array_is_refused(tmp_path):
             archive.writestr(name, content)
         with pytest.raises(DataError, match=r"not a readable \.npz file"):
             npy.load_npz(path, ["a"])
+
+
+def test_what_is_saved_is_what_numpy_saves_and_reads(tmp_path):
+    arrays = {
+        "indices": np.arange(300_000, dtype=np.int32).reshape(-1, 3) // 7,
+        "texts": np.array(["zero", "ä"]), "name": np.array("north"), "none": np.zeros((0, 2)),
+    }  # fmt: skip
+    for name in ("one.npz", "two.npz"):
+        with (tmp_path / name).open("wb") as file:
+            npy.save_npz(file, arrays)
+    assert (tmp_path / "one.npz").read_bytes() == (tmp_path / "two.npz").read_bytes()
+    with np.load(tmp_path / "one.npz") as read:
+        assert read.files == [*arrays]
+        for name, array in npy.load_npz(tmp_path / "one.npz", [*arrays]).items():
+            np.testing.assert_array_equal(array, arrays[name], strict=True)
+            np.testing.assert_array_equal(read[name], array, strict=True)
+    with zipfile.ZipFile(tmp_path / "one.npz") as archive:
+        packed = archive.getinfo("indices.npy")
+        assert packed.compress_size < packed.file_size / 4
+    with pytest.raises(ValueError, match="allow_pickle"), (tmp_path / "x").open("wb") as file:
+        npy.save_npz(file, {"objects": np.array([None])})
