@@ -147,8 +147,8 @@ def test_what_may_stop_a_run_later_is_warned_of(caplog):
     said = [record.getMessage() for record in caplog.records]
     assert said == [
         "preflight: south (node 3) has version 0.0.9 of dpfact-flower, here 0.1.0",
-        "preflight: south (node 3) took 41 s to answer a question that costs no computing: beyond "
-        "30 s Flower starts processes twice",
+        "preflight: south (node 3) took 41 s to answer a question that costs no computing: its "
+        "reply-after, or a machine on which, beyond 30 s, Flower starts processes twice",
         "preflight: south (node 3): its clock is 130 s behind; use NTP",
         "preflight: east (node 4): its clock is 7 s ahead; use NTP",
         "preflight: 3 site(s) ready",

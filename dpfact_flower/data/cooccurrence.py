@@ -203,6 +203,11 @@ def build_cohort(
             "--window too short, or is a code list another hospital's?"
         )
     _assign_sites(connection, min_patients, keep_empty)
+    connection.execute(  # in order, so that a site's are found without looking at all others
+        """CREATE OR REPLACE TEMP TABLE cells AS
+           SELECT site, position, cells.* EXCLUDE patient FROM cells JOIN members USING (patient)
+           ORDER BY site"""
+    )
     sites = [
         _site(connection, site, vocabularies, labels)
         for (site,) in connection.execute(
@@ -369,8 +374,7 @@ def _site(
     # Sorted by DuckDB, which spills to disk, and in the tensor's own types.
     cells = connection.execute(
         f"SELECT {', '.join(f'{column}::INTEGER AS {column}' for column in columns)}, "
-        "count::FLOAT AS count FROM cells JOIN members USING (patient) "
-        f"WHERE site = $site ORDER BY {', '.join(columns)}",
+        f"count::FLOAT AS count FROM cells WHERE site = $site ORDER BY {', '.join(columns)}",
         {"site": site},
     ).fetchnumpy()
     indices = np.empty((len(cells["count"]), len(columns)), np.int32)

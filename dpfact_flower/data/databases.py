@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpfact_flower.data.events import note
 from dpfact_flower.data.tables import (
@@ -33,6 +33,7 @@ from dpfact_flower.data.tables import (
 from dpfact_flower.errors import DataError, MissingDependencyError, shown
 
 if TYPE_CHECKING:
+    import psycopg
     from duckdb import DuckDBPyConnection as Connection
 
 _URL = re.compile(r"postgres(ql)?://", re.IGNORECASE)
@@ -277,7 +278,7 @@ class _SQLite(Source):
 
 
 class _Postgres(Source):
-    def __init__(self, database: object, schema: str) -> None:
+    def __init__(self, database: psycopg.Connection[Any], schema: str) -> None:
         self._database, self._schema = database, schema
 
     def has(self, table: str) -> bool:
@@ -291,7 +292,7 @@ class _Postgres(Source):
         place = f"{quoted(self._schema)}.{quoted(found[''])}"
         query = f"SELECT {select} FROM {place} WHERE {table.there}"
         with _spilled(connection, table.name) as path:
-            with self._database.cursor() as cursor, path.open("wb") as file:  # type: ignore[attr-defined]
+            with self._database.cursor() as cursor, path.open("wb") as file:
                 cursor.execute("SELECT set_config('search_path', %s, true)", [self._schema])
                 with cursor.copy(f"COPY ({query}) TO STDOUT (FORMAT csv, HEADER)") as rows:
                     for block in rows:
@@ -301,7 +302,7 @@ class _Postgres(Source):
 
     def _columns(self, table: str) -> dict[str, str]:
         """Name of each column by its name in lower case; and under "" that of the table."""
-        with self._database.cursor() as cursor:  # type: ignore[attr-defined]
+        with self._database.cursor() as cursor:
             cursor.execute(
                 """SELECT column_name, table_name FROM information_schema.columns
                    WHERE table_schema = %s AND lower(table_name) = lower(%s)""",

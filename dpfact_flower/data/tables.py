@@ -28,11 +28,6 @@ from dpfact_flower.errors import DataError, MissingDependencyError, SettingsErro
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection as Connection
 
-__all__ = [
-    "MEMORY", "Dialect", "connect", "count_rows", "find_files", "find_table", "literal",
-    "load_table", "quoted", "read_header", "refuse_rows", "table_files",
-]  # fmt: skip
-
 logger = logging.getLogger(__name__)
 
 _COLUMN = re.compile(r"[^\W\d].*|_.*|", re.DOTALL)

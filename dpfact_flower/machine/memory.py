@@ -44,6 +44,13 @@ def offer_to_be_ended() -> None:
         _FIRST.write_text("1000", encoding="ascii")
 
 
+def leave_no_dump() -> None:
+    """Have no file of this process's memory, nor of those it starts, where one breaks down."""
+    with suppress(AttributeError, ValueError, OSError):
+        _, most = resource.getrlimit(resource.RLIMIT_CORE)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, most))
+
+
 def _group_limits() -> Iterator[int]:
     """What each control group that the process is in allows: its own and all above it."""
     with suppress(OSError):

@@ -24,6 +24,7 @@ from typing import Protocol
 
 from dpfact_flower.errors import MissingDependencyError, SettingsError
 from dpfact_flower.machine.files import private_folder
+from dpfact_flower.machine.memory import leave_no_dump
 from dpfact_flower.machine.quiet import quietly, without_proxies
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.check import FLOWER, MACHINE_CODE, other_flower
@@ -78,6 +79,7 @@ def execute(config: Path, secret: Path, port: int, host: str = "127.0.0.1") -> N
     refuse_other_flower()
     state = Path(SiteSettings.from_config(read_node_config(config)).state_dir)
     os.umask(0o077)
+    leave_no_dump()
     private_folder(state / MACHINE_CODE)
     environment = _environment(state)
     os.environ.clear()

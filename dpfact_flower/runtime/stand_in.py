@@ -16,15 +16,14 @@ from typing import NamedTuple, Self
 
 from flwr.app import Error, Message
 
-from dpfact_flower.errors import RoundFailedError
+from dpfact_flower.errors import MessageError, RoundFailedError
 from dpfact_flower.runtime.supernode import Claimed, Noted, Work
 from dpfact_flower.site.disclosure import public_reason
 from dpfact_flower.site.hold import Hold
 from dpfact_flower.wire.records import CLIENT_APP_RAISED
 
-_MOST = 2**15
-"""Bytes of a note, which a pipe takes without a reader. A message with names that are longer gets
-no stand-in: how long they are is the server's choice."""
+_MOST = 2**12
+"""Bytes of a note, which every pipe takes without a reader."""
 _SENDING = b"sending"
 
 _logger = logging.getLogger(__name__)
@@ -77,9 +76,18 @@ class Notes:
         self._handle = handle
 
     def answering(self, work: Work, came_in: float, reply_after: float) -> None:
-        """Note what is going to be answered; before anything is looked at."""
+        """Note what is going to be answered; before anything is looked at.
+
+        Raises
+        ------
+        MessageError
+            If the message has names that are too long for a note: else it would be the server's
+            choice whether anybody answers for this process.
+        """
         line = Due(work.noted(), came_in, reply_after).to_bytes()
-        if self._handle is not None and len(line) <= _MOST:
+        if len(line) > _MOST:
+            raise MessageError(f"message: names of {len(line):,} bytes; the limit is {_MOST:,}")
+        if self._handle is not None:
             os.write(self._handle, line)
 
     def sending(self) -> None:

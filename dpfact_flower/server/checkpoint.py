@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dpfact_flower.errors import DataError, StateError
-from dpfact_flower.machine.files import replacing
+from dpfact_flower.machine.files import disk_errors, replacing
 from dpfact_flower.machine.npy import load_npz
 from dpfact_flower.machine.parsed import from_json
 from dpfact_flower.server.history import RoundRecord, read_lines
@@ -67,8 +67,10 @@ class Checkpoint:
         Raises
         ------
         StateError
-            If it is damaged.
+            If it is damaged, or may not be read.
         """
+        with disk_errors(path):
+            path.open("rb").close()
         try:
             arrays = load_npz(path, ["meta", "history"])
             meta = from_json(str(arrays.pop("meta")))

@@ -124,7 +124,8 @@ class Coordinator:
         self.durable = durable
         self.rule.check_sites(max(self.run.sites, self.run.min_sites))
         if self.run_dir is not None:
-            self.run_dir.mkdir(parents=True, exist_ok=True)
+            with disk_errors(self.run_dir):
+                self.run_dir.mkdir(parents=True, exist_ok=True)
             self._history = History(self.run_dir, durable=durable)
             self._open(self.run_dir / CHECKPOINT, resume=resume)
         if not self.run.job:

@@ -77,7 +77,8 @@ class Readiness:
         if self.seconds > _SLOW_SECONDS:
             found.append(
                 f"{self.who} took {self.seconds:.0f} s to answer a question that costs no "
-                f"computing: beyond {_SLOW_SECONDS:g} s Flower starts processes twice"
+                f"computing: its reply-after, or a machine on which, beyond {_SLOW_SECONDS:g} s, "
+                "Flower starts processes twice"
             )
         if abs(self.clock) > _CLOCK_SECONDS:
             side = "ahead" if self.clock > 0 else "behind"

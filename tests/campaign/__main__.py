@@ -32,10 +32,12 @@ def main() -> int:
     logging.disable(logging.CRITICAL)
     began, many, done = time.perf_counter(), asked.real or asked.scenarios, []
     seeds = range(asked.seed, asked.seed + many)
-    with suppress(KeyboardInterrupt):  # then of what is done
-        for outcome in _real(seeds) if asked.real else _simulated(seeds):
-            done.append(outcome)
-    print(real_table(seeds, done) if asked.real else table(done))
+    try:
+        with suppress(KeyboardInterrupt):  # then of what is done
+            for outcome in _real(seeds) if asked.real else _simulated(seeds):
+                done.append(outcome)
+    finally:
+        print(real_table(seeds, done) if asked.real else table(done))
     bad = sum(bool(outcome.problems) for outcome in done)
     print(f"{len(done)} scenarios in {time.perf_counter() - began:.0f} s; {bad} with problems")
     return 1 if bad else 0
@@ -55,11 +57,8 @@ def _real(seeds: Iterable[int]) -> Iterator[Outcome]:
             scenario, began = drawn_real(seed), time.perf_counter()
             print(f"seed {seed}: {scenario.mode}, {scenario.words}", flush=True)
             outcome = carry_out_real(scenario, made, folder)
-            print(
-                f"  {outcome.end}, {outcome.starts} start(s), {outcome.unused} unused; "
-                f"{time.perf_counter() - began:.0f} s",
-                flush=True,
-            )
+            seconds = f"{time.perf_counter() - began:.0f} s"
+            print(f"  {_row(seed, outcome)}\n  {seconds}", flush=True)
             yield _told(seed, outcome)
 
 
@@ -73,13 +72,15 @@ def real_table(seeds: Iterable[int], done: Iterable[Outcome]) -> str:
     """One line for each run between real processes."""
     heads = ("seed", "what happened", "how the run ended", "gone on with", "charged, not used")
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    for seed, outcome in zip(seeds, done, strict=False):
-        happened = "; ".join(outcome.happened) or "nothing: it was over before"
-        end = f"{outcome.end}: {outcome.why}" if outcome.why else outcome.end
-        again = "" if outcome.starts == 1 else "PROBLEMS" if outcome.problems else "finished"
-        words = (f"{seed}, {drawn_real(seed).mode}", happened, end, again, outcome.unused)
-        lines.append(f"| {' | '.join(map(str, words))} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, *(_row(*each) for each in zip(seeds, done, strict=False))])
+
+
+def _row(seed: int, outcome: Outcome) -> str:
+    happened = "; ".join(outcome.happened) or "nothing: it was over before"
+    end = f"{outcome.end}: {outcome.why}" if outcome.why else outcome.end
+    again = "" if outcome.starts == 1 else "PROBLEMS" if outcome.problems else "finished"
+    words = (f"{seed}, {drawn_real(seed).mode}", happened, end, again, outcome.unused)
+    return f"| {' | '.join(map(str, words))} |"
 
 
 def table(done: Iterable[Outcome]) -> str:

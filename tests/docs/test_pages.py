@@ -99,6 +99,8 @@ NOT_RUN = {
     ("docs/how-to/existing-flower.md", "flwr run "): "tests/runtime/test_runtimes.py runs Flower's "
     "simulation; here it would once more",
     ("docs/how-to/deploy.md", "sudo useradd"): DEPLOYED,
+    ("docs/how-to/deploy.md", "sudo python3 "): INSTALLS,
+    ("docs/how-to/deploy.md", "sudo /opt/dpfact/bin/pip "): INSTALLS,
     ("docs/how-to/deploy.md", "sudo systemctl"): DEPLOYED,
     ("docs/how-to/deploy.md", "flwr supernode "): DEPLOYED,
     ("docs/how-to/deploy.md", "curl "): DEPLOYED,

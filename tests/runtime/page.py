@@ -117,7 +117,7 @@ class Hospital:
         work = self.folder.with_name(f"{self.name}-work")
         work.mkdir()
         work.joinpath("ca.crt").write_bytes(authority.read_bytes())
-        for sign in ("useradd", "ssh-keygen -q"):
+        for sign in ("useradd --system dpfact-node", "ssh-keygen -q"):
             lines = [line for line in block_with(sign).splitlines() if "useradd" not in line]
             command = ["sh", "-ec", self.text("\n".join(lines))]
             subprocess.run(command, cwd=work, check=True, capture_output=True)

@@ -81,6 +81,14 @@ def test_the_data_and_the_network_are_two_containers():
     assert only in node["networks"]
 
 
+def test_the_patients_memory_goes_to_no_disk():
+    """Neither where it is short nor where a process breaks down."""
+    made, unit = composed("hospital")["services"]["site"], block_with("User=dpfact-site\n")
+    assert made["memswap_limit"] == made["mem_limit"]
+    assert made["ulimits"] == {"core": 0}
+    assert {"MemorySwapMax=0", "LimitCORE=0", "OOMPolicy=continue"} < set(unit.split())
+
+
 def test_each_image_is_a_stage_that_starts_an_installed_command():
     for (file, service), unit in UNITS.items():
         image = composed(file)["services"][service]["image"].removeprefix("dpfact-")

@@ -1,6 +1,7 @@
 """The hospital's own executor without a SuperNode; `test_secure_deployment` has one."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -48,9 +49,12 @@ def secret(tmp_path):
 def unchanged():
     """What an executor changes in its own process."""
     environment, mask = dict(os.environ), os.umask(0o022)
+    dump = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (dump[1], dump[1]))
     handler = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, handler)
+    resource.setrlimit(resource.RLIMIT_CORE, dump)
     os.environ.clear()
     os.environ.update(environment)
     os.umask(mask)
@@ -96,6 +100,7 @@ def test_it_starts_with_no_telemetry_no_proxy_and_folders_of_its_own(
     assert seen["NUMBA_CACHE_DIR"] == str(folder)
     assert folder.stat().st_mode & 0o777 == 0o700
     assert folder.parent.stat().st_mode & 0o777 == 0o700
+    assert resource.getrlimit(resource.RLIMIT_CORE)[0] == 0  # which would hold the patients
 
 
 def test_each_message_gets_a_process_and_none_starts_before_the_last_has_ended(monkeypatch):

@@ -96,16 +96,16 @@ def assert_paid(out: Path) -> None:
         assert paid == {n: plan[n] for n in plan if (site, n) in answered}
 
 
-def test_paper_mode_on_arrival_pays_as_planned_and_seeded_gives_the_bits_of_a_run_in_step(
+def test_paper_mode_on_arrival_pays_as_planned_and_repeats_itself_with_seeded_noise(
     cohort_folder, tmp_path
 ):
-    config = {**PAPER, "data": str(cohort_folder)}
-    expected = read_model(federate({**config, "out": str(tmp_path / "step")}))[0]
-    out = federate({**config, "pace": "on-arrival", "out": str(tmp_path / "arriving")})
-    assert_same(out, expected)
-    assert_arrived(out, rounds=PAPER["rounds"])
-    assert_paid(out)
-    assert charges(tmp_path / "arriving.sites") == charges(tmp_path / "step.sites")
+    """Not the bits of a run in step: with a step of its own the way there matters."""
+    config = {**PAPER, "pace": "on-arrival", "job": "j", "data": str(cohort_folder)}
+    outs = [federate({**config, "out": str(tmp_path / name)}) for name in ("one", "two")]
+    assert_same(outs[1], read_model(outs[0])[0])
+    for out in outs:
+        assert_arrived(out, rounds=PAPER["rounds"])
+        assert_paid(out)
 
 
 @pytest.mark.slow

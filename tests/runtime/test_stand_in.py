@@ -56,6 +56,16 @@ def work(monkeypatch):
     return Work(message, {}, Context(7, 11, {}, RecordDict(), {}), None)
 
 
+@pytest.fixture
+def config(tmp_path):
+    config = tmp_path / "north.toml"
+    config.write_text(
+        f'site = "north"\ndata-path = "{tmp_path}/n.npz"\nstate-dir = "{tmp_path}/state"\n'
+        'allow-privacy = "patient"\nmax-epsilon = 1.0\nreply-after = 3.0\n'
+    )
+    return config
+
+
 def noted(work, *, sending=False, came_in=0.0, reply_after=0.0) -> bytes:
     out, handle = os.pipe()
     notes = Notes(handle)
@@ -101,24 +111,21 @@ def test_nothing_is_said_once_the_supernode_may_have_the_reply(sent, work):
     assert len(sent) == 1
 
 
-def test_a_note_never_fills_its_pipe(work):
-    """Names are the server's choice, and nobody reads while the process runs."""
-    message = Message(RecordDict({}), 11, "train", group_id="x" * 100_000)
-    assert noted(Work(message, {}, work._context, None)) == b""
+def test_a_message_that_is_too_long_to_be_noted_is_refused(work, config, monkeypatch):
+    """Names are the server's choice: it must not choose that nobody answers for a process."""
+    message = Message(RecordDict({}), 11, "train", group_id="x" * 5000)
+    monkeypatch.setattr(clientapp, "app", None)
+    reply = clientapp.answer(Work(message, {}, work._context, None), config)
+    assert reply.error.reason.startswith("dpfact:message")
 
 
-def test_a_note_is_made_before_the_app_is_asked(work, tmp_path, monkeypatch):
+def test_a_note_is_made_before_the_app_is_asked(work, config, monkeypatch):
     order = []
 
     class Watched(Notes):
         def answering(self, work, came_in, reply_after):
             order.append(("noted", reply_after))
 
-    config = tmp_path / "north.toml"
-    config.write_text(
-        f'site = "north"\ndata-path = "{tmp_path}/n.npz"\nstate-dir = "{tmp_path}/state"\n'
-        'allow-privacy = "patient"\nmax-epsilon = 1.0\nreply-after = 3.0\n'
-    )
     monkeypatch.setattr(clientapp, "app", lambda *_: order.append("asked"))
     clientapp.answer(work, config, Watched())
     assert order == [("noted", 3.0), "asked"]

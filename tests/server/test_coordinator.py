@@ -486,6 +486,12 @@ def test_a_disk_without_room_for_the_run_refuses_before_anything_is_asked(tmp_pa
     assert 2 * taken < sizes[0]  # the checkpoint before lies beside the one that is written
 
 
+def test_a_folder_that_cannot_be_made_is_named_in_one_line(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(StateError, match=r"file/run: Not a directory$"):
+        make(tmp_path / "file" / "run")
+
+
 def test_nothing_to_go_on_from(tmp_path):
     with pytest.raises(StateError, match="no checkpoint to resume from"):
         make(tmp_path / "new", resume=True)
@@ -551,6 +557,13 @@ def test_a_truncated_checkpoint_is_damaged_wherever_it_ends(tmp_path, resume):
         path.write_bytes(whole[:length])
         with pytest.raises(StateError, match="damaged checkpoint"):
             make(tmp_path, resume=resume)
+
+
+def test_a_checkpoint_that_cannot_be_read_is_not_called_damaged(tmp_path):
+    """Somebody else's, say: then there is nothing to restore."""
+    (tmp_path / CHECKPOINT).mkdir()
+    with pytest.raises(StateError, match=rf"{CHECKPOINT}: Is a directory$"):
+        make(tmp_path, resume=True)
 
 
 def test_a_flipped_byte_is_found_or_harmless(tmp_path):

@@ -23,6 +23,7 @@ from dpfact_flower.site import centre as centre_module
 from dpfact_flower.site import check
 from dpfact_flower.site.centre import centre_faults
 from dpfact_flower.site.check import check_site
+from dpfact_flower.site.room import largest_room
 from tests.runtime.certificates import make_certificates
 
 ME = os.geteuid() if hasattr(os, "geteuid") else 0
@@ -258,6 +259,18 @@ def test_settings_data_ledger_and_failures_are_looked_at_before_a_run_needs_them
     config.write_text(text)
     (folder / "site" / "north.npz").write_bytes(b"")
     assert faults(folder).keys() == {"the data file opens"}
+
+
+def test_the_disk_must_have_what_the_largest_run_may_leave(place, monkeypatch):
+    """As a round asks for it, so that none is refused on a site that was found to be ready."""
+    folder, _ = place
+    config = folder / "site" / "north.toml"
+    text = config.read_text()
+    enough = 2**28 + largest_room((9, 12), 50)
+    monkeypatch.setattr(check.shutil, "disk_usage", lambda path: SimpleNamespace(free=enough))
+    assert "lower max-rank" in faults(folder)[ROOM][0]
+    config.write_text(f"{text}max-rank = 50\n")
+    assert faults(folder) == {}
 
 
 def test_a_full_disk_and_a_supernode_without_tls_are_found(place, monkeypatch):

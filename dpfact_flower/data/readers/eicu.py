@@ -20,13 +20,12 @@ from dpfact_flower.data.cooccurrence import Window
 from dpfact_flower.data.databases import WHOLE, Folder, Form, Source, Table
 from dpfact_flower.data.events import add_events, note
 from dpfact_flower.data.readers.steps import (
-    DIED,
     Options,
     check_choice,
     make_cohort,
     reading,
 )
-from dpfact_flower.data.site_data import Cohort
+from dpfact_flower.data.site_data import DIED, Cohort
 from dpfact_flower.data.tables import count_rows
 from dpfact_flower.errors import SettingsError
 

@@ -18,13 +18,13 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, NamedTuple, Unpack
 
 from dpfact_flower.data.cooccurrence import COLUMNS, Window
 from dpfact_flower.data.events import add_events, note, table_of
 from dpfact_flower.data.progress import telling
-from dpfact_flower.data.readers.steps import DIED, Options, make_cohort, reading
-from dpfact_flower.data.site_data import Cohort
+from dpfact_flower.data.readers.steps import Options, make_cohort, reading
+from dpfact_flower.data.site_data import DIED, Cohort
 from dpfact_flower.data.tables import (
     Dialect,
     count_rows,
@@ -283,9 +283,10 @@ def _load_events(connection: Connection, mode: str, source: EventTable, window: 
         "CREATE OR REPLACE TEMP TABLE described (code VARCHAR, description VARCHAR, uses BIGINT)"
     )
     for path in map(Path, source.files):
-        rows, unplaced, without = _load_rows(connection, path, source, window)
+        found = _load_rows(connection, path, source, window)
+        rows, unplaced = found.rows, found.unplaced
         with telling(connection, mode):
-            added = add_events(connection, mode, "loaded", without)
+            added = add_events(connection, mode, "loaded", found.empty)
         names = source.columns.names
         for what, texts in (("patient", "people"), ("code", f"(FROM codes WHERE mode = '{mode}')")):
             if count_rows(connection, texts, _without_value(what)):  # far fewer than rows
@@ -316,10 +317,41 @@ def _load_events(connection: Connection, mode: str, source: EventTable, window: 
     connection.execute("DROP TABLE loaded")
 
 
-def _load_rows(
-    connection: Connection, path: Path, source: EventTable, window: Window
-) -> tuple[int, int, list[str]]:
-    """Table ``loaded`` of one file, checked; its rows, those in no window, and empty columns."""
+class _Found(NamedTuple):
+    """How many rows of a table are, or have, what."""
+
+    rows: int
+    no_patient: int
+    no_code: int
+    no_encounter: int
+    mistimed: int
+    zoned: int
+    unzoned: int
+    unplaced: int
+    encounters: int
+
+    @classmethod
+    def of(cls, connection: Connection, window: Window) -> _Found:
+        """Of the table ``loaded``, in one pass."""
+        counted = cls._make(
+            ("true", "patient IS NULL", "code IS NULL",
+             f"length(encounter) < 5 AND {_NO_VALUE.format('encounter')}",
+             f"time < {-_YEAR_1}", f"time > {_ZONED // 2}", f"time <= {_ZONED // 2}",
+             window.unplaced, "encounter IS NOT NULL")
+        )  # fmt: skip
+        filters = ", ".join(f"count(*) FILTER ({where})" for where in counted)
+        (row,) = connection.execute(f"SELECT {filters} FROM loaded").fetchall()
+        return cls._make(row)
+
+    @property
+    def empty(self) -> list[str]:
+        """Columns that are NULL in every row."""
+        held = {"encounter": self.encounters, "time": self.zoned + self.unzoned}
+        return [column for column, count in held.items() if not count]
+
+
+def _load_rows(connection: Connection, path: Path, source: EventTable, window: Window) -> _Found:
+    """Table ``loaded`` of one file, checked."""
     placing = "encounter" if window.same_encounter else "time"
     names = source.columns.names
     if not names[placing]:
@@ -335,33 +367,26 @@ def _load_rows(
         dialect=source.dialect,
     )  # fmt: skip
     _drop_headers(connection, path, names)
-    no_encounter = f"length(encounter) < 5 AND {_NO_VALUE.format('encounter')}"
-    counted = ("true", "patient IS NULL", "code IS NULL", no_encounter, f"time < {-_YEAR_1}",
-               f"time > {_ZONED // 2}", f"time <= {_ZONED // 2}", window.unplaced,
-               "encounter IS NOT NULL")  # fmt: skip
-    filters = ", ".join(f"count(*) FILTER ({where})" for where in counted)
-    found = connection.execute(f"SELECT {filters} FROM loaded").fetchall()
-    ((rows, *blank, no_value, mistimed, zoned, unzoned, unplaced, encounters),) = found
-    if not rows:
+    found = _Found.of(connection, window)
+    if not found.rows:
         raise DataError(f"{path}: holds no event, that is no row below its first line")
-    for what, missing in zip(("patient", "code"), blank, strict=True):
+    for what, missing in (("patient", found.no_patient), ("code", found.no_code)):
         if missing:
             _refuse_no_value(connection, "loaded", path, what, names[what])
-    if no_value:
+    if found.no_encounter:
         raise DataError(
             f"{path}: column {names['encounter']} must be text other than NaN or NULL, or blank; "
-            f"{no_value} row(s) are not"
+            f"{found.no_encounter} row(s) are not"
         )
-    _check_times(path, source, rows, mistimed, zoned if unzoned else 0)
-    if zoned:
+    _check_times(path, source, found)
+    if found.zoned:
         connection.execute(f"UPDATE loaded SET time = time - {_ZONED}")
-    if unplaced == rows:
+    if found.unplaced == found.rows:
         raise DataError(
-            f"{path}: column {names[placing]} must place events in a window; all {rows} row(s) are "
-            "blank"
+            f"{path}: column {names[placing]} must place events in a window; all {found.rows} "
+            "row(s) are blank"
         )
-    held = {"encounter": encounters, "time": zoned + unzoned}
-    return rows, unplaced, [column for column, count in held.items() if not count]
+    return found
 
 
 def _drop_headers(connection: Connection, path: Path, names: Mapping[str, str]) -> None:
@@ -376,21 +401,21 @@ def _drop_headers(connection: Connection, path: Path, names: Mapping[str, str]) 
         note(connection, path.name, "lines that repeat the header, left out", count)
 
 
-def _check_times(path: Path, source: EventTable, rows: int, mistimed: int, zoned: int) -> None:
+def _check_times(path: Path, source: EventTable, found: _Found) -> None:
     column = source.columns.time
-    if mistimed:
+    if found.mistimed:
         right = (
             f"a time as {source.time_format}"
             if source.time_format
             else "a date or time as 2024-05-31 or 2024-05-31 14:05 (--time-format for another)"
         )
         raise DataError(
-            f"{path}: column {column} must be {right}, or blank; {mistimed} row(s) are not"
+            f"{path}: column {column} must be {right}, or blank; {found.mistimed} row(s) are not"
         )
-    if zoned:
+    if found.zoned and found.unzoned:
         raise DataError(
             f"{path}: column {column} must have an offset from UTC in every row or in none; "
-            f"{zoned} of {rows} row(s) have one"
+            f"{found.zoned} of {found.rows} row(s) have one"
         )
 
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dpfact_flower.data.databases import FLAG, TIME, Source, Table
 from dpfact_flower.data.events import add_events, note
-from dpfact_flower.data.readers.steps import DIED, label_readmissions
+from dpfact_flower.data.readers.steps import label_readmissions
+from dpfact_flower.data.site_data import DIED
 from dpfact_flower.data.tables import count_rows
 
 if TYPE_CHECKING:

@@ -19,14 +19,13 @@ from dpfact_flower.data.cooccurrence import MINUTES_A_DAY, Window
 from dpfact_flower.data.databases import DATE, Source, Table, open_source
 from dpfact_flower.data.events import add_events, note
 from dpfact_flower.data.readers.steps import (
-    DIED,
     Options,
     check_choice,
     label_readmissions,
     make_cohort,
     reading,
 )
-from dpfact_flower.data.site_data import Cohort
+from dpfact_flower.data.site_data import DIED, Cohort
 from dpfact_flower.data.tables import count_rows
 from dpfact_flower.settings import check_name
 

@@ -19,7 +19,7 @@ from dpfact_flower.data.databases import Source, Table
 from dpfact_flower.data.events import modes_of, note, table_of
 from dpfact_flower.data.progress import telling
 from dpfact_flower.data.roll_up import RollUp, roll_up
-from dpfact_flower.data.site_data import DIED, Cohort
+from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.data.tables import MEMORY, connect
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, SettingsError
@@ -229,9 +229,3 @@ def label_readmissions(connection: Connection, stays: str, patients: str) -> tup
                 WHERE begun > gone AND begun <= gone + INTERVAL {_DAYS} DAYS)"""
     )
     return (READMITTED,)
-
-
-__all__ = [
-    "DIED", "READMITTED", "Options", "check_choice", "describe", "label_readmissions",
-    "make_cohort", "reading",
-]  # fmt: skip
