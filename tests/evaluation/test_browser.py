@@ -167,6 +167,14 @@ def test_intervals_stand_below_the_scale_that_they_are_read_by(page):
         assert place == pytest.approx(80 + 80 * odds / ends[2], abs=1.5)
 
 
+def test_on_a_telephone_the_overview_needs_no_scrolling_sideways(page):
+    page.set_viewport_size({"width": 390, "height": 844})
+    widths = "table => [table.parentElement.scrollWidth, table.parentElement.clientWidth]"
+    whole, shown = page.eval_on_selector(".overview", widths)
+    assert whole == shown
+    assert " of 1" in page.locator(".overview tbody tr").first.inner_text()  # how sure it is
+
+
 def test_a_picture_is_no_column_of_the_csv(page):
     with page.expect_download() as waiting:
         page.get_by_role("button", name="CSV of 5 phenotypes", exact=False).first.click()
