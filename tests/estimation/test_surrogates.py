@@ -29,7 +29,10 @@ def patients(codes, sizes, number=200, seed=0):
         (patient, *cell)
         for patient in range(number)
         for cell in itertools.product(
-            *(rng.choice(size, count, replace=False) for size, count in zip(sizes, codes))
+            *(
+                rng.choice(size, count, replace=False)
+                for size, count in zip(sizes, codes, strict=False)
+            )
         )
     ]
     return SparseTensor.from_coo(np.array(cells), np.ones(len(cells)), (number, *sizes))
@@ -96,8 +99,8 @@ def test_codes_are_drawn_as_the_slow_reference_says():
     whole = sum(expected.values())  # less than 1 where no second code goes with the first two
     assert among > 5_000
     assert set(found) <= {key for key, chance in expected.items() if chance > 0}
-    for key, chance in expected.items():
-        chance /= whole
+    for key, share in expected.items():
+        chance = share / whole
         spread = math.sqrt(among * chance * (1 - chance))
         assert abs(found[key] - among * chance) <= 5 * spread + 1, key
 
