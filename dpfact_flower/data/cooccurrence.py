@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 MINUTES_A_DAY = 1440
 SMALL_SITES = "other"
 UNKNOWN_SITE = "unknown"
-COLUMNS = {"patient", "site", "id", "given", "position"}
+COLUMNS = {"patient", "site", "id", "given", "site_number", "position"}
 """What no label can be called: columns of patients here."""
 
 
@@ -203,15 +203,11 @@ def build_cohort(
             "--window too short, or is a code list another hospital's?"
         )
     _assign_sites(connection, min_patients, keep_empty)
-    connection.execute(  # in order, so that a site's are found without looking at all others
-        """CREATE OR REPLACE TEMP TABLE cells AS
-           SELECT site, position, cells.* EXCLUDE patient FROM cells JOIN members USING (patient)
-           ORDER BY site"""
-    )
+    _sort_cells(connection, len(vocabularies))
     sites = [
-        _site(connection, site, vocabularies, labels)
-        for (site,) in connection.execute(
-            "SELECT DISTINCT site FROM members ORDER BY site"
+        _site(connection, number, site, vocabularies, labels)
+        for number, site in connection.execute(
+            "SELECT DISTINCT site_number, site FROM members ORDER BY site_number"
         ).fetchall()
     ]
     return Cohort(name, tuple(sites), account=account(connection))
@@ -338,7 +334,8 @@ def _assign_sites(connection: Connection, min_patients: int, keep_empty: bool) -
                 SELECT * REPLACE (
                     if(count(*) OVER (PARTITION BY site) < $least, $other, site) AS site)
                 FROM kept)
-            SELECT *, row_number() OVER (PARTITION BY site ORDER BY id) - 1 AS position
+            SELECT *, dense_rank() OVER (ORDER BY site) AS site_number,
+                row_number() OVER (PARTITION BY site ORDER BY id) - 1 AS position
             FROM sized""",
         {"least": min_patients, "other": SMALL_SITES},
     )
@@ -362,20 +359,35 @@ def _assign_sites(connection: Connection, min_patients: int, keep_empty: bool) -
     note(connection, "patients", "kept", kept)
 
 
+def _sort_cells(connection: Connection, modes: int) -> None:
+    """Table ``cells`` in order of sites: one's are found without looking at all others'."""
+    codes = ", ".join(f"code_{n}::INTEGER AS code_{n}" for n in range(1, modes + 1))
+    connection.execute(
+        f"""CREATE OR REPLACE TEMP TABLE cells AS
+            SELECT site_number::INTEGER AS site_number, position::INTEGER AS position, {codes},
+                count::FLOAT AS count
+            FROM cells JOIN members USING (patient) ORDER BY site_number"""
+    )
+
+
 def _site(
-    connection: Connection, site: str, vocabularies: Sequence[Vocabulary], labels: Sequence[str]
+    connection: Connection,
+    number: int,
+    site: str,
+    vocabularies: Sequence[Vocabulary],
+    labels: Sequence[str],
 ) -> SiteData:
     held = (f"coalesce({quoted(label)}, false)::TINYINT AS {quoted(label)}" for label in labels)
     people = connection.execute(
-        f"SELECT {', '.join(['id', *held])} FROM members WHERE site = $site ORDER BY position",
-        {"site": site},
+        f"SELECT {', '.join(['id', *held])} FROM members WHERE site_number = $number "
+        "ORDER BY position",
+        {"number": number},
     ).fetchnumpy()
     columns = ["position", *(f"code_{n}" for n in range(1, len(vocabularies) + 1))]
-    # Sorted by DuckDB, which spills to disk, and in the tensor's own types.
-    cells = connection.execute(
-        f"SELECT {', '.join(f'{column}::INTEGER AS {column}' for column in columns)}, "
-        f"count::FLOAT AS count FROM cells WHERE site = $site ORDER BY {', '.join(columns)}",
-        {"site": site},
+    cells = connection.execute(  # sorted by DuckDB, which spills to disk
+        f"SELECT {', '.join(columns)}, count FROM cells WHERE site_number = $number "
+        f"ORDER BY {', '.join(columns)}",
+        {"number": number},
     ).fetchnumpy()
     indices = np.empty((len(cells["count"]), len(columns)), np.int32)
     for n, column in enumerate(columns):
