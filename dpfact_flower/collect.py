@@ -11,13 +11,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from logging import WARNING
+from typing import NamedTuple, TypeVar
 
+import httpx
 from flwr.app import Error, Message
+from flwr.common.logger import log
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
+T = TypeVar("T")
 LOST = frozenset({3, 4, 5, 8})
 """Flower's codes of a message or reply that cannot be had (any more), a node that is gone, and a
 ClientApp that was killed: what the site has done by then is not known."""
@@ -33,6 +37,7 @@ RETURN_SECONDS = 120.0
 """A SuperNode with a key is let in again within a minute of its end, and starts in seconds."""
 LEAST_SECONDS = 10.0
 """What is left of a round must suffice for a process to start and to send kept bytes."""
+_BUSY_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 _EXTRA = 1 / 4
 """Of a round's time, if later rounds build on it and a site that is there is missing."""
 
@@ -64,7 +69,10 @@ class Stake(NamedTuple):
 
 
 class CollectingGrid(Grid):
-    """A Grid that asks again who was lost on the way; all else is the given Grid's.
+    """A Grid that asks again who was lost on the way, and a SuperLink that fails for a moment.
+
+    All else is the given Grid's. Flower 1.41 answers 500 where its database is busy for longer than
+    five seconds, as with two runs on a slow machine, and its own Grid lets that end the run.
 
     Parameters
     ----------
@@ -101,7 +109,7 @@ class CollectingGrid(Grid):
 
     def get_node_ids(self) -> Iterable[int]:
         """As the given Grid."""
-        return self._grid.get_node_ids()
+        return _again_while_busy(self._grid.get_node_ids)
 
     def get_nodes(self) -> Iterable[NodeInfo]:
         """As the given Grid."""
@@ -109,11 +117,11 @@ class CollectingGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """As the given Grid."""
-        return self._grid.push_messages(messages)
+        return _again_while_busy(self._grid.push_messages, list(messages))
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """As the given Grid."""
-        return self._grid.pull_messages(message_ids)
+        return _again_while_busy(self._grid.pull_messages, list(message_ids))
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -123,7 +131,7 @@ class CollectingGrid(Grid):
         if not asked:
             return []
         seconds = min(asked[0].metadata.ttl, math.inf if timeout is None else timeout)
-        round_ = _Round(self._grid, self._stake(), self._sent, asked)
+        round_ = _Round(self, self._stake(), self._sent, asked)
         round_.collect(seconds)
         more = round_.stake.more if len(round_.seconds) < round_.stake.quorum else 0.0
         more = more or seconds * _EXTRA * round_.stake.builds
@@ -226,6 +234,19 @@ class _Round:
                     self.seconds[node] = time.monotonic() - self._began
                 lost |= is_lost(reply)
         return lost
+
+
+def _again_while_busy(ask: Callable[..., T], *arguments: object) -> T:
+    """What a SuperLink says, asked again for half a minute while it fails inside."""
+    for seconds in _BUSY_SECONDS:
+        try:
+            return ask(*arguments)
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code != httpx.codes.INTERNAL_SERVER_ERROR:
+                raise
+            log(WARNING, "the SuperLink fails inside (500); asking again in %g s", seconds)
+        time.sleep(seconds)
+    return ask(*arguments)
 
 
 def words_of(error: Error) -> str:

@@ -130,7 +130,7 @@ class DPFact(TrainOnlyStrategy):
             evaluate_fn=evaluate_fn,
         )
         if isinstance(self.coordinator, OnArrival):
-            self._go_on(grid, self.coordinator, rounds, evaluate_fn)
+            self._go_on(self._grid, self.coordinator, rounds, evaluate_fn)
         self.coordinator.check_learned()
         result.arrays = self.arrays
         return result

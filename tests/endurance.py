@@ -10,6 +10,7 @@ the ServerApps, each for as long as its run lasts.
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import tempfile
 import time
@@ -240,6 +241,7 @@ def main() -> int:
         began = time.monotonic()
         print(f"| {' | '.join(HEADS)} |\n{'|---' * len(HEADS)}|")
         problem = ""
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # then of what was seen
         try:
             for rounds in runs(made, asked.nodes, asked.rounds):
                 seen = time.monotonic() - began
@@ -249,6 +251,8 @@ def main() -> int:
                     print(looks[-1].line(lasting), flush=True)
                 if seen > 60 * asked.minutes:
                     break
+        except KeyboardInterrupt:
+            problem = "ended from outside"
         except RunProblemError as error:
             problem = str(error)
     gone = lasting - looks[-1].used.keys()

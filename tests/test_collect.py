@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable
 
+import httpx
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
@@ -178,6 +179,40 @@ def test_a_reply_of_the_first_asking_does_not_count_twice(exchange):
     answers = {2: [(30, CRASHED), (9, "release")], 3: [(NEVER, CRASHED)]}
     said, _ = exchange(answers, PAID, timeout=60.0)
     assert said == {2: "release"}
+
+
+class Busy(Network):
+    """A SuperLink whose database is locked for so many seconds, and what it says then."""
+
+    def __init__(self, answers, seconds, status) -> None:
+        super().__init__(answers)
+        self._until, self._status = seconds, status
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        if self.now < self._until:
+            request = httpx.Request("POST", "http://127.0.0.1:9")
+            response = httpx.Response(self._status, request=request)
+            raise httpx.HTTPStatusError("", request=request, response=response)
+        return super().pull_messages(message_ids)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "status", "ends"), [(20, 500, False), (90, 500, True), (1, 403, True)]
+)
+def test_a_superlink_that_fails_for_a_moment_does_not_end_the_run(
+    monkeypatch, seconds, status, ends
+):
+    network = Busy({2: [(7, "release")]}, seconds, status)
+    monkeypatch.setattr(collect, "time", network)
+    grid = CollectingGrid(network, lambda: PAID, lambda message: None)
+    messages = [Message(CONTENT, 2, "train", ttl=600, group_id="3")]
+    if ends:
+        with pytest.raises(httpx.HTTPStatusError):
+            grid.send_and_receive(messages)
+        assert network.now < 40
+        return
+    (reply,) = grid.send_and_receive(messages)
+    assert reply.has_content()
 
 
 def test_nothing_is_sent_where_nobody_is_asked():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import signal
 import sys
 import time
 from collections import Counter, defaultdict
@@ -30,6 +31,7 @@ def main() -> int:
     )  # fmt: skip
     asked = parser.parse_args()
     logging.disable(logging.CRITICAL)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # of what runs in the background
     began, many, done = time.perf_counter(), asked.real or asked.scenarios, []
     seeds = range(asked.seed, asked.seed + many)
     try:

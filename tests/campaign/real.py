@@ -30,6 +30,7 @@ from dpfact_flower.site.looks import MOST_LOOKS
 from dpfact_flower.site.store import SiteStore
 from tests.campaign.deployed import Deployment, submitted
 from tests.campaign.scenario import Outcome
+from tests.patience import PATIENCE
 
 TARGETS = {
     "ServerApp": ("centre", "flwr-serverapp"),
@@ -162,12 +163,14 @@ class RealRun:
     def start(self, *, faults: bool) -> int | None:
         """Submit the run, or go on with it; exit code of `dpfact submit`, None if it hangs."""
         rounds = self.coordinator.rounds
+        # With faults a round has to end early; without any, a busy machine is no problem of ours.
+        wait, each = (WAIT_TIMEOUT, ROUND_TIMEOUT) if faults else (PATIENCE, PATIENCE)
         # Waiting for sites; each round with the time in which it asks again; Flower's minutes to
         # notice that something is gone, and five in which `dpfact submit` waits for a SuperLink.
-        bound = WAIT_TIMEOUT + ROUND_TIMEOUT + rounds * (1.25 * ROUND_TIMEOUT + 10) + 180 + 300
+        bound = wait + each + rounds * (1.25 * each + 10) + 180 + 300
         settings = {
             **SETTINGS[self.scenario.mode], "seed": SEED, "sites": 3, "min-sites": 2,
-            "round-timeout": ROUND_TIMEOUT, "wait-timeout": WAIT_TIMEOUT, "job": self.job,
+            "round-timeout": each, "wait-timeout": wait, "job": self.job,
             "preflight": "leave-out", "resume": str((self.out / CHECKPOINT).exists()).lower(),
         }  # fmt: skip
         self._began = time.monotonic()

@@ -319,7 +319,7 @@ def test_two_runs_at_once_are_charged_each_for_itself_and_learn_from_their_own_r
     link = Connection("dpfact", federation.superlink.environment)
     configs = {
         job: {
-            **CONFIG, **server_config(cohort, folder), "refine-rounds": 3, "epsilon": epsilon,
+            **CONFIG, **server_config(cohort, folder), "epsilon": epsilon,
             "seed": seed, "job": job, "out": str(folder / job),
         }
         for job, epsilon, seed in (("east", 1.0, 5), ("west", 2.0, 6))
