@@ -27,6 +27,8 @@ demo: $(if $(wildcard $(VENV)/.installed),$(VENV)/.installed,$(VENV)/.demo)
 	@echo "Six simulated hospitals learn phenotypes together, with noise: minutes"
 	rm -rf runs/demo runs/demo.sites
 	$(BOUND) $(BIN)/dpfact simulate --out runs/demo
+	@echo "Open that report in a browser; docs/tutorial.md goes through it, docs/gallery.md has real patients'."
+	@echo "Next: . $(BIN)/activate, then dpfact --help"
 
 # A file's tests stay together, for they share what takes long to set up.
 test: $(VENV)/.installed
