@@ -63,6 +63,8 @@ def surrogates_of(
     rng : numpy.random.Generator
     """
     sizes = [len(factor) for factor in start.factors]
+    if len(sizes) == 1:  # without another mode, nothing tells how many codes a patient has
+        return None
     total = unpack(releases, sum(sizes)).sum(axis=1, dtype=np.float64)
     counts = code_counts(total, sizes, cross)
     if math.prod(counts) > _FEW_CELLS:
@@ -143,6 +145,7 @@ def code_counts(total: NDArray[Any], sizes: Sequence[int], cross: float) -> list
     total : ndarray, shape (codes, codes)
         Noisy co-occurrences of all sites: sums over many pairs have little noise.
     sizes : sequence of int
+        Of two modes or more.
     cross : float
         Weight of a block of two modes relative to that of one.
 

@@ -143,3 +143,9 @@ def test_nothing_is_drawn_of_nothing():
     sizes = (3, 4)
     drawn = surrogate_patients(np.zeros((7, 7)), (1.0, 2.0), sizes, 10, np.random.default_rng(1))
     assert drawn.nnz == 0
+
+
+def test_patients_of_one_mode_have_none_for_nothing_tells_how_many_codes_they_have():
+    releases = [released(patients((2,), (9,)))]
+    start = start_factors(releases, [9], 2, SIGMA, np.random.default_rng(0))
+    assert surrogates_of(releases, start, SIGMA, CROSS, np.random.default_rng(0)) is None
