@@ -194,6 +194,8 @@ def sign_change(function: Callable[[float], float], low: float, high: float) -> 
     these functions take microseconds.
     """
     end = function(high)
+    if end == 0:
+        return high
     if function(low) * end > 0:
         raise ValueError(f"no change of sign between {low!r} and {high!r}")
     while low < (middle := low + (high - low) / 2) < high:

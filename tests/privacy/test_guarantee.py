@@ -21,6 +21,7 @@ from dpfact_flower.privacy.conversions import (
     OPACUS_RDP,
     PROPOSITION_2_8,
     ZCDP_TIGHT,
+    sign_change,
 )
 
 ADD_OR_REMOVE = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -392,6 +393,18 @@ def test_numbers_that_are_not_positive_are_named(bad):
     ]:
         with pytest.raises(SettingsError, match=f"^{name}: must be a finite number above 0, got"):
             call()
+
+
+@pytest.mark.parametrize("root", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_root_is_found_at_either_end_of_its_bracket_too(root, sign):
+    assert sign_change(lambda x: sign * (x - root), 0.0, 1.0) == pytest.approx(root, abs=1e-300)
+
+
+@pytest.mark.parametrize("root", [-0.1, 1.1])
+def test_a_bracket_without_a_root_is_an_error(root):
+    with pytest.raises(ValueError, match="no change of sign"):
+        sign_change(lambda x: x - root, 0.0, 1.0)
 
 
 @pytest.mark.parametrize("bad", [True, [1.0], "1.0"])
