@@ -320,6 +320,7 @@ def test_what_a_site_needs_without_patients_is_that_of_the_noise():
     made = plan(patients=0)
     values = sum(release.count for release in made.releases)
     assert made.needs.seconds == pytest.approx(1e-6 * values)
+    assert made.needs.sent == 12 * values // 8
 
 
 def test_a_hopeless_plan_says_what_would_help():
