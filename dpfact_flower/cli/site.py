@@ -44,6 +44,21 @@ def site_answer(
     execute(config, secret, port, host)
 
 
+@site_app.command(
+    "connect",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    add_help_option=False,
+)
+def site_connect(context: typer.Context) -> None:
+    """Be Flower's SuperNode, which ends where it gives up; options of flower-supernode.
+
+    Flower's own command goes on running then, offline, and nobody starts it again.
+    """
+    from dpfact_flower.runtime.connect import connect
+
+    connect(context.args)
+
+
 @site_app.command("check")
 def site_check(
     config: Config,

@@ -42,6 +42,7 @@ FLOWERS_OWN = (
     "flwr-serverapp", "flwr-simulation",
 )  # fmt: skip
 """Commands of Flower that start, or are, an app of the SuperLink's choice."""
+_OURS, _SUPERNODE = ("dpfact", "dpfact_flower"), "flower-supernode"
 _LEAST_ROOM = 2**28
 """Bytes beside what a round asks for: other runs' ledger rows and endings."""
 _SHOWN = 3
@@ -97,13 +98,13 @@ class Place:
     @cached_property
     def supernode(self) -> Process | None:
         """The SuperNode that has the key."""
-        return self._with("--auth-supernode-private-key", self.key, "flower-supernode")
+        return self._with("--auth-supernode-private-key", self.key, *_OURS, _SUPERNODE)
 
     @cached_property
     def executor(self) -> Process | None:
         """The executor that has the settings."""
         # Not the check itself, which has them too.
-        return self._with("--config", self.config, "dpfact", "dpfact_flower", word="answer")
+        return self._with("--config", self.config, *_OURS, word="answer")
 
     def _with(self, option: str, path: Path, *names: str, word: str = "") -> Process | None:
         path = path.resolve()
@@ -274,11 +275,15 @@ def _time(place: Place) -> list[str]:
 def _supernode(place: Place) -> list[str]:
     node = place.supernode
     if node is None:
-        return [f"no flower-supernode with --auth-supernode-private-key {place.key}: start it"]
+        return [f"no SuperNode with --auth-supernode-private-key {place.key}: start it"]
     faults = _runs_as(node, place.node_user, "the SuperNode")
     if node.option("--isolation") != "process":
         faults.append(
             "the SuperNode starts what the SuperLink sends: start it with --isolation process"
+        )
+    if node.runs(_SUPERNODE):
+        faults.append(
+            "the SuperNode stays behind where it gives up, offline: start it as dpfact site connect"
         )
     if node.option("--node-config") is not None:
         faults.append(

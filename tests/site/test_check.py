@@ -49,7 +49,8 @@ def place(cohort, tmp_path, monkeypatch):
     running = [
         Process(
             1, ME,
-            ["python", "/opt/bin/flower-supernode", "--auth-supernode-private-key", "north",
+            ["python", "/opt/bin/dpfact", "site", "connect",
+             "--auth-supernode-private-key", "north",
              "--isolation", "process", "--superexec-auth-secret-file", "secret",
              "--superlink", "centre.example:443", "--root-certificates", "ca.crt"],
             {**QUIET}, node,
@@ -125,6 +126,7 @@ def changed(process: Process, **changes) -> Process:
         ("--superexec-auth-secret-file", "--other", "--superexec-auth-secret-file"),
         ("--auth-supernode-private-key", "--other", "start it"),
         ("secret", "secret --node-config site='x'", "--node-config"),
+        ("/opt/bin/dpfact", "/opt/bin/flower-supernode", "dpfact site connect"),
     ],
 )
 def test_a_supernode_that_is_started_otherwise_is_found(place, old, new, says):
