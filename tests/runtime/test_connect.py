@@ -1,8 +1,10 @@
 """A SuperNode that gives up ends, so that whoever started it starts it again."""
 
 import os
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import repeat
 from threading import Thread
 
 import pytest
@@ -23,8 +25,8 @@ ANSWERS = {
 
 
 @contextmanager
-def centre(fails: str):
-    """A SuperLink that fails inside where it is asked for one thing; paths that were asked for."""
+def centre(fails: str, statuses: Iterator[int]):
+    """A SuperLink that fails where it is asked for one thing; paths that were asked for."""
     asked = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -32,7 +34,7 @@ def centre(fails: str):
             asked.append(self.path)
             self.rfile.read(int(self.headers["Content-Length"]))
             answer = ANSWERS.get(self.path, PullMessagesResponse()).SerializeToString()
-            self.send_response(500 if self.path.endswith(fails) else 200)
+            self.send_response(next(statuses, 200) if self.path.endswith(fails) else 200)
             self.send_header("Content-Type", "application/protobuf")
             self.send_header("Content-Length", str(len(answer)))
             self.end_headers()
@@ -65,16 +67,19 @@ def node(address: str, folder):
 )
 def test_a_supernode_that_gives_up_ends_with_all_of_its_threads(tmp_path, fails, says):
     """Flower's own goes on serving the executor, and nobody starts it again."""
-    with centre(fails) as (address, asked), node(address, tmp_path) as process:
+    with centre(fails, repeat(404)) as (address, asked), node(address, tmp_path) as process:
         process.wait(PATIENCE)
     assert f"/v1/fleet/{fails}" in asked
     assert "/v1/fleet/deactivate-node" in asked  # so it is let in again at once
     assert says in (tmp_path / "node.log").read_text()
 
 
-def test_a_supernode_that_is_let_in_stays_until_it_is_ended(tmp_path):
-    with centre("nothing") as (address, asked), node(address, tmp_path) as process:
-        await_that(lambda: asked.count("/v1/fleet/pull-messages") > 1, "two questions")
+@pytest.mark.parametrize("fails", ["activate-node", "pull-messages", "send-node-heartbeat"])
+def test_a_superlink_that_fails_inside_is_asked_again(tmp_path, fails):
+    """As Flower does where it is busy (503)."""
+    busy = iter([500, 500])
+    with centre(fails, busy) as (address, asked), node(address, tmp_path) as process:
+        await_that(lambda: asked.count(f"/v1/fleet/{fails}") > 2, "a question after two failures")
         assert process.poll() is None
         process.terminate()
         assert process.wait(PATIENCE) == os.EX_OK
