@@ -151,8 +151,11 @@ class Network(InProcessGrid):
         if kind == "lost":  # without a word
             return expired
         stopped = message.metadata.ttl if kind == "stopped" else 0.0
-        # A site answers one message at a time.
-        self.clock.now = max(now + self.faults.rng.uniform(4, 9), self._busy.get(node, 0)) + stopped
+        # A site has one message at a time, and a SuperLink hands none out that has expired.
+        begins = max(now + self.faults.rng.uniform(4, 9), self._busy.get(node, 0))
+        if begins >= end:
+            return expired
+        self.clock.now = begins + stopped
         reply = self._answered(message, kind)
         self._busy[node] = ready = self.clock.now
         self.clock.now = now
