@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from dpfact_flower.cli.options import AsJson, console
+from dpfact_flower.cli.options import PASSED_ON, AsJson, console
 from dpfact_flower.cli.talk import echo_json, progress
 from dpfact_flower.errors import StateError
 
@@ -44,11 +44,7 @@ def site_answer(
     execute(config, secret, port, host)
 
 
-@site_app.command(
-    "connect",
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-    add_help_option=False,
-)
+@site_app.command("connect", context_settings=PASSED_ON, add_help_option=False)
 def site_connect(context: typer.Context) -> None:
     """Be Flower's SuperNode, which ends where it gives up; options of flower-supernode.
 
