@@ -21,8 +21,8 @@ from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from dpfact_flower.machine.known import refuse_other_flower
 from dpfact_flower.machine.quiet import quietly
-from dpfact_flower.runtime.executor import refuse_other_flower
 
 if TYPE_CHECKING:
     import httpx

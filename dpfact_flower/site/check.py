@@ -15,13 +15,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from pathlib import Path
 
 from dpfact_flower.data.site_data import open_site
 from dpfact_flower.errors import DPFactError
 from dpfact_flower.machine.access import changeable, changeable_within, not_private, user_name
+from dpfact_flower.machine.known import FLOWER, other_flower
 from dpfact_flower.machine.processes import Process, processes
 from dpfact_flower.machine.quiet import QUIET
 from dpfact_flower.privacy.ledger import LEDGER, Ledger
@@ -33,8 +33,6 @@ from dpfact_flower.site.looks import check_looks
 from dpfact_flower.site.room import largest_room
 from dpfact_flower.site.store import has_jobs
 
-FLOWER = "1.41"
-"""The Flower whose inside `dpfact_flower.runtime.supernode` knows."""
 MACHINE_CODE = ".machine-code"
 """Folder for numba's cache, in the state folder."""
 FLOWERS_OWN = (
@@ -201,20 +199,6 @@ def _centre(place: Place) -> list[str]:
 
 def _flower(_: Place) -> list[str]:
     return other_flower()
-
-
-def other_flower() -> list[str]:
-    """What is wrong with the version of Flower that is installed; nothing if it is the one."""
-    try:
-        found = version("flwr")
-    except PackageNotFoundError:
-        found = "of no known version"
-    if found.split(".")[:2] == FLOWER.split("."):
-        return []
-    return [
-        f"Flower {found} is installed, and the executor knows Flower {FLOWER} alone from inside: "
-        f"pip install 'flwr=={FLOWER}.*'"
-    ]
 
 
 def _two_users(place: Place) -> list[str]:

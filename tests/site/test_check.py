@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dpfact_flower import cli
+from dpfact_flower.machine import known
 from dpfact_flower.machine.processes import Process
 from dpfact_flower.machine.quiet import QUIET
 from dpfact_flower.privacy.ledger import LEDGER, Ledger
@@ -192,7 +193,7 @@ def test_another_flower_is_found(place, monkeypatch, version):
         return version
 
     folder, _ = place
-    monkeypatch.setattr(check, "version", installed)
+    monkeypatch.setattr(known, "version", installed)
     assert "pip install 'flwr==1.41.*'" in faults(folder)["Flower 1.41 is installed"][0]
 
 
