@@ -7,7 +7,8 @@ reader's own (`own`, `GIVEN`), and nothing of it is changed but `PATH/TO/`, whic
 What cannot run on a machine like this is left out by the rules of `LEFT_OUT`, and is listed with
 its reason. The tests of this folder run the same commands on little, within the suite.
 
-It takes an hour or two and needs a package index. Open data are taken from $DPFACT_DATA.
+It takes an hour or two and needs a package index. Open data are taken from $DPFACT_DATA. After a
+change to one page: ``python -m tests.docs.follow --clone CLONE docs/PAGE.md``.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import argparse
 import json
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -231,12 +233,16 @@ def newcomer(clone: Path) -> dict[str, str]:
 
 
 def first_report(clone: Path) -> None:
-    """From nothing to the demo's report, by the clock."""
+    """From nothing to the demo's report, by the clock, and in time of processors."""
     began = time.monotonic()
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
     make(clone, "make demo")
     assert (clone / "runs" / "demo" / "report.html").is_file()
-    print(f"From the clone to the first report: {(time.monotonic() - began) / 60:.1f} minutes")
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    print(
+        f"From the clone to the first report: {(time.monotonic() - began) / 60:.1f} minutes, "
+        f"{(used.ru_utime + used.ru_stime) / 60:.1f} of a processor"
+    )
 
 
 def make(clone: Path, command: str) -> None:
@@ -262,13 +268,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Clone, install, follow; 1 if anything failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.docs.follow", description=__doc__)
     parser.add_argument("pages", nargs="*", type=Path, help="default: README and all of docs")
+    parser.add_argument("--clone", type=Path, help="where `make demo` has been run, to begin there")
     given = parser.parse_args(arguments)
     paths = [path.resolve() for path in given.pages] or [path for path in PATHS if units(path)]
     followed: list[Page] = []
     with tempfile.TemporaryDirectory(prefix="dpfact-follow-") as folder:
         top, whole = Path(folder).resolve(), False
-        clone = top / "dpfact-flower"
-        first_report(clone)
+        clone = (given.clone or top / "dpfact-flower").resolve()
+        if given.clone is None:
+            first_report(clone)
         print("\n| page | run | failed | not run | minutes |\n|---|---|---|---|---|", flush=True)
         for path in paths:
             if path.name != "README.md" and not whole:
