@@ -22,9 +22,12 @@ extensions = [
     "sphinx_copybutton",
 ]
 exclude_patterns = ["_build", "README.md"]
+templates_path = ["_templates"]
 html_theme = "furo"
 html_title = "dpfact-flower"
-html_static_path: list[str] = []
+html_theme_options = {"top_of_page_buttons": []}
+html_static_path = ["_static"]
+html_js_files = ["scrolled.js"]
 
 # Headings are linked to across pages, as on a forge that shows the same files.
 myst_heading_anchors = 4

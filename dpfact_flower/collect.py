@@ -21,15 +21,12 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
+from dpfact_flower.errors import DPFactError, LateError, RoundFailedError, code_in
+
 T = TypeVar("T")
 LOST = frozenset({3, 4, 5, 8})
 """Flower's codes of a message or reply that cannot be had (any more), a node that is gone, and a
 ClientApp that was killed: what the site has done by then is not known."""
-_FAILED = "dpfact:failed"
-"""What a site says, too, whose reply was not ready when it was due, and is by now."""
-_LATE = "dpfact:late"
-"""What a site says, for nothing, whose reply would have come after the end: some of a round's time
-is for sending, so that may be heard before it."""
 POLL_SECONDS = 0.5
 MOST_ASKED = 3
 """Times a node is asked in a round; a site that fails each time has a person to look first."""
@@ -212,7 +209,7 @@ class _Round:
         return {
             node
             for node in self._times.keys() & here
-            if (reply := self.replies.get(node)) is None or is_lost(reply) or _says(reply, _LATE)
+            if (reply := self.replies.get(node)) is None or is_lost(reply) or _is_late(reply)
         }
 
     def ask(self, nodes: Iterable[int], seconds: float) -> None:
@@ -280,11 +277,23 @@ def is_lost(reply: Message) -> bool:
 
 
 def may_be_asked(reply: Message, times: int) -> bool:
-    """Whether asking the same again may bring what a site has kept, after so many times."""
+    """Whether asking the same again may bring what a site has kept, after so many times.
+
+    `RoundFailedError` is what a site says, too, whose reply was not ready when it was due, and may
+    be by now.
+    """
     if is_lost(reply):
         return times < MOST_ASKED
-    return times == 1 and _says(reply, _FAILED)
+    return times == 1 and _says(reply, RoundFailedError)
 
 
-def _says(reply: Message, reason: str) -> bool:
-    return reply.has_error() and (reply.error.reason or "").startswith(reason)
+def _is_late(reply: Message) -> bool:
+    """Whether a site says, for nothing, that its reply would have come after the end.
+
+    Some of a round's time is for sending, so that may be heard before it.
+    """
+    return _says(reply, LateError)
+
+
+def _says(reply: Message, what: type[DPFactError]) -> bool:
+    return reply.has_error() and code_in(reply.error.reason or "") == what.code

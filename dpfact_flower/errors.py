@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+CODE_PREFIX = "dpfact:"
+"""What the code of an error follows in the text that leaves a site."""
 _MOST_SHOWN = 80
 """Characters of a value that an error quotes: a stranger may have chosen it."""
 
@@ -78,6 +80,11 @@ class MissingDependencyError(DPFactError, ImportError):
     """An optional dependency that this call needs is not installed."""
 
     code = "dependency"
+
+
+def code_in(reason: str) -> str:
+    """The code that a site has given as its reason; "" where it is somebody else's text."""
+    return reason.partition(CODE_PREFIX)[2].partition(" ")[0]
 
 
 def shown(value: object) -> str:

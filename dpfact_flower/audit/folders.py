@@ -25,6 +25,7 @@ from dpfact_flower.audit.subject import (
     scratch_folder,
 )
 from dpfact_flower.client import DPFactClient, RoundRefusedError
+from dpfact_flower.errors import code_in
 from dpfact_flower.privacy.ledger import LEDGER
 
 _OTHER = 65534
@@ -179,5 +180,5 @@ def _outcome(client: DPFactClient, transcript: Transcript, number: int) -> str:
     try:
         client.fit(*transcript.request(number).to_wire())
     except RoundRefusedError as refusal:
-        return str(refusal).removeprefix("dpfact:").partition(" ")[0]
+        return code_in(str(refusal))
     return ""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from dpfact_flower.errors import DataError, QuorumError
+from dpfact_flower.errors import DataError, QuorumError, code_in
 from dpfact_flower.machine.files import replacing
 from dpfact_flower.machine.parsed import from_json
 
@@ -65,7 +65,7 @@ class Readiness:
     @property
     def words(self) -> str:
         """What is wrong, with what it means; empty where nothing is."""
-        code = self.fault.partition("dpfact:")[2].partition(" ")[0]
+        code = code_in(self.fault)
         meaning = f": {_MEANING[code]}; its own log says more" if code in _MEANING else ""
         return f"{self.who}: {self.fault.partition(' (')[0]}{meaning}" if self.fault else ""
 

@@ -16,14 +16,14 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from pathlib import Path
 
 from dpfact_flower.data.site_data import SiteSource, forget_patients
-from dpfact_flower.errors import MessageError, RoundFailedError, StateError
+from dpfact_flower.errors import MessageError, RoundFailedError, StateError, code_in
 from dpfact_flower.machine.files import disk_errors, locked
 from dpfact_flower.privacy import Release, release_nothing, release_unprotected
 from dpfact_flower.privacy.ledger import LEDGER, LastAnswer, Ledger, ReleaseKey
 from dpfact_flower.privacy.tally import Tally
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site import admission
-from dpfact_flower.site.disclosure import code_of, log_privately
+from dpfact_flower.site.disclosure import log_privately
 from dpfact_flower.site.hold import Hold
 from dpfact_flower.site.looks import check_looks, counted_look
 from dpfact_flower.site.refusals import count_refusal
@@ -113,7 +113,7 @@ class Site:
         """
         if not self._simulation:
             with suppress(Exception):
-                count_refusal(self._root / self.name, code_of(reason))
+                count_refusal(self._root / self.name, code_in(reason))
 
     def preflight(self, request: RoundRequest, hold: Hold | None = None) -> None:
         """Refuse now what `answer` would refuse before it reads a patient.

@@ -6,10 +6,9 @@ import logging
 import traceback
 from pathlib import Path
 
-from dpfact_flower.errors import DPFactError
+from dpfact_flower.errors import CODE_PREFIX, DPFactError
 
 _logger = logging.getLogger(__name__)
-_PREFIX = "dpfact:"
 _MOST_TEXT = 800
 """Characters of an error in the log, whoever made it so long: a line stays below 1 kB."""
 
@@ -38,9 +37,4 @@ PUBLIC_CODES = ("data", "failed", "internal", "late", "message", "privacy-refuse
 def public_reason(error: BaseException) -> str:
     """Text about a failed round that may leave the site: a code, and nothing of the error's own."""
     code = error.code if isinstance(error, DPFactError) else "internal"
-    return f"{_PREFIX}{code} (details are in the site's own log)"
-
-
-def code_of(reason: str) -> str:
-    """The code in what `public_reason` made."""
-    return reason.removeprefix(_PREFIX).partition(" ")[0]
+    return f"{CODE_PREFIX}{code} (details are in the site's own log)"

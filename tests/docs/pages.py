@@ -9,7 +9,7 @@ PATHS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _FENCE = re.compile(r"^```(\S*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"(?<=\n\n)(?:    .*\n)+")
 _COMMAND = re.compile(
-    r"(?:[A-Z_]+=\S+ *)*(?:(?:\S*/)?(?:cd|cp|curl|docker|dpfact|export|flower-\w+|flwr|git|make"
+    r"(?:[A-Z_]+=\S+ *)*(?:\. |(?:\S*/)?(?:cd|cp|curl|docker|dpfact|export|flower-\w+|flwr|git|make"
     r"|mkdir|openssl|pip|printf|python3?|rm|ssh-keygen|sudo|systemctl|uv)\b|$|#)"
 )
 """How a line of a shell's block begins; other indented blocks are files, formulas and tables."""
@@ -58,7 +58,7 @@ def units(path: Path) -> list[Unit]:
 
 
 def commands(block: str) -> list[str]:
-    """Commands of a shell's block: continued lines, and strings over several lines, as one."""
+    """Commands of a shell's block: continued lines, loops and strings over several lines as one."""
     found, rest = [], ""
     for line in re.sub(r"(?:^| {2,})#.*", "", block, flags=re.MULTILINE).splitlines():
         rest += line.lstrip() if rest.endswith(" ") else line
@@ -66,6 +66,8 @@ def commands(block: str) -> list[str]:
             rest = rest[:-1].rstrip() + " "
         elif rest.count('"') % 2 or rest.count("'") % 2:
             rest += "\n"
+        elif rest.endswith("; do"):
+            rest += " "
         else:
             found += [rest.strip()] if rest.strip() else []
             rest = ""

@@ -45,8 +45,8 @@ def folder(tmp_path, monkeypatch):
         registry._more = more
 
 
-def run(*titles: str, **given) -> dict:
-    names = dict(given)
+def run(*titles: str) -> dict:
+    names: dict = {}
     for title in titles:
         for number, block in enumerate(blocks(title), start=1):
             exec(compile(block, f"{PAGE.name}: {title}, block {number}", "exec"), names)
@@ -76,10 +76,8 @@ def test_the_median_is_not_dragged_along_by_one_site():
 
 
 def test_a_rule_with_a_release_of_its_own_is_charged_and_learns(folder, cohort: Cohort):
-    (folder / "data").mkdir()
-    cohort.save(folder / "data")
-    names = run("A server rule", "A rule with a release", cohort=cohort,
-                state_dir=str(folder / "state"))  # fmt: skip
+    cohort.save(folder / "data" / "own")
+    names = run("A server rule", "A rule with a release")
     for site in cohort.sites:
         with Ledger(folder / "state" / site.name, create=False) as ledger:
             (event,) = ledger.events()
@@ -111,7 +109,6 @@ def read_line(line: str) -> tuple[float, float]:
 
 def test_a_reader_counts_what_the_table_holds(folder):
     (folder / "stays.csv").write_text(STAYS)
-    (folder / "data" / "stays").mkdir(parents=True)
     run("A reader")
     north, south = Cohort.load(folder / "data" / "stays").sites
     assert [v.codes for v in north.vocabularies] == [("P1", "P2"), ("D1", "D2")]

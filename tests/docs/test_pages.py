@@ -78,6 +78,8 @@ ELSEWHERE = {
 """Page and how its units begin, and the test (or what it calls) that runs them or their like."""
 NOT_RUN = {
     ("README.md", "make "): INSTALLS,
+    ("README.md", ". "): INSTALLS,
+    ("README.md", "pip install "): INSTALLS,
     ("docs/tutorial.md", "make demo"): INSTALLS,
     ("docs/tutorial.md", "pip install "): INSTALLS,
     ("docs/results.md", ""): HOURS,
@@ -274,6 +276,16 @@ def readme(home: Path, names: dict[str, object]) -> dict[str, str]:
     """A DataFrame of events, and tables of eICU."""
     import pandas as pd  # noqa: PLC0415
 
+    write_events(home / "events.csv")
+    names["events"] = pd.read_csv(home / "events.csv", parse_dates=["time"])
+    write_eicu(home / "eicu")
+    return {"PATH/TO/eicu": "eicu"}
+
+
+def write_events(path: Path) -> None:
+    """Events of the small demo's patients, as they would come from a warehouse."""
+    import pandas as pd  # noqa: PLC0415
+
     rows = [
         (f"{site.name}-{patient}", vocabulary.name, vocabulary.codes[code], cell, site.name)
         for site in synthetic.synthetic(SMALL).sites
@@ -282,9 +294,7 @@ def readme(home: Path, names: dict[str, object]) -> dict[str, str]:
     ]
     table = pd.DataFrame(rows, columns=["patient", "mode", "code", "time", "site"])
     table["time"] = pd.Timestamp("2024-01-01") + pd.to_timedelta(table["time"] % 100, "W")
-    names["events"] = table
-    write_eicu(home / "eicu")
-    return {"PATH/TO/eicu": "eicu"}
+    table.to_csv(path, index=False)
 
 
 def write_eicu(folder: Path) -> None:

@@ -58,6 +58,9 @@ def test_a_phenotype_of_codes_that_belong_to_everything_is_not_found_again(tmp_p
     (found,) = beside(run, [run])
     assert [p.match for p in found.pairs] == pytest.approx([1.0] * 5)
     assert found.again == 0
+    write_beside(run, (found,))
+    page = write_report(run).read_text()
+    assert page.count(", 1.00, no more than by chance)") == page.count("1.00†") == 5
 
 
 def test_runs_of_other_modes_are_refused(tmp_path):

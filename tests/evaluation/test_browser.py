@@ -1,13 +1,7 @@
-"""Pages as a browser shows them: Chromium through Playwright, and axe-core for accessibility.
-
-`axe-playwright-python` brings axe-core with it, so that no test needs npm or the network; the
-browser is Debian's, or the one that Playwright has installed.
-"""
+"""Reports and comparisons as a browser shows them."""
 
 import csv
 import io
-import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,31 +13,15 @@ from dpfact_flower.evaluation.comparison_page import write_comparison
 from dpfact_flower.evaluation.names import write_name
 from dpfact_flower.evaluation.report import write_report
 from dpfact_flower.evaluation.run_folder import write_summary
+from tests.browser import UNFOLD, browser, faults
 from tests.evaluation.folders import run_folder
 from tests.evaluation.summaries import MEASURED, SIMULATED
 
-api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed")
-UNFOLD = "for (const part of document.querySelectorAll('details')) part.open = true"
-
-
-def chromium(playwright) -> str:
-    """Path of a browser, or the test is skipped."""
-    places = [shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome")]
-    for place in (*places, playwright.chromium.executable_path):
-        if place and Path(place).exists():
-            return place
-    pytest.skip("no Chromium found: apt-get install chromium, or playwright install chromium")
-
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[object]:
-    with api.sync_playwright() as playwright:
-        # A container's root has no sandbox, and these pages are our own.
-        flags = ["--no-sandbox"] if os.geteuid() == 0 else []
-        found = playwright.chromium.launch(executable_path=chromium(playwright), args=flags)
+def chromium() -> Iterator[object]:
+    with browser() as found:
         yield found
-        found.close()
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +41,9 @@ def pages(tmp_path_factory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def page(browser, pages):
+def page(chromium, pages):
     """The report at a desk."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    context = chromium.new_context(viewport={"width": 1280, "height": 900})
     found = context.new_page()
     found.goto(pages["report"].as_uri())
     yield found
@@ -79,20 +57,8 @@ def page(browser, pages):
         ("compare", 390, "light"),
     ],
 )  # fmt: skip
-def test_a_page_fits_its_screen_and_shuts_nobody_out(browser, pages, name, width, scheme):
-    context = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme)
-    page, said, asked = context.new_page(), [], []
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.on("request", lambda request: asked.append(request.url))
-    page.goto(pages[name].as_uri())
-    page.evaluate(UNFOLD)
-    assert page.evaluate("document.documentElement.scrollWidth") == width
-    found = axe.Axe().run(page)
-    assert found.violations_count == 0, found.generate_report()
-    assert said == []
-    assert asked == [pages[name].as_uri()]
-    context.close()
+def test_a_page_fits_its_screen_and_shuts_nobody_out(chromium, pages, name, width, scheme):
+    assert faults(chromium, pages[name], width, scheme) == []
 
 
 def visible(page, selector: str) -> list[str]:
@@ -224,15 +190,15 @@ def test_what_is_shown_can_be_had_as_csv(page):
     assert '"1,200"' in waiting.value.path().read_text()
 
 
-def test_a_link_opens_what_it_leads_to(browser, pages):
-    page = browser.new_page()
+def test_a_link_opens_what_it_leads_to(chromium, pages):
+    page = chromium.new_page()
     page.goto(pages["report"].as_uri() + "#phenotype-4")
     assert 0 <= page.locator("#phenotype-4").bounding_box()["y"] < 300
     page.close()
 
 
-def test_without_its_script_a_page_is_whole(browser, pages):
-    context = browser.new_context(java_script_enabled=False)
+def test_without_its_script_a_page_is_whole(chromium, pages):
+    context = chromium.new_context(java_script_enabled=False)
     page = context.new_page()
     page.goto(pages["report"].as_uri())
     assert visible(page, ".tools") == []

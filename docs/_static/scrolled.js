@@ -1,0 +1,9 @@
+// What is wider than its place can be scrolled by the keyboard, too.
+function reachable() {
+  for (const part of document.querySelectorAll(".table-wrapper, pre")) {
+    if (part.scrollWidth > part.clientWidth) part.tabIndex = 0;
+    else part.removeAttribute("tabindex");
+  }
+}
+addEventListener("load", reachable);
+addEventListener("resize", reachable);

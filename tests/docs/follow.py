@@ -1,0 +1,293 @@
+"""README and docs, followed word by word as a newcomer would: `make follow`.
+
+A fresh clone of the last commit, and `make demo` in it, by the clock. Then every page from top to
+bottom, its commands in one shell and its Python blocks in one session, in a folder of its own: a
+copy of the clone where a command names what lies there, else an empty one. A page finds what is its
+reader's own (`own`, `GIVEN`), and nothing of it is changed but `PATH/TO/`, which is that folder.
+What cannot run on a machine like this is left out by the rules of `LEFT_OUT`, and is listed with
+its reason. The tests of this folder run the same commands on little, within the suite.
+
+It takes an hour or two and needs a package index. Open data are taken from $DPFACT_DATA. After a
+change to one page: ``python -m tests.docs.follow --clone CLONE docs/PAGE.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from simulation.paper.datasets import open_data
+from tests.data.readers.test_event_tables import LABELS, SITES
+from tests.docs.pages import PATHS, ROOT, Unit, units
+from tests.docs.test_data import write_sources
+from tests.docs.test_extend import STAYS
+from tests.docs.test_pages import write_eicu, write_events
+
+LEFT_OUT = (
+    (r"^sudo |/srv/|/var/lib/|^export PATH=/opt/", "needs root, or what root has set up above"),
+    (r"\bdocker ", "needs Docker's daemon"),
+    (r"^flower-superlink |^flwr supernode |^curl |s_client|^dpfact submit ",
+     "needs a SuperLink that keeps running; tests/runtime has one"),
+    (r"postgresql://", "needs a database server; tests/data/readers has one"),
+    (r"^python -m (simulation|benchmarks|tests)\b|^make (test|paper|bench)$",
+     "minutes to hours; the suite runs each of them on little"),
+    (r"^python -m pytest ", "needs pytest; the suite runs it"),
+)  # fmt: skip
+"""Patterns of commands, and why they cannot be followed here."""
+OF_THE_CLONE = re.compile(r"^make |^\. |constraints\.txt|\bsimulation/")
+"""Commands that name what lies in a checkout."""
+OPEN_DATA = {
+    "eicu": "eicu_demo", "mimic3": "mimic3_demo", "mimic3_demo": "mimic3_demo",
+    "cdm": "omop_synthea27nj", "synpuf": "synpuf/inpatient", "diabetes130": "diabetes130",
+    "open-data": "", "D_ICD_PROCEDURES.csv": "mimic3_demo/D_ICD_PROCEDURES.csv",
+}  # fmt: skip
+"""What pages call data that anybody can have, and where it lies in the folder of open data."""
+_EICU = "dpfact data eicu eicu --by region --out data/eicu"
+_SITES = "from dpfact_flower.data.synthetic import synthetic\nsites = synthetic('demo').sites\n"
+GIVEN = {
+    "README.md": ["import pandas\nevents = pandas.read_csv('events.csv', parse_dates=['time'])"],
+    "docs/how-to/audit.md": [_EICU],
+    "docs/how-to/existing-flower.md": [_EICU],
+    "docs/how-to/extend.md": [
+        f"{_SITES}from dpfact_flower import Cohort\nCohort('own', sites[:3]).save('data/own')"
+    ],
+    "docs/how-to/results.md": [f"{_SITES}sites[0].save('SITE.npz')"],
+}
+"""What a page takes for granted, as commands or Python to run before it."""
+
+SHELL = 'set -a; . "$STATE"; eval "$1"; code=$?; export -p > "$STATE"; exit $code'
+"""Run one command where the ones before have left the variables."""
+SESSION = """
+import json, sys, traceback
+answers, sys.stdout, names = sys.stdout, sys.stderr, {"__name__": "__main__"}
+for line in sys.stdin:
+    said = ""
+    try:
+        exec(compile(json.loads(line), "<page>", "exec"), names)
+    except BaseException:
+        said = traceback.format_exc()
+    print(json.dumps(said), file=answers, flush=True)
+"""
+
+
+@dataclass
+class Page:
+    """How a page was followed."""
+
+    name: str
+    run: int = 0
+    left_out: list[tuple[Unit, str]] = field(default_factory=list)
+    failed: list[tuple[Unit, str]] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        return (
+            f"| {self.name} | {self.run} | {len(self.failed)} | {len(self.left_out)} "
+            f"| {self.seconds / 60:.1f} |"
+        )
+
+
+class Reader:
+    """A shell and a Python session in a folder.
+
+    Parameters
+    ----------
+    home : Path
+    environment : dict of str to str
+    """
+
+    def __init__(self, home: Path, environment: dict[str, str]) -> None:
+        self.home = home
+        self.environment = environment | {"STATE": str(home.with_suffix(".state"))}
+        Path(self.environment["STATE"]).touch()
+        self.session: subprocess.Popen[str] | None = None
+
+    def does(self, text: str, *, python: bool) -> str:
+        """What went wrong: nothing if all is well."""
+        return self._python(text) if python else self._shell(text)
+
+    def _shell(self, text: str) -> str:
+        done = subprocess.run(
+            ["bash", "-c", SHELL, "page", text], cwd=self.home, env=self.environment, check=False,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        return f"{done.stdout}\nexit code {done.returncode}" if done.returncode else ""
+
+    def _python(self, text: str) -> str:
+        if self.session is None:
+            self.session = subprocess.Popen(
+                ["bash", "-c", '. "$STATE"; exec python -c "$1"', "page", SESSION],
+                cwd=self.home, env=self.environment, text=True,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+        assert self.session.stdin is not None
+        assert self.session.stdout is not None
+        with suppress(BrokenPipeError):
+            print(json.dumps(text), file=self.session.stdin, flush=True)
+        answer = self.session.stdout.readline()
+        return str(json.loads(answer)) if answer else "the Python session has ended"
+
+    def leave(self) -> None:
+        """End the session."""
+        if self.session is not None:
+            self.session.communicate()
+
+
+@contextmanager
+def reader(home: Path, environment: dict[str, str]) -> Iterator[Reader]:
+    """Somebody who reads a page in a folder."""
+    found = Reader(home, environment)
+    try:
+        yield found
+    finally:
+        found.leave()
+
+
+def why_not(unit: Unit, home: Path, missing: set[str]) -> str | None:
+    """Why a unit is left out, if it is; what it would have made is noted in `missing`."""
+    if unit.python:
+        return None
+    reason = next((why for sign, why in LEFT_OUT if re.search(sign, unit.text)), None)
+    for name in re.findall(r"PATH/TO/([\w.-]+)", unit.text):
+        if reason is None and not (home / name).exists():
+            reason = f"no {name} at hand"
+    for name in sorted(missing):
+        if reason is None and re.search(rf"(?<![\w/.-]){re.escape(name)}(?![\w/.-])", unit.text):
+            reason = "what it reads was left out"
+    if reason is not None:
+        missing.update(re.findall(r"--out (\S+)", unit.text))
+        missing.update(f"${name}" for name in re.findall(r"^(\w+)=", unit.text))
+    return reason
+
+
+def follow(path: Path, home: Path, environment: dict[str, str]) -> Page:
+    """Run what a page shows, from top to bottom, in a folder."""
+    page, missing, began = Page(path.relative_to(ROOT).as_posix()), set[str](), time.monotonic()
+    with reader(home, environment) as who:
+        for text in GIVEN.get(page.name, ()):
+            said = who.does(text, python=not text.startswith("dpfact "))
+            assert not said, said
+        for unit in units(path):
+            reason = why_not(unit, home, missing)
+            if reason is not None:
+                page.left_out.append((unit, reason))
+                continue
+            said = who.does(unit.text.replace("PATH/TO/", ""), python=unit.python)
+            page.run += 1
+            if said:
+                page.failed.append((unit, said))
+    page.seconds = time.monotonic() - began
+    return page
+
+
+def own(home: Path) -> None:
+    """Lay into a folder what a reader of the pages has, or small files in its place."""
+    write_sources(home)
+    write_eicu(home / "eicu")
+    write_events(home / "events.csv")
+    (home / "sites.csv").write_text(SITES)
+    (home / "labels.csv").write_text(LABELS)
+    (home / "icd9.csv").write_text("code,description\n4019,hypertension\n41401,\n")
+    for name, place in OPEN_DATA.items():
+        if (open_data() / place).exists():
+            shutil.rmtree(home / name, ignore_errors=True)
+            (home / name).symlink_to((open_data() / place).resolve())
+    for file in (open_data() / "diabetes130").glob("*.csv.gz"):
+        (home / file.name).symlink_to(file.resolve())
+
+
+def folder_of(path: Path, clone: Path, top: Path) -> Path:
+    """A new folder to follow a page in, with what is the reader's own."""
+    home = top / path.relative_to(ROOT).as_posix().replace("/", "-").replace(".", "-")
+    todo = [unit for unit in units(path) if why_not(unit, home, set()) is None]
+    if any(not unit.python and OF_THE_CLONE.search(unit.text) for unit in todo):
+        left = shutil.ignore_patterns(".venv", "runs", ".git")
+        shutil.copytree(clone, home, symlinks=True, ignore=left)
+        (home / ".venv").symlink_to(clone / ".venv")
+    else:
+        home.mkdir()
+    own(home)
+    if home.name.endswith("extend-md"):
+        (home / "stays.csv").write_text(STAYS)
+    return home
+
+
+def newcomer(clone: Path) -> dict[str, str]:
+    """Environment variables of who has installed what is in the clone, and has no settings."""
+    hidden = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+    kept = {key: value for key, value in os.environ.items() if key not in hidden}
+    path = f"{clone / '.venv' / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    return kept | {"PATH": path, "FLWR_HOME": str(clone.with_name("flwr"))}
+
+
+def first_report(clone: Path) -> None:
+    """From nothing to the demo's report, by the clock, and in time of processors."""
+    began = time.monotonic()
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+    make(clone, "make demo")
+    assert (clone / "runs" / "demo" / "report.html").is_file()
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    print(
+        f"From the clone to the first report: {(time.monotonic() - began) / 60:.1f} minutes, "
+        f"{(used.ru_utime + used.ru_stime) / 60:.1f} of a processor"
+    )
+
+
+def make(clone: Path, command: str) -> None:
+    """Run a command in the clone that must go well."""
+    with reader(clone, newcomer(clone)) as who:
+        said = who.does(command, python=False)
+    if said:
+        sys.exit(f"{command}\n{said}")
+
+
+def tell(pages: Sequence[Page]) -> None:
+    """Print what was left out and why, and what failed."""
+    print("\nNot run:")
+    for page in pages:
+        for unit, reason in page.left_out:
+            print(f"  {page.name}:{unit.line}: {unit.text.splitlines()[0][:70]}: {reason}")
+    for page in pages:
+        for unit, said in page.failed:
+            print(f"\nFAILED {page.name}:{unit.line}: {unit.text}\n{said[-3000:]}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Clone, install, follow; 1 if anything failed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.docs.follow", description=__doc__)
+    parser.add_argument("pages", nargs="*", type=Path, help="default: README and all of docs")
+    parser.add_argument("--clone", type=Path, help="where `make demo` has been run, to begin there")
+    given = parser.parse_args(arguments)
+    paths = [path.resolve() for path in given.pages] or [path for path in PATHS if units(path)]
+    followed: list[Page] = []
+    with tempfile.TemporaryDirectory(prefix="dpfact-follow-") as folder:
+        top, whole = Path(folder).resolve(), False
+        clone = (given.clone or top / "dpfact-flower").resolve()
+        if given.clone is None:
+            first_report(clone)
+        print("\n| page | run | failed | not run | minutes |\n|---|---|---|---|---|", flush=True)
+        for path in paths:
+            if path.name != "README.md" and not whole:
+                # What pages ask for in their text, each at its place.
+                make(clone, ".venv/bin/pip install --quiet -c constraints.txt -e '.[all]'")
+                whole = True
+            followed.append(follow(path, folder_of(path, clone, top), newcomer(clone)))
+            print(followed[-1], flush=True)
+    tell(followed)
+    return int(any(page.failed for page in followed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,31 @@
+"""The documentation site as a browser shows it, every page of it."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.browser import browser, faults
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """The pages, built."""
+    sphinx = pytest.importorskip("sphinx.cmd.build", reason="sphinx is not installed")
+    out = tmp_path_factory.mktemp("site")
+    assert sphinx.main(["-W", "-q", "-b", "html", str(DOCS), str(out)]) == 0
+    return out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_every_page_fits_its_screen_and_shuts_nobody_out(site, width, scheme):
+    pages = [
+        path for path in sorted(site.rglob("*.html"))
+        if path.relative_to(site).parts[0] not in ("_static", "reports")
+    ]  # fmt: skip
+    assert len(pages) > len([*DOCS.rglob("*.md")])
+    with browser() as chromium:
+        found = {path.name: faults(chromium, path, width, scheme, site) for path in pages}
+    assert {name: said for name, said in found.items() if said} == {}
