@@ -152,7 +152,9 @@ def test_candidates_agree_unless_growth_has_found_more_than_they(monkeypatch, be
     monkeypatch.setattr(
         module, "_consensus", lambda *given: asked.append(len(given[0])) or usual(*given)
     )
-    truth = Model(np.concatenate(parts), usage / math.sqrt(2))
+    monkeypatch.setattr(module, "_POOLED", 1)  # too few to find it from a random start
+    monkeypatch.setattr(module, "_JOINT", 1)
+    truth = Model(np.concatenate(parts), usage / len(parts))
     # None: it ended without enough factors, as where phenotypes are below the noise.
     monkeypatch.setattr(module, "grown", lambda *given: truth if best else None)
     rng = np.random.default_rng(1)
