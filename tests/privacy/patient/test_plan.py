@@ -167,7 +167,7 @@ def test_a_site_finds_the_servers_schedule(epsilon, given_):
 def test_rounds_at_the_size_of_the_papers_cohort(epsilon, rounds):
     made = plan(epsilon=epsilon)
     assert made.refine_rounds == rounds
-    assert made.start_share == 0.5
+    assert made.start_share == 0.7
 
 
 def test_more_phenotypes_than_twenty_make_fewer_rounds_of_a_signal():
