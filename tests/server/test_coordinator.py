@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
-from dpfact_flower.errors import QuorumError, SettingsError, StateError
+from dpfact_flower.errors import DataError, QuorumError, SettingsError, StateError
 from dpfact_flower.server import coordinator as coordinator_module
 from dpfact_flower.server.checkpoint import CHECKPOINT
 from dpfact_flower.server.coordinator import Coordinator
@@ -335,6 +335,12 @@ def test_a_history_that_somebody_changed_is_written_anew(tmp_path, what):
     close(coordinator, 2, "a")
     lines = path.read_text(encoding="utf-8").splitlines()
     assert [RoundRecord.from_dict(json.loads(line)) for line in lines] == coordinator.records
+
+
+def test_a_history_that_cannot_be_read_is_named(tmp_path):
+    (tmp_path / HISTORY).mkdir()
+    with pytest.raises(DataError, match=r"history\.jsonl: cannot be read \(Is a directory\)"):
+        read_history(tmp_path)
 
 
 @pytest.mark.parametrize("rounds", [3, 6], ids=["unfinished", "finished"])

@@ -4,6 +4,7 @@ Where in step the model settles is then known: at the mean of what the sites wan
 """
 
 import heapq
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from dpfact_flower import legacy
 from dpfact_flower.errors import DataError, QuorumError, SettingsError, StateError
+from dpfact_flower.server import coordinator
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.elastic import ElasticRule
 from dpfact_flower.server.history import Failure, read_history
@@ -283,6 +285,27 @@ def test_who_goes_on_asks_the_very_same_again_and_ends_with_the_same_bits(tmp_pa
     assert [r.arrivals for r in again.records] == [r.arrivals for r in whole.records]
     assert again.records[1].failures == (Failure("node 9", "dpfact:data"),)
     assert read_history(out) == again.records
+
+
+def test_the_room_that_is_asked_for_grows_by_what_is_kept_of_each_site(tmp_path, monkeypatch):
+    """What it said last and what it was asked last, each in two checkpoints."""
+    sizes = []
+
+    @contextmanager
+    def note(_, size):
+        sizes.append(size)
+        yield
+
+    monkeypatch.setattr(coordinator, "reserved", note)
+    for number, sites in enumerate((2, 3)):
+        on_arrival(run_dir=tmp_path / f"{number}").begin(sites)
+        in_step = Coordinator(SHAPE, solver=SOLVER, privacy=NONE, run=run_settings(pace="in-step"),
+                              run_dir=tmp_path / f"{number} in step")  # fmt: skip
+        in_step.begin(sites)
+    of_records = sizes[3] - sizes[1]
+    kept = sum(array.nbytes for array in on_arrival()._state().values())
+    assert kept >= 4 * RANK * sum(SHAPE)
+    assert sizes[2] - sizes[0] == of_records + 4 * kept
 
 
 def test_a_checkpoint_of_another_pace_or_a_damaged_one_is_refused(tmp_path):
