@@ -2,6 +2,10 @@
 
 Flower 1.41's SuperLink starts one process, a SuperExec, that starts the runs' ServerApps, and does
 not look after it. Where that is killed, for want of memory, say, every run stays `pending`.
+
+Nor does it wait long for its own database: after five seconds it answers 500, on which a SuperExec
+ends with all ServerApps, and a SuperNode gives up or forgets what it was about. With two runs on a
+slow machine that happens; so it waits here for nearly as long as those who ask wait for it.
 """
 
 from __future__ import annotations
@@ -18,6 +22,8 @@ from dpfact_flower.machine.quiet import quietly
 
 _HELPER = "flower-superexec"[:15]
 """As Linux has the names of processes."""
+_BUSY_MILLISECONDS = 25_000
+"""Flower's clients give an answer 30 s, and ask again then."""
 _logger = logging.getLogger(__name__)
 
 
@@ -30,6 +36,7 @@ def centre(options: Sequence[str]) -> None:
         Of `flower-superlink`.
     """
     os.environ.update(quietly(os.environ))  # before Flower is imported
+    wait_for_the_database()
     from flwr.superlink.cli import flower_superlink  # noqa: PLC0415
 
     from dpfact_flower.machine.logs import use_flower_handler  # noqa: PLC0415
@@ -38,6 +45,14 @@ def centre(options: Sequence[str]) -> None:
     sys.argv = ["flower-superlink", *options]
     signal.signal(signal.SIGCHLD, lambda *_: _end_without_helper())
     flower_superlink()
+
+
+def wait_for_the_database() -> None:
+    """Have the SuperLink wait for who writes to its database; before its parts are imported."""
+    from flwr.supercore import constant  # noqa: PLC0415
+
+    own = {**dict(constant.SQLITE_PRAGMAS), "busy_timeout": str(_BUSY_MILLISECONDS)}
+    constant.SQLITE_PRAGMAS = tuple(own.items())  # type: ignore[assignment]
 
 
 def _end_without_helper() -> None:

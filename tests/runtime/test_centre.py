@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,6 +31,24 @@ def superlink(folder: Path):
             lambda: "startup complete" in (folder / "log").read_text(), "the SuperLink's start"
         )
         yield process, descendant(process.pid, "flower-superexec")
+
+
+def test_the_superlink_waits_for_who_writes_to_its_database():
+    """In a process of its own, where Flower is not imported yet."""
+    code = """if True:
+        import sqlite3
+        from dpfact_flower.runtime.centre import wait_for_the_database
+        wait_for_the_database()
+        from flwr.superlink.cli import flower_superlink
+        from flwr.supercore.sql_mixin import _set_sqlite_pragmas
+        database = sqlite3.connect(":memory:")
+        _set_sqlite_pragmas(database, None)
+        print(*database.execute("PRAGMA busy_timeout").fetchone())
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=CODE, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["25000"]
 
 
 @pytest.mark.slow
