@@ -54,6 +54,7 @@ OPEN_DATA = {
     "open-data": "", "D_ICD_PROCEDURES.csv": "mimic3_demo/D_ICD_PROCEDURES.csv",
 }  # fmt: skip
 """What pages call data that anybody can have, and where it lies in the folder of open data."""
+EXTRAS = ".[simulation,data,report]"
 _EICU = "dpfact data eicu eicu --by region --out data/eicu"
 _SITES = "from dpfact_flower.data.synthetic import synthetic\nsites = synthetic('demo').sites\n"
 GIVEN = {
