@@ -282,10 +282,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for path in paths:
             if path.name != "README.md" and not whole:
                 # What pages ask for in their text, each at its place.
-                make(
-                    clone,
-                    ".venv/bin/pip install --quiet -c constraints.txt -e '.[simulation,data,report]'",
-                )
+                make(clone, f".venv/bin/pip install --quiet -c constraints.txt -e '{EXTRAS}'")
                 whole = True
             followed.append(follow(path, folder_of(path, clone, top), newcomer(clone)))
             print(followed[-1], flush=True)
