@@ -3,7 +3,7 @@
 Flower's own `send_and_receive` asks each node once. But a site whose process is killed, or whose
 SuperNode is restarted, between the charge and the reply has paid, and its ledger has the bytes: if
 it is asked the same again they come, and cost nothing more. So who was lost is asked again, as long
-as the round lasts.
+as the round lasts; and so is once, half-way, who is there and has said nothing.
 """
 
 from __future__ import annotations
@@ -35,6 +35,10 @@ RETURN_SECONDS = 120.0
 LEAST_SECONDS = 10.0
 """What is left of a round must suffice for a process to start and to send kept bytes."""
 _BUSY_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+_SILENT = 1 / 2
+"""Of a round's time: then who is there and has said nothing is asked once more. Flower 1.41's
+SuperNode forgets a message without a word where the SuperLink fails inside while it is fetched, or
+where the answer that brings it is cut off."""
 _EXTRA = 1 / 4
 """Of a round's time, if later rounds build on it and a site that is there is missing."""
 
@@ -128,7 +132,7 @@ class CollectingGrid(Grid):
         if not asked:
             return []
         seconds = min(asked[0].metadata.ttl, math.inf if timeout is None else timeout)
-        round_ = _Round(self, self._stake(), self._sent, asked)
+        round_ = _Round(self, self._stake(), self._sent, asked, seconds * _SILENT)
         round_.collect(seconds)
         more = round_.stake.more if len(round_.seconds) < round_.stake.quorum else 0.0
         more = more or seconds * _EXTRA * round_.stake.builds
@@ -143,13 +147,19 @@ class _Round:
     """Who was asked, who is waited for, and what came, by node."""
 
     def __init__(
-        self, grid: Grid, stake: Stake, sent: Callable[[Message], None], messages: list[Message]
+        self,
+        grid: Grid,
+        stake: Stake,
+        sent: Callable[[Message], None],
+        messages: list[Message],
+        silent: float,
     ) -> None:
         self._grid, self._sent, self.stake = grid, sent, stake
         self._request = messages[0]
         self._waiting: dict[str, int] = {}
         self._times: dict[int, int] = {}
         self._began = time.monotonic()
+        self._silent = self._began + silent
         self.replies: dict[int, Message] = {}
         self.seconds: dict[int, float] = {}
         self._push(messages)
@@ -162,6 +172,9 @@ class _Round:
                 patience = time.monotonic() + RETURN_SECONDS
             left = end - time.monotonic()
             self._ask_again(left)
+            if time.monotonic() >= self._silent:
+                self._silent = math.inf
+                self._ask_silent(left)
             if left <= 0 or not (self._waiting or (self._lost() and time.monotonic() < patience)):
                 return
             time.sleep(min(POLL_SECONDS, left))
@@ -175,6 +188,12 @@ class _Round:
         self.ask(lost & here, left)
         if self.stake.builds or lost - here:  # who has no key comes back under a new number
             self.ask(here - self._times.keys(), left)
+
+    def _ask_silent(self, left: float) -> None:
+        """Ask who is there and has said nothing; a reply to either message counts."""
+        silent = self._times.keys() - self.replies.keys()
+        if silent and left >= LEAST_SECONDS:
+            self.ask(silent & set(self._grid.get_node_ids()), left)
 
     def _lost(self) -> set[int]:
         """Nodes whose last reply is that they were lost, and that may be asked again."""
@@ -217,7 +236,6 @@ class _Round:
             node = message.metadata.dst_node_id
             self._times[node] = self._times.get(node, 0) + 1
             if number:  # None where the SuperLink did not take it
-                self._waiting = {key: who for key, who in self._waiting.items() if who != node}
                 self._waiting[number] = node
 
     def _pull(self) -> bool:
@@ -225,11 +243,13 @@ class _Round:
         lost = False
         for reply in self._grid.pull_messages(list(self._waiting)):
             node = self._waiting.pop(reply.metadata.reply_to_message_id, None)
-            if node is not None:
-                self.replies[node] = reply
-                if not reply.has_error():
-                    self.seconds[node] = time.monotonic() - self._began
-                lost |= is_lost(reply)
+            if node is None or node in self.seconds:
+                continue
+            self.replies[node] = reply
+            if not reply.has_error():
+                self.seconds[node] = time.monotonic() - self._began
+                self._waiting = {key: who for key, who in self._waiting.items() if who != node}
+            lost |= is_lost(reply)
         return lost
 
 

@@ -193,8 +193,8 @@ def runs(made: Deployment, nodes: int, rounds: int) -> Iterator[int]:
             works = []
             for number, out in enumerate(outs):
                 settings = {
-                    **CONFIG, "rounds": rounds, "seed": number, "sites": nodes, "min-sites": nodes,
-                    "round-timeout": 1800.0, "wait-timeout": 1800.0,
+                    **CONFIG, "rounds": rounds, "seed": number, "sites": nodes,
+                    "min-sites": nodes // 2, "round-timeout": 600.0, "wait-timeout": 1800.0,
                 }  # fmt: skip
                 command = [tool("dpfact"), "submit", CONNECTION, "--out", str(out)]
                 command += ["--vocabulary", made.vocabulary]

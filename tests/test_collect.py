@@ -152,13 +152,13 @@ def test_who_is_there_and_missing_at_the_end_is_asked_once_more_where_it_matters
     exchange, stake, came
 ):
     """It was stopped for all of the round, say, or cut off after the charge."""
-    answers = {2: [(NEVER, "release"), (9, "release")], 3: [(5, "release")]}
+    answers = {2: [(NEVER, "release")] * 2 + [(9, "release")], 3: [(5, "release")]}
     said, network = exchange(answers, stake)
     assert said.get(2) == came
     assert (609 if came else 600) <= network.now < 611
     if came:
-        assert network.asked[2][1][1].metadata.ttl == 150
-        answers[2][1] = (NEVER, "release")
+        assert network.asked[2][2][1].metadata.ttl == 150
+        answers[2][2] = (NEVER, "release")
         _, network = exchange(answers, stake)
         assert 750 <= network.now < 751
 
@@ -170,15 +170,44 @@ def test_who_says_late_before_the_end_is_asked_again_where_who_is_silent_would_b
     exchange, stake, came
 ):
     """It has paid nothing, and had less time than it gets now."""
-    said, network = exchange({2: [(590, LATE), (700, "release")], 3: [(5, "release")]}, stake)
+    answers = {2: [(590, LATE), (NEVER, LATE), (700, "release")], 3: [(5, "release")]}
+    said, network = exchange(answers, stake)
     assert said == {2: came, 3: "release"}
-    assert len(network.asked[2]) == (2 if came == "release" else 1)
+    assert len(network.asked[2]) == (3 if came == "release" else 2)
 
 
 def test_a_reply_of_the_first_asking_does_not_count_twice(exchange):
-    answers = {2: [(30, CRASHED), (9, "release")], 3: [(NEVER, CRASHED)]}
+    answers = {2: [(30, CRASHED), (9, "release")], 3: [(NEVER, CRASHED)] * 2}
     said, _ = exchange(answers, PAID, timeout=60.0)
     assert said == {2: "release"}
+
+
+@pytest.mark.parametrize("stake", [PAID, BUILT_ON, FREE])
+@pytest.mark.parametrize(
+    ("answers", "came"),
+    [
+        ([(NEVER, "release"), (9, "release")], 309),  # the first message was lost without a word
+        ([(320, "release"), (NEVER, "release")], 320),  # it is slow, and answers the first
+        ([(320, REFUSED), (30, "release")], 330),
+        ([(320, "release"), (30, REFUSED)], 320),
+    ],
+)
+def test_who_says_nothing_is_asked_once_more_half_way_and_either_reply_counts(
+    exchange, stake, answers, came
+):
+    said, network = exchange({2: answers, 3: [(5, "release")]}, stake)
+    assert said == {2: "release", 3: "release"}
+    assert came <= network.now < came + 1
+    (_, (at, again)) = network.asked[2]
+    assert 300 <= at < 301
+    assert again.metadata.ttl == pytest.approx(600 - at, rel=1e-12)
+
+
+def test_who_is_not_there_half_way_is_not_asked(exchange):
+    answers = {2: [(400, "release")], 3: [(5, "release")]}
+    said, network = exchange(answers, PAID, online={2: [(0, 200)]})
+    assert said == {2: "release", 3: "release"}
+    assert len(network.asked[2]) == 1
 
 
 class Busy(Network):

@@ -164,7 +164,7 @@ class Subject:
             allow_privacy="patient",
             max_epsilon=1e9,
             budget_delta=min(self.privacy.delta, 0.5),
-            max_rank=max(200, self.solver.rank),
+            max_rank=self.solver.rank,  # which decides how much room is held, in memory here
             max_tau=max(50, self.solver.tau),
         )
         return DPFactClient(data or self.site, settings)

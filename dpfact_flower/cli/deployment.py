@@ -1,4 +1,4 @@
-"""`dpfact submit` and `status`: a deployed run, at the centre."""
+"""`dpfact superlink`, `submit` and `status`: a deployment, at the centre."""
 
 from __future__ import annotations
 
@@ -35,6 +35,16 @@ UNKNOWN = 4
 """Exit code where the SuperLink does not say how a run ended."""
 
 _STDERR = 2
+
+
+def superlink(context: typer.Context) -> None:
+    """Be Flower's SuperLink, which ends where its helper does; options of flower-superlink.
+
+    Flower's own command goes on then, and every run stays pending.
+    """
+    from dpfact_flower.runtime.centre import centre
+
+    centre(context.args)
 
 
 def submit(

@@ -13,11 +13,18 @@ from rich.table import Table
 
 from dpfact_flower.cli.audit import audit
 from dpfact_flower.cli.data import data_app
-from dpfact_flower.cli.deployment import status, submit
+from dpfact_flower.cli.deployment import status, submit, superlink
 from dpfact_flower.cli.export import export, label
 from dpfact_flower.cli.init import init
 from dpfact_flower.cli.ledger import ledger_app
-from dpfact_flower.cli.options import APP_FOLDER, AsJson, FlowerApp, app_config, console
+from dpfact_flower.cli.options import (
+    APP_FOLDER,
+    PASSED_ON,
+    AsJson,
+    FlowerApp,
+    app_config,
+    console,
+)
 from dpfact_flower.cli.plan import budget, plan
 from dpfact_flower.cli.run import compare, demo, report, run, simulate
 from dpfact_flower.cli.site import site_app
@@ -60,6 +67,7 @@ for panel, commands in {
 }.items():
     for command in commands:
         app.command(rich_help_panel=panel)(command)
+app.command(context_settings=PASSED_ON, add_help_option=False, rich_help_panel=_RUNS)(superlink)
 app.add_typer(data_app, name="data", rich_help_panel=_BEFORE)
 app.add_typer(ledger_app, name="ledger", rich_help_panel=_PRIVACY)
 app.add_typer(site_app, name="site", rich_help_panel=_PRIVACY)

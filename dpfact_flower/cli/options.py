@@ -27,6 +27,8 @@ FlowerApp = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+"""Settings of a command that hands its options on to one of Flower's."""
 _PACKAGE = Path(__file__).parents[1]
 _INSTALLED, _BESIDE = _PACKAGE / "flower_app", _PACKAGE.parent / "simulation" / "dpfact-app"
 APP_FOLDER = _BESIDE if _BESIDE.is_dir() and not _INSTALLED.is_dir() else _INSTALLED

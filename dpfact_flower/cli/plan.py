@@ -185,6 +185,7 @@ def _asked(needs: Needs) -> str:
         f"a site needs about {_bytes(needs.memory)} of memory beside its patients, sends "
         f"{_bytes(needs.sent)} and takes {needs.seconds:,.0f} s of a quiet core"
     )
+    text += f"; the server needs {_bytes(needs.server)}" * bool(needs.server)
     return text + f"; with codes = {needs.codes} far less" * bool(needs.codes)
 
 

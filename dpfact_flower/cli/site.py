@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from dpfact_flower.cli.options import AsJson, console
+from dpfact_flower.cli.options import PASSED_ON, AsJson, console
 from dpfact_flower.cli.talk import echo_json, progress
 from dpfact_flower.errors import StateError
 
@@ -42,6 +42,17 @@ def site_answer(
     from dpfact_flower.runtime.executor import execute
 
     execute(config, secret, port, host)
+
+
+@site_app.command("connect", context_settings=PASSED_ON, add_help_option=False)
+def site_connect(context: typer.Context) -> None:
+    """Be Flower's SuperNode, which ends where it gives up; options of flower-supernode.
+
+    Flower's own command goes on running then, offline, and nobody starts it again.
+    """
+    from dpfact_flower.runtime.connect import connect
+
+    connect(context.args)
 
 
 @site_app.command("check")

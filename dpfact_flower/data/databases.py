@@ -212,7 +212,15 @@ class Folder(Source):
 class _DuckDB(Source):
     def __init__(self, connection: Connection, path: Path, schema: str) -> None:
         self._connection, self._path, self._schema = connection, path, schema or "main"
-        connection.execute(f"ATTACH {literal(str(path))} AS source (READ_ONLY)")
+        import duckdb  # noqa: PLC0415 - the connection came from it
+
+        try:
+            connection.execute(f"ATTACH {literal(str(path))} AS source (READ_ONLY)")
+        except duckdb.Error as error:
+            raise DataError(
+                f"{path}: the DuckDB database cannot be opened ({type(error).__name__}); has "
+                f"another program opened it, or a newer DuckDB than {duckdb.__version__} made it?"
+            ) from None
 
     def has(self, table: str) -> bool:
         return bool(self._columns(table))

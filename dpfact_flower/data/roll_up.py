@@ -188,8 +188,10 @@ def _from_file(path: Path) -> Grouping:
         if not row.get("code") or not row.get("group") or not row["group"].isprintable():
             raise DataError(f"{path}: row {number} needs a code and a group, in printable text")
         version, code = parts(row["code"])
-        key = (row.get("version") or version, code)
-        table.setdefault(key, []).append((row["group"], row.get("description") or ""))
+        version = row.get("version") or version
+        if version not in ("", "9", "10"):
+            raise DataError(f"{path}: row {number} has another version of ICD than 9 or 10")
+        table.setdefault((version, code), []).append((row["group"], row.get("description") or ""))
     return lambda version, code: table.get((version, code)) or table.get(("", code)) or []
 
 

@@ -32,9 +32,10 @@ from dpfact_flower.tensor.triangle import ROOT2, pack_whole, unpack_whole, whole
 
 _LEAST_WEIGHT = 0.02
 """Weight of a site that seems not to use a phenotype, against the one that uses it most."""
-_FLOOR = 8.0
+_FLOOR = 40.0
 """Least pull toward the previous factor, in standard deviations of the noise on a column's energy:
-where a phenotype is weak the noisy statistic may move it a little, not replace it."""
+where a phenotype is weak the noisy statistic may move it a little, not replace it. Steps are short
+then, and several rounds average."""
 _TINY = 1e-9
 
 

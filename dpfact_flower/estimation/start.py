@@ -10,7 +10,9 @@ to the sites' sum, then to every site. *Grown*: factors are added where the resi
 all are refitted in between (`growth`). Growth finds clear-cut phenotypes that random starts merge;
 where phenotypes are below the noise it follows the noise. So candidates are judged by data that
 they have not seen: with fresh noise z like that of the releases, P + z / 2 and P - 2 z have
-independent noises, and what was fitted to the first is tested on the second.
+independent noises, and what was fitted to the first is tested on the second. Where a random one
+is best, what all say on average has less noise than any of them, and a last candidate begins from
+a fit to that; where growth is, an average would merge again what it has found.
 docs/explanation/start.md has the figures.
 
 All of it is post-processing of what was released.
@@ -48,9 +50,9 @@ from dpfact_flower.tensor.triangle import strict_size
 _logger = logging.getLogger(__name__)
 _RESTARTS, _GROWTHS = 6, 1
 """Candidates of each kind."""
-_POOLED, _JOINT, _LAST = 20, 10, 30
-"""Iterations: of a random start on the sites' sum, of a candidate on all sites, and of the best one
-on the releases, at most."""
+_POOLED, _JOINT, _COMMON, _LAST = 20, 10, 20, 30
+"""Iterations: of a random start on the sites' sum, of a candidate on all sites, of a fit to what
+candidates say on average, and of the best one on the releases; the last two at most."""
 _SETTLED = 1e-4
 """The last fit ends when an iteration changes what is explained by less than this share."""
 _THRESHOLD = 1.0
@@ -195,8 +197,14 @@ def _best_candidate(
         return _none_lost(model, begun), explained(unseen, model)
 
     seeded = list(zip(candidates, rng.spawn(len(candidates)), strict=True))
-    found = [each for each in in_order(judged, seeded, threads=thread_count()) if each]
-    best, score = max(found, key=lambda each: each[1])  # the first of equals
+    tried = list(in_order(judged, seeded, threads=thread_count()))
+    found = [each for each in tried if each]
+    best, score = first = max(found, key=lambda each: each[1])  # the first of equals
+    if not any(first is grown_one for grown_one in tried[:_GROWTHS]):
+        models = [model for model, _ in found]
+        common = judged((lambda _: _consensus(models, best), rng))
+        found += [common] if common else []
+        best, score = max(found, key=lambda each: each[1])
     _logger.info(
         "start: best of %d candidates; explains %.6g of data not fitted to, the others %s",
         len(found), score, ", ".join(f"{other:.6g}" for _, other in found if other < score),
@@ -210,6 +218,17 @@ def _candidates(sites: Sites, rank: int, noise: float, restarts: int) -> list[_C
     random: _Candidate = partial(_random, total, sites.shape[1], rank)
     growth: _Candidate = partial(grown, sites, rank, noise)
     return [growth] * _GROWTHS + [random] * restarts  # the longest first
+
+
+def _consensus(models: Sequence[Model], first: Model) -> Model:
+    """A fit to what candidates say on average, from one of them on."""
+    mean = np.zeros((len(first.F), len(first.d), len(first.F)), np.float32)
+    for F, d in models:
+        for t, usage in enumerate(d):
+            mean[:, t] += (F * (usage / len(models))).astype(np.float32) @ F.T.astype(np.float32)
+    for t, _ in enumerate(first.d):
+        np.fill_diagonal(mean[:, t], 0)
+    return fit(mean, first, threshold=0.0, iterations=_COMMON, settled=_SETTLED)
 
 
 def _random(total: Sites, sites: int, rank: int, rng: np.random.Generator) -> Model:

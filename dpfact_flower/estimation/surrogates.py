@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 
 from dpfact_flower.estimation.pair_fit import unpack
 from dpfact_flower.estimation.start import Start
-from dpfact_flower.tensor import Floats, SparseTensor
+from dpfact_flower.machine.threads import one_blas_thread
+from dpfact_flower.tensor import SparseTensor
 
 _NUMBER = 20_000
 _FEW_CELLS = 4.0
@@ -65,17 +66,24 @@ def surrogates_of(
     sizes = [len(factor) for factor in start.factors]
     if len(sizes) == 1:  # without another mode, nothing tells how many codes a patient has
         return None
-    total = unpack(releases, sum(sizes)).sum(axis=1, dtype=np.float64)
+    summed = np.zeros(releases[0].shape)
+    for release in releases:
+        summed += release
+    total = unpack([summed], sum(sizes))[:, 0]
     counts = code_counts(total, sizes, cross)
     if math.prod(counts) > _FEW_CELLS:
         return None
     noise = sigma * math.sqrt(len(releases) / 2)
-    model = np.einsum("jr,kr->jk", start.stacked * start.usage.sum(axis=0), start.stacked)
+    used = start.stacked * start.usage.sum(axis=0)
+    with one_blas_thread:  # no result depends on the number of threads
+        model = used.astype(np.float32) @ start.stacked.T.astype(np.float32)
     found = surrogate_patients(likely_pairs(total, model, noise), counts, sizes, _NUMBER, rng)
     return found if found.nnz else None
 
 
-def likely_pairs(total: Floats, model: Floats, noise: float) -> Floats:
+def likely_pairs(
+    total: NDArray[np.floating[Any]], model: NDArray[np.floating[Any]], noise: float
+) -> NDArray[np.floating[Any]]:
     """How often codes go together: a model, and what stands out of the noise beside it.
 
     Parameters
@@ -87,17 +95,19 @@ def likely_pairs(total: Floats, model: Floats, noise: float) -> Floats:
 
     Returns
     -------
-    ndarray of float64, shape (codes, codes)
-        At least 0, zeros on the diagonal.
+    ndarray, shape (codes, codes)
+        Of the arguments' type; at least 0, zeros on the diagonal.
     """
     rest = total - model
-    pairs = model + np.sign(rest) * np.maximum(np.abs(rest) - _THRESHOLD * noise, 0)
-    np.fill_diagonal(pairs, 0)
-    return np.asarray(np.maximum(pairs, 0))
+    rest -= np.clip(rest, -_THRESHOLD * noise, _THRESHOLD * noise)
+    rest += model
+    np.maximum(rest, 0, out=rest)
+    np.fill_diagonal(rest, 0)
+    return rest
 
 
 def surrogate_patients(
-    pairs: Floats, counts: Sequence[float], sizes: Sequence[int], number: int,
+    pairs: NDArray[np.floating[Any]], counts: Sequence[float], sizes: Sequence[int], number: int,
     rng: np.random.Generator,
 ) -> SparseTensor:  # fmt: skip
     """Draw patients whose pairs of codes occur as told.
@@ -168,17 +178,17 @@ def code_counts(total: NDArray[Any], sizes: Sequence[int], cross: float) -> list
 
 
 def _conditionals(
-    pairs: Floats, offsets: NDArray[Any]
+    pairs: NDArray[np.floating[Any]], offsets: NDArray[Any]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """How frequent codes are, by their pairs with other modes; and P(row's code | column's)."""
-    given = np.array(pairs, np.float64)
+    given = np.array(pairs, np.float32)
     frequency = np.zeros(len(given))
     for begin, end in pairwise(offsets):
-        sums = given[begin:end].sum(axis=0)
+        sums = given[begin:end].sum(axis=0, dtype=np.float64)
         frequency += sums
         frequency[begin:end] -= sums[begin:end]
-        given[begin:end] /= np.maximum(sums, _TINY)
-    return frequency.astype(np.float32), given.astype(np.float32)
+        given[begin:end] /= np.maximum(sums, _TINY).astype(np.float32)
+    return frequency.astype(np.float32), given
 
 
 def _drawn(

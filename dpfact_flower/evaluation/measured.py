@@ -7,7 +7,7 @@ in a message. Sites that finished no round are left out, and named.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial, reduce
 from operator import add
 from pathlib import Path
@@ -34,6 +34,8 @@ from dpfact_flower.machine.watch import Watch, unwatched
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.site.round import scaled
 from dpfact_flower.site.store import SiteStore
+from dpfact_flower.solver.error import squared_error
+from dpfact_flower.tensor import Factors, SparseTensor
 from dpfact_flower.tensor.cp import CPModel
 from dpfact_flower.tensor.match import factor_match_score
 
@@ -71,8 +73,9 @@ def measure(
     if not loaded:
         raise StateError(f"{sites_folder}: no site finished a round of this run")
     sites = [site for site, _, _ in loaded]
+    models = [(scaled(site.tensor, coordinator.solver), state.factors) for site, _, state in loaded]
     patients = [CPModel.of(*s.factors).with_unit_features().factors[0] for _, _, s in loaded]
-    tensors = [scaled(site.tensor, coordinator.solver) for site in sites]
+    tensors = [tensor for tensor, _ in models]
     fit = partial(shared_error, tensors, nonnegative=coordinator.solver.nonnegative)
     shared, plain = fit(coordinator.factors).fit, fit(code_frequencies(tensors)).fit
     nothing = shared <= plain
@@ -89,7 +92,7 @@ def measure(
         auc=auc.mean if auc else None,
         predictions=predictions,
         sites_without_a_round=tuple(site.name for site in cohort.sites if site not in sites),
-        errors=_errors([store for _, store, _ in loaded], sites),
+        errors=_errors([store for _, store, _ in loaded], sites, models),
         fit_shared=shared,
         fit_frequencies=plain,
     )
@@ -105,18 +108,27 @@ def _unpredicted(sites: Sequence[SiteData]) -> OutcomePrediction:
     return OutcomePrediction(GroupAUC("overall", patients, reason=NOTHING), groups, 0, 0.0)
 
 
-def _errors(stores: Sequence[SiteStore], sites: Sequence[SiteData]) -> Errors | None:
-    """Errors of the sites' own models after each round: the paper's measure, over all sites."""
+def _errors(
+    stores: Sequence[SiteStore], sites: Sequence[SiteData],
+    models: Sequence[tuple[SparseTensor, Factors]],
+) -> Errors | None:  # fmt: skip
+    """Errors of the sites' own models after each round: the paper's measure, over all sites.
+
+    Sites may not have measured the last round's error over non-zeros; their `models` tell it.
+    """
     histories = [{m.round: m for m in store.history()} for store in stores]
     rounds = sorted(set.intersection(*(set(history) for history in histories)))
     if not rounds:
         return None
     pooled = {n: reduce(add, (history[n].error for history in histories)) for n in rounds}
     last = pooled[rounds[-1]]
+    if last.nonzeros is None:
+        of_models = reduce(add, (squared_error(*model) for model in models))
+        last = replace(last, nonzeros=of_models.nonzeros)
     return Errors(
         rmse=last.rmse.all_cells,
         fit=last.fit,
-        rmse_nonzeros=last.rmse.nonzeros,
+        rmse_nonzeros=last.rmse.nonzeros or 0.0,
         rmse_authors=last.rmse.authors,
         error_by_round=tuple(
             RoundErrors(n, **asdict(error.rmse), fit=error.fit) for n, error in pooled.items()

@@ -119,11 +119,11 @@ def errors(summary: Summary, measure: str = "fit", axes: Axes | None = None) -> 
         raise DataError("summary: no error_by_round; errors are measured only where the data is")
     if measure not in _ERRORS:
         raise DataError(f"measure: must be one of {', '.join(_ERRORS)}; got {shown(measure)}")
-    found = summary.errors.error_by_round
-    rounds = [error.round for error in found]
+    values = {error.round: getattr(error, measure) for error in summary.errors.error_by_round}
+    values = {number: value for number, value in values.items() if value is not None}
+    rounds = list(values)
     axes = axes or _new_axes(2.6)
-    values = [getattr(error, measure) for error in found]
-    axes.plot(rounds, values, color=BLUE, marker=_marker(rounds))
+    axes.plot(rounds, list(values.values()), color=BLUE, marker=_marker(rounds))
     axes.set_title(_ERRORS[measure])
     axes.ticklabel_format(axis="y", useOffset=False)
     _round_axis(axes)

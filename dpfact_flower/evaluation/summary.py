@@ -128,7 +128,7 @@ class RoundErrors:
 
     round: int
     all_cells: float
-    nonzeros: float
+    nonzeros: float | None
     authors: float
     fit: float
 

@@ -102,7 +102,7 @@ class Connection:
     name: str
     environment: dict[str, str] = field(default_factory=quiet_environment)
 
-    def submit(self, app: Path, config: Mapping[str, Scalar]) -> str:
+    def submit(self, app: Path, config: Mapping[str, Scalar], federation_config: str = "") -> str:
         """Submit a run of a Flower App.
 
         Returns
@@ -115,7 +115,7 @@ class Connection:
         RunFailedError
             In Flower's own words, if the run was not taken.
         """
-        command = [*run_command(app, self.name, config), "--format", "json"]
+        command = [*run_command(app, self.name, config, federation_config), "--format", "json"]
         answer = self._ask(command)
         if not answer.get("run-id"):
             raise RunFailedError(f"nothing was started: {_said(answer)}")

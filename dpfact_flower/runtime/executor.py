@@ -24,10 +24,11 @@ from typing import Protocol
 
 from dpfact_flower.errors import MissingDependencyError, SettingsError
 from dpfact_flower.machine.files import private_folder
+from dpfact_flower.machine.known import FLOWER, refuse_other_flower
 from dpfact_flower.machine.memory import leave_no_dump
 from dpfact_flower.machine.quiet import quietly, without_proxies
 from dpfact_flower.settings import SiteSettings
-from dpfact_flower.site.check import FLOWER, MACHINE_CODE, other_flower
+from dpfact_flower.site.check import MACHINE_CODE
 from dpfact_flower.site.config import read_node_config
 from dpfact_flower.site.disclosure import log_privately
 
@@ -38,18 +39,6 @@ _logger = logging.getLogger(__name__)
 
 class _Claims(Protocol):
     def claim(self) -> str | None: ...
-
-
-def refuse_other_flower() -> None:
-    """Refuse a Flower whose inside may differ from the one that `runtime.supernode` knows.
-
-    Raises
-    ------
-    MissingDependencyError
-        Naming the version to install.
-    """
-    if faults := other_flower():
-        raise MissingDependencyError(f"nothing was started: {faults[0]}")
 
 
 def execute(config: Path, secret: Path, port: int, host: str = "127.0.0.1") -> None:

@@ -9,7 +9,7 @@ its own, ends with this process, however that ends, and a run's outcome is read 
 
 from __future__ import annotations
 
-import json
+import os
 import socket
 import subprocess
 import time
@@ -17,13 +17,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from threading import Thread
 
 import tomli_w
 
 from dpfact_flower.machine.files import private_folder
 from dpfact_flower.runtime.connection import (
     COMPLETED,
+    Connection,
     RunFailedError,
     quiet_environment,
     run_command,
@@ -95,19 +96,10 @@ class SuperLink:
         RunFailedError
             If Flower does not report the run as completed.
         """
-        known = {run["run-id"] for run in self._runs()}
-        command = self.run_command(app, config, federation_config=federation_config)
-        output = subprocess.DEVNULL if quiet else None
-        options: dict[str, Any] = {"stdout": output}
-        if heard:
-            options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        with kept(command, env=self.environment, **options) as process:
-            if heard and process.stdout:
-                for line in process.stdout:
-                    heard(line.decode(errors="replace"))
-            process.wait()
-        new = [run for run in self._runs() if run["run-id"] not in known]
-        status = new[0]["status"] if new else "not started"
+        link = Connection(_CONNECTION, self.environment)
+        run = link.submit(app, config, federation_config)
+        with _log_for(heard, quiet=quiet) as log:
+            status = link.follow(run, log).get("status")
         if status != COMPLETED:
             if heard:
                 heard.show_all()
@@ -119,16 +111,28 @@ class SuperLink:
         """Arguments of `flwr run` against this SuperLink."""
         return [*run_command(app, _CONNECTION, config, federation_config), "--stream"]
 
-    def _runs(self) -> list[dict[str, str]]:
-        command = [tool("flwr"), "ls", _CONNECTION, "--format", "json"]
-        done = subprocess.run(command, env=self.environment, capture_output=True, check=False)
-        try:
-            runs: list[dict[str, str]] = json.loads(done.stdout).get("runs", [])
-        except ValueError:
-            raise RunFailedError(
-                f"flwr ls printed no JSON: {done.stderr.decode(errors='replace')[-500:]}"
-            ) from None
-        return runs
+
+@contextmanager
+def _log_for(heard: Listener | None, *, quiet: bool) -> Iterator[int | None]:
+    """Where a run's log goes: to who listens, or to nobody, or to this process's output."""
+    if heard is None:
+        with Path(os.devnull).open("wb") as nowhere:
+            yield nowhere.fileno() if quiet else None
+        return
+    read, write = os.pipe()
+    listening = Thread(target=_hear, args=(read, heard))
+    listening.start()
+    try:
+        yield write
+    finally:
+        os.close(write)
+        listening.join()
+
+
+def _hear(log: int, heard: Listener) -> None:
+    with os.fdopen(log, encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            heard(line)
 
 
 @contextmanager

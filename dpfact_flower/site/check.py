@@ -15,13 +15,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from pathlib import Path
 
 from dpfact_flower.data.site_data import open_site
 from dpfact_flower.errors import DPFactError
 from dpfact_flower.machine.access import changeable, changeable_within, not_private, user_name
+from dpfact_flower.machine.known import FLOWER, other_flower
 from dpfact_flower.machine.processes import Process, processes
 from dpfact_flower.machine.quiet import QUIET
 from dpfact_flower.privacy.ledger import LEDGER, Ledger
@@ -33,8 +33,6 @@ from dpfact_flower.site.looks import check_looks
 from dpfact_flower.site.room import largest_room
 from dpfact_flower.site.store import has_jobs
 
-FLOWER = "1.41"
-"""The Flower whose inside `dpfact_flower.runtime.supernode` knows."""
 MACHINE_CODE = ".machine-code"
 """Folder for numba's cache, in the state folder."""
 FLOWERS_OWN = (
@@ -42,6 +40,7 @@ FLOWERS_OWN = (
     "flwr-serverapp", "flwr-simulation",
 )  # fmt: skip
 """Commands of Flower that start, or are, an app of the SuperLink's choice."""
+_OURS, _SUPERNODE = ("dpfact", "dpfact_flower"), "flower-supernode"
 _LEAST_ROOM = 2**28
 """Bytes beside what a round asks for: other runs' ledger rows and endings."""
 _SHOWN = 3
@@ -97,13 +96,13 @@ class Place:
     @cached_property
     def supernode(self) -> Process | None:
         """The SuperNode that has the key."""
-        return self._with("--auth-supernode-private-key", self.key, "flower-supernode")
+        return self._with("--auth-supernode-private-key", self.key, *_OURS, _SUPERNODE)
 
     @cached_property
     def executor(self) -> Process | None:
         """The executor that has the settings."""
         # Not the check itself, which has them too.
-        return self._with("--config", self.config, "dpfact", "dpfact_flower", word="answer")
+        return self._with("--config", self.config, *_OURS, word="answer")
 
     def _with(self, option: str, path: Path, *names: str, word: str = "") -> Process | None:
         path = path.resolve()
@@ -202,20 +201,6 @@ def _flower(_: Place) -> list[str]:
     return other_flower()
 
 
-def other_flower() -> list[str]:
-    """What is wrong with the version of Flower that is installed; nothing if it is the one."""
-    try:
-        found = version("flwr")
-    except PackageNotFoundError:
-        found = "of no known version"
-    if found.split(".")[:2] == FLOWER.split("."):
-        return []
-    return [
-        f"Flower {found} is installed, and the executor knows Flower {FLOWER} alone from inside: "
-        f"pip install 'flwr=={FLOWER}.*'"
-    ]
-
-
 def _two_users(place: Place) -> list[str]:
     faults = []
     if place.executor_user == place.node_user:
@@ -274,11 +259,15 @@ def _time(place: Place) -> list[str]:
 def _supernode(place: Place) -> list[str]:
     node = place.supernode
     if node is None:
-        return [f"no flower-supernode with --auth-supernode-private-key {place.key}: start it"]
+        return [f"no SuperNode with --auth-supernode-private-key {place.key}: start it"]
     faults = _runs_as(node, place.node_user, "the SuperNode")
     if node.option("--isolation") != "process":
         faults.append(
             "the SuperNode starts what the SuperLink sends: start it with --isolation process"
+        )
+    if node.runs(_SUPERNODE):
+        faults.append(
+            "the SuperNode stays behind where it gives up, offline: start it as dpfact site connect"
         )
     if node.option("--node-config") is not None:
         faults.append(

@@ -135,7 +135,7 @@ def run_round(
     return RoundOutcome(
         make_release(local.factors[1:], request, noise, modes),
         SiteState(request.round, local.factors, local.eta),
-        measure(tensor, local, request.round, seconds),
+        measure(tensor, local, request.round, seconds, last=request.round == request.rounds),
     )
 
 

@@ -130,5 +130,5 @@ def personal(
     seconds = time.perf_counter() - began
     return (
         SiteState(request.round, local.factors, local.eta),
-        measure(tensor, local, request.round, seconds),
+        measure(tensor, local, request.round, seconds, last=True),
     )

@@ -106,8 +106,8 @@ class RoundMeasures:
                 "error": SquaredError(**line["error"]),
             }
         )
-        numbers = (*made.objective, *made.column_norms, *vars(made.error).values())
-        numbers = (*numbers, made.eta, made.seconds)
+        errors = vars(made.error) | {"nonzeros": made.error.nonzeros or 0.0}  # may be None
+        numbers = (*made.objective, *made.column_norms, *errors.values(), made.eta, made.seconds)
         if any(type(whole) is not int for whole in (made.round, made.rollbacks)) or any(
             type(number) not in (int, float) for number in numbers
         ):

@@ -27,6 +27,7 @@ from dpfact_flower.solver.objective import LocalResult, elastic, group_norm, los
 from dpfact_flower.tensor import Factors, SparseTensor
 from dpfact_flower.tensor.arrays import Array
 from dpfact_flower.tensor.cp import gram, hadamard
+from dpfact_flower.tensor.error import SquaredError
 from dpfact_flower.tensor.stack import stack_factors
 
 _SWEEPS = 2
@@ -60,7 +61,7 @@ def exact(
     """
     del rng
     site = _Site(tensor, factors, anchors, settings)
-    trace = [site.objective(0.0)]
+    trace, after = [site.objective(0.0)], 0.0
     with np.errstate(over="ignore", invalid="ignore"):
         for iteration in range(settings.tau):
             before, after = site.iterate()
@@ -73,7 +74,7 @@ def exact(
                     "the factors are too large for float32"
                 )
     step = settings.eta if eta is None else min(eta, settings.eta)
-    return LocalResult(site.factors(), tuple(trace), step, 0, tuple(site.grams))
+    return LocalResult(site.factors(), tuple(trace), step, 0, tuple(site.grams), site.error(after))
 
 
 class _Site:
@@ -105,6 +106,17 @@ class _Site:
         value += self.settings.mu * group_norm(self.grams[0])
         pull = elastic([self.factor(n) for n in range(self.modes)], self.anchors)
         return value + self.settings.gamma * pull
+
+    def error(self, inner: float) -> SquaredError:
+        """Of all cells, with <X, M> given; that of the non-zero ones would take a pass."""
+        everywhere = 2 * loss(self.fibres.norm_squared, inner, self.grams)
+        return SquaredError(
+            all_cells=max(everywhere, 0.0),  # rounding alone can make it negative
+            nonzeros=None,
+            data=self.fibres.norm_squared,
+            cells=self.fibres.tensor.cells,
+            nnz=self.fibres.tensor.nnz,
+        )
 
     def iterate(self) -> tuple[float, float]:
         """Update every factor once; <X, M> before and after."""

@@ -33,7 +33,7 @@ class LocalResult:
         `gram` of every factor.
     error : SquaredError or None
         Of the factors, to 1e-6 of the data's ||X||^2, where the solver knows it: psgd does, exact
-        would need another pass.
+        of all cells alone.
     """
 
     factors: Factors

@@ -16,15 +16,16 @@ class RMSE:
     ----------
     all_cells : float
         Over every cell, zeros included: ||X - M|| / sqrt(cells).
-    nonzeros : float
-        Over the non-zero cells alone; says nothing about the model where there is no count.
+    nonzeros : float or None
+        Over the non-zero cells alone; says nothing about the model where there is no count. None
+        where that was not measured.
     authors : float
         ||X - M|| / sqrt(nnz), the measure of the authors' published code: the error of all
         cells divided by the number of non-zero ones. Not a mean; for reproduction only.
     """
 
     all_cells: float
-    nonzeros: float
+    nonzeros: float | None
     authors: float
 
 
@@ -36,8 +37,8 @@ class SquaredError:
     ----------
     all_cells : float
         ||X - M||^2 over every cell.
-    nonzeros : float
-        The part of it from the non-zero cells.
+    nonzeros : float or None
+        The part of it from the non-zero cells; None where that was not measured.
     data : float
         ||X||^2.
     cells, nnz : int
@@ -45,15 +46,16 @@ class SquaredError:
     """
 
     all_cells: float
-    nonzeros: float
+    nonzeros: float | None
     data: float
     cells: int
     nnz: int
 
     def __add__(self, other: SquaredError) -> SquaredError:
+        ours, theirs = self.nonzeros, other.nonzeros
         return SquaredError(
             self.all_cells + other.all_cells,
-            self.nonzeros + other.nonzeros,
+            None if ours is None or theirs is None else ours + theirs,
             self.data + other.data,
             self.cells + other.cells,
             self.nnz + other.nnz,
@@ -71,7 +73,7 @@ class SquaredError:
         self._need_nonzeros("rmse")
         return RMSE(
             all_cells=math.sqrt(self.all_cells / self.cells),
-            nonzeros=math.sqrt(self.nonzeros / self.nnz),
+            nonzeros=None if self.nonzeros is None else math.sqrt(self.nonzeros / self.nnz),
             authors=math.sqrt(self.all_cells / self.nnz),
         )
 

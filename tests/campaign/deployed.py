@@ -206,7 +206,7 @@ def deployment(cohort: Cohort, folder: Path) -> Iterator[Deployment]:
 
 def _centre(folder: Path, tls: Path, port: int) -> tuple[list[str], Path]:
     unit = block_with("User=dpfact-centre\n").replace("/srv/tls", str(tls))
-    beside = Path(tool("flower-superlink")).parent
+    beside = Path(tool("dpfact")).parent
     unit = unit.replace("/opt/dpfact/bin", str(beside)).replace("--port 9190", f"--port {port}")
     command, _ = unit_of(unit, {})
     return [*command, "--control-api-address", f"127.0.0.1:{free_port()}"], folder / "centre.log"

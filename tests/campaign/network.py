@@ -32,7 +32,7 @@ WRITES = (
 MOST_WRITES = 30
 FAULTS = (
     "killed", "killed after", "reply lost", "stopped", "slow", "full disk", "twice", "garbage",
-    "not finite", "altered", "away",
+    "not finite", "altered", "away", "lost",
 )  # fmt: skip
 
 
@@ -105,6 +105,7 @@ class Network(InProcessGrid):
         self.asked: list[Message] = []
         self.late_charges = 0
         self._away: dict[int, float] = {}
+        self._busy: dict[int, float] = {}
         self._due: dict[str, tuple[float, Message]] = {}
 
     def get_node_ids(self) -> list[int]:
@@ -147,10 +148,17 @@ class Network(InProcessGrid):
             self._in_a_process_that_is_killed(message, 10**6)
         if kind.startswith("killed"):
             return now + 60, Message(Error(8, "crashed"), reply_to=message)
+        if kind == "lost":  # without a word
+            return expired
         stopped = message.metadata.ttl if kind == "stopped" else 0.0
-        self.clock.now += self.faults.rng.uniform(4, 9) + stopped
+        # A site has one message at a time, and a SuperLink hands none out that has expired.
+        begins = max(now + self.faults.rng.uniform(4, 9), self._busy.get(node, 0))
+        if begins >= end:
+            return expired
+        self.clock.now = begins + stopped
         reply = self._answered(message, kind)
-        ready, self.clock.now = self.clock.now, now
+        self._busy[node] = ready = self.clock.now
+        self.clock.now = now
         if kind == "reply lost":
             self._away[node] = ready + 70
             return ready + 50, Message(Error(5, "node unavailable"), reply_to=message)

@@ -31,11 +31,11 @@ def dpfact(*arguments: str) -> str:
 
 def test_help_teaches_every_command():
     commands = {
-        (): "data ledger site plan budget audit run simulate demo init submit status report "
-        "compare export label settings",
+        (): "data ledger site plan budget audit run simulate demo init superlink submit status "
+        "report compare export label settings",
         ("data",): "synthetic mimic3 mimic4 eicu synpuf omop meds tns events show",
         ("ledger",): "show verify backup restore",
-        ("site",): "answer check metrics refit",
+        ("site",): "answer check connect metrics refit",
     }
     for group, names in commands.items():
         listed = re.findall(

@@ -89,6 +89,7 @@ def test_a_mapping_file(write):
         ("code,kind\n1,2\n", "a mapping needs the columns code and group"),
         ("", "a mapping needs the columns code and group"),
         ("code,group\n1,a\n2,\n", "row 3 needs a code and a group"),
+        ("code,group,version\n1,a,9\n2,b,ICD9CM\n", "row 3 has another version of ICD than 9"),
     ],
 )
 def test_a_mapping_file_that_cannot_be_used_is_named(text, says, write):

@@ -10,7 +10,9 @@ from dpfact_flower.machine.quiet import QUIET
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "simulation" / "dpfact-app" / "README.md",
          *sorted((ROOT / "docs").rglob("*.md"))]  # fmt: skip
-COMMAND = re.compile(r"^    (?:.*=\S*/)?(?:flwr|flower-\w+) \S", re.MULTILINE)
+COMMAND = re.compile(
+    r"^    (?:.*=\S*/)?(?:flwr|flower-\w+|dpfact site connect|dpfact superlink) \S", re.MULTILINE
+)
 STARTED = ("FLWR_TELEMETRY_ENABLED", "FLWR_DISABLE_UPDATE_CHECK")
 
 

@@ -113,7 +113,7 @@ def slow_refine(releases, factors, mode, sigma, shrink, tau, pull):
     for _ in range(tau):
         for r in range(rank):
             scaled = noise[r] * energy[r] / weighted[r]
-            gamma = pull * energy[r] + 8.0 * scaled
+            gamma = pull * energy[r] + 40.0 * scaled
             for j in range(size):
                 v = target[j, r] + gamma * previous[j, r] - shrink * scaled
                 v -= sum(x[j, s] * q[s, r] for s in range(rank) if s != r)
@@ -277,13 +277,13 @@ def kept_under_noise(shrink, seeds=12):
 
 
 def test_noise_alone_does_not_replace_a_factor(monkeypatch):
-    """It takes both, the least pull and the threshold: without them noise is the new factor."""
+    """The least pull does most of it, the threshold some: without them noise is the new factor."""
     kept = kept_under_noise(shrink=2.0)
     without_threshold = kept_under_noise(shrink=0.0)
     monkeypatch.setattr(refine, "_FLOOR", 0.0)
     without_pull = kept_under_noise(shrink=2.0)
     without_both = kept_under_noise(shrink=0.0)
-    assert kept > 0.9 > without_threshold > 0.8
+    assert kept > without_threshold > 0.98
     assert 0.65 > without_pull > without_both
     assert without_both < 0.45
 

@@ -130,6 +130,39 @@ def test_fresh_noise_is_independent_of_what_is_tested_and_as_large_as_said(monke
     assert tested.std() == pytest.approx(math.hypot(1, 2), rel=0.01)
 
 
+def test_what_candidates_say_on_average_is_nearer_the_truth_than_any_of_them():
+    rng = np.random.default_rng(4)
+    parts, usage, _ = planted()
+    F = np.concatenate(parts)
+    models = [Model(np.maximum(F + rng.normal(0, 0.1, F.shape), 0), usage) for _ in range(6)]
+
+    def error(model):
+        products = [(model.F * d) @ model.F.T - (F * u) @ F.T
+                    for d, u in zip(model.d, usage, strict=True)]  # fmt: skip
+        return sum(np.square(p - np.diag(np.diag(p))).sum() for p in products)
+
+    common = module._consensus(models, models[0])
+    assert error(common) < 0.5 * min(error(model) for model in models)
+
+
+@pytest.mark.parametrize("best", [True, False], ids=["growth is best", "a random one is"])
+def test_candidates_agree_unless_growth_has_found_more_than_they(monkeypatch, best):
+    parts, usage, packed = planted()
+    asked, usual = [], module._consensus
+    monkeypatch.setattr(
+        module, "_consensus", lambda *given: asked.append(len(given[0])) or usual(*given)
+    )
+    monkeypatch.setattr(module, "_POOLED", 1)  # too few to find it from a random start
+    monkeypatch.setattr(module, "_JOINT", 1)
+    truth = Model(np.concatenate(parts), usage / len(parts))
+    # None: it ended without enough factors, as where phenotypes are below the noise.
+    monkeypatch.setattr(module, "grown", lambda *given: truth if best else None)
+    rng = np.random.default_rng(1)
+    noisy = [(p + rng.normal(0, 0.3, p.shape)).astype(np.float32) for p in packed]
+    start_factors(noisy, SIZES, RANK, 0.3, rng, restarts=2)
+    assert asked == ([] if best else [2])
+
+
 def test_sites_of_unequal_size_and_a_phenotype_of_the_smallest():
     parts, _, packed = planted()
     share = np.array([0.2, 1.0, 3.0])

@@ -2,11 +2,13 @@
 
 import itertools
 import math
+import tracemalloc
 from collections import Counter
 
 import numpy as np
 import pytest
 
+from dpfact_flower.estimation import surrogates
 from dpfact_flower.estimation.pair_fit import unpack
 from dpfact_flower.estimation.start import start_factors
 from dpfact_flower.estimation.surrogates import (
@@ -16,7 +18,9 @@ from dpfact_flower.estimation.surrogates import (
     surrogates_of,
 )
 from dpfact_flower.privacy.patient.pairs import CROSS
+from dpfact_flower.privacy.patient.plan import plan_patient
 from dpfact_flower.privacy.patient.statistics import cooccurrence
+from dpfact_flower.settings import PrivacySettings
 from dpfact_flower.tensor import SparseTensor
 
 SIGMA = 1e-3
@@ -149,3 +153,23 @@ def test_patients_of_one_mode_have_none_for_nothing_tells_how_many_codes_they_ha
     releases = [released(patients((2,), (9,)))]
     start = start_factors(releases, [9], 2, SIGMA, np.random.default_rng(0))
     assert surrogates_of(releases, start, SIGMA, CROSS, np.random.default_rng(0)) is None
+
+
+@pytest.mark.parametrize("sites", [1, 6])
+def test_start_and_surrogates_stay_within_the_memory_that_a_plan_foresees(sites, monkeypatch):
+    monkeypatch.setattr(surrogates, "_NUMBER", 500)  # what they take does not grow with codes
+    monkeypatch.setattr(surrogates, "_CHUNK", 50)  # grows with codes alone, not with their pairs
+    sizes = (400, 400)
+    plan = plan_patient(PrivacySettings(patients=10_000), sizes=sizes, rank=3, sites=sites)
+    release = cooccurrence(patients((1, 2), sizes, 1_000), sigma=SIGMA).total.astype(np.float32)
+    releases, rng = [release] * sites, np.random.default_rng(0)
+    tracemalloc.start()
+    start = start_factors(releases, sizes, 3, SIGMA, rng, restarts=1)
+    for_start = tracemalloc.get_traced_memory()[1]
+    tracemalloc.reset_peak()
+    assert surrogates_of(releases, start, SIGMA, CROSS, rng) is not None
+    for_surrogates = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    beside = plan.needs.server - sites * release.nbytes
+    assert beside / 2 < for_start < beside + 1e6
+    assert for_surrogates < beside + 1e6

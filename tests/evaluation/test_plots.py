@@ -109,6 +109,17 @@ def test_convergence_draws_each_error_by_round():
         assert drawn == [[error.round, getattr(error, name)] for error in errors]
 
 
+def test_rounds_in_which_an_error_was_not_measured_are_left_out():
+    summary = measured_in(1, 2, 3)
+    first, unknown, last = summary.measured.errors.error_by_round
+    errors = (first, replace(unknown, nonzeros=None), last)
+    measured = replace(
+        summary.measured, errors=replace(summary.measured.errors, error_by_round=errors)
+    )
+    axes = plots.errors(replace(summary, measured=measured), "nonzeros").axes[0]
+    assert axes.lines[0].get_xdata().tolist() == [1, 3]
+
+
 @pytest.mark.parametrize("summary", [DEPLOYED, measured_in()], ids=["deployed", "no round"])
 def test_convergence_says_where_errors_are_measured(summary):
     with pytest.raises(DataError, match="only where the data is"):

@@ -90,7 +90,7 @@ def odd_array(array: np.ndarray, others: list[np.ndarray], rng: random.Random) -
     try:
         with np.errstate(over="ignore"):  # what a type cannot hold is part of the damage
             return rng.choice(makes)()
-    except (TypeError, ValueError, OverflowError):
+    except (TypeError, ValueError, OverflowError, RuntimeError):
         return one
 
 

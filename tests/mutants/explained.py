@@ -30,6 +30,12 @@ class Explained:
 
 EXPLAINED: tuple[Explained, ...] = (
     Explained(
+        "privacy/noise.py",
+        "return k % 2 == 1",
+        ("return k % 2 >= 1",),
+        "the rest of a division by two is 0 or 1",
+    ),
+    Explained(
         "server/rule.py",
         'return checked_factors(found, rank=like[0].shape[1], who="checkpoint")',
         ('return checked_factors(found, rank=like[ -1].shape[1], who="checkpoint")',),

@@ -58,6 +58,21 @@ def test_an_encounter_may_be_the_window():
         read_events(frame)
 
 
+def test_a_column_that_stands_there_twice_is_refused():
+    twice = pd.concat([HERE, HERE["code"]], axis=1)
+    with pytest.raises(DataError, match="diagnoses: has the column code twice; rename one"):
+        read_events(twice[twice["mode"] == "diagnoses"])
+
+
+def test_what_is_counted_and_logged_names_frames(caplog):
+    frame = pd.concat([HERE, HERE.tail(1)])
+    cohort = read_events(frame, "here")
+    assert ("diagnoses", "rows that repeat another one, and count once", 1) in cohort.account
+    assert not [place for place, *_ in cohort.account if "parquet" in place or "/" in place]
+    assert "1 of 4 rows repeat" in caplog.text
+    assert "/dpfact-" not in caplog.text
+
+
 def test_deaths_come_along():
     died = pd.DataFrame({"patient": ["bob", "ann"], "died": [1, 0]})
     assert read_events(HERE, labels=died).sites[0].labels["died"].tolist() == [0, 1]

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from dpfact_flower.errors import MissingDependencyError, SettingsError
+from dpfact_flower.machine import known
 from dpfact_flower.runtime import executor
-from dpfact_flower.site import check
 
 WHOLE = 'site = "north"\ndata-path = "/d/n.npz"\nstate-dir = "{}/state"\n'
 
@@ -62,7 +62,7 @@ def unchanged():
 
 @pytest.mark.parametrize("version", ["1.40.2", "1.42.0", "2.0.0"])
 def test_with_another_flower_nothing_is_started(config, secret, tmp_path, monkeypatch, version):
-    monkeypatch.setattr(check, "version", lambda name: version)
+    monkeypatch.setattr(known, "version", lambda name: version)
     monkeypatch.setattr(executor, "_serve", None)
     with pytest.raises(MissingDependencyError, match=rf"nothing was started: Flower {version}"):
         executor.execute(config, secret, 1)

@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dpfact_flower import cli
+from dpfact_flower.machine import known
 from dpfact_flower.machine.processes import Process
 from dpfact_flower.machine.quiet import QUIET
 from dpfact_flower.privacy.ledger import LEDGER, Ledger
@@ -49,7 +50,8 @@ def place(cohort, tmp_path, monkeypatch):
     running = [
         Process(
             1, ME,
-            ["python", "/opt/bin/flower-supernode", "--auth-supernode-private-key", "north",
+            ["python", "/opt/bin/dpfact", "site", "connect",
+             "--auth-supernode-private-key", "north",
              "--isolation", "process", "--superexec-auth-secret-file", "secret",
              "--superlink", "centre.example:443", "--root-certificates", "ca.crt"],
             {**QUIET}, node,
@@ -125,6 +127,7 @@ def changed(process: Process, **changes) -> Process:
         ("--superexec-auth-secret-file", "--other", "--superexec-auth-secret-file"),
         ("--auth-supernode-private-key", "--other", "start it"),
         ("secret", "secret --node-config site='x'", "--node-config"),
+        ("/opt/bin/dpfact", "/opt/bin/flower-supernode", "dpfact site connect"),
     ],
 )
 def test_a_supernode_that_is_started_otherwise_is_found(place, old, new, says):
@@ -190,7 +193,7 @@ def test_another_flower_is_found(place, monkeypatch, version):
         return version
 
     folder, _ = place
-    monkeypatch.setattr(check, "version", installed)
+    monkeypatch.setattr(known, "version", installed)
     assert "pip install 'flwr==1.41.*'" in faults(folder)["Flower 1.41 is installed"][0]
 
 

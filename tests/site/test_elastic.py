@@ -215,3 +215,14 @@ def test_measures_are_those_of_the_sites_own_factors(tensor):
     expected = CPModel.of(*factors).squared_error(tensor.scaled_to_unit_patients())
     assert measures.error.all_cells == pytest.approx(expected.all_cells, rel=1e-5)
     assert measures.error.nonzeros == pytest.approx(expected.nonzeros, rel=1e-5)
+
+
+def test_the_error_over_nonzeros_is_measured_now_and_then_and_at_the_end(tensor):
+    asked, state = request(tensor.feature_shape, rounds=21), None
+    measured = []
+    for number in range(1, 22):
+        outcome = answer(tensor, replace(asked, round=number), state)
+        state = outcome.state
+        if outcome.measures.error.nonzeros is not None:
+            measured.append(number)
+    assert measured == [1, 2, 10, 20, 21]

@@ -15,6 +15,7 @@ from dpfact_flower.solver.exact import exact, update_features, update_patients
 from dpfact_flower.solver.kernels.choice import VARIABLE
 from dpfact_flower.solver.mttkrp import mttkrp
 from dpfact_flower.tensor import SparseTensor
+from dpfact_flower.tensor.cp import CPModel
 from tests.problems import loss_bound, mttkrp_by_entries
 from tests.rounding import DIVISION, assert_within, unit
 from tests.rounding import gamma as gamma_of
@@ -210,6 +211,22 @@ def test_the_gram_matrices_it_reports_are_those_of_its_factors(problem, mu):
         # A's may be summed in float32 over the patients: a product, and as many sums.
         bound = gamma_of(len(wide) + 1) * (np.abs(wide).T @ np.abs(wide))
         assert_within(mine, wide.T @ wide, bound)
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.1])
+def test_the_error_it_reports_is_that_of_its_factors(problem, mu):
+    case = problem((30, 6, 5), seed=3)
+    result = exact(
+        case.tensor, case.factors, case.anchors, exact_settings(tau=3, mu=mu, gamma=0.3), RNG
+    )
+    expected = CPModel.of(*result.factors).squared_error(case.tensor)
+    assert result.error.all_cells == pytest.approx(
+        expected.all_cells, rel=0, abs=1e-6 * expected.data
+    )
+    assert (result.error.data, result.error.cells, result.error.nnz) == (
+        pytest.approx(expected.data), expected.cells, expected.nnz,
+    )  # fmt: skip
+    assert result.error.nonzeros is None
 
 
 @pytest.mark.parametrize("nonnegative", [True, False])

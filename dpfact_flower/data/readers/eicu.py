@@ -61,6 +61,7 @@ _TREATMENTS = Table(
     "treatment",
     ("patientunitstayid", "treatmentoffset", "treatmentstring"),
     forms={"treatmentoffset": _MINUTES},
+    counted={"rows without a treatment, left out": "treatmentstring IS NULL"},
 )
 _DIAGNOSES = Table(
     "diagnosis",

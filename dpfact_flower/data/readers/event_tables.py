@@ -295,13 +295,13 @@ def _load_events(connection: Connection, mode: str, source: EventTable, window: 
         if rows > added:
             what = "rows that repeat another one, and count once"
             note(connection, path.name, what, rows - added)
-            logger.warning("%s: %d of %d rows repeat another one, and count once", path,
+            logger.warning("%s: %d of %d rows repeat another one, and count once", path.name,
                            rows - added, rows)  # fmt: skip
         if unplaced:
             placing = "encounter" if window.same_encounter else "time"
             what = f"rows without {names[placing]}, in no window"
             note(connection, path.name, what, unplaced)
-            logger.warning("%s: %d of %d rows have no %s, so are in no window", path, unplaced,
+            logger.warning("%s: %d of %d rows have no %s, so are in no window", path.name, unplaced,
                            rows, names[placing])  # fmt: skip
         connection.execute(
             """INSERT INTO described SELECT code, description, count(*) FROM loaded
@@ -466,7 +466,9 @@ def _load_patients(
         note(
             connection, sites.name, "patients of the events who are not in it, left out", strangers
         )
-        logger.warning("%s: lacks %d patients of the events; they are left out", sites, strangers)
+        logger.warning(
+            "%s: lacks %d patients of the events; they are left out", sites.name, strangers
+        )
     complete = " ".join(
         f"SEMI JOIN {table_of(mode)} e{n} ON e{n}.patient = p.key" for n, mode in enumerate(sources)
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -66,7 +67,7 @@ def read(
     frames = _by_mode(events)
     placing = "encounter" if window_days is None else "time"
     for mode, frame in frames.items():
-        _check_columns(mode, frame, (*_NEEDED, placing), placing)
+        _check_columns(mode, frame, (*_NEEDED, placing))
     with tempfile.TemporaryDirectory(prefix="dpfact-") as folder:
         place = Path(folder)
         with connect() as connection:
@@ -80,14 +81,20 @@ def read(
                 if frame is not None
             }
         try:
-            return event_tables.read(
+            cohort = event_tables.read(
                 {mode: _file(place / mode) for mode in frames}, name,
                 window_days=window_days, sites=_file(place / _SITES) if sites else None,
                 labels=tables, **options,
             )  # fmt: skip
         except DataError as error:  # it names files that nobody else has seen
-            text = str(error).replace(f"{folder}/", "").replace(".parquet", "")
-            raise DataError(text.replace(_SITES, "sites").replace(".labels", "labels")) from None
+            raise DataError(_unfiled(str(error).replace(f"{folder}/", ""))) from None
+        account = tuple((_unfiled(where), what, count) for where, what, count in cohort.account)
+        return replace(cohort, account=account)
+
+
+def _unfiled(text: str) -> str:
+    """Text that names frames where it named the files that they were written to."""
+    return text.replace(".parquet", "").replace(_SITES, "sites").replace(".labels", "labels")
 
 
 def _by_mode(events: Any) -> dict[str, Any]:
@@ -107,14 +114,16 @@ def _by_mode(events: Any) -> dict[str, Any]:
     return frames
 
 
-def _check_columns(what: str, frame: Any, needed: Sequence[str], placing: str) -> None:
+def _check_columns(what: str, frame: Any, needed: Sequence[str]) -> None:
     columns = list(getattr(frame, "columns", ()))
     missing = [column for column in needed if column not in columns]
     if missing:
-        other = {"time": "; window_days=None needs an encounter instead"}.get(placing, "")
+        other = "; window_days=None needs an encounter instead" * ("time" in missing)
         raise DataError(
             f"{what}: lacks the column(s) {', '.join(missing)}{other}; it has {shown(columns)}"
         )
+    if twice := [name for name in {*needed, *_USED, SITE} if columns.count(name) > 1]:
+        raise DataError(f"{what}: has the column {min(twice)} twice; rename one of them")
 
 
 def _write_sites(connection: Connection, place: Path, frames: Mapping[str, Any]) -> bool:
@@ -137,7 +146,7 @@ def _write_sites(connection: Connection, place: Path, frames: Mapping[str, Any])
 def _write_labels(
     connection: Connection, place: Path, label: str, frame: Any
 ) -> event_tables.LabelTable:
-    _check_columns("labels", frame, ("patient", label), label)
+    _check_columns("labels", frame, ("patient", label))
     check_name("label", label)
     _write(connection, place / f"{_LABELS}{label}", frame, ["patient", label])
     return event_tables.LabelTable(_file(place / f"{_LABELS}{label}"), label)

@@ -219,7 +219,7 @@ def _load_patients(connection: Connection, tables: Source, name: str, site_of: S
     called = "$name" if site_of == "none" else "coalesce(care_site_name, o.care_site_id)"
     connection.execute(
         f"""CREATE TEMP TABLE patients AS
-            SELECT p.person_id AS patient, any_value({called}) AS site
+            SELECT p.person_id AS patient, min({called}) AS site
             FROM persons p LEFT JOIN {own} o USING (person_id)
             LEFT JOIN care_sites c ON c.care_site_id = o.care_site_id
             WHERE p.person_id IS NOT NULL GROUP BY p.person_id""",

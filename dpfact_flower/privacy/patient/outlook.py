@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from dpfact_flower.privacy.conversions import epsilon_gaussian_discrete
+from dpfact_flower.tensor.triangle import strict_size
 
 Verdict = Literal["good", "weak", "hopeless", "unknown"]
 
@@ -28,6 +29,9 @@ _MANY_CODES = 2_000
 """Codes in all above which the start is so large that fewer are proposed whatever the chance."""
 BYTES_A_VALUE = 48
 """Memory for one value of a release: the sum, its noise, and packing; 37 are measured."""
+_SERVER_BYTES = 40
+"""The server's memory for one value of one site's start, and once more for their sum: releases, and
+what candidates are fitted to and judged by. Surrogates come after that, and need less."""
 _SENT_BITS = 12
 """Of one value in a message (docs/explanation/noise.md)."""
 _NOISE_SECONDS, _REFIT_SECONDS = 1e-6, 2e-7
@@ -123,12 +127,14 @@ class Outlook(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """What a run asks of one site, beside its patients' own memory and reading them.
+    """What a run asks of one site, beside its patients' own memory and reading them; and a server.
 
     Attributes
     ----------
     memory : int
         Bytes for the largest release.
+    server : int
+        Bytes at the server, for all sites' starts; 0 if the number of sites is unknown.
     sent : int
         Bytes of all releases together, about.
     seconds : float
@@ -138,6 +144,7 @@ class Needs(NamedTuple):
     """
 
     memory: int
+    server: int
     sent: int
     seconds: float
     codes: str
@@ -204,8 +211,10 @@ def needs_of(counts: tuple[int, ...], refinements: int, facts: Facts, offered: s
     each = facts.patients / facts.sites if facts.known else 0.0
     refits = _REFIT_SECONDS * each * facts.rank * refinements
     codes = "" if offered or sum(facts.sizes) <= _MANY_CODES else _fewer(facts.sizes, _MANY_CODES)
+    start = strict_size(sum(facts.sizes))
     return Needs(
         BYTES_A_VALUE * max(counts),
+        _SERVER_BYTES * start * (facts.sites + 1 if facts.sites else 0),
         values * _SENT_BITS // 8,
         _NOISE_SECONDS * values + refits,
         codes,

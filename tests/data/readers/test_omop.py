@@ -8,6 +8,7 @@ import shutil
 import signal
 import sqlite3
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -176,6 +177,18 @@ def test_every_form_gives_the_same(cdm, tmp_path):
         places.append(path)
     for place in places:
         assert_same_sites(omop.read(place, "north", drugs=True), expected)
+
+
+def test_a_database_that_another_program_writes_is_said_to_be_so(tmp_path):
+    path = tmp_path / "cdm.duckdb"
+    code = "import duckdb, sys; held = duckdb.connect(sys.argv[1]); print(flush=True); input()"
+    with subprocess.Popen(  # one process alone may have a DuckDB file open for writing
+        [sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        other.stdout.readline()
+        with pytest.raises(DataError, match=r"cdm\.duckdb: .*has another program opened it"):
+            omop.read(path, "north")
+        other.communicate(b"\n")
 
 
 def test_a_real_postgresql_server(cdm, postgres):

@@ -69,6 +69,12 @@ def test_where_the_proof_ends_tight_zcdp_is_the_headline(event, delta):
     assert GAUSSIAN_DP_DISCRETE not in {figure.accountant for figure in guarantee.figures}
 
 
+@pytest.mark.parametrize(("count", "delta"), [(MOST, 1e-5), (1000, 1e-100)])
+def test_the_proof_holds_at_its_very_ends(count, delta):
+    guarantee = account([replace(EVENT, count=count)], delta)
+    assert guarantee.headline.accountant == GAUSSIAN_DP_DISCRETE
+
+
 def test_counts_of_all_releases_are_added():
     half = replace(EVENT, count=MOST // 2)
     assert account([half, half], 1e-5).headline.accountant == GAUSSIAN_DP_DISCRETE

@@ -167,7 +167,7 @@ def test_a_site_finds_the_servers_schedule(epsilon, given_):
 def test_rounds_at_the_size_of_the_papers_cohort(epsilon, rounds):
     made = plan(epsilon=epsilon)
     assert made.refine_rounds == rounds
-    assert made.start_share == 0.5
+    assert made.start_share == 0.7
 
 
 def test_more_phenotypes_than_twenty_make_fewer_rounds_of_a_signal():
@@ -320,6 +320,7 @@ def test_what_a_site_needs_without_patients_is_that_of_the_noise():
     made = plan(patients=0)
     values = sum(release.count for release in made.releases)
     assert made.needs.seconds == pytest.approx(1e-6 * values)
+    assert made.needs.sent == 12 * values // 8
 
 
 def test_a_hopeless_plan_says_what_would_help():
@@ -412,3 +413,9 @@ def test_a_spent_budget_has_no_room_for_another_release(delta):
         assert epsilon_gaussian_discrete(math.sqrt(2 * (spent + least)), 1e-5, 10**6) > cap
     with pytest.raises(SettingsError, match="noise of more than 10000 patients"):
         plan(epsilon=2.1e-6, delta=delta, start_share=0.01, refine_rounds=100, bound=0.001)
+
+
+def test_the_servers_memory_grows_with_sites_and_is_unknown_without():
+    assert plan(sites=0).needs.server == 0
+    one, six = (plan(sites=sites).needs.server for sites in (1, 6))
+    assert six == 3.5 * one > 0

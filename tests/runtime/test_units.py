@@ -1,0 +1,169 @@
+"""What systemd makes of a hospital's units: it is PID 1 of namespaces of its own here.
+
+For root, on a machine whose groups of processes are of version 1 beside version 2, as under
+`systemd.unified_cgroup_hierarchy=0`. In place of the units' commands they start probes.
+"""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.patience import await_that
+from tests.processes import descendant
+from tests.runtime.page import UIDS, block_with
+
+SYSTEMD = Path("/lib/systemd/systemd")
+GROUPS = Path("/sys/fs/cgroup")
+NAME = f"dpfact-test-{os.getpid()}"
+ELSEWHERE = "10.77.0.1"
+"""Stands for another machine: an address of the namespace's own that is not 127.0.0.1."""
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.deployment,
+    pytest.mark.skipif(
+        os.geteuid() != 0
+        or not SYSTEMD.exists()
+        or not shutil.which("unshare")
+        or not (GROUPS / "systemd").exists()
+        or not (GROUPS / "memory").exists(),
+        reason="needs root, systemd's files, and groups of version 1",
+    ),
+]
+
+OUTSIDE = f"""
+set -e
+for each in {GROUPS}/*/; do
+  case $each in */cpuset/) continue;; esac
+  mkdir -p $each/{NAME}
+  echo $$ > $each/{NAME}/cgroup.procs
+done
+exec unshare --pid --fork --kill-child --mount --uts --ipc --net --cgroup --mount-proc sh -e "$1"
+"""
+INSIDE = f"""
+mount --make-rprivate /
+ip link set lo up
+ip addr add {ELSEWHERE}/24 dev lo
+groups=$(ls {GROUPS})
+umount -R {GROUPS}
+mount -t tmpfs tmpfs {GROUPS}
+for each in $groups; do
+  mkdir {GROUPS}/$each
+  case $each in
+    unified) mount -t cgroup2 cgroup2 {GROUPS}/$each;;
+    systemd) mount -t cgroup -o none,name=systemd systemd {GROUPS}/$each;;
+    *) mount -t cgroup -o $each $each {GROUPS}/$each;;
+  esac
+done
+mount --bind FOLDER/passwd /etc/passwd
+mount -t tmpfs tmpfs /run
+mount -t tmpfs tmpfs /srv
+mkdir /srv/dpfact
+mount --bind FOLDER/dpfact /srv/dpfact
+export SYSTEMD_UNIT_PATH=FOLDER/units container=other
+exec {SYSTEMD} --system --unit=test.target
+"""
+PROBE = f"""
+import json, os, resource, socket, subprocess, sys, time
+def said(ask, *arguments):
+    try:
+        return ask(*arguments) and "done"
+    except OSError as error:
+        return type(error).__name__
+def connect(address):
+    return socket.create_connection((address, 7777), timeout=3)
+def make(family):
+    return socket.socket(getattr(socket, family), socket.SOCK_DGRAM)
+while said(connect, "127.0.0.1") == "ConnectionRefusedError":
+    time.sleep(0.1)
+found = {{
+    "user": os.getuid(),
+    "core": resource.getrlimit(resource.RLIMIT_CORE)[1],
+    "no new privileges": "NoNewPrivs:\\t1" in open("/proc/self/status").read(),
+    "here": said(connect, "127.0.0.1"), "elsewhere": said(connect, "{ELSEWHERE}"),
+    "AF_INET6": said(make, "AF_INET6"), "AF_UNIX": said(make, "AF_UNIX"),
+    "node": said(os.listdir, "/srv/dpfact/node"), "site": said(os.listdir, "/srv/dpfact/site"),
+    "home": said(os.listdir, "/home"), "etc": said(open, "/etc/probe", "w"),
+}}
+found["hungry"] = subprocess.run(
+    [sys.executable, "-c", "x = []\\nwhile len(x) < 400: x.append(b'1' * 2**20)"]
+).returncode
+found["pid"] = os.getpid()
+with open(sys.argv[1] + "/part", "w") as file:
+    json.dump(found, file)
+os.rename(sys.argv[1] + "/part", sys.argv[1] + "/found")
+time.sleep(3600)
+"""
+
+
+def unit(name: str, folder: Path) -> str:
+    """The page's unit, that starts a probe; of the system, only what is needed is there."""
+    text = block_with(f"User=dpfact-{name}\n").replace("\\\n", " ")
+    text = re.sub(r"^(After|RequiresMountsFor)=.*\n", "", text, flags=re.M)
+    text = text.replace("[Unit]\n", "[Unit]\nDefaultDependencies=no\n")
+    text = re.sub(r"^MemoryMax=.*$", "MemoryMax=150M", text, flags=re.M)
+    start = f"ExecStart=/usr/bin/python3 /srv/dpfact/probe.py /srv/dpfact/{name}"
+    return re.sub(r"^ExecStart=.*$", start, text, flags=re.M)
+
+
+@pytest.fixture
+def started(tmp_path):
+    """Folder of a hospital whose units systemd has started, and a process above all of it."""
+    units, own = tmp_path / "units", tmp_path / "dpfact"
+    units.mkdir()
+    own.mkdir()
+    bare = "[Unit]\nDefaultDependencies=no\n"
+    for each in ("sysinit.target", "basic.target", "shutdown.target", "-.slice", "system.slice"):
+        (units / each).write_text(bare)
+    names = dict(zip(("node", "site"), UIDS, strict=True))
+    wanted = "".join(f"Wants=dpfact-{name}.service\n" for name in names)
+    (units / "test.target").write_text(f"{bare}Wants=listen.service\n{wanted}")
+    listen = "ExecStart=/usr/bin/python3 -m http.server 7777 --bind 0.0.0.0"
+    (units / "listen.service").write_text(f"{bare}[Service]\n{listen}\n")
+    users = Path("/etc/passwd").read_text()
+    for name, uid in names.items():
+        (units / f"dpfact-{name}.service").write_text(unit(name, tmp_path))
+        (own / name).mkdir(mode=0o700)
+        os.chown(own / name, uid, uid)
+        users += f"dpfact-{name}:x:{uid}:0::/nonexistent:/usr/sbin/nologin\n"
+    (tmp_path / "passwd").write_text(users)
+    (own / "probe.py").write_text(PROBE)
+    inside = tmp_path / "inside"
+    inside.write_text(INSIDE.replace("FOLDER", str(tmp_path)))
+    process = subprocess.Popen(["sh", "-c", OUTSIDE, "sh", str(inside)], start_new_session=True)
+    try:
+        yield own, process.pid
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        for group in sorted(GROUPS.glob(f"*/{NAME}/**/"), key=lambda path: -len(path.parts)):
+            await_that(lambda group=group: not (group / "cgroup.procs").read_text(), "their end")
+            group.rmdir()
+
+
+def test_systemd_gives_the_executor_the_data_and_no_network_and_starts_it_again(started):
+    hospital, outside = started
+    found = {}
+    for name in ("node", "site"):
+        await_that((hospital / name / "found").exists, f"the probe of {name}")
+        found[name] = json.loads((hospital / name / "found").read_text())
+    node, site = found["node"], found["site"]
+    assert (node["user"], site["user"]) == UIDS
+    assert (node["here"], node["elsewhere"]) == ("done", "done")
+    assert (site["here"], site["elsewhere"]) == ("done", "TimeoutError")
+    assert (node["AF_UNIX"], site["AF_UNIX"], site["AF_INET6"]) == ("done", "OSError", "OSError")
+    assert (node["site"], site["node"]) == ("PermissionError", "PermissionError")
+    assert site["core"] == 0
+    for each in (node, site):
+        assert each["no new privileges"]
+        assert (each["home"], each["etc"]) == ("PermissionError", "OSError")
+        assert each["hungry"] == -signal.SIGKILL  # which the unit's own process has outlived
+    (hospital / "site" / "found").unlink()
+    os.kill(descendant(outside, "probe.py /srv/dpfact/site"), signal.SIGKILL)
+    await_that((hospital / "site" / "found").exists, "the executor's second start")
