@@ -46,7 +46,7 @@ LEFT_OUT = (
     (r"^python -m pytest ", "needs pytest; the suite runs it"),
 )  # fmt: skip
 """Patterns of commands, and why they cannot be followed here."""
-OF_THE_CLONE = re.compile(r"^make |^\. |constraints\.txt|\bsimulation/")
+OF_THE_CLONE = re.compile(r"^make |^\. |^pip wheel |constraints\.txt|\bsimulation/")
 """Commands that name what lies in a checkout."""
 OPEN_DATA = {
     "eicu": "eicu_demo", "mimic3": "mimic3_demo", "mimic3_demo": "mimic3_demo",
