@@ -55,7 +55,7 @@ docs: $(VENV)/.installed
 	@echo "build/docs/index.html"
 
 # README and docs as a newcomer would type them, from a fresh clone of the last commit: what ran, what
-# failed, what cannot run here and why, minutes. An hour or two; PAGES=docs/tutorial.md for one.
+# failed, what cannot run here and why, minutes. It takes long; PAGES=docs/tutorial.md for one.
 follow: $(VENV)/.installed
 	$(BOUND) $(BIN)/python -u -m tests.docs.follow $(PAGES)
 

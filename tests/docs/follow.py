@@ -7,7 +7,7 @@ reader's own (`own`, `GIVEN`), and nothing of it is changed but `PATH/TO/`, whic
 What cannot run on a machine like this is left out by the rules of `LEFT_OUT`, and is listed with
 its reason. The tests of this folder run the same commands on little, within the suite.
 
-It takes an hour or two and needs a package index. Open data are taken from $DPFACT_DATA. After a
+It takes long, and needs a package index. Open data are taken from $DPFACT_DATA. After a
 change to one page: ``python -m tests.docs.follow --clone CLONE docs/PAGE.md``.
 """
 
