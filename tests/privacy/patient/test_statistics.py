@@ -156,6 +156,17 @@ def test_the_sum_is_that_of_the_slow_parts(kind, sizes):
     assert wanted.any()
 
 
+@pytest.mark.parametrize("mode", range(3))
+def test_every_mode_is_refined(mode):
+    sizes, ridge = SIZES["four modes"], np.array([0.0, 0.05, math.inf])
+    dense, factors = counts(sizes), factors_for(sizes)
+    found = refinement(sparse(dense), factors, mode, ridge=ridge, bound=BOUND, sigma=SIGMA_REAL)
+    wanted = sum(slow_refinement(cells, factors, mode, ridge, BOUND) for cells in dense)
+    np.testing.assert_allclose(
+        found.total * found.grid, wanted, atol=len(dense) * found.grid + 1e-5
+    )
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_parts_add_up_exactly_and_no_patient_changes_anothers(kind, sizes):
     dense = counts(sizes)
