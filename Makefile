@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Where the system can: what make starts ends with make, also when make is killed.
 BOUND := $(shell setpriv --pdeathsig TERM true 2>/dev/null && echo setpriv --pdeathsig TERM)
 
-.PHONY: demo test test-widths mutants lint docs packages bench paper lock clean
+.PHONY: demo test test-widths mutants lint docs follow packages bench paper lock clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "Installing everything that the tests need into $(VENV): 2.3 GB, some minutes"
@@ -53,6 +53,11 @@ lint: $(VENV)/.installed
 docs: $(VENV)/.installed
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
 	@echo "build/docs/index.html"
+
+# README and docs as a newcomer would type them, from a fresh clone of the last commit: what ran, what
+# failed, what cannot run here and why, minutes. It takes long; PAGES=docs/tutorial.md for one.
+follow: $(VENV)/.installed
+	$(BOUND) $(BIN)/python -u -m tests.docs.follow $(PAGES)
 
 # Wheel and source archive: what they hold, and whether each installs and works without the checkout,
 # on every Python that is at hand. Minutes for each; they are left in dist.

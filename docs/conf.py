@@ -28,6 +28,7 @@ html_title = "dpfact-flower"
 html_theme_options = {"top_of_page_buttons": []}
 html_static_path = ["_static"]
 html_js_files = ["scrolled.js"]
+html_css_files = ["wide.css"]
 
 # Headings are linked to across pages, as on a forge that shows the same files.
 myst_heading_anchors = 4

@@ -18,7 +18,7 @@ With access to the full MIMIC-III or all of SynPUF, make a cohort and run the sa
 
     dpfact data mimic3 PATH/TO/mimic-iii --out data/mimic3-full
     python -m simulation.paper --cohort data/mimic3-full --out runs/paper-mimic3
-    dpfact data synpuf PATH/TO/synpuf --claims outpatient --top 0x0 --out data/synpuf-full
+    dpfact data synpuf PATH/TO/all-of-synpuf --claims outpatient --top 0x0 --out data/synpuf-full
     python -m simulation.paper --cohort data/synpuf-full --out runs/paper-synpuf
 
 The commands are the same for the demos, on which they are tested; nobody here has run them on the

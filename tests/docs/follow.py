@@ -7,7 +7,7 @@ reader's own (`own`, `GIVEN`), and nothing of it is changed but `PATH/TO/`, whic
 What cannot run on a machine like this is left out by the rules of `LEFT_OUT`, and is listed with
 its reason. The tests of this folder run the same commands on little, within the suite.
 
-It takes an hour or two and needs a package index. Open data are taken from $DPFACT_DATA. After a
+It takes long, and needs a package index. Open data are taken from $DPFACT_DATA. After a
 change to one page: ``python -m tests.docs.follow --clone CLONE docs/PAGE.md``.
 """
 
@@ -46,7 +46,7 @@ LEFT_OUT = (
     (r"^python -m pytest ", "needs pytest; the suite runs it"),
 )  # fmt: skip
 """Patterns of commands, and why they cannot be followed here."""
-OF_THE_CLONE = re.compile(r"^make |^\. |constraints\.txt|\bsimulation/")
+OF_THE_CLONE = re.compile(r"^make |^\. |^pip wheel |constraints\.txt|\bsimulation/")
 """Commands that name what lies in a checkout."""
 OPEN_DATA = {
     "eicu": "eicu_demo", "mimic3": "mimic3_demo", "mimic3_demo": "mimic3_demo",
@@ -54,6 +54,7 @@ OPEN_DATA = {
     "open-data": "", "D_ICD_PROCEDURES.csv": "mimic3_demo/D_ICD_PROCEDURES.csv",
 }  # fmt: skip
 """What pages call data that anybody can have, and where it lies in the folder of open data."""
+EXTRAS = ".[simulation,data,report]"
 _EICU = "dpfact data eicu eicu --by region --out data/eicu"
 _SITES = "from dpfact_flower.data.synthetic import synthetic\nsites = synthetic('demo').sites\n"
 GIVEN = {
@@ -281,7 +282,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for path in paths:
             if path.name != "README.md" and not whole:
                 # What pages ask for in their text, each at its place.
-                make(clone, ".venv/bin/pip install --quiet -c constraints.txt -e '.[all]'")
+                make(clone, f".venv/bin/pip install --quiet -c constraints.txt -e '{EXTRAS}'")
                 whole = True
             followed.append(follow(path, folder_of(path, clone, top), newcomer(clone)))
             print(followed[-1], flush=True)
