@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from dpfact_flower.errors import SettingsError
+from dpfact_flower.machine import registry as module
 from dpfact_flower.machine.registry import Registry
 
 GROUP = "dpfact_flower_test_things"
@@ -60,3 +61,11 @@ def test_what_is_no_name_cannot_be_registered(registry, name):
 def test_our_own_names_cannot_be_taken(registry):
     with pytest.raises(SettingsError, match="'ours' is dpfact-flower's own"):
         registry.register("ours", 2)
+
+
+def test_installed_packages_are_looked_through_once(registry, package, monkeypatch):
+    looked = []
+    usual = module.entry_points
+    monkeypatch.setattr(module, "entry_points", lambda **asked: looked.append(0) or usual(**asked))
+    assert registry.names() == registry.names() == ["ours", "broken", "theirs"]
+    assert len(looked) == 1
