@@ -7,3 +7,4 @@ function reachable() {
 }
 addEventListener("load", reachable);
 addEventListener("resize", reachable);
+addEventListener("toggle", reachable, true); // what was folded had no width
