@@ -30,6 +30,15 @@ class Explained:
 
 EXPLAINED: tuple[Explained, ...] = (
     Explained(
+        "server/readiness.py",
+        'side = "ahead" if self.clock > 0 else "behind"',
+        (
+            'side = "ahead" if self.clock > 1 else "behind"',
+            'side = "ahead" if self.clock > -1 else "behind"',
+        ),
+        "it is asked where the clock is more than some seconds wrong",
+    ),
+    Explained(
         "privacy/noise.py",
         "return k % 2 == 1",
         ("return k % 2 >= 1",),
