@@ -511,9 +511,11 @@ def test_a_preflight_refuses_what_the_disk_the_failures_or_the_ledger_would(worl
     request, folder = world.requests[2], world.folder / "north"
     with files_up_to(5000):
         assert world.preflight(request) == "dpfact:state"
+        assert world.preflight(world.requests[1]) == "ready"  # what was sent needs no room
     assert world.preflight(request) == "ready"
     (folder / ".looks").write_bytes(b"+" * MOST_LOOKS)
     assert world.preflight(request) == "dpfact:state"
+    assert world.preflight(world.requests[1]) == "ready"  # nor that data are looked at
     (folder / ".looks").unlink()
     ledger = folder / LEDGER
     ledger.rename(folder / "away")
