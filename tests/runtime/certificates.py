@@ -20,7 +20,7 @@ def make_certificates(folder: Path, name: str) -> Certificates:
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
     files = Certificates(*(folder / f"{name}.{end}" for end in ("ca.crt", "crt", "key")))
     files.authority.write_bytes(
-        _builder(issuer, issuer, authority, authority)
+        _builder(issuer, issuer, authority, authority, days=61)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .add_extension(_SIGNS_CERTIFICATES, critical=True)
         .sign(authority, hashes.SHA256())
@@ -59,7 +59,9 @@ _SIGNS_CERTIFICATES = x509.KeyUsage(
 )  # fmt: skip
 
 
-def _builder(subject: x509.Name, issuer: x509.Name, key, signer) -> x509.CertificateBuilder:
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key, signer, *, days: int = 60
+) -> x509.CertificateBuilder:
     # Python 3.13 asks for both key identifiers.
     now = datetime.datetime.now(datetime.UTC)
     identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
@@ -68,7 +70,7 @@ def _builder(subject: x509.Name, issuer: x509.Name, key, signer) -> x509.Certifi
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + datetime.timedelta(days=60))
+        .not_valid_after(now + datetime.timedelta(days=days))
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(identifier, critical=False)
     )
