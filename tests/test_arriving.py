@@ -255,8 +255,8 @@ def test_who_was_left_out_does_not_stand_for_those_who_are_gone(play):
 def test_a_round_ends_a_grace_after_the_quorums_time_and_sites_are_told(play, tmp_path):
     network = Network({2: ("a", 10), 3: ("b", 12), 4: ("c", 8), 5: ("d", 100)})
     it = play(network, pace="in-step", rounds=4, min_sites=2, grace=20.0, run_dir=tmp_path)
-    assert network.lives[5] == [600.0, 30.0, 30.0, 30.0]
-    assert network.lives[2] == network.lives[5]
+    assert network.lives[2] == [600.0, 30.0, 30.0, 30.0]
+    assert network.lives[5] == [600.0, *[30.0, 15.0] * 3]  # once more half-way: it is there, silent
     assert 190 <= network.now <= 191
     assert failures(it) == [("d (node 5)", "no reply within 30 s")] * 3
     assert [record.quorum_seconds for record in read_history(tmp_path)] == [10.0] * 4
@@ -264,10 +264,10 @@ def test_a_round_ends_a_grace_after_the_quorums_time_and_sites_are_told(play, tm
 
 def test_if_the_quorum_is_missing_then_the_missing_are_asked_again_with_the_whole_time(play):
     sites = {2: ("a", 10), 3: ("b", 10), 4: ("c", 10), 5: ("d", 100)}
-    network = Network(sites, {(4, 2): SILENT})
+    network = Network(sites, {(4, 2): SILENT, (4, 3): SILENT})
     it = play(network, pace="in-step", rounds=3, min_sites=3, grace=20.0)
-    assert network.lives[4] == [600.0, 30.0, 600.0, 60.0]
-    assert network.lives[5] == [600.0, 30.0, 600.0, 60.0]
+    assert network.lives[4] == [600.0, 30.0, 15.0, 600.0, 60.0]
+    assert network.lives[5] == [600.0, 30.0, 15.0, 600.0, 60.0, 30.0]
     assert network.lives[2] == [600.0, 30.0, 60.0]
     # Nobody who was asked with the whole time is left alone: it may charge as long as that.
     assert [record.sites for record in it.coordinator.records] == [

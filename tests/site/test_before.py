@@ -12,6 +12,7 @@ from dpfact_flower.data.site_data import load_site
 from dpfact_flower.data.vocabulary import joint_digest
 from dpfact_flower.errors import StateError
 from dpfact_flower.privacy.ledger import Head, Ledger
+from dpfact_flower.privacy.patient import plan
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.settings import RunSettings, SiteSettings, SolverSettings
 from dpfact_flower.site.refit import refit
@@ -70,7 +71,8 @@ def test_a_run_that_an_older_version_began_is_gone_on_with(place, data):
         assert [each.round for each in store.history()] == rounds[1:]
 
 
-def test_a_run_that_today_plans_otherwise_says_what_to_set(tmp_path, data):
+def test_a_run_that_today_plans_otherwise_says_what_to_set(tmp_path, data, monkeypatch):
+    monkeypatch.setattr(plan, "_START_SHARE", 0.4)
     shutil.copytree(BEFORE / "patient" / "run", tmp_path / "run")
     with pytest.raises(StateError, match=r"differ in start-share; there: start-share = 0\.7$"):
         Coordinator(
