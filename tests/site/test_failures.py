@@ -36,7 +36,7 @@ from dpfact_flower.settings import PrivacySettings, RunSettings, SiteSettings, S
 from dpfact_flower.site import answer, hold, patient
 from dpfact_flower.site.answer import Site
 from dpfact_flower.site.looks import MOST_LOOKS
-from dpfact_flower.site.room import largest_room, room_for, room_of
+from dpfact_flower.site.room import held, largest_room, room_for, room_of
 from dpfact_flower.site.store import SiteStore
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.wire import records
@@ -282,6 +282,15 @@ def test_the_room_that_is_held_suffices_for_the_charge(tmp_path, values):
         )  # fmt: skip
         grown = (tmp_path / LEDGER).stat().st_size - before
     assert grown < room_of(values) - 2**17  # the other half of what is added is the journal's
+
+
+def test_who_lacks_room_is_told_how_much_is_needed(tmp_path):
+    with (
+        files_up_to(5000),
+        pytest.raises(StateError, match="a round needs 30 MiB free"),
+        held(tmp_path, 30 * 2**20),
+    ):
+        pass
 
 
 def test_the_room_that_is_asked_for_is_the_same_for_runs_of_all_sizes():
