@@ -52,6 +52,12 @@ EXPLAINED: tuple[Explained, ...] = (
     ),
     Explained(
         "privacy/patient/pairs.py",
+        "slot, heads = np.full(everything, -1, np.int64), np.empty(everything + 1, np.int64)",
+        ("slot, heads = np.full(everything, - 2, np.int64), np.empty(everything + 1, np.int64)",),
+        "whatever is below 0 says that a code has no place yet",
+    ),
+    Explained(
+        "privacy/patient/pairs.py",
         "heads[: size + 1] = 0",
         ("heads[: size + 2] = 0",),
         "one more place of a scratch array is cleared that nothing reads",
