@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dpfact_flower.audit.subject import with_tensor
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.machine.registry import Registry
 from dpfact_flower.privacy.guarantee import accountants
@@ -15,6 +16,7 @@ from dpfact_flower.server.rules import server_rules
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.site.rules import site_rules
 from dpfact_flower.solver.solvers import solvers
+from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.wire.protocol import SiteReply
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "extend.md"
@@ -75,8 +77,17 @@ def test_the_median_is_not_dragged_along_by_one_site():
     np.testing.assert_array_equal(rule.factors[0], 2 * one)
 
 
+def repeated(tensor: SparseTensor, times: int) -> SparseTensor:
+    patients, *sizes = tensor.shape
+    indices = np.tile(tensor.indices, (times, 1))
+    indices[:, 0] += np.repeat(np.arange(times) * patients, tensor.nnz).astype(indices.dtype)
+    return SparseTensor.from_coo(indices, np.tile(tensor.values, times), (times * patients, *sizes))
+
+
 def test_a_rule_with_a_release_of_its_own_is_charged_and_learns(folder, cohort: Cohort):
-    cohort.save(folder / "data" / "own")
+    # Of everybody fifty, so that the noise cannot hide what is largest.
+    many = [with_tensor(site, repeated(site.tensor, 50)) for site in cohort.sites]
+    Cohort("own", tuple(many)).save(folder / "data" / "own")
     names = run("A server rule", "A rule with a release")
     for site in cohort.sites:
         with Ledger(folder / "state" / site.name, create=False) as ledger:
