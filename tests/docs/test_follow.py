@@ -11,7 +11,7 @@ PAGE = """Text
     export COLOUR=blue
     D=PATH/TO/there
     cat $D/file > copied      # as it lies there
-    sudo touch /root/never
+    sudo touch /srv/never
     dpfact data eicu PATH/TO/nowhere --out data/eicu
     dpfact run --data data/eicu --out runs/eicu
     dpfact report runs/eicu
