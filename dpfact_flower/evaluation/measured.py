@@ -125,11 +125,13 @@ def _errors(
     if last.nonzeros is None:
         of_models = reduce(add, (squared_error(*model) for model in models))
         last = replace(last, nonzeros=of_models.nonzeros)
+    rmse = last.rmse
+    assert rmse.nonzeros is not None  # measured by now
     return Errors(
-        rmse=last.rmse.all_cells,
+        rmse=rmse.all_cells,
         fit=last.fit,
-        rmse_nonzeros=last.rmse.nonzeros or 0.0,
-        rmse_authors=last.rmse.authors,
+        rmse_nonzeros=rmse.nonzeros,
+        rmse_authors=rmse.authors,
         error_by_round=tuple(
             RoundErrors(n, **asdict(error.rmse), fit=error.fit) for n, error in pooled.items()
         ),
