@@ -71,12 +71,14 @@ def submit(
     )
     load_vocabularies(RunConfig.read(config).app)
     link = Connection(connection)
-    run = link.submit(flower_app, config)
+
+    def warn(text: str) -> None:
+        typer.echo(f"warning: {text}", err=True)
+
+    run = link.submit(flower_app, config, warn=warn)
     typer.echo(f"run {run} on {connection}; its folder: {config['out']}", err=as_json)
     try:
-        ended = link.follow(
-            run, _STDERR if as_json else None, lambda text: typer.echo(f"warning: {text}", err=True)
-        )
+        ended = link.follow(run, _STDERR if as_json else None, warn)
     except RunUnknownError as error:
         typer.echo(f"error ({error.code}): {error}", err=True)
         ended = {"status": "unknown"}

@@ -30,6 +30,8 @@ _FINISHED = "finished"
 _POLL_SECONDS = 3.0
 _GONE_SECONDS = 300.0
 """A SuperLink that is started again is there within this; then nothing more is known of a run."""
+_AWAY = "Connection to the SuperLink is unavailable"
+"""In Flower's words of a command that reached nobody, so that it did nothing."""
 _PENDING_SECONDS = 120.0
 """Flower starts a ServerApp in seconds, but again and again where that takes it more than 30."""
 _LOOK_SECONDS = 300.0
@@ -102,8 +104,25 @@ class Connection:
     name: str
     environment: dict[str, str] = field(default_factory=quiet_environment)
 
-    def submit(self, app: Path, config: Mapping[str, Scalar], federation_config: str = "") -> str:
-        """Submit a run of a Flower App.
+    def submit(
+        self,
+        app: Path,
+        config: Mapping[str, Scalar],
+        federation_config: str = "",
+        warn: Callable[[str], object] = _logger.warning,
+    ) -> str:
+        """Submit a run of a Flower App, once the SuperLink is there; five minutes at most.
+
+        Were one lost that had arrived after all, the two runs would have the same folder, of which
+        only one is taken.
+
+        Parameters
+        ----------
+        app : Path
+        config : mapping
+        federation_config : str
+        warn : callable
+            Told, once, of a SuperLink that is awaited.
 
         Returns
         -------
@@ -116,7 +135,14 @@ class Connection:
             In Flower's own words, if the run was not taken.
         """
         command = [*run_command(app, self.name, config, federation_config), "--format", "json"]
-        answer = self._ask(command)
+        answer, begun = self._ask(command), time.monotonic()
+        if _is_away(answer):
+            warn(
+                f"the SuperLink ({self.name}) does not answer: waiting for it, {_GONE_SECONDS:g} s"
+            )
+        while _is_away(answer) and time.monotonic() - begun < _GONE_SECONDS:
+            time.sleep(_POLL_SECONDS)
+            answer = self._ask(command)
         if not answer.get("run-id"):
             raise RunFailedError(f"nothing was started: {_said(answer)}")
         return str(answer["run-id"])
@@ -198,6 +224,10 @@ class Connection:
             said = done.stderr.decode(errors="replace") or text
             return {"error-message": said.strip()[-500:]}
         return answer
+
+
+def _is_away(answer: Mapping[str, Any]) -> bool:
+    return _AWAY in _said(answer)
 
 
 def _said(answer: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ import os
 from threading import Thread, Timer
 
 import pytest
+from flwr.cli.utils import SUPERLINK_UNAVAILABLE_MESSAGE
 from typer.testing import CliRunner
 
 from dpfact_flower import cli
@@ -13,12 +14,14 @@ from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.runtime import connection
 from dpfact_flower.runtime.connection import RunFailedError
+from tests.patience import PATIENCE
 from tests.server.test_status import begun, close
 
 FLWR = """#!/bin/sh
 echo "$@" >> {folder}/asked
 case "$1" in
-run) echo 'Loading'; cat {folder}/run ;;
+run) n=$(grep -c ^run {folder}/asked); echo 'Loading'
+     if [ -e {folder}/answer-$n ]; then cat {folder}/answer-$n; else cat {folder}/run; fi ;;
 log) echo 'INFO: round 1 of 4: north, south answered in 9 s'
      if [ -p {folder}/go ]; then cat {folder}/go; fi ;;
 ls) n=$(grep -c ^ls {folder}/asked); sed -n "${{n}}p" {folder}/ls ;;
@@ -123,6 +126,29 @@ def test_what_was_not_started_says_so_in_flowers_words(flower, tmp_path):
     done, asked = flower()
     assert isinstance(done.exception, RunFailedError)
     assert "nothing was started: no such connection" in str(done.exception)
+    assert len(asked) == 1
+
+
+AWAY = {"success": False, "error-message": f"Using SuperLink: x\n\n{SUPERLINK_UNAVAILABLE_MESSAGE}"}
+
+
+def test_a_superlink_that_is_being_started_is_waited_for(flower, tmp_path, monkeypatch):
+    monkeypatch.setattr(connection, "_GONE_SECONDS", PATIENCE)
+    for time in (1, 2):
+        (tmp_path / f"answer-{time}").write_text(json.dumps(AWAY))
+    done, asked = flower("finished:completed")
+    assert done.exit_code == 0, done.output
+    assert [line.split()[0] for line in asked] == ["run", "run", "run", "log", "ls"]
+    assert asked[0] == asked[1] == asked[2]
+    assert done.stderr.count("warning: the SuperLink (centre) does not answer") == 1
+
+
+def test_a_superlink_that_never_comes_is_not_waited_for_without_end(flower, tmp_path):
+    (tmp_path / "run").write_text(json.dumps(AWAY))
+    done, asked = flower()
+    assert isinstance(done.exception, RunFailedError)
+    assert "nothing was started" in str(done.exception)
+    assert "Connection to the SuperLink is unavailable" in str(done.exception)
     assert len(asked) == 1
 
 
