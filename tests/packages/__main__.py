@@ -3,7 +3,8 @@
     python -m tests.packages --python python3.11 --python python3.12
 
 Each is installed in an empty environment of each Python, without extras; nothing of the checkout is
-in reach of what runs there. `make packages` tries every Python that is at hand.
+in reach of what runs there. Then the wheel gets Flower's simulation: `dpfact demo`, and `flwr run`
+of a project that `dpfact init` wrote. `make packages` tries every Python that is at hand.
 """
 
 import argparse
@@ -27,6 +28,17 @@ ELSEWHERE = (".ci/", ".devcontainer/", ".github/", ".pre-commit-config.yaml")
 """Of the repository, what only it needs."""
 PLAN = "plan --sizes 202x316 --patients 40000 --sites 6 --rank 20 --epsilon 4"
 RUN = "run --out run -q -s privacy=none -s rounds=2 -s rank=4"
+FLWR_RUN = """
+import subprocess
+from pathlib import Path
+from dpfact_flower.runtime.superlink import local_superlink
+with local_superlink(Path("flwr").resolve(), simulation=True) as superlink:
+    config = {"out": str(Path("flower").resolve()), "rounds": 2, "privacy": "none"}
+    nodes = "num-supernodes=6 client-resources-num-cpus=1"
+    command = superlink.run_command(Path("study"), config, federation_config=nodes)
+    subprocess.run(command, env=superlink.environment, check=True)
+"""
+"""`flwr run`, with a SuperLink that ends with it."""
 HIDDEN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 
 
@@ -104,7 +116,12 @@ def use(python: str, package: Path, out: Path) -> None:
     folder = out / f"{Path(python).name}-{kind}"
     folder.mkdir()
     bin_ = environment(python, folder / "env")
-    run(bin_ / "pip", "install", "--quiet", "-c", ROOT / "constraints.txt", package, cwd=folder)
+
+    def pip(what: str) -> None:
+        constraints = ROOT / "constraints.txt"
+        run(bin_ / "pip", "install", "--quiet", "-c", constraints, what, cwd=folder)
+
+    pip(str(package))
     installed, home = time.monotonic() - began, folder / "home"
     home.mkdir()
 
@@ -117,6 +134,11 @@ def use(python: str, package: Path, out: Path) -> None:
     assert re.search(r"other defaults: rank = 5\s", dpfact("settings --app study"))
     dpfact(RUN)
     assert (home / "run" / "summary.json").exists()
+    if kind == "wheel":
+        pip(f"{package}[simulation,report]")
+        assert "report.html" in dpfact("demo -q").splitlines()[-1]
+        run(bin_ / "python", "-c", FLWR_RUN, cwd=home)
+        assert (home / "flower" / "summary.json").exists()
     version = run(bin_ / "python", "--version", cwd=home).strip()
     used = time.monotonic() - began - installed
     print(f"{version}, {package.name}: installed in {installed:.0f} s, used for {used:.0f} s")
