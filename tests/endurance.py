@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,11 +144,16 @@ def slope(minutes: Sequence[float], values: Sequence[float]) -> tuple[float, flo
     return 60 * float(fit.slope), 60 * width
 
 
-def growth(looks: Sequence[Look], lasting: set[Process], servers: set[Process]) -> Iterator[str]:
-    """Lines of a table: by how much each figure grew."""
+def growth(
+    looks: Sequence[Look], lasting: Mapping[Process, str], servers: set[Process]
+) -> Iterator[str]:
+    """Lines of a table: by how much each figure grew; `lasting` says what each process is."""
     yield "| of | figure | at first | at last | growth in an hour | 95 % | |"
     yield "|---|---|---|---|---|---|---|"
-    groups = {f"the {len(lasting)} processes that last": (looks, lasting)}
+    groups = {f"the {len(lasting)} processes that last": (looks, set(lasting))}
+    most = max(lasting, key=lambda each: _gained(looks, each), default=None)
+    if most is not None:
+        groups[f"of these that whose memory grew most, {lasting[most]}"] = (looks, {most})
     times = Counter(process for look in looks for process in look.used if process in servers)
     if times:
         longest, _ = max(times.items(), key=lambda each: each[1])
@@ -164,6 +169,12 @@ def growth(looks: Sequence[Look], lasting: set[Process], servers: set[Process]) 
     minutes = [look.minutes for look in looks]
     yield _growth_line("the SuperLink", "database", minutes, [look.database for look in looks])
     yield _growth_line("the sites", "folders", minutes, [look.folders for look in looks])
+
+
+def _gained(looks: Sequence[Look], process: Process) -> float:
+    """MiB that a process has more at the last look than when all was warm."""
+    seen = [look.used[process].resident for look in looks if process in look.used]
+    return seen[-1] - seen[round(_WARM * len(seen))] if seen else 0.0
 
 
 def _growth_line(name: str, figure: str, minutes: list[float], values: list[float]) -> str:
@@ -213,13 +224,19 @@ def runs(made: Deployment, nodes: int, rounds: int) -> Iterator[int]:
             done += sum(len(lines_of(out / "history.jsonl")) for out in outs)
 
 
-def _servers(found: Look) -> set[Process]:
-    servers = set()
-    for process in found.used:
+def commands(found: Iterable[Process]) -> dict[Process, str]:
+    """What was typed to start each process, without options; nothing of one that has gone."""
+    words = {}
+    for process in found:
         with suppress(OSError):
-            if _SERVER.encode() in Path(f"/proc/{process.pid}/cmdline").read_bytes():
-                servers.add(process)
-    return servers
+            line = Path(f"/proc/{process.pid}/cmdline").read_text(errors="replace").split("\0")
+            program = [Path(word).name for word in line if word and not word.startswith("-")]
+            words[process] = " ".join(program[:3])
+    return words
+
+
+def _servers(found: Look) -> set[Process]:
+    return {process for process, words in commands(found.used).items() if _SERVER in words}
 
 
 def main() -> int:
@@ -237,7 +254,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name, deployment(cohort, Path(name)) as made:
         made.allow("none")
         made.await_all()
-        lasting = processes(made)
+        lasting = commands(processes(made))
         began = time.monotonic()
         print(f"| {' | '.join(HEADS)} |\n{'|---' * len(HEADS)}|")
         problem = ""
@@ -248,16 +265,17 @@ def main() -> int:
                 if seen >= LOOK_SECONDS * len(looks):
                     looks.append(looked_at(made, rounds, seen / 60))
                     servers |= _servers(looks[-1])
-                    print(looks[-1].line(lasting), flush=True)
+                    print(looks[-1].line(set(lasting)), flush=True)
                 if seen > 60 * asked.minutes:
                     break
         except KeyboardInterrupt:
             problem = "ended from outside"
         except RunProblemError as error:
             problem = str(error)
-    gone = lasting - looks[-1].used.keys()
+    gone = lasting.keys() - looks[-1].used.keys()
     problem += "".join(f"\n{each.name} ({each.pid}) ended" for each in gone)
-    print("\n".join(growth(looks, lasting - gone, servers)))
+    stayed = {process: what for process, what in lasting.items() if process not in gone}
+    print("\n".join(growth(looks, stayed, servers)))
     last = looks[-1]
     print(f"{last.rounds} rounds in {last.minutes:.0f} minutes; {problem or 'no problem'}")
     return 1 if problem or not last.rounds else 0

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.endurance import slope, used_by
+from tests.endurance import Look, Used, commands, growth, slope, used_by
+from tests.processes import Process
 
 MINUTES = [n / 4 for n in range(240)]
 
@@ -46,3 +47,28 @@ def test_the_interval_holds_the_truth_as_often_as_it_says():
 def test_what_fills_up_at_first_is_no_growth():
     values = [min(n, 40) for n in range(240)]
     assert slope(MINUTES, values) == (0.0, 0.0)
+
+
+def test_who_grew_most_is_named():
+    steady, leaking, server = (Process(pid, 0, "python") for pid in (1, 2, 3))
+    looks = [
+        Look(minutes, n, {steady: Used(5, 2, 80.0), leaking: Used(9, 4, 60.0 + minutes),
+                          server: Used(3, 1, 300.0)}, 1.0, 1.0)
+        for n, minutes in enumerate(MINUTES)
+    ]  # fmt: skip
+    names = {steady: "dpfact site", leaking: "dpfact superlink"}
+    lines = [line.strip("| ").split(" | ") for line in growth(looks, names, {server})]
+    found = {(of, figure): (rate, verdict) for of, figure, _, _, rate, _, verdict in lines[2:]}
+    whose = "of these that whose memory grew most, dpfact superlink"
+    assert found["the 2 processes that last", "resident"] == ("+60.00", "grows")
+    assert found[whose, "resident"] == ("+60.00", "grows")
+    assert found[whose, "handles"] == ("+0.00", "no growth seen")
+    assert found["the ServerApp that lasted longest", "resident"][1] == "no growth seen"
+
+
+def test_a_process_is_called_by_its_command():
+    own = Process(os.getpid(), 0, "python")
+    gone = Process(2**22 + 1, 0, "python")  # beyond the largest number that Linux gives
+    found = commands([own, gone])
+    assert list(found) == [own]
+    assert "py" in found[own]
