@@ -130,13 +130,39 @@ def start_factors(
     packed = _checked(releases, codes)
     with one_blas_thread:  # sums must not depend on the machine
         best = _best_candidate(packed, codes, rank, sigma, rng, restarts)
+        sites = unpack(packed, codes)
+        _logger.info(
+            "start: %d directions of co-occurrence stand above the noise, for %d phenotypes",
+            directions(sites, sigma), rank,
+        )  # fmt: skip
         fitted = fit(
-            unpack(packed, codes), best,
+            sites, best,
             threshold=_THRESHOLD * noise, iterations=_LAST, settled=_SETTLED,
         )  # fmt: skip
     parts = np.split(_none_lost(fitted, best).F + _LEAST, np.cumsum(sizes)[:-1])
     factors = tuple((part / np.linalg.norm(part, axis=0)).astype(np.float32) for part in parts)
     return Start(factors, fitted.d, fitted.F)
+
+
+def directions(sites: Sites, sigma: float) -> int:
+    """How many directions of all sites' noisy co-occurrences in sum are no noise.
+
+    Noise alone has eigenvalues up to 2 s sqrt(n) or little more; an eigenvalue of the cohort above
+    s sqrt(n) lifts one beyond that (Baik, Ben Arous, Peche; Benaych-Georges and Nadakuditi 2011).
+    Sparse factors may be found below, so it is a guide: far fewer than phenotypes, and most of
+    these are the noise's.
+
+    Parameters
+    ----------
+    sites : ndarray of float32, shape (codes, T, codes)
+        See `pair_fit.unpack`.
+    sigma : float
+        Standard deviation of the noise on each released value.
+    """
+    codes, count, _ = sites.shape
+    noise = sigma * math.sqrt(count / 2)  # a released value is sqrt(2) of an entry
+    edge = 2 * noise * math.sqrt(codes) * (1 + codes ** (-2 / 3))  # with the edge's own width
+    return int(np.count_nonzero(np.linalg.eigvalsh(sites.sum(axis=1)) > edge))
 
 
 def usage_of(release: NDArray[Any], factors: Factors, sigma: float) -> tuple[Floats, Floats]:

@@ -10,7 +10,7 @@ import pytest
 from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.estimation import start as module
 from dpfact_flower.estimation.pair_fit import Model, explained, fit, unpack
-from dpfact_flower.estimation.start import start_factors, usage_of
+from dpfact_flower.estimation.start import directions, start_factors, usage_of
 from dpfact_flower.tensor.match import factor_match_score
 from tests.patience import PATIENCE
 
@@ -48,6 +48,29 @@ def test_noise_far_below_the_signal_changes_little():
     noisy = [(p + rng.normal(0, 0.3, p.shape)).astype(np.float32) for p in packed]
     start = start_factors(noisy, SIZES, RANK, 0.3, np.random.default_rng(1))
     assert factor_match_score(start.factors, parts) > 0.9
+
+
+@pytest.mark.parametrize("found", [0, 3])
+def test_directions_above_the_noise_are_counted_and_said(found, caplog):
+    """Of 40 draws noise alone has one too many in few: the edge's distribution is Tracy-Widom's."""
+    codes, sites, sigma, rng = 120, 3, 0.7, np.random.default_rng(5)
+    edge = sigma * math.sqrt(sites / 2 * codes)
+    vectors = np.linalg.qr(rng.standard_normal((codes, 4)))[0]
+    strengths = edge * np.array([8, 4, 2.5, 0.4]) * (found > 0) / sites
+    upper, counted = np.triu_indices(codes, 1), []
+    for _ in range(40):
+        packed = [
+            (math.sqrt(2) * ((vectors * strengths) @ vectors.T)[upper]
+             + sigma * rng.standard_normal(len(upper[0]))).astype(np.float32)
+            for _ in range(sites)
+        ]  # fmt: skip
+        counted.append(directions(unpack(packed, codes), sigma))
+    assert np.mean(np.array(counted) == found) >= 0.9
+    with caplog.at_level("INFO"):
+        start_factors(packed, (50, 70), 5, sigma, np.random.default_rng(1), restarts=1)
+    assert f"start: {counted[-1]} directions of co-occurrence stand above the noise, for 5" in (
+        caplog.text
+    )
 
 
 def test_equal_inputs_give_equal_bits():
