@@ -51,6 +51,12 @@ EXPLAINED: tuple[Explained, ...] = (
         "every factor has the same number of columns",
     ),
     Explained(
+        "privacy/conversions.py",
+        "high = 2 * low",
+        ("high = 2 + low",),
+        "any upper end will do, for it is doubled until the root lies below",
+    ),
+    Explained(
         "privacy/patient/pairs.py",
         "slot, heads = np.full(everything, -1, np.int64), np.empty(everything + 1, np.int64)",
         ("slot, heads = np.full(everything, - 2, np.int64), np.empty(everything + 1, np.int64)",),
