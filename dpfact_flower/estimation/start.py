@@ -162,7 +162,8 @@ def directions(sites: Sites, sigma: float) -> int:
     codes, count, _ = sites.shape
     noise = sigma * math.sqrt(count / 2)  # a released value is sqrt(2) of an entry
     edge = 2 * noise * math.sqrt(codes) * (1 + codes ** (-2 / 3))  # with the edge's own width
-    return int(np.count_nonzero(np.linalg.eigvalsh(sites.sum(axis=1)) > edge))
+    total = sites.sum(axis=1, dtype=np.float64)  # of releases that may be any float32
+    return int(np.count_nonzero(np.linalg.eigvalsh(total) > edge))
 
 
 def usage_of(release: NDArray[Any], factors: Factors, sigma: float) -> tuple[Floats, Floats]:

@@ -73,6 +73,11 @@ def test_directions_above_the_noise_are_counted_and_said(found, caplog):
     )
 
 
+def test_directions_of_the_largest_releases_are_counted():
+    largest = np.full(6, np.finfo(np.float32).max, np.float32)
+    assert directions(unpack([largest] * 3, 4), 1.0) == 1
+
+
 def test_equal_inputs_give_equal_bits():
     _, _, packed = planted()
     one, two = (start_factors(packed, SIZES, RANK, 0.1, np.random.default_rng(1)) for _ in "ab")
