@@ -138,7 +138,8 @@ class Connection:
         answer, begun = self._ask(command), time.monotonic()
         if _is_away(answer):
             warn(
-                f"the SuperLink ({self.name}) does not answer: waiting for it, {_GONE_SECONDS:g} s"
+                f"the SuperLink ({self.name}) does not answer: waiting {_GONE_SECONDS:g} s for it; "
+                "Ctrl-C ends that, and nothing is started"
             )
         while _is_away(answer) and time.monotonic() - begun < _GONE_SECONDS:
             time.sleep(_POLL_SECONDS)
