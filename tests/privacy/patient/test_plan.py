@@ -334,6 +334,15 @@ def test_a_hopeless_plan_says_what_would_help():
 # --- What is refused ------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("patients", "good"), [(18_000, 1), (20_000, 2)])
+def test_two_phenotypes_are_the_fewest_that_are_proposed(patients, good):
+    outlook = plan(sizes=(100, 100), rank=20, epsilon=1.0, patients=patients).outlook
+    (rank,) = (lever for lever in outlook.levers if lever.name == "rank")
+    assert rank.good == good
+    assert ("rank = 2," in outlook.sentence) == (good == 2)
+    assert ("fewer phenotypes" in outlook.sentence) == (good == 1)
+
+
 def test_an_epsilon_must_exceed_twice_the_slack_of_discrete_noise():
     assert total_rho(2.001 * DISCRETE_SLACK, 1e-5) > 0
     for share in (0.5, 1.5, 2.0):
