@@ -100,6 +100,12 @@ def test_a_feature_shape_must_have_sizes(shape):
         make(shape=shape)
 
 
+def test_a_list_of_one_code_is_learned_from():
+    coordinator = run_rounds(make(shape=(1, 5)), 2)
+    assert [factor.shape[0] for factor in coordinator.factors] == [1, 5]
+    assert all(record.updated for record in coordinator.records)
+
+
 UNSTABLE = {
     "eta * gamma, expected sites": {**PULL, "sites": 21},
     "eta * gamma, quorum": {**PULL, "min_sites": 21},
