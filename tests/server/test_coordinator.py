@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import random
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -496,6 +497,26 @@ def test_a_disk_without_room_for_the_run_refuses_before_anything_is_asked(tmp_pa
     written = run_rounds(make(tmp_path / "other"), 6)
     taken = sum(path.stat().st_size for path in written.run_dir.iterdir())
     assert 2 * taken < sizes[0]  # the checkpoint before lies beside the one that is written
+
+
+@pytest.mark.parametrize("sites", [1, 2, 3])
+def test_the_room_that_is_asked_for_has_place_for_every_rounds_record(tmp_path, monkeypatch, sites):
+    """A record lies in the history, in the checkpoint, and in the one that is written over it."""
+    sizes = []
+
+    @contextmanager
+    def note(_, size):
+        sizes.append(size)
+        yield
+
+    monkeypatch.setattr(coordinator_module, "reserved", note)
+    for rounds in (6, 60):
+        make(tmp_path / f"{rounds}", rounds=rounds).begin(sites)
+    done = make(tmp_path / "done")
+    for number in range(1, 7):
+        close(done, number, sites="cab"[:sites])
+    record = (tmp_path / "done" / HISTORY).stat().st_size / 6
+    assert sizes[1] - sizes[0] >= 54 * 3 * record
 
 
 def test_a_folder_that_cannot_be_made_is_named_in_one_line(tmp_path):
