@@ -43,6 +43,13 @@ def make_client(data, tmp_path, **settings) -> DPFactClient:
     return DPFactClient(data, SiteSettings(**given))
 
 
+def test_a_site_is_a_real_one_unless_it_is_said_to_be_played(data, tmp_path):
+    """Of which a setting that a hospital must choose is asked, and noise is never seeded."""
+    with pytest.raises(SettingsError, match="allow-privacy: must be set"):
+        answer.Site(data, SiteSettings(state_dir=str(tmp_path)))
+    answer.Site(data, SiteSettings(state_dir=str(tmp_path)), simulation=True)
+
+
 def make_noisy_client(data, tmp_path, **settings) -> DPFactClient:
     return make_client(
         data, tmp_path, **{"allow_privacy": "paper", "max_epsilon": 50.0, **settings}
