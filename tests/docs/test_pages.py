@@ -90,6 +90,7 @@ NOT_RUN = {
     ("docs/explanation/noise.md", "python -m timeit"): "a time",
     ("docs/explanation/noise.md", "python -m pytest"): "these tests themselves",
     ("docs/how-to/deploy.md", "python -m tests.campaign"): HOURS,
+    ("docs/how-to/deploy.md", "python -m tests.endurance"): HOURS,
     ("docs/how-to/deploy.md", "pip wheel "): INSTALLS,
     ("docs/how-to/deploy.md", "docker "): DEPLOYED,
     ("docs/how-to/deploy.md", "cd deploy && docker "): DEPLOYED,
