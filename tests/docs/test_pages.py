@@ -32,6 +32,7 @@ from dpfact_flower.privacy.ledger import Ledger
 from tests.data.readers.test_event_tables import LABELS, SITES
 from tests.docs.pages import PATHS, ROOT, Unit, units
 from tests.docs.test_data import write_sources
+from tests.patience import PATIENCE
 
 UNITS = [unit for path in PATHS for unit in units(path)]
 
@@ -262,7 +263,8 @@ def follow(unit: Unit, text: str) -> None:
     """Run a command of a page."""
     words = shlex.split(text)
     if words[0] in ("python", sys.executable):
-        subprocess.run(["sh", "-ec", text], check=True, capture_output=True)
+        # One that takes longer is to be listed above.
+        subprocess.run(["sh", "-ec", text], check=True, capture_output=True, timeout=PATIENCE)
         return
     assert words[0] == "dpfact", unit
     done = CliRunner().invoke(cli.app, words[1:])
