@@ -113,8 +113,8 @@ class Connection:
     ) -> str:
         """Submit a run of a Flower App, once the SuperLink is there; five minutes at most.
 
-        Were one lost that had arrived after all, the two runs would have the same folder, of which
-        only one is taken.
+        It is never submitted twice: where the SuperLink went away while it was asked and has a run
+        that is not finished when it is back, that may be this one, and sites would pay for both.
 
         Parameters
         ----------
@@ -132,21 +132,37 @@ class Connection:
         Raises
         ------
         RunFailedError
-            In Flower's own words, if the run was not taken.
+            In Flower's own words, if the run was not taken; or if it may have been.
         """
         command = [*run_command(app, self.name, config, federation_config), "--format", "json"]
-        answer, begun = self._ask(command), time.monotonic()
+        answer = self._ask(command)
         if _is_away(answer):
             warn(
                 f"the SuperLink ({self.name}) does not answer: waiting {_GONE_SECONDS:g} s for it; "
                 "Ctrl-C ends that, and nothing is started"
             )
-        while _is_away(answer) and time.monotonic() - begun < _GONE_SECONDS:
-            time.sleep(_POLL_SECONDS)
+            self._await_idle()
             answer = self._ask(command)
         if not answer.get("run-id"):
             raise RunFailedError(f"nothing was started: {_said(answer)}")
         return str(answer["run-id"])
+
+    def _await_idle(self) -> None:
+        """Wait until the SuperLink answers, and see to it that it has no run in work."""
+        begun = time.monotonic()
+        while time.monotonic() - begun < _GONE_SECONDS:
+            time.sleep(_POLL_SECONDS)
+            answer = self._ask([tool("flwr"), "ls", self.name, "--format", "json"])
+            if _is_away(answer):
+                continue
+            states = {run["run-id"]: str(run["status"]) for run in answer.get("runs") or []}
+            if going := [run for run, state in states.items() if not state.startswith(_FINISHED)]:
+                raise RunFailedError(
+                    f"the SuperLink ({self.name}) was away and is back, with runs that are not "
+                    f"finished: {', '.join(going)}. If none of them is this one (flwr ls "
+                    f"{self.name}), submit it again"
+                )
+            return
 
     def follow(
         self, run: str, log: int | None = None, warn: Callable[[str], object] = _logger.warning

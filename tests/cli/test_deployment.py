@@ -41,8 +41,13 @@ def flower(tmp_path, monkeypatch):
     for name in ("a", "b"):
         Vocabulary(name, ("x", "y"), ("", "")).save(tmp_path / f"{name}.json")
 
-    def run(*states: str, options=()):
-        lines = [json.dumps({"runs": [{"run-id": "77", "status": s}]}) if s else "" for s in states]
+    def said(state) -> str:
+        if not isinstance(state, str):
+            return json.dumps(state)
+        return json.dumps({"runs": [{"run-id": "77", "status": state}]}) if state else ""
+
+    def run(*states, options=()):
+        lines = [said(state) for state in states]
         (tmp_path / "ls").write_text("".join(f"{line}\n" for line in lines))
         lists = f"{tmp_path}/a.json,{tmp_path}/b.json"
         words = ["submit", "centre", "--out", str(tmp_path / "run-1"), "--vocabulary", lists]
@@ -134,13 +139,24 @@ AWAY = {"success": False, "error-message": f"Using SuperLink: x\n\n{SUPERLINK_UN
 
 def test_a_superlink_that_is_being_started_is_waited_for(flower, tmp_path, monkeypatch):
     monkeypatch.setattr(connection, "_GONE_SECONDS", PATIENCE)
-    for time in (1, 2):
-        (tmp_path / f"answer-{time}").write_text(json.dumps(AWAY))
-    done, asked = flower("finished:completed")
+    (tmp_path / "answer-1").write_text(json.dumps(AWAY))
+    done, asked = flower(AWAY, "finished:stopped", "finished:completed")
     assert done.exit_code == 0, done.output
-    assert [line.split()[0] for line in asked] == ["run", "run", "run", "log", "ls"]
-    assert asked[0] == asked[1] == asked[2]
+    assert [line.split()[0] for line in asked] == ["run", "ls", "ls", "run", "log", "ls"]
+    assert asked[0] == asked[3]
+    assert asked[1] == asked[2] == "ls centre --format json"
     assert done.stderr.count("warning: the SuperLink (centre) does not answer") == 1
+
+
+@pytest.mark.parametrize("state", ["pending", "starting", "running"])
+def test_nothing_is_submitted_twice(flower, tmp_path, monkeypatch, state):
+    """The SuperLink may have taken the run before it went away: sites would pay for two."""
+    monkeypatch.setattr(connection, "_GONE_SECONDS", PATIENCE)
+    (tmp_path / "answer-1").write_text(json.dumps(AWAY))
+    done, asked = flower(state)
+    assert isinstance(done.exception, RunFailedError)
+    assert "with runs that are not finished: 77. If none of them" in str(done.exception)
+    assert [line.split()[0] for line in asked] == ["run", "ls"]
 
 
 def test_a_superlink_that_never_comes_is_not_waited_for_without_end(flower, tmp_path):
@@ -149,7 +165,7 @@ def test_a_superlink_that_never_comes_is_not_waited_for_without_end(flower, tmp_
     assert isinstance(done.exception, RunFailedError)
     assert "nothing was started" in str(done.exception)
     assert "Connection to the SuperLink is unavailable" in str(done.exception)
-    assert len(asked) == 1
+    assert len(asked) == 2
 
 
 def test_a_bad_setting_or_code_list_starts_nothing(flower, tmp_path):
