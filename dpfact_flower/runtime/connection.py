@@ -31,7 +31,7 @@ _POLL_SECONDS = 3.0
 _GONE_SECONDS = 300.0
 """A SuperLink that is started again is there within this; then nothing more is known of a run."""
 _AWAY = "Connection to the SuperLink is unavailable"
-"""In Flower's words of a command that reached nobody, so that it did nothing."""
+"""In Flower's words of a command without an answer; nearly always, nobody heard it."""
 _PENDING_SECONDS = 120.0
 """Flower starts a ServerApp in seconds, but again and again where that takes it more than 30."""
 _LOOK_SECONDS = 300.0
@@ -139,30 +139,31 @@ class Connection:
         if _is_away(answer):
             warn(
                 f"the SuperLink ({self.name}) does not answer: waiting {_GONE_SECONDS:g} s for it; "
-                "Ctrl-C ends that, and nothing is started"
+                "Ctrl-C ends that"
             )
-            self._await_idle()
-            answer = self._ask(command)
+            if self._is_back_and_idle():
+                answer = self._ask(command)
         if not answer.get("run-id"):
             raise RunFailedError(f"nothing was started: {_said(answer)}")
         return str(answer["run-id"])
 
-    def _await_idle(self) -> None:
-        """Wait until the SuperLink answers, and see to it that it has no run in work."""
+    def _is_back_and_idle(self) -> bool:
+        """Wait until the SuperLink says which runs it has; false if it never does."""
         begun = time.monotonic()
         while time.monotonic() - begun < _GONE_SECONDS:
             time.sleep(_POLL_SECONDS)
-            answer = self._ask([tool("flwr"), "ls", self.name, "--format", "json"])
-            if _is_away(answer):
+            runs = self._ask([tool("flwr"), "ls", self.name, "--format", "json"]).get("runs")
+            if runs is None:
                 continue
-            states = {run["run-id"]: str(run["status"]) for run in answer.get("runs") or []}
+            states = {str(run.get("run-id")): str(run.get("status")) for run in runs}
             if going := [run for run, state in states.items() if not state.startswith(_FINISHED)]:
                 raise RunFailedError(
                     f"the SuperLink ({self.name}) was away and is back, with runs that are not "
                     f"finished: {', '.join(going)}. If none of them is this one (flwr ls "
                     f"{self.name}), submit it again"
                 )
-            return
+            return True
+        return False
 
     def follow(
         self, run: str, log: int | None = None, warn: Callable[[str], object] = _logger.warning

@@ -140,11 +140,12 @@ AWAY = {"success": False, "error-message": f"Using SuperLink: x\n\n{SUPERLINK_UN
 def test_a_superlink_that_is_being_started_is_waited_for(flower, tmp_path, monkeypatch):
     monkeypatch.setattr(connection, "_GONE_SECONDS", PATIENCE)
     (tmp_path / "answer-1").write_text(json.dumps(AWAY))
-    done, asked = flower(AWAY, "finished:stopped", "finished:completed")
+    busy = {"success": False, "error-message": "Internal Server Error"}
+    done, asked = flower(AWAY, busy, "finished:stopped", "finished:completed")
     assert done.exit_code == 0, done.output
-    assert [line.split()[0] for line in asked] == ["run", "ls", "ls", "run", "log", "ls"]
-    assert asked[0] == asked[3]
-    assert asked[1] == asked[2] == "ls centre --format json"
+    assert [line.split()[0] for line in asked] == ["run", *["ls"] * 3, "run", "log", "ls"]
+    assert asked[0] == asked[4]
+    assert set(asked[1:4]) == {"ls centre --format json"}
     assert done.stderr.count("warning: the SuperLink (centre) does not answer") == 1
 
 
@@ -165,7 +166,7 @@ def test_a_superlink_that_never_comes_is_not_waited_for_without_end(flower, tmp_
     assert isinstance(done.exception, RunFailedError)
     assert "nothing was started" in str(done.exception)
     assert "Connection to the SuperLink is unavailable" in str(done.exception)
-    assert len(asked) == 2
+    assert len(asked) == 1
 
 
 def test_a_bad_setting_or_code_list_starts_nothing(flower, tmp_path):
