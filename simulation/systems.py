@@ -34,7 +34,7 @@ from dpfact_flower.tensor.arrays import distinct
 from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 from simulation.baselines import Snapshot
 
-NO_NOISE = 1e5
+NO_NOISE = 1e6
 """Epsilon whose noise is nothing beside the data: stands for infinity."""
 
 

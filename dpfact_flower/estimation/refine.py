@@ -32,7 +32,7 @@ from dpfact_flower.tensor.triangle import ROOT2, pack_whole, unpack_whole, whole
 
 _LEAST_WEIGHT = 0.02
 """Weight of a site that seems not to use a phenotype, against the one that uses it most."""
-_FLOOR = 40.0
+_FLOOR = 500.0
 """Least pull toward the previous factor, in standard deviations of the noise on a column's energy:
 where a phenotype is weak the noisy statistic may move it a little, not replace it. Steps are short
 then, and several rounds average."""
@@ -205,7 +205,7 @@ def pooled(
     others = _gram_of_others(factors, mode)
 
     usage = plausible_usage(np.array([np.diag(gram) for gram in grams]), sigma)
-    weights = site_weights(usage) if sigma > 0 else np.ones_like(usage)
+    weights = site_weights(usage, size * sigma**2)
     noise = sigma * np.sqrt(np.square(weights).sum(axis=0))
     weighted = sum(np.diag(gram) * u for gram, u in zip(grams, weights, strict=True))
     weighted = np.maximum(weighted, ROOT2 * noise + _TINY)
@@ -249,14 +249,24 @@ def plausible_usage(noisy: Floats, sigma: float) -> Floats:
     return np.asarray(np.maximum(likely + trust * (noisy - likely), 0))
 
 
-def site_weights(usage: Floats) -> Floats:
+def site_weights(usage: Floats, noise: float) -> Floats:
     """Weight of each site's residual for each phenotype, the largest being 1; shape (T, R).
 
-    Noise is alike at all sites, so the signal-to-noise ratio of the sum is best with weights in
-    proportion to the usage: a matched filter.
+    A residual grows with the usage, and so does its variance from patient to patient; the noise is
+    alike at all sites. So the signal-to-noise ratio of the sum is best with weights in proportion
+    to ``usage / (usage + noise)``: all alike, as in least squares, where there is hardly any noise,
+    and a matched filter where it is much.
+
+    Parameters
+    ----------
+    usage : ndarray of float64, shape (T, R)
+    noise : float
+        Variance of the noise on a column of a site's statistic, in squared patients: each patient's
+        residual has norm 1 at most.
     """
     raised = usage + _LEAST_WEIGHT * usage.max(axis=0) + _TINY
-    return np.asarray(raised / raised.max(axis=0))
+    weights = raised / (raised + noise)
+    return np.asarray(weights / weights.max(axis=0))
 
 
 def _curvature(gram: Floats, energy: Floats, others: Floats, noise: float) -> Floats:

@@ -30,10 +30,11 @@ from dpfact_flower.estimation.start import Start
 from dpfact_flower.machine.threads import one_blas_thread
 from dpfact_flower.tensor import SparseTensor
 
-_NUMBER = 20_000
-_FEW_CELLS = 4.0
+_FEW_CELLS = 14.0
 """Cells of a typical patient up to which pairs say enough of them."""
-_THRESHOLD = 1.5
+_DEVIATIONS = 2.0
+"""Standard deviations of the noise with which there may be twice as many cells, no more."""
+_THRESHOLD = 0.75
 """Soft threshold on what the start leaves unexplained, in standard deviations of its noise."""
 _CHUNK = 2_000
 """Surrogates that are drawn at a time: so many times the number of codes in memory."""
@@ -45,7 +46,7 @@ _TINY = 1e-12
 
 def surrogates_of(
     releases: Sequence[NDArray[Any]], start: Start, sigma: float, cross: float,
-    rng: np.random.Generator,
+    rng: np.random.Generator, *, number: int,
 ) -> SparseTensor | None:  # fmt: skip
     """Patients like those that the sites' co-occurrences are of; None where pairs say too little.
 
@@ -62,6 +63,8 @@ def surrogates_of(
     cross : float
         Weight of a block of two modes relative to that of one.
     rng : numpy.random.Generator
+    number : int
+        Surrogates to draw.
     """
     sizes = [len(factor) for factor in start.factors]
     if len(sizes) == 1:  # without another mode, nothing tells how many codes a patient has
@@ -70,14 +73,15 @@ def surrogates_of(
     for release in releases:
         summed += release
     total = unpack([summed], sum(sizes))[:, 0]
-    counts = code_counts(total, sizes, cross)
-    if math.prod(counts) > _FEW_CELLS:
-        return None
     noise = sigma * math.sqrt(len(releases) / 2)
+    counts = code_counts(total, sizes, cross)
+    most = code_counts(total, sizes, cross, raised=_DEVIATIONS * noise)
+    if math.prod(counts) > _FEW_CELLS or math.prod(most) > 2 * _FEW_CELLS:
+        return None
     used = start.stacked * start.usage.sum(axis=0)
     with one_blas_thread:  # no result depends on the number of threads
         model = used.astype(np.float32) @ start.stacked.T.astype(np.float32)
-    found = surrogate_patients(likely_pairs(total, model, noise), counts, sizes, _NUMBER, rng)
+    found = surrogate_patients(likely_pairs(total, model, noise), counts, sizes, number, rng)
     return found if found.nnz else None
 
 
@@ -143,7 +147,9 @@ def surrogate_patients(
     return SparseTensor.from_coo(index, np.ones(len(index)), (number, *sizes))
 
 
-def code_counts(total: NDArray[Any], sizes: Sequence[int], cross: float) -> list[float]:
+def code_counts(
+    total: NDArray[Any], sizes: Sequence[int], cross: float, *, raised: float = 0.0
+) -> list[float]:
     """Mean number of codes of each mode of a patient, from the masses of co-occurrences' blocks.
 
     A patient with k_n codes of each mode in all combinations has a block of two modes of mass
@@ -158,6 +164,9 @@ def code_counts(total: NDArray[Any], sizes: Sequence[int], cross: float) -> list
         Of two modes or more.
     cross : float
         Weight of a block of two modes relative to that of one.
+    raised : float
+        By how many units of an entry's noise each mass is taken to be off, in the direction of more
+        codes: with its standard deviation, counts are those one deviation up.
 
     Returns
     -------
@@ -167,7 +176,10 @@ def code_counts(total: NDArray[Any], sizes: Sequence[int], cross: float) -> list
     bounds = np.cumsum([0, *sizes])
     blocks = [slice(*each) for each in pairwise(bounds)]
     mass = np.array([[float(total[a, b].sum(dtype=np.float64)) for b in blocks] for a in blocks])
-    alone, counts = np.diag(mass) / 2, np.ones(len(sizes))
+    codes_of = np.asarray(sizes, np.float64)
+    alone = np.diag(mass) / 2 + raised * np.sqrt(codes_of * (codes_of - 1) / 2)
+    mass -= raised * np.sqrt(np.outer(codes_of, codes_of))
+    counts = np.ones(len(sizes))
     quotients = np.maximum(alone[:, None] / np.maximum(mass, _TINY), 0)
     others = ~np.eye(len(sizes), dtype=bool)
     for _ in range(_SETTLING):

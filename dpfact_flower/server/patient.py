@@ -17,27 +17,22 @@ from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.estimation.codes import code_weights, kept_codes, unweighted
 from dpfact_flower.estimation.memory import Memory
 from dpfact_flower.estimation.refine import packed_size, refine_factor
-from dpfact_flower.estimation.start import Start, start_factors
-from dpfact_flower.estimation.surrogates import surrogates_of
+from dpfact_flower.estimation.start import start_factors
 from dpfact_flower.privacy import ReleaseEvent
-from dpfact_flower.privacy.patient.pairs import CROSS
-from dpfact_flower.privacy.patient.plan import PatientPlan, PlannedRelease, plan_patient
+from dpfact_flower.privacy.patient.plan import PatientPlan, plan_patient
 from dpfact_flower.server.rule import (
     factor_arrays,
     initial_factors,
     restored_factors,
     restored_flag,
 )
+from dpfact_flower.server.surrogate_fit import fitted_to_surrogates
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
-from dpfact_flower.solver import solve
 from dpfact_flower.tensor import Factors, Weights
 from dpfact_flower.tensor.arrays import Selection
 from dpfact_flower.wire.protocol import SiteReply, checked_selection, checked_weights
 
 _logger = logging.getLogger(__name__)
-_SURROGATE_PASSES = 40
-_LEAST = 1e-6
-"""Added to every entry of what is fitted to surrogates, so that no column is empty."""
 _REFINE_PULL = 0.05
 """Of a site's `pull`: what all sites say together needs less holding than what one site does."""
 
@@ -134,7 +129,10 @@ class PatientRule:
             sizes = [len(factor) for factor in self.factors]
             rng = np.random.default_rng([self._run.seed, self._solver.rank, *sizes])
             start = start_factors(released, sizes, self._solver.rank, planned.sigma, rng)
-            self._learn(start.factors if self._weights else refitted(start, released, planned, rng))
+            if self._weights:  # surrogates have cells of 1, weighted ones are others
+                self._learn(start.factors)
+            else:
+                self._learn(fitted_to_surrogates(start, released, planned.sigma, rng))
         elif planned.mode is not None:
             sites = [reply.site for reply in replies]
             average = self._memory.averaged(planned.mode, sites, released, planned.sigma)
@@ -187,28 +185,6 @@ class PatientRule:
         outlook = self.plan.outlook
         level = logging.INFO if outlook.verdict == "good" else logging.WARNING
         _logger.log(level, "plan: %s", outlook.sentence)
-
-
-def refitted(
-    start: Start,
-    releases: Sequence[NDArray[np.float32]],
-    planned: PlannedRelease,
-    rng: np.random.Generator,
-) -> Factors:
-    """The start's factors as they explain patients, where pairs of codes say who those are.
-
-    They are fitted to surrogates (`dpfact_flower.estimation.surrogates`), from the start's on.
-    """
-    found = surrogates_of(releases, start, planned.sigma, CROSS, rng)
-    if found is None:
-        return start.factors
-    tensor = found.select_patients(np.unique(found.indices[:, 0])).scaled_to_unit_patients()
-    rank = start.factors[0].shape[1]
-    patients = rng.random((tensor.n_patients, rank), dtype=np.float32)
-    settings = SolverSettings(rank=rank, tau=_SURROGATE_PASSES, gamma=0.0)
-    local = solve(tensor, (patients, *start.factors), start.factors, settings, rng)
-    columns = [factor.astype(np.float64) + _LEAST for factor in local.factors[1:]]
-    return tuple((f / np.linalg.norm(f, axis=0)).astype(np.float32) for f in columns)
 
 
 def _restored_weights(arrays: Mapping[str, NDArray[Any]], selection: Selection) -> Weights:

@@ -55,6 +55,20 @@ def test_counts_are_those_of_patients_who_are_all_alike(codes):
     np.testing.assert_allclose(code_counts(total, sizes, CROSS), codes, rtol=1e-2)
 
 
+def test_counts_are_raised_by_so_much_noise_on_each_mass():
+    sizes, noise = (7, 9), 0.5
+    total = unpack([released(patients((2, 3), sizes))], sum(sizes))[:, 0].astype(np.float64)
+    off = total.copy()
+    for block, count in (((0, 7), 21), ((7, 16), 36)):  # spread evenly over a mode's pairs
+        own = slice(*block)
+        off[own, own] += noise / math.sqrt(count) * (1 - np.eye(block[1] - block[0]))
+    off[:7, 7:] -= noise / math.sqrt(63)
+    off[7:, :7] = off[:7, 7:].T
+    raised = code_counts(total, sizes, CROSS, raised=noise)
+    np.testing.assert_allclose(raised, code_counts(off, sizes, CROSS), rtol=1e-9)
+    assert min(np.subtract(raised, code_counts(total, sizes, CROSS))) > 1e-3
+
+
 def symmetric(sizes, rng):
     codes = sum(sizes)
     pairs = np.triu(rng.random((codes, codes)) * (rng.random((codes, codes)) < 0.7), 1)
@@ -125,22 +139,29 @@ def test_a_model_stands_for_pairs_and_the_rest_counts_as_far_as_it_stands_out():
     model = np.full((3, 3), 2.0)
     total = np.array([[9.0, 2.5, 8.0], [2.5, 9.0, -7.0], [8.0, -7.0, 9.0]])
     found = likely_pairs(total, model, 1.0)
-    np.testing.assert_allclose(found, [[0, 2, 6.5], [2, 0, 0], [6.5, 0, 0]])
+    np.testing.assert_allclose(found, [[0, 2, 7.25], [2, 0, 0], [7.25, 0, 0]])
 
 
 def made(tensor, sizes, sigma=SIGMA):
     releases = [released(tensor)]
     start = start_factors(releases, sizes, 2, sigma, np.random.default_rng(1))
-    return surrogates_of(releases, start, sigma, CROSS, np.random.default_rng(2))
+    return surrogates_of(releases, start, sigma, CROSS, np.random.default_rng(2), number=2_000)
 
 
 def test_surrogates_are_drawn_where_patients_have_few_codes_alone():
     sizes = (7, 9)
-    assert made(patients((2, 3), sizes), sizes) is None
+    assert made(patients((4, 5), sizes), sizes) is None
     found = made(patients((1, 2), sizes), sizes)
     assert found is not None
     assert found.feature_shape == sizes
     np.testing.assert_array_equal(found.indices, made(patients((1, 2), sizes), sizes).indices)
+
+
+def test_nothing_is_drawn_where_noise_may_hide_many_codes():
+    sizes = (7, 9)
+    tensor = patients((1, 2), sizes)
+    assert made(tensor, sizes, sigma=0.3) is not None
+    assert made(tensor, sizes, sigma=30.0) is None
 
 
 def test_nothing_is_drawn_of_nothing():
@@ -152,12 +173,12 @@ def test_nothing_is_drawn_of_nothing():
 def test_patients_of_one_mode_have_none_for_nothing_tells_how_many_codes_they_have():
     releases = [released(patients((2,), (9,)))]
     start = start_factors(releases, [9], 2, SIGMA, np.random.default_rng(0))
-    assert surrogates_of(releases, start, SIGMA, CROSS, np.random.default_rng(0)) is None
+    rng = np.random.default_rng(0)
+    assert surrogates_of(releases, start, SIGMA, CROSS, rng, number=100) is None
 
 
 @pytest.mark.parametrize("sites", [1, 6])
 def test_start_and_surrogates_stay_within_the_memory_that_a_plan_foresees(sites, monkeypatch):
-    monkeypatch.setattr(surrogates, "_NUMBER", 500)  # what they take does not grow with codes
     monkeypatch.setattr(surrogates, "_CHUNK", 50)  # grows with codes alone, not with their pairs
     sizes = (400, 400)
     plan = plan_patient(PrivacySettings(patients=10_000), sizes=sizes, rank=3, sites=sites)
@@ -167,7 +188,8 @@ def test_start_and_surrogates_stay_within_the_memory_that_a_plan_foresees(sites,
     start = start_factors(releases, sizes, 3, SIGMA, rng, restarts=1)
     for_start = tracemalloc.get_traced_memory()[1]
     tracemalloc.reset_peak()
-    assert surrogates_of(releases, start, SIGMA, CROSS, rng) is not None
+    few = 500  # what they take themselves does not grow with codes
+    assert surrogates_of(releases, start, SIGMA, CROSS, rng, number=few) is not None
     for_surrogates = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     beside = plan.needs.server - sites * release.nbytes

@@ -11,7 +11,6 @@ from dpfact_flower.client import DPFactClient
 from dpfact_flower.data.vocabulary import joint_digest
 from dpfact_flower.errors import QuorumError, SettingsError, StateError
 from dpfact_flower.estimation.codes import code_weights, kept_codes, unweighted
-from dpfact_flower.estimation.start import start_factors
 from dpfact_flower.evaluation.run_folder import (
     PHENOTYPES,
     SUMMARY,
@@ -20,19 +19,16 @@ from dpfact_flower.evaluation.run_folder import (
 )
 from dpfact_flower.privacy import PATIENT_CLAIM, SEEDED_CLAIM, account
 from dpfact_flower.privacy.ledger import Ledger
-from dpfact_flower.privacy.patient.statistics import cooccurrence
 from dpfact_flower.runtime.federate import federate
 from dpfact_flower.server import patient as module
 from dpfact_flower.server.checkpoint import CHECKPOINT
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.history import Failure, read_history
-from dpfact_flower.server.patient import PatientRule, refitted
+from dpfact_flower.server.patient import PatientRule
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import PrivacySettings, RunSettings, SiteSettings, SolverSettings
-from dpfact_flower.solver.error import squared_error
-from dpfact_flower.solver.patients import fitted_patients
-from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.wire.protocol import SiteReply
+from tests.bits import assert_bits
 
 SHAPE = (9, 12)
 SOLVER = SolverSettings(rank=4)
@@ -79,13 +75,6 @@ def go_to(server: Coordinator, last: int) -> Coordinator:
     for number in range(server.finished_rounds + 1, last + 1):
         close(server, number)
     return server
-
-
-def assert_bits(found, expected):
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected, strict=True):
-        assert one.dtype == other.dtype
-        assert one.tobytes() == other.tobytes()
 
 
 # --- schedule
@@ -367,41 +356,10 @@ def test_a_refinement_is_averaged_with_the_one_before():
     assert not np.array_equal(rule.factors[1], forgetful.factors[1])
 
 
-def single_cells(number=4000, seed=0):
-    """Patients of one cell: phenotypes with a leading code of each mode, and many that overlap."""
-    rng = np.random.default_rng(seed)
-    kind = rng.integers(0, 3, number)
-    cells = [np.arange(number)]
-    for size in SHAPE:
-        chances = 0.3 ** np.arange(size)
-        place = rng.choice(size, number, p=chances / chances.sum())
-        cells.append((place + 2 * kind) % size)
-    return SparseTensor.from_coo(np.stack(cells, axis=1), np.ones(number), (number, *SHAPE))
-
-
-def explained(tensor, factors):
-    patients = fitted_patients(tensor, factors, nonnegative=True)
-    return squared_error(tensor, (patients, *factors)).fit
-
-
-def test_a_start_is_fitted_to_surrogates_where_patients_have_few_codes():
-    rule, tensor = make_rule(LITTLE_NOISE), single_cells()
-    planned = rule.plan.start
-    bounded = cooccurrence(tensor, sigma=planned.sigma)
-    released = [(bounded.total * bounded.grid).astype(np.float32)]
-    start = start_factors(released, SHAPE, 3, planned.sigma, np.random.default_rng(1))
-    one, two = (refitted(start, released, planned, np.random.default_rng(2)) for _ in "ab")
-    assert explained(tensor, one) > 1.02 * explained(tensor, start.factors)
-    assert_bits(one, two)
-    for factor in one:
-        assert (factor > 0).all()
-        np.testing.assert_allclose(np.linalg.norm(factor, axis=0), 1, rtol=1e-5)
-
-
 def test_a_rule_takes_what_surrogates_made_of_its_start(monkeypatch):
     rule, weighted = make_rule(PLANNED), make_rule(WEIGHTED)
     made = tuple(np.full_like(factor, 0.5) for factor in rule.factors)
-    monkeypatch.setattr(module, "refitted", lambda *_: made)
+    monkeypatch.setattr(module, "fitted_to_surrogates", lambda *_: made)
     rule.update(1, make_replies(rule, 1))
     assert_bits(rule.factors, made)
     for number in (1, 2):  # surrogates have cells of 1: weighted ones would be others

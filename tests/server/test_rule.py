@@ -10,6 +10,7 @@ from dpfact_flower.server.patient import PatientRule
 from dpfact_flower.server.rule import factor_arrays, initial_factors, restored_factors
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.wire.protocol import SiteReply
+from tests.bits import assert_bits
 
 SHAPE = (5, 4)
 SOLVER = SolverSettings(rank=3)
@@ -38,13 +39,6 @@ def replies(rule, number, sites="ab"):
         arrays = tuple(rng.standard_normal(shape).astype(np.float32) for shape in shapes)
         found.append(SiteReply(site, arrays))
     return found
-
-
-def assert_bits(found, expected):
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected, strict=True):
-        assert one.dtype == other.dtype
-        assert one.tobytes() == other.tobytes()
 
 
 every_rule = pytest.mark.parametrize("name", RULES)

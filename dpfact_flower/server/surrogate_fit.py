@@ -1,0 +1,97 @@
+"""The start's factors as they explain patients: fitted to surrogates, from several beginnings.
+
+Fitting patients is not convex either, and where the start's factors lie near a poor optimum so does
+what is fitted from them. Random factors lie near others. Surrogates have no patient in them, so as
+many beginnings as one likes can be tried, and the one that explains them best is taken.
+
+All of it is post-processing of what was released. docs/explanation/start.md has the figures.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfact_flower.estimation.start import Start
+from dpfact_flower.estimation.surrogates import surrogates_of
+from dpfact_flower.machine.threads import in_order, thread_count
+from dpfact_flower.privacy.patient.pairs import CROSS
+from dpfact_flower.settings import SolverSettings
+from dpfact_flower.solver import solve
+from dpfact_flower.solver.objective import LocalResult
+from dpfact_flower.tensor import Factors, SparseTensor
+
+_logger = logging.getLogger(__name__)
+_RANDOM = 8
+"""Beginnings from random factors, beside the start's own."""
+_FEW, _MANY = 20_000, 60_000
+"""Surrogates that beginnings are tried on; and all of them, to which the best is fitted."""
+_PASSES = 40
+"""Of the solver, on the few and once more on all."""
+_LEAST = 1e-6
+"""Added to every entry, so that no column is empty."""
+
+
+def fitted_to_surrogates(
+    start: Start,
+    releases: Sequence[NDArray[np.float32]],
+    sigma: float,
+    rng: np.random.Generator,
+) -> Factors:
+    """Factors that explain surrogates best; the start's, where pairs say too little of patients.
+
+    Parameters
+    ----------
+    start : Start
+    releases : sequence of ndarray, one per site
+        As `start` was made of.
+    sigma : float
+        Standard deviation of the noise on each released value.
+    rng : numpy.random.Generator
+
+    Returns
+    -------
+    tuple of ndarray of float32, each of shape (I_n, R)
+        Positive, columns of norm 1.
+    """
+    found = surrogates_of(releases, start, sigma, CROSS, rng, number=_MANY)
+    if found is None:
+        return start.factors
+    few = _scaled(found, _FEW)
+    beginnings = [start.factors] + [_random(start.factors, rng) for _ in range(_RANDOM)]
+    seeded = list(zip(beginnings, rng.spawn(len(beginnings)), strict=True))
+    tried = list(in_order(lambda each: _fit(few, *each), seeded, threads=thread_count()))
+    explained = [1 - 2 * result.objective[-1] / few.norm_squared() for result in tried]
+    best = int(np.argmax(explained))  # the first of equals
+    _logger.info(
+        "start: fitted to surrogate patients, explains %.4g of them, from other beginnings %s",
+        explained[best], ", ".join(f"{e:.4g}" for n, e in enumerate(explained) if n != best),
+    )  # fmt: skip
+    last = _fit(_scaled(found, _MANY), _unit(tried[best].factors[1:]), rng)
+    return _unit(last.factors[1:])
+
+
+def _scaled(surrogates: SparseTensor, number: int) -> SparseTensor:
+    """The first ones that have cells, so many at most, scaled to norm 1 each."""
+    alive = np.unique(surrogates.indices[:, 0])[:number]
+    return surrogates.select_patients(alive).scaled_to_unit_patients()
+
+
+def _random(like: Factors, rng: np.random.Generator) -> Factors:
+    return _unit(tuple(rng.random(factor.shape) for factor in like))
+
+
+def _fit(tensor: SparseTensor, factors: Factors, rng: np.random.Generator) -> LocalResult:
+    rank = factors[0].shape[1]
+    patients = rng.random((tensor.n_patients, rank), dtype=np.float32)
+    settings = SolverSettings(rank=rank, tau=_PASSES, gamma=0.0)
+    return solve(tensor, (patients, *factors), factors, settings, rng)
+
+
+def _unit(factors: Sequence[NDArray[np.floating[Any]]]) -> Factors:
+    raised = [factor.astype(np.float64) + _LEAST for factor in factors]
+    return tuple((f / np.linalg.norm(f, axis=0)).astype(np.float32) for f in raised)

@@ -1,0 +1,113 @@
+"""Factors fitted to surrogates: of all beginnings the best, the same with any number of threads."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dpfact_flower.estimation.start import Start, start_factors
+from dpfact_flower.privacy.patient.statistics import cooccurrence
+from dpfact_flower.server import surrogate_fit as module
+from dpfact_flower.server.surrogate_fit import fitted_to_surrogates
+from dpfact_flower.solver.error import squared_error
+from dpfact_flower.solver.patients import fitted_patients
+from dpfact_flower.tensor import SparseTensor
+from tests.bits import assert_bits
+
+SHAPE, SIGMA, RANK = (9, 12), 0.05, 3
+
+
+def single_cells(number=4000, seed=0):
+    """Patients of one cell: phenotypes with a leading code of each mode, and many that overlap."""
+    rng = np.random.default_rng(seed)
+    kind = rng.integers(0, 3, number)
+    cells = [np.arange(number)]
+    for size in SHAPE:
+        chances = 0.3 ** np.arange(size)
+        place = rng.choice(size, number, p=chances / chances.sum())
+        cells.append((place + 2 * kind) % size)
+    return SparseTensor.from_coo(np.stack(cells, axis=1), np.ones(number), (number, *SHAPE))
+
+
+def explained(tensor, factors):
+    patients = fitted_patients(tensor, factors, nonnegative=True)
+    return squared_error(tensor, (patients, *factors)).fit
+
+
+@pytest.fixture(scope="module")
+def tensor() -> SparseTensor:
+    return single_cells()
+
+
+@pytest.fixture(scope="module")
+def released(tensor):
+    bounded = cooccurrence(tensor, sigma=SIGMA)
+    return [(bounded.total * bounded.grid).astype(np.float32)]
+
+
+@pytest.fixture(scope="module")
+def start(released) -> Start:
+    return start_factors(released, SHAPE, RANK, SIGMA, np.random.default_rng(1))
+
+
+def fitted(start, released):
+    return fitted_to_surrogates(start, released, SIGMA, np.random.default_rng(2))
+
+
+def test_factors_explain_patients_of_few_codes_better_than_the_start_does(tensor, start, released):
+    found = fitted(start, released)
+    assert explained(tensor, found) > 1.02 * explained(tensor, start.factors)
+    for factor in found:
+        assert (factor > 0).all()
+        np.testing.assert_allclose(np.linalg.norm(factor, axis=0), 1, rtol=1e-5)
+
+
+def test_threads_change_nothing(start, released, monkeypatch):
+    found = []
+    for threads in ("1", "2"):
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+        found.append(fitted(start, released))
+    assert_bits(*found)
+
+
+def test_a_poor_start_does_not_hold_the_factors_back(tensor, start, released, monkeypatch):
+    alike = [np.repeat(factor[:, :1], RANK, axis=1) for factor in start.factors]
+    poor = replace(start, factors=tuple(alike))
+    best, found = explained(tensor, fitted(start, released)), fitted(poor, released)
+    assert explained(tensor, found) > 0.97 * best
+    monkeypatch.setattr(module, "_RANDOM", 0)
+    assert explained(tensor, fitted(poor, released)) < 0.9 * best
+
+
+def test_the_beginning_that_explains_most_is_taken(start, released, monkeypatch):
+    made, real = [], module._fit
+
+    def noted(tensor, factors, rng):
+        made.append((tensor.n_patients, factors, real(tensor, factors, rng)))
+        return made[-1][2]
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(module, "_fit", noted)
+    fitted(start, released)
+    *tried, last = made
+    assert len(tried) == 1 + module._RANDOM
+    assert_bits(tried[0][1], start.factors)
+    best = min((result for _, _, result in tried), key=lambda result: result.objective[-1])
+    assert_bits(last[1], module._unit(best.factors[1:]))
+    assert {patients for patients, _, _ in tried} == {module._FEW}
+    assert last[0] == module._MANY
+
+
+def test_where_there_are_no_surrogates_the_start_stays(start, released, monkeypatch):
+    monkeypatch.setattr(module, "surrogates_of", lambda *_, **__: None)
+    assert_bits(fitted(start, released), start.factors)
+
+
+def test_surrogates_without_cells_are_left_out():
+    cells = SparseTensor.from_coo(
+        [[1, 0, 0], [3, 1, 1], [3, 0, 1], [6, 1, 0]], [1, 2, 2, 1], (9, 2, 2)
+    )
+    few = module._scaled(cells, 2)
+    assert few.shape == (2, 2, 2)
+    np.testing.assert_allclose(few.values, [1, 0.5**0.5, 0.5**0.5])
+    assert module._scaled(cells, 5).n_patients == 3
