@@ -8,9 +8,9 @@ free, so it goes first.
 
 A surrogate has as many codes of each mode as patients typically have, which the masses of the
 blocks tell. Codes are drawn one after another, each given all that are there as if these were
-independent given it (naive Bayes): pairs then occur about as in the co-occurrences, and triples as
-pairs suggest. Of patients with many codes, who may have several phenotypes, pairs say too little,
-and there the factors of co-occurrences are good: no surrogates are drawn then.
+independent given it (naive Bayes), but that some have nothing to do with each other: pairs then
+occur about as in the co-occurrences, and triples as pairs suggest. Of patients with very many codes
+pairs say too little, and there the factors of co-occurrences are good: no surrogates are drawn.
 
 All of it is post-processing of what was released. docs/explanation/start.md has the figures.
 """
@@ -36,6 +36,8 @@ _DEVIATIONS = 2.0
 """Standard deviations of the noise with which there may be twice as many cells, no more."""
 _THRESHOLD = 0.75
 """Soft threshold on what the start leaves unexplained, in standard deviations of its noise."""
+_UNRELATED = 0.5
+"""Chance that a code of a patient with very many has nothing to do with another of them."""
 _CHUNK = 2_000
 """Surrogates that are drawn at a time: so many times the number of codes in memory."""
 _MOST_CELLS, _MOST_CODES = 64, 8
@@ -134,7 +136,7 @@ def surrogate_patients(
         leads to a code of every mode have no cells.
     """
     offsets = np.cumsum([0, *sizes])
-    frequency, given = _conditionals(pairs, offsets)
+    frequency, given = _conditionals(pairs, offsets, unrelated(counts))
     most = max(1, min(_MOST_CODES, math.floor(_MOST_CELLS ** (1 / len(sizes)) + _TINY)))
     found = []
     for first in range(0, number, _CHUNK):
@@ -189,10 +191,28 @@ def code_counts(
     return [float(count) for count in counts]
 
 
+def unrelated(counts: Sequence[float]) -> float:
+    """Chance that two codes of a patient have nothing to do with each other.
+
+    Whoever has many codes has several things, and naive Bayes takes each code that is there for a
+    witness of all others. With this chance a witness says no more than how frequent its code is, so
+    none can rule a code out. Of patients with one code of each mode all pairs are as released.
+
+    Parameters
+    ----------
+    counts : sequence of float
+        Mean number of codes of each mode that a patient has.
+    """
+    return _UNRELATED * (1 - 1 / math.sqrt(math.prod(counts)))
+
+
 def _conditionals(
-    pairs: NDArray[np.floating[Any]], offsets: NDArray[Any]
+    pairs: NDArray[np.floating[Any]], offsets: NDArray[Any], chance: float
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """How frequent codes are, by their pairs with other modes; and P(row's code | column's)."""
+    """How frequent codes are, by their pairs with other modes; and P(row's code | column's).
+
+    With so much chance the row's code has nothing to do with the column's.
+    """
     given = np.array(pairs, np.float32)
     frequency = np.zeros(len(given))
     for begin, end in pairwise(offsets):
@@ -200,6 +220,12 @@ def _conditionals(
         frequency += sums
         frequency[begin:end] -= sums[begin:end]
         given[begin:end] /= np.maximum(sums, _TINY).astype(np.float32)
+    if chance:
+        given *= np.float32(1 - chance)
+        for begin, end in pairwise(offsets):
+            among = frequency[begin:end] / max(float(frequency[begin:end].sum()), _TINY)
+            given[begin:end] += (chance * among).astype(np.float32)[:, None]
+        np.fill_diagonal(given, 0)  # no code is drawn twice
     return frequency.astype(np.float32), given
 
 

@@ -75,15 +75,19 @@ def symmetric(sizes, rng):
     return pairs + pairs.T
 
 
-def reference(pairs, sizes, first):
+def reference(pairs, first, chance):
     """Chance of each (code of mode 0, code of mode 1, another of mode 1), by the book."""
     begin = {0: range(first), 1: range(first, len(pairs))}
     other = {c: begin[0] if c >= first else begin[1] for c in range(len(pairs))}
     frequency = {c: sum(pairs[k, c] for k in other[c]) for c in other}
 
-    def given(k, c):  # P(k | c) among the codes of k's mode
-        among = sum(pairs[j, c] for j in begin[int(k >= first)])
-        return pairs[k, c] / among if among else 0.0
+    def given(k, c):  # P(k | c) among the codes of k's mode; none twice
+        if k == c:
+            return 0.0
+        mode = begin[int(k >= first)]
+        among = sum(pairs[j, c] for j in mode)
+        tied = pairs[k, c] / among if among else 0.0
+        return (1 - chance) * tied + chance * frequency[k] / sum(frequency[j] for j in mode)
 
     def shares(scores):
         whole = sum(scores.values())
@@ -101,7 +105,7 @@ def reference(pairs, sizes, first):
 def test_codes_are_drawn_as_the_slow_reference_says():
     sizes, number = (3, 4), 60_000
     pairs = symmetric(sizes, np.random.default_rng(3))
-    chances = reference(pairs, sizes, sizes[0])
+    chances = reference(pairs, sizes[0], 0.5 * (1 - 1 / math.sqrt(1.3)))
     drawn = surrogate_patients(pairs, (1.0, 1.3), sizes, number, np.random.default_rng(4))
     per_patient = {}
     for patient, p, s in drawn.indices:
