@@ -30,10 +30,10 @@ from dpfact_flower.estimation.start import Start
 from dpfact_flower.machine.threads import one_blas_thread
 from dpfact_flower.tensor import SparseTensor
 
-_FEW_CELLS = 14.0
-"""Cells of a typical patient up to which pairs say enough of them."""
+_FEW_CELLS, _DOUBTED = 16.0, 40.0
+"""Cells of a typical patient up to which pairs say enough of them: as counted, and by a count that
+is `_DEVIATIONS` of the noise higher."""
 _DEVIATIONS = 2.0
-"""Standard deviations of the noise with which there may be twice as many cells, no more."""
 _THRESHOLD = 0.75
 """Soft threshold on what the start leaves unexplained, in standard deviations of its noise."""
 _UNRELATED = 0.5
@@ -78,7 +78,7 @@ def surrogates_of(
     noise = sigma * math.sqrt(len(releases) / 2)
     counts = code_counts(total, sizes, cross)
     most = code_counts(total, sizes, cross, raised=_DEVIATIONS * noise)
-    if math.prod(counts) > _FEW_CELLS or math.prod(most) > 2 * _FEW_CELLS:
+    if math.prod(counts) > _FEW_CELLS or math.prod(most) > _DOUBTED:
         return None
     used = start.stacked * start.usage.sum(axis=0)
     with one_blas_thread:  # no result depends on the number of threads

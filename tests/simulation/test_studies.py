@@ -30,6 +30,7 @@ from simulation.studies import (
     spectrum,
 )
 from simulation.studies.real_data import Study
+from simulation.systems import NO_NOISE
 
 CLEAR = SyntheticSettings(
     name="clear", patients=600, modes="procedures:30:3,diagnoses:40:5", shares="0.5,0.5",
@@ -38,7 +39,7 @@ CLEAR = SyntheticSettings(
 
 
 def test_a_study_puts_private_models_between_null_and_ceiling() -> None:
-    rows = list(Study(synthetic(CLEAR), rank=4, references=2).rows([1e5, 0.01], seeds=1))
+    rows = list(Study(synthetic(CLEAR), rank=4, references=2).rows([NO_NOISE, 0.01], seeds=1))
     found = {row["model"].split(":")[0] + str(row["epsilon"] or ""): row for row in rows}
     assert found["ceiling"]["fms"] > 0.9  # planted, so every fit finds the same
     assert found["ceiling"]["share_of_fit"] == pytest.approx(1, abs=0.01)
@@ -87,7 +88,7 @@ def test_the_study_of_real_data_goes_on_where_it_was(cohort_folder: Path, tmp_pa
 
 def test_where_the_ceiling_does_not_beat_the_null_nothing_is_judged(monkeypatch) -> None:
     monkeypatch.setattr(real_data, "shuffled", lambda tensor, seed: tensor)  # ties are left in
-    rows = list(Study(synthetic(CLEAR), rank=4, references=2).rows([1e5], seeds=1))
+    rows = list(Study(synthetic(CLEAR), rank=4, references=2).rows([NO_NOISE], seeds=1))
     assert rows[-1]["beats_null"] == "no tie to learn"
     assert "no tie to learn" in real_data.table(rows)
 
@@ -290,7 +291,7 @@ def test_what_noise_leaves_of_a_direction_is_as_random_matrices_have_it() -> Non
 def test_a_cohorts_spectrum_says_how_many_phenotypes_can_be_found(tmp_path, capsys) -> None:
     cohort = synthetic(CLEAR)
     cohort.save(tmp_path)
-    spectrum.main([str(tmp_path), "--ranks", "4", "--epsilons", "1e5", "0.01"])
+    spectrum.main([str(tmp_path), "--ranks", "4", "--epsilons", "inf", "0.01"])
     clear, drowned = (line.split(" | ") for line in capsys.readouterr().out.splitlines()[2:])
     assert clear[0] == "| clear"
     assert int(clear[4]) >= 4  # as many phenotypes were planted
