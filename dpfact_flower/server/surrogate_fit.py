@@ -22,13 +22,12 @@ from dpfact_flower.machine.threads import in_order, thread_count
 from dpfact_flower.privacy.patient.pairs import CROSS
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver import solve
-from dpfact_flower.solver.objective import LocalResult
 from dpfact_flower.tensor import Factors, SparseTensor
 
 _logger = logging.getLogger(__name__)
-_RANDOM = 8
+_RANDOM = 16
 """Beginnings from random factors, beside the start's own."""
-_FEW, _MANY = 20_000, 60_000
+_FEW, _MANY = 40_000, 60_000
 """Surrogates that beginnings are tried on; and all of them, to which the best is fitted."""
 _PASSES = 40
 """Of the solver, on the few and once more on all."""
@@ -65,14 +64,12 @@ def fitted_to_surrogates(
     beginnings = [start.factors] + [_random(start.factors, rng) for _ in range(_RANDOM)]
     seeded = list(zip(beginnings, rng.spawn(len(beginnings)), strict=True))
     tried = list(in_order(lambda each: _fit(few, *each), seeded, threads=thread_count()))
-    explained = [1 - 2 * result.objective[-1] / few.norm_squared() for result in tried]
-    best = int(np.argmax(explained))  # the first of equals
+    best, explained = max(tried, key=lambda fitted: fitted[1])  # the first of equals
     _logger.info(
         "start: fitted to surrogate patients, explains %.4g of them, from other beginnings %s",
-        explained[best], ", ".join(f"{e:.4g}" for n, e in enumerate(explained) if n != best),
+        explained, ", ".join(f"{other:.4g}" for factors, other in tried if factors is not best),
     )  # fmt: skip
-    last = _fit(_scaled(found, _MANY), _unit(tried[best].factors[1:]), rng)
-    return _unit(last.factors[1:])
+    return _fit(_scaled(found, _MANY), best, rng)[0]
 
 
 def _scaled(surrogates: SparseTensor, number: int) -> SparseTensor:
@@ -85,11 +82,13 @@ def _random(like: Factors, rng: np.random.Generator) -> Factors:
     return _unit(tuple(rng.random(factor.shape) for factor in like))
 
 
-def _fit(tensor: SparseTensor, factors: Factors, rng: np.random.Generator) -> LocalResult:
+def _fit(tensor: SparseTensor, factors: Factors, rng: np.random.Generator) -> tuple[Factors, float]:
+    """Feature factors fitted from these on, and the share of the tensor that they explain."""
     rank = factors[0].shape[1]
     patients = rng.random((tensor.n_patients, rank), dtype=np.float32)
     settings = SolverSettings(rank=rank, tau=_PASSES, gamma=0.0)
-    return solve(tensor, (patients, *factors), factors, settings, rng)
+    result = solve(tensor, (patients, *factors), factors, settings, rng)
+    return _unit(result.factors[1:]), 1 - 2 * result.objective[-1] / tensor.norm_squared()
 
 
 def _unit(factors: Sequence[NDArray[np.floating[Any]]]) -> Factors:

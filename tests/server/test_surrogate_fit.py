@@ -83,19 +83,21 @@ def test_the_beginning_that_explains_most_is_taken(start, released, monkeypatch)
     made, real = [], module._fit
 
     def noted(tensor, factors, rng):
-        made.append((tensor.n_patients, factors, real(tensor, factors, rng)))
-        return made[-1][2]
+        made.append((tensor.n_patients, factors, *real(tensor, factors, rng)))
+        return made[-1][2:]
 
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(module, "_fit", noted)
-    fitted(start, released)
-    *tried, last = made
+    found = fitted(start, released)
+    *tried, (number, begun, ended, _) = made
     assert len(tried) == 1 + module._RANDOM
     assert_bits(tried[0][1], start.factors)
-    best = min((result for _, _, result in tried), key=lambda result: result.objective[-1])
-    assert_bits(last[1], module._unit(best.factors[1:]))
-    assert {patients for patients, _, _ in tried} == {module._FEW}
-    assert last[0] == module._MANY
+    _, _, best, explained = max(tried, key=lambda each: each[3])
+    assert explained > tried[0][3]
+    assert_bits(begun, best)
+    assert_bits(found, ended)
+    assert {each[0] for each in tried} == {module._FEW}
+    assert number == module._MANY
 
 
 def test_where_there_are_no_surrogates_the_start_stays(start, released, monkeypatch):
