@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfact_flower.errors import DataError, SettingsError
-from dpfact_flower.estimation.start import start_factors
+from dpfact_flower.estimation.start import start_factors, usage_of
 from dpfact_flower.privacy import ReleaseEvent, paper_rho, planned_events
 from dpfact_flower.server.rule import (
     factor_arrays,
@@ -17,6 +17,7 @@ from dpfact_flower.server.rule import (
     restored_factors,
     restored_flag,
 )
+from dpfact_flower.server.surrogate_fit import fitted_to_surrogates
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.tensor import Factors, Floats
 from dpfact_flower.tensor.arrays import Selection
@@ -168,8 +169,11 @@ class ElasticRule:
         rng = np.random.default_rng([self._run.seed, self._solver.rank, *sizes])
         released = [reply.arrays[0] for reply in replies]
         start = start_factors(released, sizes, self._solver.rank, 0.0, rng)
-        self.factors = start.factors
-        self._usage = {reply.site: own for reply, own in zip(replies, start.usage, strict=True)}
+        factors, usage = fitted_to_surrogates(start, released, 0.0, rng), start.usage
+        if factors is not start.factors:  # phenotypes are others now, in another order
+            usage = np.array([usage_of(own, factors, 0.0)[0] for own in released])
+        self.factors = factors
+        self._usage = {reply.site: own for reply, own in zip(replies, usage, strict=True)}
 
     def _weights(self, sites: Sequence[str]) -> Floats:
         """What each site counts for each phenotype, (T, R), columns adding up to 1.

@@ -5,6 +5,7 @@ import pytest
 
 from dpfact_flower.data.synthetic import preset, synthetic
 from dpfact_flower.errors import DataError, QuorumError, SettingsError
+from dpfact_flower.server import elastic
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.elastic import ElasticRule, starts_from_cooccurrences, weighted_mean
 from dpfact_flower.server.rule import initial_factors
@@ -81,6 +82,20 @@ def test_a_site_that_joins_after_the_start_counts_as_an_average_one(planted):
     weights = server.rule._weights(names)
     np.testing.assert_allclose(weights.sum(axis=0), 1)
     np.testing.assert_allclose(weights[2], weights[:2].mean(axis=0))
+
+
+def test_sites_count_as_they_use_what_surrogates_made_of_the_start(planted, monkeypatch):
+    server, other = make(), make()
+    begun(planted, server)
+    monkeypatch.setattr(
+        elastic, "fitted_to_surrogates",
+        lambda start, *_: tuple(np.ascontiguousarray(f[:, ::-1]) for f in start.factors),
+    )  # fmt: skip
+    begun(planted, other)
+    names = [site.name for site in planted.sites]
+    expected, found = (rule._weights(names) for rule in (server.rule, other.rule))
+    assert np.ptp(expected, axis=1).max() > 0.05
+    np.testing.assert_allclose(found, expected[:, ::-1], atol=0.01)
 
 
 def test_a_weighted_mean_is_one_of_columns():
