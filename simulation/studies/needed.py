@@ -6,7 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from dpfact_flower.privacy.patient.outlook import good_strength
 from dpfact_flower.privacy.patient.plan import plan_patient
@@ -16,8 +18,10 @@ _EPSILONS = tuple(2.0**power for power in range(-1, 5))
 _ASKED = 10**6
 """Patients of the plan that a number is read from: signal is in proportion to them."""
 
-_ASIDE = 1.06
-"""Epsilons of one kind of run, relative to those of the kind before it."""
+_ASIDE = 1.08
+"""Epsilons of one rank, relative to those of the rank before it: or one would hide another."""
+_ACROSS = 3
+"""Panels side by side."""
 
 
 def patients_needed(sizes: Sequence[int], rank: int, sites: int, epsilon: float) -> int:
@@ -28,27 +32,42 @@ def patients_needed(sizes: Sequence[int], rank: int, sites: int, epsilon: float)
 
 
 def figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """One line for each list of codes and rank; filled where every model beat every null."""
-    drawn = Figure(figsize=(6.4, 4.4), layout="constrained")
-    axes = drawn.subplots()
-    kinds = dict.fromkeys((row["codes"], row["rank"], row["sites"]) for row in rows)
-    for number, (codes, rank, sites) in enumerate(kinds):
-        aside = _ASIDE ** (number - (len(kinds) - 1) / 2)  # or one would hide another
-        sizes = [int(size) for size in codes.split("x")]
+    """A panel for each list of codes, a line for each rank; filled where all models held."""
+    kinds = list(dict.fromkeys((row["codes"], row["sites"]) for row in rows))
+    ranks = sorted({row["rank"] for row in rows})
+    down = math.ceil(len(kinds) / _ACROSS)
+    drawn = Figure(figsize=(9, 0.8 + 2.6 * down), layout="constrained")
+    panels = drawn.subplots(
+        down, min(_ACROSS, len(kinds)), sharex=True, sharey=True, squeeze=False
+    ).ravel()
+    for axes, kind in zip(panels, kinds, strict=False):
+        _panel(axes, [row for row in rows if (row["codes"], row["sites"]) == kind], ranks)
+    for axes in panels[len(kinds) :]:
+        axes.set_axis_off()
+    named = [Line2D([], [], color=f"C{n}", label=f"R = {rank}") for n, rank in enumerate(ranks)]
+    title = "line: patients from which a plan is called good; filled: every model beat every null"
+    drawn.legend(handles=named, ncols=len(ranks), loc="outside upper center", title=title)
+    drawn.supxlabel("epsilon for the whole run")
+    drawn.supylabel("patients at all sites")
+    return drawn
+
+
+def _panel(axes: Axes, rows: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> None:
+    codes, sites = rows[0]["codes"], rows[0]["sites"]
+    sizes = [int(size) for size in codes.split("x")]
+    for number, rank in enumerate(ranks):
+        own = [row for row in rows if row["rank"] == rank]
+        if not own:
+            continue
         needed = [patients_needed(sizes, rank, sites, epsilon) for epsilon in _EPSILONS]
-        colour, label = f"C{number}", f"{codes}, R = {rank}, {sites} sites"
-        axes.plot(_EPSILONS, needed, color=colour, label=label)
-        for row in rows:
-            same = (row["codes"], row["rank"], row["sites"]) == (codes, rank, sites)
-            if same and isinstance(row["beats_null"], bool) and row["epsilon"] != "inf":
-                face = colour if row["beats_null"] else "none"
-                axes.plot(
-                    aside * row["epsilon"], row["patients"], "o", color=colour, markerfacecolor=face
-                )
+        axes.plot(_EPSILONS, needed, color=f"C{number}")
+        aside = _ASIDE ** (number - (len(ranks) - 1) / 2)
+        for row in own:
+            if isinstance(row["beats_null"], bool) and row["epsilon"] != "inf":
+                face = f"C{number}" if row["beats_null"] else "none"
+                at = aside * row["epsilon"], row["patients"]
+                axes.plot(*at, "o", color=f"C{number}", markerfacecolor=face)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(_EPSILONS, [f"{epsilon:g}" for epsilon in _EPSILONS])
-    axes.set(xlabel="epsilon for the whole run", ylabel="patients at all sites")
-    axes.legend(fontsize="small", title="line: called good; filled: every model beat every null",
-                title_fontsize="small")  # fmt: skip
-    return drawn
+    axes.set_title(f"{codes}, {sites} sites", fontsize="medium")
