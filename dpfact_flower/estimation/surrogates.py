@@ -78,8 +78,8 @@ def surrogates_of(
     noise = sigma * math.sqrt(len(releases) / 2)
     counts = code_counts(total, sizes, cross)
     most = code_counts(total, sizes, cross, raised=_DEVIATIONS * noise)
-    if math.prod(counts) > _FEW_CELLS or math.prod(most) > _DOUBTED:
-        return None
+    if not (math.prod(counts) <= _FEW_CELLS and math.prod(most) <= _DOUBTED):
+        return None  # also where masses are beyond any number, and counts are none
     used = start.stacked * start.usage.sum(axis=0)
     with one_blas_thread:  # no result depends on the number of threads
         model = used.astype(np.float32) @ start.stacked.T.astype(np.float32)

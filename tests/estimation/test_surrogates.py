@@ -168,6 +168,16 @@ def test_nothing_is_drawn_where_noise_may_hide_many_codes():
     assert made(tensor, sizes, sigma=30.0) is None
 
 
+def test_nothing_is_drawn_where_masses_are_beyond_any_number():
+    sizes = (7, 9)
+    start = start_factors(
+        [released(patients((1, 2), sizes))], sizes, 2, SIGMA, np.random.default_rng(1)
+    )
+    huge = [np.full(16 * 15 // 2, 3e38, np.float32)] * 2
+    with np.errstate(all="ignore"):
+        assert surrogates_of(huge, start, SIGMA, CROSS, np.random.default_rng(2), number=9) is None
+
+
 def test_nothing_is_drawn_of_nothing():
     sizes = (3, 4)
     drawn = surrogate_patients(np.zeros((7, 7)), (1.0, 2.0), sizes, 10, np.random.default_rng(1))
