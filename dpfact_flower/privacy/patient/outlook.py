@@ -17,7 +17,8 @@ from dpfact_flower.tensor.triangle import strict_size
 Verdict = Literal["good", "weak", "hopeless", "unknown"]
 
 _MIDDLE, _STEEP = 22.0, 4.0
-"""Strength of an even chance, and how fast it rises with its logarithm: docs/explanation/start.md."""
+"""Strength of an even chance, and how fast the chance rises with its logarithm
+(docs/explanation/start.md)."""
 _GOOD, _HOPELESS = 0.9, 0.1
 """Chances. Below the second, nearly every run fails; clear-cut phenotypes may still come back."""
 _CLEAR = 1.5
