@@ -336,9 +336,8 @@ def test_sites_count_alike_where_there_is_hardly_any_noise():
     usage = np.array([[10.0, 1.0], [5.0, 8.0], [5.0, 2.0]])
     np.testing.assert_array_equal(site_weights(usage, 0.0), np.ones((3, 2)))
     between = site_weights(usage, 5.0)
-    np.testing.assert_allclose(
-        between[:, 0], [1, 0.76, 0.76], atol=0.01
-    )  # (5.2/10.2) / (10.2/15.2)
+    half, whole = 5.2 / (5.2 + 5), 10.2 / (10.2 + 5)
+    np.testing.assert_allclose(between[:, 0], [1, half / whole, half / whole], rtol=1e-6)
 
 
 # --- What is refused ------------------------------------------------------------------------------
