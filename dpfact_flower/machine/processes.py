@@ -54,7 +54,10 @@ class Process:
 
 
 def processes() -> list[Process]:
-    """Every process, but those that end meanwhile."""
+    """Every process, but those that end meanwhile or only just begin.
+
+    Within ``exec`` a process has no command line yet.
+    """
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # gone

@@ -13,10 +13,12 @@ pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs Linux"
 
 
 def test_a_process_is_seen_with_its_words_environment_and_folder(tmp_path):
-    command = [sys.executable, "-c", "input()", "--config=a b", "--key", "../k"]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, env={"MARK": "x=y"}, cwd=tmp_path
-    ) as process:
+    says_that_it_runs = "print('here', flush=True); input()"
+    command = [sys.executable, "-c", says_that_it_runs, "--config=a b", "--key", "../k"]
+    ends = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, **ends, env={"MARK": "x=y"}, cwd=tmp_path) as process:
+        # Popen returns within exec, before Linux has the new words to show.
+        assert process.stdout.readline() == b"here\n"
         (found,) = [each for each in processes() if each.pid == process.pid]
         process.communicate(b"\n")
     assert found.uid == os.geteuid()
