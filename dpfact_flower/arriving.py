@@ -69,7 +69,7 @@ class Arriving:
     ----------
     grid : Grid
     coordinator : OnArrival
-        After its first round.
+        After its rounds in step.
     names : dict of int to str
         Of the sites whose node is known; kept up to date by `read`.
     left_out : frozenset of int

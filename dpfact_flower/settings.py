@@ -360,7 +360,7 @@ class RunSettings(Settings):
     start: Literal["auto", "cooccurrence", "random"] = setting(
         "auto",
         "pairs of codes at the sites, in mode none WITHOUT noise, or the public seed; auto: pairs, "
-        "unless paper or 4,000 codes",
+        "unless paper or too few rounds",
     )
     elastic_step: float = setting(
         0.0,

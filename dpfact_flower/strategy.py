@@ -137,7 +137,9 @@ class DPFact(TrainOnlyStrategy):
 
     def _last_in_step(self, rounds: int) -> int:
         """The last round in which sites wait for each other."""
-        return min(rounds, 1) if isinstance(self.coordinator, OnArrival) else rounds
+        coordinator = self.coordinator
+        in_step = coordinator.rounds_in_step if isinstance(coordinator, OnArrival) else rounds
+        return min(rounds, in_step)
 
     def _go_on(
         self,

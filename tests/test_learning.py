@@ -10,6 +10,7 @@ import pytest
 import dpfact_flower
 from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.data.synthetic import preset, synthetic
+from dpfact_flower.estimation import codes
 from dpfact_flower.evaluation.run_folder import PHENOTYPES, SUMMARY, read_json, read_model
 from dpfact_flower.runtime.federate import federate
 from dpfact_flower.server.coordinator import Coordinator
@@ -131,6 +132,23 @@ def test_patient_mode_finds_planted_phenotypes_at_epsilon_4(data_seed, tmp_path)
         position = int(np.flatnonzero(match.truth == phenotype)[0])
         used = norms[:, match.estimate[position]] > 0
         np.testing.assert_array_equal(used, usage[:, phenotype])
+
+
+@pytest.mark.parametrize("pace", ["in-step", "on-arrival"])
+def test_long_lists_start_from_their_frequent_codes_whatever_runs_it(tmp_path, monkeypatch, pace):
+    monkeypatch.setattr(codes, "_MOST_PAIRED", 49)
+    monkeypatch.setattr(codes, "_FREQUENT", 44)
+    cohort = synthetic(
+        preset("demo", patients=600, phenotypes=4, modes="procedures:20:3,diagnoses:30:3")
+    )
+    cohort.save(tmp_path / "data")
+    out = federate({"data": str(tmp_path / "data"), "out": str(tmp_path / "run"), "rank": 4,
+                    "rounds": 5, "privacy": "none", "pace": pace})  # fmt: skip
+    factors = read_model(out)[0]
+    assert [len(factor) for factor in factors] == [20, 30]
+    assert factor_match_score(factors, cohort.truth.factors) > 0.9
+    history = [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
+    assert [len(record["sites"]) for record in history] == [6] * 5
 
 
 @pytest.mark.parametrize("modes", [1, 3])

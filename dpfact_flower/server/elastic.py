@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.estimation.codes import kept_codes, paired_codes
 from dpfact_flower.estimation.start import start_factors, usage_of
 from dpfact_flower.privacy import ReleaseEvent, paper_rho, planned_events
 from dpfact_flower.server.rule import (
@@ -22,26 +23,26 @@ from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.tensor import Factors, Floats
 from dpfact_flower.tensor.arrays import Selection
 from dpfact_flower.tensor.triangle import strict_size
-from dpfact_flower.wire.protocol import SiteReply
+from dpfact_flower.wire.protocol import SiteReply, checked_selection
 
 _TINY = 1e-12
 _ROUNDING = 1e-9
 """Of a step times the number of sites."""
-_MOST_CODES = 4000
-"""Codes of all modes up to which a start from co-occurrences is made unasked: 8 million pairs."""
+_LEAST = 1e-6
+"""An entry of a code that the start was not made from, in columns of norm 1."""
 
 
 class ElasticRule:
     """Elastic averaging of the sites' factors, eq. (global); before it, a start.
 
     The start is the public seed's, or in mode none round 1 asks every site for its co-occurrences,
-    as patient mode does, but without noise. Then it is known how much of each phenotype a site has,
-    and that is how much the site counts in the mean. A subclass with an `update` of its own gets
-    factors in every round: it starts at random.
+    as patient mode does, but without noise; on long lists for its counts of codes, and round 2 for
+    the co-occurrences of the most frequent (`selection`, which is empty again after it). Then it is
+    known how much of each phenotype a site has, and that is how much the site counts in the mean. A
+    subclass with an `update` of its own gets factors in every round: it starts at random.
     """
 
     name = "elastic"
-    selection: Selection = ()
 
     def __init__(
         self,
@@ -54,6 +55,9 @@ class ElasticRule:
             raise SettingsError("rule 'elastic': privacy 'patient' has a rule of its own")
         self.rounds = run.rounds
         self.privacy = privacy
+        self.selection: Selection = ()
+        self._sizes = [int(size) for size in feature_shape]
+        self._paired = paired_codes(self._sizes)
         self._factors: Factors = initial_factors(feature_shape, solver.rank, run.seed)
         self._started = not starts_from_cooccurrences(feature_shape, privacy, run)
         if type(self).update is not ElasticRule.update:  # it expects factors in every round
@@ -80,10 +84,12 @@ class ElasticRule:
         return self._factors if self._started else ()
 
     def reply_shapes(self, round_number: int) -> list[tuple[int, ...]]:
-        """Those of the global factors; before there are any, the pairs of codes."""
-        if not self._started:
-            return [(strict_size(sum(map(len, self._factors))),)]
-        return [factor.shape for factor in self._factors]
+        """Those of the global factors; before there are any, the codes, or pairs of them."""
+        if self._started:
+            return [factor.shape for factor in self._factors]
+        if self._counts_codes:
+            return [(sum(self._sizes),)]
+        return [(strict_size(sum(self._paired or self._sizes)),)]
 
     def planned_events(self, round_number: int) -> tuple[ReleaseEvent, ...]:
         """In paper mode one release per factor; without noise none."""
@@ -104,14 +110,17 @@ class ElasticRule:
 
     def needs_quorum(self, round_number: int) -> bool:
         """Only the start: another missed round leaves the model as it was."""
-        return not self._started
+        return not self._started and round_number <= start_rounds(self._sizes)
 
     def update(self, round_number: int, replies: Sequence[SiteReply]) -> None:
         """Begin with the sites' co-occurrences, or pull the global factors toward the sites'."""
-        if not self._started:
+        if self._started:
+            self._pull(replies, 1)
+        elif self._counts_codes:
+            counts = [reply.arrays[0] for reply in replies]
+            self.selection = kept_codes(counts, self._sizes, self._paired)
+        else:
             self._begin(replies)
-            return
-        self._pull(replies, 1)
 
     def arrive(
         self, round_number: int, replies: Sequence[SiteReply], shares: Sequence[float]
@@ -120,7 +129,8 @@ class ElasticRule:
         self._pull(replies, len(replies), shares)
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """The global factors, whether the start is behind us, and what it said about the sites."""
+        """The global factors, how far the start is, and what it said about the sites."""
+        kept = {f"kept_{mode}": codes for mode, codes in enumerate(self.selection, start=1)}
         usage = {
             "usage_sites": np.array(list(self._usage)),
             "usage": np.array(list(self._usage.values())),
@@ -128,6 +138,7 @@ class ElasticRule:
         return (
             factor_arrays(self._factors)
             | {"started": np.array(self._started)}
+            | kept
             | (usage if self._usage else {})
         )
 
@@ -136,6 +147,9 @@ class ElasticRule:
         self._factors = restored_factors(arrays, self._factors)
         # A version that knew no start of its own noted none.
         self._started = restored_flag(arrays, "started") if "started" in arrays else True
+        self.selection = () if self._started else _restored_selection(arrays, self._paired)
+        if any(k[-1] >= size for k, size in zip(self.selection, self._sizes, strict=False)):
+            raise DataError("selection beyond the vocabularies")
         if "usage" in arrays:
             self._usage = _restored_usage(arrays, self._solver.rank)
 
@@ -164,16 +178,33 @@ class ElasticRule:
             step = (1 - left ** (1 / parts)) / len(replies)
         self._factors = elastic_average(self._factors, arrays, step, shares)
 
+    @property
+    def _counts_codes(self) -> bool:
+        """Whether it is not yet known which codes are the most frequent."""
+        return bool(self._paired) and not self.selection
+
     def _begin(self, replies: Sequence[SiteReply]) -> None:
-        sizes = [len(factor) for factor in self._factors]
+        sizes = self._paired or self._sizes
         rng = np.random.default_rng([self._run.seed, self._solver.rank, *sizes])
         released = [reply.arrays[0] for reply in replies]
         start = start_factors(released, sizes, self._solver.rank, 0.0, rng)
         factors, usage = fitted_to_surrogates(start, released, 0.0, rng), start.usage
         if factors is not start.factors:  # phenotypes are others now, in another order
             usage = np.array([usage_of(own, factors, 0.0)[0] for own in released])
-        self.factors = factors
+        self.factors = self._of_all_codes(factors)
+        self.selection = ()
         self._usage = {reply.site: own for reply, own in zip(replies, usage, strict=True)}
+
+    def _of_all_codes(self, factors: Factors) -> Factors:
+        """Factors of the codes that were paired, next to nothing for all others."""
+        if not self.selection:
+            return factors
+        wide = []
+        for factor, kept, size in zip(factors, self.selection, self._sizes, strict=True):
+            whole = np.full((size, factor.shape[1]), _LEAST, np.float32)
+            whole[kept] = factor
+            wide.append(whole)
+        return tuple(wide)
 
     def _weights(self, sites: Sequence[str]) -> Floats:
         """What each site counts for each phenotype, (T, R), columns adding up to 1.
@@ -191,6 +222,18 @@ class ElasticRule:
         return np.asarray(weights / weights.sum(axis=0))
 
 
+def _restored_selection(arrays: Mapping[str, NDArray[Any]], paired: Sequence[int]) -> Selection:
+    """Codes that a start is being made from, of a checkpoint; none before they are counted."""
+    names = [f"kept_{mode}" for mode, _ in enumerate(paired, start=1)]
+    kept = [arrays[name] for name in names if name in arrays]
+    if any(k.dtype != np.int32 for k in kept):
+        raise DataError("selection: need positions of codes")
+    selection = checked_selection(kept)
+    if selection and tuple(map(len, selection)) != tuple(paired):
+        raise DataError("selection has other sizes than the run's")
+    return selection
+
+
 def _restored_usage(arrays: Mapping[str, NDArray[Any]], rank: int) -> dict[str, Floats]:
     """How much each site uses each phenotype, of a checkpoint."""
     sites, usage = arrays.get("usage_sites", np.empty(0)), arrays["usage"]
@@ -203,24 +246,33 @@ def _restored_usage(arrays: Mapping[str, NDArray[Any]], rank: int) -> dict[str, 
 def starts_from_cooccurrences(
     feature_shape: Sequence[int], privacy: PrivacySettings, run: RunSettings
 ) -> bool:
-    """Whether round 1 asks for co-occurrences.
+    """Whether a run begins with co-occurrences.
 
     Raises
     ------
     SettingsError
         If it is asked for where it cannot be.
     """
+    taken = start_rounds(feature_shape)
     if run.start == "cooccurrence":
         if privacy.privacy == "paper":
             raise SettingsError(
                 "start: the paper's claim has no place for co-occurrences; paper mode starts at "
                 "random, from the public seed"
             )
-        if run.rounds < 2:
-            raise SettingsError("start: cooccurrence takes round 1, so it needs 2 rounds or more")
+        if run.rounds <= taken:
+            raise SettingsError(
+                f"start: cooccurrence takes {taken} round(s) on lists of this length, so it needs "
+                f"{taken + 1} rounds or more"
+            )
     if run.start != "auto":
         return run.start == "cooccurrence"
-    return privacy.privacy == "none" and run.rounds > 1 and sum(feature_shape) <= _MOST_CODES
+    return privacy.privacy == "none" and run.rounds > taken
+
+
+def start_rounds(feature_shape: Sequence[int]) -> int:
+    """Rounds of a start from co-occurrences: with long lists, one that counts codes."""
+    return 2 if paired_codes(feature_shape) else 1
 
 
 def elastic_step(settings: SolverSettings, step: float, sites: int) -> float:

@@ -1,11 +1,12 @@
 """Modes none and paper without waiting: every reply moves the model when it comes.
 
-The first round is in step: then it is known who is there, and where the run begins. From then on a
-reply takes the place of its site's last one, and the rule moves on from the last ones of all sites.
-So nobody counts more for answering more often. What a site said last counts fully for two rounds,
-as long as it takes where all are equally fast, and then less and less: ``1 / (1 + age - 2)``, the
-hinge of FedAsync (Xie, Koyejo and Gupta 2019, https://arxiv.org/abs/1903.03934). Without that, the
-few early replies of a slow site hold the model where it was.
+The first round is in step, and all of a start: then it is known who is there, and where the run
+begins. From then on a reply takes the place of its site's last one, and the rule moves on from the
+last ones of all sites. So nobody counts more for answering more often. What a site said last counts
+fully for two rounds, as long as it takes where all are equally fast, and then less and less:
+``1 / (1 + age - 2)``, the hinge of FedAsync (Xie, Koyejo and Gupta 2019,
+https://arxiv.org/abs/1903.03934). Without that, the few early replies of a slow site hold the model
+where it was.
 
 Rounds still have numbers, since budgets are planned over them, and a site answers each number once
 at most. A round is over once the quorum and more than half of the sites that are there have
@@ -89,8 +90,8 @@ class _Open:
 class OnArrival(Coordinator):
     """A run in which every reply counts when it comes; parameters as `Coordinator`.
 
-    `close_round` is for the first round. Sites go by their names, or by ``node 7`` until their name
-    is known.
+    `close_round` is for the rounds in step. Sites go by their names, or by ``node 7`` until their
+    name is known.
     """
 
     pace: ClassVar[str] = "on-arrival"
@@ -107,6 +108,14 @@ class OnArrival(Coordinator):
         return min(self.finished_rounds + 1, self.rounds)
 
     @property
+    def rounds_in_step(self) -> int:
+        """Rounds in which sites wait for each other: the first, and all that a start has."""
+        last = 1
+        while last < self.rounds and self.rule.needs_quorum(last + 1):
+            last += 1
+        return last
+
+    @property
     def is_over(self) -> bool:
         """Whether all rounds are over."""
         return self.finished_rounds >= self.rounds
@@ -118,7 +127,7 @@ class OnArrival(Coordinator):
         failures: Sequence[Failure],
         **measured: Any,
     ) -> RoundRecord:
-        """Close the first round, as in step, and keep what the sites replied.
+        """Close a round of those in step, and keep what the sites replied.
 
         Raises
         ------
@@ -128,7 +137,8 @@ class OnArrival(Coordinator):
         starts = self.rule.needs_quorum(round_number)
         record = super().close_round(round_number, replies, failures, **measured)
         self._version += 1
-        for reply in replies if record.updated else ():
+        begun = record.updated and round_number >= self.rounds_in_step
+        for reply in replies if begun else ():
             if reply.site in record.sites:
                 last = self.factors if starts else reply.arrays
                 self._sites[reply.site] = _Site(
@@ -198,7 +208,7 @@ class OnArrival(Coordinator):
         here : collection of str
             Who is there.
         now : float
-            Seconds since the first round was closed, or this process went on with the run.
+            Seconds since the last round in step was closed, or this process went on with the run.
         """
         if self.is_over or not self._is_done(here):
             return

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from dpfact_flower.data.site_data import SiteSource
 from dpfact_flower.errors import DataError, MessageError
+from dpfact_flower.estimation.codes import paired_codes
 from dpfact_flower.privacy import (
     BoundedFactors,
     Noise,
@@ -27,11 +28,12 @@ from dpfact_flower.privacy import (
     release_unprotected_sum,
 )
 from dpfact_flower.privacy.noise import SIGMA
-from dpfact_flower.privacy.patient.statistics import cooccurrence
+from dpfact_flower.privacy.patient.statistics import BoundedSum, code_counts, cooccurrence
 from dpfact_flower.site.round import (
     Kept,
     RoundOutcome,
     _norm_squared,
+    check_modes,
     check_shapes,
     local_settings,
     measure,
@@ -61,8 +63,7 @@ class ElasticRound:
     ) -> None:
         if request.privacy.privacy == "patient":
             raise MessageError("request: the rule 'elastic' has no mode 'patient'")
-        if request.anchors:
-            check_shapes([len(vocabulary) for vocabulary in source.vocabularies], request.anchors)
+        check_modes(request, [len(vocabulary) for vocabulary in source.vocabularies])
         self._modes = [vocabulary.name for vocabulary in source.vocabularies]
         self._source, self._request = source, request
         self._site, self._simulation = site, simulation
@@ -122,7 +123,7 @@ def run_round(
     """
     _check(tensor, request)
     if request.privacy.privacy == "none" and not request.anchors:
-        return RoundOutcome(unprotected_cooccurrences(tensor))
+        return RoundOutcome(unprotected_start(tensor, request))
     tensor = scaled(tensor, request.solver)
     numbers = stream(request, site)
     rng = np.random.default_rng(numbers)
@@ -180,13 +181,25 @@ def initial_state(
     return SiteState(0, factors, request.solver.eta)
 
 
+def unprotected_start(tensor: SparseTensor, request: RoundRequest) -> Release:
+    """What a run without factors asks for: co-occurrences, of long lists' frequent codes alone."""
+    if request.selection:
+        return unprotected_cooccurrences(tensor.select_features(request.selection))
+    if paired_codes(tensor.feature_shape):
+        return _unprotected(code_counts(tensor, sigma=_FINEST))
+    return unprotected_cooccurrences(tensor)
+
+
 def unprotected_cooccurrences(tensor: SparseTensor) -> Release:
-    """Round 1 of mode none where the run starts from co-occurrences: they leave WITHOUT noise.
+    """Mode none's co-occurrences, where a run starts from them: they leave WITHOUT noise.
 
     The statistic is patient mode's (`dpfact_flower.privacy.patient.statistics.cooccurrence`), on
     its finest grid.
     """
-    found = cooccurrence(tensor, sigma=_FINEST)
+    return _unprotected(cooccurrence(tensor, sigma=_FINEST))
+
+
+def _unprotected(found: BoundedSum) -> Release:
     return release_unprotected_sum(found.total * found.grid)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfact_flower.data.site_data import SiteSource
-from dpfact_flower.errors import DataError, MessageError, SettingsError, shown
+from dpfact_flower.errors import MessageError, SettingsError, shown
 from dpfact_flower.estimation.start import usage_of
 from dpfact_flower.privacy import Noise, Release, ReleaseEvent, release_nothing
 from dpfact_flower.privacy.patient import release
@@ -29,7 +29,7 @@ from dpfact_flower.privacy.patient.statistics import (
 from dpfact_flower.site.round import (
     Kept,
     RoundOutcome,
-    check_shapes,
+    check_modes,
     stream,
 )
 from dpfact_flower.tensor import SparseTensor
@@ -174,23 +174,6 @@ def check_carries(request: RoundRequest, planned: PlannedRelease | None) -> None
         raise MessageError(
             f"{where} needs weights of {kept if weighted else 'no'} codes, got {shown(given)}"
         )
-
-
-def check_modes(request: RoundRequest, sizes: Sequence[int]) -> None:
-    """Refuse a selection beyond the site's vocabularies, or factors of other modes: public matters.
-
-    Raises
-    ------
-    DataError
-        Naming the mode or the sizes.
-    """
-    if request.selection and len(request.selection) != len(sizes):
-        raise DataError(f"selection: need one of {len(sizes)} modes, got {len(request.selection)}")
-    for mode, (kept, size) in enumerate(zip(request.selection, sizes, strict=False), start=1):
-        if kept[-1] >= size:
-            raise DataError(f"selection: mode {mode} needs positions in [0, {size})")
-    if request.anchors:
-        check_shapes([len(kept) for kept in request.selection] or sizes, request.anchors)
 
 
 def ridge_of(request: RoundRequest, own_start: Release | None, sigma: float) -> NDArray[np.float64]:

@@ -180,6 +180,23 @@ def check_shapes(sizes: Sequence[int], anchors: Sequence[NDArray[np.float32]]) -
         )
 
 
+def check_modes(request: RoundRequest, sizes: Sequence[int]) -> None:
+    """Refuse a selection beyond the site's vocabularies, or factors of other modes: public matters.
+
+    Raises
+    ------
+    DataError
+        Naming the mode or the sizes.
+    """
+    if request.selection and len(request.selection) != len(sizes):
+        raise DataError(f"selection: need one of {len(sizes)} modes, got {len(request.selection)}")
+    for mode, (kept, size) in enumerate(zip(request.selection, sizes, strict=False), start=1):
+        if kept[-1] >= size:
+            raise DataError(f"selection: mode {mode} needs positions in [0, {size})")
+    if request.anchors:
+        check_shapes([len(kept) for kept in request.selection] or sizes, request.anchors)
+
+
 def stream(request: RoundRequest, site: str) -> list[int]:
     """What tells the random numbers of this site and round from all others; public values only."""
     name = int.from_bytes(hashlib.sha256(site.encode()).digest()[:8], "big")

@@ -65,7 +65,8 @@ class RoundRequest:
         Digest of the feature vocabularies, one per mode joined by commas; "" if not known.
     anchors : tuple of ndarray of float32
         Global feature factors, shape (I_n, R) each; none before there is a start. In mode none, a
-        round 1 without them asks for the site's co-occurrences.
+        round without them asks for the site's co-occurrences, or on long lists first for its counts
+        of codes.
     selection : tuple of ndarray of int32
         Codes that are kept, as positions in the vocabulary, ascending, one array per feature mode;
         none where the vocabularies are used as they are.
@@ -136,10 +137,11 @@ class RoundRequest:
         # Beyond the rounds that the budget was planned for, a round has no budget.
         number = _field(config, "round", int, low=1, high=rounds)
         patient = privacy.privacy == "patient"
-        starts = privacy.privacy == "none" and number == 1  # may ask for co-occurrences
-        anchors, selection, weights = _split(
-            _present(arrays), patient=patient, bare=patient or starts
-        )
+        given = _present(arrays)
+        anchors, selection, weights = _split(given)
+        starts = privacy.privacy == "none" and _is_start(number, given, selection)
+        if not (patient or starts or (anchors and not selection)):
+            raise MessageError("request: need one float32 array per feature mode, and nothing else")
         return cls(
             job=_name(config, "job"),
             round=number,
@@ -324,16 +326,21 @@ def checked_weights(arrays: Sequence[NDArray[Any]]) -> Weights:
     return tuple(np.ascontiguousarray(weights) for weights in arrays)
 
 
+def _is_start(
+    number: int, arrays: Sequence[NDArray[Any]], selection: Sequence[NDArray[Any]]
+) -> bool:
+    """Whether a request of mode none asks for a start's counts or co-occurrences."""
+    return (number == 1 and not arrays) or (number == 2 and 0 < len(arrays) == len(selection))
+
+
 def _split(
-    arrays: Sequence[NDArray[Any]], *, patient: bool, bare: bool
+    arrays: Sequence[NDArray[Any]],
 ) -> tuple[list[NDArray[Any]], list[NDArray[Any]], list[NDArray[Any]]]:
     """Factors, selection and weights of a request, told apart by their types and dimensions."""
     selection = [array for array in arrays if getattr(array, "dtype", None) == np.int32]
     others = [array for array in arrays if getattr(array, "dtype", None) != np.int32]
     weights = [array for array in others if _is_vector(array)] if selection else []
     factors = [array for array in others if not (selection and _is_vector(array))]
-    if (selection and not patient) or not (factors or bare):
-        raise MessageError("request: need one float32 array per feature mode, and nothing else")
     for what, found in (("factors", factors), ("weights", weights)):
         if selection and found and len(selection) != len(found):
             raise MessageError(

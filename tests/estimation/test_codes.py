@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpfact_flower.estimation.codes import code_weights, kept_codes, unweighted
+from dpfact_flower.estimation.codes import code_weights, kept_codes, paired_codes, unweighted
 
 
 def by_hand(releases, sizes, kept) -> list[list[int]]:
@@ -28,6 +28,21 @@ def counts(draw):
     values = st.lists(st.integers(-3, 3), min_size=sum(sizes), max_size=sum(sizes))
     releases = [np.array(draw(values), np.float32) for _ in range(sites)]
     return releases, sizes, kept
+
+
+@pytest.mark.parametrize(
+    ("sizes", "kept"),
+    [
+        ((2000, 2000), ()),
+        ((2000, 2001), (500, 500)),
+        ((9000, 30), (970, 30)),
+        ((30, 5000, 200), (30, 770, 200)),
+        ((700, 5000, 600), (333, 334, 333)),
+        ((4001,), (1000,)),
+    ],
+)
+def test_long_lists_are_paired_by_their_most_frequent_codes(sizes, kept):
+    assert paired_codes(sizes) == kept
 
 
 @given(counts())

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from dpfact_flower.data.synthetic import preset, synthetic
-from dpfact_flower.errors import DataError, QuorumError, SettingsError
+from dpfact_flower.errors import DataError, MessageError, QuorumError, SettingsError
+from dpfact_flower.estimation import codes
 from dpfact_flower.server import elastic
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.elastic import ElasticRule, starts_from_cooccurrences, weighted_mean
@@ -36,9 +37,9 @@ def make(rounds=3, **solver) -> Coordinator:
     )  # fmt: skip
 
 
-def begun(cohort, server: Coordinator):
-    """Round 1, in which nothing but co-occurrences is asked for."""
-    request = server.request(1)
+def begun(cohort, server: Coordinator, number=1):
+    """A round in which no factors are sent: nothing but counts or co-occurrences is asked for."""
+    request = server.request(number)
     outcomes = [
         run_round(site.tensor, None, request, site=site.name, modes="pd", simulation=True)
         for site in cohort.sites
@@ -47,7 +48,7 @@ def begun(cohort, server: Coordinator):
         SiteReply(site.name, outcome.release.arrays)
         for site, outcome in zip(cohort.sites, outcomes, strict=True)
     ]
-    server.close_round(1, replies, [], **NO_BYTES)
+    server.close_round(number, replies, [], **NO_BYTES)
     return request, outcomes
 
 
@@ -171,8 +172,9 @@ def test_a_rule_with_an_update_of_its_own_is_given_factors_alone():
         (SIZES, NONE, {"start": "random"}, False),
         (SIZES, NONE, {"rounds": 1}, False),
         ((2000, 2000), NONE, {}, True),
-        ((2000, 2001), NONE, {}, False),
-        ((2000, 2001), NONE, {"start": "cooccurrence"}, True),
+        ((2000, 2001), NONE, {}, True),
+        ((2000, 2001), NONE, {"rounds": 2}, False),
+        ((2000, 2001), NONE, {"rounds": 3}, True),
         (SIZES, PAPER, {}, False),
     ],
 )
@@ -181,9 +183,87 @@ def test_co_occurrences_are_where_a_run_starts(sizes, privacy, run, wanted):
 
 
 @pytest.mark.parametrize(
-    ("privacy", "run", "says"),
-    [(PAPER, {}, "the paper's claim"), (NONE, {"rounds": 1}, "2 rounds")],
+    ("sizes", "privacy", "run", "says"),
+    [
+        (SIZES, PAPER, {}, "the paper's claim"),
+        (SIZES, NONE, {"rounds": 1}, "takes 1 round.*needs 2 rounds"),
+        ((2000, 2001), NONE, {"rounds": 2}, "takes 2 round.*needs 3 rounds"),
+    ],
 )
-def test_co_occurrences_are_refused_where_they_cannot_be(privacy, run, says):
+def test_co_occurrences_are_refused_where_they_cannot_be(sizes, privacy, run, says):
     with pytest.raises(SettingsError, match=says):
-        starts_from_cooccurrences(SIZES, privacy, RunSettings(start="cooccurrence", **run))
+        starts_from_cooccurrences(sizes, privacy, RunSettings(start="cooccurrence", **run))
+
+
+@pytest.fixture
+def long_lists(monkeypatch):
+    """Lists of 50 codes count as long; 40 of them are paired."""
+    monkeypatch.setattr(codes, "_MOST_PAIRED", 49)
+    monkeypatch.setattr(codes, "_FREQUENT", 40)
+
+
+def most_frequent(cohort, kept) -> list[np.ndarray]:
+    """Of each mode, by counting patients one by one; each counts for 1 / sqrt(their codes)."""
+    totals = [np.zeros(size) for size in SIZES]
+    for site in cohort.sites:
+        rows = site.tensor.indices
+        for patient in range(site.tensor.n_patients):
+            own = [set(rows[rows[:, 0] == patient, mode].tolist()) for mode in (1, 2)]
+            for total, seen in zip(totals, own, strict=True):
+                total[list(seen)] += 1 / np.sqrt(sum(map(len, own)))
+    return [np.sort(np.argsort(-total)[:most]) for total, most in zip(totals, kept, strict=True)]
+
+
+def test_long_lists_are_counted_and_their_most_frequent_codes_paired(planted, long_lists):
+    server = make()
+    request, counts = begun(planted, server)
+    assert (request.anchors, request.selection) == ((), ())
+    assert [o.release.arrays[0].shape for o in counts] == [(50,), (50,)]
+    request, pairs = begun(planted, server, 2)
+    assert request.anchors == ()
+    for found, expected in zip(request.selection, most_frequent(planted, (20, 20)), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    assert [o.release.arrays[0].shape for o in pairs] == [(strict_size(40),)] * 2
+    assert all("no privacy guarantee" in o.release.label for o in (*counts, *pairs))
+    assert server.selection == ()
+    assert factor_match_score(server.factors, planted.truth.factors) > 0.9
+    others = np.setdiff1d(np.arange(30), request.selection[1])
+    assert 0 < server.factors[1][others].max() < 1e-5
+    assert [len(factor) for factor in server.request(3).anchors] == [20, 30]
+
+
+def test_a_start_on_long_lists_goes_on_from_its_checkpoint(planted, long_lists):
+    server = make()
+    begun(planted, server)
+    again = make()
+    again.rule.restore(server.rule.state())
+    assert again.reply_shapes(2) == [(strict_size(40),)]
+    for found, expected in zip(again.selection, server.selection, strict=True):
+        np.testing.assert_array_equal(found, expected)
+    begun(planted, server, 2)
+    again.rule.restore(server.rule.state())
+    assert again.selection == ()
+    assert len(again.request(3).anchors) == 2
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        np.arange(20.0), np.arange(19, dtype=np.int32), np.arange(11, 31, dtype=np.int32),
+        np.full(20, 3, np.int32),
+    ],
+)  # fmt: skip
+def test_a_damaged_selection_of_a_checkpoint_is_refused(planted, long_lists, kept):
+    server = make()
+    begun(planted, server)
+    with pytest.raises((DataError, MessageError)):
+        make().rule.restore(server.rule.state() | {"kept_2": kept})
+
+
+def test_long_lists_need_their_quorum_in_both_rounds_of_the_start(planted, long_lists):
+    server = make()
+    assert server.rule.needs_quorum(1)
+    begun(planted, server)
+    with pytest.raises(QuorumError, match="later rounds build on this one"):
+        server.close_round(2, [], [], **NO_BYTES)
+    assert not server.rule.needs_quorum(3)

@@ -12,6 +12,7 @@ import pytest
 
 from dpfact_flower import legacy
 from dpfact_flower.errors import DataError, QuorumError, SettingsError, StateError
+from dpfact_flower.estimation import codes
 from dpfact_flower.server import coordinator
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.elastic import ElasticRule
@@ -214,6 +215,25 @@ def test_until_a_site_has_answered_after_the_start_it_stands_for_the_start():
     for got, start, new in zip(it.factors, before, reply("a", request).arrays, strict=True):
         assert (got != start).any()
         assert (np.abs(got - new) > 1e-3).any()  # b has its say
+
+
+def test_a_start_of_two_rounds_is_in_step(monkeypatch):
+    monkeypatch.setattr(codes, "_MOST_PAIRED", 6)
+    monkeypatch.setattr(codes, "_FREQUENT", 4)
+    it = OnArrival(SHAPE, solver=SOLVER, privacy=NONE, run=run_settings(start="cooccurrence"))
+    assert it.rounds_in_step == 2
+    replies = [SiteReply(site, (np.arange(7, dtype=np.float32),)) for site in "ab"]
+    it.close_round(1, replies, [], **NOTHING)
+    assert it.rounds_in_step == 2
+    pairs = np.ones(strict_size(4), np.float32)
+    it.close_round(2, [SiteReply("a", (pairs,))], [], **NOTHING)
+    assert it.rounds_in_step == 1
+    request = it.ask("a")
+    assert [anchor.shape for anchor in request.anchors] == [(4, RANK), (3, RANK)]
+    answer = reply("a", request)
+    it.take("a", answer)  # b, which was not there for the start, has no say yet
+    for got, new in zip(it.factors, answer.arrays, strict=True):
+        np.testing.assert_allclose(got, new, rtol=1e-6)
 
 
 def test_below_the_quorum_the_model_stays_and_the_round_says_so():

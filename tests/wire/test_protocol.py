@@ -454,6 +454,35 @@ def test_a_reply_of_integers_is_refused():
     assert message == "reply of site 'north', array 2: need float32, got int32"
 
 
+STARTS = {1: {"anchors": ()}, 2: {"anchors": (), "selection": make_selection()}}
+
+
+@carried
+@pytest.mark.parametrize("number", STARTS)
+def test_a_start_without_noise_is_asked_for_without_factors(carry, number):
+    request = make_request(privacy=PrivacySettings(privacy="none"), round=number, **STARTS[number])
+    found = RoundRequest.from_wire(*carry(*request.to_wire()))
+    assert_equal(found, request)
+
+
+@pytest.mark.parametrize(
+    ("mode", "asked", "number"),
+    [("none", 1, 2), ("none", 2, 1), ("none", 2, 3), ("paper", 1, 1), ("paper", 2, 2)],
+)
+def test_a_start_is_asked_for_in_its_round_and_in_mode_none_alone(mode, asked, number):
+    request = make_request(privacy=PrivacySettings(privacy=mode), round=number, **STARTS[asked])
+    assert "need one float32 array per feature mode" in refused(
+        RoundRequest.from_wire, *request.to_wire()
+    )
+
+
+def test_a_start_without_noise_takes_no_weights():
+    request = make_request(
+        privacy=PrivacySettings(privacy="none"), **STARTS[2], weights=make_weights()
+    )
+    assert "nothing else" in refused(RoundRequest.from_wire, *request.to_wire())
+
+
 OUTSIDE_PATIENT_MODE = {
     "nothing": [],
     "a selection beside the factors": [*make_factors(), *make_selection()],
@@ -465,7 +494,7 @@ OUTSIDE_PATIENT_MODE = {
 @pytest.mark.parametrize("arrays", OUTSIDE_PATIENT_MODE.values(), ids=OUTSIDE_PATIENT_MODE)
 @pytest.mark.parametrize("mode", ["none", "paper"])
 def test_without_patient_mode_a_request_is_one_factor_a_mode(arrays, mode):
-    config = make_request(privacy=PrivacySettings(privacy=mode)).to_wire()[1]
+    config = make_request(privacy=PrivacySettings(privacy=mode), round=3).to_wire()[1]
     assert "need one float32 array per feature mode" in refused(
         RoundRequest.from_wire, arrays, config
     )
