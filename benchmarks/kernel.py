@@ -49,7 +49,7 @@ def measure(tensors: Mapping[str, SparseTensor], scale: Scale, _: Sequence[Row])
 def _against_c(name: str, tensor: SparseTensor, scale: Scale) -> list[Row]:
     settings = SolverSettings(rank=scale.rank, solver="psgd", eta=ETA, zeros="none")
     first, anchors, drawn = drawn_pass(tensor, settings)
-    elastic = step_of(tensor, settings)
+    elastic = step_of(settings)
     passes = max(1, round(_VISITS * scale.shortest / tensor.nnz))
     found: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -104,7 +104,7 @@ def digits(tensor: SparseTensor, rank: int, passes: int = 2) -> float:
     """Digits of the RMSE on which float32 kernels and a float64 loop agree after some passes."""
     settings = SolverSettings(rank=rank, solver="psgd", zeros="none")
     factors, anchors = start(tensor, settings)
-    step = replace(step_of(tensor, settings), gamma=0.0)
+    step = replace(step_of(settings), gamma=0.0)
     stack, unused = stack_factors(factors), stack_factors(anchors)
     A, B, C = (factor.astype(np.float64) for factor in factors)
     offsets = row_offsets(tensor.shape)

@@ -47,7 +47,7 @@ def _solvers(label: str, tensor: SparseTensor, rank: int, scale: Scale) -> list[
     stack, anchored, step = (
         stack_factors(factors),
         stack_factors(anchors),
-        step_of(tensor, settings),
+        step_of(settings),
     )
 
     def one_pass() -> None:

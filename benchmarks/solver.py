@@ -54,8 +54,9 @@ def drawn_pass(
 ) -> tuple[Array, Array, list[tuple[Array, Array]]]:
     """Stacks of factors and anchors, and the visits of one pass, drawn beforehand."""
     factors, anchors = start(tensor, settings)
-    drawn = list(visits(tensor, zero_visits(tensor, settings), np.random.default_rng(1)))
-    return stack_factors(factors), stack_factors(anchors), drawn
+    stack, rng = stack_factors(factors), np.random.default_rng(1)
+    drawn = list(visits(tensor, zero_visits(tensor, settings), rng, stack))
+    return stack, stack_factors(anchors), drawn
 
 
 def drawn_steps(
@@ -65,7 +66,7 @@ def drawn_steps(
     settings = SolverSettings(rank=rank, solver="psgd", eta=ETA, zeros="none")
     factors, anchors = start(tensor, settings)
     stack, anchored = stack_factors(factors), stack_factors(anchors)
-    step = replace(step_of(tensor, settings), gamma=0.0)
+    step = replace(step_of(settings), gamma=0.0)
     steps, order = [], []
     for _ in range(repetitions):
         began, stepping = time.thread_time(), 0.0
@@ -79,13 +80,11 @@ def drawn_steps(
     return steps, order
 
 
-def step_of(tensor: SparseTensor, settings: SolverSettings) -> Step:
-    """What a visit does, with the weight that makes sampled zeros unbiased."""
-    zeros = zero_visits(tensor, settings)
+def step_of(settings: SolverSettings) -> Step:
+    """What a visit does."""
     return Step(
         eta=settings.eta,
         gamma=5.0,  # the paper's; its size makes no difference to the time
-        zero_weight=(tensor.cells - tensor.nnz) / max(zeros, 1),
         sequential=settings.update == "sequential",
     )
 
@@ -112,7 +111,7 @@ def _psgd(name: str, tensor: SparseTensor, scale: Scale) -> list[Row]:
     for update in ("joint", "sequential"):
         settings = _settings(scale, update=update, zeros="none")
         stack, anchors, drawn = drawn_pass(tensor, settings)
-        step = step_of(tensor, settings)
+        step = step_of(settings)
 
         def steps() -> None:
             for rows, counts in drawn:  # noqa: B023
@@ -138,10 +137,10 @@ def _psgd(name: str, tensor: SparseTensor, scale: Scale) -> list[Row]:
 def _psgd_zeros(name: str, tensor: SparseTensor, scale: Scale) -> list[Row]:
     settings = _settings(scale, zeros="stratified", eta=1e-8)  # zeros weigh thousands each
     stack, anchors, _ = drawn_pass(tensor, settings)
-    step, zeros = step_of(tensor, settings), zero_visits(tensor, settings)
+    step, zeros, model = step_of(settings), zero_visits(tensor, settings), stack.copy()
 
     def whole() -> None:
-        for rows, counts in visits(tensor, zeros, np.random.default_rng(2)):
+        for rows, counts in visits(tensor, zeros, np.random.default_rng(2), model):
             visit(stack, anchors, rows, counts, step)
 
     total = timed(whole, *scale.timing)

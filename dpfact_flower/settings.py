@@ -41,6 +41,8 @@ LARGEST = 2**63 - 1
 MOST_REFINEMENTS = 100
 """Rounds of refinement of a run of patient mode."""
 _INFINITY = math.inf
+_STEP = 0.3
+_PAPER_STEP = 0.01
 _PAPER_GAMMA = 5.0
 """The paper's elastic weight, among the {2, 5, 8, 10} that it tried."""
 
@@ -136,7 +138,8 @@ class SolverSettings(Settings):
     )
     tau: int = setting(1, "local passes over the data per round", low=1, high=10_000)
     eta: float = setting(
-        1e-2, "largest step size of psgd, and of the server's elastic pull", low=1e-8, high=1,
+        _STEP, "largest step size of psgd, and of the server's elastic pull; in paper mode the "
+        "paper's 0.01 unless gamma is given", low=1e-8, high=1,
     )  # fmt: skip
     gamma: float = setting(
         -1.0, "elastic weight as the paper has it; below 0 it is relative, see pull, or in paper "
@@ -165,7 +168,7 @@ class SolverSettings(Settings):
         "stratified", "psgd: visit only the non-zeros, or sampled zero cells too"
     )
     zero_ratio: float = setting(
-        5.0, "psgd, stratified: sampled zero cells per non-zero", low=0, high=20, open_low=True
+        2.0, "psgd, stratified: sampled zero cells per non-zero", low=0, high=20, open_low=True
     )
     clip: float = setting(
         0.0, "psgd: bound L on the norm of an entry's gradient per factor; 0 is no bound", low=0
@@ -272,10 +275,12 @@ class PrivacySettings(Settings):
     def settled(self, solver: SolverSettings) -> SolverSettings:
         """The solver's settings as this mode has them: in paper mode the paper's elastic weight.
 
-        There a weight that follows from the patients would have no place in the claim.
+        There a weight that follows from the patients would have no place in the claim. The default
+        step size is too long for the paper's weight, so it goes with it.
         """
         if self.privacy == "paper" and solver.is_relative:
-            return dataclasses.replace(solver, gamma=_PAPER_GAMMA)
+            eta = _PAPER_STEP if solver.eta == _STEP else solver.eta
+            return dataclasses.replace(solver, gamma=_PAPER_GAMMA, eta=eta)
         return solver
 
     @property

@@ -5,7 +5,8 @@ What a pass descends
     gamma times the row's number of visits, not gamma as in eq. (norm). It is left out at sampled
     zero cells: the weight is then the row's number of non-zeros, whatever `zero_ratio` is, and
     sampling zeros changes nothing but the squared error, whose gradient over the pass is an
-    unbiased estimate of that over all cells (Kolda & Hong 2020).
+    unbiased estimate of that over all cells (Kolda & Hong 2020; where they are drawn, and why, is
+    in `dpfact_flower.solver.kernels.zero_cells`).
 
 Step control (bold driver)
     A pass after which both eq. (norm) and what the pass descends have risen, or are not finite, is
@@ -95,7 +96,7 @@ def psgd(
     for _ in range(settings.tau):
         before[:], first = filled, step_size
         while True:
-            site.run_pass(stack, step_size, rng)
+            site.run_pass(stack, before, step_size, rng)
             now = site.value(stack)
             if site.stands(now, values[-1]):
                 break
@@ -137,18 +138,20 @@ class _Site:
         parts = np.split(stack[:, : self.settings.rank], self.offsets[1:-1])
         return tuple(parts)
 
-    def run_pass(self, stack: Array, eta: float, rng: np.random.Generator) -> None:
-        """Visit everything once, then take the proximal step; Algorithm 1, lines 4 to 9."""
+    def run_pass(self, stack: Array, model: Array, eta: float, rng: np.random.Generator) -> None:
+        """Visit everything once, then take the proximal step; Algorithm 1, lines 4 to 9.
+
+        `model` is a copy of the stack, by which zero cells are drawn.
+        """
         settings, tensor = self.settings, self.tensor
         step = Step(
             eta=eta,
             gamma=settings.gamma,
             clip=settings.clip,
-            zero_weight=(tensor.cells - tensor.nnz) / max(self.zeros, 1),
             floor=self.floor,
             sequential=settings.update == "sequential",
         )
-        for rows, counts in visits(tensor, self.zeros, rng, self.starts):
+        for rows, counts in visits(tensor, self.zeros, rng, model, self.starts):
             visit(stack, self.anchor_stack, rows, counts, step)
             del rows, counts  # before the next block is drawn
         if settings.mu > 0:

@@ -29,7 +29,7 @@ def test_c_makes_the_same_steps(tmp_path, gamma, rank):
         pytest.skip(str(error))
     expected = visit_one_by_one(
         factors, factors[1:], cells, counts,
-        eta=0.05, gamma=gamma, clip=0.0, weight=1.0, floor=0.0, in_turn=False,
+        eta=0.05, gamma=gamma, clip=0.0, floor=0.0, in_turn=False,
     )  # fmt: skip
     value, bound = (np.concatenate([getattr(f, of) for f in expected]) for of in ("value", "bound"))
     for visit in (c.visit, sgd_kernels("vector").visit):

@@ -23,7 +23,7 @@ def plain_pass(instance, counts, rows):
     cells = rows - row_offsets([len(factor) for factor in instance.start])[:-1]
     return visit_one_by_one(
         instance.start, instance.start[1:], cells, [value[tuple(c)] for c in cells.tolist()],
-        eta=s.eta, gamma=0.0, clip=s.clip, weight=1.0, floor=0.0 if s.nonnegative else -np.inf,
+        eta=s.eta, gamma=0.0, clip=s.clip, floor=0.0 if s.nonnegative else -np.inf,
         in_turn=False,
     )  # fmt: skip
 

@@ -21,7 +21,7 @@ from dpfact_flower.solver.kernels.order import visits, zero_visits
 from dpfact_flower.solver.psgd import psgd
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.cp import squared_error
-from dpfact_flower.tensor.stack import model_values, row_offsets
+from dpfact_flower.tensor.stack import model_values, row_offsets, stack_factors
 from tests.problems import fit_bounds, shrunk
 from tests.rounding import assert_within
 
@@ -33,16 +33,20 @@ def psgd_settings(**changes) -> SolverSettings:
     return SolverSettings(**given)
 
 
+def drawn_by(case, factors, options, rng) -> list[tuple[np.ndarray, np.ndarray]]:
+    """A pass's visits, from factors on."""
+    model = stack_factors(factors)[:, : case.rank]
+    return list(visits(case.tensor, zero_visits(case.tensor, options), rng, model))
+
+
 def one_pass_by_hand(case, factors, options, eta, rng, reference_visits):
     """The reference for a whole pass, in the order that `rng` gives."""
-    drawn = list(visits(case.tensor, zero_visits(case.tensor, options), rng))
+    drawn = drawn_by(case, factors, options, rng)
     cells = np.concatenate([rows for rows, _ in drawn]) - row_offsets(case.tensor.shape)[:-1]
     counts = np.concatenate([counts for _, counts in drawn])
-    sampled = np.count_nonzero(counts == 0)
-    zero_cells = np.count_nonzero(case.tensor.to_dense() == 0)
     moved = reference_visits(
         factors, case.anchors, cells, counts,
-        eta=eta, gamma=options.gamma, clip=options.clip, weight=zero_cells / max(sampled, 1),
+        eta=eta, gamma=options.gamma, clip=options.clip,
         floor=0.0 if options.nonnegative else -math.inf, in_turn=options.update == "sequential",
     )  # fmt: skip
     if options.mu:
@@ -74,7 +78,7 @@ def test_a_pass_equals_algorithm_1_by_hand(
         result = psgd(case.tensor, case.factors, case.anchors, options, np.random.default_rng(4))
         rng, eta = np.random.default_rng(4), options.eta
         for _ in range(result.rollbacks):  # undone passes leave nothing but the draws they used
-            list(visits(case.tensor, zero_visits(case.tensor, options), rng))
+            drawn_by(case, case.factors, options, rng)
             eta /= 2
         expected = one_pass_by_hand(case, case.factors, options, eta, rng, reference_visits)
         assert_moved_as(result.factors, case.factors, expected)
@@ -88,32 +92,40 @@ def test_an_undone_pass_leaves_no_trace(problem, reference_visits, zeros):
     assert result.rollbacks > 0
     rng, eta = np.random.default_rng(8), options.eta
     for _ in range(result.rollbacks):
-        list(visits(case.tensor, zero_visits(case.tensor, options), rng))
+        drawn_by(case, case.factors, options, rng)
         eta /= 2
     expected = one_pass_by_hand(case, case.factors, options, eta, rng, reference_visits)
     assert_moved_as(result.factors, case.factors, expected, share=0.02)  # bounds grow with counts
     assert result.eta == pytest.approx(eta * 1.05)
 
 
-def gradient_estimate(case, zeros, rng):
+def gradient_estimate(case, zeros, rng, model):
     """Sum over one pass's visits of the weighted data gradient, for the first feature factor."""
-    tensor, weight = case.tensor, (case.tensor.cells - case.tensor.nnz) / zeros
+    tensor = case.tensor
     total = np.zeros(case.factors[1].shape)
-    for rows, counts in visits(tensor, zeros, rng):
+    for rows, counts in visits(tensor, zeros, rng, model):
         cells = (rows - row_offsets(tensor.shape)[:-1]).astype(np.int32)
-        error = model_values(cells, case.factors) - counts
-        error *= np.where(counts > 0, 1.0, weight)
+        error = model_values(cells, case.factors) - np.maximum(counts, 0)
+        error *= np.where(counts > 0, 1.0, -counts)
         others = case.factors[0][cells[:, 0]] * case.factors[2][cells[:, 2]]
         np.add.at(total, cells[:, 1], error[:, None] * others)
     return total
 
 
-def test_the_stratified_gradient_is_unbiased(problem, model):
+@pytest.mark.parametrize("drawn_from", ["nothing", "itself", "another", "one cell"])
+def test_the_stratified_gradient_is_unbiased(problem, model, drawn_from):
     case = problem((6, 4, 5), density=0.4)
     error = model(case.factors) - case.tensor.to_dense()
     truth = np.einsum("ijk,ir,kr->jr", error, case.factors[0], case.factors[2])
     rng = np.random.default_rng(3)
-    draws = np.array([gradient_estimate(case, 20, rng) for _ in range(3000)])
+    stacks = {
+        "nothing": None,
+        "itself": stack_factors(case.factors),
+        "another": stack_factors(problem((6, 4, 5), seed=5, signed=True).factors),
+        "one cell": np.zeros((15, 2), np.float32),
+    }
+    stacks["one cell"][[2, 7, 12], 1] = 1e-3
+    draws = np.array([gradient_estimate(case, 20, rng, stacks[drawn_from]) for _ in range(3000)])
     z = (draws.mean(axis=0) - truth) / (draws.std(axis=0, ddof=1) / np.sqrt(len(draws)))
     assert np.abs(z).max() < stats.norm.isf(1e-4 / z.size)
 
@@ -125,8 +137,8 @@ def test_zero_cells_are_spread_over_blocks_by_their_zero_cells():
     dense[512:, :3] = 0
     tensor = SparseTensor.from_coo(np.argwhere(dense), dense[dense > 0], dense.shape)
     drawn = list(visits(tensor, 30_000, np.random.default_rng(0)))
-    rows = np.concatenate([rows[counts == 0] for rows, counts in drawn])
-    assert len(rows) == 30_000
+    rows = np.concatenate([rows[counts < 0] for rows, counts in drawn])
+    assert sum(np.count_nonzero(counts <= 0) for _, counts in drawn) == 30_000
     cells = rows - row_offsets(tensor.shape)[:-1]
     assert not dense[tuple(cells.T)].any()
     zero_cells = (dense == 0).sum(axis=1)
@@ -349,7 +361,7 @@ def test_float32_has_five_digits_of_the_float64_reference(reference_visits, upda
     cells = np.concatenate([rows for rows, _ in drawn]) - row_offsets(tensor.shape)[:-1]
     expected = reference_visits(
         factors, factors[1:], cells, np.concatenate([counts for _, counts in drawn]),
-        eta=0.01, gamma=0.5, clip=0.0, weight=1.0, floor=0.0, in_turn=update == "sequential",
+        eta=0.01, gamma=0.5, clip=0.0, floor=0.0, in_turn=update == "sequential",
     )  # fmt: skip
     assert_moved_as(result.factors, factors, expected)
 

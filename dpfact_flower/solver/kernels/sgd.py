@@ -20,7 +20,8 @@ def visit(stack: Array, anchors: Array, rows: Array, counts: Array, step: Step) 
     anchors : ndarray of float32, shape (sum of I_n but I_0, R padded)
         The stack of the global feature factors: row q belongs to row I_0 + q of `stack`.
     rows, counts : ndarrays (visits, N) of int32 and (visits,) of float32, C-contiguous
-        Rows of `stack`, and the cell's count. A count of 0 marks a sampled zero cell.
+        Rows of `stack`, and the cell's count; of a sampled zero cell its weight, negative. That of
+        an entry is 1, and a count of 0 moves nothing.
     step : Step
 
     Raises

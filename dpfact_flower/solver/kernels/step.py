@@ -19,8 +19,6 @@ class Step:
         Elastic weight. The pull to the anchors applies at entries, not at sampled zero cells.
     clip : float
         Bound on the 2-norm of a visit's data gradient for each row, weight included; 0 is none.
-    zero_weight : float
-        Weight of a sampled zero cell's gradient; that of an entry is 1.
     floor : float
         Least value of a factor: 0, or minus infinity for no bound.
     sequential : bool
@@ -30,11 +28,10 @@ class Step:
     eta: float
     gamma: float = 0.0
     clip: float = 0.0
-    zero_weight: float = 1.0
     floor: float = 0.0
     sequential: bool = False
 
     def numbers(self) -> tuple[np.float32, ...]:
-        """What a kernel takes: eta, gamma, clip, zero_weight and floor."""
-        given = (self.eta, self.gamma, self.clip, self.zero_weight, self.floor)
+        """What a kernel takes: eta, gamma, clip and floor."""
+        given = (self.eta, self.gamma, self.clip, self.floor)
         return tuple(map(np.float32, given))

@@ -1,4 +1,4 @@
-"""The order of a pass: every entry once, zero cells uniform, places random."""
+"""The order of a pass: every entry once, zero cells by their chances, places random."""
 
 from __future__ import annotations
 
@@ -6,56 +6,88 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpfact_flower.solver.kernels.order import (
-    _uniform,
-    draw_visits,
-    entries_by_row,
-    first_entries,
-    visits,
-)
+from dpfact_flower.solver.kernels.order import entries_by_row, first_entries, visits
+from dpfact_flower.solver.kernels.zero_cells import _UNIFORM, random_number
 from dpfact_flower.tensor import SparseTensor
-from dpfact_flower.tensor.stack import row_offsets
+from dpfact_flower.tensor.stack import row_offsets, stack_factors
 
 SHAPES = [(7, 5), (7, 5, 6), (5, 4, 3, 6)]
 
 
-def drawn(tensor: SparseTensor, zeros: int, rng: np.random.Generator, patients=None):
-    first, last = patients or (0, tensor.n_patients)
-    starts = np.searchsorted(tensor.indices[:, 0], np.arange(first, last + 1))
-    rows, counts = draw_visits(tensor, first, starts, zeros, rng)
-    return rows - row_offsets(tensor.shape)[:-1], counts
+def drawn(tensor: SparseTensor, zeros: int, rng: np.random.Generator, model=None):
+    """Cells and counts of a pass, its blocks one after the other."""
+    blocks = list(visits(tensor, zeros, rng, model))
+    rows = np.concatenate([rows for rows, _ in blocks])
+    return rows - row_offsets(tensor.shape)[:-1], np.concatenate([counts for _, counts in blocks])
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_draw_visits_every_entry_once_and_fills_up_with_zero_cells(problem, shape):
-    tensor = problem(shape).tensor
-    first, last = 2, 5
-    cells, counts = drawn(tensor, 200, np.random.default_rng(0), (first, last))
-    here = (tensor.indices[:, 0] >= first) & (tensor.indices[:, 0] < last)
+def chances(factors, *, uniform=_UNIFORM) -> np.ndarray:
+    """Of every cell of a dense tensor, from their definition."""
+    letters = "abcd"[: len(factors)]
+    formula = ",".join(f"{letter}r" for letter in letters) + "->" + letters
+    model = np.einsum(formula, *(np.abs(f.astype(np.float64)) for f in factors))
+    return uniform / model.size + (1 - uniform) * model / model.sum()
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, (1300, 5, 6)])
+@pytest.mark.parametrize("modelled", [False, True])
+def test_every_entry_is_visited_once_and_zero_cells_beside(problem, shape, modelled):
+    case = problem(shape, density=0.1, signed=True)
+    tensor = case.tensor
+    model = stack_factors(case.factors)[:, : case.rank] if modelled else None
+    cells, counts = drawn(tensor, 2000, np.random.default_rng(0), model)
     entries = cells[counts > 0]
     order = np.lexsort(entries.T[::-1])
-    np.testing.assert_array_equal(entries[order], tensor.indices[here])
-    np.testing.assert_array_equal(counts[counts > 0][order], tensor.values[here])
-    zeros = cells[counts == 0]
-    assert len(zeros) == 200
-    assert ((zeros[:, 0] >= first) & (zeros[:, 0] < last)).all()
-    assert not tensor.to_dense()[tuple(zeros.T)].any()
+    np.testing.assert_array_equal(entries[order], tensor.indices)
+    np.testing.assert_array_equal(counts[counts > 0][order], tensor.values)
+    assert np.count_nonzero(counts <= 0) == 2000
+    dense = tensor.to_dense()
+    assert not dense[tuple(cells[counts < 0].T)].any()
+    assert dense[tuple(cells[counts == 0].T)].all()  # draws that hit an entry weigh nothing
+    uniform = 1.0 if model is None else _UNIFORM
+    expected = 1 / (2000 * chances(case.factors, uniform=uniform))
+    zeros = counts < 0
+    np.testing.assert_allclose(-counts[zeros], expected[tuple(cells[zeros].T)], rtol=1e-5)
 
 
-def test_zero_cells_are_uniform_and_their_places_random():
+@pytest.mark.parametrize("shape", [*SHAPES, (1300, 3, 2)])
+def test_zero_cells_come_as_often_as_the_model_says(problem, shape):
+    case = problem(shape, density=0.2, signed=True)
+    factors = [f.copy() for f in case.factors]
+    factors[0][1:4] = 0  # these have the uniform draws alone
+    factors[-1][:, 1] = 0  # a phenotype that is switched off
+    model = np.concatenate(factors)
+    number = 400_000
+    cells, counts = drawn(case.tensor, number, np.random.default_rng(3), model)
+    places = np.ravel_multi_index(tuple(cells[counts <= 0].T), shape)
+    often = np.bincount(places, minlength=np.prod(shape))
+    assert stats.chisquare(often, number * chances(factors).ravel()).pvalue > 1e-4
+
+
+def test_without_any_model_zero_cells_are_uniform(problem):
+    tensor = problem((7, 5, 6)).tensor
+    nothing = np.zeros((18, 3), np.float32)
+    (cells, counts), (same, weights) = (
+        drawn(tensor, 50_000, np.random.default_rng(1), model) for model in (None, nothing)
+    )
+    np.testing.assert_array_equal(cells, same)
+    np.testing.assert_array_equal(counts, weights)
+    often = np.bincount(np.ravel_multi_index(tuple(cells[counts <= 0].T), (7, 5, 6)))
+    assert stats.chisquare(often).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("modelled", [False, True])
+def test_places_are_random(modelled):
     tensor = SparseTensor.from_coo([[0, 0], [0, 2], [1, 1], [2, 0], [2, 1]], [1] * 5, (3, 3))
     rng = np.random.default_rng(5)
-    draws = [drawn(tensor, 4, rng) for _ in range(4000)]
-    cells = np.concatenate([cells[counts == 0] for cells, counts in draws])
-    _, often = np.unique(cells, axis=0, return_counts=True)
-    assert len(often) == 4
-    assert stats.chisquare(often).pvalue > 1e-4
+    model = rng.random((6, 2)).astype(np.float32) if modelled else None
+    draws = [drawn(tensor, 4, rng, model) for _ in range(4000)]
     # All 9 visits are alike to a shuffle: each takes each place equally often.
     places = np.zeros((6, 9))
     for cells, counts in draws:
         for k, cell in enumerate(tensor.indices):
             places[k, np.flatnonzero((cells == cell).all(axis=1) & (counts > 0))] += 1
-        places[5] += counts == 0
+        places[5] += counts <= 0
     assert (places[:5].sum(axis=1) == 4000).all()
     assert min(stats.chisquare(row).pvalue for row in places) > 1e-4
 
@@ -65,7 +97,8 @@ def test_starts_are_where_each_patient_begins(problem):
     expected = np.searchsorted(tensor.indices[:, 0], np.arange(1301))
     np.testing.assert_array_equal(first_entries(entries_by_row(tensor)[0]), expected)
     given, found = (
-        list(visits(tensor, 100, np.random.default_rng(0), starts)) for starts in (expected, None)
+        list(visits(tensor, 100, np.random.default_rng(0), None, starts))
+        for starts in (expected, None)
     )
     for (rows, counts), (other_rows, other_counts) in zip(given, found, strict=True):
         np.testing.assert_array_equal(rows, other_rows)
@@ -87,7 +120,7 @@ def test_random_numbers_are_splitmix64():
         4593380528125082431, 16408922859458223821,
     ]  # fmt: skip
     seed = np.uint64(1234567)
-    assert [_uniform(seed, k) for k in range(1, 6)] == [(z >> 11) * 2.0**-53 for z in expected]
+    assert [random_number(seed, k) for k in range(1, 6)] == [(z >> 11) * 2.0**-53 for z in expected]
 
 
 def test_every_order_of_the_entries_is_as_likely():
@@ -105,6 +138,6 @@ def test_zero_cells_of_a_nearly_full_block_are_told_from_its_entries():
     full = rng.random(shape) < 0.97
     tensor = SparseTensor.from_coo(np.argwhere(full), np.ones(full.sum()), shape)
     cells, counts = drawn(tensor, 5000, rng)
-    zeros, often = np.unique(cells[counts == 0], axis=0, return_counts=True)
+    zeros, often = np.unique(cells[counts < 0], axis=0, return_counts=True)
     np.testing.assert_array_equal(zeros, np.argwhere(~full))
     assert stats.chisquare(often).pvalue > 1e-4

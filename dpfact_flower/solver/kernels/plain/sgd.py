@@ -50,7 +50,6 @@ def _visit_three(
     eta: np.float32,
     gamma: np.float32,
     clip: np.float32,
-    zero_weight: np.float32,
     floor: np.float32,
 ) -> None:
     """`_visit_any`, joint, for three modes: a third of its time."""
@@ -61,7 +60,7 @@ def _visit_three(
         for r in range(len(a)):
             model += a[r] * (b[r] * c[r])
         at_entry = counts[s] > _ZERO
-        gradient = (_ONE if at_entry else zero_weight) * (model - counts[s])
+        gradient = model - counts[s] if at_entry else -counts[s] * model
         pull = eta * gamma if at_entry else _ZERO
         for_a = for_b = for_c = gradient
         if clip > _ZERO:
@@ -106,7 +105,6 @@ def _visit_any(
     eta: np.float32,
     gamma: np.float32,
     clip: np.float32,
-    zero_weight: np.float32,
     floor: np.float32,
 ) -> None:
     visits, modes = rows.shape
@@ -114,7 +112,7 @@ def _visit_any(
     others = np.empty((modes, stack.shape[1]), np.float32)
     for s in range(visits):
         at_entry = counts[s] > _ZERO
-        weight = _ONE if at_entry else zero_weight
+        weight, count = (_ONE, counts[s]) if at_entry else (-counts[s], _ZERO)
         for n in range(1 if sequential else modes):
             _hadamard(stack, rows, s, n, others)
         model = _ZERO
@@ -123,7 +121,7 @@ def _visit_any(
         for n in range(modes):
             if sequential and n > 0:
                 _hadamard(stack, rows, s, n, others)
-            step = eta * _clipped(weight * (model - counts[s]), others, n, clip)
+            step = eta * _clipped(weight * (model - count), others, n, clip)
             pull = eta * gamma if at_entry and n > 0 else _ZERO
             anchor = rows[s, n] - patients if n > 0 else 0
             moved = _move(stack, rows[s, n], others, n, anchors, anchor, step, pull, floor)

@@ -85,7 +85,7 @@ def _squares(
 @compiled(**FAST)
 def _three(
     registers: Registers, slices: Slices, stack: Array, anchors: Array, rows: Array, counts: Array,
-    sequential: bool, eta: Float, gamma: Float, clip: Float, zero_weight: Float, floor: Float,
+    sequential: bool, eta: Float, gamma: Float, clip: Float, floor: Float,
 ) -> None:  # fmt: skip
     """`_any` for three modes: no product of rows goes through memory."""
     columns, longest = stack.shape[1], eta * clip
@@ -94,8 +94,8 @@ def _three(
     for s in range(len(counts)):
         _expect(registers, slices, factors, columns, rows, s, 3)
         a, b, c = rows[s, 0] * columns, rows[s, 1] * columns, rows[s, 2] * columns
-        count = counts[s]
-        scale = -eta if count > _ZERO else -eta * zero_weight
+        count = max(counts[s], _ZERO)
+        scale = -eta if count > _ZERO else eta * counts[s]
         pull = eta * gamma if count > _ZERO else _ZERO
         step = scale * (_inner(registers, slices, factors, a, b, c) - count)
         for_a = _clipped(registers, slices, factors, b, c, step, longest)
@@ -190,8 +190,7 @@ def _move_three(
 @compiled(**FAST)
 def _any(
     registers: Registers, stack: Array, anchors: Array, rows: Array, counts: Array,
-    products: Array, sequential: bool, eta: Float, gamma: Float, clip: Float, zero_weight: Float,
-    floor: Float,
+    products: Array, sequential: bool, eta: Float, gamma: Float, clip: Float, floor: Float,
 ) -> None:  # fmt: skip
     """Any number of modes: for each, the product of all other rows, then the step along it."""
     columns, first, modes = stack.shape[1], len(stack) - len(anchors), rows.shape[1]
@@ -199,8 +198,8 @@ def _any(
     keep, pull, longest = _ONE - eta * gamma, eta * gamma, eta * clip
     for s in range(len(counts)):
         _expect(registers, _WHOLE, factors, columns, rows, s, modes)
-        count = counts[s]
-        scale = -eta if count > _ZERO else -eta * zero_weight
+        count = max(counts[s], _ZERO)
+        scale = -eta if count > _ZERO else eta * counts[s]
         step = _ZERO
         for n in range(1 if sequential else modes):
             _multiply(registers, factors, columns, rows, s, n, products)

@@ -1,0 +1,286 @@
+"""Which zero cells a pass of psgd visits, and what each weighs.
+
+A few cells stand for the zero cells of a whole tensor. Drawn uniformly from a sparse one, they
+seldom lie where the model does; one that does weighs as much as all those it stands for, and a
+step that survives it is too small for everything else to learn. So most of them are drawn from the
+model as the pass finds it: a phenotype by its mass, then of each mode a row by its weight there.
+Cell x then has the chance ``q(x) = u / cells + (1 - u) m(x) / sum(m)``, m being the model's value,
+and weighs ``1 / (n q(x))`` of n draws, which makes the gradient unbiased (importance sampling);
+where the model decides, weight times value are the same for all cells, and no weight exceeds 1 / u
+times that of uniform draws. A draw that has a count weighs nothing: it is no zero cell.
+docs/explanation/algorithm.md has the figures.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfact_flower.machine.compiled import FAST, compiled
+from dpfact_flower.tensor import SparseTensor
+from dpfact_flower.tensor.arrays import Array
+from dpfact_flower.tensor.stack import row_offsets, stacked_values
+
+_UNIFORM = 0.2
+"""Share of the draws that are uniform, while there is a model."""
+_SPARSE = 64  # places of a table for each entry
+_SIX_BITS = np.uint64(63)  # place within a word of 64
+_ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: spreads what it multiplies
+
+
+class ZeroCells:
+    """The draws of a pass over blocks of neighbouring patients.
+
+    Parameters
+    ----------
+    tensor : SparseTensor
+    number : int
+        Draws in the pass.
+    bounds : ndarray of int64, shape (blocks + 1,)
+        First patient of each block, then the number of patients.
+    model : ndarray of float32, shape (sum of I_n, R), optional
+        Factors on top of each other, as the pass finds them: they must stay as they are. Without
+        them, or where all are 0, every draw is uniform. Of negative values the size counts.
+    """
+
+    def __init__(
+        self,
+        tensor: SparseTensor,
+        number: int,
+        bounds: NDArray[np.int64],
+        model: NDArray[np.float32] | None = None,
+    ) -> None:
+        offsets = row_offsets(tensor.shape)
+        self.number, self._bounds = number, bounds
+        model = np.zeros((offsets[-1], 1), np.float32) if model is None else model
+        self._sizes = np.abs(model) if model.min() < 0 else model
+        modes = np.split(self._sizes[tensor.n_patients :], offsets[2:-1] - tensor.n_patients)
+        features = [_cumulated(mode) for mode in modes]
+        self._features = np.concatenate(features, axis=1)
+        self._guide = np.concatenate([_guide(mode) for mode in features], axis=1)
+        other_masses = np.prod([mode[:, -1] for mode in features], axis=0)
+        blocks = pairwise(bounds)
+        own = [self._sizes[a:b].sum(axis=0, dtype=np.float64) for a, b in blocks]
+        self._masses = np.array(own) * other_masses
+        total = float(self._masses.sum())
+        uniform = _UNIFORM if 0 < total < math.inf else 1.0
+        self._even = uniform * np.diff(bounds) / tensor.n_patients
+        self._of_model = (1 - uniform) / total if uniform < 1 else 0.0
+        self._per_cell = uniform / float(tensor.cells)
+
+    def spread(self, rng: np.random.Generator) -> NDArray[np.int64]:
+        """Number of draws in each block: multinomial."""
+        share = self._even + self._of_model * self._masses.sum(axis=1)
+        return rng.multinomial(self.number, share / share.sum())
+
+    def terms(self, block: int) -> tuple[float, Array, Array, Array, Array, Array, Array]:
+        """What `draw_zero_cells` takes of a block: what its chances are made of."""
+        first, last = self._bounds[block : block + 2]
+        even, masses = self._even[block], np.cumsum(self._masses[block : block + 1], axis=1)
+        of_model = self._of_model * float(masses[0, -1])
+        patients = _cumulated(self._sizes[first:last])
+        return (
+            even / (even + of_model),
+            masses,
+            _guide(masses),
+            patients,
+            _guide(patients),
+            self._features,
+            self._guide,
+        )
+
+    def weigh(self, rows: NDArray[np.int32], counts: NDArray[np.float32]) -> None:
+        """Put the weights of a block's zero cells in place of their -1."""
+        values = stacked_values(rows, self._sizes, np.zeros(rows.shape[1] + 1, np.int64))
+        _weigh(counts, values, self.number * self._per_cell, self.number * self._of_model)
+
+
+def _cumulated(sizes: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Sizes added up along each column, shape (R, rows)."""
+    return np.cumsum(sizes.T, axis=1, dtype=np.float64)
+
+
+@compiled(**FAST)
+def _guide(added_up: Array) -> Array:
+    """Where a search in each row begins, by the share that is looked for (Chen and Asau 1974).
+
+    There are as many beginnings as places, so a search takes two steps or fewer on average.
+    """
+    rows, places = added_up.shape
+    guide = np.empty((rows, places), np.int32)
+    for r in range(rows):
+        place = 0
+        for g in range(places):
+            while place < places - 1 and added_up[r, place] * places <= g * added_up[r, -1]:
+                place += 1
+            guide[r, g] = place
+    return guide
+
+
+@compiled(**FAST)
+def draw_zero_cells(
+    indices: Array,
+    offsets: tuple[int, ...],
+    first: int,
+    starts: Array,
+    seed: np.uint64,
+    places: Array,
+    rows: Array,
+    counts: Array,
+    uniform: float,
+    masses: Array,
+    of_masses: Array,
+    patients: Array,
+    of_patients: Array,
+    features: Array,
+    of_features: Array,
+) -> int:
+    """Draw the cells of a block into random places of `rows` and `counts`.
+
+    Parameters
+    ----------
+    indices, offsets, first, starts, seed
+        The tensor's entries, where each mode's rows begin in the factor stack, the block's first
+        patient, where its patients' entries begin, and of what random numbers.
+    places : ndarray of int32, shape (entries of the block,)
+        Filled with the places that are left, ascending.
+    rows, counts : ndarrays of int32 and float32, shapes (visits, N) and (visits,)
+        As `dpfact_flower.solver.kernels.order.visits` yields them, but that a zero cell has -1.
+    uniform : float
+        Chance that a draw is uniform over the block.
+    masses : ndarray of float64, shape (1, R)
+        Of the phenotypes in this block, added up.
+    patients, features : ndarrays of float64, shapes (R, patients of the block) and (R, features)
+        Sizes of the model's entries, added up along each mode.
+    of_masses, of_patients, of_features : ndarrays of int32, of the same shapes
+        Where searches in them begin.
+
+    Returns
+    -------
+    int
+        How many random numbers it took.
+    """
+    modes, own, entries = len(offsets) - 1, len(starts) - 1, len(places)
+    seen = _seen(indices, starts[0], starts[-1])
+    number, taken = 0, 0
+    for s in range(len(counts)):
+        number += 1
+        if random_number(seed, number) * (len(counts) - s) < entries - taken:
+            places[taken] = s
+            taken += 1
+            continue
+        number += 1
+        anywhere = random_number(seed, number) < uniform
+        r = 0
+        if not anywhere:
+            number += 1
+            r = _place(masses, of_masses, 0, 0, masses.shape[1], random_number(seed, number))
+        for n in range(modes):
+            number += 1
+            share = random_number(seed, number)
+            if anywhere:
+                size = own if n == 0 else offsets[n + 1] - offsets[n]
+                rows[s, n] = np.int64(share * size)
+            elif n == 0:
+                rows[s, n] = _place(patients, of_patients, r, 0, own, share)
+            else:
+                low, high = offsets[n] - offsets[1], offsets[n + 1] - offsets[1]
+                rows[s, n] = _place(features, of_features, r, low, high, share) - low
+        patient = rows[s, 0]
+        rows[s, 0] += first
+        zero = not _is_in(seen, _mixed(rows, s)) or not _occurs(
+            indices, starts[patient], starts[patient + 1], rows[s]
+        )
+        for n in range(modes):
+            rows[s, n] += offsets[n]
+        counts[s] = -1 if zero else 0
+    return number + 1
+
+
+@compiled(**FAST)
+def _weigh(counts: Array, values: Array, per_cell: float, of_model: float) -> None:
+    for s in range(len(counts)):
+        if counts[s] < 0:
+            counts[s] = -1 / (per_cell + of_model * values[s])
+
+
+@compiled(**FAST)
+def random_number(seed: np.uint64, number: int) -> float:
+    """The `number`-th of SplitMix64 (Steele, Lea & Flood 2014), as a float of [0, 1).
+
+    A zero cell takes up to six of them; called from here, NumPy's generators need longer for these
+    than the gradient step does.
+    """
+    z = seed + np.uint64(number) * _ODD
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.float64((z ^ (z >> np.uint64(31))) >> np.uint64(11)) * 2.0**-53
+
+
+@compiled(**FAST)
+def _place(added_up: Array, guide: Array, r: int, low: int, high: int, share: float) -> int:
+    """Which of places low..high-1 of row r a share of their sum falls on."""
+    wanted = share * added_up[r, high - 1]
+    place = low + guide[r, low + np.int64(share * (high - low))]
+    while place < high - 1 and added_up[r, place] <= wanted:  # a share next to 1 may be rounded up
+        place += 1
+    return int(place)
+
+
+@compiled(**FAST)
+def _seen(indices: Array, low: int, high: int) -> Array:
+    """A bit for each place that one of the entries low..high-1 has, for `_is_in`.
+
+    Few places have one, so nearly every zero cell is told from the entries by one look.
+    """
+    words = 1
+    while 64 * words < _SPARSE * (high - low):
+        words *= 2
+    seen = np.zeros(words, np.uint64)
+    for s in range(low, high):
+        mixed = _mixed(indices, s)
+        seen[_word(seen, mixed)] |= np.uint64(1) << (mixed & _SIX_BITS)
+    return seen
+
+
+@compiled(**FAST)
+def _is_in(seen: Array, mixed: np.uint64) -> bool:
+    """Whether the place of a cell has its bit: never false for an entry's."""
+    return bool((seen[_word(seen, mixed)] >> (mixed & _SIX_BITS)) & np.uint64(1))
+
+
+@compiled(**FAST)
+def _word(seen: Array, mixed: np.uint64) -> np.int64:
+    return np.int64((mixed >> np.uint64(6)) & np.uint64(len(seen) - 1))
+
+
+@compiled(**FAST)
+def _mixed(cells: Array, s: int) -> np.uint64:
+    """A number that cells seldom share."""
+    mixed = np.uint64(0)
+    for n in range(cells.shape[1]):
+        mixed = (mixed + np.uint64(cells[s, n])) * _ODD
+    return mixed >> np.uint64(32)
+
+
+@compiled(**FAST)
+def _occurs(indices: Array, low: int, high: int, cell: Array) -> bool:
+    """Whether `cell` is among the sorted rows low..high-1 of `indices` (binary search)."""
+    modes = len(cell)
+    while low < high:
+        middle = (low + high) // 2
+        order = 0
+        for n in range(modes):
+            order = indices[middle, n] - cell[n]
+            if order != 0:
+                break
+        if order == 0:
+            return True
+        if order < 0:
+            low = middle + 1
+        else:
+            high = middle
+    return False
