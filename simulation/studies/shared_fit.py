@@ -30,7 +30,6 @@ from simulation.systems import coordinate, play
 
 _ROUNDS, _PASSES = 40, 2
 _ITERATIONS = 30
-_ETA = 0.05  # of centralised SGD: what served it best on the demo's data
 
 
 def load(name: str) -> Cohort:
@@ -68,9 +67,7 @@ def systems(rank: int, seed: int) -> dict[str, Callable[[Cohort], Iterator[Snaps
         "exact, random start": lambda c: federated(c, exact, _ROUNDS, seed=seed, start="random"),
         # The start takes a round and makes no pass.
         "psgd": lambda c: federated(c, psgd, rounds + 1, seed=seed),
-        "SGD, centralised": lambda c: centralised(
-            c, replace(psgd, eta=_ETA), rounds=rounds, seed=seed
-        ),
+        "SGD, centralised": lambda c: centralised(c, psgd, rounds=rounds, seed=seed),
         "CP-ALS, centralised": lambda c: cp_als(c, exact, rounds=_ITERATIONS, seed=seed),
         "patient mode, epsilon 4": lambda c: patient(c, rank, 4.0, seed=seed),
     }

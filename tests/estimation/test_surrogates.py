@@ -17,6 +17,7 @@ from dpfact_flower.estimation.surrogates import (
     surrogate_patients,
     surrogates_of,
 )
+from dpfact_flower.privacy.patient import outlook
 from dpfact_flower.privacy.patient.pairs import CROSS
 from dpfact_flower.privacy.patient.plan import plan_patient
 from dpfact_flower.privacy.patient.statistics import cooccurrence
@@ -206,6 +207,8 @@ def test_start_and_surrogates_stay_within_the_memory_that_a_plan_foresees(sites,
     assert surrogates_of(releases, start, SIGMA, CROSS, rng, number=few) is not None
     for_surrogates = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    beside = plan.needs.server - sites * release.nbytes
+    foreseen = outlook._SERVER_BYTES * len(release) * (sites + 1)
+    assert plan.needs.server == max(foreseen, outlook._SURROGATE_BYTES)
+    beside = foreseen - sites * release.nbytes
     assert beside / 2 < for_start < beside + 1e6
     assert for_surrogates < beside + 1e6

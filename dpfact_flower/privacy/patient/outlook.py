@@ -32,8 +32,9 @@ BYTES_A_VALUE = 48
 """Memory for one value of a release: the sum, its noise, and packing; 37 are measured."""
 _SERVER_BYTES = 40
 """The server's memory for one value of one site's start, and once more for their sum: releases, and
-what candidates are fitted to and judged by. Surrogates come after that; where lists are short they
-need more, 60 and 80 MB on two threads as measured, which is not counted."""
+what candidates are fitted to and judged by."""
+_SURROGATE_BYTES = 80_000_000
+"""The server's memory for surrogates, which come after that: 60 and 80 MB are measured."""
 _SENT_BITS = 12
 """Of one value in a message (docs/explanation/noise.md)."""
 _NOISE_SECONDS, _REFIT_SECONDS = 1e-6, 2e-7
@@ -213,10 +214,10 @@ def needs_of(counts: tuple[int, ...], refinements: int, facts: Facts, offered: s
     each = facts.patients / facts.sites if facts.known else 0.0
     refits = _REFIT_SECONDS * each * facts.rank * refinements
     codes = "" if offered or sum(facts.sizes) <= _MANY_CODES else _fewer(facts.sizes, _MANY_CODES)
-    start = strict_size(sum(facts.sizes))
+    start = _SERVER_BYTES * strict_size(sum(facts.sizes)) * (facts.sites + 1)
     return Needs(
         BYTES_A_VALUE * max(counts),
-        _SERVER_BYTES * start * (facts.sites + 1 if facts.sites else 0),
+        max(start, _SURROGATE_BYTES) if facts.sites else 0,
         values * _SENT_BITS // 8,
         _NOISE_SECONDS * values + refits,
         codes,
