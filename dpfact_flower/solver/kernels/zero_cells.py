@@ -26,6 +26,8 @@ from dpfact_flower.tensor.stack import row_offsets, stacked_values
 
 _UNIFORM = 0.2
 """Share of the draws that are uniform, while there is a model."""
+_WHOLE = 2**31 - 1
+"""What a place of a table may keep: all."""
 _SPARSE = 64  # places of a table for each entry
 _SIX_BITS = np.uint64(63)  # place within a word of 64
 _ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: spreads what it multiplies
@@ -58,10 +60,8 @@ class ZeroCells:
         model = np.zeros((offsets[-1], 1), np.float32) if model is None else model
         self._sizes = np.abs(model) if model.min() < 0 else model
         modes = np.split(self._sizes[tensor.n_patients :], offsets[2:-1] - tensor.n_patients)
-        features = [_cumulated(mode) for mode in modes]
-        self._features = np.concatenate(features, axis=1)
-        self._guide = np.concatenate([_guide(mode) for mode in features], axis=1)
-        other_masses = np.prod([mode[:, -1] for mode in features], axis=0)
+        self._features = np.concatenate([_table(mode) for mode in modes], axis=1)
+        other_masses = np.prod([mode.sum(axis=0, dtype=np.float64) for mode in modes], axis=0)
         blocks = pairwise(bounds)
         own = [self._sizes[a:b].sum(axis=0, dtype=np.float64) for a, b in blocks]
         self._masses = np.array(own) * other_masses
@@ -76,20 +76,16 @@ class ZeroCells:
         share = self._even + self._of_model * self._masses.sum(axis=1)
         return rng.multinomial(self.number, share / share.sum())
 
-    def terms(self, block: int) -> tuple[float, Array, Array, Array, Array, Array, Array]:
+    def terms(self, block: int) -> tuple[float, Array, Array, Array]:
         """What `draw_zero_cells` takes of a block: what its chances are made of."""
         first, last = self._bounds[block : block + 2]
-        even, masses = self._even[block], np.cumsum(self._masses[block : block + 1], axis=1)
-        of_model = self._of_model * float(masses[0, -1])
-        patients = _cumulated(self._sizes[first:last])
+        even, masses = self._even[block], self._masses[block]
+        of_model = self._of_model * float(masses.sum())
         return (
             even / (even + of_model),
-            masses,
-            _guide(masses),
-            patients,
-            _guide(patients),
+            _table(masses[:, np.newaxis]),
+            _table(self._sizes[first:last]),
             self._features,
-            self._guide,
         )
 
     def weigh(self, rows: NDArray[np.int32], counts: NDArray[np.float32]) -> None:
@@ -98,26 +94,51 @@ class ZeroCells:
         _weigh(counts, values, self.number * self._per_cell, self.number * self._of_model)
 
 
-def _cumulated(sizes: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Sizes added up along each column, shape (R, rows)."""
-    return np.cumsum(sizes.T, axis=1, dtype=np.float64)
-
-
 @compiled(**FAST)
-def _guide(added_up: Array) -> Array:
-    """Where a search in each row begins, by the share that is looked for (Chen and Asau 1974).
+def _table(sizes: Array) -> Array:
+    """To draw a row of each column by its size: Walker's alias method, as Vose builds it.
 
-    There are as many beginnings as places, so a search takes two steps or fewer on average.
+    Every place gets an equal chance, keeps `_WHOLE` times a share of it for itself, and leaves the
+    rest to another place: a draw looks at one pair of numbers, however many places there are.
+
+    Parameters
+    ----------
+    sizes : ndarray, shape (places, R)
+        0 or more.
+
+    Returns
+    -------
+    ndarray of int32, shape (R, places, 2)
+        What a place keeps, and the other one. Where all sizes of a column are 0 each keeps all.
     """
-    rows, places = added_up.shape
-    guide = np.empty((rows, places), np.int32)
-    for r in range(rows):
-        place = 0
-        for g in range(places):
-            while place < places - 1 and added_up[r, place] * places <= g * added_up[r, -1]:
-                place += 1
-            guide[r, g] = place
-    return guide
+    places, columns = sizes.shape
+    table = np.empty((columns, places, 2), np.int32)
+    share, waiting = np.empty(places), np.empty(places, np.int32)
+    for r in range(columns):
+        total = 0.0
+        for place in range(places):
+            total += sizes[place, r]
+        # Places with less than an equal share wait from below, those with more from above.
+        less, more = 0, places
+        for place in range(places):
+            share[place] = sizes[place, r] * places / total if total > 0 else 1.0
+            table[r, place, 0], table[r, place, 1] = _WHOLE, place
+            if share[place] < 1:
+                waiting[less] = place
+                less += 1
+            else:
+                more -= 1
+                waiting[more] = place
+        while less > 0 and more < places:
+            less -= 1
+            low, high = waiting[less], waiting[more]
+            table[r, low, 0], table[r, low, 1] = np.int32(share[low] * _WHOLE), high
+            share[high] -= 1 - share[low]
+            if share[high] < 1:
+                more += 1
+                waiting[less] = high
+                less += 1
+    return table
 
 
 @compiled(**FAST)
@@ -132,11 +153,8 @@ def draw_zero_cells(
     counts: Array,
     uniform: float,
     masses: Array,
-    of_masses: Array,
     patients: Array,
-    of_patients: Array,
     features: Array,
-    of_features: Array,
 ) -> int:
     """Draw the cells of a block into random places of `rows` and `counts`.
 
@@ -151,12 +169,8 @@ def draw_zero_cells(
         As `dpfact_flower.solver.kernels.order.visits` yields them, but that a zero cell has -1.
     uniform : float
         Chance that a draw is uniform over the block.
-    masses : ndarray of float64, shape (1, R)
-        Of the phenotypes in this block, added up.
-    patients, features : ndarrays of float64, shapes (R, patients of the block) and (R, features)
-        Sizes of the model's entries, added up along each mode.
-    of_masses, of_patients, of_features : ndarrays of int32, of the same shapes
-        Where searches in them begin.
+    masses, patients, features : ndarrays of int32, shapes (1, R, 2), (R, patients of the block, 2)
+        and (R, features, 2): tables for a phenotype, its patient and its codes, mode after mode.
 
     Returns
     -------
@@ -177,7 +191,7 @@ def draw_zero_cells(
         r = 0
         if not anywhere:
             number += 1
-            r = _place(masses, of_masses, 0, 0, masses.shape[1], random_number(seed, number))
+            r = _drawn(masses, 0, 0, masses.shape[1], random_number(seed, number))
         for n in range(modes):
             number += 1
             share = random_number(seed, number)
@@ -185,10 +199,10 @@ def draw_zero_cells(
                 size = own if n == 0 else offsets[n + 1] - offsets[n]
                 rows[s, n] = np.int64(share * size)
             elif n == 0:
-                rows[s, n] = _place(patients, of_patients, r, 0, own, share)
+                rows[s, n] = _drawn(patients, r, 0, own, share)
             else:
                 low, high = offsets[n] - offsets[1], offsets[n + 1] - offsets[1]
-                rows[s, n] = _place(features, of_features, r, low, high, share) - low
+                rows[s, n] = _drawn(features, r, low, high, share)
         patient = rows[s, 0]
         rows[s, 0] += first
         zero = not _is_in(seen, _mixed(rows, s)) or not _occurs(
@@ -221,13 +235,12 @@ def random_number(seed: np.uint64, number: int) -> float:
 
 
 @compiled(**FAST)
-def _place(added_up: Array, guide: Array, r: int, low: int, high: int, share: float) -> int:
-    """Which of places low..high-1 of row r a share of their sum falls on."""
-    wanted = share * added_up[r, high - 1]
-    place = low + guide[r, low + np.int64(share * (high - low))]
-    while place < high - 1 and added_up[r, place] <= wanted:  # a share next to 1 may be rounded up
-        place += 1
-    return int(place)
+def _drawn(table: Array, r: int, low: int, high: int, share: float) -> int:
+    """The place that a random share means, of a table in columns low..high-1 of row r."""
+    places = high - low
+    place = np.int64(share * places)
+    kept, other = table[r, low + place, 0], table[r, low + place, 1]
+    return int(place if (share * places - place) * _WHOLE < kept else other)
 
 
 @compiled(**FAST)
