@@ -96,7 +96,7 @@ def test_every_connected_node_gets_the_same_request_alive_for_the_rounds_timeout
     [
         (SOLVER, {}, 1 / 2),
         (SolverSettings(rank=3, solver="psgd"), {}, 1 / 2),
-        (SolverSettings(rank=3, solver="psgd", gamma=5.0), {}, 0.01 * 5),
+        (SolverSettings(rank=3, solver="psgd", gamma=5.0, eta=0.01), {}, 0.01 * 5),
         (SOLVER, {"elastic_step": 0.3}, 0.3),
     ],
     ids=["exact: the mean", "psgd: the mean", "the paper's gamma: eta * gamma", "given"],
@@ -328,7 +328,7 @@ def test_a_second_start_goes_on():
 @pytest.mark.parametrize(
     ("solver", "line"),
     [
-        ({"solver": "psgd", "tau": 2, "mu": 0.5}, "psgd, tau=2, eta=0.01, pull=1, mu=0.5"),
+        ({"solver": "psgd", "tau": 2, "mu": 0.5}, "psgd, tau=2, eta=0.3, pull=1, mu=0.5"),
         ({"solver": "exact", "off": 0.1}, "exact, tau=1, pull=1, off=0.1"),
         ({"solver": "exact", "gamma": 5.0, "off": 0.0, "mu": 2.0}, "exact, tau=1, gamma=5, mu=2"),
     ],

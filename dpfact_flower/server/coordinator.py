@@ -22,7 +22,12 @@ from dpfact_flower.privacy import ReleaseEvent
 from dpfact_flower.server.checkpoint import CHECKPOINT, Checkpoint
 from dpfact_flower.server.history import Failure, History, RoundRecord
 from dpfact_flower.server.rules import MakeRule, rule_for
-from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
+from dpfact_flower.settings import (
+    EARLIER_DEFAULTS,
+    PrivacySettings,
+    RunSettings,
+    SolverSettings,
+)
 from dpfact_flower.tensor import Factors
 from dpfact_flower.tensor.arrays import Array, Selection, Weights
 from dpfact_flower.wire.protocol import LATER, RoundRequest, SiteReply
@@ -109,6 +114,9 @@ class Coordinator:
         privacy = privacy or PrivacySettings()
         self.solver = privacy.settled(solver or SolverSettings())
         self.run = run or RunSettings()
+        self.run_dir = None if run_dir is None else Path(run_dir)
+        if resume and self.run_dir is not None:
+            self.solver = _as_begun(self.solver, self.run_dir / CHECKPOINT)
         if self.run.pace != self.pace:
             raise SettingsError(
                 f"pace: {self.run.pace!r} needs the strategy dpfact_flower.DPFact; Flower's older "
@@ -117,7 +125,6 @@ class Coordinator:
         self.rule = rule_for(feature_shape, self.solver, privacy, self.run, rule)
         self.privacy = self.rule.privacy
         self.vocabulary = vocabulary
-        self.run_dir = None if run_dir is None else Path(run_dir)
         self.records: list[RoundRecord] = []
         self.resumed = False
         self._feature_shape = [int(size) for size in feature_shape]
@@ -395,6 +402,19 @@ class Coordinator:
         self.records = found.records
         self._history.note(self.records)
         _logger.info("resumed from %s after round %d", path, self.finished_rounds)
+
+
+def _as_begun(solver: SolverSettings, path: Path) -> SolverSettings:
+    """Settings to go on with: what is left at its default has that of the run's beginning."""
+    with disk_errors(path):
+        begun = Checkpoint.read(path).identity if path.exists() else {}
+    default, mine = SolverSettings().to_config(), solver.to_config()
+    kept = {
+        key: before
+        for key, before in EARLIER_DEFAULTS.items()
+        if begun.get(key) == before and mine[key] == default[key]
+    }
+    return SolverSettings.from_config({**mine, **kept})
 
 
 def utc_now() -> str:

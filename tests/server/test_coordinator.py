@@ -556,7 +556,7 @@ ANOTHER_RUN = {
     "solver": ({"solver": "psgd"}, "solver"),
     "privacy": (
         {"privacy": "paper", "solver": "psgd", "clip": 1.0},
-        "solver, gamma, clip, privacy",
+        "solver, eta, gamma, clip, privacy",
     ),
     "epsilon": ({"epsilon": 1.2}, "epsilon"),
     "shrink": ({"shrink": 2.0}, "shrink"),

@@ -92,9 +92,10 @@ def test_cp_als_one_iteration_a_round_is_one_call_of_pyttb(cohort):
 
 
 def test_centralised_sgd_is_one_run_of_the_solver(cohort):
-    solver = SolverSettings(rank=4, solver="psgd", tau=1, gamma=5.0, mu=1.0)
+    solver = SolverSettings(rank=4, solver="psgd", tau=1, eta=0.01, gamma=5.0, mu=1.0)
     steps = last(centralised(cohort, solver, rounds=3, seed=1))
-    once = last(centralised(cohort, SolverSettings(rank=4, solver="psgd", tau=3), rounds=1, seed=1))
+    once = SolverSettings(rank=4, solver="psgd", tau=3, eta=0.01)
+    once = last(centralised(cohort, once, rounds=1, seed=1))
     np.testing.assert_array_equal(joined(steps.models)[0], joined(once.models)[0])
     assert steps.error == once.error
 

@@ -82,6 +82,18 @@ def test_a_run_that_today_plans_otherwise_says_what_to_set(tmp_path, data, monke
         )  # fmt: skip
 
 
+def test_a_default_that_has_changed_stays_as_a_run_began_and_another_value_is_refused(place, data):
+    given = {
+        "privacy": PLANNED[place.name], "run": RunSettings(rounds=4, sites=1, seed=3),
+        "vocabulary": joint_digest(data.vocabularies), "run_dir": place / "run", "resume": True,
+    }  # fmt: skip
+    shape, solver = data.tensor.feature_shape, SolverSettings(rank=4, off=0.0)
+    server = Coordinator(shape, solver=solver, **given)
+    assert (server.solver.eta, server.solver.zero_ratio) == (0.01, 5.0)
+    with pytest.raises(StateError, match=r"they differ in eta; there: eta = 0\.01$"):
+        Coordinator(shape, solver=replace(solver, eta=0.2), **given)
+
+
 def test_a_ledger_of_an_older_version_still_has_what_was_sent(place):
     noted = Head.parse((place / "head").read_text())
     with Ledger(place / "state" / "site-1", create=False) as ledger:
