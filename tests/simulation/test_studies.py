@@ -19,6 +19,7 @@ from dpfact_flower.settings import PrivacySettings
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.match import factor_match_score
 from simulation.studies import (
+    held_out,
     nameable,
     needed,
     one_patient_time,
@@ -30,7 +31,7 @@ from simulation.studies import (
     spectrum,
 )
 from simulation.studies.real_data import Study
-from simulation.systems import NO_NOISE
+from simulation.systems import NO_NOISE, shuffled
 
 CLEAR = SyntheticSettings(
     name="clear", patients=600, modes="procedures:30:3,diagnoses:40:5", shares="0.5,0.5",
@@ -305,3 +306,33 @@ def test_a_cohorts_spectrum_says_how_many_phenotypes_can_be_found(tmp_path, caps
     matrix = unpack(noise, 70).sum(axis=1)
     off = matrix[~np.eye(70, dtype=bool)]
     assert spectrum.noise_of_sum(cohort, 4, 1.0) == pytest.approx(off.std(), rel=0.05)
+
+
+def test_factors_are_tried_on_patients_whom_they_were_not_made_from(tmp_path, capsys) -> None:
+    clear = synthetic(CLEAR)
+    sites = tuple(replace(site, tensor=shuffled(site.tensor, 0)) for site in clear.sites)
+    replace(clear, sites=sites, truth=None).save(tmp_path / "shuffled")
+    held_out.main(["demo", "--rank", "12", "--rounds", "2"])
+    planted, *found = (
+        [float(cell) for cell in line.split(" | ")[2:4]] + [float(line.split(" | ")[4].strip("| "))]
+        for line in capsys.readouterr().out.splitlines()[2:]
+    )
+    assert planted[2] == 1
+    assert len(found) == 4
+    for used, others, match in found:  # clear phenotypes: what is learned holds for others
+        assert others == pytest.approx(used, abs=0.02)
+        assert match > 0.7
+    held_out.main([str(tmp_path / "shuffled"), "--rank", "20", "--rounds", "10"])
+    lines = capsys.readouterr().out.splitlines()[2:]
+    assert [line.split(" | ")[1] for line in lines] == [
+        "start alone", "start alone, then 10 rounds",
+        "fitted to surrogates", "fitted to surrogates, then 10 rounds",
+    ]  # fmt: skip
+    used, others = (float(cell) for cell in lines[-1].split(" | ")[2:4])
+    assert others < used  # chance is not the same again
+
+
+def test_long_lists_are_refused_where_all_pairs_are_needed(capsys) -> None:
+    with pytest.raises(SystemExit):
+        held_out.main(["paper-cms"])
+    assert "too many codes" in capsys.readouterr().err
