@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfact_flower.data.site_data import SiteSource
-from dpfact_flower.errors import DataError, MessageError
+from dpfact_flower.errors import DataError, MessageError, shown
 from dpfact_flower.estimation.codes import paired_codes
 from dpfact_flower.privacy import (
     BoundedFactors,
@@ -63,7 +63,14 @@ class ElasticRound:
     ) -> None:
         if request.privacy.privacy == "patient":
             raise MessageError("request: the rule 'elastic' has no mode 'patient'")
-        check_modes(request, [len(vocabulary) for vocabulary in source.vocabularies])
+        sizes = [len(vocabulary) for vocabulary in source.vocabularies]
+        check_modes(request, sizes)
+        kept = tuple(map(len, request.selection))
+        if kept and kept != paired_codes(sizes):
+            raise MessageError(
+                f"request: without noise a start is made from {paired_codes(sizes) or 'all'} codes "
+                f"of each mode, got a selection of {shown(kept)}"
+            )
         self._modes = [vocabulary.name for vocabulary in source.vocabularies]
         self._source, self._request = source, request
         self._site, self._simulation = site, simulation

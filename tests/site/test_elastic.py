@@ -7,10 +7,16 @@ import pytest
 from threadpoolctl import threadpool_limits
 
 from dpfact_flower.data.synthetic import synthetic
-from dpfact_flower.errors import DataError, DivergenceError, PrivacyRefusedError
+from dpfact_flower.errors import (
+    DataError,
+    DivergenceError,
+    MessageError,
+    PrivacyRefusedError,
+)
+from dpfact_flower.estimation import codes
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import PrivacySettings, SolverSettings
-from dpfact_flower.site.elastic import initial_state, run_round, starting_state
+from dpfact_flower.site.elastic import ElasticRound, initial_state, run_round, starting_state
 from dpfact_flower.site.round import _norm_squared, local_settings, scaled
 from dpfact_flower.site.store import SiteState
 from dpfact_flower.solver.patients import fitted_patients
@@ -44,6 +50,29 @@ def test_a_tensor_is_scaled_and_its_norm_is_taken_once_for_all_rounds(tensor):
     assert scaled(tensor, asked) is scaled(tensor, asked)
     assert _norm_squared(tensor) is _norm_squared(tensor)
     assert scaled(tensor, replace(asked, scale="counts")) is tensor
+
+
+@pytest.mark.parametrize(
+    ("most", "kept", "says"),
+    [
+        (4000, (2, 2), r"made from all codes of each mode, got a selection of \(2, 2\)"),
+        (1, (2, 3), r"made from \(2, 2\) codes of each mode, got a selection of \(2, 3\)"),
+        (1, (2, 2), ""),
+    ],
+)
+def test_a_start_has_the_codes_that_both_sides_expect(cohort, monkeypatch, most, kept, says):
+    monkeypatch.setattr(codes, "_MOST_PAIRED", most)
+    monkeypatch.setattr(codes, "_FREQUENT", 4)
+    site = cohort.sites[0]
+    selection = tuple(np.arange(size, dtype=np.int32) for size in kept)
+    asked = request(site.tensor.feature_shape, round=2, anchors=(), selection=selection)
+    if says:
+        with pytest.raises(MessageError, match=says):
+            ElasticRound(site, asked, site="a", simulation=True)
+        return
+    ElasticRound(site, asked, site="a", simulation=True)
+    release = answer(site.tensor, asked).release
+    assert [array.shape for array in release.arrays] == [(4 * 3 // 2,)]
 
 
 def test_state_and_request_are_left_as_they_were(tensor):

@@ -26,6 +26,8 @@ from dpfact_flower.tensor.stack import row_offsets, stacked_values
 
 _UNIFORM = 0.2
 """Share of the draws that are uniform, while there is a model."""
+_LEAST_MASS = 1e-200
+"""Sum of a model's values below which it counts as none: quotients by it would be no numbers."""
 _WHOLE = 2**31 - 1
 """What a place of a table may keep: all."""
 _SPARSE = 64  # places of a table for each entry
@@ -66,7 +68,7 @@ class ZeroCells:
         own = [self._sizes[a:b].sum(axis=0, dtype=np.float64) for a, b in blocks]
         self._masses = np.array(own) * other_masses
         total = float(self._masses.sum())
-        uniform = _UNIFORM if 0 < total < math.inf else 1.0
+        uniform = _UNIFORM if _LEAST_MASS < total < math.inf else 1.0
         self._even = uniform * np.diff(bounds) / tensor.n_patients
         self._of_model = (1 - uniform) / total if uniform < 1 else 0.0
         self._per_cell = uniform / float(tensor.cells)

@@ -76,6 +76,15 @@ def test_without_any_model_zero_cells_are_uniform(problem):
     assert stats.chisquare(often).pvalue > 1e-4
 
 
+def test_a_model_too_small_for_any_number_counts_as_none():
+    """The product of seven factors of the least float32 values has no inverse."""
+    tensor = SparseTensor.from_coo([[0] * 7, [1] * 7], [1, 1], (2,) * 7)
+    least = np.full((14, 1), np.float32(1e-45))
+    assert (least > 0).all()
+    _, counts = drawn(tensor, 1000, np.random.default_rng(0), least)
+    np.testing.assert_allclose(counts[counts < 0], -(2**7) / 1000, rtol=1e-6)
+
+
 @pytest.mark.parametrize("modelled", [False, True])
 def test_places_are_random(modelled):
     tensor = SparseTensor.from_coo([[0, 0], [0, 2], [1, 1], [2, 0], [2, 1]], [1] * 5, (3, 3))
