@@ -45,6 +45,9 @@ _STEP = 0.3
 _PAPER_STEP = 0.01
 _PAPER_GAMMA = 5.0
 """The paper's elastic weight, among the {2, 5, 8, 10} that it tried."""
+_SGD_PULL = 0.3
+"""What psgd applies of `pull`. A pass goes a part of the way that an exact update goes, so all
+of it would hold psgd back more. Found on the synthetic demo and on half of the eICU demo."""
 
 
 def setting(
@@ -178,6 +181,11 @@ class SolverSettings(Settings):
     def is_relative(self) -> bool:
         """Whether the elastic weight is in units of what the model explains."""
         return self.gamma < 0
+
+    @property
+    def own_pull(self) -> float:
+        """The relative elastic weight as the solver applies it."""
+        return self.pull * (_SGD_PULL if self.solver == "psgd" else 1.0)
 
     def _check_together(self) -> None:
         if self.solver == "psgd" and self.eta * self.gamma >= 1:

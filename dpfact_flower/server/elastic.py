@@ -218,7 +218,8 @@ class ElasticRule:
             return np.full((len(sites), self._solver.rank), 1 / len(sites))
         unknown = np.mean(list(self._usage.values()), axis=0)  # joined after the start
         usage = np.array([self._usage.get(site, unknown) for site in sites])
-        weights = usage + max(self._solver.pull, _TINY) * usage.mean(axis=1, keepdims=True) + _TINY
+        pull = max(self._solver.own_pull, _TINY)
+        weights = usage + pull * usage.mean(axis=1, keepdims=True) + _TINY
         return np.asarray(weights / weights.sum(axis=0))
 
 

@@ -94,7 +94,7 @@ def curvature(factors: Sequence[Array]) -> float:
 
 
 def elastic_weight(tensor: SparseTensor, factors: Factors, settings: SolverSettings) -> float:
-    """Gamma of eq. (norm) for `settings`: as given, or `pull` times the `curvature`.
+    """Gamma of eq. (norm) for `settings`: as given, or `own_pull` times the `curvature`.
 
     psgd applies its weight at every visit of a row, so there it is divided by the visits that an
     average row gets; and eta * gamma stays at 1/2 or below.
@@ -108,7 +108,7 @@ def elastic_weight(tensor: SparseTensor, factors: Factors, settings: SolverSetti
     """
     if not settings.is_relative:
         return settings.gamma
-    weight = settings.pull * curvature(factors)
+    weight = settings.own_pull * curvature(factors)
     if settings.solver != "psgd":
         return weight
     visits = tensor.nnz / float(np.mean(tensor.feature_shape))

@@ -76,6 +76,17 @@ def test_larger_sites_count_for_more_afterwards(planted):
     assert 0.2 < np.mean([factor.mean() for factor in server.factors]) < 0.4
 
 
+def test_sites_count_by_the_weight_that_their_solver_applies(planted):
+    """Psgd's is three tenths of `pull`, and the server divides as its sites pull."""
+    same = make(solver="psgd", off=0.0), make(pull=0.3), make()
+    names = [site.name for site in planted.sites]
+    for server in same:
+        begun(planted, server)
+    psgd, exact, other = (server.rule._weights(names) for server in same)
+    np.testing.assert_allclose(psgd, exact)
+    assert np.abs(psgd - other).max() > 0.01
+
+
 def test_a_site_that_joins_after_the_start_counts_as_an_average_one(planted):
     server = make()
     begun(planted, server)
