@@ -298,6 +298,8 @@ def _refit(score: Array, gram: Array, ridge: Array, a: Array, pull: Array) -> No
     for _ in range(_SWEEPS):
         largest = 0.0
         for r in range(rank):
+            if a[r] == 0.0 and score[r] <= pull[r]:  # stays 0, as most do: no need to divide
+                continue
             curvature = gram[r, r] + ridge[r]
             if not 0 < curvature < math.inf:
                 continue
@@ -358,9 +360,11 @@ def _products(
 
 @compiled()
 def _joint_norm(product: Array, used: int, a: Array) -> float:
-    """Norm of one patient's part; weighs the columns of `product` by `a` on the way."""
+    """Norm of one patient's part; weighs the columns of `product` that have one by `a`."""
     squares, energy = 0.0, 0.0
     for r in range(len(a)):
+        if a[r] == 0.0:  # as most are: neither weighed nor read
+            continue
         energy += a[r] * a[r]
         for place in range(used):
             product[place, r] *= a[r]
@@ -376,14 +380,16 @@ def _add_part(
     rank = len(a)
     for place in range(used):
         for r in range(rank):
-            total[rows[place] * rank + r] += int(weight * product[place, r])
+            if a[r] > 0.0:
+                total[rows[place] * rank + r] += int(weight * product[place, r])
     position = size * rank
     for r in range(rank):
-        for s in range(r, rank):
-            if a[r] > 0.0 and a[s] > 0.0:
-                beside = 1.0 if r == s else math.sqrt(2.0)
-                total[position] += int(weight * beside * a[r] * a[s])
-            position += 1
+        if a[r] > 0.0:
+            for s in range(r, rank):
+                if a[s] > 0.0:
+                    beside = 1.0 if r == s else math.sqrt(2.0)
+                    total[position + s - r] += int(weight * beside * a[r] * a[s])
+        position += rank - r
 
 
 @compiled()
