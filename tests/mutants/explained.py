@@ -57,6 +57,22 @@ EXPLAINED: tuple[Explained, ...] = (
         "any upper end will do, for it is doubled until the root lies below",
     ),
     Explained(
+        "privacy/conversions.py",
+        "high *= 2",
+        ("high *= 3",),
+        "as the line before it",
+    ),
+    Explained(
+        "privacy/patient/plan.py",
+        "low, high = rho_for_epsilon(epsilon, delta) * _ROUNDING, "
+        "mu_for_epsilon(epsilon, delta) ** 2",
+        (
+            "low, high = rho_for_epsilon(epsilon, delta) / _ROUNDING, "
+            "mu_for_epsilon(epsilon, delta) ** 2",
+        ),
+        "the lower end of a search, which tight zCDP exceeds by more than rounding",
+    ),
+    Explained(
         "privacy/patient/pairs.py",
         "slot, heads = np.full(everything, -1, np.int64), np.empty(everything + 1, np.int64)",
         ("slot, heads = np.full(everything, - 2, np.int64), np.empty(everything + 1, np.int64)",),

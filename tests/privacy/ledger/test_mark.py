@@ -179,6 +179,23 @@ def test_a_mark_of_another_file_counts_for_nothing(folder, tmp_path, monkeypatch
     assert spent(folder) == Tally().plus([EVENT])
 
 
+@pytest.mark.parametrize("place", range(24, 28))
+def test_every_byte_of_sqlites_count_of_changes_is_looked_at(folder, monkeypatch, place):
+    """Size and times may be as they were; bytes 24 to 27 of the header count what was written."""
+    work = Work(monkeypatch)
+    filled(folder, 4)
+    spent(folder)
+    path = folder / LEDGER
+    times = path.stat()
+    with path.open("r+b") as file:
+        file.seek(place)
+        byte = file.read(1)[0]
+        file.seek(place)
+        file.write(bytes([byte ^ 1]))
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert work.of(folder)[0] == 4
+
+
 @pytest.mark.parametrize("other", ["an older copy", "a new one", "one of the same length"])
 def test_a_ledger_that_was_set_back_is_refused(folder, tmp_path, other):
     """Its budget would be what was left when the copy was made."""

@@ -416,3 +416,13 @@ def test_what_does_not_fit_is_refused(changes, error, text):
             sparse(counts((5, 6))), given["factors"], given["mode"], ridge=given["ridge"],
             bound=given["bound"], sigma=1.0,
         )  # fmt: skip
+
+
+def test_more_values_than_a_sum_is_safe_for_are_refused(monkeypatch):
+    """The longest list times the rank, and the rank squared: 6 * 3 + 3 * 3."""
+    cells, factors = sparse(counts((5, 6))), factors_for((5, 6))
+    monkeypatch.setattr(statistics, "MOST_REFINED", 27)
+    refinement(cells, factors, 0, ridge=np.zeros(3), bound=0.1, sigma=1.0)
+    monkeypatch.setattr(statistics, "MOST_REFINED", 26)
+    with pytest.raises(SettingsError, match="rank: 3 makes a statistic of more than 26 values"):
+        refinement(cells, factors, 0, ridge=np.zeros(3), bound=0.1, sigma=1.0)
