@@ -148,6 +148,22 @@ def test_a_reply_that_is_too_stale_is_left_out_and_reported_and_its_site_asked_a
         np.testing.assert_allclose(got, np.mean(wanted, axis=0), atol=1e-5)
 
 
+@pytest.mark.parametrize(("moves", "used"), [(2, True), (3, False)])
+def test_one_site_that_was_heard_moves_the_model_once_a_round(moves, used):
+    """So a reply of one that was not is too stale from `max-staleness` of its replies on."""
+    it = on_arrival(run_settings(rounds=9, max_staleness=2))
+    first_round(it, ["a"])
+    old = it.ask("late")
+    for now in range(moves):
+        it.take("a", reply("a", it.ask("a")))
+        it.advance(["a"], float(now))
+    it.take("late", reply("late", old))
+    it.take("a", reply("a", it.ask("a")))
+    it.advance(["a"], 9.0)
+    assert ("late" in it.records[-1].sites) == used
+    assert [failure.who for failure in it.records[-1].failures] == ["late"] * (not used)
+
+
 def test_a_stale_reply_of_a_site_that_came_back_takes_nothing_from_what_it_said_since():
     ends = []
     for comes in (False, True):

@@ -7,9 +7,11 @@ from dpfact_flower.errors import QuorumError, StateError
 from dpfact_flower.privacy import account
 from dpfact_flower.server import coordinator as coordinator_module
 from dpfact_flower.server.coordinator import Coordinator
+from dpfact_flower.server.elastic import ElasticRule
 from dpfact_flower.server.history import Failure
 from dpfact_flower.server.on_arrival import OnArrival
 from dpfact_flower.server.readiness import Readiness, write_readiness
+from dpfact_flower.server.rules import server_rules
 from dpfact_flower.server.status import run_status
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.wire.protocol import SiteReply
@@ -108,6 +110,21 @@ def test_other_modes(tmp_path, privacy, bounded):
     if bounded:
         assert 0 < north.epsilon_unused < north.epsilon
         assert north.epsilon == pytest.approx(2.0, rel=1e-6)
+
+
+def test_a_rule_that_this_process_does_not_know_has_no_bound(tmp_path, monkeypatch):
+    """What it lets its sites release is not known, though the mode has noise."""
+
+    class Mine(ElasticRule):
+        name = "mine"
+
+    monkeypatch.setitem(server_rules._more, "mine", Mine)
+    it = begun(tmp_path, PrivacySettings(privacy="paper", epsilon=2.0), start="random", rule="mine")
+    close(it, 1, ("north", "south"))
+    (epsilon,) = {site.epsilon for site in run_status(tmp_path).sites}
+    assert 0 < epsilon < 2
+    monkeypatch.delitem(server_rules._more, "mine")
+    assert {site.epsilon for site in run_status(tmp_path).sites} == {None}
 
 
 def test_on_arrival_each_reply_is_charged_and_one_that_is_too_stale_was_for_nothing(tmp_path):

@@ -320,11 +320,14 @@ def test_a_repeated_request_gets_the_same_bytes_at_no_cost_even_after_a_restart(
 
 
 def test_without_charge_only_the_last_round_is_answered_again(client, data, caplog):
+    caplog.set_level("INFO")
     requests = [make_request(data, round=number) for number in (1, 2)]
     for request in requests:
         fit(client, request)
     assert "round 1 of job 'job' is stale" in refusal(client, requests[0], caplog)
+    assert "asked again" not in caplog.text
     fit(client, requests[1])
+    assert "round 2 asked again: sending what was sent" in caplog.text
 
 
 def test_a_start_without_noise_leaves_no_state_and_is_answered_again(client, data, tmp_path):
