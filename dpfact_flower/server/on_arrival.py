@@ -271,7 +271,7 @@ class OnArrival(Coordinator):
         return max(self.run.min_sites, sites // 2 + 1)
 
     def _most_stale(self) -> int:
-        return self.run.max_staleness * max(self._heard(), 1)
+        return self.run.max_staleness * self._heard()  # nothing moves before anybody is heard
 
     def _heard(self) -> int:
         """Sites that have said something."""

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import socket
 import ssl
 import time
 from email.utils import formatdate
@@ -183,6 +184,10 @@ def test_a_network_is_found(place, monkeypatch):
     assert "IPAddressDeny=any" in faults(folder)[NETWORK][0]
     monkeypatch.setattr(check, "_denied", lambda pid: True)
     assert faults(folder) == {}
+
+
+def test_networks_are_those_that_the_system_has():
+    assert check._interfaces(os.getpid()) == {name for _, name in socket.if_nameindex()}
 
 
 @pytest.mark.parametrize("version", ["1.40.0", "1.42.0", "2.0", "1.410.0", None])
