@@ -149,8 +149,8 @@ class SolverSettings(Settings):
         "mode the paper's 5", low=-1,
     )  # fmt: skip
     pull: float = setting(
-        1.0, "elastic weight relative to how steeply a site's error rises, if gamma is below 0: "
-        "the same for any data", low=0,
+        1.0, "elastic weight relative to how steeply a site's error rises, if gamma is below 0; "
+        "psgd applies 0.3 of it", low=0,
     )  # fmt: skip
     mu: float = setting(0.0, "l2,1 weight: how readily a site switches a phenotype off", low=0)
     off: float = setting(

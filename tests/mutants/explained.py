@@ -60,7 +60,7 @@ EXPLAINED: tuple[Explained, ...] = (
         "privacy/conversions.py",
         "high *= 2",
         ("high *= 3",),
-        "as the line before it",
+        "any upper end will do",
     ),
     Explained(
         "privacy/patient/plan.py",
