@@ -44,6 +44,8 @@ def figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
         _panel(axes, [row for row in rows if (row["codes"], row["sites"]) == kind], ranks)
     for axes in panels[len(kinds) :]:
         axes.set_axis_off()
+    for axes in panels[max(0, len(kinds) - _ACROSS) : len(kinds)]:  # the lowest of each column
+        axes.tick_params(labelbottom=True)
     named = [Line2D([], [], color=f"C{n}", label=f"R = {rank}") for n, rank in enumerate(ranks)]
     title = "line: patients from which a plan is called good; filled: every model beat every null"
     drawn.legend(handles=named, ncols=len(ranks), loc="outside upper center", title=title)
