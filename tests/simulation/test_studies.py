@@ -112,6 +112,18 @@ def test_patients_needed_are_those_from_which_a_plan_is_good() -> None:
         assert made.outlook.verdict == verdict
 
 
+def test_the_lowest_panel_of_each_column_has_its_epsilons() -> None:
+    lists = ("9x9", "9x8", "9x7", "9x6")
+    rows = [
+        {"codes": codes, "sites": 2, "rank": 3, "epsilon": 4.0, "patients": 99, "beats_null": True}
+        for codes in lists
+    ]
+    drawn = needed.figure(rows)
+    drawn.draw_without_rendering()
+    shown = {axes.get_title(): axes.xaxis.get_tick_params()["labelbottom"] for axes in drawn.axes}
+    assert [shown[f"{codes}, 2 sites"] for codes in lists] == [False, True, True, True]
+
+
 def test_the_study_of_planted_phenotypes_goes_on_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,6 +192,10 @@ def test_the_shared_fit_of_every_system_is_printed(tmp_path: Path, capsys, monke
     assert [row[1] for row in rows] == ["code frequencies", *shared_fit.systems(3, 0)]
     fits = {row[1]: float(row[2]) for row in rows}
     assert fits["exact"] > fits["code frequencies"] > 0
+    shared_fit.main([str(tmp_path), "--rank", "3", "--half", "report"])
+    whole, others = rows[0], capsys.readouterr().out.splitlines()[0].split(" | ")
+    assert whole[:2] == others[:2]
+    assert float(whole[2]) != float(others[2])  # of other patients
 
 
 def test_two_codes_are_tied_where_twice_as_many_patients_have_both_as_chance_gives() -> None:

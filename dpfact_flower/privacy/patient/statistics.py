@@ -360,10 +360,10 @@ def _products(
 
 @compiled()
 def _joint_norm(product: Array, used: int, a: Array) -> float:
-    """Norm of one patient's part; weighs the columns of `product` that have one by `a`."""
+    """Norm of one patient's part; weighs the columns of `product` by `a`, but those of weight 0."""
     squares, energy = 0.0, 0.0
     for r in range(len(a)):
-        if a[r] == 0.0:  # as most are: neither weighed nor read
+        if a[r] == 0.0:  # as most are; `_add_part` leaves them out, too
             continue
         energy += a[r] * a[r]
         for place in range(used):
