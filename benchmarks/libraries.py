@@ -63,7 +63,8 @@ def _further(call: Callable[[int], object], more: int, repetitions: int) -> Timi
         return time.process_time() - began
 
     seconds(1)
-    return Timing(tuple((seconds(1 + more) - seconds(1)) / more for _ in range(repetitions)))
+    pairs = [(seconds(1), seconds(1 + more)) for _ in range(repetitions)]
+    return Timing.of_more(*zip(*pairs, strict=True), more)
 
 
 def _to_pyttb(tensor: SparseTensor) -> Any:

@@ -14,6 +14,8 @@ import numpy as np
 
 TARGETS_FOR = "two Xeon cores (family 6, model 167) with nothing else to do"
 """Machine that targets in units of time are for; ratios to what runs beside are for any."""
+LOST = "not told from nothing"
+"""What is noted of a difference of times that has no value."""
 _UNITS_OF_TIME = ("s", "ns/nnz", "1/s")
 
 
@@ -24,6 +26,17 @@ class Timing:
     seconds: tuple[float, ...]
     cpu: float = math.nan
     """CPU time over wall time: below 1, somebody else had the core."""
+    difference: bool = False
+    """Whether each is a difference of two times, which a busy machine can bring below zero."""
+
+    @classmethod
+    def of_more(cls, few: Sequence[float], many: Sequence[float], more: int) -> Timing:
+        """Time of one of the `more` iterations that the calls of `many` have over those of `few`.
+
+        What a call costs besides its iterations cancels out.
+        """
+        pairs = zip(few, many, strict=True)
+        return cls(tuple((b - a) / more for a, b in pairs), difference=True)
 
     @property
     def median(self) -> float:
@@ -58,11 +71,11 @@ class Row:
     def of(cls, name: str, timing: Timing, unit: str, scale: float = 1.0, **more: Any) -> Row:
         """Row of the median; `scale` turns seconds into the unit.
 
-        A difference of two times may come out below zero, where it is too short for a busy
-        machine: then there is no value.
+        A difference that is not above zero is too short to be told on a busy machine: then
+        there is no value.
         """
-        if timing.median <= 0:
-            more["note"] = "not told from nothing; " + more.get("note", "")
+        if timing.difference and timing.median <= 0:
+            more["note"] = "; ".join(filter(None, (LOST, more.get("note"))))
             return cls(name, None, unit, repetitions=len(timing.seconds), **more)
         return cls(
             name, timing.median * scale, unit, spread=timing.spread,

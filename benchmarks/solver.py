@@ -187,8 +187,7 @@ def _exact(name: str, tensor: SparseTensor, scale: Scale) -> list[Row]:
             {"one": lambda: call(1), "several": lambda: call(1 + _MORE)},
             3 * scale.repetitions,
         )
-        one, several = timing["one"].seconds, timing["several"].seconds
-        further = Timing(tuple((b - a) / _MORE for a, b in zip(one, several, strict=True)))
+        further = Timing.of_more(timing["one"].seconds, timing["several"].seconds, _MORE)
         target = 27 if name == "M" and not label else None
         found += [
             Row.of(f"exact {name}: iteration{label}", further, "ns/nnz", 1e9 / tensor.nnz,
