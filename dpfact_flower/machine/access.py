@@ -55,7 +55,7 @@ def check_own(path: Path, *, reading: bool = False) -> None:
         return
     except OSError as error:
         raise StateError(f"{path}: {error.strerror}") from None
-    quoted, user = shlex.quote(str(path)), os.geteuid()
+    user = os.geteuid()
     if stat.S_ISLNK(found.st_mode):
         raise StateError(f"{path}: a link, which others may turn; name what it points to itself")
     if not (stat.S_ISDIR(found.st_mode) or stat.S_ISREG(found.st_mode)):
@@ -63,12 +63,12 @@ def check_own(path: Path, *, reading: bool = False) -> None:
     if found.st_uid != user and not reading:
         raise StateError(
             f"{path}: belongs to user {found.st_uid}, and this process runs as user {user}; if its "
-            f"content can be trusted: sudo chown -R {user} {quoted}"
+            f"content can be trusted: sudo chown -R {user} {shlex.quote(str(path))}"
         )
     if found.st_mode & _WRITE:
         raise StateError(
             f"{path}: others may write to it (mode {stat.S_IMODE(found.st_mode):04o}); if its "
-            f"content can be trusted: chmod -R go-w {quoted}"
+            f"content can be trusted: chmod -R go-w {shlex.quote(str(path))}"
         )
 
 

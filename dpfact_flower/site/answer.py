@@ -13,6 +13,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from dpfact_flower.data.site_data import SiteSource, forget_patients
@@ -209,7 +210,8 @@ class Site:
                     with self._touching(request):
                         fingerprint = self._fingerprint
                     admission.check_same_data(request, last, fingerprint, store)
-                    return self._charged(request, work, ledger, fingerprint, free, hold)
+                    record = _JobRecord(request.job, ledger, store.of(fingerprint), last)
+                    return self._charged(request, work, record, fingerprint, free, hold)
 
     def _begin(self, request: RoundRequest, store: SiteStore, folder: Path) -> None:
         """Make the job's folder: from now on, a ledger that is gone was taken away.
@@ -227,7 +229,7 @@ class Site:
     ) -> Release | None:
         """What was sent when this was asked before; in modes with noise no patient is read."""
         key = ReleaseKey(last.fingerprint, request.job, request.round, request.digest)
-        record = _JobRecord(request.job, ledger, self._store(request.job, last.fingerprint))
+        record = _JobRecord(request.job, ledger, self._store(request.job, last.fingerprint), last)
         sent = record.answer(key, request)
         if sent is None and record.is_last(key) and _is_unprotected_start(request):
             with self._touching(request):
@@ -241,7 +243,7 @@ class Site:
         self,
         request: RoundRequest,
         work: RoundWork,
-        ledger: Ledger,
+        record: _JobRecord,
         fingerprint: str,
         free: Callable[[], None],
         hold: Hold,
@@ -252,15 +254,14 @@ class Site:
         charge nothing fails any more: the release stands.
         """
         key = ReleaseKey(fingerprint, request.job, request.round, request.digest)
-        store = self._store(request.job, fingerprint)
         with self._touching(request):
-            outcome = self._compute(work, _JobRecord(request.job, ledger, store))
+            outcome = self._compute(work, record)
             free()
             if outcome.state is not None:
-                store.save(outcome.state)
+                record.store.save(outcome.state)
             hold.check_in_time()
-            head = ledger.charge(key, request.terms, outcome.release)
-        self._tidy(store, outcome)
+            head = record.ledger.charge(key, request.terms, outcome.release)
+        self._tidy(record.store, outcome)
         # A hospital wants it in its log, to compare the ledger with later; a simulation has none.
         level = logging.DEBUG if self._simulation else logging.INFO
         _logger.log(level, "round %d: %s; ledger: %s", request.round, outcome.release.label, head)
@@ -370,19 +371,21 @@ class Site:
         return SiteStore(self._root, self.name, job, fingerprint, simulation=self._simulation)
 
 
+@dataclass(frozen=True)
 class _JobRecord:
-    """What this site kept of a job, for its next round."""
+    """What this site kept of a job, for its next round; `last` is what the ledger says of it."""
 
-    def __init__(self, job: str, ledger: Ledger, store: SiteStore) -> None:
-        self._job, self._ledger, self._store = job, ledger, store
-        self.last = ledger.last(job)
+    job: str
+    ledger: Ledger
+    store: SiteStore
+    last: LastAnswer | None
 
     def answer(self, key: ReleaseKey, request: RoundRequest) -> Release | None:
         """What was released for this very request before; no round is answered before its turn."""
         last = self.last
         if last is None or key.round > last.round:
             return None
-        kept = self._ledger.answer(key)
+        kept = self.ledger.answer(key)
         if kept is None and self.is_last(key) and request.privacy.privacy == "none":
             return self._unprotected(key, request.terms)
         return kept
@@ -400,16 +403,16 @@ class _JobRecord:
         if state is None:
             return None
         release = release_unprotected(state.factors[1:])
-        return release if self._ledger.has(key, terms, release) else None
+        return release if self.ledger.has(key, terms, release) else None
 
     def state(self) -> SiteState | None:
         """The site's factors after the last round that was answered."""
-        return self._store.load(self.last.round) if self.last else None
+        return self.store.load(self.last.round) if self.last else None
 
     def release(self, round_number: int) -> Release | None:
         """What was released in a round; None where it was not answered."""
         try:
-            return self._ledger.release_of(self._job, round_number)
+            return self.ledger.release_of(self.job, round_number)
         except StateError:
             return None
 

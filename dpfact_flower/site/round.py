@@ -136,7 +136,7 @@ def local_settings(request: RoundRequest, start: Factors) -> SolverSettings:
     if solver.solver != "psgd" and solver.off > 0:
         # Features being of norm 1, the curvature is the average column's squared length.
         solver = replace(solver, mu=solver.off * math.sqrt(curvature(start)), off=0.0)
-    if request.round < (solver.mu_from_round or request.rounds // 2 + 1):
+    if solver.mu and request.round < (solver.mu_from_round or request.rounds // 2 + 1):
         solver = replace(solver, mu=0.0)
     return solver
 

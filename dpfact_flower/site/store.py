@@ -14,6 +14,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -152,6 +153,12 @@ class SiteStore:
         self._fingerprint = fingerprint
         self._simulation = simulation
         self._begun = False
+
+    def of(self, fingerprint: str) -> SiteStore:
+        """The same folder, for a tensor that has been read by now."""
+        found = copy(self)
+        found._fingerprint = fingerprint
+        return found
 
     def load(self, round_number: int | None = None) -> SiteState | None:
         """Factors that a round left behind; None where it left none.

@@ -13,7 +13,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -122,11 +122,7 @@ class RoundRequest:
                 f"not a DPFact round of protocol {PROTOCOL_VERSION} "
                 f"(protocol: {shown(version)}); {SPEAKERS}"
             )
-        # A default of this version need not be the server's: every setting must be there, except
-        # an empty text.
-        settings = {**SolverSettings().to_config(), **PrivacySettings().to_config()}
-        said = {key for key, own in settings.items() if own != "" and key not in LATER}
-        if missing := [key for key in settings if key in said and key not in config]:
+        if missing := [key for key in _always_said() if key not in config]:
             raise MessageError(f"request: lacks {', '.join(missing)}")
         try:
             solver = SolverSettings.from_config(config)
@@ -251,6 +247,16 @@ class SiteReply:
             limit = MAX_FACTOR if array.ndim == 2 else MAX_STATISTIC
             _check_values(array, f"{who}, array {number}", limit)
         return cls(site, tuple(np.ascontiguousarray(array) for array in arrays))
+
+
+@cache
+def _always_said() -> tuple[str, ...]:
+    """Settings that a request must have: a default of this version need not be the server's.
+
+    All but empty texts, which do not travel, and what this protocol had not at first.
+    """
+    settings = {**SolverSettings().to_config(), **PrivacySettings().to_config()}
+    return tuple(key for key, own in settings.items() if own != "" and key not in LATER)
 
 
 def round_timeout(config: Mapping[str, object]) -> float:
