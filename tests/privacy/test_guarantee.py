@@ -174,6 +174,12 @@ def test_tight_zcdp_against_dp_accounting_rdp(rho, delta):
     assert ours >= theirs * (1 - 1e-3) - 1e-6 or rho > 10  # their orders begin at 1.1
 
 
+def test_tight_zcdp_holds_for_deltas_whose_inverse_no_float_holds():
+    values = [privacy.epsilon_zcdp_tight(0.1, delta) for delta in (1e-300, 1e-308, 1e-310, 5e-324)]
+    assert values == sorted(values)
+    assert values[-1] == pytest.approx(2 * math.sqrt(0.1 * -math.log(5e-324)), rel=0.05)
+
+
 @pytest.mark.parametrize(
     "epsilon_of",
     [

@@ -110,6 +110,19 @@ def test_small_costs_find_their_order():
     assert fine < coarse / 1.5
 
 
+@pytest.mark.parametrize("order", np.geomspace(64, 700, 25))
+def test_whatever_order_is_best_one_beside_it_is_tried(order):
+    """Orders 3/2 apart, the best is sqrt(3/2) off at most, where epsilon is some 2 % above its own.
+
+    At (1.225 + 1 / 1.225) / 2 = 1.021, but for terms that hardly change; twice apart, at 1.061.
+    """
+    delta = 1e-5
+    multiplier = (order - 1) / math.sqrt(-2 * math.log(delta))  # whose best order that is, nearly
+    ours = epsilon_of_steps([(multiplier, 1.0, 1)], delta)
+    best = epsilon_zcdp_tight(1 / (2 * multiplier**2), delta)
+    assert best * (1 - 1e-9) <= ours <= best * 1.025
+
+
 # --- Poisson subsampling --------------------------------------------------------------------------
 
 
