@@ -108,6 +108,34 @@ EXPLAINED: tuple[Explained, ...] = (
         (),
         "as the line before it",
     ),
+    Explained(
+        "privacy/patient/plan.py",
+        "if not every or len(kept) != len(every) or "
+        "any(k > n for k, n in zip(kept, every, strict=True)):",
+        (
+            "if not every or len(kept) != len(every) or "
+            "any(k > n for k, n in zip(kept, every, strict=False)):",
+        ),
+        "their lengths have just been compared",
+    ),
+    Explained(
+        "server/elastic.py",
+        "self._pull(replies, 1)",
+        ("self._pull(replies, 0)", "self._pull(replies, -1)"),
+        "a round is in parts where there are two or more",
+    ),
+    Explained(
+        "server/status.py",
+        'modes = [f"mode {mode}" for mode, _ in enumerate(shape, start=1)]',
+        (),
+        "what an event is of changes nothing of its cost, and no name is shown here",
+    ),
+    Explained(
+        "site/metrics.py",
+        "with Ledger(folder, create=False) as ledger:",
+        ("with Ledger(folder, create=True) as ledger:",),
+        "it has just been seen to be there",
+    ),
 )
 
 

@@ -26,7 +26,12 @@ from dpfact_flower.privacy import (
 )
 from dpfact_flower.privacy.conversions import OPACUS_RDP
 from dpfact_flower.privacy.opacus_accountant import ZCDPAccountant, register
-from dpfact_flower.privacy.opacus_rdp import analysis, epsilon_of_steps, epsilon_rdp_opacus
+from dpfact_flower.privacy.opacus_rdp import (
+    _ORDERS,
+    analysis,
+    epsilon_of_steps,
+    epsilon_rdp_opacus,
+)
 
 HISTORIES = [
     [(7.0, 1.0, 30)],
@@ -124,6 +129,13 @@ def test_whatever_order_is_best_one_beside_it_is_tried(order):
 
 
 # --- Poisson subsampling --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.3])
+def test_no_order_is_beyond_what_the_analysis_can_add_up(rate):
+    """Above 1029 a binomial coefficient is no float: what was sampled would cost no number."""
+    costs = [analysis().compute_rdp(q=rate, noise_multiplier=2.0, steps=1, orders=_ORDERS)]
+    assert np.isfinite(costs).all()
 
 
 def test_subsampled_steps_are_composed_by_opacus_rdp():
