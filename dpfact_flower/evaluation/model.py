@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, MissingDependencyError, SettingsError
+from dpfact_flower.evaluation.membership import column_norms, has_phenotype, scores
 from dpfact_flower.evaluation.names import read_names
 from dpfact_flower.evaluation.run_folder import read_config, read_model
 from dpfact_flower.settings import SolverSettings
-from dpfact_flower.solver.patients import fitted_patients
 from dpfact_flower.tensor import Factors, SparseTensor
 from dpfact_flower.tensor.cp import CPModel, unit_columns
 
@@ -79,7 +79,7 @@ class Memberships:
     names : tuple of str, length R
         Of the columns: what people call a phenotype, else ``phenotype_3``.
     scores : ndarray of float64, shape (patients, R)
-        Least squares of the patient's cells on the model, whose feature columns have norm 1.
+        As `dpfact_flower.evaluation.membership.scores`: 0 is nothing of a phenotype, 1 all.
     without : int
         Patients who have none of the model's codes in all modes together: their scores are 0.
     missing : int
@@ -95,9 +95,15 @@ class Memberships:
     def __repr__(self) -> str:
         return f"Memberships({len(self.patients)} patients, {len(self.names)} phenotypes)"
 
-    def to_frame(self) -> DataFrame:
-        """As a pandas DataFrame, patients as its index."""
-        return pandas().DataFrame(self.scores, index=self.patients, columns=self.names)
+    @property
+    def has(self) -> NDArray[np.bool_]:
+        """Whether each patient has each phenotype, shape (patients, R): a score above 0.15."""
+        return has_phenotype(self.scores)
+
+    def to_frame(self, *, has: bool = False) -> DataFrame:
+        """Scores, or who `has` what, as a pandas DataFrame with the patients as its index."""
+        values = self.has if has else self.scores
+        return pandas().DataFrame(values, index=self.patients, columns=self.names)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -110,9 +116,6 @@ class GlobalModel:
         One per feature mode.
     vocabularies : tuple of Vocabulary
         Their rows' codes.
-    scale : str
-        "patient" where every patient was scaled to norm 1, "counts" where counts stayed as they
-        were; as `SolverSettings.scale`.
     nonnegative : bool
     names : mapping of int to str
         What people call a phenotype, by its number from 1.
@@ -120,7 +123,6 @@ class GlobalModel:
 
     factors: Factors
     vocabularies: tuple[Vocabulary, ...]
-    scale: str = "patient"
     nonnegative: bool = True
     names: Mapping[int, str] = field(default_factory=dict)
 
@@ -136,7 +138,7 @@ class GlobalModel:
         factors, vocabularies = read_model(folder)
         solver = SolverSettings.from_config(read_config(folder)["run-config"])
         names = read_names(folder, factors[0].shape[1])
-        return cls(factors, vocabularies, solver.scale, solver.nonnegative, names)
+        return cls(factors, vocabularies, solver.nonnegative, names)
 
     @property
     def rank(self) -> int:
@@ -219,7 +221,7 @@ class GlobalModel:
         return self._fitted(patients, self.factors)
 
     def with_patients(self, patients: SiteData | SparseTensor) -> CPModel:
-        """A CP model of these patients, fitted, and the phenotypes, whose columns have norm 1."""
+        """A CP model of these patients, scaled to norm 1, and the phenotypes, of norm 1 too."""
         wide = (factor.astype(np.float64) for factor in self.factors)
         return CPModel((self.transform(patients), *map(unit_columns, wide)))
 
@@ -244,12 +246,9 @@ class GlobalModel:
         return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 
     def _fitted(self, tensor: SparseTensor, features: Factors) -> NDArray[np.float64]:
-        """Scores of a tensor that has the codes of `features`, in the unit of all factors."""
-        if self.scale == "patient":
-            tensor = tensor.scaled_to_unit_patients()
-        found = fitted_patients(tensor, features, nonnegative=self.nonnegative)
-        norms = [np.linalg.norm(factor.astype(np.float64), axis=0) for factor in self.factors]
-        return np.asarray(found * np.prod(norms, axis=0))
+        """Scores of a tensor that has the codes of `features`, some of the model's."""
+        norms = column_norms(self.factors)
+        return scores(tensor, features, nonnegative=self.nonnegative, norms=norms)
 
     def _shared_codes(self, site: SiteData) -> tuple[list[NDArray[np.int64]], Factors, int]:
         """Positions in the site's lists of the model's codes, factors' rows for them, the rest."""
