@@ -13,12 +13,12 @@ from operator import add
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.errors import StateError
+from dpfact_flower.evaluation.membership import scores
 from dpfact_flower.evaluation.nothing import NOTHING
-from dpfact_flower.evaluation.phenotypes import shared_table, site_usage
+from dpfact_flower.evaluation.phenotypes import phenotype_table, site_usage
 from dpfact_flower.evaluation.prediction import predict_outcome
 from dpfact_flower.evaluation.shared import code_frequencies, shared_error
 from dpfact_flower.evaluation.summary import (
@@ -74,14 +74,17 @@ def measure(
         raise StateError(f"{sites_folder}: no site finished a round of this run")
     sites = [site for site, _, _ in loaded]
     models = [(scaled(site.tensor, coordinator.solver), state.factors) for site, _, state in loaded]
-    patients = [CPModel.of(*s.factors).with_unit_features().factors[0] for _, _, s in loaded]
+    features, nonnegative = coordinator.factors, coordinator.solver.nonnegative
+    memberships = [
+        scores(site.tensor, features, nonnegative=nonnegative).astype(np.float32) for site in sites
+    ]
     tensors = [tensor for tensor, _ in models]
-    fit = partial(shared_error, tensors, nonnegative=coordinator.solver.nonnegative)
+    fit = partial(shared_error, tensors, nonnegative=nonnegative)
     shared, plain = fit(coordinator.factors).fit, fit(code_frequencies(tensors)).fit
     nothing = shared <= plain
     watch(_MEASURING, 0.3)
     predictions = {
-        label: _unpredicted(sites) if nothing else predict_outcome(patients, sites, label)
+        label: _unpredicted(sites) if nothing else predict_outcome(memberships, sites, label)
         for label in cohort.labels
     }
     watch(_MEASURING, 0.8)
@@ -96,7 +99,15 @@ def measure(
         fit_shared=shared,
         fit_frequencies=plain,
     )
-    tables = None if nothing else _phenotypes(coordinator, sites, patients)
+    own = [CPModel.of(*state.factors).with_unit_features().factors[0] for _, _, state in loaded]
+    tables = (
+        None
+        if nothing
+        else SharedPhenotypes(
+            phenotype_table(memberships, features, sites),
+            site_usage(own, [site.name for site in sites]),
+        )
+    )
     watch(_MEASURING, 1.0)
     return measured, tables
 
@@ -152,12 +163,3 @@ def _match(coordinator: Coordinator, cohort: Cohort) -> float | None:
     if cohort.truth is None:
         return None
     return factor_match_score(coordinator.factors, cohort.truth.factors)
-
-
-def _phenotypes(
-    coordinator: Coordinator, sites: Sequence[SiteData], patients: Sequence[NDArray[np.float64]]
-) -> SharedPhenotypes:
-    """Tables over all sites' patients, around the global feature factors."""
-    table = shared_table(patients, coordinator.factors, sites)
-    usage = site_usage(patients, [site.name for site in sites])
-    return SharedPhenotypes(table, usage)

@@ -11,15 +11,20 @@ import importlib
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
+from operator import add
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.stats import binomtest
 from sklearn.linear_model import LogisticRegression
 
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError
+from dpfact_flower.evaluation.counts import SMALL, PatientCounts, guarded, share
+from dpfact_flower.evaluation.membership import has_phenotype
 from dpfact_flower.evaluation.tables import (
     Association,
     CodeWeight,
@@ -28,9 +33,7 @@ from dpfact_flower.evaluation.tables import (
     SiteUsage,
 )
 from dpfact_flower.tensor import Factors
-from dpfact_flower.tensor.cp import CPModel
 
-_SMALL = 10
 _FEWEST = 5
 """Fewest patients on either side of a label, of all and of a phenotype's, for a coefficient."""
 _LARGEST = 20.0
@@ -38,152 +41,134 @@ _LARGEST = 20.0
 
 
 def phenotype_table(
-    model: CPModel,
-    vocabularies: Sequence[Vocabulary],
+    memberships: Sequence[NDArray[np.floating[Any]]],
+    features: Factors,
+    sites: Sequence[SiteData],
     *,
-    labels: Mapping[str, ArrayLike] | None = None,
-    sites: Mapping[str, int] | None = None,
-    top: int = 5,
-    threshold: float = 0.01,
+    top: int = 8,
     small_cells: bool = True,
 ) -> PhenotypeTable:
-    """Describe every component of a model.
-
-    Code weights are columns scaled to an absolute sum of one, so that a weight is the share of the
-    phenotype's codes.
+    """Describe every phenotype by the patients who have it.
 
     Parameters
     ----------
-    model : CPModel
-        Of one site, or of several, with their patients' factors stacked.
-    vocabularies : sequence of Vocabulary
-        One per feature mode.
-    labels : mapping of str to array_like of 0 and 1, shape (patients,), optional
-        By name.
-    sites : mapping of str to int, optional
-        Number of patients of each site, in the order of the model's patients.
+    memberships : sequence of (I_t, R) arrays
+        Each site's `dpfact_flower.evaluation.membership.scores` on `features`.
+    features : tuple of (I_n, R) arrays
+        Code weights are shares of their columns' absolute sums.
+    sites : sequence of SiteData
+        In the order of `memberships`. A label that one of them lacks is left out.
     top : int
         Codes to list per mode; those of weight zero are omitted.
-    threshold : float
-        A patient *has* a phenotype when it carries more than this share of the patient's
-        memberships (absolute, weighted by the features' column norms). 0 is the paper's "non-zero
-        membership", which P-SGD's tiny values blur.
     small_cells : bool
-        Whether to guard counts under ten: such a prevalence or rate of an outcome is ``<10``, and
-        the phenotype gets no coefficient.
+        Whether to guard counts under ten: such a prevalence or rate is ``<10``, and the phenotype
+        gets no coefficient.
 
     Raises
     ------
     DataError
-        If vocabularies or labels do not fit the model, or an argument is out of range.
+        If memberships, features and sites do not fit each other, or `top` is below 1.
     """
-    if len(vocabularies) != len(model.features):
-        raise DataError(
-            f"vocabularies: need {len(model.features)}, one per feature mode, "
-            f"got {len(vocabularies)}"
-        )
-    if type(top) is not int or top < 1 or not 0 <= threshold < 1:
-        raise DataError(
-            "phenotypes: need a whole number of top codes, 1 or more, and a threshold in [0, 1); "
-            f"got {top}, {threshold}"
-        )
-    has = has_phenotype(model, threshold)
-    least = _SMALL if small_cells else 0
-    checked = {
-        name: _checked_labels(name, values, model.shape[0])
-        for name, values in (labels or {}).items()
+    _check(memberships, features, sites, top)
+    least = SMALL if small_cells else 0
+    has = [has_phenotype(own) for own in memberships]
+    counted = (PatientCounts.of(*pair, features) for pair in zip(sites, has, strict=True))
+    counts = reduce(add, counted)
+    everybody, who = np.concatenate(memberships), np.concatenate(has)
+    names = [name for name in sites[0].labels if all(name in site.labels for site in sites)]
+    labels = {
+        name: np.concatenate([site.labels[name] for site in sites]).astype(float) for name in names
     }
-    associations = {
-        name: _associations(model.factors[0], has, label, least) for name, label in checked.items()
-    }
-    tops = [top_codes(*pair, top) for pair in zip(vocabularies, model.features, strict=True)]
-    names = [vocabulary.name for vocabulary in vocabularies]
-    counts, weights, everybody = has.sum(axis=0), model.weights, np.ones(len(has), bool)
-    by_site = _by_site(has, model.factors[0], sites or {}, least)
+    outcomes = {name: _associations(everybody, who, own, least) for name, own in labels.items()}
+    codes = _codes(sites[0].vocabularies, features, counts, top, least)
+    by_site = _by_site({s.name: own for s, own in zip(sites, has, strict=True)}, memberships, least)
+    patients, norms = len(who), np.linalg.norm(everybody, axis=0)
     return PhenotypeTable(
-        model.shape[0],
+        patients,
         tuple(
             Phenotype(
-                r + 1,
-                float(weights[r]),
-                _guarded(counts[r], model.shape[0], least),
-                {name: codes[r] for name, codes in zip(names, tops, strict=True)},
-                {name: found[r] for name, found in associations.items()},
-                by_site[r],
+                number=r + 1,
+                weight=float(norms[r]),
+                prevalence=share(counts.has[r], patients, least),
+                codes={mode: own[r] for mode, own in codes.items()},
+                outcomes={name: found[r] for name, found in outcomes.items()},
+                by_site=by_site[r],
+                precision=guarded(counts.led[r], counts.has[r], least),
+                carriers=share(counts.carriers[r], patients, least),
             )
-            for r in range(model.rank)
+            for r in range(who.shape[1])
         ),
-        {name: _rate(label, everybody, least) for name, label in checked.items()},
+        {name: _rate(label, np.ones(patients, bool), least) for name, label in labels.items()},
+        share(int((~who.any(axis=1)).sum()), patients, least),
     )
 
 
-def shared_table(
-    memberships: Sequence[NDArray[np.float64]], features: Factors, sites: Sequence[SiteData]
-) -> PhenotypeTable:
-    """Describe the phenotypes that sites share, by all their patients together.
-
-    Parameters
-    ----------
-    memberships : sequence of (I_t, R) ndarrays
-        Of each site's patients, in one unit for all sites.
-    features : tuple of (I_n, R) ndarrays
-        The shared factors; they are scaled to columns of norm 1.
-    sites : sequence of SiteData
-        In the order of `memberships`. A label that one of them lacks is not looked at.
-
-    Raises
-    ------
-    DataError
-        As `phenotype_table`.
-    """
-    everybody = np.concatenate(memberships)
-    _, unit = CPModel.of(everybody, *features).normalized()
-    labels = [name for name in sites[0].labels if all(name in site.labels for site in sites)]
-    return phenotype_table(
-        CPModel((everybody, *unit.features)),
-        sites[0].vocabularies,
-        labels={name: np.concatenate([site.labels[name] for site in sites]) for name in labels},
-        sites={site.name: len(rows) for site, rows in zip(sites, memberships, strict=True)},
-    )
+def _codes(
+    vocabularies: Sequence[Vocabulary],
+    features: Factors,
+    counts: PatientCounts,
+    top: int,
+    least: int,
+) -> dict[str, list[tuple[CodeWeight, ...]]]:
+    """By mode, each phenotype's codes, with the share of its patients who have each."""
+    found = {}
+    pairs = zip(vocabularies, features, counts.codes, counts.everybody, strict=True)
+    for vocabulary, factor, own, everybody in pairs:
+        found[vocabulary.name] = [
+            tuple(
+                replace(
+                    code,
+                    observed=guarded(own[r, at], counts.has[r], least),
+                    everybody=guarded(everybody[at], counts.patients, least),
+                )
+                for code in codes
+                for at in [vocabulary.index[code.code]]
+            )
+            for r, codes in enumerate(top_codes(vocabulary, factor, top))
+        ]
+    return found
 
 
-def _guarded(count: int, patients: int, least: int) -> float | str:
-    """A prevalence, unless it is that of too few patients."""
-    return f"<{_SMALL}" if count < least else float(count / patients)
+def _check(
+    memberships: Sequence[NDArray[Any]], features: Factors, sites: Sequence[SiteData], top: int
+) -> None:
+    if not sites or len(memberships) != len(sites):
+        raise DataError(f"memberships: need one matrix for each of {len(sites)} sites")
+    for site, own in zip(sites, memberships, strict=True):
+        wanted = (site.tensor.n_patients, features[0].shape[1])
+        if own.shape != wanted or not np.isfinite(own).all():
+            raise DataError(
+                f"memberships: site {site.name} needs {wanted} finite scores, got {own.shape}"
+            )
+    if type(top) is not int or top < 1:
+        raise DataError(f"phenotypes: need a whole number of top codes, 1 or more; got {top}")
 
 
 def _by_site(
-    has: NDArray[np.bool_],
-    memberships: NDArray[np.float64],
-    sites: Mapping[str, int],
-    least: int,
+    has: Mapping[str, NDArray[np.bool_]], memberships: Sequence[NDArray[Any]], least: int
 ) -> list[dict[str, float | str]]:
     """Prevalence at each site, for each phenotype.
 
-    One small number alone could be had back from the prevalence of all patients: then the smallest
-    of the others is hidden too. A site that has switched the phenotype off has it in nobody, as its
-    column of zeros says anyhow.
+    One small number alone could be worked out from the prevalence of all patients. Then the
+    smallest of the other sites' numbers is hidden too.
     """
-    if sites and sum(sites.values()) != len(has):
-        raise DataError(f"sites: have {sum(sites.values())} patients, the model {len(has)}")
-    ends = np.cumsum(list(sites.values()))
-    rows = {site: slice(end - sites[site], end) for site, end in zip(sites, ends, strict=True)}
-    counts = {site: has[own].sum(axis=0) for site, own in rows.items()}
-    used = {site: np.asarray(memberships[own].any(axis=0)) for site, own in rows.items()}
+    sizes = {site: len(own) for site, own in has.items()}
+    counts = {site: own.sum(axis=0) for site, own in has.items()}
+    used = {s: np.asarray(own.any(axis=0)) for s, own in zip(has, memberships, strict=True)}
     return [
         _shown_by_site(
-            {site: int(counts[site][r]) if used[site][r] else None for site in sites}, sites, least
+            {site: int(counts[site][r]) if used[site][r] else None for site in has}, sizes, least
         )
-        for r in range(has.shape[1])
+        for r in range(memberships[0].shape[1])
     ]
 
 
 def _shown_by_site(
     counts: Mapping[str, int | None], sites: Mapping[str, int], least: int
 ) -> dict[str, float | str]:
-    """A phenotype's row; the count is None where the site has switched it off."""
+    """A phenotype's row; the count is None where no patient of the site has any of it."""
     shown = {
-        site: 0.0 if count is None else _guarded(count, sites[site], least)
+        site: 0.0 if count is None else share(count, sites[site], least)
         for site, count in counts.items()
     }
     small = [site for site, share in shown.items() if isinstance(share, str)]
@@ -191,18 +176,6 @@ def _shown_by_site(
     if len(small) == 1 and others:
         shown[min(others, key=others.__getitem__)] = "hidden"
     return shown
-
-
-def has_phenotype(model: CPModel, threshold: float = 0.01) -> NDArray[np.bool_]:
-    """Whether a phenotype carries more than `threshold` of a patient's memberships; (I, R).
-
-    Memberships are taken absolute and multiplied by the features' column norms, so that the answer
-    does not depend on how a component's scale is spread over its factors. A patient's row: it must
-    not leave the site.
-    """
-    norms = np.prod([np.linalg.norm(factor, axis=0) for factor in model.features], axis=0)
-    scaled = np.abs(model.factors[0]) * norms
-    return np.asarray(scaled > threshold * scaled.sum(axis=1, keepdims=True))
 
 
 def site_usage(patient_factors: Sequence[ArrayLike], sites: Sequence[str]) -> SiteUsage:
@@ -255,26 +228,22 @@ def top_codes(
     ]
 
 
-def _checked_labels(name: str, labels: ArrayLike, patients: int) -> NDArray[np.float64]:
-    given = np.asarray(labels)
-    if given.shape != (patients,) or given.dtype.kind not in "biuf":
-        raise DataError(f"label {name}: need shape ({patients},) of numbers, got {given.shape}")
-    if not np.isin(given, (0, 1)).all():
-        raise DataError(f"label {name}: must be 1 or 0")
-    return given.astype(np.float64)
-
-
 def _associations(
-    memberships: NDArray[np.float64],
+    memberships: NDArray[np.floating[Any]],
     has: NDArray[np.bool_],
     label: NDArray[np.float64],
     least: int,
 ) -> list[Association]:
     """How each phenotype goes with an outcome: how often, and with all others held equal."""
-    return [
-        replace(found, rate=_rate(label, has[:, r], least))
-        for r, found in enumerate(_coefficients(memberships, has, label, least))
-    ]
+    found = []
+    for r, association in enumerate(_coefficients(memberships, has, label, least)):
+        rate, patients = _rate(label, has[:, r], least), int(has[:, r].sum())
+        interval = None
+        if isinstance(rate, float):
+            low, high = binomtest(round(rate * patients), patients).proportion_ci(method="wilson")
+            interval = float(low), float(high)
+        found.append(replace(association, rate=rate, rate_interval=interval))
+    return found
 
 
 def _rate(label: NDArray[np.float64], has: NDArray[np.bool_], least: int) -> float | str | None:
@@ -287,13 +256,13 @@ def _rate(label: NDArray[np.float64], has: NDArray[np.bool_], least: int) -> flo
     if not counts[0]:
         return None
     if events[0] < least:
-        return f"<{_SMALL}"
+        return f"<{SMALL}"
     others = [counts[0] - events[0], *([events[1], counts[1] - events[1]] if counts[1] else [])]
     return "hidden" if min(others) < least else events[0] / counts[0]
 
 
 def _coefficients(
-    memberships: NDArray[np.float64],
+    memberships: NDArray[np.floating[Any]],
     has: NDArray[np.bool_],
     label: NDArray[np.float64],
     least: int,
@@ -306,14 +275,16 @@ def _coefficients(
     usable = [r for r in range(rank) if reasons[r] is None]
     found = [Association(reason=reason) for reason in reasons]
     if usable:
-        design = memberships[:, usable]
+        design = memberships[:, usable].astype(np.float64)
         design = (design - design.mean(axis=0)) / design.std(axis=0)
         for r, association in zip(usable, _logistic(design, label), strict=True):
             found[r] = association
     return found
 
 
-def _obstacle(column: NDArray[np.float64], label: NDArray[np.float64], least: int) -> str | None:
+def _obstacle(
+    column: NDArray[np.floating[Any]], label: NDArray[np.float64], least: int
+) -> str | None:
     """Why a phenotype cannot have a coefficient; `label` is of the patients who have it.
 
     Of few patients with an outcome maximum likelihood makes odds of next to nothing, with intervals
@@ -331,7 +302,7 @@ def _obstacle(column: NDArray[np.float64], label: NDArray[np.float64], least: in
     return None
 
 
-def _logistic(design: NDArray[np.float64], label: NDArray[np.float64]) -> list[Association]:
+def _logistic(design: NDArray[np.floating[Any]], label: NDArray[np.float64]) -> list[Association]:
     """Maximum likelihood estimates; by statsmodels, without which there are no p-values."""
     patients, columns = design.shape
     with_constant = np.column_stack([np.ones(patients), design])

@@ -23,6 +23,7 @@ from sklearn.preprocessing import StandardScaler
 
 from dpfact_flower.data.site_data import DIED, SiteData
 from dpfact_flower.errors import DataError
+from dpfact_flower.evaluation.counts import mode_presence
 from dpfact_flower.evaluation.summary import AUC, GroupAUC, OutcomePrediction
 from dpfact_flower.machine.threads import in_order, one_blas_thread, thread_count
 from dpfact_flower.tensor import SparseTensor
@@ -176,14 +177,8 @@ def code_presence(tensor: SparseTensor) -> scipy.sparse.csr_array:
     csr_array of float64, shape (patients, sum of the feature modes' sizes)
         1 where any cell of the patient has the code, else empty.
     """
-    sizes = tensor.feature_shape
-    offsets = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-    columns = (tensor.indices[:, 1:] + offsets).ravel()
-    rows = np.repeat(tensor.indices[:, 0], len(sizes))
-    shape = (tensor.n_patients, sum(sizes))
-    present = scipy.sparse.csr_array((np.ones(len(rows)), (rows, columns)), shape=shape)
-    present.data[:] = 1.0  # duplicates have been summed
-    return present
+    modes = [mode_presence(tensor, mode) for mode in range(1, tensor.ndim)]
+    return scipy.sparse.csr_array(scipy.sparse.hstack(modes))
 
 
 def code_volume(tensor: SparseTensor) -> NDArray[np.float64]:

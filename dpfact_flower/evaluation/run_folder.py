@@ -19,7 +19,6 @@ import numpy as np
 import tomli_w
 from numpy.typing import NDArray
 
-from dpfact_flower.data.site_data import DIED
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, shown
 from dpfact_flower.evaluation.summary import Summary
@@ -154,19 +153,9 @@ def read_phenotypes(folder: Path) -> SharedPhenotypes | GlobalCodes:
         measured = isinstance(content, dict) and "table" in content
         if not measured:
             return typed(GlobalCodes, content)
-        return typed(SharedPhenotypes, _with_outcomes(content))
+        return typed(SharedPhenotypes, content)
 
     return _checked(folder / PHENOTYPES, parse)
-
-
-def _with_outcomes(content: Any) -> Any:
-    """What older versions wrote, who knew of one outcome, as it is written now."""
-    found = content["table"].get("phenotypes") if isinstance(content["table"], dict) else None
-    for phenotype in found if isinstance(found, list) else ():
-        if isinstance(phenotype, dict) and "mortality" in phenotype:
-            association = phenotype.pop("mortality")
-            phenotype.setdefault("outcomes", {DIED: association} if association else {})
-    return content
 
 
 def read_config(folder: Path) -> dict[str, Any]:

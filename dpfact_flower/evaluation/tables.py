@@ -8,11 +8,25 @@ from typing import Any
 
 @dataclass(frozen=True)
 class CodeWeight:
-    """A code and its share in a phenotype."""
+    """A code and its share in a phenotype.
+
+    Attributes
+    ----------
+    code, description : str
+    weight : float
+        The code's share in its mode.
+    observed : float, str or None
+        Share of the phenotype's patients who have the code: ``<10`` for fewer than ten of them,
+        ``all`` where fewer than ten lack it. None where patients were not counted.
+    everybody : float, str or None
+        Share of all patients who have the code, in the same way.
+    """
 
     code: str
     description: str
     weight: float
+    observed: float | str | None = None
+    everybody: float | str | None = None
 
 
 @dataclass(frozen=True)
@@ -28,12 +42,13 @@ class Association:
     reason : str or None
         Why one of them is missing.
     interval : tuple of two floats, or None
-        95 % confidence interval of the coefficient, by the same test; None where there is no
-        p-value, and in what older versions wrote.
+        95 % confidence interval of the coefficient, by the same test; None without a p-value.
     rate : float, str or None
-        Share with the outcome among the patients who have the phenotype; ``<10`` where fewer than
-        ten of them have it, ``hidden`` where the rate would tell another count below ten. None
-        where nobody has the phenotype, and in what older versions wrote.
+        Share with the outcome among the patients who have the phenotype: ``<10`` where fewer than
+        ten of them have it, ``hidden`` where the rate would reveal another count below ten. None
+        where nobody has the phenotype.
+    rate_interval : tuple of two floats, or None
+        95 % confidence interval of `rate` (Wilson), where `rate` is a number.
     """
 
     coefficient: float | None = None
@@ -41,6 +56,7 @@ class Association:
     reason: str | None = None
     interval: tuple[float, float] | None = None
     rate: float | str | None = None
+    rate_interval: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -61,8 +77,12 @@ class Phenotype:
         By name of the label.
     by_site : dict of str to float or str
         Prevalence among the patients of each site, as `prevalence`; ``hidden`` where it would
-        reveal, with the prevalence of all, a number below ten elsewhere. Empty in what older
-        versions wrote.
+        reveal, with the prevalence of all, a number below ten elsewhere.
+    precision : float, str or None
+        Share of its patients who carry a leading code of every mode
+        (`dpfact_flower.evaluation.membership.leading_codes`), guarded as `CodeWeight.observed`.
+    carriers : float or str
+        Share of all patients who carry a leading code of every mode.
     """
 
     number: int
@@ -71,6 +91,8 @@ class Phenotype:
     codes: dict[str, tuple[CodeWeight, ...]]
     outcomes: dict[str, Association]
     by_site: dict[str, float | str] = field(default_factory=dict)
+    precision: float | str | None = None
+    carriers: float | str | None = None
 
 
 @dataclass(frozen=True)
@@ -82,13 +104,15 @@ class PhenotypeTable:
     patients : int
     phenotypes : tuple of Phenotype
     rates : dict of str to float, str or None
-        Share of all patients with an outcome, by name of the label, as `Association.rate`. Empty
-        in what older versions wrote.
+        Share of all patients with an outcome, by name of the label, as `Association.rate`.
+    without : float, str or None
+        Share of the patients who have no phenotype.
     """
 
     patients: int
     phenotypes: tuple[Phenotype, ...]
     rates: dict[str, float | str | None] = field(default_factory=dict)
+    without: float | str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

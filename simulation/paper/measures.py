@@ -17,8 +17,9 @@ import numpy as np
 import scipy.sparse
 from numpy.typing import NDArray
 
-from dpfact_flower.data.site_data import Cohort
-from dpfact_flower.evaluation.phenotypes import phenotype_table, shared_table, top_codes
+from dpfact_flower.data.site_data import Cohort, SiteData
+from dpfact_flower.evaluation.membership import scores
+from dpfact_flower.evaluation.phenotypes import phenotype_table, top_codes
 from dpfact_flower.evaluation.prediction import (
     plain_regression,
     scaled_regression,
@@ -126,17 +127,20 @@ def norms(models: Sequence[Factors]) -> list[list[float]]:
 
 def tables(models: Sequence[Factors], shared: Factors, cohort: Cohort) -> dict[str, Any]:
     """Phenotypes of all patients around the shared features, and of each site around its own."""
-    everybody = shared_table([memberships(model) for model in models], shared, cohort.sites)
+    everybody = phenotype_table(_scores(cohort.sites, shared), shared, cohort.sites)
     own = {
-        site.name: phenotype_table(
-            CPModel.of(*model).with_unit_features(), site.vocabularies, labels=site.labels
-        )
+        site.name: phenotype_table(_scores([site], model[1:]), model[1:], [site])
         for site, model in zip(cohort.sites, models, strict=True)
     }
     return {
         "global": list(everybody.to_dict()["phenotypes"]),
         "sites": {name: list(table.to_dict()["phenotypes"]) for name, table in own.items()},
     }
+
+
+def _scores(sites: Sequence[SiteData], features: Factors) -> list[NDArray[np.float64]]:
+    nonnegative = not any((factor < 0).any() for factor in features)
+    return [scores(site.tensor, features, nonnegative=nonnegative) for site in sites]
 
 
 def codes_of(features: Factors, cohort: Cohort, top: int = 5) -> list[dict[str, list[str]]]:
