@@ -75,12 +75,15 @@ class Beside:
         What protected its patients, in words; never an epsilon without its claim.
     rank : int
         Of this run's model, which the pairs are of.
+    modes : int
+        Number of feature modes, which likenesses are products over.
     pairs : tuple of Pair
     """
 
     name: str
     how: str
     rank: int
+    modes: int
     pairs: tuple[Pair, ...]
 
     @property
@@ -95,6 +98,24 @@ class Found:
 
     run: Beside
     pair: Pair
+
+    @property
+    def by_chance(self) -> bool:
+        """Whether it is as alike as codes that stand in many phenotypes are anyhow."""
+        return not self.pair.again and self.pair.match > _FAIR**self.run.modes
+
+
+STABLE, PARTLY, UNCONFIRMED, NOT_FOUND = "stable", "partly", "unconfirmed", "not found"
+
+
+def certainty(found: Sequence[Found]) -> str:
+    """One word for a phenotype, from what it is in other runs; empty without any."""
+    if not found:
+        return ""
+    again = sum(each.pair.again for each in found)
+    if again:
+        return STABLE if again == len(found) else PARTLY
+    return UNCONFIRMED if any(each.by_chance for each in found) else NOT_FOUND
 
 
 def beside(folder: Path, others: Sequence[Path]) -> tuple[Beside, ...]:
@@ -170,6 +191,7 @@ def _beside(folder: Path, other: Path) -> Beside:
         other.resolve().name,
         protection(read_summary(other)),
         left[0].shape[1],
+        len(left),
         tuple(sorted(pairs, key=lambda pair: pair.number)),
     )
 

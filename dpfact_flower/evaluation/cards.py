@@ -9,18 +9,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpfact_flower.errors import DataError
-from dpfact_flower.evaluation.beside import Found
+from dpfact_flower.evaluation.beside import Found, certainty
 from dpfact_flower.evaluation.chapters import chapters
 from dpfact_flower.evaluation.export import phenotype_rows
 from dpfact_flower.evaluation.model import CodeRow
+from dpfact_flower.evaluation.prose import leading_words, search_words
 from dpfact_flower.evaluation.run_folder import read_model
 from dpfact_flower.evaluation.tables import Association, Phenotype
-from dpfact_flower.evaluation.titles import LAMBDA, relevance, title
+from dpfact_flower.evaluation.titles import LAMBDA, leading, relevance, titles_of
 from dpfact_flower.evaluation.words import outcome
 
 SHOWN, LEAST_SHARE = 6, 0.01
 """So many codes of a mode are shown at once, if they have this share; the others unfold."""
 _MOST_CODES = 16
+_TOLD = 4
+"""So many leading codes of a mode a sentence names."""
 _MANY_LISTS = 60
 """Lists of codes, phenotypes times modes, from which each has half as many."""
 _REACHES, _ROOM, _FAR = (1.5, 2, 3, 5, 10), 0.9, 3
@@ -41,10 +44,11 @@ class Code:
 
 @dataclass(frozen=True)
 class CodeList:
-    """Codes of one mode, the largest share first."""
+    """Codes of one mode, the largest share first, of which the first `led` lead the phenotype."""
 
     mode: str
     codes: tuple[Code, ...]
+    led: int
 
     @property
     def first(self) -> int:
@@ -75,6 +79,8 @@ class Card:
         By what is associated; empty where there are no labels.
     found : tuple of Found
         The phenotype in other runs.
+    search : str
+        Words that people use for what its codes name.
     """
 
     number: int
@@ -84,6 +90,19 @@ class Card:
     measured: Phenotype | None
     outcomes: dict[str, Association]
     found: tuple[Found, ...]
+    search: str
+
+    @property
+    def certainty(self) -> str:
+        """One word for how sure it is; empty where no other run is beside this one."""
+        return certainty(self.found)
+
+    @property
+    def leading(self) -> str:
+        """Its leading codes in a sentence, for a page that knows of no patients."""
+        return leading_words(
+            {part.mode: [(c.code, c.text) for c in part.codes[: part.led]] for part in self.lists}
+        )
 
     @property
     def patients(self) -> dict[str, float]:
@@ -132,9 +151,10 @@ def cards(
     }
     for row in phenotype_rows(folder):
         rows[row.phenotype][row.mode].append(row)
+    made = titles_of(rows)
     return [
-        _card(number, own, names.get(number, ""), by_number.get(number), system, most,
-              found.get(number, ()))
+        _card(number, own, names.get(number, ""), made[number], by_number.get(number), system,
+              most, found.get(number, ()))
         for number, own in rows.items()
     ]  # fmt: skip
 
@@ -148,12 +168,13 @@ def _card(
     number: int,
     rows: Mapping[str, list[CodeRow]],
     name: str,
+    made: str,
     measured: Phenotype | None,
     system: Mapping[tuple[str, str], str],
     most: int,
     found: tuple[Found, ...],
 ) -> Card:
-    made = title((row for own in rows.values() for row in own), system) or "no code has any weight"
+    made = made or "no code has any weight"
     outcomes = measured.outcomes if measured else {}
     return Card(
         number,
@@ -163,6 +184,7 @@ def _card(
         measured,
         {outcome(label): found for label, found in outcomes.items()},
         found,
+        search_words(row.description for own in rows.values() for row in leading(own)),
     )
 
 
@@ -175,10 +197,11 @@ def _code_list(
         ranked = sorted(rows, key=lambda row, place=place: -relevance(row, place))  # type: ignore[misc]
         first |= {row.code: row for row in ranked[: most if place == 1 else most // 4]}
     kept = [row for row in rows if row.code in first]
+    led = min(_TOLD, len(leading(rows)))
     codes = tuple(
         Code(row.code, _text(row), row.share, row.lift, system[mode, row.code]) for row in kept
     )
-    return CodeList(mode, codes)
+    return CodeList(mode, codes, led)
 
 
 def _text(row: CodeRow) -> str:

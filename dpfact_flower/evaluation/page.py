@@ -21,12 +21,14 @@ from typing import TYPE_CHECKING, Any
 from dpfact_flower.errors import DataError, MissingDependencyError
 from dpfact_flower.evaluation import words
 from dpfact_flower.evaluation.chapters import SYSTEMS
+from dpfact_flower.evaluation.tables import Association
 from dpfact_flower.privacy import rounded_up
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _FOLDER = Path(__file__).parent / "templates"
+_FARTHEST = math.log(10)
 
 
 def check_libraries() -> None:
@@ -122,6 +124,11 @@ def _odds_place(coefficient: float, reach: float) -> int:
     return round(80 + 80 * coefficient / math.log(reach))
 
 
+def _odds_tell(found: Association) -> bool:
+    """Whether the odds' interval is within 0.1 to 10: beyond it too few patients speak."""
+    return found.interval is not None and max(map(abs, found.interval)) <= _FARTHEST
+
+
 _FILTERS: dict[str, Callable[..., Any]] = {
     "rounded_up": rounded_up,
     "bytes": words.size,
@@ -131,5 +138,6 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     "percent": words.percent,
     "odds": words.odds,
     "odds_place": _odds_place,
+    "odds_tell": _odds_tell,
     "system_class": lambda system: f"s{SYSTEMS.index(system)}",
 }

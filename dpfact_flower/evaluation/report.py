@@ -7,7 +7,7 @@ nothing has no phenotypes to show: the page says so in place of all that.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -16,9 +16,11 @@ from typing import Any
 from dpfact_flower.errors import DataError
 from dpfact_flower.evaluation.beside import Beside, found_again, read_beside
 from dpfact_flower.evaluation.cards import Card, cards, odds_reach, systems_of
+from dpfact_flower.evaluation.membership import LEAST_SCORE
 from dpfact_flower.evaluation.names import read_names
 from dpfact_flower.evaluation.nothing import nothing_learned
 from dpfact_flower.evaluation.page import belonging, check_libraries, render, svg
+from dpfact_flower.evaluation.prose import certainty_words, first_line, paragraph
 from dpfact_flower.evaluation.run_folder import (
     MODEL,
     REPORT,
@@ -130,6 +132,13 @@ def _content(run: _Run) -> dict[str, Any]:
     outcomes = list(dict.fromkeys(name for card in run.cards for name in card.outcomes))
     return {
         "summary": summary,
+        "first_line": first_line(
+            shared.table if shared else None, summary.rank, [card.certainty for card in run.cards]
+        ),
+        "paragraphs": _paragraphs(run),
+        "least_score": LEAST_SCORE,
+        "without": shared.table.without if shared else None,
+        "site_shares": _site_shares(run.cards),
         "nothing": nothing_learned(summary),
         "claim": _claim(summary.claim, run.settings),
         "guarantees": _guarantees(summary, run.settings),
@@ -165,6 +174,28 @@ def _content(run: _Run) -> dict[str, Any]:
         "versions": run.versions,
         "figures": _figures(run),
     }
+
+
+def _paragraphs(run: _Run) -> dict[int, list[str]]:
+    """What a card says of a phenotype, by its number."""
+    table = run.shared.table if run.shared else None
+    return {
+        card.number: [
+            *(
+                paragraph(card.measured, table.patients, table.rates, "patients")
+                if table and card.measured
+                else [card.leading]
+            ),
+            certainty_words(card.found),
+        ]
+        for card in run.cards
+    }
+
+
+def _site_shares(cards: Sequence[Card]) -> tuple[list[str], float]:
+    """The sites whose shares are known, and the largest share of all, that shades begin from."""
+    sites = list(cards[0].measured.by_site) if cards and cards[0].measured else []
+    return sites, max((share for card in cards for share in card.patients.values()), default=1.0)
 
 
 def _claim(claim: str, settings: Mapping[str, Any]) -> str:
@@ -256,7 +287,7 @@ def _figures(run: _Run) -> dict[str, Any]:
     """Inline SVG by name; what the folder has no values for is absent."""
     from dpfact_flower.evaluation import plots  # noqa: PLC0415 - matplotlib is slow to import
 
-    summary, shared = run.summary, run.shared
+    summary = run.summary
     figures = {}
     if summary.errors and len(summary.errors.error_by_round) > 1:
         label = "Error of the sites' models by round"
@@ -265,9 +296,6 @@ def _figures(run: _Run) -> dict[str, Any]:
         figures["traffic"] = svg(
             "traffic", lambda: plots.traffic(run.records), "Bytes sent by round"
         )
-    if shared:
-        label = "Heat map: which site uses which phenotype"
-        figures["usage"] = svg("usage", lambda: plots.usage(shared.usage, names=run.names), label)
     return figures | {"auc": _auc_figures(summary)}
 
 

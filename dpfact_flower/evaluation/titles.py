@@ -1,26 +1,29 @@
-"""A phenotype's title in a few words, made of its own codes: ``renal: dialysis, CKD 5``.
+"""Titles of phenotypes, made of the names of their own codes: ``Stroke with hypertension``.
 
-The words are the codes' descriptions, so a title says no more than the table below it; a name that
-a person gives is better. The same model gives the same titles.
+A title names the codes that lead a phenotype, so it says no more than the table below it; a name
+that a person gives is better. The same model gives the same titles.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
+from dpfact_flower.evaluation.membership import LEADING
 from dpfact_flower.evaluation.model import CodeRow
 
 LAMBDA = 0.6
 """Weight of a code's share against its lift; Sievert and Shirley's choice for pyLDAvis."""
-_LEAST_SHARE = 0.02
-_MAJORITY = 0.5
-_WORDS = 3
-_LONGEST = 34
+_COMMON, _ENOUGH = 1 / 3, 1 / 2
+"""A code that leads more of the phenotypes tells none of them; what is left must weigh so much."""
+TREATMENTS = re.compile(r"proc|cpt|hcpcs|drug|med|treat|lab|atc", re.IGNORECASE)
+"""Names of modes that hold what was done, not what patients had."""
 _FILLERS = re.compile(
-    r"\b(NEC/NOS|NOS|NEC|unspecified|not otherwise specified|not elsewhere classified)\b",
+    r"\b(NEC/NOS|NOS|NEC|not otherwise specified|not elsewhere classified)\b|"
+    r"[ ,]+(unspecified( (site|type|cause|chronic))?|unsp\.?|so stated)$|"
+    r"^(other )?(and )?unspecified |^other (and ill-defined |forms of )",
     re.IGNORECASE,
 )
 
@@ -33,65 +36,75 @@ def relevance(row: CodeRow, weight: float = LAMBDA) -> float:
     return weight * math.log(abs(row.share)) + (1 - weight) * math.log(abs(row.lift))
 
 
-def title(rows: Iterable[CodeRow], chapter: Mapping[tuple[str, str], str]) -> str:
-    """Title of one phenotype.
+Rows = Mapping[str, Sequence[CodeRow]]
+"""A phenotype's codes by mode, the largest share first."""
+
+
+def titles_of(phenotypes: Mapping[int, Rows]) -> dict[int, str]:
+    """Title of each phenotype of a model, each once.
+
+    Diagnoses come before treatments. Codes that lead more than a third of all phenotypes are left
+    out, unless that leaves too little of a phenotype.
 
     Parameters
     ----------
-    rows : iterable of CodeRow
-        All codes of the phenotype.
-    chapter : mapping of (mode, code) to str
-        As `dpfact_flower.evaluation.chapters.chapters` has it; empty where there is none.
-
-    Returns
-    -------
-    str
-        The body system that has most of the weight, if one has, and the most relevant codes, one of
-        each mode first; empty if no code has any weight.
+    phenotypes : mapping of int to Rows
+        All of the model, by number.
     """
-    by_mode: dict[str, list[CodeRow]] = defaultdict(list)
-    for row in rows:
-        by_mode[row.mode].append(row)
-    ranked = [sorted(own, key=_rank) for own in by_mode.values()]
-    words: list[str] = []
-    for place in range(max(map(len, ranked), default=0)):
-        for own in ranked:
-            word = phrase(own[place]) if place < len(own) else ""
-            if word and word.lower() not in map(str.lower, words):
-                words.append(word)
-        if len(words) >= min(_WORDS, 2):
-            break
-    system = _majority(by_mode.values(), chapter)
-    text = ", ".join(words[:_WORDS])
-    return f"{system}: {text}" if system and text else text
+    led = Counter(
+        (mode, row.code)
+        for rows in phenotypes.values()
+        for mode, own in rows.items()
+        for row in leading(own)
+    )
+    common = {code for code, times in led.items() if times > max(1, _COMMON * len(phenotypes))}
+    found = {number: _title(rows, common) for number, rows in phenotypes.items()}
+    taken = Counter(found.values())
+    whole = {n: _title(rows, set()) if taken[found[n]] > 1 else found[n]
+             for n, rows in phenotypes.items()}  # fmt: skip
+    taken = Counter(whole.values())
+    return {n: text if taken[text] == 1 else f"{text} ({n})" for n, text in whole.items()}
 
 
-def phrase(row: CodeRow) -> str:
-    """A code's description in a few words; of a path its end; the code where there is none.
+def leading(rows: Sequence[CodeRow]) -> list[CodeRow]:
+    """Codes that lead one mode of a phenotype, the most relevant first."""
+    most = max((abs(row.weight) for row in rows), default=0.0)
+    return sorted((row for row in rows if abs(row.weight) >= LEADING * most), key=_rank)
+
+
+def phrase(description: str, code: str) -> str:
+    """A code's name as a sentence has it: of a path its end, without fillers; else the code.
 
     The fourth level of a path says which kind of the third it is: ``sepsis – severe``.
     """
-    path = row.description.split("|")
-    text = " – ".join(path[-2:] if len(path) > 3 else path[-1:]) or row.code
-    text = " ".join(_FILLERS.sub("", text).split()).strip(" ,;-/") or row.code
-    if len(text) > _LONGEST:
-        text = text[:_LONGEST].rsplit(" ", 1)[0].rstrip(" ,;-/(") + "…"
+    path = description.split("|")
+    text = " – ".join(path[-2:] if len(path) > 3 else path[-1:]) or code
+    text = " ".join(_FILLERS.sub("", text).split()).strip(" ,;-/") or code
     return text[0].lower() + text[1:] if text[:2].istitle() and text[1:2].islower() else text
 
 
-def _rank(row: CodeRow) -> tuple[bool, float]:
-    """Codes of some weight first, the most relevant first."""
-    return abs(row.share) < _LEAST_SHARE, -relevance(row)
+def _rank(row: CodeRow) -> float:
+    return -relevance(row)
 
 
-def _majority(modes: Iterable[list[CodeRow]], chapter: Mapping[tuple[str, str], str]) -> str:
-    """The system that most of the weight is in, of the modes whose codes have systems."""
-    weights: dict[str, float] = defaultdict(float)
-    for rows in modes:
-        known = [(chapter.get((row.mode, row.code), ""), abs(row.share)) for row in rows]
-        if any(system for system, _ in known):
-            for system, share in known:
-                weights[system] += share
-    whole = sum(weights.values())
-    found = [s for s, weight in weights.items() if s and weight > _MAJORITY * whole]
-    return found[0] if found else ""
+def _title(rows: Rows, common: set[tuple[str, str]]) -> str:
+    """One phenotype's title without the `common` codes; empty if no code has any weight."""
+    parts: list[str] = []
+    for mode in sorted(rows, key=lambda mode: TREATMENTS.search(mode) is not None):
+        own = leading(rows[mode])
+        kept = [row for row in own if (mode, row.code) not in common]
+        if kept and max(abs(row.weight) for row in kept) < _ENOUGH * abs(rows[mode][0].weight):
+            kept = []
+        short = (phrase(row.description, row.code).split(", ")[0] for row in kept)
+        names = [name for name in dict.fromkeys(short) if name not in parts]
+        if names:
+            parts.append(_either(names))
+    if not parts and common:
+        return _title(rows, set())
+    text = " with ".join(parts)
+    return text[:1].upper() + text[1:]
+
+
+def _either(names: Sequence[str]) -> str:
+    """``a``, ``a or b``; of more the first two: ``a, b or others``."""
+    return " or ".join(names) if len(names) <= 2 else f"{names[0]}, {names[1]} or others"

@@ -13,6 +13,18 @@ def outcome(label: str) -> str:
     return _OUTCOMES.get(label, label)
 
 
+_NUMBERS = (
+    "no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven",
+    "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
+    "twenty",
+)  # fmt: skip
+
+
+def counted(count: int) -> str:
+    """A number as a sentence has it: in a word up to twenty."""
+    return _NUMBERS[count] if count < len(_NUMBERS) else f"{count:,}"
+
+
 def size(count: float) -> str:
     """Bytes with a decimal unit."""
     for unit in ("B", "kB", "MB", "GB"):

@@ -95,7 +95,7 @@ search?.addEventListener("input", () => {
   const wanted = search.value.toLowerCase();
   let hits = 0;
   for (const card of cards) {
-    card.hidden = !card.textContent.toLowerCase().includes(wanted);
+    card.hidden = !`${card.textContent} ${card.dataset.words}`.toLowerCase().includes(wanted);
     hits += !card.hidden;
     for (const row of all(`[data-card="${card.id}"]`)) row.hidden = card.hidden;
   }
