@@ -47,8 +47,9 @@ def predict_outcome(
 
     The paper's section Utility. Each split is drawn once over the patients of all sites, stratified
     by site and label, so that all figures of a split share their test patients. Memberships are
-    skewed, so the regression takes their square roots; these and volume are scaled by mean and standard deviation of the training patients; the regressions are
-    scikit-learn's, with its default L2 penalty.
+    skewed, so the regression takes their square roots. These and volume are scaled by mean and
+    standard deviation of the training patients; the regressions are scikit-learn's, with its
+    default L2 penalty.
 
     Parameters
     ----------
