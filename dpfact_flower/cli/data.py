@@ -434,7 +434,7 @@ def _show(cohort: Cohort) -> None:
         console.print(counts)
     labels = cohort.labels
     table = Table(
-        "site", "patients", "non-zeros", *(f"{escape(name)} is 1" for name in labels),
+        "site", f"{cohort.row_unit}s", "non-zeros", *(f"{escape(name)} is 1" for name in labels),
         title=cohort.name,
     )  # fmt: skip
     for row in cohort.summary():

@@ -27,13 +27,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dpfact_flower.data.events import account, modes_of, note, table_of
-from dpfact_flower.data.site_data import Cohort, SiteData
+from dpfact_flower.data.site_data import PATIENT, Cohort, SiteData
 from dpfact_flower.data.tables import count_rows, quoted
 from dpfact_flower.data.vocabulary import Vocabulary, by_frequency
 from dpfact_flower.errors import DataError, SettingsError, shown
@@ -159,6 +159,7 @@ def build_cohort(
     labels: Sequence[str] = (),
     min_patients: int = 1,
     keep_empty: bool = False,
+    row_unit: str = PATIENT,
 ) -> Cohort:
     """Tensors of all sites from the three tables that the module describes.
 
@@ -176,6 +177,8 @@ def build_cohort(
         Sites that hold fewer are merged into one, ``other``, which may still be smaller.
     keep_empty : bool
         Keep patients without a cell as empty rows.
+    row_unit : str
+        As `SiteData` has it.
 
     Returns
     -------
@@ -202,10 +205,10 @@ def build_cohort(
             f"{name}: no two events of the vocabularies {events} lie in one window ({window}); is "
             "--window too short, or is a code list another hospital's?"
         )
-    _assign_sites(connection, min_patients, keep_empty)
+    _assign_sites(connection, min_patients, keep_empty, row_unit)
     _sort_cells(connection, len(vocabularies))
     sites = [
-        _site(connection, number, site, vocabularies, labels)
+        replace(_site(connection, number, site, vocabularies, labels), row_unit=row_unit)
         for number, site in connection.execute(
             "SELECT DISTINCT site_number, site FROM members ORDER BY site_number"
         ).fetchall()
@@ -322,7 +325,9 @@ def _place_events(connection: Connection, n: int, vocabulary: Vocabulary, window
         note(connection, mode, "more without the time or encounter that a window needs", unplaced)
 
 
-def _assign_sites(connection: Connection, min_patients: int, keep_empty: bool) -> None:
+def _assign_sites(
+    connection: Connection, min_patients: int, keep_empty: bool, row_unit: str
+) -> None:
     """Table ``members``: which patient is which row of which site."""
     with_cells = (
         "" if keep_empty else "SEMI JOIN (SELECT DISTINCT patient FROM cells) USING (patient)"
@@ -352,11 +357,12 @@ def _assign_sites(connection: Connection, min_patients: int, keep_empty: bool) -
                 f"sites of fewer than {min_patients} patients cannot be merged into {SMALL_SITES}, "
                 "for a site has that name already; rename it, or merge none (min-patients 1)"
             )
+    place = f"{row_unit}s"
     everybody, kept = count_rows(connection, "named"), count_rows(connection, "members")
-    note(connection, "patients", "in the tables", everybody)
-    note(connection, "patients", "left out, since no two of their codes lie in a window",
+    note(connection, place, "in the tables", everybody)
+    note(connection, place, "left out, since no two of their codes lie in a window",
          everybody - kept)  # fmt: skip
-    note(connection, "patients", "kept", kept)
+    note(connection, place, "kept", kept)
 
 
 def _sort_cells(connection: Connection, modes: int) -> None:

@@ -29,6 +29,7 @@ from dpfact_flower.tensor.sparse import patient_rows
 
 _FORMAT = 1
 _TRUTH = "truth"
+PATIENT = "patient"
 DIED = "died"
 """Label of a patient who died in hospital."""
 COHORT = "cohort.json"
@@ -69,6 +70,8 @@ class SiteData:
         alone is taken for that one, and None for no label.
     patients : tuple of str or None
         The hospital's own identifiers, for its own use; distinct.
+    row_unit : str
+        What a row is: a patient, or where patients cannot be told apart a discharge, say.
 
     Raises
     ------
@@ -81,9 +84,11 @@ class SiteData:
     vocabularies: tuple[Vocabulary, ...]
     labels: Mapping[str, NDArray[np.int8]] = field(default_factory=dict)
     patients: tuple[str, ...] | None = None
+    row_unit: str = PATIENT
 
     def __post_init__(self) -> None:
         check_name("site name", self.name)
+        check_name(f"site {self.name}: row unit", self.row_unit)
         if not isinstance(self.tensor, SparseTensor):
             raise DataError(f"site {self.name}: tensor must be a SparseTensor")
         object.__setattr__(self, "vocabularies", tuple(self.vocabularies))
@@ -153,6 +158,8 @@ class SiteData:
             arrays["label_names"] = np.array([*self.labels])
         if self.patients is not None:
             arrays["patients"] = np.array(self.patients)
+        if self.row_unit != PATIENT:
+            arrays["row_unit"] = np.array(self.row_unit)
         with replacing(Path(path)) as file:
             save_npz(file, arrays)
 
@@ -187,6 +194,7 @@ class SiteData:
                 _vocabularies(arrays),
                 _labels(arrays),
                 None if patients is None else tuple(_texts(arrays, "patients")),
+                _one_text(arrays, "row_unit") if "row_unit" in arrays else PATIENT,
             )
         except DataError as error:
             raise DataError(f"{path}: {error}") from None
@@ -351,6 +359,11 @@ class Cohort:
     def vocabularies(self) -> tuple[Vocabulary, ...]:
         """The vocabularies that all sites share, one per feature mode."""
         return self.sites[0].vocabularies
+
+    @property
+    def row_unit(self) -> str:
+        """What a row of the sites is; see `SiteData`."""
+        return self.sites[0].row_unit
 
     def __len__(self) -> int:
         return sum(map(len, self.sites))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from dpfact_flower.data.site_data import Cohort
+from dpfact_flower.data.site_data import PATIENT, Cohort
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import StateError
 from dpfact_flower.evaluation.measured import measure
@@ -80,6 +80,7 @@ def summarise(
         spent=spent,
         exchange=_exchange(coordinator),
         measured=found,
+        row_unit=cohort.row_unit if cohort else PATIENT,
     )
     return summary, phenotypes
 

@@ -283,6 +283,8 @@ class Summary:
         Number of phenotypes.
     solver, scale, privacy : str
         As in the settings.
+    row_unit : str
+        What the sites' rows are, as far as the server knows: ``patient``, or ``discharge``.
     claim : str
         What protects the patients, in words; that of `spent` where noise was added.
     spent : RunSpending or None
@@ -299,6 +301,7 @@ class Summary:
     solver: str
     scale: str
     privacy: str
+    row_unit: str
     claim: str
     spent: RunSpending | None
     exchange: Exchange

@@ -37,6 +37,7 @@ def assert_equal(found: SiteData, expected: SiteData) -> None:
     assert found.tensor.fingerprint() == expected.tensor.fingerprint()
     assert found.vocabularies == expected.vocabularies
     assert found.patients == expected.patients
+    assert found.row_unit == expected.row_unit
     if expected.labels == {}:
         assert found.labels == {}
     else:
@@ -53,7 +54,8 @@ def assert_same_labels(one: SiteData, other: SiteData) -> None:
 SEVERAL = {"readmitted": np.array([0, 0, 1]), "died": np.array([0, 1, 1])}
 
 
-@pytest.mark.parametrize("changes", [{}, {"labels": None}, {"labels": SEVERAL}, {"patients": None}])
+@pytest.mark.parametrize("changes", [{}, {"labels": None}, {"labels": SEVERAL}, {"patients": None},
+                                     {"row_unit": "discharge"}])  # fmt: skip
 def test_site_round_trip(changes, tmp_path):
     site = make_site(**changes)
     site.save(tmp_path / "site.npz")

@@ -37,8 +37,8 @@ SUMMARIES = {
     "no truth and no outcomes": replace(SIMULATED, measured=replace(MEASURED, fms=None, auc=None)),
 }
 SERVERS = (
-    "name", "sites", "rounds", "rank", "solver", "scale", "privacy", "epsilon", "delta",
-    "accountant", "claim",
+    "name", "sites", "rounds", "rank", "solver", "scale", "privacy", "row_unit", "epsilon",
+    "delta", "accountant", "claim",
 )  # fmt: skip
 PROMISED = (
     "unit", "neighbours", "releases", "rho", "mu", "epsilons", "replacing",

@@ -19,7 +19,7 @@ from dpfact_flower.data.databases import Source, Table
 from dpfact_flower.data.events import modes_of, note, table_of
 from dpfact_flower.data.progress import telling
 from dpfact_flower.data.roll_up import RollUp, roll_up
-from dpfact_flower.data.site_data import Cohort
+from dpfact_flower.data.site_data import PATIENT, Cohort
 from dpfact_flower.data.tables import MEMORY, connect
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, SettingsError
@@ -92,6 +92,7 @@ def make_cohort(
     window: Window,
     options: Options,
     labels: Sequence[str] = (),
+    row_unit: str = PATIENT,
 ) -> Cohort:
     """Roll codes up, choose the vocabularies, and count: the last step of every reader.
 
@@ -107,6 +108,8 @@ def make_cohort(
     options : Options
     labels : sequence of str
         Columns of ``patients`` that are labels.
+    row_unit : str
+        What is counted where a patient is elsewhere.
 
     Raises
     ------
@@ -128,6 +131,7 @@ def make_cohort(
             labels=labels,
             min_patients=options.get("min_patients", 1),
             keep_empty=options.get("keep_empty", False),
+            row_unit=row_unit,
         )
 
 
