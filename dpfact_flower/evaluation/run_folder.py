@@ -19,6 +19,7 @@ import numpy as np
 import tomli_w
 from numpy.typing import NDArray
 
+from dpfact_flower.data.code_names import named
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, shown
 from dpfact_flower.evaluation.summary import Summary
@@ -77,7 +78,7 @@ def read_model(folder: Path) -> tuple[tuple[NDArray[np.float32], ...], tuple[Voc
     arrays = load_npz(path, ["modes"])
     try:
         vocabularies = tuple(
-            Vocabulary(name, arrays[f"{name}_codes"].tolist(), arrays[f"{name}_text"].tolist())
+            named(Vocabulary(name, *(arrays[f"{name}_{x}"].tolist() for x in ("codes", "text"))))
             for name in np.atleast_1d(arrays["modes"]).tolist()
         )
         factors = tuple(arrays[v.name] for v in vocabularies)

@@ -99,8 +99,9 @@ MISTAKES = (
             EVENTS + " --label readmitted=labels.csv"),
     Mistake("a roll-up that is not known", EVENTS + " --roll-up icd4"),
     Mistake("a roll-up of a mode that is not there", EVENTS + " --roll-up drugs=first3"),
-    Mistake("a roll-up of other codes", EVENTS + " --roll-up procedures=chapter",
-            {"p.csv": P.replace("3605", "x-ray").replace(",40\n", ",scan\n").encode()}),
+    Mistake("a roll-up of other codes", EVENTS + " --roll-up diagnoses=chapter",
+            {"d.csv": D.replace("4019", "x-ray").replace("41401", "scan").encode()}),
+    Mistake("a roll-up of diagnoses for procedures", EVENTS + " --roll-up procedures=icd3"),
     # the command
     Mistake("one mode alone", "events --name north --out out --mode diagnoses=d.csv"),
     Mistake("a name that cannot be one", EVENTS.replace("--name north", "--name St.\\ Mary's")),

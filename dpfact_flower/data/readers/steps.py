@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypedDict
 
+from dpfact_flower.data.code_names import named
 from dpfact_flower.data.cooccurrence import Window, build_cohort, choose_vocabularies
 from dpfact_flower.data.databases import Source, Table
 from dpfact_flower.data.events import modes_of, note, table_of
@@ -121,6 +122,7 @@ def make_cohort(
             roll_up(connection, mode, how)
         given = options.get("vocabularies")
         chosen = choose_vocabularies(connection, modes, options.get("top"), given)
+        chosen = tuple(map(named, chosen))
         for vocabulary in given or ():
             _check_codes(connection, vocabulary)
         return build_cohort(
@@ -188,8 +190,8 @@ def describe(
         SQL over the table's columns; where one is NULL, there is no description.
     """
     if not source.has(table.name):
-        logger.warning("%s is missing: codes of %s stay without description", table.name, mode)
-        note(connection, table.name, "tables missing: codes stay without description", 1)
+        logger.warning("%s is missing: codes of %s have the package's own names", table.name, mode)
+        note(connection, table.name, "tables missing: codes have the package's own names", 1)
         return
     source.load(connection, "titles", table)
     connection.execute(

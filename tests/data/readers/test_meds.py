@@ -39,7 +39,10 @@ def test_shards_make_one_site(folder):
     cohort = meds.read(folder, "north")
     assert cells_of(cohort) == {("north", "1", "icd10:02HV33Z", "icd9:4019"): 1}
     assert cohort.vocabularies[1].codes == ("icd10:I10", "icd9:4019")
-    assert cohort.vocabularies[1].descriptions == ("", "Hypertension")
+    assert cohort.vocabularies[1].descriptions == (
+        "Essential (primary) hypertension",
+        "Hypertension",
+    )
     assert cohort.sites[0].labels == {}
     assert ("0.parquet", "rows without a time, in no window", 1) in cohort.account
 

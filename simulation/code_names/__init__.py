@@ -1,0 +1,1 @@
+"""The tables of names that the package ships: how they are made."""
