@@ -320,6 +320,24 @@ def data_synpuf(
     )  # fmt: skip
 
 
+@_reader(top="202x316")
+def data_nhds(
+    file: Tables,
+    asked: Asked,
+    by: Annotated[
+        Literal["region", "ownership"],
+        typer.Option(help="What a site is; region: each in two, under 300 beds or more."),
+    ] = "region",
+) -> Cohort:
+    """National Hospital Discharge Survey 2010: a row is a discharge, newborns are left out.
+
+    FILE is NHDS10.PU.txt, plain or packed as .bz2 or .gz.
+    """
+    from dpfact_flower.data.readers import nhds
+
+    return nhds.read(file, site_of=by, **asked.options(nhds.MODES))
+
+
 @_reader(top="")
 def data_events(
     asked: Asked,

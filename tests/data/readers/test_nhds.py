@@ -1,0 +1,131 @@
+"""The National Hospital Discharge Survey: a made-up file of its layout, and the real one."""
+
+import bz2
+import gzip
+
+import pytest
+
+from dpfact_flower.data.readers import nhds
+from dpfact_flower.data.site_data import Cohort
+from dpfact_flower.errors import DataError, SettingsError
+from tests.cli.test_data import data
+from tests.data.readers.cells import cells_of
+
+
+def line(diagnoses, procedures, *, status="1", place="111", newborn="2", year="10"):
+    """One discharge; `place` is region, beds and ownership."""
+    listed = ("".join(code.ljust(5, "-") for code in diagnoses).ljust(75),
+              "".join(code.ljust(4, "-") for code in procedures).ljust(32))  # fmt: skip
+    return f"{year}{newborn}119219{status:>3}   71{place}0087206{''.join(listed)}04  778203     "
+
+
+LINES = [
+    line(["4019", "V5862", "038"], ["9915", "741"], place="131"),
+    line(["4019", "4019"], ["741", "741"], status="6", place="143"),
+    line(["4019"], ["741"], newborn="1"),
+    line(["E8859"], [], place="452"),
+    line(["4019"], ["9915"], place="452"),
+    line(["41401"], ["9915"], status="0", place="452"),
+]
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "NHDS10.PU.txt.bz2"
+    path.write_bytes(bz2.compress(("\r\n".join(LINES) + "\r\n").encode()))
+    return path
+
+
+def test_discharges_of_a_made_up_file(file):
+    cohort = nhds.read(file)
+    small, large, west = "northeast-under-300-beds", "northeast-300-beds-or-more", "west-300-beds"
+    assert cells_of(cohort) == {
+        (small, "000001", "9915", "4019"): 1, (small, "000001", "9915", "V5862"): 1,
+        (small, "000001", "9915", "038"): 1, (small, "000001", "741", "4019"): 1,
+        (small, "000001", "741", "V5862"): 1, (small, "000001", "741", "038"): 1,
+        (large, "000002", "741", "4019"): 1,
+        (f"{west}-or-more", "000005", "9915", "4019"): 1,
+        (f"{west}-or-more", "000006", "9915", "41401"): 1,
+    }  # fmt: skip
+    assert [site.labels["died"].tolist() for site in cohort.sites] == [[1], [0], [0, 0]]
+    assert cohort.vocabularies[0].descriptions == (
+        "Parenteral infusion of concentrated nutritional substances",
+        "Low cervical cesarean section",
+    )
+    counts = {(where, what): count for where, what, count in cohort.account}
+    assert counts[file.name, "discharges"] == 6
+    assert counts[file.name, "discharges of newborns, left out"] == 1
+    assert counts["discharges", "in the tables"] == 5
+    assert counts["discharges", "kept"] == 4
+
+
+def test_sites_by_ownership_and_other_packings(file, tmp_path):
+    text = bz2.decompress(file.read_bytes())
+    (tmp_path / "plain.txt").write_bytes(text)
+    (tmp_path / "packed.gz").write_bytes(gzip.compress(text))
+    for path in (file, tmp_path / "plain.txt", tmp_path / "packed.gz"):
+        cohort = nhds.read(path, site_of="ownership")
+        assert [site.name for site in cohort.sites] == ["government", "nonprofit", "proprietary"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        line(["4019"], ["741"], year="09"),
+        line(["4019"], ["741"])[:120],
+        line(["40.19"], ["741"]),
+        line(["4019"], ["741"], place="911"),
+        "patient,code",
+        "",
+    ],
+)
+def test_another_layout_is_refused(wrong, tmp_path):
+    path = tmp_path / "x.txt"
+    path.write_text("\n".join([*LINES, wrong, "secret, 4019", ""]))
+    with pytest.raises(DataError, match=r"x\.txt: need lines as NHDS.* of 2010 .*; 2 line") as said:
+        nhds.read(path)
+    assert "secret" not in str(said.value)
+
+
+def test_what_cannot_be_read_is_named(file, tmp_path):
+    with pytest.raises(DataError, match="gone: no such file"):
+        nhds.read(tmp_path / "gone")
+    (tmp_path / "empty.txt").write_text("")
+    with pytest.raises(DataError, match=r"empty\.txt: need lines as NHDS"):
+        nhds.read(tmp_path / "empty.txt")
+    cut = tmp_path / "cut.bz2"
+    cut.write_bytes(file.read_bytes()[:60])
+    with pytest.raises(DataError, match=r"cut\.bz2: cannot be read \(EOFError\)"):
+        nhds.read(cut)
+    cut.write_bytes(b"10")
+    with pytest.raises(DataError, match=r"cut\.bz2: cannot be read \(OSError\)"):
+        nhds.read(cut)
+    with pytest.raises(SettingsError, match="site-of: must be one of region, ownership"):
+        nhds.read(file, site_of="beds")
+
+
+def test_one_command_says_discharges(file, tmp_path):
+    text = data("nhds", str(file), "--by", "ownership", "--top", "1x1", "--out",
+                str(tmp_path / "out"))  # fmt: skip
+    assert "discharges" in text
+    assert "patients ┃" not in text
+    cohort = Cohort.load(tmp_path / "out")
+    assert cohort.row_unit == "discharge"
+    assert [len(v) for v in cohort.vocabularies] == [1, 1]
+    assert cohort.sites[0][[0]].row_unit == "discharge"
+
+
+def test_the_survey_has_the_discharges_it_is_known_for(ehr_data):
+    path = ehr_data / "nhds2010" / "NHDS10.PU.txt.bz2"
+    if not path.is_file():
+        pytest.skip(f"NHDS 2010 is not in {ehr_data}")
+    cohort = nhds.read(path)
+    counts = {(where, what): count for where, what, count in cohort.account}
+    assert counts[path.name, "discharges"] == 151_551
+    assert counts[path.name, "discharges of newborns, left out"] == 14_092
+    assert cohort.shape == (72_953, 202, 316)
+    assert sum(site.nonzeros for site in cohort.summary()) == 959_902
+    assert sum(site.deaths or 0 for site in cohort.summary()) == 1_954
+    sizes = [len(site) for site in cohort.sites]
+    assert (len(sizes), min(sizes), max(sizes)) == (8, 2_834, 16_723)
+    assert all(all(vocabulary.descriptions) for vocabulary in cohort.vocabularies)
