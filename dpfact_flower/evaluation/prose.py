@@ -24,7 +24,9 @@ _OFTEN, _MORE = 0.2, 1.5
 _LONGEST_CODE = 10
 
 
-def first_line(table: PhenotypeTable | None, rank: int, words: Sequence[str]) -> str:
+def first_line(
+    table: PhenotypeTable | None, rank: int, words: Sequence[str], unit: str = "patients"
+) -> str:
     """Say a run in one line: ``Twenty patterns; nine are stable; 36 % of the patients have one``.
 
     Parameters
@@ -34,6 +36,8 @@ def first_line(table: PhenotypeTable | None, rank: int, words: Sequence[str]) ->
     rank : int
     words : sequence of str
         `certainty` of each phenotype; empty where nothing stands beside the run.
+    unit : str
+        What is counted, in the plural.
     """
     parts = [f"{counted(rank)} pattern{'' if rank == 1 else 's'}"]
     if any(words):
@@ -42,7 +46,7 @@ def first_line(table: PhenotypeTable | None, rank: int, words: Sequence[str]) ->
             f"{counted(stable) if stable else 'none'} {'is' if stable < 2 else 'are'} stable"
         )
     if table is not None and isinstance(table.without, float):
-        parts.append(f"{100 * (1 - table.without):.0f} % of the patients have one")
+        parts.append(f"{100 * (1 - table.without):.0f} % of the {unit} have one")
     text = "; ".join(parts)
     return f"{text[0].upper()}{text[1:]}."
 
@@ -75,10 +79,9 @@ def paragraph(
     found = [f"{share * patients:,.0f} {unit} ({percent(share)}{span})."]
     for mode in sorted(phenotype.codes, key=lambda mode: bool(TREATMENTS.search(mode))):
         told = _observed(phenotype.codes[mode])
-        verb = f"had {mode}:" if TREATMENTS.search(mode) else "had"
         if told:
             first, *rest = told
-            found.append(", ".join([f"{first[0]} {verb} {first[1]}", *map(" ".join, rest)]) + ".")
+            found.append(", ".join([" had ".join(first), *map(" ".join, rest)]) + ".")
     for label, association in phenotype.outcomes.items():
         found.append(f"{outcome(label).capitalize()}: {rate(association, rates.get(label), unit)}.")
     return found

@@ -94,6 +94,11 @@ class _Run:
     beside: tuple[Beside, ...]
 
     @property
+    def unit(self) -> str:
+        """What a row of the data is, in the plural."""
+        return f"{self.summary.row_unit}s"
+
+    @property
     def shared(self) -> SharedPhenotypes | None:
         """Tables over the patients of all sites, where they were available to be counted."""
         return self.phenotypes if isinstance(self.phenotypes, SharedPhenotypes) else None
@@ -133,8 +138,12 @@ def _content(run: _Run) -> dict[str, Any]:
     return {
         "summary": summary,
         "first_line": first_line(
-            shared.table if shared else None, summary.rank, [card.certainty for card in run.cards]
+            shared.table if shared else None,
+            summary.rank,
+            [card.certainty for card in run.cards],
+            run.unit,
         ),
+        "unit": run.unit,
         "paragraphs": _paragraphs(run),
         "least_score": LEAST_SCORE,
         "without": shared.table.without if shared else None,
@@ -182,7 +191,7 @@ def _paragraphs(run: _Run) -> dict[int, list[str]]:
     return {
         card.number: [
             *(
-                paragraph(card.measured, table.patients, table.rates, "patients")
+                paragraph(card.measured, table.patients, table.rates, run.unit)
                 if table and card.measured
                 else [card.leading]
             ),
