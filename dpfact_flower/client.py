@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.metadata import version
 from typing import Any
 
@@ -95,7 +96,8 @@ class DPFactClient(NumPyClient):
             answer = self._answer(parameters, config, hold)
         except Exception as error:  # nothing an error says may reach the server
             reason = self._refused(error)
-        hold.wait()
+        with suppress(Exception):  # the answer stands, or the refusal
+            hold.wait()
         if self._reply_after:  # for the site alone: how long it took is the patients'
             _logger.info("ready after %.1f s; reply-after is %g", hold.ready, self._reply_after)
         if hold.late:  # whatever it was: what was charged is kept, and free if it is asked again

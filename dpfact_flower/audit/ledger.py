@@ -36,7 +36,7 @@ from dpfact_flower.client import DPFactClient, RoundRefusedError
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.privacy import ReleaseEvent
 from dpfact_flower.privacy.ledger import Ledger, LedgerRow
-from dpfact_flower.site.store import SiteStore
+from dpfact_flower.site.store import has_state
 
 _ACCURACY = 0.01
 """Standard error of the cost that is measured from the messages, as a share of it."""
@@ -166,11 +166,10 @@ def _play(
         state_dir = folder / f"state-{job // _JOBS_A_LEDGER}"
         if job % _JOBS_A_LEDGER == 0:
             client = subject.client(state_dir, site)
-        store = SiteStore(state_dir, site.name, name, site.tensor.fingerprint())
         last = subject.plan.rounds if job == 0 else subject.plan.rounds - 1
         for number in range(1, last + 1):
             messages.append(_ask(subject, client, transcript, name, number))
-            remembered += number < subject.plan.rounds and store.load() is not None
+            remembered += number < subject.plan.rounds and has_state(state_dir / site.name / name)
         if job == jobs - 1 or (job + 1) % _JOBS_A_LEDGER == 0:
             with Ledger(state_dir / site.name, create=False) as ledger:
                 rows += ledger.rows()

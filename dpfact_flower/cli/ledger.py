@@ -72,7 +72,8 @@ def verify(folder: Folder, site: Site = "", noted: Noted = "", as_json: AsJson =
     expected = Head.parse(noted) if noted else None
     try:
         with Ledger(place, create=False) as ledger:
-            head, problems = ledger.head(), ledger.verify(expected)
+            problems = ledger.verify(expected)
+            head = None if problems else ledger.head()
     except StateError as error:  # so damaged that it does not open
         problems, head = [str(error)], None
     if as_json:

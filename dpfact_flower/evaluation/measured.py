@@ -31,6 +31,7 @@ from dpfact_flower.evaluation.summary import (
 )
 from dpfact_flower.evaluation.tables import SharedPhenotypes
 from dpfact_flower.machine.watch import Watch, unwatched
+from dpfact_flower.privacy.ledger import data_tag
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.site.round import scaled
 from dpfact_flower.site.store import SiteStore
@@ -45,9 +46,12 @@ _MEASURING = "measuring"
 def site_stores(coordinator: Coordinator, cohort: Cohort, sites_folder: Path) -> list[SiteStore]:
     """Where the simulated sites keep this run's state, in the cohort's order."""
     return [
-        SiteStore(sites_folder, site.name, coordinator.run.job, site.tensor.fingerprint())
+        SiteStore(
+            sites_folder, site.name, coordinator.run.job,
+            data_tag(sites_folder / site.name, site.tensor.fingerprint()),
+        )
         for site in cohort.sites
-    ]
+    ]  # fmt: skip
 
 
 def measure(

@@ -59,6 +59,30 @@ def replacing(path: Path, *, durable: bool = True, over: Path | None = None) -> 
         raise
 
 
+def create_once(path: Path, content: bytes) -> None:
+    """Give a new file its name, whole and on the disk, for its owner alone; one that exists stays.
+
+    Raises
+    ------
+    OSError
+        If the disk refuses, or has no hard links.
+    """
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        # A link, not a rename: another process may have made, and written, the file meanwhile.
+        # It may also have cleared away ours as a leftover; then its own has the name.
+        with suppress(FileExistsError, FileNotFoundError):
+            os.link(temporary, path)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+    sync_folder(path.parent)
+    remove_leftovers(path)
+
+
 def _file_for(path: Path, over: Path | None) -> tuple[IO[bytes], Path]:
     if over is not None:
         with suppress(FileNotFoundError):

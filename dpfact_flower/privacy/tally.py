@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, NamedTuple, Self, get_args
+from typing import NamedTuple
 
-from dpfact_flower.errors import SettingsError, StateError
+from dpfact_flower.errors import SettingsError
 from dpfact_flower.privacy.events import Neighbours, ReleaseEvent, Unit, claim_of
 from dpfact_flower.privacy.guarantee import Guarantee, guarantee_of
 
@@ -82,37 +82,3 @@ class Tally:
             neighbours=neighbours,
             claim=claim_of(tuple(self.sums)),
         )
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values, exact; `from_json` gives back an equal tally."""
-        return {
-            "unprotected": self.unprotected,
-            "sums": [[*kind, s.releases, s.values, str(s.rho)] for kind, s in self.sums.items()],
-        }
-
-    @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> Self:
-        """Read what `to_json` gave.
-
-        Raises
-        ------
-        StateError
-            If it makes no sense.
-        """
-        try:
-            sums = {
-                Kind(unit, neighbours, claim, seeded): Sum(releases, values, Fraction(rho))
-                for unit, neighbours, claim, seeded, releases, values, rho in told["sums"]
-            }
-            made = cls(sums, told["unprotected"])
-            right = made.unprotected >= 0 and all(map(_sensible, sums, sums.values()))
-        except (KeyError, TypeError, ValueError, ZeroDivisionError):
-            right = False
-        if not right:
-            raise StateError("tally: damaged")
-        return made
-
-
-def _sensible(kind: Kind, part: Sum) -> bool:
-    known = kind.unit in get_args(Unit) and kind.neighbours in get_args(Neighbours)
-    return known and type(kind.seeded) is bool and part.rho > 0 and part.releases > 0

@@ -1,21 +1,19 @@
 """What a site takes part in: every check that comes before a patient is looked at.
 
 They decide by public facts, by what the hospital chose, and by the site's own record of what it
-released; so a refusal tells nothing about a patient. Two must know which data it is, and come last:
-`check_same_data`, and `check_no_other_name` where there are other ledgers.
+released; so a refusal tells nothing about a patient. `check_same_data` must know which data it is,
+and comes last.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 from dpfact_flower.data.site_data import SiteSource
 from dpfact_flower.data.vocabulary import joint_digest
 from dpfact_flower.errors import MessageError, PrivacyRefusedError, SettingsError, StateError, shown
 from dpfact_flower.machine.access import check_own, check_way
-from dpfact_flower.machine.files import replacing
 from dpfact_flower.machine.memory import memory_limit, memory_used
 from dpfact_flower.privacy.ledger import LEDGER, LastAnswer, Ledger
 from dpfact_flower.privacy.patient.outlook import BYTES_A_VALUE
@@ -28,11 +26,6 @@ from dpfact_flower.wire.protocol import RoundRequest
 
 _PATIENTS_SHARE = 0.25
 """Of the memory that the process may have."""
-_OTHER_NAME = "DATA-HAS-ANOTHER-NAME.txt"
-_OTHER_NAME_TEXT = """The budget of this site's data is kept under another name, in a folder beside
-this one. Set site to that name in the node config. Only if the data is another by now, this file
-may be deleted.
-"""
 
 
 def check_choices(settings: SiteSettings) -> None:
@@ -217,7 +210,6 @@ def check_paid(request: RoundRequest, ledger: Ledger) -> LastAnswer:
     last = ledger.last(request.job)
     if last is not None:
         check_terms(request, last)
-        ledger.spent()  # finds out whether the ledger is what was written
     if last is None or not ledger.charged(request.job):
         raise MessageError(
             f"job {request.job!r}: its last round, and this site has answered none that is charged"
@@ -320,51 +312,18 @@ def _check_one_relation(total: Tally) -> None:
         )
 
 
-def check_not_noted(root: Path, site: str) -> Path:
-    """Refuse a name whose data was found to have a budget under another; where that is noted.
+def check_only_ledger(root: Path, site: str) -> None:
+    """Refuse to begin a ledger beside another's: the same patients would have two budgets.
 
     Raises
     ------
     StateError
-        If it was.
+        If the `state-dir` holds the ledger of another name.
     """
-    noted = root / site / _OTHER_NAME
-    if noted.exists():
-        raise StateError(f"{noted}: says that this data has a budget under another name")
-    return noted
-
-
-def check_no_other_name(root: Path, site: str, fingerprint: Callable[[], str]) -> list[str]:
-    """Names of the other ledgers in a `state-dir`, none of them of this very data.
-
-    That one of them is takes as long to find out as the data is large. So it is noted, and not
-    looked for again.
-
-    Parameters
-    ----------
-    root : path
-        The `state-dir`.
-    site : str
-        The name that is to begin a ledger.
-    fingerprint : callable
-        Gives the data's, for which the patients are read: called where there are other ledgers.
-
-    Raises
-    ------
-    StateError
-        If this data has been released from under another name: its budget is kept there.
-    """
-    noted = check_not_noted(root, site)
-    others = sorted(path.parent.name for path in root.glob(f"*/{LEDGER}"))
-    known = {}
-    for name in others:  # before the patients are read: a ledger may be damaged
-        with Ledger(root / name, create=False) as ledger:
-            known.update(dict.fromkeys((row.fingerprint for row in ledger.rows()), name))
-    if known and (own := fingerprint()) in known:
-        with suppress(OSError), replacing(noted) as file:
-            file.write(_OTHER_NAME_TEXT.encode())
+    others = sorted({path.parent.name for path in root.glob(f"*/{LEDGER}")} - {site})
+    if others:
         raise StateError(
-            f"{root}: the budget of this very data is kept under the name "
-            f"{known[own]!r}; set site to it in the node config"
+            f"{root}: holds the ledger of {', '.join(others)}, and site is {site!r}; if these are "
+            "the same patients, set site to that name in the node config; other patients need a "
+            "state-dir of their own"
         )
-    return others

@@ -12,15 +12,24 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from traceback import clear_frames
 
 from dpfact_flower.data.site_data import SiteSource, forget_patients
 from dpfact_flower.errors import MessageError, RoundFailedError, StateError, code_in
 from dpfact_flower.machine.files import disk_errors, locked
 from dpfact_flower.privacy import Release, release_nothing, release_unprotected
-from dpfact_flower.privacy.ledger import LEDGER, LastAnswer, Ledger, ReleaseKey
+from dpfact_flower.privacy.ledger import (
+    LEDGER,
+    LastAnswer,
+    Ledger,
+    ReleaseKey,
+    data_key,
+    data_tag,
+    read_key,
+)
 from dpfact_flower.privacy.tally import Tally
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site import admission
@@ -76,8 +85,8 @@ class Site:
 
     @property
     def _fingerprint(self) -> str:
-        """Identity of the data; reads all of it."""
-        return self._source.read().fingerprint
+        """Identity of the data, as the ledger has it; reads all of it."""
+        return data_tag(self._root / self.name, self._source.read().fingerprint)
 
     def answer(self, request: RoundRequest, hold: Hold | None = None) -> Release:
         """Compute, charge and keep the release for a request, or find it if it was made before.
@@ -97,11 +106,33 @@ class Site:
             With a reason that is for the site alone; see `disclosure.log_privately`.
         """
         hold = hold or Hold(0)
+        try:
+            return self._answered(request, hold)
+        except Exception as error:
+            if hold.charged is not None:  # it is paid for: whatever follows does not take it back
+                log_privately(self.name, error)
+                return hold.charged
+            if hold.read and not isinstance(error, RoundFailedError):
+                raise self._failed(request, error) from None
+            raise
+
+    def _failed(self, request: RoundRequest, error: Exception) -> RoundFailedError:
+        """What leaves once patients were read: which error it is may depend on them."""
+        log_privately(self.name, error)
+        return RoundFailedError(f"round {request.round} failed, see above")
+
+    def _answered(self, request: RoundRequest, hold: Hold) -> Release:
+        """Answer, with the site's folder locked until the reply is due."""
         with self._admitted(request, hold) as (work, folder):
             try:
                 if work.ends:
                     return self._end(request, folder)
                 return self._next(request, work, folder, hold)
+            except Exception as error:
+                if not hold.read:
+                    raise
+                clear_frames(error.__traceback__)  # as `work`: they hold patients, too
+                raise self._failed(request, error) from None
             finally:
                 del work  # what it has read: to give memory back takes as long as it is large
                 if not self._simulation:  # whose sites are read for all their rounds at once
@@ -134,40 +165,47 @@ class Site:
         DPFactError
             As `answer`.
         """
-        with self._admitted(request, hold or Hold(0)) as (work, folder):
+        with self._admitted(request, hold or Hold(0)) as (work, folder), ExitStack() as stack:
             if work.ends:
+                self._paid(request, folder)
                 return
-            if self._begins(folder):
-                self._check_first(work)
-                if not self._simulation:
-                    admission.check_memory(work)
-                admission.check_not_noted(self._root, self.name)
-            elif self._is_kept_or_next(request, work, folder):
+            ledger = self._ledger(folder, stack)
+            last = ledger.last(request.job) if ledger else None
+            if ledger and last and _is_kept(request, ledger, last):
                 return
-            admission.check_open(request, self._store(request.job))
-            check_looks(folder)
+            self._check_next(request, work, ledger, last, whole=True)
             with self._room(work, folder):
                 pass
 
-    def _is_kept_or_next(self, request: RoundRequest, work: RoundWork, folder: Path) -> bool:
-        """Whether a round was answered before as it is asked; refused where it is not the next."""
-        with Ledger(folder, create=False, durable=not self._simulation) as ledger:
-            last = ledger.last(request.job)
-            if last is not None:
-                key = ReleaseKey(last.fingerprint, request.job, request.round, request.digest)
-                if last.request == key.request or ledger.answer(key) is not None:
-                    return True
-                admission.check_follows(request, last)
-                admission.check_terms(request, last)
-            self._check_costs(work, ledger, whole=True)
-        return False
+    def _check_next(
+        self,
+        request: RoundRequest,
+        work: RoundWork,
+        ledger: Ledger | None,
+        last: LastAnswer | None,
+        *,
+        whole: bool,
+    ) -> None:
+        """Refuse a round, before a patient is read, that the site's record or budgets rule out.
 
-    def _check_costs(self, work: RoundWork, ledger: Ledger, *, whole: bool) -> None:
-        """Refuse what the site's budgets have no room for: of privacy, of looks, of memory."""
-        admission.check_budget(work, ledger.spent, self._settings)
+        `ledger` is None where the site is about to begin one. `whole` asks for room for all the
+        rounds that the run has left.
+        """
+        if last is not None:
+            admission.check_follows(request, last)
+            admission.check_terms(request, last)
+        admission.check_budget(work, ledger.spent if ledger else Tally, self._settings)
         if not self._simulation:
-            admission.check_rounds(work, ledger.head().rows, self._settings, whole=whole)
+            if ledger is None:
+                admission.check_only_ledger(self._root, self.name)
+            answered = ledger.head().rows if ledger else 0
+            admission.check_rounds(work, answered, self._settings, whole=whole)
             admission.check_memory(work)
+            check_looks(self._root / self.name)
+        read_key(self._root / self.name)
+        store = self._store(request.job)
+        admission.check_open(request, store)
+        admission.check_selection(request, store)
 
     @contextmanager
     def _admitted(self, request: RoundRequest, hold: Hold) -> Iterator[tuple[RoundWork, Path]]:
@@ -190,50 +228,55 @@ class Site:
 
     def _next(self, request: RoundRequest, work: RoundWork, folder: Path, hold: Hold) -> Release:
         """Answer a round that asks for a release."""
-        with self._ledger(request, work, folder) as ledger:
-            last = ledger.last(request.job)
-            if last is not None and request.round <= last.round:
-                sent = self._again(request, work, ledger, last)
+        with ExitStack() as stack:
+            ledger = self._ledger(folder, stack)
+            last = ledger.last(request.job) if ledger else None
+            if ledger and last and request.round <= last.round:
+                sent = self._again(request, work, ledger, last, hold)
                 if sent is not None:
                     return sent
-                admission.check_follows(request, last)
-            if last is not None:
-                admission.check_terms(request, last)
-            self._check_costs(work, ledger, whole=last is None)
-            store = self._store(request.job)
-            admission.check_open(request, store)
-            admission.check_selection(request, store)
+            self._check_next(request, work, ledger, last, whole=last is None)
             hold.check_in_time()
-            with self._room(work, folder) as free:
-                self._begin(request, store, folder)
-                with self._look(folder):
-                    with self._touching(request):
-                        fingerprint = self._fingerprint
-                    admission.check_same_data(request, last, fingerprint, store)
-                    record = _JobRecord(request.job, ledger, store.of(fingerprint), last)
-                    return self._charged(request, work, record, fingerprint, free, hold)
+            free = stack.enter_context(self._room(work, folder))
+            if ledger is None:
+                ledger = stack.enter_context(self._new_ledger(folder))
+                # Again: without a lock somebody else may have begun it; from here on it is counted.
+                admission.check_budget(work, ledger.spent, self._settings)
+            store = self._begin(request, folder)
+            stack.enter_context(self._look(folder))
+            hold.read = True
+            fingerprint = self._fingerprint
+            admission.check_same_data(request, last, fingerprint, store)
+            record = _JobRecord(request.job, ledger, store.of(fingerprint), last)
+            return self._charged(request, work, record, fingerprint, free, hold)
 
-    def _begin(self, request: RoundRequest, store: SiteStore, folder: Path) -> None:
+    def _begin(self, request: RoundRequest, folder: Path) -> SiteStore:
         """Make the job's folder: from now on, a ledger that is gone was taken away.
 
         Nothing that is refused gets here: a server may ask for ever new jobs, and fill the disk.
         """
-        if not self._simulation:
-            check_looks(folder)
+        data_key(folder)  # from now on there is one
+        store = self._store(request.job)
         store.begin()
         if request.selection:
             store.note_selection(request.selection_digest)
+        return store
 
     def _again(
-        self, request: RoundRequest, work: RoundWork, ledger: Ledger, last: LastAnswer
+        self,
+        request: RoundRequest,
+        work: RoundWork,
+        ledger: Ledger,
+        last: LastAnswer,
+        hold: Hold,
     ) -> Release | None:
         """What was sent when this was asked before; in modes with noise no patient is read."""
         key = ReleaseKey(last.fingerprint, request.job, request.round, request.digest)
         record = _JobRecord(request.job, ledger, self._store(request.job, last.fingerprint), last)
         sent = record.answer(key, request)
         if sent is None and record.is_last(key) and _is_unprotected_start(request):
-            with self._touching(request):
-                again = self._compute(work, record).release  # it has left no state
+            hold.read = True
+            again = self._compute(work, record).release  # it has left no state
             sent = again if ledger.has(key, request.terms, again) else None
         if sent is not None:
             _logger.info("round %d asked again: sending what was sent", request.round)
@@ -254,27 +297,23 @@ class Site:
         charge nothing fails any more: the release stands.
         """
         key = ReleaseKey(fingerprint, request.job, request.round, request.digest)
-        with self._touching(request):
-            outcome = self._compute(work, record)
-            free()
-            if outcome.state is not None:
-                record.store.save(outcome.state)
-            hold.check_in_time()
-            head = record.ledger.charge(key, request.terms, outcome.release)
+        outcome = self._compute(work, record)
+        free()
+        if outcome.state is not None:
+            record.store.save(outcome.state)
+        hold.check_in_time()
+        try:
+            record.ledger.charge(key, request.terms, outcome.release)
+        except Exception:  # which may have come after the charge
+            if not record.ledger.has(key, request.terms, outcome.release):
+                raise
+        hold.charged = outcome.release
         self._tidy(record.store, outcome)
         # A hospital wants it in its log, to compare the ledger with later; a simulation has none.
         level = logging.DEBUG if self._simulation else logging.INFO
-        _logger.log(level, "round %d: %s; ledger: %s", request.round, outcome.release.label, head)
+        head, label = record.ledger.head(), outcome.release.label
+        _logger.log(level, "round %d: %s; ledger: %s", request.round, label, head)
         return outcome.release
-
-    @contextmanager
-    def _touching(self, request: RoundRequest) -> Iterator[None]:
-        """Patients are looked at in here: whatever fails leaves as one and the same code."""
-        try:
-            yield
-        except Exception as error:  # which error it is may depend on the patients
-            log_privately(self.name, error)
-            raise RoundFailedError(f"round {request.round} failed, see above") from None
 
     def _compute(self, work: RoundWork, record: _JobRecord) -> RoundOutcome:
         """Run the round."""
@@ -308,12 +347,7 @@ class Site:
 
     def _end(self, request: RoundRequest, folder: Path) -> Release:
         """Answer a last round that asks for nothing: keep what it says, and look at no patient."""
-        if not (folder / LEDGER).exists():
-            raise MessageError(f"job {request.job!r}: this site has no ledger yet, nor answers")
-        with Ledger(folder, create=False, durable=not self._simulation) as ledger:
-            last = admission.check_paid(request, ledger)
-        store = self._store(request.job, last.fingerprint)
-        admission.check_selection(request, store)
+        store = self._paid(request, folder)
         try:
             if request.selection:
                 store.note_selection(request.selection_digest)
@@ -329,42 +363,35 @@ class Site:
         )  # fmt: skip
         return release_nothing()
 
+    def _paid(self, request: RoundRequest, folder: Path) -> SiteStore:
+        """What is kept of a run, whose last round is refused where nothing was paid for it."""
+        if not (folder / LEDGER).exists():
+            raise MessageError(f"job {request.job!r}: this site has no ledger yet, nor answers")
+        with Ledger(folder, create=False, durable=not self._simulation) as ledger:
+            last = admission.check_paid(request, ledger)
+        store = self._store(request.job, last.fingerprint)
+        admission.check_selection(request, store)
+        return store
+
     def _work(self, request: RoundRequest) -> RoundWork:
         """The rule's part of a round, once the request is known to fit this site."""
         rule = site_rules.find(request.rule_name)
         request = localised(request, self._settings)
         return rule(self._source, request, site=self.name, simulation=self._simulation)
 
-    def _ledger(self, request: RoundRequest, work: RoundWork, folder: Path) -> Ledger:
-        """The site's ledger; made anew only where nothing was, since it has a whole budget then."""
-        begin = self._begins(folder)
-        if begin:
-            self._check_first(work)  # before anything is looked at
-            if not self._simulation:
-                self._check_no_other_name(request, work, folder)
-        return Ledger(folder, create=begin, durable=not self._simulation)
+    def _ledger(self, folder: Path, stack: ExitStack) -> Ledger | None:
+        """The site's ledger, open until the stack is left; None where there never was one."""
+        if not (folder / LEDGER).exists() and not has_jobs(folder):
+            return None
+        return stack.enter_context(Ledger(folder, create=False, durable=not self._simulation))
 
-    def _check_first(self, work: RoundWork) -> None:
-        """Refuse a site's first run where even whole budgets have no room for it."""
-        admission.check_budget(work, Tally, self._settings)
+    def _new_ledger(self, folder: Path) -> Ledger:
+        """A ledger where none ever was: it has a whole budget."""
         if not self._simulation:
-            admission.check_rounds(work, 0, self._settings, whole=True)
-
-    def _begins(self, folder: Path) -> bool:
-        """Whether this site has no ledger yet, nor ever had one."""
-        return not (folder / LEDGER).exists() and not has_jobs(folder)
-
-    def _check_no_other_name(self, request: RoundRequest, work: RoundWork, folder: Path) -> None:
-        def fingerprint() -> str:
-            # With room for the ledger, or a full disk would have the patients read for nothing.
-            with self._room(work, folder), self._look(folder), self._touching(request):
-                return self._fingerprint
-
-        others = admission.check_no_other_name(self._root, self.name, fingerprint)
-        logging.getLogger(NEW_LEDGERS).warning(
-            "site %s: begins a new ledger in %s, with a whole budget; other ledgers there: %s",
-            self.name, self._root, ", ".join(others) or "none",
-        )  # fmt: skip
+            logging.getLogger(NEW_LEDGERS).warning(
+                "site %s: begins a new ledger in %s, with a whole budget", self.name, self._root
+            )
+        return Ledger(folder, durable=not self._simulation)
 
     def _store(self, job: str, fingerprint: str = "") -> SiteStore:
         """What is kept of a job; without a fingerprint, for what is not of the patients."""
@@ -415,6 +442,12 @@ class _JobRecord:
             return self.ledger.release_of(self.job, round_number)
         except StateError:
             return None
+
+
+def _is_kept(request: RoundRequest, ledger: Ledger, last: LastAnswer) -> bool:
+    """Whether a round was answered before as it is asked."""
+    key = ReleaseKey(last.fingerprint, request.job, request.round, request.digest)
+    return last.request == key.request or ledger.answer(key) is not None
 
 
 def _is_unprotected_start(request: RoundRequest) -> bool:

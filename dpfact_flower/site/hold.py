@@ -16,6 +16,7 @@ import math
 import time
 
 from dpfact_flower.errors import LateError, RoundFailedError
+from dpfact_flower.privacy import Release
 
 _SENDING_SHARE = 1 / 20
 _SENDING_MOST = 30.0
@@ -40,6 +41,10 @@ class Hold:
         Whether the reply was not ready in time; known once it was waited for.
     ready : float
         Seconds from the request until the reply was ready: for the site alone.
+    read : bool
+        Whether patients were read for it: from then on whatever fails is one and the same error.
+    charged : Release or None
+        What was charged: from then on nothing fails any more, and this is the reply.
     """
 
     def __init__(
@@ -51,6 +56,8 @@ class Hold:
         self._over = seconds <= 0
         self.late = False
         self.ready = 0.0
+        self.read = False
+        self.charged: Release | None = None
 
     def wait(self) -> None:
         """Return when the reply may leave; once it may, at once."""

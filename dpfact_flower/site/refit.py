@@ -15,6 +15,7 @@ import numpy as np
 
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.errors import DataError, MessageError, StateError
+from dpfact_flower.privacy.ledger import data_tag
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.round import local_settings, localised, measure, scaled, solved, stream
 from dpfact_flower.site.store import (
@@ -63,8 +64,9 @@ def refit(
         If the solver fails.
     """
     name = settings.site or data.name
+    root = Path(settings.state_dir).expanduser()
     store = SiteStore(
-        Path(settings.state_dir).expanduser(), name, job, data.fingerprint, simulation=simulation
+        root, name, job, data_tag(root / name, data.fingerprint), simulation=simulation
     )
     request = localised(last_request(store), settings)
     tensor = data.select_codes(request.selection).tensor

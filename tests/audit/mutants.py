@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,7 +19,7 @@ from dpfact_flower.client import DPFactClient
 from dpfact_flower.errors import RoundFailedError
 from dpfact_flower.machine import files
 from dpfact_flower.privacy import Noise, Release, release_nothing
-from dpfact_flower.privacy.ledger import Ledger, ReleaseKey, book
+from dpfact_flower.privacy.ledger import Ledger, ReleaseKey, book, key
 from dpfact_flower.privacy.noise import SIGMA
 from dpfact_flower.privacy.patient.statistics import BoundedSum
 from dpfact_flower.privacy.release import replay
@@ -343,14 +343,11 @@ def answers_forgotten(monkeypatch):
     """A repeated request is taken for a new one."""
     monkeypatch.setattr(Ledger, "answer", lambda self, key: None)
     monkeypatch.setattr(admission, "check_follows", lambda request, last: None)
-    monkeypatch.setattr(Ledger, "_is_there", lambda self, c, key, sent, events: _answered(c, key))
+    monkeypatch.setattr(Ledger, "_is_there", _answered)
 
 
-def _answered(connection, key):
-    found = connection.execute(
-        "SELECT number FROM releases WHERE job = ? AND round = ?", (key.job, key.round)
-    ).fetchone()
-    return found is not None
+def _answered(ledger, rows, key, *_):
+    return (key.job, key.round) in {(row.job, row.round) for row in rows}
 
 
 def number_of_patients_sent(monkeypatch):
@@ -414,32 +411,28 @@ def patients_read_for_what_is_over(monkeypatch):
     """A round that was answered is looked for by the data's fingerprint, as it once was."""
     real = Site._again
 
-    def again(self, request, work, ledger, last):
+    def again(self, request, work, ledger, last, hold):
         self._source.read()
-        return real(self, request, work, ledger, last)
+        return real(self, request, work, ledger, last, hold)
 
     monkeypatch.setattr(Site, "_again", again)
 
 
 def failures_explained(monkeypatch):
     """What fails after the patients were read says what it was."""
-    monkeypatch.setattr(Site, "_touching", lambda self, request: nullcontext())
+    monkeypatch.setattr(Site, "_failed", lambda self, request, error: error)
 
 
 def failures_charged(monkeypatch):
     """A round that failed is written down."""
 
-    @contextmanager
-    def touching(self, request):
-        try:
-            yield
-        except Exception:
-            key = ReleaseKey("f" * 64, f"{request.job}-failed-{os.urandom(4).hex()}", 1, "asked")
-            with Ledger(self._root / self.name) as ledger:
-                ledger.charge(key, "terms", release_nothing())
-            raise RoundFailedError from None
+    def failed(self, request, error):
+        key = ReleaseKey("f" * 64, f"{request.job}-failed-{os.urandom(4).hex()}", 1, "asked")
+        with Ledger(self._root / self.name) as ledger:
+            ledger.charge(key, "terms", release_nothing())
+        return RoundFailedError()
 
-    monkeypatch.setattr(Site, "_touching", touching)
+    monkeypatch.setattr(Site, "_failed", failed)
 
 
 def jobs_begun_before_they_are_refused(monkeypatch):
@@ -479,14 +472,14 @@ def variance_planned(monkeypatch):
 
 def folders_not_checked(monkeypatch):
     """A site takes whatever folder there is."""
-    for module in (admission, book, files, store):
+    for module in (admission, book, files, key, store):
         monkeypatch.setattr(module, "check_own", lambda path, reading=False: None)
 
 
 def owner_not_checked(monkeypatch):
     """Links and modes are looked at, and whose it is is not."""
     real = files.check_own
-    for module in (admission, book, files, store):
+    for module in (admission, book, files, key, store):
         monkeypatch.setattr(
             module, "check_own", lambda path, reading=False: real(path, reading=True)
         )

@@ -223,7 +223,10 @@ def tamper(folder: Path, statement: str) -> None:
 
 
 def test_verify_names_problems_and_exits_1(state_dir):
-    tamper(state_dir / "north", "UPDATE events SET sigma = 1e9 WHERE number = 2")
+    tamper(
+        state_dir / "north",
+        "UPDATE releases SET document = replace(document, '20.0', '1e9') WHERE number = 2",
+    )
     text = ledger_text("verify", state_dir / "north", code=1)
     assert "problem row 2" in text
     assert "OK" not in text
@@ -238,6 +241,9 @@ def test_verify_finds_an_old_copy_by_a_noted_head(state_dir):
         head = ledger.head()
     ledger_text("verify", state_dir / "north", "--noted", head)
     (state_dir / "north" / LEDGER).write_bytes(old)
+    text = ledger_text("verify", state_dir / "north", code=1)
+    assert "it was set back" in text
+    (state_dir / "north" / f"{LEDGER}-head").unlink()
     ledger_text("verify", state_dir / "north")
     text = ledger_text("verify", state_dir / "north", "--noted", head, code=1)
     assert "newest rows are missing" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import sqlite3
 import tempfile
@@ -9,17 +10,19 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-from dpfact_flower.privacy.ledger.rows import CONTENT, EVENT, START, chained, events_of
+from dpfact_flower.privacy.ledger.rows import START, chained
+
+_COLUMNS = ("number", "document", "payload", "hash")
 
 
 def in_rows(content: bytes, rng: random.Random) -> bytes:
-    """Cells of a ledger changed, most often with all hashes made right again."""
+    """Cells and documents of a ledger changed, most often with all hashes made right again."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "x.sqlite"
         path.write_bytes(content)
         with closing(sqlite3.connect(path)) as connection:
             for _ in range(rng.randint(1, 3)):
-                with suppress(sqlite3.Error, OverflowError, UnicodeError):
+                with suppress(sqlite3.Error, OverflowError, UnicodeError, ValueError):
                     _change(connection, rng)
             if rng.random() < 0.8:
                 with suppress(sqlite3.Error, UnicodeError):
@@ -29,20 +32,33 @@ def in_rows(content: bytes, rng: random.Random) -> bytes:
 
 
 def _change(connection: sqlite3.Connection, rng: random.Random) -> None:
-    table, columns = rng.choice((("releases", f"{CONTENT}, payload, hash"), ("events", EVENT)))
-    column = rng.choice(columns.split(", "))
-    numbers = [n for (n,) in connection.execute(f"SELECT DISTINCT number FROM {table}")]
-    number = rng.choice(numbers)
-    if rng.random() < 0.1:
-        connection.execute(f"DELETE FROM {table} WHERE number = ?", (number,))
-    elif rng.random() < 0.05:
+    numbers = [n for (n,) in connection.execute("SELECT number FROM releases")]
+    number, chance = rng.choice(numbers), rng.random()
+    if chance < 0.1:
+        connection.execute("DELETE FROM releases WHERE number = ?", (number,))
+    elif chance < 0.15:
         connection.execute(rng.choice((
-            "DROP TABLE events", "PRAGMA user_version = 7", "PRAGMA application_id = 3",
+            "DROP TABLE releases", "PRAGMA user_version = 7", "PRAGMA application_id = 3",
             "ALTER TABLE releases ADD COLUMN more TEXT", "CREATE VIEW v AS SELECT 1",
         )))  # fmt: skip
+    elif chance < 0.3:
+        column = rng.choice(_COLUMNS)
+        connection.execute(
+            f"UPDATE releases SET {column} = ? WHERE number = ?", (_odd(rng), number)
+        )
     else:
-        value = _odd(rng)
-        connection.execute(f"UPDATE {table} SET {column} = ? WHERE number = ?", (value, number))
+        _change_document(connection, number, rng)
+
+
+def _change_document(connection: sqlite3.Connection, number: int, rng: random.Random) -> None:
+    found = connection.execute("SELECT document FROM releases WHERE number = ?", (number,))
+    told = json.loads(found.fetchone()[0])
+    place = rng.choice([told, *told["events"]])
+    place[rng.choice(list(place))] = rng.choice((_odd(rng), [], {}, None, [[True]], [["x"]], [{}]))
+    connection.execute(
+        "UPDATE releases SET document = ? WHERE number = ?",
+        (json.dumps(told, default=repr), number),
+    )
 
 
 def _odd(rng: random.Random) -> Any:
@@ -54,7 +70,9 @@ def _odd(rng: random.Random) -> Any:
 
 
 def _rechain(connection: sqlite3.Connection) -> None:
-    before: Any = START
-    for row in connection.execute(f"SELECT {CONTENT} FROM releases ORDER BY number").fetchall():
-        before = chained(before, row, events_of(connection, row[0]))
-        connection.execute("UPDATE releases SET hash = ? WHERE number = ?", (before, row[0]))
+    before = START
+    for number, document in connection.execute(
+        "SELECT number, document FROM releases ORDER BY number"
+    ).fetchall():
+        before = chained(before, document)
+        connection.execute("UPDATE releases SET hash = ? WHERE number = ?", (before, number))

@@ -27,7 +27,7 @@ import pytest
 from dpfact_flower.client import DPFactClient
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import joint_digest
-from dpfact_flower.privacy.ledger import LEDGER, Ledger
+from dpfact_flower.privacy.ledger import LEDGER, Ledger, data_tag
 from dpfact_flower.privacy.patient import step_of
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.settings import PrivacySettings, RunSettings, SiteSettings, SolverSettings
@@ -277,7 +277,8 @@ class Trials:
 
     def check_state(self, request: RoundRequest) -> None:
         """Where a round leaves factors, those of the round that was answered are there."""
-        store = SiteStore(self.root, self.data.name, request.job, self.data.tensor.fingerprint())
+        tag = data_tag(self.root / self.data.name, self.data.tensor.fingerprint())
+        store = SiteStore(self.root, self.data.name, request.job, tag)
         if self.mode != "patient":
             state = store.load(request.round)
             assert state is not None

@@ -15,7 +15,7 @@ from dpfact_flower.data.site_data import load_site
 from dpfact_flower.data.vocabulary import joint_digest
 from dpfact_flower.errors import DataError, DivergenceError, SettingsError
 from dpfact_flower.privacy import ReleaseEvent, account
-from dpfact_flower.privacy.ledger import LEDGER, Ledger
+from dpfact_flower.privacy.ledger import LEDGER, Ledger, data_tag
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import PrivacySettings, SiteSettings, SolverSettings
 from dpfact_flower.site import answer
@@ -90,7 +90,7 @@ def folder_of(tmp_path):
 
 def state_of(tmp_path, data, job="job") -> SiteState:
     """What the site kept of a job, as its next round would read it."""
-    store = SiteStore(tmp_path / "state", "site-1", job, data.tensor.fingerprint())
+    store = SiteStore(tmp_path / "state", "site-1", job, tag_of(tmp_path, data))
     state = store.load()
     assert state is not None
     return state
@@ -101,6 +101,10 @@ def all_events(tmp_path, job=None) -> list[ReleaseEvent]:
     with Ledger(folder_of(tmp_path), create=False) as ledger:
         assert ledger.verify() == []
         return list(ledger.events(job))
+
+
+def tag_of(tmp_path, data):
+    return data_tag(folder_of(tmp_path), data.tensor.fingerprint())
 
 
 def rows_of(tmp_path):
@@ -342,7 +346,7 @@ def test_a_start_without_noise_leaves_no_state_and_is_answered_again(client, dat
 
 def test_a_state_that_is_not_what_was_sent_is_not_sent_in_its_place(client, data, tmp_path, caplog):
     fit(client, make_request(data))
-    store = SiteStore(tmp_path / "state", "site-1", "job", data.tensor.fingerprint())
+    store = SiteStore(tmp_path / "state", "site-1", "job", tag_of(tmp_path, data))
     state = state_of(tmp_path, data)
     patients, *features = state.factors
     store.save(replace(state, factors=(patients, *(2 * factor for factor in features))))

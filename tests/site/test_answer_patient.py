@@ -15,7 +15,7 @@ import pytest
 
 from dpfact_flower.client import DPFactClient, RoundRefusedError
 from dpfact_flower.data.vocabulary import joint_digest
-from dpfact_flower.errors import DivergenceError
+from dpfact_flower.errors import DivergenceError, StateError
 from dpfact_flower.privacy import PATIENT_CLAIM, account
 from dpfact_flower.privacy.ledger import LEDGER, Ledger
 from dpfact_flower.server.coordinator import Coordinator
@@ -531,49 +531,25 @@ def test_no_job_takes_the_place_of_the_ledgers_files(data, tmp_path, caplog, nam
     assert len(rows_of(tmp_path)) == server.rounds - 1
 
 
-def test_a_new_name_opens_no_new_budget_for_the_same_data(data, tmp_path, caplog):
+def test_a_new_name_opens_no_new_budget(data, tmp_path, caplog):
     """The ledger is found by the site's name, in the node config or else in the data file."""
     client, server = make_client(data, tmp_path), make_server(data)
     with caplog.at_level(logging.WARNING):
         go_to(client, server, server.rounds)
     assert caplog.text.count("begins a new ledger") == 1  # also after a disk was not mounted
     request = make_server(data, job="again").request(1)
-    for same in (
-        make_client(data, tmp_path, site="north"),
-        make_client(replace(data, name="of-2027"), tmp_path),
-    ):
-        code, log = refusal(same, request, caplog)
-        assert code == "state"
-        assert "kept under the name 'site-1'" in log
-    # Whether other data are other patients, only people can know.
-    (tmp_path / "state" / "north" / "DATA-HAS-ANOTHER-NAME.txt").unlink()
-    ask(make_client(without_cells(data), tmp_path, site="north"), request)
-    assert "other ledgers there: site-1" in caplog.text
-    assert {row.number for row in rows_of(tmp_path, "north")} == {1}
-
-
-def test_that_a_new_name_is_refused_is_found_out_once(data, tmp_path, caplog, monkeypatch):
-    """Reading the patients takes time that tells of them, and this refusal costs nothing."""
-    client, server = make_client(data, tmp_path), make_server(data)
-    ask(client, server.request(1))
-    watched = Watched(data)
-    renamed = make_client(watched, tmp_path, site="north")
-    request = make_server(data, job="again").request(1)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "posix_fallocate", full_disk)
-        assert refusal(renamed, request, caplog)[0] == "state"
-    assert not watched.read_by_now
-    assert refusal(renamed, request, caplog)[0] == "state"
-    assert watched.read_by_now
-    watched.read_by_now = False
-    for other in (request, make_server(data, job="third").request(1)):
-        code, log = refusal(renamed, other, caplog)
-        assert code == "state"
-        assert "DATA-HAS-ANOTHER-NAME.txt" in log
-    assert not watched.read_by_now
-    (tmp_path / "state" / "site-1" / LEDGER).write_bytes(b"damaged")
-    assert refusal(make_client(watched, tmp_path, site="south"), request, caplog)[0] == "state"
-    assert not watched.read_by_now
+    for other in (data, without_cells(data)):  # only people can know whether patients are others
+        watched = Watched(replace(other, name="of-2027"))
+        for own in ({}, {"site": "north"}):
+            renamed = make_client(watched, tmp_path, **own)
+            code, log = refusal(renamed, request, caplog)
+            assert code == "state"
+            assert "holds the ledger of site-1, and site is" in log
+            with pytest.raises(StateError, match="holds the ledger of site-1"):
+                renamed.site.preflight(request)
+        assert not watched.read_by_now
+    assert not (tmp_path / "state" / "north" / LEDGER).exists()
+    ask(make_client(without_cells(data), tmp_path / "elsewhere", site="north"), request)
 
 
 def full_disk(*_):
@@ -617,6 +593,7 @@ def test_without_a_lock_two_jobs_do_not_share_one_budget(data, tmp_path, caplog,
     """There is budget for one run; a second begins while the first computes its start."""
     first, second = make_client(data, tmp_path), make_client(data, tmp_path)
     requests = [make_server(data, job=job).request(1) for job in ("a", "b")]
+    (tmp_path / "state" / "site-1").mkdir(parents=True)  # which the lock would make
     monkeypatch.setattr("dpfact_flower.site.answer.locked", lambda _: nullcontext())
     compute = first.site._compute
 

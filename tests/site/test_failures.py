@@ -135,7 +135,11 @@ def requests() -> dict[int, RoundRequest]:
 
 @pytest.fixture
 def worlds(cohort, tmp_path) -> list[World]:
-    site = cohort.sites[0]
+    return neighbours(cohort.sites[0], tmp_path)
+
+
+def neighbours(site: SiteData, tmp_path: Path) -> list[World]:
+    """A site, and one with a patient more who has every code beside every other."""
     here = site.tensor
     codes = np.argwhere(np.ones(SIZES))
     one = np.column_stack([np.full(len(codes), here.n_patients), codes])
@@ -405,7 +409,7 @@ def test_what_fails_after_the_charge_keeps_nothing_back(cohort, tmp_path, name, 
 def test_a_mark_that_cannot_be_written_keeps_nothing_back(worlds):
     for world in worlds:
         world.go_to(2)
-        mark = world.folder / "north" / f"{LEDGER}-checked"
+        mark = world.folder / "north" / f"{LEDGER}-head"
         mark.unlink()
         mark.mkdir()
     assert same(worlds, 2).rows == 2
@@ -550,14 +554,13 @@ def test_a_preflight_says_that_replies_are_held_for_too_long(worlds):
 
 
 def test_data_that_changed_in_a_job_is_read_once_and_then_refused_for_good(worlds):
-    """The one refusal that is not about public facts: it says that the data is another by now."""
     before, after = worlds
     before.go_to(2)
     after.folder = before.folder
     after.client = DPFactClient(after.source, before.client.site._settings)
     assert after.ask(1).reply == before.ask(1).reply  # a repeat tells nothing of it
     assert not after.source.read_by_now
-    assert after.ask(2) == ("dpfact:state", 1)
+    assert after.ask(2) == ("dpfact:failed", 1)
     assert after.source.read_by_now
     for world in (after, before):  # reading takes time: it is not to be had for nothing
         assert world.ask(2) == ("dpfact:state", 1)

@@ -53,21 +53,3 @@ def test_a_look_counts_before_it_begins(tmp_path):
         del look
     with pytest.raises(StateError, match="10 rounds in a row"), counted_look(tmp_path):
         raise AssertionError("looked")
-
-
-def test_looking_for_another_name_of_the_data_is_a_look_too(world, tmp_path, monkeypatch):
-    """A site that has another ledger beside its own reads its patients before it has one."""
-    World(world.source.read(), tmp_path).go_to(2)
-    (tmp_path / "north").rename(tmp_path / "south")
-
-    def unreadable():
-        world.source.read_by_now = True
-        raise MemoryError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(world.source, "read", unreadable)
-        for _ in range(MOST_LOOKS):
-            assert world.ask(1) == ("dpfact:failed", 0)
-            assert world.source.read_by_now
-        assert world.ask(1) == ("dpfact:state", 0)
-        assert not world.source.read_by_now

@@ -9,7 +9,7 @@ import pytest
 from dpfact_flower.data import site_data
 from dpfact_flower.data.site_data import open_site
 from dpfact_flower.errors import DataError, MessageError, PrivacyRefusedError, StateError
-from dpfact_flower.privacy.ledger import Ledger
+from dpfact_flower.privacy.ledger import Ledger, data_tag
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.settings import PrivacySettings, RunSettings, SiteSettings, SolverSettings
 from dpfact_flower.site.answer import Site
@@ -99,7 +99,12 @@ def test_the_first_end_counts(data, tmp_path):
     other.rule.factors = tuple(factor + 1 for factor in last.anchors)
     other.rule._started = True
     Site(data, settings_of(tmp_path)).answer(other.request(other.rounds))
-    store = SiteStore(tmp_path / "state", "site-1", "job", data.fingerprint)
+    store = SiteStore(
+        tmp_path / "state",
+        "site-1",
+        "job",
+        data_tag(tmp_path / "state" / "site-1", data.fingerprint),
+    )
     for kept, anchor in zip(store.ending()[0], last.anchors, strict=True):
         np.testing.assert_array_equal(kept, anchor)
 
@@ -169,7 +174,12 @@ def test_a_refit_leaves_the_sites_own_model(data, tmp_path, privacy):
     assert unfitted(tmp_path / "state" / "site-1") == ["job"]
     measures = refit(data, settings_of(tmp_path), "job")
     assert unfitted(tmp_path / "state" / "site-1") == []
-    store = SiteStore(tmp_path / "state", "site-1", "job", data.fingerprint)
+    store = SiteStore(
+        tmp_path / "state",
+        "site-1",
+        "job",
+        data_tag(tmp_path / "state" / "site-1", data.fingerprint),
+    )
     state = store.load()
     assert state.round == last.round == measures.round
     assert state.factors[0].shape == (data.tensor.n_patients, 4)
@@ -183,7 +193,12 @@ def test_a_refit_repeats_bit_for_bit(data, tmp_path):
     factors = []
     for _ in range(2):
         refit(data, settings_of(tmp_path), "job")
-        store = SiteStore(tmp_path / "state", "site-1", "job", data.fingerprint)
+        store = SiteStore(
+            tmp_path / "state",
+            "site-1",
+            "job",
+            data_tag(tmp_path / "state" / "site-1", data.fingerprint),
+        )
         factors.append(store.load().factors)
     for one, two in zip(*factors, strict=True):
         np.testing.assert_array_equal(one, two)
@@ -192,7 +207,12 @@ def test_a_refit_repeats_bit_for_bit(data, tmp_path):
 def test_a_site_refits_with_its_own_weight(data, tmp_path):
     ended(data, tmp_path)
     refit(data, settings_of(tmp_path, site_mu=1e6), "job")
-    store = SiteStore(tmp_path / "state", "site-1", "job", data.fingerprint)
+    store = SiteStore(
+        tmp_path / "state",
+        "site-1",
+        "job",
+        data_tag(tmp_path / "state" / "site-1", data.fingerprint),
+    )
     assert not store.load().factors[0].any()
 
 

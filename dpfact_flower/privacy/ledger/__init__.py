@@ -22,15 +22,17 @@ next message (`idle`).
 
 Evidence
 --------
-Each row holds SHA-256 over the hash of the row before and its own content; `Ledger.verify` and
-`Ledger.events` compute all again. `Ledger.spent`, on which a site's rounds rely, does so where the
-file is not the one that it left behind, and otherwise for the rows since (`mark`): whoever edits a
-row makes another file, and only damage below the file system waits for the next `verify`. A mark
-that was forged is like a chain that was rewritten: only who may write here can do it, and `verify`
-finds it. A ledger that lacks the row that the mark names was set back, and is refused. That finds
-damage, careless edits and copies put back. It cannot find that the newest rows are gone where the
-mark is gone with them, nor stop somebody who rewrites the whole chain: for that, note the `Head`
-elsewhere (the site logs it).
+A row is one JSON document, and its hash is SHA-256 over the hash of the row before and that text.
+All is read and computed again whenever the ledger is used. That finds damage and careless edits. A
+note of the newest head beside the ledger (`mark`) finds a copy put back. Neither can stop somebody
+who rewrites the whole chain and the note: for that, note the `Head` elsewhere (the site logs it).
+
+What it tells
+-------------
+A head is a commitment: each row has random bytes, which its hash covers. The data's fingerprint is
+in no row, but an HMAC of it under a key beside the ledger (`key`). The time of a row is that of its
+request. So a head, a backup and `dpfact ledger show` tell nothing of the patients but the released
+values themselves, which are charged. The key, and a folder that holds it, are patients' data.
 
 Two processes may use one ledger: writers take turns, and a round has one release. The folder must
 be on a local disk, since SQLite's locks are not to be trusted on network shares.
@@ -38,7 +40,11 @@ be on a local disk, since SQLite's locks are not to be trusted on network shares
 
 from dpfact_flower.privacy.ledger.book import Ledger
 from dpfact_flower.privacy.ledger.file import LEDGER
+from dpfact_flower.privacy.ledger.key import data_key, data_tag, read_key
 from dpfact_flower.privacy.ledger.mark import marked_head
 from dpfact_flower.privacy.ledger.rows import Head, LastAnswer, LedgerRow, ReleaseKey
 
-__all__ = ["LEDGER", "Head", "LastAnswer", "Ledger", "LedgerRow", "ReleaseKey", "marked_head"]
+__all__ = [
+    "LEDGER", "Head", "LastAnswer", "Ledger", "LedgerRow", "ReleaseKey", "data_key", "data_tag",
+    "marked_head", "read_key",
+]  # fmt: skip

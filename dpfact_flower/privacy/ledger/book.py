@@ -7,37 +7,30 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from dpfact_flower.errors import DataError, StateError
 from dpfact_flower.machine.access import check_own
 from dpfact_flower.privacy.events import ReleaseEvent
 from dpfact_flower.privacy.ledger import checks
-from dpfact_flower.privacy.ledger.file import LEDGER, create_ledger, marks, open_ledger, translated
+from dpfact_flower.privacy.ledger.file import LEDGER, create_ledger, open_ledger, translated
 from dpfact_flower.privacy.ledger.idle import idle
-from dpfact_flower.privacy.ledger.mark import Mark, marked_head, read_mark, set_back, write_mark
+from dpfact_flower.privacy.ledger.mark import mark_head, set_back_problems
 from dpfact_flower.privacy.ledger.rows import (
-    CONTENT,
-    EVENT,
-    NOT_KEPT,
     START,
     Head,
     LastAnswer,
     LedgerRow,
-    Record,
     ReleaseKey,
+    StoredRow,
     chained,
-    event_row,
-    events_of,
-    has_events,
-    hash_of,
-    head_of,
-    last_answer,
+    document_of,
     pack,
     payload_of,
-    records_of,
+    stored_rows,
     unpack,
 )
 from dpfact_flower.privacy.release import Release, replay
@@ -46,6 +39,8 @@ from dpfact_flower.privacy.tally import Tally
 
 class Ledger:
     """A site's ledger, open; close it, or use it as a context manager.
+
+    Every method but `verify` reads all rows, and refuses a ledger that is not what was written.
 
     Parameters
     ----------
@@ -77,7 +72,8 @@ class Ledger:
             self._connection = kept or open_ledger(self.path, durable=durable)
         self._durable = durable
         self._counted: Head | None = None
-        self._tally: Tally | None = None
+        # A row has this time, not that of its charge, which depends on the patients.
+        self._opened = datetime.now(UTC)
 
     def __enter__(self) -> Self:
         return self
@@ -108,19 +104,12 @@ class Ledger:
             If the kept bytes are damaged.
         """
         with self._transaction("DEFERRED") as connection:
-            found = connection.execute(
-                f"SELECT number, {NOT_KEPT} FROM releases "
-                "WHERE job = ? AND round = ? AND fingerprint = ? AND request = ?",
-                (key.job, key.round, key.fingerprint, key.request),
-            ).fetchone()
-            if found is None or found[1]:
-                return None
-            return self._read(connection, found[0])
+            row = next((row for row in self._rows(connection) if row.answers(key)), None)
+            return None if row is None else self._release(connection, row)
 
     def last(self, job: str) -> LastAnswer | None:
         """The latest round of a job that was answered, or None before the first."""
-        with self._transaction("DEFERRED") as connection:
-            return self._last(connection, job)
+        return _last(self.rows(), job)
 
     def release_of(self, job: str, round_number: int) -> Release:
         """What was released in a round of a job.
@@ -131,14 +120,12 @@ class Ledger:
             If that round was never answered, or its bytes are not kept or damaged.
         """
         with self._transaction("DEFERRED") as connection:
-            found = connection.execute(
-                f"SELECT number, {NOT_KEPT} FROM releases WHERE job = ? AND round = ?",
-                (job, round_number),
-            ).fetchone()
-            if found is None or found[1]:
-                why = "was never answered" if found is None else "is not kept, being uncharged"
-                raise StateError(f"{self.path}: round {round_number} of job {job!r} {why}")
-            return self._read(connection, found[0])
+            row = _row_of(self._rows(connection), job, round_number)
+            release = None if row is None else self._release(connection, row)
+        if release is None:
+            why = "was never answered" if row is None else "is not kept, being uncharged"
+            raise StateError(f"{self.path}: round {round_number} of job {job!r} {why}")
+        return release
 
     def charge(self, key: ReleaseKey, terms: str, release: Release) -> Head:
         """Record a release with its cost; on return it is on the disk, and may be sent.
@@ -169,38 +156,33 @@ class Ledger:
             another user's, or the disk refuses.
         """
         self._check_own()
-        shapes, payload = pack(release.arrays)
+        payload = pack(release.arrays)
         digest = hashlib.sha256(payload).hexdigest()
-        events = _rows(release)
         with self._transaction("IMMEDIATE") as connection:
-            head = head_of(connection)
-            if self._is_there(connection, key, (terms, shapes, digest), events):
+            rows = self._rows(connection)
+            head = _head(rows)
+            if self._is_there(rows, key, terms, release, digest):
                 return head
             if self._counted not in (None, head):
                 raise StateError(
                     f"{self.path}: another process charged while round {key.round} of job "
                     f"{key.job!r} was computed; whether both fit the budget is not known: ask again"
                 )
-            recorded = datetime.now(UTC).isoformat(timespec="seconds")
-            content = (
-                head.rows + 1, recorded, key.job, key.round, key.fingerprint, key.request, terms,
-                shapes, digest,
-            )  # fmt: skip
-            head = Head(head.rows + 1, chained(head.hash, content, events))
+            document = document_of(key, terms, release, digest, self._opened)
+            head = Head(head.rows + 1, chained(head.hash, document))
             connection.execute(
-                f"INSERT INTO releases ({CONTENT}, payload, hash) VALUES ({marks(11)})",
-                (*content, payload if events or not payload else None, head.hash),
+                "INSERT INTO releases (number, document, payload, hash) VALUES (?, ?, ?, ?)",
+                (
+                    head.rows,
+                    document,
+                    payload if release.events or not payload else None,
+                    head.hash,
+                ),
             )
-            if events:
-                connection.executemany(
-                    f"INSERT INTO events (number, {EVENT}) VALUES ({marks(11)})",
-                    [(head.rows, *event) for event in events],
-                )
         if self._counted is not None:
             self._counted = head
-        if self._tally is not None:
-            unprotected = bool(release.arrays) and not events
-            self._marked(head, self._tally.plus(release.events, unprotected=unprotected))
+        if self._durable:  # a simulated site's ledger is nobody's budget
+            mark_head(self.path, head)
         return head
 
     def has(self, key: ReleaseKey, terms: str, release: Release) -> bool:
@@ -212,10 +194,8 @@ class Ledger:
             If the round has another release, a later one of the job was answered, or the job was
             begun with other data.
         """
-        shapes, payload = pack(release.arrays)
-        sent = (terms, shapes, hashlib.sha256(payload).hexdigest())
-        with self._transaction("DEFERRED") as connection:
-            return self._is_there(connection, key, sent, _rows(release))
+        digest = hashlib.sha256(pack(release.arrays)).hexdigest()
+        return self._is_there(self.rows(), key, terms, release, digest)
 
     def events(self, job: str | None = None) -> tuple[ReleaseEvent, ...]:
         """Everything ever charged, or what was charged in one job, in order.
@@ -228,86 +208,34 @@ class Ledger:
         StateError
             If any row is not what was written: what was spent is then not known.
         """
-        with self._transaction("DEFERRED") as connection:
-            self._counted = head_of(connection)
-            records = records_of(connection)
-            problem = next(checks.charge_problems(connection, records), None)
-        if problem:
-            raise self._damaged(problem)
-        return tuple(
-            event
-            for record in records
-            if job is None or record.job == job
-            for event in record.release_events()
-        )
+        rows = self._count()
+        return tuple(chain(*(row.events for row in rows if job is None or row.job == job)))
 
     def spent(self) -> Tally:
-        """Everything ever charged, added up; as `events`, without reading what was read before.
-
-        All rows are checked and added up, and a mark is left beside the ledger (`mark`). As long as
-        the file is the one that was marked, the rows after the mark are checked, and no others.
-
-        Raises
-        ------
-        StateError
-            If any row that is read is not what was written, or the mark knows of rows that are
-            gone.
-        """
-        with self._transaction("DEFERRED") as connection:
-            head = head_of(connection)  # from here on nobody else writes to the file
-            mark = None
-            if self._durable:
-                mark = read_mark(self.path)
-                self._check_not_set_back(connection)
-            mark = mark or Mark(checks.BEGINNING, Tally())
-            records = records_of(connection, after=mark.head.rows)
-            problem = next(checks.charge_problems(connection, records, mark.head), None)
-            if problem:
-                raise StateError(f"{self.path}: damaged ledger: {problem}")
-            tally = self._added_up(records, mark.tally)
-            self._counted = head
-            if records:
-                self._marked(head, tally)
-        self._tally = tally
-        return tally
-
-    def _check_not_set_back(self, connection: sqlite3.Connection) -> None:
-        """Refuse a ledger that lacks what the mark beside it knows of."""
-        head = marked_head(self.path)
-        if head is not None and hash_of(connection, head.rows) != head.hash:
-            raise StateError(f"{self.path}: {set_back(self.path)}")
+        """Everything ever charged, added up; as `events`."""
+        rows = self._count()
+        events = chain(*(row.events for row in rows))
+        return Tally().plus(events, unprotected=sum(row.unprotected for row in rows))
 
     def charged(self, job: str) -> bool:
         """Whether anything was charged in a job."""
-        with self._transaction("DEFERRED") as connection:
-            return has_events(connection, job)
+        return any(row.events for row in self.rows() if row.job == job)
 
     def rows(self) -> tuple[LedgerRow, ...]:
-        """Every release in order, for people.
-
-        Raises
-        ------
-        StateError
-            If a row cannot be read; `verify` says more.
-        """
+        """Every release in order."""
         with self._transaction("DEFERRED") as connection:
-            records = records_of(connection)
-        try:
-            return tuple(record.row() for record in records)
-        except (StateError, TypeError, ValueError) as error:
-            raise self._damaged(f"a row cannot be read ({type(error).__name__})") from None
+            return self._rows(connection)
 
     def head(self) -> Head:
         """Where the ledger stands."""
-        with self._transaction("DEFERRED") as connection:
-            return head_of(connection)
+        return _head(self.rows())
 
     def verify(self, noted: Head | None = None) -> list[str]:
         """Check all there is to check; an empty list means that nothing is wrong.
 
         SQLite's own check of the file, the chain of hashes, released bytes against their hash,
-        costs against noise, events against what this package makes, the order of rounds, and the
-        total that the mark beside the ledger has.
+        events against what this package makes, the order of rounds, and the head that is noted
+        beside the ledger.
 
         Parameters
         ----------
@@ -321,68 +249,56 @@ class Ledger:
             Problems, each naming its row; no released value.
         """
         found: list[str] = []
+        rows: list[LedgerRow] = []
         try:
             with self._transaction("DEFERRED") as connection:
-                found.extend(checks.problems(connection, noted))
-                found.extend(self._mark_problems(connection))
+                found.extend(checks.file_problems(connection))
+                stored = stored_rows(connection)
+                found.extend(self._problems(stored, rows))
+                for row in rows:
+                    found.extend(checks.payload_problems(connection, row))
+                if noted is not None:
+                    found.extend(checks.noted_problems(stored, noted))
         except StateError as error:  # a page that cannot be read ends the search
             found.append(str(error))
         return found
 
-    def _added_up(self, records: list[Record], tally: Tally) -> Tally:
-        """A tally with further rows."""
-        try:
-            events = [event for record in records for event in record.release_events()]
-            return tally.plus(events, unprotected=sum(record.unprotected for record in records))
-        except (TypeError, ValueError) as error:
-            raise StateError(f"{self.path}: damaged ledger ({type(error).__name__})") from None
+    def _problems(self, stored: list[StoredRow], rows: list[LedgerRow]) -> Iterator[str]:
+        """Anything that leaves it unknown what was spent; `rows` gets what can be read."""
+        yield from checks.chain_problems(stored)
+        yield from checks.read_rows(stored, rows)
+        yield from checks.job_problems(rows)
+        yield from set_back_problems(self.path, stored)
 
-    def _marked(self, head: Head, tally: Tally) -> None:
-        self._tally = tally
-        if self._durable:  # a simulated site's ledger is read anew: it is short, and waits for none
-            write_mark(self.path, Mark(head, tally))
-
-    def _mark_problems(self, connection: sqlite3.Connection) -> Iterator[str]:
-        """Whether the mark beside the ledger has another total than the rows."""
-        head = marked_head(self.path)
-        if head is not None and hash_of(connection, head.rows) != head.hash:
-            yield f"the ledger {set_back(self.path)}"
-            return
-        mark = read_mark(self.path)
-        if mark is None:
-            return
-        records = records_of(connection)[: mark.head.rows]
-        if self._added_up(records, Tally()) != mark.tally:
-            yield "the mark beside the ledger has another total than its rows: delete it"
-
-    def _read(self, connection: sqlite3.Connection, number: int) -> Release:
-        """A kept release, checked."""
-        records = records_of(connection, number)
-        before = hash_of(connection, number - 1)
-        record = records[-1] if records else None
-        if record is None or record.hash != record.chained(START if before is None else before):
-            raise self._damaged(f"row {number} is not what its hash was made of")
-        for problem in (
-            *checks.event_problems(record),
-            *checks.payload_problems(connection, record),
-        ):
+    def _rows(self, connection: sqlite3.Connection) -> tuple[LedgerRow, ...]:
+        """All rows; refused where anything is wrong with one."""
+        rows: list[LedgerRow] = []
+        for problem in self._problems(stored_rows(connection), rows):
             raise self._damaged(problem)
-        payload = payload_of(connection, number)
+        return tuple(rows)
+
+    def _count(self) -> tuple[LedgerRow, ...]:
+        """All rows; what comes after them was not counted."""
+        rows = self.rows()
+        self._counted = _head(rows)
+        return rows
+
+    def _release(self, connection: sqlite3.Connection, row: LedgerRow) -> Release | None:
+        """A kept release, checked; None where nothing was charged, and the bytes are not kept."""
+        for problem in checks.payload_problems(connection, row):
+            raise self._damaged(problem)
+        payload = payload_of(connection, row.number)
+        if payload is None:
+            return None
         try:
-            return replay(unpack(record.shapes, payload), record.release_events())
+            return replay(unpack(row.shapes, payload), row.events)
         except DataError as error:
-            raise self._damaged(f"row {number}: {error}") from None
+            raise self._damaged(f"row {row.number}: {error}") from None
 
     def _check_own(self, *, reading: bool = False) -> None:
         """Whoever may put a journal beside the file changes what SQLite finds in it."""
         for path in (self.path.parent, self.path, Path(f"{self.path}-journal")):
             check_own(path, reading=reading)
-
-    def _last(self, connection: sqlite3.Connection, job: str) -> LastAnswer | None:
-        try:
-            return last_answer(connection, job)
-        except ValueError:
-            raise self._damaged(f"the last round of job {job!r} cannot be read") from None
 
     def _damaged(self, what: str) -> StateError:
         return StateError(
@@ -392,33 +308,32 @@ class Ledger:
 
     def _is_there(
         self,
-        connection: sqlite3.Connection,
+        rows: tuple[LedgerRow, ...],
         key: ReleaseKey,
-        sent: tuple[str, str, str],
-        events: tuple[tuple[Any, ...], ...],
+        terms: str,
+        release: Release,
+        digest: str,
     ) -> bool:
         """Whether this very release is recorded; refuse any other for what has been answered."""
-        last = self._last(connection, key.job)
+        last = _last(rows, key.job)
         if last is None:
             return False
         if last.fingerprint != key.fingerprint:
             raise StateError(
-                f"{self.path}: job {key.job!r} was begun with other data; if the data has "
-                "changed, start a new job"
+                f"{self.path}: job {key.job!r} was begun with other data; if the data (or the key "
+                "beside the ledger) has changed, start a new job"
             )
         if key.round > last.round:
             return False
-        found = connection.execute(
-            "SELECT number, request, terms, shapes, payload_sha256 FROM releases "
-            "WHERE job = ? AND round = ?",
-            (key.job, key.round),
-        ).fetchone()
-        if found is None:
+        row = _row_of(rows, key.job, key.round)
+        if row is None:
             raise StateError(
                 f"{self.path}: round {key.round} of job {key.job!r} is stale: round {last.round} "
                 "has been answered"
             )
-        if found[1:] != (key.request, *sent) or events_of(connection, found[0]) != events:
+        shapes = tuple(array.shape for array in release.arrays)
+        sent = (key.request, terms, shapes, digest, release.events)
+        if (row.request, row.terms, row.shapes, row.payload_sha256, row.events) != sent:
             raise StateError(
                 f"{self.path}: round {key.round} of job {key.job!r} has its release already; a "
                 "second one would be charged for nothing"
@@ -439,6 +354,17 @@ class Ledger:
                 raise
 
 
-def _rows(release: Release) -> tuple[tuple[Any, ...], ...]:
-    """Columns of the release's events."""
-    return tuple(event_row(place, event) for place, event in enumerate(release.events))
+def _head(rows: tuple[LedgerRow, ...]) -> Head:
+    return Head(len(rows), rows[-1].hash if rows else START)
+
+
+def _last(rows: tuple[LedgerRow, ...], job: str) -> LastAnswer | None:
+    """The latest round of a job; within a job, rounds never go back."""
+    for row in reversed(rows):
+        if row.job == job:
+            return LastAnswer(row.round, row.terms, row.request, row.fingerprint)
+    return None
+
+
+def _row_of(rows: tuple[LedgerRow, ...], job: str, round_number: int) -> LedgerRow | None:
+    return next((row for row in rows if (row.job, row.round) == (job, round_number)), None)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from dpfact_flower.errors import StateError
-from dpfact_flower.machine.files import private_folder, remove_leftovers, sync_folder
+from dpfact_flower.machine.files import create_once, private_folder
 
 LEDGER = "ledger.sqlite"
 """Name of the file in a site's folder."""
@@ -24,57 +22,23 @@ _SECONDS_TO_WAIT = 30.0  # for another process's transaction
 _SCHEMA = """
 CREATE TABLE releases (
     number INTEGER PRIMARY KEY,
-    recorded TEXT NOT NULL,
-    job TEXT NOT NULL,
-    round INTEGER NOT NULL,
-    fingerprint TEXT NOT NULL,
-    request TEXT NOT NULL,
-    terms TEXT NOT NULL,
-    shapes TEXT NOT NULL,
-    payload_sha256 TEXT NOT NULL,
+    document TEXT NOT NULL,
     payload BLOB,
-    hash TEXT NOT NULL,
-    UNIQUE (job, round)
+    hash TEXT NOT NULL
 );
-CREATE TABLE events (
-    number INTEGER NOT NULL REFERENCES releases (number),
-    position INTEGER NOT NULL,
-    name TEXT NOT NULL,
-    sensitivity REAL NOT NULL,
-    sigma REAL NOT NULL,
-    count INTEGER NOT NULL,
-    unit TEXT NOT NULL,
-    neighbours TEXT NOT NULL,
-    claim TEXT NOT NULL,
-    seeded INTEGER NOT NULL,
-    rho REAL NOT NULL,
-    PRIMARY KEY (number, position)
-) WITHOUT ROWID;
 """
 
 
 def create_ledger(path: Path) -> None:
     """Give an empty ledger its name, whole and on the disk; one that exists by now stays."""
     private_folder(path.parent)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "wb") as file:
-            with _in_memory() as empty:
-                file.write(empty.serialize())
-            file.flush()
-            os.fsync(file.fileno())
-        # A link, not a rename: another process may have made, and charged, the ledger meanwhile.
-        # It may also have cleared away our file as a leftover; then its own has the name.
-        with suppress(FileExistsError, FileNotFoundError):
-            os.link(temporary, path)
+        with _in_memory() as empty:
+            create_once(path, empty.serialize())
     except OSError as error:
         raise StateError(
             f"{path}: cannot be created ({error.strerror}); it needs a local disk with hard links"
         ) from None
-    finally:
-        Path(temporary).unlink(missing_ok=True)
-    sync_folder(path.parent)
-    remove_leftovers(path)
 
 
 @contextmanager
@@ -144,11 +108,6 @@ def _tables(connection: sqlite3.Connection) -> list[Any]:
 def _own_tables() -> list[Any]:
     with _in_memory() as empty:
         return _tables(empty)
-
-
-def marks(count: int) -> str:
-    """Places of a statement's parameters."""
-    return ", ".join("?" * count)
 
 
 @contextmanager

@@ -8,13 +8,13 @@ In an empty folder, with this script of today::
 
 import sys
 from pathlib import Path
+from shutil import rmtree
 
 import numpy as np
 
 from dpfact_flower.client import DPFactClient
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import Vocabulary, joint_digest
-from dpfact_flower.privacy.ledger import Ledger
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.settings import PrivacySettings, RunSettings, SiteSettings, SolverSettings
 from dpfact_flower.tensor import SparseTensor
@@ -60,8 +60,7 @@ def main(folder: Path) -> None:
             arrays, _, config = client.fit(*server.request(number).to_wire())
             reply = SiteReply.from_wire(arrays, config, server.reply_shapes(number))
             server.close_round(number, [reply], [], bytes_down=1, bytes_up=1, seconds=1.0)
-        with Ledger(folder / mode / "state" / "site-1", create=False) as ledger:
-            (folder / mode / "head").write_text(f"{ledger.head()}\n")
+        rmtree(folder / mode / "state")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,58 @@
+"""The data's fingerprint as a ledger holds it: under a key that lies beside the ledger.
+
+A plain hash of the data tells whoever knows all other patients whether one more is among them. The
+key is random, stays at the site and is in no backup that `dpfact ledger backup` makes. Without it
+the tag tells nothing. No budget depends on it: where it is lost, a new one is made, jobs under way
+cannot go on (their data is then not known to be the same), and all that was charged still counts.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from pathlib import Path
+
+from dpfact_flower.errors import StateError
+from dpfact_flower.machine.access import check_own
+from dpfact_flower.machine.files import create_once, disk_errors
+
+KEY = ".ledger-key"  # no job can have this name, and no copy of ledger.sqlite* takes it along
+_BYTES = 32
+
+
+def read_key(folder: Path) -> bytes | None:
+    """The key of a site's folder; None where there is none yet.
+
+    Raises
+    ------
+    StateError
+        If it is another user's, damaged, or cannot be read.
+    """
+    path = folder / KEY
+    check_own(path)
+    with disk_errors(path):
+        if not path.exists():
+            return None
+        key = path.read_bytes()
+    if len(key) != _BYTES:
+        raise StateError(
+            f"{path}: damaged; delete it, and a new key is made: jobs under way cannot go on, and "
+            "nothing that was charged is forgotten"
+        )
+    return key
+
+
+def data_key(folder: Path) -> bytes:
+    """The key of a site's folder, made where there is none; errors as for `read_key`."""
+    key = read_key(folder)
+    if key is None:
+        with disk_errors(folder / KEY):
+            create_once(folder / KEY, secrets.token_bytes(_BYTES))
+        key = read_key(folder)
+    assert key is not None
+    return key
+
+
+def data_tag(folder: Path, fingerprint: str) -> str:
+    """A tensor's fingerprint under a site's key: what the ledger and the site's state hold."""
+    return hmac.digest(data_key(folder), fingerprint.encode(), "sha256").hex()

@@ -1,0 +1,91 @@
+"""What a hospital may publish of its ledger tells nothing of a patient: head, backup, `show`."""
+
+import json
+import sqlite3
+from contextlib import closing
+
+import pytest
+
+from dpfact_flower.errors import StateError
+from dpfact_flower.privacy.ledger import LEDGER, Ledger, data_key, data_tag
+from dpfact_flower.privacy.ledger.copies import back_up, restore
+from dpfact_flower.privacy.ledger.key import KEY
+from dpfact_flower.privacy.ledger.rows import START, chained
+from tests.cli.test_ledger import ledger_text
+from tests.site.test_failures import World, neighbours
+
+ROUNDS = 3
+
+
+@pytest.fixture
+def worlds(cohort, tmp_path) -> list[World]:
+    return neighbours(cohort.sites[0], tmp_path)
+
+
+def documents(folder) -> list[dict]:
+    with closing(sqlite3.connect(folder / LEDGER)) as connection:
+        rows = connection.execute("SELECT document FROM releases ORDER BY number").fetchall()
+    return [json.loads(text) for (text,) in rows]
+
+
+def head_of(rows: list[dict], **changes: str) -> str:
+    head = START
+    for row in rows:
+        head = chained(head, json.dumps({**row, **changes}))
+    return head
+
+
+def test_nothing_that_may_be_published_tells_which_of_two_neighbours_a_site_holds(worlds, tmp_path):
+    """The attack: who knows all patients but one, and the transcript, computes the head again."""
+    prints = [world.source.read().fingerprint for world in worlds]
+    for truth, world in enumerate(worlds):
+        world.go_to(ROUNDS + 1)
+        home, copy = world.folder / "north", tmp_path / f"copy-{truth}"
+        head = back_up(home, copy)
+        rows = documents(copy)
+        assert head.rows == len(rows) == ROUNDS
+        told = (copy / LEDGER).read_bytes() + ledger_text("show", copy, "--json").encode()
+        assert [path.name for path in copy.iterdir()] == [LEDGER]  # without the key
+        for candidate, fingerprint in enumerate(prints):
+            tag = data_tag(home, fingerprint)
+            assert (tag.encode() in told) == (candidate == truth)
+            assert (head_of(rows, fingerprint=tag) == head.hash) == (candidate == truth)
+            # Without the key the backup is of no use, and without the random bytes the key.
+            assert fingerprint.encode() not in told
+            assert bytes.fromhex(fingerprint) not in told
+            assert head_of(rows, fingerprint=fingerprint) != head.hash
+            assert head_of(rows, fingerprint=tag, random="0" * 64) != head.hash
+    assert data_key(worlds[0].folder / "north") != data_key(worlds[1].folder / "north")
+
+
+def test_a_key_that_is_lost_ends_jobs_and_forgets_nothing_that_was_charged(worlds, tmp_path):
+    world = worlds[0]
+    world.go_to(2)
+    home = world.folder / "north"
+    assert (home / KEY).stat().st_mode & 0o777 == 0o600
+    key, head = data_key(home), back_up(home, tmp_path / "copy")
+    with Ledger(home) as ledger:
+        spent = ledger.spent()
+    for name in (LEDGER, f"{LEDGER}-head", KEY):
+        (home / name).unlink()
+    restore(tmp_path / "copy", home, head)
+    assert world.ask(1).rows == 1  # what was sent is sent again
+    assert not (home / KEY).exists()
+    assert world.ask(2) == ("dpfact:failed", 1)
+    assert world.ask(2) == ("dpfact:state", 1)
+    assert data_key(home) != key
+    with Ledger(home) as ledger:
+        assert ledger.spent() == spent
+
+
+@pytest.mark.parametrize("content", [b"", bytes(31), bytes(33)])
+def test_a_damaged_key_is_said_before_a_patient_is_read(worlds, content):
+    world = worlds[0]
+    world.go_to(2)
+    world.source.read_by_now = False
+    (world.folder / "north" / KEY).write_bytes(content)
+    assert world.ask(2).reply == world.preflight(world.requests[2]) == "dpfact:state"
+    assert world.ask(1).reply.startswith("[")
+    assert not world.source.read_by_now
+    with pytest.raises(StateError, match="nothing that was charged is forgotten"):
+        data_key(world.folder / "north")
