@@ -11,6 +11,7 @@ import math
 import os
 import resource
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,7 +27,7 @@ from dpfact_flower.client import DPFactClient, RoundRefusedError
 from dpfact_flower.client_app import app
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.errors import StateError
-from dpfact_flower.privacy import PATIENT_CLAIM, ReleaseEvent, replay
+from dpfact_flower.privacy import PATIENT_CLAIM, Release, ReleaseEvent, replay
 from dpfact_flower.privacy.ledger import LEDGER, Ledger, ReleaseKey
 from dpfact_flower.privacy.patient.plan import plan_patient
 from dpfact_flower.runtime.grid import InProcessGrid
@@ -382,6 +383,110 @@ def test_whatever_fails_once_patients_were_read_is_one_code_and_no_charge(
     assert answers == [("dpfact:failed", 1)] * 2
     assert same(worlds, 2).rows == 2
     assert "Jane" not in caplog.text or isinstance(error, StateError)
+
+
+BETWEEN = {
+    "the data's tag": (answer, "data_tag"),
+    "checking that the data is the job's": (answer.admission, "check_same_data"),
+    "the store": (SiteStore, "of"),
+    "the ledger's key": (answer, "ReleaseKey"),
+}
+AFTER = {
+    "tidying up": (Site, "_tidy"),
+    "the head": (Ledger, "head"),
+    "the label": (Release, "label"),
+    "forgetting looks": (Path, "unlink"),
+    "closing the ledger": (Ledger, "close"),
+    "letting go of the patients": (answer, "forget_patients"),
+    "waiting": (hold.Hold, "wait"),
+}
+"""Where an error left as another code, or kept a charged release back."""
+
+
+@contextmanager
+def failing_once_read(world, place, error, *, charged: bool) -> Iterator[list[None]]:
+    """Let something fail once the patients were read, or once the release was charged."""
+    owner, name = place
+    real, met = getattr(owner, name), []
+    charge, read, begun = Ledger.charge, Watched.read, []
+
+    def call(*arguments, **named):
+        if begun:
+            met.append(None)
+            raise error
+        found = real.__get__(arguments[0]) if isinstance(real, property) else real
+        return found() if isinstance(real, property) else found(*arguments, **named)
+
+    def begin(function, *arguments):
+        done = function(*arguments)
+        begun.append(None)
+        return done
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, property(call) if isinstance(real, property) else call)
+        if charged:
+            patch.setattr(Ledger, "charge", lambda *a: begin(charge, *a))
+        else:
+            patch.setattr(Watched, "read", lambda *a: begin(read, *a))
+        yield met
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("place", BETWEEN.values(), ids=BETWEEN)
+def test_whatever_fails_between_reading_and_computing_leaves_as_failed(worlds, place, error):
+    for world in worlds:
+        world.go_to(2)
+        with failing_once_read(world, place, error, charged=False) as met:
+            assert world.ask(2) == ("dpfact:failed", 1)
+        assert met
+    assert same(worlds, 2).rows == 2
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("place", AFTER.values(), ids=AFTER)
+def test_once_it_is_charged_a_release_goes_out_whatever_follows(worlds, place, error):
+    for world in worlds:
+        world.go_to(2)
+        with failing_once_read(world, place, error, charged=True) as met:
+            reply = world.client.fit(*world.requests[2].to_wire())
+        assert met
+        assert world.rows() == 2
+        assert world.ask(2) == (f"{[a.dtype.str for a in reply[0]]} 1 {reply[2]}", 2)
+
+
+def test_a_charge_that_fails_late_is_a_charge(worlds):
+    """The error comes after the row is on the disk."""
+
+    def charge(*arguments, real=Ledger.charge):
+        real(*arguments)
+        raise MemoryError
+
+    for world in worlds:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Ledger, "charge", charge)
+            assert world.ask(1).reply.startswith("[")
+    assert same(worlds, 1).rows == 1
+
+
+def test_a_failed_round_lets_go_of_the_patients_before_its_reply_is_due(worlds, monkeypatch):
+    """To give memory back takes as long as it is large, and the error holds what failed."""
+    world, held = worlds[0], []
+
+    class Large:
+        """Stands for what a round has made of the patients."""
+
+    def compute(*_: object) -> None:
+        large = Large()
+        held.append(weakref.ref(large))
+        raise MemoryError
+
+    monkeypatch.setattr(patient, "cooccurrence", compute)
+    monkeypatch.setattr(Site, "_compute", lambda *_: compute())
+    monkeypatch.setattr(
+        hold.Hold, "wait", lambda self, wait=hold.Hold.wait: (held.append(held[0]()), wait(self))
+    )
+    assert world.ask(1).reply == "dpfact:failed"
+    assert held[1:] == [None, None]
 
 
 @pytest.mark.parametrize(
