@@ -13,11 +13,10 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Protocol
@@ -30,7 +29,7 @@ from dpfact_flower.machine.quiet import quietly, without_proxies
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.check import MACHINE_CODE
 from dpfact_flower.site.config import read_node_config
-from dpfact_flower.site.disclosure import log_privately
+from dpfact_flower.site.metrics import ANSWERING
 
 _PAUSE_SECONDS = 0.5
 _HOME = ".flower"
@@ -75,47 +74,12 @@ def execute(config: Path, secret: Path, port: int, host: str = "127.0.0.1") -> N
     os.environ.update(environment)  # before Flower is imported
     address = f"{host}:{port}"
     tasks = _tasks(address, _read_secret(secret))
-    command = [sys.executable, "-P", "-m", "dpfact_flower.runtime.clientapp"]
-    signal.signal(signal.SIGTERM, _end)
+    from dpfact_flower.runtime.worker import Answering  # noqa: PLC0415
+
+    (state / ANSWERING).unlink(missing_ok=True)  # of an executor that was killed
+    signal.signal(signal.SIGTERM, _ending)
     _logger.info("answering the SuperNode at %s for %s", address, config)
-    answering = _Answering([*command, str(config.absolute()), address], address)
-    _serve(tasks, answering.start, answering.died)
-
-
-class _Answering:
-    """Starts a process for a message, and answers for it where it dies.
-
-    Parameters
-    ----------
-    command : list of str
-        To which the handle for its notes is added.
-    address : str
-        The SuperNode's.
-    """
-
-    def __init__(self, command: list[str], address: str) -> None:
-        self._command, self._address = command, address
-        self._token, self._told = "", -1
-
-    def start(self, token: str) -> subprocess.Popen[bytes]:
-        if self._told >= 0:
-            os.close(self._told)
-        self._token = token
-        self._told, handle = os.pipe()
-        try:
-            return _start([*self._command, str(handle)], token, handle)
-        finally:
-            os.close(handle)
-
-    def died(self) -> None:
-        from dpfact_flower.runtime.stand_in import answer_for_the_dead  # noqa: PLC0415
-
-        try:
-            with os.fdopen(self._told, "rb") as notes:
-                self._told = -1
-                answer_for_the_dead(self._address, self._token, notes.read())
-        except Exception as error:  # Flower says that it is gone
-            log_privately("", error)
+    _serve(tasks, Answering(config.absolute(), address).answer)
 
 
 def _tasks(address: str, secret: bytes) -> _Claims:
@@ -130,11 +94,7 @@ def _tasks(address: str, secret: bytes) -> _Claims:
     return Tasks(address, secret)
 
 
-def _serve(
-    tasks: _Claims,
-    start: Callable[[str], subprocess.Popen[bytes]],
-    died: Callable[[], None] = lambda: None,
-) -> None:
+def _serve(tasks: _Claims, answer: Callable[[str], None]) -> None:
     """Answer one message after another, and none beside another.
 
     A second process starts the slower, and runs out of memory the sooner, the more the first has to
@@ -142,45 +102,46 @@ def _serve(
     message would so find out what `reply-after` hides. So the next one waits, too, for the reply of
     a process that has died.
     """
-    running: subprocess.Popen[bytes] | None = None
     there = True
-    try:
-        while True:
-            if running is not None and running.poll() is not None:
-                ended, running = running.returncode, None
-                if ended:
-                    died()
-            token = "" if running is not None else tasks.claim()
-            if there != (there := token is not None):
-                _logger.info(
-                    "the SuperNode %s", "is there" if there else "does not answer; waiting"
-                )
-            if token:
-                running = start(token)
-            else:
-                time.sleep(_PAUSE_SECONDS)
-    except SystemExit:  # asked to end: what is being answered may have been charged already
-        if running is not None and running.poll() is None:
-            _logger.info("ending; a message is answered first")
-            running.wait()
-        raise
-    finally:
-        if running is not None:
-            running.terminate()
-            running.wait()
+    while True:
+        token = tasks.claim()
+        if there != (there := token is not None):
+            _logger.info("the SuperNode %s", "is there" if there else "does not answer; waiting")
+        if token:
+            with _ending.after_this():
+                answer(token)
+        else:
+            time.sleep(_PAUSE_SECONDS)
 
 
-def _start(command: list[str], token: str, *handles: int) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=handles)
-    assert process.stdin is not None
-    with suppress(BrokenPipeError):  # it has been killed; the SuperNode notices, as of any other
-        process.stdin.write(f"{token}\n".encode())
-        process.stdin.close()
-    return process
+class _Ending:
+    """Ends this process on SIGTERM: after the message that is being answered, if there is one.
+
+    That may have been charged already. A second SIGTERM ends it at once.
+    """
+
+    def __init__(self) -> None:
+        self._busy = self._asked = False
+
+    def __call__(self, number: int, _: FrameType | None) -> None:
+        if not self._busy or self._asked:
+            sys.exit(0)
+        self._asked = True
+        _logger.info("ending; a message is answered first")
+
+    @contextmanager
+    def after_this(self) -> Iterator[None]:
+        """Be busy, and end afterwards if that was asked for meanwhile."""
+        self._busy = True
+        try:
+            yield
+        finally:
+            self._busy = False
+        if self._asked:
+            sys.exit(0)
 
 
-def _end(number: int, _: FrameType | None) -> None:
-    sys.exit(0)
+_ending = _Ending()
 
 
 def _environment(state: Path) -> dict[str, str]:

@@ -13,11 +13,9 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import httpx
-from flwr.app import Context, Message, RecordDict
-from flwr.app.message import remove_content_from_message
+from flwr.app import Context, Message
 from flwr.common.constant import SubStatus
 from flwr.common.serde import context_from_proto, message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
@@ -30,7 +28,7 @@ from flwr.proto.runtime_pb2 import (
     SendTaskHeartbeatRequest,
 )
 from flwr.supercore.constant import TaskType
-from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+from flwr.supercore.heartbeat import HeartbeatSender
 from flwr.supercore.inflatable.inflatable_protobuf_utils import (
     make_confirm_message_received_fn_protobuf,
     make_pull_object_fn_protobuf,
@@ -50,7 +48,6 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import push_message
 
 from dpfact_flower.errors import SettingsError
-from dpfact_flower.settings import Scalar
 
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 _AWAY_SECONDS = 300.0
@@ -109,51 +106,22 @@ class Tasks:
 
 @dataclass(frozen=True)
 class Work:
-    """One message and the way back; a context that says to the SuperNode that it is at work.
+    """One message and the way back.
 
     Attributes
     ----------
     message : Message
-    node_config : mapping
-        What the SuperNode has been given; the hospital's own file counts instead.
+    context : Context
+        As it came; the hospital's own settings count instead of what it says.
     """
 
     message: Message
-    node_config: dict[str, Scalar]
-    _context: Context
+    context: Context
     _client: RuntimeHttpClient
-
-    def own_context(self, node_config: dict[str, Scalar]) -> Context:
-        """Context for the app: the hospital's settings, and nothing of what the SuperLink sent."""
-        run, node = self._context.run_id, self._context.node_id
-        return Context(
-            run_id=run, node_id=node, node_config=dict(node_config), state=RecordDict(),
-            run_config={},
-        )  # fmt: skip
 
     def send(self, reply: Message) -> None:
         """Hand a reply to the SuperNode."""
-        push_message(self._client, reply, self._context)
-
-    def noted(self) -> Noted:
-        """What it takes to answer this in another process."""
-        bare = message_to_proto(remove_content_from_message(self.message))
-        return Noted(self._context.run_id, self._context.node_id, bare.SerializeToString())
-
-
-class Noted(NamedTuple):
-    """A claimed message without what it says.
-
-    Attributes
-    ----------
-    run, node : int
-    message : bytes
-        Whom it is from, its number and its times, as Flower writes them.
-    """
-
-    run: int
-    node: int
-    message: bytes
+        push_message(self._client, reply, self.context)
 
 
 class Claimed:
@@ -169,12 +137,9 @@ class Claimed:
         As for `Tasks`.
     token : str
         What `Tasks.claim` gave.
-    noted : Noted, optional
-        What another process, which fetched the message and has ended, noted of it.
     """
 
-    def __init__(self, address: str, token: str, noted: Noted | None = None) -> None:
-        self._noted = noted
+    def __init__(self, address: str, token: str) -> None:
         self._retries = make_simple_http_retry_invoker()
         self._retries.max_time = _AWAY_SECONDS
         self._client = RuntimeHttpClient.from_server_address(
@@ -182,20 +147,17 @@ class Claimed:
             [RuntimeVersionHttpInterceptor("flwr-clientapp"), RuntimeTokenHttpInterceptor(token)],
             retry_invoker=self._retries,
         )  # fmt: skip
-        alive = make_task_heartbeat_fn_http(self._client) if noted is None else self._alive
-        self._heartbeat = HeartbeatSender(alive)
+        self._heartbeat = HeartbeatSender(self._alive)
 
     def __enter__(self) -> Work:
-        self._heartbeat.start()
-        if self._noted is None:
+        self._heartbeat.start()  # which goes on while another process computes
+        try:
             pulled = self._client.PullTaskInput(PullTaskInputRequest())
             context = context_from_proto(pulled.context)
-            message = _fetched(self._client, context)
-        else:
-            run, node, bare = self._noted
-            context = Context(run, node, {}, RecordDict(), {})
-            message = message_from_proto(ProtoMessage.FromString(bare))
-        return Work(message, dict(context.node_config), context, self._client)
+            return Work(_fetched(self._client, context), context, self._client)
+        except BaseException:
+            self._close()
+            raise
 
     def _alive(self) -> bool:
         """Say so; Flower's own way ends the process where the SuperNode waits no longer."""
@@ -205,10 +167,16 @@ class Claimed:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._retries.max_tries = 1
-        if kind is None:
-            self._client.PushTaskOutput(
-                PushTaskOutputRequest(sub_status=SubStatus.COMPLETED, details="")
-            )
+        try:
+            if kind is None:
+                self._client.PushTaskOutput(
+                    PushTaskOutputRequest(sub_status=SubStatus.COMPLETED, details="")
+                )
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        """Say no more; a heart that went on beating would keep the message for ever."""
         if self._heartbeat.is_running:
             self._heartbeat.stop()
         self._client.close()
@@ -233,6 +201,16 @@ def _fetched(client: RuntimeHttpClient, context: Context) -> Message:
     )
     message.metadata.__dict__["_message_id"] = tree.object_id  # a message does not hold its own
     return message
+
+
+def message_to_bytes(message: Message) -> bytes:
+    """A message with all that it holds, as Flower writes it."""
+    return bytes(message_to_proto(message).SerializeToString())
+
+
+def message_from_bytes(data: bytes) -> Message:
+    """Read what `message_to_bytes` wrote."""
+    return message_from_proto(ProtoMessage.FromString(data))
 
 
 def while_they_come(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import datetime
 from pathlib import Path
 
@@ -13,6 +14,17 @@ from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.disclosure import PUBLIC_CODES
 from dpfact_flower.site.looks import looks
 from dpfact_flower.site.refusals import refusals
+
+ANSWERING = ".answering"
+"""File in the state folder that is as old as the message that is being answered."""
+
+
+def answering_seconds(state: Path) -> float:
+    """How long the message that is being answered has been; 0 where none is."""
+    try:
+        return max(time.time() - (state / ANSWERING).stat().st_mtime, 0.0)
+    except FileNotFoundError:
+        return 0.0
 
 
 def site_gauges(settings: SiteSettings) -> list[Gauge]:
@@ -45,6 +57,8 @@ def site_gauges(settings: SiteSettings) -> list[Gauge]:
         gauge("site_releases", "Rows of the ledger.", rows, site=name),
         gauge("site_failed_looks", "Rounds in a row that failed after patients were read; 10 "
               "close the site until somebody has looked.", looks(folder), site=name),
+        gauge("site_answering_seconds", "How long the message that is being answered has been; 0 "
+              "where none is.", answering_seconds(folder.parent), site=name),
         Gauge("site_refusals_total", "Requests that were refused or failed, by the code that left.",
               tuple(((("site", name), ("code", code)), float(refused.get(code, 0)))
                     for code in sorted({*PUBLIC_CODES, *refused})), "counter"),

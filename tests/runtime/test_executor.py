@@ -3,7 +3,6 @@
 import os
 import resource
 import signal
-import subprocess
 import sys
 
 import pytest
@@ -103,92 +102,36 @@ def test_it_starts_with_no_telemetry_no_proxy_and_folders_of_its_own(
     assert resource.getrlimit(resource.RLIMIT_CORE)[0] == 0  # which would hold the patients
 
 
-def test_each_message_gets_a_process_and_none_starts_before_the_last_has_ended(monkeypatch):
-    """Or its time and memory would tell how much the other had to do."""
-    started, most = [], [0]
-
-    def start(token):
-        process = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
-        started.append((token, process))
-        running = [each for _, each in started if each.poll() is None]
-        most[0] = max(most[0], len(running))
-        return process
-
-    def rest(seconds):  # the executor waits because it is full: the first process ends
-        for _, process in started:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-                return
-
-    monkeypatch.setattr(executor.time, "sleep", rest)
-    with pytest.raises(EndedError):
-        executor._serve(Tasks(*"abcdefg"), start)
-    assert [token for token, _ in started] == list("abcdefg")
-    assert most == [1]
-    assert all(process.poll() is not None for _, process in started)
-
-
-def test_what_is_being_answered_is_finished_before_an_executor_ends_unless_asked_twice():
+@pytest.mark.parametrize("times", [1, 2])
+def test_what_is_being_answered_is_finished_before_an_executor_ends_unless_asked_twice(
+    monkeypatch, times
+):
     """It may have been charged already."""
-    code = "input(); raise SystemExit(5)"
+    monkeypatch.setattr(executor, "_ending", executor._Ending())
+    signal.signal(signal.SIGTERM, executor._ending)
+    answered = []
 
-    def start(token):
-        process = subprocess.Popen([sys.executable, "-S", "-c", code], stdin=subprocess.PIPE)
-        started.append(process)
-        return process
+    def answer(token):
+        for _ in range(times):
+            os.kill(os.getpid(), signal.SIGTERM)
+        answered.append(token)
 
-    def asked_to_end(seconds):  # while it waits for the message to be answered
-        if not twice:
-            started[0].stdin.close()  # it goes on, and ends with an error of its own
-        raise SystemExit(0)
+    with pytest.raises(SystemExit):
+        executor._serve(Tasks("a", "b"), answer)
+    assert answered == ["a"] * (times == 1)
 
-    class Impatient(subprocess.Popen):
-        def wait(self, timeout=None):
-            if not self.asked:
-                self.asked = True
-                raise SystemExit(0)  # the second SIGTERM
-            return super().wait(timeout)
 
-        asked = False
-
-    for twice, ended in ((False, {1}), (True, {-15})):
-        started = []
-        kind = Impatient if twice else subprocess.Popen
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(subprocess, "Popen", kind)
-            patch.setattr(executor.time, "sleep", asked_to_end)
-            with pytest.raises(SystemExit):
-                executor._serve(Tasks("a"), start)
-        assert {process.returncode for process in started} == ended
+def test_an_executor_that_has_nothing_to_answer_ends_at_once(monkeypatch):
+    signal.signal(signal.SIGTERM, executor._Ending())
+    monkeypatch.setattr(executor.time, "sleep", lambda _: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(SystemExit):
+        executor._serve(Tasks("", "a"), None)
 
 
 def test_a_supernode_that_is_away_is_waited_for(monkeypatch):
     pauses, started = [], []
     monkeypatch.setattr(executor.time, "sleep", pauses.append)
-    process = subprocess.Popen([sys.executable, "-S", "-c", ""])
-    process.wait()
     with pytest.raises(EndedError):
-        executor._serve(Tasks(None, None, "", "a"), lambda token: started.append(token) or process)
+        executor._serve(Tasks(None, None, "", "a"), started.append)
     assert started == ["a"]
     assert len(pauses) == 3
-
-
-def test_a_process_that_is_killed_at_once_does_not_take_the_executor_with_it(monkeypatch):
-    class Killed(subprocess.Popen):
-        def __init__(self, *arguments, **options):
-            super().__init__(*arguments, **options)
-            self.kill()
-            self.wait()
-
-    monkeypatch.setattr(subprocess, "Popen", Killed)
-    assert executor._start([sys.executable, "-S", "-c", "input()"], "token-1").poll() == -9
-
-
-def test_a_token_goes_through_a_pipe(tmp_path):
-    code = "import sys; open('got', 'w').write(sys.stdin.read() + repr(sys.argv))"
-    process = executor._start(
-        [sys.executable, "-c", f"import os; os.chdir({str(tmp_path)!r}); {code}"], "token-1"
-    )
-    assert process.wait() == 0
-    assert (tmp_path / "got").read_text() == "token-1\n['-c']"

@@ -1,0 +1,158 @@
+"""A message answered in a process of its own, which has the patients and no way to the SuperNode.
+
+The executor fetches the message, holds the way back, and starts the process. So it can answer for a
+process that ends, or that hangs: the reply says then what every round says that failed, and leaves
+when every such reply leaves. Otherwise Flower would find out within a minute, and tell the centre
+at a time that depends on when the process died, and so on the patients.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from flwr.app import Context, Error, Message, RecordDict
+
+from dpfact_flower.errors import RoundFailedError, SettingsError
+from dpfact_flower.runtime.supernode import (
+    Claimed,
+    Work,
+    message_from_bytes,
+    message_to_bytes,
+)
+from dpfact_flower.settings import Scalar, SiteSettings
+from dpfact_flower.site.config import read_node_config
+from dpfact_flower.site.disclosure import log_privately
+from dpfact_flower.site.hold import Hold, seconds_left
+from dpfact_flower.site.metrics import ANSWERING
+from dpfact_flower.wire.records import CLIENT_APP_RAISED
+
+_COMMAND = (sys.executable, "-P", "-m", "dpfact_flower.runtime.clientapp")
+_GRACE_SECONDS = 60.0
+"""What a process has beyond the end of its round, to say that it is late."""
+_MOST_SECONDS = 20 * 86_400.0
+"""The longest time that the system waits at once."""
+
+
+class Question(NamedTuple):
+    """What a process is asked.
+
+    Attributes
+    ----------
+    message : Message
+    run, node : int
+        Flower's numbers.
+    settings : mapping
+        The hospital's own, as its file has them.
+    """
+
+    message: Message
+    run: int
+    node: int
+    settings: Mapping[str, Scalar]
+
+    def to_bytes(self) -> bytes:
+        """What `from_bytes` reads."""
+        head = json.dumps([self.run, self.node, dict(self.settings)])
+        return b"%b\n%b" % (head.encode(), message_to_bytes(self.message))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Read what `to_bytes` wrote."""
+        head, _, message = data.partition(b"\n")
+        return cls(message_from_bytes(message), *json.loads(head))
+
+    def context(self) -> Context:
+        """Context for the app: the hospital's settings, and nothing of what the SuperLink sent."""
+        return Context(self.run, self.node, dict(self.settings), RecordDict(), {})
+
+
+class Answering:
+    """Answers a SuperNode's messages, each in a process of its own.
+
+    Parameters
+    ----------
+    config : Path
+        The hospital's settings, read again for every message.
+    address : str
+        The SuperNode's.
+    command : sequence of str
+        Starts the process.
+    """
+
+    def __init__(self, config: Path, address: str, command: Sequence[str] = _COMMAND) -> None:
+        self._config, self._address, self._command = config, address, command
+
+    def answer(self, token: str) -> None:
+        """Answer a claimed message; a failure stands in the log."""
+        try:
+            with Claimed(self._address, token) as work:
+                work.send(self._reply(work))
+        except Exception as error:  # the SuperNode has gone, or the run has ended
+            log_privately("", error)
+
+    def _reply(self, work: Work) -> Message:
+        site, hold = "", Hold(0)
+        try:
+            own = read_node_config(self._config)
+            settings = SiteSettings.from_config(own)
+            site, hold = settings.site, Hold(settings.reply_after)
+            if work.context.node_config:
+                raise SettingsError(
+                    f"the SuperNode has a --node-config, and {self._config} says what this site "
+                    "allows: start the SuperNode without one"
+                )
+            question = Question(work.message, work.context.run_id, work.context.node_id, own)
+            metadata = work.message.metadata
+            left = seconds_left(metadata.created_at, metadata.ttl)
+            seconds = min(max(settings.reply_after, left) + _GRACE_SECONDS, _MOST_SECONDS)
+            with _noted(Path(settings.state_dir)):
+                said, fault = self._ask(question, seconds)
+            came_in, begun, reply = said.partition(b"\n")
+            if begun:
+                hold = Hold(settings.reply_after, float(came_in))
+            if fault:
+                raise RoundFailedError(f"{fault}; the reply says that the round failed")
+            return message_from_bytes(reply)
+        except Exception as error:  # nothing an error says may reach the server
+            reason = log_privately(site, error)
+            hold.wait()
+            return Message(Error(CLIENT_APP_RAISED, reason), reply_to=work.message)
+
+    def _ask(self, question: Question, seconds: float) -> tuple[bytes, str]:
+        """What a process says, and what became of it where that is not the whole reply."""
+        process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        try:
+            said, _ = process.communicate(question.to_bytes(), timeout=seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            said, _ = process.communicate()
+            return said, (
+                f"the process that answered was ended: it hung, or needed more than {seconds:.0f} s"
+            )
+        finally:
+            process.kill()
+        if process.returncode:
+            return said, (
+                "the process that answered has died, of want of memory perhaps (see the system's "
+                "log)"
+            )
+        return said, ""
+
+
+@contextmanager
+def _noted(state: Path) -> Iterator[None]:
+    """Note for the hospital's figures since when a message is being answered."""
+    note = state / ANSWERING
+    with suppress(OSError):
+        note.touch()
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            note.unlink()

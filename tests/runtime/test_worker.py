@@ -1,0 +1,230 @@
+"""What the executor does for a message: it fetches it, has it answered, and sends the reply.
+
+`test_killed` has the system end a process that answers, in a deployment.
+"""
+
+import os
+import sys
+import time
+
+import pytest
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.common.serde import context_to_proto
+from flwr.proto.runtime_pb2 import PullTaskInputResponse, PushTaskOutputRequest
+from flwr.supercore.task_identity import TaskIdentity
+
+from dpfact_flower.runtime import supernode, worker
+from dpfact_flower.runtime.supernode import Claimed, message_from_bytes, message_to_bytes
+from dpfact_flower.runtime.worker import Answering, Question
+from dpfact_flower.settings import SiteSettings
+from dpfact_flower.site.config import read_node_config
+from dpfact_flower.site.hold import Hold
+from dpfact_flower.site.metrics import ANSWERING, answering_seconds, site_gauges
+from tests.patience import PATIENCE
+
+FAILED = "dpfact:failed (details are in the site's own log)"
+BEGUN = "import os, sys, time; sys.stdin.read(); print(5.5, flush=True); "
+
+
+class Client:
+    """Stands for the connection to a SuperNode, and notes what is said."""
+
+    def __init__(self):
+        self.said = []
+        self.node_config = {}
+
+    def PullTaskInput(self, _):  # noqa: N802 - Flower's name
+        context = Context(7, 11, self.node_config, RecordDict(), {"data": "canary"})
+        return PullTaskInputResponse(context=context_to_proto(context))
+
+    def PushTaskOutput(self, request):  # noqa: N802 - Flower's name
+        self.said.append(request)
+
+    def SendTaskHeartbeat(self, request):  # noqa: N802 - Flower's name
+        raise AssertionError("the heart does not beat here")
+
+    def close(self):
+        self.said.append("closed")
+
+
+@pytest.fixture
+def message(monkeypatch):
+    for name in ("task_id", "run_id", "node_id"):
+        monkeypatch.setattr(TaskIdentity, f"_{name}", 7)
+    content = RecordDict({"x": ConfigRecord({"number": 2.5})})
+    message = Message(content, 11, "train", ttl=600.0, group_id="3")
+    message.metadata.__dict__["_message_id"] = "m" * 64
+    return message
+
+
+@pytest.fixture
+def client(monkeypatch, message):
+    client = Client()
+    monkeypatch.setattr(supernode.HeartbeatSender, "start", lambda self: None)
+    monkeypatch.setattr(supernode.RuntimeHttpClient, "from_server_address", lambda *_, **__: client)
+    monkeypatch.setattr(supernode, "_fetched", lambda *_: message)
+    monkeypatch.setattr(supernode, "push_message", lambda _, reply, __: client.said.append(reply))
+    return client
+
+
+@pytest.fixture
+def config(tmp_path):
+    config = tmp_path / "north.toml"
+    (tmp_path / "state").mkdir()
+    config.write_text(
+        f'site = "north"\ndata-path = "{tmp_path}/n.npz"\nstate-dir = "{tmp_path}/state"\n'
+        'allow-privacy = "patient"\nmax-epsilon = 1.0\nreply-after = 3.0\n'
+    )
+    return config
+
+
+@pytest.fixture
+def waited(monkeypatch):
+    """What each reply was held for, and since when."""
+    found = []
+    monkeypatch.setattr(Hold, "wait", lambda self: found.append((self._seconds, self._came_in)))
+    return found
+
+
+def answering(config, code: str) -> Answering:
+    return Answering(config, "127.0.0.1:1", [sys.executable, "-S", "-c", code])
+
+
+def assert_failed(client, waited, came_in=5.5):
+    """One reply, that says what any round does that failed, when such a reply leaves."""
+    reply, done, closed = client.said
+    assert (reply.error.code, reply.error.reason) == (2, FAILED)
+    assert reply.metadata.reply_to_message_id == "m" * 64
+    assert (reply.metadata.dst_node_id, reply.metadata.src_node_id) == (7, 11)
+    assert reply.metadata.group_id == "3"
+    assert isinstance(done, PushTaskOutputRequest)
+    assert closed == "closed"
+    assert waited == [(3.0, came_in)]
+
+
+def test_a_message_comes_through_a_pipe_whole(message):
+    again = message_from_bytes(message_to_bytes(message))
+    assert vars(again.metadata) == vars(message.metadata)
+    assert again.content["x"]["number"] == 2.5
+    reply = Message(Error(2, "why"), reply_to=again)
+    assert message_from_bytes(message_to_bytes(reply)).error.reason == "why"
+
+
+def test_a_question_has_the_hospitals_settings_and_nothing_of_what_came_with_the_run(
+    client, message, config
+):
+    own = read_node_config(config)
+    asked = Question.from_bytes(Question(message, 7, 11, own).to_bytes())
+    assert asked.message.metadata.message_id == "m" * 64
+    context = asked.context()
+    assert (context.run_id, context.node_id) == (7, 11)
+    assert context.node_config == own
+    assert (context.run_config, dict(context.state)) == ({}, {})
+
+
+def test_a_process_answers_and_the_executor_sends(client, message, config, monkeypatch, waited):
+    """The real one, whose settings name no data: it says so with a code, and gets no token."""
+    monkeypatch.setenv("DPFACT_LOG", "json")
+    Answering(config, "127.0.0.1:1").answer("a-token")
+    reply = client.said[0]
+    assert reply.error.reason.startswith("dpfact:data")
+    assert reply.metadata.reply_to_message_id == "m" * 64
+    assert waited == []  # here: the process holds its replies
+
+
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "raise SystemExit(1)"])
+def test_the_reply_of_a_process_that_died_says_what_any_round_does_that_failed(
+    client, config, waited, caplog, end
+):
+    answering(config, BEGUN + end).answer("t")
+    assert_failed(client, waited)
+    assert "has died" in caplog.text
+
+
+def test_a_process_that_died_in_the_middle_of_its_reply_is_answered_for(
+    client, config, waited, message
+):
+    """What it said of the reply is not sent: a SuperNode would wait for the rest."""
+    part = message_to_bytes(Message(RecordDict(), reply_to=message))[:-3]
+    write = f"os.write(1, {part!r}); os.kill(os.getpid(), 9)"
+    answering(config, BEGUN + write).answer("t")
+    assert_failed(client, waited)
+
+
+def test_a_process_that_died_before_it_began_is_answered_for(client, config, waited):
+    before = time.monotonic()
+    answering(config, "raise SystemExit(1)").answer("t")
+    (since,) = [came_in for _, came_in in waited]
+    assert before <= since <= time.monotonic()
+    assert_failed(client, waited, since)
+
+
+@pytest.mark.parametrize("hang", ["time.sleep(900)", "os.kill(os.getpid(), 19)"])
+def test_a_process_that_hangs_is_ended_when_its_round_is_over(
+    client, config, waited, message, monkeypatch, caplog, hang
+):
+    """Of the message's time and `reply-after`, the longer counts."""
+    monkeypatch.setattr(worker, "_GRACE_SECONDS", 0.0)
+    message.metadata.ttl = 1.0
+    config.write_text(config.read_text().replace("reply-after = 3.0", "reply-after = 1.5"))
+    began = time.monotonic()
+    answering(config, f"{BEGUN} {hang}").answer("t")
+    assert 1.5 <= time.monotonic() - began < PATIENCE / 2
+    assert waited == [(1.5, 5.5)]
+    assert client.said[0].error.reason == FAILED
+    assert "was ended: it hung" in caplog.text
+
+
+@pytest.mark.parametrize("ttl", [float("inf"), float("nan"), 1e300])
+def test_a_round_without_end_is_waited_for(client, config, message, ttl):
+    message.metadata.ttl = ttl
+    answering(config, "raise SystemExit(1)").answer("t")
+    assert client.said[0].error.reason == FAILED
+
+
+def test_since_when_a_message_is_answered_can_be_seen(client, config, tmp_path):
+    state, seen = tmp_path / "state", tmp_path / "seen"
+    code = f"import os; open({str(seen)!r}, 'w').write(str(os.listdir({str(state)!r})))"
+    answering(config, f"{code}; raise SystemExit(1)").answer("t")
+    assert seen.read_text() == f"['{ANSWERING}']"
+    assert answering_seconds(state) == 0
+    (state / ANSWERING).touch()
+    os.utime(state / ANSWERING, (0, time.time() - 70))
+    gauges = {each.name: each.values[0][1] for each in site_gauges(settings_of(config))}
+    assert 70 <= gauges["site_answering_seconds"] < 70 + PATIENCE
+
+
+def settings_of(config):
+    return SiteSettings.from_config(read_node_config(config))
+
+
+def test_a_supernode_that_has_settings_too_is_refused(client, config, waited, caplog):
+    client.node_config = {"max-epsilon": 99.0}
+    Answering(config, "127.0.0.1:1").answer("t")
+    assert client.said[0].error.reason.startswith("dpfact:settings")
+    assert "start the SuperNode without one" in caplog.text
+    assert [seconds for seconds, _ in waited] == [3.0]
+
+
+def test_settings_that_are_damaged_between_two_messages_refuse_the_next(client, config):
+    config.write_text('site = "north"')
+    Answering(config, "127.0.0.1:1").answer("t")
+    assert client.said[0].error.reason.startswith("dpfact:settings")
+
+
+def test_what_ends_in_an_error_is_not_reported_as_done(client):
+    """A SuperNode waits for ever for the reply to a message that was."""
+    with pytest.raises(ValueError, match="broken"), Claimed("127.0.0.1:1", "t"):
+        raise ValueError("broken")
+    assert client.said == ["closed"]
+
+
+def test_the_heart_stops_where_a_message_cannot_be_fetched(client, monkeypatch):
+    """It would keep the message for ever, in a process that goes on."""
+    stopped = []
+    monkeypatch.setattr(supernode, "_fetched", lambda *_: 1 / 0)
+    monkeypatch.setattr(supernode.HeartbeatSender, "is_running", True)
+    monkeypatch.setattr(supernode.HeartbeatSender, "stop", lambda self: stopped.append(self))
+    Answering(None, "127.0.0.1:1").answer("t")  # it lives on, and Flower says that it is gone
+    assert len(stopped) == 1
+    assert client.said == ["closed"]
