@@ -16,6 +16,8 @@ except ImportError:  # Windows
 _GROUPS = Path("/sys/fs/cgroup")
 _OWN_GROUP = Path("/proc/self/cgroup")
 _FIRST = Path("/proc/self/oom_score_adj")
+_PAGES = Path("/proc/self/statm")
+_beside = [0]
 
 
 def memory_limit() -> int | None:
@@ -31,11 +33,26 @@ def memory_limit() -> int | None:
 
 
 def memory_used() -> int:
-    """Most bytes of memory that this process has had so far; 0 where the system does not say."""
+    """Most bytes of memory that this process has had so far; 0 where the system does not say.
+
+    With what another one holds for it, see `hold_beside`.
+    """
     most = 0
     with suppress(AttributeError):
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else 1024 * most
+    return _beside[0] + (most if sys.platform == "darwin" else 1024 * most)
+
+
+def hold_beside(held: int) -> None:
+    """Count bytes that another process holds for this one, under the same limit."""
+    _beside[0] = held
+
+
+def memory_held() -> int:
+    """Bytes of memory that this process has now; 0 where the system does not say."""
+    with suppress(AttributeError, OSError, ValueError):
+        return int(_PAGES.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0
 
 
 def offer_to_be_ended() -> None:

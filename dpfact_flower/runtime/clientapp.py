@@ -14,7 +14,7 @@ import time
 from flwr.app import Error, Message
 
 from dpfact_flower.client_app import app
-from dpfact_flower.machine.memory import offer_to_be_ended
+from dpfact_flower.machine.memory import hold_beside, offer_to_be_ended
 from dpfact_flower.runtime.supernode import message_to_bytes
 from dpfact_flower.runtime.worker import Question
 from dpfact_flower.settings import SiteSettings
@@ -41,6 +41,7 @@ def main() -> None:
     with os.fdopen(os.dup(1), "wb") as out:
         os.dup2(2, 1)  # whatever else is printed stands in the log
         question, came_in = Question.from_bytes(sys.stdin.buffer.read()), time.monotonic()
+        hold_beside(question.held)
         out.write(f"{came_in}\n".encode())
         out.flush()
         out.write(message_to_bytes(answer(question, came_in)))

@@ -19,6 +19,7 @@ from typing import NamedTuple, Self
 from flwr.app import Context, Error, Message, RecordDict
 
 from dpfact_flower.errors import RoundFailedError, SettingsError
+from dpfact_flower.machine.memory import memory_held
 from dpfact_flower.runtime.supernode import (
     Claimed,
     Work,
@@ -49,17 +50,21 @@ class Question(NamedTuple):
         Flower's numbers.
     settings : mapping
         The hospital's own, as its file has them.
+    held : int
+        Bytes of memory that whoever asks has.
     """
 
     message: Message
     run: int
     node: int
     settings: Mapping[str, Scalar]
+    held: int = 0
 
     def to_bytes(self) -> bytes:
         """What `from_bytes` reads."""
-        head = json.dumps([self.run, self.node, dict(self.settings)])
-        return b"%b\n%b" % (head.encode(), message_to_bytes(self.message))
+        message = message_to_bytes(self.message)
+        head = json.dumps([self.run, self.node, dict(self.settings), memory_held() + len(message)])
+        return b"%b\n%b" % (head.encode(), message)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:

@@ -5,7 +5,13 @@ import os
 import pytest
 
 from dpfact_flower.machine import memory
-from dpfact_flower.machine.memory import memory_limit, memory_used, offer_to_be_ended
+from dpfact_flower.machine.memory import (
+    hold_beside,
+    memory_held,
+    memory_limit,
+    memory_used,
+    offer_to_be_ended,
+)
 
 
 @pytest.fixture
@@ -72,3 +78,10 @@ def test_what_was_used_grows_with_what_a_process_holds():
     held = bytearray(b"x" * (before + 2**20))  # more than ever before
     assert memory_used() >= len(held)
     assert before > 2**20
+
+
+def test_what_another_process_holds_for_this_one_counts(monkeypatch):
+    monkeypatch.setattr(memory, "_beside", [0])
+    before = memory_used()
+    hold_beside(10 * memory_held())
+    assert memory_used() >= before + 10 * 2**20
