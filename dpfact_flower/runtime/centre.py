@@ -6,18 +6,24 @@ not look after it. Where that is killed, for want of memory, say, every run stay
 Nor does it wait long for its own database: after five seconds it answers 500, on which a SuperExec
 ends with all ServerApps, and a SuperNode gives up or forgets what it was about. With two runs on a
 slow machine that happens; so it waits here for nearly as long as those who ask wait for it.
+
+It starts its helper, and that the runs, by names, which systemd's PATH does not have. And where the
+database is damaged it ends without saying so.
 """
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
 import signal
+import sqlite3
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
+from dpfact_flower.errors import StateError
 from dpfact_flower.machine.quiet import quietly
 
 _HELPER = "flower-superexec"[:15]
@@ -34,8 +40,16 @@ def centre(options: Sequence[str]) -> None:
     ----------
     options : sequence of str
         Of `flower-superlink`.
+
+    Raises
+    ------
+    StateError
+        If its database is damaged.
     """
+    refuse_damaged(options)
     os.environ.update(quietly(os.environ))  # before Flower is imported
+    beside = str(Path(sys.executable).parent)
+    os.environ["PATH"] = os.pathsep.join(filter(None, (beside, os.environ.get("PATH"))))
     wait_for_the_database()
     from flwr.superlink.cli import flower_superlink  # noqa: PLC0415
 
@@ -45,6 +59,33 @@ def centre(options: Sequence[str]) -> None:
     sys.argv = ["flower-superlink", *options]
     signal.signal(signal.SIGCHLD, lambda *_: _end_without_helper())
     flower_superlink()
+
+
+def refuse_damaged(options: Sequence[str]) -> None:
+    """Refuse a database that SQLite finds damaged; the options name it.
+
+    Raises
+    ------
+    StateError
+        Naming the file and the way out.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--database", type=Path)
+    path: Path | None = parser.parse_known_args(options)[0].database
+    if path is None or not path.is_file():
+        return
+    try:
+        with closing(sqlite3.connect(path)) as database:
+            (found,) = database.execute("PRAGMA quick_check(1)").fetchone()
+    except sqlite3.OperationalError:  # busy, or closed to this user: Flower says so itself
+        return
+    except sqlite3.DatabaseError as error:
+        found = str(error)
+    if found != "ok":
+        raise StateError(
+            f"{path}: the SuperLink's database is damaged ({found}): restore a copy, or move the "
+            "file away and register every hospital again"
+        )
 
 
 def wait_for_the_database() -> None:

@@ -2,19 +2,22 @@
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
+from dpfact_flower.runtime.centre import refuse_damaged
 from dpfact_flower.runtime.connection import quiet_environment, tool
 from dpfact_flower.runtime.keeper import kept
 from dpfact_flower.runtime.superlink import free_port
 from tests.campaign.deployed import CODE
 from tests.patience import PATIENCE, await_that
 from tests.processes import descendant
+from tests.runtime.page import block_with
 
 
 @contextmanager
@@ -49,6 +52,35 @@ def test_the_superlink_waits_for_who_writes_to_its_database():
         [sys.executable, "-c", code], cwd=CODE, capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == ["25000"]
+
+
+@pytest.mark.parametrize("option", ["--database {}", "--database={}"])
+@pytest.mark.parametrize("damage", ["not a database", "a page of another"])
+def test_a_damaged_database_is_named_and_nothing_is_started(tmp_path, option, damage):
+    """With the exit code that the unit does not start again on."""
+    path = tmp_path / "superlink.db"
+    with closing(sqlite3.connect(path)) as database:
+        database.executescript(
+            "CREATE TABLE runs (name TEXT PRIMARY KEY); PRAGMA user_version = 1;"
+            "INSERT INTO runs SELECT value FROM json_each('[1,2,3]');"
+        )
+    refuse_damaged(option.format(path).split())  # it is whole
+    whole = path.read_bytes()
+    path.write_bytes(b"x" * 4096 if damage == "not a database" else whole[:4096] + b"x" * 8192)
+    done = subprocess.run(
+        [tool("dpfact"), "superlink", "--insecure", *option.format(path).split()],
+        env={"PYTHONPATH": str(CODE)}, cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert f"{path}: the SuperLink's database is damaged" in done.stderr
+    assert "RestartPreventExitStatus=2" in block_with("User=dpfact-centre")
+
+
+@pytest.mark.parametrize("options", [[], ["--database", "none.db"], ["--insecure", "--port", "1"]])
+def test_a_database_that_is_not_there_is_made(options, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    refuse_damaged(options)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

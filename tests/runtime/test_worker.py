@@ -225,7 +225,7 @@ def test_the_heart_stops_where_a_message_cannot_be_fetched(client, monkeypatch):
     stopped = []
     monkeypatch.setattr(supernode, "_fetched", lambda *_: 1 / 0)
     monkeypatch.setattr(supernode.HeartbeatSender, "is_running", True)
-    monkeypatch.setattr(supernode.HeartbeatSender, "stop", lambda self: stopped.append(self))
+    monkeypatch.setattr(supernode.HeartbeatSender, "stop", lambda _: stopped.append(True))
     Answering(None, "127.0.0.1:1").answer("t")  # it lives on, and Flower says that it is gone
     assert len(stopped) == 1
     assert client.said == ["closed"]
