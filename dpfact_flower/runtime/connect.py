@@ -7,7 +7,12 @@ running: nobody starts it again, and the hospital stays offline.
 
 Nor does it expect what a SuperLink says (500) whose database is locked for longer than five
 seconds, by another run that ends, say. Then it gives up likewise; or, where it was fetching a
-message's parts, or sending a reply's, it forgets that message without a word.
+message's parts, or sending a reply's, it forgets that message without a word. So it is asked again
+here, as a busy one, but not for ever: a database that was set back may fail at one message each
+time.
+
+And it waits without end for the parts of a reply whose head it was given. They never come where an
+executor was killed in between.
 """
 
 from __future__ import annotations
@@ -17,7 +22,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -27,8 +33,13 @@ from dpfact_flower.machine.quiet import quietly
 if TYPE_CHECKING:
     import httpx
 
+_PUSH = "push_object_contents_from_iterable"
 _GAVE_UP = 1
 """Exit code, also where Flower ends with 0: it ended unasked."""
+_FAILING_SECONDS = 120.0
+"""For so long a SuperLink that fails at one thing each time is asked for it again."""
+_PART_SECONDS = 60.0
+"""A part of a reply comes from this machine; without one for so long, the executor has gone."""
 _logger = logging.getLogger(__name__)
 
 
@@ -47,6 +58,7 @@ def connect(options: Sequence[str]) -> NoReturn:
     """
     refuse_other_flower()
     os.environ.update(quietly(os.environ))  # before Flower is imported
+    from flwr.supernode import start_client_internal as node  # noqa: PLC0415
     from flwr.supernode.cli import flower_supernode  # noqa: PLC0415
     from flwr.supernode.fleet_http_client import FleetHttpClient  # noqa: PLC0415
 
@@ -56,6 +68,8 @@ def connect(options: Sequence[str]) -> NoReturn:
     sys.argv = ["flower-supernode", *options]
     threading.excepthook = _end_with
     FleetHttpClient._send = _busy_for_failing(FleetHttpClient._send)  # type: ignore[method-assign]
+    push = getattr(node, _PUSH)
+    setattr(node, _PUSH, lambda parts, **options: push(_while_they_come(parts), **options))
     code: int | str | None = _GAVE_UP
     try:
         flower_supernode()  # which returns where it has given up
@@ -69,18 +83,49 @@ def connect(options: Sequence[str]) -> NoReturn:
 
 
 def _busy_for_failing(send: Callable[..., httpx.Response]) -> Callable[..., httpx.Response]:
-    """What sends a request, and has a SuperLink that fails inside be asked again as a busy one."""
+    """What sends a request, and has a SuperLink that fails inside be asked again as a busy one.
 
-    def sent(*arguments: Any) -> httpx.Response:
-        response = send(*arguments)
-        if response.status_code == HTTPStatus.INTERNAL_SERVER_ERROR:
-            response.status_code = HTTPStatus.SERVICE_UNAVAILABLE
+    Where it fails at one thing all the time, the SuperNode ends.
+    """
+    since: dict[str, float] = {}
+
+    def sent(client: Any, context: Any) -> httpx.Response:
+        response = send(client, context)
+        what = context.request.url.path
+        if response.status_code != HTTPStatus.INTERNAL_SERVER_ERROR:
+            since.pop(what, None)
+            return response
+        if time.monotonic() - since.setdefault(what, time.monotonic()) >= _FAILING_SECONDS:
+            since.pop(what)  # or it would be ended twice, and could not say that it leaves
+            _end(f"the SuperLink has failed inside (500) at {what} for {_FAILING_SECONDS:g} s")
+        response.status_code = HTTPStatus.SERVICE_UNAVAILABLE
         return response
 
     return sent
 
 
+def _while_they_come(parts: Iterable[tuple[str, bytes]]) -> Iterator[tuple[str, bytes]]:
+    """Parts of a reply; where one does not come in time, the SuperNode ends."""
+    rest = iter(parts)
+    why = f"no part of a reply has come from the executor for {_PART_SECONDS:g} s"
+    while True:
+        waiting = threading.Timer(_PART_SECONDS, _end, (why,))
+        waiting.daemon = True
+        waiting.start()
+        try:
+            part = next(rest)
+        except StopIteration:
+            return
+        finally:
+            waiting.cancel()
+        yield part
+
+
 def _end_with(failed: threading.ExceptHookArgs) -> None:
     """End the whole SuperNode where one of its threads has failed."""
-    _logger.error("a part of the SuperNode has failed, so it ends: %r", failed.exc_value)
+    _end(f"a part of the SuperNode has failed ({failed.exc_value!r})")
+
+
+def _end(why: str) -> None:
+    _logger.error("%s, so it ends, to be started again", why)
     os.kill(os.getpid(), signal.SIGTERM)  # Flower's way: the SuperLink is told that it leaves

@@ -1,21 +1,28 @@
 """A SuperNode that gives up ends, so that whoever started it starts it again."""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from itertools import repeat
+from itertools import count, repeat
 from threading import Thread
+from types import SimpleNamespace
 
+import httpx
 import pytest
+import tomli_w
 from flwr.proto.fleet_pb2 import ActivateNodeResponse, PullMessagesResponse
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatResponse
 
+from dpfact_flower.runtime import connect
 from dpfact_flower.runtime.connection import quiet_environment, tool
 from dpfact_flower.runtime.keeper import kept
-from dpfact_flower.runtime.superlink import free_port
+from dpfact_flower.runtime.superlink import free_port, local_superlink
 from tests.campaign.deployed import CODE
 from tests.patience import PATIENCE, await_that
+from tests.runtime.deployment import APP, CONFIG, server_config, site_config
 
 ANSWERS = {
     "/v1/fleet/activate-node": ActivateNodeResponse(node_id=7),
@@ -49,10 +56,25 @@ def centre(fails: str, statuses: Iterator[int]):
         server.shutdown()
 
 
+DPFACT = "import sys; from dpfact_flower.cli import main; sys.argv[0] = 'dpfact'; main()"
+"""The command, for who changes something in it first."""
+SOONER = f"""
+from dpfact_flower.runtime import connect
+connect._FAILING_SECONDS = connect._PART_SECONDS = 2.0
+{DPFACT}
+"""
+KILLED = f"""
+import os
+from flwr.supernode.runtime import run_clientapp
+run_clientapp.push_objects = lambda *_, **__: os.kill(os.getpid(), 9)
+{DPFACT}
+"""
+
+
 @contextmanager
-def node(address: str, folder):
-    command = [tool("dpfact"), "site", "connect", "--insecure", "--superlink", address]
-    command += ["--isolation", "process", "--port", str(free_port())]
+def node(address: str, folder, *more: str, command: Sequence[str] = (tool("dpfact"),)):
+    command = [*command, "site", "connect", "--insecure", "--superlink", address]
+    command += ["--isolation", "process", *(more or ("--port", str(free_port())))]
     environment = {**quiet_environment(), "FLWR_HOME": str(folder), "PYTHONPATH": str(CODE)}
     with (
         (folder / "node.log").open("wb") as log,
@@ -72,6 +94,62 @@ def test_a_supernode_that_gives_up_ends_with_all_of_its_threads(tmp_path, fails,
     assert f"/v1/fleet/{fails}" in asked
     assert "/v1/fleet/deactivate-node" in asked  # so it is let in again at once
     assert says in (tmp_path / "node.log").read_text()
+
+
+@pytest.mark.parametrize("fails", ["pull-messages", "send-node-heartbeat"])
+def test_a_superlink_that_fails_at_one_thing_each_time_ends_the_supernode(tmp_path, fails):
+    """Flower asks a busy one again without end, and the site is online and answers nobody."""
+    command = [sys.executable, "-c", SOONER]
+    with (
+        centre(fails, repeat(500)) as (address, asked),
+        node(address, tmp_path, command=command) as process,
+    ):
+        process.wait(PATIENCE)
+    said = (tmp_path / "node.log").read_text()
+    assert said.count(f"has failed inside (500) at /v1/fleet/{fails} for 2 s, so it ends") == 1
+    assert asked.count(f"/v1/fleet/{fails}") > 1
+    assert "/v1/fleet/deactivate-node" in asked
+
+
+def test_a_superlink_that_fails_now_and_then_is_asked_on(monkeypatch):
+    """What counts is the time without any answer."""
+    ended, statuses = [], iter([500, 200] * 3 + [500, 500])
+    clock = count(0, 50)
+    monkeypatch.setattr(connect, "_end", ended.append)
+    monkeypatch.setattr(connect.time, "monotonic", lambda: next(clock))
+    send = connect._busy_for_failing(lambda *_: httpx.Response(next(statuses)))
+    context = SimpleNamespace(request=httpx.Request("POST", "http://centre/v1/fleet/pull-object"))
+    found = [send(None, context).status_code for _ in range(8)]
+    assert found == [503, 200] * 3 + [503, 503]
+    assert not ended
+
+
+@pytest.mark.slow
+@pytest.mark.deployment
+def test_an_executor_that_dies_in_the_middle_of_a_reply_takes_the_supernode_with_it(
+    cohort, cohort_folder, tmp_path
+):
+    """Flower's own waits for the rest without end: online, and it answers nobody."""
+    port, secret = str(free_port()), tmp_path / "secret"
+    secret.write_bytes(b"s" * 32)
+    config = tmp_path / "site.toml"
+    config.write_text(tomli_w.dumps(site_config(cohort_folder, tmp_path, cohort.sites[0].name)))
+    site = ["site", "answer", "--config", str(config), "--secret", str(secret), "--port", port]
+    own = ("--port", port, "--superexec-auth-secret-file", str(secret))
+    asked = {**CONFIG, **server_config(cohort, tmp_path), "sites": 1, "min-sites": 1}
+    with ExitStack() as stack:
+        superlink = stack.enter_context(local_superlink(tmp_path / "flwr", simulation=False))
+        command = [sys.executable, "-c", SOONER]
+        process = stack.enter_context(node(superlink.address, tmp_path, *own, command=command))
+        executor = stack.enter_context(
+            kept([sys.executable, "-c", KILLED, *site], env=superlink.environment)
+        )
+        stack.enter_context(kept(superlink.run_command(APP, asked), env=superlink.environment))
+        assert executor.wait(PATIENCE) == 128 + signal.SIGKILL
+        process.wait(PATIENCE)
+    said = (tmp_path / "node.log").read_text()
+    assert "no part of a reply has come from the executor for 2 s, so it ends" in said
+    assert "SuperNode terminated gracefully" in said  # so the centre knows
 
 
 @pytest.mark.parametrize("fails", ["activate-node", "pull-messages", "send-node-heartbeat"])
