@@ -301,9 +301,8 @@ class Site:
         free()
         if outcome.state is not None:
             record.store.save(outcome.state)
-        hold.check_in_time()
         try:
-            record.ledger.charge(key, request.terms, outcome.release)
+            record.ledger.charge(key, request.terms, outcome.release, hold.check_in_time)
         except Exception:  # which may have come after the charge
             if not record.ledger.has(key, request.terms, outcome.release):
                 raise

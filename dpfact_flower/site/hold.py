@@ -7,7 +7,7 @@ and one more for each doubling, not a time.
 
 A round has a deadline, the time to live of its message. What is charged after that nobody collects.
 So it is looked at twice: before the patients are read, when it is a matter of clocks and settings,
-and right before the charge.
+and when the charge is written and does not hold yet.
 """
 
 from __future__ import annotations

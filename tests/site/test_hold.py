@@ -4,6 +4,7 @@ import logging
 import time
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -288,6 +289,28 @@ def test_a_message_that_lay_too_long_is_late_and_costs_nothing(
     assert codes == ["dpfact:late", "answered"]
     with Ledger(tmp_path / "north" / "site-1", create=False) as ledger:
         assert len(ledger.rows()) == 1
+
+
+@pytest.mark.parametrize(("left", "said"), [(40.0, "dpfact:failed"), (50.0, "answered")])
+def test_a_machine_that_pauses_while_a_charge_is_written_charges_nothing_after_the_round(
+    cohort, settings, clock, monkeypatch, left, said
+):
+    begun = Ledger._transaction
+
+    @contextmanager
+    def pausing(ledger, kind):
+        with begun(ledger, kind) as connection:
+            clock.now += 45.0 * (kind == "IMMEDIATE")
+            yield connection
+
+    monkeypatch.setattr(Ledger, "_transaction", pausing)
+    settings = replace(settings, reply_after=0.0)
+    client = DPFactClient(cohort.sites[0], settings, came_in=clock.now, time_left=left)
+    assert ask(client, requests()[1]) == said
+    monkeypatch.undo()
+    with Ledger(Path(settings.state_dir) / "site-1", create=False) as ledger:
+        assert len(ledger.rows()) == (said == "answered")
+        assert ledger.verify() == []
 
 
 def test_a_simulated_site_answers_at_once(cohort, settings, clock):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import chain
@@ -127,7 +127,13 @@ class Ledger:
             raise StateError(f"{self.path}: round {round_number} of job {job!r} {why}")
         return release
 
-    def charge(self, key: ReleaseKey, terms: str, release: Release) -> Head:
+    def charge(
+        self,
+        key: ReleaseKey,
+        terms: str,
+        release: Release,
+        last_look: Callable[[], object] = lambda: None,
+    ) -> Head:
         """Record a release with its cost; on return it is on the disk, and may be sent.
 
         The bytes are kept where they cost something; without a charge, only their hash is.
@@ -142,6 +148,8 @@ class Ledger:
         terms : str
             Digest of what must stay the same from round to round of the job.
         release : Release
+        last_look : callable
+            Called when all is written and nothing holds yet; what it raises takes it back.
 
         Returns
         -------
@@ -179,6 +187,7 @@ class Ledger:
                     head.hash,
                 ),
             )
+            last_look()
         if self._counted is not None:
             self._counted = head
         if self._durable:  # a simulated site's ledger is nobody's budget
