@@ -206,7 +206,17 @@ class Coordinator:
             selection=self.selection,
             weights=self._weights(round_number),
             rule=self.rule.name,
+            answered=self._answers_before(round_number),
         )
+
+    def _answers_before(self, round_number: int) -> dict[str, int]:
+        """The last round before this one that each site has answered."""
+        found: dict[str, int] = {}
+        for record in self.records:
+            for site, number, _ in record.answers:
+                if number < round_number:
+                    found[site] = max(number, found.get(site, 0))
+        return found
 
     def _weights(self, round_number: int) -> Weights:
         """Weights of codes that a round's request carries: of the rules that have any."""

@@ -91,6 +91,13 @@ class RoundRecord:
         """The record as JSON, made once: a checkpoint has those of all rounds before it."""
         return json.dumps(asdict(self))
 
+    @property
+    def answers(self) -> list[tuple[str, int, bool]]:
+        """Each site that answered, the round that it answered, and whether that was used."""
+        if self.arrivals:
+            return [(each.site, each.round, each.used and self.updated) for each in self.arrivals]
+        return [(site, self.round, self.updated) for site in self.sites]
+
     @classmethod
     def from_dict(cls, line: dict[str, Any]) -> RoundRecord:
         """Read what `dataclasses.asdict` and JSON made of a record."""

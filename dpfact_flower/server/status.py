@@ -167,22 +167,16 @@ def _name(who: str) -> str:
     return who.partition(" (node ")[0]
 
 
-def _replies(name: str, record: RoundRecord) -> list[tuple[int, bool]]:
-    """Rounds that a site answered, and whether that was used."""
-    if record.arrivals:
-        return [
-            (each.round, each.used and record.updated)
-            for each in record.arrivals
-            if each.site == name
-        ]
-    return [(record.round, record.updated)] if name in record.sites else []
-
-
 def _site(
     name: str, records: Sequence[RoundRecord], costs: _Costs, ready: Sequence[Readiness]
 ) -> SiteStatus:
     answered = [record for record in records if name in record.sites]
-    replies = [each for record in records for each in _replies(name, record)]
+    replies = [
+        (number, used)
+        for record in records
+        for site, number, used in record.answers
+        if site == name
+    ]
     unused = [number for number, used in replies if not used]
     failures = [
         failure for record in records for failure in record.failures if _name(failure.who) == name

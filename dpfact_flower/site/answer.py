@@ -40,6 +40,7 @@ from dpfact_flower.site.refusals import count_refusal
 from dpfact_flower.site.room import held, room_for
 from dpfact_flower.site.round import RoundOutcome, RoundWork, localised
 from dpfact_flower.site.rules import site_rules
+from dpfact_flower.site.set_back import check_not_set_back
 from dpfact_flower.site.store import SiteState, SiteStore, has_jobs
 from dpfact_flower.wire.protocol import RoundRequest
 
@@ -221,6 +222,8 @@ class Site:
             if waited:
                 hold.begin_again()
             try:
+                if not self._simulation:
+                    check_not_set_back(request, self.name, folder)
                 yield work, folder
             finally:
                 del work  # the caller has let go of it, too

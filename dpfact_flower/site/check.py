@@ -31,6 +31,7 @@ from dpfact_flower.site.centre import centre_faults
 from dpfact_flower.site.config import read_node_config
 from dpfact_flower.site.looks import check_looks
 from dpfact_flower.site.room import largest_room
+from dpfact_flower.site.set_back import set_back_faults
 from dpfact_flower.site.store import has_jobs
 
 MACHINE_CODE = ".machine-code"
@@ -161,6 +162,8 @@ def _opens(place: Place) -> list[str]:
 
 def _ledger(place: Place) -> list[str]:
     folder = place.site_folder
+    if faults := set_back_faults(folder):
+        return faults
     journal = folder / f"{LEDGER}-journal"
     if not (folder / LEDGER).exists():
         return [] if not has_jobs(folder) else [f"{folder} has runs and no ledger: restore it"]

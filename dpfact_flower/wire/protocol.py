@@ -10,9 +10,10 @@ common. Nothing else is ever sent.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any, Self, TypeVar
 
@@ -20,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfact_flower.errors import DataError, MessageError, SettingsError, shown
+from dpfact_flower.machine.parsed import from_json
 from dpfact_flower.settings import LARGEST, PrivacySettings, Scalar, SolverSettings, check_name
 from dpfact_flower.tensor import Factors, Selection, Weights
 from dpfact_flower.tensor.arrays import LEAST_WEIGHT
@@ -40,6 +42,7 @@ MAX_STATISTIC = 1e15
 """Largest value of a released statistic: far beyond any sum over patients, and safe in float32."""
 ROUND_TIMEOUT = "round-timeout"
 """Beside a request in a preflight: the seconds that its round will have."""
+_ANSWERED = "answered"
 VERSION = "version"
 """Beside a site's name in the reply to a preflight: that of this package."""
 _T = TypeVar("_T", str, int, float)
@@ -76,6 +79,9 @@ class RoundRequest:
     rule : str
         Name of what the run does with releases; a site has its half under that name. Empty: that
         of the privacy mode.
+    answered : mapping
+        By a site's name, the last round before this one that the server has its answer to. It asks
+        for nothing, so it is no part of `digest` and `terms`.
     """
 
     job: str
@@ -89,6 +95,7 @@ class RoundRequest:
     selection: Selection = ()
     weights: Weights = ()
     rule: str = ""
+    answered: Mapping[str, int] = field(default_factory=dict)
 
     def to_wire(self) -> tuple[list[NDArray[Any]], dict[str, Scalar]]:
         """Arrays and config as they travel: without empty texts, which Flower cannot measure."""
@@ -100,6 +107,7 @@ class RoundRequest:
             "rule": self.rule,
             "seed": self.seed,
             "vocabulary": self.vocabulary,
+            _ANSWERED: json.dumps(dict(self.answered)) if self.answered else "",
             **self.solver.to_config(),
             **self.privacy.to_config(),
         }
@@ -150,6 +158,7 @@ class RoundRequest:
             selection=checked_selection(selection),
             weights=checked_weights(weights),
             rule=_name(config, "rule") if "rule" in config else "",
+            answered=_answered(config),
         )
 
     @property
@@ -188,8 +197,8 @@ class RoundRequest:
 
     @cached_property
     def _config(self) -> list[tuple[str, Scalar]]:
-        """The config as it travels, sorted by key."""
-        return sorted(self.to_wire()[1].items())
+        """What the config asks, sorted by key."""
+        return sorted(item for item in self.to_wire()[1].items() if item[0] != _ANSWERED)
 
 
 @dataclass(frozen=True, eq=False)
@@ -368,6 +377,15 @@ def _check_values(array: NDArray[Any], where: str, limit: float) -> None:
     if not np.isfinite(array).all():
         raise MessageError(f"{where}: has values that are not finite")
     raise MessageError(f"{where}: has values beyond {limit:g}")
+
+
+def _answered(config: Mapping[str, object]) -> dict[str, int]:
+    """Rounds that the server has answers to, by site."""
+    try:
+        found = from_json(_field({_ANSWERED: "{}", **config}, _ANSWERED, str))
+        return {str(site): int(number) for site, number in found.items()}
+    except (AttributeError, TypeError, ValueError, OverflowError):
+        raise MessageError(f"{_ANSWERED}: need rounds by site") from None
 
 
 def _field(
