@@ -26,6 +26,9 @@ from dpfact_flower.wire import records
 from dpfact_flower.wire.protocol import RoundRequest, SiteReply, checked_factors
 
 _POLL_SECONDS = 0.2
+_BUSY_SECONDS = 180.0
+"""Flower ends a run whose server was killed within a minute; an executor that waits for the parts
+of its message gives up after another."""
 
 
 class TrainOnlyStrategy(Strategy):
@@ -305,6 +308,11 @@ class DPFact(TrainOnlyStrategy):
         if run.preflight == "off" or not coordinator.durable:
             return frozenset()
         patience = min(self._timeout, run.wait_timeout)
+        if coordinator.resumed:
+            patience = max(patience, _BUSY_SECONDS)
+            log(INFO, "asking whether the sites are ready, for %g s at most: a site that was being "
+                "sent a message when the run before was killed answers nobody for a minute or two",
+                patience)  # fmt: skip
         found = ask_ready(grid, nodes, request, timeout=self._timeout, patience=patience)
         self._names |= {each.node: each.site for each in found if each.site}
         if coordinator.run_dir is not None:

@@ -1,6 +1,9 @@
 """Before anybody pays, real sites are asked whether they would answer."""
 
 import logging
+import shutil
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -113,6 +116,61 @@ def test_a_preflight_changes_nothing_of_a_run(cohort, cohort_folder, tmp_path):
         ends.append(run.coordinator)
     for one, other in zip(ends[0].factors, ends[1].factors, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def start_with(cohort, out, grid, *, resume=False, rounds=None):
+    """Begin a run without noise, or go on with it."""
+    run = DPFact(
+        cohort.sites[0].tensor.feature_shape, solver=SolverSettings(rank=4),
+        privacy=PrivacySettings(privacy="none"), run_dir=out, resume=resume,
+        run=RunSettings(rounds=4, sites=3, job="j", wait_timeout=5.0),
+    )  # fmt: skip
+    run.start(grid, num_rounds=rounds)
+
+
+def test_a_site_whose_folder_was_set_back_is_found_before_anybody_is_asked(
+    cohort, cohort_folder, tmp_path
+):
+    plain = {"allow-privacy": "none", "max-epsilon": 0.0}
+    own = [hospital(cohort_folder, tmp_path, site, **plain) for site in SITES]
+    out, state = tmp_path / "run", Path(str(own[1]["state-dir"]))
+    start_with(cohort, out, InProcessGrid(client_app, own), rounds=1)
+    shutil.copytree(state, tmp_path / "backup")
+    start_with(cohort, out, InProcessGrid(client_app, own), resume=True, rounds=3)
+    shutil.rmtree(state)
+    shutil.copytree(tmp_path / "backup", state)
+    with pytest.raises(QuorumError, match="node 3: error 2: dpfact:state"):
+        start_with(cohort, out, InProcessGrid(client_app, own), resume=True)
+    (note,) = state.rglob("LEDGER-LACKS-ROUNDS.txt")
+    assert "has answered round 3 of job 'j'" in note.read_text()
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_sites_have_time_to_get_over_a_run_that_was_killed(
+    cohort, cohort_folder, tmp_path, caplog, resume
+):
+    caplog.set_level(logging.INFO)
+    plain = {"allow-privacy": "none", "max-epsilon": 0.0}
+    grid = InProcessGrid(
+        client_app, [hospital(cohort_folder, tmp_path, site, **plain) for site in SITES]
+    )
+    start_with(cohort, tmp_path / "run", grid, rounds=1)
+    send, times = grid.push_messages, set()
+
+    def noting(messages):
+        times.update(
+            each.metadata.ttl for each in messages if each.metadata.message_type == "query"
+        )
+        return send(messages)
+
+    grid.push_messages = noting
+    caplog.clear()
+    out = tmp_path / "run" if resume else tmp_path / "another"
+    job = {} if resume else {"rounds": 1}
+    with suppress(QuorumError):  # the job's name is taken where it is not gone on with
+        start_with(cohort, out, grid, resume=resume, **job)
+    assert times == ({180.0} if resume else {5.0})
+    assert ("answers nobody for a minute or two" in caplog.text) == resume
 
 
 def test_sites_that_are_not_there_or_cannot_be_asked(caplog):
