@@ -30,6 +30,7 @@ from dpfact_flower.site.admission import check_choices
 from dpfact_flower.site.centre import centre_faults
 from dpfact_flower.site.config import read_node_config
 from dpfact_flower.site.looks import check_looks
+from dpfact_flower.site.metrics import answering_seconds
 from dpfact_flower.site.room import largest_room
 from dpfact_flower.site.set_back import set_back_faults
 from dpfact_flower.site.store import has_jobs
@@ -44,6 +45,7 @@ FLOWERS_OWN = (
 _OURS, _SUPERNODE = ("dpfact", "dpfact_flower"), "flower-supernode"
 _LEAST_ROOM = 2**28
 """Bytes beside what a round asks for: other runs' ledger rows and endings."""
+_LONG_SECONDS = 3600.0
 _SHOWN = 3
 """Files named of an installation that others can change; there may be thousands."""
 
@@ -284,6 +286,11 @@ def _executor(place: Place) -> list[str]:
     if executor is None:
         return [f"no dpfact site answer with --config {place.config}: start it"]
     faults = _runs_as(executor, place.executor_user, "the executor")
+    if (age := answering_seconds(Path(place.settings.state_dir))) > _LONG_SECONDS:
+        faults.append(
+            f"a message has been answered for {age:.0f} s: its process may hang; the executor ends "
+            "it a minute after its round, and its log says so"
+        )
     return faults + _secret(executor, "--secret", place.executor_user)
 
 

@@ -25,7 +25,9 @@ from dpfact_flower.site import centre as centre_module
 from dpfact_flower.site import check
 from dpfact_flower.site.centre import centre_faults
 from dpfact_flower.site.check import check_site
+from dpfact_flower.site.metrics import ANSWERING
 from dpfact_flower.site.room import largest_room
+from dpfact_flower.site.set_back import set_back_faults
 from tests.runtime.certificates import make_certificates
 
 ME = os.geteuid() if hasattr(os, "geteuid") else 0
@@ -104,6 +106,25 @@ def test_what_others_can_read_is_found(place, path, mode, name):
     ((found, (fault,)),) = faults(folder).items()
     assert found == name
     assert f"chmod {'700' if path.endswith('state') else '600'} {folder / path}" in fault
+
+
+def test_a_message_that_has_been_answered_for_long_is_found(place):
+    folder, _ = place
+    note = folder / "site" / "state" / ANSWERING
+    note.touch()
+    assert faults(folder) == {}
+    os.utime(note, (0, time.time() - 4000))
+    ((name, (fault,)),) = faults(folder).items()
+    assert name == "the executor is this package's"
+    assert "its process may hang" in fault
+
+
+def test_rounds_that_the_ledger_lacks_are_found(place):
+    folder, _ = place
+    own = folder / "site" / "state" / "north"
+    own.mkdir(mode=0o700)
+    (own / "LEDGER-LACKS-ROUNDS.txt").touch()
+    assert faults(folder) == {"the ledger is whole": tuple(set_back_faults(own))}
 
 
 def test_a_site_whose_rounds_can_be_timed_is_found_unless_it_has_no_noise(place):

@@ -10,7 +10,6 @@ from dpfact_flower.client import DPFactClient, RoundRefusedError
 from dpfact_flower.errors import MessageError
 from dpfact_flower.privacy.ledger import Ledger
 from dpfact_flower.settings import SiteSettings
-from dpfact_flower.site.check import Place, _ledger
 from dpfact_flower.site.set_back import set_back_faults
 from dpfact_flower.wire.protocol import ROUND_TIMEOUT, RoundRequest
 from tests.site.test_failures import requests
@@ -73,17 +72,10 @@ def test_a_folder_that_was_set_back_answers_nothing_until_somebody_has_looked(
     if left == "a round":
         assert "round 1 as its last" in note.read_text()
         assert rows(folder) == 1
-        assert _ledger(place(folder)) == [fault]
     note.unlink()
     assert ask(next_) == "dpfact:state"  # that job does not go on
     note.unlink()
     assert ask(other) == "answered"
-
-
-def place(folder: Path) -> Place:
-    found = Place(folder, folder)
-    found.__dict__["site_folder"] = folder
-    return found
 
 
 def test_a_server_that_says_what_is_so_is_answered(ask, folder):
