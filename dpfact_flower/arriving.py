@@ -26,6 +26,7 @@ from dpfact_flower.collect import (
     words_of,
 )
 from dpfact_flower.preflight import ask_ready
+from dpfact_flower.server.names import SiteNames
 from dpfact_flower.server.on_arrival import OnArrival
 from dpfact_flower.wire import records
 from dpfact_flower.wire.protocol import RoundRequest, SiteReply
@@ -70,8 +71,8 @@ class Arriving:
     grid : Grid
     coordinator : OnArrival
         After its rounds in step.
-    names : dict of int to str
-        Of the sites whose node is known; kept up to date by `read`.
+    names : SiteNames
+        Kept up to date by `read`.
     left_out : frozenset of int
         Nodes that are never asked.
     timeout : float
@@ -89,7 +90,7 @@ class Arriving:
         grid: Grid,
         coordinator: OnArrival,
         *,
-        names: dict[int, str],
+        names: SiteNames,
         left_out: frozenset[int],
         timeout: float,
         read: Read,
@@ -237,19 +238,18 @@ class Arriving:
         """Find out which sites nodes are, for no charge."""
         patience = min(self._timeout, self._coordinator.run.wait_timeout)
         for request in self._coordinator.questions():
-            unknown = [node for node in nodes if node not in self._names]
+            unknown = [node for node in nodes if not self._names.of(node)]
             if not unknown:
                 return
-            found = ask_ready(
-                self._grid, unknown, request, timeout=self._timeout, patience=patience
+            found = self._names.checked(
+                ask_ready(self._grid, unknown, request, timeout=self._timeout, patience=patience)
             )
-            self._names |= {each.node: each.site for each in found if each.site}
         for each in found:
             if each.fault:
                 log(WARNING, "going on: %s", each.words)
 
     def _who(self, node: int) -> str:
-        return self._names.get(node) or f"node {node}"
+        return self._names.of(node) or f"node {node}"
 
     def _shown(self, node: int, flight: _Flight) -> str:
         return flight.who if flight.who == f"node {node}" else f"{flight.who} (node {node})"

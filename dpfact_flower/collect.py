@@ -21,12 +21,20 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
-from dpfact_flower.errors import DPFactError, LateError, RoundFailedError, code_in
+from dpfact_flower.errors import DPFactError, LateError, RoundFailedError, code_in, heard
 
 T = TypeVar("T")
 LOST = frozenset({3, 4, 5, 8})
 """Flower's codes of a message or reply that cannot be had (any more), a node that is gone, and a
 ClientApp that was killed: what the site has done by then is not known."""
+_MEANING = {
+    3: "no answer in the time that it had",
+    4: "its answer was lost on the way",
+    5: "its SuperNode has gone",
+    7: "its SuperNode refuses the app that Flower sends with a run, see --trusted-entities",
+    8: "the process that answered there has died",
+}
+"""What Flower's codes mean at the centre; its own texts name what may be, at length."""
 POLL_SECONDS = 0.5
 MOST_ASKED = 3
 """Times a node is asked in a round; a site that fails each time has a person to look first."""
@@ -87,6 +95,8 @@ class CollectingGrid(Grid):
     ----------
     seconds : dict of int to float
         From sending until the reply, of each node that answered what was sent last.
+    registered : dict of int to str
+        Names with which nodes' keys are registered, of all nodes that have been there.
     """
 
     def __init__(
@@ -94,6 +104,7 @@ class CollectingGrid(Grid):
     ) -> None:
         self._grid, self._stake, self._sent = grid, stake, sent
         self.seconds: dict[int, float] = {}
+        self.registered: dict[int, str] = {}
 
     def set_run(self, run: Run) -> None:
         """As the given Grid."""
@@ -110,11 +121,13 @@ class CollectingGrid(Grid):
 
     def get_node_ids(self) -> Iterable[int]:
         """As the given Grid."""
-        return _again_while_busy(self._grid.get_node_ids)
+        return [node.node_id for node in self.get_nodes()]
 
     def get_nodes(self) -> Iterable[NodeInfo]:
         """As the given Grid."""
-        return self._grid.get_nodes()
+        found = _again_while_busy(lambda: list(self._grid.get_nodes()))
+        self.registered |= {node.node_id: heard(node.name) for node in found if node.name}
+        return found
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """As the given Grid."""
@@ -268,6 +281,8 @@ def _again_while_busy(ask: Callable[..., T], *arguments: object) -> T:
 
 def words_of(error: Error) -> str:
     """An error in place of a reply, as the history has it."""
+    if error.code in _MEANING:
+        return f"{_MEANING[error.code]} (error {error.code})"
     return f"error {error.code}: {error.reason}"
 
 

@@ -14,6 +14,8 @@ CODE_PREFIX = "dpfact:"
 """What the code of an error follows in the text that leaves a site."""
 _MOST_SHOWN = 80
 """Characters of a value that an error quotes: a stranger may have chosen it."""
+_MOST_HEARD = 300
+"""Characters of a text that came from the other side."""
 
 
 class DPFactError(Exception):
@@ -98,3 +100,8 @@ def shown(value: object) -> str:
     if not text.isprintable():
         text = ascii(text)
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+
+
+def heard(text: str) -> str:
+    """A text from the other side, fit for a log and a terminal: short, printable, on one line."""
+    return "".join(c if c.isprintable() else " " for c in text[:_MOST_HEARD])

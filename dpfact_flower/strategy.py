@@ -19,6 +19,7 @@ from dpfact_flower.errors import MessageError, SettingsError
 from dpfact_flower.preflight import ask_ready
 from dpfact_flower.server.coordinator import Coordinator, CoordinatorOptions
 from dpfact_flower.server.history import Failure
+from dpfact_flower.server.names import SiteNames
 from dpfact_flower.server.on_arrival import OnArrival
 from dpfact_flower.server.readiness import judge, write_readiness
 from dpfact_flower.settings import RunSettings, SolverSettings
@@ -82,7 +83,7 @@ class DPFact(TrainOnlyStrategy):
         self._began = 0.0
         self._timeout = self._seconds = self.coordinator.run.round_timeout
         self._grid: CollectingGrid | None = None
-        self._names: dict[int, str] = {}
+        self._names = SiteNames()
 
     def start(
         self,
@@ -125,6 +126,7 @@ class DPFact(TrainOnlyStrategy):
             self.coordinator.start_from(given)
         rounds = planned if num_rounds is None else num_rounds
         self._grid = CollectingGrid(grid, self._stake, self._sent_too)
+        self._names.registered = self._grid.registered
         result = super().start(
             self._grid,
             self.arrays,
@@ -222,7 +224,7 @@ class DPFact(TrainOnlyStrategy):
             nothing in them comes from a patient.
         """
         number, came = self._resumed + server_round, self._by_node(replies)
-        lost = {node: self._names.get(node) for node, reply in came.items() if is_lost(reply)}
+        lost = {node: self._names.of(node) for node, reply in came.items() if is_lost(reply)}
         asked = {message.metadata.dst_node_id for message in self._sent}
         shapes = self.coordinator.reply_shapes(number)
         usable: list[SiteReply] = []
@@ -241,7 +243,7 @@ class DPFact(TrainOnlyStrategy):
             number,
             usable,
             [
-                Failure(self._who(node), reason)
+                Failure(self._names.who(node), reason)
                 for node, reason in failed.items()
                 if lost.get(node) not in back
             ],
@@ -294,12 +296,7 @@ class DPFact(TrainOnlyStrategy):
             outcome = SiteReply.from_wire(payload.arrays, payload.config, shapes)
         except MessageError as error:
             return str(error)
-        owner = next((n for n, name in self._names.items() if name == outcome.site), node)
-        if owner != node and owner in others:
-            return f"calls itself {outcome.site!r}, as node {owner} does"
-        self._names.pop(owner, None)  # a site that came back has a new node id
-        self._names[node] = outcome.site
-        return outcome
+        return self._names.refusal(node, outcome.site, others) or outcome
 
     def _not_ready(self, grid: Grid, nodes: list[int], request: RoundRequest) -> frozenset[int]:
         """Nodes that would not answer, asked before anybody pays; in a simulation nobody does."""
@@ -314,7 +311,7 @@ class DPFact(TrainOnlyStrategy):
                 "sent a message when the run before was killed answers nobody for a minute or two",
                 patience)  # fmt: skip
         found = ask_ready(grid, nodes, request, timeout=self._timeout, patience=patience)
-        self._names |= {each.node: each.site for each in found if each.site}
+        found = self._names.checked(found)
         if coordinator.run_dir is not None:
             write_readiness(coordinator.run_dir, found)
         return judge(
@@ -337,10 +334,6 @@ class DPFact(TrainOnlyStrategy):
 
     def _sent_too(self, message: Message) -> None:
         self._sent.append(message)
-
-    def _who(self, node: int) -> str:
-        name = self._names.get(node)
-        return f"{name} (node {node})" if name else f"node {node}"
 
     def _wait_for_sites(self, grid: Grid, *, first: bool) -> list[int]:
         """Nodes that are there, once there are enough; at first, once the expected number is."""

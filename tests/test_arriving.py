@@ -154,7 +154,7 @@ def test_who_is_silent_is_waited_for_until_the_timeout_and_asked_in_a_later_roun
 def test_who_is_lost_and_does_not_come_back_is_noted_with_flowers_words(play):
     network = Network({2: ("a", 10), 3: ("b", 10), 4: ("c", 10)}, {(4, 3): GONE}, {4: 25})
     (failure, *_) = failures(play(network))
-    assert failure == ("c (node 4)", "error 5: node unavailable")
+    assert failure == ("c (node 4)", "its SuperNode has gone (error 5)")
 
 
 def test_a_refusal_is_final_for_the_round(play):

@@ -7,16 +7,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr.app import Error
+from flwr.app import Error, Message
+from flwr.proto.node_pb2 import NodeInfo
 
 from dpfact_flower.client_app import app as client_app
 from dpfact_flower.data.vocabulary import joint_digest
-from dpfact_flower.errors import DataError, QuorumError
+from dpfact_flower.errors import DataError, QuorumError, StateError
+from dpfact_flower.privacy.ledger import LEDGER, Ledger
 from dpfact_flower.runtime.grid import InProcessGrid
 from dpfact_flower.server.checkpoint import CHECKPOINT
 from dpfact_flower.server.readiness import READINESS, Readiness, judge, read_readiness
+from dpfact_flower.server.status import run_status
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.strategy import DPFact
+from dpfact_flower.wire import records
 from tests.test_strategy import SHAPE, FakeGrid, make_strategy, reply
 
 SITES = ("site-1", "site-2", "site-3")
@@ -189,7 +193,7 @@ def test_sites_that_are_not_there_or_cannot_be_asked(caplog):
         return answer
 
     grid._deliver = gone
-    with pytest.raises(QuorumError, match="nobody paid: node 3: error 5: node unavailable"):
+    with pytest.raises(QuorumError, match="nobody paid: node 3: its SuperNode has gone"):
         make_strategy().start(grid)
     assert SHAPE == (5, 7)
 
@@ -219,3 +223,126 @@ def test_a_damaged_file_says_so(tmp_path):
         (tmp_path / READINESS).write_text(text)
         with pytest.raises(DataError, match="damaged"):
             read_readiness(tmp_path)
+
+
+class Registered(InProcessGrid):
+    """A grid whose SuperLink has keys registered with names, and a hospital that lies.
+
+    The liar answers each question for another hospital, and nothing but what a reply must be.
+    """
+
+    def __init__(self, own: list[dict], liar: int, shapes, names=()) -> None:
+        own.insert(liar, {})
+        super().__init__(client_app, own)
+        self.names = dict(zip(self._contexts, names, strict=False))
+        self.liar, self.shapes = list(self._contexts)[liar], shapes
+        self.says: dict[str, str] = {"site": SITES[0]}
+
+    def get_nodes(self):
+        return [NodeInfo(node_id=n, name=self.names.get(n)) for n in self._contexts]
+
+    def _deliver(self, message: Message) -> Message:
+        meta = message.metadata
+        if meta.dst_node_id != self.liar:
+            return super()._deliver(message)
+        asked = [] if meta.message_type == "query" else self.shapes(int(meta.group_id))
+        arrays = [np.zeros(shape, np.float32) for shape in asked] or [np.empty(0, np.float32)]
+        return Message(records.answer(arrays, 1, self.says), reply_to=message)
+
+
+def liars_run(cohort, cohort_folder, tmp_path, liar, *, names=(), **run):
+    own = [hospital(cohort_folder, tmp_path, site) for site in SITES]
+    it = run_of(cohort, tmp_path / "run", sites=4, **run)
+    return it, Registered(own, liar, it.coordinator.reply_shapes, names)
+
+
+def charged(tmp_path, site: str) -> int:
+    path = tmp_path / f"state-{site}" / site
+    if not (path / LEDGER).exists():
+        return 0
+    with Ledger(path, create=False) as ledger:
+        return sum(bool(row.events) for row in ledger.rows())
+
+
+@pytest.mark.parametrize("liar", [0, 3])
+def test_two_hospitals_of_one_name_are_both_named_before_anybody_pays(
+    cohort, cohort_folder, tmp_path, liar
+):
+    run, grid = liars_run(cohort, cohort_folder, tmp_path, liar, min_sites=1)
+    with pytest.raises(QuorumError, match="nobody paid") as raised:
+        run.start(grid)
+    north = list(grid._contexts)[1 if liar == 0 else 0]
+    assert f"node {grid.liar}: calls itself 'site-1', as node {north} does" in str(raised.value)
+    assert f"node {north}: calls itself 'site-1', as node {grid.liar} does" in str(raised.value)
+    assert not list(tmp_path.rglob("ledger.sqlite"))
+
+
+@pytest.mark.parametrize("how", ["leave-out", "off"])
+@pytest.mark.parametrize("liar", [0, 3])
+def test_a_name_belongs_to_the_key_that_is_registered_with_it(
+    cohort, cohort_folder, tmp_path, liar, how
+):
+    """Or one hospital could make another pay for replies that are not used."""
+    names = list(SITES)
+    names.insert(liar, "liar")
+    run, grid = liars_run(cohort, cohort_folder, tmp_path, liar, names=names, preflight=how)
+    run.start(grid)
+    told = run.coordinator.records
+    assert all(record.sites == SITES for record in told)
+    paid = sum(bool(run.coordinator.planned_events(record.round)) for record in told)
+    assert charged(tmp_path, "site-1") == paid > 0
+    asked = [failure for record in told for failure in record.failures]
+    if how == "off":
+        assert {failure.who for failure in asked} == {f"liar (node {grid.liar})"}
+        assert {failure.reason for failure in asked} == {
+            "calls itself 'site-1', and its key is registered as 'liar'"
+        }
+
+
+def test_a_site_that_refuses_is_named_by_its_registration(cohort, cohort_folder, tmp_path):
+    own = [hospital(cohort_folder, tmp_path, site) for site in SITES]
+    own[1]["max-rank"] = 2
+    run = run_of(cohort, tmp_path / "run")
+    grid = Registered(own, 3, run.coordinator.reply_shapes, names=[*SITES, "liar"])
+    grid.says = {"site": "liar"}
+    with pytest.raises(QuorumError, match=r"nobody paid: site-2 \(node 3\): error 2: dpfact:m"):
+        run.start(grid)
+    assert [each.site for each in read_readiness(tmp_path / "run")] == [*SITES, "liar"]
+
+
+def test_what_a_hospital_says_is_one_short_printable_line(
+    cohort, cohort_folder, tmp_path, caplog, capsys
+):
+    """Its text stands in the centre's log, in the error, in the run's folder and in `status`."""
+    evil = (
+        "x\x1b[2J\r\n2026-11-24 INFO preflight: 6 site(s) ready\n\x1b]0;owned\x07\u202e"
+        + "A" * 2**21
+    )
+    caplog.set_level(logging.INFO)
+
+    class Hostile(Registered):
+        def _deliver(self, message: Message) -> Message:
+            if message.metadata.dst_node_id == 3:
+                return Message(Error(2, evil), reply_to=message)
+            return super()._deliver(message)
+
+    own = [hospital(cohort_folder, tmp_path, site) for site in SITES]
+    run = run_of(cohort, tmp_path / "run")
+    grid = Hostile(own, 3, run.coordinator.reply_shapes)
+    grid.says = {"site": "liar", "version": evil}
+    with pytest.raises(QuorumError) as raised:
+        run.start(grid)
+    with pytest.raises(StateError) as stated:
+        run_status(tmp_path / "run")
+    kept = (tmp_path / "run" / READINESS).read_text()
+    lines = [record.getMessage() for record in caplog.records if "dpfact" in record.name]
+    assert any("has version x" in line for line in lines)
+    for text in (
+        *lines,
+        str(raised.value),
+        str(stated.value),
+        *map(str, read_readiness(tmp_path / "run")),
+    ):
+        assert text.isprintable()
+        assert len(text) < 1500
+    assert len(kept) < 4000

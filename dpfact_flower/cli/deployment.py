@@ -23,6 +23,8 @@ from dpfact_flower.cli.options import (
 from dpfact_flower.cli.talk import echo_json
 
 if TYPE_CHECKING:
+    from rich.console import JustifyMethod
+
     from dpfact_flower.machine.prometheus import Gauge
     from dpfact_flower.server.status import RunStatus
 
@@ -128,7 +130,8 @@ def _show(found: RunStatus) -> None:
     )
     table = Table(show_edge=False, pad_edge=False)
     for name in ("site", "last seen, UTC", "used", "unused", "failed", "epsilon", "unused eps."):
-        table.add_column(name, justify="left" if name.startswith(("site", "last")) else "right")
+        side: JustifyMethod = "left" if name.startswith(("site", "last")) else "right"
+        table.add_column(name, justify=side, overflow="fold")
     for site in found.sites:
         table.add_row(
             escape(site.name), site.last_seen[:16].replace("T", " "), str(site.used),

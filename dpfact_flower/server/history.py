@@ -9,11 +9,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dpfact_flower.errors import DataError
+from dpfact_flower.errors import DataError, heard
 from dpfact_flower.machine.files import add_line, replacing
 from dpfact_flower.machine.parsed import from_json
 
-_MAX_REASON = 300
 HISTORY = "history.jsonl"
 
 
@@ -25,9 +24,7 @@ class Failure:
     reason: str
 
     def __post_init__(self) -> None:
-        # A stranger may have written this: one line, no control characters, not too long.
-        text = "".join(c if c.isprintable() else " " for c in self.reason)
-        object.__setattr__(self, "reason", text[:_MAX_REASON])
+        object.__setattr__(self, "reason", heard(self.reason))
 
 
 class Arrival(NamedTuple):

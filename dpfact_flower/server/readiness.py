@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from dpfact_flower.errors import DataError, QuorumError, code_in
+from dpfact_flower.errors import DataError, QuorumError, code_in, heard
 from dpfact_flower.machine.files import replacing
 from dpfact_flower.machine.parsed import from_json
 
@@ -39,7 +39,7 @@ class Readiness:
     node : int
         Flower's number of its SuperNode.
     site : str
-        Its name; empty where it was not heard.
+        Its name; empty where it is neither registered nor was heard.
     fault : str
         Why it would not answer a round; empty where it would.
     version : str
@@ -56,6 +56,10 @@ class Readiness:
     version: str = ""
     seconds: float = 0.0
     clock: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("site", "fault", "version"):
+            object.__setattr__(self, name, heard(getattr(self, name)))
 
     @property
     def who(self) -> str:

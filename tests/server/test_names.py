@@ -1,0 +1,68 @@
+"""Which node is which hospital: what is registered counts, and else what was said first."""
+
+import pytest
+
+from dpfact_flower.server.names import SiteNames
+from dpfact_flower.server.readiness import Readiness
+
+
+def names(**registered: int) -> SiteNames:
+    it = SiteNames()
+    it.registered = {node: name for name, node in registered.items()}
+    return it
+
+
+def faults(it: SiteNames, said: dict[int, str]) -> dict[int, str]:
+    found = it.checked([Readiness(node, site) for node, site in said.items()])
+    return {each.node: each.fault for each in found if each.fault}
+
+
+def test_two_nodes_of_one_name_are_both_at_fault_where_nothing_tells_them_apart():
+    found = faults(names(), {2: "north", 3: "south", 4: "north"})
+    assert list(found) == [2, 4]
+    assert "calls itself 'north', as node 4 does" in found[2]
+    assert "calls itself 'north', as node 2 does" in found[4]
+
+
+@pytest.mark.parametrize("liar", [2, 9])
+def test_the_one_whose_key_is_registered_with_the_name_has_it(liar):
+    it = names(north=5)
+    assert list(faults(it, {5: "north", liar: "north"})) == [liar]
+    assert it.of(5) == "north"
+    assert it.of(liar) == ""
+
+
+def test_no_name_but_the_registered_one_is_taken_whether_its_owner_is_there_or_not():
+    it = names(north=5, south=9)
+    assert faults(it, {9: "north"}) == {
+        9: "calls itself 'north', and its key is registered as 'south'"
+    }
+    assert it.refusal(9, "north", others=[9])
+    assert it.refusal(9, "south", others=[9]) == ""
+    assert it.refusal(7, "north", others=[7])  # without a registration
+
+
+def test_two_keys_with_one_name_are_told_from_one_key_of_two():
+    it = SiteNames()
+    it.registered = {3: "north", 8: "north"}
+    assert list(faults(it, {3: "north", 8: "north"})) == [3, 8]
+    assert faults(it, {8: "north"}) == {}  # the other key's node is gone for good
+
+
+def test_a_site_that_refuses_has_the_name_that_is_registered():
+    (found,) = names(north=5).checked([Readiness(5, fault="error 2: dpfact:state")])
+    assert found.who == "north (node 5)"
+
+
+def test_who_answered_first_keeps_its_name_and_one_that_came_back_has_it_again():
+    it = names()
+    assert it.refusal(2, "north", others=[2, 3]) == ""
+    assert "as node 2 does" in it.refusal(3, "north", others=[2, 3])
+    assert it.refusal(4, "north", others=[3, 4]) == ""  # node 2 is lost
+    assert (it.of(2), it.of(4)) == ("", "north")
+
+
+def test_a_missing_registration_is_warned_of(caplog):
+    names(north=5).checked([Readiness(5, "north"), Readiness(6, "south")])
+    (record,) = caplog.records
+    assert "1 of 2 SuperNodes have no registered name" in record.getMessage()
