@@ -33,6 +33,9 @@ def site_answer(
     host: Annotated[
         str, typer.Option(help="Its --host: this machine, or a container of it.")
     ] = "127.0.0.1",
+    node_user: Annotated[
+        str, typer.Option(help="Whose it is: nobody else's is answered (default: your own).")
+    ] = "",
 ) -> None:
     """Answer what a SuperNode with --isolation process receives, with the installed code alone.
 
@@ -41,7 +44,7 @@ def site_answer(
     """
     from dpfact_flower.runtime.executor import execute
 
-    execute(config, secret, port, host)
+    execute(config, secret, port, host, node_user)
 
 
 @site_app.command("connect", context_settings=PASSED_ON, add_help_option=False)

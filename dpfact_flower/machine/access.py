@@ -16,7 +16,7 @@ import stat
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from dpfact_flower.errors import StateError
+from dpfact_flower.errors import SettingsError, StateError, shown
 
 try:
     import pwd
@@ -123,6 +123,20 @@ def user_name(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except (KeyError, AttributeError):
         return str(uid)
+
+
+def user_id(name: str) -> int:
+    """The number of a user who is given by name or number.
+
+    Raises
+    ------
+    SettingsError
+        If this machine knows nobody of that name.
+    """
+    try:
+        return int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid
+    except (KeyError, AttributeError):
+        raise SettingsError(f"this machine has no user {shown(name)}") from None
 
 
 def not_private(path: Path, uid: int) -> list[str]:

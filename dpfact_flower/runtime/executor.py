@@ -22,8 +22,10 @@ from types import FrameType
 from typing import Protocol
 
 from dpfact_flower.errors import MissingDependencyError, SettingsError
+from dpfact_flower.machine.access import user_id, user_name
 from dpfact_flower.machine.files import private_folder
 from dpfact_flower.machine.known import FLOWER, refuse_other_flower
+from dpfact_flower.machine.listeners import listeners
 from dpfact_flower.machine.memory import leave_no_dump
 from dpfact_flower.machine.quiet import quietly, without_proxies
 from dpfact_flower.settings import SiteSettings
@@ -40,7 +42,9 @@ class _Claims(Protocol):
     def claim(self) -> str | None: ...
 
 
-def execute(config: Path, secret: Path, port: int, host: str = "127.0.0.1") -> None:
+def execute(
+    config: Path, secret: Path, port: int, host: str = "127.0.0.1", node_user: str = ""
+) -> None:
     """Answer a SuperNode's messages until this process is ended.
 
     SIGTERM ends it when the messages that it has are answered, a second one at once.
@@ -56,15 +60,18 @@ def execute(config: Path, secret: Path, port: int, host: str = "127.0.0.1") -> N
         The SuperNode's.
     host : str
         Where it is: this machine, or a container of it.
+    node_user : str
+        Whose it is, by name or number; by default this process's own user.
 
     Raises
     ------
     MissingDependencyError
         If another Flower is installed.
     SettingsError
-        If a file cannot be used, or the SuperNode has another secret.
+        If a file cannot be used, there is no such user, or the SuperNode has another secret.
     """
     refuse_other_flower()
+    uid = user_id(node_user) if node_user else os.geteuid()
     state = Path(SiteSettings.from_config(read_node_config(config)).state_dir)
     os.umask(0o077)
     leave_no_dump()
@@ -72,13 +79,20 @@ def execute(config: Path, secret: Path, port: int, host: str = "127.0.0.1") -> N
     environment = _environment(state)
     os.environ.clear()
     os.environ.update(environment)  # before Flower is imported
-    address = f"{host}:{port}"
+    address = f"{uid}@{host}:{port}"
     tasks = _tasks(address, _read_secret(secret))
     from dpfact_flower.runtime.worker import Answering  # noqa: PLC0415
 
     (state / ANSWERING).unlink(missing_ok=True)  # of an executor that was killed
     signal.signal(signal.SIGTERM, _ending)
-    _logger.info("answering the SuperNode at %s for %s", address, config)
+    _logger.info(
+        "answering the SuperNode of %s at %s:%d for %s", user_name(uid), host, port, config
+    )
+    if listeners(host, port) is None:
+        _logger.warning(
+            "who listens at %s:%d cannot be seen here (another machine or container, or no Linux): "
+            "whoever gets that port is answered like the SuperNode", host, port,
+        )  # fmt: skip
     _serve(tasks, Answering(config.absolute(), address).answer)
 
 

@@ -9,10 +9,12 @@ this is imported.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 from flwr.app import Context, Message
@@ -43,12 +45,16 @@ from flwr.supercore.interceptors import (
     RuntimeVersionHttpInterceptor,
     SuperExecAuthHttpInterceptor,
 )
-from flwr.supercore.retry import make_simple_http_retry_invoker
+from flwr.supercore.protobuf.client import ProtobufRequestContext
+from flwr.supercore.retry import RetryInvoker, make_simple_http_retry_invoker
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import push_message
 
 from dpfact_flower.errors import SettingsError
+from dpfact_flower.machine.access import user_name
+from dpfact_flower.machine.listeners import Listener, listeners
 
+_logger = logging.getLogger(__name__)
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 _AWAY_SECONDS = 300.0
 """A SuperNode that is stopped or busy may be there again within this. One that is started again has
@@ -58,22 +64,85 @@ _PATIENCE_SECONDS = 60.0
 """Longest time without any part of a message while it is fetched."""
 
 
+class OwnSuperNode:
+    """Lets requests through to the SuperNode of one user alone.
+
+    The SuperNode shows no secret: whoever else binds its port while it is down would be answered
+    like it, out of the hospital's budget. So it is looked who listens there, before a request and,
+    with what was answered still unread, after it.
+
+    Parameters
+    ----------
+    server : str
+        HOST:PORT.
+    uid : int
+        The user.
+    """
+
+    def __init__(self, server: str, uid: int) -> None:
+        self._host, _, port = server.rpartition(":")
+        self._port, self._uid, self._said = int(port), uid, ""
+
+    def intercept(
+        self,
+        context: ProtobufRequestContext,
+        call_next: Callable[[ProtobufRequestContext], httpx.Response],
+    ) -> httpx.Response:
+        """Send a request, as Flower's client has it.
+
+        Raises
+        ------
+        httpx.ConnectError
+            As if nobody listened, where somebody else does.
+        """
+        before = self._listening()
+        response = call_next(context)
+        if self._listening() != before:
+            response.close()
+            raise httpx.ConnectError("the SuperNode went away meanwhile")
+        return response
+
+    def _listening(self) -> list[Listener]:
+        found = listeners(self._host, self._port) or []
+        said = ""
+        if others := {user_name(each.uid) for each in found if each.uid != self._uid}:
+            said = (
+                f"user {', '.join(sorted(others))} listens on port {self._port}, and the SuperNode "
+                f"is {user_name(self._uid)}'s (--node-user): nothing is asked or answered there"
+            )
+        if said and said != self._said:
+            _logger.error("%s", said)
+        self._said = said
+        if said:
+            raise httpx.ConnectError(said)
+        return found
+
+
+def _client(
+    address: str, interceptors: list[Any], retries: RetryInvoker | None = None
+) -> RuntimeHttpClient:
+    user, _, server = address.rpartition("@")
+    own = OwnSuperNode(server, int(user))
+    return RuntimeHttpClient.from_server_address(
+        server, True, None, [own, *interceptors], retry_invoker=retries
+    )
+
+
 class Tasks:
     """The messages that wait at a SuperNode.
 
     Parameters
     ----------
     address : str
-        The SuperNode's, HOST:PORT. What is said there is not encrypted: it is for one machine.
+        The SuperNode's, USER@HOST:PORT, with the number of the user who alone may listen there.
+        What is said there is not encrypted: it is for one machine.
     secret : bytes
         What the SuperNode's `--superexec-auth-secret-file` holds.
     """
 
     def __init__(self, address: str, secret: bytes) -> None:
         signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={_ACQUIRE})
-        self._client = RuntimeHttpClient.from_server_address(
-            address, True, None, [RuntimeVersionHttpInterceptor("SuperExec"), signed]
-        )
+        self._client = _client(address, [RuntimeVersionHttpInterceptor("SuperExec"), signed])
 
     def claim(self) -> str | None:
         """Token of the message that has waited longest, which nobody else gets then.
@@ -83,7 +152,7 @@ class Tasks:
         Returns
         -------
         str or None
-            Empty where no message waits; None where no SuperNode answers.
+            Empty where no message waits; None where no SuperNode of this user answers.
 
         Raises
         ------
@@ -142,11 +211,11 @@ class Claimed:
     def __init__(self, address: str, token: str) -> None:
         self._retries = make_simple_http_retry_invoker()
         self._retries.max_time = _AWAY_SECONDS
-        self._client = RuntimeHttpClient.from_server_address(
-            address, True, None,
-            [RuntimeVersionHttpInterceptor("flwr-clientapp"), RuntimeTokenHttpInterceptor(token)],
-            retry_invoker=self._retries,
-        )  # fmt: skip
+        named = [
+            RuntimeVersionHttpInterceptor("flwr-clientapp"),
+            RuntimeTokenHttpInterceptor(token),
+        ]
+        self._client = _client(address, named, self._retries)
         self._heartbeat = HeartbeatSender(self._alive)
 
     def __enter__(self) -> Work:

@@ -20,8 +20,15 @@ from pathlib import Path
 
 from dpfact_flower.data.site_data import open_site
 from dpfact_flower.errors import DPFactError
-from dpfact_flower.machine.access import changeable, changeable_within, not_private, user_name
+from dpfact_flower.machine.access import (
+    changeable,
+    changeable_within,
+    not_private,
+    user_id,
+    user_name,
+)
 from dpfact_flower.machine.known import FLOWER, other_flower
+from dpfact_flower.machine.listeners import listeners
 from dpfact_flower.machine.processes import Process, processes
 from dpfact_flower.machine.quiet import QUIET
 from dpfact_flower.privacy.ledger import LEDGER, Ledger
@@ -294,6 +301,27 @@ def _executor(place: Place) -> list[str]:
     return faults + _secret(executor, "--secret", place.executor_user)
 
 
+def _port(place: Place) -> list[str]:
+    """Whoever listens where the executor asks is answered like the SuperNode."""
+    executor = place.executor
+    if executor is None:
+        return ["the executor is not running, so where it asks cannot be seen: start it"]
+    node, faults = user_name(place.node_user), []
+    answered = executor.option("--node-user")
+    if (executor.uid if answered is None else user_id(answered)) != place.node_user:
+        faults.append(f"the executor answers another user's SuperNode: give it --node-user {node}")
+    host, port = executor.option("--host") or "127.0.0.1", int(executor.option("--port") or 9094)
+    found = listeners(host, port)
+    if found is None:
+        return [*faults, f"who listens at {host}:{port} cannot be seen here: nobody else may"]
+    others = {user_name(each.uid) for each in found if each.uid != place.node_user}
+    return faults + [
+        f"{other} listens at {host}:{port}, where the executor asks: end that, and start the "
+        f"SuperNode as {node}"
+        for other in sorted(others)
+    ]
+
+
 def _runs_as(process: Process, uid: int, name: str) -> list[str]:
     if process.uid == uid:
         return []
@@ -376,6 +404,7 @@ CHECKS: tuple[tuple[str, Callable[[Place], list[str]]], ...] = (
     ("nobody else can change the machine code", _machine_code),
     ("the SuperNode leaves the work to the executor", _supernode),
     ("the executor is this package's", _executor),
+    ("the executor answers the SuperNode's user, and nobody else listens there", _port),
     ("no executor of Flower's own runs", _nothing_of_flowers),
     ("the centre answers, is who it says, and has the same time", _centre),
     ("telemetry and update checks are off", _quiet),

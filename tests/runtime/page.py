@@ -104,6 +104,7 @@ class Hospital:
             "centre.example:443": self.address,
             "--port 9200": f"--port {self.port}",
             "-o dpfact-node": f"-o {self.users.node}",
+            "--node-user dpfact-node": f"--node-user {self.users.node}",
             "-o dpfact-site": f"-o {self.users.site}",
             "north": self.name,
             "sudo ": "",

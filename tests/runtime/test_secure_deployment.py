@@ -426,7 +426,8 @@ def test_an_executor_with_another_secret_gets_no_message_and_says_why(federation
     secret = federation.folder / "another-secret"
     secret.write_bytes(os.urandom(32))
     command = [tool("dpfact"), "site", "answer", "--config", str(each.config),
-               "--secret", str(secret), "--port", str(each.port)]  # fmt: skip
+               "--secret", str(secret), "--port", str(each.port),
+               "--node-user", str(each.users.node)]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 2
     assert "the SuperNode has another secret" in done.stderr

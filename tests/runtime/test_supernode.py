@@ -1,5 +1,10 @@
 """How messages are asked for; a real SuperNode is asked in `test_secure_deployment`."""
 
+import os
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
 import httpx
 import pytest
 from flwr.proto.runtime_pb2 import AcquireTaskResponse, PushTaskOutputRequest
@@ -11,6 +16,8 @@ from flwr.supercore.inflatable.inflatable_utils import (
 )
 
 from dpfact_flower.errors import SettingsError
+from dpfact_flower.machine.access import user_name
+from dpfact_flower.machine.listeners import Listener
 from dpfact_flower.runtime import supernode
 from dpfact_flower.runtime.supernode import Claimed, Tasks, while_they_come
 
@@ -29,7 +36,7 @@ class Client:
 
 
 def tasks(answer) -> tuple[Tasks, Client]:
-    found, client = Tasks("127.0.0.1:9", b"x" * 32), Client(answer)
+    found, client = Tasks("0@127.0.0.1:9", b"x" * 32), Client(answer)
     found._client = client
     return found, client
 
@@ -102,7 +109,7 @@ def test_a_message_that_comes_slowly_is_fetched_whole():
 def test_a_supernode_that_stays_away_is_not_waited_for_without_end(monkeypatch):
     """The executor would have no other message, and would not end."""
     monkeypatch.setattr(supernode, "_AWAY_SECONDS", 0.0)
-    claimed = Claimed("127.0.0.1:9", "token")
+    claimed = Claimed("0@127.0.0.1:9", "token")
 
     def waits(seconds):
         raise AssertionError(seconds)
@@ -110,3 +117,68 @@ def test_a_supernode_that_stays_away_is_not_waited_for_without_end(monkeypatch):
     claimed._retries.wait_function = waits
     with pytest.raises(httpx.ConnectError):
         claimed._client.PushTaskOutput(PushTaskOutputRequest())
+
+
+class SuperNode(BaseHTTPRequestHandler):
+    """Whoever listens on the port: has a message for whoever asks."""
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["content-length"]))
+        self.server.asked.append(self.path)
+        self.server.meanwhile()
+        content = AcquireTaskResponse(task=Task(task_id=1), token="t").SerializeToString()
+        self.send_response(200)
+        self.send_header("content-type", "application/x-protobuf")
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_):
+        """Nothing."""
+
+
+@pytest.fixture
+def listening():
+    with ThreadingHTTPServer(("127.0.0.1", 0), SuperNode) as server:
+        server.asked, server.meanwhile = [], lambda: None
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc/net")
+def test_nobody_but_the_nodes_user_is_asked_or_answered(listening, caplog):
+    """Whoever gets the port while the SuperNode is down would have a run of their own answered."""
+    place = f"127.0.0.1:{listening.server_port}"
+    own, other = os.geteuid(), os.geteuid() + 1
+    assert Tasks(f"{own}@{place}", b"x" * 32).claim() == "t"
+    listening.asked.clear()
+    tasks = Tasks(f"{other}@{place}", b"x" * 32)
+    assert [tasks.claim(), tasks.claim()] == [None, None]
+    claimed = Claimed(f"{other}@{place}", "token")
+    claimed._retries.max_tries = 1
+    with pytest.raises(httpx.ConnectError, match="nothing is asked or answered"):
+        claimed._client.PushTaskOutput(PushTaskOutputRequest())
+    assert listening.asked == []
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2  # each process says it once
+    assert said[0].startswith(f"user {user_name(own)} listens on port {listening.server_port}, ")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc/net")
+def test_what_came_from_a_port_that_changed_hands_is_not_read(listening, monkeypatch):
+    place = f"127.0.0.1:{listening.server_port}"
+    seen = iter(
+        [
+            [Listener(7, 1)],
+            [Listener(8, 2)],
+            [Listener(7, 1)],
+            [Listener(7, 2)],
+            [],
+            [Listener(8, 2)],
+        ]
+    )
+    monkeypatch.setattr(supernode, "listeners", lambda host, port: next(seen))
+    tasks = Tasks(f"7@{place}", b"x" * 32)
+    assert [tasks.claim() for _ in range(3)] == [None] * 3
+    assert len(listening.asked) == 3

@@ -87,7 +87,7 @@ def waited(monkeypatch):
 
 
 def answering(config, code: str) -> Answering:
-    return Answering(config, "127.0.0.1:1", [sys.executable, "-S", "-c", code])
+    return Answering(config, "0@127.0.0.1:1", [sys.executable, "-S", "-c", code])
 
 
 def assert_failed(client, waited, came_in=5.5):
@@ -126,7 +126,7 @@ def test_a_question_has_the_hospitals_settings_and_nothing_of_what_came_with_the
 def test_a_process_answers_and_the_executor_sends(client, message, config, monkeypatch, waited):
     """The real one, whose settings name no data: it says so with a code, and gets no token."""
     monkeypatch.setenv("DPFACT_LOG", "json")
-    Answering(config, "127.0.0.1:1").answer("a-token")
+    Answering(config, "0@127.0.0.1:1").answer("a-token")
     reply = client.said[0]
     assert reply.error.reason.startswith("dpfact:data")
     assert reply.metadata.reply_to_message_id == "m" * 64
@@ -201,7 +201,7 @@ def settings_of(config):
 
 def test_a_supernode_that_has_settings_too_is_refused(client, config, waited, caplog):
     client.node_config = {"max-epsilon": 99.0}
-    Answering(config, "127.0.0.1:1").answer("t")
+    Answering(config, "0@127.0.0.1:1").answer("t")
     assert client.said[0].error.reason.startswith("dpfact:settings")
     assert "start the SuperNode without one" in caplog.text
     assert [seconds for seconds, _ in waited] == [3.0]
@@ -209,13 +209,13 @@ def test_a_supernode_that_has_settings_too_is_refused(client, config, waited, ca
 
 def test_settings_that_are_damaged_between_two_messages_refuse_the_next(client, config):
     config.write_text('site = "north"')
-    Answering(config, "127.0.0.1:1").answer("t")
+    Answering(config, "0@127.0.0.1:1").answer("t")
     assert client.said[0].error.reason.startswith("dpfact:settings")
 
 
 def test_what_ends_in_an_error_is_not_reported_as_done(client):
     """A SuperNode waits for ever for the reply to a message that was."""
-    with pytest.raises(ValueError, match="broken"), Claimed("127.0.0.1:1", "t"):
+    with pytest.raises(ValueError, match="broken"), Claimed("0@127.0.0.1:1", "t"):
         raise ValueError("broken")
     assert client.said == ["closed"]
 
@@ -226,6 +226,6 @@ def test_the_heart_stops_where_a_message_cannot_be_fetched(client, monkeypatch):
     monkeypatch.setattr(supernode, "_fetched", lambda *_: 1 / 0)
     monkeypatch.setattr(supernode.HeartbeatSender, "is_running", True)
     monkeypatch.setattr(supernode.HeartbeatSender, "stop", lambda _: stopped.append(True))
-    Answering(None, "127.0.0.1:1").answer("t")  # it lives on, and Flower says that it is gone
+    Answering(None, "0@127.0.0.1:1").answer("t")  # it lives on, and Flower says that it is gone
     assert len(stopped) == 1
     assert client.said == ["closed"]

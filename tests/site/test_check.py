@@ -5,6 +5,7 @@ import json
 import os
 import socket
 import ssl
+import sys
 import time
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,6 +18,8 @@ from typer.testing import CliRunner
 
 from dpfact_flower import cli
 from dpfact_flower.machine import known
+from dpfact_flower.machine.access import user_name
+from dpfact_flower.machine.listeners import Listener
 from dpfact_flower.machine.processes import Process
 from dpfact_flower.machine.quiet import QUIET
 from dpfact_flower.privacy.ledger import LEDGER, Ledger
@@ -167,7 +170,7 @@ def test_a_part_that_does_not_run_or_runs_as_somebody_else_is_found(place):
     assert "start it as" in found["the SuperNode leaves the work to the executor"][0]
     assert "start it as" in found["the executor is this package's"][0]
     running.clear()
-    assert len(faults(folder)) == 5
+    assert len(faults(folder)) == 6
 
 
 def test_the_check_does_not_take_itself_for_the_executor(place):
@@ -373,3 +376,29 @@ def test_a_certificate_that_runs_out_soon_is_named(centre, monkeypatch):
     found = centre_faults(address, authority)
     assert len(found) == 2  # the server's, and a day later its authority's
     assert all("runs out on" in fault for fault in found)
+
+
+PORT = "the executor answers the SuperNode's user, and nobody else listens there"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc/net")
+def test_somebody_else_on_the_supernodes_port_is_found(place):
+    folder, running = place
+    executor = running[1]
+    with socket.create_server(("127.0.0.1", 0)) as mine:
+        port = str(mine.getsockname()[1])
+        asks = [*executor.words, "--port", port]
+        running[1] = changed(executor, words=asks)
+        assert PORT not in faults(folder)
+        other = str(ME + 1)
+        running[1] = changed(executor, words=[*asks, "--node-user", other])
+        assert "another user's SuperNode: give it --node-user" in faults(folder)[PORT][0]
+        running[1] = changed(executor, words=asks, uid=ME + 1)  # who answers its own user
+        assert "another user's SuperNode" in faults(folder)[PORT][0]
+        found = [Listener(ME + 1, 1)]
+        running[1] = changed(executor, words=asks)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(check, "listeners", lambda host, number: found)
+            assert f"{user_name(ME + 1)} listens at 127.0.0.1:{port}" in faults(folder)[PORT][0]
+            patch.setattr(check, "listeners", lambda host, number: None)
+            assert "cannot be seen here" in faults(folder)[PORT][0]
