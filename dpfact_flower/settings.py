@@ -463,6 +463,10 @@ class SiteSettings(Settings):
         pattern=NAME,
     )  # fmt: skip
     data_path: str = setting("", "the site's .npz file, as `dpfact data` writes it")
+    data_site: str = setting(
+        "", "the name in the data file, if that is this site's and has another name than `site`",
+        pattern=NAME,
+    )  # fmt: skip
     state_dir: str = setting(
         "",
         "absolute path of the folder for patient factors and the record of releases; must be set",

@@ -125,13 +125,30 @@ def test_a_real_site_needs_its_node_config(cohort_folder, request_wire, caplog):
 
 def test_a_real_site_answers_from_its_node_config(cohort_folder, tmp_path, request_wire):
     node = {
-        "site": "north", "data-path": str(cohort_folder / "site-2.npz"),
+        "site": "north", "data-path": str(cohort_folder / "site-2.npz"), "data-site": "site-2",
         "state-dir": str(tmp_path / "north"), "allow-privacy": "none",
     }  # fmt: skip
     reply = send(InProcessGrid(client_app, [node]), records.ask(*request_wire))
     assert reply.content["fitres.metrics"]["site"] == "north"
     assert (tmp_path / "north" / "north" / "ledger.sqlite").exists()
     assert (tmp_path / "north" / "north" / "job" / "state-000001.npy").exists()
+
+
+@pytest.mark.parametrize("ask", ["train", "query"])
+def test_another_hospitals_file_is_refused_before_anything_is_charged(
+    cohort_folder, tmp_path, request_wire, caplog, ask
+):
+    """Its patients would be released again, out of this hospital's budget."""
+    node = {
+        "site": "site-1", "data-path": str(cohort_folder / "site-2.npz"),
+        "state-dir": str(tmp_path / "state"), "allow-privacy": "none",
+    }  # fmt: skip
+    for more in ({}, {"data-site": "site-3"}):
+        grid = InProcessGrid(client_app, [{**node, **more}])
+        reply = send(grid, records.ask(*request_wire), ask)
+        assert reply.error.reason.startswith("dpfact:settings")
+        assert "the file is that of site 'site-2', and site is 'site-1'" in caplog.text
+    assert not (tmp_path / "state").exists()
 
 
 @pytest.mark.parametrize(

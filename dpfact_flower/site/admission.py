@@ -58,6 +58,22 @@ def check_choices(settings: SiteSettings) -> None:
         raise SettingsError("allow-privacy: 'none' beside a mode with noise would void max-epsilon")
 
 
+def check_data_site(name: str, settings: SiteSettings) -> None:
+    """Refuse a data file with another site's name: its patients would be charged to this ledger.
+
+    Raises
+    ------
+    SettingsError
+        With both names, and the way out.
+    """
+    wanted = settings.data_site or settings.site
+    if wanted and name != wanted:
+        raise SettingsError(
+            f"data-path: the file is that of site {name!r}, and site is {settings.site!r}; name "
+            f"the right file, or set data-site = {name!r} if these are this site's patients"
+        )
+
+
 def check_folders(root: Path, site: str, job: str, *, simulation: bool) -> None:
     """Refuse a state-dir, or a folder in it, that others could have made, change or move away.
 

@@ -78,6 +78,7 @@ class Site:
     ) -> None:
         if not simulation:
             admission.check_choices(settings)
+            admission.check_data_site(source.name, settings)
         self.name = settings.site or source.name
         self._source = source
         self._settings = settings

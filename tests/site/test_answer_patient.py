@@ -540,7 +540,7 @@ def test_a_new_name_opens_no_new_budget(data, tmp_path, caplog):
     request = make_server(data, job="again").request(1)
     for other in (data, without_cells(data)):  # only people can know whether patients are others
         watched = Watched(replace(other, name="of-2027"))
-        for own in ({}, {"site": "north"}):
+        for own in ({}, {"site": "north", "data_site": "of-2027"}):
             renamed = make_client(watched, tmp_path, **own)
             code, log = refusal(renamed, request, caplog)
             assert code == "state"
@@ -549,7 +549,7 @@ def test_a_new_name_opens_no_new_budget(data, tmp_path, caplog):
                 renamed.site.preflight(request)
         assert not watched.read_by_now
     assert not (tmp_path / "state" / "north" / LEDGER).exists()
-    ask(make_client(without_cells(data), tmp_path / "elsewhere", site="north"), request)
+    ask(make_client(without_cells(data), tmp_path / "elsewhere", site="north", data_site="site-1"), request)
 
 
 def full_disk(*_):

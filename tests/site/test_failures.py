@@ -79,7 +79,11 @@ class World:
         self.folder = folder
         self.source = Watched(data)
         settings = SiteSettings(
-            state_dir=str(folder), allow_privacy="patient", max_epsilon=100.0, site="north"
+            state_dir=str(folder),
+            allow_privacy="patient",
+            max_epsilon=100.0,
+            site="north",
+            data_site="site-1",
         )
         self.client = DPFactClient(self.source, settings)
         self.requests = requests()

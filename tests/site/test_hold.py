@@ -326,7 +326,11 @@ def test_nobody_is_kept_in_memory_when_a_reply_is_due(cohort, cohort_folder, tmp
         Hold, "wait", lambda self: kept.append(site_data._load_version.cache_info().currsize)
     )
     settings = SiteSettings(
-        site="north", state_dir=str(tmp_path), allow_privacy="patient", max_epsilon=100.0
+        site="north",
+        data_site="site-1",
+        state_dir=str(tmp_path),
+        allow_privacy="patient",
+        max_epsilon=100.0,
     )
     client = DPFactClient(site_data.open_site(cohort_folder / "site-1.npz"), settings)
     asked = requests()
