@@ -2,8 +2,8 @@
 
 Every site's matrix is fitted at once, ``P_t ~ F diag(d_t) F^T`` off the diagonal (`pair_fit`).
 The noise is alike at all sites and phenotypes are not: least squares over all sites weighs each
-site by its usage, so a phenotype of one site is learned from one site's noise. The diagonal is not
-released and not needed.
+site by its usage, so a phenotype of one site is learned from one site's noise. Where there are many
+sites, groups of them take their place. The diagonal is not released and not needed.
 
 The problem is not convex, and two ways into it are tried. *Random*: dense random factors, fitted
 to the sites' sum, then to every site. *Grown*: factors are added where the residual is largest, and
@@ -48,6 +48,9 @@ from dpfact_flower.tensor import Factors, Floats
 from dpfact_flower.tensor.triangle import strict_size
 
 _logger = logging.getLogger(__name__)
+_APART = 20
+"""Sites that are told apart. More are summed in so many groups: time and memory end to grow there,
+and models are no worse (docs/explanation/start.md has the figures)."""
 _RESTARTS, _GROWTHS = 6, 1
 """Candidates of each kind."""
 _POOLED, _JOINT, _COMMON, _LAST = 20, 10, 20, 30
@@ -78,7 +81,8 @@ class Start:
     factors : tuple of ndarray of float32, each of shape (I_n, R)
         Non-negative, columns of norm 1.
     usage : ndarray of float64, shape (T, R)
-        How much of each phenotype there is in each site's matrix, 0 or more.
+        How much of each phenotype there is in each site's matrix, 0 or more; where sites are more
+        than `_APART`, in the sum of each group's.
     stacked : ndarray of float64, shape (sum of I_n, R)
         All modes' factors as they were fitted: ``stacked diag(usage_t) stacked^T`` is site t's
         matrix off its diagonal.
@@ -127,7 +131,7 @@ def start_factors(
             f"{restarts}, {sigma!r}"
         )
     codes, noise = sum(sizes), sigma / math.sqrt(2)
-    packed = _checked(releases, codes)
+    packed, roots = _pooled(releases, codes)
     with one_blas_thread:  # sums must not depend on the machine
         best = _best_candidate(packed, codes, rank, sigma, rng, restarts)
         sites = unpack(packed, codes)
@@ -141,7 +145,7 @@ def start_factors(
         )  # fmt: skip
     parts = np.split(_none_lost(fitted, best).F + _LEAST, np.cumsum(sizes)[:-1])
     factors = tuple((part / np.linalg.norm(part, axis=0)).astype(np.float32) for part in parts)
-    return Start(factors, fitted.d, fitted.F)
+    return Start(factors, fitted.d * roots[:, None], fitted.F)
 
 
 def directions(sites: Sites, sigma: float) -> int:
@@ -186,19 +190,30 @@ def usage_of(release: NDArray[Any], factors: Factors, sigma: float) -> tuple[Flo
     units = [f / np.maximum(np.linalg.norm(f, axis=0), _TINY) for f in units]
     F = np.concatenate(units) / math.sqrt(len(units))
     with one_blas_thread:
-        site = unpack(_checked([release], len(F)), len(F))
+        site = unpack(_pooled([release], len(F))[0], len(F))
         usage, system = np.zeros((1, F.shape[1])), pairs_gram(F)
         solve_usages(usage, inner(times(site, F), F), system, _USAGE_SWEEPS)
     return usage[0], sigma / np.sqrt(np.maximum(np.diag(system), _TINY))
 
 
-def _checked(releases: Sequence[NDArray[Any]], codes: int) -> NDArray[np.float32]:
+def _pooled(releases: Sequence[NDArray[Any]], codes: int) -> tuple[NDArray[np.float32], Floats]:
+    """Sums of at most `_APART` groups of sites in order, and the roots of the groups' sizes.
+
+    Each sum is divided by its root: so the noise on all of them is that of one release.
+    """
     if not releases:
         raise DataError("start: there are no releases")
-    for release in releases:
-        if release.shape != (strict_size(codes),) or not np.isfinite(release).all():
-            raise DataError(f"start: need finite co-occurrences of {codes} codes, packed")
-    return np.asarray(releases, np.float32)
+    groups = np.array_split(np.arange(len(releases)), min(len(releases), _APART))
+    roots = np.sqrt([len(group) for group in groups])
+    pooled = np.empty((len(groups), strict_size(codes)), np.float32)
+    for group, root, row in zip(groups, roots, pooled, strict=True):
+        total = np.zeros(len(row))
+        for release in (releases[t] for t in group):
+            if release.shape != row.shape or not np.isfinite(release).all():
+                raise DataError(f"start: need finite co-occurrences of {codes} codes, packed")
+            total += release
+        row[:] = total / root
+    return pooled, roots
 
 
 def _best_candidate(
@@ -211,7 +226,7 @@ def _best_candidate(
 ) -> Model:
     """The candidate that best predicts what it was not fitted to; without noise, the best fit."""
     fresh = np.float32(sigma) * rng.standard_normal(packed.shape, np.float32)
-    seen, unseen = (unpack(p, codes) for p in (packed + _SPLIT * fresh, packed - fresh / _SPLIT))
+    seen = unpack(packed + _SPLIT * fresh, codes)
     noise = sigma / math.sqrt(2) * math.hypot(1, _SPLIT)
     candidates = _candidates(seen, rank, noise, restarts)
 
@@ -221,7 +236,10 @@ def _best_candidate(
         if begun is None:
             return None
         model = fit(seen, begun, threshold=_THRESHOLD * noise, iterations=_JOINT)
-        return _none_lost(model, begun), explained(unseen, model)
+        return _none_lost(model, begun), sum(  # one site's matrix at a time
+            explained(unpack([own - z / _SPLIT], codes), Model(model.F, d[None]))
+            for own, z, d in zip(packed, fresh, model.d, strict=True)
+        )
 
     seeded = list(zip(candidates, rng.spawn(len(candidates)), strict=True))
     tried = list(in_order(judged, seeded, threads=thread_count()))

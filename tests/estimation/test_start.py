@@ -151,7 +151,8 @@ def test_fresh_noise_is_independent_of_what_is_tested_and_as_large_as_said(monke
     module._best_candidate(noise, codes, 1, sigma, rng, 1)
     upper = np.triu_indices(codes, 1)
     tested, fitted = (
-        s[0].transpose(1, 0, 2)[:, *upper].ravel() * math.sqrt(2) / sigma for s in (unseen, seen)
+        np.concatenate(s, axis=1).transpose(1, 0, 2)[:, *upper].ravel() * math.sqrt(2) / sigma
+        for s in (unseen[:2], seen)  # of the first candidate
     )
     assert np.corrcoef(tested, fitted)[0, 1] == pytest.approx(0, abs=0.015)
     assert fitted.std() == pytest.approx(math.hypot(1, 0.5), rel=0.01)
@@ -200,6 +201,36 @@ def test_sites_of_unequal_size_and_a_phenotype_of_the_smallest():
     own = np.argmax(start.usage[0] / (start.usage[1:].sum(axis=0) + 1e-3))
     for factor, part in zip(start.factors, parts, strict=True):
         assert factor[:, own] @ part[:, 0] > 0.95
+
+
+def test_more_sites_than_are_told_apart_are_pooled_with_one_deviation_of_noise(monkeypatch):
+    """Seven sites in three groups: what is fitted has one noise, what is said of usage is sums."""
+    parts, usage, packed = planted(sites=7)
+    monkeypatch.setattr(module, "_APART", 3)
+    asked, usual = [], module._best_candidate
+    monkeypatch.setattr(
+        module, "_best_candidate", lambda *given: asked.append(given[0]) or usual(*given)
+    )
+    start = start_factors(packed, SIZES, RANK, 0.0, np.random.default_rng(1))
+    groups = np.split(np.array(packed, np.float64), [3, 5])
+    wanted = [group.sum(axis=0) / math.sqrt(len(group)) for group in groups]
+    np.testing.assert_allclose(asked[0], wanted, rtol=1e-5)
+    assert factor_match_score(start.factors, parts) > 0.95
+    order = np.argmax(parts[0].T @ start.factors[0], axis=1)
+    sums = [group.sum(axis=0) for group in np.split(usage, [3, 5])]
+    scale = np.square(np.linalg.norm(start.stacked, axis=0))
+    np.testing.assert_allclose((start.usage * scale)[:, order], sums, rtol=0.05, atol=3)
+
+
+def test_a_thousand_sites_are_as_much_work_as_those_told_apart(monkeypatch):
+    _, _, packed = planted()
+    counts = set()
+    monkeypatch.setattr(
+        module, "fit", lambda sites, *given, **options: counts.add(sites.shape[1])
+        or fit(sites, *given, **options),
+    )  # fmt: skip
+    start_factors(packed[:1] * 1000, SIZES, RANK, 1.0, np.random.default_rng(1), restarts=1)
+    assert counts == {1, module._APART}
 
 
 def test_usage_is_non_negative_least_squares_beside_the_diagonal():
