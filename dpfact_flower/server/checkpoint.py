@@ -1,4 +1,8 @@
-"""`checkpoint.npz`: all that is needed to continue a run, written after each round."""
+"""`checkpoint.npz`: all that is needed to continue a run, written after each round.
+
+`received.npz` has the same form, and what sites sent for arrays: of a round that later ones build
+on, until it is closed.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,7 @@ from dpfact_flower.settings import check_name
 from dpfact_flower.tensor.arrays import Array
 
 CHECKPOINT = "checkpoint.npz"
+RECEIVED = "received.npz"
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +39,7 @@ class Checkpoint:
         How many the run will have.
     records : list of RoundRecord
     arrays : mapping of str to ndarray
-        The rule's: `ServerRule.state`.
+        The rule's: `ServerRule.state`. In `RECEIVED`, the replies'.
     """
 
     identity: dict[str, Any]

@@ -8,6 +8,7 @@ its `ServerRule`.
 from __future__ import annotations
 
 import logging
+import math
 import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from typing import Any, ClassVar, TypedDict
 from dpfact_flower.errors import DPFactError, QuorumError, SettingsError, StateError, shown
 from dpfact_flower.machine.files import disk_errors, reserved
 from dpfact_flower.privacy import ReleaseEvent
-from dpfact_flower.server.checkpoint import CHECKPOINT, Checkpoint
+from dpfact_flower.server.checkpoint import CHECKPOINT, RECEIVED, Checkpoint
 from dpfact_flower.server.history import Failure, History, RoundRecord
 from dpfact_flower.server.rules import MakeRule, rule_for
 from dpfact_flower.settings import (
@@ -135,6 +136,8 @@ class Coordinator:
                 self.run_dir.mkdir(parents=True, exist_ok=True)
             self._history = History(self.run_dir, durable=durable)
             self._open(self.run_dir / CHECKPOINT, resume=resume)
+            if self.resumed and (self.run_dir / RECEIVED).exists():
+                self._close_received(Checkpoint.read(self.run_dir / RECEIVED))
         if not self.run.job:
             self.run = replace(self.run, job=f"job-{uuid.uuid4().hex[:12]}")
 
@@ -245,7 +248,7 @@ class Coordinator:
         arrays = sum(array.nbytes for array in self._state().values())
         lines = self.rounds * (_ROUND_BYTES + _SITE_BYTES * sites)
         with disk_errors(self.run_dir):
-            room = self._copies(sites) * arrays + lines + _BESIDE
+            room = self._copies(sites) * arrays + lines + _BESIDE + self._received_bytes(sites)
             with reserved(self.run_dir / ".room", room):
                 pass
             self._write(self.run_dir)
@@ -300,7 +303,9 @@ class Coordinator:
     ) -> RoundRecord:
         """Move on from the replies, note the round, write the checkpoint.
 
-        Below the quorum the factors stay as they are, and the record says so.
+        Below the quorum the factors stay as they are, and the record says so. Replies that later
+        rounds build on are written first, since sites paid for them and the work may take minutes:
+        whoever goes on after a crash has them, and asks nobody.
 
         Raises
         ------
@@ -317,6 +322,7 @@ class Coordinator:
             bytes_down, bytes_up, seconds, utc_now(), quorum_seconds,
         )  # fmt: skip
         if enough:
+            self._keep(record, unique)
             self.rule.update(round_number, unique)
         elif self.rule.needs_quorum(round_number):
             if self.run_dir is not None:  # for who looks why; going on asks for this round again
@@ -335,6 +341,7 @@ class Coordinator:
         if self.run_dir is not None:
             self._write(self.run_dir)
             self._history.note(self.records)
+            (self.run_dir / RECEIVED).unlink(missing_ok=True)
         return record
 
     def check_learned(self) -> None:
@@ -381,6 +388,40 @@ class Coordinator:
         state = self._state()
         checkpoint = Checkpoint(self._identity(), self.run.job, self.rounds, self.records, state)
         checkpoint.write(folder / CHECKPOINT, durable=self.durable)
+
+    def _received_bytes(self, sites: int) -> int:
+        """What `RECEIVED` will take at most."""
+        rounds = filter(self.rule.needs_quorum, range(1, self.rounds + 1))
+        shapes = (self.reply_shapes(number) for number in rounds)
+        return 4 * sites * max((sum(map(math.prod, each)) for each in shapes), default=0)
+
+    def _keep(self, record: RoundRecord, replies: Sequence[SiteReply]) -> None:
+        if self.run_dir is None or not self.rule.needs_quorum(record.round):
+            return
+        arrays = {
+            f"{site}_{number}": array
+            for site, reply in enumerate(replies)
+            for number, array in enumerate(reply.arrays)
+        }
+        records = [*self.records, record]
+        received = Checkpoint(self._identity(), self.run.job, self.rounds, records, arrays)
+        with disk_errors(self.run_dir):
+            received.write(self.run_dir / RECEIVED, durable=self.durable)
+
+    def _close_received(self, found: Checkpoint) -> None:
+        """Close the round whose replies were in when the run stopped."""
+        if (found.job, found.finished_rounds) != (self.run.job, self.finished_rounds + 1):
+            return
+        record, arrays = found.records[-1], range(len(self.reply_shapes(found.finished_rounds)))
+        replies = [
+            SiteReply(name, tuple(found.arrays[f"{site}_{number}"] for number in arrays))
+            for site, name in enumerate(record.sites)
+        ]
+        _logger.info("round %d: going on from the replies that were in", record.round)
+        self.close_round(
+            record.round, replies, record.failures, bytes_down=record.bytes_down,
+            bytes_up=record.bytes_up, seconds=record.seconds, quorum_seconds=record.quorum_seconds,
+        )  # fmt: skip
 
     def _open(self, path: Path, *, resume: bool) -> None:
         if not path.exists():

@@ -21,7 +21,7 @@ from dpfact_flower.privacy import PATIENT_CLAIM, SEEDED_CLAIM, account
 from dpfact_flower.privacy.ledger import Ledger
 from dpfact_flower.runtime.federate import federate
 from dpfact_flower.server import patient as module
-from dpfact_flower.server.checkpoint import CHECKPOINT
+from dpfact_flower.server.checkpoint import CHECKPOINT, RECEIVED, Checkpoint
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.history import Failure, read_history
 from dpfact_flower.server.patient import PatientRule
@@ -280,6 +280,38 @@ def test_a_run_goes_on_bit_for_bit(tmp_path, privacy, split):
     assert_bits(second.factors, whole.factors)
     assert_bits(second.selection, whole.selection)
     assert second.records == whole.records
+
+
+@pytest.mark.parametrize("number", [1, 2], ids=["codes", "start"])
+def test_a_server_that_dies_at_work_has_the_replies_that_sites_paid_for(
+    tmp_path, monkeypatch, number
+):
+    """It goes on from them, and asks nobody; a round that asks again is left as it was."""
+    whole = go_to(make(tmp_path / "whole"), 7)
+    first = go_to(make(tmp_path / "parts"), number - 1)
+    first.begin(3)
+    with monkeypatch.context() as during:
+        during.setattr(first.rule, "update", lambda *_: 1 / 0)
+        failed = [Failure("node 7", "no reply within 9 s")]
+        with pytest.raises(ZeroDivisionError):
+            close(first, number, failures=failed)
+    second = make(tmp_path / "parts", resume=True)
+    assert second.finished_rounds == number
+    assert second.records[-1].failures == tuple(failed)
+    assert second.records[-1].seconds == number / 7
+    assert not (tmp_path / "parts" / RECEIVED).exists()
+    assert_bits(go_to(second, 7).factors, whole.factors)
+    assert not (tmp_path / "parts" / RECEIVED).exists()
+
+
+def test_replies_of_another_job_are_not_gone_on_from(tmp_path, monkeypatch):
+    server = go_to(make(tmp_path), 1)
+    monkeypatch.setattr(server.rule, "update", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        close(server, 2)
+    found = Checkpoint.read(tmp_path / RECEIVED)
+    replace(found, job="another").write(tmp_path / RECEIVED, durable=False)
+    assert make(tmp_path, resume=True).finished_rounds == 1
 
 
 ANOTHER_RUN = {
