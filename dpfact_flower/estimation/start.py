@@ -22,9 +22,11 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -196,28 +198,25 @@ def usage_of(release: NDArray[Any], factors: Factors, sigma: float) -> tuple[Flo
     return usage[0], sigma / np.sqrt(np.maximum(np.diag(system), _TINY))
 
 
-def _pooled(releases: Sequence[NDArray[Any]], codes: int) -> tuple[NDArray[np.float32], Floats]:
+def _pooled(releases: Sequence[NDArray[Any]], codes: int) -> tuple[list[NDArray[Any]], Floats]:
     """Sums of at most `_APART` groups of sites in order, and the roots of the groups' sizes.
 
     Each sum is divided by its root: so the noise on all of them is that of one release.
     """
     if not releases:
         raise DataError("start: there are no releases")
+    for release in releases:
+        if release.shape != (strict_size(codes),) or not np.isfinite(release).all():
+            raise DataError(f"start: need finite co-occurrences of {codes} codes, packed")
     groups = np.array_split(np.arange(len(releases)), min(len(releases), _APART))
-    roots = np.sqrt([len(group) for group in groups])
-    pooled = np.empty((len(groups), strict_size(codes)), np.float32)
-    for group, root, row in zip(groups, roots, pooled, strict=True):
-        total = np.zeros(len(row))
-        for release in (releases[t] for t in group):
-            if release.shape != row.shape or not np.isfinite(release).all():
-                raise DataError(f"start: need finite co-occurrences of {codes} codes, packed")
-            total += release
-        row[:] = total / root
-    return pooled, roots
+    sums = [reduce(add, (releases[t] for t in group)) for group in groups]
+    roots = [math.sqrt(len(group)) for group in groups]
+    alike = [total / root if root > 1 else total for total, root in zip(sums, roots, strict=True)]
+    return alike, np.array(roots)
 
 
 def _best_candidate(
-    packed: NDArray[np.float32],
+    packed: Sequence[NDArray[Any]],
     codes: int,
     rank: int,
     sigma: float,
@@ -225,8 +224,9 @@ def _best_candidate(
     restarts: int,
 ) -> Model:
     """The candidate that best predicts what it was not fitted to; without noise, the best fit."""
-    fresh = np.float32(sigma) * rng.standard_normal(packed.shape, np.float32)
-    seen = unpack(packed + _SPLIT * fresh, codes)
+    before, seen = deepcopy(rng), np.empty((codes, len(packed), codes), np.float32)
+    for t, (own, z) in enumerate(_with_fresh(packed, sigma, rng)):
+        seen[:, t] = unpack([own + _SPLIT * z], codes)[:, 0]
     noise = sigma / math.sqrt(2) * math.hypot(1, _SPLIT)
     candidates = _candidates(seen, rank, noise, restarts)
 
@@ -236,9 +236,10 @@ def _best_candidate(
         if begun is None:
             return None
         model = fit(seen, begun, threshold=_THRESHOLD * noise, iterations=_JOINT)
-        return _none_lost(model, begun), sum(  # one site's matrix at a time
+        again = _with_fresh(packed, sigma, deepcopy(before))
+        return _none_lost(model, begun), sum(
             explained(unpack([own - z / _SPLIT], codes), Model(model.F, d[None]))
-            for own, z, d in zip(packed, fresh, model.d, strict=True)
+            for (own, z), d in zip(again, model.d, strict=True)
         )
 
     seeded = list(zip(candidates, rng.spawn(len(candidates)), strict=True))
@@ -255,6 +256,14 @@ def _best_candidate(
         len(found), score, ", ".join(f"{other:.6g}" for _, other in found if other < score),
     )  # fmt: skip
     return best
+
+
+def _with_fresh(
+    packed: Sequence[NDArray[Any]], sigma: float, rng: np.random.Generator
+) -> Iterator[tuple[NDArray[Any], NDArray[np.float32]]]:
+    """Each release, and noise like its own: drawn again it is the same, and takes no memory."""
+    for own in packed:
+        yield own, np.float32(sigma) * rng.standard_normal(own.shape, np.float32)
 
 
 def _candidates(sites: Sites, rank: int, noise: float, restarts: int) -> list[_Candidate]:
