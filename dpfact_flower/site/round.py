@@ -10,7 +10,6 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -28,6 +27,7 @@ from dpfact_flower.solver import LocalResult, solve
 from dpfact_flower.solver.error import squared_error
 from dpfact_flower.solver.objective import curvature
 from dpfact_flower.tensor import Factors, SparseTensor
+from dpfact_flower.tensor.remembered import remembered
 from dpfact_flower.wire.protocol import RoundRequest
 
 _ALL_FIRST, _ONE_OF = 2, 10
@@ -105,12 +105,12 @@ def scaled(tensor: SparseTensor, settings: SolverSettings) -> SparseTensor:
     return _unit_patients(tensor) if settings.scale == "patient" else tensor
 
 
-@lru_cache(maxsize=16)  # one process may play many sites; round after round it is the same tensor
+@remembered
 def _unit_patients(tensor: SparseTensor) -> SparseTensor:
     return tensor.scaled_to_unit_patients()
 
 
-@lru_cache(maxsize=16)
+@remembered
 def _norm_squared(tensor: SparseTensor) -> float:
     return tensor.norm_squared()
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from dpfact_flower.machine.compiled import WIDTH, compiled
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.arrays import Array
+from dpfact_flower.tensor.remembered import remembered
 from dpfact_flower.tensor.stack import row_offsets
 
 TILE = 3
@@ -90,9 +91,9 @@ class Fibres:
         return list(itertools.pairwise(self.patients[self.blocks[self.chunks]].tolist()))
 
 
-@lru_cache(maxsize=16)
+@remembered
 def fibres_of(tensor: SparseTensor) -> Fibres:
-    """`Fibres.of`, kept for tensors that come again: a site's is the same in every round."""
+    """`Fibres.of`, kept for tensors that come again."""
     return Fibres.of(tensor)
 
 
