@@ -185,7 +185,9 @@ def _asked(needs: Needs) -> str:
         f"a site needs about {_bytes(needs.memory)} of memory beside its patients, sends "
         f"{_bytes(needs.sent)} and takes {needs.seconds:,.0f} s of a quiet core"
     )
-    text += f"; the server needs {_bytes(needs.server)}" * bool(needs.server)
+    if needs.server:
+        seconds = f"{needs.server_seconds:,.0f} s of one, by a simple model of what was measured"
+        text += f"; the server needs {_bytes(needs.server)} and {seconds}"
     return text + f"; with codes = {needs.codes} far less" * bool(needs.codes)
 
 

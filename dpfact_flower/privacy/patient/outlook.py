@@ -30,15 +30,24 @@ _MANY_CODES = 2_000
 """Codes in all above which the start is so large that fewer are proposed whatever the chance."""
 BYTES_A_VALUE = 48
 """Memory for one value of a release: the sum, its noise, and packing; 37 are measured."""
-_SERVER_BYTES = 40
-"""The server's memory for one value of one site's start, and once more for their sum: releases, and
-what candidates are fitted to and judged by."""
+_APART = 20
+"""Sites that the server's start tells apart, of more their sums (`estimation.start`)."""
+_REPLY_BYTES, _APART_BYTES, _BESIDE_BYTES = 4, 20, 50
+"""The server's memory for one value of a site's start; of a site or sum that is told apart, what
+candidates are fitted to and agree on; and of one matrix at work."""
 _SURROGATE_BYTES = 80_000_000
 """The server's memory for surrogates, which come after that: 60 and 80 MB are measured."""
 _SENT_BITS = 12
 """Of one value in a message (docs/explanation/noise.md)."""
 _NOISE_SECONDS, _REFIT_SECONDS = 1e-6, 2e-7
 """Of one value's noise, and of one patient's refit for each phenotype, on a quiet core."""
+_FIT_STEPS, _SEARCH_STEPS = 100, 12
+"""Iterations of the server's start beside growth's, which are as many as phenotypes; and steps of
+growth's search for one phenotype, in each of which it looks from all sites and four places more."""
+_PRODUCTS, _SURROGATE_SECONDS = 3e10, 0.2
+"""Products that a quiet core makes in a second, with their sums; and its seconds for one phenotype
+of surrogates. Measured: 518 and 200 codes, 20 and 50 phenotypes, 6 to 200 sites took .2 to 8
+and 3 to 12 s; where patients have many codes there are no surrogates."""
 
 
 class Facts(NamedTuple):
@@ -138,6 +147,9 @@ class Needs(NamedTuple):
         Bytes for the largest release.
     server : int
         Bytes at the server, for all sites' starts; 0 if the number of sites is unknown.
+    server_seconds : float
+        Of a quiet core at the server, for the start, by a simple model of what was measured;
+        likewise.
     sent : int
         Bytes of all releases together, about.
     seconds : float
@@ -148,6 +160,7 @@ class Needs(NamedTuple):
 
     memory: int
     server: int
+    server_seconds: float
     sent: int
     seconds: float
     codes: str
@@ -214,14 +227,27 @@ def needs_of(counts: tuple[int, ...], refinements: int, facts: Facts, offered: s
     each = facts.patients / facts.sites if facts.known else 0.0
     refits = _REFIT_SECONDS * each * facts.rank * refinements
     codes = "" if offered or sum(facts.sizes) <= _MANY_CODES else _fewer(facts.sizes, _MANY_CODES)
-    start = _SERVER_BYTES * strict_size(sum(facts.sizes)) * (facts.sites + 1)
     return Needs(
         BYTES_A_VALUE * max(counts),
-        max(start, _SURROGATE_BYTES) if facts.sites else 0,
+        _server_bytes(facts) if facts.sites else 0,
+        _server_seconds(facts) if facts.sites else 0.0,
         values * _SENT_BITS // 8,
         _NOISE_SECONDS * values + refits,
         codes,
     )
+
+
+def _server_bytes(facts: Facts) -> int:
+    values, apart = strict_size(sum(facts.sizes)), min(facts.sites, _APART)
+    each = _REPLY_BYTES * facts.sites + _APART_BYTES * apart + _BESIDE_BYTES
+    return max(values * each, _SURROGATE_BYTES)
+
+
+def _server_seconds(facts: Facts) -> float:
+    rank, apart = facts.rank, min(facts.sites, _APART)
+    columns = rank * (_FIT_STEPS + rank + _SEARCH_STEPS * (apart + 4))
+    products = 2 * apart * sum(facts.sizes) ** 2 * columns
+    return products / _PRODUCTS + _SURROGATE_SECONDS * rank
 
 
 def _levers(

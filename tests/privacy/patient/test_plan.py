@@ -8,6 +8,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from dpfact_flower.errors import SettingsError
+from dpfact_flower.estimation import start
 from dpfact_flower.estimation.refine import packed_size
 from dpfact_flower.privacy import account, delta_gaussian
 from dpfact_flower.privacy.conversions import (
@@ -17,6 +18,7 @@ from dpfact_flower.privacy.conversions import (
     epsilon_gaussian_discrete,
 )
 from dpfact_flower.privacy.events import PATIENT_CLAIM, SEEDED_CLAIM
+from dpfact_flower.privacy.patient import outlook
 from dpfact_flower.privacy.patient.plan import _MOST_NOISE, plan_patient, total_rho
 from dpfact_flower.privacy.patient.statistics import code_counts, cooccurrence, refinement
 from dpfact_flower.settings import PrivacySettings
@@ -424,9 +426,16 @@ def test_a_spent_budget_has_no_room_for_another_release(delta):
         plan(epsilon=2.1e-6, delta=delta, start_share=0.01, refine_rounds=100, bound=0.001)
 
 
-def test_the_servers_memory_grows_with_sites_and_is_unknown_without():
-    assert plan(sites=0).needs.server == 0
+def test_what_the_server_needs_is_unknown_without_sites():
+    needs = plan(sites=0).needs
+    assert (needs.server, needs.server_seconds) == (0, 0)
+
+
+def test_the_server_needs_no_more_for_many_sites_than_their_replies():
     long = (1500, 1500)
-    one, six = (plan(sizes=long, sites=sites).needs.server for sites in (1, 6))
-    assert six == 3.5 * one > 3e8
+    made = {sites: plan(sizes=long, rank=50, sites=sites) for sites in (1, 20, 200)}
+    one, some, many = (each.needs for each in made.values())
+    assert many.server - some.server == 180 * 4 * made[1].start.count
+    assert many.server_seconds == some.server_seconds > 4 * one.server_seconds > 20
+    assert outlook._APART == start._APART
     assert plan(sizes=(50, 50)).needs.server == 80e6  # surrogates take that on any lists
