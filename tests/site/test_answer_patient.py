@@ -549,7 +549,10 @@ def test_a_new_name_opens_no_new_budget(data, tmp_path, caplog):
                 renamed.site.preflight(request)
         assert not watched.read_by_now
     assert not (tmp_path / "state" / "north" / LEDGER).exists()
-    ask(make_client(without_cells(data), tmp_path / "elsewhere", site="north", data_site="site-1"), request)
+    ask(
+        make_client(without_cells(data), tmp_path / "elsewhere", site="north", data_site="site-1"),
+        request,
+    )
 
 
 def full_disk(*_):
