@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from logging import INFO, WARNING
 
 from flwr.app import Message, MessageType, RecordDict
-from flwr.common.logger import log
+from flwr.common import log
 from flwr.serverapp import Grid
 
 from dpfact_flower.collect import (

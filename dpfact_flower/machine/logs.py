@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
-from flwr.common.logger import LOGGER_NAME as FLOWER_LOGGER_NAME
-from flwr.common.logger import console_handler
+from dpfact_flower.errors import DPFactError
+from dpfact_flower.machine import flower
 
 OUR_LOGGER = "dpfact_flower"
 FORMAT = "DPFACT_LOG"
@@ -24,14 +24,24 @@ def use_flower_handler() -> None:
     In a file or a journal every line has its time and no colours; with ``DPFACT_LOG=json`` it is
     one JSON object.
     """
-    logger = logging.getLogger(OUR_LOGGER)
+    logger, console_handler = logging.getLogger(OUR_LOGGER), flower.console_handler
     logger.setLevel(logging.INFO)
+    logging.getLogger(flower.LOGGER_NAME).addFilter(in_one_line)
     if console_handler not in logger.handlers:
         logger.addHandler(console_handler)
     if os.environ.get(FORMAT) == "json":
         console_handler.format = as_json  # type: ignore[method-assign]
     elif not sys.stderr.isatty():
         console_handler.timestamps, console_handler.colored = True, False
+
+
+def in_one_line(record: logging.LogRecord) -> bool:
+    """Have Flower log an error of ours by its one line, which says all, without a traceback."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, DPFactError):
+        record.msg, record.args = f"{record.getMessage()}: {error}", ()
+        record.exc_info = record.exc_text = None
+    return True
 
 
 def as_json(record: logging.LogRecord) -> str:
@@ -48,7 +58,7 @@ def flower_quiet(quiet: bool = True) -> Iterator[None]:
 
     Flower's lines about metrics are empty: what is measured stays at the sites.
     """
-    loggers = [logging.getLogger(name) for name in (FLOWER_LOGGER_NAME, OUR_LOGGER)]
+    loggers = [logging.getLogger(name) for name in (flower.LOGGER_NAME, OUR_LOGGER)]
     before = [logger.level for logger in loggers]
     for logger in loggers if quiet else ():
         logger.setLevel(logging.WARNING)

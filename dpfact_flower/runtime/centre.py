@@ -24,6 +24,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from dpfact_flower.errors import StateError
+from dpfact_flower.machine import flower
 from dpfact_flower.machine.quiet import quietly
 
 _HELPER = "flower-superexec"[:15]
@@ -43,22 +44,23 @@ def centre(options: Sequence[str]) -> None:
 
     Raises
     ------
+    MissingDependencyError
+        If another Flower is installed.
     StateError
         If its database is damaged.
     """
+    flower.refuse_other_flower()
     refuse_damaged(options)
     os.environ.update(quietly(os.environ))  # before Flower is imported
     beside = str(Path(sys.executable).parent)
     os.environ["PATH"] = os.pathsep.join(filter(None, (beside, os.environ.get("PATH"))))
     wait_for_the_database()
-    from flwr.superlink.cli import flower_superlink  # noqa: PLC0415
-
     from dpfact_flower.machine.logs import use_flower_handler  # noqa: PLC0415
 
     use_flower_handler()
     sys.argv = ["flower-superlink", *options]
     signal.signal(signal.SIGCHLD, lambda *_: _end_without_helper())
-    flower_superlink()
+    flower.flower_superlink()
 
 
 def refuse_damaged(options: Sequence[str]) -> None:
@@ -90,8 +92,7 @@ def refuse_damaged(options: Sequence[str]) -> None:
 
 def wait_for_the_database() -> None:
     """Have the SuperLink wait for who writes to its database; before its parts are imported."""
-    from flwr.supercore import constant  # noqa: PLC0415
-
+    constant = flower.constant
     own = {**dict(constant.SQLITE_PRAGMAS), "busy_timeout": str(_BUSY_MILLISECONDS)}
     constant.SQLITE_PRAGMAS = tuple(own.items())  # type: ignore[assignment]
 

@@ -7,7 +7,7 @@ from logging import INFO
 from pathlib import Path
 from typing import NamedTuple
 
-from flwr.common.logger import log
+from flwr.common import log
 
 from dpfact_flower.data.site_data import COHORT, site_files
 from dpfact_flower.data.synthetic import preset, synthetic

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from dpfact_flower.machine.known import refuse_other_flower
+from dpfact_flower.machine import flower
 from dpfact_flower.machine.quiet import quietly
 
 if TYPE_CHECKING:
@@ -56,23 +56,20 @@ def connect(options: Sequence[str]) -> NoReturn:
     MissingDependencyError
         If another Flower is installed.
     """
-    refuse_other_flower()
+    flower.refuse_other_flower()
     os.environ.update(quietly(os.environ))  # before Flower is imported
-    from flwr.supernode import start_client_internal as node  # noqa: PLC0415
-    from flwr.supernode.cli import flower_supernode  # noqa: PLC0415
-    from flwr.supernode.fleet_http_client import FleetHttpClient  # noqa: PLC0415
-
     from dpfact_flower.machine.logs import use_flower_handler  # noqa: PLC0415
 
     use_flower_handler()
     sys.argv = ["flower-supernode", *options]
     threading.excepthook = _end_with
-    FleetHttpClient._send = _busy_for_failing(FleetHttpClient._send)  # type: ignore[method-assign]
+    client, node = flower.FleetHttpClient, flower.start_client_internal
+    client._send = _busy_for_failing(client._send)  # type: ignore[method-assign]
     push = getattr(node, _PUSH)
     setattr(node, _PUSH, lambda parts, **options: push(_while_they_come(parts), **options))
     code: int | str | None = _GAVE_UP
     try:
-        flower_supernode()  # which returns where it has given up
+        flower.flower_supernode()  # which returns where it has given up
         _logger.error("the SuperNode has given up its way to the SuperLink (its reason is above)")
     except SystemExit as end:
         code = end.code

@@ -24,7 +24,7 @@ from typing import Protocol
 from dpfact_flower.errors import MissingDependencyError, SettingsError
 from dpfact_flower.machine.access import user_id, user_name
 from dpfact_flower.machine.files import private_folder
-from dpfact_flower.machine.known import FLOWER, refuse_other_flower
+from dpfact_flower.machine.flower import refuse_other_flower
 from dpfact_flower.machine.listeners import listeners
 from dpfact_flower.machine.memory import leave_no_dump
 from dpfact_flower.machine.quiet import quietly, without_proxies
@@ -101,9 +101,7 @@ def _tasks(address: str, secret: bytes) -> _Claims:
         from dpfact_flower.machine.logs import use_flower_handler  # noqa: PLC0415
         from dpfact_flower.runtime.supernode import Tasks  # noqa: PLC0415
     except ImportError as error:
-        raise MissingDependencyError(
-            f"nothing was started: this Flower is not the {FLOWER} that is known ({error})"
-        ) from None
+        raise MissingDependencyError(f"nothing was started: {error}") from None
     use_flower_handler()
     return Tasks(address, secret)
 

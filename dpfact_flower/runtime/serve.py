@@ -15,7 +15,7 @@ from logging import INFO, WARNING
 from pathlib import Path
 
 from flwr.app import ArrayRecord
-from flwr.common.logger import log
+from flwr.common import log
 from flwr.serverapp import Grid
 
 from dpfact_flower.data.site_data import Cohort, SiteData

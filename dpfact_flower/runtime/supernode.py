@@ -1,10 +1,10 @@
-"""What a SuperNode says to the processes that do its work: all that we use of Flower's inside.
+"""What a SuperNode says to the processes that do its work.
 
 Flower has no public way to answer a SuperNode with anything but the app that the SuperLink sent, so
-this speaks the SuperNode's Runtime API as Flower 1.41's `flower-superexec` and `flwr-clientapp` do,
+this speaks the SuperNode's Runtime API as Flower's own `flower-superexec` and `flwr-clientapp` do,
 with their own parts. It never takes an app out of a message: nothing here, or in what calls it,
-unpacks, installs or imports one. `dpfact_flower.runtime.executor` refuses any other Flower before
-this is imported.
+unpacks, installs or imports one. `dpfact_flower.runtime.executor` refuses a Flower that is not
+known from inside (`dpfact_flower.machine.flower`) before this is imported.
 """
 
 from __future__ import annotations
@@ -18,40 +18,37 @@ from typing import Any
 
 import httpx
 from flwr.app import Context, Message
-from flwr.common.constant import SubStatus
-from flwr.common.serde import context_from_proto, message_from_proto, message_to_proto
-from flwr.proto.message_pb2 import Message as ProtoMessage
-from flwr.proto.node_pb2 import Node
-from flwr.proto.runtime_pb2 import (
-    AcquireTaskRequest,
-    PullAppMessagesRequest,
-    PullTaskInputRequest,
-    PushTaskOutputRequest,
-    SendTaskHeartbeatRequest,
-)
-from flwr.supercore.constant import TaskType
-from flwr.supercore.heartbeat import HeartbeatSender
-from flwr.supercore.inflatable.inflatable_protobuf_utils import (
-    make_confirm_message_received_fn_protobuf,
-    make_pull_object_fn_protobuf,
-)
-from flwr.supercore.inflatable.inflatable_utils import (
-    ObjectPullError,
-    ObjectUnavailableError,
-    pull_and_inflate_object_from_tree,
-)
-from flwr.supercore.interceptors import (
-    RuntimeTokenHttpInterceptor,
-    RuntimeVersionHttpInterceptor,
-    SuperExecAuthHttpInterceptor,
-)
-from flwr.supercore.protobuf.client import ProtobufRequestContext
-from flwr.supercore.retry import RetryInvoker, make_simple_http_retry_invoker
-from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.supernode.runtime.run_clientapp import push_message
 
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.machine.access import user_name
+from dpfact_flower.machine.flower import (
+    AcquireTaskRequest,
+    HeartbeatSender,
+    Node,
+    ObjectPullError,
+    ObjectUnavailableError,
+    ProtobufRequestContext,
+    PullAppMessagesRequest,
+    PullTaskInputRequest,
+    PushTaskOutputRequest,
+    RetryInvoker,
+    RuntimeHttpClient,
+    RuntimeTokenHttpInterceptor,
+    RuntimeVersionHttpInterceptor,
+    SendTaskHeartbeatRequest,
+    SubStatus,
+    SuperExecAuthHttpInterceptor,
+    TaskType,
+    context_from_proto,
+    make_confirm_message_received_fn_protobuf,
+    make_pull_object_fn_protobuf,
+    make_simple_http_retry_invoker,
+    message_from_proto,
+    message_to_proto,
+    pull_and_inflate_object_from_tree,
+    push_message,
+)
+from dpfact_flower.machine.flower import Message as ProtoMessage
 from dpfact_flower.machine.listeners import Listener, listeners
 
 _logger = logging.getLogger(__name__)

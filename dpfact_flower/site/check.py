@@ -27,13 +27,13 @@ from dpfact_flower.machine.access import (
     user_id,
     user_name,
 )
-from dpfact_flower.machine.known import FLOWER, other_flower
+from dpfact_flower.machine.flower import KNOWN, other_flower
 from dpfact_flower.machine.listeners import listeners
 from dpfact_flower.machine.processes import Process, processes
 from dpfact_flower.machine.quiet import QUIET
 from dpfact_flower.privacy.ledger import LEDGER, Ledger
 from dpfact_flower.settings import SiteSettings
-from dpfact_flower.site.admission import check_choices
+from dpfact_flower.site.admission import check_choices, check_data_site
 from dpfact_flower.site.centre import centre_faults
 from dpfact_flower.site.config import read_node_config
 from dpfact_flower.site.looks import check_looks
@@ -165,7 +165,7 @@ def _complete(place: Place) -> list[str]:
 
 
 def _opens(place: Place) -> list[str]:
-    open_site(place.data)
+    check_data_site(open_site(place.data).name, place.settings)
     return []
 
 
@@ -389,9 +389,9 @@ def _denied(pid: int) -> bool:
 
 
 CHECKS: tuple[tuple[str, Callable[[Place], list[str]]], ...] = (
-    (f"Flower {FLOWER} is installed", _flower),
+    (f"Flower {' or '.join(KNOWN)} is installed", _flower),
     ("the settings are complete", _complete),
-    ("the data file opens", _opens),
+    ("the data file opens, and is this site's", _opens),
     ("the key and the data belong to two users", _two_users),
     ("the data is its owner's alone", _data),
     ("the key is its owner's alone", _key),

@@ -15,7 +15,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from numpy.typing import NDArray
 
 from dpfact_flower.errors import MessageError
-from dpfact_flower.machine import npy
+from dpfact_flower.machine import flower, npy
 from dpfact_flower.settings import Scalar
 from dpfact_flower.wire.protocol import SPEAKERS
 
@@ -112,8 +112,6 @@ def serialised_bytes(*messages: Message) -> int:
     """
     # To serialise an object, Flower names its children by their hashes, and makes each of these
     # again at every level. This is Flower's own way to have each made once (see its test).
-    from flwr.supercore.inflatable import inflatable_object  # noqa: PLC0415
-
     known: dict[int, int] = {}
 
     def below(node: Any) -> int:
@@ -125,5 +123,5 @@ def serialised_bytes(*messages: Message) -> int:
             known[key] = below(message) if key else 0
         return known[key]
 
-    with inflatable_object.no_object_id_recompute():
+    with flower.no_object_id_recompute():
         return sum(len(message.deflate()) + content(message) for message in messages)

@@ -8,7 +8,8 @@ import sys
 import pytest
 from flwr.common.logger import ConsoleHandler
 
-from dpfact_flower.machine import logs
+from dpfact_flower.errors import QuorumError
+from dpfact_flower.machine import flower, logs
 
 
 @pytest.fixture
@@ -17,7 +18,7 @@ def line(monkeypatch):
 
     def made(*, terminal: bool, form: str = "") -> str:
         handler = ConsoleHandler()
-        monkeypatch.setattr(logs, "console_handler", handler)
+        monkeypatch.setattr(flower, "console_handler", handler)
         monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
         monkeypatch.setenv(logs.FORMAT, form)
         logger = logging.getLogger("dpfact_flower")
@@ -46,3 +47,21 @@ def test_json_is_one_object_a_line(line, terminal):
     assert found == {
         "level": "WARNING", "logger": "dpfact_flower.site", "message": "late by 3 s",
     }  # fmt: skip
+
+
+def test_an_error_of_ours_is_one_line_where_flower_logs_it_and_others_keep_their_traceback(caplog):
+    """Its ServerApp ends with twenty lines before the one that says what to do."""
+    logs.use_flower_handler()
+    theirs = logging.getLogger(flower.LOGGER_NAME)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(theirs, "propagate", True)
+        for error in (QuorumError("nobody paid: mend site-2"), ValueError("x")):
+            try:
+                raise error
+            except Exception as raised:
+                theirs.error("%s raised an exception", "ServerApp", exc_info=raised)
+    ours, other = caplog.records
+    assert ours.getMessage() == "ServerApp raised an exception: nobody paid: mend site-2"
+    assert ours.exc_info is None
+    assert other.getMessage() == "ServerApp raised an exception"
+    assert other.exc_info is not None

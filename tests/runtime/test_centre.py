@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from dpfact_flower.errors import MissingDependencyError
+from dpfact_flower.machine import flower
+from dpfact_flower.runtime import centre
 from dpfact_flower.runtime.centre import refuse_damaged
 from dpfact_flower.runtime.connection import quiet_environment, tool
 from dpfact_flower.runtime.keeper import kept
@@ -104,3 +107,10 @@ def test_a_superlink_that_is_ended_ends_its_helper(tmp_path):
         process.terminate()
         process.wait(PATIENCE)
         assert not Path(f"/proc/{helper}").exists()
+
+
+def test_with_another_flower_no_superlink_is_started(monkeypatch):
+    monkeypatch.setattr(flower, "version", lambda name: "1.43.0")
+    monkeypatch.setattr(centre, "wait_for_the_database", None)
+    with pytest.raises(MissingDependencyError, match=r"nothing was started: Flower 1\.43\.0"):
+        centre.centre([])

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from dpfact_flower.errors import MissingDependencyError, SettingsError
-from dpfact_flower.machine import known
+from dpfact_flower.machine import flower
 from dpfact_flower.runtime import executor
 
 WHOLE = 'site = "north"\ndata-path = "/d/n.npz"\nstate-dir = "{}/state"\n'
@@ -59,9 +59,9 @@ def unchanged():
     os.umask(mask)
 
 
-@pytest.mark.parametrize("version", ["1.40.2", "1.42.0", "2.0.0"])
+@pytest.mark.parametrize("version", ["1.40.2", "1.43.0", "2.0.0"])
 def test_with_another_flower_nothing_is_started(config, secret, tmp_path, monkeypatch, version):
-    monkeypatch.setattr(known, "version", lambda name: version)
+    monkeypatch.setattr(flower, "version", lambda name: version)
     monkeypatch.setattr(executor, "_serve", None)
     with pytest.raises(MissingDependencyError, match=rf"nothing was started: Flower {version}"):
         executor.execute(config, secret, 1)

@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dpfact_flower import cli
-from dpfact_flower.machine import known
+from dpfact_flower.machine import flower
 from dpfact_flower.machine.access import user_name
 from dpfact_flower.machine.listeners import Listener
 from dpfact_flower.machine.processes import Process
@@ -47,7 +47,7 @@ def place(cohort, tmp_path, monkeypatch):
         folder.mkdir(mode=0o700)
     for path in (node / "north", node / "secret", site / "secret"):
         path.touch(mode=0o600)
-    cohort.sites[0].save(site / "north.npz")
+    dataclasses.replace(cohort.sites[0], name="north").save(site / "north.npz")
     (site / "north.npz").chmod(0o600)
     (site / "north.toml").write_text(
         f'data-path = "{site}/north.npz"\nstate-dir = "{site}/state"\nsite = "north"\n'
@@ -215,7 +215,7 @@ def test_networks_are_those_that_the_system_has():
     assert check._interfaces(os.getpid()) == {name for _, name in socket.if_nameindex()}
 
 
-@pytest.mark.parametrize("version", ["1.40.0", "1.42.0", "2.0", "1.410.0", None])
+@pytest.mark.parametrize("version", ["1.40.0", "1.43.0", "2.0", "1.410.0", None])
 def test_another_flower_is_found(place, monkeypatch, version):
     def installed(name):
         if version is None:
@@ -223,8 +223,9 @@ def test_another_flower_is_found(place, monkeypatch, version):
         return version
 
     folder, _ = place
-    monkeypatch.setattr(known, "version", installed)
-    assert "pip install 'flwr==1.41.*'" in faults(folder)["Flower 1.41 is installed"][0]
+    monkeypatch.setattr(flower, "version", installed)
+    found = faults(folder)["Flower 1.41 or 1.42 is installed"][0]
+    assert "pip install 'flwr>=1.41,<1.43'" in found
 
 
 def test_an_installation_and_machine_code_that_others_can_change_are_found(place, monkeypatch):
@@ -291,7 +292,7 @@ def test_settings_data_ledger_and_failures_are_looked_at_before_a_run_needs_them
     assert "max-epsilon" in faults(folder)["the settings are complete"][0]
     config.write_text(text)
     (folder / "site" / "north.npz").write_bytes(b"")
-    assert faults(folder).keys() == {"the data file opens"}
+    assert faults(folder).keys() == {"the data file opens, and is this site's"}
 
 
 def test_the_disk_must_have_what_the_largest_run_may_leave(place, monkeypatch):
