@@ -19,20 +19,20 @@ def export(
     run: Annotated[Path, typer.Argument(metavar="RUN")],
     phenotypes: Annotated[
         Path | None,
-        typer.Option(help="CSV to write: phenotype, mode, code, description, share, lift. Public."),
+        typer.Option(help="CSV to write: phenotype, title, mode, code, share, lift. Public."),
     ] = None,
     top: Annotated[
         int | None, typer.Option(help="So many codes a phenotype and mode (default: all).", min=1)
     ] = None,
     patients: Annotated[
         Path | None,
-        typer.Option(help="CSV to write: a row a patient of --data, a score a phenotype."),
+        typer.Option(help="CSV to write: a row a patient of --data, what they have, all scores."),
     ] = None,
     data: Annotated[
         Path | None, typer.Option(help="A site's .npz file, of the run or of new patients.")
     ] = None,
 ) -> None:
-    """Write phenotypes, or a site's patients' scores, as CSV.
+    """Write phenotypes, or which patients of a site have them, as CSV.
 
     RUN is the run's folder. --phenotypes is as public as the model. --patients fits each patient of
     --data to the phenotypes, at the hospital and for the hospital: no privacy guarantee covers the
@@ -40,12 +40,14 @@ def export(
     and config.toml for it, and nothing else.
     """
     from dpfact_flower.data.site_data import load_site
+    from dpfact_flower.evaluation.cards import titles
     from dpfact_flower.evaluation.export import (
         memberships,
         phenotype_rows,
         write_memberships,
         write_phenotype_table,
     )
+    from dpfact_flower.evaluation.model import GlobalModel
 
     if phenotypes is None and patients is None:
         raise SettingsError("export: say what to write: --phenotypes FILE, --patients FILE or both")
@@ -53,16 +55,18 @@ def export(
         raise SettingsError("export: --patients FILE and --data SITE.npz belong together")
     if phenotypes is not None:
         rows = phenotype_rows(run, top=top)
-        write_phenotype_table(phenotypes, rows)
+        write_phenotype_table(phenotypes, rows, titles(run, GlobalModel.read(run).names))
         _say(f"{phenotypes}: {len(rows):,} rows of codes, public as the model is")
     if patients is not None and data is not None:
         found = memberships(run, load_site(data))
         write_memberships(patients, found)
+        some = int(found.has.any(axis=1).sum())
         _say(
-            f"{patients}: {len(found.patients):,} patients, of whom {found.without:,} have none of "
-            f"the model's codes (all scores 0); {found.missing:,} codes of the model are not in "
-            "this site's lists"
+            f"{patients}: {len(found.patients):,} patients; {some:,} have at least one phenotype, "
+            f"{len(found.patients) - some:,} have none; {found.without:,} of these have no cell "
+            "with the model's codes"
         )
+        _say(f"{found.missing:,} codes of the model are not in this site's lists.")
         _say("This file is about single patients and no guarantee covers it: keep it here.")
 
 

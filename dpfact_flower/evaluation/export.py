@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.errors import DataError
-from dpfact_flower.evaluation.model import PATIENT, CodeRow, GlobalModel, Memberships
+from dpfact_flower.evaluation.model import HAS, PATIENT, CodeRow, GlobalModel, Memberships
 from dpfact_flower.machine.files import replacing
 
 if TYPE_CHECKING:
@@ -39,19 +41,22 @@ def memberships(folder: Path, site: SiteData) -> Memberships:
     return GlobalModel.read(folder).memberships(site)
 
 
-def write_phenotype_table(path: Path, rows: Iterable[CodeRow]) -> None:
-    """Write phenotypes as a CSV file."""
-    _write(path, _columns(), ([getattr(row, name) for name in _columns()] for row in rows))
+def write_phenotype_table(path: Path, rows: Iterable[CodeRow], titles: Mapping[int, str]) -> None:
+    """Write phenotypes as a CSV file, with their titles by number."""
+    number, *others = (field.name for field in fields(CodeRow))
+    _write(
+        path,
+        (number, "title", *others),
+        ((row.phenotype, titles[row.phenotype], *(getattr(row, name) for name in others))
+         for row in rows),
+    )  # fmt: skip
 
 
 def write_memberships(path: Path, found: Memberships) -> None:
-    """Write memberships as a CSV file that its owner alone can read."""
-    rows = ((name, *row) for name, row in zip(found.patients, found.scores.tolist(), strict=True))
-    _write(path, (PATIENT, *found.names), rows)
-
-
-def _columns() -> tuple[str, ...]:
-    return tuple(field.name for field in fields(CodeRow))
+    """Write who has which phenotypes as a CSV file that its owner alone can read."""
+    numbers = (";".join(str(r + 1) for r in np.flatnonzero(row)) for row in found.has)
+    columns = zip(found.patients, numbers, found.scores.tolist(), strict=True)
+    _write(path, (PATIENT, HAS, *found.names), ((name, has, *row) for name, has, row in columns))
 
 
 def _write(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 PATIENT = "patient"
 """Heading of the patients' identifiers in tables of memberships."""
+HAS = "has"
+"""Heading of the phenotypes that a patient has, in those tables."""
 _SHOWN_CODES = 3
 
 
@@ -149,7 +151,7 @@ class GlobalModel:
     def headings(self) -> tuple[str, ...]:
         """A name for each phenotype, each once: two of one name get their numbers."""
         numbered = {r: self.names.get(r, f"phenotype_{r}") for r in range(1, self.rank + 1)}
-        taken = Counter([PATIENT, *numbered.values()])
+        taken = Counter([PATIENT, HAS, *numbered.values()])
         return tuple(name if taken[name] == 1 else f"{name} ({r})" for r, name in numbered.items())
 
     def rows(self, *, top: int | None = None) -> tuple[CodeRow, ...]:

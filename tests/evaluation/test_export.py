@@ -3,6 +3,7 @@
 import csv
 import os
 import stat
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from dpfact_flower import cli
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.evaluation.cards import titles
 from dpfact_flower.evaluation.export import (
     memberships,
     phenotype_frame,
@@ -128,14 +130,38 @@ def test_names_stand_in_both_tables_and_the_report(unnamed, cohort, tmp_path):
     with public.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     assert {row["name"] for row in rows if row["phenotype"] == "2"} == {name}
+    shown = titles(unnamed, {2: name})
+    assert [row["title"] for row in rows] == [shown[int(row["phenotype"])] for row in rows]
+    assert shown[1] != shown[2] == name
     with own.open(encoding="utf-8", newline="") as file:
         header, *patients = csv.reader(file)
-    assert header == ["patient", "phenotype_1", name, "phenotype_3"]
+    assert header == ["patient", "has", "phenotype_1", name, "phenotype_3"]
     expected = memberships(unnamed, cohort.sites[0]).scores
     np.testing.assert_allclose(
-        [[float(x) for x in row[1:]] for row in patients], expected, rtol=1e-5
+        [[float(x) for x in row[2:]] for row in patients], expected, rtol=1e-5
     )
     assert stat.S_IMODE(os.stat(own).st_mode) == 0o600
+
+
+def test_who_has_what_stands_beside_the_patient_and_is_counted(run, cohort, tmp_path):
+    """Among them a patient without a cell, who has nothing."""
+    site, own, data = cohort.sites[0], tmp_path / "m.csv", tmp_path / "s.npz"
+    wide = (site.tensor.n_patients + 1, *site.tensor.feature_shape)
+    tensor = SparseTensor.from_coo(site.tensor.indices, site.tensor.values, wide)
+    replace(site, tensor=tensor).save(data)
+    done = CliRunner().invoke(
+        cli.app, ["export", str(run), "--patients", str(own), "--data", str(data)]
+    )
+    with own.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    found = [
+        [str(r) for r in range(1, RANK + 1) if float(row[f"phenotype_{r}"]) > 0.15] for row in rows
+    ]
+    assert [row["has"] for row in rows] == [";".join(own) for own in found]
+    assert {len(own) for own in found} >= {0, 1, 2}
+    some = sum(map(bool, found))
+    assert f"41 patients; {some} have at least one phenotype, {41 - some} have none; 1 of these " \
+        "have no cell with" in done.output  # fmt: skip
 
 
 def test_no_two_columns_have_one_name(unnamed, cohort):
@@ -143,6 +169,8 @@ def test_no_two_columns_have_one_name(unnamed, cohort):
         write_name(unnamed, number, name, RANK)
     found = memberships(unnamed, cohort.sites[0])
     assert found.names == ("süd (1)", "süd (2)", "patient (3)")
+    write_name(unnamed, 1, "has", RANK)
+    assert memberships(unnamed, cohort.sites[0]).names[0] == "has (1)"
 
 
 def test_frames_hold_the_same(run, cohort):
