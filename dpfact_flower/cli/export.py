@@ -1,4 +1,4 @@
-"""`dpfact export`, `label`: a run's results as tables, and names for its phenotypes."""
+"""`dpfact export`, `label`, `review`: a run's results as tables, and what people make of them."""
 
 from __future__ import annotations
 
@@ -81,11 +81,89 @@ def label(
     away. Names lie in names.toml in the run's folder.
     """
     from dpfact_flower.evaluation.names import write_name
-    from dpfact_flower.evaluation.report import write_report
-    from dpfact_flower.evaluation.run_folder import REPORT, read_model
+    from dpfact_flower.evaluation.run_folder import read_model
 
     factors, _ = read_model(run)
     write_name(run, phenotype, name, factors[0].shape[1])
+    _write_report_again(run)
+
+
+def review(
+    run: Annotated[Path, typer.Argument(metavar="RUN")],
+    data: Annotated[Path | None, typer.Option(help="A site's .npz file: whose charts.")] = None,
+    phenotype: Annotated[int | None, typer.Option(help="Number of the phenotype.")] = None,
+    patients: Annotated[
+        int,
+        typer.Option(help="Half with the highest scores, half near the threshold; 4 or more."),
+    ] = 20,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", metavar="STEM", show_default="review-PHENOTYPE",
+            help="Files to write: STEM.csv, STEM.html, STEM.key.json.",
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Of the patients' order (default: none).", min=0)
+    ] = None,
+    read: Annotated[
+        Path | None, typer.Option(help="A sheet that is filled in: count it, note its decision.")
+    ] = None,
+) -> None:  # fmt: skip
+    """Check a phenotype against patients' charts, at the hospital: make a sheet, and read it back.
+
+    --data and --phenotype write a sheet for a clinician to fill in, STEM.csv, and a page that says
+    how, STEM.html. The order is random, and scores lie apart in STEM.key.json. All three are about
+    single patients and no privacy guarantee covers them: keep them at the hospital.
+
+    --read STEM.csv counts the verdicts. Once the sheet has a decision, RUN gets it in names.toml,
+    with rounded shares from ten charts on; the report is written again.
+    """
+    if read is not None and (data, phenotype, out, seed) == (None,) * 4:
+        _read_review(run, read)
+    elif read is None and data is not None and phenotype is not None:
+        from dpfact_flower.data.site_data import load_site
+        from dpfact_flower.evaluation.review import write_sheet
+
+        stem = out or Path(f"review-{phenotype}")
+        sheet = write_sheet(run, load_site(data), phenotype, stem, patients=patients, seed=seed)
+        _say(f"{sheet}: {patients} patients; open {sheet.with_suffix('.html')} and begin there")
+        _say(f"{sheet.with_suffix('.key.json')}: the scores; keep it, unread, beside the sheet")
+        _say("These files are about single patients and no guarantee covers them: keep them here.")
+    else:
+        raise SettingsError(
+            "review: make a sheet with --data SITE.npz --phenotype N, or read one with --read FILE"
+        )
+
+
+def _read_review(run: Path, sheet: Path) -> None:
+    from dpfact_flower.evaluation.review import LEAST_CHARTS, Tally, apply_verdicts, read_sheet
+
+    def counted(tally: Tally) -> str:
+        text = f"{tally.counts['yes']} of {tally.charts} charts confirmed"
+        unsure = f"; {tally.counts['unsure']} unsure" if tally.counts["unsure"] else ""
+        if tally.charts < LEAST_CHARTS:
+            return f"{text}{unsure}; too few for a share (needs {LEAST_CHARTS})"
+        low, high = tally.interval
+        share = tally.counts["yes"] / tally.charts
+        return f"{text}{unsure}: {share:.0%} (95 % interval {low:.0%} to {high:.0%})"
+
+    found = read_sheet(run, sheet)
+    _say(f"phenotype {found.phenotype}, highest scores: {counted(found.highest)}")
+    _say(f"phenotype {found.phenotype}, near the threshold: {counted(found.near)}")
+    if not found.decision:
+        _say(f"No decision yet: write keep, drop or name in the last line of {sheet}.")
+        return
+    apply_verdicts(run, found)
+    _say(f"{found.decision}: noted in {run / 'names.toml'}, with shares of ten charts or more")
+    _say("These shares come from patients and no guarantee covers them.")
+    _write_report_again(run)
+
+
+def _write_report_again(run: Path) -> None:
+    from dpfact_flower.evaluation.report import write_report
+    from dpfact_flower.evaluation.run_folder import REPORT
+
     if (run / REPORT).exists():
         _say(f"report: {write_report(run)}")
 

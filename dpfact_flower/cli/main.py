@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import Annotated
 
@@ -14,7 +15,7 @@ from rich.table import Table
 from dpfact_flower.cli.audit import audit
 from dpfact_flower.cli.data import data_app
 from dpfact_flower.cli.deployment import status, submit, superlink
-from dpfact_flower.cli.export import export, label
+from dpfact_flower.cli.export import export, label, review
 from dpfact_flower.cli.init import init
 from dpfact_flower.cli.ledger import ledger_app
 from dpfact_flower.cli.options import (
@@ -59,12 +60,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 _RUNS, _RESULTS, _BEFORE, _PRIVACY = "Runs", "Results", "Before a run", "Privacy"
-for panel, commands in {
+_PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     _RUNS: (demo, run, simulate, submit, status),
-    _RESULTS: (report, compare, export, label),
+    _RESULTS: (report, compare, export, label, review),
     _BEFORE: (plan, init),
     _PRIVACY: (budget, audit),
-}.items():
+}
+for panel, commands in _PANELS.items():
     for command in commands:
         app.command(rich_help_panel=panel)(command)
 app.command(context_settings=PASSED_ON, add_help_option=False, rich_help_panel=_RUNS)(superlink)

@@ -25,6 +25,9 @@ from dpfact_flower.machine.files import replacing
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+CHART_COLUMNS = ("chart", "patient", "verdict", "comment")
+"""Of a chart review's sheet."""
+
 
 def phenotype_rows(folder: Path, *, top: int | None = None) -> tuple[CodeRow, ...]:
     """Every phenotype of a finished run, code by code; see `GlobalModel.rows`."""
@@ -57,6 +60,11 @@ def write_memberships(path: Path, found: Memberships) -> None:
     numbers = (";".join(str(r + 1) for r in np.flatnonzero(row)) for row in found.has)
     columns = zip(found.patients, numbers, found.scores.tolist(), strict=True)
     _write(path, (PATIENT, HAS, *found.names), ((name, has, *row) for name, has, row in columns))
+
+
+def write_charts(path: Path, rows: Iterable[Sequence[str]]) -> None:
+    """Write a chart review's sheet as a CSV file that its owner alone can read."""
+    _write(path, CHART_COLUMNS, rows)
 
 
 def _write(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

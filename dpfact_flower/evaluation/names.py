@@ -1,18 +1,45 @@
-"""Names that people give to a run's phenotypes: ``names.toml`` in its folder."""
+"""What people say of a run's phenotypes, names and verdicts: ``names.toml`` in its folder."""
 
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 import tomli_w
 
 from dpfact_flower.errors import DataError
+from dpfact_flower.evaluation.typed import typed
 from dpfact_flower.machine.files import replacing
 
 NAMES = "names.toml"
 _LONGEST = 120
-_TABLE = "phenotypes"
+_NAMED, _REVIEWED = "phenotypes", "reviewed"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Review:
+    """What a chart review said of a phenotype; see `dpfact_flower.evaluation.review`.
+
+    Attributes
+    ----------
+    verdict : str
+        ``keep`` or ``drop``.
+    confirmed, near_confirmed : float or None
+        Share of charts that have the phenotype, in tenths: of patients with the highest scores, and
+        of those near the threshold. None below ten charts.
+    charts, near_charts : int or None
+        How many charts that is.
+    """
+
+    verdict: Literal["keep", "drop"]
+    confirmed: float | None = None
+    charts: int | None = None
+    near_confirmed: float | None = None
+    near_charts: int | None = None
 
 
 def read_names(folder: Path, rank: int) -> dict[int, str]:
@@ -25,19 +52,18 @@ def read_names(folder: Path, rank: int) -> dict[int, str]:
     DataError
         If it is not readable as TOML, or names what the model does not have.
     """
-    path = folder / NAMES
-    try:
-        found = tomllib.loads(path.read_text(encoding="utf-8")).get(_TABLE, {})
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError):
-        raise DataError(f"{path}: not readable as TOML") from None
-    if not isinstance(found, dict):
-        raise DataError(f'{path}: need a table [{_TABLE}] of lines such as 3 = "renal"')
-    try:
-        return {_number(key, rank): _name(value) for key, value in found.items()}
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from None
+    return _read(folder, _NAMED, rank, _name)
+
+
+def read_reviews(folder: Path, rank: int) -> dict[int, Review]:
+    """Chart reviews by phenotype; none where nobody reviewed any.
+
+    Raises
+    ------
+    DataError
+        As `read_names`.
+    """
+    return _read(folder, _REVIEWED, rank, lambda value: typed(Review, value))
 
 
 def write_name(folder: Path, number: int, name: str, rank: int) -> None:
@@ -52,9 +78,43 @@ def write_name(folder: Path, number: int, name: str, rank: int) -> None:
     names.pop(_number(str(number), rank), None)
     if name.strip():
         names[number] = _name(name)
-    table = {str(key): names[key] for key in sorted(names)}
+    _write(folder, names, read_reviews(folder, rank))
+
+
+def write_review(folder: Path, number: int, review: Review, rank: int) -> None:
+    """Note what a chart review said of a phenotype, in the place of an earlier one."""
+    _write(folder, read_names(folder, rank), read_reviews(folder, rank) | {number: review})
+
+
+def _read(folder: Path, title: str, rank: int, parse: Callable[[Any], T]) -> dict[int, T]:
+    """One table of the file, by phenotype."""
+    path = folder / NAMES
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8")).get(title, {})
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError):
+        raise DataError(f"{path}: not readable as TOML") from None
+    if not isinstance(found, dict):
+        raise DataError(f"{path}: need a table [{title}] with phenotypes' numbers as its keys")
+    try:
+        return {_number(key, rank): parse(value) for key, value in found.items()}
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
+
+
+def _write(folder: Path, names: Mapping[int, str], reviews: Mapping[int, Review]) -> None:
+    said = {
+        number: {key: value for key, value in asdict(review).items() if value is not None}
+        for number, review in reviews.items()
+    }
+    tables: dict[str, Mapping[int, Any]] = {_NAMED: names, _REVIEWED: said}
+    text = {
+        title: {str(number): table[number] for number in sorted(table)}
+        for title, table in tables.items()
+    }
     with replacing(folder / NAMES) as file:
-        file.write(tomli_w.dumps({_TABLE: table}).encode())
+        file.write(tomli_w.dumps(text).encode())
 
 
 def _number(key: str, rank: int) -> int:

@@ -1,0 +1,365 @@
+"""A chart review: whether a site's patients have what a phenotype describes.
+
+Made at a hospital, for that hospital. The sheet (CSV) and its page (HTML) name single patients in a
+random order and show neither scores nor groups; these lie in a key beside them. No privacy
+guarantee covers any of the three. A run's folder gets the decision and rounded shares alone.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfact_flower.data.site_data import SiteData
+from dpfact_flower.data.vocabulary import Vocabulary
+from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.evaluation.cards import titles
+from dpfact_flower.evaluation.export import CHART_COLUMNS, write_charts
+from dpfact_flower.evaluation.membership import has_phenotype, leading_codes
+from dpfact_flower.evaluation.model import GlobalModel
+from dpfact_flower.evaluation.names import Review, write_name, write_review
+from dpfact_flower.evaluation.page import check_libraries, render
+from dpfact_flower.evaluation.run_folder import MODEL, read_json, write_json
+from dpfact_flower.evaluation.typed import typed
+from dpfact_flower.machine.files import replacing
+
+LEAST_CHARTS = 10
+"""From so many charts on a share is told outside the site."""
+LEAST_PATIENTS = 4
+VERDICTS = {"yes", "no", "unsure"}
+DECISIONS = {"keep", "drop", "name"}
+WHOLE = "phenotype"
+"""What stands in place of a chart's number in the line that decides about the phenotype."""
+NOTE, ABOUT = "note", "About single patients: keep this at the hospital. No guarantee covers it."
+_FIRST = 8
+"""So many codes of a mode are shown before the others unfold."""
+_PARTS = (".csv", ".html", ".key.json")
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A patient of a sheet, with what the sheet does not show."""
+
+    patient: str
+    score: float
+    near: bool
+
+
+@dataclass(frozen=True)
+class Key:
+    """What a sheet does not show: the model it was made from, and every patient's score."""
+
+    model: str
+    phenotype: int
+    charts: tuple[Chart, ...]
+    note: str = ABOUT
+
+
+@dataclass
+class Tally:
+    """Verdicts on one group of charts; `unsure` is not confirmed."""
+
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(VERDICTS, 0))
+
+    @property
+    def charts(self) -> int:
+        """Charts with a verdict."""
+        return sum(self.counts.values())
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Wilson's 95 % interval of the share that is confirmed."""
+        from scipy.stats import binomtest  # noqa: PLC0415 - slow to import
+
+        test = binomtest(self.counts["yes"], self.charts)
+        low, high = test.proportion_ci(method="wilson")
+        return float(low), float(high)
+
+    @property
+    def told(self) -> tuple[float, int] | tuple[None, None]:
+        """Share confirmed in tenths and number of charts, from ten charts on."""
+        if self.charts < LEAST_CHARTS:
+            return None, None
+        return round(self.counts["yes"] / self.charts, 1), self.charts
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """What a sheet says once it is filled in.
+
+    Attributes
+    ----------
+    phenotype : int
+    highest, near : Tally
+        Patients with the highest scores, and near the threshold.
+    decision : str
+        A word of `DECISIONS`, or empty.
+    name : str
+        With the decision ``name``.
+    """
+
+    phenotype: int
+    highest: Tally
+    near: Tally
+    decision: str
+    name: str
+
+
+def write_sheet(
+    folder: Path,
+    site: SiteData,
+    number: int,
+    out: Path,
+    *,
+    patients: int = 20,
+    seed: int | None = None,
+) -> Path:
+    """Write ``OUT.csv`` to fill in, ``OUT.html`` to read and ``OUT.key.json``, for their owner.
+
+    Parameters
+    ----------
+    folder : Path
+        Of a finished run.
+    site : SiteData
+    number : int
+        The phenotype's.
+    out : Path
+        The three files' path without its ending; outside `folder`, which others may read.
+    patients : int
+        Half of them have the highest scores, the others are nearest to the threshold on both sides.
+    seed : int, optional
+        Of the order.
+
+    Returns
+    -------
+    Path
+        ``OUT.csv``.
+
+    Raises
+    ------
+    SettingsError
+        If there is no such phenotype, or `out` cannot be written to.
+    DataError
+        If the site has too few patients with the phenotype, or near it.
+    MissingDependencyError
+        If matplotlib or Jinja2 is not installed.
+    """
+    check_libraries()
+    sheet, page, key = (out.with_name(out.name + part) for part in _PARTS)
+    _check_place(folder, (sheet, page, key))
+    model = GlobalModel.read(folder)
+    if not 1 <= number <= model.rank:
+        raise SettingsError(f"--phenotype: must be 1 to {model.rank}, got {number}")
+    if patients < LEAST_PATIENTS:
+        raise SettingsError(f"--patients: must be {LEAST_PATIENTS} or more, got {patients}")
+    found = model.memberships(site)
+    scores = np.abs(found.scores[:, number - 1])
+    rows, near = _chosen(scores, patients, np.random.default_rng(seed))
+    names = [found.patients[row] for row in rows]
+    charts = tuple(map(Chart, names, np.round(scores[rows], 4).tolist(), near))
+    title = titles(folder, model.names)[number]
+    content = {
+        "number": number,
+        "title": title,
+        "sheet": sheet.name,
+        "run": folder,
+        "whole": WHOLE,
+        "first": _FIRST,
+        "codes_of": _leading(model, number),
+        "charts": [(name, _record(site, row)) for name, row in zip(names, rows, strict=True)],
+    }
+    write_json(key, asdict(Key(_digest(folder), number, charts)))
+    with replacing(page) as file:
+        file.write(render("review.html.j2", content))
+    lines = [(str(chart), name, "", "") for chart, name in enumerate(names, start=1)]
+    write_charts(sheet, [(NOTE, ABOUT, "", ""), *lines, (WHOLE, title, "", "")])
+    return sheet
+
+
+def read_sheet(folder: Path, sheet: Path) -> Verdicts:
+    """Count a sheet's verdicts, with the key beside it.
+
+    Raises
+    ------
+    DataError
+        If it is no such sheet, was made from another run, or a line of it cannot be used; verdicts
+        and identifiers are not quoted.
+    """
+    key = _read_key(folder, sheet)
+    found = Verdicts(key.phenotype, Tally(), Tally(), "", "")
+    seen: set[str] = set()
+    for line, row in _lines(sheet):
+        where, verdict = f"{sheet}, line {line}", row["verdict"].lower()
+        if row["chart"] in seen:
+            raise DataError(f"{where}: this chart stands twice; keep one of the two lines")
+        seen.add(row["chart"])
+        if row["chart"] == WHOLE:
+            _check_word(where, verdict, DECISIONS)
+            found = Verdicts(key.phenotype, found.highest, found.near, verdict, row["comment"])
+            continue
+        _check_word(where, verdict, VERDICTS)
+        chart = _chart(key, row)
+        if chart is None:
+            raise DataError(
+                f"{where}: this patient is not in the sheet as it was made; the page beside it has "
+                "the number and identifier of every chart"
+            )
+        if verdict:
+            (found.near if chart.near else found.highest).counts[verdict] += 1
+    return found
+
+
+def apply_verdicts(folder: Path, found: Verdicts) -> None:
+    """Note a decision in the run's ``names.toml``, with shares of ten charts or more.
+
+    Raises
+    ------
+    DataError
+        If the phenotype is to be named, and the name is not one line of text.
+    """
+    rank = GlobalModel.read(folder).rank
+    if found.decision == "name":
+        if not found.name:
+            raise DataError(f"name: write it in the line {WHOLE!r}, in the column comment")
+        write_name(folder, found.phenotype, found.name, rank)
+    shares = (*found.highest.told, *found.near.told)
+    review = Review("drop" if found.decision == "drop" else "keep", *shares)
+    write_review(folder, found.phenotype, review, rank)
+
+
+# --- Making a sheet -------------------------------------------------------------------------------
+
+
+def _check_place(folder: Path, files: Sequence[Path]) -> None:
+    place = files[0].resolve().parent
+    if not place.is_dir():
+        raise SettingsError(f"--out: there is no folder {files[0].parent}")
+    if place.is_relative_to(folder.resolve()):
+        raise SettingsError("--out: is in the run's folder, which others may read; write elsewhere")
+    for file in files:
+        if file.exists():
+            raise SettingsError(f"--out: {file} exists, perhaps with verdicts; name another file")
+
+
+def _chosen(
+    scores: NDArray[np.floating[Any]], patients: int, rng: np.random.Generator
+) -> tuple[list[int], list[bool]]:
+    """Rows of the patients of a sheet, and which of them are near the threshold."""
+    order = rng.permutation(len(scores))  # equal scores are taken by chance
+    order = order[np.argsort(-scores[order], kind="stable")]
+    have = int(has_phenotype(scores).sum())
+    less = int(np.count_nonzero(scores)) - have
+    most = min(4 * have // 3, 4 * less + 3)
+    if patients > most:
+        raise DataError(
+            f"--patients: {patients} is too many: of this site's patients {have} have the "
+            f"phenotype and {less} have less of it; "
+            + (f"ask for {most} or fewer" if most >= LEAST_PATIENTS else "choose another phenotype")
+        )
+    highest, below = patients - patients // 2, patients // 4
+    above = patients // 2 - below
+    rows = np.append(order[:highest], order[have - above : have + below])
+    shuffled = rng.permutation(len(rows))
+    return rows[shuffled].tolist(), (shuffled >= highest).tolist()
+
+
+def _leading(model: GlobalModel, number: int) -> dict[str, list[tuple[str, str]]]:
+    """A phenotype's leading codes by mode."""
+    return {
+        vocabulary.name: _named(
+            vocabulary, np.where(leading_codes(factor), np.abs(factor), 0.0)[:, number - 1]
+        )
+        for vocabulary, factor in zip(model.vocabularies, model.factors, strict=True)
+    }
+
+
+def _record(site: SiteData, row: int) -> dict[str, list[tuple[str, str]]]:
+    """A patient's codes by mode."""
+    mine = site.tensor.indices[:, 0] == row
+    cells, values = site.tensor.indices[mine, 1:], site.tensor.values[mine]
+    return {
+        vocabulary.name: _named(vocabulary, np.bincount(cells[:, mode], values, len(vocabulary)))
+        for mode, vocabulary in enumerate(site.vocabularies)
+    }
+
+
+def _named(vocabulary: Vocabulary, weights: NDArray[Any]) -> list[tuple[str, str]]:
+    """Codes of some weight with their descriptions, most weight first."""
+    order = np.argsort(-weights, kind="stable")[: np.count_nonzero(weights)]
+    return [(vocabulary.codes[at], vocabulary.descriptions[at]) for at in order]
+
+
+def _digest(folder: Path) -> str:
+    return hashlib.sha256((folder / MODEL).read_bytes()).hexdigest()
+
+
+# --- Reading it back ------------------------------------------------------------------------------
+
+
+def _read_key(folder: Path, sheet: Path) -> Key:
+    path = sheet.with_suffix(_PARTS[-1])
+    if not path.exists():
+        raise DataError(
+            f"{path}: no such file; it was written with the sheet, and knows the groups"
+        )
+    try:
+        key = typed(Key, read_json(path))
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
+    if key.model != _digest(folder):
+        raise DataError(f"{sheet}: was made from another run than {folder}")
+    return key
+
+
+def _lines(sheet: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    """Lines that say something, with their numbers; a spreadsheet may have saved them its way."""
+    try:
+        content = sheet.read_bytes()
+    except OSError as error:
+        raise DataError(f"{sheet}: {error.strerror}") from None
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = content.decode("cp1252", "replace")
+    head = text.partition("\n")[0]
+    file = io.StringIO(text, newline="")
+    reader = csv.DictReader(file, delimiter=";" if ";" in head else ",")
+    try:
+        if missing := [name for name in CHART_COLUMNS if name not in (reader.fieldnames or ())]:
+            raise DataError(
+                f"{sheet}: lacks the column {missing[0]}; need {', '.join(CHART_COLUMNS)}"
+            )
+        for row in reader:
+            found = {name: (row[name] or "").strip() for name in CHART_COLUMNS}
+            if any(found.values()) and found["chart"] != NOTE:
+                yield reader.line_num, found
+    except csv.Error:
+        raise DataError(f"{sheet}: not readable as CSV") from None
+
+
+def _check_word(where: str, word: str, allowed: set[str]) -> None:
+    if word and word not in allowed:
+        raise DataError(f"{where}: verdict must be {', '.join(sorted(allowed))} or empty")
+
+
+def _chart(key: Key, row: dict[str, str]) -> Chart | None:
+    """The chart of a line, if number and patient agree."""
+    found = dict(enumerate(key.charts, start=1)).get(_whole_number(row["chart"]))
+    return found if found and _bare(found.patient) == _bare(row["patient"]) else None
+
+
+def _whole_number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 9 else 0
+
+
+def _bare(patient: str) -> str:
+    """Without what spreadsheets put before an identifier, or take from it."""
+    return patient.strip().lstrip("'0")

@@ -1,0 +1,336 @@
+"""Chart reviews: whose charts, what the sheet tells and hides, and what comes back of it."""
+
+import csv
+import json
+import os
+import stat
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from dpfact_flower import cli
+from dpfact_flower.data.site_data import SiteData
+from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.evaluation.export import memberships
+from dpfact_flower.evaluation.membership import LEADING, LEAST_SCORE
+from dpfact_flower.evaluation.names import Review, read_names, read_reviews, write_name
+from dpfact_flower.evaluation.report import write_report
+from dpfact_flower.evaluation.review import (
+    apply_verdicts,
+    read_sheet,
+    write_sheet,
+)
+from dpfact_flower.evaluation.run_folder import read_model
+from dpfact_flower.tensor import SparseTensor
+from tests.browser import browser, faults
+from tests.evaluation.folders import run_folder
+
+RANK, NUMBER, PATIENTS = 5, 3, 80
+
+
+@pytest.fixture
+def run(tmp_path):
+    return run_folder(tmp_path / "run", rank=RANK)
+
+
+def patients_of(run, most):
+    """Patients with ever more of one phenotype, up to 1, beside codes that are not of it."""
+    factors, vocabularies = read_model(run)
+    unit = [factor / np.linalg.norm(factor, axis=0) for factor in factors]
+    rng = np.random.default_rng(5)
+    pattern = np.outer(unit[0][:, NUMBER - 1], unit[1][:, NUMBER - 1])
+    share = np.minimum(np.linspace(0, most, PATIENTS), 1)[:, None, None] ** 3
+    other = rng.random((PATIENTS, *pattern.shape)) < 0.02
+    dense = share * pattern + (1 - share) * other / np.sqrt(other.sum((1, 2), keepdims=True))
+    dense[dense < 0.01] = 0
+    where = np.argwhere(dense)
+    tensor = SparseTensor.from_coo(where, dense[tuple(where.T)], dense.shape)
+    patients = tuple(f"00{7000 + n}" for n in rng.permutation(PATIENTS).tolist())
+    return SiteData("here", tensor, vocabularies, patients=patients)
+
+
+@pytest.fixture
+def site(run):
+    return patients_of(run, 1.0)
+
+
+@pytest.fixture
+def sheet(run, site, tmp_path):
+    return write_sheet(run, site, NUMBER, tmp_path / "review", patients=20, seed=1)
+
+
+def key_of(sheet):
+    return json.loads(sheet.with_suffix(".key.json").read_text())
+
+
+def lines_of(sheet):
+    with sheet.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def fill(sheet, verdict, decision="", comment="", **dialect):
+    """Fill in a sheet: `verdict` says what each chart of the key gets, by its number from 0."""
+    charts = key_of(sheet)["charts"]
+    rows = lines_of(sheet)
+    for row in rows:
+        if row["chart"].isdecimal():
+            row["verdict"] = verdict(charts[int(row["chart"]) - 1])
+    rows[-1] |= {"verdict": decision, "comment": comment}
+    encoding = dialect.pop("encoding", "utf-8")
+    with sheet.open("w", encoding=encoding, newline="") as file:
+        writer = csv.DictWriter(file, [*rows[0]], **dialect)
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def confirm_highest(chart):
+    return "no" if chart["near"] else "yes"
+
+
+def test_half_have_the_highest_scores_and_half_lie_on_both_sides_of_the_threshold(run, site, sheet):
+    scores = dict(zip(site.patients, memberships(run, site).scores[:, NUMBER - 1], strict=True))
+    ordered = sorted(scores, key=scores.get, reverse=True)
+    has = [name for name in ordered if scores[name] > LEAST_SCORE]
+    assert 20 < len(has) < PATIENTS - 20
+    charts = key_of(sheet)["charts"]
+    assert {chart["patient"] for chart in charts if not chart["near"]} == set(ordered[:10])
+    around = {*has[-5:], *ordered[len(has) : len(has) + 5]}
+    assert {chart["patient"] for chart in charts if chart["near"]} == around
+    assert all(chart["score"] == pytest.approx(scores[chart["patient"]], abs=1e-4)
+               for chart in charts)  # fmt: skip
+
+
+def test_the_sheet_and_the_page_show_neither_score_nor_group(run, site, sheet, tmp_path):
+    charts = key_of(sheet)["charts"]
+    assert [row["patient"] for row in lines_of(sheet)[1:-1]] == [c["patient"] for c in charts]
+    assert {(row["verdict"], row["comment"]) for row in lines_of(sheet)} == {("", "")}
+    page = sheet.with_suffix(".html").read_text(encoding="utf-8")
+    shown = sheet.read_text() + page[page.index("<body>") :]
+    for chart in charts:
+        assert f"{chart['score']:.2f}" not in shown
+    for word in ("highest", "threshold", "near"):
+        assert word not in shown
+    groups = [chart["near"] for chart in charts]
+    assert groups not in (sorted(groups), sorted(groups, reverse=True))
+    again, other = (
+        write_sheet(run, site, NUMBER, tmp_path / str(seed), seed=seed) for seed in (1, 2)
+    )
+    assert again.read_bytes() == sheet.read_bytes()
+    assert {c["patient"] for c in key_of(other)["charts"]} == {c["patient"] for c in charts}
+    assert key_of(other)["charts"] != charts
+
+
+def test_equal_scores_are_taken_by_chance(run, tmp_path):
+    """Not by their place in the file, which may be the order of admission."""
+    site = patients_of(run, 1.5)  # a third of them are all alike
+    sheets = [write_sheet(run, site, NUMBER, tmp_path / str(n), seed=n) for n in range(2)]
+    taken = [{c["patient"] for c in key_of(sheet)["charts"] if not c["near"]} for sheet in sheets]
+    assert taken[0] != taken[1]
+
+
+def test_the_page_has_the_phenotypes_leading_codes_and_each_patients_own(run, site, sheet):
+    page = sheet.with_suffix(".html").read_text(encoding="utf-8")
+    head, *charts = page.split('<article class="chart">')
+    factors, vocabularies = read_model(run)
+    for vocabulary, factor in zip(vocabularies, factors, strict=True):
+        column = factor[:, NUMBER - 1]
+        for code, weight in zip(vocabulary.codes, column, strict=True):
+            assert (f"<b>{code}</b>" in head) == (weight >= LEADING * column.max())
+    names = [chart["patient"] for chart in key_of(sheet)["charts"]]
+    for name, text in zip(names, charts, strict=True):
+        assert f"<h3>{name} " in text
+        row = site.patients.index(name)
+        dense = site.tensor[[row]].to_dense()[0]
+        for mode, vocabulary in enumerate(vocabularies):
+            weights = dense.sum(axis=1 - mode)
+            order = np.argsort(-weights, kind="stable")[: np.count_nonzero(weights)]
+            places = [
+                text.index(f"<b>{vocabulary.codes[at]}</b> <u>Meanings ›</u> What") for at in order
+            ]
+            assert places == sorted(places)
+        assert text.count("<b>") == sum(np.count_nonzero(dense.sum(axis=a)) for a in (0, 1))
+
+
+def test_the_files_are_their_owners_alone_and_say_so(sheet):
+    for path in (sheet, sheet.with_suffix(".html"), sheet.with_suffix(".key.json")):
+        assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+        text = path.read_text(encoding="utf-8").lower()
+        assert "about single patients: keep this" in text
+        assert "guarantee covers it" in text
+
+
+def test_a_sheet_that_is_read_back_counts_and_notes_its_decision(run, sheet):
+    write_report(run)
+    fill(sheet, confirm_highest, "Name", "renal failure")
+    done = CliRunner().invoke(cli.app, ["review", str(run), "--read", str(sheet)])
+    assert done.exit_code == 0, done.output
+    # Wilson, 10 of 10 and 0 of 10, as in Brown, Cai and DasGupta (2001).
+    assert "10 of 10 charts confirmed: 100% (95 % interval 72% to 100%)" in done.output
+    assert "0 of 10 charts confirmed: 0% (95 % interval 0% to 28%)" in done.output
+    assert read_names(run, RANK) == {NUMBER: "renal failure"}
+    assert read_reviews(run, RANK) == {NUMBER: Review("keep", 1.0, 10, 0.0, 10)}
+    assert "renal failure" in (run / "report.html").read_text()
+
+
+def test_who_is_unsure_does_not_confirm_and_who_was_not_read_does_not_count(run, sheet):
+    left = iter([""] * 2 + ["unsure"] * 3 + ["yes"] * 5)
+    fill(sheet, lambda chart: "yes" if chart["near"] else next(left), "drop")
+    found = read_sheet(run, sheet)
+    assert found.highest.counts == {"yes": 5, "unsure": 3, "no": 0}
+    assert (found.highest.charts, found.near.charts) == (8, 10)
+    apply_verdicts(run, found)
+    assert read_reviews(run, RANK) == {NUMBER: Review("drop", None, None, 1.0, 10)}
+    done = CliRunner().invoke(cli.app, ["review", str(run), "--read", str(sheet)])
+    assert "5 of 8 charts confirmed; 3 unsure; too few for a share (needs 10)" in done.output
+
+
+def test_the_runs_folder_learns_shares_in_tenths_and_no_patient(run, site, tmp_path):
+    sheet = write_sheet(run, site, NUMBER, tmp_path / "more", patients=24, seed=1)
+    left = iter(["no"] + ["yes"] * 11)
+    fill(sheet, lambda chart: "unsure" if chart["near"] else next(left), "keep")
+    apply_verdicts(run, read_sheet(run, sheet))
+    assert read_reviews(run, RANK)[NUMBER].confirmed == 0.9  # of 11 / 12
+    written = (run / "names.toml").read_text()
+    assert not any(name in written for name in site.patients)
+
+
+def test_without_a_decision_nothing_is_noted(run, sheet):
+    fill(sheet, confirm_highest)
+    done = CliRunner().invoke(cli.app, ["review", str(run), "--read", str(sheet)])
+    assert done.exit_code == 0, done.output
+    assert "No decision yet" in done.output
+    assert not (run / "names.toml").exists()
+
+
+def test_names_and_reviews_leave_each_other_alone(run, sheet):
+    write_name(run, 1, "a", RANK)
+    fill(sheet, confirm_highest, "keep")
+    apply_verdicts(run, read_sheet(run, sheet))
+    write_name(run, 2, "b", RANK)
+    assert read_names(run, RANK) == {1: "a", 2: "b"}
+    assert read_reviews(run, RANK)[NUMBER].verdict == "keep"
+    (run / "names.toml").write_text('[reviewed.3]\nverdict = "perhaps"')
+    with pytest.raises(DataError, match=r"names\.toml: verdict must be 'keep' or 'drop'"):
+        read_reviews(run, RANK)
+
+
+def test_what_a_spreadsheet_makes_of_the_file_is_read(run, sheet):
+    """Semicolons, another encoding, identifiers without their zeros, lines without anything."""
+    fill(sheet, confirm_highest, "name", "süßlich", delimiter=";", encoding="cp1252")
+    text = sheet.read_bytes().replace(b";00", b";") + b";;;\r\n"
+    sheet.write_bytes(text)
+    found = read_sheet(run, sheet)
+    assert (found.highest.counts["yes"], found.near.counts["no"]) == (10, 10)
+    assert found.name == "süßlich"
+    sheet.write_bytes("\ufeff".encode() + text.decode("cp1252").encode())
+    assert read_sheet(run, sheet) == found
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda text: text.replace("verdict", "answer"), "lacks the column verdict"),
+        (lambda text: "", "lacks the column chart"),
+        (lambda text: text.replace("1,00", "1,99"), r"line 3: this patient is not in the sheet"),
+        (lambda text: text.replace("\n2,", "\n21,"), r"line 4: this patient is not in the sheet"),
+        (lambda text: text.replace("\n2,", "\n-2,"), r"line 4: this patient is not in the sheet"),
+        (lambda text: text.replace("\n2,", "\n1,"), r"line 4: this chart stands twice"),
+        (lambda text: text.replace(",yes", ",surely", 1), "verdict must be no, unsure, yes or"),
+        (lambda text: text.replace(",keep", ",yes"), "line 23: verdict must be drop, keep, name"),
+    ],
+)
+def test_a_sheet_that_cannot_be_used_is_refused_in_a_line(run, sheet, change, says):
+    fill(sheet, lambda chart: "yes", "keep", lineterminator="\n")
+    text = sheet.read_text()
+    sheet.write_text(change(text))
+    assert sheet.read_text() != text
+    with pytest.raises(DataError, match=says) as caught:
+        read_sheet(run, sheet)
+    assert "\n" not in str(caught.value)
+    assert not any(word in str(caught.value) for word in ("surely", "007", "997"))
+
+
+def test_a_name_that_is_missing_or_no_line_is_refused(run, sheet):
+    for name, says in (("", "column comment"), ("x" * 121, "one line of at most 120")):
+        fill(sheet, confirm_highest, "name", name)
+        with pytest.raises(DataError, match=says):
+            apply_verdicts(run, read_sheet(run, sheet))
+        assert not (run / "names.toml").exists()
+
+
+def test_a_sheet_of_another_run_or_without_its_key_is_refused(run, sheet, tmp_path):
+    other = run_folder(tmp_path / "other", rank=RANK, seed=3)
+    with pytest.raises(DataError, match="was made from another run"):
+        read_sheet(other, sheet)
+    with pytest.raises(DataError, match=r"none\.key\.json: no such file"):
+        read_sheet(run, tmp_path / "none.csv")
+    key = sheet.with_suffix(".key.json")
+    key.write_text("{}")
+    with pytest.raises(DataError, match=r"review\.key\.json: lacks model, phenotype, charts"):
+        read_sheet(run, sheet)
+    sheet.unlink()
+    with pytest.raises(DataError, match=r"\.key\.json: lacks|review\.csv: No such file"):
+        read_sheet(run, sheet)
+
+
+def test_a_sheet_that_cannot_be_made_leaves_nothing(run, site, tmp_path):
+    before = sorted(tmp_path.iterdir())
+    for number, out, patients, error, says in (
+        (0, "x", 20, SettingsError, "--phenotype: must be 1 to 5, got 0"),
+        (6, "x", 20, SettingsError, "--phenotype: must be 1 to 5, got 6"),
+        (NUMBER, "none/x", 20, SettingsError, "--out: there is no folder"),
+        (NUMBER, "run/x", 20, SettingsError, "--out: is in the run's folder"),
+        (NUMBER, "x", 3, SettingsError, "--patients: must be 4 or more, got 3"),
+        (NUMBER, "x", 160, DataError, r"--patients: 160 is too many: .* ask for \d+ or fewer"),
+    ):
+        with pytest.raises(error, match=says):
+            write_sheet(run, site, number, tmp_path / out, patients=patients)
+    assert sorted(tmp_path.iterdir()) == before
+    assert not list(run.glob("x*"))
+
+
+def test_as_many_patients_as_an_error_offers_are_enough(run, site, tmp_path):
+    with pytest.raises(DataError, match="too many") as caught:
+        write_sheet(run, site, NUMBER, tmp_path / "x", patients=1000)
+    most = int(str(caught.value).split("ask for ")[1].split()[0])
+    with pytest.raises(DataError, match=f"ask for {most} or fewer"):
+        write_sheet(run, site, NUMBER, tmp_path / "x", patients=most + 1)
+    sheet = write_sheet(run, site, NUMBER, tmp_path / "x", patients=most)
+    groups = [(chart["near"], chart["score"] > LEAST_SCORE) for chart in key_of(sheet)["charts"]]
+    near = most // 2
+    assert groups.count((False, True)) == most - near
+    assert groups.count((True, False)) == near // 2
+    few = site[np.arange(PATIENTS // 2)]
+    with pytest.raises(DataError, match="choose another phenotype"):
+        write_sheet(run, few, NUMBER, tmp_path / "y")
+
+
+def test_verdicts_are_never_written_over(run, site, sheet, tmp_path):
+    fill(sheet, confirm_highest)
+    filled = sheet.read_bytes()
+    with pytest.raises(SettingsError, match=r"review\.csv exists, perhaps with verdicts"):
+        write_sheet(run, site, NUMBER, tmp_path / "review")
+    assert sheet.read_bytes() == filled
+
+
+def test_the_command_makes_a_sheet_beside_where_it_is_run(run, site, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    site.save(tmp_path / "site.npz")
+    made = ["review", str(run), "--data", "site.npz", "--phenotype", str(NUMBER)]
+    done = CliRunner().invoke(cli.app, [*made, "--patients", "12", "--seed", "4"])
+    assert done.exit_code == 0, done.output
+    assert "no guarantee covers them: keep them here" in done.output
+    assert sorted(path.name for path in tmp_path.glob("review*")) == [
+        f"review-{NUMBER}{part}" for part in (".csv", ".html", ".key.json")
+    ]
+    assert len(key_of(tmp_path / f"review-{NUMBER}.csv")["charts"]) == 12
+    for wrong in (made[:4], [*made, "--read", "x.csv"], made[:2]):
+        done = CliRunner().invoke(cli.app, wrong)
+        assert "make a sheet with --data SITE.npz" in str(done.exception)
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1280, "dark")])
+def test_the_page_fits_its_screen_and_shuts_nobody_out(sheet, width, scheme):
+    with browser() as chromium:
+        assert faults(chromium, sheet.with_suffix(".html"), width, scheme) == []
