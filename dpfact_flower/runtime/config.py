@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from flwr.common import log
 
+from dpfact_flower.data.code_names import named
 from dpfact_flower.data.site_data import COHORT, site_files
 from dpfact_flower.data.synthetic import preset, synthetic
 from dpfact_flower.data.vocabulary import Vocabulary
@@ -92,4 +93,4 @@ def load_vocabularies(app: AppSettings) -> tuple[Vocabulary, ...]:
             "vocabulary: a deployment needs the public code lists, one .json per feature mode; "
             "a simulation needs data"
         )
-    return tuple(Vocabulary.load(Path(path).expanduser()) for path in paths)
+    return tuple(named(Vocabulary.load(Path(path).expanduser())) for path in paths)

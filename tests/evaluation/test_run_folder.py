@@ -53,6 +53,18 @@ def test_model_round_trip(tmp_path, modes):
         np.testing.assert_array_equal(one, other)
 
 
+def test_codes_without_a_name_have_that_of_their_system(tmp_path):
+    codes = ("icd10:I10", "icd9:41401", "ccs:101")
+    write_model(tmp_path, FACTORS[:1], [Vocabulary("diagnoses", codes)])
+    (vocabulary,) = read_model(tmp_path)[1]
+    assert vocabulary.codes == codes
+    assert vocabulary.descriptions == (
+        "Essential (primary) hypertension",
+        "Coronary atherosclerosis of native coronary artery",
+        "Coronary atherosclerosis and other heart disease",
+    )
+
+
 def test_a_model_reads_without_this_package(tmp_path):
     write_model(tmp_path, FACTORS, VOCABULARIES)
     with np.load(tmp_path / MODEL, allow_pickle=False) as model:

@@ -8,7 +8,8 @@
   other codes behind. Those that have the form of an ICD-9-CM procedure without its dot, three or
   four digits, are kept; that drops a third of the values. Some diagnoses have this form too
   (``4280``): a list of true procedures, `valid_procedures`, drops half. What is both remains
-  ambiguous (``4019``: a lymphatic procedure in name, hypertension in truth).
+  (``4019``: a lymphatic procedure in name, hypertension in truth); where it is more frequent among
+  the diagnoses, it is described as the diagnosis that it is.
 - Procedures of outpatient claims are ``HCPCS_CD_*`` as they are. Their CPT descriptions are
   copyrighted: this reader knows codes only.
 - The label of inpatient claims is ``readmitted``, by their dates of admission and discharge. The
@@ -24,9 +25,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Unpack, get_args
 
+from dpfact_flower.data.code_names import name_of
 from dpfact_flower.data.cooccurrence import MINUTES_A_DAY, Window
 from dpfact_flower.data.databases import Form
-from dpfact_flower.data.events import add_events, note
+from dpfact_flower.data.events import add_events, note, table_of
 from dpfact_flower.data.readers.steps import (
     Options,
     check_choice,
@@ -247,6 +249,22 @@ def _make_events(connection: Connection, care: Care, valid_procedures: Vocabular
             note(connection, mode, "values that are no valid procedure, left out", invalid)
         add_events(connection, mode, "listed")
     connection.execute("DROP TABLE listed")
+    if care == "inpatient":
+        _describe_diagnoses(connection)
+
+
+def _describe_diagnoses(connection: Connection) -> None:
+    """Descriptions of what is a diagnosis, although it is among the procedures."""
+    uses = "(SELECT code AS key, count(*) AS uses FROM {} GROUP BY code)"
+    procedures, diagnoses = (uses.format(table_of(mode)) for mode in MODES)
+    found = connection.execute(
+        f"""SELECT c.code FROM {procedures} p JOIN {diagnoses} d USING (key)
+            JOIN codes c USING (key) WHERE c.mode = 'procedures' AND d.uses > p.uses"""
+    ).fetchall()
+    for (code,) in found:
+        if name := name_of("icd9cm", code, exact=True):
+            text = f"{name} (a diagnosis among the procedures)"
+            connection.execute("INSERT INTO descriptions VALUES ('procedures', ?, ?)", [code, text])
 
 
 def _find_readmissions(connection: Connection) -> tuple[str, ...]:

@@ -44,6 +44,18 @@ def folder(write):
     return write(INPATIENT.format(2), text_of(INPATIENT_COLUMNS, TWO)).parent
 
 
+def test_a_diagnosis_among_the_procedures_is_called_one(write):
+    rows = [*ONE, "E,8,1,20080101,20080102,,4019,4280,4019,3893,", "F,9,1,20080101,,,4019,,9671,,"]
+    folder = write(INPATIENT.format(1), text_of(INPATIENT_COLUMNS, rows)).parent
+    procedures, _ = synpuf.read(folder).vocabularies
+    named = dict(zip(procedures.codes, procedures.descriptions, strict=True))
+    assert named["4019"] == (
+        "Unspecified essential hypertension (a diagnosis among the procedures)"
+    )
+    assert named["3893"] == "Venous catheterization, not elsewhere classified"
+    assert named["9671"].startswith("Continuous invasive mechanical ventilation")
+
+
 def test_thirty_days_on_the_first_day_of_the_claim(folder):
     assert cells_of(synpuf.read(folder)) == {
         ("sample-1", "A", "0040", "0389"): 1,
