@@ -24,9 +24,10 @@ SETTINGS = {"privacy": "none", "rank": 3, "rounds": 3}
 @pytest.fixture(scope="module")
 def run(cohort):
     labelled = [
-        type(site)(site.name, site.tensor, site.vocabularies, np.arange(len(site)) % 2)
+        type(site)(site.name, site.tensor, site.vocabularies, np.arange(len(site)) % 2,
+                   row_unit="discharge")
         for site in cohort.sites
-    ]
+    ]  # fmt: skip
     return federate(sites=Cohort("small", tuple(labelled)), **SETTINGS)
 
 
@@ -48,6 +49,11 @@ def test_a_config_gives_a_run_that_stands_for_its_folder(run, cohort_folder, tmp
     assert os.fspath(found) == str(tmp_path / "run")
     assert (tmp_path / "run" / "report.html").exists()
     np.testing.assert_array_equal(found.model.factors[0], run.model.factors[0])
+
+
+def test_the_summary_says_what_a_row_is(run, private):
+    assert run.summary.row_unit == "discharge"
+    assert private.summary.row_unit == "patient"
 
 
 def test_what_a_run_knows_is_in_frames(run, private):
