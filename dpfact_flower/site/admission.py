@@ -17,6 +17,7 @@ from dpfact_flower.machine.access import check_own, check_way
 from dpfact_flower.machine.memory import memory_limit, memory_used
 from dpfact_flower.privacy.ledger import LEDGER, LastAnswer, Ledger
 from dpfact_flower.privacy.patient.outlook import BYTES_A_VALUE
+from dpfact_flower.privacy.patient.statistics import sum_threads
 from dpfact_flower.privacy.tally import Tally
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.round import RoundWork
@@ -24,6 +25,7 @@ from dpfact_flower.site.store import SiteStore
 from dpfact_flower.solver.solvers import solvers
 from dpfact_flower.wire.protocol import RoundRequest
 
+_BYTES_A_COPY = 8
 _PATIENTS_SHARE = 0.25
 """Of the memory that the process may have."""
 
@@ -311,13 +313,19 @@ def check_memory(work: RoundWork) -> None:
         to more than the rest.
     """
     largest = max((event.count for event in work.cost()), default=0)
-    needed, limit = memory_used() + largest * BYTES_A_VALUE, memory_limit()
+    sums = max((_bytes_for(event.count) for event in work.cost()), default=0)
+    needed, limit = memory_used() + sums, memory_limit()
     if limit is not None and needed > limit * (1 - _PATIENTS_SHARE):
         raise MessageError(
             f"codes: a release of {largest:,} values needs {needed / 2**30:.1f} GiB of memory with "
             f"the message and the program; this process may have {limit / 2**30:.1f}, of which "
             f"{_PATIENTS_SHARE:.0%} are for the patients; a run of fewer codes needs less"
         )
+
+
+def _bytes_for(values: int) -> int:
+    """Memory for a release: all threads but one have a copy of the sum more."""
+    return values * (BYTES_A_VALUE + _BYTES_A_COPY * (sum_threads(values) - 1))
 
 
 def _check_one_relation(total: Tally) -> None:

@@ -261,18 +261,21 @@ def test_no_more_rounds_are_timed_than_the_hospital_wants_in_whatever_job(data, 
 
 
 @pytest.mark.parametrize("used", [0, 2**20])
+@pytest.mark.parametrize("threads", [1, 2, 48])
 def test_a_start_that_leaves_the_patients_no_memory_is_refused_before_one_is_read(
-    data, tmp_path, caplog, monkeypatch, used
+    data, tmp_path, caplog, monkeypatch, used, threads
 ):
     """A server may fill up the rest with what it sends, to see whether they still fit."""
     source, server = Watched(data), make_server(data)
     codes = sum(data.tensor.feature_shape)
-    need = used + codes * (codes - 1) // 2 * 48
+    values = codes * (codes - 1) // 2
+    need = used + values * (48 + 8 * (threads - 1))  # each thread has a copy of the sum
+    monkeypatch.setenv("OMP_NUM_THREADS", str(threads))
     monkeypatch.setattr(admission, "memory_used", lambda: used)
     monkeypatch.setattr(admission, "memory_limit", lambda: 4 * need // 3 - 1)
     code, log = refusal(make_client(source, tmp_path), server.request(1), caplog)
     assert code == "message"
-    assert f"a release of {(need - used) // 48:,} values needs" in log
+    assert f"a release of {values:,} values needs" in log
     assert not source.read_by_now
     assert rows_of(tmp_path) == ()
     monkeypatch.setattr(admission, "memory_limit", lambda: 4 * need // 3 + 1)

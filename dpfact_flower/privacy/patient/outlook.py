@@ -29,7 +29,8 @@ _SCORES = (0.0, 0.03, 0.14, 0.32, 0.60, 0.71, 0.85, 0.93, 0.96, 0.98)
 _MANY_CODES = 2_000
 """Codes in all above which the start is so large that fewer are proposed whatever the chance."""
 BYTES_A_VALUE = 48
-"""Memory for one value of a release: the sum, its noise, and packing; 37 are measured."""
+"""Memory for one value of a release: the sum by one thread, its noise, and packing; 37 are
+measured."""
 _APART = 20
 """Sites that the server's start tells apart, of more their sums (`estimation.start`)."""
 _REPLY_BYTES, _APART_BYTES, _BESIDE_BYTES = 4, 20, 50

@@ -50,7 +50,6 @@ MAX_PATIENTS = 2**27
 """Patients of a site that sums have room for; a constant, so that no refusal depends on them."""
 _MOST_UNITS = 2.0**62
 _MOST_SHARED = 4_000_000  # values of a sum up to which every thread has its own
-_LEAST_SHARED = 20_000  # non-zeros for each thread: below, starting it takes longer than its work
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -223,6 +222,11 @@ def _units(sensitivity: float, sigma: float) -> float:
     return scale
 
 
+def sum_threads(size: int) -> int:
+    """Threads for a sum of so many values, each with a copy of it; never by the patients' cells."""
+    return thread_count() if size <= _MOST_SHARED else 1
+
+
 def _summed(
     tensor: SparseTensor, size: int, add_up: Callable[[Array, Array], None]
 ) -> NDArray[np.int64]:
@@ -240,8 +244,7 @@ def _summed(
         Given a stretch of `_patients` and a total, adds the parts of these patients to it.
     """
     starts = _patients(tensor)
-    threads = thread_count() if size <= _MOST_SHARED else 1
-    threads = min(threads, 1 + tensor.nnz // _LEAST_SHARED)
+    threads = sum_threads(size)
     cuts = np.searchsorted(starts, np.linspace(0, starts[-1], threads + 1))
     cuts[0], cuts[-1] = 0, tensor.n_patients
 

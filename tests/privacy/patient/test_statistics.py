@@ -184,9 +184,17 @@ def test_threads_change_no_bit(kind, sizes, threads, monkeypatch):
     tensor = sparse(counts(sizes, patients=30))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     alone = statistic_of(kind, tensor).total
-    monkeypatch.setattr(statistics, "_LEAST_SHARED", 1)
     monkeypatch.setenv("OMP_NUM_THREADS", threads)
     np.testing.assert_array_equal(statistic_of(kind, tensor).total, alone)
+
+
+def test_how_many_copies_of_a_sum_there_are_tells_nothing_of_the_patients(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    for patients in (0, 1, 40):
+        tensor, seen = sparse(np.ones((patients, 5, 6))), []
+        statistics._summed(tensor, 11, lambda starts, _, seen=seen: seen.append(len(starts) - 1))
+        assert len(seen) == statistics.sum_threads(11) == 3
+        assert sum(seen) == patients
 
 
 @pytest.mark.parametrize(("most", "parts"), [(11, 3), (10, 1)])
@@ -194,7 +202,6 @@ def test_a_long_sum_is_not_made_once_a_thread_and_a_short_one_is_shared_evenly(
     most, parts, monkeypatch
 ):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    monkeypatch.setattr(statistics, "_LEAST_SHARED", 1)
     monkeypatch.setattr(statistics, "_MOST_SHARED", most)
     tensor, seen = sparse(np.ones((40, 5, 6))), []
     statistics._summed(tensor, 11, lambda starts, _: seen.append(len(starts) - 1))
