@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from importlib.metadata import version
 from typing import Any
@@ -46,7 +46,7 @@ class DPFactClient(NumPyClient):
         The site's `SiteData`, or its file by `dpfact_flower.data.site_data.open_site`.
     settings : SiteSettings
         `state_dir` and `allow_privacy` must be given.
-    simulation : bool
+    simulation, beside
         As for `dpfact_flower.site.answer.Site`.
     came_in : float, optional
         When the first request came in, by `time.monotonic`, if that was before its `fit`: a
@@ -72,10 +72,11 @@ class DPFactClient(NumPyClient):
         settings: SiteSettings,
         *,
         simulation: bool = False,
+        beside: Collection[str] = (),
         came_in: float | None = None,
         time_left: float = math.inf,
     ) -> None:
-        self.site = Site(source, settings, simulation=simulation)
+        self.site = Site(source, settings, simulation=simulation, beside=beside)
         self._reply_after = 0.0 if simulation else settings.reply_after
         self._came_in = came_in
         self._time_left = math.inf if simulation else time_left

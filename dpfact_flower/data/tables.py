@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from dpfact_flower.data.progress import telling
 from dpfact_flower.errors import DataError, MissingDependencyError, SettingsError
+from dpfact_flower.machine.files import private_scratch
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection as Connection
@@ -118,9 +119,9 @@ def connect(memory: str = MEMORY) -> Iterator[Connection]:
         raise MissingDependencyError(
             'reading EHR tables needs DuckDB: pip install "dpfact-flower[data]"'
         ) from None
-    with tempfile.TemporaryDirectory(prefix="dpfact-") as spill:
+    with private_scratch() as spill:
         config: dict[str, str | bool | int | float | list[str]] = {
-            "temp_directory": spill,
+            "temp_directory": str(spill),
             "memory_limit": memory,
             "autoinstall_known_extensions": False,
             "autoload_known_extensions": False,
@@ -130,7 +131,7 @@ def connect(memory: str = MEMORY) -> Iterator[Connection]:
             yield connection
         except duckdb.OutOfMemoryException:
             raise DataError(
-                f"{memory} of memory, or the room for temporary files in {Path(spill).parent}, is "
+                f"{memory} of memory, or the room for temporary files in {spill.parent}, is "
                 "too little to build the tensors; allow more (--memory), or keep fewer codes"
             ) from None
         except duckdb.Error as error:

@@ -22,6 +22,8 @@ from dpfact_flower.errors import DataError
 from dpfact_flower.evaluation.model import HAS, PATIENT, CodeRow, GlobalModel, Memberships
 from dpfact_flower.machine.files import replacing
 
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
 if TYPE_CHECKING:
     from pandas import DataFrame
 
@@ -73,6 +75,11 @@ def _write(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> 
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     for row in chain([header], rows):
-        writer.writerow([f"{v:.6g}" if isinstance(v, float) else v for v in row])
+        writer.writerow([f"{v:.6g}" if isinstance(v, float) else _inert(v) for v in row])
     with replacing(path) as file:
         file.write(text.getvalue().encode())
+
+
+def _inert(value: Any) -> Any:
+    """A cell; text that a spreadsheet would take for a formula begins with an apostrophe."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from dpfact_flower.data.site_data import PATIENT, Cohort
@@ -23,7 +23,13 @@ from dpfact_flower.evaluation.tables import GlobalCodes, SharedPhenotypes
 from dpfact_flower.machine.watch import Watch, unwatched
 from dpfact_flower.privacy import NO_CLAIM, ReleaseEvent, account
 from dpfact_flower.privacy.ledger import LEDGER, Ledger
-from dpfact_flower.privacy.scope import NEIGHBOURS, NOT_COVERED, UNITS
+from dpfact_flower.privacy.scope import (
+    GIVEN_CODES,
+    GIVEN_CODES_AND_NUMBER,
+    NEIGHBOURS,
+    NOT_COVERED,
+    UNITS,
+)
 from dpfact_flower.server.coordinator import Coordinator
 
 PAPER_BYTES_PER_SECOND = 15e6
@@ -37,6 +43,7 @@ def summarise(
     sites_folder: Path,
     *,
     measured: bool = True,
+    counted: bool = False,
     watch: Watch = unwatched,
 ) -> tuple[Summary, SharedPhenotypes | GlobalCodes]:
     """Contents of ``summary.json`` and ``phenotypes.json``.
@@ -53,6 +60,8 @@ def summarise(
         Where the simulated sites keep their state.
     measured : bool
         Whether to measure a simulation; without it the summary has no more than a deployment's.
+    counted : bool
+        Whether the run was planned with the simulation's exact number of patients.
     watch : callable
         Told of progress.
 
@@ -62,6 +71,8 @@ def summarise(
         In simulation, if no site finished a round, or none recorded a release that has a cost.
     """
     spent = _spent(coordinator, cohort, sites_folder)
+    if spent and cohort is not None and coordinator.privacy.privacy == "patient":
+        spent = _given(spent, GIVEN_CODES_AND_NUMBER if counted else GIVEN_CODES)
     found: Measured | None = None
     phenotypes: SharedPhenotypes | GlobalCodes = _global_codes(coordinator, vocabularies)
     if cohort is not None and measured:
@@ -140,6 +151,16 @@ def _spent(
             )
             for site, guarantee in spent.items()
         },
+    )
+
+
+def _given(spent: RunSpending, what: str) -> RunSpending:
+    """The same, each claim with what was taken from the data without noise."""
+    sites = spent.per_site.items()
+    return replace(
+        spent,
+        claim=spent.claim + what,
+        per_site={site: replace(own, claim=own.claim + what) for site, own in sites},
     )
 
 

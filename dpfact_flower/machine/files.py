@@ -235,6 +235,31 @@ def disk_errors(folder: Path) -> Iterator[None]:
         raise StateError(f"{folder}: {reason}") from None
 
 
+@contextmanager
+def private_scratch() -> Iterator[Path]:
+    """A folder for files about patients, for its owner alone; it is gone in the end.
+
+    In the user's own cache, or where the variable TMPDIR says: the system's folder for temporary
+    files may be on a disk that was never meant for patients.
+
+    Raises
+    ------
+    StateError
+        If it cannot be made.
+    """
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "dpfact"
+    home = Path(os.environ.get("TMPDIR") or cache)
+    try:
+        private_folder(home)
+        made = tempfile.TemporaryDirectory(prefix="dpfact-", dir=home)
+    except OSError as error:
+        raise StateError(
+            f"{home}: {error.strerror}; set TMPDIR to a folder of your own for temporary files"
+        ) from None
+    with made as folder:
+        yield Path(folder)
+
+
 def remove_leftovers(path: Path) -> None:
     """Delete what `replacing` left of `path` when its process was killed; hold the lock first."""
     for leftover in path.parent.glob(f".{path.name}.*"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, PrivacyRefusedError, QuorumError, SettingsError
+from dpfact_flower.machine.files import private_scratch
 from dpfact_flower.machine.logs import flower_quiet
 from dpfact_flower.machine.watch import Watch, unwatched
 from dpfact_flower.notebook.inputs import as_cohort
@@ -89,7 +89,7 @@ def federate(
             given |= {key: str(place) for key, place in places.items() if place is not None}
             return Run.read(runtime.federate(given, watch=watch))
         cohort = as_cohort(sites, vocabularies=vocabularies, window_days=window_days)
-        with tempfile.TemporaryDirectory(prefix="dpfact-") as folder:
+        with private_scratch() as folder:
             given |= {
                 "data": "",
                 "out": str(out or Path(folder, "run")),

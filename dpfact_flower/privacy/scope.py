@@ -14,6 +14,10 @@ NEIGHBOURS: Mapping[Neighbours, str] = {
     "add-remove": "that patient is in the data or not",
     "replace": "that cell holds another value",
 }
+GIVEN_CODES = "; given the data's code lists"
+GIVEN_CODES_AND_NUMBER = "; given the data's code lists and its exact number of patients"
+"""What a simulation in patient mode takes from the data without noise. Unless somebody gave public
+code lists and `patients`, one patient more changes them."""
 NOT_COVERED: tuple[str, ...] = (
     "Patient factors and the site's own refitted factors. They stay at the site, un-noised.",
     "Whatever is made from those: errors, use by site, prevalence, mortality coefficients, AUC, "

@@ -28,7 +28,8 @@ def sites_app(
     simulation : bool
         As for `dpfact_flower.site.answer.Site`: False for a ledger that waits for the disk.
     """
-    clients = [DPFactClient(site, settings, simulation=simulation) for site in sites]
+    beside = frozenset(site.name for site in sites)
+    clients = [DPFactClient(site, settings, simulation=simulation, beside=beside) for site in sites]
     app = ClientApp()
 
     def reply(message: Message, context: Context, ask: Callable[..., Any]) -> Message:

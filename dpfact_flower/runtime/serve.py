@@ -86,10 +86,12 @@ def serve(
     app, run, solver, privacy = config
     if cohort is None and prepare_data(app):
         cohort = Cohort.load(app.cohort_folder)
+    counted = False
     if cohort is not None:
         _check_virtual_clients(grid, cohort)
         run = replace(run, sites=len(cohort.sites))
-        if privacy.privacy == "patient" and not privacy.patients:  # known here, as data is at hand
+        counted = privacy.privacy == "patient" and not privacy.patients
+        if counted:  # known here, as data is at hand
             privacy = replace(privacy, patients=sum(s.tensor.n_patients for s in cohort.sites))
     vocabularies = cohort.vocabularies if cohort else load_vocabularies(app)
     strategy = DPFact(
@@ -107,7 +109,10 @@ def serve(
         _refit_sites(cohort, app.sites_folder, strategy.coordinator.run.job)
     # As it was asked for: a made-up job name is not repeated, since sites know it as done.
     asked = RunConfig(replace(app, resume=False), run, solver, privacy)
-    _write(strategy.coordinator, asked, vocabularies, cohort, measured=measured, watch=watch)
+    _write(
+        strategy.coordinator, asked, vocabularies, cohort,
+        measured=measured, counted=counted, watch=watch,
+    )  # fmt: skip
     if report:
         _report(app.run_folder)
     return app.run_folder
@@ -147,6 +152,7 @@ def _write(
     cohort: Cohort | None,
     *,
     measured: bool,
+    counted: bool,
     watch: Watch,
 ) -> None:
     """Write what a finished run leaves behind into its folder."""
@@ -160,8 +166,9 @@ def _write(
     if cohort is not None and measured:
         log(INFO, MEASURING_LINE)
     summary, phenotypes = summarise(
-        coordinator, vocabularies, cohort, config.app.sites_folder, measured=measured, watch=watch
-    )
+        coordinator, vocabularies, cohort, config.app.sites_folder,
+        measured=measured, counted=counted, watch=watch,
+    )  # fmt: skip
     write_summary(folder, summary)
     write_phenotypes(folder, phenotypes)
 

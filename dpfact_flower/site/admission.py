@@ -336,18 +336,18 @@ def _check_one_relation(total: Tally) -> None:
         )
 
 
-def check_only_ledger(root: Path, site: str) -> None:
-    """Refuse to begin a ledger beside another's: the same patients would have two budgets.
+def check_only_ledger(root: Path, known: set[str]) -> None:
+    """Refuse to begin a ledger beside one that is unknown: its patients may be the same.
 
     Raises
     ------
     StateError
         If the `state-dir` holds the ledger of another name.
     """
-    others = sorted({path.parent.name for path in root.glob(f"*/{LEDGER}")} - {site})
+    others = sorted({path.parent.name for path in root.glob(f"*/{LEDGER}")} - known)
     if others:
         raise StateError(
-            f"{root}: holds the ledger of {', '.join(others)}, and site is {site!r}; if these are "
-            "the same patients, set site to that name in the node config; other patients need a "
-            "state-dir of their own"
+            f"{root}: holds the ledger of {', '.join(others)}, which is not this site's name; if "
+            "these are the same patients, set site to that name in the node config; other patients "
+            "need a state-dir of their own"
         )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +61,9 @@ class Site:
     simulation : bool
         Whether this process plays a site: then noise may be seeded, and nothing waits for the disk:
         there is no patient whose budget a power loss could hide.
+    beside : collection of str
+        Names of sites that are known to hold other patients, and may have a ledger in the same
+        `state_dir`: those that one process has in its memory.
 
     Raises
     ------
@@ -74,7 +77,12 @@ class Site:
     """
 
     def __init__(
-        self, source: SiteSource, settings: SiteSettings, *, simulation: bool = False
+        self,
+        source: SiteSource,
+        settings: SiteSettings,
+        *,
+        simulation: bool = False,
+        beside: Collection[str] = (),
     ) -> None:
         if not simulation:
             admission.check_choices(settings)
@@ -83,6 +91,7 @@ class Site:
         self._source = source
         self._settings = settings
         self._simulation = simulation
+        self._beside = beside
         self._root = Path(settings.state_dir).expanduser()
 
     @property
@@ -199,7 +208,7 @@ class Site:
         admission.check_budget(work, ledger.spent if ledger else Tally, self._settings)
         if not self._simulation:
             if ledger is None:
-                admission.check_only_ledger(self._root, self.name)
+                admission.check_only_ledger(self._root, {self.name, *self._beside})
             answered = ledger.head().rows if ledger else 0
             admission.check_rounds(work, answered, self._settings, whole=whole)
             admission.check_memory(work)

@@ -1,6 +1,7 @@
 import gzip
 import subprocess
 import sys
+from pathlib import Path
 
 import duckdb
 import pytest
@@ -243,6 +244,14 @@ def test_an_error_of_duckdb_does_not_pass_on_its_text():
         connection.execute("SELECT CAST('secret' AS INTEGER)")
     assert "secret" not in str(caught.value)
     assert caught.value.__suppress_context__
+
+
+def test_events_spill_into_the_users_own_folder(tmp_path, monkeypatch):
+    monkeypatch.delenv("TMPDIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with connect() as connection:
+        (folder,) = connection.execute("SELECT current_setting('temp_directory')").fetchone()
+    assert Path(folder).parent == tmp_path / "dpfact"
 
 
 def test_what_spills_is_removed():

@@ -3,7 +3,7 @@
 import csv
 import os
 import stat
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -20,7 +20,9 @@ from dpfact_flower.evaluation.export import (
     phenotype_frame,
     phenotype_rows,
     write_memberships,
+    write_phenotype_table,
 )
+from dpfact_flower.evaluation.model import CodeRow
 from dpfact_flower.evaluation.names import read_names, write_name
 from dpfact_flower.evaluation.run_folder import read_model
 from dpfact_flower.runtime.federate import federate
@@ -225,3 +227,19 @@ def test_a_table_that_cannot_be_written_leaves_nothing(run, cohort, tmp_path):
     with pytest.raises(OSError, match=r"m\.csv"):
         write_memberships(target, memberships(run, cohort.sites[0]))
     assert [path.name for path in tmp_path.iterdir()] == ["m.csv"]
+
+
+@pytest.mark.parametrize("begin", list("=+-@\t\r"))
+def test_no_text_is_a_formula_to_a_spreadsheet(tmp_path, begin):
+    """A code's description comes from somebody's tables; `=HYPERLINK(...)` would be run."""
+    text, target = f"{begin}1+1", tmp_path / "x.csv"
+    row = CodeRow(**{
+        field.name: text if field.type == "str" else -0.5 if field.type == "float" else 1
+        for field in fields(CodeRow)
+    })  # fmt: skip
+    write_phenotype_table(target, [row])
+    with target.open(newline="") as file:
+        _, cells = csv.reader(file)
+    assert f"'{text}" in cells
+    assert text not in cells
+    assert "-0.5" in cells

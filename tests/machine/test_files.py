@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from dpfact_flower.errors import PrivacyRefusedError, StateError
+from dpfact_flower.machine import files
 from dpfact_flower.machine.files import (
     disk_errors,
     locked,
@@ -272,3 +273,22 @@ def test_a_lock_is_taken_in_ones_own_folder_alone(tmp_path):
     (tmp_path / "new").chmod(0o777)
     with pytest.raises(StateError, match="others may write"), locked(tmp_path / "new"):
         pass
+
+
+def test_scratch_files_are_private_in_the_users_own_folder_and_gone_in_the_end(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for given, home in ((None, tmp_path / "cache" / "dpfact"), ("own", tmp_path / "own")):
+        monkeypatch.delenv("TMPDIR", raising=False)
+        if given:
+            monkeypatch.setenv("TMPDIR", str(tmp_path / given))
+        with files.private_scratch() as folder:
+            assert folder.parent == home
+            assert folder.stat().st_mode & 0o777 == home.stat().st_mode & 0o777 == 0o700
+            (folder / "patients").write_text("x")
+        assert list(home.iterdir()) == []
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "file" / "below"))
+    with pytest.raises(StateError, match="set TMPDIR to a folder of your own"):
+        files.private_scratch().__enter__()

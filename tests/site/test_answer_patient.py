@@ -547,7 +547,7 @@ def test_a_new_name_opens_no_new_budget(data, tmp_path, caplog):
             renamed = make_client(watched, tmp_path, **own)
             code, log = refusal(renamed, request, caplog)
             assert code == "state"
-            assert "holds the ledger of site-1, and site is" in log
+            assert "holds the ledger of site-1, which is not" in log
             with pytest.raises(StateError, match="holds the ledger of site-1"):
                 renamed.site.preflight(request)
         assert not watched.read_by_now

@@ -7,7 +7,6 @@ column ``mode`` says which of them an event belongs to.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from dpfact_flower.data.readers.steps import Options
 from dpfact_flower.data.site_data import DIED, Cohort
 from dpfact_flower.data.tables import connect, quoted
 from dpfact_flower.errors import DataError, shown
+from dpfact_flower.machine.files import private_scratch
 from dpfact_flower.settings import check_name
 
 if TYPE_CHECKING:
@@ -68,8 +68,7 @@ def read(
     placing = "encounter" if window_days is None else "time"
     for mode, frame in frames.items():
         _check_columns(mode, frame, (*_NEEDED, placing))
-    with tempfile.TemporaryDirectory(prefix="dpfact-") as folder:
-        place = Path(folder)
+    with private_scratch() as place:
         with connect() as connection:
             for mode, frame in frames.items():
                 _write(connection, place / mode, frame, [c for c in _USED if c in frame])
@@ -87,7 +86,7 @@ def read(
                 labels=tables, **options,
             )  # fmt: skip
         except DataError as error:  # it names files that nobody else has seen
-            raise DataError(_unfiled(str(error).replace(f"{folder}/", ""))) from None
+            raise DataError(_unfiled(str(error).replace(f"{place}/", ""))) from None
         account = tuple((_unfiled(where), what, count) for where, what, count in cohort.account)
         return replace(cohort, account=account)
 
