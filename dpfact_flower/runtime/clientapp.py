@@ -1,8 +1,8 @@
 """One message answered by the installed app, in a process of its own that the executor starts.
 
-`python -P -m dpfact_flower.runtime.clientapp`: a `Question` comes on standard input. A line that
-says when it came in, by `time.monotonic`, and the reply leave on standard output. This process has
-the patients, and no way to the SuperNode.
+`python -P -m dpfact_flower.runtime.clientapp`: a `Question` comes on standard input. On standard
+output leave a line that says when it came in, by `time.monotonic`, a line with the reply's size,
+and the reply. This process has the patients, and no way to the SuperNode.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def main() -> None:
         hold_beside(question.held)
         out.write(f"{came_in}\n".encode())
         out.flush()
-        out.write(message_to_bytes(answer(question, came_in)))
+        reply = message_to_bytes(answer(question, came_in))
+        out.write(f"{len(reply)}\n".encode())
+        out.write(reply)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -92,6 +94,7 @@ class Answering:
 
     def __init__(self, config: Path, address: str, command: Sequence[str] = _COMMAND) -> None:
         self._config, self._address, self._command = config, address, command
+        self._last: subprocess.Popen[bytes] | None = None
 
     def answer(self, token: str) -> None:
         """Answer a claimed message; a failure stands in the log."""
@@ -116,38 +119,50 @@ class Answering:
             metadata = work.message.metadata
             left = seconds_left(metadata.created_at, metadata.ttl)
             seconds = min(max(settings.reply_after, left) + _GRACE_SECONDS, _MOST_SECONDS)
+            end = time.monotonic() + seconds
             with _noted(Path(settings.state_dir)):
-                said, fault = self._ask(question, seconds)
-            came_in, begun, reply = said.partition(b"\n")
-            if begun:
+                came_in, *said = self._ask(question, seconds)
+            if came_in:
                 hold = Hold(settings.reply_after, float(came_in))
-            if fault:
-                raise RoundFailedError(f"{fault}; the reply says that the round failed")
-            return message_from_bytes(reply)
+            if len(said) < 2 or len(said[1]) != int(said[0]):
+                raise RoundFailedError(_fault(seconds, hung=time.monotonic() >= end))
+            return message_from_bytes(said[1])
         except Exception as error:  # nothing an error says may reach the server
             reason = log_privately(site, error)
             hold.wait()
             return Message(Error(CLIENT_APP_RAISED, reason), reply_to=work.message)
 
-    def _ask(self, question: Question, seconds: float) -> tuple[bytes, str]:
-        """What a process says, and what became of it where that is not the whole reply."""
+    def _ask(self, question: Question, seconds: float) -> list[bytes]:
+        """What a process says within this time: when its clock began, its reply's size, its reply.
+
+        The reply leaves without waiting for the end of the process: to give its memory back takes
+        as long as that is large. The next one waits for it.
+        """
+        if self._last is not None:
+            self._last.wait()
         process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._last, end = process, threading.Timer(seconds, process.kill)
+        end.daemon = True
+        end.start()
         try:
-            said, _ = process.communicate(question.to_bytes(), timeout=seconds)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            said, _ = process.communicate()
-            return said, (
-                f"the process that answered was ended: it hung, or needed more than {seconds:.0f} s"
-            )
+            with suppress(BrokenPipeError), process.stdin as asked:
+                asked.write(question.to_bytes())
+            with process.stdout as said:
+                return said.read().split(b"\n", 2)
         finally:
+            end.cancel()
             process.kill()
-        if process.returncode:
-            return said, (
-                "the process that answered has died, of want of memory perhaps (see the system's "
-                "log)"
-            )
-        return said, ""
+
+
+def _fault(seconds: float, *, hung: bool) -> str:
+    what = (
+        f"was ended: it hung, or needed more than {seconds:.0f} s"
+        if hung
+        else "has died, of want of memory perhaps (see the system's log)"
+    )
+    return f"the process that answered {what}; the reply says that the round failed"
 
 
 @contextmanager

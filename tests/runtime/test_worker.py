@@ -146,10 +146,30 @@ def test_a_process_that_died_in_the_middle_of_its_reply_is_answered_for(
     client, config, waited, message
 ):
     """What it said of the reply is not sent: a SuperNode would wait for the rest."""
-    part = message_to_bytes(Message(RecordDict(), reply_to=message))[:-3]
-    write = f"os.write(1, {part!r}); os.kill(os.getpid(), 9)"
-    answering(config, BEGUN + write).answer("t")
-    assert_failed(client, waited)
+    whole = message_to_bytes(Message(RecordDict(), reply_to=message))
+    for part in (b"", b"1", str(len(whole)).encode() + b"\n" + whole[:-3]):
+        client.said.clear()
+        waited.clear()
+        write = f"os.write(1, {part!r}); os.kill(os.getpid(), 9)"
+        answering(config, BEGUN + write).answer("t")
+        assert_failed(client, waited)
+
+
+def test_a_reply_does_not_wait_for_the_end_of_its_process_and_the_next_one_does(
+    client, config, message
+):
+    """To end takes a process as long as it has memory to give back, and that is the patients'."""
+    whole = message_to_bytes(Message(RecordDict(), reply_to=message))
+    reply = str(len(whole)).encode() + b"\n" + whole
+    ends = f"os.write(1, {reply!r}); os.close(1); time.sleep(900)"
+    asked = answering(config, BEGUN + ends)
+    began = time.monotonic()
+    asked.answer("t")
+    first = asked._last
+    asked.answer("u")
+    assert first.returncode == -9
+    assert time.monotonic() - began < PATIENCE / 2
+    assert [each.has_error() for each in client.said if isinstance(each, Message)] == [False] * 2
 
 
 def test_a_process_that_died_before_it_began_is_answered_for(client, config, waited):
