@@ -12,7 +12,8 @@ here, as a busy one, but not for ever: a database that was set back may fail at 
 time.
 
 And it waits without end for the parts of a reply whose head it was given. They never come where an
-executor was killed in between.
+executor was killed in between. Nor does it send a reply before it was given another message. Of a
+run that was killed it makes one itself, late, and every reply after that waits for a message.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from dpfact_flower.machine.quiet import quietly
 if TYPE_CHECKING:
     import httpx
 
+_PULL = "_pull_and_store_message"
 _PUSH = "push_object_contents_from_iterable"
 _GAVE_UP = 1
 """Exit code, also where Flower ends with 0: it ended unasked."""
@@ -65,6 +67,7 @@ def connect(options: Sequence[str]) -> NoReturn:
     threading.excepthook = _end_with
     client, node = flower.FleetHttpClient, flower.start_client_internal
     client._send = _busy_for_failing(client._send)  # type: ignore[method-assign]
+    setattr(node, _PULL, _or_send(getattr(node, _PULL)))
     push = getattr(node, _PUSH)
     setattr(node, _PUSH, lambda parts, **options: push(_while_they_come(parts), **options))
     code: int | str | None = _GAVE_UP
@@ -99,6 +102,20 @@ def _busy_for_failing(send: Callable[..., httpx.Response]) -> Callable[..., http
         return response
 
     return sent
+
+
+def _or_send(pull: Callable[..., int | None]) -> Callable[..., int | None]:
+    """What asks for a message, and has replies sent that wait, where there is none."""
+
+    def pulled(*, state: Any, **others: Any) -> int | None:
+        run = pull(state=state, **others)
+        if run is None:
+            for kept in list(state.msg_store.values()):
+                if kept.message.metadata.reply_to_message_id and not kept.is_retrieved:
+                    return int(kept.message.metadata.run_id)
+        return run
+
+    return pulled
 
 
 def _while_they_come(parts: Iterable[tuple[str, bytes]]) -> Iterator[tuple[str, bytes]]:

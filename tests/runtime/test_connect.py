@@ -13,8 +13,12 @@ from types import SimpleNamespace
 import httpx
 import pytest
 import tomli_w
+from flwr.app import Message, RecordDict
 from flwr.proto.fleet_pb2 import ActivateNodeResponse, PullMessagesResponse
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatResponse
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.supernode.nodestate import NodeStateFactory
 
 from dpfact_flower.runtime import connect
 from dpfact_flower.runtime.connection import quiet_environment, tool
@@ -122,6 +126,25 @@ def test_a_superlink_that_fails_now_and_then_is_asked_on(monkeypatch):
     found = [send(None, context).status_code for _ in range(8)]
     assert found == [503, 200] * 3 + [503, 503]
     assert not ended
+
+
+def test_a_reply_is_sent_though_no_message_has_come(monkeypatch):
+    """Flower sends one after each message, and one that it makes for a lost one comes too many."""
+    for name in ("task_id", "run_id", "node_id"):
+        monkeypatch.setattr(TaskIdentity, f"_{name}", 7)
+    state = NodeStateFactory(ObjectStoreFactory()).state()
+    pull = connect._or_send(lambda *, state: None)
+    message = Message(RecordDict(), 11, "train")
+    message.metadata.__dict__["_message_id"] = "m" * 64
+    state.store_message(message)
+    assert pull(state=state) is None
+    reply = Message(RecordDict(), reply_to=message)
+    reply.metadata.__dict__["_message_id"] = "r" * 64
+    state.store_message(reply)
+    assert pull(state=state) == 7
+    assert connect._or_send(lambda *, state: 9)(state=state) == 9
+    assert len(state.get_messages_legacy(is_reply=True)) == 1
+    assert pull(state=state) is None  # it has been sent
 
 
 @pytest.mark.slow

@@ -517,7 +517,10 @@ def test_patient_is_what_happens_if_nobody_chose(cohort_folder, tmp_path):
     folder = federate({"data": str(cohort_folder), "out": str(tmp_path / "run"), "rank": 2})
     summary = read_json(folder / SUMMARY)
     assert summary["privacy"] == "patient"
-    assert summary["claim"] == f"{PATIENT_CLAIM}; given the data's code lists and its exact number of patients"
+    assert (
+        summary["claim"]
+        == f"{PATIENT_CLAIM}; given the data's code lists and its exact number of patients"
+    )
     assert summary["epsilon"] <= 4.0
     assert json.dumps(summary)  # whatever a tiny cohort makes of it, it can be written
 
