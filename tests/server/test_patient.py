@@ -415,7 +415,7 @@ def test_a_site_is_charged_what_the_server_planned(cohort, tmp_path, privacy):
         SHAPE, solver=SOLVER, privacy=privacy, run=RunSettings(job="job", sites=3),
         vocabulary=joint_digest(cohort.vocabularies),
     )  # fmt: skip
-    clients = [make_client(site, tmp_path) for site in cohort.sites]
+    clients = [make_client(site, tmp_path / site.name) for site in cohort.sites]
     for number in range(1, server.rounds + 1):
         wire = server.request(number).to_wire()
         replies = []
@@ -426,7 +426,7 @@ def test_a_site_is_charged_what_the_server_planned(cohort, tmp_path, privacy):
     planned = [server.planned_events(number) for number in range(1, server.rounds + 1)]
     names = ("procedures", "diagnoses")
     for site in cohort.sites:
-        with Ledger(tmp_path / "state" / site.name, create=False) as ledger:
+        with Ledger(tmp_path / site.name / "state" / site.name, create=False) as ledger:
             assert ledger.verify() == []
             charged = [row.events for row in ledger.rows()]
         assert planned[-1] == ()  # the last round costs nothing, and is not in the ledger

@@ -183,7 +183,7 @@ def test_requests_at_the_same_time_make_one_release(data, tmp_path):
 def test_a_site_that_missed_rounds_answers_the_next(data, tmp_path):
     """Another site kept the run going; this one comes in late and pays for the rest alone."""
     server = make_server(data)
-    go_to(make_client(data, tmp_path / "other"), server, 2)
+    go_to(make_client(replace(data, name="other"), tmp_path / "other"), server, 2)
     late = make_client(data, tmp_path)
     answer = ask(late, server.request(3))
     assert [a.shape for a in read(server, 3, answer).arrays] == server.reply_shapes(3)

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dpfact_flower.errors import StateError
+from dpfact_flower.errors import DPFactError, StateError
 from dpfact_flower.machine.files import create_once, private_folder
 
 LEDGER = "ledger.sqlite"
@@ -115,6 +115,8 @@ def translated(path: Path) -> Iterator[None]:
     """Errors of SQLite and of the disk as our own; their texts hold no values."""
     try:
         yield
+    except DPFactError:  # which may be an OSError too, and is ours already
+        raise
     except sqlite3.Error as error:
         name = getattr(error, "sqlite_errorname", type(error).__name__)
         raise StateError(f"{path}: {error} ({name})") from None
