@@ -6,20 +6,22 @@ in a message. Sites that finished no round are left out, and named.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
-from functools import partial, reduce
+from functools import reduce
 from operator import add
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.errors import StateError
 from dpfact_flower.evaluation.membership import scores
 from dpfact_flower.evaluation.nothing import NOTHING
 from dpfact_flower.evaluation.phenotypes import phenotype_table, site_usage
-from dpfact_flower.evaluation.prediction import predict_outcome
+from dpfact_flower.evaluation.prediction import MOST_PREDICTED, predict_outcome
 from dpfact_flower.evaluation.shared import code_frequencies, shared_error
 from dpfact_flower.evaluation.summary import (
     Errors,
@@ -70,25 +72,34 @@ def measure(
     stores = site_stores(coordinator, cohort, sites_folder)
     cohort = cohort.select_codes(coordinator.selection)
     loaded = [
-        (site, store, state)
+        (site, store)
         for site, store in zip(cohort.sites, stores, strict=True)
-        if (state := store.load()) is not None
+        if store.load() is not None
     ]
     if not loaded:
         raise StateError(f"{sites_folder}: no site finished a round of this run")
-    sites = [site for site, _, _ in loaded]
-    models = [(scaled(site.tensor, coordinator.solver), state.factors) for site, _, state in loaded]
+    sites = [site for site, _ in loaded]
     features, nonnegative = coordinator.factors, coordinator.solver.nonnegative
+
+    def models() -> Iterator[tuple[SparseTensor, Factors]]:
+        """Each site's tensor as it was factorised, and its factors: of one site at a time."""
+        for site, store in loaded:
+            state = store.load()
+            assert state is not None  # it was there a moment ago
+            yield scaled(site.tensor, coordinator.solver), state.factors
+
+    def fit(of: Factors) -> float:
+        return shared_error((tensor for tensor, _ in models()), of, nonnegative=nonnegative).fit
+
     memberships = [
         scores(site.tensor, features, nonnegative=nonnegative).astype(np.float32) for site in sites
     ]
-    tensors = [tensor for tensor, _ in models]
-    fit = partial(shared_error, tensors, nonnegative=nonnegative)
-    shared, plain = fit(coordinator.factors).fit, fit(code_frequencies(tensors)).fit
+    shared, plain = fit(features), fit(code_frequencies(tensor for tensor, _ in models()))
     nothing = shared <= plain
     watch(_MEASURING, 0.3)
+    some = _some(memberships, sites)
     predictions = {
-        label: _unpredicted(sites) if nothing else predict_outcome(memberships, sites, label)
+        label: _unpredicted(sites) if nothing else predict_outcome(*some, label)
         for label in cohort.labels
     }
     watch(_MEASURING, 0.8)
@@ -99,21 +110,35 @@ def measure(
         auc=auc.mean if auc else None,
         predictions=predictions,
         sites_without_a_round=tuple(site.name for site in cohort.sites if site not in sites),
-        errors=_errors([store for _, store, _ in loaded], sites, models),
+        errors=_errors([store for _, store in loaded], sites, models()),
         fit_shared=shared,
         fit_frequencies=plain,
     )
-    own = [CPModel.of(*state.factors).with_unit_features().factors[0] for _, _, state in loaded]
+    own = (CPModel.of(*model).with_unit_features().factors[0] for _, model in models())
     tables = (
         None
         if nothing
         else SharedPhenotypes(
             phenotype_table(memberships, features, sites),
-            site_usage(own, [site.name for site in sites]),
+            site_usage(list(own), [site.name for site in sites]),
         )
     )
     watch(_MEASURING, 1.0)
     return measured, tables
+
+
+def _some(
+    memberships: Sequence[NDArray[np.float32]], sites: Sequence[SiteData]
+) -> tuple[list[NDArray[np.float32]], list[SiteData]]:
+    """All patients; or where they are too many so many of them, the same share of each site."""
+    share, rng = min(1.0, MOST_PREDICTED / sum(map(len, sites))), np.random.default_rng(0)
+    if share == 1:
+        return list(memberships), list(sites)
+    rows = [np.sort(rng.permutation(n)[: math.ceil(share * n)]) for n in map(len, sites)]
+    return (
+        [own[chosen] for own, chosen in zip(memberships, rows, strict=True)],
+        [site[chosen] for site, chosen in zip(sites, rows, strict=True)],
+    )
 
 
 def _unpredicted(sites: Sequence[SiteData]) -> OutcomePrediction:
@@ -125,7 +150,7 @@ def _unpredicted(sites: Sequence[SiteData]) -> OutcomePrediction:
 
 def _errors(
     stores: Sequence[SiteStore], sites: Sequence[SiteData],
-    models: Sequence[tuple[SparseTensor, Factors]],
+    models: Iterable[tuple[SparseTensor, Factors]],
 ) -> Errors | None:  # fmt: skip
     """Errors of the sites' own models after each round: the paper's measure, over all sites.
 

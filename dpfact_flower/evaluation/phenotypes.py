@@ -25,6 +25,7 @@ from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError
 from dpfact_flower.evaluation.counts import SMALL, PatientCounts, guarded, share
 from dpfact_flower.evaluation.membership import has_phenotype
+from dpfact_flower.evaluation.prediction import MOST_PREDICTED
 from dpfact_flower.evaluation.tables import (
     Association,
     CodeWeight,
@@ -267,8 +268,11 @@ def _coefficients(
     label: NDArray[np.float64],
     least: int,
 ) -> list[Association]:
-    """One logistic regression on all memberships that allow one."""
+    """One logistic regression on all memberships that allow one; of many patients, on some."""
     rank = memberships.shape[1]
+    if len(label) > MOST_PREDICTED:
+        some = np.random.default_rng(0).permutation(len(label))[:MOST_PREDICTED]
+        memberships, has, label = memberships[some], has[some], label[some]
     if min(label.sum(), (1 - label).sum()) < _FEWEST:
         return [Association(reason=f"fewer than {_FEWEST} patients with or without it")] * rank
     reasons = [_obstacle(memberships[:, r], label[has[:, r]], least) for r in range(rank)]

@@ -28,6 +28,9 @@ from dpfact_flower.evaluation.summary import AUC, GroupAUC, OutcomePrediction
 from dpfact_flower.machine.threads import in_order, one_blas_thread, thread_count
 from dpfact_flower.tensor import SparseTensor
 
+MOST_PREDICTED = 100_000
+"""Patients that a simulation's regressions take at most: more hardly change a figure, and their
+codes would take more memory than the data."""
 _ITERATIONS = 2000
 _OVERALL = -1
 """Key of the group of all patients, beside the sites' numbers."""

@@ -7,7 +7,7 @@ patient is refitted to the shared factors alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from functools import reduce
 from operator import add
 
@@ -20,13 +20,13 @@ from dpfact_flower.tensor.error import SquaredError
 
 
 def shared_error(
-    tensors: Sequence[SparseTensor], features: Factors, *, nonnegative: bool = True
+    tensors: Iterable[SparseTensor], features: Factors, *, nonnegative: bool = True
 ) -> SquaredError:
     """Squared error over all patients, each refitted to the features.
 
     Parameters
     ----------
-    tensors : sequence of SparseTensor
+    tensors : iterable of SparseTensor
         Of the sites, scaled as the run scales them.
     features : tuple of ndarray of float32, each (I_n, R)
     nonnegative : bool
@@ -38,7 +38,7 @@ def shared_error(
     return reduce(add, errors)
 
 
-def code_frequencies(tensors: Sequence[SparseTensor]) -> Factors:
+def code_frequencies(tensors: Iterable[SparseTensor]) -> Factors:
     """One component with every code's share in the data: what is known before any learning.
 
     Returns
@@ -46,11 +46,16 @@ def code_frequencies(tensors: Sequence[SparseTensor]) -> Factors:
     tuple of ndarray of float32, each (I_n, 1)
         Of norm 1.
     """
-    factors = []
-    for mode, size in enumerate(tensors[0].feature_shape, start=1):
-        sums = np.zeros(size)
-        for tensor in tensors:
-            sums += np.bincount(tensor.indices[:, mode], tensor.values, minlength=size)
-        norm = max(float(np.linalg.norm(sums)), np.finfo(float).tiny)
-        factors.append((sums / norm).astype(np.float32)[:, None])
-    return tuple(factors)
+    counts = (
+        [
+            np.bincount(tensor.indices[:, mode], tensor.values, minlength=size)
+            for mode, size in enumerate(tensor.feature_shape, start=1)
+        ]
+        for tensor in tensors
+    )
+    sums = [reduce(add, of_mode) for of_mode in zip(*counts, strict=True)]
+    tiny = np.finfo(float).tiny
+    return tuple(
+        (total / max(float(np.linalg.norm(total)), tiny)).astype(np.float32)[:, None]
+        for total in sums
+    )

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from dpfact_flower.tensor.sparse import SparseTensor
 
-_MOST = 1 << 24
+_MOST = 1 << 23
 """Entries of the tensors of which something is kept, unless the newest alone has more."""
 
 _Made = TypeVar("_Made")
