@@ -1,11 +1,15 @@
-"""Folders of finished runs made by hand, of any size: what a page is written from."""
+"""Patients made by hand, and folders of finished runs, of any size: what a page is written from."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
+from dpfact_flower.evaluation.membership import LEAST_SCORE, leading_codes
 from dpfact_flower.evaluation.phenotypes import phenotype_table, site_usage
 from dpfact_flower.evaluation.run_folder import (
     write_config,
@@ -15,7 +19,7 @@ from dpfact_flower.evaluation.run_folder import (
 )
 from dpfact_flower.evaluation.tables import SharedPhenotypes
 from dpfact_flower.server.history import Failure, History, RoundRecord
-from dpfact_flower.tensor.cp import CPModel
+from dpfact_flower.tensor import SparseTensor
 from tests.evaluation.summaries import SIMULATED
 
 SITES = {"north": 120, "south": 140}
@@ -23,6 +27,24 @@ SITES = {"north": 120, "south": 140}
 
 def icd9(count: int) -> tuple[str, ...]:
     return (*(f"{n:03d}.0" for n in range(1, count)), "V58.1")
+
+
+def site_of(
+    present: Sequence[ArrayLike],
+    vocabularies: Sequence[Vocabulary],
+    labels: dict[str, ArrayLike] | None = None,
+    name: str = "north",
+) -> SiteData:
+    """Patients by the codes they have: (patients, codes) of each mode, where nobody has none."""
+    cells = []
+    for row in range(len(present[0])):
+        own = [np.flatnonzero(mode[row]) for mode in present]
+        many = max(map(len, own))
+        cells.append([np.full(many, row), *(np.resize(codes, many) for codes in own)])
+    index = np.concatenate(cells, axis=1).T
+    shape = (len(present[0]), *map(len, vocabularies))
+    tensor = SparseTensor.from_coo(index, np.ones(len(index)), shape)
+    return SiteData(name, tensor, tuple(vocabularies), labels or {})
 
 
 def run_folder(
@@ -40,16 +62,22 @@ def run_folder(
     for _ in names:
         factor = rng.gamma(0.3, 1.0, (codes, rank)) + noise * extra.gamma(0.3, 1.0, (codes, rank))
         factors.append(factor.astype(np.float32))
-    many = sum(SITES.values())
-    patients = rng.gamma(2.0, 1.0, (many, rank)) * (rng.random((many, rank)) < 0.35)
-    died = rng.random(many) < 1 / (1 + np.exp(2 - 0.4 * patients[:, 0]))
-    table = phenotype_table(
-        CPModel((patients, *factors)), vocabularies, labels={"died": died}, sites=SITES
-    )
-    ends = np.cumsum(list(SITES.values()))[:-1]
+    sites, scores = [], []
+    for site, many in SITES.items():
+        found = rng.gamma(2.0, 0.2, (many, rank)) * (rng.random((many, rank)) < 0.35)
+        died = rng.random(many) < 1 / (1 + np.exp(2 - 2 * found[:, 0]))
+        present = []
+        for factor in factors:
+            carried = (found > LEAST_SCORE).astype(float) @ leading_codes(factor).T > 0
+            carried &= rng.random(carried.shape) < 0.8
+            carried[:, 0] = True
+            present.append(carried)
+        sites.append(site_of(present, vocabularies, {"died": died.astype(int)}, site))
+        scores.append(found)
+    table = phenotype_table(scores, factors, sites)
     folder.mkdir()
     write_model(folder, factors, vocabularies)
-    usage = site_usage(np.split(patients, ends), list(SITES))
+    usage = site_usage(scores, list(SITES))
     write_phenotypes(folder, SharedPhenotypes(table, usage))
     write_summary(folder, replace(SIMULATED, rank=rank))
     write_config(folder, {"epsilon": 4.0, "rank": rank, "resume": False}, {"numpy": "2"})

@@ -60,7 +60,7 @@ def test_a_phenotype_of_codes_that_belong_to_everything_is_not_found_again(tmp_p
     assert found.again == 0
     write_beside(run, (found,))
     page = write_report(run).read_text()
-    assert page.count(", 1.00, no more than by chance)") == page.count("1.00†") == 5
+    assert page.count("1.00†") == page.count(" Unconfirmed: ") == 5
 
 
 def test_runs_of_other_modes_are_refused(tmp_path):
@@ -76,7 +76,7 @@ def test_what_was_found_is_kept_for_the_next_report(tmp_path):
     done = CliRunner().invoke(cli.app, ["report", str(run), "--beside", str(other)])
     assert done.exit_code == 0, done.output
     first = (run / "report.html").read_bytes()
-    assert b"found again in <b>" in first
+    assert b"The patterns in other runs" in first
     assert write_report(run).read_bytes() == first
     assert read_beside(run, 5) == beside(run, [other])
     with pytest.raises(DataError, match="of another model"):
@@ -87,7 +87,7 @@ def test_what_was_found_is_kept_for_the_next_report(tmp_path):
     with pytest.raises(DataError, match=r"beside\.json: lacks pairs\.0\.least"):
         write_report(run)
     write_beside(run, ())
-    assert b"found again in <b>" not in write_report(run).read_bytes()
+    assert b"The patterns in other runs" not in write_report(run).read_bytes()
 
 
 def test_a_report_of_fifty_phenotypes_stays_below_half_a_megabyte(tmp_path):

@@ -63,12 +63,14 @@ def test_no_figure_describes_noise(runs):
     page = (out / "report.html").read_text()
     assert "Nothing was learned" in page
     assert not [
-        section for section in ("phenotypes", "usage", "prediction") if f'id="{section}"' in page
+        section
+        for section in ("phenotypes", "usage", "details", "prediction")
+        if f'id="{section}"' in page
     ]
-    assert "odds ×" not in page
+    assert "odds of" not in page
     assert "A simulation" in page
     learned = (runs["learned"][1] / "report.html").read_text()
-    assert "<dt>Whom</dt>" in learned
+    assert "Three patterns" in learned
     assert "Nothing was learned" not in learned
 
 

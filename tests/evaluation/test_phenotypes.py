@@ -12,9 +12,9 @@ from sklearn.linear_model import LogisticRegression
 from dpfact_flower.data.synthetic import preset, synthetic, true_memberships
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError
-from dpfact_flower.evaluation.phenotypes import has_phenotype, phenotype_table, site_usage
+from dpfact_flower.evaluation.phenotypes import phenotype_table, site_usage, top_codes
 from dpfact_flower.evaluation.tables import Association
-from dpfact_flower.tensor.cp import CPModel
+from tests.evaluation.folders import site_of
 
 VOCABULARIES = (
     Vocabulary("procedures", tuple(f"P{i}" for i in range(6)), tuple("uvwxyz")),
@@ -33,18 +33,35 @@ def patients(rank, count=400, seed=0):
     return rng.gamma(2.0, 1.0, (count, rank)) * (rng.random((count, rank)) < 0.35)
 
 
+def described(scores, died=None, *, sizes=None, factors=None, present=None, **options):
+    """The table of patients with these scores; all have the same codes unless told otherwise."""
+    factors = factors or features(scores.shape[1])
+    present = present or [np.ones((len(scores), 1)) * (np.arange(len(f)) == 0) for f in factors]
+    ends = np.cumsum(sizes or [len(scores)])
+    sites = [
+        site_of(
+            [mode[rows] for mode in present],
+            VOCABULARIES,
+            {} if died is None else {"died": np.asarray(died)[rows].astype(int)},
+            name,
+        )
+        for name, rows in zip("abc", np.split(np.arange(len(scores)), ends[:-1]), strict=False)
+    ]
+    return phenotype_table(np.split(scores, ends[:-1]), factors, sites, **options)
+
+
 def labels_for(memberships, risk, seed=0):
     logit = -1.5 + memberships @ np.asarray(risk, float)
     return (np.random.default_rng(seed).random(len(logit)) < 1 / (1 + np.exp(-logit))).astype(int)
 
 
 def test_top_codes_agree_with_sorting_by_hand():
-    model = CPModel((patients(3), *features(3)))
-    table = phenotype_table(model, VOCABULARIES, top=4)
-    for r, phenotype in enumerate(table.phenotypes):
+    factors = features(3)
+    for r, phenotype in enumerate(described(patients(3), factors=factors, top=4).phenotypes):
         assert phenotype.number == r + 1
         assert list(phenotype.codes) == ["procedures", "diagnoses"]
-        for vocabulary, factor in zip(VOCABULARIES, model.features, strict=True):
+        assert phenotype.outcomes == {}
+        for vocabulary, factor in zip(VOCABULARIES, factors, strict=True):
             codes = phenotype.codes[vocabulary.name]
             ranked = sorted(range(len(factor)), key=lambda i: -factor[i, r])[:4]
             assert [c.code for c in codes] == [vocabulary.codes[i] for i in ranked]
@@ -55,30 +72,12 @@ def test_top_codes_agree_with_sorting_by_hand():
 
 def test_codes_of_no_weight_are_not_listed_and_signs_are_kept():
     B = np.array([[0.0, 0], [-3, 0], [1, 0], [0, 0], [0, 0], [0, 0]])
-    table = phenotype_table(CPModel((patients(2), B, features(2)[1])), VOCABULARIES)
+    A = patients(2)
+    table = described(A, factors=(B, features(2)[1]))
     first, second = (p.codes["procedures"] for p in table.phenotypes)
     assert [(c.code, c.weight) for c in first] == [("P1", -0.75), ("P2", 0.25)]
     assert second == ()
-    assert table.phenotypes[1].weight == 0
-
-
-@pytest.mark.parametrize("threshold", [0.0, 0.01, 0.3])
-def test_prevalence_agrees_with_a_loop_and_not_with_the_scaling(threshold):
-    A, (B, C) = patients(3, 60), features(3)
-    has = np.zeros((60, 3), bool)
-    for i in range(60):
-        weighted = [A[i, r] * np.linalg.norm(B[:, r]) * np.linalg.norm(C[:, r]) for r in range(3)]
-        for r in range(3):
-            has[i, r] = weighted[r] > threshold * sum(weighted)
-    np.testing.assert_array_equal(has_phenotype(CPModel((A, B, C)), threshold), has)
-    scale = np.array([1e-3, 1.0, 1e4])
-    moved = CPModel((A / scale, B * scale, C))
-    np.testing.assert_array_equal(has_phenotype(moved, threshold), has)
-    table = phenotype_table(moved, VOCABULARIES, threshold=threshold)
-    for r, phenotype in enumerate(table.phenotypes):
-        assert phenotype.prevalence == pytest.approx(has[:, r].mean())
-        norms = [np.linalg.norm(f[:, r]) for f in (A, B, C)]
-        assert phenotype.weight == pytest.approx(np.prod(norms))
+    assert [p.weight for p in table.phenotypes] == pytest.approx(np.linalg.norm(A, axis=0))
 
 
 @pytest.mark.parametrize(
@@ -89,21 +88,48 @@ def test_prevalences_of_few_patients_are_hidden(count, shown):
     A[:, 1] = 0
     A[:count, 1] = 1.0
     died = np.arange(200) % 2 == 0
-    model = CPModel((A, *features(2)))
-    phenotype = phenotype_table(model, VOCABULARIES, labels={"died": died}).phenotypes[1]
+    phenotype = described(A, died).phenotypes[1]
     assert phenotype.prevalence == shown
     assert (phenotype.outcomes["died"].coefficient is None) == (count < 20)  # half of them died
-    open_table = phenotype_table(model, VOCABULARIES, labels={"died": died}, small_cells=False)
-    assert open_table.phenotypes[1].prevalence == count / 200
+    assert described(A, died, small_cells=False).phenotypes[1].prevalence == count / 200
+
+
+@pytest.mark.parametrize(
+    ("carry", "shown"), [(9, "<10"), (10, 0.25), (30, 0.75), (31, "all"), (40, "all")]
+)
+def test_shares_of_patients_with_codes_hide_few_with_them_and_few_without(carry, shown):
+    """40 of 200 have the phenotype; `carry` of these have its one leading code, and 50 others."""
+    A = (np.arange(200) < 40)[:, None].astype(float)
+    B = np.array([[0.1], [1.0], [0], [0], [0], [0]])
+    P = np.zeros((200, 6))
+    P[:, 0] = 1
+    P[:carry, 1] = P[40:90, 1] = 1
+    D = np.zeros((200, 8))
+    D[:, 0] = 1
+    C = D[:1].T
+    own = {"factors": (B, C), "present": [P, D]}
+    (found,) = described(A, **own).phenotypes
+    leading = found.codes["procedures"][0]
+    assert leading.code == "P1"
+    assert found.precision == leading.observed == shown
+    assert found.carriers == leading.everybody == (50 + carry) / 200
+    assert found.codes["procedures"][1].observed == found.codes["procedures"][1].everybody == "all"
+    (bare,) = described(A, **own, small_cells=False).phenotypes
+    assert bare.precision == bare.codes["procedures"][0].observed == carry / 40
+    nobody = described(0 * A, **own).phenotypes[0]
+    assert (nobody.prevalence, nobody.precision) == ("<10", None)
+
+
+@pytest.mark.parametrize(("count", "without"), [(191, "<10"), (190, 0.05), (0, 1.0)])
+def test_the_share_without_a_phenotype_is_guarded_too(count, without):
+    A = (np.arange(200) < count)[:, None] * np.array([[1.0, 0.1]])
+    assert described(A).without == without
 
 
 def test_a_single_binary_membership_is_the_log_odds_ratio_of_a_2_by_2_table():
     has = np.repeat([1, 1, 0, 0], [30, 70, 40, 260])
     died = np.repeat([1, 0, 1, 0], [30, 70, 40, 260])
-    model = CPModel((has[:, None].astype(float), *features(1)))
-    association = (
-        phenotype_table(model, VOCABULARIES, labels={"died": died}).phenotypes[0].outcomes["died"]
-    )
+    association = described(has[:, None].astype(float), died).phenotypes[0].outcomes["died"]
     log_odds = np.log(30 * 260 / (70 * 40))
     error = np.sqrt(1 / 30 + 1 / 70 + 1 / 40 + 1 / 260)
     assert association.coefficient == pytest.approx(log_odds * has.std(), rel=1e-6)
@@ -129,21 +155,18 @@ def test_no_small_number_at_a_site_follows_from_the_others(counts, shown):
     memberships[:, 0] = 1.0
     for site, count in enumerate(counts):
         memberships[100 * site : 100 * site + count, 1] = 1.0
-    model = CPModel((memberships, *features(2)))
-    sites = {"a": 100, "b": 100, "c": 100}
-    first, second = phenotype_table(model, VOCABULARIES, sites=sites).phenotypes
+    sizes = [100, 100, 100]
+    first, second = described(memberships, sizes=sizes).phenotypes
     assert first.by_site == dict.fromkeys("abc", 1.0)
     assert tuple(second.by_site.values()) == shown
-    tiny = phenotype_table(model, VOCABULARIES, sites=sites, small_cells=False).phenotypes[1]
+    tiny = described(memberships, sizes=sizes, small_cells=False).phenotypes[1]
     assert tuple(tiny.by_site.values()) == tuple(count / 100 for count in counts)
-    with pytest.raises(DataError, match="200 patients, the model 300"):
-        phenotype_table(model, VOCABULARIES, sites={"a": 200})
 
 
 def test_coefficients_agree_with_scikit_learn_and_find_the_risk():
     A = patients(4, 3000)
     died = labels_for(A, [1.0, 0, -0.7, 0])
-    table = phenotype_table(CPModel((A, *features(4))), VOCABULARIES, labels={"died": died})
+    table = described(A, died)
     found = [p.outcomes["died"] for p in table.phenotypes]
     reference = LogisticRegression(C=np.inf, tol=1e-10, max_iter=10_000)
     reference.fit((A - A.mean(0)) / A.std(0), died)
@@ -155,11 +178,11 @@ def test_coefficients_agree_with_scikit_learn_and_find_the_risk():
 
 def test_p_values_are_uniform_for_shuffled_labels():
     A = patients(5, 500)
-    model, rng = CPModel((A, *features(5))), np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     died = np.arange(500) < 100
     found = []
     for _ in range(20):
-        table = phenotype_table(model, VOCABULARIES, labels={"died": rng.permutation(died)})
+        table = described(A, rng.permutation(died))
         found += [p.outcomes["died"].p_value for p in table.phenotypes]
     assert scipy.stats.kstest(found, "uniform").pvalue > 1e-3
 
@@ -167,10 +190,9 @@ def test_p_values_are_uniform_for_shuffled_labels():
 def test_without_statsmodels_there_are_coefficients_but_no_p_values(monkeypatch):
     A = patients(2, 800)
     died = labels_for(A, [0.8, -0.4])
-    model = CPModel((A, *features(2)))
-    full = phenotype_table(model, VOCABULARIES, labels={"died": died})
+    full = described(A, died)
     monkeypatch.setitem(sys.modules, "statsmodels.api", None)
-    bare = phenotype_table(model, VOCABULARIES, labels={"died": died})
+    bare = described(A, died)
     for ours, theirs in zip(bare.phenotypes, full.phenotypes, strict=True):
         assert ours.outcomes["died"].coefficient == pytest.approx(
             theirs.outcomes["died"].coefficient, rel=1e-4
@@ -188,9 +210,7 @@ def test_designs_without_an_answer_say_why(monkeypatch, library):
     died = labels_for(A, [0.5, 0, 0])
 
     def reasons(A, died):
-        table = phenotype_table(
-            CPModel((A, *features(A.shape[1]))), VOCABULARIES, labels={"died": died}
-        )
+        table = described(A, died)
         assert all(
             (p.outcomes["died"].coefficient is None) <= (p.outcomes["died"].reason is not None)
             for p in table.phenotypes
@@ -220,9 +240,7 @@ def test_a_phenotype_that_nobody_has_gets_no_coefficient_where_small_cells_are_s
     died = labels_for(A, [0.5, 0])
     A[:, 0] += 1
     A[:, 1] = 1e-9 * np.arange(300)  # it varies, and is nobody's by the threshold
-    table = phenotype_table(
-        CPModel((A, *features(2))), VOCABULARIES, labels={"died": died}, small_cells=False
-    )
+    table = described(A, died, small_cells=False)
     nobody = table.phenotypes[1]
     assert nobody.prevalence == 0
     assert nobody.outcomes["died"] == Association(reason="fewer than 5 patients have it")
@@ -244,22 +262,21 @@ def test_a_phenotype_that_nobody_has_gets_no_coefficient_where_small_cells_are_s
 )
 def test_no_small_number_follows_from_how_many_had_an_outcome(counts, rate):
     has, died = np.repeat([1, 1, 0, 0], counts), np.repeat([1, 0, 1, 0], counts)
-    model = CPModel((has[:, None].astype(float), *features(1)))
-    table = phenotype_table(model, VOCABULARIES, labels={"died": died})
+    scores = has[:, None].astype(float)
+    table = described(scores, died)
     found = table.phenotypes[0].outcomes["died"]
     assert found.rate == rate
     assert table.rates == {"died": pytest.approx(died.mean())}
     few = min(counts[:2]) < 10
     assert (found.coefficient is None) == (few or sum(counts[2:]) == 0)
-    bare = phenotype_table(model, VOCABULARIES, labels={"died": died}, small_cells=False)
+    bare = described(scores, died, small_cells=False)
     assert bare.phenotypes[0].outcomes["died"].rate == counts[0] / sum(counts[:2])
 
 
 def test_rates_of_rare_outcomes_are_hidden():
     died = np.arange(400) < 9
-    model = CPModel((patients(1), *features(1)))
     for label, rate in ((died, "<10"), (~died, "hidden")):
-        table = phenotype_table(model, VOCABULARIES, labels={"died": label})
+        table = described(patients(1), label)
         assert table.rates == {"died": rate}
         assert isinstance(table.phenotypes[0].outcomes["died"].rate, str)
 
@@ -267,10 +284,8 @@ def test_rates_of_rare_outcomes_are_hidden():
 def test_planted_risks_are_found_on_the_artificial_ehr():
     settings = preset("demo", patients=4000)
     cohort = synthetic(settings)
-    members = np.concatenate(true_memberships(settings)).astype(float)
-    died = np.concatenate([site.labels["died"] for site in cohort.sites])
-    model = CPModel((members, *cohort.truth.factors))
-    table = phenotype_table(model, cohort.vocabularies, labels={"died": died})
+    members = [own.astype(float) for own in true_memberships(settings)]
+    table = phenotype_table(members, cohort.truth.factors, cohort.sites)
     found = [p.outcomes["died"] for p in table.phenotypes]
     sure = [a for a in found if a.p_value is not None and a.p_value < 1e-6]
     assert 2 <= len(sure) <= 7
@@ -278,11 +293,6 @@ def test_planted_risks_are_found_on_the_artificial_ehr():
     text = json.dumps(table.to_dict())
     assert json.loads(text)["phenotypes"][0]["codes"]["procedures"][0]["code"].startswith("P")
     assert "site-1-0" not in text
-
-
-def test_labels_are_optional():
-    table = phenotype_table(CPModel((patients(2), *features(2))), VOCABULARIES)
-    assert [p.outcomes for p in table.phenotypes] == [{}, {}]
 
 
 def test_site_usage_shows_norms_and_what_is_off():
@@ -297,20 +307,18 @@ def test_site_usage_shows_norms_and_what_is_off():
 
 
 def test_what_does_not_fit_is_refused():
-    model = CPModel((patients(2), *features(2)))
-    with pytest.raises(DataError, match="need 2, one per feature mode, got 1"):
-        phenotype_table(model, VOCABULARIES[:1])
+    A = patients(2)
+    with pytest.raises(DataError, match=r"site a needs \(400, 2\) finite scores, got \(400, 3\)"):
+        described(patients(3), factors=features(2))
+    with pytest.raises(DataError, match="finite scores"):
+        described(np.where(A > 1, np.nan, A))
+    with pytest.raises(DataError, match="memberships: need one matrix for each of 0 sites"):
+        phenotype_table([], features(2), [])
     with pytest.raises(DataError, match="vocabulary diagnoses: has 8 codes, the factor 6"):
-        phenotype_table(model, VOCABULARIES[::-1])
-    with pytest.raises(DataError, match=r"label died: need shape \(400,\)"):
-        phenotype_table(model, VOCABULARIES, labels={"died": np.zeros(3)})
-    with pytest.raises(DataError, match="label died: must be 1"):
-        phenotype_table(model, VOCABULARIES, labels={"died": np.full(400, 2)})
-    with pytest.raises(DataError, match="threshold in"):
-        phenotype_table(model, VOCABULARIES, threshold=1.0)
+        top_codes(VOCABULARIES[1], features(2)[0])
     for top in (0, 2.5):
         with pytest.raises(DataError, match=f"whole number of top codes, .* got {top}"):
-            phenotype_table(model, VOCABULARIES, top=top)
+            described(A, top=top)
     with pytest.raises(DataError, match="one matrix for each of 0 sites"):
         site_usage([], [])
     with pytest.raises(DataError, match="must be finite"):

@@ -30,7 +30,9 @@ PUBLIC = {"rounds": 3, "rank": 4, "privacy": "none", "off": 0.0}
 PAPER = {"rounds": 3, "rank": 4, "privacy": "paper", "solver": "psgd", "clip": 1.0, "eta": 1e-3,
          "epsilon": 1.2}  # fmt: skip
 FILES = ["summary.json", "phenotypes.json", "history.jsonl", "global_model.npz", "config.toml"]
-SECTIONS = ["phenotypes", "usage", "prediction", "convergence", "privacy", "settings"]
+SECTIONS = [
+    "phenotypes", "usage", "details", "prediction", "convergence", "privacy", "settings"
+]  # fmt: skip
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 BLOCKS = {"p", "li", "tr", "caption", "figcaption", "h1", "h2", "h3", "h4", "dt", "dd", "article"}
 
@@ -179,7 +181,7 @@ def change(path: Path, edit) -> None:
 def test_a_report_is_whole_well_formed_and_loads_nothing(kind, request):
     page = page_of(request.getfixturevalue(kind))
     learned = kind != "paper_run"  # its noise leaves nothing: the page says so, and no more
-    assert [s for s in page.texts if s in SECTIONS] == SECTIONS[0 if learned else 3 :]
+    assert [s for s in page.texts if s in SECTIONS] == SECTIONS[0 if learned else 4 :]
     assert ("Nothing was learned" in page.texts["header"]) == (not learned)
     assert "http:" not in page.source
     assert "https:" not in page.source
@@ -199,14 +201,11 @@ def test_headline_figures_are_those_of_the_summary(public_run):
     summary = read_json(public_run / "summary.json")
     page = page_of(public_run)
     header, fit = page.texts["header"], page.texts["convergence"]
-    for shown in (
-        summary["name"],
-        f"{100 * summary['fit_shared']:.1f} %",
-        f"{100 * summary['fit_frequencies']:.1f} %",
-        f"AUC {summary['auc']:.3f}",
-        f"{summary['predictions']['died']['overall']['raw_codes']['mean']:.3f}",
-    ):
-        assert shown in header
+    assert summary["name"] in header
+    assert "Four patterns" in header
+    for shown in (f"{100 * summary['fit_shared']:.1f} %",
+                  f"{100 * summary['fit_frequencies']:.1f} %"):  # fmt: skip
+        assert shown in fit
     for shown in (f"{100 * summary['fit']:.1f} %", f"{summary['rmse']:.4g}",
                   f"{summary['auc']:.3f}", f"{summary['bytes_up'] / 1000:.3g} kB",
                   f"{(summary['bytes_up'] + summary['bytes_down']) / summary['bytes_paper']:.2f}",
@@ -254,7 +253,7 @@ def test_no_epsilon_stands_without_its_claim(kind, request):
             found |= here
     assert found == figures
     assert not [s for s in SECTIONS if s != "privacy" and "ε" in page.texts.get(s, "")]
-    (headline,) = [t for s, tag, t in page.blocks if (s, tag) == ("header", "li") and "ε" in t]
+    (headline,) = [t for s, tag, t in page.blocks if (s, tag) == ("header", "p") and "ε" in t]
     assert PAPER_CLAIM in headline
     (row,) = [row for row in page.rows("settings") if row.startswith("epsilon ")]
     assert PAPER_CLAIM in row
@@ -318,7 +317,8 @@ def test_a_deployment_shows_what_a_server_can_know(deployed_run):
     for r, card in page.cards().items():
         for columns in codes.values():
             assert all(f"{c['code']} {c['description']}" in card for c in columns[r - 1])
-        assert not {"Whom", "Outcome"} & set(card.split())
+        assert "Leading codes. procedures: " in card
+        assert "patients" not in card
     assert "patients" not in page.rows("phenotypes")[0]
     (failure,) = page.rows_of("Sites that were asked and gave no usable reply")[1:]
     assert " 3 1–3 " in failure
@@ -337,7 +337,7 @@ def test_phenotypes_come_by_number_with_the_codes_of_the_model(public_run):
             assert code in page.cards()[row.phenotype]
     for number, card in page.cards().items():
         title = card.split(" #")[0].removeprefix(f"{number} · ")
-        assert title.startswith("about P")
+        assert title.startswith("About P")
         assert overview[number - 1].startswith(f"{number} {title} ")
 
 
@@ -352,57 +352,45 @@ def test_whom_a_phenotype_concerns_stands_in_the_overview_and_by_site(public_run
     ]
     for phenotype, row in zip(table["phenotypes"], page.rows_of(caption)[1:], strict=True):
         shown = [
-            v if isinstance(v, str) else f"{100 * v:.1f} %" for v in phenotype["by_site"].values()
+            v if isinstance(v, str) else f"{100 * v:.1f}" for v in phenotype["by_site"].values()
         ]
         assert len(shown) == 3
         assert row.endswith(" ".join(shown))
 
 
-def test_an_outcome_has_odds_and_p_value_or_the_reason_why_not(run):
+def test_an_outcome_has_its_rate_and_odds_or_the_reason_why_not(run):
     outcomes = [
-        {"coefficient": -0.5, "p_value": 0.0004, "reason": None, "interval": [-0.7, -0.3],
-         "rate": 0.2},
+        {"coefficient": -0.5, "p_value": 0.0004, "interval": [-0.7, -0.3], "rate": 0.2,
+         "rate_interval": [0.15, 0.26]},
         {"coefficient": 0.25, "p_value": None, "reason": "p-values need a library"},
-        {"coefficient": None, "p_value": None, "reason": "fewer than 10 patients with both",
-         "rate": "<10"},
-        None,
+        {"reason": "fewer than 10 patients with both", "rate": "<10"},
+        {"coefficient": 2.0, "p_value": 0.04, "interval": [0.1, 2.302], "rate": "hidden"},
     ]  # fmt: skip
 
     def edit(phenotypes):
-        phenotypes["table"]["rates"] = {"died": 0.25}
+        phenotypes["table"]["rates"] = {"died": 0.25, "back in a week": 0.5}
         for phenotype, outcome in zip(phenotypes["table"]["phenotypes"], outcomes, strict=True):
-            phenotype["outcomes"] = {"died": outcome} if outcome else {}
-            phenotype["prevalence"] = "<10" if outcome is None else 0.125
+            far = {"coefficient": 0.5, "p_value": 0.3, "interval": [-0.1, 2.304]}
+            phenotype["outcomes"] = {"died": outcome, "back in a week": far}
+            phenotype["prevalence"] = "<10" if outcome is outcomes[3] else 0.125
 
     change(run / "phenotypes.json", edit)
     page = Page(run)
-    cards, rows = page.cards(), page.rows("phenotypes")[1:]
-    died = (
-        "Death in hospital 20.0 % of them, 25.0 % of all; odds × 0.61 (0.50–0.74) per SD, p < 0.001"
-    )
+    cards, rows = page.cards(), page.rows_of("4 patterns, in figures")[1:]
+    died = "Death in hospital: 20.0 % (95 % interval 15.0 to 26.0 %); of all patients 25.0 %."
     assert died in cards[1]
-    assert "Death in hospital odds × 1.28 per SD, p-values need a library" in cards[2]
-    assert "fewer than 10 of them, 25.0 % of all; odds not estimated: fewer than 10" in cards[3]
-    assert "Outcome no outcome labels" in cards[4]
-    assert "<10 patients" in cards[4]
-    assert "12.5 % of the patients" in cards[1]
-    assert rows[0].endswith("12.5 % 20.0 % 0.61 (0.50–0.74)")
-    assert rows[2].endswith("12.5 % <10 –")
-    assert rows[3].endswith("<10")
-
-
-def test_odds_of_next_to_nothing_are_not_given_as_nothing(run):
-    """As an older version wrote them, who estimated from a handful of deaths."""
-
-    def edit(phenotypes):
-        first, second, *_ = phenotypes["table"]["phenotypes"]
-        first["outcomes"]["died"] = {"coefficient": -9.0, "p_value": 0.3, "interval": [-19.8, 1.78]}
-        second["outcomes"]["died"] = {"coefficient": 5.0, "p_value": 0.3, "interval": [-0.1, 2000]}
-
-    change(run / "phenotypes.json", edit)
-    cards = Page(run).cards()
-    assert "odds × <0.01 (<0.01–5.93)" in cards[1]
-    assert "odds × >99 (0.90–>99)" in cards[2]
+    assert "Back in a week: too few to say; of all patients 50.0 %." in cards[1]
+    for number in (2, 3):
+        assert "Death in hospital: too few to say; of all patients 25.0 %." in cards[number]
+    assert "Fewer than ten patients. Not checked" in cards[4]
+    overview = page.rows("phenotypes")[1:]
+    assert "12.5 % 20.0 % (15.0–26.0)" in overview[0]
+    assert "12.5 % too few" in overview[2]
+    assert " 0.61 (0.50–0.74) p < 0.001" in rows[0]
+    assert " 1.28 – " in rows[1]
+    assert " fewer than 10 patients with both – " in rows[2]
+    assert " 7.39 (1.11–9.99) p = 0.040" in rows[3]
+    assert all(row.endswith(" too few p = 0.300") for row in rows)  # odds of up to 10.01
 
 
 def test_phenotypes_switched_off_are_marked(public_run, run):
@@ -414,17 +402,17 @@ def test_phenotypes_switched_off_are_marked(public_run, run):
 
     before = page_of(public_run)
     assert all(row.endswith(" none") for row in before.rows_of("Sites")[1:])
-    assert "off at" not in before.texts["phenotypes"]
+    assert "Switched off" not in before.texts["phenotypes"]
     change(run / "phenotypes.json", switch_off)
     page = Page(run)
     first, second, third = page.rows_of("Sites")[1:]
     assert first.endswith(" 1 of 4: 2")
     assert second.endswith(" none")
     assert third.endswith(" 3 of 4: 2–4")
-    assert "off at site-1, site-3" in page.cards()[2]
-    assert "off at" not in page.cards()[1]
-    crosses = page.source.split('id="usage-off"')[1].split("</g>\n   </g>")[0]
-    assert crosses.count("<use ") == 4
+    assert "Switched off by site-1, site-3." in page.cards()[2]
+    assert "Switched off" not in page.cards()[1]
+    (caption,) = [t for _, tag, t in page.blocks if tag == "caption" and "darker is more" in t]
+    assert [row.count("off") for row in page.rows_of(caption)[1:]] == [0, 2, 1, 1]
 
 
 def test_auc_stands_beside_its_baselines_with_the_warning(public_run):
@@ -442,40 +430,20 @@ def test_a_run_without_outcomes(cohort_folder, tmp_path):
     config = {**PUBLIC, "data": str(cohort_folder), "out": str(tmp_path / "run")}
     page = Page(federate(config))
     assert "death" not in page.texts["header"]
-    assert all("Outcome no outcome labels" in card for card in page.cards().values())
+    assert "odds" not in page.texts["details"]
     assert "The sites have no outcome labels" in page.texts["prediction"]
     assert "auc0-figure_1" not in page.source
 
 
-def test_every_label_has_its_association_and_its_table(run):
-    """Also as an older version wrote it, who knew of death alone."""
-
-    def add(phenotypes):
-        for phenotype in phenotypes["table"]["phenotypes"]:
-            phenotype["outcomes"]["back in a week"] = {
-                "coefficient": 0.5, "p_value": 0.04, "reason": None, "interval": [0.1, 0.9]
-            }  # fmt: skip
-
-    def older(phenotypes):
-        for phenotype in phenotypes["table"]["phenotypes"]:
-            phenotype["mortality"] = phenotype.pop("outcomes").get("died")
-
+def test_every_label_has_its_table_and_picture(run):
     def predicted(summary):
         died = summary["predictions"]["died"]
         summary["predictions"] = {"died": died, "readmitted": died}
 
-    change(run / "phenotypes.json", add)
     change(run / "summary.json", predicted)
     page = Page(run)
-    assert "Back in a week odds × 1.65 (1.11–2.46) per SD, p = 0.040" in page.cards()[1]
-    assert "Death in hospital" in page.cards()[1]
     assert {"auc0-figure_1", "auc1-figure_1"} <= set(page.values("id"))
     assert "Readmission: AUC by logistic regression" in page.texts["prediction"]
-    assert "Readmission. They predict it with AUC" in page.texts["header"]
-    change(run / "phenotypes.json", older)
-    page = Page(run)
-    assert "Back in a week" not in page.cards()[1]
-    assert "Death in hospital" in page.cards()[1]
 
 
 def test_a_model_that_explains_nothing_is_not_to_be_read(public_run, run):
@@ -506,6 +474,8 @@ def test_everything_from_outside_is_escaped(public_run, run):
         for phenotype in phenotypes["table"]["phenotypes"]:
             reason = {"coefficient": None, "p_value": None, "reason": bad}
             phenotype["outcomes"] = {"died": reason, bad: reason}
+            phenotype["by_site"] = {bad: 0.5}
+        phenotypes["table"]["rates"][bad] = None
         phenotypes["usage"]["sites"][0] = bad
 
     def poison_summary(summary):
@@ -527,7 +497,8 @@ def test_everything_from_outside_is_escaped(public_run, run):
     assert page.cards()[2].startswith(f"2 · {bad} ")
     assert all(f"P01 {bad}" in card for card in page.cards().values())
     assert "onclick" not in dict(page.attributes)
-    for section in ("header", "privacy", "convergence", "phenotypes", "prediction"):
+    for section in ("header", "privacy", "convergence", "phenotypes", "usage", "details",
+                    "prediction"):  # fmt: skip
         assert bad in page.texts[section]
 
 

@@ -1,0 +1,130 @@
+"""Who has a phenotype, and the counts of these patients, against slow references."""
+
+import json
+
+import numpy as np
+import pytest
+from scipy.optimize import nnls
+
+from dpfact_flower.data.synthetic import preset, synthetic
+from dpfact_flower.data.vocabulary import Vocabulary
+from dpfact_flower.evaluation.counts import PatientCounts, mode_presence
+from dpfact_flower.evaluation.export import memberships
+from dpfact_flower.evaluation.membership import LEAST_SCORE, has_phenotype, leading_codes, scores
+from dpfact_flower.evaluation.run_folder import PHENOTYPES
+from dpfact_flower.runtime.federate import federate
+from dpfact_flower.tensor import SparseTensor
+from tests.conftest import count_tensor
+from tests.evaluation.folders import site_of
+
+
+@pytest.fixture(scope="module")
+def patients() -> SparseTensor:
+    return count_tensor(60, seed=5)
+
+
+@pytest.fixture(scope="module")
+def features():
+    """Sparse columns of many lengths, so that phenotypes overlap little and norms matter."""
+    rng = np.random.default_rng(4)
+    return tuple(
+        (rng.gamma(0.4, 1.0, (size, 4)) * [0.01, 1, 3, 50]).astype("f4") for size in (9, 12)
+    )
+
+
+def slow_scores(tensor, features):
+    """Non-negative least squares of every dense patient of norm 1 on columns of norm 1."""
+    first, second = (f / np.linalg.norm(f, axis=0) for f in features)
+    columns = np.einsum("ir,jr->ijr", first, second).reshape(-1, first.shape[1])
+    rows = tensor.to_dense().reshape(len(tensor), -1)
+    return np.array([nnls(columns, row / np.linalg.norm(row))[0] for row in rows])
+
+
+def test_scores_are_those_of_non_negative_least_squares(patients, features):
+    slow = slow_scores(patients, features)
+    found = scores(patients, features)
+    np.testing.assert_allclose(found, slow, atol=2e-4)
+    clear = abs(slow - LEAST_SCORE) > 1e-3
+    np.testing.assert_array_equal(has_phenotype(found)[clear], (slow > LEAST_SCORE)[clear])
+    assert 0.05 < has_phenotype(found).mean() < 0.95
+
+
+def test_scores_do_not_depend_on_the_scale_of_counts_or_columns(patients, features):
+    found = scores(patients, features)
+    times = np.random.default_rng(0).choice([0.25, 1, 8], len(patients))[patients.indices[:, 0]]
+    scaled = SparseTensor.from_coo(patients.indices, patients.values * times, patients.shape)
+    np.testing.assert_allclose(scores(scaled, features), found, atol=1e-5)
+    moved = (features[0] * [8, 1, 0.5, 2], features[1] / [64, 1, 4, 1])
+    np.testing.assert_allclose(scores(patients, [f.astype("f4") for f in moved]), found, atol=1e-4)
+
+
+@pytest.mark.parametrize("many", [1, 5])
+def test_a_record_that_is_nothing_but_a_phenotype_scores_1_however_long_it_is(many):
+    features = tuple(np.eye(size, 1, dtype="f4") for size in (6, 8))
+    for factor in features:
+        factor[:many] = 1
+    cells = np.argwhere(np.ones((1, many, many)))
+    record = SparseTensor.from_coo(cells, np.ones(len(cells)), (1, 6, 8))
+    assert scores(record, features) == pytest.approx(1)
+    signed = tuple(-factor for factor in features[:1]) + features[1:]
+    assert scores(record, signed, nonnegative=False) == pytest.approx(-1)
+    assert has_phenotype(scores(record, signed, nonnegative=False)).all()
+
+
+def test_codes_lead_from_a_third_of_the_largest_weight():
+    factor = np.array([[0.9, 0.0], [0.3, 0.0], [0.29, 0.0], [-0.6, 0.0]])
+    np.testing.assert_array_equal(
+        leading_codes(factor), np.array([[1, 0], [1, 0], [0, 0], [1, 0]], bool)
+    )
+
+
+def test_counts_agree_with_loops_and_add_up(patients, features):
+    lists = [Vocabulary(n, [f"{n}{i}" for i in range(k)]) for n, k in (("a", 9), ("b", 12))]
+    dense = patients.to_dense() > 0
+    present = [dense.any(axis=2), dense.any(axis=1)]
+    for mode, expected in enumerate(present, start=1):
+        np.testing.assert_array_equal(mode_presence(patients, mode).toarray(), expected)
+    site = site_of(present, lists)
+    has = has_phenotype(scores(patients, features))
+    found = PatientCounts.of(site, has, features)
+    lead = [f >= f.max(axis=0) / 3 for f in features]
+    for r in range(4):
+        carries = [
+            all((own[i] & leads[:, r]).any() for own, leads in zip(present, lead, strict=True))
+            for i in range(60)
+        ]
+        assert found.has[r] == sum(has[:, r])
+        assert found.carriers[r] == sum(carries)
+        assert found.led[r] == sum(carries & has[:, r])
+        for counted, own in zip(found.codes, present, strict=True):
+            assert counted[r].tolist() == [sum(column & has[:, r]) for column in own.T]
+    assert [own.tolist() for own in found.everybody] == [
+        own.sum(axis=0).tolist() for own in present
+    ]
+    parts = [
+        PatientCounts.of(site[rows], has[rows], features) for rows in (slice(0, 20), slice(20, 60))
+    ]
+    both = parts[0] + parts[1]
+    assert both.patients == found.patients == 60
+    for name in ("has", "led", "carriers", "codes", "everybody"):
+        ours, theirs = (np.hstack([np.ravel(x) for x in getattr(c, name)]) for c in (both, found))
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_the_report_counts_the_patients_that_each_site_finds_itself(tmp_path):
+    cohort = synthetic(preset("demo", patients=900))
+    cohort.save(tmp_path / "data")
+    run = federate({"data": str(tmp_path / "data"), "out": str(tmp_path / "run"), "rank": 8,
+                    "privacy": "none", "rounds": 4})  # fmt: skip
+    table = json.loads((run / PHENOTYPES).read_text())["table"]
+    own = [memberships(run, site) for site in cohort.sites]
+    counts = np.sum([found.has.sum(axis=0) for found in own], axis=0)
+    shown = [p["prevalence"] for p in table["phenotypes"]]
+    assert [c if c >= 10 else "<10" for c in counts] == [
+        round(share * table["patients"], 6) if isinstance(share, float) else share
+        for share in shown
+    ]
+    without = sum((~found.has.any(axis=1)).sum() for found in own)
+    assert table["without"] * table["patients"] == pytest.approx(without)
+    frames = [found.to_frame(has=True) for found in own]
+    np.testing.assert_array_equal(sum(frame.to_numpy().sum(axis=0) for frame in frames), counts)

@@ -1,0 +1,116 @@
+"""What a page says of a phenotype in sentences."""
+
+import pytest
+
+from dpfact_flower.evaluation.beside import Beside, Found, Pair, certainty
+from dpfact_flower.evaluation.prose import (
+    certainty_words,
+    first_line,
+    paragraph,
+    rate,
+    search_words,
+)
+from dpfact_flower.evaluation.tables import Association, CodeWeight, Phenotype, PhenotypeTable
+
+
+def found(*pairs):
+    """A phenotype's likeness to its partner in each other run, and what it has to exceed."""
+    return tuple(
+        Found(Beside("other", "", 5, 2, (pair,)), pair)
+        for pair in (Pair(1, 1, match, least) for match, least in pairs)
+    )
+
+
+AGAIN, CHANCE, LOST = (0.9, 0.8), (0.9, 0.95), (0.7, 0.8)
+"""Above what is needed; as alike as by chance alone; below 0.85 a mode."""
+
+
+@pytest.mark.parametrize(
+    ("pairs", "word", "sentence"),
+    [
+        ((), "", "Not checked"),
+        ((AGAIN,), "stable", "Stable: found again in the repeat."),
+        ((AGAIN, AGAIN), "stable", "Stable: found again in both repeats."),
+        ((AGAIN,) * 3, "stable", "Stable: found again in all three repeats."),
+        ((AGAIN, LOST), "partly", "Partly: found again in one of two repeats."),
+        ((AGAIN, CHANCE), "partly", "Partly: found again in one of two repeats."),
+        ((CHANCE, LOST), "unconfirmed", "Unconfirmed: its codes are in so many patterns"),
+        ((LOST, LOST), "not found", "Not found again in both repeats"),
+    ],
+)
+def test_one_word_says_how_sure_a_phenotype_is(pairs, word, sentence):
+    assert certainty(found(*pairs)) == word
+    assert certainty_words(found(*pairs)).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("without", "rank", "words", "line"),
+    [
+        (0.64, 20, ["stable"] * 9 + ["partly"] * 8 + ["unconfirmed"] * 3,
+         "Twenty patterns; nine are stable; 36 % of the patients have one."),
+        (0.64, 2, ["partly", "stable"],
+         "Two patterns; one is stable; 36 % of the patients have one."),
+        ("<10", 1, ["not found"], "One pattern; none is stable."),
+        (None, 50, ["", ""], "50 patterns."),
+    ],
+)  # fmt: skip
+def test_a_run_in_one_line(without, rank, words, line):
+    table = None if without is None else PhenotypeTable(100, (), {}, without)
+    assert first_line(table, rank, words) == line
+
+
+def code(name, text, observed, everybody=0.05):
+    return CodeWeight(name, text, 0.5, observed, everybody)
+
+
+HEART = Phenotype(
+    2, 1.0, 0.021,
+    {
+        "procedures": (code("36.06", "Insertion of stent", 0.9),),
+        "diagnoses": (
+            code("428", "Heart failure", 0.77),
+            code("410", "Acute myocardial infarction, NOS", "all"),
+            code("250", "Diabetes", 0.6, everybody=0.5),
+            code("427", "Dysrhythmia", 0.19),
+            code("411", "Angina", "<10"),
+        ),
+    },
+    {"died": Association(rate=0.059, rate_interval=(0.047, 0.073))},
+)  # fmt: skip
+
+
+def test_a_paragraph_says_whom_what_and_how_it_ended():
+    assert paragraph(HEART, 62_651, {"died": 0.024}, "patients") == [
+        "1,316 patients (2.1 %).",
+        "All had acute myocardial infarction (410), 77 % heart failure (428).",
+        "90 % had procedures: insertion of stent (36.06).",
+        "Death in hospital: 5.9 % (95 % interval 4.7 to 7.3 %); of all patients 2.4 %.",
+    ]
+
+
+def test_a_paragraph_of_few_patients_has_no_figure():
+    few = Phenotype(1, 1.0, "<10", HEART.codes, HEART.outcomes)
+    assert paragraph(few, 62_651, {"died": 0.024}, "stays") == ["Fewer than ten stays."]
+    for hidden in ("<10", "hidden", None):
+        assert rate(Association(rate=hidden), 0.024) == "too few to say; of all patients 2.4 %"
+        assert rate(Association(rate=hidden), "<10") == "too few to say"
+
+
+def test_the_span_over_sites_leaves_hidden_ones_out():
+    sites = {"a": 0.01, "b": 0.05, "c": "<10", "d": "hidden"}
+    spread = Phenotype(1, 1.0, 0.02, {}, {}, sites)
+    assert paragraph(spread, 1000, {}, "patients") == [
+        "20 patients (2.0 %, from 1.0 % to 5.0 % by site)."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("Acute MYOCARDIAL infarction", "heart attack"), ("Crbl art oc wo infrct", "stroke"),
+        ("DM: uncomplicated", "diabetes"), ("severe sepsis", "blood poisoning, sepsis"),
+    ],
+)  # fmt: skip
+def test_people_search_by_their_own_words(text, word):
+    assert word in search_words(["Appendicitis", text])
+    assert word not in search_words(["Appendicitis", "Foot drop"])
