@@ -13,6 +13,7 @@ from dpfact_flower.evaluation.beside import (
     Found,
     certainty,
 )
+from dpfact_flower.evaluation.names import Review
 from dpfact_flower.evaluation.tables import Association, CodeWeight, Phenotype, PhenotypeTable
 from dpfact_flower.evaluation.titles import TREATMENTS, phrase
 from dpfact_flower.evaluation.words import counted, outcome, percent
@@ -116,6 +117,20 @@ def certainty_words(found: Sequence[Found]) -> str:
         UNCONFIRMED: "Unconfirmed: its codes are in so many patterns that a match proves nothing.",
         NOT_FOUND: f"Not found again in {repeats}: it may be an artefact of the noise.",
     }[certainty(found)]
+
+
+def review_words(review: Review | None) -> str:
+    """What a chart review at one hospital said of a phenotype; empty without one."""
+    if review is None:
+        return ""
+    text = f"Chart review: {'kept' if review.verdict == 'keep' else 'dropped'}"
+    for share, charts, where in (
+        (review.confirmed, review.charts, "with the highest scores"),
+        (review.near_confirmed, review.near_charts, "near the threshold"),
+    ):
+        if share is not None:
+            text += f", {100 * share:.0f} % of {charts} charts {where} confirmed"
+    return f"{text}."
 
 
 def named(description: str, code: str) -> str:

@@ -17,10 +17,10 @@ from dpfact_flower.errors import DataError
 from dpfact_flower.evaluation.beside import Beside, found_again, read_beside
 from dpfact_flower.evaluation.cards import Card, cards, odds_reach, systems_of
 from dpfact_flower.evaluation.membership import LEAST_SCORE
-from dpfact_flower.evaluation.names import read_names
+from dpfact_flower.evaluation.names import read_names, read_reviews
 from dpfact_flower.evaluation.nothing import nothing_learned
 from dpfact_flower.evaluation.page import belonging, check_libraries, render, svg
-from dpfact_flower.evaluation.prose import certainty_words, first_line, paragraph
+from dpfact_flower.evaluation.prose import certainty_words, first_line, paragraph, review_words
 from dpfact_flower.evaluation.run_folder import (
     MODEL,
     REPORT,
@@ -187,6 +187,7 @@ def _content(run: _Run) -> dict[str, Any]:
 
 def _paragraphs(run: _Run) -> dict[int, list[str]]:
     """What a card says of a phenotype, by its number."""
+    reviews = read_reviews(run.folder, run.summary.rank)
     table = run.shared.table if run.shared else None
     return {
         card.number: [
@@ -196,6 +197,7 @@ def _paragraphs(run: _Run) -> dict[int, list[str]]:
                 else [card.leading]
             ),
             certainty_words(card.found),
+            review_words(reviews.get(card.number)),
         ]
         for card in run.cards
     }
