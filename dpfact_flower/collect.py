@@ -43,7 +43,7 @@ LEAST_SECONDS = 10.0
 """What is left of a round must suffice for a process to start and to send kept bytes."""
 _BUSY_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 _SILENT = 1 / 2
-"""Of a round's time: then who is there and has said nothing is asked once more. Flower 1.41's
+"""Of a round's time: then who is there and has said nothing is asked once more. Flower's
 SuperNode forgets a message without a word where the SuperLink fails inside while it is fetched, or
 where the answer that brings it is cut off."""
 _EXTRA = 1 / 4
@@ -79,7 +79,7 @@ class Stake(NamedTuple):
 class CollectingGrid(Grid):
     """A Grid that asks again who was lost on the way, and a SuperLink that fails for a moment.
 
-    All else is the given Grid's. Flower 1.41 answers 500 where its database is busy for longer than
+    All else is the given Grid's. Flower answers 500 where its database is busy for longer than
     five seconds, as with two runs on a slow machine, and its own Grid lets that end the run.
 
     Parameters

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from flwr.supernode.runtime.run_clientapp import push_message
 
 KNOWN = ("1.41", "1.42")
-"""Releases with which all tests were run, the newest last. Others are refused in a deployment."""
+"""Releases that this was tried with, the newest last. A deployment starts with no other."""
 RANGE = ">=1.41,<1.43"
 """The same for pip, as pyproject.toml has it."""
 

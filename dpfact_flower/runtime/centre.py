@@ -1,6 +1,6 @@
 """The centre's SuperLink that ends where its helper has: it is started again then, with a new one.
 
-Flower 1.41's SuperLink starts one process, a SuperExec, that starts the runs' ServerApps, and does
+Flower's SuperLink starts one process, a SuperExec, that starts the runs' ServerApps, and does
 not look after it. Where that is killed, for want of memory, say, every run stays `pending`.
 
 Nor does it wait long for its own database: after five seconds it answers 500, on which a SuperExec

@@ -1,6 +1,6 @@
 """A hospital's SuperNode that asks again, and ends where it has given up: it is started again then.
 
-Flower 1.41's SuperNode is several threads. Where its way to the SuperLink fails otherwise than it
+Flower's SuperNode is several threads. Where its way to the SuperLink fails otherwise than it
 expects, as with a centre that hung for half a minute, the thread that asks for messages ends, or
 the one that says that the hospital is there. Another, which serves the executor, keeps the process
 running: nobody starts it again, and the hospital stays offline.
