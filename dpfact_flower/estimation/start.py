@@ -225,8 +225,7 @@ def _best_candidate(
 ) -> Model:
     """The candidate that best predicts what it was not fitted to; without noise, the best fit."""
     before, seen = deepcopy(rng), np.empty((codes, len(packed), codes), np.float32)
-    for t, (own, z) in enumerate(_with_fresh(packed, sigma, rng)):
-        seen[:, t] = unpack([own + _SPLIT * z], codes)[:, 0]
+    _see(packed, sigma, rng, seen)
     noise = sigma / math.sqrt(2) * math.hypot(1, _SPLIT)
     candidates = _candidates(seen, rank, noise, restarts)
 
@@ -248,7 +247,13 @@ def _best_candidate(
     best, score = first = max(found, key=lambda each: each[1])  # the first of equals
     if not any(first is grown_one for grown_one in tried[:_GROWTHS]):
         models = [model for model, _ in found]
-        common = judged((lambda _: _consensus(models, best), rng))
+
+        def agreed(_: np.random.Generator) -> Model:
+            found = _consensus(models, best, seen)  # in its place: memory is large
+            _see(packed, sigma, deepcopy(before), seen)
+            return found
+
+        common = judged((agreed, rng))
         found += [common] if common else []
         best, score = max(found, key=lambda each: each[1])
     _logger.info(
@@ -256,6 +261,15 @@ def _best_candidate(
         len(found), score, ", ".join(f"{other:.6g}" for _, other in found if other < score),
     )  # fmt: skip
     return best
+
+
+def _see(
+    packed: Sequence[NDArray[Any]], sigma: float, rng: np.random.Generator,
+    seen: NDArray[np.float32],
+) -> None:  # fmt: skip
+    """Fill in what candidates are fitted to."""
+    for t, (own, z) in enumerate(_with_fresh(packed, sigma, rng)):
+        seen[:, t] = unpack([own + _SPLIT * z], len(seen))[:, 0]
 
 
 def _with_fresh(
@@ -274,9 +288,9 @@ def _candidates(sites: Sites, rank: int, noise: float, restarts: int) -> list[_C
     return [growth] * _GROWTHS + [random] * restarts  # the longest first
 
 
-def _consensus(models: Sequence[Model], first: Model) -> Model:
-    """A fit to what candidates say on average, from one of them on."""
-    mean = np.zeros((len(first.F), len(first.d), len(first.F)), np.float32)
+def _consensus(models: Sequence[Model], first: Model, mean: NDArray[np.float32]) -> Model:
+    """A fit to what candidates say on average, from one of them on; it is put into `mean`."""
+    mean[:] = 0
     for F, d in models:
         for t, usage in enumerate(d):
             mean[:, t] += (F * (usage / len(models))).astype(np.float32) @ F.T.astype(np.float32)

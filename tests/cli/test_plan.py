@@ -53,10 +53,10 @@ def test_it_foresees_what_helps_and_what_a_site_needs():
     assert "2.4 GB of memory" in text
     needs = found["needs"]
     server = (
-        f"the server needs 9.7 GB and {needs['server_seconds']:,.0f} s of one, by a simple model"
+        f"the server needs 7.8 GB and {needs['server_seconds']:,.0f} s of one, by a simple model"
     )
     assert server in text
-    assert needs["server"] == pytest.approx(9.7e9, rel=0.01)
+    assert needs["server"] == pytest.approx(7.8e9, rel=0.01)
     assert found["needs"]["codes"] == "1000x1000"
     assert "codes = 1000x1000" in text
     levers = {lever["name"]: lever for lever in found["outlook"]["levers"]}

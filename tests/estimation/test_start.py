@@ -170,7 +170,8 @@ def test_what_candidates_say_on_average_is_nearer_the_truth_than_any_of_them():
                     for d, u in zip(model.d, usage, strict=True)]  # fmt: skip
         return sum(np.square(p - np.diag(np.diag(p))).sum() for p in products)
 
-    common = module._consensus(models, models[0])
+    mean = np.ones((len(F), len(usage), len(F)), np.float32)  # anything
+    common = module._consensus(models, models[0], mean)
     assert error(common) < 0.5 * min(error(model) for model in models)
 
 

@@ -33,9 +33,9 @@ BYTES_A_VALUE = 48
 measured."""
 _APART = 20
 """Sites that the server's start tells apart, of more their sums (`estimation.start`)."""
-_REPLY_BYTES, _APART_BYTES, _BESIDE_BYTES = 4, 20, 50
+_REPLY_BYTES, _APART_BYTES, _BESIDE_BYTES = 4, 12, 60
 """The server's memory for one value of a site's start; of a site or sum that is told apart, what
-candidates are fitted to and agree on; and of one matrix at work."""
+candidates are fitted to; and of single matrices at work."""
 _SURROGATE_BYTES = 80_000_000
 """The server's memory for surrogates, which come after that: 60 and 80 MB are measured."""
 _SENT_BITS = 12
