@@ -22,7 +22,7 @@ from dpfact_flower.errors import DataError
 from dpfact_flower.evaluation.model import HAS, PATIENT, CodeRow, GlobalModel, Memberships
 from dpfact_flower.machine.files import replacing
 
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_FORMULA = ("=", "+", "-", "@", "\t")
 
 if TYPE_CHECKING:
     from pandas import DataFrame

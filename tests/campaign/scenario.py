@@ -124,7 +124,7 @@ class _World:
         nodes = [
             {
                 "site": site.name, "data-path": str(folder / "cohort" / f"{site.name}.npz"),
-                "state-dir": str(folder / "state"), "allow-privacy": scenario.mode,
+                "state-dir": str(folder / "state" / site.name), "allow-privacy": scenario.mode,
                 "max-epsilon": 4.1 if noisy else 0.0,
             }
             for site in cohort.sites
@@ -134,7 +134,7 @@ class _World:
         self.run: DPFact | None = None
 
     def sites(self) -> list[Path]:
-        return sorted(path.parent for path in (self.folder / "state").glob(f"*/{LEDGER}"))
+        return sorted(path.parent for path in (self.folder / "state").glob(f"*/*/{LEDGER}"))
 
     def start(self) -> str:
         """One process of the server, to its end or death."""
@@ -196,7 +196,7 @@ class _World:
             yield "factors that are not finite"
         for folder in self.sites():
             yield from self._ledger_problems(folder)
-        looks = [path.stat().st_size for path in (self.folder / "state").glob("*/.looks")]
+        looks = [path.stat().st_size for path in (self.folder / "state").glob("*/*/.looks")]
         if max(looks, default=0) > MOST_LOOKS:
             yield "more looks than there may be"
 

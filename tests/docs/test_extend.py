@@ -90,7 +90,7 @@ def test_a_rule_with_a_release_of_its_own_is_charged_and_learns(folder, cohort: 
     Cohort("own", tuple(many)).save(folder / "data" / "own")
     names = run("A server rule", "A rule with a release")
     for site in cohort.sites:
-        with Ledger(folder / "state" / site.name, create=False) as ledger:
+        with Ledger(folder / "state" / site.name / site.name, create=False) as ledger:
             (event,) = ledger.events()
             assert ledger.verify() == []
         assert event == names["event_of"](names["strategy"].coordinator.privacy, (9, 12))

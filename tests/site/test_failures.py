@@ -705,3 +705,28 @@ def test_the_door_says_that_a_round_failed_if_its_reply_cannot_be_made(
         patch.setattr(records, "answer", raising(MemoryError(SECRET)))
         assert send().error.reason.startswith("dpfact:failed")
     assert not send().has_error()
+
+
+def test_a_first_request_that_is_refused_begins_no_ledger(worlds):
+    """An empty ledger beside a job's folder that is gone would have a whole budget."""
+    for world in worlds:
+        assert world.ask(1, time_left=-1.0) == ("dpfact:late", 0)
+        assert not world.source.read_by_now
+        assert not (world.folder / "north" / LEDGER).exists()
+    assert same(worlds, 1).rows == 1
+
+
+def test_a_preflight_of_a_last_round_says_what_the_round_would(worlds):
+    for world in worlds:
+        last = max(world.requests)
+        asked = world.requests[last]
+        assert world.preflight(asked) == world.ask(last).reply == "dpfact:message"
+        world.go_to(3)
+        assert world.preflight(asked) == "ready"
+        for other in (
+            replace(asked, job="never"),
+            replace(asked, selection=tuple(kept[:-1] for kept in asked.selection)),
+        ):
+            world.requests[last] = other
+            assert world.preflight(other) == world.ask(last).reply == "dpfact:message"
+        assert not world.source.read_by_now
