@@ -458,6 +458,21 @@ def test_once_it_is_charged_a_release_goes_out_whatever_follows(worlds, place, e
         assert world.ask(2) == (f"{[a.dtype.str for a in reply[0]]} 1 {reply[2]}", 2)
 
 
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_what_fails_on_the_way_out_of_a_failed_round_leaves_as_failed(worlds, error, monkeypatch):
+    met = []
+
+    def wait(_: hold.Hold) -> None:
+        if not met:  # the folder's; the door waits again
+            met.append(None)
+            raise error
+
+    monkeypatch.setattr(Site, "_compute", raising(MemoryError()))
+    monkeypatch.setattr(hold.Hold, "wait", wait)
+    assert worlds[0].ask(1) == ("dpfact:failed", 0)
+    assert met
+
+
 def test_a_charge_that_fails_late_is_a_charge(worlds):
     """The error comes after the row is on the disk."""
 
