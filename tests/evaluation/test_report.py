@@ -337,7 +337,7 @@ def test_phenotypes_come_by_number_with_the_codes_of_the_model(public_run):
             assert code in page.cards()[row.phenotype]
     for number, card in page.cards().items():
         title = card.split(" #")[0].removeprefix(f"{number} · ")
-        assert title.startswith("About P")
+        assert title.startswith("About ")
         assert overview[number - 1].startswith(f"{number} {title} ")
 
 

@@ -43,7 +43,8 @@ def test_prevalence_is_the_truth_within_a_factor_of_one_and_a_half(seed, how):
 
 def diabetes(top, folder) -> Cohort:
     modes = [f"--mode={name}={folder / name}.csv.gz" for name in ("principal", "secondary")]
-    given = ["data", "events", "--out", str(top), "--window", "0", "--top", "100x100", *modes,
+    given = ["data", "events", "--name", "diabetes", "--out", str(top), "--window", "0",
+             "--top", "100x100", *modes,
              "--sites", str(folder / "sites_payer.csv.gz"),
              "--labels", str(folder / "labels_died.csv.gz")]  # fmt: skip
     done = CliRunner().invoke(app, given)
