@@ -192,8 +192,9 @@ class Network(InProcessGrid):
         charge, end = Ledger.charge, message.metadata.created_at + message.metadata.ttl
 
         def watched(*arguments: object) -> object:
+            head = charge(*arguments)
             self.late_charges += self.clock.time() > end
-            return charge(*arguments)
+            return head
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Ledger, "charge", watched)

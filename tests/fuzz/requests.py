@@ -57,6 +57,8 @@ def ask_anything(folder: Path, number: int, seed: int, watch: Watch) -> None:
             _through_the_app(content, clients[mode], watch, rng.choice(KINDS))
         else:
             _through_the_door(wire, clients[mode], folder, watch)
+        for note in folder.glob("state-*/*/LEDGER-LACKS-ROUNDS.txt"):
+            note.unlink()  # somebody has looked
 
 
 def _settings(folder: Path, mode: str) -> dict[str, Any]:
@@ -91,6 +93,8 @@ def _asked(good: Mapping[str, list[Wire]], mode: str, rng: random.Random) -> Wir
     arrays, config = list(arrays), dict(config)
     if rng.random() < 0.5:
         config["job"] = f"run-{rng.randrange(3 * MOST_RUNS)}"
+    if rng.random() < 0.9:
+        config.pop("answered", None)  # another site has, with the settings of this one
     for _ in range(rng.choice((0, 1, 1, 1, 2, 3))):
         if rng.random() < 0.6:
             _change_config(config, rng)
