@@ -16,7 +16,6 @@ except ImportError:  # Windows
 _GROUPS = Path("/sys/fs/cgroup")
 _OWN_GROUP = Path("/proc/self/cgroup")
 _FIRST = Path("/proc/self/oom_score_adj")
-_PAGES = Path("/proc/self/statm")
 _beside = [0]
 
 
@@ -46,13 +45,6 @@ def memory_used() -> int:
 def hold_beside(held: int) -> None:
     """Count bytes that another process holds for this one, under the same limit."""
     _beside[0] = held
-
-
-def memory_held() -> int:
-    """Bytes of memory that this process has now; 0 where the system does not say."""
-    with suppress(AttributeError, OSError, ValueError):
-        return int(_PAGES.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return 0
 
 
 def offer_to_be_ended() -> None:

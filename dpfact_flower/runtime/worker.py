@@ -21,7 +21,6 @@ from typing import NamedTuple, Self
 from flwr.app import Context, Error, Message, RecordDict
 
 from dpfact_flower.errors import RoundFailedError, SettingsError
-from dpfact_flower.machine.memory import memory_held
 from dpfact_flower.runtime.supernode import (
     Claimed,
     Work,
@@ -53,7 +52,7 @@ class Question(NamedTuple):
     settings : mapping
         The hospital's own, as its file has them.
     held : int
-        Bytes of memory that whoever asks has.
+        Bytes of memory that whoever asks has for the message: as it came, and as it is handed on.
     """
 
     message: Message
@@ -65,7 +64,7 @@ class Question(NamedTuple):
     def to_bytes(self) -> bytes:
         """What `from_bytes` reads."""
         message = message_to_bytes(self.message)
-        head = json.dumps([self.run, self.node, dict(self.settings), memory_held() + len(message)])
+        head = json.dumps([self.run, self.node, dict(self.settings), 2 * len(message)])
         return b"%b\n%b" % (head.encode(), message)
 
     @classmethod
