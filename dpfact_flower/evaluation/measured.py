@@ -32,6 +32,7 @@ from dpfact_flower.evaluation.summary import (
     SiteFit,
 )
 from dpfact_flower.evaluation.tables import SharedPhenotypes
+from dpfact_flower.machine.memory import give_back
 from dpfact_flower.machine.watch import Watch, unwatched
 from dpfact_flower.privacy.ledger import data_tag
 from dpfact_flower.server.coordinator import Coordinator
@@ -69,6 +70,7 @@ def measure(
         If no site finished a round.
     """
     watch(_MEASURING, 0.0)
+    give_back()  # of what the rounds took
     stores = site_stores(coordinator, cohort, sites_folder)
     cohort = cohort.select_codes(coordinator.selection)
     loaded = [
@@ -103,6 +105,7 @@ def measure(
         for label in cohort.labels
     }
     watch(_MEASURING, 0.8)
+    give_back()
     first = next(iter(predictions.values()), None)
     auc = first.overall.memberships if first else None
     measured = Measured(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from collections.abc import Iterator
@@ -45,6 +46,15 @@ def memory_used() -> int:
 def hold_beside(held: int) -> None:
     """Count bytes that another process holds for this one, under the same limit."""
     _beside[0] = held
+
+
+def give_back() -> None:
+    """Return memory that nothing lies in to the system, which C's library keeps for itself.
+
+    Where arrays of a few megabytes have come and gone between others, that is much.
+    """
+    with suppress(AttributeError, OSError, TypeError):  # glibc alone has it
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def offer_to_be_ended() -> None:

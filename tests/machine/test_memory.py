@@ -1,6 +1,9 @@
 """How much memory a process may have."""
 
 import os
+import platform
+import subprocess
+import sys
 
 import pytest
 
@@ -84,3 +87,24 @@ def test_what_another_process_holds_for_this_one_counts(monkeypatch):
     before = memory_used()
     hold_beside(2**20)
     assert memory_used() >= before + 2**20
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another library keeps nothing")
+def test_memory_that_nothing_lies_in_is_given_back():
+    """Half of the blocks are freed, each between two that stay."""
+    script = """
+import sys
+from pathlib import Path
+from dpfact_flower.machine.memory import give_back
+def held():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+blocks = [bytearray(100_000) for _ in range(1000)]
+del blocks[::2]
+before = held()
+give_back()
+print(before - held())
+"""
+    told = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, check=True, text=True
+    )
+    assert int(told.stdout) > 20e6
