@@ -51,8 +51,8 @@ from dpfact_flower.tensor.triangle import strict_size
 
 _logger = logging.getLogger(__name__)
 _APART = 20
-"""Sites that are told apart. More are summed in so many groups: time and memory end to grow there,
-and models are no worse (docs/explanation/start.md has the figures)."""
+"""Sites that are told apart. More are summed in so many groups: time and memory end to grow there;
+docs/explanation/start.md has what that does to models."""
 _RESTARTS, _GROWTHS = 6, 1
 """Candidates of each kind."""
 _POOLED, _JOINT, _COMMON, _LAST = 20, 10, 20, 30
