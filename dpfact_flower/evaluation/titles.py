@@ -16,6 +16,8 @@ from dpfact_flower.evaluation.model import CodeRow
 
 LAMBDA = 0.6
 """Weight of a code's share against its lift; Sievert and Shirley's choice for pyLDAvis."""
+_NAMED = 2
+"""So many codes of the first mode a title names at most; of others one."""
 _COMMON, _ENOUGH = 1 / 3, 1 / 2
 """A code that leads more of the phenotypes tells none of them; what is left must weigh so much."""
 TREATMENTS = re.compile(r"proc|cpt|hcpcs|drug|med|treat|lab|atc", re.IGNORECASE)
@@ -98,13 +100,14 @@ def _title(rows: Rows, common: set[tuple[str, str]]) -> str:
         short = (phrase(row.description, row.code).split(", ")[0] for row in kept)
         names = [name for name in dict.fromkeys(short) if name not in parts]
         if names:
-            parts.append(_either(names))
+            parts.append(_either(names, _NAMED if not parts else 1))
     if not parts and common:
         return _title(rows, set())
     text = " with ".join(parts)
     return text[:1].upper() + text[1:]
 
 
-def _either(names: Sequence[str]) -> str:
-    """``a``, ``a or b``; of more the first two: ``a, b or others``."""
-    return " or ".join(names) if len(names) <= 2 else f"{names[0]}, {names[1]} or others"
+def _either(names: Sequence[str], most: int) -> str:
+    """``a``, ``a or b``; of more than `most` the first ones: ``a, b or others``."""
+    told = list(names) if len(names) <= most else [*names[:most], "others"]
+    return " or ".join(filter(None, (", ".join(told[:-1]), told[-1])))

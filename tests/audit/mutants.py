@@ -301,10 +301,10 @@ def not_charged(*rounds):
     def inject(monkeypatch):
         real = Ledger.charge
 
-        def charge(self, key, terms, release):
+        def charge(self, key, terms, release, *look):
             if key.round in rounds:
                 return self.head()
-            return real(self, key, terms, release)
+            return real(self, key, terms, release, *look)
 
         monkeypatch.setattr(Ledger, "charge", charge)
 
@@ -321,9 +321,9 @@ def row_without_event(monkeypatch):
     """The last release is written down at no cost."""
     real = Ledger.charge
 
-    def charge(self, key, terms, release):
+    def charge(self, key, terms, release, *look):
         free = key.round == 3
-        return real(self, key, terms, Release(release.arrays, ()) if free else release)
+        return real(self, key, terms, Release(release.arrays, ()) if free else release, *look)
 
     monkeypatch.setattr(Ledger, "charge", charge)
 
@@ -332,9 +332,9 @@ def other_bytes_kept(monkeypatch):
     """What is kept is not what was sent."""
     real = Ledger.charge
 
-    def charge(self, key, terms, release):
+    def charge(self, key, terms, release, *look):
         kept = replay([array + np.float32(1) for array in release.arrays], release.events)
-        return real(self, key, terms, kept)
+        return real(self, key, terms, kept, *look)
 
     monkeypatch.setattr(Ledger, "charge", charge)
 

@@ -83,7 +83,7 @@ def test_a_paragraph_says_whom_what_and_how_it_ended():
     assert paragraph(HEART, 62_651, {"died": 0.024}, "patients") == [
         "1,316 patients (2.1 %).",
         "All had acute myocardial infarction (410), 77 % heart failure (428).",
-        "90 % had procedures: insertion of stent (36.06).",
+        "90 % had insertion of stent (36.06).",
         "Death in hospital: 5.9 % (95 % interval 4.7 to 7.3 %); of all patients 2.4 %.",
     ]
 
