@@ -40,7 +40,8 @@ def listeners(host: str, port: int) -> list[Listener] | None:
     Returns
     -------
     list of Listener or None
-        None where that cannot be seen: of another machine or container, and not on Linux.
+        None where that cannot be seen: of another machine or container, and not on Linux. Empty
+        where nobody listens at one of the host's addresses: whoever takes that is reached, too.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -51,7 +52,8 @@ def listeners(host: str, port: int) -> list[Listener] | None:
     if not tables or not all(address.is_loopback for address in addresses):
         return None
     listening = [each for table in tables for each in _listening(table, port)]
-    return [each for address in addresses for each in _reached(address, listening)]
+    reached = [_reached(address, listening) for address in addresses]
+    return [each for found in reached for each in found] if all(reached) else []
 
 
 def _listening(table: list[str], port: int) -> Iterator[tuple[_Address, Listener]]:
@@ -72,7 +74,8 @@ def _address(text: str) -> _Address:
 
 def _reached(address: _Address, listening: list[tuple[_Address, Listener]]) -> list[Listener]:
     """Linux hands a connection to who listens most closely; `::` may take the older kind, too."""
-    for wanted in (address, ipaddress.ip_address("0.0.0.0"), ipaddress.ip_address("::")):
+    older = [ipaddress.ip_address("0.0.0.0")] if address.version == 4 else []
+    for wanted in (address, *older, ipaddress.ip_address("::")):
         if reached := [each for place, each in listening if place == wanted]:
             return reached
     return []

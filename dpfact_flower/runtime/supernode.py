@@ -66,7 +66,8 @@ class OwnSuperNode:
 
     The SuperNode shows no secret: whoever else binds its port while it is down would be answered
     like it, out of the hospital's budget. So it is looked who listens there, before a request and,
-    with what was answered still unread, after it.
+    with what was answered still unread, after it. Where nobody does nothing is asked, and no
+    connection outlives its request: whoever had the port for a moment would go on answering.
 
     Parameters
     ----------
@@ -93,6 +94,7 @@ class OwnSuperNode:
             As if nobody listened, where somebody else does.
         """
         before = self._listening()
+        context.request.headers["connection"] = "close"
         response = call_next(context)
         if self._listening() != before:
             response.close()
@@ -100,7 +102,11 @@ class OwnSuperNode:
         return response
 
     def _listening(self) -> list[Listener]:
-        found = listeners(self._host, self._port) or []
+        found = listeners(self._host, self._port)
+        if found is None:  # it cannot be seen, as was said at the start
+            return []
+        if not found:
+            raise httpx.ConnectError("nobody listens there")
         said = ""
         if others := {user_name(each.uid) for each in found if each.uid != self._uid}:
             said = (

@@ -82,6 +82,24 @@ def test_the_closest_listener_counts(tmp_path, monkeypatch, rows, uids):
     assert [each.uid for each in listeners("127.0.0.1", 0x23F0)] == uids
 
 
+@linux
+@pytest.mark.parametrize(
+    ("hosts", "rows", "uids"),
+    [
+        (["127.0.0.1", "::1"], [("0100007F", 5)], []),  # ::1 is free: who takes it is reached first
+        (["127.0.0.1", "::1"], [("0100007F", 5), ("0" * 24 + "01000000", 6)], [5, 6]),
+        (["::1"], [("00000000", 5), ("0" * 32, 6)], [6]),  # 0.0.0.0 takes no IPv6
+    ],
+)
+def test_each_address_of_a_name_counts(tmp_path, monkeypatch, hosts, rows, uids):
+    table = tmp_path / "tcp"
+    table.write_text(HEAD + "".join(ROW.format(place, "0A", uid) for place, uid in rows))
+    monkeypatch.setattr(module, "_TABLES", (table,))
+    found = [(0, 0, 0, "", (host, 0x23F0)) for host in hosts]
+    monkeypatch.setattr(module.socket, "getaddrinfo", lambda *_, **__: found)
+    assert sorted(each.uid for each in listeners("localhost", 0x23F0)) == uids
+
+
 def test_what_cannot_be_seen_is_said(tmp_path, monkeypatch):
     assert listeners("192.0.2.1", 9200) is None
     assert listeners("no.such.host.invalid", 9200) is None

@@ -125,6 +125,7 @@ class SuperNode(BaseHTTPRequestHandler):
     def do_POST(self):
         self.rfile.read(int(self.headers["content-length"]))
         self.server.asked.append(self.path)
+        self.server.connections.add(self.client_address)
         self.server.meanwhile()
         content = AcquireTaskResponse(task=Task(task_id=1), token="t").SerializeToString()
         self.send_response(200)
@@ -140,7 +141,7 @@ class SuperNode(BaseHTTPRequestHandler):
 @pytest.fixture
 def listening():
     with ThreadingHTTPServer(("127.0.0.1", 0), SuperNode) as server:
-        server.asked, server.meanwhile = [], lambda: None
+        server.asked, server.connections, server.meanwhile = [], set(), lambda: None
         Thread(target=server.serve_forever, daemon=True).start()
         yield server
         server.shutdown()
@@ -174,11 +175,26 @@ def test_what_came_from_a_port_that_changed_hands_is_not_read(listening, monkeyp
             [Listener(8, 2)],
             [Listener(7, 1)],
             [Listener(7, 2)],
+            [Listener(7, 1)],
             [],
-            [Listener(8, 2)],
         ]
     )
     monkeypatch.setattr(supernode, "listeners", lambda host, port: next(seen))
     tasks = Tasks(f"7@{place}", b"x" * 32)
     assert [tasks.claim() for _ in range(3)] == [None] * 3
     assert len(listening.asked) == 3
+
+
+def test_nothing_is_asked_of_a_port_where_nobody_was_seen(listening, monkeypatch):
+    """Somebody may take the port right after that look, and let go of it before the next."""
+    monkeypatch.setattr(supernode, "listeners", lambda host, port: [])
+    assert Tasks(f"7@127.0.0.1:{listening.server_port}", b"x" * 32).claim() is None
+    assert listening.asked == []
+
+
+def test_no_connection_outlives_its_request(listening, monkeypatch):
+    """Whoever had the port for a moment would go on answering, and is no listener any more."""
+    monkeypatch.setattr(SuperNode, "protocol_version", "HTTP/1.1")
+    tasks = Tasks(f"{os.geteuid()}@127.0.0.1:{listening.server_port}", b"x" * 32)
+    assert [tasks.claim() for _ in range(3)] == ["t"] * 3
+    assert len(listening.connections) == 3
