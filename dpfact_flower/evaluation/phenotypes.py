@@ -95,7 +95,10 @@ def phenotype_table(
                 outcomes={name: found[r] for name, found in outcomes.items()},
                 by_site=by_site[r],
                 precision=guarded(counts.led[r], counts.has[r], least),
-                carriers=share(counts.carriers[r], patients, least),
+                carriers=_unless(
+                    least <= counts.led[r] > counts.carriers[r] - least,
+                    share(counts.carriers[r], patients, least),
+                ),
             )
             for r in range(who.shape[1])
         ),
@@ -115,12 +118,15 @@ def _codes(
     found = {}
     pairs = zip(vocabularies, features, counts.codes, counts.everybody, strict=True)
     for vocabulary, factor, own, everybody in pairs:
+        apart = everybody - own
+        few = np.minimum(apart, (counts.patients - counts.has)[:, None] - apart) < least
+        tells = (few & (own >= least)).any(axis=0)  # who has a code, and not a phenotype
         found[vocabulary.name] = [
             tuple(
                 replace(
                     code,
                     observed=guarded(own[r, at], counts.has[r], least),
-                    everybody=guarded(everybody[at], counts.patients, least),
+                    everybody=_unless(tells[at], guarded(everybody[at], counts.patients, least)),
                 )
                 for code in codes
                 for at in [vocabulary.index[code.code]]
@@ -128,6 +134,11 @@ def _codes(
             for r, codes in enumerate(top_codes(vocabulary, factor, top))
         ]
     return found
+
+
+def _unless(tells: bool | np.bool_, shown: float | str | None) -> Any:
+    """What is shown, unless a small number follows from it and another."""
+    return "hidden" if tells and isinstance(shown, float) else shown
 
 
 def _check(
@@ -150,8 +161,8 @@ def _by_site(
 ) -> list[dict[str, float | str]]:
     """Prevalence at each site, for each phenotype.
 
-    One small number alone could be worked out from the prevalence of all patients. Then the
-    smallest of the other sites' numbers is hidden too.
+    With the prevalence of all patients, small numbers could be worked out: one alone, or several
+    that are all 0 or all 9. Then the smallest of the other sites' numbers are hidden too.
     """
     sizes = {site: len(own) for site, own in has.items()}
     counts = {site: own.sum(axis=0) for site, own in has.items()}
@@ -172,11 +183,27 @@ def _shown_by_site(
         site: 0.0 if count is None else share(count, sites[site], least)
         for site, count in counts.items()
     }
+    own = {site: n for site, n in counts.items() if n is not None}
     small = [site for site, share in shown.items() if isinstance(share, str)]
-    others = {site: n for site, n in counts.items() if n is not None and site not in small}
-    if len(small) == 1 and others:
-        shown[min(others, key=others.__getitem__)] = "hidden"
-    return shown
+    others = sorted(own.keys() - small, key=lambda site: (own[site], site))
+    hidden: list[str] = []
+    while small and sum(own.values()) >= least and _tells(own, small, hidden, others, sites, least):
+        if not others:
+            hidden += small
+            break
+        hidden.append(others.pop(0))
+    return shown | dict.fromkeys(hidden, "hidden")
+
+
+def _tells(
+    own: Mapping[str, int], small: list[str], hidden: list[str], others: list[str],
+    sizes: Mapping[str, int], least: int,
+) -> bool:  # fmt: skip
+    """Whether the other sites' numbers leave less than any small number to one of the small."""
+    rest = sum(own[site] for site in (*small, *hidden))
+    largest = own[others[0]] if others else rest  # of a hidden number
+    most = (least - 1) * (len(small) - 1) + sum(min(largest, sizes[site]) for site in hidden)
+    return rest < least * (1 + len(hidden)) or rest > most
 
 
 def site_usage(patient_factors: Sequence[ArrayLike], sites: Sequence[str]) -> SiteUsage:

@@ -19,7 +19,8 @@ class CodeWeight:
         Share of the phenotype's patients who have the code: ``<10`` for fewer than ten of them,
         ``all`` where fewer than ten lack it. None where patients were not counted.
     everybody : float, str or None
-        Share of all patients who have the code, in the same way.
+        Share of all patients who have the code, in the same way; ``hidden`` where fewer than ten
+        of them lack a phenotype, or fewer than ten have neither.
     """
 
     code: str
@@ -82,7 +83,8 @@ class Phenotype:
         Share of its patients who carry a leading code of every mode
         (`dpfact_flower.evaluation.membership.leading_codes`), guarded as `CodeWeight.observed`.
     carriers : float or str
-        Share of all patients who carry a leading code of every mode.
+        Share of all patients who carry a leading code of every mode; ``hidden`` where fewer than
+        ten of them lack the phenotype.
     """
 
     number: int

@@ -12,6 +12,7 @@ from sklearn.linear_model import LogisticRegression
 from dpfact_flower.data.synthetic import preset, synthetic, true_memberships
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError
+from dpfact_flower.evaluation.membership import LEAST_SCORE
 from dpfact_flower.evaluation.phenotypes import phenotype_table, site_usage, top_codes
 from dpfact_flower.evaluation.tables import Association
 from tests.evaluation.folders import site_of
@@ -120,6 +121,25 @@ def test_shares_of_patients_with_codes_hide_few_with_them_and_few_without(carry,
     assert (nobody.prevalence, nobody.precision) == ("<10", None)
 
 
+@pytest.mark.parametrize(
+    ("others", "shown"), [(9, "hidden"), (10, 0.2), (150, 0.9), (151, "hidden")]
+)
+def test_few_patients_with_a_code_and_without_the_phenotype_follow_from_nothing(others, shown):
+    """40 of 200 have the phenotype; 30 of these and `others` have its one leading code."""
+    A = (np.arange(200) < 40)[:, None].astype(float)
+    P, D = np.zeros((200, 6)), np.zeros((200, 8))
+    P[:, 0] = D[:, 0] = 1
+    P[:30, 1] = P[40 : 40 + others, 1] = 1
+    own = {"factors": (np.array([[0.1], [1.0], [0], [0], [0], [0]]), D[:1].T), "present": [P, D]}
+    (found,) = described(A, **own).phenotypes
+    leading = found.codes["procedures"][0]
+    assert leading.observed == found.precision == 0.75
+    assert leading.everybody == shown
+    assert found.carriers == ("hidden" if others < 10 else (30 + others) / 200)
+    (bare,) = described(A, **own, small_cells=False).phenotypes
+    assert bare.carriers == bare.codes["procedures"][0].everybody == (30 + others) / 200
+
+
 @pytest.mark.parametrize(("count", "without"), [(191, "<10"), (190, 0.05), (0, 1.0)])
 def test_the_share_without_a_phenotype_is_guarded_too(count, without):
     A = (np.arange(200) < count)[:, None] * np.array([[1.0, 0.1]])
@@ -147,14 +167,25 @@ def test_a_single_binary_membership_is_the_log_odds_ratio_of_a_2_by_2_table():
         ((20, 30, 40), (0.2, 0.3, 0.4)),
         ((3, 30, 40), ("<10", "hidden", 0.4)),  # 3 = all - 30 - 40
         ((3, 0, 40), ("<10", 0.0, "hidden")),  # a site that has switched it off says so anyhow
-        ((3, 4, 40), ("<10", "<10", 0.4)),
+        ((3, 4, 40), ("<10", "<10", "hidden")),  # or 7 of two sites
+        ((1, 1, 40), ("<10", "<10", "hidden")),
+        ((9, 9, 40), ("<10", "<10", "hidden")),  # or 9 of each
+        ((6, 7, 40), ("<10", "<10", "hidden")),  # or 4 of each, at least
+        ((9, 11, 90), ("<10", "hidden", 0.9)),
+        ((1, 11, 90), ("<10", "hidden", "hidden")),  # or 2 at most
+        ((0, 10, 90), ("<10", "hidden", "hidden")),  # 0: a hidden number is 10 or more
+        ((9, 20, 20), ("<10", "hidden", "hidden")),  # 9: it is not above those that are shown
+        ((9, 100, 100), ("hidden", "hidden", "hidden")),  # 9: a site has 100 patients
+        ((3, 2, 1), ("<10", "<10", "<10")),  # of all fewer than ten, which is not told
     ],
 )
 def test_no_small_number_at_a_site_follows_from_the_others(counts, shown):
-    memberships = np.zeros((300, 2))
+    memberships = np.full((300, 2), LEAST_SCORE / 2)
     memberships[:, 0] = 1.0
     for site, count in enumerate(counts):
-        memberships[100 * site : 100 * site + count, 1] = 1.0
+        own = memberships[100 * site : 100 * site + 100, 1]
+        own[:count] = 1.0
+        own[:] *= count > 0 or site == 0
     sizes = [100, 100, 100]
     first, second = described(memberships, sizes=sizes).phenotypes
     assert first.by_site == dict.fromkeys("abc", 1.0)
