@@ -61,7 +61,7 @@ def test_eicu_by_region(run):
     assert names["run"].epsilon is None
     measured = names["run"].summary.measured
     assert not measured.explains_nothing
-    assert len(names["memberships"]) == names["site"].tensor.n_patients
+    assert len(names["has"]) == names["site"].tensor.n_patients
 
 
 @pytest.mark.slow
