@@ -110,12 +110,13 @@ def certainty_words(found: Sequence[Found]) -> str:
     """How sure a phenotype is, in a sentence."""
     runs, again = len(found), sum(each.pair.again for each in found)
     repeats = {1: "the repeat", 2: "both repeats"}.get(runs, f"all {counted(runs)} repeats")
+    any_of = {1: "the repeat", 2: "either repeat"}.get(runs, f"any of {counted(runs)} repeats")
     return {
         "": "Not checked: no other run stands beside this one.",
         STABLE: f"Stable: found again in {repeats}.",
         PARTLY: f"Partly: found again in {counted(again)} of {counted(runs)} repeats.",
         UNCONFIRMED: "Unconfirmed: its codes are in so many patterns that a match proves nothing.",
-        NOT_FOUND: f"Not found again in {repeats}: it may be an artefact of the noise.",
+        NOT_FOUND: f"Not found again in {any_of}: it may be an artefact of the noise.",
     }[certainty(found)]
 
 

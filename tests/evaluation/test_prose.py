@@ -35,7 +35,7 @@ AGAIN, CHANCE, LOST = (0.9, 0.8), (0.9, 0.95), (0.7, 0.8)
         ((AGAIN, LOST), "partly", "Partly: found again in one of two repeats."),
         ((AGAIN, CHANCE), "partly", "Partly: found again in one of two repeats."),
         ((CHANCE, LOST), "unconfirmed", "Unconfirmed: its codes are in so many patterns"),
-        ((LOST, LOST), "not found", "Not found again in both repeats"),
+        ((LOST, LOST), "not found", "Not found again in either repeat"),
     ],
 )
 def test_one_word_says_how_sure_a_phenotype_is(pairs, word, sentence):
