@@ -65,9 +65,11 @@ class SiteNames:
         return replace(each, site=self.of(each.node) if fault else each.site, fault=fault)
 
     def _fault(self, node: int, site: str, claims: Mapping[int, str]) -> str:
-        mine = self.registered.get(node)
+        mine, before = self.registered.get(node), self._said.get(node)
         if mine and site and mine != site:
             return f"calls itself {site!r}, and its key is registered as {mine!r}"
+        if not mine and before and site and before != site:
+            return f"calls itself {site!r}, and called itself {before!r} before; {_REGISTER}"
         for other in sorted({*claims, *self.registered} - {node}):
             theirs = self.registered.get(other)
             counts = theirs and other in claims if mine else theirs or other in claims

@@ -62,6 +62,15 @@ def test_who_answered_first_keeps_its_name_and_one_that_came_back_has_it_again()
     assert (it.of(2), it.of(4)) == ("", "north")
 
 
+def test_nobody_changes_its_name_while_the_one_that_has_it_is_away():
+    """It would be used in its place, and that one be told that its ledger lacks a round."""
+    it = names()
+    assert faults(it, {2: "north", 3: "east"}) == {}
+    assert "and called itself 'east' before" in it.refusal(3, "north", others=[3])
+    assert (it.of(2), it.of(3)) == ("north", "east")
+    assert it.refusal(7, "north", others=[3]) == ""  # north itself, under another number
+
+
 def test_a_missing_registration_is_warned_of(caplog):
     names(north=5).checked([Readiness(5, "north"), Readiness(6, "south")])
     (record,) = caplog.records
