@@ -300,7 +300,7 @@ def test_a_machine_that_pauses_while_a_charge_is_written_charges_nothing_after_t
     @contextmanager
     def pausing(ledger, kind):
         with begun(ledger, kind) as connection:
-            clock.now += 45.0 * (kind == "IMMEDIATE")
+            clock.now += 45.0 * (kind == "EXCLUSIVE")
             yield connection
 
     monkeypatch.setattr(Ledger, "_transaction", pausing)

@@ -166,7 +166,8 @@ class Ledger:
         self._check_own()
         payload = pack(release.arrays)
         digest = hashlib.sha256(payload).hexdigest()
-        with self._transaction("IMMEDIATE") as connection:
+        # EXCLUSIVE waits here for who reads; IMMEDIATE, at its end, after the last look.
+        with self._transaction("EXCLUSIVE") as connection:
             rows = self._rows(connection)
             head = _head(rows)
             if self._is_there(rows, key, terms, release, digest):
@@ -351,7 +352,7 @@ class Ledger:
 
     @contextmanager
     def _transaction(self, kind: str) -> Iterator[sqlite3.Connection]:
-        """One transaction: a writer's (IMMEDIATE) waits its turn at the beginning."""
+        """One transaction: a writer's (EXCLUSIVE) waits its turn at the beginning."""
         with translated(self.path):
             self._connection.execute(f"BEGIN {kind}")
             try:

@@ -13,6 +13,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -1115,3 +1116,22 @@ def test_what_was_announced_is_there_after_kill_9(tmp_path, kills):
     # Or the kills came before anything was at stake, and none within a transaction.
     assert found["announced"] >= kills // 3 * 2  # each kill that waited for the first
     assert found["hot"] > 0
+
+
+def test_a_charge_looks_a_last_time_after_it_has_waited_for_who_reads(folder):
+    """Or who reads for half a minute has a charge hold when its round is long over."""
+    looked = []
+    with Ledger(folder) as ledger:
+        charge(ledger)
+        reader = sqlite3.connect(ledger.path, isolation_level=None, check_same_thread=False)
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM releases").fetchall()
+        ending = threading.Timer(1.0, reader.execute, ("COMMIT",))
+        ending.start()
+        ledger.charge(
+            make_key(round_number=2), "terms", make_release(2),
+            lambda: looked.append(reader.in_transaction),
+        )  # fmt: skip
+        ending.join()
+        reader.close()
+    assert looked == [False]
