@@ -80,7 +80,7 @@ def test_what_lies_beside_is_neither_published_nor_bundled(project):
 
 def test_flowers_checks_can_fail(project):
     text = (project / "pyproject.toml").read_text()
-    (project / "pyproject.toml").write_text(text.replace('"flwr[simulation]>=1.41,<2",', ""))
+    (project / "pyproject.toml").write_text(re.sub(r'"flwr\[simulation\][^"]*",', "", text))
     with pytest.raises(ValueError, match='Missing "flwr" dependency'):
         published(project)
     (project / "pyproject.toml").write_text(text)

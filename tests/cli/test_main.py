@@ -33,7 +33,7 @@ def test_help_teaches_every_command():
     commands = {
         (): "data ledger site plan budget audit run simulate demo init superlink submit status "
         "report compare export label review settings",
-        ("data",): "synthetic mimic3 mimic4 eicu synpuf omop meds tns events show",
+        ("data",): "synthetic mimic3 mimic4 eicu synpuf omop meds nhds tns events show",
         ("ledger",): "show verify backup restore",
         ("site",): "answer check connect metrics refit",
     }

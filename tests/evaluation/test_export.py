@@ -237,7 +237,7 @@ def test_no_text_is_a_formula_to_a_spreadsheet(tmp_path, begin):
         field.name: text if field.type == "str" else -0.5 if field.type == "float" else 1
         for field in fields(CodeRow)
     })  # fmt: skip
-    write_phenotype_table(target, [row])
+    write_phenotype_table(target, [row], {1: "renal"})
     with target.open(newline="") as file:
         _, cells = csv.reader(file)
     assert f"'{text}" in cells
