@@ -20,6 +20,7 @@ from dpfact_flower.evaluation.membership import LEAST_SCORE
 from dpfact_flower.evaluation.names import read_names, read_reviews
 from dpfact_flower.evaluation.nothing import nothing_learned
 from dpfact_flower.evaluation.page import belonging, check_libraries, render, svg
+from dpfact_flower.evaluation.prediction import MOST_PREDICTED
 from dpfact_flower.evaluation.prose import certainty_words, first_line, paragraph, review_words
 from dpfact_flower.evaluation.run_folder import (
     MODEL,
@@ -168,6 +169,7 @@ def _content(run: _Run) -> dict[str, Any]:
         "legend": systems_of(run.cards),
         "beside": run.beside,
         "most_cells": _MOST_CELLS,
+        "most_predicted": MOST_PREDICTED,
         "patients": shared.table.patients if shared else None,
         "predictions": {
             outcome(label): found

@@ -18,6 +18,7 @@ from dpfact_flower.estimation.codes import code_weights, kept_codes, unweighted
 from dpfact_flower.estimation.memory import Memory
 from dpfact_flower.estimation.refine import packed_size, refine_factor
 from dpfact_flower.estimation.start import start_factors
+from dpfact_flower.machine.memory import give_back
 from dpfact_flower.privacy import ReleaseEvent
 from dpfact_flower.privacy.patient.plan import PatientPlan, plan_patient
 from dpfact_flower.server.rule import (
@@ -128,6 +129,7 @@ class PatientRule:
         elif planned.kind == "start":
             sizes = [len(factor) for factor in self.factors]
             rng = np.random.default_rng([self._run.seed, self._solver.rank, *sizes])
+            give_back()  # of what sites took in this process, and of unpacking what they sent
             start = start_factors(released, sizes, self._solver.rank, planned.sigma, rng)
             if self._weights:  # surrogates have cells of 1, weighted ones are others
                 self._learn(start.factors)
