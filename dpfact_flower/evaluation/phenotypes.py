@@ -146,7 +146,12 @@ def _check(
 ) -> None:
     if not sites or len(memberships) != len(sites):
         raise DataError(f"memberships: need one matrix for each of {len(sites)} sites")
+    sizes = tuple(map(len, features))
     for site, own in zip(sites, memberships, strict=True):
+        if site.tensor.feature_shape != sizes:
+            raise DataError(
+                f"features: have {sizes} codes, site {site.name} {site.tensor.feature_shape}"
+            )
         wanted = (site.tensor.n_patients, features[0].shape[1])
         if own.shape != wanted or not np.isfinite(own).all():
             raise DataError(

@@ -343,6 +343,8 @@ def test_what_does_not_fit_is_refused():
         described(patients(3), factors=features(2))
     with pytest.raises(DataError, match="finite scores"):
         described(np.where(A > 1, np.nan, A))
+    with pytest.raises(DataError, match=r"features: have \(8, 6\) codes, site a \(6, 8\)"):
+        described(A, factors=features(2)[::-1])
     with pytest.raises(DataError, match="memberships: need one matrix for each of 0 sites"):
         phenotype_table([], features(2), [])
     with pytest.raises(DataError, match="vocabulary diagnoses: has 8 codes, the factor 6"):
