@@ -27,7 +27,6 @@ from dpfact_flower.settings import check_name
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.sparse import patient_rows
 
-_FORMAT = 1
 _TRUTH = "truth"
 PATIENT = "patient"
 DIED = "died"
@@ -35,6 +34,8 @@ DIED = "died"
 COHORT = "cohort.json"
 ACCOUNT = "account.json"
 """What was read, kept and left out, beside a cohort."""
+_LABEL = "label "
+"""What the array of a label is called in a site's file, before its name."""
 
 
 class SiteSource(Protocol):
@@ -59,15 +60,14 @@ class SiteData:
     Attributes
     ----------
     name : str
-        Chosen by the hospital's operator, and public: a letter or digit, then up to 63 letters,
-        digits, dots, hyphens or underscores.
+        Public name of the site, of the form `dpfact_flower.settings.NAME`.
     tensor : SparseTensor, shape (patients, codes of mode 1, ...)
         Counts of co-occurrences.
     vocabularies : tuple of Vocabulary
         One per feature mode, with distinct names, in the order of the tensor's modes.
     labels : dict of str to ndarray of int8, shape (patients,)
-        By name, each 0 or 1 and read-only; ``died``: 1 where the patient died in hospital. An array
-        alone is taken for that one, and None for no label.
+        By name, each 0 or 1 and read-only. An array alone is taken for ``died``, and None for no
+        label.
     patients : tuple of str or None
         The hospital's own identifiers, for its own use; distinct.
     row_unit : str
@@ -126,11 +126,6 @@ class SiteData:
         ----------
         kept : sequence of ndarray of int, one per feature mode
             Ascending positions in the vocabulary; an empty sequence keeps all codes.
-
-        Raises
-        ------
-        DataError
-            If they are not ascending positions of each mode.
         """
         if not kept:
             return self
@@ -146,20 +141,16 @@ class SiteData:
     def save(self, path: str | Path) -> None:
         """Write one .npz without pickles, whole or not at all, readable by its owner alone."""
         arrays: dict[str, Any] = {
-            "format": np.array(_FORMAT),
             "name": np.array(self.name),
+            "row_unit": np.array(self.row_unit),
             "indices": self.tensor.indices,
             "values": self.tensor.values,
             "shape": np.array(self.tensor.shape),
             "vocabularies": np.array([v.to_json() for v in self.vocabularies]),
         }
-        if self.labels:
-            arrays["labels"] = np.array([*self.labels.values()])
-            arrays["label_names"] = np.array([*self.labels])
+        arrays |= {_LABEL + name: values for name, values in self.labels.items()}
         if self.patients is not None:
             arrays["patients"] = np.array(self.patients)
-        if self.row_unit != PATIENT:
-            arrays["row_unit"] = np.array(self.row_unit)
         with replacing(Path(path)) as file:
             save_npz(file, arrays)
 
@@ -174,29 +165,24 @@ class SiteData:
 
     @classmethod
     def load(cls, path: str | Path) -> SiteData:
-        """Read what `save` wrote, validating it again.
+        """Read what `save` wrote.
 
         Raises
         ------
         DataError
-            If the file is missing, is not an .npz, lacks an array or holds invalid data.
+            If the file is missing or damaged, or another program wrote it.
         """
-        needed = ("format", "name", "indices", "values", "shape", "vocabularies")
-        arrays = load_npz(path, needed)
-        _check_format(path, arrays["format"].tolist())
-        patients = arrays.get("patients")
+        names = ("name", "row_unit", "indices", "values", "shape", "vocabularies")
+        arrays = load_npz(path, names)
+        labels = {key.removeprefix(_LABEL): arrays[key] for key in arrays if key.startswith(_LABEL)}
+        patients = tuple(arrays["patients"].tolist()) if "patients" in arrays else None
         try:
-            return cls(
-                _one_text(arrays, "name"),
-                SparseTensor.from_coo(
-                    arrays["indices"], arrays["values"], arrays["shape"].tolist()
-                ),
-                _vocabularies(arrays),
-                _labels(arrays),
-                None if patients is None else tuple(_texts(arrays, "patients")),
-                _one_text(arrays, "row_unit") if "row_unit" in arrays else PATIENT,
+            tensor = SparseTensor.from_coo(
+                arrays["indices"], arrays["values"], arrays["shape"].tolist()
             )
-        except DataError as error:
+            name, unit = arrays["name"].item(), arrays["row_unit"].item()
+            return cls(name, tensor, _vocabularies(arrays), labels, patients, unit)
+        except (DataError, ValueError) as error:
             raise DataError(f"{path}: {error}") from None
 
     def _check_vocabularies(self) -> None:
@@ -258,36 +244,10 @@ class Truth:
         Feature factors with columns of unit Euclidean norm.
     usage : ndarray of bool, shape (T, R)
         Which site has which phenotype.
-
-    Raises
-    ------
-    DataError
-        Naming the field and what would be right.
     """
 
     factors: tuple[NDArray[np.float64], ...]
     usage: NDArray[np.bool_]
-
-    def __post_init__(self) -> None:
-        given = tuple(map(np.asarray, self.factors))
-        if not all(factor.dtype.kind in "biuf" for factor in given):
-            raise DataError("truth: factors must be numbers")
-        factors = tuple(factor.astype(np.float64) for factor in given)
-        usage = np.asarray(self.usage)
-        if usage.ndim != 2 or usage.dtype != np.bool_ or 0 in usage.shape:
-            raise DataError("truth: usage must be a boolean matrix, (sites, phenotypes)")
-        if not factors:
-            raise DataError("truth: need at least one factor")
-        for mode, factor in enumerate(factors, 1):
-            if factor.ndim != 2 or factor.shape[1] != usage.shape[1]:
-                raise DataError(
-                    f"truth: factor of mode {mode} must have shape (codes, {usage.shape[1]}), "
-                    f"got {factor.shape}"
-                )
-            if not np.allclose(np.linalg.norm(factor, axis=0), 1, atol=1e-6):
-                raise DataError(f"truth: columns of mode {mode}'s factor must have unit norm")
-        object.__setattr__(self, "factors", factors)
-        object.__setattr__(self, "usage", usage)
 
     def select_codes(self, kept: Sequence[NDArray[np.int32]]) -> Truth | None:
         """What is left of the phenotypes with only some codes; None where nothing is."""
@@ -439,21 +399,16 @@ class Cohort:
             arrays |= {f"factor{n}": factor for n, factor in enumerate(self.truth.factors, 1)}
             with replacing(folder / f"{_TRUTH}.npz") as file:
                 save_npz(file, arrays)
+        if self.account:
+            lines = [dict(zip(("where", "what", "count"), x, strict=True)) for x in self.account]
+            _write_json(folder / ACCOUNT, lines)
         content = {
-            "format": _FORMAT,
             "name": self.name,
             "sites": [site.name for site in self.sites],
             "vocabularies": {v.name: v.digest for v in self.vocabularies},
             "truth": self.truth is not None,
         }
-        lines = [
-            {"where": where, "what": what, "count": count} for where, what, count in self.account
-        ]
-        if lines:
-            with replacing(folder / ACCOUNT) as file:
-                file.write(json.dumps(lines, indent=1, ensure_ascii=False).encode())
-        with replacing(folder / COHORT) as file:
-            file.write(json.dumps(content, indent=1).encode())
+        _write_json(folder / COHORT, content)
 
     @classmethod
     def load(cls, folder: str | Path) -> Cohort:
@@ -530,20 +485,10 @@ def site_files(folder: str | Path) -> list[Path]:
         If the folder holds no cohort.
     """
     path = Path(folder) / COHORT
-    try:
-        found = version(path)
-    except OSError:
-        _read_cohort(path)  # says what is wrong
-        raise
-    return list(_site_files(found))
-
-
-@lru_cache(maxsize=4)  # the sites of a simulation ask in every message
-def _site_files(cohort: Version) -> tuple[Path, ...]:
-    names = _read_cohort(cohort.path)["sites"]
+    names = _read_cohort(path)["sites"]
     for name in names:
-        check_name(f"{cohort.path}: site name", name)
-    return tuple(cohort.path.with_name(f"{name}.npz") for name in names)
+        check_name(f"{path}: site name", name)
+    return [path.with_name(f"{name}.npz") for name in names]
 
 
 def _read_cohort(path: Path) -> dict[str, Any]:
@@ -553,71 +498,36 @@ def _read_cohort(path: Path) -> dict[str, Any]:
         raise DataError(f"{path}: no such file; is this a folder that dpfact data wrote?") from None
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: not readable as JSON ({type(error).__name__})") from None
-    fields = {"format": int, "name": str, "sites": list, "vocabularies": dict, "truth": bool}
+    fields = {"name": str, "sites": list, "vocabularies": dict, "truth": bool}
     if not isinstance(content, dict) or any(
         not isinstance(content.get(field), kind) for field, kind in fields.items()
     ):
         raise DataError(f"{path}: need an object with {', '.join(fields)}")
-    _check_format(path, content["format"])
     return content
 
 
 def _read_account(path: Path) -> tuple[tuple[str, str, int], ...]:
+    if not path.exists():
+        return ()
     try:
         lines = from_json(path.read_text(encoding="utf-8"))
-        return tuple((str(x["where"]), str(x["what"]), int(x["count"])) for x in lines)
-    except FileNotFoundError:
-        return ()
+        return tuple((line["where"], line["what"], line["count"]) for line in lines)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise DataError(f"{path}: not readable as an account ({type(error).__name__})") from None
 
 
-def _labels(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Labels of a file by name; earlier versions wrote one alone, that of death."""
-    if "labels" not in arrays:
-        return {}
-    values = np.atleast_2d(arrays["labels"])
-    names = _texts(arrays, "label_names") if "label_names" in arrays else [DIED]
-    if len(names) != len(values) or len(set(names)) != len(names):
-        raise DataError("the array label_names must name each of the labels, once")
-    return dict(zip(names, values, strict=True))
+def _write_json(path: Path, content: object) -> None:
+    with replacing(path) as file:
+        file.write(json.dumps(content, indent=1, ensure_ascii=False).encode())
 
 
 def _vocabularies(arrays: Mapping[str, NDArray[Any]]) -> tuple[Vocabulary, ...]:
-    return tuple(map(Vocabulary.from_json, _texts(arrays, "vocabularies")))
-
-
-def _texts(arrays: Mapping[str, NDArray[Any]], name: str) -> list[str]:
-    """The texts of an array of a file; a damaged one may hold anything."""
-    array = np.atleast_1d(arrays[name])
-    if array.dtype.kind != "U" or array.ndim != 1:
-        raise DataError(f"the array {name} must be a list of texts")
-    texts: list[str] = array.tolist()
-    return texts
-
-
-def _one_text(arrays: Mapping[str, NDArray[Any]], name: str) -> str:
-    """A text on its own; never one of a list, which might be the patients'."""
-    if arrays[name].ndim != 0:
-        raise DataError(f"the array {name} must be one text")
-    return _texts(arrays, name)[0]
-
-
-def _check_format(path: str | Path, found: object) -> None:
-    if found != _FORMAT:
-        raise DataError(f"{path}: has another format than {_FORMAT}, which this version reads")
+    return tuple(map(Vocabulary.from_json, arrays["vocabularies"].tolist()))
 
 
 def _load_truth(folder: Path) -> Truth:
-    path = folder / f"{_TRUTH}.npz"
-    arrays = load_npz(path, ("usage", "factor1"))
-    try:
-        factors = tuple(arrays[f"factor{n}"] for n in range(1, len(arrays)))
-        return Truth(factors, arrays["usage"])
-    except KeyError:
-        raise DataError(f"{path}: factors must be named factor1, factor2, ...") from None
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from None
+    arrays = load_npz(folder / f"{_TRUTH}.npz", ("usage", "factor1"))
+    return Truth(tuple(arrays[f"factor{n}"] for n in range(1, len(arrays))), arrays["usage"])
 
 
 @dataclass(frozen=True, repr=False)
@@ -683,12 +593,10 @@ def _load_version(file: Version) -> SiteData:
 
 @lru_cache(maxsize=16)
 def _open_version(file: Version) -> SiteFile:
-    arrays = load_npz(file.path, ("format", "name", "vocabularies"), others=False)
-    _check_format(file.path, arrays["format"].tolist())
+    arrays = load_npz(file.path, ("name", "vocabularies"), others=False)
     try:
-        name = _one_text(arrays, "name")
+        name = arrays["name"].item()
         check_name("site name", name)
-        vocabularies = _vocabularies(arrays)
-    except DataError as error:
+        return SiteFile(file.path, name, _vocabularies(arrays))
+    except (DataError, ValueError) as error:
         raise DataError(f"{file.path}: {error}") from None
-    return SiteFile(file.path, name, vocabularies)

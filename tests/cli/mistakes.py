@@ -28,7 +28,7 @@ FILES: dict[str, bytes] = {
     "p.json": b'["3605", "40"]',
     "d.json": b'["4019", "41401"]',
     "used/cohort.json": json.dumps(
-        {"format": 1, "name": "old", "sites": [], "vocabularies": {}, "truth": False}
+        {"name": "old", "sites": [], "vocabularies": {}, "truth": False}
     ).encode(),
 }
 EVENTS = "events --name north --out out --mode procedures=p.csv --mode diagnoses=d.csv"

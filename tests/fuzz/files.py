@@ -158,7 +158,7 @@ def make_kinds(folder: Path) -> list[Kind]:
         ),
         Kind("cohort", folder / "cohort" / "cohort.json", (damage.in_json,),
              (lambda: Cohort.load(folder / "cohort"),)),
-        Kind("truth", folder / "cohort" / "truth.npz", npz,
+        Kind("truth", folder / "cohort" / "truth.npz", (),
              (lambda: Cohort.load(folder / "cohort"),)),
         Kind("state", store.folder / "state-000002.npy", (damage.within_check,),
              (lambda: store.load(2), store.load)),
