@@ -173,14 +173,6 @@ def test_a_wrong_type_is_refused_by_name(kind, field, hint):
             kind.from_config({key_of(field): value})
 
 
-@pytest.mark.parametrize("wrong", [True, 1.0])
-def test_what_was_read_before_does_not_stand_for_what_is_merely_equal(wrong):
-    assert SolverSettings.from_config({"rank": 1}).rank == 1
-    with pytest.raises(SettingsError, match=r"^rank: need a whole number"):
-        SolverSettings.from_config({"rank": wrong})
-    assert SolverSettings.from_config({"rank": 1}) is SolverSettings.from_config({"rank": 1})
-
-
 def test_zero_has_one_sign():
     """Digests of settings are taken of what they look like."""
     for zero in (-0.0, 0.0):
