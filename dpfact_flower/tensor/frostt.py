@@ -1,68 +1,79 @@
-"""FROSTT text (``.tns``, http://frostt.io): one non-zero per line, its indices, then its value.
-
-Numbers in rows and back, gzipped where the name ends in ``.gz``. What makes rows a tensor is
-`SparseTensor`'s to check.
-"""
+"""FROSTT text (``.tns``, http://frostt.io): one non-zero per line, its indices, then its value."""
 
 from __future__ import annotations
 
 import gzip
 import warnings
 import zlib
-from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO, cast
 
 import numpy as np
 
 from dpfact_flower.errors import DataError
-from dpfact_flower.machine.files import replacing
 from dpfact_flower.tensor.arrays import Floats
+from dpfact_flower.tensor.sparse import SparseTensor, check_whole, refuse
 
 
-def read_table(path: Path) -> tuple[Floats, list[int] | None]:
-    """Table of the numbers in a .tns file, and its ``# shape:`` line if it has one.
+def read_tns(
+    path: str | Path, *, shape: Sequence[int] | None = None, one_based: bool | None = None
+) -> SparseTensor:
+    """Read a tensor of counts from FROSTT text.
 
-    Returns
-    -------
-    table : ndarray of float64, shape (entries, N + 1)
-    shape : list of int or None
+    Parameters
+    ----------
+    path : path
+        May end in .gz. Lines that begin with ``#`` and empty lines are skipped, except for a line
+        such as ``# shape: 3 4 5``.
+    shape : sequence of int, optional
+        Sizes of the modes. Default: the file's ``# shape:`` line, else the largest indices.
+    one_based : bool, optional
+        Whether the indices begin at 1. Default: yes, as in FROSTT, unless a 0 occurs.
 
     Raises
     ------
     DataError
-        Naming the line where that is possible, never its content.
+        Naming the file, and the line where that is possible, never its content.
     """
+    try:
+        table, declared = _read_table(Path(path))
+        return _tensor(table, declared if shape is None else shape, one_based)
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
+
+
+def _tensor(table: Floats, shape: Sequence[int] | None, one_based: bool | None) -> SparseTensor:
+    if table.size == 0:
+        if shape is None:
+            raise DataError("holds no entries, and its shape is not known")
+        return SparseTensor.from_coo([], [], shape)
+    if table.shape[1] < 3:
+        raise DataError("need at least 2 indices and a value per line")
+    index = table[:, :-1]
+    check_whole(index)
+    first = int((index >= 1).all()) if one_based is None else int(one_based)
+    refuse(
+        len(index),
+        lambda part: np.any(index[part] < first, axis=1),
+        f"indices: must be at least {first}",
+    )
+    if shape is None:
+        shape = (index.max(axis=0) - first + 1).tolist()
+    return SparseTensor.from_coo(index - first, table[:, -1], shape)
+
+
+def _read_table(path: Path) -> tuple[Floats, list[int] | None]:
+    """Numbers of the file, shape (entries, N + 1), and its ``# shape:`` line if it has one."""
     try:
         with _open_text(path) as file:
             declared = _declared_shape(file)
             file.seek(0)
-            table = _table(file)
+            return _table(file), declared
     except FileNotFoundError:
         raise DataError("no such file") from None
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise DataError(f"cannot be read ({type(error).__name__})") from None
-    if table.size > 0 and table.shape[1] < 3:
-        raise DataError("need at least 2 indices and a value per line")
-    return table, declared
-
-
-def write_table(path: Path, shape: Sequence[int], tables: Iterable[Floats]) -> None:
-    """Write a ``# shape:`` line and then rows of indices and a value, whole or not at all.
-
-    Parameters
-    ----------
-    path : Path
-    shape : sequence of int, length N
-    tables : iterable of ndarray of float64, each (entries, N + 1)
-    """
-    with replacing(path) as raw:
-        zipped = gzip.GzipFile(fileobj=raw, mode="wb") if path.suffix == ".gz" else None
-        with zipped or nullcontext(raw) as file:
-            file.write(f"# shape: {' '.join(map(str, shape))}\n".encode())
-            for table in tables:
-                np.savetxt(file, table, fmt=["%d"] * len(shape) + ["%.9g"])
 
 
 def _open_text(path: Path) -> TextIO:

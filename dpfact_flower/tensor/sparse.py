@@ -9,18 +9,13 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dpfact_flower.errors import DataError
-from dpfact_flower.machine.files import replacing
-from dpfact_flower.machine.npy import load_npz, save_npz
-from dpfact_flower.tensor import frostt
 from dpfact_flower.tensor.arrays import Weights
 
 _MAX_MODE = np.iinfo(np.int32).max
@@ -34,7 +29,7 @@ _PART = 1 << 20
 class SparseTensor:
     """A validated sparse tensor of counts.
 
-    Build one with `from_coo`, `load` or `read_tns`; the constructor itself trusts its arguments.
+    Build one with `from_coo`; the constructor itself trusts its arguments.
 
     Attributes
     ----------
@@ -252,82 +247,6 @@ class SparseTensor:
             digest.update(np.ascontiguousarray(self.values[part], "<f4").data)
         return digest.hexdigest()
 
-    def save(self, path: str | Path) -> None:
-        """Write `indices`, `values` and `shape` to a compressed .npz file, for its owner alone."""
-        with replacing(Path(path)) as file:
-            save_npz(
-                file,
-                {"indices": self.indices, "values": self.values, "shape": np.array(self.shape)},
-            )
-
-    @classmethod
-    def load(cls, path: str | Path) -> SparseTensor:
-        """Read what `save` wrote, validating it again.
-
-        Raises
-        ------
-        DataError
-            If the file is missing, is not an .npz, lacks an array or holds an invalid tensor.
-        """
-        arrays = load_npz(path, ("indices", "values", "shape"))
-        with _located(path):
-            return cls.from_coo(arrays["indices"], arrays["values"], arrays["shape"].tolist())
-
-    def write_tns(self, path: str | Path, *, one_based: bool = True) -> None:
-        """Write FROSTT text, gzipped when the name ends in .gz; the shape goes in a comment.
-
-        Whole or not at all, and readable by its owner alone.
-        """
-        first = int(one_based)
-        frostt.write_table(
-            Path(path),
-            self.shape,
-            (
-                np.column_stack([self.indices[part].astype(np.float64) + first, self.values[part]])
-                for part in self.parts()
-            ),
-        )
-
-    @classmethod
-    def read_tns(
-        cls, path: str | Path, *, shape: Sequence[int] | None = None, one_based: bool | None = None
-    ) -> SparseTensor:
-        """Read FROSTT text: one non-zero per line, its indices, then its value.
-
-        Parameters
-        ----------
-        path : path
-            May end in .gz. Lines that begin with ``#`` and empty lines are skipped, except
-            for a ``# shape:`` line such as `write_tns` writes.
-        shape : sequence of int, optional
-            Sizes of the modes. Default: the file's ``# shape:`` line, else the largest indices.
-        one_based : bool, optional
-            Whether the indices begin at 1. Default: yes, as in FROSTT, unless a 0 occurs.
-
-        Raises
-        ------
-        DataError
-            Naming the file, and the line where that is possible.
-        """
-        with _located(path):
-            table, declared = frostt.read_table(Path(path))
-            size = declared if shape is None else shape
-            if table.size == 0:
-                if size is None:
-                    raise DataError("holds no entries, and its shape is not known")
-                return cls.from_coo([], [], size)
-            index = table[:, :-1]
-            _check_whole(index)
-            first = int((index >= 1).all()) if one_based is None else int(one_based)
-            _refuse(
-                len(index),
-                lambda part: np.any(index[part] < first, axis=1),
-                f"indices: must be at least {first}",
-            )
-            if size is None:
-                size = (index.max(axis=0) - first + 1).tolist()
-            return cls.from_coo(index - first, table[:, -1], size)
-
 
 def patient_rows(rows: Any, patients: int) -> NDArray[np.int64]:
     """Numbers of the patients that an index of rows means, as NumPy takes it.
@@ -367,7 +286,7 @@ def _parts(entries: int) -> Iterator[slice]:
     return (slice(first, first + _PART) for first in range(0, entries, _PART))
 
 
-def _refuse(entries: int, wrong: Callable[[slice], NDArray[np.bool_]], rule: str) -> None:
+def refuse(entries: int, wrong: Callable[[slice], NDArray[np.bool_]], rule: str) -> None:
     """Refuse entries that break a rule, saying where they are and not what.
 
     `wrong` says for each entry of a part whether it breaks the rule.
@@ -403,18 +322,19 @@ def _checked_indices(indices: ArrayLike, shape: tuple[int, ...]) -> NDArray[Any]
         return np.empty((0, len(shape)), np.int32)
     if index.ndim != 2 or index.shape[1] != len(shape):
         raise DataError(f"indices: need shape (entries, {len(shape)}), got {index.shape}")
-    _check_whole(index)
+    check_whole(index)
     for mode, size in enumerate(shape):
 
         def outside(part: slice) -> NDArray[np.bool_]:
             column = index[part, mode]  # noqa: B023
             return np.asarray((column < 0) | (column >= size))  # noqa: B023
 
-        _refuse(len(index), outside, f"indices: mode {mode} must lie in [0, {size})")
+        refuse(len(index), outside, f"indices: mode {mode} must lie in [0, {size})")
     return index
 
 
-def _check_whole(index: NDArray[Any]) -> None:
+def check_whole(index: NDArray[Any]) -> None:
+    """Refuse indices that are no whole numbers."""
     if index.dtype.kind not in "iuf":
         raise DataError(f"indices: need integers, got dtype {index.dtype}")
 
@@ -423,7 +343,7 @@ def _check_whole(index: NDArray[Any]) -> None:
         return np.asarray(~whole.all(axis=1))
 
     if index.dtype.kind == "f":
-        _refuse(len(index), broken, "indices: must be integers")
+        refuse(len(index), broken, "indices: must be integers")
 
 
 def _checked_values(values: ArrayLike, entries: int) -> NDArray[Any]:
@@ -432,11 +352,11 @@ def _checked_values(values: ArrayLike, entries: int) -> NDArray[Any]:
         raise DataError(f"values: need numbers, got dtype {given.dtype}")
     if given.shape != (entries,):
         raise DataError(f"values: need shape ({entries},) to match indices, got {given.shape}")
-    _refuse(
+    refuse(
         entries, lambda part: ~np.isfinite(_single(given[part])), "values: must be finite (float32)"
     )
     # Checked as given: a tiny negative number is a zero in float32.
-    _refuse(entries, lambda part: given[part] < 0, "values: must be non-negative")
+    refuse(entries, lambda part: given[part] < 0, "values: must be non-negative")
     return given
 
 
@@ -532,12 +452,3 @@ def _summed(
     if not np.isfinite(summed).all():
         raise DataError("values: a sum of duplicate entries is too large for float32")
     return index[starts], summed
-
-
-@contextmanager
-def _located(path: str | Path) -> Iterator[None]:
-    """Put a file's name before what is wrong with its contents."""
-    try:
-        yield
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from None

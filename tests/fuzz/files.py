@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 from collections.abc import Callable, Iterator
@@ -30,8 +31,8 @@ from dpfact_flower.server.history import read_history
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.site.refit import last_request
 from dpfact_flower.site.store import RoundMeasures, SiteState, SiteStore
-from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.error import SquaredError
+from dpfact_flower.tensor.frostt import read_tns
 from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 from tests.evaluation.summaries import SIMULATED
 from tests.fuzz import damage
@@ -132,9 +133,8 @@ def make_kinds(folder: Path) -> list[Kind]:
     Cohort("small", (site,), Truth(factors, np.ones((1, 2), bool))).save(folder / "cohort")
     data, lists = folder / "cohort" / "north.npz", folder / "lists"
     lists.mkdir()
-    site.tensor.save(lists / "tensor.npz")
-    site.tensor.write_tns(lists / "tensor.tns")
-    site.tensor.write_tns(lists / "tensor.tns.gz")
+    (lists / "tensor.tns").write_text("# shape: 3 2\n1 1 1\n2 2 2\n3 2 3\n")
+    (lists / "tensor.tns.gz").write_bytes(gzip.compress((lists / "tensor.tns").read_bytes()))
     site.vocabularies[0].save(lists / "words.json")
     (lists / "codes.json").write_text(json.dumps(["a", "b", "c"]))
     (lists / "codes.csv").write_text('code,description\n"a","an a"\nb,\n')
@@ -143,10 +143,8 @@ def make_kinds(folder: Path) -> list[Kind]:
     npz, text = (damage.members,), (damage.in_text,)
     found = (
         Kind("site", data, npz, (lambda: SiteData.load(data), lambda: open_site(data).read())),
-        Kind("tensor", lists / "tensor.npz", npz,
-             (lambda: SparseTensor.load(lists / "tensor.npz"),)),
         *(
-            Kind("tns", path, text, (lambda path=path: SparseTensor.read_tns(path),))
+            Kind("tns", path, text, (lambda path=path: read_tns(path),))
             for path in (lists / "tensor.tns", lists / "tensor.tns.gz")
         ),
         Kind("vocabulary", lists / "words.json", (damage.in_json,),

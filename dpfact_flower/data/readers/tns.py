@@ -16,6 +16,7 @@ from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.settings import check_name
 from dpfact_flower.tensor import SparseTensor
+from dpfact_flower.tensor.frostt import read_tns
 
 
 def read(
@@ -55,7 +56,7 @@ def read(
         If an option cannot be used.
     """
     check_name("name of site or cohort", name)
-    tensor = SparseTensor.read_tns(path)
+    tensor = read_tns(path)
     if not 1 <= patients <= tensor.ndim:
         raise SettingsError(f"patients: need a mode from 1 to {tensor.ndim}, got {patients}")
     if parts < 1:
