@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, Literal, Protocol, Self, get_args
+from typing import Literal, Protocol, get_args
 
-from dpfact_flower.errors import DPFactError, SettingsError, StateError, shown
+from dpfact_flower.errors import SettingsError, shown
 
 Unit = Literal["entry", "patient"]
 Neighbours = Literal["replace", "add-remove"]
@@ -99,25 +99,8 @@ class ReleaseEvent:
         return 0.5 * self.mu * self.mu
 
     def to_dict(self) -> dict[str, str | float | int | bool]:
-        """Plain scalars, fit for JSON; `from_dict` gives back an equal event."""
+        """Plain scalars, fit for JSON, which make an equal event."""
         return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> Self:
-        """Rebuild what `to_dict` gave.
-
-        Raises
-        ------
-        StateError
-            If a field is missing, unknown or out of range.
-        """
-        fields = {field.name for field in dataclasses.fields(cls)}
-        if not isinstance(record, Mapping) or set(record) != fields:
-            raise StateError(f"release event: need exactly the fields {', '.join(sorted(fields))}")
-        try:
-            return cls(**record)
-        except DPFactError as error:
-            raise StateError(f"release event: {error}") from None
 
 
 class Claimed(Protocol):

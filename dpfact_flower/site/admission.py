@@ -7,7 +7,7 @@ and comes last.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 
 from dpfact_flower.data.site_data import SiteSource
@@ -15,10 +15,10 @@ from dpfact_flower.data.vocabulary import joint_digest
 from dpfact_flower.errors import MessageError, PrivacyRefusedError, SettingsError, StateError, shown
 from dpfact_flower.machine.access import check_own, check_way
 from dpfact_flower.machine.memory import memory_limit, memory_used
-from dpfact_flower.privacy.ledger import LEDGER, LastAnswer, Ledger
+from dpfact_flower.privacy import account
+from dpfact_flower.privacy.ledger import LEDGER, Ledger, LedgerRow
 from dpfact_flower.privacy.patient.outlook import BYTES_A_VALUE
 from dpfact_flower.privacy.patient.statistics import sum_threads
-from dpfact_flower.privacy.tally import Tally
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.round import RoundWork
 from dpfact_flower.site.store import SiteStore
@@ -138,7 +138,7 @@ def check_vocabulary(request: RoundRequest, source: SiteSource) -> None:
         )
 
 
-def check_follows(request: RoundRequest, last: LastAnswer) -> None:
+def check_follows(request: RoundRequest, last: LedgerRow) -> None:
     """Refuse a round that is over, unless it is asked as it was asked then.
 
     Raises
@@ -169,7 +169,7 @@ def check_open(request: RoundRequest, store: SiteStore) -> None:
 
 
 def check_same_data(
-    request: RoundRequest, last: LastAnswer | None, fingerprint: str, store: SiteStore
+    request: RoundRequest, last: LedgerRow | None, fingerprint: str, store: SiteStore
 ) -> None:
     """Refuse data that changes in the middle of a job, and note it: it is not looked for again.
 
@@ -186,7 +186,7 @@ def check_same_data(
         )
 
 
-def check_terms(request: RoundRequest, last: LastAnswer) -> None:
+def check_terms(request: RoundRequest, last: LedgerRow) -> None:
     """Refuse settings that change in the middle of a job.
 
     Raises
@@ -215,7 +215,7 @@ def check_selection(request: RoundRequest, store: SiteStore) -> None:
         )
 
 
-def check_paid(request: RoundRequest, ledger: Ledger) -> LastAnswer:
+def check_paid(request: RoundRequest, ledger: Ledger) -> LedgerRow:
     """Refuse the end of a run that this site has released nothing in.
 
     What costs nothing is bounded so by what was paid for.
@@ -228,14 +228,14 @@ def check_paid(request: RoundRequest, ledger: Ledger) -> LastAnswer:
     last = ledger.last(request.job)
     if last is not None:
         check_terms(request, last)
-    if last is None or not ledger.charged(request.job):
+    if last is None or not ledger.events(request.job):
         raise MessageError(
             f"job {request.job!r}: its last round, and this site has answered none that is charged"
         )
     return last
 
 
-def check_budget(work: RoundWork, spent: Callable[[], Tally], settings: SiteSettings) -> None:
+def check_budget(work: RoundWork, rows: Sequence[LedgerRow], settings: SiteSettings) -> None:
     """Count what is asked with all that the site has released, in whatever job.
 
     Raises
@@ -246,18 +246,22 @@ def check_budget(work: RoundWork, spent: Callable[[], Tally], settings: SiteSett
     events = work.cost()
     if not events:
         return
-    before = spent()
-    if before.unprotected:
+    if any(row.unprotected for row in rows):
         raise PrivacyRefusedError(
             "the ledger holds releases without noise: no epsilon covers this site's patients; "
             "other patients need another state-dir"
         )
-    total = before.plus(events)
-    _check_one_relation(total)
+    total = [*(event for row in rows for event in row.events), *events]
+    relations = {(event.unit, event.neighbours) for event in total}
+    if len(relations) > 1:
+        raise PrivacyRefusedError(
+            "the ledger holds releases of another unit of privacy, which do not add up with "
+            f"what is asked: {' and '.join(sorted(map('/'.join, relations)))}"
+        )
     limit = settings.max_epsilon
     if not limit:
         return
-    guarantee = total.guarantee(settings.budget_delta)
+    guarantee = account(total, settings.budget_delta)
     if guarantee.headline.epsilon > limit:
         raise PrivacyRefusedError(
             f"max-epsilon is {limit:g}; with {work.reach} the site would stand at "
@@ -326,14 +330,6 @@ def check_memory(work: RoundWork) -> None:
 def _bytes_for(values: int) -> int:
     """Memory for a release: all threads but one have a copy of the sum more."""
     return values * (BYTES_A_VALUE + _BYTES_A_COPY * (sum_threads(values) - 1))
-
-
-def _check_one_relation(total: Tally) -> None:
-    if len(total.relations) > 1:
-        raise PrivacyRefusedError(
-            "the ledger holds releases of another unit of privacy, which do not add up with "
-            f"what is asked: {' and '.join(sorted(map('/'.join, total.relations)))}"
-        )
 
 
 def check_only_ledger(root: Path, known: set[str]) -> None:

@@ -23,14 +23,13 @@ from dpfact_flower.machine.files import disk_errors, locked
 from dpfact_flower.privacy import Release, release_nothing, release_unprotected
 from dpfact_flower.privacy.ledger import (
     LEDGER,
-    LastAnswer,
     Ledger,
+    LedgerRow,
     ReleaseKey,
     data_key,
     data_tag,
     read_key,
 )
-from dpfact_flower.privacy.tally import Tally
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site import admission
 from dpfact_flower.site.disclosure import log_privately
@@ -193,7 +192,7 @@ class Site:
         request: RoundRequest,
         work: RoundWork,
         ledger: Ledger | None,
-        last: LastAnswer | None,
+        last: LedgerRow | None,
         *,
         whole: bool,
     ) -> None:
@@ -205,7 +204,7 @@ class Site:
         if last is not None:
             admission.check_follows(request, last)
             admission.check_terms(request, last)
-        admission.check_budget(work, ledger.spent if ledger else Tally, self._settings)
+        admission.check_budget(work, ledger.count() if ledger else (), self._settings)
         if not self._simulation:
             if ledger is None:
                 admission.check_only_ledger(self._root, {self.name, *self._beside})
@@ -254,7 +253,7 @@ class Site:
             if ledger is None:
                 ledger = stack.enter_context(self._new_ledger(folder))
                 # Again: without a lock somebody else may have begun it; from here on it is counted.
-                admission.check_budget(work, ledger.spent, self._settings)
+                admission.check_budget(work, ledger.count(), self._settings)
             store = self._begin(request, folder)
             stack.enter_context(self._look(folder))
             hold.read = True
@@ -280,7 +279,7 @@ class Site:
         request: RoundRequest,
         work: RoundWork,
         ledger: Ledger,
-        last: LastAnswer,
+        last: LedgerRow,
         hold: Hold,
     ) -> Release | None:
         """What was sent when this was asked before; in modes with noise no patient is read."""
@@ -417,7 +416,7 @@ class _JobRecord:
     job: str
     ledger: Ledger
     store: SiteStore
-    last: LastAnswer | None
+    last: LedgerRow | None
 
     def answer(self, key: ReleaseKey, request: RoundRequest) -> Release | None:
         """What was released for this very request before; no round is answered before its turn."""
@@ -456,7 +455,7 @@ class _JobRecord:
             return None
 
 
-def _is_kept(request: RoundRequest, ledger: Ledger, last: LastAnswer) -> bool:
+def _is_kept(request: RoundRequest, ledger: Ledger, last: LedgerRow) -> bool:
     """Whether a round was answered before as it is asked."""
     key = ReleaseKey(last.fingerprint, request.job, request.round, request.digest)
     return last.request == key.request or ledger.answer(key) is not None

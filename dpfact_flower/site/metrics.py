@@ -8,8 +8,8 @@ from pathlib import Path
 
 from dpfact_flower.data.site_data import open_site
 from dpfact_flower.machine.prometheus import Gauge, gauge
+from dpfact_flower.privacy import account
 from dpfact_flower.privacy.ledger import LEDGER, Ledger
-from dpfact_flower.privacy.tally import Tally
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.disclosure import PUBLIC_CODES
 from dpfact_flower.site.looks import looks
@@ -42,11 +42,12 @@ def site_gauges(settings: SiteSettings) -> list[Gauge]:
     spent, last, rows = 0.0, 0.0, 0
     if (folder / LEDGER).exists():
         with Ledger(folder, create=False) as ledger:
-            tally, found = Tally().plus(ledger.events()), ledger.rows()
+            found = ledger.rows()
         rows = len(found)
         charged = [row for row in found if row.events]
         if charged:
-            spent = tally.guarantee(settings.budget_delta).headline.epsilon
+            events = [event for row in charged for event in row.events]
+            spent = account(events, settings.budget_delta).headline.epsilon
             last = datetime.fromisoformat(charged[-1].recorded).timestamp()
     refused = refusals(folder)
     left = max(settings.max_epsilon - spent, 0.0)

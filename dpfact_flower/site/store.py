@@ -35,7 +35,7 @@ from dpfact_flower.machine.files import (
 )
 from dpfact_flower.machine.npy import load_npz
 from dpfact_flower.machine.parsed import from_json
-from dpfact_flower.privacy.ledger import LEDGER, marked_head
+from dpfact_flower.privacy.ledger import LEDGER, verified_head
 from dpfact_flower.settings import Scalar
 from dpfact_flower.site.factor_file import read_factors, write_factors
 from dpfact_flower.tensor import Factors
@@ -379,4 +379,4 @@ def has_jobs(folder: Path) -> bool:
     """
     if not folder.exists():
         return False
-    return marked_head(folder / LEDGER) is not None or any(p.is_dir() for p in folder.iterdir())
+    return verified_head(folder / LEDGER) is not None or any(p.is_dir() for p in folder.iterdir())

@@ -19,7 +19,7 @@ from dpfact_flower.client import DPFactClient
 from dpfact_flower.errors import RoundFailedError
 from dpfact_flower.machine import files
 from dpfact_flower.privacy import Noise, Release, release_nothing
-from dpfact_flower.privacy.ledger import Ledger, ReleaseKey, book, key
+from dpfact_flower.privacy.ledger import Ledger, ReleaseKey, key, ledger
 from dpfact_flower.privacy.noise import SIGMA
 from dpfact_flower.privacy.patient.statistics import BoundedSum
 from dpfact_flower.privacy.release import replay
@@ -343,7 +343,7 @@ def answers_forgotten(monkeypatch):
     """A repeated request is taken for a new one."""
     monkeypatch.setattr(Ledger, "answer", lambda self, key: None)
     monkeypatch.setattr(admission, "check_follows", lambda request, last: None)
-    monkeypatch.setattr(Ledger, "_is_there", _answered)
+    monkeypatch.setattr(Ledger, "_has", _answered)
 
 
 def _answered(ledger, rows, key, *_):
@@ -472,14 +472,14 @@ def variance_planned(monkeypatch):
 
 def folders_not_checked(monkeypatch):
     """A site takes whatever folder there is."""
-    for module in (admission, book, files, key, store):
+    for module in (admission, files, key, ledger, store):
         monkeypatch.setattr(module, "check_own", lambda path, reading=False: None)
 
 
 def owner_not_checked(monkeypatch):
     """Links and modes are looked at, and whose it is is not."""
     real = files.check_own
-    for module in (admission, book, files, key, store):
+    for module in (admission, files, key, ledger, store):
         monkeypatch.setattr(
             module, "check_own", lambda path, reading=False: real(path, reading=True)
         )
@@ -487,7 +487,7 @@ def owner_not_checked(monkeypatch):
 
 def others_errors_let_through(monkeypatch):
     """What SQLite raises is not made an error of ours."""
-    monkeypatch.setattr(book, "translated", lambda path: nullcontext())
+    monkeypatch.setattr(ledger, "translated", lambda path: nullcontext())
 
 
 # Who is not root cannot give a folder away, so the audit cannot try.

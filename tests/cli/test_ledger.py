@@ -177,7 +177,7 @@ def test_json_is_complete_and_holds_no_released_value(state_dir):
     assert shown["unprotected_releases"] == 1
     events = [event for release in shown["releases"] for event in release["events"]]
     assert [event.pop("rho") for event in events] == [e.rho for row in rows for e in row.events]
-    assert [ReleaseEvent.from_dict(event) for event in events] == [
+    assert [ReleaseEvent(**event) for event in events] == [
         event for row in rows for event in row.events
     ]
     assert [total["unit"] for total in shown["totals"]] == ["entry", "patient"]
@@ -242,7 +242,7 @@ def test_verify_finds_an_old_copy_by_a_noted_head(state_dir):
     ledger_text("verify", state_dir / "north", "--noted", head)
     (state_dir / "north" / LEDGER).write_bytes(old)
     text = ledger_text("verify", state_dir / "north", code=1)
-    assert "it was set back" in text
+    assert "it was rolled back" in text
     (state_dir / "north" / f"{LEDGER}-head").unlink()
     ledger_text("verify", state_dir / "north")
     text = ledger_text("verify", state_dir / "north", "--noted", head, code=1)

@@ -1,4 +1,4 @@
-"""A ledger that somebody wrote into who knows how its rows are chained."""
+"""A ledger whose rows were changed."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-from dpfact_flower.privacy.ledger.rows import START, chained
-
 _COLUMNS = ("number", "document", "payload", "hash")
 
 
 def in_rows(content: bytes, rng: random.Random) -> bytes:
-    """Cells and documents of a ledger changed, most often with all hashes made right again."""
+    """Cells and documents of a ledger changed."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "x.sqlite"
         path.write_bytes(content)
@@ -24,9 +22,6 @@ def in_rows(content: bytes, rng: random.Random) -> bytes:
             for _ in range(rng.randint(1, 3)):
                 with suppress(sqlite3.Error, OverflowError, UnicodeError, ValueError):
                     _change(connection, rng)
-            if rng.random() < 0.8:
-                with suppress(sqlite3.Error, UnicodeError):
-                    _rechain(connection)
             connection.commit()
         return path.read_bytes()
 
@@ -67,12 +62,3 @@ def _odd(rng: random.Random) -> Any:
         "[[1e999]]", "[[true]]", "[null]", "{}", "[[99999999999999999999]]", "OTHER-1", "job",
         "patient", "entry", 1e-320, "y" * 3000, "line\nline",
     ))  # fmt: skip
-
-
-def _rechain(connection: sqlite3.Connection) -> None:
-    before = START
-    for number, document in connection.execute(
-        "SELECT number, document FROM releases ORDER BY number"
-    ).fetchall():
-        before = chained(before, document)
-        connection.execute("UPDATE releases SET hash = ? WHERE number = ?", (before, number))

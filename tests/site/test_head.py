@@ -65,7 +65,7 @@ def test_a_key_that_is_lost_ends_jobs_and_forgets_nothing_that_was_charged(world
     assert (home / KEY).stat().st_mode & 0o777 == 0o600
     key, head = data_key(home), back_up(home, tmp_path / "copy")
     with Ledger(home) as ledger:
-        spent = ledger.spent()
+        spent = ledger.events()
     for name in (LEDGER, f"{LEDGER}-head", KEY):
         (home / name).unlink()
     restore(tmp_path / "copy", home, head)
@@ -75,7 +75,7 @@ def test_a_key_that_is_lost_ends_jobs_and_forgets_nothing_that_was_charged(world
     assert world.ask(2) == ("dpfact:state", 1)
     assert data_key(home) != key
     with Ledger(home) as ledger:
-        assert ledger.spent() == spent
+        assert ledger.events() == spent
 
 
 @pytest.mark.parametrize("content", [b"", bytes(31), bytes(33)])

@@ -15,17 +15,16 @@ and only EXTRA makes the deletion itself durable; otherwise a power loss can bri
 with it the state before the charge. An empty ledger is made in full before it gets its name, so a
 file that is empty or cut off is damage and never a new start.
 
-In simulation, whose sites have no patients to protect from a power loss, `durable` may be False:
-SQLite then leaves writing to the operating system, and a killed process still loses nothing. Its
-journal stays, marked as void, rather than being recreated; and a connection waits for its site's
-next message (`idle`).
+A simulated site has no patients to protect from a power loss. There `durable` is False: SQLite
+leaves writing to the operating system, and a killed process still loses nothing.
 
 Evidence
 --------
 A row is one JSON document, and its hash is SHA-256 over the hash of the row before and that text.
-All is read and computed again whenever the ledger is used. That finds damage and careless edits. A
-note of the newest head beside the ledger (`mark`) finds a copy put back. Neither can stop somebody
-who rewrites the whole chain and the note: for that, note the `Head` elsewhere (the site logs it).
+All hashes are computed again whenever the ledger is used. That finds damage and careless edits. A
+note of the newest head beside the ledger (`verified_head`) finds an old copy put back. Neither can
+stop somebody who rewrites the whole chain and the note: for that, note the `Head` elsewhere (the
+site logs it).
 
 What it tells
 -------------
@@ -38,13 +37,12 @@ Two processes may use one ledger: writers take turns, and a round has one releas
 be on a local disk, since SQLite's locks are not to be trusted on network shares.
 """
 
-from dpfact_flower.privacy.ledger.book import Ledger
-from dpfact_flower.privacy.ledger.file import LEDGER
+from dpfact_flower.privacy.ledger.file import LEDGER, verified_head
 from dpfact_flower.privacy.ledger.key import data_key, data_tag, read_key
-from dpfact_flower.privacy.ledger.mark import marked_head
-from dpfact_flower.privacy.ledger.rows import Head, LastAnswer, LedgerRow, ReleaseKey
+from dpfact_flower.privacy.ledger.ledger import Ledger
+from dpfact_flower.privacy.ledger.rows import Head, LedgerRow, ReleaseKey
 
 __all__ = [
-    "LEDGER", "Head", "LastAnswer", "Ledger", "LedgerRow", "ReleaseKey", "data_key", "data_tag",
-    "marked_head", "read_key",
+    "LEDGER", "Head", "Ledger", "LedgerRow", "ReleaseKey", "data_key", "data_tag", "read_key",
+    "verified_head",
 ]  # fmt: skip

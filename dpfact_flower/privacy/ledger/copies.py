@@ -7,20 +7,13 @@ from pathlib import Path
 
 from dpfact_flower.errors import StateError
 from dpfact_flower.machine.files import locked, private_folder, replacing
-from dpfact_flower.privacy.ledger.book import Ledger
 from dpfact_flower.privacy.ledger.file import LEDGER, open_ledger, translated
+from dpfact_flower.privacy.ledger.ledger import Ledger
 from dpfact_flower.privacy.ledger.rows import Head
 
 
 def back_up(folder: Path, target: Path) -> Head:
-    """Copy a site's ledger as it stands between two charges, and check the copy.
-
-    Parameters
-    ----------
-    folder : Path
-        The site's. A charge that is being written is waited for.
-    target : Path
-        Folder for the copy, which gets the ledger's own name; made if need be.
+    """Copy the ledger of a site's folder between two charges into `target`, and check the copy.
 
     Returns
     -------
@@ -51,17 +44,10 @@ def restore(backup: Path, folder: Path, noted: Head) -> Head:
 
     Parameters
     ----------
-    backup : Path
-        Folder with the copy.
-    folder : Path
-        The site's, without a ledger.
+    backup, folder : Path
+        Folder with the copy, and the site's, without a ledger.
     noted : Head
         The last that the site's log has.
-
-    Returns
-    -------
-    Head
-        Of the ledger.
 
     Raises
     ------

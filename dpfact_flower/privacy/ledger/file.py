@@ -1,16 +1,15 @@
-"""The ledger's file: its tables, how it is made and opened, and the disk's errors as our own."""
+"""The ledger's file and the note of its newest head, and the disk's errors as our own."""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cache
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
-from dpfact_flower.errors import DPFactError, StateError
-from dpfact_flower.machine.files import create_once, private_folder
+from dpfact_flower.errors import DPFactError, SettingsError, StateError
+from dpfact_flower.machine.files import create_once, private_folder, replacing
+from dpfact_flower.privacy.ledger.rows import Head
 
 LEDGER = "ledger.sqlite"
 """Name of the file in a site's folder."""
@@ -18,40 +17,30 @@ LEDGER = "ledger.sqlite"
 _APPLICATION_ID = int.from_bytes(b"DPFL", "big")
 _VERSION = 1
 _SECONDS_TO_WAIT = 30.0  # for another process's transaction
-
-_SCHEMA = """
+_SCHEMA = f"""
 CREATE TABLE releases (
     number INTEGER PRIMARY KEY,
     document TEXT NOT NULL,
-    payload BLOB,
-    hash TEXT NOT NULL
+    hash TEXT NOT NULL,
+    payload BLOB
 );
+PRAGMA application_id = {_APPLICATION_ID};
+PRAGMA user_version = {_VERSION};
 """
+_MOST_BYTES_OF_A_HEAD = 100
 
 
 def create_ledger(path: Path) -> None:
     """Give an empty ledger its name, whole and on the disk; one that exists by now stays."""
     private_folder(path.parent)
     try:
-        with _in_memory() as empty:
+        with closing(sqlite3.connect(":memory:", isolation_level=None)) as empty:
+            empty.executescript(_SCHEMA)
             create_once(path, empty.serialize())
     except OSError as error:
         raise StateError(
             f"{path}: cannot be created ({error.strerror}); it needs a local disk with hard links"
         ) from None
-
-
-@contextmanager
-def _in_memory() -> Iterator[sqlite3.Connection]:
-    """An empty ledger in memory."""
-    connection = sqlite3.connect(":memory:", isolation_level=None)
-    try:
-        connection.executescript(_SCHEMA)
-        connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-        connection.execute(f"PRAGMA user_version = {_VERSION}")
-        yield connection
-    finally:
-        connection.close()
 
 
 def open_ledger(path: Path, *, durable: bool) -> sqlite3.Connection:
@@ -61,14 +50,12 @@ def open_ledger(path: Path, *, durable: bool) -> sqlite3.Connection:
         uri=True,
         timeout=_SECONDS_TO_WAIT,
         isolation_level=None,  # transactions are ours to begin
-        check_same_thread=durable,  # a simulation's threads hand it on, see `idle`
     )
     try:
         for pragma in (
-            f"journal_mode = {'DELETE' if durable else 'PERSIST'}",
+            "journal_mode = DELETE",
             f"synchronous = {'EXTRA' if durable else 'OFF'}",
             "fullfsync = ON",  # macOS: fsync alone leaves data in the drive
-            "foreign_keys = ON",
             "trusted_schema = OFF",
             "temp_store = MEMORY",
         ):
@@ -81,33 +68,15 @@ def open_ledger(path: Path, *, durable: bool) -> sqlite3.Connection:
 
 
 def _check_identity(connection: sqlite3.Connection, path: Path) -> None:
-    """Refuse foreign files, those of later versions, and those whose tables were altered."""
-    if _pragma(connection, "application_id") != _APPLICATION_ID:
+    """Refuse foreign files and those of later versions."""
+    ((application,),) = connection.execute("PRAGMA application_id")
+    if application != _APPLICATION_ID:
         raise StateError(f"{path}: not a ledger, or damaged; it is never recreated automatically")
-    version = _pragma(connection, "user_version")
+    ((version,),) = connection.execute("PRAGMA user_version")
     if version != _VERSION:
         raise StateError(
             f"{path}: a ledger of version {version}; this dpfact-flower knows version {_VERSION}"
         )
-    if _tables(connection) != _own_tables():
-        raise StateError(f"{path}: damaged ledger: its tables are not those of a ledger")
-
-
-def _pragma(connection: sqlite3.Connection, name: str) -> Any:
-    return connection.execute(f"PRAGMA {name}").fetchone()[0]
-
-
-def _tables(connection: sqlite3.Connection) -> list[Any]:
-    return connection.execute(
-        "SELECT type, name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite!_%' ESCAPE '!' "
-        "ORDER BY name"
-    ).fetchall()
-
-
-@cache
-def _own_tables() -> list[Any]:
-    with _in_memory() as empty:
-        return _tables(empty)
 
 
 @contextmanager
@@ -124,3 +93,28 @@ def translated(path: Path) -> Iterator[None]:
         # SQLite may quote a damaged schema in a message that is not text.
         reason = getattr(error, "strerror", None) or type(error).__name__
         raise StateError(f"{path}: {reason}") from None
+
+
+# --- The newest head, noted beside the ledger -----------------------------------------------------
+#
+# It is written after the charge. So a ledger that lacks its row was rolled back, or is another one:
+# what was charged since is forgotten, and no budget is known any more. If the note is missing,
+# damaged or cannot be written, nothing is lost but this alarm.
+
+
+def head_file(ledger: Path) -> Path:
+    """Where the newest head is noted: a name that no job may have."""
+    return ledger.with_name(f"{ledger.name}-head")
+
+
+def verified_head(ledger: Path) -> Head | None:
+    """The newest row that the ledger had, whatever file it is now; None where none is noted."""
+    with suppress(OSError, ValueError, SettingsError), head_file(ledger).open("rb") as file:
+        return Head.parse(file.read(_MOST_BYTES_OF_A_HEAD).decode())
+    return None
+
+
+def note_head(ledger: Path, head: Head) -> None:
+    """Note the newest row, if that works: the charge stands, whatever fails here."""
+    with suppress(Exception), replacing(head_file(ledger), durable=False) as file:
+        file.write(str(head).encode())

@@ -26,7 +26,7 @@ def head_of(folder) -> Head:
 
 def test_a_backup_is_made_at_work_and_put_back_where_the_ledger_is_lost(site, tmp_path):
     with Ledger(site) as at_work:
-        at_work.spent()
+        at_work.count()
         text = ledger_text("backup", site.parent, "--to", tmp_path / "copy")
         charge(at_work, "job", 3, "patient")
     noted = text.split("head ")[1].strip()
@@ -36,7 +36,7 @@ def test_a_backup_is_made_at_work_and_put_back_where_the_ledger_is_lost(site, tm
     assert "OK: 2 rows" in ledger_text("restore", tmp_path / "copy", site, "--noted", noted)
     assert str(head_of(site)) == noted
     with Ledger(site, create=False) as ledger:
-        ledger.spent()
+        ledger.count()
         charge(ledger, "job", 3, "patient")
         assert ledger.verify() == []
 

@@ -2,39 +2,38 @@
 
 from __future__ import annotations
 
-import hashlib
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from dpfact_flower.errors import DataError, StateError
+from dpfact_flower.errors import DPFactError, StateError
 from dpfact_flower.machine.access import check_own
 from dpfact_flower.privacy.events import ReleaseEvent
-from dpfact_flower.privacy.ledger import checks
-from dpfact_flower.privacy.ledger.file import LEDGER, create_ledger, open_ledger, translated
-from dpfact_flower.privacy.ledger.idle import idle
-from dpfact_flower.privacy.ledger.mark import mark_head, set_back_problems
+from dpfact_flower.privacy.ledger.file import (
+    LEDGER,
+    create_ledger,
+    head_file,
+    note_head,
+    open_ledger,
+    translated,
+    verified_head,
+)
 from dpfact_flower.privacy.ledger.rows import (
     START,
     Head,
-    LastAnswer,
     LedgerRow,
     ReleaseKey,
-    StoredRow,
     chained,
+    digest_of,
     document_of,
     pack,
-    payload_of,
-    stored_rows,
     unpack,
 )
 from dpfact_flower.privacy.release import Release, replay
-from dpfact_flower.privacy.tally import Tally
 
 
 class Ledger:
@@ -68,8 +67,7 @@ class Ledger:
                 if not create:
                     raise StateError(f"{self.path}: there is no ledger here")
                 create_ledger(self.path)
-            kept = None if durable else idle.take(self.path)
-            self._connection = kept or open_ledger(self.path, durable=durable)
+            self._connection = open_ledger(self.path, durable=durable)
         self._durable = durable
         self._counted: Head | None = None
         # A row has this time, not that of its charge, which depends on the patients.
@@ -88,28 +86,31 @@ class Ledger:
 
     def close(self) -> None:
         """Let go of the file; what was charged has long been on the disk."""
-        if self._durable or self._connection.in_transaction:
-            self._connection.close()
-        else:
-            idle.give(self.path, self._connection)
+        self._connection.close()
+
+    # --- What was answered ------------------------------------------------------------------------
+
+    def rows(self) -> tuple[LedgerRow, ...]:
+        """Every release in order."""
+        with self._transaction("DEFERRED") as connection:
+            return self._rows(connection)
+
+    def head(self) -> Head:
+        """Where the ledger stands."""
+        return _head(self.rows())
+
+    def last(self, job: str) -> LedgerRow | None:
+        """The latest round of a job that was answered, or None before the first."""
+        return _last(self.rows(), job)
 
     def answer(self, key: ReleaseKey) -> Release | None:
         """The release that answered this very key before, bit for bit, or None.
 
-        Also None where the bytes are not kept, nothing having been charged. It charges nothing.
-
-        Raises
-        ------
-        StateError
-            If the kept bytes are damaged.
+        Also None where the bytes are not kept, because nothing was charged.
         """
         with self._transaction("DEFERRED") as connection:
-            row = next((row for row in self._rows(connection) if row.answers(key)), None)
+            row = next((row for row in self._rows(connection) if row.key == key), None)
             return None if row is None else self._release(connection, row)
-
-    def last(self, job: str) -> LastAnswer | None:
-        """The latest round of a job that was answered, or None before the first."""
-        return _last(self.rows(), job)
 
     def release_of(self, job: str, round_number: int) -> Release:
         """What was released in a round of a job.
@@ -126,6 +127,34 @@ class Ledger:
             why = "was never answered" if row is None else "is not kept, being uncharged"
             raise StateError(f"{self.path}: round {round_number} of job {job!r} {why}")
         return release
+
+    def has(self, key: ReleaseKey, terms: str, release: Release) -> bool:
+        """Whether this very release is recorded, so that it may be sent again.
+
+        Raises
+        ------
+        StateError
+            If the round has another release, a later one of the job was answered, or the job was
+            begun with other data.
+        """
+        return self._has(self.rows(), key, terms, release)
+
+    # --- What it cost -----------------------------------------------------------------------------
+
+    def events(self, job: str | None = None) -> tuple[ReleaseEvent, ...]:
+        """Everything ever charged, or what was charged in one job, in order."""
+        rows = self.rows()
+        return tuple(event for row in rows if job in (None, row.job) for event in row.events)
+
+    def count(self) -> tuple[LedgerRow, ...]:
+        """Every release, for a budget: if another process charges from now on, `charge` refuses.
+
+        The lock of the site's folder prevents that, unless the platform has no locks or somebody
+        deleted the lock's file.
+        """
+        rows = self.rows()
+        self._counted = _head(rows)
+        return rows
 
     def charge(
         self,
@@ -160,92 +189,43 @@ class Ledger:
         ------
         StateError
             If the round, or a later one of the job, has another release already, the job was begun
-            with other data, somebody else has charged since `events` was read, the ledger is
-            another user's, or the disk refuses.
+            with other data, another process has charged since `count`, the ledger is another
+            user's, or the disk refuses.
         """
         self._check_own()
         payload = pack(release.arrays)
-        digest = hashlib.sha256(payload).hexdigest()
         # EXCLUSIVE waits here for who reads; IMMEDIATE, at its end, after the last look.
         with self._transaction("EXCLUSIVE") as connection:
             rows = self._rows(connection)
             head = _head(rows)
-            if self._is_there(rows, key, terms, release, digest):
+            if self._has(rows, key, terms, release):
                 return head
             if self._counted not in (None, head):
                 raise StateError(
                     f"{self.path}: another process charged while round {key.round} of job "
                     f"{key.job!r} was computed; whether both fit the budget is not known: ask again"
                 )
-            document = document_of(key, terms, release, digest, self._opened)
+            document = document_of(key, terms, release, payload, self._opened)
             head = Head(head.rows + 1, chained(head.hash, document))
+            kept = payload if release.events or not payload else None
             connection.execute(
-                "INSERT INTO releases (number, document, payload, hash) VALUES (?, ?, ?, ?)",
-                (
-                    head.rows,
-                    document,
-                    payload if release.events or not payload else None,
-                    head.hash,
-                ),
+                "INSERT INTO releases (number, document, hash, payload) VALUES (?, ?, ?, ?)",
+                (head.rows, document, head.hash, kept),
             )
             last_look()
         if self._counted is not None:
             self._counted = head
         if self._durable:  # a simulated site's ledger is nobody's budget
-            mark_head(self.path, head)
+            note_head(self.path, head)
         return head
 
-    def has(self, key: ReleaseKey, terms: str, release: Release) -> bool:
-        """Whether this very release is recorded, so that it may be sent again.
-
-        Raises
-        ------
-        StateError
-            If the round has another release, a later one of the job was answered, or the job was
-            begun with other data.
-        """
-        digest = hashlib.sha256(pack(release.arrays)).hexdigest()
-        return self._is_there(self.rows(), key, terms, release, digest)
-
-    def events(self, job: str | None = None) -> tuple[ReleaseEvent, ...]:
-        """Everything ever charged, or what was charged in one job, in order.
-
-        If somebody else charges from now on, `charge` refuses: a budget was checked without that.
-        `locked` prevents it where the platform has locks and nobody deleted the lock's file.
-
-        Raises
-        ------
-        StateError
-            If any row is not what was written: what was spent is then not known.
-        """
-        rows = self._count()
-        return tuple(chain(*(row.events for row in rows if job is None or row.job == job)))
-
-    def spent(self) -> Tally:
-        """Everything ever charged, added up; as `events`."""
-        rows = self._count()
-        events = chain(*(row.events for row in rows))
-        return Tally().plus(events, unprotected=sum(row.unprotected for row in rows))
-
-    def charged(self, job: str) -> bool:
-        """Whether anything was charged in a job."""
-        return any(row.events for row in self.rows() if row.job == job)
-
-    def rows(self) -> tuple[LedgerRow, ...]:
-        """Every release in order."""
-        with self._transaction("DEFERRED") as connection:
-            return self._rows(connection)
-
-    def head(self) -> Head:
-        """Where the ledger stands."""
-        return _head(self.rows())
+    # --- Whether it is whole ----------------------------------------------------------------------
 
     def verify(self, noted: Head | None = None) -> list[str]:
         """Check all there is to check; an empty list means that nothing is wrong.
 
-        SQLite's own check of the file, the chain of hashes, released bytes against their hash,
-        events against what this package makes, the order of rounds, and the head that is noted
-        beside the ledger.
+        SQLite's own check of the file, the chain of hashes, released bytes against their hash, and
+        the head that is noted beside the ledger.
 
         Parameters
         ----------
@@ -259,70 +239,63 @@ class Ledger:
             Problems, each naming its row; no released value.
         """
         found: list[str] = []
-        rows: list[LedgerRow] = []
         try:
             with self._transaction("DEFERRED") as connection:
-                found.extend(checks.file_problems(connection))
-                stored = stored_rows(connection)
-                found.extend(self._problems(stored, rows))
+                for (line,) in connection.execute("PRAGMA integrity_check"):
+                    if line != "ok":
+                        found.append(f"SQLite's integrity check: {line}")
+                rows: list[LedgerRow] = []
+                found.extend(self._problems(connection, rows))
                 for row in rows:
-                    found.extend(checks.payload_problems(connection, row))
+                    found.extend(_payload_problems(row, _payload_of(connection, row)))
                 if noted is not None:
-                    found.extend(checks.noted_problems(stored, noted))
+                    found.extend(_rolled_back(connection, noted))
         except StateError as error:  # a page that cannot be read ends the search
             found.append(str(error))
         return found
 
-    def _problems(self, stored: list[StoredRow], rows: list[LedgerRow]) -> Iterator[str]:
+    def _problems(self, connection: sqlite3.Connection, rows: list[LedgerRow]) -> Iterator[str]:
         """Anything that leaves it unknown what was spent; `rows` gets what can be read."""
-        yield from checks.chain_problems(stored)
-        yield from checks.read_rows(stored, rows)
-        yield from checks.job_problems(rows)
-        yield from set_back_problems(self.path, stored)
+        previous = START
+        found = connection.execute(
+            "SELECT number, document, hash, payload IS NOT NULL FROM releases ORDER BY number"
+        ).fetchall()
+        for expected, (number, document, hash_, kept) in enumerate(found, start=1):
+            if number != expected:
+                yield f"row {number}: stands where row {expected} should: rows are missing"
+            elif hash_ != chained(previous, document):
+                yield f"row {number}: its content or place is not what its hash was made of"
+            else:
+                try:
+                    rows.append(LedgerRow.read(number, document, hash_, bool(kept)))
+                except (DPFactError, KeyError, TypeError, ValueError):
+                    yield f"row {number}: cannot be read"
+            previous = hash_
+        noted = verified_head(self.path)
+        if noted is not None and any(_rolled_back(connection, noted)):
+            yield (
+                f"it lacks rows that {head_file(self.path).name} beside it knows of: it was rolled "
+                "back, or is another one, and what was charged since would be forgotten; restore "
+                "the newest copy (dpfact ledger restore), and delete that file only once you have "
+                "counted as spent what the log has"
+            )
 
     def _rows(self, connection: sqlite3.Connection) -> tuple[LedgerRow, ...]:
         """All rows; refused where anything is wrong with one."""
         rows: list[LedgerRow] = []
-        for problem in self._problems(stored_rows(connection), rows):
+        for problem in self._problems(connection, rows):
             raise self._damaged(problem)
         return tuple(rows)
 
-    def _count(self) -> tuple[LedgerRow, ...]:
-        """All rows; what comes after them was not counted."""
-        rows = self.rows()
-        self._counted = _head(rows)
-        return rows
-
     def _release(self, connection: sqlite3.Connection, row: LedgerRow) -> Release | None:
         """A kept release, checked; None where nothing was charged, and the bytes are not kept."""
-        for problem in checks.payload_problems(connection, row):
+        payload = _payload_of(connection, row)
+        for problem in _payload_problems(row, payload):
             raise self._damaged(problem)
-        payload = payload_of(connection, row.number)
-        if payload is None:
-            return None
-        try:
-            return replay(unpack(row.shapes, payload), row.events)
-        except DataError as error:
-            raise self._damaged(f"row {row.number}: {error}") from None
+        return None if payload is None else replay(unpack(row.shapes, payload), row.events)
 
-    def _check_own(self, *, reading: bool = False) -> None:
-        """Whoever may put a journal beside the file changes what SQLite finds in it."""
-        for path in (self.path.parent, self.path, Path(f"{self.path}-journal")):
-            check_own(path, reading=reading)
-
-    def _damaged(self, what: str) -> StateError:
-        return StateError(
-            f"{self.path}: damaged ledger: {what}; restore a copy, and count as spent what the "
-            "site's log has since"
-        )
-
-    def _is_there(
-        self,
-        rows: tuple[LedgerRow, ...],
-        key: ReleaseKey,
-        terms: str,
-        release: Release,
-        digest: str,
+    def _has(
+        self, rows: Sequence[LedgerRow], key: ReleaseKey, terms: str, release: Release
     ) -> bool:
         """Whether this very release is recorded; refuse any other for what has been answered."""
         last = _last(rows, key.job)
@@ -341,14 +314,23 @@ class Ledger:
                 f"{self.path}: round {key.round} of job {key.job!r} is stale: round {last.round} "
                 "has been answered"
             )
-        shapes = tuple(array.shape for array in release.arrays)
-        sent = (key.request, terms, shapes, digest, release.events)
-        if (row.request, row.terms, row.shapes, row.payload_sha256, row.events) != sent:
+        if row.key != key or not row.holds(terms, release):
             raise StateError(
                 f"{self.path}: round {key.round} of job {key.job!r} has its release already; a "
                 "second one would be charged for nothing"
             )
         return True
+
+    def _check_own(self, *, reading: bool = False) -> None:
+        """Whoever may put a journal beside the file changes what SQLite finds in it."""
+        for path in (self.path.parent, self.path, Path(f"{self.path}-journal")):
+            check_own(path, reading=reading)
+
+    def _damaged(self, what: str) -> StateError:
+        return StateError(
+            f"{self.path}: damaged ledger: {what}; restore a copy, and count as spent what the "
+            "site's log has since"
+        )
 
     @contextmanager
     def _transaction(self, kind: str) -> Iterator[sqlite3.Connection]:
@@ -364,17 +346,40 @@ class Ledger:
                 raise
 
 
-def _head(rows: tuple[LedgerRow, ...]) -> Head:
+def _head(rows: Sequence[LedgerRow]) -> Head:
     return Head(len(rows), rows[-1].hash if rows else START)
 
 
-def _last(rows: tuple[LedgerRow, ...], job: str) -> LastAnswer | None:
+def _last(rows: Sequence[LedgerRow], job: str) -> LedgerRow | None:
     """The latest round of a job; within a job, rounds never go back."""
-    for row in reversed(rows):
-        if row.job == job:
-            return LastAnswer(row.round, row.terms, row.request, row.fingerprint)
-    return None
+    return next((row for row in reversed(rows) if row.job == job), None)
 
 
-def _row_of(rows: tuple[LedgerRow, ...], job: str, round_number: int) -> LedgerRow | None:
+def _row_of(rows: Sequence[LedgerRow], job: str, round_number: int) -> LedgerRow | None:
     return next((row for row in rows if (row.job, row.round) == (job, round_number)), None)
+
+
+def _payload_of(connection: sqlite3.Connection, row: LedgerRow) -> bytes | None:
+    query = "SELECT payload FROM releases WHERE number = ?"
+    (payload,) = connection.execute(query, (row.number,)).fetchone() or (None,)
+    return payload if payload is None or isinstance(payload, bytes) else b""
+
+
+def _payload_problems(row: LedgerRow, payload: bytes | None) -> Iterator[str]:
+    """Released bytes that are missing or not what was sent; without charge none need be there."""
+    if payload is None and row.events:
+        yield f"row {row.number}: the released bytes are missing"
+    elif payload is not None and digest_of(payload) != row.payload_sha256:
+        yield f"row {row.number}: the released bytes are not what their hash was made of"
+
+
+def _rolled_back(connection: sqlite3.Connection, noted: Head) -> Iterator[str]:
+    """Whether the ledger lacks the row that was noted."""
+    hashes = [hash_ for (hash_,) in connection.execute("SELECT hash FROM releases ORDER BY number")]
+    if noted.rows > len(hashes):
+        yield (
+            f"the noted head has {noted.rows} rows, the ledger {len(hashes)}: the newest rows are "
+            "missing (is this an old copy?)"
+        )
+    elif [START, *hashes][noted.rows] != noted.hash:
+        yield f"row {noted.rows}: it is not the row that was noted: the ledger was rewritten"
