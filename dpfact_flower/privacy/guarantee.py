@@ -18,14 +18,15 @@ from dpfact_flower.machine.registry import Registry
 from dpfact_flower.privacy.conversions import (
     GAUSSIAN_DP,
     GAUSSIAN_DP_DISCRETE,
-    OPACUS_RDP,
     PROPOSITION_2_8,
+    RDP,
     SLACK,
     ZCDP_TIGHT,
     compose_serial,
     epsilon_gaussian,
     epsilon_gaussian_discrete,
     epsilon_proposition_2_8,
+    epsilon_rdp,
     epsilon_zcdp_tight,
 )
 from dpfact_flower.privacy.events import (
@@ -149,16 +150,7 @@ Accountant = Callable[[Sequence[ReleaseEvent], float], float]
 """Epsilon of the releases of one site at a delta; `MissingDependencyError` where it can't say."""
 
 
-def _opacus_rdp(events: Sequence[ReleaseEvent], delta: float) -> float:
-    # SciPy is slow to import, and a site never needs it.
-    from dpfact_flower.privacy.opacus_rdp import epsilon_rdp_opacus  # noqa: PLC0415
-
-    return epsilon_rdp_opacus(events, delta)
-
-
-accountants: Registry[Accountant] = Registry(
-    "accountant", "dpfact_flower.privacy.guarantee", **{OPACUS_RDP: _opacus_rdp}
-)
+accountants: Registry[Accountant] = Registry("accountant", "dpfact_flower.privacy.guarantee")
 """Second opinions, by the name shown beside their figure. What a site admits does not depend
 on them."""
 
@@ -288,9 +280,10 @@ def _epsilons(rho: float, delta: float, count: int, unit: Unit) -> dict[str, flo
         PROPOSITION_2_8: epsilon_proposition_2_8(rho, delta),
         ZCDP_TIGHT: epsilon_zcdp_tight(rho, delta),
     }
+    rdp = {RDP: epsilon_rdp(rho, delta)}
     if unit == "patient":  # noise is discrete there, and the guarantee is what it supports
         discrete = epsilon_gaussian_discrete(mu, delta, count)
         # Elsewhere tight zCDP is the smallest that is proven.
         first = {GAUSSIAN_DP_DISCRETE: discrete} if math.isfinite(discrete) else {}
-        return first | dict(reversed(zcdp.items()))
-    return {**zcdp, GAUSSIAN_DP: epsilon_gaussian(mu, delta)}
+        return first | dict(reversed(zcdp.items())) | rdp
+    return {**zcdp, GAUSSIAN_DP: epsilon_gaussian(mu, delta), **rdp}

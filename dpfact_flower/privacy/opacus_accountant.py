@@ -1,4 +1,4 @@
-"""Our zCDP accountant as one of Opacus' own; `opacus_rdp` is Opacus' accounting of our events.
+"""Our zCDP accountant as one of Opacus' own.
 
 Importing this module imports Opacus, and so torch. After `register`, Opacus takes the name:
 ``PrivacyEngine(accountant="zcdp")``, ``get_noise_multiplier(..., accountant="zcdp")``.
@@ -17,9 +17,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dpfact_flower.errors import MissingDependencyError, SettingsError
-from dpfact_flower.privacy.conversions import compose_serial, epsilon_zcdp_tight
+from dpfact_flower.privacy.conversions import RDP_ORDERS, compose_serial, epsilon_zcdp_tight
 from dpfact_flower.privacy.events import at_least_one, positive
-from dpfact_flower.privacy.opacus_rdp import epsilon_of_steps
 
 _root = logging.getLogger()
 _handlers, _level = list(_root.handlers), _root.level
@@ -29,6 +28,7 @@ try:
         create_accountant,
         register_accountant,
     )
+    from opacus.accountants.analysis import rdp as analysis
 except ImportError:
     raise MissingDependencyError(
         "Opacus is not installed; install it with: pip install 'dpfact-flower[opacus]'"
@@ -97,7 +97,12 @@ class ZCDPAccountant(IAccountant):  # type: ignore[misc]  # Opacus is not typed
         if all(rate == 1 for _, rate, _ in history):
             rho = compose_serial(steps / (2 * multiplier**2) for multiplier, _, steps in history)
             return epsilon_zcdp_tight(rho, delta)
-        return epsilon_of_steps(history, delta)
+        costs = sum(
+            analysis.compute_rdp(q=rate, noise_multiplier=noise, steps=steps, orders=RDP_ORDERS)
+            for noise, rate, steps in history
+        )
+        epsilon, _ = analysis.get_privacy_spent(orders=RDP_ORDERS, rdp=costs, delta=delta)
+        return max(0.0, float(epsilon))  # below 0 where delta alone covers the cost
 
     def __len__(self) -> int:
         return sum(steps for _, _, steps in self.history)

@@ -6,7 +6,6 @@ import sys
 import numpy as np
 import pytest
 import torch
-from dp_accounting import rdp
 from opacus import PrivacyEngine
 from opacus.accountants import (
     PRVAccountant,
@@ -14,24 +13,13 @@ from opacus.accountants import (
     create_accountant,
     register_accountant,
 )
+from opacus.accountants.analysis import rdp as analysis
 from opacus.accountants.utils import get_noise_multiplier
 
-from dpfact_flower.errors import MissingDependencyError, SettingsError
-from dpfact_flower.privacy import (
-    PAPER_CLAIM,
-    ReleaseEvent,
-    account,
-    epsilon_gaussian,
-    epsilon_zcdp_tight,
-)
-from dpfact_flower.privacy.conversions import OPACUS_RDP
+from dpfact_flower.errors import SettingsError
+from dpfact_flower.privacy import epsilon_gaussian, epsilon_zcdp_tight
+from dpfact_flower.privacy.conversions import RDP_ORDERS, epsilon_rdp
 from dpfact_flower.privacy.opacus_accountant import ZCDPAccountant, register
-from dpfact_flower.privacy.opacus_rdp import (
-    _ORDERS,
-    analysis,
-    epsilon_of_steps,
-    epsilon_rdp_opacus,
-)
 
 HISTORIES = [
     [(7.0, 1.0, 30)],
@@ -50,14 +38,6 @@ def after(history, kind=ZCDPAccountant):
 
 def rho_of(history):
     return sum(steps / (2 * multiplier**2) for multiplier, _, steps in history)
-
-
-def events_of(history):
-    return [
-        ReleaseEvent("round 1, codes", 0.5, 0.5 * multiplier, 9, "entry", "replace", PAPER_CLAIM)
-        for multiplier, _, steps in history
-        for _ in range(steps)
-    ]
 
 
 # --- Full batch -----------------------------------------------------------------------------------
@@ -92,17 +72,11 @@ def test_exact_gaussian_dp_against_opacus_prv(history, delta):
 
 
 @pytest.mark.parametrize("history", HISTORIES)
-def test_events_through_opacus_rdp(history):
-    delta = 1e-5
-    orders = np.array(RDPAccountant.DEFAULT_ALPHAS)
-    theirs, _ = rdp.compute_epsilon(orders, rho_of(history) * orders, delta)
-    ours = epsilon_rdp_opacus(events_of(history), delta)
-    assert ours == pytest.approx(theirs, rel=0.01)
-    assert epsilon_zcdp_tight(rho_of(history), delta) <= ours * (1 + 1e-9)
-    guarantee = account(events_of(history), delta, second_opinions=True)
-    second = next(f for f in guarantee.figures if f.accountant == OPACUS_RDP)
-    assert second.epsilon == ours
-    assert PAPER_CLAIM in str(second)
+@pytest.mark.parametrize("delta", [1e-8, 1e-4])
+def test_our_rdp_is_that_of_opacus(history, delta):
+    accountant = after(history, RDPAccountant)
+    theirs, _ = accountant.get_privacy_spent(delta=delta, alphas=list(RDP_ORDERS))
+    assert epsilon_rdp(rho_of(history), delta) == pytest.approx(theirs, rel=1e-12)
 
 
 def test_small_costs_find_their_order():
@@ -110,7 +84,7 @@ def test_small_costs_find_their_order():
     history = [(1000.0, 1.0, 200)]
     with pytest.warns(UserWarning, match="largest alpha"):
         coarse = after(history, RDPAccountant).get_epsilon(1e-5)
-    fine = epsilon_rdp_opacus(events_of(history), 1e-5)
+    fine = epsilon_rdp(rho_of(history), 1e-5)
     assert fine == pytest.approx(epsilon_zcdp_tight(rho_of(history), 1e-5), rel=0.05)
     assert fine < coarse / 1.5
 
@@ -122,10 +96,9 @@ def test_whatever_order_is_best_one_beside_it_is_tried(order):
     At (1.225 + 1 / 1.225) / 2 = 1.021, but for terms that hardly change; twice apart, at 1.061.
     """
     delta = 1e-5
-    multiplier = (order - 1) / math.sqrt(-2 * math.log(delta))  # whose best order that is, nearly
-    ours = epsilon_of_steps([(multiplier, 1.0, 1)], delta)
-    best = epsilon_zcdp_tight(1 / (2 * multiplier**2), delta)
-    assert best * (1 - 1e-9) <= ours <= best * 1.025
+    rho = -math.log(delta) / (order - 1) ** 2  # whose best order that is, nearly
+    best = epsilon_zcdp_tight(rho, delta)
+    assert best * (1 - 1e-9) <= epsilon_rdp(rho, delta) <= best * 1.025
 
 
 # --- Poisson subsampling --------------------------------------------------------------------------
@@ -134,7 +107,7 @@ def test_whatever_order_is_best_one_beside_it_is_tried(order):
 @pytest.mark.parametrize("rate", [0.01, 0.3])
 def test_no_order_is_beyond_what_the_analysis_can_add_up(rate):
     """Above 1029 a binomial coefficient is no float: what was sampled would cost no number."""
-    costs = [analysis().compute_rdp(q=rate, noise_multiplier=2.0, steps=1, orders=_ORDERS)]
+    costs = analysis.compute_rdp(q=rate, noise_multiplier=2.0, steps=1, orders=RDP_ORDERS)
     assert np.isfinite(costs).all()
 
 
@@ -158,34 +131,6 @@ def test_a_mixed_history_costs_more_than_either_part():
 def test_a_rate_that_misses_one_by_rounding_is_the_full_batch(rate):
     assert rate != 1
     assert after([(5.0, rate, 2)]).get_epsilon(1e-5) == after([(5.0, 1.0, 2)]).get_epsilon(1e-5)
-
-
-@pytest.mark.parametrize("history", [*HISTORIES, [(1.1, 0.02, 50), (9.0, 1.0, 3)]])
-def test_the_analysis_by_itself_is_that_of_opacus(history):
-    theirs = after(history, RDPAccountant).get_epsilon(1e-5)
-    assert epsilon_of_steps(history, 1e-5) == pytest.approx(theirs, rel=1e-12)
-    assert analysis().__file__.endswith("rdp.py")
-
-
-def test_a_second_opinion_imports_neither_opacus_nor_torch():
-    code = (
-        "import sys\n"
-        "from dpfact_flower.privacy import PAPER_CLAIM, ReleaseEvent, account\n"
-        "event = ReleaseEvent('round 1', 0.5, 3.0, 9, 'entry', 'replace', PAPER_CLAIM)\n"
-        "print(account([event], 1e-5, second_opinions=True))\n"
-        "sys.exit(any(name.partition('.')[0] in {'opacus', 'torch'} for name in sys.modules))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "Opacus" in done.stdout
-
-
-def test_without_opacus_it_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "opacus", None)
-    analysis.cache_clear()
-    with pytest.raises(MissingDependencyError, match="pip install"):
-        analysis()
-    analysis.cache_clear()
 
 
 # --- Opacus' interface ----------------------------------------------------------------------------
@@ -278,17 +223,15 @@ def test_bad_delta_is_refused(delta):
     for call in (
         lambda: ZCDPAccountant().get_epsilon(delta),
         lambda: after(HISTORIES[0]).get_epsilon(delta),
-        lambda: epsilon_rdp_opacus(events_of(HISTORIES[0]), delta),
+        lambda: epsilon_rdp(rho_of(HISTORIES[0]), delta),
     ):
         with pytest.raises(SettingsError, match="delta"):
             call()
 
 
-def test_options_and_empty_events_are_refused():
+def test_options_are_refused():
     with pytest.raises(SettingsError, match="alphas"):
         after(HISTORIES[0]).get_epsilon(1e-5, alphas=[2.0])
-    with pytest.raises(SettingsError, match="nothing was released"):
-        epsilon_rdp_opacus([], 1e-5)
 
 
 def test_opacus_calibrates_noise_with_our_accountant():
@@ -327,14 +270,10 @@ def test_opacus_trains_with_our_accountant():
     assert engine.get_epsilon(1e-5) == pytest.approx(epsilon_zcdp_tight(3 / (2 * 16), 1e-5))
 
 
-def test_without_opacus_its_opinion_is_wanting_and_the_error_says_what_to_install():
+def test_without_opacus_the_error_says_what_to_install():
     code = (
         "import sys; sys.modules['opacus'] = None\n"
         "from dpfact_flower.errors import MissingDependencyError\n"
-        "from dpfact_flower.privacy import PAPER_CLAIM, ReleaseEvent, account\n"
-        "event = ReleaseEvent('round 1', 1.0, 1.0, 1, 'entry', 'replace', PAPER_CLAIM)\n"
-        "figures = account([event], 1e-5, second_opinions=True).figures\n"
-        "assert 'RDP, Opacus' not in [figure.accountant for figure in figures]\n"
         "try:\n"
         "    import dpfact_flower.privacy.opacus_accountant\n"
         "except MissingDependencyError as error:\n"
