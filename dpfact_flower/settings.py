@@ -195,10 +195,6 @@ class SolverSettings(Settings):
             raise SettingsError(f"clip bounds psgd's gradients; solver is {self.solver!r}")
 
 
-EARLIER_DEFAULTS: Mapping[str, Scalar] = {"eta": 0.01, "zero-ratio": 5.0}
-"""What settings of a solver were, in earlier versions, where they were not given."""
-
-
 @dataclass(frozen=True)
 class PrivacySettings(Settings):
     """What protects the patients whose data a release is made from.

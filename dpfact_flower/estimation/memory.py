@@ -14,7 +14,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfact_flower.errors import DataError
 from dpfact_flower.tensor.arrays import Array
 
 
@@ -86,39 +85,14 @@ class Memory:
             found[f"average_{mode}_sigma"] = np.array(average.sigma)
         return found
 
-    def restore(self, arrays: Mapping[str, Array], counts: Sequence[int]) -> None:
-        """Take over what `arrays` gave.
-
-        Parameters
-        ----------
-        arrays : mapping of str to ndarray
-            Others are left alone.
-        counts : sequence of int
-            Values of each mode's release.
-
-        Raises
-        ------
-        DataError
-            If something is missing, or of another shape or kind.
-        """
+    def restore(self, arrays: Mapping[str, Array], modes: int) -> None:
+        """Take over what `arrays` gave of so many modes; other arrays are left alone."""
         self._averages = {
-            mode: _checked(arrays, f"average_{mode}", count)
-            for mode, count in enumerate(counts)
-            if any(name.startswith(f"average_{mode}") for name in arrays)
+            mode: Average(
+                tuple(arrays[f"{name}_sites"].tolist()),
+                arrays[name],
+                float(arrays[f"{name}_sigma"]),
+            )
+            for mode in range(modes)
+            if (name := f"average_{mode}") in arrays
         }
-
-
-def _checked(arrays: Mapping[str, Array], name: str, count: int) -> Average:
-    parts = [arrays.get(f"{name}{part}") for part in ("", "_sites", "_sigma")]
-    values, sites, sigma = (part if part is not None else np.array(()) for part in parts)
-    if (
-        values.dtype != np.float32
-        or values.shape != (sites.size, count)
-        or not np.isfinite(values).all()
-        or sites.dtype.kind != "U"
-        or sigma.shape != ()
-        or sigma.dtype != np.float64
-        or not 0 < sigma < math.inf
-    ):
-        raise DataError(f"{name}: need finite releases of {count} values, their sites and sigma")
-    return Average(tuple(map(str, sites)), values, float(sigma))

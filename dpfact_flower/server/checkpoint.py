@@ -1,11 +1,12 @@
 """`checkpoint.npz`: all that is needed to continue a run, written after each round.
 
-`received.npz` has the same form, and what sites sent for arrays: of a round that later ones build
-on, until it is closed.
+`received.npz` has the same form, and holds what sites sent in a round that later ones build on,
+until that round is closed.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,9 +18,7 @@ import numpy as np
 from dpfact_flower.errors import DataError, StateError
 from dpfact_flower.machine.files import disk_errors, replacing
 from dpfact_flower.machine.npy import load_npz
-from dpfact_flower.machine.parsed import from_json
 from dpfact_flower.server.history import RoundRecord, read_lines
-from dpfact_flower.settings import check_name
 from dpfact_flower.tensor.arrays import Array
 
 CHECKPOINT = "checkpoint.npz"
@@ -39,7 +38,7 @@ class Checkpoint:
         How many the run will have.
     records : list of RoundRecord
     arrays : mapping of str to ndarray
-        The rule's: `ServerRule.state`. In `RECEIVED`, the replies'.
+        The rule's `state`, or the sites' replies.
     """
 
     identity: dict[str, Any]
@@ -57,33 +56,33 @@ class Checkpoint:
         """Write it in place of the previous one."""
         meta = {"identity": self.identity, "job": self.job, "rounds": self.rounds}
         history = "\n".join(record.line for record in self.records)
+        arrays = {
+            **self.arrays, "meta": np.array(json.dumps(meta)), "history": np.array(history),
+        }  # fmt: skip
         with replacing(path, durable=durable) as file:
-            np.savez(
-                file,
-                meta=np.array(json.dumps(meta)),
-                history=np.array(history),
-                **self.arrays,  # type: ignore[arg-type]
-            )
+            np.savez(file, checksum=np.array(_checksum(arrays)), **arrays)  # type: ignore[arg-type]
 
     @classmethod
     def read(cls, path: Path) -> Checkpoint:
-        """Read what `write` wrote.
-
-        Raises
-        ------
-        StateError
-            If it is damaged, or may not be read.
-        """
+        """Read what `write` wrote; a `StateError` if it is damaged, or may not be read."""
         with disk_errors(path):
             path.open("rb").close()
         try:
-            arrays = load_npz(path, ["meta", "history"])
-            meta = from_json(str(arrays.pop("meta")))
-            check_name("job", meta["job"])
-            records = read_lines(str(arrays.pop("history")).splitlines())
-            return cls(dict(meta["identity"]), meta["job"], int(meta["rounds"]), records, arrays)
-        except (DataError, KeyError, TypeError, ValueError, OverflowError) as error:
+            arrays = load_npz(path, ["checksum", "meta", "history"])
+            if str(arrays.pop("checksum")) != _checksum(arrays):
+                raise DataError("checksum")
+        except DataError:
             raise StateError(
-                f"{path}: damaged checkpoint ({type(error).__name__}); restore it from a copy, or "
-                "start a new run"
+                f"{path}: damaged checkpoint; restore it from a copy, or start a new run"
             ) from None
+        meta = json.loads(str(arrays.pop("meta")))
+        records = read_lines(str(arrays.pop("history")).splitlines())
+        return cls(**meta, records=records, arrays=arrays)
+
+
+def _checksum(arrays: Mapping[str, Array]) -> str:
+    digest = hashlib.sha256()
+    for name, array in sorted(arrays.items()):
+        digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()

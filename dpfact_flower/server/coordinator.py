@@ -17,21 +17,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar, TypedDict
 
-from dpfact_flower.errors import DPFactError, QuorumError, SettingsError, StateError, shown
+from dpfact_flower.errors import QuorumError, SettingsError, StateError, shown
 from dpfact_flower.machine.files import disk_errors, reserved
 from dpfact_flower.privacy import ReleaseEvent
 from dpfact_flower.server.checkpoint import CHECKPOINT, RECEIVED, Checkpoint
 from dpfact_flower.server.history import Failure, History, RoundRecord
 from dpfact_flower.server.rules import MakeRule, rule_for
-from dpfact_flower.settings import (
-    EARLIER_DEFAULTS,
-    PrivacySettings,
-    RunSettings,
-    SolverSettings,
-)
+from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.tensor import Factors
 from dpfact_flower.tensor.arrays import Array, Selection, Weights
-from dpfact_flower.wire.protocol import LATER, RoundRequest, SiteReply
+from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 
 _logger = logging.getLogger(__name__)
 _COPIES = 4
@@ -116,8 +111,6 @@ class Coordinator:
         self.solver = privacy.settled(solver or SolverSettings())
         self.run = run or RunSettings()
         self.run_dir = None if run_dir is None else Path(run_dir)
-        if resume and self.run_dir is not None:
-            self.solver = _as_begun(self.solver, self.run_dir / CHECKPOINT)
         if self.run.pace != self.pace:
             raise SettingsError(
                 f"pace: {self.run.pace!r} needs the strategy dpfact_flower.DPFact; Flower's older "
@@ -437,8 +430,7 @@ class Coordinator:
                 )
             return
         mine = self._identity() | {"job": self.run.job or found.job}
-        # A version that knew no pace worked in step.
-        theirs = {"pace": "in-step", **LATER} | found.identity | {"job": found.job}
+        theirs = found.identity | {"job": found.job}
         if differing := [key for key in mine if mine[key] != theirs.get(key)]:
             there = ", ".join(f"{key} = {shown(theirs.get(key))}" for key in differing)
             raise StateError(
@@ -446,26 +438,10 @@ class Coordinator:
                 f"there: {there}"
             )
         self.run, self.resumed = replace(self.run, job=found.job), True
-        try:
-            self._restore(found.arrays)
-        except DPFactError as error:
-            raise StateError(f"{path}: damaged checkpoint ({error})") from None
         self.records = found.records
+        self._restore(found.arrays)
         self._history.note(self.records)
         _logger.info("resumed from %s after round %d", path, self.finished_rounds)
-
-
-def _as_begun(solver: SolverSettings, path: Path) -> SolverSettings:
-    """Settings to go on with: what is left at its default has that of the run's beginning."""
-    with disk_errors(path):
-        begun = Checkpoint.read(path).identity if path.exists() else {}
-    default, mine = SolverSettings().to_config(), solver.to_config()
-    kept = {
-        key: before
-        for key, before in EARLIER_DEFAULTS.items()
-        if begun.get(key) == before and mine[key] == default[key]
-    }
-    return SolverSettings.from_config({**mine, **kept})
 
 
 def utc_now() -> str:

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.errors import SettingsError
 from dpfact_flower.estimation.codes import kept_codes, paired_codes
 from dpfact_flower.estimation.start import start_factors, usage_of
 from dpfact_flower.privacy import ReleaseEvent, paper_rho, planned_events
-from dpfact_flower.server.rule import (
-    factor_arrays,
-    initial_factors,
-    restored_factors,
-    restored_flag,
-)
+from dpfact_flower.server.rule import initial_factors, numbered, unnumbered
 from dpfact_flower.server.surrogate_fit import fitted_to_surrogates
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.tensor import Factors, Floats
-from dpfact_flower.tensor.arrays import Selection
+from dpfact_flower.tensor.arrays import Array, Selection
 from dpfact_flower.tensor.triangle import strict_size
-from dpfact_flower.wire.protocol import SiteReply, checked_selection
+from dpfact_flower.wire.protocol import SiteReply
 
 _TINY = 1e-12
 _ROUNDING = 1e-9
@@ -128,30 +121,22 @@ class ElasticRule:
         """Pull the global factors toward the sites' latest, by one site's part of a round."""
         self._pull(replies, len(replies), shares)
 
-    def state(self) -> dict[str, NDArray[Any]]:
+    def state(self) -> dict[str, Array]:
         """The global factors, how far the start is, and what it said about the sites."""
-        kept = {f"kept_{mode}": codes for mode, codes in enumerate(self.selection, start=1)}
-        usage = {
-            "usage_sites": np.array(list(self._usage)),
+        return {
+            **numbered("factor", self._factors),
+            **numbered("kept", self.selection),
+            "started": np.array(self._started),
+            "usage_sites": np.array(list(self._usage), np.str_),
             "usage": np.array(list(self._usage.values())),
         }
-        return (
-            factor_arrays(self._factors)
-            | {"started": np.array(self._started)}
-            | kept
-            | (usage if self._usage else {})
-        )
 
-    def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+    def restore(self, arrays: Mapping[str, Array]) -> None:
         """Take over a checkpoint."""
-        self._factors = restored_factors(arrays, self._factors)
-        # A version that knew no start of its own noted none.
-        self._started = restored_flag(arrays, "started") if "started" in arrays else True
-        self.selection = () if self._started else _restored_selection(arrays, self._paired)
-        if any(k[-1] >= size for k, size in zip(self.selection, self._sizes, strict=False)):
-            raise DataError("selection beyond the vocabularies")
-        if "usage" in arrays:
-            self._usage = _restored_usage(arrays, self._solver.rank)
+        self._factors = unnumbered(arrays, "factor")
+        self.selection = unnumbered(arrays, "kept")
+        self._started = bool(arrays["started"])
+        self._usage = dict(zip(arrays["usage_sites"].tolist(), arrays["usage"], strict=True))
 
     def _pull(self, replies: Sequence[SiteReply], parts: int, shares: Sequence[float] = ()) -> None:
         """Go toward the replies' mean: the n-th part of the way that a round goes.
@@ -221,27 +206,6 @@ class ElasticRule:
         pull = max(self._solver.own_pull, _TINY)
         weights = usage + pull * usage.mean(axis=1, keepdims=True) + _TINY
         return np.asarray(weights / weights.sum(axis=0))
-
-
-def _restored_selection(arrays: Mapping[str, NDArray[Any]], paired: Sequence[int]) -> Selection:
-    """Codes that a start is being made from, of a checkpoint; none before they are counted."""
-    names = [f"kept_{mode}" for mode, _ in enumerate(paired, start=1)]
-    kept = [arrays[name] for name in names if name in arrays]
-    if any(k.dtype != np.int32 for k in kept):
-        raise DataError("selection: need positions of codes")
-    selection = checked_selection(kept)
-    if selection and tuple(map(len, selection)) != tuple(paired):
-        raise DataError("selection has other sizes than the run's")
-    return selection
-
-
-def _restored_usage(arrays: Mapping[str, NDArray[Any]], rank: int) -> dict[str, Floats]:
-    """How much each site uses each phenotype, of a checkpoint."""
-    sites, usage = arrays.get("usage_sites", np.empty(0)), arrays["usage"]
-    right = sites.dtype.kind == "U" and sites.ndim == 1 and usage.dtype == np.float64
-    if not right or usage.shape != (len(sites), rank) or not np.isfinite(usage).all():
-        raise DataError("the sites' usages do not belong to the factors")
-    return dict(zip(sites.tolist(), usage, strict=True))
 
 
 def starts_from_cooccurrences(

@@ -24,11 +24,9 @@ from typing import Any, ClassVar, Unpack, cast
 
 import numpy as np
 
-from dpfact_flower.errors import DataError
-from dpfact_flower.machine.parsed import from_json
 from dpfact_flower.server.coordinator import Coordinator, CoordinatorOptions, utc_now
 from dpfact_flower.server.history import Arrival, Failure, RoundRecord
-from dpfact_flower.server.rule import ArrivalRule, factor_arrays, restored_factors
+from dpfact_flower.server.rule import ArrivalRule, numbered, unnumbered
 from dpfact_flower.tensor import Factors
 from dpfact_flower.tensor.arrays import Array
 from dpfact_flower.wire.protocol import RoundRequest, SiteReply
@@ -39,6 +37,8 @@ _AHEAD = 1
 _FRESH = 2.0
 """Rounds since the question in which what a site said last counts fully."""
 _STATE = "on_arrival"
+_NOTED = ("round", "version", "answered", "heard", "based", "failed")
+"""Of a site, in a checkpoint, beside its arrays."""
 
 
 @dataclass
@@ -307,60 +307,26 @@ class OnArrival(Coordinator):
             "version": self._version,
             "open": asdict(self._round),
             "sites": {
-                who: [site.round, site.version, site.asked is not None, site.answered, site.heard,
-                      bool(site.last), site.based, site.failed]
+                who: {name: getattr(site, name) for name in _NOTED}
                 for who, site in self._sites.items()
             },
-        }  # fmt: skip
+        }
         arrays[_STATE] = np.array(json.dumps(noted))
         for number, site in enumerate(self._sites.values()):
-            for kind, factors in (("last", site.last), ("asked", _anchors(site))):
-                found = factor_arrays(factors)
-                arrays |= {f"{kind}_{number}_{name}": array for name, array in found.items()}
+            arrays |= numbered(f"last_{number}", site.last)
+            arrays |= numbered(f"asked_{number}", site.asked.anchors if site.asked else ())
         return arrays
 
     def _restore(self, arrays: Mapping[str, Array]) -> None:
         super()._restore(arrays)
-        if _STATE not in arrays:
-            return
-        try:
-            noted = from_json(str(arrays[_STATE]))
-            sites = {
-                str(who): self._restored_site(arrays, number, *map(int, values))
-                for number, (who, values) in enumerate(noted["sites"].items())
-            }
-            was = _Open(**noted["open"])
-            was.arrivals = [Arrival(*each) for each in was.arrivals]
-            was.failures = [Failure(**each) for each in cast(Any, was.failures)]
-            self._version = int(noted["version"])
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise DataError(f"what the sites said last: {type(error).__name__}") from None
-        # Seconds are those of a process, which is another by now.
-        self._sites, self._round = sites, replace(was, began=0.0)
-
-    def _restored_site(
-        self, arrays: Mapping[str, Array], index: int, number: int, version: int, asked: int,
-        answered: int, heard: int, last: int, based: int, failed: int,
-    ) -> _Site:  # fmt: skip
-        def factors(kind: str) -> Factors:
-            start = f"{kind}_{index}_"
-            own = {k.removeprefix(start): a for k, a in arrays.items() if k.startswith(start)}
-            return restored_factors(own, self.factors)
-
-        request = None
-        if asked:
-            request = replace(self.request(number), anchors=factors("asked"))
-        return _Site(
-            number,
-            version,
-            request,
-            answered,
-            heard,
-            factors("last") if last else (),
-            based,
-            bool(failed),
-        )
-
-
-def _anchors(site: _Site) -> Factors:
-    return site.asked.anchors if site.asked else ()
+        noted = json.loads(str(arrays[_STATE]))
+        was = noted["open"]
+        was["arrivals"] = [Arrival(*each) for each in was["arrivals"]]
+        was["failures"] = [Failure(**each) for each in was["failures"]]
+        was["began"] = 0.0  # seconds are those of a process, which is another by now
+        self._version, self._round = noted["version"], _Open(**was)
+        for number, (who, kept) in enumerate(noted["sites"].items()):
+            anchors = unnumbered(arrays, f"asked_{number}")
+            asked = replace(self.request(kept["round"]), anchors=anchors) if anchors else None
+            last = unnumbered(arrays, f"last_{number}")
+            self._sites[who] = _Site(asked=asked, last=last, **kept)

@@ -8,30 +8,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.errors import SettingsError
 from dpfact_flower.estimation.codes import code_weights, kept_codes, unweighted
 from dpfact_flower.estimation.memory import Memory
-from dpfact_flower.estimation.refine import packed_size, refine_factor
+from dpfact_flower.estimation.refine import refine_factor
 from dpfact_flower.estimation.start import start_factors
 from dpfact_flower.machine.memory import give_back
 from dpfact_flower.privacy import ReleaseEvent
 from dpfact_flower.privacy.patient.plan import PatientPlan, plan_patient
-from dpfact_flower.server.rule import (
-    factor_arrays,
-    initial_factors,
-    restored_factors,
-    restored_flag,
-)
+from dpfact_flower.server.rule import initial_factors, numbered, unnumbered
 from dpfact_flower.server.surrogate_fit import fitted_to_surrogates
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.tensor import Factors, Weights
-from dpfact_flower.tensor.arrays import Selection
-from dpfact_flower.wire.protocol import SiteReply, checked_selection, checked_weights
+from dpfact_flower.tensor.arrays import Array, Selection
+from dpfact_flower.wire.protocol import SiteReply
 
 _logger = logging.getLogger(__name__)
 _REFINE_PULL = 0.05
@@ -153,47 +146,26 @@ class PatientRule:
         self._learned, self._started = factors, True
         self.factors = unweighted(factors, self._weights) if self._weights else factors
 
-    def state(self) -> dict[str, NDArray[Any]]:
+    def state(self) -> dict[str, Array]:
         """Factors, selection, weights, whether there is a start, and averages of refinements."""
-        kept = {f"kept_{mode}": codes for mode, codes in enumerate(self.selection, start=1)}
-        weights = {f"weights_{mode}": each for mode, each in enumerate(self._weights, start=1)}
-        started = {"started": np.array(self._started)}
-        return factor_arrays(self._learned) | kept | weights | started | self._memory.arrays()
+        return {
+            **numbered("factor", self._learned),
+            **numbered("kept", self.selection),
+            **numbered("weights", self._weights),
+            "started": np.array(self._started),
+            **self._memory.arrays(),
+        }
 
-    def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+    def restore(self, arrays: Mapping[str, Array]) -> None:
         """Take over a checkpoint."""
-        factors = restored_factors(arrays, self.factors)
-        names = [f"kept_{mode}" for mode, _ in enumerate(factors, start=1)]
-        kept = [arrays[name] for name in names if name in arrays]
-        if any(k.dtype != np.int32 for k in kept):
-            raise DataError("patient mode's checkpoint lacks arrays, or has extra ones")
-        selection, started = checked_selection(kept), restored_flag(arrays, "started")
-        wanted = self.privacy.codes_kept if started or selection else ()
-        if tuple(map(len, selection)) != wanted:
-            raise DataError("selection has other sizes than the run's")
-        if any(k[-1] >= n for k, n in zip(selection, self._all_codes, strict=False)):
-            raise DataError("selection beyond the vocabularies")
-        weights = _restored_weights(arrays, selection)
-        if bool(weights) != bool(selection and self.privacy.weighting != "none"):
-            raise DataError("the checkpoint lacks weights, or has some that the run does not")
-        counts = [packed_size(*factor.shape) for factor in factors]
-        self._memory.restore(arrays, counts)
-        self.selection, self._weights = selection, weights
-        self._learn(factors)
-        self._started = started
+        self.selection = unnumbered(arrays, "kept")
+        self._weights = unnumbered(arrays, "weights")
+        self._memory.restore(arrays, len(self.factors))
+        self._learn(unnumbered(arrays, "factor"))
+        self._started = bool(arrays["started"])
 
     def _say_outlook(self) -> None:
         """Warn of a cohort that is too small for its rank and epsilon, before anything is spent."""
         outlook = self.plan.outlook
         level = logging.INFO if outlook.verdict == "good" else logging.WARNING
         _logger.log(level, "plan: %s", outlook.sentence)
-
-
-def _restored_weights(arrays: Mapping[str, NDArray[Any]], selection: Selection) -> Weights:
-    """Weights of a checkpoint, of the codes that are kept; none where it has none."""
-    names = [f"weights_{mode}" for mode, _ in enumerate(selection, start=1)]
-    found = [arrays[name] for name in names if name in arrays]
-    sizes = [kept.shape for kept in selection] if found else []
-    if [w.shape for w in found] != sizes or any(w.dtype != np.float32 for w in found):
-        raise DataError("weights have other sizes than the run's")
-    return checked_weights(found)

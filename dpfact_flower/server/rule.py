@@ -8,17 +8,16 @@ moves on from the answers; it knows nothing of messages, quorums or disks: those
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from itertools import count, takewhile
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dpfact_flower.errors import DataError
 from dpfact_flower.privacy import ReleaseEvent
 from dpfact_flower.settings import PrivacySettings
 from dpfact_flower.tensor import Factors
-from dpfact_flower.tensor.arrays import Selection
-from dpfact_flower.wire.protocol import SiteReply, checked_factors
+from dpfact_flower.tensor.arrays import Array, Selection
+from dpfact_flower.wire.protocol import SiteReply
 
 
 class ServerRule(Protocol):
@@ -29,7 +28,6 @@ class ServerRule(Protocol):
     name : str
         The sites have their half under the same name (`dpfact_flower.site.rules`).
     rounds : int
-        Rounds the run has.
     privacy : PrivacySettings
         As the sites are asked, with everything planned that was left open.
     factors : tuple of ndarray of float32
@@ -65,11 +63,11 @@ class ServerRule(Protocol):
     def update(self, round_number: int, replies: Sequence[SiteReply]) -> None:
         """Move on from the replies, which are sorted by site and of one shape."""
 
-    def state(self) -> dict[str, NDArray[Any]]:
+    def state(self) -> dict[str, Array]:
         """Arrays from which `restore` rebuilds the rule."""
 
-    def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Take over what `state` gave."""
+    def restore(self, arrays: Mapping[str, Array]) -> None:
+        """Take over what `state` gave, for a run of the same settings."""
 
 
 class ArrivalRule(ServerRule, Protocol):
@@ -80,43 +78,20 @@ class ArrivalRule(ServerRule, Protocol):
     ) -> None:
         """Move on from the latest replies of all sites, one of which is new.
 
-        A reply counts by its share, which is 1 unless it is stale.
-
-        As many arrivals as there are sites go as far as one `update`, and settle where it would.
+        A reply counts by its share, which is 1 unless it is stale. As many arrivals as there are
+        sites go as far as one `update`, and settle where it would.
         """
 
 
-def factor_arrays(factors: Factors) -> dict[str, NDArray[Any]]:
-    """Factors under the names that `restored_factors` reads."""
-    return {f"factor_{mode}": factor for mode, factor in enumerate(factors, start=1)}
+def numbered(name: str, arrays: Sequence[Array]) -> dict[str, Array]:
+    """Arrays of a checkpoint under a common name and a number each, from 1."""
+    return {f"{name}_{number}": array for number, array in enumerate(arrays, start=1)}
 
 
-def restored_factors(arrays: Mapping[str, NDArray[Any]], like: Factors) -> Factors:
-    """Factors of a checkpoint, of the shapes of `like`.
-
-    Raises
-    ------
-    DataError, MessageError
-        If one is missing or of another shape.
-    """
-    found = [arrays[name] for name in factor_arrays(like) if name in arrays]
-    if [factor.shape for factor in found] != [factor.shape for factor in like]:
-        raise DataError("factors have other shapes than the run's")
-    return checked_factors(found, rank=like[0].shape[1], who="checkpoint")
-
-
-def restored_flag(arrays: Mapping[str, NDArray[Any]], name: str) -> bool:
-    """A yes or no of a checkpoint.
-
-    Raises
-    ------
-    DataError
-        If it is missing or anything else.
-    """
-    found = arrays.get(name)
-    if found is None or found.shape != () or found.dtype != np.bool_:
-        raise DataError(f"{name}: the checkpoint needs a yes or no")
-    return bool(found)
+def unnumbered(arrays: Mapping[str, Array], name: str) -> tuple[Array, ...]:
+    """The arrays that `numbered` named so, in their order."""
+    names = takewhile(arrays.__contains__, (f"{name}_{number}" for number in count(1)))
+    return tuple(arrays[name] for name in names)
 
 
 def initial_factors(feature_shape: Sequence[int], rank: int, seed: int) -> Factors:

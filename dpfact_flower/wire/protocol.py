@@ -28,9 +28,6 @@ from dpfact_flower.tensor.arrays import LEAST_WEIGHT
 from dpfact_flower.wire.packing import pack, unpack
 
 PROTOCOL_VERSION = 4
-LATER: Mapping[str, Scalar] = {"weighting": "none"}
-"""Settings that this protocol had not at first, and what was done then. That is left unsaid, so a
-job that an older version began is asked for as before."""
 SPEAKERS = "the server must run the strategy dpfact_flower.DPFact or dpfact_flower.legacy.DPFact"
 """What to tell a sender of anything else."""
 _NO_ARRAYS = (np.empty(0, np.float32),)
@@ -111,7 +108,7 @@ class RoundRequest:
             **self.solver.to_config(),
             **self.privacy.to_config(),
         }
-        said = {k: value for k, value in config.items() if value != "" and LATER.get(k) != value}
+        said = {k: value for k, value in config.items() if value != ""}
         return [*self.anchors, *self.selection, *self.weights] or [*_NO_ARRAYS], said
 
     @classmethod
@@ -262,10 +259,10 @@ class SiteReply:
 def _always_said() -> tuple[str, ...]:
     """Settings that a request must have: a default of this version need not be the server's.
 
-    All but empty texts, which do not travel, and what this protocol had not at first.
+    All but empty texts, which do not travel.
     """
     settings = {**SolverSettings().to_config(), **PrivacySettings().to_config()}
-    return tuple(key for key, own in settings.items() if own != "" and key not in LATER)
+    return tuple(key for key, own in settings.items() if own != "")
 
 
 def round_timeout(config: Mapping[str, object]) -> float:

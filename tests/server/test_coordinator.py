@@ -615,90 +615,21 @@ def test_a_flipped_byte_is_found_or_harmless(tmp_path):
     assert found > len(whole) / 17 / 2
 
 
-def rewrite(path, change):
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("meta", '{"identity": {}, "job": "../x", "rounds": 6}'), ("history", ""), ("factor_2", 0.5)],
+)
+def test_what_somebody_wrote_into_a_checkpoint_is_damage(tmp_path, name, value):
+    run_rounds(make(tmp_path), 3)
+    path = tmp_path / CHECKPOINT
     with np.load(path) as archive:
         arrays = dict(archive)
-    meta = json.loads(str(arrays["meta"]))
-    changed = change(arrays, meta)
-    arrays["meta"] = np.array(json.dumps(meta if changed is None else changed))
-    np.savez(path, **arrays)
-
-
-def last_round(arrays, **changes):
-    *before, last = str(arrays["history"]).splitlines()
-    changed = json.dumps({**json.loads(last), **changes})
-    arrays["history"] = np.array("\n".join([*before, changed]))
-
-
-def set_to(key, value):
-    return lambda _, meta: meta.update({key: value})
-
-
-CRAFTED_META = {
-    "meta a list": lambda *_: [1],
-    "meta a number": lambda *_: 1,
-    "meta nothing": lambda *_: {},
-    "no identity": lambda _, meta: meta.pop("identity") and None,
-    "identity a list": set_to("identity", [1, 2]),
-    "identity null": set_to("identity", None),
-    "job a number": set_to("job", 3),
-    "job empty": set_to("job", ""),
-    "job out of the folder": set_to("job", "../x"),
-    "rounds text": set_to("rounds", "many"),
-    "rounds null": set_to("rounds", None),
-    "history of bytes": lambda arrays, _: arrays.update(history=np.zeros(3)),
-    "history no JSON": lambda arrays, _: arrays.update(history=np.array("3 rounds")),
-    "record a number": lambda arrays, _: arrays.update(history=np.array("3")),
-    "record of no round": lambda arrays, _: last_round(arrays, round="third"),
-    "record of other fields": lambda arrays, _: arrays.update(
-        history=np.array(json.dumps({"failures": [], "sites": [], "turn": 1}))
-    ),
-    "failure of other fields": lambda arrays, _: last_round(arrays, failures=[{"a": 1}]),
-}
-CRAFTED_ARRAYS = {
-    "factor missing": lambda arrays, _: arrays.pop("factor_2") is None or None,
-    "factor of another rank": lambda arrays, _: arrays.update(factor_2=np.zeros((4, 2), "f4")),
-    "factor of another size": lambda arrays, _: arrays.update(factor_2=np.zeros((3, 3), "f4")),
-    "factor of another type": lambda arrays, _: arrays.update(factor_2=np.zeros((4, 3))),
-    "factor not finite": lambda arrays, _: arrays.update(factor_2=np.full((4, 3), np.nan, "f4")),
-}
-
-
-@pytest.mark.parametrize("change", CRAFTED_META.values(), ids=CRAFTED_META)
-@pytest.mark.parametrize("resume", [True, False])
-def test_a_checkpoint_that_makes_no_sense_is_damaged(tmp_path, change, resume):
-    run_rounds(make(tmp_path), 3)
-    rewrite(tmp_path / CHECKPOINT, change)
-    with pytest.raises(StateError, match=r"damaged checkpoint"):
-        make(tmp_path, resume=resume)
-
-
-@pytest.mark.parametrize("change", CRAFTED_ARRAYS.values(), ids=CRAFTED_ARRAYS)
-def test_factors_that_make_no_sense_are_damaged_and_never_overwritten(tmp_path, change):
-    run_rounds(make(tmp_path), 3)
-    rewrite(tmp_path / CHECKPOINT, change)
-    damaged = (tmp_path / CHECKPOINT).read_bytes()
-    with pytest.raises(StateError, match=r"damaged checkpoint"):
-        make(tmp_path, resume=True)
-    # Without resume they are not read; the run is unfinished all the same.
-    with pytest.raises(StateError, match=r"unfinished run \(round 3 of 6\)"):
-        make(tmp_path)
-    assert (tmp_path / CHECKPOINT).read_bytes() == damaged
-
-
-CRAFTED_SHAPES = {
-    "without": lambda _, meta: meta["identity"].pop("shape") and None,
-    "empty": lambda _, meta: meta["identity"].update(shape=[]),
-    "a number": lambda _, meta: meta["identity"].update(shape=3),
-}
-
-
-@pytest.mark.parametrize("change", CRAFTED_SHAPES.values(), ids=CRAFTED_SHAPES)
-def test_a_checkpoint_of_no_shape_is_another_runs(tmp_path, change):
-    run_rounds(make(tmp_path), 3)
-    rewrite(tmp_path / CHECKPOINT, change)
-    with pytest.raises(StateError, match=r"another run; they differ in shape; there: "):
-        make(tmp_path, resume=True)
+    np.savez(path, **{**arrays, name: np.array(value)})
+    damaged = path.read_bytes()
+    for resume in (True, False):
+        with pytest.raises(StateError, match="damaged checkpoint; restore it from a copy"):
+            make(tmp_path, resume=resume)
+    assert path.read_bytes() == damaged
 
 
 def test_an_unfinished_write_leaves_the_round_before(tmp_path, monkeypatch):

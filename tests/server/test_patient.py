@@ -21,7 +21,7 @@ from dpfact_flower.privacy import PATIENT_CLAIM, SEEDED_CLAIM, account
 from dpfact_flower.privacy.ledger import Ledger
 from dpfact_flower.runtime.federate import federate
 from dpfact_flower.server import patient as module
-from dpfact_flower.server.checkpoint import CHECKPOINT, RECEIVED, Checkpoint
+from dpfact_flower.server.checkpoint import RECEIVED, Checkpoint
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.history import Failure, read_history
 from dpfact_flower.server.patient import PatientRule
@@ -328,53 +328,6 @@ def test_another_runs_checkpoint_is_refused(tmp_path, privacy, keys):
     go_to(make(tmp_path), 3)
     with pytest.raises(StateError, match=rf"they differ in {keys}; there: "):
         make(tmp_path, privacy=privacy, resume=True)
-
-
-def codes(*positions):
-    return np.array(positions, np.int32)
-
-
-CRAFTED = {
-    "no word of a start": lambda arrays: arrays.pop("started"),
-    "selection missing": lambda arrays: [arrays.pop("kept_1"), arrays.pop("kept_2")],
-    "a mode's selection missing": lambda arrays: arrays.pop("kept_2"),
-    "selection descending": lambda arrays: arrays.update(kept_1=arrays["kept_1"][::-1]),
-    "selection of another size": lambda arrays: arrays.update(kept_1=codes(0, 1, 2)),
-    "selection beyond the vocabulary": lambda a: a.update(kept_1=codes(0, 1, 2, 3, 4, 99)),
-    "selection of another type": lambda a: a.update(kept_1=a["kept_1"].astype(np.float32)),
-    "factor of another size": lambda a: a.update(factor_2=np.zeros((12, 4), np.float32)),
-    "factor missing": lambda arrays: arrays.pop("factor_2"),
-    "average without its sites": lambda arrays: arrays.pop("average_0_sites"),
-}
-
-
-CRAFTED_WEIGHTS = {
-    "weights missing": lambda arrays: [arrays.pop("weights_1"), arrays.pop("weights_2")],
-    "a mode's weights missing": lambda arrays: arrays.pop("weights_2"),
-    "weights of another size": lambda a: a.update(weights_1=np.ones(9, np.float32)),
-    "weights of another type": lambda a: a.update(weights_1=np.ones(6)),
-    "a weight of 0": lambda a: a.update(weights_1=np.zeros(6, np.float32)),
-}
-
-
-@pytest.mark.parametrize("change", CRAFTED.values(), ids=CRAFTED)
-def test_a_checkpoint_that_makes_no_sense_is_damaged(tmp_path, change):
-    check_damaged(tmp_path, CODES, change)
-
-
-@pytest.mark.parametrize("change", CRAFTED_WEIGHTS.values(), ids=CRAFTED_WEIGHTS)
-def test_a_checkpoint_whose_weights_make_no_sense_is_damaged(tmp_path, change):
-    check_damaged(tmp_path, WEIGHTED, change)
-
-
-def check_damaged(folder, privacy, change):
-    go_to(make(folder, privacy=privacy), 4)
-    with np.load(folder / CHECKPOINT) as archive:
-        arrays = dict(archive)
-    change(arrays)
-    np.savez(folder / CHECKPOINT, **arrays)
-    with pytest.raises(StateError, match="damaged checkpoint"):
-        make(folder, privacy=privacy, resume=True)
 
 
 def test_a_refinement_is_averaged_with_the_one_before():

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from dpfact_flower.errors import DataError, DPFactError, SettingsError
+from dpfact_flower.errors import SettingsError
 from dpfact_flower.privacy import account, paper_rho
 from dpfact_flower.server.elastic import ElasticRule, elastic_average
 from dpfact_flower.server.patient import PatientRule
-from dpfact_flower.server.rule import factor_arrays, initial_factors, restored_factors
+from dpfact_flower.server.rule import initial_factors, numbered, unnumbered
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.wire.protocol import SiteReply
 from tests.bits import assert_bits
@@ -88,25 +88,9 @@ def test_the_names_of_a_state_do_not_collide_with_a_checkpoints(name):
     assert "meta" not in make(name).state()
 
 
-@every_rule
-def test_a_state_of_other_factors_is_refused(name):
-    state = make(name).state()
-    for change in (
-        {"factor_2": np.zeros((4, 2), np.float32)},
-        {"factor_2": np.zeros((3, 3), np.float32)},
-        {"factor_2": np.zeros((4, 3))},
-        {"factor_2": np.full((4, 3), np.nan, np.float32)},
-    ):
-        with pytest.raises(DPFactError):
-            make(name).restore({**state, **change})
-    with pytest.raises(DataError, match="other shapes"):
-        make(name).restore({"factor_1": state["factor_1"]})
-
-
-def test_factors_keep_their_order_in_a_state():
+def test_arrays_keep_their_order_in_a_state():
     factors = initial_factors((3,) * 11, 2, 0)
-    found = restored_factors(dict(sorted(factor_arrays(factors).items())), factors)
-    assert_bits(found, factors)
+    assert_bits(unnumbered(dict(sorted(numbered("factor", factors).items())), "factor"), factors)
 
 
 # --- elastic averaging
