@@ -18,9 +18,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from dpfact_flower.data.synthetic import preset, synthetic
+from dpfact_flower.machine.watch import unwatched
 from dpfact_flower.runtime.connection import tool
-from dpfact_flower.runtime.keeper import kept
-from dpfact_flower.runtime.superlink import free_port, local_superlink
+from dpfact_flower.runtime.superlink import LogFollower, free_port, local_superlink
+from dpfact_flower.runtime.supervisor import supervised
 
 _APP = Path(__file__).parents[1] / "simulation" / "dpfact-app"
 _MARKS = ("Received successfully", "; ledger: ", "Sending: ")
@@ -53,7 +54,7 @@ def marks(rounds: int) -> list[tuple[str, float]]:
             "--port", str(free_port()), "--node-config", own,
         ]  # fmt: skip
         node = stack.enter_context(
-            kept(
+            supervised(
                 command, env=superlink.environment, stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
             )
@@ -67,7 +68,7 @@ def marks(rounds: int) -> list[tuple[str, float]]:
                 "vocabulary": ",".join(map(str, codes)), "out": str(folder / "run"), "sites": 1,
                 "preflight": "off",
             },
-            quiet=True,
+            follower=LogFollower(unwatched, lambda _: None),
         )  # fmt: skip
     return found
 

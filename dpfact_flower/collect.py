@@ -17,10 +17,11 @@ from typing import NamedTuple, TypeVar
 import httpx
 from flwr.app import Error, Message
 from flwr.common import log
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
+from flwr.supercore.run import Run
 
 from dpfact_flower.errors import DPFactError, LateError, RoundFailedError, code_in, heard
-from dpfact_flower.machine import flower
 
 T = TypeVar("T")
 LOST = frozenset({3, 4, 5, 8})
@@ -105,12 +106,12 @@ class CollectingGrid(Grid):
         self.seconds: dict[int, float] = {}
         self.registered: dict[int, str] = {}
 
-    def set_run(self, run: flower.Run) -> None:
+    def set_run(self, run: Run) -> None:
         """As the given Grid."""
         self._grid.set_run(run)
 
     @property
-    def run(self) -> flower.Run:
+    def run(self) -> Run:
         """As the given Grid."""
         return self._grid.run
 
@@ -122,7 +123,7 @@ class CollectingGrid(Grid):
         """As the given Grid."""
         return [node.node_id for node in self.get_nodes()]
 
-    def get_nodes(self) -> Iterable[flower.NodeInfo]:
+    def get_nodes(self) -> Iterable[NodeInfo]:
         """As the given Grid."""
         found = _again_while_busy(lambda: list(self._grid.get_nodes()))
         self.registered |= {node.node_id: heard(node.name) for node in found if node.name}

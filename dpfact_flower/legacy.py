@@ -23,10 +23,10 @@ from flwr.common import (
     parameters_to_ndarrays,
 )
 from flwr.server import ClientManager
+from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import Strategy
 
 from dpfact_flower.errors import MessageError, SettingsError
-from dpfact_flower.machine import flower
 from dpfact_flower.server.coordinator import Coordinator, CoordinatorOptions
 from dpfact_flower.server.history import Failure
 from dpfact_flower.wire.protocol import SiteReply
@@ -69,7 +69,7 @@ class DPFact(Strategy):
 
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
-    ) -> list[tuple[flower.ClientProxy, FitIns]]:
+    ) -> list[tuple[ClientProxy, FitIns]]:
         """The round's request, for every connected client."""
         run = self.coordinator.run
         wanted = max(run.sites, run.min_sites) if server_round == 1 else run.min_sites
@@ -91,8 +91,8 @@ class DPFact(Strategy):
     def aggregate_fit(
         self,
         server_round: int,
-        results: list[tuple[flower.ClientProxy, FitRes]],
-        failures: list[tuple[flower.ClientProxy, FitRes] | BaseException],
+        results: list[tuple[ClientProxy, FitRes]],
+        failures: list[tuple[ClientProxy, FitRes] | BaseException],
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
         """Check every reply, pull the global factors; None where the quorum was missed."""
         shapes = self.coordinator.reply_shapes(self._resumed + server_round)
@@ -122,15 +122,15 @@ class DPFact(Strategy):
 
     def configure_evaluate(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
-    ) -> list[tuple[flower.ClientProxy, EvaluateIns]]:
+    ) -> list[tuple[ClientProxy, EvaluateIns]]:
         """Nobody is asked: a site measures itself while it trains, and keeps what it measures."""
         return []
 
     def aggregate_evaluate(
         self,
         server_round: int,
-        results: list[tuple[flower.ClientProxy, EvaluateRes]],
-        failures: list[tuple[flower.ClientProxy, EvaluateRes] | BaseException],
+        results: list[tuple[ClientProxy, EvaluateRes]],
+        failures: list[tuple[ClientProxy, EvaluateRes] | BaseException],
     ) -> tuple[float | None, dict[str, Scalar]]:
         """Nothing to aggregate, see `configure_evaluate`."""
         return None, {}
@@ -142,7 +142,7 @@ class DPFact(Strategy):
         return None
 
 
-def _reason(failure: tuple[flower.ClientProxy, FitRes] | BaseException) -> str:
+def _reason(failure: tuple[ClientProxy, FitRes] | BaseException) -> str:
     if isinstance(failure, BaseException):
         return str(failure)
     return failure[1].status.message

@@ -25,7 +25,7 @@ from scipy import stats
 
 from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.runtime.connection import tool
-from dpfact_flower.runtime.keeper import kept
+from dpfact_flower.runtime.supervisor import supervised
 from tests.campaign.deployed import CODE, CONNECTION, Deployment, deployment
 from tests.conftest import count_tensor, make_vocabularies
 from tests.processes import Process, family_of
@@ -212,7 +212,7 @@ def runs(made: Deployment, nodes: int, rounds: int) -> Iterator[int]:
                 command += [word for k, v in settings.items() for word in ("-s", f"{k}={v}")]
                 log = stack.enter_context(out.with_suffix(".log").open("wb"))
                 options = {"env": made.environment, "cwd": CODE, "stdout": log, "stderr": log}
-                works.append(stack.enter_context(kept(command, **options)))
+                works.append(stack.enter_context(supervised(command, **options)))
             while any(work.poll() is None for work in works):
                 yield done + sum(len(lines_of(out / "history.jsonl")) for out in outs)
                 made.look()

@@ -44,9 +44,9 @@ def superlink(context: typer.Context) -> None:
 
     Flower's own command goes on then, and every run stays pending.
     """
-    from dpfact_flower.runtime.centre import centre
+    from dpfact_flower.runtime.superlink_main import superlink_main
 
-    centre(context.args)
+    superlink_main(context.args)
 
 
 def submit(

@@ -171,8 +171,7 @@ def _simulated(
     watch("starting", 0.0)
     from dpfact_flower.machine.logs import flower_quiet
     from dpfact_flower.runtime.config import RunConfig, prepare_data
-    from dpfact_flower.runtime.superlink import local_superlink
-    from dpfact_flower.runtime.told import Listener
+    from dpfact_flower.runtime.superlink import LogFollower, local_superlink
 
     config = run_config(flower_app, settings, data=data, out=str(out))
     places = RunConfig.read(config).app
@@ -187,10 +186,10 @@ def _simulated(
     if not places.synthetic_preset:
         config["data"] = str(places.cohort_folder)
     federation = f"num-supernodes={sites} client-resources-num-cpus={cpus}"
-    heard = None if is_verbose() else Listener(watch, partial(typer.echo, err=True))
+    follower = None if is_verbose() else LogFollower(watch, partial(typer.echo, err=True))
     with local_superlink(places.sites_folder / "flwr", simulation=True) as superlink:
         watch("starting", 1.0)
-        superlink.run(flower_app, config, federation_config=federation, heard=heard)
+        superlink.run(flower_app, config, federation_config=federation, follower=follower)
     return places.run_folder
 
 

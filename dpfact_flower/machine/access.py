@@ -1,9 +1,9 @@
 """Who can read a file and who can change it, by owners and modes.
 
-`check_own` and `check_way` refuse what a process must not use, with every request. `not_private`
-and `changeable` list what is wrong, for a person who asks as root about other users' files, and ask
-for more: there a group's right to write is a fault on the way, too. A process cannot ask for that,
-since many systems give each user a group of their own, and that group the right to write.
+With every request, `check_own` and `check_way` refuse what a process must not use. `not_private`
+and `changeable` list the faults of other users' files for a person who asks as root. These two also
+name a folder above that a group may write to. A process cannot refuse that: many systems give each
+user a group of their own, and that group the right to write.
 
 An access control list needs no reading: its mask stands where the group's bits are.
 """
@@ -11,17 +11,13 @@ An access control list needs no reading: its mask stands where the group's bits 
 from __future__ import annotations
 
 import os
+import pwd
 import shlex
 import stat
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from dpfact_flower.errors import SettingsError, StateError, shown
-
-try:
-    import pwd
-except ImportError:  # Windows
-    pwd = None  # type: ignore[assignment]
 
 _ANY = 0o077
 _WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -30,25 +26,11 @@ _WRITE = stat.S_IWGRP | stat.S_IWOTH
 def check_own(path: Path, *, reading: bool = False) -> None:
     """Refuse a file or folder that is a link, belongs to another user, or others may write to.
 
-    Whoever can change a record of releases has a whole budget again, and whoever can put a link in
-    its place has it where they like. What is not there is not refused: it will be made for its
-    owner alone. What is checked stays as it is: in a folder of one's own that nobody else may write
-    to, only its owner (and root) can change what a name stands for. On Windows, where owners and
-    modes mean something else, nothing is checked.
-
-    Parameters
-    ----------
-    path : Path
-    reading : bool
-        For who only looks at it: then it may be another user's.
-
-    Raises
-    ------
-    StateError
-        Naming the path and the way out.
+    Whoever can change a record of releases, or put a link in its place, has a whole budget again. A
+    path that does not exist is allowed: it will be made for its owner alone. A check stays true
+    afterwards: in one's own folder that nobody else may write to, only its owner and root can
+    change what a name stands for. With `reading` the path may be another user's.
     """
-    if os.name == "nt":
-        return
     try:
         found = path.lstat()
     except FileNotFoundError:
@@ -73,17 +55,7 @@ def check_own(path: Path, *, reading: bool = False) -> None:
 
 
 def check_way(folder: Path) -> None:
-    """Refuse a folder that anybody could move away, since anybody may write to one above it.
-
-    Links on the way must be the process's own or root's.
-
-    Raises
-    ------
-    StateError
-        Naming the folder above and the way out.
-    """
-    if os.name == "nt":
-        return
+    """Refuse a folder that anybody could move away, or that lies behind another user's link."""
     try:
         ways = dict.fromkeys((*folder.absolute().parents, *folder.resolve().parents))
         for above in ways:
@@ -121,21 +93,15 @@ def user_name(uid: int) -> str:
     """A user's name, or the number where nobody has it."""
     try:
         return pwd.getpwuid(uid).pw_name
-    except (KeyError, AttributeError):
+    except KeyError:
         return str(uid)
 
 
 def user_id(name: str) -> int:
-    """The number of a user who is given by name or number.
-
-    Raises
-    ------
-    SettingsError
-        If this machine knows nobody of that name.
-    """
+    """The number of a user who is given by name or number."""
     try:
         return int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid
-    except (KeyError, AttributeError):
+    except KeyError:
         raise SettingsError(f"this machine has no user {shown(name)}") from None
 
 
@@ -173,24 +139,16 @@ def _changeable_above(path: Path, uids: Collection[int]) -> list[str]:
     """What lets others put something else in a path's place: rights to the folders above it."""
     faults = []
     for folder in path.resolve().parents:
-        found = folder.stat()
-        faults += _written(folder, _lets_move(found, _WRITE))
-        faults += _owned(folder, found.st_uid, uids)
+        faults += _changeable(folder, uids, is_written=_lets_move(folder.stat(), _WRITE))
     return faults
 
 
-def _changeable(path: Path, uids: Collection[int]) -> list[str]:
-    found = path.lstat()
-    return _written(path, bool(found.st_mode & _WRITE)) + _owned(path, found.st_uid, uids)
-
-
-def _written(path: Path, by_others: bool) -> list[str]:
-    fault = f"others can write to {path}: chmod go-w {shlex.quote(str(path))}"
-    return [fault] if by_others else []
-
-
-def _owned(path: Path, uid: int, uids: Collection[int]) -> list[str]:
-    if uid in {0, *uids}:
-        return []
-    quoted = shlex.quote(str(path))
-    return [f"{path} belongs to {user_name(uid)}, who can change it: chown root {quoted}"]
+def _changeable(path: Path, uids: Collection[int], *, is_written: bool | None = None) -> list[str]:
+    found, quoted = path.lstat(), shlex.quote(str(path))
+    faults = []
+    if found.st_mode & _WRITE if is_written is None else is_written:
+        faults.append(f"others can write to {path}: chmod go-w {quoted}")
+    if found.st_uid not in {0, *uids}:
+        owner = user_name(found.st_uid)
+        faults.append(f"{path} belongs to {owner}, who can change it: chown root {quoted}")
+    return faults

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
 from dpfact_flower.errors import DPFactError, StateError
 from dpfact_flower.machine.access import check_own
-
-fcntl: Any
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
-
-_NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # Windows has none
 
 
 @contextmanager
@@ -53,20 +46,22 @@ def replacing(path: Path, *, durable: bool = True, over: Path | None = None) -> 
                 os.fsync(file.fileno())
         os.replace(temporary, path)
         if durable:
-            sync_folder(path.parent)
+            _sync_folder(path.parent)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
 
 
-def create_once(path: Path, content: bytes) -> None:
-    """Give a new file its name, whole and on the disk, for its owner alone; one that exists stays.
+def _file_for(path: Path, over: Path | None) -> tuple[IO[bytes], Path]:
+    if over is not None:
+        with suppress(FileNotFoundError):
+            return open(over, "r+b"), over
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    return os.fdopen(handle, "wb"), Path(temporary)
 
-    Raises
-    ------
-    OSError
-        If the disk refuses, or has no hard links.
-    """
+
+def create_once(path: Path, content: bytes) -> None:
+    """Make a file, whole, on the disk and for its owner alone, unless one of its name exists."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -79,26 +74,13 @@ def create_once(path: Path, content: bytes) -> None:
             os.link(temporary, path)
     finally:
         Path(temporary).unlink(missing_ok=True)
-    sync_folder(path.parent)
-    remove_leftovers(path)
-
-
-def _file_for(path: Path, over: Path | None) -> tuple[IO[bytes], Path]:
-    if over is not None:
-        with suppress(FileNotFoundError):
-            return open(over, "r+b"), over
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    return os.fdopen(handle, "wb"), Path(temporary)
+    _sync_folder(path.parent)
+    for leftover in path.parent.glob(f".{path.name}.*"):  # of a process that was killed
+        leftover.unlink(missing_ok=True)
 
 
 def add_line(path: Path, line: str, *, durable: bool = True) -> int:
-    """Add a line to a file, which is created for its owner alone; `durable` as for `replacing`.
-
-    Returns
-    -------
-    int
-        Size of the file with it.
-    """
+    """Add a line to a file, created for its owner alone; gives the file's size afterwards."""
     with open(path, "ab", opener=for_owner) as file:
         file.write(f"{line}\n".encode())
         if durable:
@@ -109,7 +91,7 @@ def add_line(path: Path, line: str, *, durable: bool = True) -> int:
 
 def for_owner(path: str, flags: int) -> int:
     """Opener of a file that its owner alone may read; a link in its place is an error."""
-    return os.open(path, flags | _NO_LINK, 0o600)
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
 class Version(NamedTuple):
@@ -122,13 +104,7 @@ class Version(NamedTuple):
 
 
 def version(path: Path) -> Version:
-    """The present version of a file.
-
-    Raises
-    ------
-    OSError
-        If there is none.
-    """
+    """The present version of a file."""
     found = path.stat()
     return Version(path, found.st_ino, found.st_mtime_ns, found.st_size)
 
@@ -137,29 +113,15 @@ def version(path: Path) -> Version:
 def locked(folder: Path) -> Iterator[bool]:
     """Hold a folder for this process: nobody else reads, charges and writes in between.
 
-    Yields whether somebody else had it and was waited for.
-
-    The lock ends with the process, however it ends. Where the platform has no `flock` (Windows),
-    running one process at a time is up to the operator.
-
-    Raises
-    ------
-    StateError
-        If the folder is not this user's alone, see `check_own`, or cannot be made or locked.
+    Yields whether another process had it and was waited for. The lock ends with the process. A
+    StateError names a folder that is not this user's alone, or that cannot be made or locked.
     """
     try:
         private_folder(folder)
         check_own(folder)
-        handle = (
-            -1
-            if fcntl is None
-            else os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | _NO_LINK, 0o600)
-        )
+        handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         raise StateError(f"{folder}: {error.strerror}") from None
-    if fcntl is None:
-        yield False
-        return
     try:
         waited = False
         try:
@@ -174,22 +136,10 @@ def locked(folder: Path) -> Iterator[bool]:
 
 @contextmanager
 def reserved(path: Path, size: int) -> Iterator[Callable[[], None]]:
-    """Room on the disk, held by a file; call what it yields right before the room is needed.
+    """Reserve bytes on the disk by a file; call what this yields right before they are needed.
 
-    Whether there is room is then known before the work begins. Where the platform cannot hold it
-    (macOS, Windows, a few file systems), it is only looked for.
-
-    Parameters
-    ----------
-    path : Path
-        The file, which is gone in the end.
-    size : int
-        Bytes.
-
-    Raises
-    ------
-    OSError
-        If the disk or a quota has no such room.
+    An OSError comes before the work begins where the disk or a quota lacks them. macOS and a few
+    file systems cannot reserve: there the free bytes are only compared.
     """
 
     def free() -> None:
@@ -219,16 +169,10 @@ def _fill(handle: int, folder: Path, size: int) -> None:
 
 @contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
-    """Errors of the disk as our own; their texts hold no values.
-
-    Raises
-    ------
-    StateError
-        Naming the folder and what the system says.
-    """
+    """Errors of the disk as a StateError that names the folder; their texts hold no values."""
     try:
         yield
-    except DPFactError:  # of which some are errors of the system to who looks at their bases
+    except DPFactError:  # some of our own are OSErrors, too
         raise
     except OSError as error:
         reason = error.strerror or type(error).__name__
@@ -241,11 +185,6 @@ def private_scratch() -> Iterator[Path]:
 
     In the user's own cache, or where the variable TMPDIR says: the system's folder for temporary
     files may be on a disk that was never meant for patients.
-
-    Raises
-    ------
-    StateError
-        If it cannot be made.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "dpfact"
     home = Path(os.environ.get("TMPDIR") or cache)
@@ -260,12 +199,6 @@ def private_scratch() -> Iterator[Path]:
         yield Path(folder)
 
 
-def remove_leftovers(path: Path) -> None:
-    """Delete what `replacing` left of `path` when its process was killed; hold the lock first."""
-    for leftover in path.parent.glob(f".{path.name}.*"):
-        leftover.unlink(missing_ok=True)
-
-
 def private_folder(folder: Path) -> None:
     """Create a folder and whatever is missing above it, for its owner alone, durably.
 
@@ -276,13 +209,11 @@ def private_folder(folder: Path) -> None:
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     for path in reversed(missing):
         path.mkdir(mode=0o700, exist_ok=True)
-        sync_folder(path.parent)
+        _sync_folder(path.parent)
 
 
-def sync_folder(folder: Path) -> None:
-    """Make a rename durable, where the platform can."""
-    if os.name == "nt":
-        return
+def _sync_folder(folder: Path) -> None:
+    """Make a rename durable."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 
 from dpfact_flower.errors import DPFactError
-from dpfact_flower.machine import flower
 
 OUR_LOGGER = "dpfact_flower"
 FORMAT = "DPFACT_LOG"
@@ -24,9 +23,11 @@ def use_flower_handler() -> None:
     In a file or a journal every line has its time and no colours; with ``DPFACT_LOG=json`` it is
     one JSON object.
     """
-    logger, console_handler = logging.getLogger(OUR_LOGGER), flower.console_handler
+    from flwr.common.logger import LOGGER_NAME, console_handler  # noqa: PLC0415
+
+    logger = logging.getLogger(OUR_LOGGER)
     logger.setLevel(logging.INFO)
-    logging.getLogger(flower.LOGGER_NAME).addFilter(in_one_line)
+    logging.getLogger(LOGGER_NAME).addFilter(in_one_line)
     if console_handler not in logger.handlers:
         logger.addHandler(console_handler)
     if os.environ.get(FORMAT) == "json":
@@ -58,7 +59,9 @@ def flower_quiet(quiet: bool = True) -> Iterator[None]:
 
     Flower's lines about metrics are empty: what is measured stays at the sites.
     """
-    loggers = [logging.getLogger(name) for name in (flower.LOGGER_NAME, OUR_LOGGER)]
+    from flwr.common.logger import LOGGER_NAME  # noqa: PLC0415
+
+    loggers = [logging.getLogger(name) for name in (LOGGER_NAME, OUR_LOGGER)]
     before = [logger.level for logger in loggers]
     for logger in loggers if quiet else ():
         logger.setLevel(logging.WARNING)

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None  # type: ignore[assignment]
 
 _GROUPS = Path("/sys/fs/cgroup")
 _OWN_GROUP = Path("/proc/self/cgroup")
@@ -23,23 +19,18 @@ _beside = [0]
 def memory_limit() -> int | None:
     """Bytes that this process may use at most; None where the system does not say.
 
-    The machine's memory, or less where a control group (a systemd unit's `MemoryMax`, a container)
-    limits it. What other processes use at the moment is not subtracted.
+    The machine's memory, or less where a control group limits it: a systemd unit's `MemoryMax`, a
+    container's. Memory that other processes use at the moment counts as free.
     """
     limits = list(_group_limits())
-    with suppress(AttributeError, ValueError, OSError):  # Windows has no such figures
+    with suppress(ValueError, OSError):
         limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     return min(limits, default=None)
 
 
 def memory_used() -> int:
-    """Most bytes of memory that this process has had so far; 0 where the system does not say.
-
-    With what another one holds for it, see `hold_beside`.
-    """
-    most = 0
-    with suppress(AttributeError):
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    """Most bytes that this process has had so far, with what `hold_beside` says."""
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return _beside[0] + (most if sys.platform == "darwin" else 1024 * most)
 
 
@@ -49,29 +40,25 @@ def hold_beside(held: int) -> None:
 
 
 def give_back() -> None:
-    """Return memory that nothing lies in to the system, which C's library keeps for itself.
-
-    Where arrays of a few megabytes have come and gone between others, that is much.
-    """
-    with suppress(AttributeError, OSError, TypeError):  # glibc alone has it
+    """Return free memory to the system, of which glibc keeps much after large arrays."""
+    with suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def offer_to_be_ended() -> None:
-    """Have the system end this process first where memory runs out; only Linux lets one choose."""
+    """Have Linux end this process first where memory runs out."""
     with suppress(OSError):
         _FIRST.write_text("1000", encoding="ascii")
 
 
 def leave_no_dump() -> None:
-    """Have no file of this process's memory, nor of those it starts, where one breaks down."""
-    with suppress(AttributeError, ValueError, OSError):
-        _, most = resource.getrlimit(resource.RLIMIT_CORE)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, most))
+    """Write no core file of this process, nor of those it starts."""
+    _, most = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, most))
 
 
 def _group_limits() -> Iterator[int]:
-    """What each control group that the process is in allows: its own and all above it."""
+    """The limit of each control group that the process is in: its own and all above it."""
     with suppress(OSError):
         for line in _OWN_GROUP.read_text(encoding="utf-8").splitlines():
             number, kinds, own = line.split(":", 2)

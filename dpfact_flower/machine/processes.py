@@ -1,30 +1,25 @@
-"""The processes of this machine, as Linux shows them."""
+"""Processes of this machine and the sockets they listen on, as Linux shows them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import ipaddress
+import socket
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 _INTERPRETED = 3
 """A script's name is among the first words of its command line, after the interpreter."""
+_LISTENS = "0A"
+_TABLES = Path("/proc/net/tcp"), Path("/proc/net/tcp6")
+_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 @dataclass(frozen=True)
 class Process:
-    """A process that is running.
-
-    Attributes
-    ----------
-    pid, uid : int
-    words : sequence of str
-        Its command line.
-    environment : mapping or None
-        None where this user may not see it.
-    folder : Path or None
-        The one it works in; likewise.
-    """
+    """A process with its command line; environment and folder are None where they are hidden."""
 
     pid: int
     uid: int
@@ -54,10 +49,7 @@ class Process:
 
 
 def processes() -> list[Process]:
-    """Every process, but those that end meanwhile or only just begin.
-
-    Within ``exec`` a process has no command line yet.
-    """
+    """Every process, except those that end meanwhile or have no command line yet, within exec."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # gone
@@ -75,3 +67,54 @@ def _readable(folder: Path) -> tuple[dict[str, str] | None, Path | None]:
     except PermissionError:
         return None, None
     return {key: value for key, _, value in (line.partition("=") for line in lines)}, place
+
+
+class Listener(NamedTuple):
+    """A socket that takes connections: its user, and its own number, which no other one has."""
+
+    uid: int
+    inode: int
+
+
+def listeners(host: str, port: int) -> list[Listener] | None:
+    """Sockets that a connection to a port of a loopback address may reach.
+
+    None where that cannot be seen: of another machine or container, and not on Linux. Empty where
+    nobody listens at one of the host's addresses: whoever takes that address is reached, too.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        tables = [table.read_text().splitlines()[1:] for table in _TABLES if table.exists()]
+    except OSError:
+        return None
+    addresses = {ipaddress.ip_address(str(each[4][0])) for each in found}
+    if not tables or not all(address.is_loopback for address in addresses):
+        return None
+    listening = [each for table in tables for each in _listening(table, port)]
+    reached = [_reached(address, listening) for address in addresses]
+    return [each for found in reached for each in found] if all(reached) else []
+
+
+def _listening(table: list[str], port: int) -> Iterator[tuple[_Address, Listener]]:
+    for line in table:
+        _, local, _, state, _, _, _, uid, _, inode, *_ = line.split()
+        address, _, number = local.partition(":")
+        if state == _LISTENS and int(number, 16) == port:
+            yield _address(address), Listener(int(uid), int(inode))
+
+
+def _address(text: str) -> _Address:
+    """Words of 32 bits in the order of the machine, which is little-endian wherever this runs."""
+    words = bytes.fromhex(text)
+    packed = b"".join(words[at : at + 4][::-1] for at in range(0, len(words), 4))
+    found = ipaddress.ip_address(packed)
+    return getattr(found, "ipv4_mapped", None) or found
+
+
+def _reached(address: _Address, listening: list[tuple[_Address, Listener]]) -> list[Listener]:
+    """Linux prefers the closest listener; `::` may take IPv4 connections, too."""
+    older = [ipaddress.ip_address("0.0.0.0")] if address.version == 4 else []
+    for wanted in (address, *older, ipaddress.ip_address("::")):
+        if reached := [each for place, each in listening if place == wanted]:
+            return reached
+    return []

@@ -11,19 +11,7 @@ from dpfact_flower.machine.files import replacing
 
 
 class Gauge(NamedTuple):
-    """One figure, or one for each value of a label.
-
-    Attributes
-    ----------
-    name : str
-        After ``dpfact_``.
-    help : str
-        One line.
-    values : tuple
-        Pairs of labels, which are pairs of name and value, and figure.
-    kind : str
-        ``gauge``; or ``counter``, which never falls, and whose name ends in ``_total``.
-    """
+    """One figure, or one for each value of a label; `kind` is ``gauge`` or ``counter``."""
 
     name: str
     help: str

@@ -19,8 +19,8 @@ from typing import TypeVar
 from threadpoolctl import ThreadpoolController
 
 _BATCHES, _LARGEST_BATCH = 4, 4
-"""Batches that a thread gets at least, or it may wait for others; and parts in one at most, whose
-results wait together."""
+"""Least number of batches for each thread, and most parts in a batch, whose results wait
+together."""
 
 _here = local()
 _Part = TypeVar("_Part")
@@ -44,10 +44,10 @@ def thread_count() -> int:
 
 
 class _OneBlasThread(AbstractContextManager[None]):
-    """`one_blas_thread`: BLAS has one setting per process, so the last one out restores it.
+    """BLAS has one setting per process, so the last thread that leaves restores it.
 
-    OpenBLAS may ignore what a thread sets after another one did. So whoever starts threads that
-    will want this must enter before they do, and leave after them.
+    OpenBLAS may ignore what a thread sets after another one did. So enter this before starting
+    threads that will enter it, and leave it after them.
     """
 
     def __init__(self) -> None:
@@ -74,14 +74,7 @@ class _OneBlasThread(AbstractContextManager[None]):
 
 
 one_blas_thread = _OneBlasThread()
-"""Context of BLAS on one thread: on more, the last bits depend on how many there happen to be.
-
-Several threads may be inside at a time.
-"""
-
-
-def _take_up_work() -> None:
-    _here.is_worker = True
+"""Context of BLAS on one thread: on more, the last bits depend on how many there happen to be."""
 
 
 def in_order(
@@ -89,20 +82,16 @@ def in_order(
 ) -> Iterator[_Result]:
     """``map(function, parts)`` by several threads; few results wait at a time.
 
-    Parameters
-    ----------
-    function : callable
-        Should spend its time without the GIL, as compiled kernels do.
-    parts : iterable
-    threads : int
-        With 1, or with one part, nothing but `map`.
+    `function` should spend its time without the GIL, as compiled kernels do.
     """
     rest = iter(parts)
     first = list(islice(rest, 2))
     if threads <= 1 or len(first) < 2:  # to start threads takes longer than a small part
         yield from map(function, chain(first, rest))
         return
-    with ThreadPoolExecutor(threads, initializer=_take_up_work) as pool:
+    with ThreadPoolExecutor(
+        threads, initializer=setattr, initargs=(_here, "is_worker", True)
+    ) as pool:
         rest = chain(first, rest)
         waiting: deque[Future[_Result]] = deque(
             pool.submit(function, part) for part in islice(rest, 2 * threads)
@@ -119,7 +108,7 @@ def in_batches(
 ) -> Iterator[_Result]:
     """`in_order` for parts of a millisecond or less: a thread takes several of them at a time.
 
-    Handing a part over and its result back takes a good part of a tenth of a millisecond.
+    Handing a part over and its result back takes up to a tenth of a millisecond.
     """
     size = min(_LARGEST_BATCH, len(parts) // (_BATCHES * max(threads, 1)))
     if threads <= 1 or size <= 1:

@@ -1,8 +1,8 @@
 """One message answered by the installed app, in a process of its own that the executor starts.
 
-`python -P -m dpfact_flower.runtime.clientapp`: a `Question` comes on standard input. On standard
-output leave a line that says when it came in, by `time.monotonic`, a line with the reply's size,
-and the reply. This process has the patients, and no way to the SuperNode.
+`python -P -m dpfact_flower.runtime.clientapp` reads a `Question` from standard input. It writes a
+line with the time by `time.monotonic` when the question came in, a line with the reply's size, and
+the reply. This process has the patients, and no way to the SuperNode.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def answer(question: Question, came_in: float) -> Message:
         return app(question.message, question.context())
     except Exception as error:  # nothing an error says may reach the server
         reason = log_privately(settings.site, error)
-        # Of what reaches no function of the app: those hold their replies themselves.
+        # The app's own functions hold their replies themselves; this message reached none of them.
         Hold(settings.reply_after, came_in).wait()
         return Message(Error(CLIENT_APP_RAISED, reason), reply_to=question.message)
 

@@ -36,13 +36,7 @@ class RunConfig(NamedTuple):
 
     @classmethod
     def read(cls, config: Mapping[str, Scalar]) -> RunConfig:
-        """Check a run config; missing keys keep their defaults.
-
-        Raises
-        ------
-        SettingsError
-            Naming a key that is unknown, mistyped, out of range or impossible with another.
-        """
+        """Check a run config; missing keys keep their defaults."""
         refuse_unknown(config, AppSettings, RunSettings, SolverSettings, PrivacySettings)
         checked = cls(
             AppSettings.from_config(config),
@@ -60,13 +54,7 @@ class RunConfig(NamedTuple):
 
 
 def prepare_data(app: AppSettings) -> list[Path]:
-    """Files of the simulation's sites, generated first if synthetic; none in a deployment.
-
-    Raises
-    ------
-    DataError
-        If the folder is missing or invalid.
-    """
+    """Files of the simulation's sites, generated first if synthetic; none in a deployment."""
     if not app.data:
         return []
     if app.synthetic_preset and not (app.cohort_folder / COHORT).exists():
@@ -78,15 +66,7 @@ def prepare_data(app: AppSettings) -> list[Path]:
 
 
 def load_vocabularies(app: AppSettings) -> tuple[Vocabulary, ...]:
-    """The public code lists that a deployed run names.
-
-    Raises
-    ------
-    SettingsError
-        If it names none.
-    DataError
-        If one cannot be read.
-    """
+    """The public code lists that a deployed run names."""
     paths = [path.strip() for path in app.vocabulary.split(",") if path.strip()]
     if not paths:
         raise SettingsError(

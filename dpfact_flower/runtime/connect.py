@@ -1,19 +1,15 @@
-"""A hospital's SuperNode that asks again, and ends where it has given up: it is started again then.
+"""`dpfact site connect`: a hospital's SuperNode that ends where it has given up.
 
-Flower's SuperNode is several threads. Where its way to the SuperLink fails otherwise than it
-expects, as with a centre that hung for half a minute, the thread that asks for messages ends, or
-the one that says that the hospital is there. Another, which serves the executor, keeps the process
-running: nobody starts it again, and the hospital stays offline.
+Whoever started it, systemd for example, starts it again. Flower's SuperNode fails in four ways that
+this one mends:
 
-Nor does it expect what a SuperLink says (500) whose database is locked for longer than five
-seconds, by another run that ends, say. Then it gives up likewise; or, where it was fetching a
-message's parts, or sending a reply's, it forgets that message without a word. So it is asked again
-here, as a busy one, but not for ever: a database that was set back may fail at one message each
-time.
-
-And it waits without end for the parts of a reply whose head it was given. They never come where an
-executor was killed in between. Nor does it send a reply before it was given another message. Of a
-run that was killed it makes one itself, late, and every reply after that waits for a message.
+- It is several threads. When its way to the SuperLink fails unexpectedly, after a centre hung for
+  half a minute for example, one thread ends and the others keep the process running, offline.
+- A SuperLink whose database is locked for long answers 500. Flower's SuperNode then gives up, or
+  forgets the message whose parts it was fetching or sending. Here it asks again, as it asks a busy
+  SuperLink, but not for ever: a database that was set back may fail at one message each time.
+- It waits without end for the parts of a reply. They never come if the executor was killed.
+- It sends a reply only after it was given another message.
 """
 
 from __future__ import annotations
@@ -28,8 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from dpfact_flower.machine import flower
-from dpfact_flower.machine.quiet import quietly
+from dpfact_flower.machine.flower import QUIET, refuse_unknown_version
 
 if TYPE_CHECKING:
     import httpx
@@ -39,54 +34,43 @@ _PUSH = "push_object_contents_from_iterable"
 _GAVE_UP = 1
 """Exit code, also where Flower ends with 0: it ended unasked."""
 _FAILING_SECONDS = 120.0
-"""For so long a SuperLink that fails at one thing each time is asked for it again."""
+"""A SuperLink that fails at one thing is asked for that thing again for so long."""
 _PART_SECONDS = 60.0
 """A part of a reply comes from this machine; without one for so long, the executor has gone."""
 _logger = logging.getLogger(__name__)
 
 
 def connect(options: Sequence[str]) -> NoReturn:
-    """Be a SuperNode until it is ended or gives up; then end, with all of its threads.
+    """Be a SuperNode, with options of `flower-supernode`, until it is ended or gives up."""
+    refuse_unknown_version()
+    os.environ.update(QUIET)  # before Flower is imported
+    from flwr.supernode import start_client_internal as node  # noqa: PLC0415
+    from flwr.supernode.cli import flower_supernode  # noqa: PLC0415
+    from flwr.supernode.fleet_http_client import FleetHttpClient as Client  # noqa: PLC0415
 
-    Parameters
-    ----------
-    options : sequence of str
-        Of `flower-supernode`.
-
-    Raises
-    ------
-    MissingDependencyError
-        If another Flower is installed.
-    """
-    flower.refuse_other_flower()
-    os.environ.update(quietly(os.environ))  # before Flower is imported
     from dpfact_flower.machine.logs import use_flower_handler  # noqa: PLC0415
 
     use_flower_handler()
     sys.argv = ["flower-supernode", *options]
     threading.excepthook = _end_with
-    client, node = flower.FleetHttpClient, flower.start_client_internal
-    client._send = _busy_for_failing(client._send)  # type: ignore[method-assign]
+    Client._send = _busy_for_failing(Client._send)  # type: ignore[method-assign]
     setattr(node, _PULL, _or_send(getattr(node, _PULL)))
     push = getattr(node, _PUSH)
     setattr(node, _PUSH, lambda parts, **options: push(_while_they_come(parts), **options))
     code: int | str | None = _GAVE_UP
     try:
-        flower.flower_supernode()  # which returns where it has given up
+        flower_supernode()  # which returns where it has given up
         _logger.error("the SuperNode has given up its way to the SuperLink (its reason is above)")
     except SystemExit as end:
         code = end.code
     except Exception:
         _logger.exception("the SuperNode has failed")
     logging.shutdown()
-    os._exit(code if isinstance(code, int) else int(code is not None))
+    os._exit(code if isinstance(code, int) else int(code is not None))  # with all threads
 
 
 def _busy_for_failing(send: Callable[..., httpx.Response]) -> Callable[..., httpx.Response]:
-    """What sends a request, and has a SuperLink that fails inside be asked again as a busy one.
-
-    Where it fails at one thing all the time, the SuperNode ends.
-    """
+    """`send`, which says busy (503) where the SuperLink fails (500), so that Flower asks again."""
     since: dict[str, float] = {}
 
     def sent(client: Any, context: Any) -> httpx.Response:
@@ -105,7 +89,7 @@ def _busy_for_failing(send: Callable[..., httpx.Response]) -> Callable[..., http
 
 
 def _or_send(pull: Callable[..., int | None]) -> Callable[..., int | None]:
-    """What asks for a message, and has replies sent that wait, where there is none."""
+    """`pull`, which asks for a message; without one, it has the replies sent that wait."""
 
     def pulled(*, state: Any, **others: Any) -> int | None:
         run = pull(state=state, **others)
@@ -136,7 +120,6 @@ def _while_they_come(parts: Iterable[tuple[str, bytes]]) -> Iterator[tuple[str, 
 
 
 def _end_with(failed: threading.ExceptHookArgs) -> None:
-    """End the whole SuperNode where one of its threads has failed."""
     _end(f"a part of the SuperNode has failed ({failed.exc_value!r})")
 
 

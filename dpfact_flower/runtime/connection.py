@@ -1,7 +1,7 @@
 """A SuperLink that `flwr` knows by name: submit a run to it, follow the run, learn how it ended.
 
 `flwr run` exits with 0 also where a run fails, and its stream of logs ends when the ServerApp is
-killed, a minute before the SuperLink knows. So a run's outcome is asked for until there is one.
+killed, a minute before the SuperLink knows. So this asks for a run's outcome until there is one.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Any
 import tomli_w
 
 from dpfact_flower.errors import DPFactError, MissingDependencyError, SettingsError
-from dpfact_flower.machine.quiet import quietly
-from dpfact_flower.runtime.keeper import kept
+from dpfact_flower.machine.flower import QUIET
+from dpfact_flower.runtime.supervisor import supervised
 from dpfact_flower.settings import Scalar
 
 COMPLETED = "finished:completed"
@@ -29,13 +29,13 @@ _FINISHED = "finished"
 """How Flower's word for a run that has ended begins, however it did."""
 _POLL_SECONDS = 3.0
 _GONE_SECONDS = 300.0
-"""A SuperLink that is started again is there within this; then nothing more is known of a run."""
+"""A SuperLink that is started again is there within this; after it, a run's outcome is unknown."""
 _AWAY = "Connection to the SuperLink is unavailable"
 """In Flower's words of a command without an answer; nearly always, nobody heard it."""
 _PENDING_SECONDS = 120.0
 """Flower starts a ServerApp in seconds, but again and again where that takes it more than 30."""
 _LOOK_SECONDS = 300.0
-"""Flower's stream of a log has no time limit: so often is looked whether more can come of it."""
+"""Flower's stream of a log has no time limit, so the run's state is asked for this often."""
 _logger = logging.getLogger(__name__)
 
 
@@ -52,10 +52,9 @@ class RunUnknownError(DPFactError, RuntimeError):
 
 
 def quiet_environment() -> dict[str, str]:
-    """Environment of Flower's commands: quiet, and with those beside this Python first."""
-    # Flower starts its helpers by name: they must be those beside this Python.
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    return {**quietly(os.environ), "PATH": path}
+    """Environment of Flower's commands, which start helpers by name: those beside this Python."""
+    path = filter(None, (str(Path(sys.executable).parent), os.environ.get("PATH")))
+    return {**os.environ, **QUIET, "PATH": os.pathsep.join(path)}
 
 
 def tool(name: str) -> str:
@@ -69,13 +68,7 @@ def tool(name: str) -> str:
 def run_command(
     app: Path, connection: str, config: Mapping[str, Scalar], federation_config: str = ""
 ) -> list[str]:
-    """Arguments of `flwr run`.
-
-    Raises
-    ------
-    SettingsError
-        If a value cannot be written on its command line.
-    """
+    """Arguments of `flwr run`."""
     command = [tool("flwr"), "run", str(app), connection]
     command += ["--run-config", " ".join(f"{key}={_toml(v)}" for key, v in config.items())]
     if federation_config:
@@ -92,14 +85,7 @@ def _toml(value: Scalar) -> str:
 
 @dataclass(frozen=True)
 class Connection:
-    """A SuperLink by its name in Flower's ``config.toml``.
-
-    Attributes
-    ----------
-    name : str
-    environment : dict
-        Of Flower's commands.
-    """
+    """A SuperLink by its name in Flower's ``config.toml``."""
 
     name: str
     environment: dict[str, str] = field(default_factory=quiet_environment)
@@ -111,32 +97,14 @@ class Connection:
         federation_config: str = "",
         warn: Callable[[str], object] = _logger.warning,
     ) -> str:
-        """Submit a run of a Flower App, once the SuperLink is there; five minutes at most.
+        """Submit a run of a Flower App and give its number; wait five minutes for the SuperLink.
 
-        It is never submitted twice: where the SuperLink went away while it was asked and has a run
-        that is not finished when it is back, that may be this one, and sites would pay for both.
-
-        Parameters
-        ----------
-        app : Path
-        config : mapping
-        federation_config : str
-        warn : callable
-            Told, once, of a SuperLink that is awaited.
-
-        Returns
-        -------
-        str
-            Flower's number of the run.
-
-        Raises
-        ------
-        RunFailedError
-            In Flower's own words, if the run was not taken; or if it may have been.
+        A run is never submitted twice. A SuperLink that went away while it was asked may have taken
+        the run, and sites would be charged for both: so it must be back without unfinished runs.
         """
         command = [*run_command(app, self.name, config, federation_config), "--format", "json"]
         answer = self._ask(command)
-        if _is_away(answer):
+        if _AWAY in _reason(answer):
             warn(
                 f"the SuperLink ({self.name}) does not answer: waiting {_GONE_SECONDS:g} s for it; "
                 "Ctrl-C ends that"
@@ -144,7 +112,7 @@ class Connection:
             if self._is_back_and_idle():
                 answer = self._ask(command)
         if not answer.get("run-id"):
-            raise RunFailedError(f"nothing was started: {_said(answer)}")
+            raise RunFailedError(f"nothing was started: {_reason(answer)}")
         return str(answer["run-id"])
 
     def _is_back_and_idle(self) -> bool:
@@ -168,28 +136,14 @@ class Connection:
     def follow(
         self, run: str, log: int | None = None, warn: Callable[[str], object] = _logger.warning
     ) -> dict[str, Any]:
-        """Stream a run's log until it ends, and give what Flower says of it then.
+        """Stream a run's log until it ends; give `status` and what else `flwr ls` says of it then.
 
-        Parameters
-        ----------
-        run : str
-        log : int, optional
-            File descriptor for the log; by default this process's output.
-        warn : callable
-            Told, once, of a run that does not begin: Flower itself says nothing then.
-
-        Returns
-        -------
-        dict
-            `status`, `status-details`, and what else `flwr ls` tells.
-
-        Raises
-        ------
-        RunUnknownError
-            If the SuperLink has said nothing of the run for five minutes.
+        The log goes to a file descriptor, by default to this process's output. `warn` gets a line
+        if the run does not begin: Flower itself says nothing then. A RunUnknownError comes where
+        the SuperLink has said nothing of the run for five minutes.
         """
         command = [tool("flwr"), "log", run, self.name, "--stream"]
-        with kept(command, env=self.environment, stdout=log, stderr=log) as process:
+        with supervised(command, env=self.environment, stdout=log, stderr=log) as process:
             self._await_log(run, process, warn)
         known = time.monotonic()
         while True:
@@ -239,14 +193,10 @@ class Connection:
         try:
             answer: dict[str, Any] = json.loads(text[text.index("{") :])
         except ValueError:
-            said = done.stderr.decode(errors="replace") or text
-            return {"error-message": said.strip()[-500:]}
+            error = done.stderr.decode(errors="replace") or text
+            return {"error-message": error.strip()[-500:]}
         return answer
 
 
-def _is_away(answer: Mapping[str, Any]) -> bool:
-    return _AWAY in _said(answer)
-
-
-def _said(answer: Mapping[str, Any]) -> str:
+def _reason(answer: Mapping[str, Any]) -> str:
     return " ".join(str(answer.get("error-message") or "flwr run gave no reason").split())

@@ -1,11 +1,10 @@
-"""The hospital's own executor: it answers a SuperNode's messages with the installed app.
+"""`dpfact site answer`: the hospital's executor, which answers messages with the installed app.
 
 A SuperLink sends an app (a FAB) with every run, and Flower's own executor, `flower-superexec`,
-starts it at the hospital: whoever may submit a run there runs code here. This stands in its place,
-beside a SuperNode with `--isolation process`. It claims messages for a ClientApp and starts the
-installed `dpfact_flower.runtime.clientapp` for each, by its path and not by a name that somebody
-might take. What the SuperLink sent is never unpacked, installed or imported, and other kinds of app
-are not asked for.
+starts it at the hospital: whoever may submit a run there runs code here. This one replaces it,
+beside a SuperNode with `--isolation process`. It claims messages for a ClientApp alone, and starts
+the installed `dpfact_flower.runtime.clientapp` for each. It never unpacks, installs or imports what
+the SuperLink sent.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Protocol
@@ -24,10 +22,9 @@ from typing import Protocol
 from dpfact_flower.errors import MissingDependencyError, SettingsError
 from dpfact_flower.machine.access import user_id, user_name
 from dpfact_flower.machine.files import private_folder
-from dpfact_flower.machine.flower import refuse_other_flower
-from dpfact_flower.machine.listeners import listeners
+from dpfact_flower.machine.flower import QUIET, refuse_unknown_version, without_proxies
 from dpfact_flower.machine.memory import leave_no_dump
-from dpfact_flower.machine.quiet import quietly, without_proxies
+from dpfact_flower.machine.processes import listeners
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.check import MACHINE_CODE
 from dpfact_flower.site.config import read_node_config
@@ -47,13 +44,12 @@ def execute(
 ) -> None:
     """Answer a SuperNode's messages until this process is ended.
 
-    SIGTERM ends it when the messages that it has are answered, a second one at once.
+    SIGTERM ends it when the message that it has is answered, a second one at once.
 
     Parameters
     ----------
     config : Path
-        The hospital's settings, as `dpfact_flower.site.config.read_node_config` reads them; read
-        again for every message.
+        The hospital's settings, read again for every message.
     secret : Path
         The SuperNode's `--superexec-auth-secret-file`, or a copy.
     port : int
@@ -61,16 +57,9 @@ def execute(
     host : str
         Where it is: this machine, or a container of it.
     node_user : str
-        Whose it is, by name or number; by default this process's own user.
-
-    Raises
-    ------
-    MissingDependencyError
-        If another Flower is installed.
-    SettingsError
-        If a file cannot be used, there is no such user, or the SuperNode has another secret.
+        Its user, by name or number; by default this process's own.
     """
-    refuse_other_flower()
+    refuse_unknown_version()
     uid = user_id(node_user) if node_user else os.geteuid()
     state = Path(SiteSettings.from_config(read_node_config(config)).state_dir)
     os.umask(0o077)
@@ -84,7 +73,6 @@ def execute(
     from dpfact_flower.runtime.worker import Answering  # noqa: PLC0415
 
     (state / ANSWERING).unlink(missing_ok=True)  # of an executor that was killed
-    signal.signal(signal.SIGTERM, _ending)
     _logger.info(
         "answering the SuperNode of %s at %s:%d for %s", user_name(uid), host, port, config
     )
@@ -107,53 +95,39 @@ def _tasks(address: str, secret: bytes) -> _Claims:
 
 
 def _serve(tasks: _Claims, answer: Callable[[str], None]) -> None:
-    """Answer one message after another, and none beside another.
+    """Answer one message after another, and never two at a time.
 
-    A second process starts the slower, and runs out of memory the sooner, the more the first has to
-    do for its patients; and both can be seen in its reply. A server that sends message after
-    message would so find out what `reply-after` hides. So the next one waits, too, for the reply of
-    a process that has died.
+    A second process starts more slowly and runs out of memory earlier when the first one is busy
+    with its patients. Its reply would reveal that to a server that sends message after message.
     """
-    there = True
-    while True:
+    ending = _Ending()
+    signal.signal(signal.SIGTERM, ending)
+    is_there = True
+    while not ending.is_asked:
         token = tasks.claim()
-        if there != (there := token is not None):
-            _logger.info("the SuperNode %s", "is there" if there else "does not answer; waiting")
+        if is_there != (is_there := token is not None):
+            _logger.info("the SuperNode %s", "is there" if is_there else "does not answer; waiting")
         if token:
-            with _ending.after_this():
-                answer(token)
+            ending.is_busy = True
+            answer(token)
+            ending.is_busy = False
         else:
             time.sleep(_PAUSE_SECONDS)
 
 
 class _Ending:
-    """Ends this process on SIGTERM: after the message that is being answered, if there is one.
+    """Handles SIGTERM: a message that is being answered may be charged, so it is answered first.
 
-    That may have been charged already. A second SIGTERM ends it at once.
+    A second SIGTERM ends the process at once.
     """
 
-    def __init__(self) -> None:
-        self._busy = self._asked = False
+    is_busy = is_asked = False
 
     def __call__(self, number: int, _: FrameType | None) -> None:
-        if not self._busy or self._asked:
+        if not self.is_busy or self.is_asked:
             sys.exit(0)
-        self._asked = True
+        self.is_asked = True
         _logger.info("ending; a message is answered first")
-
-    @contextmanager
-    def after_this(self) -> Iterator[None]:
-        """Be busy, and end afterwards if that was asked for meanwhile."""
-        self._busy = True
-        try:
-            yield
-        finally:
-            self._busy = False
-        if self._asked:
-            sys.exit(0)
-
-
-_ending = _Ending()
 
 
 def _environment(state: Path) -> dict[str, str]:
@@ -165,7 +139,7 @@ def _environment(state: Path) -> dict[str, str]:
     """
     code = os.environ.get("NUMBA_CACHE_DIR", str(state / MACHINE_CODE))
     own = {"NUMBA_CACHE_DIR": code, "FLWR_HOME": str(state / _HOME)}
-    return {**quietly(without_proxies(os.environ)), **own}
+    return {**without_proxies(os.environ), **QUIET, **own}
 
 
 def _read_secret(path: Path) -> bytes:

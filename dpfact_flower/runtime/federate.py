@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from dpfact_flower.client import DPFactClient
+from dpfact_flower.client_app import answered
 from dpfact_flower.client_app import app as client_app
-from dpfact_flower.data.site_data import Cohort
+from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.machine.watch import Watch, unwatched
 from dpfact_flower.runtime.config import RunConfig, prepare_data
 from dpfact_flower.runtime.grid import InProcessGrid
-from dpfact_flower.runtime.memory import sites_app
 from dpfact_flower.runtime.serve import serve
 from dpfact_flower.settings import Scalar, SiteSettings
+from dpfact_flower.site.disclosure import log_privately
 
 
 def federate(config: Mapping[str, Scalar], *, watch: Watch = unwatched) -> Path:
@@ -27,17 +33,12 @@ def federate(config: Mapping[str, Scalar], *, watch: Watch = unwatched) -> Path:
     config : mapping
         A run config with hyphenated keys, at least `data` and `out`; see ``dpfact settings``.
     watch : callable
-        Told of progress.
+        Called with the name of a piece of work and the share of it that is done.
 
     Returns
     -------
     Path
         The run folder.
-
-    Raises
-    ------
-    DPFactError
-        As for `dpfact_flower.runtime.serve.serve`.
 
     Examples
     --------
@@ -60,28 +61,16 @@ def federate_cohort(
     report: bool = True,
     watch: Watch = unwatched,
 ) -> Path:
-    """As `federate`, of sites in this process's memory.
+    """As `federate`, of sites in this process's memory; `measured` and `report` as for `serve`.
 
-    Parameters
-    ----------
-    cohort : Cohort
-    config : RunConfig
-        Of which `data` is empty. What the sites keep lies in its `state-dir`.
-    own : SiteSettings, optional
-        What every site allows, and its budget; the ledgers then wait for the disk. Without it the
-        sites are simulated: they allow everything.
-    measured, report, watch
-        As for `dpfact_flower.runtime.serve.serve`.
-
-    Raises
-    ------
-    DPFactError
-        As for `serve`.
+    What the sites keep lies in the config's `state-dir`. With `own`, every site has these settings
+    and its budget, and its ledger waits for the disk. Without, the sites are simulated: they allow
+    everything.
     """
     simulated = SiteSettings(
         state_dir=str(config.app.sites_folder), allow_privacy="none,paper,patient"
     )
-    app = sites_app(cohort.sites, own or simulated, simulation=own is None)
+    app = _sites_app(cohort.sites, own or simulated, simulation=own is None)
     grid = InProcessGrid(app, _nodes(len(cohort.sites)))
     return serve(
         grid, config, cohort=cohort, measured=measured, report=report and measured, watch=watch
@@ -90,3 +79,24 @@ def federate_cohort(
 
 def _nodes(total: int) -> list[dict[str, Scalar]]:
     return [{"partition-id": site, "num-partitions": total} for site in range(total)]
+
+
+def _sites_app(sites: Sequence[SiteData], settings: SiteSettings, *, simulation: bool) -> ClientApp:
+    """The app of nodes that each play one of the sites in memory, by their `partition-id`."""
+    beside = frozenset(site.name for site in sites)
+    clients = [DPFactClient(site, settings, simulation=simulation, beside=beside) for site in sites]
+    app = ClientApp()
+
+    def reply(message: Message, context: Context, ask: Callable[..., Any]) -> Message:
+        client = clients[int(context.node_config["partition-id"])]
+        return answered(message, client, lambda error: log_privately(client.site.name, error), ask)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return reply(message, context, DPFactClient.fit)
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        return reply(message, context, DPFactClient.preflight)
+
+    return app

@@ -7,19 +7,18 @@ simulation and deployment; only the network is missing.
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
 
 from dpfact_flower.errors import SettingsError
-from dpfact_flower.machine import flower
 from dpfact_flower.machine.threads import in_order, one_blas_thread, thread_count
 from dpfact_flower.wire.records import CLIENT_APP_RAISED
 
-_logger = logging.getLogger(__name__)
 _SERVER_NODE_ID = 1
 _RUN_ID = 1
 
@@ -44,9 +43,9 @@ class InProcessGrid(Grid):
     ) -> None:
         if not node_configs:
             raise SettingsError("node_configs: need at least one node")
-        me = flower.TaskIdentity  # a Message may only be made where it is known which node this is
-        me.task_id = me.run_id = _RUN_ID
-        me.node_id = _SERVER_NODE_ID
+        # A Message may only be made where it is known which node this is.
+        TaskIdentity.task_id = TaskIdentity.run_id = _RUN_ID
+        TaskIdentity.node_id = _SERVER_NODE_ID
         self._app = client_app
         self._contexts = {
             node: Context(_RUN_ID, node, dict(config), RecordDict(), dict(run_config or {}))
@@ -55,13 +54,13 @@ class InProcessGrid(Grid):
         self._replies: dict[str, Message] = {}
         self._ids = itertools.count(1)
 
-    def set_run(self, run: flower.Run) -> None:
+    def set_run(self, run: Run) -> None:
         """Nothing to do: there is one run."""
 
     @property
-    def run(self) -> flower.Run:
+    def run(self) -> Run:
         """Record of the one run, empty except for its id."""
-        return flower.Run.create_empty(_RUN_ID)
+        return Run.create_empty(_RUN_ID)
 
     def create_message(
         self,

@@ -55,7 +55,7 @@ def serve(
     report: bool = True,
     watch: Watch = unwatched,
 ) -> Path:
-    """Run DPFact on a Grid and write the run folder.
+    """Run DPFact on a Grid and write the run folder, whose path it gives.
 
     Parameters
     ----------
@@ -69,19 +69,7 @@ def serve(
     report : bool
         Whether to write the report.
     watch : callable
-        Told of progress.
-
-    Returns
-    -------
-    Path
-        The run folder.
-
-    Raises
-    ------
-    SettingsError, DataError, StateError
-        Before anything is sent.
-    QuorumError
-        If no round met the quorum.
+        Called with the name of a piece of work and the share of it that is done.
     """
     app, run, solver, privacy = config
     if cohort is None and prepare_data(app):

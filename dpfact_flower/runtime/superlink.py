@@ -10,10 +10,11 @@ its own, ends with this process, however that ends, and a run's outcome is read 
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from threading import Thread
 import tomli_w
 
 from dpfact_flower.machine.files import private_folder
+from dpfact_flower.machine.watch import Watch
 from dpfact_flower.runtime.connection import (
     COMPLETED,
     Connection,
@@ -30,31 +32,51 @@ from dpfact_flower.runtime.connection import (
     run_command,
     tool,
 )
-from dpfact_flower.runtime.keeper import kept
-from dpfact_flower.runtime.told import Listener
+from dpfact_flower.runtime.serve import MEASURING_LINE
+from dpfact_flower.runtime.supervisor import supervised
 from dpfact_flower.settings import Scalar
 
 _CONNECTION = "dpfact"
 _START_SECONDS = 300
 """Only so as not to wait forever: a busy machine takes long, and a SuperLink that fails exits."""
+_ROUND = re.compile(r"\[ROUND (\d+)/(\d+)\]")
+_WORTH_SHOWING = re.compile(r"\b(WARNING|ERROR|CRITICAL)\b")
+_NOISE = ("Since flwr 1.", "Manually terminating ClientAppActor")
+"""Flower's warnings about its own defaults and actors: there is nothing to do about them."""
+_KEPT_LINES = 200
 
 
-@dataclass(frozen=True)
-class Certificates:
-    """PEM files of a SuperLink that speaks TLS.
+class LogFollower:
+    """Reads Flower's log of a run, line by line, in place of a person.
 
-    Attributes
+    Parameters
     ----------
-    authority : Path
-        Certificate of the authority that signed the SuperLink's.
-    certificate, key : Path
-        The SuperLink's own. The certificate must hold for 127.0.0.1: the SuperLink's helper
-        processes connect there, whatever its public name, and check it.
+    report_progress : callable
+        Called with the share of the rounds, and of the measuring after them.
+    show : callable
+        Called with each line that is a warning or worse.
     """
 
-    authority: Path
-    certificate: Path
-    key: Path
+    def __init__(self, report_progress: Watch, show: Callable[[str], None]) -> None:
+        self._report_progress, self._show = report_progress, show
+        self._last: list[str] = []
+
+    def __call__(self, line: str) -> None:
+        """Take the next line."""
+        self._last = [*self._last[1 - _KEPT_LINES :], line]
+        if found := _ROUND.search(line):
+            number, rounds = map(int, found.groups())
+            self._report_progress("rounds", (number - 1) / rounds)
+        elif MEASURING_LINE in line:
+            self._report_progress("rounds", 1.0)
+            self._report_progress("measuring", 0.0)
+        elif _WORTH_SHOWING.search(line) and not any(noise in line for noise in _NOISE):
+            self._show(line.rstrip())
+
+    def show_all(self) -> None:
+        """Show the last lines whatever they say: the run has failed."""
+        for line in self._last:
+            self._show(line.rstrip())
 
 
 @dataclass(frozen=True)
@@ -68,7 +90,7 @@ class SuperLink:
     address : str
         Where `flwr` and SuperNodes connect, 127.0.0.1:PORT.
     process : Popen
-        Its keeper, which exits as it does.
+        Its supervisor, which exits as it does.
     """
 
     home: Path
@@ -78,7 +100,7 @@ class SuperLink:
     @property
     def environment(self) -> dict[str, str]:
         """Environment for Flower's commands against this SuperLink."""
-        return _environment(self.home)
+        return {**quiet_environment(), "FLWR_HOME": str(self.home)}
 
     def run(
         self,
@@ -86,23 +108,22 @@ class SuperLink:
         config: Mapping[str, Scalar],
         *,
         federation_config: str = "",
-        quiet: bool = False,
-        heard: Listener | None = None,
+        follower: LogFollower | None = None,
     ) -> None:
-        """Run a Flower App to its end, streaming its log, or handing its lines to who listens.
+        """Run a Flower App to its end; its log goes to the follower, or to this process's output.
 
-        Raises
-        ------
-        RunFailedError
-            If Flower does not report the run as completed.
+        A RunFailedError comes where Flower does not report the run as completed.
         """
         link = Connection(_CONNECTION, self.environment)
         run = link.submit(app, config, federation_config)
-        with _log_for(heard, quiet=quiet) as log:
-            status = link.follow(run, log).get("status")
+        if follower is None:
+            status = link.follow(run).get("status")
+        else:
+            with _followed(follower) as log:
+                status = link.follow(run, log).get("status")
         if status != COMPLETED:
-            if heard:
-                heard.show_all()
+            if follower:
+                follower.show_all()
             raise RunFailedError(f"the run ended as {status!r}; its log is above")
 
     def run_command(
@@ -113,26 +134,22 @@ class SuperLink:
 
 
 @contextmanager
-def _log_for(heard: Listener | None, *, quiet: bool) -> Iterator[int | None]:
-    """Where a run's log goes: to who listens, or to nobody, or to this process's output."""
-    if heard is None:
-        with Path(os.devnull).open("wb") as nowhere:
-            yield nowhere.fileno() if quiet else None
-        return
+def _followed(follower: LogFollower) -> Iterator[int]:
+    """File descriptor whose lines a follower gets, all of them by the context's end."""
     read, write = os.pipe()
-    listening = Thread(target=_hear, args=(read, heard))
-    listening.start()
+
+    def follow() -> None:
+        with os.fdopen(read, encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                follower(line)
+
+    following = Thread(target=follow)
+    following.start()
     try:
         yield write
     finally:
         os.close(write)
-        listening.join()
-
-
-def _hear(log: int, heard: Listener) -> None:
-    with os.fdopen(log, encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            heard(line)
+        following.join()
 
 
 @contextmanager
@@ -140,12 +157,12 @@ def local_superlink(
     home: Path,
     *,
     simulation: bool,
-    certificates: Certificates | None = None,
-    options: Sequence[str] = (),
+    options: Sequence[str] = ("--insecure",),
+    authority: Path | None = None,
 ) -> Iterator[SuperLink]:
     """Start a SuperLink on a free loopback port; stop it, and its helpers, at the end.
 
-    It also ends with this process, however that ends: see `dpfact_flower.runtime.keeper`.
+    It also ends with this process, however that ends: see `dpfact_flower.runtime.supervisor`.
 
     Parameters
     ----------
@@ -153,35 +170,33 @@ def local_superlink(
         Folder for its Flower home.
     simulation : bool
         Whether with virtual clients (Ray), or else for real SuperNodes.
-    certificates : Certificates, optional
-        Speak TLS with these; without them, plain HTTP.
     options : sequence of str
-        More options of `flower-superlink`.
+        Of `flower-superlink`: how it is reached, by plain HTTP or TLS, and others.
+    authority : Path, optional
+        Certificate of the authority that signed the SuperLink's, with TLS. That of the SuperLink
+        must hold for 127.0.0.1, where its helpers connect.
     """
     home = home.absolute()
     private_folder(home)
     port, control = free_port(), free_port()
-    address = f"127.0.0.1:{port}"
-    connection: dict[str, object] = {"address": address}
-    if certificates is None:
-        connection["insecure"] = True
-    else:
-        connection["root-certificates"] = str(certificates.authority.absolute())
+    superlink_address = f"127.0.0.1:{port}"
+    trust = {"root-certificates": str(authority.absolute())} if authority else {"insecure": True}
+    connection = {"address": superlink_address, **trust}
     config = {"superlink": {"default": _CONNECTION, _CONNECTION: connection}}
     (home / "config.toml").write_text(tomli_w.dumps(config), encoding="utf-8")
     command = [
-        tool("flower-superlink"), *_tls(certificates), "--host", "127.0.0.1", "--port", str(port),
+        tool("flower-superlink"), *options, "--host", "127.0.0.1", "--port", str(port),
         "--control-api-address", f"127.0.0.1:{control}", "--database", str(home / "state.db"),
         "--isolation", "subprocess", "--disable-runtime-dependency-installation",
-        *(["--simulation"] if simulation else []), *options,
+        *(["--simulation"] if simulation else []),
     ]  # fmt: skip
-    log = home / "superlink.log"
+    environment, log = {**quiet_environment(), "FLWR_HOME": str(home)}, home / "superlink.log"
     with (
         log.open("ab") as file,
-        kept(command, env=_environment(home), stdout=file, stderr=subprocess.STDOUT) as process,
+        supervised(command, env=environment, stdout=file, stderr=subprocess.STDOUT) as process,
     ):
         _await_port(port, process, log)
-        yield SuperLink(home, address, process)
+        yield SuperLink(home, superlink_address, process)
 
 
 @contextmanager
@@ -217,23 +232,9 @@ def local_supernode(
     ]  # fmt: skip
     with (
         log.open("wb") as file,
-        kept(command, env=superlink.environment, stdout=file, stderr=file) as process,
+        supervised(command, env=superlink.environment, stdout=file, stderr=file) as process,
     ):
         yield process
-
-
-def _tls(certificates: Certificates | None) -> list[str]:
-    if certificates is None:
-        return ["--insecure"]
-    return [
-        "--ssl-ca-certfile", str(certificates.authority.absolute()),
-        "--ssl-certfile", str(certificates.certificate.absolute()),
-        "--ssl-keyfile", str(certificates.key.absolute()),
-    ]  # fmt: skip
-
-
-def _environment(home: Path) -> dict[str, str]:
-    return {**quiet_environment(), "FLWR_HOME": str(home)}
 
 
 def free_port() -> int:

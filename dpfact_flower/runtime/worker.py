@@ -1,9 +1,9 @@
 """A message answered in a process of its own, which has the patients and no way to the SuperNode.
 
-The executor fetches the message, holds the way back, and starts the process. So it can answer for a
-process that ends, or that hangs: the reply says then what every round says that failed, and leaves
-when every such reply leaves. Otherwise Flower would find out within a minute, and tell the centre
-at a time that depends on when the process died, and so on the patients.
+The executor, the parent, owns the message: it fetches it, starts the process, and sends the reply.
+Where the process dies or hangs, the executor replies for it: with the code of every round that
+failed, at the time when every such reply leaves. Otherwise the SuperNode would find out within a
+minute, and tell the centre at a time that depends on when the process died, and so on the patients.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from flwr.app import Context, Error, Message, RecordDict
 
 from dpfact_flower.errors import RoundFailedError, SettingsError
 from dpfact_flower.runtime.supernode import (
-    Claimed,
-    Work,
+    ClaimedMessage,
+    claimed,
     message_from_bytes,
     message_to_bytes,
 )
@@ -42,17 +42,10 @@ _MOST_SECONDS = 20 * 86_400.0
 
 
 class Question(NamedTuple):
-    """What a process is asked.
+    """What a process is asked: a message of a run to a node, and the hospital's own settings.
 
-    Attributes
-    ----------
-    message : Message
-    run, node : int
-        Flower's numbers.
-    settings : mapping
-        The hospital's own, as its file has them.
-    held : int
-        Bytes of memory that whoever asks has for the message: as it came, and as it is handed on.
+    `held` is the memory in bytes that the executor has for the message, as it came and as it is
+    handed on.
     """
 
     message: Message
@@ -79,14 +72,13 @@ class Question(NamedTuple):
 
 
 class Answering:
-    """Answers a SuperNode's messages, each in a process of its own.
+    """Answers messages of the SuperNode at an address, each in a process of its own.
 
     Parameters
     ----------
     config : Path
         The hospital's settings, read again for every message.
     address : str
-        The SuperNode's.
     command : sequence of str
         Starts the process.
     """
@@ -98,12 +90,13 @@ class Answering:
     def answer(self, token: str) -> None:
         """Answer a claimed message; a failure stands in the log."""
         try:
-            with Claimed(self._address, token) as work:
+            with claimed(self._address, token) as work:
                 work.send(self._reply(work))
         except Exception as error:  # the SuperNode has gone, or the run has ended
             log_privately("", error)
 
-    def _reply(self, work: Work) -> Message:
+    def _reply(self, work: ClaimedMessage) -> Message:
+        """The process's reply, or an error's code when a reply is due."""
         site, hold = "", Hold(0)
         try:
             own = read_node_config(self._config)
@@ -135,7 +128,7 @@ class Answering:
         """What a process says within this time: when its clock began, its reply's size, its reply.
 
         The reply leaves without waiting for the end of the process: to give its memory back takes
-        as long as that is large. The next one waits for it.
+        as long as that is large. The next message waits for that.
         """
         if self._last is not None:
             self._last.wait()

@@ -27,10 +27,8 @@ from dpfact_flower.machine.access import (
     user_id,
     user_name,
 )
-from dpfact_flower.machine.flower import KNOWN, other_flower
-from dpfact_flower.machine.listeners import listeners
-from dpfact_flower.machine.processes import Process, processes
-from dpfact_flower.machine.quiet import QUIET
+from dpfact_flower.machine.flower import KNOWN, QUIET, version_faults
+from dpfact_flower.machine.processes import Process, listeners, processes
 from dpfact_flower.privacy.ledger import LEDGER, Ledger
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.admission import check_choices, check_data_site
@@ -210,7 +208,7 @@ def _centre(place: Place) -> list[str]:
 
 
 def _flower(_: Place) -> list[str]:
-    return other_flower()
+    return version_faults()
 
 
 def _two_users(place: Place) -> list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterator
+from io import BytesIO
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any
@@ -17,7 +18,6 @@ from typing import IO, Any
 import numpy as np
 
 from dpfact_flower.errors import DataError
-from dpfact_flower.machine import npy
 from dpfact_flower.machine.parsed import from_json
 from dpfact_flower.tensor import Factors
 
@@ -35,10 +35,14 @@ def write_factors(file: IO[bytes], factors: Factors, meta: dict[str, Any]) -> No
         Anything that JSON can hold.
     """
     sizes = [len(factor) for factor in factors]
-    head = npy.header("float32", (sum(sizes), factors[0].shape[1]))
+    head = BytesIO()
+    shape = (sum(sizes), factors[0].shape[1])
+    np.lib.format.write_array_header_1_0(
+        head, {"descr": "<f4", "fortran_order": False, "shape": shape}
+    )
     rows = (np.ascontiguousarray(factor, "<f4").data.cast("B") for factor in factors)
     tail = json.dumps({"sizes": sizes, "meta": meta}).encode()
-    parts: Iterator[Any] = chain([head], rows, [tail])
+    parts: Iterator[Any] = chain([head.getvalue()], rows, [tail])
     check = 0
     for part in parts:
         file.write(part)
@@ -58,8 +62,9 @@ def read_factors(path: Path) -> tuple[Factors, Any]:
         content = path.read_bytes()
         if zlib.crc32(memoryview(content)[:-_CHECK]) != int(content[-_CHECK:], 16):
             raise ValueError("checksum")
-        stack, end = npy.parse(content)
-        told = from_json(content[end:-_CHECK])
+        file = BytesIO(content[:-_CHECK])
+        stack = np.load(file, allow_pickle=False)
+        told = from_json(file.read())
         sizes = told["sizes"]
         if not sizes or any(type(size) is not int or size < 0 for size in sizes):
             raise ValueError("sizes")

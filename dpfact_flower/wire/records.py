@@ -9,13 +9,16 @@ format and are spelled out here, because the module that defines them has moved 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from typing import Any, NamedTuple
 
+import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.supercore.inflatable.inflatable_object import no_object_id_recompute
 from numpy.typing import NDArray
 
 from dpfact_flower.errors import MessageError
-from dpfact_flower.machine import flower, npy
+from dpfact_flower.machine.npy import read_npy
 from dpfact_flower.settings import Scalar
 from dpfact_flower.wire.protocol import SPEAKERS
 
@@ -86,22 +89,15 @@ def _read(message: Message, arrays_name: str, config_name: str) -> Payload:
 
 
 def array_record(arrays: Sequence[NDArray[Any]]) -> ArrayRecord:
-    """What `ArrayRecord` makes of arrays, byte by byte."""
-    record = ArrayRecord()
-    for number, array in enumerate(arrays):
-        record[str(number)] = Array(str(array.dtype), array.shape, _NUMPY, npy.written(array))
-    return record
+    """Arrays as Flower packs them, each in C order."""
+    return ArrayRecord([np.asarray(array, order="C") for array in arrays])
 
 
 def _received(array: Array) -> NDArray[Any]:
-    """What `Array.numpy` makes of it; an array of a common kind without parsing its header.
-
-    `Array.numpy` itself takes as much memory as a header claims, whatever follows it.
-    """
+    """An array from a message; `Array.numpy` would allocate whatever its header claims."""
     if array.stype != _NUMPY:
         raise TypeError("stype")  # as Flower does
-    found = npy.read(array.data, array.dtype, array.shape)
-    return npy.parse(array.data)[0] if found is None else found
+    return read_npy(BytesIO(array.data))
 
 
 def serialised_bytes(*messages: Message) -> int:
@@ -123,5 +119,5 @@ def serialised_bytes(*messages: Message) -> int:
             known[key] = below(message) if key else 0
         return known[key]
 
-    with flower.no_object_id_recompute():
+    with no_object_id_recompute():
         return sum(len(message.deflate()) + content(message) for message in messages)

@@ -22,8 +22,8 @@ import tomli_w
 
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.runtime.connection import quiet_environment, tool
-from dpfact_flower.runtime.keeper import kept
 from dpfact_flower.runtime.superlink import free_port
+from dpfact_flower.runtime.supervisor import supervised
 from tests.patience import await_that
 from tests.processes import descendant, family_of
 from tests.runtime.certificates import make_certificates
@@ -55,7 +55,7 @@ class Service:
     def _start(self) -> None:
         self._stack = ExitStack()
         file = self._stack.enter_context(self._log.open("ab"))
-        context = kept(self._command, stdout=file, stderr=file, **self._options)
+        context = supervised(self._command, stdout=file, stderr=file, **self._options)
         self._process = self._stack.enter_context(context)
         self._due, self.starts = 0.0, self.starts + 1
 
@@ -257,7 +257,10 @@ def submitted(
         command += ["-s", f"{key}={value}"]
     log = out.with_suffix(".log")
     options = {"env": made.environment, "cwd": CODE}
-    with log.open("ab") as file, kept(command, stdout=file, stderr=file, **options) as process:
+    with (
+        log.open("ab") as file,
+        supervised(command, stdout=file, stderr=file, **options) as process,
+    ):
         end = time.monotonic() + bound
         while process.poll() is None and time.monotonic() < end:
             made.look()

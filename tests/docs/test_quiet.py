@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dpfact_flower.machine.quiet import QUIET
+from dpfact_flower.machine.flower import QUIET
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "simulation" / "dpfact-app" / "README.md",

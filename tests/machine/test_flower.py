@@ -1,13 +1,11 @@
 """Flower's inside, as far as this package uses it: each name and each text, one by one.
 
-A failure here names what is gone from the Flower that is installed, and what to look at. All else
-that is imported of Flower is public.
+A failure here names what is gone from the Flower that is installed, and the module that uses it.
 """
 
 import ast
 import re
-import subprocess
-import sys
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
@@ -15,21 +13,30 @@ import flwr
 import pytest
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.supercore.task_identity import TaskIdentity
 from packaging.specifiers import SpecifierSet
 
 from dpfact_flower import preflight
-from dpfact_flower.errors import MissingDependencyError
 from dpfact_flower.machine import flower
-from dpfact_flower.runtime import centre, connection, supernode
-from tests.test_house import MODULES, PACKAGE, ROOT
+from dpfact_flower.runtime import connection, superlink_main, supernode
+from tests.test_house import MODULES, ROOT
 
-NAMES = [(home, name) for home, (names, _) in flower.INSIDE.items() for name in names.split()]
 PUBLIC = {
     "flwr.app", "flwr.client", "flwr.clientapp", "flwr.common", "flwr.server",
     "flwr.server.strategy", "flwr.serverapp", "flwr.serverapp.strategy",
 }  # fmt: skip
+INSIDE = sorted(
+    (module, each.module, name.name)
+    for module, path in MODULES.items()
+    for each in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    if isinstance(each, ast.ImportFrom) and (each.module or "").startswith("flwr.")
+    for name in each.names
+    if each.module not in PUBLIC
+)
+"""Every name of Flower's inside: the module that uses it, where it comes from, what it is."""
 ATTRIBUTES = {
     "FleetHttpClient": ("_send",),
+    "start_client_internal": ("_pull_and_store_message", "push_object_contents_from_iterable"),
     "TaskIdentity": ("task_id", "run_id", "node_id"),
     "Run": ("create_empty",),
     "constant": ("SQLITE_PRAGMAS",),
@@ -39,14 +46,14 @@ ATTRIBUTES = {
         "from_server_address", "AcquireTask", "PullTaskInput", "PullMessages", "PullObject",
         "ConfirmMessageReceived", "PushTaskOutput", "SendTaskHeartbeat",
     ),
-    "HeartbeatSender": ("start", "stop", "is_running"),
+    "HeartbeatSender": ("start", "stop"),
     "RetryInvoker": ("invoke",),
 }  # fmt: skip
 """What is used of these that mypy does not see, or that is changed."""
 TEXTS = {
     supernode._ACQUIRE: ("supercore/runtime/runtime_http_client.py", "runtime/supernode: _ACQUIRE"),
     connection._AWAY: ("cli/utils.py", "runtime/connection: _AWAY, a SuperLink that is away"),
-    "flower-superexec": ("superlink/cli/flower_superlink.py", "runtime/centre: _HELPER"),
+    "flower-superexec": ("superlink/cli/flower_superlink.py", "runtime/superlink_main: _HELPER"),
     'FINISHED = "finished"': ("common/constant.py", "runtime/connection: _FINISHED, COMPLETED"),
     'COMPLETED = "completed"': ("common/constant.py", "runtime/connection: COMPLETED"),
     "%s raised an exception": ("superlink/runtime/run_serverapp.py", "machine/logs: in_one_line"),
@@ -59,15 +66,15 @@ TEXTS = {
 }
 
 
-@pytest.mark.parametrize(("home", "name"), NAMES, ids=[name for _, name in NAMES])
-def test_a_name_of_flowers_inside_is_there(home, name):
-    look = flower.INSIDE[home][1]
-    try:
-        found = flower.inside(home, name)
-    except MissingDependencyError as error:
-        pytest.fail(f"{error}. Look at {look}")
+@pytest.mark.parametrize(("module", "home", "name"), INSIDE)
+def test_a_name_of_flowers_inside_is_there(module, home, name):
+    found = getattr(import_module(home), name, None) or import_module(f"{home}.{name}")
     gone = set(ATTRIBUTES.get(name, ())).difference(dir(found), dir(type(found)))
-    assert not gone, f"{home}.{name} has no {', '.join(sorted(gone))} any more. Look at {look}"
+    assert not gone, f"{home}.{name} has no {', '.join(sorted(gone))} any more. Look at {module}"
+
+
+def test_what_is_used_of_them_is_listed_for_names_that_are_used():
+    assert ATTRIBUTES.keys() <= {name for _, _, name in INSIDE}
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -78,7 +85,7 @@ def test_a_text_of_flowers_that_is_matched_is_there(text):
 
 
 def test_a_client_app_without_a_query_says_so_in_the_words_that_are_known():
-    flower.TaskIdentity.task_id = flower.TaskIdentity.run_id = flower.TaskIdentity.node_id = 1
+    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
     message = Message(RecordDict(), 2, "query")
     with pytest.raises(ValueError, match="query") as raised:
         ClientApp()(message, Context(1, 2, {}, RecordDict(), {}))
@@ -88,76 +95,7 @@ def test_a_client_app_without_a_query_says_so_in_the_words_that_are_known():
 
 
 def test_the_helpers_name_is_as_linux_shows_it():
-    assert "flower-superexec".startswith(centre._HELPER)
-
-
-@pytest.mark.parametrize("module", MODULES)
-def test_flowers_inside_is_used_through_one_module(module):
-    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
-    homes = {each.module for each in ast.walk(tree) if isinstance(each, ast.ImportFrom)}
-    homes |= {
-        name.name for each in ast.walk(tree) if isinstance(each, ast.Import) for name in each.names
-    }
-    flowers = {home for home in homes if home and home.split(".")[0] == "flwr"}
-    assert flowers <= (PUBLIC if module != "machine.flower" else set(flower.INSIDE))
-
-
-def test_what_mypy_sees_is_what_is_tried():
-    tree = ast.parse((PACKAGE / "machine" / "flower.py").read_text(encoding="utf-8"))
-    seen = {
-        (each.module, name.name)
-        for each in ast.walk(tree)
-        if isinstance(each, ast.ImportFrom) and each.module.startswith("flwr")
-        for name in each.names
-    }
-    assert seen == set(NAMES)
-
-
-GONE = """
-import importlib, sys
-class Gone:
-    def find_spec(self, name, path=None, target=None):
-        if name in {gone!r}:
-            raise ModuleNotFoundError(name)
-sys.meta_path.insert(0, Gone())
-from dpfact_flower.machine import flower
-flower.INSIDE  # it is not imported by itself
-import dpfact_flower
-for name in dpfact_flower.__all__:
-    getattr(dpfact_flower, name)
-import dpfact_flower.client_app, dpfact_flower.server_app, dpfact_flower.legacy
-try:
-    flower.push_message
-except ImportError as error:
-    print(error)
-"""
-
-
-def test_one_that_is_gone_stops_what_needs_it_alone():
-    """Not the import of the package, nor that of a door that all use."""
-    gone = sorted(
-        home for home in flower.INSIDE
-        if home.startswith(("flwr.superlink.cli", "flwr.supernode"))
-    )  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-c", GONE.format(gone=gone)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "has no flwr.supernode.runtime.run_clientapp.push_message" in done.stdout
-    assert f"pip install 'flwr{flower.RANGE}'" in done.stdout
-
-
-@pytest.mark.parametrize("name", ["NodeInfo", "Run", "no_object_id_recompute", "ClientProxy"])
-def test_no_name_of_a_door_is_needed_to_import_it(name):
-    """Were it looked up at import, every user of the package would be stopped."""
-    code = (
-        "from dpfact_flower.machine import flower\n"
-        f"flower._HOMES.pop({name!r})\n"
-        "import dpfact_flower.strategy, dpfact_flower.legacy, dpfact_flower.client_app\n"
-        "import dpfact_flower.wire.records, dpfact_flower.runtime.grid\n"
-        f"assert {name!r} not in vars(flower)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    assert "flower-superexec".startswith(superlink_main._HELPER)
 
 
 def test_the_range_is_that_of_the_known_releases_everywhere():

@@ -6,10 +6,11 @@ import re
 import sys
 
 import pytest
-from flwr.common.logger import ConsoleHandler
+from flwr.common import logger as logger_module
+from flwr.common.logger import LOGGER_NAME, ConsoleHandler
 
 from dpfact_flower.errors import QuorumError
-from dpfact_flower.machine import flower, logs
+from dpfact_flower.machine import logs
 
 
 @pytest.fixture
@@ -18,7 +19,7 @@ def line(monkeypatch):
 
     def made(*, terminal: bool, form: str = "") -> str:
         handler = ConsoleHandler()
-        monkeypatch.setattr(flower, "console_handler", handler)
+        monkeypatch.setattr(logger_module, "console_handler", handler)
         monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
         monkeypatch.setenv(logs.FORMAT, form)
         logger = logging.getLogger("dpfact_flower")
@@ -52,7 +53,7 @@ def test_json_is_one_object_a_line(line, terminal):
 def test_an_error_of_ours_is_one_line_where_flower_logs_it_and_others_keep_their_traceback(caplog):
     """Its ServerApp ends with twenty lines before the one that says what to do."""
     logs.use_flower_handler()
-    theirs = logging.getLogger(flower.LOGGER_NAME)
+    theirs = logging.getLogger(LOGGER_NAME)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(theirs, "propagate", True)
         for error in (QuorumError("nobody paid: mend site-2"), ValueError("x")):

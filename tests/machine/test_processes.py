@@ -1,17 +1,21 @@
-"""Processes as Linux shows them."""
+"""Processes and sockets of this machine, as Linux shows them."""
 
 import os
+import socket
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from dpfact_flower.machine.processes import Process, processes
+from dpfact_flower.machine import processes as module
+from dpfact_flower.machine.processes import Listener, Process, listeners, processes
 
-pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs Linux")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
 
+@linux
 def test_a_process_is_seen_with_its_words_environment_and_folder(tmp_path):
     says_that_it_runs = "print('here', flush=True); input()"
     command = [sys.executable, "-c", says_that_it_runs, "--config=a b", "--key", "../k"]
@@ -41,3 +45,96 @@ def test_a_process_is_seen_with_its_words_environment_and_folder(tmp_path):
 )
 def test_a_command_is_known_by_its_name(words, runs):
     assert Process(1, 0, words, None, None).runs("flower-supernode") is runs
+
+
+def bound(address: str) -> socket.socket:
+    made = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    made.bind((address, 0))
+    made.listen()
+    return made
+
+
+def inode(made: socket.socket) -> int:
+    return os.fstat(made.fileno()).st_ino
+
+
+@linux
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])
+def test_a_socket_is_found_with_its_user(address):
+    with closing(bound(address)) as made:
+        port = made.getsockname()[1]
+        assert listeners("127.0.0.1", port) == [Listener(os.geteuid(), inode(made))]
+        client = socket.create_connection(("127.0.0.1", port))  # a connection is no listener
+        assert len(listeners("127.0.0.1", port)) == 1
+        client.close()
+    assert listeners("127.0.0.1", port) == []
+
+
+@linux
+@pytest.mark.skipif(not Path("/proc/net/tcp6").exists(), reason="needs IPv6")
+def test_a_socket_of_both_kinds_is_found():
+    with closing(bound("::")) as made:
+        assert listeners("127.0.0.1", made.getsockname()[1]) == [
+            Listener(os.geteuid(), inode(made))
+        ]
+
+
+@linux
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_another_users_socket_is_that_users():
+    os.seteuid(61501)
+    try:
+        made = bound("127.0.0.1")
+    finally:
+        os.seteuid(0)
+    with closing(made):
+        (found,) = listeners("127.0.0.1", made.getsockname()[1])
+    assert found.uid == 61501
+
+
+HEAD = "sl local rem st queues timer retrnsmt uid timeout inode\n"
+ROW = "0: {}:23F0 00000000:0000 {} 0:0 0:0 0 {} 0 77 1 0 100 0\n"
+
+
+@linux
+@pytest.mark.parametrize(
+    ("rows", "uids"),
+    [
+        ([("0100007F", "0A", 5), ("00000000", "0A", 6)], [5]),  # the closest has it
+        ([("0100007F", "01", 5), ("00000000", "0A", 6)], [6]),  # 01: a connection
+        ([("0500A8C0", "0A", 5)], []),  # 192.168.0.5
+        ([("0000000000000000FFFF00000100007F", "0A", 5), ("00000000", "0A", 6)], [5]),
+        ([("0" * 32, "0A", 5)], [5]),
+        ([("0" * 24 + "01000000", "0A", 5)], []),  # ::1 is not asked
+    ],
+)
+def test_the_closest_listener_counts(tmp_path, monkeypatch, rows, uids):
+    table = tmp_path / "tcp"
+    table.write_text(HEAD + "".join(ROW.format(*row) for row in rows))
+    monkeypatch.setattr(module, "_TABLES", (table,))
+    assert [each.uid for each in listeners("127.0.0.1", 0x23F0)] == uids
+
+
+@linux
+@pytest.mark.parametrize(
+    ("hosts", "rows", "uids"),
+    [
+        (["127.0.0.1", "::1"], [("0100007F", 5)], []),  # ::1 is free: who takes it is reached first
+        (["127.0.0.1", "::1"], [("0100007F", 5), ("0" * 24 + "01000000", 6)], [5, 6]),
+        (["::1"], [("00000000", 5), ("0" * 32, 6)], [6]),  # 0.0.0.0 takes no IPv6
+    ],
+)
+def test_each_address_of_a_name_counts(tmp_path, monkeypatch, hosts, rows, uids):
+    table = tmp_path / "tcp"
+    table.write_text(HEAD + "".join(ROW.format(place, "0A", uid) for place, uid in rows))
+    monkeypatch.setattr(module, "_TABLES", (table,))
+    found = [(0, 0, 0, "", (host, 0x23F0)) for host in hosts]
+    monkeypatch.setattr(module.socket, "getaddrinfo", lambda *_, **__: found)
+    assert sorted(each.uid for each in listeners("localhost", 0x23F0)) == uids
+
+
+def test_what_cannot_be_seen_is_said(tmp_path, monkeypatch):
+    assert listeners("192.0.2.1", 9200) is None
+    assert listeners("no.such.host.invalid", 9200) is None
+    monkeypatch.setattr(module, "_TABLES", (tmp_path / "none",))
+    assert listeners("127.0.0.1", 9200) is None

@@ -86,8 +86,8 @@ EXPLAINED: tuple[Explained, ...] = (
     ),
     Explained(
         "site/factor_file.py",
-        'head = npy.header("float32", (sum(sizes), factors[0].shape[1]))',
-        ('head = npy.header("float32", (sum(sizes), factors[ -1].shape[1]))',),
+        "shape = (sum(sizes), factors[0].shape[1])",
+        ("shape = (sum(sizes), factors[ -1].shape[1])",),
         "every factor has the same number of columns",
     ),
     Explained(

@@ -2,15 +2,32 @@
 
 import datetime
 import ipaddress
+from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from dpfact_flower.runtime.superlink import Certificates
-
 PEM = serialization.Encoding.PEM
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """PEM files of a SuperLink that speaks TLS, and of its certificate's authority."""
+
+    authority: Path
+    certificate: Path
+    key: Path
+
+    @property
+    def options(self) -> list[str]:
+        """Of flower-superlink."""
+        return [
+            "--ssl-ca-certfile", str(self.authority.absolute()),
+            "--ssl-certfile", str(self.certificate.absolute()),
+            "--ssl-keyfile", str(self.key.absolute()),
+        ]  # fmt: skip
 
 
 def make_certificates(folder: Path, name: str) -> Certificates:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpfact_flower.runtime.keeper import kept
 from dpfact_flower.runtime.superlink import free_port
+from dpfact_flower.runtime.supervisor import supervised
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "deploy.md"
 UIDS = (61501, 61502)
@@ -142,7 +142,7 @@ class Hospital:
         command, options = self.service(name, more)
         with (
             (self.folder / f"{name}.log").open("wb") as log,
-            kept(command, stdout=log, stderr=log, **options) as process,
+            supervised(command, stdout=log, stderr=log, **options) as process,
         ):
             yield process
 

@@ -22,8 +22,8 @@ from flwr.supernode.nodestate import NodeStateFactory
 
 from dpfact_flower.runtime import connect
 from dpfact_flower.runtime.connection import quiet_environment, tool
-from dpfact_flower.runtime.keeper import kept
 from dpfact_flower.runtime.superlink import free_port, local_superlink
+from dpfact_flower.runtime.supervisor import supervised
 from tests.campaign.deployed import CODE
 from tests.patience import PATIENCE, await_that
 from tests.runtime.deployment import APP, CONFIG, server_config, site_config
@@ -82,7 +82,7 @@ def node(address: str, folder, *more: str, command: Sequence[str] = (tool("dpfac
     environment = {**quiet_environment(), "FLWR_HOME": str(folder), "PYTHONPATH": str(CODE)}
     with (
         (folder / "node.log").open("wb") as log,
-        kept(command, env=environment, stdout=log, stderr=log) as process,
+        supervised(command, env=environment, stdout=log, stderr=log) as process,
     ):
         yield process
 
@@ -165,9 +165,11 @@ def test_an_executor_that_dies_in_the_middle_of_a_reply_takes_the_supernode_with
         command = [sys.executable, "-c", SOONER]
         process = stack.enter_context(node(superlink.address, tmp_path, *own, command=command))
         executor = stack.enter_context(
-            kept([sys.executable, "-c", KILLED, *site], env=superlink.environment)
+            supervised([sys.executable, "-c", KILLED, *site], env=superlink.environment)
         )
-        stack.enter_context(kept(superlink.run_command(APP, asked), env=superlink.environment))
+        stack.enter_context(
+            supervised(superlink.run_command(APP, asked), env=superlink.environment)
+        )
         assert executor.wait(PATIENCE) == 128 + signal.SIGKILL
         process.wait(PATIENCE)
     said = (tmp_path / "node.log").read_text()

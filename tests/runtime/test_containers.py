@@ -8,7 +8,7 @@ import typer
 import yaml
 
 from dpfact_flower.cli.main import app
-from dpfact_flower.machine.quiet import QUIET
+from dpfact_flower.machine.flower import QUIET
 from dpfact_flower.runtime.connection import tool
 from tests.runtime.page import block_with, unit_of
 

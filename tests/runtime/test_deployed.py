@@ -14,8 +14,8 @@ from dpfact_flower.evaluation.run_folder import read_json, read_model
 from dpfact_flower.privacy.ledger import Ledger
 from dpfact_flower.runtime.connection import COMPLETED, Connection
 from dpfact_flower.runtime.federate import federate
-from dpfact_flower.runtime.keeper import kept
 from dpfact_flower.runtime.superlink import local_superlink
+from dpfact_flower.runtime.supervisor import supervised
 from dpfact_flower.server.history import read_history
 from dpfact_flower.server.status import run_status
 from tests.patience import PATIENCE, await_that
@@ -89,7 +89,7 @@ def test_a_site_that_dies_does_not_take_the_run_with_it(cohort, cohort_folder, t
         )
         nodes.append(stack.enter_context(supernode(superlink, tmp_path, own)))
         command = superlink.run_command(APP, {**config, "min-sites": 1})
-        run = stack.enter_context(kept(command, env=superlink.environment))
+        run = stack.enter_context(supervised(command, env=superlink.environment))
         await_that(lambda: lines_of(tmp_path / "deployed" / "history.jsonl"), "a round")
         os.killpg(nodes[1].pid, signal.SIGKILL)
         assert run.wait(PATIENCE) == 0

@@ -4,6 +4,7 @@ import os
 import resource
 import signal
 import sys
+from contextlib import nullcontext
 
 import pytest
 
@@ -103,12 +104,8 @@ def test_it_starts_with_no_telemetry_no_proxy_and_folders_of_its_own(
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_what_is_being_answered_is_finished_before_an_executor_ends_unless_asked_twice(
-    monkeypatch, times
-):
+def test_what_is_being_answered_is_finished_before_an_executor_ends_unless_asked_twice(times):
     """It may have been charged already."""
-    monkeypatch.setattr(executor, "_ending", executor._Ending())
-    signal.signal(signal.SIGTERM, executor._ending)
     answered = []
 
     def answer(token):
@@ -116,13 +113,12 @@ def test_what_is_being_answered_is_finished_before_an_executor_ends_unless_asked
             os.kill(os.getpid(), signal.SIGTERM)
         answered.append(token)
 
-    with pytest.raises(SystemExit):
+    with nullcontext() if times == 1 else pytest.raises(SystemExit):
         executor._serve(Tasks("a", "b"), answer)
     assert answered == ["a"] * (times == 1)
 
 
 def test_an_executor_that_has_nothing_to_answer_ends_at_once(monkeypatch):
-    signal.signal(signal.SIGTERM, executor._Ending())
     monkeypatch.setattr(executor.time, "sleep", lambda _: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(SystemExit):
         executor._serve(Tasks("", "a"), None)

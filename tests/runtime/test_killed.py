@@ -20,8 +20,8 @@ import tomli_w
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.privacy.ledger import Ledger
 from dpfact_flower.runtime.connection import tool
-from dpfact_flower.runtime.keeper import kept
 from dpfact_flower.runtime.superlink import SuperLink, free_port, local_superlink
+from dpfact_flower.runtime.supervisor import supervised
 from dpfact_flower.server.history import read_history
 from dpfact_flower.tensor import SparseTensor
 from tests.patience import PATIENCE, await_that
@@ -82,8 +82,8 @@ def running(
     with (
         (folder / "node.log").open("wb") as of_node,
         (folder / "site.log").open("wb") as of_site,
-        kept(node, env=environment, stdout=of_node, stderr=of_node),
-        kept(
+        supervised(node, env=environment, stdout=of_node, stderr=of_node),
+        supervised(
             answer, env=environment, stdout=of_site, stderr=of_site, preexec_fn=lambda: join(group)
         ) as process,
     ):
@@ -176,7 +176,7 @@ def test_a_process_that_is_ended_at_work_is_a_round_that_failed(cohort, tmp_path
         await_that(lambda: "answering" in site.log(), "the executor")
         used = memory_of_a_process_that_reads_nobody(group) if by == "kernel" else 0
         command = superlink.run_command(APP, config)
-        run = stack.enter_context(kept(command, env=superlink.environment))
+        run = stack.enter_context(supervised(command, env=superlink.environment))
         await_that(lambda: lines_of(history) or run.poll() is not None, "round 1")
         if by == "kernel":
             end_by_memory(group, used + SPARE, times=2)

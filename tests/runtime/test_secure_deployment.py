@@ -29,13 +29,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 import dpfact_flower
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.evaluation.run_folder import read_json, read_model
-from dpfact_flower.machine.quiet import QUIET
+from dpfact_flower.machine.flower import QUIET
 from dpfact_flower.privacy import ReleaseEvent
 from dpfact_flower.privacy.ledger import Ledger, LedgerRow
 from dpfact_flower.runtime.config import RunConfig
 from dpfact_flower.runtime.connection import COMPLETED, Connection, RunFailedError, tool
 from dpfact_flower.runtime.federate import federate
-from dpfact_flower.runtime.superlink import Certificates, SuperLink, local_superlink
+from dpfact_flower.runtime.superlink import SuperLink, local_superlink
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.status import run_status
 from dpfact_flower.wire.protocol import SiteReply
@@ -43,7 +43,7 @@ from simulation.paper.datasets import available, load
 from tests.apart import apart
 from tests.patience import PATIENCE, await_that
 from tests.processes import await_none_left, descendant
-from tests.runtime.certificates import make_certificates, make_key
+from tests.runtime.certificates import Certificates, make_certificates, make_key
 from tests.runtime.deployment import (
     APP,
     assert_same,
@@ -129,8 +129,8 @@ def federation(cohort, folder) -> Iterator[Federation]:
         users = page_users()
         superlink = stack.enter_context(
             local_superlink(
-                home, simulation=False, certificates=certificates,
-                options=["--enable-supernode-auth"],
+                home, simulation=False, authority=certificates.authority,
+                options=[*certificates.options, "--enable-supernode-auth"],
             )
         )  # fmt: skip
         hospitals = [hospital(folder, site.name, users, superlink.address) for site in cohort.sites]
@@ -200,7 +200,7 @@ def test_a_hostile_app_runs_with_flowers_executor_and_not_with_the_hospitals_own
     config = {**site_config(federation.cohort_folder, folder, robbed), "site": "control"}
     with supernode(superlink, folder, config, secured(federation.certificates, key)):
         nodes = 1 + len(federation.hospitals)
-        superlink.run(app, {"out": str(out), "nodes": nodes}, quiet=True)
+        superlink.run(app, {"out": str(out), "nodes": nodes})
     loot = json.loads(out.read_text())
     stolen = (federation.cohort_folder / f"{robbed}.npz").read_bytes()[:64].hex()
     assert loot.pop(node) == stolen
@@ -232,7 +232,7 @@ def test_an_honest_run_is_answered_and_spends_each_hospitals_budget_once(federat
 
     spent = [ledger_of(each) for each in federation.hospitals]
     with pytest.raises(RunFailedError):  # every hospital has spent what it allows
-        superlink.run(APP, {**config, "out": str(folder / "second")}, quiet=True)
+        superlink.run(APP, {**config, "out": str(folder / "second")})
     assert [ledger_of(each) for each in federation.hospitals] == spent
     summary = read_json(folder / "deployed" / "summary.json")
     assert summary["epsilon"] == pytest.approx(CONFIG["epsilon"], rel=1e-6)

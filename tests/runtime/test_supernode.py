@@ -7,7 +7,7 @@ from threading import Thread
 
 import httpx
 import pytest
-from flwr.proto.runtime_pb2 import AcquireTaskResponse, PushTaskOutputRequest
+from flwr.proto.runtime_pb2 import AcquireTaskResponse
 from flwr.proto.task_pb2 import Task
 from flwr.supercore.inflatable.inflatable_utils import (
     ObjectPullError,
@@ -17,9 +17,9 @@ from flwr.supercore.inflatable.inflatable_utils import (
 
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.machine.access import user_name
-from dpfact_flower.machine.listeners import Listener
+from dpfact_flower.machine.processes import Listener
 from dpfact_flower.runtime import supernode
-from dpfact_flower.runtime.supernode import Claimed, Tasks, while_they_come
+from dpfact_flower.runtime.supernode import Tasks, claimed, while_they_come
 
 
 class Client:
@@ -109,14 +109,8 @@ def test_a_message_that_comes_slowly_is_fetched_whole():
 def test_a_supernode_that_stays_away_is_not_waited_for_without_end(monkeypatch):
     """The executor would have no other message, and would not end."""
     monkeypatch.setattr(supernode, "_AWAY_SECONDS", 0.0)
-    claimed = Claimed("0@127.0.0.1:9", "token")
-
-    def waits(seconds):
-        raise AssertionError(seconds)
-
-    claimed._retries.wait_function = waits
-    with pytest.raises(httpx.ConnectError):
-        claimed._client.PushTaskOutput(PushTaskOutputRequest())
+    with pytest.raises(httpx.ConnectError), claimed("0@127.0.0.1:9", "token"):
+        pass
 
 
 class SuperNode(BaseHTTPRequestHandler):
@@ -148,7 +142,7 @@ def listening():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc/net")
-def test_nobody_but_the_nodes_user_is_asked_or_answered(listening, caplog):
+def test_nobody_but_the_nodes_user_is_asked_or_answered(listening, caplog, monkeypatch):
     """Whoever gets the port while the SuperNode is down would have a run of their own answered."""
     place = f"127.0.0.1:{listening.server_port}"
     own, other = os.geteuid(), os.geteuid() + 1
@@ -156,10 +150,10 @@ def test_nobody_but_the_nodes_user_is_asked_or_answered(listening, caplog):
     listening.asked.clear()
     tasks = Tasks(f"{other}@{place}", b"x" * 32)
     assert [tasks.claim(), tasks.claim()] == [None, None]
-    claimed = Claimed(f"{other}@{place}", "token")
-    claimed._retries.max_tries = 1
-    with pytest.raises(httpx.ConnectError, match="nothing is asked or answered"):
-        claimed._client.PushTaskOutput(PushTaskOutputRequest())
+    monkeypatch.setattr(supernode, "_AWAY_SECONDS", 0.0)
+    refused = pytest.raises(httpx.ConnectError, match="nothing is asked or answered")
+    with refused, claimed(f"{other}@{place}", "token"):
+        pass
     assert listening.asked == []
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 2  # each process says it once

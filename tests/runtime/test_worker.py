@@ -14,7 +14,7 @@ from flwr.proto.runtime_pb2 import PullTaskInputResponse, PushTaskOutputRequest
 from flwr.supercore.task_identity import TaskIdentity
 
 from dpfact_flower.runtime import supernode, worker
-from dpfact_flower.runtime.supernode import Claimed, message_from_bytes, message_to_bytes
+from dpfact_flower.runtime.supernode import claimed, message_from_bytes, message_to_bytes
 from dpfact_flower.runtime.worker import Answering, Question
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.config import read_node_config
@@ -60,7 +60,8 @@ def message(monkeypatch):
 @pytest.fixture
 def client(monkeypatch, message):
     client = Client()
-    monkeypatch.setattr(supernode.HeartbeatSender, "start", lambda self: None)
+    for name in ("start", "stop"):
+        monkeypatch.setattr(supernode.HeartbeatSender, name, lambda self: None)
     monkeypatch.setattr(supernode.RuntimeHttpClient, "from_server_address", lambda *_, **__: client)
     monkeypatch.setattr(supernode, "_fetched", lambda *_: message)
     monkeypatch.setattr(supernode, "push_message", lambda _, reply, __: client.said.append(reply))
@@ -236,7 +237,7 @@ def test_settings_that_are_damaged_between_two_messages_refuse_the_next(client, 
 
 def test_what_ends_in_an_error_is_not_reported_as_done(client):
     """A SuperNode waits for ever for the reply to a message that was."""
-    with pytest.raises(ValueError, match="broken"), Claimed("0@127.0.0.1:1", "t"):
+    with pytest.raises(ValueError, match="broken"), claimed("0@127.0.0.1:1", "t"):
         raise ValueError("broken")
     assert client.said == ["closed"]
 
@@ -245,7 +246,6 @@ def test_the_heart_stops_where_a_message_cannot_be_fetched(client, monkeypatch):
     """It would keep the message for ever, in a process that goes on."""
     stopped = []
     monkeypatch.setattr(supernode, "_fetched", lambda *_: 1 / 0)
-    monkeypatch.setattr(supernode.HeartbeatSender, "is_running", True)
     monkeypatch.setattr(supernode.HeartbeatSender, "stop", lambda _: stopped.append(True))
     Answering(None, "0@127.0.0.1:1").answer("t")  # it lives on, and Flower says that it is gone
     assert len(stopped) == 1

@@ -19,9 +19,8 @@ from typer.testing import CliRunner
 from dpfact_flower import cli
 from dpfact_flower.machine import flower
 from dpfact_flower.machine.access import user_name
-from dpfact_flower.machine.listeners import Listener
-from dpfact_flower.machine.processes import Process
-from dpfact_flower.machine.quiet import QUIET
+from dpfact_flower.machine.flower import QUIET
+from dpfact_flower.machine.processes import Listener, Process
 from dpfact_flower.privacy.ledger import LEDGER, Ledger
 from dpfact_flower.runtime.superlink import free_port
 from dpfact_flower.site import centre as centre_module

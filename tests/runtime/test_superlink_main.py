@@ -12,11 +12,11 @@ import pytest
 
 from dpfact_flower.errors import MissingDependencyError
 from dpfact_flower.machine import flower
-from dpfact_flower.runtime import centre
-from dpfact_flower.runtime.centre import refuse_damaged
+from dpfact_flower.runtime import superlink_main as module
 from dpfact_flower.runtime.connection import quiet_environment, tool
-from dpfact_flower.runtime.keeper import kept
 from dpfact_flower.runtime.superlink import free_port
+from dpfact_flower.runtime.superlink_main import refuse_damaged
+from dpfact_flower.runtime.supervisor import supervised
 from tests.campaign.deployed import CODE
 from tests.patience import PATIENCE, await_that
 from tests.processes import descendant
@@ -31,7 +31,7 @@ def superlink(folder: Path):
     environment = {**quiet_environment(), "FLWR_HOME": str(folder), "PYTHONPATH": str(CODE)}
     with (
         (folder / "log").open("wb") as log,
-        kept(command, cwd=folder, env=environment, stdout=log, stderr=log) as process,
+        supervised(command, cwd=folder, env=environment, stdout=log, stderr=log) as process,
     ):
         await_that(
             lambda: "startup complete" in (folder / "log").read_text(), "the SuperLink's start"
@@ -43,7 +43,7 @@ def test_the_superlink_waits_for_who_writes_to_its_database():
     """In a process of its own, where Flower is not imported yet."""
     code = """if True:
         import sqlite3
-        from dpfact_flower.runtime.centre import wait_for_the_database
+        from dpfact_flower.runtime.superlink_main import wait_for_the_database
         wait_for_the_database()
         from flwr.superlink.cli import flower_superlink
         from flwr.supercore.sql_mixin import _set_sqlite_pragmas
@@ -111,6 +111,6 @@ def test_a_superlink_that_is_ended_ends_its_helper(tmp_path):
 
 def test_with_another_flower_no_superlink_is_started(monkeypatch):
     monkeypatch.setattr(flower, "version", lambda name: "1.43.0")
-    monkeypatch.setattr(centre, "wait_for_the_database", None)
+    monkeypatch.setattr(module, "wait_for_the_database", None)
     with pytest.raises(MissingDependencyError, match=r"nothing was started: Flower 1\.43\.0"):
-        centre.centre([])
+        module.superlink_main([])

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from dpfact_flower.data.site_data import Cohort
-from dpfact_flower.runtime.keeper import kept
 from dpfact_flower.runtime.superlink import local_superlink
+from dpfact_flower.runtime.supervisor import supervised
 from tests.patience import PATIENCE, await_that
 from tests.processes import await_none_left, family_of, processes_of, running
 from tests.runtime.deployment import (
@@ -23,13 +23,13 @@ from tests.runtime.deployment import (
 )
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows others' environments")
-posix = pytest.mark.skipif(os.name != "posix", reason="needs a keeper")
+posix = pytest.mark.skipif(os.name != "posix", reason="needs a supervisor")
 
 # A server with a helper that leaves its session and its parent, as a daemon does, and ignores
 # SIGTERM; the server too, where it is told to.
 SERVER = """
 import os, signal, sys
-signal.alarm(3600)  # should the keeper fail
+signal.alarm(3600)  # should the supervisor fail
 name = "server"
 if os.fork() == 0:
     os.setsid()
@@ -46,18 +46,18 @@ signal.pause()
 
 
 @contextmanager
-def kept_server(folder: Path, *stubborn: str):
+def supervised_server(folder: Path, *stubborn: str):
     """A server and its helper, both under way."""
     environment = {**os.environ, "FLWR_HOME": str(folder)}
     command = [sys.executable, "-c", SERVER, "helper", *stubborn]
-    with kept(command, cwd=folder, env=environment) as process:
+    with supervised(command, cwd=folder, env=environment) as process:
         for name in ("server", "helper"):
             await_that((folder / name).exists, f"the start of the {name}")
         yield process
 
 
 def start_server(folder: str) -> None:
-    with kept_server(Path(folder)):
+    with supervised_server(Path(folder)):
         (Path(folder) / "started").touch()
         signal.pause()
 
@@ -78,7 +78,7 @@ def start_deployment(folder: str) -> None:
 @contextmanager
 def in_a_process(function: str, folder: Path):
     """Run a function of this module in a process of its own."""
-    code = f"from tests.runtime import test_keeper as t; t.{function}({str(folder)!r})"
+    code = f"from tests.runtime import test_supervisor as t; t.{function}({str(folder)!r})"
     with (folder / "log.txt").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-c", code], cwd=Path(__file__).parents[2], stdout=log, stderr=log
@@ -109,9 +109,9 @@ def test_a_killed_process_takes_along_what_it_started_and_a_helper_that_left_its
 @linux
 @pytest.mark.parametrize("stubborn", [(), pytest.param(("server",), marks=pytest.mark.slow)])
 def test_nothing_is_left_when_the_context_has_ended(tmp_path, stubborn):
-    with kept_server(tmp_path, *stubborn) as process:
+    with supervised_server(tmp_path, *stubborn) as process:
         assert process.poll() is None
-        assert len(processes_of(tmp_path)) == 3  # with the keeper
+        assert len(processes_of(tmp_path)) == 3  # with the supervisor
     assert processes_of(tmp_path) == []
     # A stubborn one is killed when it has had its time.
     assert process.returncode == 128 + (signal.SIGKILL if stubborn else signal.SIGTERM)
@@ -119,7 +119,7 @@ def test_nothing_is_left_when_the_context_has_ended(tmp_path, stubborn):
 
 @linux
 def test_a_command_that_ends_takes_its_helper_along(tmp_path):
-    with kept_server(tmp_path) as process:
+    with supervised_server(tmp_path) as process:
         os.kill(int((tmp_path / "server").read_text()), signal.SIGTERM)
         assert process.wait(PATIENCE) == 128 + signal.SIGTERM
         assert processes_of(tmp_path) == []
@@ -131,7 +131,7 @@ def test_a_command_that_ends_takes_its_helper_along(tmp_path):
 def test_a_killed_process_leaves_nothing_of_a_deployment(cohort_folder, tmp_path):
     with in_a_process("start_deployment", tmp_path) as process:
         await_that(lambda: lines_of(tmp_path / "deployed" / "history.jsonl"), "a round")
-        # The process is not marked itself. SuperLink, SuperNode, their keepers and helpers are.
+        # The process is not marked itself. SuperLink, SuperNode, their supervisors and helpers are.
         assert len(processes_of(tmp_path / "flwr")) >= 6
         kill_and_await_none_left(process, tmp_path / "flwr")
 
@@ -159,22 +159,22 @@ def test_a_killed_simulation_leaves_nothing_not_even_of_ray(cohort_folder, tmp_p
 @pytest.mark.parametrize(
     ("code", "found"), [("raise SystemExit(3)", 3), ("import os; os.kill(os.getpid(), 9)", 137)]
 )
-def test_the_keeper_exits_as_its_command_does(code, found):
-    with kept([sys.executable, "-c", code]) as process:
+def test_the_supervisor_exits_as_its_command_does(code, found):
+    with supervised([sys.executable, "-c", code]) as process:
         assert process.wait(PATIENCE) == found
 
 
-# The command has ended before the keeper first looks at it.
+# The command has ended before the supervisor first looks at it.
 QUICK = """
 import os, subprocess, sys
-from dpfact_flower.runtime import keeper
+from dpfact_flower.runtime import supervisor
 whole = subprocess.Popen
 def ended(*words, **options):
     process = whole(*words, **options)
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     return process
 subprocess.Popen = ended
-sys.exit(keeper.keep([sys.executable, "-S", "-c", "raise SystemExit(7)"]))
+sys.exit(supervisor.supervise([sys.executable, "-S", "-c", "raise SystemExit(7)"]))
 """
 
 
@@ -185,7 +185,7 @@ def test_a_command_that_has_ended_already_is_not_waited_for():
 
 
 @posix
-def test_a_keeper_that_is_asked_to_end_ends_its_command(tmp_path):
-    with kept_server(tmp_path) as process:
+def test_a_supervisor_that_is_asked_to_end_ends_its_command(tmp_path):
+    with supervised_server(tmp_path) as process:
         process.terminate()
         assert process.wait(PATIENCE) == 128 + signal.SIGTERM

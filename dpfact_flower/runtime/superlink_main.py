@@ -1,14 +1,15 @@
-"""The centre's SuperLink that ends where its helper has: it is started again then, with a new one.
+"""`dpfact superlink`: the centre's SuperLink, which ends when its helper has ended.
 
-Flower's SuperLink starts one process, a SuperExec, that starts the runs' ServerApps, and does
-not look after it. Where that is killed, for want of memory, say, every run stays `pending`.
+Flower's SuperLink starts one process, a SuperExec, that starts the runs' ServerApps, and does not
+look after it. If that process is killed, for want of memory for example, every run stays `pending`.
+This one ends then, so that systemd starts both again.
 
-Nor does it wait long for its own database: after five seconds it answers 500, on which a SuperExec
-ends with all ServerApps, and a SuperNode gives up or forgets what it was about. With two runs on a
-slow machine that happens; so it waits here for nearly as long as those who ask wait for it.
+Flower's SuperLink also waits only five seconds for its own database, and then answers 500. Two runs
+on a slow machine are enough for that. A SuperExec then ends with all ServerApps, and a SuperNode
+gives up or forgets its message. This one waits nearly as long as its clients do.
 
-It starts its helper, and that the runs, by names, which systemd's PATH does not have. And where the
-database is damaged it ends without saying so.
+It finds its helper by name beside this Python, where systemd's PATH does not look, and it names a
+damaged database, which Flower does not.
 """
 
 from __future__ import annotations
@@ -24,53 +25,34 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from dpfact_flower.errors import StateError
-from dpfact_flower.machine import flower
-from dpfact_flower.machine.quiet import quietly
+from dpfact_flower.machine.flower import refuse_unknown_version
+from dpfact_flower.runtime.connection import quiet_environment
 
 _HELPER = "flower-superexec"[:15]
 """As Linux has the names of processes."""
 _BUSY_MILLISECONDS = 25_000
-"""Flower's clients give an answer 30 s, and ask again then."""
+"""Flower's clients wait 30 s for an answer, and ask again then."""
 _logger = logging.getLogger(__name__)
 
 
-def centre(options: Sequence[str]) -> None:
-    """Be a SuperLink until it is ended, or its helper ends.
-
-    Parameters
-    ----------
-    options : sequence of str
-        Of `flower-superlink`.
-
-    Raises
-    ------
-    MissingDependencyError
-        If another Flower is installed.
-    StateError
-        If its database is damaged.
-    """
-    flower.refuse_other_flower()
+def superlink_main(options: Sequence[str]) -> None:
+    """Be a SuperLink, with options of `flower-superlink`, until it is ended or its helper ends."""
+    refuse_unknown_version()
     refuse_damaged(options)
-    os.environ.update(quietly(os.environ))  # before Flower is imported
-    beside = str(Path(sys.executable).parent)
-    os.environ["PATH"] = os.pathsep.join(filter(None, (beside, os.environ.get("PATH"))))
+    os.environ.update(quiet_environment())  # before Flower is imported
     wait_for_the_database()
+    from flwr.superlink.cli import flower_superlink  # noqa: PLC0415
+
     from dpfact_flower.machine.logs import use_flower_handler  # noqa: PLC0415
 
     use_flower_handler()
     sys.argv = ["flower-superlink", *options]
     signal.signal(signal.SIGCHLD, lambda *_: _end_without_helper())
-    flower.flower_superlink()
+    flower_superlink()
 
 
 def refuse_damaged(options: Sequence[str]) -> None:
-    """Refuse a database that SQLite finds damaged; the options name it.
-
-    Raises
-    ------
-    StateError
-        Naming the file and the way out.
-    """
+    """Refuse a database that SQLite finds damaged; the options name it."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--database", type=Path)
     path: Path | None = parser.parse_known_args(options)[0].database
@@ -91,8 +73,9 @@ def refuse_damaged(options: Sequence[str]) -> None:
 
 
 def wait_for_the_database() -> None:
-    """Have the SuperLink wait for who writes to its database; before its parts are imported."""
-    constant = flower.constant
+    """Have the SuperLink wait for other writers; call it before the SuperLink is imported."""
+    from flwr.supercore import constant  # noqa: PLC0415
+
     own = {**dict(constant.SQLITE_PRAGMAS), "busy_timeout": str(_BUSY_MILLISECONDS)}
     constant.SQLITE_PRAGMAS = tuple(own.items())  # type: ignore[assignment]
 
@@ -105,8 +88,8 @@ def _end_without_helper() -> None:
 
 
 def _helper_has_ended() -> bool:
-    """Not of one that was stopped, or goes on, nor of what libraries ask the system."""
-    with suppress(OSError):  # it has been seen to elsewhere
+    """Whether the child that has ended, not stopped, is the helper: libraries start others."""
+    with suppress(OSError):  # it has been reaped elsewhere
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended:
             return Path(f"/proc/{ended.si_pid}/comm").read_text().strip() == _HELPER
