@@ -242,11 +242,12 @@ def read_ehr(kind: str, folder: str, memory: str, drugs: str) -> dict[str, Any]:
     """Seconds and peak memory of a reader on the tables that `benchmarks.ehr` makes."""
     import duckdb  # noqa: F401 - its import is no reading
 
-    reader = importlib.import_module(f"dpfact_flower.data.readers.{kind}")
+    from dpfact_flower.data.readers import runner
+
     more = {"drugs": True} if drugs == "True" else {}
     before = _reset_peak()
     began, cpu = time.perf_counter(), time.process_time()
-    cohort = reader.read(folder, memory=memory, top=(202, 316, 200)[: 2 + len(more)], **more)
+    cohort = runner.read(kind, folder, memory=memory, top=(202, 316, 200)[: 2 + len(more)], **more)
     seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
     summary = cohort.summary()
     return {

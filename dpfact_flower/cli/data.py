@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_type_hints
 
 import typer
 from rich.markup import escape
 from rich.table import Table
+from typer.core import TyperGroup
 
 from dpfact_flower.cli.named import (
     read_event_tables,
@@ -26,6 +27,7 @@ from dpfact_flower.cli.talk import progress
 from dpfact_flower.cli.used import Force, refuse_used
 
 if TYPE_CHECKING:
+    from dpfact_flower.data.readers.script import Script
     from dpfact_flower.data.readers.steps import Options
     from dpfact_flower.data.site_data import Cohort
 
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
 # ruff: noqa: PLC0415
 
 
-data_app = typer.Typer(help="Turn EHR tables into one file per site.", no_args_is_help=True)
 Tables = Annotated[Path, typer.Argument()]
 Top = Annotated[
     str,
@@ -62,7 +63,6 @@ Memory = Annotated[str, typer.Option(help="What DuckDB may use before it spills 
 Least = Annotated[
     int, typer.Option(help="Sites with fewer patients are merged into one, named other.", min=1)
 ]
-Drugs = Annotated[bool, typer.Option("--drugs", help="Add a mode of drugs.")]
 
 
 class Asked(NamedTuple):
@@ -89,44 +89,119 @@ class Asked(NamedTuple):
         return found
 
 
-Read = Callable[..., "Cohort"]
+def _command(
+    read: Callable[..., Cohort], name: str, help_: str, own: Iterable[Parameter], **defaults: Any
+) -> Callable[..., None]:
+    """Command of a function that reads a cohort: its own options, and those of `Asked`.
 
-
-def _reader(**defaults: Any) -> Callable[[Read], Read]:
-    """Make a command of a function that reads a cohort: its own options, and those of `Asked`.
-
-    Parameters
-    ----------
-    **defaults
-        Of fields of `Asked`, where they are others.
+    `defaults` are of fields of `Asked`, where they are others.
     """
+    shared, usual = get_type_hints(Asked, include_extras=True), Asked._field_defaults | defaults
 
-    def register(read: Read) -> Read:
+    def command(**given: Any) -> None:
+        asked = Asked(**{field: given.pop(field) for field in Asked._fields})
+        _save(lambda: read(**given, asked=asked), asked.out, force=asked.force)
+
+    parameters = [
+        *(parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in own),
+        *(
+            Parameter(field, Parameter.KEYWORD_ONLY, annotation=shared[field],
+                      default=usual.get(field, Parameter.empty))
+            for field in Asked._fields
+        ),
+    ]  # fmt: skip
+    command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    command.__name__, command.__doc__ = name, help_
+    return command
+
+
+def _reader(**defaults: Any) -> Callable[[Callable[..., Cohort]], Callable[..., Cohort]]:
+    """Register the command of a function, with its parameters beside `asked` as options."""
+
+    def register(read: Callable[..., Cohort]) -> Callable[..., Cohort]:
         hints = get_type_hints(read, localns={"Cohort": Any}, include_extras=True)
-        own = [p for p in inspect.signature(read).parameters.values() if p.name != "asked"]
-        shared = get_type_hints(Asked, include_extras=True)
-
-        def command(**given: Any) -> None:
-            asked = Asked(**{name: given.pop(name) for name in Asked._fields})
-            _save(lambda: read(**given, asked=asked), asked.out, force=asked.force)
-
-        parameters = [
-            *(p.replace(kind=p.KEYWORD_ONLY, annotation=hints[p.name]) for p in own),
-            *(
-                inspect.Parameter(
-                    name, inspect.Parameter.KEYWORD_ONLY, annotation=shared[name],
-                    default=(Asked._field_defaults | defaults).get(name, inspect.Parameter.empty),
-                )
-                for name in Asked._fields
-            ),
-        ]  # fmt: skip
-        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        command.__annotations__ = {p.name: p.annotation for p in parameters}
-        command.__doc__ = read.__doc__
-        data_app.command(read.__name__.removeprefix("data_"))(command)
+        own = [
+            parameter.replace(annotation=hints[parameter.name])
+            for parameter in signature(read).parameters.values()
+            if parameter.name != "asked"
+        ]
+        name = read.__name__.removeprefix("data_")
+        data_app.command(name)(_command(read, name, read.__doc__ or "", own, **defaults))
         return read
 
     return register
+
+
+def _script_command(script: Script) -> Callable[..., None]:
+    """Command of a reader that is a script."""
+
+    def read(source: str, asked: Asked, schema: str = "", **given: Any) -> Cohort:
+        from dpfact_flower.data.readers import runner
+
+        own: dict[str, Any] = {
+            name: given.pop(name) or option.default for name, option in script.options.items()
+        }
+        modes = script.chosen(own)
+        days = given.pop("window", None)
+        if days is not None:
+            given["window_days"] = days or None
+        default = "diagnoses" if "diagnoses" in modes else modes[-1 if len(modes) < 3 else 1]
+        return runner.read(script, source, schema=schema, **given, **own,
+                           **asked.options(modes, default))  # fmt: skip
+
+    own = [_parameter("source", str, typer.Argument())]
+    if script.named:
+        shown = typer.Option(help="Public name of the site; with --by, of the whole cohort.")
+        own.append(_parameter("name", str, shown))
+    if script.source == "tables":
+        own.append(_parameter("schema", str, typer.Option(help="Of the tables in a database."), ""))
+    for name, option in script.options.items():
+        kind: Any = type(option.default)
+        shown = typer.Option(help=option.help, min=1 if kind is int else None)
+        if kind is bool:
+            shown = typer.Option(f"--{name.replace('_', '-')}", help=option.help)
+        if option.choices:
+            kind = Literal[tuple(option.choices)] | None
+        own.append(_parameter(name, kind, shown, None if option.default == "" else option.default))
+    if script.window != "encounter":
+        own.append(Parameter("window", Parameter.KEYWORD_ONLY, annotation=Window, default=30))
+    sizes = "x".join(map(str, script.modes.values()))
+    top = "" if script.options.keys() & script.modes else sizes
+    return _command(read, script.name, script.help, own, top=top, min_patients=script.min_patients)
+
+
+def _parameter(name: str, kind: Any, shown: Any, default: Any = Parameter.empty) -> Parameter:
+    return Parameter(
+        name, Parameter.KEYWORD_ONLY, annotation=Annotated[kind, shown], default=default
+    )
+
+
+class _Readers(TyperGroup):
+    """Also readers that are scripts: ours, an installed package's, or a file."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        from dpfact_flower.data.readers.script import script_names
+
+        return [*script_names(), *super().list_commands(ctx)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        from dpfact_flower.data.readers.script import find_script
+
+        script = None if cmd_name in self.commands else find_script(cmd_name)
+        if script is None:
+            return super().get_command(ctx, cmd_name)
+        alone = typer.Typer()
+        alone.command(cmd_name)(_script_command(script))
+        return typer.main.get_command(alone)
+
+
+data_app = typer.Typer(
+    help="Turn EHR tables into one file per site; a script of your own too: "
+    "dpfact data READER.sql SOURCE.",
+    no_args_is_help=True,
+    cls=_Readers,
+)
 
 
 @data_app.command("synthetic")
@@ -143,69 +218,6 @@ def data_synthetic(
 
     settings = synthetic.preset(preset)
     _save(lambda: synthetic.synthetic(settings), out, force=force)
-
-
-@_reader(top="202x316")
-def data_mimic3(folder: Tables, asked: Asked) -> Cohort:
-    """MIMIC-III, full or demo: one site per care unit of the first ICU stay.
-
-    FOLDER holds its tables, .csv or .csv.gz.
-    """
-    from dpfact_flower.data.readers import mimic3
-
-    return mimic3.read(folder, **asked.options(mimic3.MODES))
-
-
-@_reader(top="")
-def data_mimic4(
-    folder: Tables,
-    asked: Asked,
-    by: Annotated[
-        Literal["careunit", "service"] | None,
-        typer.Option(help="What a site is; default: care units, or services where icu is missing."),
-    ] = None,
-    drugs: Drugs = False,
-) -> Cohort:
-    """MIMIC-IV, full or demo: one site per first care unit, or per service.
-
-    FOLDER holds hosp and icu, .csv or .csv.gz; without icu, and without --by, sites are services.
-    ICD-9 and ICD-10 are kept apart. Without --top, 202 procedures, 316 diagnoses and 200 drugs are
-    kept, the most frequent.
-    """
-    from dpfact_flower.data.readers import mimic4
-
-    modes = (*mimic4.MODES, mimic4.DRUGS) if drugs else mimic4.MODES
-    return mimic4.read(folder, site_of=by, drugs=drugs, **asked.options(modes))
-
-
-@_reader()
-def data_omop(
-    source: Annotated[str, typer.Argument()],
-    asked: Asked,
-    name: Annotated[
-        str, typer.Option(help="Public name of the site; with --by, of the whole cohort.")
-    ],
-    schema: Annotated[str, typer.Option(help="Of the tables in a database.")] = "",
-    by: Annotated[
-        Literal["none", "person", "visit"],
-        typer.Option(help="Whose care site a site is; none: the whole CDM is one."),
-    ] = "none",
-    drugs: Drugs = False,
-    window: Window = 30,
-) -> Cohort:
-    """OMOP CDM 5.3 or 5.4: procedures x conditions, and ingredients of drugs with --drugs.
-
-    SOURCE is a folder of .csv, .csv.gz or .parquet, a DuckDB or SQLite file, or
-    postgresql://user@host/database. A site is the whole CDM, or with --by the
-    care site of the person or of the first visit.
-    """
-    from dpfact_flower.data.readers import omop
-
-    modes = (*omop.MODES, omop.DRUGS) if drugs else omop.MODES
-    return omop.read(
-        source, name, schema=schema, site_of=by, drugs=drugs, window_days=window or None,
-        **asked.options(modes, default="conditions"),
-    )  # fmt: skip
 
 
 @_reader()
@@ -267,24 +279,6 @@ def data_tns(
     )
 
 
-@_reader(min_patients=20)
-def data_eicu(
-    folder: Tables,
-    asked: Asked,
-    by: Annotated[
-        Literal["region", "unittype", "hospital"], typer.Option(help="What a site is.")
-    ] = "region",
-    window: Window = 30,
-) -> Cohort:
-    """Make sites of eICU, full or demo: treatments x ICD-9 diagnoses, by region, unit or hospital.
-
-    FOLDER holds its tables, .csv or .csv.gz.
-    """
-    from dpfact_flower.data.readers import eicu
-
-    return eicu.read(folder, site_of=by, window_days=window or None, **asked.options(eicu.MODES))
-
-
 @_reader(top="202x316")
 def data_synpuf(
     folder: Tables,
@@ -318,24 +312,6 @@ def data_synpuf(
         groups=read_groups(group), drop_last_patient=drop_last_patient or None,
         **asked.options(synpuf.MODES),
     )  # fmt: skip
-
-
-@_reader(top="202x316")
-def data_nhds(
-    file: Tables,
-    asked: Asked,
-    by: Annotated[
-        Literal["region", "ownership"],
-        typer.Option(help="What a site is; region: each in two, under 300 beds or more."),
-    ] = "region",
-) -> Cohort:
-    """National Hospital Discharge Survey 2010: a row is a discharge, newborns are left out.
-
-    FILE is NHDS10.PU.txt, plain or packed as .bz2 or .gz.
-    """
-    from dpfact_flower.data.readers import nhds
-
-    return nhds.read(file, site_of=by, **asked.options(nhds.MODES))
 
 
 @_reader(top="")

@@ -144,21 +144,13 @@ def connect(memory: str = MEMORY) -> Iterator[Connection]:
 
 
 def find_files(folder: str | Path, pattern: str, ending: str = r"\.csv(\.gz)?") -> dict[str, Path]:
-    """CSV files, plain or gzipped, whose stem matches `pattern` whatever the case.
-
-    Parameters
-    ----------
-    folder : path
-    pattern : str
-        Regular expression for the name before ``.csv`` or ``.csv.gz``, with one group.
-    ending : str
-        Regular expression for other endings.
+    """Files whose stem matches `pattern` and whose ending `ending`, whatever the case.
 
     Returns
     -------
     dict of str to Path
-        By the text of the group, in lower case, sorted by it. Of a plain and a gzipped file with
-        one name, the plain one.
+        By the text of the pattern's one group, in lower case, sorted by it. Of several files with
+        one stem, the one with the shortest ending.
 
     Raises
     ------
@@ -178,9 +170,9 @@ def find_files(folder: str | Path, pattern: str, ending: str = r"\.csv(\.gz)?") 
     return dict(sorted(found.items()))
 
 
-def table_files(folder: str | Path, name: str) -> list[Path]:
-    """Files that hold a table, in any form that is read; the first is the one to take."""
-    return list(find_files(folder, f"({re.escape(name)})", r"\.(csv|csv\.gz|parquet)").values())
+def list_tables(folder: str | Path, pattern: str = ".*") -> dict[str, Path]:
+    """Files that hold tables, in any form that is read, by the tables' names in lower case."""
+    return find_files(folder, f"({pattern})", r"\.(csv|csv\.gz|parquet)")
 
 
 def find_table(folders: Sequence[Path], name: str) -> Path:
@@ -198,13 +190,14 @@ def find_table(folders: Sequence[Path], name: str) -> Path:
         If it is missing, with the names tried.
     """
     for folder in folders:
-        if found := table_files(folder, name):
-            return found[0]
+        if found := list_tables(folder, re.escape(name)):
+            return found[name.lower()]
     *parts, whole = folders
     also = f", here and in {', '.join(part.name for part in parts)}" if parts else ""
     deeper = (folder for levels in ("*", "*/*") for folder in sorted(whole.glob(levels)))
-    if found := [folder for folder in deeper if folder.is_dir() and table_files(folder, name)]:
-        also += f"; there is one in {found[0]}"
+    there = [place for place in deeper if place.is_dir() and list_tables(place, re.escape(name))]
+    if there:
+        also += f"; there is one in {there[0]}"
     raise DataError(
         f"{whole}: lacks the table {name}; tried {name}.csv and {name}.csv.gz (or .parquet), "
         f"in upper and lower case{also}"

@@ -87,14 +87,10 @@ def available(name: str) -> bool:
 @lru_cache(maxsize=4)
 def load(name: str) -> Cohort:
     """The cohort of a data set."""
-    if name == "eicu":
-        from dpfact_flower.data.readers import eicu  # noqa: PLC0415 - DuckDB is slow to import
+    if name in ("eicu", "mimic3"):
+        from dpfact_flower.data.readers.runner import read  # noqa: PLC0415 - slow to import
 
-        return eicu.read(open_data() / _FOLDERS[name])
-    if name == "mimic3":
-        from dpfact_flower.data.readers import mimic3  # noqa: PLC0415
-
-        return mimic3.read(open_data() / _FOLDERS[name])
+        return read(name, open_data() / _FOLDERS[name])
     if name == "synpuf":
         from dpfact_flower.data.readers import synpuf  # noqa: PLC0415
 

@@ -4,10 +4,9 @@ import duckdb
 import pytest
 
 from benchmarks.ehr import SCHEMAS, make
-from dpfact_flower.data.readers import eicu, mimic3, mimic4
+from dpfact_flower.data.readers.runner import read
 from dpfact_flower.errors import DataError
 
-READERS = {"mimic3": mimic3, "mimic4": mimic4, "eicu": eicu}
 CODES = {"mimic3": "DIAGNOSES_ICD", "mimic4": "hosp/diagnoses_icd", "eicu": "diagnosis"}
 SCALE = 0.002
 
@@ -20,7 +19,7 @@ def made(request, tmp_path_factory):
 
 def test_every_row_is_read_in_little_memory(made):
     kind, folder, rows = made
-    cohort = READERS[kind].read(folder, memory="64MB", keep_empty=True)
+    cohort = read(kind, folder, memory="64MB", keep_empty=True)
     counts = {(where, what): count for where, what, count in cohort.account}
     table = CODES[kind]
     name = table.rpartition("/")[2]
@@ -42,6 +41,6 @@ def test_a_broken_row_is_named(made):
     text = path.read_text()
     path.write_text(f"{text}1,secret\n")
     with pytest.raises(DataError, match=rf"the first is row {rows[CODES[kind]] + 2}") as caught:
-        READERS[kind].read(folder)
+        read(kind, folder)
     path.write_text(text)
     assert "secret" not in str(caught.value)

@@ -143,7 +143,7 @@ def test_mimic4_in_one_command(tmp_path):
     write_tables(tmp_path / "mimic")
     text = data("mimic4", str(tmp_path / "mimic"), "--out", str(tmp_path / "out"), "--drugs",
                 "--roll-up", "icd3", "--roll-up", "procedures=first3")  # fmt: skip
-    assert "patients without a row in icustays" in text
+    assert "patients without a care unit or service" in text
     assert [len(v) for v in Cohort.load(tmp_path / "out").vocabularies] == [2, 4, 1]
 
 

@@ -270,7 +270,7 @@ def test_the_connection_is_closed():
 
 def test_importing_the_readers_does_not_import_duckdb():
     code = (
-        "import sys; from dpfact_flower.data.readers import eicu, event_tables, mimic3, synpuf; "
+        "import sys; from dpfact_flower.data.readers import event_tables, runner, synpuf; "
         "sys.exit('duckdb' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -279,9 +279,9 @@ def test_importing_the_readers_does_not_import_duckdb():
 def test_without_duckdb_the_error_says_what_to_install():
     code = (
         "import sys; sys.modules['duckdb'] = None\n"
-        "from dpfact_flower.data.readers import mimic3\n"
+        "from dpfact_flower.data.readers.runner import read\n"
         "from dpfact_flower.errors import MissingDependencyError\n"
-        "try: mimic3.read('.')\n"
+        "try: read('mimic3', '.')\n"
         "except MissingDependencyError as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

@@ -74,13 +74,13 @@ def test_the_commands_run_as_they_stand(command, folder, ehr_folder, monkeypatch
 
 
 def test_the_figures_of_the_roll_up(ehr_folder):
-    from dpfact_flower.data.readers import mimic3  # noqa: PLC0415
+    from dpfact_flower.data.readers.runner import read  # noqa: PLC0415
 
     if ehr_folder is None:
         pytest.skip("open EHR data not found")
     assert "581 diagnoses in 275 categories and 164 procedures in 41" in PAGE
     groups = {"diagnoses": "icd3", "procedures": "first2"}
-    cohort = mimic3.read(ehr_folder / "mimic3_demo", top=None, rolled_up=groups)
+    cohort = read("mimic3", ehr_folder / "mimic3_demo", top=None, rolled_up=groups)
     assert [len(v) for v in cohort.vocabularies] == [41, 275]
 
 

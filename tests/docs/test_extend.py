@@ -6,8 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from dpfact_flower.audit.subject import with_tensor
+from dpfact_flower.cli.main import app
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.machine.registry import Registry
 from dpfact_flower.privacy.guarantee import accountants
@@ -29,12 +31,12 @@ south,5,P1,D2
 """
 
 
-def blocks(title: str) -> list[str]:
-    """Python blocks of a section of the page."""
+def blocks(title: str, language: str = "python") -> list[str]:
+    """Blocks of a section of the page."""
     (section,) = [
         text for text in PAGE.read_text(encoding="utf-8").split("\n## ") if text.startswith(title)
     ]
-    return re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    return re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
 
 
 @pytest.fixture(autouse=True)
@@ -120,7 +122,10 @@ def read_line(line: str) -> tuple[float, float]:
 
 def test_a_reader_counts_what_the_table_holds(folder):
     (folder / "stays.csv").write_text(STAYS)
-    run("A reader")
+    (script,) = blocks("A reader", "sql")
+    (folder / "stays.sql").write_text(script)
+    done = CliRunner().invoke(app, ["data", "stays.sql", ".", "--out", "data/stays"])
+    assert done.exit_code == 0, done.output
     north, south = Cohort.load(folder / "data" / "stays").sites
     assert [v.codes for v in north.vocabularies] == [("P1", "P2"), ("D1", "D2")]
     assert north.patients == ("17", "18")

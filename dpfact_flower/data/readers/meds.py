@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from dpfact_flower.data.cooccurrence import Window
-from dpfact_flower.data.databases import Folder, Table
 from dpfact_flower.data.events import add_events, note
-from dpfact_flower.data.readers.steps import Options, describe, make_cohort, reading
+from dpfact_flower.data.readers.steps import Options, make_cohort, reading
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.data.tables import count_rows, literal, load_table
 from dpfact_flower.errors import DataError, SettingsError
@@ -74,10 +73,7 @@ def read(
     with reading(options) as connection:
         for path in files:
             _load_measurements(connection, path, modes)
-        for mode, prefix in modes.items():
-            texts = Table("codes", ("code",), ("description",), where=_begins(prefix))
-            source = Folder(folder, "metadata")
-            describe(connection, source, texts, mode, _code(prefix), "description")
+        _describe(connection, Path(folder) / "metadata" / "codes.parquet", modes)
         connection.execute(
             "CREATE TEMP TABLE patients AS SELECT patient, $name AS site FROM people",
             {"name": name},
@@ -102,6 +98,21 @@ def _load_measurements(connection: Connection, path: Path, modes: Mapping[str, s
                  FROM measured WHERE {_begins(prefix)})""",
         )
     connection.execute("DROP TABLE measured")
+
+
+def _describe(connection: Connection, path: Path, modes: Mapping[str, str]) -> None:
+    if not path.is_file():
+        note(connection, "codes", "tables missing: codes have the package's own names", 1)
+        return
+    load_table(connection, "titles", path, ("code",), optional=("description",))
+    for mode, prefix in modes.items():
+        connection.execute(
+            f"""INSERT INTO descriptions
+                SELECT $mode, {_code(prefix)} AS named, min(description) FROM titles
+                WHERE {_begins(prefix)} AND description IS NOT NULL AND named IS NOT NULL
+                GROUP BY named""",
+            {"mode": mode},
+        )
 
 
 def _begins(prefix: str) -> str:

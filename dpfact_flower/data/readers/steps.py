@@ -1,10 +1,10 @@
 """What every reader does alike: its options, the tables it makes, and the cohort of them.
 
-A reader describes the tables that it needs (`dpfact_flower.data.databases.Table`), brings them into
-events, ``patients`` and ``descriptions`` on one connection (`dpfact_flower.data.cooccurrence`), and
-hands that to `make_cohort`. What it raises is of three kinds: a `DataError` names the table that is
-missing, the column it lacks, or the column that is malformed and in how many rows; a
-`SettingsError` the option that cannot be used; a `MissingDependencyError` what to install.
+A reader brings its tables into events, ``patients`` and ``descriptions`` on one connection
+(`dpfact_flower.data.cooccurrence`), and hands that to `make_cohort`. What it raises is of three
+kinds: a `DataError` names the table that is missing, the column it lacks, or the column that is
+malformed and in how many rows; a `SettingsError` the option that cannot be used; a
+`MissingDependencyError` what to install.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, TypedDict
 
 from dpfact_flower.data.code_names import named
 from dpfact_flower.data.cooccurrence import Window, build_cohort, choose_vocabularies
-from dpfact_flower.data.databases import Source, Table
 from dpfact_flower.data.events import modes_of, note, table_of
 from dpfact_flower.data.progress import telling
 from dpfact_flower.data.roll_up import RollUp, roll_up
@@ -173,33 +172,6 @@ def check_choice(option: str, value: str, choices: Collection[str]) -> None:
     """
     if value not in choices:
         raise SettingsError(f"{option}: must be one of {', '.join(choices)}; got {value!r}")
-
-
-def describe(
-    connection: Connection, source: Source, table: Table, mode: str, code: str, text: str
-) -> None:
-    """Descriptions of a mode's codes, of a table that may be missing.
-
-    Parameters
-    ----------
-    connection : DuckDBPyConnection
-    source : Source
-    table : Table
-    mode : str
-    code, text : str
-        SQL over the table's columns; where one is NULL, there is no description.
-    """
-    if not source.has(table.name):
-        logger.warning("%s is missing: codes of %s have the package's own names", table.name, mode)
-        note(connection, table.name, "tables missing: codes have the package's own names", 1)
-        return
-    source.load(connection, "titles", table)
-    connection.execute(
-        f"""INSERT INTO descriptions
-            SELECT $mode, {code} AS code, min({text}) FROM titles
-            WHERE code IS NOT NULL AND {text} IS NOT NULL GROUP BY ALL""",
-        {"mode": mode},
-    )
 
 
 def label_readmissions(connection: Connection, stays: str, patients: str) -> tuple[str, ...]:

@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Literal, Unpack, get_args
 
 from dpfact_flower.data.code_names import name_of
 from dpfact_flower.data.cooccurrence import MINUTES_A_DAY, Window
-from dpfact_flower.data.databases import Form
 from dpfact_flower.data.events import add_events, note, table_of
 from dpfact_flower.data.readers.steps import (
     Options,
@@ -61,11 +60,6 @@ _PROCEDURES = {"inpatient": "icd9_prcdr_cd", "outpatient": "hcpcs_cd"}
 _ICD9_PROCEDURE = r"\d{2}\d{1,2}"
 _DATES = ("clm_from_dt", "clm_admsn_dt", "nch_bene_dschrg_dt")
 """First day of a claim; and where it is a stay in hospital, of admission and discharge."""
-_DAY = Form(
-    "NOT regexp_full_match({0}, '\\d{{8}}') OR "
-    "({0} IS NOT NULL AND try_strptime({0}, '%Y%m%d') IS NULL)",
-    "YYYYMMDD or blank",
-)
 
 
 def read(
@@ -198,8 +192,11 @@ def _load_segments(connection: Connection, path: Path, care: Care) -> bool:
         may_be_cut=True,
     )
     for column in _DATES:
-        wrong = _DAY.wrong.format(column)
-        refuse_rows(connection, "segments", wrong, path, column.upper(), _DAY.right)
+        wrong = (
+            f"NOT regexp_full_match({column}, '\\d{{8}}') OR "
+            f"{column} IS NOT NULL AND try_strptime({column}, '%Y%m%d') IS NULL"
+        )
+        refuse_rows(connection, "segments", wrong, path, column.upper(), "YYYYMMDD or blank")
     return cut
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from dpfact_flower.data.readers import eicu
+from dpfact_flower.data.readers.runner import read
 from dpfact_flower.errors import DataError, SettingsError
 from tests.data.readers.cells import cells_of_site
 
@@ -54,7 +54,7 @@ OXYGEN = "pulmonary|ventilation|oxygen therapy"
 
 
 def test_tensors_of_a_hand_made_folder(folder):
-    cohort = eicu.read(folder, min_patients=1)
+    cohort = read("eicu", folder, min_patients=1)
     midwest, unknown = cohort.sites
     assert (midwest.name, unknown.name) == ("Midwest", "unknown")
     # By the hospital's clock: oxygen at minutes 100 (two leaves cut to one event) and 1005, 401.9
@@ -77,17 +77,17 @@ def test_tensors_of_a_hand_made_folder(folder):
 
 
 def test_upper_case_headers_and_names(folder):
-    expected = [site.tensor.fingerprint() for site in eicu.read(folder).sites]
+    expected = [site.tensor.fingerprint() for site in read("eicu", folder).sites]
     for path in list(folder.iterdir()):
         header, rest = path.read_text().split("\n", 1)
         path.unlink()
         text = f"{header.upper()}\n{rest}".replace("\n", "\r\n")
         path.with_name(path.name.upper()).write_bytes(text.encode())
-    assert [site.tensor.fingerprint() for site in eicu.read(folder).sites] == expected
+    assert [site.tensor.fingerprint() for site in read("eicu", folder).sites] == expected
 
 
 def test_codes_describe_themselves_or_by_their_most_frequent_path(folder):
-    treatments, diagnoses = eicu.read(folder).vocabularies
+    treatments, diagnoses = read("eicu", folder).vocabularies
     assert treatments.name == "treatments"
     assert treatments.descriptions == treatments.codes
     told = dict(zip(diagnoses.codes, diagnoses.descriptions, strict=True))
@@ -104,11 +104,11 @@ def test_codes_describe_themselves_or_by_their_most_frequent_path(folder):
     ],
 )
 def test_treatments_are_cut(level, codes, folder):
-    assert set(eicu.read(folder, treatment_level=level).vocabularies[0].codes) == codes
+    assert set(read("eicu", folder, treatment_level=level).vocabularies[0].codes) == codes
 
 
 def test_the_window_may_be_the_whole_hospital_stay_but_never_more(folder):
-    midwest = eicu.read(folder, window_days=None, min_patients=1).sites[0]
+    midwest = read("eicu", folder, window_days=None, min_patients=1).sites[0]
     assert cells_of_site(midwest) == {
         ("A", OXYGEN, "401.9"): 2,
         ("A", OXYGEN, "518.81"): 2,
@@ -118,28 +118,28 @@ def test_the_window_may_be_the_whole_hospital_stay_but_never_more(folder):
 
 
 def test_a_window_within_a_stay_uses_the_hospitals_clock(folder):
-    midwest = eicu.read(folder, window_days=0, min_patients=1).sites[0]
+    midwest = read("eicu", folder, window_days=0, min_patients=1).sites[0]
     # 518.81 and the second oxygen are at one time in the hospital, 900 minutes apart in the units
     assert cells_of_site(midwest) == {("A", OXYGEN, "401.9"): 1, ("A", OXYGEN, "518.81"): 1}
 
 
 @pytest.mark.parametrize(
-    ("site_of", "names"),
+    ("place", "names"),
     [
         ("unittype", ["MICU", "Med-Surg-ICU"]),
         ("hospital", ["hospital-56", "hospital-58"]),
         ("region", ["Midwest", "unknown"]),
     ],
 )
-def test_a_patient_is_at_the_site_of_the_first_unit_stay(site_of, names, folder):
-    cohort = eicu.read(folder, site_of=site_of, min_patients=1)
+def test_a_patient_is_at_the_site_of_the_first_unit_stay(place, names, folder):
+    cohort = read("eicu", folder, by=place, min_patients=1)
     sites = {site.name: site.patients for site in cohort.sites}
     assert sorted(sites) == names
-    assert sites[names[0]] == (("B",) if site_of == "unittype" else ("A",))
+    assert sites[names[0]] == (("B",) if place == "unittype" else ("A",))
 
 
 def test_small_sites_are_merged(folder):
-    (other,) = eicu.read(folder, site_of="hospital").sites
+    (other,) = read("eicu", folder, by="hospital").sites
     assert (other.name, other.patients, other.labels["died"].tolist()) == (
         "other",
         ("A", "B"),
@@ -149,15 +149,15 @@ def test_small_sites_are_merged(folder):
 
 def test_the_hospital_table_is_needed_for_regions_alone(folder):
     (folder / "hospital.csv").unlink()
-    assert len(eicu.read(folder, site_of="unittype", min_patients=1).sites) == 2
+    assert len(read("eicu", folder, by="unittype", min_patients=1).sites) == 2
     with pytest.raises(DataError, match=r"tried hospital\.csv"):
-        eicu.read(folder)
+        read("eicu", folder)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"site_of": "ward"}, "region, unittype, hospital; got 'ward'"),
+        ({"by": "ward"}, "region, unittype, hospital; got 'ward'"),
         ({"treatment_level": 0}, "treatment-level"),
         ({"treatment_level": True}, "treatment-level"),
         ({"window_days": -1}, "window days"),
@@ -167,7 +167,7 @@ def test_the_hospital_table_is_needed_for_regions_alone(folder):
 )
 def test_options_are_checked(options, message, folder):
     with pytest.raises(SettingsError, match=message):
-        eicu.read(folder, **options)
+        read("eicu", folder, **options)
 
 
 @pytest.mark.parametrize(
@@ -176,8 +176,8 @@ def test_options_are_checked(options, message, folder):
         ("patient", "-1000", "secret", "hospitaladmitoffset must be a whole number; 1 row"),
         ("patient", "2015", "", "hospitaldischargeyear must be a whole number; 1 row"),
         ("patient", "uniquepid", "pid", "lacks the column.*uniquepid; it has"),
-        ("treatment", "4,13,5", "4,13,secret", "treatmentoffset must be a whole number of minutes"),
-        ("diagnosis", "43206", "1.5", "diagnosisoffset must be a whole number of minutes"),
+        ("treatment", "4,13,5", "4,13,secret", "treatmentoffset must be a whole number, or blank"),
+        ("diagnosis", "43206", "1.5", "diagnosisoffset must be a whole number, or blank"),
         ("hospital", "57,,South", "56,,South", "hospitalid must be unique"),
     ],
 )
@@ -186,13 +186,13 @@ def test_a_malformed_table_is_named_and_not_quoted(table, old, new, message, fol
     assert old in path.read_text()
     path.write_text(path.read_text().replace(old, new))
     with pytest.raises(DataError, match=message) as caught:
-        eicu.read(folder)
+        read("eicu", folder)
     assert f"{table}.csv" in str(caught.value)
     assert "secret" not in str(caught.value)
 
 
 def test_demo_regions(ehr_data):
-    cohort = eicu.read(ehr_data / "eicu_demo", keep_empty=True)
+    cohort = read("eicu", ehr_data / "eicu_demo", keep_empty=True)
     lines = {line.site: line for line in cohort.summary()}
     assert sum(line.patients for line in lines.values()) == 1841
     # A patient of two regions is at the first one; the seven of them are counted twice in the
@@ -206,7 +206,7 @@ def test_demo_regions(ehr_data):
 
 
 def test_demo_cells(ehr_data):
-    cohort = eicu.read(ehr_data / "eicu_demo")
+    cohort = read("eicu", ehr_data / "eicu_demo")
     assert sum(line.patients for line in cohort.summary()) == 1385
     assert sum(line.nonzeros for line in cohort.summary()) == 52_053
     assert len(cohort.vocabularies[0]) == 414

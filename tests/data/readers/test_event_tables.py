@@ -11,11 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dpfact_flower.data.databases import Folder
-from dpfact_flower.data.events import table_of
-from dpfact_flower.data.readers import eicu, mimic3, synpuf
 from dpfact_flower.data.readers import event_tables as events
-from dpfact_flower.data.readers.steps import reading
+from dpfact_flower.data.readers.runner import read
 from dpfact_flower.data.tables import Dialect
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, SettingsError
@@ -515,48 +512,4 @@ def test_the_tables_of_mimic_are_event_tables(ehr_data, tmp_path):
         window_days=None, sites=tmp_path / "sites.csv", labels=tmp_path / "labels.csv",
         top=(202, 316),
     )  # fmt: skip
-    assert_same_sites(cohort, mimic3.read(folder))
-
-
-def export(connection, folder, modes, facts=("sites", "labels")):
-    """Tables of a reader as Parquet files: what a hospital's data engineer would write."""
-    for mode in modes:
-        connection.execute(
-            f"""COPY (SELECT p.patient, e.encounter, make_timestamp(e.time * 60000000) AS time,
-                          c.code
-                      FROM {table_of(mode)} e JOIN people p ON p.key = e.patient
-                      JOIN codes c ON c.key = e.code AND c.mode = '{mode}')
-                TO '{folder / mode}.parquet' (FORMAT parquet)"""
-        )
-    columns = {"sites": "site", "labels": "died::INTEGER AS died"}
-    for table, column in ((table, columns[table]) for table in facts):
-        connection.execute(
-            f"COPY (SELECT patient, {column} FROM patients) "
-            f"TO '{folder / table}.parquet' (FORMAT parquet)"
-        )
-    return {mode: folder / f"{mode}.parquet" for mode in modes}
-
-
-def test_eicu_exported_as_events(ehr_data, tmp_path):
-    folder = ehr_data / "eicu_demo"
-    with reading({}) as connection:
-        eicu._load_stays(connection, Folder(folder), "region")
-        eicu._load_events(connection, Folder(folder), 3)
-        tables = export(connection, tmp_path, eicu.MODES)
-    cohort = events.read(
-        tables, "eicu", window_days=None,
-        sites=tmp_path / "sites.parquet", labels=tmp_path / "labels.parquet",
-    )  # fmt: skip
-    assert_same_sites(cohort, eicu.read(folder, window_days=None))
-
-
-def test_synpuf_exported_as_events(ehr_data, tmp_path):
-    folder = ehr_data / "synpuf" / "inpatient"
-    expected = synpuf.read(folder, samples=[1], window_days=30)
-    with reading({}) as connection:
-        files = synpuf._find_claims(folder, "inpatient", [1])
-        synpuf._load_claims(connection, files, "inpatient", None)
-        synpuf._make_events(connection, "inpatient", None)
-        tables = export(connection, tmp_path, synpuf.MODES, ("sites",))
-    cohort = events.read(tables, "sample-1", window_days=30, vocabularies=expected.vocabularies)
-    assert_same_sites(cohort, expected)
+    assert_same_sites(cohort, read("mimic3", folder))

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from dpfact_flower.data.readers import mimic4
+from dpfact_flower.data.readers.runner import read
 from dpfact_flower.errors import DataError, SettingsError
 from tests.data.readers.cells import cells_of
 
@@ -82,7 +82,7 @@ def folder(tmp_path):
 
 
 def test_a_folder_as_physionet_has_it(folder):
-    cohort = mimic4.read(folder)
+    cohort = read("mimic4", folder)
     assert cells_of(cohort) == {
         ("Cardiac-Vascular-Intensive-Care-Unit-CVICU-", "1", *pair): 1
         for pair in (
@@ -117,30 +117,30 @@ def test_who_comes_back_within_thirty_days_is_readmitted(leaves, comes, back, tm
         ]
     }
     write_tables(tmp_path, rows)
-    sites = mimic4.read(tmp_path).sites
+    sites = read("mimic4", tmp_path).sites
     assert [site.labels["readmitted"].tolist() for site in sites] == [[back], [0]]
 
 
 def test_what_is_left_out_is_counted(folder):
-    counts = {(where, what): count for where, what, count in mimic4.read(folder).account}
+    counts = {(where, what): count for where, what, count in read("mimic4", folder).account}
     assert counts["diagnoses_icd", "rows"] == 10
     assert counts["diagnoses_icd", "rows without a code or a patient, left out"] == 1
     assert counts["diagnoses_icd", "rows whose icd_version is neither 9 nor 10, left out"] == 1
     assert counts["admissions", "rows without hospital_expire_flag, taken for no death"] == 1
-    assert counts["admissions", "patients without a row in icustays, left out"] == 1
+    assert counts["admissions", "patients without a care unit or service, left out"] == 1
     assert counts["patients", "left out, since no two of their codes lie in a window"] == 1
     assert counts["patients", "kept"] == 2
 
 
 def test_sites_by_service(folder):
-    cohort = mimic4.read(folder, site_of="service", keep_empty=True)
+    cohort = read("mimic4", folder, by="service", keep_empty=True)
     assert {site.name: site.patients for site in cohort.sites} == {
         "CSURG": ("1",), "MED": ("2", "3"), "unknown": ("4",)
     }  # fmt: skip
 
 
 def test_drugs_are_a_third_mode(folder):
-    cohort = mimic4.read(folder, drugs=True)
+    cohort = read("mimic4", folder, drugs=True)
     assert cohort.vocabularies[2].codes == ("furosemide",)
     assert ("1", "icd9:0040", "icd9:4019", "furosemide") in {cell[1:] for cell in cells_of(cohort)}
     counts = {what: count for where, what, count in cohort.account if where == "prescriptions"}
@@ -149,10 +149,10 @@ def test_drugs_are_a_third_mode(folder):
 
 
 def test_categories_keep_the_versions_apart(folder):
-    cohort = mimic4.read(folder, rolled_up={"diagnoses": "icd3"})
+    cohort = read("mimic4", folder, rolled_up={"diagnoses": "icd3"})
     assert set(cohort.vocabularies[1].codes) == {"icd9:401", "icd9:E888", "icd10:I10", "icd10:E88"}
     assert "Essential hypertension" in cohort.vocabularies[1].descriptions
-    chapters = mimic4.read(folder, rolled_up={"diagnoses": "chapter"}).vocabularies[1]
+    chapters = read("mimic4", folder, rolled_up={"diagnoses": "chapter"}).vocabularies[1]
     assert "icd10:E00-E89" in chapters.codes
     assert "Diseases of the circulatory system" in chapters.descriptions
 
@@ -162,7 +162,7 @@ def test_tables_side_by_side_and_plain(tmp_path):
     for table, lines in flat.items():
         part = next(name for name in COLUMNS if name.endswith("/" + table))
         (tmp_path / f"{table.upper()}.csv").write_text("\n".join([COLUMNS[part], *lines, ""]))
-    assert len(mimic4.read(tmp_path).sites) == 2
+    assert len(read("mimic4", tmp_path).sites) == 2
 
 
 def _dotted(table, text):
@@ -202,7 +202,7 @@ def test_files_as_others_may_have_them_give_the_same(change, folder, tmp_path_fa
         there.parent.mkdir(exist_ok=True)
         text = change(table, gzip.decompress(path.read_bytes()).decode())
         there.write_text(text, newline="")
-    one, two = mimic4.read(folder, drugs=True), mimic4.read(other, drugs=True)
+    one, two = read("mimic4", folder, drugs=True), read("mimic4", other, drugs=True)
     assert cells_of(one) == cells_of(two)
     assert one.vocabularies == two.vocabularies
     assert one.labels == two.labels == ("died", "readmitted")
@@ -211,11 +211,11 @@ def test_files_as_others_may_have_them_give_the_same(change, folder, tmp_path_fa
 def test_without_icu_sites_are_services_and_that_is_said(folder):
     (folder / "icu" / "icustays.csv.gz").unlink()
     (folder / "icu").rmdir()
-    cohort = mimic4.read(folder)
+    cohort = read("mimic4", folder)
     assert [site.name for site in cohort.sites] == ["CSURG", "MED"]
     assert ("icustays", "tables missing: sites are of services", 1) in cohort.account
     with pytest.raises(DataError, match="lacks the table icustays"):
-        mimic4.read(folder, site_of="careunit")
+        read("mimic4", folder, by="careunit")
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,12 @@ def test_without_icu_sites_are_services_and_that_is_said(folder):
     [
         ("hosp/diagnoses_icd", "icd_version", "version", r"lacks the column\(s\) icd_version"),
         ("hosp/diagnoses_icd", "1,10,2,E8889,9", "1,10,secret", "too few or too many fields"),
-        ("hosp/admissions", "WHITE,,,0", "WHITE,,,secret", "hospital_expire_flag must be 0, 1 or"),
+        (
+            "hosp/admissions",
+            "WHITE,,,0",
+            "WHITE,,,secret",
+            "hospital_expire_flag must be 0 or 1, or",
+        ),
         ("icu/icustays", "2181-05-06 23:00:00", "secret", "intime must be a time; 1 row"),
     ],
 )
@@ -233,20 +238,20 @@ def test_what_is_malformed_is_named_and_not_quoted(table, old, new, says, folder
     assert old in text
     path.write_bytes(gzip.compress(text.replace(old, new, 1).encode()))
     with pytest.raises(DataError, match=rf"{table.split('/')[1]}\.csv\.gz: .*{says}") as caught:
-        mimic4.read(folder)
+        read("mimic4", folder)
     assert "secret" not in str(caught.value)
 
 
 def test_a_missing_table_and_a_wrong_option_are_named(folder):
     (folder / "hosp" / "d_icd_diagnoses.csv.gz").unlink()
-    assert "Unspecified fall" in mimic4.read(folder).vocabularies[1].descriptions
+    assert "Unspecified fall" in read("mimic4", folder).vocabularies[1].descriptions
     (folder / "icu" / "icustays.csv.gz").unlink()
     (folder / "hosp" / "services.csv.gz").unlink()
     says = r"lacks the table icustays; tried icustays\.csv.*, here and in hosp, icu"
     with pytest.raises(DataError, match=says):
-        mimic4.read(folder)
-    with pytest.raises(SettingsError, match="site-of: must be one of careunit, service"):
-        mimic4.read(folder, site_of="ward")
+        read("mimic4", folder)
+    with pytest.raises(SettingsError, match="by: must be one of careunit, service"):
+        read("mimic4", folder, by="ward")
 
 
 def test_generated_files_of_some_size_give_every_cell(tmp_path, caplog):
@@ -276,6 +281,6 @@ def test_generated_files_of_some_size_give_every_cell(tmp_path, caplog):
             if p[:2] == d[:2] and p[0] <= 50:
                 expected[str(p[0]), f"icd{p[3]}:{p[2]}", f"icd{d[3]}:{d[2]}"] += 1
     with caplog.at_level(logging.DEBUG):
-        cohort = mimic4.read(tmp_path)
+        cohort = read("mimic4", tmp_path)
     assert {cell[1:]: count for cell, count in cells_of(cohort).items()} == expected
     assert "4019" not in caplog.text

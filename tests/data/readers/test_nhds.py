@@ -5,7 +5,7 @@ import gzip
 
 import pytest
 
-from dpfact_flower.data.readers import nhds
+from dpfact_flower.data.readers.runner import read
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.errors import DataError, SettingsError
 from tests.cli.test_data import data
@@ -37,7 +37,7 @@ def file(tmp_path):
 
 
 def test_discharges_of_a_made_up_file(file):
-    cohort = nhds.read(file)
+    cohort = read("nhds", file)
     small, large, west = "northeast-under-300-beds", "northeast-300-beds-or-more", "west-300-beds"
     assert cells_of(cohort) == {
         (small, "000001", "9915", "4019"): 1, (small, "000001", "9915", "V5862"): 1,
@@ -64,7 +64,7 @@ def test_sites_by_ownership_and_other_packings(file, tmp_path):
     (tmp_path / "plain.txt").write_bytes(text)
     (tmp_path / "packed.gz").write_bytes(gzip.compress(text))
     for path in (file, tmp_path / "plain.txt", tmp_path / "packed.gz"):
-        cohort = nhds.read(path, site_of="ownership")
+        cohort = read("nhds", path, by="ownership")
         assert [site.name for site in cohort.sites] == ["government", "nonprofit", "proprietary"]
 
 
@@ -82,26 +82,26 @@ def test_sites_by_ownership_and_other_packings(file, tmp_path):
 def test_another_layout_is_refused(wrong, tmp_path):
     path = tmp_path / "x.txt"
     path.write_text("\n".join([*LINES, wrong, "secret, 4019", ""]))
-    with pytest.raises(DataError, match=r"x\.txt: need lines as NHDS.* of 2010 .*; 2 line") as said:
-        nhds.read(path)
+    with pytest.raises(DataError, match=r"x\.txt: need lines as NHDS.*; 2 row") as said:
+        read("nhds", path)
     assert "secret" not in str(said.value)
 
 
 def test_what_cannot_be_read_is_named(file, tmp_path):
     with pytest.raises(DataError, match="gone: no such file"):
-        nhds.read(tmp_path / "gone")
+        read("nhds", tmp_path / "gone")
     (tmp_path / "empty.txt").write_text("")
     with pytest.raises(DataError, match=r"empty\.txt: need lines as NHDS"):
-        nhds.read(tmp_path / "empty.txt")
+        read("nhds", tmp_path / "empty.txt")
     cut = tmp_path / "cut.bz2"
     cut.write_bytes(file.read_bytes()[:60])
     with pytest.raises(DataError, match=r"cut\.bz2: cannot be read \(EOFError\)"):
-        nhds.read(cut)
+        read("nhds", cut)
     cut.write_bytes(b"10")
     with pytest.raises(DataError, match=r"cut\.bz2: cannot be read \(OSError\)"):
-        nhds.read(cut)
-    with pytest.raises(SettingsError, match="site-of: must be one of region, ownership"):
-        nhds.read(file, site_of="beds")
+        read("nhds", cut)
+    with pytest.raises(SettingsError, match="by: must be one of region, ownership"):
+        read("nhds", file, by="beds")
 
 
 def test_one_command_says_discharges(file, tmp_path):
@@ -119,7 +119,7 @@ def test_the_survey_has_the_discharges_it_is_known_for(ehr_data):
     path = ehr_data / "nhds2010" / "NHDS10.PU.txt.bz2"
     if not path.is_file():
         pytest.skip(f"NHDS 2010 is not in {ehr_data}")
-    cohort = nhds.read(path)
+    cohort = read("nhds", path)
     counts = {(where, what): count for where, what, count in cohort.account}
     assert counts[path.name, "discharges"] == 151_551
     assert counts[path.name, "discharges of newborns, left out"] == 14_092

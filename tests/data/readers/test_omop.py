@@ -15,7 +15,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from dpfact_flower.data.readers import omop
+from dpfact_flower.data.readers.runner import read
 from dpfact_flower.errors import DataError, MissingDependencyError, SettingsError
 from tests.data.readers.cells import cells_of
 from tests.data.readers.test_event_tables import assert_same_sites
@@ -127,7 +127,7 @@ def described(cohort, mode):
 
 
 def test_a_folder_of_csv(cdm):
-    cohort = omop.read(cdm, "north")
+    cohort = read("omop", cdm, name="north")
     assert {cell[1:]: count for cell, count in cells_of(cohort).items()} == CELLS
     (site,) = cohort.sites
     assert (site.name, site.labels["died"].tolist()) == ("north", [0, 1])
@@ -140,7 +140,7 @@ def test_a_folder_of_csv(cdm):
 
 
 def test_ingredients_and_drugs_without_one(cdm):
-    drugs = omop.read(cdm, "north", drugs=True)
+    drugs = read("omop", cdm, name="north", drugs=True)
     assert dict(zip(drugs.vocabularies[2].codes, drugs.vocabularies[2].descriptions, strict=True)) \
         == {"9": "amoxicillin", "301": "ointment"}  # fmt: skip
     assert (
@@ -151,16 +151,16 @@ def test_ingredients_and_drugs_without_one(cdm):
 
 
 def test_the_same_visit_and_the_care_sites(cdm):
-    by_visit = omop.read(cdm, "all", site_of="visit", window_days=None)
+    by_visit = read("omop", cdm, name="all", by="visit", window_days=None)
     assert {site.name: site.patients for site in by_visit.sites} == {"South": ("1", "2")}
-    by_person = omop.read(cdm, "all", site_of="person")
+    by_person = read("omop", cdm, name="all", by="person")
     assert {site.name: site.patients for site in by_person.sites} == {
         "North": ("1",), "South": ("2",)
     }  # fmt: skip
 
 
 def test_every_form_gives_the_same(cdm, tmp_path):
-    expected = omop.read(cdm, "north", drugs=True)
+    expected = read("omop", cdm, name="north", drugs=True)
     parquet = tmp_path / "parquet"
     parquet.mkdir()
     places = [parquet]
@@ -176,7 +176,7 @@ def test_every_form_gives_the_same(cdm, tmp_path):
         database.close()
         places.append(path)
     for place in places:
-        assert_same_sites(omop.read(place, "north", drugs=True), expected)
+        assert_same_sites(read("omop", place, name="north", drugs=True), expected)
 
 
 def test_a_database_that_another_program_writes_is_said_to_be_so(tmp_path):
@@ -187,7 +187,7 @@ def test_a_database_that_another_program_writes_is_said_to_be_so(tmp_path):
     ) as other:
         other.stdout.readline()
         with pytest.raises(DataError, match=r"cdm\.duckdb: .*has another program opened it"):
-            omop.read(path, "north")
+            read("omop", path, name="north")
         other.communicate(b"\n")
 
 
@@ -199,19 +199,19 @@ def test_a_real_postgresql_server(cdm, postgres):
         database.execute("CREATE SCHEMA cdm")
         database.execute("SET search_path TO cdm")
         fill(database.execute)
-    expected = omop.read(cdm, "north", drugs=True)
-    assert_same_sites(omop.read(postgres, "north", drugs=True, schema="cdm"), expected)
+    expected = read("omop", cdm, name="north", drugs=True)
+    assert_same_sites(read("omop", postgres, name="north", drugs=True, schema="cdm"), expected)
     with pytest.raises(DataError, match="lacks the table procedure_occurrence in the schema"):
-        omop.read(postgres, "north")
-    with pytest.raises(DataError, match=r"PostgreSQL: the database cannot be read") as caught:
-        omop.read(postgres.replace("reader@", "nobody:hunter2@"), "north")
+        read("omop", postgres, name="north")
+    with pytest.raises(DataError, match=r"postgresql: the database cannot be read") as caught:
+        read("omop", postgres.replace("reader@", "nobody:hunter2@"), name="north")
     assert "hunter2" not in str(caught.value)
 
 
 def test_without_psycopg_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "psycopg", None)
     with pytest.raises(MissingDependencyError, match=r"dpfact-flower\[postgres\]"):
-        omop.read("postgresql://localhost/cdm", "north")
+        read("omop", "postgresql://localhost/cdm", name="north")
 
 
 @pytest.mark.parametrize(
@@ -229,30 +229,30 @@ def test_what_is_malformed_is_named_and_not_quoted(table, old, new, says, cdm):
     else:
         path.write_text(path.read_text().replace(old, new))
     with pytest.raises(DataError, match=says) as caught:
-        omop.read(cdm, "north")
+        read("omop", cdm, name="north")
     assert "secret" not in str(caught.value)
 
 
 def test_names_are_missed_alone_and_ingredients_need_them(cdm):
-    named = omop.read(cdm, "north")
+    named = read("omop", cdm, name="north")
     (cdm / "CONCEPT.csv").unlink()
-    bare = omop.read(cdm, "north")
+    bare = read("omop", cdm, name="north")
     assert cells_of(bare) == cells_of(named)
     assert [set(v.descriptions) for v in bare.vocabularies] == [{""}, {""}]
     assert ("concept", "tables missing: codes stay without description", 1) in bare.account
     with pytest.raises(DataError, match="lacks the table concept"):
-        omop.read(cdm, "north", drugs=True)
+        read("omop", cdm, name="north", drugs=True)
 
 
 def test_a_place_that_is_no_source_is_named(tmp_path, cdm):
     (tmp_path / "x.txt").write_text("hello")
     for place, says in (("x.txt", "neither a DuckDB nor an SQLite"), ("gone", "no such folder")):
         with pytest.raises(DataError, match=says):
-            omop.read(tmp_path / place, "north")
-    with pytest.raises(SettingsError, match="site-of"):
-        omop.read(cdm, "north", site_of="ward")
+            read("omop", tmp_path / place, name="north")
+    with pytest.raises(SettingsError, match="by: must be"):
+        read("omop", cdm, name="north", by="ward")
     (cdm / "DEATH.csv").unlink()
-    assert omop.read(cdm, "north").sites[0].labels == {}
+    assert read("omop", cdm, name="north").sites[0].labels == {}
 
 
 def test_real_files(ehr_data):
@@ -263,7 +263,7 @@ def test_real_files(ehr_data):
         with gzip.open(folder / f"{name}.csv.gz", "rt", encoding="utf-8", newline="") as file:
             return [{k.lower(): v for k, v in row.items()} for row in csv.DictReader(file)]
 
-    cohort = omop.read(folder, "synthea", drugs=True, keep_empty=True)
+    cohort = read("omop", folder, name="synthea", drugs=True, keep_empty=True)
     counts = {(where, what): count for where, what, count in cohort.account}
     assert counts["person", "rows"] == len(rows("PERSON")) == 28
     conditions = {row["condition_concept_id"] for row in rows("CONDITION_OCCURRENCE")} - {"0", ""}

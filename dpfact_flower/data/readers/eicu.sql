@@ -1,0 +1,110 @@
+/*
+help = """
+eICU, full or demo: treatments x ICD-9 diagnoses, by region, unit or hospital.
+
+SOURCE is a folder of its tables (.csv, .csv.gz or .parquet), or a database.
+"""
+modes = { treatments = 0, diagnoses = 0 }
+window = "days in encounter"
+min_patients = 20  # most hospitals of the demo hold about ten, too few to factorise
+
+[options.by]
+default = "region"
+choices = ["region", "unittype", "hospital"]
+help = "What a site is."
+
+[options.treatment_level]
+default = 3
+help = "Components of a treatment's path to keep; paths have 3 to 6."
+*/
+
+-- eICU Collaborative Research Database 2.0. A patient (uniquepid) belongs to the site of the first
+-- unit stay. Stays are ordered by year of discharge, number of the hospital stay, and time of
+-- admission to the unit. eICU shifts no date in, so two hospital stays of one year are in the
+-- arbitrary but fixed order of their numbers.
+--
+-- Times are minutes from admission to the unit. hospitaladmitoffset makes them comparable inside a
+-- hospital stay and nowhere else, so the window is always inside one hospital stay.
+
+-- @load patient
+CREATE TABLE stays (
+    patientunitstayid BIGINT NOT NULL, patienthealthsystemstayid BIGINT NOT NULL,
+    hospitaladmitoffset BIGINT NOT NULL, hospitaldischargeyear BIGINT NOT NULL,
+    uniquepid VARCHAR, hospitalid VARCHAR, unittype VARCHAR, hospitaldischargestatus VARCHAR);
+
+-- @count unit stays without discharge status, taken for no death
+SELECT 'patient', count(*) FROM stays WHERE hospitaldischargestatus IS NULL;
+
+-- @count unit stays without a patient, left out
+SELECT 'patient', count(*) FROM stays WHERE uniquepid IS NULL;
+
+-- @load hospital
+-- @when $by = 'region'
+CREATE TABLE hospitals (hospitalid VARCHAR UNIQUE, region VARCHAR);
+
+-- @patients
+SELECT uniquepid AS patient,
+    first(CASE $by WHEN 'region' THEN region WHEN 'unittype' THEN unittype
+                   ELSE 'hospital-' || hospitalid END
+          ORDER BY hospitaldischargeyear, patienthealthsystemstayid, -hospitaladmitoffset,
+                   patientunitstayid) AS site
+FROM stays LEFT JOIN hospitals USING (hospitalid)
+WHERE uniquepid IS NOT NULL GROUP BY uniquepid;
+
+-- @label died
+SELECT uniquepid FROM stays WHERE lower(hospitaldischargestatus) = 'expired';
+
+CREATE TABLE placed AS
+SELECT DISTINCT patientunitstayid::VARCHAR AS patientunitstayid, uniquepid AS patient,
+    patienthealthsystemstayid AS encounter, hospitaladmitoffset
+FROM stays;
+
+-- @load treatment
+CREATE TABLE treatments (
+    patientunitstayid VARCHAR, treatmentoffset BIGINT, treatmentstring VARCHAR);
+
+-- @load diagnosis
+CREATE TABLE diagnoses (
+    patientunitstayid VARCHAR, diagnosisoffset BIGINT, diagnosisstring VARCHAR, icd9code VARCHAR);
+
+-- @count rows without a treatment, left out
+SELECT 'treatment', count(*) FROM treatments WHERE treatmentstring IS NULL;
+
+-- @count rows without a code, left out
+SELECT 'diagnosis', count(*) FROM diagnoses WHERE icd9code IS NULL;
+
+-- @count rows of a unit stay that patient lacks, left out
+SELECT 'treatment', count(*) FROM treatments ANTI JOIN placed USING (patientunitstayid)
+UNION ALL
+SELECT 'diagnosis', count(*) FROM diagnoses ANTI JOIN placed USING (patientunitstayid);
+
+-- Diagnoses are the ICD-9-CM codes, with the dot, of a list that mixes in ICD-10 (401.9, I10). What
+-- looks like ICD-9 is kept: 123, 123.45, V12.34, E123.4. ICD-10 has V codes of the same form
+-- (transport accidents). In an intensive care unit they are taken for ICD-9's.
+CREATE TABLE listed AS
+SELECT * EXCLUDE icd9code, regexp_full_match(code,
+    '\d{3}(\.\d{1,2})?|V\d{2}(\.\d{1,2})?|E\d{3}(\.\d)?') AS of_icd9
+FROM (SELECT *, trim(unnest(string_split(icd9code, ','))) AS code FROM diagnoses);
+
+DROP TABLE diagnoses;
+
+-- @count codes that are not of ICD-9, left out
+SELECT 'diagnosis', count(*) FROM listed WHERE NOT of_icd9;
+
+-- Treatments are paths (pulmonary|medications|bronchodilator), cut after some components.
+-- @events
+SELECT 'treatments' AS mode, patient, encounter, treatmentoffset - hospitaladmitoffset AS time,
+    array_to_string(string_split(treatmentstring, '|')[1:$treatment_level], '|') AS code
+FROM treatments JOIN placed USING (patientunitstayid)
+UNION ALL
+SELECT 'diagnoses', patient, encounter, diagnosisoffset - hospitaladmitoffset, code
+FROM listed JOIN placed USING (patientunitstayid) WHERE of_icd9;
+
+-- A diagnosis is described by the path that most often goes with its code.
+-- @describe
+SELECT mode, code, code AS description FROM codes WHERE mode = 'treatments'
+UNION ALL
+SELECT 'diagnoses', code, first(diagnosisstring ORDER BY uses DESC, diagnosisstring)
+FROM (SELECT code, diagnosisstring, count(*) AS uses FROM listed
+      WHERE diagnosisstring IS NOT NULL AND of_icd9 GROUP BY ALL)
+GROUP BY code;

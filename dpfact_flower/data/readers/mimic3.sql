@@ -1,0 +1,72 @@
+/*
+help = """
+MIMIC-III, full or demo: one site per care unit of the first ICU stay.
+
+SOURCE is a folder of its tables (.csv, .csv.gz or .parquet), or a database.
+"""
+modes = { procedures = 202, diagnoses = 316 }  # as in the paper
+window = "encounter"
+*/
+
+-- A patient belongs to the unit of the first ICU stay, with all admissions, so that nobody is at two
+-- sites. MIMIC-III dates no ICD-9 codes: they are billed for an admission, so the window is the
+-- admission, and a code counts once in it.
+
+CREATE MACRO icd(code) AS replace(code, '.', '');
+
+-- @load ICUSTAYS
+-- @where subject_id IS NOT NULL
+CREATE TABLE stays (
+    subject_id VARCHAR, intime TIMESTAMP NOT NULL, first_careunit VARCHAR, icustay_id VARCHAR);
+
+-- @load ADMISSIONS
+CREATE TABLE admissions (
+    subject_id VARCHAR, hospital_expire_flag BOOLEAN, admittime TIMESTAMP DEFAULT NULL,
+    dischtime TIMESTAMP DEFAULT NULL);
+
+-- @count rows without hospital_expire_flag, taken for no death
+SELECT 'ADMISSIONS', count(*) FROM admissions WHERE hospital_expire_flag IS NULL;
+
+-- @patients
+SELECT subject_id AS patient, first(first_careunit ORDER BY intime, icustay_id) AS site
+FROM stays GROUP BY subject_id;
+
+-- @count patients without a row in ICUSTAYS, left out
+SELECT 'ADMISSIONS', count(DISTINCT subject_id) FROM admissions
+WHERE subject_id NOT IN (SELECT patient FROM patients);
+
+-- @label died
+SELECT subject_id FROM admissions WHERE hospital_expire_flag;
+
+-- @stays
+SELECT subject_id AS patient, admittime AS begun, dischtime AS ended FROM admissions;
+
+-- @load PROCEDURES_ICD
+CREATE TABLE procedures (subject_id VARCHAR, hadm_id VARCHAR, icd9_code VARCHAR);
+
+-- @load DIAGNOSES_ICD
+CREATE TABLE diagnoses (subject_id VARCHAR, hadm_id VARCHAR, icd9_code VARCHAR);
+
+CREATE VIEW coded AS
+SELECT 'procedures' AS mode, * FROM procedures
+UNION ALL SELECT 'diagnoses', * FROM diagnoses;
+
+-- @count rows without a code or a patient, left out
+SELECT upper(mode) || '_ICD', count(*) FROM coded
+WHERE icd9_code IS NULL OR subject_id IS NULL GROUP BY mode;
+
+-- @events
+SELECT mode, subject_id AS patient, hadm_id AS encounter, icd(icd9_code) AS code FROM coded;
+
+-- @load D_ICD_PROCEDURES
+-- @optional codes have the package's own names
+CREATE TABLE procedure_titles (icd9_code VARCHAR, long_title VARCHAR);
+
+-- @load D_ICD_DIAGNOSES
+-- @optional codes have the package's own names
+CREATE TABLE diagnosis_titles (icd9_code VARCHAR, long_title VARCHAR);
+
+-- @describe
+SELECT 'procedures' AS mode, icd(icd9_code) AS code, long_title AS description
+FROM procedure_titles
+UNION ALL SELECT 'diagnoses', icd(icd9_code), long_title FROM diagnosis_titles;

@@ -1,0 +1,58 @@
+/*
+help = """
+National Hospital Discharge Survey 2010: a row is a discharge, newborns are left out.
+
+SOURCE is NHDS10.PU.txt, plain or packed as .bz2 or .gz.
+"""
+modes = { procedures = 202, diagnoses = 316 }  # as in the paper
+window = "encounter"
+row_unit = "discharge"
+source = "lines"
+
+[options.by]
+default = "region"
+choices = ["region", "ownership"]
+help = "What a site is; region: each in two, under 300 beds or more."
+*/
+
+-- The public-use file of CDC's NCHS. A line has fixed columns: whether a newborn, how the patient
+-- left, region, beds and ownership of the hospital, up to 15 diagnoses and 8 procedures of
+-- ICD-9-CM, without the dot and filled with hyphens. There is no patient's identifier: whoever came
+-- twice is two rows, and the noise of patient mode protects a discharge. The data are for
+-- statistical use alone; nobody may try to identify a patient or a hospital.
+
+-- @load lines
+CREATE TABLE lines (number VARCHAR, line VARCHAR);
+
+-- @refuse need lines as NHDS's public-use file of 2010 has them
+SELECT $source, if(count(*) = 0, 1, count(*) FILTER (NOT coalesce(regexp_matches(line,
+    '^10[12][\d ]{14}[1-4][1-5][1-3][\d ]{7}[\dVE -]{107}'), false)))
+FROM lines;
+
+-- @count discharges
+SELECT $file, count(*) FROM lines;
+
+-- @count discharges of newborns, left out
+SELECT $file, count(*) FROM lines WHERE line[3] = '1';
+
+DELETE FROM lines WHERE line[3] = '1';
+
+-- @patients
+SELECT number AS patient,
+    CASE $by WHEN 'region' THEN ['northeast', 'midwest', 'south', 'west'][line[18]::INTEGER]
+        || if(line[19] < '4', '-under-300-beds', '-300-beds-or-more')
+    ELSE ['proprietary', 'government', 'nonprofit'][line[20]::INTEGER] END AS site
+FROM lines;
+
+-- @label died
+SELECT number FROM lines WHERE line[12] = '6';
+
+CREATE MACRO field(line, first, width, place) AS
+    nullif(trim(replace(substr(line, first + width * place, width), '-', '')), '');
+
+-- @events
+SELECT 'procedures' AS mode, number AS patient, number AS encounter,
+    unnest([field(line, 103, 4, place) FOR place IN range(8)]) AS code FROM lines
+UNION ALL
+SELECT 'diagnoses', number, number,
+    unnest([field(line, 28, 5, place) FOR place IN range(15)]) FROM lines;

@@ -1,0 +1,246 @@
+"""Runs readers that are scripts of SQL (`dpfact_flower.data.readers.script`)."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from dpfact_flower.data.cooccurrence import MINUTES_A_DAY, Window
+from dpfact_flower.data.events import add_events, note
+from dpfact_flower.data.readers.script import Script, Statement, find_script
+from dpfact_flower.data.readers.steps import Options, label_readmissions, make_cohort, reading
+from dpfact_flower.data.site_data import Cohort
+from dpfact_flower.data.sources import Source, Table, open_source
+from dpfact_flower.data.tables import count_rows, literal, quoted, refuse_rows
+from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.settings import check_name
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection as Connection
+
+logger = logging.getLogger(__name__)
+
+_CREATED = re.compile(r"CREATE TABLE (\w+)\s*\(", re.IGNORECASE)
+_VALUE = re.compile(r"\$([a-z]\w*)")
+_MINUTES = {
+    "DATE": f"(time - DATE '1970-01-01') * {MINUTES_A_DAY}",
+    "TIMESTAMP": "epoch_us(date_trunc('minute', time)) // 60000000",
+}
+
+
+class _Form(NamedTuple):
+    """What a column of a type must hold: SQL of a wrong text, words for a right one, and a cast."""
+
+    wrong: str
+    right: str
+    cast: str
+
+
+_FORMS = {
+    "BIGINT": _Form(  # a cast would round 1.5
+        "NOT regexp_full_match({0}, '-?\\d{{1,15}}')", "a whole number", "{0}::BIGINT"
+    ),
+    "BOOLEAN": _Form("{0} NOT IN ('0', '1')", "0 or 1", "{0} = '1'"),
+    "DATE": _Form(
+        "{0} IS NOT NULL AND try_cast(left({0}, 10) AS DATE) IS NULL",
+        "a date as 2024-05-31",
+        "left({0}, 10)::DATE",
+    ),
+    "TIMESTAMP": _Form(
+        "{0} IS NOT NULL AND try_cast({0} AS TIMESTAMP) IS NULL", "a time", "{0}::TIMESTAMP"
+    ),
+    "VARCHAR": _Form("false", "a text", "{0}"),
+}
+
+
+def read(
+    reader: str | Path | Script,
+    source: str | Path,
+    *,
+    name: str = "",
+    schema: str = "",
+    window_days: int | None = 30,
+    **given: Any,
+) -> Cohort:
+    """Read an EHR's tables into one tensor per site, as a script says.
+
+    Parameters
+    ----------
+    reader : str, path or Script
+        One of this package's scripts (``mimic4``), one that an installed package names, or a file.
+    source : path or str
+        `dpfact_flower.data.sources.open_source`, or a file of lines where the script reads lines.
+    name : str
+        Of the cohort, and perhaps of its one site, where the script asks for a name.
+    schema : str
+        Of the tables in a database.
+    window_days : int or None
+        Largest distance in time between the events of a cell, where the script has a window of
+        days; None: the encounter alone bounds it.
+    **given
+        `Options` of all readers, and the script's own. `top` and `min_patients` are the script's
+        where they are not given.
+
+    Raises
+    ------
+    DataError, SettingsError, MissingDependencyError
+        As all readers: `dpfact_flower.data.readers.steps`.
+    """
+    script = reader if isinstance(reader, Script) else find_script(reader)
+    if script is None:
+        raise SettingsError(f"reader: there is none named {reader}")
+    values = script.checked({key: given.pop(key) for key in script.options if key in given})
+    name = name or ("" if script.named else script.name)
+    check_name("name of site or cohort", name)
+    modes = script.chosen(values)
+    top = [script.modes[mode] or None for mode in modes]
+    options = cast("Options", {"top": top, "min_patients": script.min_patients} | given)
+    with reading(options) as connection:
+        work = _Work(script, connection, modes, values | {"name": name, "source": str(source)})
+        lines = script.source == "lines"
+        with open_source(connection, source, schema, script.folders, lines=lines) as opened:
+            work.run(opened)
+        window = _window(script, window_days)
+        labels = tuple(work.labels)
+        return make_cohort(connection, name, modes, window, options, labels, script.row_unit)
+
+
+def _window(script: Script, days: int | None) -> Window:
+    if script.window == "encounter":
+        return Window()
+    return Window(days=days, same_encounter=days is None or script.window == "days in encounter")
+
+
+class _Work:
+    """A script that is being run on a connection; `labels` are those that patients have so far."""
+
+    def __init__(
+        self, script: Script, connection: Connection, modes: Sequence[str], values: dict[str, Any]
+    ) -> None:
+        self._script, self._connection, self._modes = script, connection, modes
+        self._values = values | {"file": Path(values["source"]).name}
+        self.labels: list[str] = []
+
+    def run(self, source: Source) -> None:
+        """Run every statement."""
+        tables = {name.lower() for name in source.tables()}
+        self._values["tables"] = sorted(tables)
+        for statement in self._script.statements:
+            with _explained(self._script.name):
+                self._run(statement, source, tables)
+
+    def _run(self, statement: Statement, source: Source, tables: Collection[str]) -> None:
+        connection, what = self._connection, statement.what
+        sql = self._filled(statement.sql)
+        if statement.kind == "load":
+            self._load(statement, sql, source, tables)
+        elif statement.kind in ("count", "refuse"):
+            for place, number in connection.execute(sql).fetchall():
+                if number and statement.kind == "refuse":
+                    raise DataError(f"{place}: {what}; {number} row(s) are not")
+                if number:
+                    note(connection, place, what, number)
+        elif statement.kind == "events":
+            self._add_events(sql)
+        elif statement.kind == "describe":
+            connection.execute(
+                f"""INSERT INTO descriptions SELECT mode, code, min(description) FROM ({sql})
+                    WHERE code IS NOT NULL AND description IS NOT NULL GROUP BY mode, code"""
+            )
+        elif statement.kind == "patients":
+            connection.execute(f"CREATE TEMP TABLE patients AS {sql}")
+        elif statement.kind == "stays":
+            self.labels += label_readmissions(connection, f"({sql})", "patients")
+        elif statement.kind == "label" and self._holds(statement):
+            connection.execute(
+                f"""ALTER TABLE patients ADD COLUMN {quoted(what)} BOOLEAN DEFAULT false;
+                    UPDATE patients SET {quoted(what)} = true WHERE patient IN ({sql})"""
+            )
+            self.labels.append(what)
+        elif not statement.kind:
+            connection.execute(sql)
+
+    def _filled(self, sql: str) -> str:
+        """SQL with the options' values in the place of their names."""
+        return _VALUE.sub(lambda match: _as_sql(self._values[match[1]]), sql)
+
+    def _holds(self, statement: Statement) -> bool:
+        condition = self._filled(statement.more.get("when", "true"))
+        ((holds,),) = self._connection.execute(f"SELECT {condition}").fetchall()
+        return bool(holds)
+
+    def _load(
+        self, statement: Statement, sql: str, source: Source, tables: Collection[str]
+    ) -> None:
+        """A table as `sql` creates it, filled from the source, or empty."""
+        connection, more, name = self._connection, statement.more, statement.what
+        created = _CREATED.match(sql)
+        if created is None:
+            raise DataError(f"{self._script.name}: need CREATE TABLE and columns below @load")
+        into = created[1]
+        connection.execute(sql)
+        if not self._holds(statement):
+            return
+        if "optional" in more and name.lower() not in tables:
+            logger.warning("%s is missing: %s", name, more["optional"])
+            note(connection, name, f"tables missing: {more['optional']}", 1)
+            return
+        columns = connection.execute(f"DESCRIBE {into}").fetchall()
+        connection.execute(f"DROP TABLE {into}")
+        optional = [column for column, *_, default, _ in columns if default == "NULL"]
+        place = source.fetch(
+            into,
+            Table(
+                name,
+                [column for column, *_ in columns if column not in optional],
+                optional,
+                self._filled(more.get("where", "true")),
+                more.get("there", "true"),
+            ),
+        )
+        for column, kind, null, key, *_ in columns:
+            form, needed = _FORMS[kind], null == "NO"
+            wrong = f"({form.wrong.format(column)})" + f" OR {column} IS NULL" * needed
+            right = form.right + ", or blank" * (not needed)
+            refuse_rows(connection, into, wrong, place, column, right)
+            if key:
+                twice = f"(SELECT {column} FROM {into} GROUP BY ALL HAVING count(*) > 1)"
+                refuse_rows(connection, into, f"{column} IN {twice}", place, column, "unique")
+            if kind != "VARCHAR":
+                cast = form.cast.format(column)
+                connection.execute(f"ALTER TABLE {into} ALTER {column} TYPE {kind} USING {cast}")
+        what = "rows of use" if "where" in more else "rows"
+        note(connection, name, what, count_rows(connection, into))
+
+    def _add_events(self, sql: str) -> None:
+        described = self._connection.execute(f"DESCRIBE {sql}").fetchall()
+        kinds = {column: kind for column, kind, *_ in described}
+        without = [column for column in ("encounter", "time") if column not in kinds]
+        time = _MINUTES.get(kinds.get("time", ""), "time::BIGINT")
+        encounter = "NULL::VARCHAR" if "encounter" in without else "encounter::VARCHAR"
+        time = "NULL::BIGINT" if "time" in without else time
+        for mode in self._modes:
+            query = f"""(SELECT patient::VARCHAR AS patient, {encounter} AS encounter,
+                                {time} AS time, code FROM ({sql}) WHERE mode = {literal(mode)})"""
+            add_events(self._connection, mode, query, without)
+
+
+def _as_sql(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_as_sql, value))}]::VARCHAR[]"
+    return literal(value) if isinstance(value, str) else str(value)
+
+
+@contextmanager
+def _explained(script: str) -> Iterator[None]:
+    """Errors of the script's own SQL in words: they quote the script, never a patient."""
+    import duckdb  # noqa: PLC0415 - the connection came from it
+
+    try:
+        yield
+    except (duckdb.ParserException, duckdb.BinderException, duckdb.CatalogException) as error:
+        raise DataError(f"{script}.sql: {str(error).splitlines()[0]}") from None
