@@ -38,7 +38,7 @@ from dpfact_flower.audit.subject import (
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.privacy.ledger import Ledger
-from dpfact_flower.privacy.patient.plan import PlannedRelease
+from dpfact_flower.privacy.patient.kinds import PlannedRelease
 
 _CODES = 5
 _KEPT = 4

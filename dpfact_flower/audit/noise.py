@@ -27,7 +27,7 @@ from dpfact_flower.audit.subject import (
     plain_factors,
     random_selection,
 )
-from dpfact_flower.privacy.patient.plan import PlannedRelease
+from dpfact_flower.privacy.patient.kinds import KINDS, PlannedRelease
 from dpfact_flower.tensor import Floats
 
 _BOUNDS = (0.1, 1.0)
@@ -89,7 +89,7 @@ def audit_noise(
     bounds = [subject.privacy.bound, *(b for b in _BOUNDS if b != subject.privacy.bound)]
     for number, bound in enumerate(bounds):
         asked = _at_bound(subject, bound)
-        releases = [r for r in asked.plan.releases if number == 0 or r.kind == "refine"]
+        releases = [r for r in asked.plan.releases if number == 0 or KINDS[r.kind].clipped]
         samples = []
         for place, planned in enumerate(releases):
             samples.append(_sample(asked, planned, coordinates, rng))

@@ -27,7 +27,7 @@ from dpfact_flower.audit.hostile import (
 from dpfact_flower.audit.subject import SIGMA, Integers, Subject, Transcript, World, subsample
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.errors import DataError
-from dpfact_flower.privacy.patient.plan import PlannedRelease
+from dpfact_flower.privacy.patient.kinds import PlannedRelease
 from dpfact_flower.tensor import SparseTensor
 
 _PATIENTS = 6

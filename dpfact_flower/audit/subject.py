@@ -23,7 +23,8 @@ from dpfact_flower.client import DPFactClient
 from dpfact_flower.data.site_data import SiteData, SiteSource
 from dpfact_flower.errors import MessageError, SettingsError
 from dpfact_flower.privacy import Release
-from dpfact_flower.privacy.patient.plan import PatientPlan, PlannedRelease, plan_patient
+from dpfact_flower.privacy.patient.kinds import KINDS, PlannedRelease, carried_by
+from dpfact_flower.privacy.patient.plan import PatientPlan, plan_patient
 from dpfact_flower.settings import PrivacySettings, SiteSettings, SolverSettings
 from dpfact_flower.site.patient import PatientRound
 from dpfact_flower.site.store import SiteState
@@ -93,7 +94,7 @@ class Subject:
 
     def sensitivity(self, planned: PlannedRelease) -> float:
         """L2 distance by which one patient may move a release: by the design, not the plan."""
-        return self.privacy.bound if planned.kind == "refine" else 1.0
+        return KINDS[planned.kind].sensitivity(self.privacy.bound)
 
     def transcript(
         self,
@@ -120,7 +121,7 @@ class Subject:
         requests = {}
         for number in range(1, self.plan.rounds + 1):
             planned = self.plan.release_of(number)
-            kind = planned.kind if planned else "finish"
+            carries = carried_by(planned)
             request = RoundRequest(
                 job=JOB,
                 round=number,
@@ -129,9 +130,9 @@ class Subject:
                 solver=solver,
                 privacy=self.privacy,
                 vocabulary="",
-                anchors=anchors if kind in ("refine", "finish") else (),
-                selection=() if kind == "codes" else selection,
-                weights=self._weights(selection) if kind in ("start", "refine") else (),
+                anchors=anchors if "anchors" in carries else (),
+                selection=selection if "selection" in carries else (),
+                weights=self._weights(selection) if "weights" in carries else (),
             )
             # Through the protocol's own door: what it refuses, no server can ask for.
             requests[number] = RoundRequest.from_wire(*request.to_wire())

@@ -276,14 +276,15 @@ def epsilons_of_replacing(rho: float, delta: float, *, count: int, unit: Unit) -
 def _epsilons(rho: float, delta: float, count: int, unit: Unit) -> dict[str, float]:
     """Epsilon by accountant, the headline's first."""
     mu = math.sqrt(2 * rho)
-    zcdp = {
+    others = {
         PROPOSITION_2_8: epsilon_proposition_2_8(rho, delta),
         ZCDP_TIGHT: epsilon_zcdp_tight(rho, delta),
+        RDP: epsilon_rdp(rho, delta),
     }
-    rdp = {RDP: epsilon_rdp(rho, delta)}
-    if unit == "patient":  # noise is discrete there, and the guarantee is what it supports
-        discrete = epsilon_gaussian_discrete(mu, delta, count)
-        # Elsewhere tight zCDP is the smallest that is proven.
-        first = {GAUSSIAN_DP_DISCRETE: discrete} if math.isfinite(discrete) else {}
-        return first | dict(reversed(zcdp.items())) | rdp
-    return {**zcdp, GAUSSIAN_DP: epsilon_gaussian(mu, delta), **rdp}
+    if unit == "entry":
+        return others | {GAUSSIAN_DP: epsilon_gaussian(mu, delta)}
+    # Noise is discrete here, and the guarantee is what it supports.
+    discrete = epsilon_gaussian_discrete(mu, delta, count)
+    if math.isfinite(discrete):
+        return {GAUSSIAN_DP_DISCRETE: discrete} | others
+    return {ZCDP_TIGHT: others[ZCDP_TIGHT]} | others  # the smallest that is proven then

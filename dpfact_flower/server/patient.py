@@ -7,7 +7,8 @@ allowed, and no reply is ever asked for twice.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from dpfact_flower.estimation.refine import refine_factor
 from dpfact_flower.estimation.start import start_factors
 from dpfact_flower.machine.memory import give_back
 from dpfact_flower.privacy import ReleaseEvent
+from dpfact_flower.privacy.patient.kinds import PlannedRelease, carried_by
 from dpfact_flower.privacy.patient.plan import PatientPlan, plan_patient
 from dpfact_flower.server.rule import initial_factors, numbered, unnumbered
 from dpfact_flower.server.surrogate_fit import fitted_to_surrogates
@@ -81,8 +83,8 @@ class PatientRule:
 
     def weights(self, round_number: int) -> Weights:
         """Weights of codes, for the rounds that learn phenotypes."""
-        planned = self.plan.release_of(round_number)
-        return self._weights if planned and planned.kind != "codes" else ()
+        wanted = "weights" in carried_by(self.plan.release_of(round_number))
+        return self._weights if wanted else ()
 
     def reply_shapes(self, round_number: int) -> list[tuple[int, ...]]:
         """One vector, as long as the plan says; none in the last round."""
@@ -103,44 +105,46 @@ class PatientRule:
         """Accept any number of sites."""
 
     def needs_quorum(self, round_number: int) -> bool:
-        """Whether later rounds build on this one: they do on codes and start."""
+        """Whether later rounds build on this one."""
         planned = self.plan.release_of(round_number)
-        return planned is not None and planned.kind in ("codes", "start")
+        return planned is not None and _STEPS[planned.kind].needs_quorum
 
     def update(self, round_number: int, replies: Sequence[SiteReply]) -> None:
         """Move on from what the sites released."""
         planned = self.plan.release_of(round_number)
-        if planned is None:
-            return
-        released = [reply.arrays[0] for reply in replies]
-        if planned.kind == "codes":
-            self.selection = kept_codes(released, self._all_codes, self.privacy.codes_kept)
-            if self.privacy.weighting != "none":
-                self._weights = code_weights(
-                    released, self._all_codes, self.selection, planned.sigma
-                )
-        elif planned.kind == "start":
-            sizes = [len(factor) for factor in self.factors]
-            rng = np.random.default_rng([self._run.seed, self._solver.rank, *sizes])
-            give_back()  # of what sites took in this process, and of unpacking what they sent
-            start = start_factors(released, sizes, self._solver.rank, planned.sigma, rng)
-            if self._weights:  # surrogates have cells of 1, weighted ones are others
-                self._learn(start.factors)
-            else:
-                self._learn(fitted_to_surrogates(start, released, planned.sigma, rng))
-        elif planned.mode is not None:
-            sites = [reply.site for reply in replies]
-            average = self._memory.averaged(planned.mode, sites, released, planned.sigma)
-            refined = refine_factor(
-                list(average.values),
-                self._learned,
-                planned.mode,
-                sigma=average.sigma,
-                shrink=self._run.shrink,
-                tau=self._solver.tau,
-                pull=_REFINE_PULL * self._solver.pull,
-            )
-            self._learn(refined)
+        if planned is not None:
+            _STEPS[planned.kind].update(self, planned, replies)
+
+    def _choose_codes(self, planned: PlannedRelease, replies: Sequence[SiteReply]) -> None:
+        released = _released(replies)
+        self.selection = kept_codes(released, self._all_codes, self.privacy.codes_kept)
+        if self.privacy.weighting != "none":
+            self._weights = code_weights(released, self._all_codes, self.selection, planned.sigma)
+
+    def _start(self, planned: PlannedRelease, replies: Sequence[SiteReply]) -> None:
+        released, sizes = _released(replies), [len(factor) for factor in self.factors]
+        rng = np.random.default_rng([self._run.seed, self._solver.rank, *sizes])
+        give_back()  # of what sites took in this process, and of unpacking what they sent
+        start = start_factors(released, sizes, self._solver.rank, planned.sigma, rng)
+        if self._weights:  # surrogates have cells of 1, weighted ones are others
+            self._learn(start.factors)
+        else:
+            self._learn(fitted_to_surrogates(start, released, planned.sigma, rng))
+
+    def _refine(self, planned: PlannedRelease, replies: Sequence[SiteReply]) -> None:
+        assert planned.mode is not None
+        sites = [reply.site for reply in replies]
+        average = self._memory.averaged(planned.mode, sites, _released(replies), planned.sigma)
+        refined = refine_factor(
+            list(average.values),
+            self._learned,
+            planned.mode,
+            sigma=average.sigma,
+            shrink=self._run.shrink,
+            tau=self._solver.tau,
+            pull=_REFINE_PULL * self._solver.pull,
+        )
+        self._learn(refined)
 
     def _learn(self, factors: Factors) -> None:
         self._learned, self._started = factors, True
@@ -169,3 +173,21 @@ class PatientRule:
         outlook = self.plan.outlook
         level = logging.INFO if outlook.verdict == "good" else logging.WARNING
         _logger.log(level, "plan: %s", outlook.sentence)
+
+
+class _Step(NamedTuple):
+    """What the server does with a kind of release, and whether later rounds build on it."""
+
+    update: Callable[[PatientRule, PlannedRelease, Sequence[SiteReply]], None]
+    needs_quorum: bool
+
+
+_STEPS: Mapping[str, _Step] = {
+    "codes": _Step(PatientRule._choose_codes, True),
+    "start": _Step(PatientRule._start, True),
+    "refine": _Step(PatientRule._refine, False),
+}
+
+
+def _released(replies: Sequence[SiteReply]) -> list[Array]:
+    return [reply.arrays[0] for reply in replies]

@@ -19,13 +19,9 @@ from dpfact_flower.errors import MessageError, SettingsError, shown
 from dpfact_flower.estimation.start import usage_of
 from dpfact_flower.privacy import Noise, Release, ReleaseEvent, release_nothing
 from dpfact_flower.privacy.patient import release
-from dpfact_flower.privacy.patient.plan import PatientPlan, PlannedRelease, plan_patient
-from dpfact_flower.privacy.patient.statistics import (
-    BoundedSum,
-    code_counts,
-    cooccurrence,
-    refinement,
-)
+from dpfact_flower.privacy.patient.kinds import KINDS, PlannedRelease, carried_by
+from dpfact_flower.privacy.patient.plan import PatientPlan, plan_patient
+from dpfact_flower.privacy.patient.statistics import BoundedSum
 from dpfact_flower.site.round import (
     Kept,
     RoundOutcome,
@@ -106,19 +102,12 @@ class PatientRound:
 
     def bounded(self, planned: PlannedRelease, kept: Kept) -> BoundedSum:
         """The sum that a planned release adds noise to; un-noised, so it must not leave."""
-        if planned.kind == "codes":
-            return code_counts(self._tensor, sigma=planned.sigma)
-        if planned.kind == "start":
-            return cooccurrence(self._tensor, sigma=planned.sigma)
-        assert planned.mode is not None
         start = self._plan.start
-        return refinement(
+        return KINDS[planned.kind].statistic(
             self._tensor,
+            planned,
             self._request.anchors,
-            planned.mode,
-            ridge=ridge_of(self._request, kept.release(start.round), start.sigma),
-            bound=planned.sensitivity,
-            sigma=planned.sigma,
+            lambda: ridge_of(self._request, kept.release(start.round), start.sigma),
         )
 
 
@@ -159,16 +148,16 @@ def check_carries(request: RoundRequest, planned: PlannedRelease | None) -> None
     MessageError
         Naming what is wrong.
     """
-    kind = planned.kind if planned else "finish"
-    where = f"request: round {request.round} ({kind})"
-    if bool(request.anchors) != (kind in ("refine", "finish")):
+    carries = carried_by(planned)
+    where = f"request: round {request.round} ({planned.kind if planned else 'finish'})"
+    if bool(request.anchors) != ("anchors" in carries):
         what = "takes no" if request.anchors else "needs the"
         raise MessageError(f"{where} {what} global factors")
-    kept = request.privacy.codes_kept if kind != "codes" else ()
+    kept = request.privacy.codes_kept if "selection" in carries else ()
     got = tuple(len(positions) for positions in request.selection)
     if got != kept:
         raise MessageError(f"{where} needs a selection of {kept or 'no'} codes, got {shown(got)}")
-    weighted = request.privacy.weighting != "none" and kind in ("start", "refine")
+    weighted = request.privacy.weighting != "none" and "weights" in carries
     given = tuple(len(weights) for weights in request.weights)
     if given != (kept if weighted else ()):
         raise MessageError(

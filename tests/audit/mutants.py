@@ -21,6 +21,7 @@ from dpfact_flower.machine import files
 from dpfact_flower.privacy import Noise, Release, release_nothing
 from dpfact_flower.privacy.ledger import Ledger, ReleaseKey, key, ledger
 from dpfact_flower.privacy.noise import SIGMA
+from dpfact_flower.privacy.patient import kinds
 from dpfact_flower.privacy.patient.statistics import BoundedSum
 from dpfact_flower.privacy.release import replay
 from dpfact_flower.site import admission, store
@@ -33,7 +34,7 @@ from dpfact_flower.site.store import SiteState
 FAR = 100.0
 """A bound that no patient reaches."""
 _refinement, _cooccurrence, _code_counts = (
-    patient_site.refinement, patient_site.cooccurrence, patient_site.code_counts,
+    kinds.refinement, kinds.cooccurrence, kinds.code_counts,
 )  # fmt: skip
 _release, _plan_patient = patient_site.release, patient_site.plan_patient
 
@@ -82,7 +83,7 @@ def with_refinement(wrong):
             total = np.asarray(wrong(tensor, real, bound=bound, sigma=sigma, factors=factors))
             return BoundedSum(total.astype(np.int64), bound, sigma)
 
-        monkeypatch.setattr(patient_site, "refinement", refinement)
+        monkeypatch.setattr(kinds, "refinement", refinement)
 
     return inject
 
@@ -160,7 +161,7 @@ def start_of_other_norm(monkeypatch):
         bounded = _cooccurrence(tensor, sigma=sigma)
         return replace(bounded, total=(bounded.total * np.sqrt(2)).astype(np.int64))
 
-    monkeypatch.setattr(patient_site, "cooccurrence", cooccurrence)
+    monkeypatch.setattr(kinds, "cooccurrence", cooccurrence)
 
 
 def codes_not_scaled(monkeypatch):
@@ -173,7 +174,7 @@ def codes_not_scaled(monkeypatch):
             total += np.where(part > 0, SIGMA / sigma * (1 - 1e-9), 0)
         return BoundedSum(total.astype(np.int64), 1.0, sigma)
 
-    monkeypatch.setattr(patient_site, "code_counts", code_counts)
+    monkeypatch.setattr(kinds, "code_counts", code_counts)
 
 
 def state_carried_over(monkeypatch):

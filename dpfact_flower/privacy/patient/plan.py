@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import NamedTuple
 
 from dpfact_flower.errors import SettingsError, shown
 from dpfact_flower.privacy.conversions import (
@@ -33,9 +33,11 @@ from dpfact_flower.privacy.conversions import (
 )
 from dpfact_flower.privacy.events import PATIENT_CLAIM, ReleaseEvent, at_least_one, positive
 from dpfact_flower.privacy.guarantee import Guarantee, account
+from dpfact_flower.privacy.patient.kinds import KINDS, PlannedRelease
 from dpfact_flower.privacy.patient.outlook import Facts, Needs, Outlook, needs_of, outlook_of
+from dpfact_flower.privacy.patient.statistics import MOST_REFINED
 from dpfact_flower.settings import PrivacySettings
-from dpfact_flower.tensor.triangle import strict_size, whole_size
+from dpfact_flower.tensor.triangle import strict_size
 
 _START_SHARE = 0.7
 """Share of the model's budget for the start, which decides near which optimum refinement ends. With
@@ -61,46 +63,8 @@ rounding leaves of a budget that is spent."""
 MOST_VALUES = 2 * 10**8
 """Values of one release. A site sums them in 8 bytes each, and its ledger keeps them in one field,
 of which SQLite takes a billion bytes."""
-MOST_REFINED = 16_000_000
-"""Codes times phenotypes, and phenotypes squared, of a refinement: up to here the safety of a sum
-exceeds the rounding of a norm. Known here, since a site must not find it out from its patients."""
 _ROUNDING = 1 - 1e-12
 """Taken off the budget, so that sums and square roots of the parts can't exceed the whole."""
-
-
-@dataclass(frozen=True)
-class PlannedRelease:
-    """One release of a plan.
-
-    Attributes
-    ----------
-    kind : {"codes", "start", "refine"}
-    round : int
-        Flower round, from 1.
-    mode : int or None
-        Feature mode that a refinement updates, from 0.
-    sensitivity : float
-        Largest norm of one patient's part.
-    sigma : float
-        Standard deviation of the noise on each value, in real units.
-    count : int
-        Number of values.
-    rho : float
-        Cost in zCDP; the Gaussian-DP cost is ``sqrt(2 rho)``.
-    """
-
-    kind: Literal["codes", "start", "refine"]
-    round: int
-    mode: int | None
-    sensitivity: float
-    sigma: float
-    count: int
-    rho: float
-
-    def name(self, modes: Sequence[str]) -> str:
-        """What is released, in words; `modes` are the names of the feature modes."""
-        what = self.kind if self.mode is None else f"{self.kind} {modes[self.mode]}"
-        return f"round {self.round}, {what}"
 
 
 @dataclass(frozen=True)
@@ -222,25 +186,12 @@ def plan_patient(
         raise SettingsError(f"sites: must be an integer of 0 or more, got {sites!r}")
 
     total = total_rho(settings.epsilon, settings.delta)
-    for_codes = settings.codes_share * total if settings.codes_kept else 0.0
-    share, rounds = _split(settings, facts, total - for_codes)
-    for_start = share * (total - for_codes)
-    each = (total - for_codes - for_start) / max(1, rounds * len(kept))
-
-    bound = settings.bound or _planned_bound(facts, total - for_codes)
-    memory = _MEMORY if facts.signal(total - for_codes) < _CLEAR else 0.0
-
-    steps: list[tuple[Literal["codes", "start", "refine"], int | None, float, int, float]] = []
-    if settings.codes_kept:
-        steps.append(("codes", None, 1.0, sum(every), for_codes))
-    steps.append(("start", None, 1.0, strict_size(sum(kept)), for_start))
-    for _ in range(rounds):
-        for mode, size in enumerate(kept):
-            count = size * rank + whole_size(rank)
-            steps.append(("refine", mode, bound, count, each))
+    split = _split(settings, facts, total)
+    bound = settings.bound or _planned_bound(facts, total - split.codes)
+    memory = _MEMORY if facts.signal(total - split.codes) < _CLEAR else 0.0
     releases = tuple(
-        PlannedRelease(kind, number, mode, sensitivity, sigma_of(rho, sensitivity), count, rho)
-        for number, (kind, mode, sensitivity, count, rho) in enumerate(steps, start=1)
+        _planned(number, *step, every=every, facts=facts, bound=bound)
+        for number, step in enumerate(split.schedule(len(kept)), start=1)
     )
     if any(release.sigma > _MOST_NOISE * release.sensitivity for release in releases):
         raise SettingsError(
@@ -248,14 +199,24 @@ def plan_patient(
             f"{_MOST_NOISE:g} patients: nothing could be learned from it"
         )
     outlook = outlook_of(
-        facts, math.sqrt(2 * for_start), math.sqrt(2 * total), settings.epsilon, settings.delta
+        facts, math.sqrt(2 * split.start), math.sqrt(2 * total), settings.epsilon, settings.delta
     )
-    needs = needs_of(
-        tuple(release.count for release in releases), rounds * len(kept), facts, settings.codes
-    )
+    counts = tuple(release.count for release in releases)
+    needs = needs_of(counts, split.rounds * len(kept), facts, settings.codes)
     return PatientPlan(
-        releases, len(releases) + 1, share, rounds, bound, memory, settings.delta, outlook, needs
-    )
+        releases, len(releases) + 1, split.share, split.rounds, bound, memory, settings.delta,
+        outlook, needs,
+    )  # fmt: skip
+
+
+def _planned(
+    number: int, kind: str, mode: int | None, rho: float, *,
+    every: Sequence[int], facts: Facts, bound: float,
+) -> PlannedRelease:  # fmt: skip
+    """A release with all that follows from its kind and cost."""
+    sensitivity = KINDS[kind].sensitivity(bound)
+    count = KINDS[kind].size(every, facts.sizes, mode, facts.rank)
+    return PlannedRelease(kind, number, mode, sensitivity, sigma_of(rho, sensitivity), count, rho)
 
 
 def _check_size(every: Sequence[int], kept: Sequence[int], rank: int) -> None:
@@ -303,8 +264,36 @@ def total_rho(epsilon: float, delta: float) -> float:
     return _ROUNDING * sign_change(excess, low, high)
 
 
-def _split(settings: PrivacySettings, facts: Facts, rho: float) -> tuple[float, int]:
-    """Share of the start, and rounds of refinement: as given, the rest planned."""
+class _Split(NamedTuple):
+    """How a budget is divided: what each release costs in zCDP, and how many there are.
+
+    Attributes
+    ----------
+    codes, start, refine : float
+        Of the counts of codes (0 where there are none), the start, and each refinement.
+    share : float
+        Of the start, of what the codes leave.
+    rounds : int
+        How often every mode is refined.
+    """
+
+    codes: float
+    start: float
+    refine: float
+    share: float
+    rounds: int
+
+    def schedule(self, modes: int) -> list[tuple[str, int | None, float]]:
+        """Kind, mode and cost of each release, in order."""
+        codes: list[tuple[str, int | None, float]] = [("codes", None, self.codes)]
+        refinements = [("refine", mode, self.refine) for mode in range(modes)] * self.rounds
+        return (codes if self.codes else []) + [("start", None, self.start), *refinements]
+
+
+def _split(settings: PrivacySettings, facts: Facts, total: float) -> _Split:
+    """Divide a budget: as the settings say, the rest planned."""
+    codes = settings.codes_share * total if settings.codes_kept else 0.0
+    left = total - codes
     share, rounds = settings.start_share, settings.refine_rounds
     if share == 1 and rounds > 0:
         raise SettingsError(
@@ -316,8 +305,12 @@ def _split(settings: PrivacySettings, facts: Facts, rho: float) -> tuple[float, 
             "set start-share to 1 or 0"
         )
     if rounds == 0 or share == 1:
-        return 1.0, 0
-    return share or _START_SHARE, rounds if rounds > 0 else _planned_rounds(facts, rho)
+        share, rounds = 1.0, 0
+    else:
+        share = share or _START_SHARE
+        rounds = rounds if rounds > 0 else _planned_rounds(facts, left)
+    start = share * left
+    return _Split(codes, start, (left - start) / max(1, rounds * len(facts.sizes)), share, rounds)
 
 
 def _planned_rounds(facts: Facts, rho: float) -> int:

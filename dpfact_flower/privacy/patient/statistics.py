@@ -30,7 +30,6 @@ from dpfact_flower.machine.threads import in_order, thread_count
 from dpfact_flower.privacy.events import positive
 from dpfact_flower.privacy.noise import SIGMA
 from dpfact_flower.privacy.patient.pairs import add_pairs
-from dpfact_flower.privacy.patient.plan import MOST_REFINED
 from dpfact_flower.tensor import Array, Factors, SparseTensor
 from dpfact_flower.tensor.triangle import strict_size, whole_size
 
@@ -46,6 +45,9 @@ take a hundred times as long for: a server could choose factors by which a singl
 in the time of a round."""
 _MOST_RIDGE = 1e100
 """A larger ridge switches a phenotype off; quotients by it would be subnormal, too."""
+MOST_REFINED = 16_000_000
+"""Codes times phenotypes, and phenotypes squared, of a refinement: up to here the safety of a sum
+exceeds the rounding of a norm."""
 MAX_PATIENTS = 2**27
 """Patients of a site that sums have room for; a constant, so that no refusal depends on them."""
 _MOST_UNITS = 2.0**62

@@ -19,6 +19,7 @@ from dpfact_flower.privacy.conversions import (
     GAUSSIAN_DP,
     GAUSSIAN_DP_DISCRETE,
     PROPOSITION_2_8,
+    RDP,
     ZCDP_TIGHT,
 )
 from dpfact_flower.privacy.noise import gaussian_slack
@@ -30,7 +31,7 @@ EVENT = ReleaseEvent("round 1, start", 1.0, 2.0, 1000, "patient", "add-remove", 
 def test_the_headline_is_gaussian_dp_with_the_slack_of_discrete_noise():
     guarantee = account([EVENT] * 4, 1e-5)
     assert [f.accountant for f in guarantee.figures] == [
-        GAUSSIAN_DP_DISCRETE, ZCDP_TIGHT, PROPOSITION_2_8,
+        GAUSSIAN_DP_DISCRETE, PROPOSITION_2_8, ZCDP_TIGHT, RDP,
     ]  # fmt: skip
     exact = epsilon_gaussian(1.0, 1e-5)
     assert exact < guarantee.headline.epsilon < exact + 2e-6
@@ -39,8 +40,8 @@ def test_the_headline_is_gaussian_dp_with_the_slack_of_discrete_noise():
 
 
 def test_every_proven_figure_is_at_least_the_headline():
-    epsilons = [figure.epsilon for figure in account([EVENT], 1e-6).figures]
-    assert epsilons == sorted(epsilons)
+    headline, *others = [figure.epsilon for figure in account([EVENT], 1e-6).figures]
+    assert headline <= min(others)
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 1, 8, 100])
@@ -84,4 +85,4 @@ def test_counts_of_all_releases_are_added():
 def test_the_paper_is_still_printed_by_its_own_conversion():
     event = replace(EVENT, unit="entry", neighbours="replace", claim="claimed")
     figures = [figure.accountant for figure in account([event], 1e-5).figures]
-    assert figures == [PROPOSITION_2_8, ZCDP_TIGHT, GAUSSIAN_DP]
+    assert figures == [PROPOSITION_2_8, ZCDP_TIGHT, RDP, GAUSSIAN_DP]
