@@ -1,9 +1,11 @@
 """The messages of a round: sent, waited for, and sent again where a reply got lost on the way.
 
-Flower's own `send_and_receive` asks each node once. But a site whose process is killed, or whose
-SuperNode is restarted, between the charge and the reply has paid, and its ledger has the bytes: if
-it is asked the same again they come, and cost nothing more. So who was lost is asked again, as long
-as the round lasts; and so is once, half-way, who is there and has said nothing.
+Flower's own `send_and_receive` asks each node once. But if a site's process is killed, or its
+SuperNode restarted, between the charge and the reply, the site has paid, and its ledger has the
+bytes: asked the same again it sends them, and pays nothing more. So the server asks lost sites
+again until the round ends. Half-way through, it asks every silent site once more, because Flower's
+SuperNode forgets a message without a word where the SuperLink fails inside while it is fetched, or
+where the answer that brings it is cut off.
 """
 
 from __future__ import annotations
@@ -11,11 +13,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from logging import WARNING
 from typing import NamedTuple, TypeVar
 
 import httpx
-from flwr.app import Error, Message
+from flwr.app import Error, Message, RecordDict
 from flwr.common import log
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
@@ -37,48 +40,156 @@ _MEANING = {
 """What Flower's codes mean at the centre; its own texts name what may be, at length."""
 POLL_SECONDS = 0.5
 MOST_ASKED = 3
-"""Times a node is asked in a round; a site that fails each time has a person to look first."""
+"""Times that a node is sent a question; a person should look at a site that fails each time."""
 RETURN_SECONDS = 120.0
 """A SuperNode with a key is let in again within a minute of its end, and starts in seconds."""
 LEAST_SECONDS = 10.0
 """What is left of a round must suffice for a process to start and to send kept bytes."""
 _BUSY_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
-_SILENT = 1 / 2
-"""Of a round's time: then who is there and has said nothing is asked once more. Flower's
-SuperNode forgets a message without a word where the SuperLink fails inside while it is fetched, or
-where the answer that brings it is cut off."""
 _EXTRA = 1 / 4
 """Of a round's time, if later rounds build on it and a site that is there is missing."""
 
 
-class Stake(NamedTuple):
-    """What a round is worth.
+class RoundPolicy(NamedTuple):
+    """How far a round goes for replies that are missing.
 
     Attributes
     ----------
-    paid : bool
-        Whether sites are charged for it: then who was lost is waited for, for a while.
-    builds : bool
-        Whether later rounds build on it: then who connects late is asked too, and who is there and
-        missing at the end is asked once more.
+    charged : bool
+        Whether sites are charged for it: then lost sites are waited for, for a while.
+    required : bool
+        Whether later rounds build on it: then sites that connect late are asked too, and sites that
+        are there and missing at the end are asked once more.
     left_out : frozenset of int
         Nodes that are not asked in any case.
     quorum : int
         Replies that are needed.
-    more : float
-        Seconds for who is missing, if the quorum is: where the round was to end early. Until then
-        nobody was charged whose reply did not come.
+    grace : float
+        Seconds for missing sites if the quorum is missing, where the round was to end early. Until
+        then no site was charged whose reply did not come.
     """
 
-    paid: bool
-    builds: bool
+    charged: bool = False
+    required: bool = False
     left_out: frozenset[int] = frozenset()
     quorum: int = 0
-    more: float = 0.0
+    grace: float = 0.0
 
 
-class CollectingGrid(Grid):
-    """A Grid that asks again who was lost on the way, and a SuperLink that fails for a moment.
+@dataclass
+class InFlight:
+    """A question to a node: on its way, at the site, or on its way back.
+
+    Attributes
+    ----------
+    content : RecordDict
+    group : str
+        Flower's name of the round.
+    began, deadline : float
+        From when and until when a reply is waited for, by `time.monotonic`.
+    who : str
+        The site, as whoever asks knows it.
+    times : int
+        It was sent.
+    waiting : set of str
+        Messages that may still bring a reply.
+    reply : Message or None
+        The last one.
+    seconds : float
+        Until a reply that is no error.
+    """
+
+    content: RecordDict
+    group: str
+    began: float
+    deadline: float
+    who: str = ""
+    times: int = 0
+    waiting: set[str] = field(default_factory=set)
+    reply: Message | None = None
+    seconds: float = math.inf
+
+    @property
+    def may_be_sent(self) -> bool:
+        """Whether the question is new, or the same again may bring what a site has kept.
+
+        A site says `RoundFailedError`, too, if its reply was not ready when it was due: it may be
+        ready by now.
+        """
+        if self.reply is None:
+            half = (self.began + self.deadline) / 2
+            once_more = self.times == 1 and time.monotonic() >= half
+            return once_more or (not self.waiting and self.times < MOST_ASKED)
+        if self.waiting:
+            return False
+        if is_lost(self.reply):
+            return self.times < MOST_ASKED
+        return self.times == 1 and _says(self.reply, RoundFailedError)
+
+
+class Exchange:
+    """Questions to nodes, and what came back; `sent` is told of every message."""
+
+    def __init__(self, grid: Grid, kind: str, sent: Callable[[Message], None]) -> None:
+        self._grid, self._kind, self._sent = grid, kind, sent
+        self.flights: dict[int, InFlight] = {}
+
+    def due(self) -> set[int]:
+        """Nodes to which a question may be sent, for the first time or again."""
+        latest = time.monotonic() + LEAST_SECONDS
+        return {
+            node
+            for node, each in self.flights.items()
+            if each.may_be_sent and (not each.times or each.deadline >= latest)
+        }
+
+    def send(self, nodes: Iterable[int]) -> None:
+        """Send these nodes their questions."""
+        now, messages = time.monotonic(), []
+        for node in sorted(nodes):
+            each = self.flights[node]
+            messages.append(
+                Message(
+                    content=each.content,
+                    dst_node_id=node,
+                    message_type=self._kind,
+                    ttl=each.deadline - now,
+                    group_id=each.group,
+                )
+            )
+        self.push(messages)
+        for message in messages:
+            self._sent(message)
+
+    def push(self, messages: list[Message]) -> None:
+        """Send messages with the nodes' questions."""
+        if not messages:
+            return
+        for message, number in zip(messages, self._grid.push_messages(messages), strict=False):
+            flight = self.flights[message.metadata.dst_node_id]
+            flight.times += 1
+            if number:  # None where the SuperLink did not take it
+                flight.waiting.add(number)
+
+    def pull(self) -> dict[int, Message]:
+        """Replies that came since, by node; none after one that is no error."""
+        numbers = {number: node for node, each in self.flights.items() for number in each.waiting}
+        came = {}
+        for reply in self._grid.pull_messages(list(numbers)) if numbers else ():
+            number = reply.metadata.reply_to_message_id
+            flight = self.flights[node := numbers[number]]
+            if number not in flight.waiting:
+                continue
+            flight.waiting.discard(number)
+            flight.reply = came[node] = reply
+            if not reply.has_error():
+                flight.seconds = time.monotonic() - flight.began
+                flight.waiting.clear()
+        return came
+
+
+class RetryingGrid(Grid):
+    """A Grid that asks lost sites again, and a SuperLink that fails for a moment.
 
     All else is the given Grid's. Flower answers 500 where its database is busy for longer than
     five seconds, as with two runs on a slow machine, and its own Grid lets that end the run.
@@ -86,23 +197,22 @@ class CollectingGrid(Grid):
     Parameters
     ----------
     grid : Grid
-    stake : callable
-        Of the round whose messages are sent.
     sent : callable
         Called with every message that is sent beyond those of the round.
 
     Attributes
     ----------
+    policy : RoundPolicy
+        Of the round whose messages are sent next.
     seconds : dict of int to float
         From sending until the reply, of each node that answered what was sent last.
     registered : dict of int to str
         Names with which nodes' keys are registered, of all nodes that have been there.
     """
 
-    def __init__(
-        self, grid: Grid, stake: Callable[[], Stake], sent: Callable[[Message], None]
-    ) -> None:
-        self._grid, self._stake, self._sent = grid, stake, sent
+    def __init__(self, grid: Grid, sent: Callable[[Message], None]) -> None:
+        self._grid, self._sent = grid, sent
+        self.policy = RoundPolicy()
         self.seconds: dict[int, float] = {}
         self.registered: dict[int, str] = {}
 
@@ -141,129 +251,54 @@ class CollectingGrid(Grid):
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
         """Send messages, one a node, and give the last reply of each that came in time."""
-        asked = list(messages)
-        if not asked:
+        messages = list(messages)
+        if not messages:
             return []
-        seconds = min(asked[0].metadata.ttl, math.inf if timeout is None else timeout)
-        round_ = _Round(self, self._stake(), self._sent, asked, seconds * _SILENT)
-        round_.collect(seconds)
-        more = round_.stake.more if len(round_.seconds) < round_.stake.quorum else 0.0
-        more = more or seconds * _EXTRA * round_.stake.builds
-        if more and (missing := round_.missing()):
-            round_.ask(missing, more)
-            round_.collect(more)
-        self.seconds = round_.seconds
-        return list(round_.replies.values())
+        policy, first = self.policy, messages[0].metadata
+        seconds = min(first.ttl, math.inf if timeout is None else timeout)
+        began = time.monotonic()
+        end = began + seconds
+        exchange = Exchange(self, first.message_type, self._sent)
+        for message in messages:
+            flight = InFlight(message.content, first.group_id, began, end)
+            exchange.flights[message.metadata.dst_node_id] = flight
+        exchange.push(messages)
+        self._collect(exchange, end)
+        flights = exchange.flights
+        answered = sum(each.seconds < math.inf for each in flights.values())
+        more = policy.grace if answered < policy.quorum else 0.0
+        more = more or seconds * _EXTRA * policy.required
+        here = set(self.get_node_ids()) if more else ()
+        missing = [node for node in here if node in flights and _is_missing(flights[node].reply)]
+        if missing:
+            end = time.monotonic() + more
+            for node in missing:
+                flights[node].deadline = end
+            exchange.send(missing)
+            self._collect(exchange, end)
+        self.seconds = {n: each.seconds for n, each in flights.items() if each.seconds < math.inf}
+        return [each.reply for each in flights.values() if each.reply is not None]
 
-
-class _Round:
-    """Who was asked, who is waited for, and what came, by node."""
-
-    def __init__(
-        self,
-        grid: Grid,
-        stake: Stake,
-        sent: Callable[[Message], None],
-        messages: list[Message],
-        silent: float,
-    ) -> None:
-        self._grid, self._sent, self.stake = grid, sent, stake
-        self._request = messages[0]
-        self._waiting: dict[str, int] = {}
-        self._times: dict[int, int] = {}
-        self._began = time.monotonic()
-        self._silent = self._began + silent
-        self.replies: dict[int, Message] = {}
-        self.seconds: dict[int, float] = {}
-        self._push(messages)
-
-    def collect(self, seconds: float) -> None:
+    def _collect(self, exchange: Exchange, end: float) -> None:
         """Take replies, and ask again, until all are there or the time is over."""
-        end, patience = time.monotonic() + seconds, 0.0
+        patience, flights = 0.0, exchange.flights
         while True:
-            if self._pull() and self.stake.paid:
+            if any(map(is_lost, exchange.pull().values())) and self.policy.charged:
                 patience = time.monotonic() + RETURN_SECONDS
             left = end - time.monotonic()
-            self._ask_again(left)
-            if time.monotonic() >= self._silent:
-                self._silent = math.inf
-                self._ask_silent(left)
-            if left <= 0 or not (self._waiting or (self._lost() and time.monotonic() < patience)):
+            lost = {node for node, each in flights.items() if each.reply and each.may_be_sent}
+            due = exchange.due()
+            if left >= LEAST_SECONDS and (due or self.policy.required):
+                here = set(self.get_node_ids()) - self.policy.left_out
+                if self.policy.required or lost - here:  # without a key it has a new number
+                    asked = next(iter(flights.values()))
+                    for node in here - flights.keys():
+                        flights[node] = InFlight(asked.content, asked.group, asked.began, end)
+                exchange.send(exchange.due() & here)
+            waiting = any(each.waiting for each in flights.values())
+            if left <= 0 or not (waiting or (lost and time.monotonic() < patience)):
                 return
             time.sleep(min(POLL_SECONDS, left))
-
-    def _ask_again(self, left: float) -> None:
-        """Ask who was lost and is there, and in some rounds who has come since."""
-        lost = self._lost()
-        if left < LEAST_SECONDS or not (lost or self.stake.builds):
-            return
-        here = set(self._grid.get_node_ids()) - self.stake.left_out
-        self.ask(lost & here, left)
-        if self.stake.builds or lost - here:  # who has no key comes back under a new number
-            self.ask(here - self._times.keys(), left)
-
-    def _ask_silent(self, left: float) -> None:
-        """Ask who is there and has said nothing; a reply to either message counts."""
-        silent = self._times.keys() - self.replies.keys()
-        if silent and left >= LEAST_SECONDS:
-            self.ask(silent & set(self._grid.get_node_ids()), left)
-
-    def _lost(self) -> set[int]:
-        """Nodes whose last reply is that they were lost, and that may be asked again."""
-        return {
-            node
-            for node, reply in self.replies.items()
-            if node not in self._waiting.values() and may_be_asked(reply, self._times[node])
-        }
-
-    def missing(self) -> set[int]:
-        """Nodes that are there, and of which there is no reply, or that were lost or late."""
-        here = set(self._grid.get_node_ids())
-        return {
-            node
-            for node in self._times.keys() & here
-            if (reply := self.replies.get(node)) is None or is_lost(reply) or _is_late(reply)
-        }
-
-    def ask(self, nodes: Iterable[int], seconds: float) -> None:
-        """Send these nodes what the others were sent."""
-        again = [
-            Message(
-                content=self._request.content,
-                dst_node_id=node,
-                message_type=self._request.metadata.message_type,
-                ttl=seconds,
-                group_id=self._request.metadata.group_id,
-            )
-            for node in sorted(nodes)
-        ]
-        self._push(again)
-        for message in again:
-            self._sent(message)
-
-    def _push(self, messages: list[Message]) -> None:
-        if not messages:
-            return
-        ids = list(self._grid.push_messages(messages))
-        for message, number in zip(messages, ids, strict=False):
-            node = message.metadata.dst_node_id
-            self._times[node] = self._times.get(node, 0) + 1
-            if number:  # None where the SuperLink did not take it
-                self._waiting[number] = node
-
-    def _pull(self) -> bool:
-        """Take what is there; whether somebody was lost."""
-        lost = False
-        for reply in self._grid.pull_messages(list(self._waiting)):
-            node = self._waiting.pop(reply.metadata.reply_to_message_id, None)
-            if node is None or node in self.seconds:
-                continue
-            self.replies[node] = reply
-            if not reply.has_error():
-                self.seconds[node] = time.monotonic() - self._began
-                self._waiting = {key: who for key, who in self._waiting.items() if who != node}
-            lost |= is_lost(reply)
-        return lost
 
 
 def _again_while_busy(ask: Callable[..., T], *arguments: object) -> T:
@@ -279,7 +314,7 @@ def _again_while_busy(ask: Callable[..., T], *arguments: object) -> T:
     return ask(*arguments)
 
 
-def words_of(error: Error) -> str:
+def format_error(error: Error) -> str:
     """An error in place of a reply, as the history has it."""
     if error.code in _MEANING:
         return f"{_MEANING[error.code]} (error {error.code})"
@@ -291,23 +326,12 @@ def is_lost(reply: Message) -> bool:
     return reply.has_error() and reply.error.code in LOST
 
 
-def may_be_asked(reply: Message, times: int) -> bool:
-    """Whether asking the same again may bring what a site has kept, after so many times.
+def _is_missing(reply: Message | None) -> bool:
+    """Whether a site is silent, lost, or says, for nothing, that it would be late.
 
-    `RoundFailedError` is what a site says, too, whose reply was not ready when it was due, and may
-    be by now.
+    Some of a round's time is for sending, so that may be heard before its end.
     """
-    if is_lost(reply):
-        return times < MOST_ASKED
-    return times == 1 and _says(reply, RoundFailedError)
-
-
-def _is_late(reply: Message) -> bool:
-    """Whether a site says, for nothing, that its reply would have come after the end.
-
-    Some of a round's time is for sending, so that may be heard before it.
-    """
-    return _says(reply, LateError)
+    return reply is None or is_lost(reply) or _says(reply, LateError)
 
 
 def _says(reply: Message, what: type[DPFactError]) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
-from dpfact_flower.collect import CollectingGrid, Stake, words_of
+from dpfact_flower.collect import RetryingGrid, format_error
 from dpfact_flower.errors import MessageError
 from dpfact_flower.server.readiness import Readiness
 from dpfact_flower.wire import records
@@ -25,28 +25,15 @@ _UNKNOWN = ("No query function registered", "Invalid message type: query")
 def ask_ready(
     grid: Grid, nodes: Sequence[int], request: RoundRequest, *, timeout: float, patience: float
 ) -> list[Readiness]:
-    """Ask every node whether it would answer a round.
-
-    Parameters
-    ----------
-    grid : Grid
-    nodes : sequence of int
-    request : RoundRequest
-        Of the round that comes.
-    timeout : float
-        Seconds that the round will have.
-    patience : float
-        Seconds to wait for the answers.
-    """
+    """Ask every node whether it would answer a round of `timeout` seconds; wait for `patience`."""
     arrays, config = request.to_wire()
     content = records.ask(arrays, {**config, ROUND_TIMEOUT: float(timeout)})
-    messages = [
+    sent = [
         Message(content, node, MessageType.QUERY, ttl=patience, group_id=str(request.round))
         for node in nodes
     ]
-    sent, asked = list(messages), time.time()
-    collecting = CollectingGrid(grid, lambda: Stake(paid=False, builds=False), sent.append)
-    replies = collecting.send_and_receive(messages, timeout=patience)
+    asked = time.time()
+    replies = RetryingGrid(grid, sent.append).send_and_receive(list(sent), timeout=patience)
     ended = time.time()
     node_of = {each.metadata.message_id: each.metadata.dst_node_id for each in sent}
     said = {node_of[reply.metadata.reply_to_message_id]: reply for reply in replies}
@@ -61,10 +48,9 @@ def _read(
     made = reply.metadata.created_at
     seconds = min(max(made - asked, 0.0), ended - asked)
     if reply.has_error():
-        reason = words_of(reply.error)
-        if any(text in reason for text in _UNKNOWN):
-            return Readiness(node, seconds=seconds)
-        return Readiness(node, fault=reason, seconds=seconds)
+        reason = format_error(reply.error)
+        known = not any(text in reason for text in _UNKNOWN)
+        return Readiness(node, fault=reason if known else "", seconds=seconds)
     try:
         payload = records.read_reply(reply)
         site = SiteReply.from_wire(payload.arrays, payload.config, []).site

@@ -348,10 +348,6 @@ class RunSettings(Settings):
         "rounds wait for the sites that were asked; or, in modes none and paper, a reply counts "
         "when it comes",
     )
-    max_staleness: int = setting(
-        20, "on arrival: most updates of the model, times the number of sites, between a question "
-        "and its reply", low=1, high=100_000,
-    )  # fmt: skip
     preflight: Literal["stop", "leave-out", "off"] = setting(
         "stop",
         "ask all sites, before anybody pays, whether they would answer: begin only if all would, "

@@ -13,15 +13,14 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from dpfact_flower.arriving import Arriving
-from dpfact_flower.collect import CollectingGrid, Stake, is_lost, words_of
+from dpfact_flower.arriving import AsyncDispatcher
+from dpfact_flower.collect import RetryingGrid, RoundPolicy, format_error, is_lost
 from dpfact_flower.errors import MessageError, SettingsError
 from dpfact_flower.preflight import ask_ready
 from dpfact_flower.server.coordinator import Coordinator, CoordinatorOptions
 from dpfact_flower.server.history import Failure
-from dpfact_flower.server.names import SiteNames
 from dpfact_flower.server.on_arrival import OnArrival
-from dpfact_flower.server.readiness import judge, write_readiness
+from dpfact_flower.server.readiness import SiteNames, called, judge, write_readiness
 from dpfact_flower.settings import RunSettings, SolverSettings
 from dpfact_flower.wire import records
 from dpfact_flower.wire.protocol import RoundRequest, SiteReply, checked_factors
@@ -78,11 +77,10 @@ class DPFact(TrainOnlyStrategy):
         self.coordinator = kind(feature_shape, **options)
         self._resumed = self.coordinator.finished_rounds
         self._sent: list[Message] = []
-        self._number = 0
         self._left_out: frozenset[int] = frozenset()
         self._began = 0.0
         self._timeout = self._seconds = self.coordinator.run.round_timeout
-        self._grid: CollectingGrid | None = None
+        self._grid: RetryingGrid | None = None
         self._names = SiteNames()
 
     def start(
@@ -109,44 +107,34 @@ class DPFact(TrainOnlyStrategy):
         QuorumError
             If too few sites connect in time, or no round at all met the quorum.
         """
-        run = self.coordinator.run
-        planned = self.coordinator.rounds
+        coordinator, planned = self.coordinator, self.coordinator.rounds
         if num_rounds is not None and num_rounds > planned:
             raise SettingsError(f"num_rounds: at most the run's {planned}, got {num_rounds}")
         if train_config or evaluate_config:
             raise SettingsError("train_config, evaluate_config: not used; give settings to DPFact")
-        self._resumed = self.coordinator.finished_rounds
-        self._timeout = run.round_timeout if timeout is None else timeout
-        if initial_arrays is not None and not (self._resumed or self.coordinator.resumed):
-            given = checked_factors(
-                initial_arrays.to_numpy_ndarrays(),
-                rank=self.coordinator.solver.rank,
-                who="initial arrays",
-            )
-            self.coordinator.start_from(given)
+        self._resumed = coordinator.finished_rounds
+        self._timeout = coordinator.run.round_timeout if timeout is None else timeout
+        if initial_arrays is not None and not (self._resumed or coordinator.resumed):
+            given, rank = initial_arrays.to_numpy_ndarrays(), coordinator.solver.rank
+            coordinator.start_from(checked_factors(given, rank=rank, who="initial arrays"))
         rounds = planned if num_rounds is None else num_rounds
-        self._grid = CollectingGrid(grid, self._stake, self._sent_too)
+        in_step = coordinator.rounds_in_step if isinstance(coordinator, OnArrival) else rounds
+        self._grid = RetryingGrid(grid, self._sent.append)
         self._names.registered = self._grid.registered
         result = super().start(
             self._grid,
             self.arrays,
-            num_rounds=max(self._last_in_step(rounds) - self._resumed, 0),
+            num_rounds=max(min(rounds, in_step) - self._resumed, 0),
             timeout=self._timeout,
             evaluate_fn=evaluate_fn,
         )
-        if isinstance(self.coordinator, OnArrival):
-            self._go_on(self._grid, self.coordinator, rounds, evaluate_fn)
-        self.coordinator.check_learned()
+        if isinstance(coordinator, OnArrival):
+            self._use_arrivals(self._grid, coordinator, rounds, evaluate_fn)
+        coordinator.check_learned()
         result.arrays = self.arrays
         return result
 
-    def _last_in_step(self, rounds: int) -> int:
-        """The last round in which sites wait for each other."""
-        coordinator = self.coordinator
-        in_step = coordinator.rounds_in_step if isinstance(coordinator, OnArrival) else rounds
-        return min(rounds, in_step)
-
-    def _go_on(
+    def _use_arrivals(
         self,
         grid: Grid,
         coordinator: OnArrival,
@@ -154,14 +142,15 @@ class DPFact(TrainOnlyStrategy):
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
     ) -> None:
         """Use replies on arrival until so many rounds are over."""
-        arriving = Arriving(
+        dispatcher = AsyncDispatcher(
             grid, coordinator, names=self._names, left_out=self._left_out, timeout=self._timeout,
             read=self._read, wait=lambda first: self._wait_for_sites(grid, first=first),
         )  # fmt: skip
-        arriving.begin(again=self._resumed > 0)
+        if self._resumed:
+            dispatcher.resume()
         while coordinator.finished_rounds < rounds:
             before = coordinator.finished_rounds
-            arriving.turn()
+            dispatcher.step()
             if evaluate_fn and coordinator.finished_rounds > before:
                 evaluate_fn(coordinator.finished_rounds, self.arrays)
 
@@ -188,40 +177,44 @@ class DPFact(TrainOnlyStrategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """One request for every connected site, alive for the round's timeout."""
+        coordinator, number = self.coordinator, self._resumed + server_round
         self._left_out = frozenset()
         nodes = self._wait_for_sites(grid, first=server_round == 1)
-        self._number = self._resumed + server_round
-        request = self.coordinator.request(self._number)
+        request = coordinator.request(number)
         if server_round == 1:
             self._left_out = self._not_ready(grid, nodes, request)
         nodes = [node for node in nodes if node not in self._left_out]
-        self.coordinator.begin(len(nodes))
-        factors, own = request.to_wire()
-        content = records.ask(factors, own)
+        coordinator.begin(len(nodes))
+        content = records.ask(*request.to_wire())
         self._began = time.perf_counter()
-        self._seconds = min(self._timeout, self.coordinator.seconds_for(self._number))
-        self._sent = [
+        self._seconds = min(self._timeout, coordinator.seconds_for(number))
+        if isinstance(grid, RetryingGrid):
+            grid.policy = RoundPolicy(
+                charged=bool(coordinator.planned_events(number)),
+                required=coordinator.rule.needs_quorum(number),
+                left_out=self._left_out,
+                quorum=coordinator.run.min_sites,
+                grace=self._timeout if self._seconds < self._timeout else 0.0,
+            )
+        self._sent[:] = [
             Message(
                 content=content,
                 dst_node_id=node,
                 message_type=MessageType.TRAIN,
                 ttl=self._seconds,
-                group_id=str(request.round),
+                group_id=str(number),
             )
             for node in nodes
         ]
-        return self._sent
+        return list(self._sent)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Check every reply, pull the global factors, say what failed.
+        """Check every reply, move the global factors, say what failed.
 
-        Returns
-        -------
-        arrays, metrics
-            Arrays are None where the quorum was missed. Metrics count sites, failures and bytes;
-            nothing in them comes from a patient.
+        The arrays are None where the quorum was missed. Metrics count sites, failures and bytes;
+        nothing in them comes from a patient.
         """
         number, came = self._resumed + server_round, self._by_node(replies)
         lost = {node: self._names.of(node) for node, reply in came.items() if is_lost(reply)}
@@ -243,7 +236,7 @@ class DPFact(TrainOnlyStrategy):
             number,
             usable,
             [
-                Failure(self._names.who(node), reason)
+                Failure(called(node, self._names.of(node)), reason)
                 for node, reason in failed.items()
                 if lost.get(node) not in back
             ],
@@ -290,7 +283,7 @@ class DPFact(TrainOnlyStrategy):
     ) -> SiteReply | str:
         """What a site released, or why that cannot be used; no other node may have its name."""
         if reply.has_error():
-            return words_of(reply.error)
+            return format_error(reply.error)
         try:
             payload = records.read_reply(reply)
             outcome = SiteReply.from_wire(payload.arrays, payload.config, shapes)
@@ -320,20 +313,6 @@ class DPFact(TrainOnlyStrategy):
             quorum=run.min_sites,
             leave_out=run.preflight == "leave-out",
         )
-
-    def _stake(self) -> Stake:
-        """What the round that is being asked for is worth."""
-        rule = self.coordinator.rule
-        return Stake(
-            paid=bool(self.coordinator.planned_events(self._number)),
-            builds=rule.needs_quorum(self._number),
-            left_out=self._left_out,
-            quorum=self.coordinator.run.min_sites,
-            more=self._timeout if self._seconds < self._timeout else 0.0,
-        )
-
-    def _sent_too(self, message: Message) -> None:
-        self._sent.append(message)
 
     def _wait_for_sites(self, grid: Grid, *, first: bool) -> list[int]:
         """Nodes that are there, once there are enough; at first, once the expected number is."""

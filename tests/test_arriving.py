@@ -144,11 +144,20 @@ def test_who_was_lost_is_asked_the_same_again_and_pays_once(play):
 
 
 def test_who_is_silent_is_waited_for_until_the_timeout_and_asked_in_a_later_round(play):
-    network = Network({2: ("a", 10), 3: ("b", 10), 4: ("c", 10)}, {(4, 3): SILENT})
+    silent = {(4, 3): SILENT, (4, 4): SILENT}
+    network = Network({2: ("a", 10), 3: ("b", 10), 4: ("c", 10)}, silent)
     it = play(network, round_timeout=45.0, wait_timeout=45.0)
     assert failures(it) == [("c (node 4)", "no reply within 45 s")]
-    assert [number for _, number in network.asked[4]] == [1, 2, 3, 7, 8, 9, 10]
+    assert [number for _, number in network.asked[4]] == [1, 2, 3, 3, 7, 8, 9, 10]
     assert it.coordinator.finished_rounds == 10
+
+
+def test_who_is_silent_half_way_is_asked_the_same_once_more(play):
+    network = Network({2: ("a", 10), 3: ("b", 10), 4: ("c", 10)}, {(4, 3): SILENT})
+    it = play(network, round_timeout=90.0, wait_timeout=45.0)
+    assert failures(it) == []
+    assert [number for _, number in network.asked[4]][:5] == [1, 2, 3, 3, 8]
+    assert network.paid["c"] == 6
 
 
 def test_who_is_lost_and_does_not_come_back_is_noted_with_flowers_words(play):

@@ -9,7 +9,7 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from dpfact_flower import collect
 from dpfact_flower.client_app import app as client_app
-from dpfact_flower.collect import CollectingGrid, Stake
+from dpfact_flower.collect import RetryingGrid, RoundPolicy
 from dpfact_flower.runtime.grid import InProcessGrid
 
 NEVER = float("inf")
@@ -17,7 +17,7 @@ CONTENT = RecordDict({"config": ConfigRecord({"asked": 1})})
 CRASHED, GONE = Error(8, "crashed"), Error(5, "node unavailable")
 FAILED, REFUSED = (Error(2, f"dpfact:{code} (details)") for code in ("failed", "privacy-refused"))
 LATE = Error(2, "dpfact:late (details)")
-PAID, BUILT_ON, FREE = Stake(True, False), Stake(True, True), Stake(False, False)
+CHARGED, REQUIRED, FREE = RoundPolicy(charged=True), RoundPolicy(True, True), RoundPolicy()
 
 
 class Network(InProcessGrid):
@@ -63,16 +63,16 @@ class Network(InProcessGrid):
 
 @pytest.fixture
 def exchange(monkeypatch):
-    def run(answers, stake, *, online=None, timeout=600.0, first=None):
+    def run(answers, policy, *, online=None, timeout=600.0):
         network, more = Network(answers, online), []
         monkeypatch.setattr(collect, "time", network)
         messages = [
             Message(CONTENT, node, "train", ttl=timeout, group_id="3")
-            for node in (first or network.get_node_ids())
+            for node in network.get_node_ids()
         ]
-        replies = CollectingGrid(network, lambda: stake, more.append).send_and_receive(
-            messages, timeout=timeout
-        )
+        grid = RetryingGrid(network, more.append)
+        grid.policy = policy
+        replies = grid.send_and_receive(messages, timeout=timeout)
         said = {}
         for reply in replies:
             node = int(reply.metadata.reply_to_message_id.split("-")[0])
@@ -85,14 +85,14 @@ def exchange(monkeypatch):
 
 
 def test_without_a_fault_everybody_is_asked_once_and_nobody_is_waited_for(exchange):
-    said, network = exchange({2: [(7, "release")], 3: [(3, REFUSED)]}, BUILT_ON)
+    said, network = exchange({2: [(7, "release")], 3: [(3, REFUSED)]}, REQUIRED)
     assert said == {2: "release", 3: 2}
     assert 7 <= network.now < 8
 
 
-@pytest.mark.parametrize("stake", [PAID, BUILT_ON, FREE])
-def test_a_site_whose_process_was_killed_is_asked_again_and_its_bytes_count(exchange, stake):
-    said, network = exchange({2: [(60, CRASHED), (9, "release")], 3: [(5, "release")]}, stake)
+@pytest.mark.parametrize("policy", [CHARGED, REQUIRED, FREE])
+def test_a_site_whose_process_was_killed_is_asked_again_and_its_bytes_count(exchange, policy):
+    said, network = exchange({2: [(60, CRASHED), (9, "release")], 3: [(5, "release")]}, policy)
     assert said == {2: "release", 3: "release"}
     assert 69 <= network.now < 71
     ((_, first), (at, again)) = network.asked[2]
@@ -104,7 +104,7 @@ def test_a_site_whose_process_was_killed_is_asked_again_and_its_bytes_count(exch
 def test_a_supernode_that_comes_back_is_waited_for_where_something_was_paid(exchange):
     answers = {2: [(50, GONE), (9, "release")], 3: [(5, "release")]}
     online = {2: [(0, 50), (110, NEVER)]}
-    said, network = exchange(answers, PAID, online=online)
+    said, network = exchange(answers, CHARGED, online=online)
     assert said == {2: "release", 3: "release"}
     assert 119 <= network.now < 121
     said, network = exchange(answers, FREE, online=online)
@@ -114,75 +114,75 @@ def test_a_supernode_that_comes_back_is_waited_for_where_something_was_paid(exch
 
 def test_a_supernode_without_a_key_comes_back_under_another_number(exchange):
     answers = {2: [(50, GONE)], 3: [(5, "release")], 4: [(9, "release")]}
-    said, _ = exchange(answers, PAID, online={2: [(0, 50)], 4: [(80, NEVER)]})
+    said, _ = exchange(answers, CHARGED, online={2: [(0, 50)], 4: [(80, NEVER)]})
     assert said == {2: 5, 3: "release", 4: "release"}
 
 
 def test_who_stays_away_is_not_waited_for_without_end(exchange):
     answers, online = {2: [(50, GONE)], 3: [(5, "release")]}, {2: [(0, 50)]}
-    said, network = exchange(answers, BUILT_ON, online=online)
+    said, network = exchange(answers, REQUIRED, online=online)
     assert said == {2: 5, 3: "release"}
     assert 170 <= network.now < 171  # two minutes
-    _, network = exchange(answers, PAID, online=online, timeout=100.0)
+    _, network = exchange(answers, CHARGED, online=online, timeout=100.0)
     assert 100 <= network.now < 101
 
 
 def test_who_fails_again_and_again_is_left_alone(exchange):
-    said, network = exchange({2: [(10, CRASHED)] * 9, 3: [(1, FAILED)] * 9}, PAID)
+    said, network = exchange({2: [(10, CRASHED)] * 9, 3: [(1, FAILED)] * 9}, CHARGED)
     assert said == {2: 8, 3: 2}
     assert {node: len(times) for node, times in network.asked.items()} == {2: 3, 3: 2}
 
 
 def test_a_refusal_is_final(exchange):
-    said, network = exchange({2: [(10, REFUSED)] * 2, 3: [(1, Error(7, "no FAB"))] * 2}, BUILT_ON)
+    said, network = exchange({2: [(10, REFUSED)] * 2, 3: [(1, Error(7, "no FAB"))] * 2}, REQUIRED)
     assert said == {2: 2, 3: 7}
     assert {len(times) for times in network.asked.values()} == {1}
 
 
-@pytest.mark.parametrize(("stake", "asked"), [(BUILT_ON, 1), (PAID, 0)])
-def test_who_connects_late_is_asked_where_later_rounds_build_on_it(exchange, stake, asked):
+@pytest.mark.parametrize(("policy", "asked"), [(REQUIRED, 1), (CHARGED, 0)])
+def test_who_connects_late_is_asked_where_later_rounds_build_on_it(exchange, policy, asked):
     answers = {2: [(100, "release")], 3: [(9, "release")]}
-    said, network = exchange(answers, stake, online={3: [(40, NEVER)]})
+    said, network = exchange(answers, policy, online={3: [(40, NEVER)]})
     assert len(network.asked[3]) == asked
     assert said == {2: "release"} | ({3: "release"} if asked else {})
 
 
-@pytest.mark.parametrize(("stake", "came"), [(BUILT_ON, "release"), (PAID, None)])
+@pytest.mark.parametrize(("policy", "came"), [(REQUIRED, "release"), (CHARGED, None)])
 def test_who_is_there_and_missing_at_the_end_is_asked_once_more_where_it_matters(
-    exchange, stake, came
+    exchange, policy, came
 ):
     """It was stopped for all of the round, say, or cut off after the charge."""
     answers = {2: [(NEVER, "release")] * 2 + [(9, "release")], 3: [(5, "release")]}
-    said, network = exchange(answers, stake)
+    said, network = exchange(answers, policy)
     assert said.get(2) == came
     assert (609 if came else 600) <= network.now < 611
     if came:
         assert network.asked[2][2][1].metadata.ttl == 150
         answers[2][2] = (NEVER, "release")
-        _, network = exchange(answers, stake)
+        _, network = exchange(answers, policy)
         assert 750 <= network.now < 751
 
 
 @pytest.mark.parametrize(
-    ("stake", "came"), [(Stake(True, False, quorum=2, more=900.0), "release"), (PAID, 2)]
+    ("policy", "came"), [(RoundPolicy(True, quorum=2, grace=900.0), "release"), (CHARGED, 2)]
 )
 def test_who_says_late_before_the_end_is_asked_again_where_who_is_silent_would_be(
-    exchange, stake, came
+    exchange, policy, came
 ):
     """It has paid nothing, and had less time than it gets now."""
     answers = {2: [(590, LATE), (NEVER, LATE), (700, "release")], 3: [(5, "release")]}
-    said, network = exchange(answers, stake)
+    said, network = exchange(answers, policy)
     assert said == {2: came, 3: "release"}
     assert len(network.asked[2]) == (3 if came == "release" else 2)
 
 
 def test_a_reply_of_the_first_asking_does_not_count_twice(exchange):
     answers = {2: [(30, CRASHED), (9, "release")], 3: [(NEVER, CRASHED)] * 2}
-    said, _ = exchange(answers, PAID, timeout=60.0)
+    said, _ = exchange(answers, CHARGED, timeout=60.0)
     assert said == {2: "release"}
 
 
-@pytest.mark.parametrize("stake", [PAID, BUILT_ON, FREE])
+@pytest.mark.parametrize("policy", [CHARGED, REQUIRED, FREE])
 @pytest.mark.parametrize(
     ("answers", "came"),
     [
@@ -193,9 +193,9 @@ def test_a_reply_of_the_first_asking_does_not_count_twice(exchange):
     ],
 )
 def test_who_says_nothing_is_asked_once_more_half_way_and_either_reply_counts(
-    exchange, stake, answers, came
+    exchange, policy, answers, came
 ):
-    said, network = exchange({2: answers, 3: [(5, "release")]}, stake)
+    said, network = exchange({2: answers, 3: [(5, "release")]}, policy)
     assert said == {2: "release", 3: "release"}
     assert came <= network.now < came + 1
     (_, (at, again)) = network.asked[2]
@@ -205,7 +205,7 @@ def test_who_says_nothing_is_asked_once_more_half_way_and_either_reply_counts(
 
 def test_who_is_not_there_half_way_is_not_asked(exchange):
     answers = {2: [(400, "release")], 3: [(5, "release")]}
-    said, network = exchange(answers, PAID, online={2: [(0, 200)]})
+    said, network = exchange(answers, CHARGED, online={2: [(0, 200)]})
     assert said == {2: "release", 3: "release"}
     assert len(network.asked[2]) == 1
 
@@ -233,7 +233,7 @@ def test_a_superlink_that_fails_for_a_moment_does_not_end_the_run(
 ):
     network = Busy({2: [(7, "release")]}, seconds, status)
     monkeypatch.setattr(collect, "time", network)
-    grid = CollectingGrid(network, lambda: PAID, lambda message: None)
+    grid = RetryingGrid(network, lambda message: None)
     messages = [Message(CONTENT, 2, "train", ttl=600, group_id="3")]
     if ends:
         with pytest.raises(httpx.HTTPStatusError):
@@ -245,4 +245,4 @@ def test_a_superlink_that_fails_for_a_moment_does_not_end_the_run(
 
 
 def test_nothing_is_sent_where_nobody_is_asked():
-    assert CollectingGrid(None, None, None).send_and_receive([], timeout=1.0) == []
+    assert RetryingGrid(None, None).send_and_receive([], timeout=1.0) == []

@@ -250,19 +250,16 @@ def _failures(records: Iterable[RoundRecord]) -> list[dict[str, str]]:
     ]
 
 
-def _arrivals(records: Iterable[RoundRecord]) -> list[tuple[str, int, int, float, int]]:
-    """By site, of replies used on arrival: how many, left out, staleness on average, at most."""
+def _arrivals(records: Iterable[RoundRecord]) -> list[tuple[str, int, float, int]]:
+    """By site, of replies used on arrival: how many, staleness on average, at most."""
     found: dict[str, list[Arrival]] = {}
     for record in records:
         for each in record.arrivals:
             found.setdefault(each.site, []).append(each)
     return [
-        (
-            site, len(own), sum(not each.used for each in own),
-            mean(each.staleness for each in own), max(each.staleness for each in own),
-        )
+        (site, len(own), mean(e.staleness for e in own), max(e.staleness for e in own))
         for site, own in sorted(found.items())
-    ]  # fmt: skip
+    ]
 
 
 def _ranges(numbers: Iterable[int]) -> str:

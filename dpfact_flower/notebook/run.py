@@ -28,7 +28,7 @@ from dpfact_flower.evaluation.summary import Summary
 from dpfact_flower.evaluation.tables import GlobalCodes, SharedPhenotypes
 from dpfact_flower.machine.files import replacing
 from dpfact_flower.privacy import price_of_replacing, rounded_up
-from dpfact_flower.server.history import History, RoundRecord, read_history
+from dpfact_flower.server.history import RoundRecord, read_history, write_history
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -105,7 +105,7 @@ class Run:
         write_config(place, dict(self.settings), self.versions)
         write_summary(place, self.summary)
         write_phenotypes(place, self.tables)
-        History(place, durable=False).note(self.records)
+        write_history(place, self.records, durable=False)
         for number, name in self.model.names.items():
             write_name(place, number, name, self.model.rank)
         return replace(self, folder=place)

@@ -21,17 +21,18 @@ from dpfact_flower.errors import QuorumError, SettingsError, StateError, shown
 from dpfact_flower.machine.files import disk_errors, reserved
 from dpfact_flower.privacy import ReleaseEvent
 from dpfact_flower.server.checkpoint import CHECKPOINT, RECEIVED, Checkpoint
-from dpfact_flower.server.history import Failure, History, RoundRecord
+from dpfact_flower.server.history import Failure, RoundRecord, write_history
+from dpfact_flower.server.rule import numbered, unnumbered
 from dpfact_flower.server.rules import MakeRule, rule_for
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.tensor import Factors
-from dpfact_flower.tensor.arrays import Array, Selection, Weights
+from dpfact_flower.tensor.arrays import Array, Selection
 from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 
 _logger = logging.getLogger(__name__)
 _COPIES = 4
 """Of the factors on the disk at most: two checkpoints, the model, and phenotypes."""
-_ROUND_BYTES, _SITE_BYTES, _BESIDE = 600, 300, 2**20
+_ROUND_BYTES, _SITE_BYTES, _MORE_BYTES = 600, 300, 2**20
 """Of a record, thrice: in two checkpoints and the history; of a site in it; of all the rest."""
 
 
@@ -65,7 +66,7 @@ class Coordinator:
         it, an unfinished run found there is refused and a finished one is replaced.
     durable : bool
         Whether a checkpoint waits for the disk. Without it one survives a killed process, but not
-        necessarily a power loss; for simulations.
+        necessarily a power loss; for simulations, in which no site is charged.
     rule : class or function, optional
         Makes the `ServerRule`, from feature shape and settings. Default: the one that `run` names.
 
@@ -83,8 +84,6 @@ class Coordinator:
         What the replies do to the global factors.
     records : list of RoundRecord
         The rounds so far.
-    durable : bool
-        As given: False for simulations, in which nobody pays.
     resumed : bool
         Whether the run goes on from a checkpoint, if only from one before its first round.
     """
@@ -105,32 +104,29 @@ class Coordinator:
         durable: bool = True,
         rule: MakeRule | None = None,
     ) -> None:
-        if len(feature_shape) == 0 or any(size < 1 for size in feature_shape):
+        self._feature_shape = [int(size) for size in feature_shape]
+        if min(self._feature_shape, default=0) < 1:
             raise SettingsError(f"feature shape: need positive sizes, got {tuple(feature_shape)}")
-        privacy = privacy or PrivacySettings()
-        self.solver = privacy.settled(solver or SolverSettings())
         self.run = run or RunSettings()
-        self.run_dir = None if run_dir is None else Path(run_dir)
         if self.run.pace != self.pace:
             raise SettingsError(
                 f"pace: {self.run.pace!r} needs the strategy dpfact_flower.DPFact; Flower's older "
                 f"strategies work {self.pace!r}"
             )
-        self.rule = rule_for(feature_shape, self.solver, privacy, self.run, rule)
+        privacy = privacy or PrivacySettings()
+        self.solver = privacy.settled(solver or SolverSettings())
+        self.rule = rule_for(self._feature_shape, self.solver, privacy, self.run, rule)
+        self.rule.check_sites(max(self.run.sites, self.run.min_sites))
         self.privacy = self.rule.privacy
         self.vocabulary = vocabulary
+        self.run_dir = None if run_dir is None else Path(run_dir)
+        self.durable = durable
         self.records: list[RoundRecord] = []
         self.resumed = False
-        self._feature_shape = [int(size) for size in feature_shape]
-        self.durable = durable
-        self.rule.check_sites(max(self.run.sites, self.run.min_sites))
         if self.run_dir is not None:
             with disk_errors(self.run_dir):
                 self.run_dir.mkdir(parents=True, exist_ok=True)
-            self._history = History(self.run_dir, durable=durable)
-            self._open(self.run_dir / CHECKPOINT, resume=resume)
-            if self.resumed and (self.run_dir / RECEIVED).exists():
-                self._close_received(Checkpoint.read(self.run_dir / RECEIVED))
+            self._open(self.run_dir, resume=resume)
         if not self.run.job:
             self.run = replace(self.run, job=f"job-{uuid.uuid4().hex[:12]}")
 
@@ -163,13 +159,7 @@ class Coordinator:
         return self.rule.planned_events(round_number)
 
     def start_from(self, factors: Factors) -> None:
-        """Start from the given global factors instead of those of the public seed.
-
-        Raises
-        ------
-        SettingsError
-            If they have other shapes, or the run learns its own start.
-        """
+        """Start from the given global factors instead of those of the public seed."""
         shapes = [factor.shape for factor in self.factors]
         if [factor.shape for factor in factors] != shapes:
             raise SettingsError(f"initial arrays: need shapes {shapes}")
@@ -178,18 +168,15 @@ class Coordinator:
         self.rule.factors = factors
 
     def request(self, round_number: int) -> RoundRequest:
-        """What to ask of every site in this round.
-
-        Raises
-        ------
-        SettingsError
-            Beyond the rounds of the run settings, which sites plan their budget for.
-        """
-        if round_number > self.rounds:
+        """What to ask of every site in this round."""
+        if round_number > self.rounds:  # sites plan their budget for the run's rounds
             raise SettingsError(
                 f"rounds: the run has {self.rounds}, round {round_number} was asked for; give "
                 "Flower and the run settings the same number"
             )
+        weights = getattr(self.rule, "weights", None)
+        answers = [each for record in self.records for each in record.answers]
+        before = sorted((number, site) for site, number, _ in answers if number < round_number)
         return RoundRequest(
             job=self.run.job,
             round=round_number,
@@ -200,36 +187,17 @@ class Coordinator:
             vocabulary=self.vocabulary,
             anchors=self.rule.anchors(round_number),
             selection=self.selection,
-            weights=self._weights(round_number),
+            weights=weights(round_number) if weights else (),
             rule=self.rule.name,
-            answered=self._answers_before(round_number),
+            answered={site: number for number, site in before},
         )
 
-    def _answers_before(self, round_number: int) -> dict[str, int]:
-        """The last round before this one that each site has answered."""
-        found: dict[str, int] = {}
-        for record in self.records:
-            for site, number, _ in record.answers:
-                if number < round_number:
-                    found[site] = max(number, found.get(site, 0))
-        return found
-
-    def _weights(self, round_number: int) -> Weights:
-        """Weights of codes that a round's request carries: of the rules that have any."""
-        weights: Weights = getattr(self.rule, "weights", lambda _: ())(round_number)
-        return weights
-
     def begin(self, sites: int) -> None:
-        """Make sure that the run can be gone on with, before anything is asked of a site.
+        """Make sure that the run can be continued, before anything is asked of so many sites.
 
-        A checkpoint without a round is written, once there is room for those to come: what sites
-        are charged in a round that this process does not live to finish is not lost, since whoever
-        goes on asks for the same, under the same job.
-
-        Parameters
-        ----------
-        sites : int
-            How many will be asked: the records of rounds name them.
+        A checkpoint without a round is written if the disk has room for those to come. If this
+        process dies in the first round, whoever continues asks for the same under the same job, so
+        what sites were charged is not lost.
 
         Raises
         ------
@@ -238,14 +206,14 @@ class Coordinator:
         """
         if self.run_dir is None or self.records:
             return
-        arrays = sum(array.nbytes for array in self._state().values())
-        lines = self.rounds * (_ROUND_BYTES + _SITE_BYTES * sites)
+        factors = sum(array.nbytes for array in self._state().values())
+        records = self.rounds * (_ROUND_BYTES + _SITE_BYTES * sites)
+        received = 4 * sites * self._most_values()
         with disk_errors(self.run_dir):
-            room = self._copies(sites) * arrays + lines + _BESIDE + self._received_bytes(sites)
+            room = self._copies(sites) * factors + records + received + _MORE_BYTES
             with reserved(self.run_dir / ".room", room):
                 pass
-            self._write(self.run_dir)
-            self._history.note(self.records)
+            self.save()
 
     def seconds_for(self, round_number: int) -> float:
         """Seconds that the sites have for a round: they are told, and pay nothing after it.
@@ -254,10 +222,10 @@ class Coordinator:
         before, at their slowest. That must be known when the sites are asked. What later rounds
         build on is waited for in any case.
         """
-        run, known = self.run, [record.quorum_seconds for record in self.records]
-        if not run.grace or not any(known) or self.rule.needs_quorum(round_number):
+        run, slowest = self.run, max((each.quorum_seconds for each in self.records), default=0.0)
+        if not run.grace or not slowest or self.rule.needs_quorum(round_number):
             return run.round_timeout
-        return min(max(known) + run.grace, run.round_timeout)
+        return min(slowest + run.grace, run.round_timeout)
 
     def check_connected(self, sites: int, *, first: bool) -> None:
         """Decide whether a round may begin with the sites that are connected.
@@ -298,7 +266,7 @@ class Coordinator:
 
         Below the quorum the factors stay as they are, and the record says so. Replies that later
         rounds build on are written first, since sites paid for them and the work may take minutes:
-        whoever goes on after a crash has them, and asks nobody.
+        whoever continues after a crash has them, and asks nobody.
 
         Raises
         ------
@@ -318,8 +286,8 @@ class Coordinator:
             self._keep(record, unique)
             self.rule.update(round_number, unique)
         elif self.rule.needs_quorum(round_number):
-            if self.run_dir is not None:  # for who looks why; going on asks for this round again
-                self._history.note([*self.records, record])
+            if self.run_dir is not None:  # for who looks why; the round will be asked for again
+                write_history(self.run_dir, [*self.records, record], durable=self.durable)
             raise QuorumError(
                 f"round {round_number}: {len(unique)} usable replies, the quorum is "
                 f"{self.run.min_sites}, and later rounds build on this one. {_why(failed)}. What "
@@ -331,24 +299,27 @@ class Coordinator:
                 round_number, len(unique), self.run.min_sites,
             )  # fmt: skip
         self.records.append(record)
-        if self.run_dir is not None:
-            self._write(self.run_dir)
-            self._history.note(self.records)
-            (self.run_dir / RECEIVED).unlink(missing_ok=True)
+        self.save()
         return record
 
-    def check_learned(self) -> None:
-        """Refuse to call a run finished if no round met the quorum.
-
-        Raises
-        ------
-        QuorumError
-            With the failures of the last round.
-        """
-        if any(record.updated for record in self.records):
+    def save(self) -> None:
+        """Write checkpoint and history."""
+        if self.run_dir is None:
             return
-        last = self.records[-1].failures if self.records else ()
-        raise QuorumError(f"no round met the quorum of {self.run.min_sites} site(s). {_why(last)}")
+        now = self._checkpoint(self.records, self._state())
+        now.write(self.run_dir / CHECKPOINT, durable=self.durable)
+        write_history(self.run_dir, self.records, durable=self.durable)
+        (self.run_dir / RECEIVED).unlink(missing_ok=True)  # the factors have moved on from these
+
+    def check_learned(self) -> None:
+        """Refuse to call a run finished if no round met the quorum."""
+        if not any(record.updated for record in self.records):
+            last = self.records[-1].failures if self.records else ()
+            raise QuorumError(
+                f"no round met the quorum of {self.run.min_sites} site(s). {_why(last)}"
+            )
+
+    # --- Checkpoints
 
     def _identity(self) -> dict[str, Any]:
         """What a checkpoint must agree on for its continuation to be the same run."""
@@ -377,38 +348,32 @@ class Coordinator:
         """How many times the first checkpoint's arrays will lie on the disk at most."""
         return _COPIES
 
-    def _write(self, folder: Path) -> None:
-        state = self._state()
-        checkpoint = Checkpoint(self._identity(), self.run.job, self.rounds, self.records, state)
-        checkpoint.write(folder / CHECKPOINT, durable=self.durable)
-
-    def _received_bytes(self, sites: int) -> int:
-        """What `RECEIVED` will take at most."""
+    def _most_values(self) -> int:
+        """Of a site's reply in a round that later ones build on."""
         rounds = filter(self.rule.needs_quorum, range(1, self.rounds + 1))
-        shapes = (self.reply_shapes(number) for number in rounds)
-        return 4 * sites * max((sum(map(math.prod, each)) for each in shapes), default=0)
+        return max((sum(map(math.prod, self.reply_shapes(n))) for n in rounds), default=0)
+
+    def _checkpoint(self, records: list[RoundRecord], arrays: Mapping[str, Array]) -> Checkpoint:
+        return Checkpoint(self._identity(), self.run.job, self.rounds, records, arrays)
 
     def _keep(self, record: RoundRecord, replies: Sequence[SiteReply]) -> None:
         if self.run_dir is None or not self.rule.needs_quorum(record.round):
             return
-        arrays = {
-            f"{site}_{number}": array
-            for site, reply in enumerate(replies)
-            for number, array in enumerate(reply.arrays)
-        }
-        records = [*self.records, record]
-        received = Checkpoint(self._identity(), self.run.job, self.rounds, records, arrays)
+        arrays: dict[str, Array] = {}
+        for number, reply in enumerate(replies):
+            arrays |= numbered(f"reply_{number}", reply.arrays)
         with disk_errors(self.run_dir):
+            received = self._checkpoint([*self.records, record], arrays)
             received.write(self.run_dir / RECEIVED, durable=self.durable)
 
     def _close_received(self, found: Checkpoint) -> None:
         """Close the round whose replies were in when the run stopped."""
         if (found.job, found.finished_rounds) != (self.run.job, self.finished_rounds + 1):
             return
-        record, arrays = found.records[-1], range(len(self.reply_shapes(found.finished_rounds)))
+        record = found.records[-1]
         replies = [
-            SiteReply(name, tuple(found.arrays[f"{site}_{number}"] for number in arrays))
-            for site, name in enumerate(record.sites)
+            SiteReply(name, unnumbered(found.arrays, f"reply_{number}"))
+            for number, name in enumerate(record.sites)
         ]
         _logger.info("round %d: going on from the replies that were in", record.round)
         self.close_round(
@@ -416,7 +381,8 @@ class Coordinator:
             bytes_up=record.bytes_up, seconds=record.seconds, quorum_seconds=record.quorum_seconds,
         )  # fmt: skip
 
-    def _open(self, path: Path, *, resume: bool) -> None:
+    def _open(self, folder: Path, *, resume: bool) -> None:
+        path = folder / CHECKPOINT
         if not path.exists():
             if resume:
                 raise StateError(f"{path}: no checkpoint to resume from")
@@ -425,7 +391,7 @@ class Coordinator:
         if not resume:
             if found.finished_rounds < found.rounds:
                 raise StateError(
-                    f"{path.parent} holds an unfinished run (round {found.finished_rounds} of "
+                    f"{folder} holds an unfinished run (round {found.finished_rounds} of "
                     f"{found.rounds}): set resume = true to continue it, or choose another folder"
                 )
             return
@@ -440,8 +406,10 @@ class Coordinator:
         self.run, self.resumed = replace(self.run, job=found.job), True
         self.records = found.records
         self._restore(found.arrays)
-        self._history.note(self.records)
+        write_history(folder, self.records, durable=self.durable)
         _logger.info("resumed from %s after round %d", path, self.finished_rounds)
+        if (folder / RECEIVED).exists():
+            self._close_received(Checkpoint.read(folder / RECEIVED))
 
 
 def utc_now() -> str:

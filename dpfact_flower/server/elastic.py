@@ -29,10 +29,11 @@ class ElasticRule:
     """Elastic averaging of the sites' factors, eq. (global); before it, a start.
 
     The start is the public seed's, or in mode none round 1 asks every site for its co-occurrences,
-    as patient mode does, but without noise; on long lists for its counts of codes, and round 2 for
-    the co-occurrences of the most frequent (`selection`, which is empty again after it). Then it is
-    known how much of each phenotype a site has, and that is how much the site counts in the mean. A
-    subclass with an `update` of its own gets factors in every round: it starts at random.
+    as patient mode does, but without noise. On long lists round 1 asks for counts of codes, and
+    round 2 for the co-occurrences of the most frequent (`selection`, which is empty again after
+    it). Then the server knows how much of each phenotype a site has, and that is the site's weight
+    in the mean. A subclass with an `update` of its own gets factors in every round: it starts at
+    random.
     """
 
     name = "elastic"
@@ -139,11 +140,10 @@ class ElasticRule:
         self._usage = dict(zip(arrays["usage_sites"].tolist(), arrays["usage"], strict=True))
 
     def _pull(self, replies: Sequence[SiteReply], parts: int, shares: Sequence[float] = ()) -> None:
-        """Go toward the replies' mean: the n-th part of the way that a round goes.
+        """Go one of so many parts of a round's way toward the replies' mean, weighed by `shares`.
 
         A round with T sites goes T * step of it, so ``1 - T * step`` is left. After `parts` parts
-        of ``1 - (1 - T * step) ** (1 / parts)`` each the same is left. A reply may count by a share
-        of what it would.
+        of ``1 - (1 - T * step) ** (1 / parts)`` each the same is left.
         """
         arrays = [reply.arrays for reply in replies]
         stale = any(share != 1 for share in shares)
@@ -211,13 +211,7 @@ class ElasticRule:
 def starts_from_cooccurrences(
     feature_shape: Sequence[int], privacy: PrivacySettings, run: RunSettings
 ) -> bool:
-    """Whether a run begins with co-occurrences.
-
-    Raises
-    ------
-    SettingsError
-        If it is asked for where it cannot be.
-    """
+    """Whether a run begins with co-occurrences; refused where that was asked for and cannot be."""
     taken = start_rounds(feature_shape)
     if run.start == "cooccurrence":
         if privacy.privacy == "paper":
@@ -241,22 +235,12 @@ def start_rounds(feature_shape: Sequence[int]) -> int:
 
 
 def elastic_step(settings: SolverSettings, step: float, sites: int) -> float:
-    """Step per site of the elastic pull.
+    """Step per site of the elastic pull of so many sites, at least one.
 
-    Parameters
-    ----------
-    settings : SolverSettings
-    step : float
-        As the run asks for; 0 stands for eta * gamma with psgd and a gamma of the user's, as in
-        eq. (global), and otherwise for 1 / sites: the global factors become the sites' mean.
-    sites : int
-        Number of sites that pull, at least 1.
-
-    Raises
-    ------
-    SettingsError
-        If the server would never move, or the pull of all sites together exceeds 1: it would
-        overshoot their mean.
+    That is the `step` that a run asks for. If that is 0, it is eta * gamma with psgd and a gamma of
+    the user's, as in eq. (global), and otherwise 1 / sites: the global factors become the sites'
+    mean. Refused if the server would never move, or if all sites' pull together exceeds 1: it would
+    overshoot their mean.
     """
     if step == 0 and (settings.solver != "psgd" or settings.is_relative):
         return 1 / sites
@@ -279,17 +263,8 @@ def elastic_average(
     """One elastic pull, ``F^ += step * sum_t (F~_t - F^)``: eq. (global), step = eta * gamma.
 
     Sites that did not answer are left out of the sum: an elastic pull needs no re-weighting.
-
-    Parameters
-    ----------
-    anchors : tuple of ndarray of float32
-        Global factors.
-    replies : sequence of the same, one per site
-        In a fixed order (by site name): floating-point sums depend on the order, results must not.
-    step : float
-        At most 1 / number of sites.
-    shares : sequence of float, optional
-        By which replies count; the way is as long as if all counted fully.
+    Replies come in a fixed order, by site: floating-point sums depend on the order, results must
+    not. If replies count by `shares`, the way is as long as if all counted fully.
     """
     moved = []
     counts = np.array(shares) * len(replies) / sum(shares) if shares else np.ones(len(replies))
@@ -303,15 +278,7 @@ def elastic_average(
 
 
 def weighted_mean(replies: Sequence[Factors], weights: Floats) -> Factors:
-    """Mean of the sites' factors, each column with weights of its own.
-
-    Parameters
-    ----------
-    replies : sequence of tuples of ndarray of float32, each (I_n, R)
-        In a fixed order, as for `elastic_average`.
-    weights : ndarray of float64, shape (T, R)
-        Columns add up to 1.
-    """
+    """Mean of the sites' factors, in a fixed order; columns of the weights (T, R) add up to 1."""
     return tuple(
         sum(own * weight for own, weight in zip(factors, weights, strict=True)).astype(np.float32)
         for factors in zip(*replies, strict=True)

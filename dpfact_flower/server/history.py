@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dpfact_flower.errors import DataError, heard
-from dpfact_flower.machine.files import add_line, replacing
+from dpfact_flower.machine.files import replacing
 from dpfact_flower.machine.parsed import from_json
 
 HISTORY = "history.jsonl"
@@ -28,23 +28,20 @@ class Failure:
 
 
 class Arrival(NamedTuple):
-    """A reply, where replies are used when they come.
+    """A reply that was used when it came.
 
     Attributes
     ----------
     site : str
     round : int
-        That it answers.
+        The round that the reply answers.
     staleness : int
         Updates of the model between the question and this reply.
-    used : bool
-        False where that was too many, and the reply was left out.
     """
 
     site: str
     round: int
     staleness: int
-    used: bool = True
 
 
 @dataclass(frozen=True)
@@ -64,12 +61,11 @@ class RoundRecord:
     seconds : float
         From sending the requests until the last reply is read, without the update.
     ended : str
-        When, UTC, in ISO format; empty in records of before that was noted.
+        When, UTC, in ISO format.
     quorum_seconds : float
-        From sending the requests until as many sites as the quorum had answered; 0 where they did
-        not, or it was not noted.
+        From sending the requests until as many sites as the quorum had answered; 0 if they did not.
     arrivals : tuple of Arrival
-        Where replies are used on arrival, those that came in the round, in their order.
+        Replies that were used on arrival, in their order.
     """
 
     round: int
@@ -85,54 +81,21 @@ class RoundRecord:
 
     @cached_property
     def line(self) -> str:
-        """The record as JSON, made once: a checkpoint has those of all rounds before it."""
+        """The record as JSON, made once, because each checkpoint has the lines of all rounds."""
         return json.dumps(asdict(self))
 
     @property
     def answers(self) -> list[tuple[str, int, bool]]:
         """Each site that answered, the round that it answered, and whether that was used."""
-        if self.arrivals:
-            return [(each.site, each.round, each.used and self.updated) for each in self.arrivals]
-        return [(site, self.round, self.updated) for site in self.sites]
-
-    @classmethod
-    def from_dict(cls, line: dict[str, Any]) -> RoundRecord:
-        """Read what `dataclasses.asdict` and JSON made of a record."""
-        failures = tuple(Failure(**failure) for failure in line["failures"])
-        own = {"round": int(line["round"]), "sites": tuple(line["sites"]), "failures": failures}
-        own["arrivals"] = tuple(
-            Arrival(str(site), int(number), int(staleness), bool(used))
-            for site, number, staleness, used in line.get("arrivals", ())
-        )
-        return cls(**{**line, **own})
+        answered = [(each.site, each.round) for each in self.arrivals]
+        answered = answered or [(site, self.round) for site in self.sites]
+        return [(site, number, self.updated) for site, number in answered]
 
 
-class History:
-    """The file `history.jsonl` of a run.
-
-    Parameters
-    ----------
-    folder : Path
-    durable : bool
-        Whether a new line waits for the disk.
-    """
-
-    def __init__(self, folder: Path, *, durable: bool) -> None:
-        self._path, self._durable = folder / HISTORY, durable
-        self._size = 0
-        """As this process left the file; 0 before that."""
-
-    def note(self, records: Sequence[RoundRecord]) -> None:
-        """Append the newest record to a file that is as it was left; write them all to any other.
-
-        A line may be missing or cut off where a process died or the disk was full.
-        """
-        if self._size and self._path.exists() and self._path.stat().st_size == self._size:
-            self._size = add_line(self._path, records[-1].line, durable=self._durable)
-            return
-        with replacing(self._path, durable=self._durable) as file:
-            file.write("".join(f"{record.line}\n" for record in records).encode())
-            self._size = file.tell()
+def write_history(folder: Path, records: Iterable[RoundRecord], *, durable: bool) -> None:
+    """Write a run's `history.jsonl`, in place of the one before."""
+    with replacing(folder / HISTORY, durable=durable) as file:
+        file.write("".join(f"{record.line}\n" for record in records).encode())
 
 
 def read_history(folder: Path) -> list[RoundRecord]:
@@ -154,18 +117,19 @@ def read_history(folder: Path) -> list[RoundRecord]:
         raise DataError(f"{path}: {error}") from None
 
 
-def read_lines(lines: Iterable[bytes | str]) -> list[RoundRecord]:
-    """Records from their lines.
-
-    Raises
-    ------
-    DataError
-        Naming the line that is damaged.
-    """
+def read_lines(lines: Sequence[bytes | str]) -> list[RoundRecord]:
+    """Records from their lines; a `DataError` names the line that is damaged."""
     records = []
-    for number, line in enumerate(lines, start=1):
+    for number, text in enumerate(lines, start=1):
         try:
-            records.append(RoundRecord.from_dict(from_json(line)))
+            line = from_json(text)
+            own = {
+                "round": int(line["round"]),
+                "sites": tuple(line["sites"]),
+                "failures": tuple(Failure(**failure) for failure in line["failures"]),
+                "arrivals": tuple(Arrival(*each) for each in line["arrivals"]),
+            }
+            records.append(RoundRecord(**{**line, **own}))
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
             raise DataError(f"line {number} is damaged") from None
     return records

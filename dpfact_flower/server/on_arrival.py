@@ -1,16 +1,16 @@
 """Modes none and paper without waiting: every reply moves the model when it comes.
 
-The first round is in step, and all of a start: then it is known who is there, and where the run
-begins. From then on a reply takes the place of its site's last one, and the rule moves on from the
-last ones of all sites. So nobody counts more for answering more often. What a site said last counts
-fully for two rounds, as long as it takes where all are equally fast, and then less and less:
-``1 / (1 + age - 2)``, the hinge of FedAsync (Xie, Koyejo and Gupta 2019,
+The first round is in step, and so are all rounds of a start: then it is known who is there, and
+where the run begins. From then on a reply takes the place of its site's last one, and the rule
+moves on from the last replies of all sites. So no site counts more for answering more often. The
+last reply of a site counts fully for two rounds, as long as it takes where all are equally fast,
+and then less and less: ``1 / (1 + age - 2)``, the hinge of FedAsync (Xie, Koyejo and Gupta 2019,
 https://arxiv.org/abs/1903.03934). Without that, the few early replies of a slow site hold the model
 where it was.
 
 Rounds still have numbers, since budgets are planned over them, and a site answers each number once
 at most. A round is over once the quorum and more than half of the sites that are there have
-answered it. Who is slower goes on with the round that the others are in; who is faster may be a
+answered it. A slower site continues with the round that the others are in. A faster site may be a
 round ahead, and waits then: more replies of the same site are charged for, and teach little.
 """
 
@@ -35,10 +35,8 @@ _logger = logging.getLogger(__name__)
 _AHEAD = 1
 """Rounds that a site may be ahead of most."""
 _FRESH = 2.0
-"""Rounds since the question in which what a site said last counts fully."""
+"""Rounds since the question in which a site's last reply counts fully."""
 _STATE = "on_arrival"
-_NOTED = ("round", "version", "answered", "heard", "based", "failed")
-"""Of a site, in a checkpoint, beside its arrays."""
 
 
 @dataclass
@@ -55,24 +53,25 @@ class _Site:
         While a reply is waited for.
     answered : int
         The last round that it answered.
-    heard : int
-        Version of the model after its last reply.
     last : tuple of ndarray of float32
-        What it replied last; where it answered the start alone, the factors of the start.
+        Its last reply; if it answered the start alone, the factors of the start.
     based : int
-        Version of the model that this was an answer to.
+        Version of the model that its last reply answers.
     failed : bool
-        Whether its last reply was none.
+        Whether it gave no usable reply to the last question.
     """
 
     round: int = 0
     version: int = 0
     asked: RoundRequest | None = None
     answered: int = 0
-    heard: int = 0
     last: Factors = ()
     based: int = 0
     failed: bool = False
+
+
+_NOTED = ("round", "version", "answered", "based", "failed")
+"""Of a site, in a checkpoint, beside its arrays."""
 
 
 @dataclass
@@ -120,6 +119,11 @@ class OnArrival(Coordinator):
         """Whether all rounds are over."""
         return self.finished_rounds >= self.rounds
 
+    @property
+    def waited_for(self) -> dict[str, RoundRequest]:
+        """Open requests by site; after a resume, those that were open before."""
+        return {who: site.asked for who, site in self._sites.items() if site.asked}
+
     def close_round(
         self,
         round_number: int,
@@ -127,28 +131,24 @@ class OnArrival(Coordinator):
         failures: Sequence[Failure],
         **measured: Any,
     ) -> RoundRecord:
-        """Close a round of those in step, and keep what the sites replied.
-
-        Raises
-        ------
-        QuorumError
-            If the run cannot continue without this round.
-        """
+        """Close a round in step, and keep what the sites replied; see `Coordinator`."""
         starts = self.rule.needs_quorum(round_number)
         record = super().close_round(round_number, replies, failures, **measured)
         self._version += 1
-        begun = record.updated and round_number >= self.rounds_in_step
-        for reply in replies if begun else ():
-            if reply.site in record.sites:
-                last = self.factors if starts else reply.arrays
-                self._sites[reply.site] = _Site(
-                    round_number, 0, None, round_number, self._version, last
-                )
+        if record.updated and round_number >= self.rounds_in_step:
+            for reply in replies:
+                if reply.site in record.sites:
+                    last = self.factors if starts else reply.arrays
+                    self._sites[reply.site] = _Site(round_number, answered=round_number, last=last)
         self.save()
         return record
 
     def ask(self, who: str) -> RoundRequest | None:
-        """What to ask of a site that is there now; None if it has to answer first, or to wait."""
+        """What to ask of a site that is there now; None if it has to answer first, or to wait.
+
+        Save before sending it. Then whoever continues asks for the very same again, and a reply
+        that was charged and did not come through comes then, for nothing.
+        """
         number = self._next(who)
         if number is None:
             return None
@@ -157,35 +157,23 @@ class OnArrival(Coordinator):
         site.round, site.version = number, self._version
         return site.asked
 
-    @property
-    def waited_for(self) -> dict[str, RoundRequest]:
-        """What was asked of whom, and is not answered; after a resume, of who was asked before."""
-        return {who: site.asked for who, site in self._sites.items() if site.asked}
-
     def take(self, who: str, reply: SiteReply) -> None:
         """Move on from a reply that came from whom it was asked of."""
         site = self._sites.pop(who)
-        if before := self._sites.get(reply.site):  # it has come back under another number
-            site.last, site.based = before.last, before.based
-            site.answered, site.heard = before.answered, before.heard
+        known = self._sites.get(reply.site)
+        if known and known.answered >= site.round:  # it has moved on under another number
+            known.asked = None
+            return
         self._sites[reply.site] = site
         site.asked, site.failed = None, False
+        site.answered, site.last, site.based = site.round, reply.arrays, site.version
         staleness = self._version - site.version
-        if staleness > self._most_stale():
-            self._round.arrivals.append(Arrival(reply.site, site.round, staleness, used=False))
-            self._note_failure(
-                reply.site,
-                f"left out: the model has moved {staleness} times since it was asked, "
-                f"max-staleness allows {self._most_stale()}",
-            )
-            return
-        site.answered, site.heard = site.round, self._version + 1
-        site.last, site.based = reply.arrays, site.version
         self._round.arrivals.append(Arrival(reply.site, site.round, staleness))
-        latest = self._latest()
+        latest = sorted((name, each) for name, each in self._sites.items() if each.last)
         if len(latest) >= self.run.min_sites:
-            shares = [self._share(self._sites[each.site]) for each in latest]
-            cast(ArrivalRule, self.rule).arrive(site.round, latest, shares)
+            replies = [SiteReply(name, each.last) for name, each in latest]
+            shares = [self._share(each, len(latest)) for _, each in latest]
+            cast(ArrivalRule, self.rule).arrive(site.round, replies, shares)
             self._version += 1
             self._round.updated = True
 
@@ -193,7 +181,9 @@ class OnArrival(Coordinator):
         """Note that a site gave no usable reply; it is asked again in the next round."""
         site = self._sites.setdefault(who, _Site())
         site.asked, site.failed = None, True
-        self._note_failure(shown or who, reason)
+        failure = Failure(shown or who, reason)
+        _logger.warning("round %d: %s: %s", self.current_round, failure.who, failure.reason)
+        self._round.failures.append(failure)
 
     def count(self, *, bytes_down: int = 0, bytes_up: int = 0) -> None:
         """Add bytes that were sent to those of the round."""
@@ -201,14 +191,9 @@ class OnArrival(Coordinator):
         self._round.bytes_up += bytes_up
 
     def advance(self, here: Collection[str], now: float) -> None:
-        """Close the round if most of the sites that are there have answered it, or none will.
+        """Close the round if most of the sites that are here have answered it, or none will.
 
-        Parameters
-        ----------
-        here : collection of str
-            Who is there.
-        now : float
-            Seconds since the last round in step was closed, or this process went on with the run.
+        `now` are the seconds since the last round in step, or since this process took up the run.
         """
         if self.is_over or not self._is_done(here):
             return
@@ -218,25 +203,13 @@ class OnArrival(Coordinator):
                 "round %d: fewer sites than the quorum of %d: the global model stays as it was",
                 self.current_round, self.run.min_sites,
             )  # fmt: skip
-        sites = {each.site for each in noted.arrivals if each.used}
         self.records.append(
             RoundRecord(
-                self.current_round, tuple(sorted(sites)),
+                self.current_round, tuple(sorted({each.site for each in noted.arrivals})),
                 tuple(noted.failures), noted.updated, noted.bytes_down, noted.bytes_up,
                 now - noted.began, utc_now(), arrivals=tuple(noted.arrivals),
             )
         )  # fmt: skip
-        if self.run_dir is not None:
-            self._history.note(self.records)
-
-    def save(self) -> None:
-        """Write the checkpoint, before what was asked is sent.
-
-        Whoever goes on asks for the very same again. So a reply that was charged and did not come
-        through comes then, for nothing.
-        """
-        if self.run_dir is not None:
-            self._write(self.run_dir)
 
     def questions(self) -> list[RoundRequest]:
         """Requests to which, one or another, every site that belongs to the run would answer.
@@ -258,8 +231,7 @@ class OnArrival(Coordinator):
         return number
 
     def _is_done(self, here: Collection[str]) -> bool:
-        waited = any(site.asked for site in self._sites.values())
-        idle = not waited and all(self._next(who) is None for who in here)
+        idle = not self.waited_for and all(self._next(who) is None for who in here)
         if self.current_round == self.rounds:  # what was asked may have been charged
             return idle
         return idle or self._answered(self.current_round) >= self._enough(len(here))
@@ -270,36 +242,15 @@ class OnArrival(Coordinator):
     def _enough(self, sites: int) -> int:
         return max(self.run.min_sites, sites // 2 + 1)
 
-    def _most_stale(self) -> int:
-        return self.run.max_staleness * self._heard()  # nothing moves before anybody is heard
-
-    def _heard(self) -> int:
-        """Sites that have said something."""
-        return sum(bool(site.last) for site in self._sites.values())
-
-    def _share(self, site: _Site) -> float:
+    def _share(self, site: _Site, sites: int) -> float:
         """By how much a site's last reply counts: less and less, the older its question is."""
-        age = (self._version + 1 - site.based) / max(self._heard(), 1)
+        age = (self._version + 1 - site.based) / sites
         return 1 / (1 + max(age - _FRESH, 0.0))
-
-    def _latest(self) -> list[SiteReply]:
-        """What each site said last, by name, but for those that were not heard for too long."""
-        oldest = self._version - self._most_stale()
-        return [
-            SiteReply(name, site.last)
-            for name, site in sorted(self._sites.items())
-            if site.last and site.heard >= oldest
-        ]
-
-    def _note_failure(self, who: str, reason: str) -> None:
-        failure = Failure(who, reason)
-        _logger.warning("round %d: %s: %s", self.current_round, failure.who, failure.reason)
-        self._round.failures.append(failure)
 
     # --- Checkpoints
 
     def _copies(self, sites: int) -> int:
-        return super()._copies(sites) + 4 * sites  # said last and asked last, in two checkpoints
+        return super()._copies(sites) + 4 * sites  # last replies and questions, in two checkpoints
 
     def _state(self) -> dict[str, Array]:
         arrays = super()._state()

@@ -20,7 +20,7 @@ from dpfact_flower.estimation.start import start_factors
 from dpfact_flower.machine.memory import give_back
 from dpfact_flower.privacy import ReleaseEvent
 from dpfact_flower.privacy.patient.kinds import PlannedRelease, carried_by
-from dpfact_flower.privacy.patient.plan import PatientPlan, plan_patient
+from dpfact_flower.privacy.patient.plan import plan_patient
 from dpfact_flower.server.rule import initial_factors, numbered, unnumbered
 from dpfact_flower.server.surrogate_fit import fitted_to_surrogates
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
@@ -53,12 +53,8 @@ class PatientRule:
     ) -> None:
         if privacy.privacy != "patient":
             raise SettingsError(f"rule 'patient' is for privacy 'patient', not {privacy.privacy!r}")
-        self.plan: PatientPlan = plan_patient(
-            privacy,
-            sizes=feature_shape,
-            rank=solver.rank,
-            sites=max(run.sites, run.min_sites),
-        )
+        sites = max(run.sites, run.min_sites)
+        self.plan = plan_patient(privacy, sizes=feature_shape, rank=solver.rank, sites=sites)
         self.rounds = self.plan.rounds
         self.privacy = self.plan.settle(privacy)
         self.selection: Selection = ()
@@ -73,7 +69,9 @@ class PatientRule:
         self._run = run
         self._started = False
         self._memory = Memory(self.plan.memory)
-        self._say_outlook()
+        outlook = self.plan.outlook
+        level = logging.INFO if outlook.verdict == "good" else logging.WARNING
+        _logger.log(level, "plan: %s", outlook.sentence)  # before anything is spent
 
     def anchors(self, round_number: int) -> Factors:
         """Global factors once there are some: as learned, and in the end those of the cells."""
@@ -167,12 +165,6 @@ class PatientRule:
         self._memory.restore(arrays, len(self.factors))
         self._learn(unnumbered(arrays, "factor"))
         self._started = bool(arrays["started"])
-
-    def _say_outlook(self) -> None:
-        """Warn of a cohort that is too small for its rank and epsilon, before anything is spent."""
-        outlook = self.plan.outlook
-        level = logging.INFO if outlook.verdict == "good" else logging.WARNING
-        _logger.log(level, "plan: %s", outlook.sentence)
 
 
 class _Step(NamedTuple):

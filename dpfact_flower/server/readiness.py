@@ -1,11 +1,17 @@
-"""What the sites said before anybody paid, and whether a run may begin with that."""
+"""What sites said before anybody paid, whether a run may begin with that, and who they are.
+
+Whoever registers a key at the SuperLink gives it the hospital's name, which Flower keeps beside the
+key. A hospital that calls itself otherwise is refused: under another's name it would make that one
+pay for replies that nobody can use. Where a key was registered without a name, a node has the name
+that it gives first, for as long as the process lasts.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from dpfact_flower.errors import DataError, QuorumError, code_in, heard
@@ -18,6 +24,7 @@ _SLOW_SECONDS = 30.0
 """From here on Flower takes a process for dead, and starts another beside it."""
 _CLOCK_SECONDS = 2.0
 """Flower ends a SuperNode whose clock is 5 s ahead."""
+_REGISTER = "register each key with its hospital's name: flwr supernode register --name"
 _MEANING = {
     "privacy-refused": "it does not take part in this mode or rule, or has too little budget or "
     "too few rounds left",
@@ -28,6 +35,11 @@ _MEANING = {
     "late": "it holds its replies for longer than round-timeout leaves",
     "internal": "an error that nobody foresaw, or another version of this package",
 }
+
+
+def called(node: int, site: str) -> str:
+    """A node as people read it: by its site's name, if that is known, and its number."""
+    return f"{site} (node {node})" if site else f"node {node}"
 
 
 @dataclass(frozen=True)
@@ -62,48 +74,34 @@ class Readiness:
             object.__setattr__(self, name, heard(getattr(self, name)))
 
     @property
-    def who(self) -> str:
-        """The site's name and number, as far as they are known."""
-        return f"{self.site} (node {self.node})" if self.site else f"node {self.node}"
-
-    @property
-    def words(self) -> str:
+    def message(self) -> str:
         """What is wrong, with what it means; empty where nothing is."""
         code = code_in(self.fault)
         meaning = f": {_MEANING[code]}; its own log says more" if code in _MEANING else ""
-        return f"{self.who}: {self.fault.partition(' (')[0]}{meaning}" if self.fault else ""
+        who = called(self.node, self.site)
+        return f"{who}: {self.fault.partition(' (')[0]}{meaning}" if self.fault else ""
 
     def warnings(self, version: str) -> list[str]:
         """What does not stop a run, and may stop it later."""
-        found = []
+        found, who = [], called(self.node, self.site)
         if self.version and self.version != version:
-            found.append(f"{self.who} has version {self.version} of dpfact-flower, here {version}")
+            found.append(f"{who} has version {self.version} of dpfact-flower, here {version}")
         if self.seconds > _SLOW_SECONDS:
             found.append(
-                f"{self.who} took {self.seconds:.0f} s to answer a question that costs no "
+                f"{who} took {self.seconds:.0f} s to answer a question that costs no "
                 f"computing: its reply-after, or a machine on which, beyond {_SLOW_SECONDS:g} s, "
                 "Flower starts processes twice"
             )
         if abs(self.clock) > _CLOCK_SECONDS:
             side = "ahead" if self.clock > 0 else "behind"
-            found.append(f"{self.who}: its clock is {abs(self.clock):.0f} s {side}; use NTP")
+            found.append(f"{who}: its clock is {abs(self.clock):.0f} s {side}; use NTP")
         return found
 
 
 def judge(
     found: Sequence[Readiness], *, version: str, quorum: int, leave_out: bool
 ) -> frozenset[int]:
-    """Decide whether a run may begin.
-
-    Parameters
-    ----------
-    found : sequence of Readiness
-    version : str
-        Of this package here.
-    quorum : int
-        Sites needed.
-    leave_out : bool
-        Whether it may begin without the sites that have a fault.
+    """Decide whether a run may begin, with `version` of this package here.
 
     Returns
     -------
@@ -113,14 +111,13 @@ def judge(
     Raises
     ------
     QuorumError
-        Naming every fault, and the way out.
+        Naming every fault, and the way out, unless `leave_out` and the quorum is ready.
     """
-    for each in found:
-        for warning in each.warnings(version):
-            _logger.warning("preflight: %s", warning)
+    for warning in (warning for each in found for warning in each.warnings(version)):
+        _logger.warning("preflight: %s", warning)
     faulty = [each for each in found if each.fault]
     for each in faulty:
-        _logger.error("preflight: %s", each.words)
+        _logger.error("preflight: %s", each.message)
     ready = len(found) - len(faulty)
     if faulty and not (leave_out and ready >= quorum):
         way = (
@@ -128,9 +125,8 @@ def judge(
             if leave_out
             else 'mend them, or set preflight = "leave-out" to begin without them'
         )
-        raise QuorumError(
-            f"nothing was asked and nobody paid: {'; '.join(each.words for each in faulty)}. {way}"
-        )
+        faults = "; ".join(each.message for each in faulty)
+        raise QuorumError(f"nothing was asked and nobody paid: {faults}. {way}")
     _logger.info("preflight: %d site(s) ready%s", ready, f", {len(faulty)} not" if faulty else "")
     return frozenset(each.node for each in faulty)
 
@@ -142,13 +138,7 @@ def write_readiness(folder: Path, found: Sequence[Readiness]) -> None:
 
 
 def read_readiness(folder: Path) -> list[Readiness]:
-    """What `write_readiness` kept; empty where nothing was.
-
-    Raises
-    ------
-    DataError
-        If the file is damaged.
-    """
+    """What `write_readiness` kept; empty where nothing was. A `DataError` if it is damaged."""
     path = folder / READINESS
     try:
         return [Readiness(**each) for each in from_json(path.read_bytes())]
@@ -156,3 +146,58 @@ def read_readiness(folder: Path) -> list[Readiness]:
         return []
     except (OSError, TypeError, ValueError) as error:
         raise DataError(f"{path}: damaged ({type(error).__name__})") from None
+
+
+class SiteNames:
+    """Names of a run's nodes.
+
+    Attributes
+    ----------
+    registered : mapping of int to str
+        Of the nodes whose keys are registered with a name; the caller keeps it up to date.
+    """
+
+    def __init__(self) -> None:
+        self.registered: Mapping[int, str] = {}
+        self._said: dict[int, str] = {}
+
+    def of(self, node: int) -> str:
+        """The site that a node is; empty where that is not known."""
+        return self.registered.get(node) or self._said.get(node, "")
+
+    def refusal(self, node: int, site: str, others: Collection[int]) -> str:
+        """Why a node may not call itself so beside these others; empty, and noted, if it may."""
+        if fault := self._fault(node, site, {each: self.of(each) for each in others}):
+            return fault
+        self._said = {each: name for each, name in self._said.items() if name != site}
+        self._said[node] = site  # a site that came back without a key has a new number
+        return ""
+
+    def checked(self, found: Sequence[Readiness]) -> list[Readiness]:
+        """What sites said before anybody paid, with a fault where a name is not theirs alone."""
+        claims = {each.node: each.site for each in found if each.site}
+        named = []
+        for each in found:
+            fault = each.fault or self._fault(each.node, each.site, claims)
+            site = self.of(each.node) if fault else each.site
+            named.append(replace(each, site=site, fault=fault))
+        self._said |= {each.node: each.site for each in named if each.site and not each.fault}
+        if free := [each for each in found if each.node not in self.registered]:
+            _logger.warning(
+                "preflight: %d of %d SuperNodes have no registered name, so nothing binds what "
+                "they call themselves to their keys; %s", len(free), len(found), _REGISTER,
+            )  # fmt: skip
+        return named
+
+    def _fault(self, node: int, site: str, claims: Mapping[int, str]) -> str:
+        mine, before = self.registered.get(node), self._said.get(node)
+        if mine and site and mine != site:
+            return f"calls itself {site!r}, and its key is registered as {mine!r}"
+        if not mine and before and site and before != site:
+            return f"calls itself {site!r}, and called itself {before!r} before; {_REGISTER}"
+        for other in sorted({*claims, *self.registered} - {node}):
+            theirs = self.registered.get(other)
+            counts = theirs and other in claims if mine else theirs or other in claims
+            if site and counts and (theirs or claims[other]) == site:
+                return f"calls itself {site!r}, as node {other} does; {_REGISTER}"
+        return ""

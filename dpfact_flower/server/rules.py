@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.machine.registry import Registry
@@ -12,20 +11,8 @@ from dpfact_flower.server.patient import PatientRule
 from dpfact_flower.server.rule import ServerRule
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 
-
-class MakeRule(Protocol):
-    """Makes a `ServerRule` for a run; usually the rule's class."""
-
-    def __call__(
-        self,
-        feature_shape: Sequence[int],
-        solver: SolverSettings,
-        privacy: PrivacySettings,
-        run: RunSettings,
-    ) -> ServerRule:
-        """Refuse settings that the rule cannot work with."""
-
-
+MakeRule = Callable[[Sequence[int], SolverSettings, PrivacySettings, RunSettings], ServerRule]
+"""Makes the rule of a run from its feature shape and settings; usually the rule's class."""
 server_rules: Registry[MakeRule] = Registry(
     "rule", "dpfact_flower.server.rules", elastic=ElasticRule, patient=PatientRule
 )
@@ -39,19 +26,12 @@ def rule_for(
     run: RunSettings,
     make: MakeRule | None = None,
 ) -> ServerRule:
-    """The rule of a run: the given one, the one that the run names, or that of its privacy mode.
-
-    Raises
-    ------
-    SettingsError
-        If there is no rule of that name, or the settings cannot work together.
-    """
+    """The rule of a run: the given one, the one that the run names, or that of its privacy mode."""
     privacy.check_solver(solver)
     if run.pace == "on-arrival" and privacy.privacy == "patient":
         raise SettingsError(
             "pace: 'on-arrival' is for modes none and paper; patient mode's rounds build on each "
             "other: work 'in-step', and set grace if slow sites hold up the others"
         )
-    if make is None:
-        make = server_rules.find(run.rule or privacy.own_rule)
+    make = make or server_rules.find(run.rule or privacy.own_rule)
     return make(feature_shape, solver, privacy, run)

@@ -6,7 +6,7 @@ those; each site's own ledger has the whole truth.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,12 @@ from dpfact_flower.privacy import ReleaseEvent, account
 from dpfact_flower.privacy.patient.plan import plan_patient
 from dpfact_flower.server.checkpoint import CHECKPOINT, Checkpoint
 from dpfact_flower.server.history import HISTORY, RoundRecord, read_history
-from dpfact_flower.server.readiness import Readiness, read_readiness
+from dpfact_flower.server.readiness import Readiness, called, read_readiness
 from dpfact_flower.server.rules import rule_for
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
+
+Cost = Callable[[Sequence[int]], float | None]
+"""Epsilon of several rounds together; None where nothing bounds it."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class SiteStatus:
     used : int
         Replies that were used.
     unused : int
-        Good replies that were not, as the quorum was missed or they were too stale.
+        Good replies that were not, as the quorum was missed.
     failed : int
         Rounds in which it was asked and gave no usable reply.
     epsilon, epsilon_unused : float or None
@@ -45,13 +48,13 @@ class SiteStatus:
     """
 
     name: str
-    last_seen: str = ""
-    used: int = 0
-    unused: int = 0
-    failed: int = 0
-    epsilon: float | None = 0.0
-    epsilon_unused: float | None = 0.0
-    reason: str = ""
+    last_seen: str
+    used: int
+    unused: int
+    failed: int
+    epsilon: float | None
+    epsilon_unused: float | None
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -99,19 +102,17 @@ def run_status(folder: Path) -> RunStatus:
     DataError
         If its history is damaged.
     """
-    path = folder / CHECKPOINT
+    path, ready = folder / CHECKPOINT, read_readiness(folder)
     if not path.exists():
-        said = "; ".join(each.words for each in read_readiness(folder) if each.fault)
+        said = "; ".join(each.message for each in ready if each.fault)
         why = f"; in the preflight: {said}" if said else ""
         raise StateError(f"{folder}: no run was begun here (no {CHECKPOINT}){why}")
     found = Checkpoint.read(path)
     records = read_history(folder) if (folder / HISTORY).exists() else found.records
-    privacy = PrivacySettings.from_config(found.identity)
-    costs = _Costs(found.identity, privacy)
-    names = {
-        name: _site(name, records, costs, read_readiness(folder))
-        for name in _names(records, read_readiness(folder))
-    }
+    privacy, cost = PrivacySettings.from_config(found.identity), _cost(found.identity)
+    names = {_name(called(each.node, each.site)) for each in ready}
+    for record in records:
+        names |= {*record.sites, *(_name(failure.who) for failure in record.failures)}
     return RunStatus(
         found.job,
         privacy.privacy,
@@ -120,46 +121,34 @@ def run_status(folder: Path) -> RunStatus:
         found.rounds,
         records[-1].ended if records else "",
         tuple(record.round for record in records if record.sites and not record.updated),
-        tuple(names[name] for name in sorted(names)),
+        tuple(_site(name, records, cost, ready) for name in sorted(names)),
     )
 
 
-class _Costs:
-    """What rounds of a run cost a site that answers them."""
-
-    def __init__(self, identity: Mapping[str, Any], privacy: PrivacySettings) -> None:
-        self._delta = privacy.delta
-        self._unprotected = privacy.privacy == "none"
-        self._events: dict[int, tuple[ReleaseEvent, ...]] = {}
-        shape = [int(size) for size in identity["shape"]]
-        solver = SolverSettings.from_config(identity)
-        if privacy.privacy == "patient":
-            plan = plan_patient(privacy, sizes=shape, rank=solver.rank, sites=1)
-            modes = [f"mode {mode}" for mode, _ in enumerate(shape, start=1)]
-            events = plan.events(modes, seeded=privacy.noise_seed >= 0)
-            for planned, event in zip(plan.releases, events, strict=True):
-                self._events[planned.round] = (*self._events.get(planned.round, ()), event)
-            return
+def _cost(identity: Mapping[str, Any]) -> Cost:
+    """What answering rounds of a run costs a site."""
+    privacy, solver = PrivacySettings.from_config(identity), SolverSettings.from_config(identity)
+    events: dict[int, tuple[ReleaseEvent, ...]] = {}
+    bounded = privacy.privacy != "none"
+    if privacy.privacy == "patient":
+        plan = plan_patient(privacy, sizes=identity["shape"], rank=solver.rank, sites=1)
+        modes = [f"mode {mode}" for mode, _ in enumerate(identity["shape"], start=1)]
+        planned = plan.events(modes, seeded=privacy.noise_seed >= 0)
+        events = {r.round: (e,) for r, e in zip(plan.releases, planned, strict=True)}
+    else:
         try:
-            run = RunSettings.from_config(identity)
-            rule = rule_for(shape, solver, privacy, run)
-            self._events = {n: rule.planned_events(n) for n in range(1, rule.rounds + 1)}
+            rule = rule_for(identity["shape"], solver, privacy, RunSettings.from_config(identity))
+            events = {n: rule.planned_events(n) for n in range(1, rule.rounds + 1)}
         except DPFactError:  # a rule that only its own process has registered
-            self._unprotected = True
+            bounded = False
 
-    def epsilon(self, rounds: Sequence[int]) -> float | None:
-        """Epsilon of several rounds together; None where nothing bounds it."""
-        events = [event for number in rounds for event in self._events.get(number, ())]
-        if self._unprotected:
-            return None if rounds else 0.0
-        return account(events, self._delta).headline.epsilon if events else 0.0
+    def epsilon(rounds: Sequence[int]) -> float | None:
+        if not bounded and rounds:
+            return None
+        spent = [event for number in rounds for event in events.get(number, ())]
+        return account(spent, privacy.delta).headline.epsilon if spent else 0.0
 
-
-def _names(records: Sequence[RoundRecord], ready: Sequence[Readiness]) -> set[str]:
-    heard = {name for record in records for name in record.sites}
-    failed = {_name(failure.who) for record in records for failure in record.failures}
-    asked = {each.site or f"node {each.node}" for each in ready}
-    return heard | failed | asked
+    return epsilon
 
 
 def _name(who: str) -> str:
@@ -168,27 +157,25 @@ def _name(who: str) -> str:
 
 
 def _site(
-    name: str, records: Sequence[RoundRecord], costs: _Costs, ready: Sequence[Readiness]
+    name: str, records: Sequence[RoundRecord], cost: Cost, ready: Sequence[Readiness]
 ) -> SiteStatus:
-    answered = [record for record in records if name in record.sites]
-    replies = [
+    seen = [record.ended for record in records if name in record.sites]
+    answers = [
         (number, used)
         for record in records
         for site, number, used in record.answers
         if site == name
     ]
-    unused = [number for number, used in replies if not used]
-    failures = [
-        failure for record in records for failure in record.failures if _name(failure.who) == name
-    ]
-    faults = [each.fault for each in ready if name in (each.site, f"node {each.node}")]
+    unused = [number for number, used in answers if not used]
+    reasons = [f.reason for record in records for f in record.failures if _name(f.who) == name]
+    faults = [e.fault for e in ready if e.fault and name in (e.site, f"node {e.node}")]
     return SiteStatus(
         name,
-        answered[-1].ended if answered else "",
-        len(replies) - len(unused),
+        seen[-1] if seen else "",
+        len(answers) - len(unused),
         len(unused),
-        len(failures),
-        costs.epsilon([number for number, _ in replies]),
-        costs.epsilon(unused),
-        failures[-1].reason if failures else next(filter(None, faults), ""),
+        len(reasons),
+        cost([number for number, _ in answers]),
+        cost(unused),
+        [*faults[:1], *reasons][-1] if faults or reasons else "",
     )

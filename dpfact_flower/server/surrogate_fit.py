@@ -43,19 +43,8 @@ def fitted_to_surrogates(
 ) -> Factors:
     """Factors that explain surrogates best; the start's, where pairs say too little of patients.
 
-    Parameters
-    ----------
-    start : Start
-    releases : sequence of ndarray, one per site
-        As `start` was made of.
-    sigma : float
-        Standard deviation of the noise on each released value.
-    rng : numpy.random.Generator
-
-    Returns
-    -------
-    tuple of ndarray of float32, each of shape (I_n, R)
-        Positive, columns of norm 1.
+    `releases` are those that `start` was made of, one per site, with noise of standard deviation
+    `sigma` on each value. Factors are positive, and their columns have norm 1.
     """
     found = surrogates_of(releases, start, sigma, CROSS, rng, number=_MANY)
     if found is None:

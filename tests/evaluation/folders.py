@@ -18,7 +18,7 @@ from dpfact_flower.evaluation.run_folder import (
     write_summary,
 )
 from dpfact_flower.evaluation.tables import SharedPhenotypes
-from dpfact_flower.server.history import Failure, History, RoundRecord
+from dpfact_flower.server.history import Failure, RoundRecord, write_history
 from dpfact_flower.tensor import SparseTensor
 from tests.evaluation.summaries import SIMULATED
 
@@ -83,7 +83,5 @@ def run_folder(
     write_config(folder, {"epsilon": 4.0, "rank": rank, "resume": False}, {"numpy": "2"})
     records = [RoundRecord(n, tuple(SITES), (Failure("west", "late"),), True, 9_000, 7_000, 1.5)
                for n in (1, 2)]  # fmt: skip
-    history = History(folder, durable=False)
-    for n in (1, 2):
-        history.note(records[:n])
+    write_history(folder, records, durable=False)
     return folder

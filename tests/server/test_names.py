@@ -2,8 +2,7 @@
 
 import pytest
 
-from dpfact_flower.server.names import SiteNames
-from dpfact_flower.server.readiness import Readiness
+from dpfact_flower.server.readiness import Readiness, SiteNames
 
 
 def names(**registered: int) -> SiteNames:
@@ -51,7 +50,7 @@ def test_two_keys_with_one_name_are_told_from_one_key_of_two():
 
 def test_a_site_that_refuses_has_the_name_that_is_registered():
     (found,) = names(north=5).checked([Readiness(5, fault="error 2: dpfact:state")])
-    assert found.who == "north (node 5)"
+    assert found.message.startswith("north (node 5): ")
 
 
 def test_who_answered_first_keeps_its_name_and_one_that_came_back_has_it_again():
