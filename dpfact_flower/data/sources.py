@@ -10,13 +10,19 @@ from __future__ import annotations
 import bz2
 import csv
 import gzip
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from dpfact_flower.data.tables import find_table, list_tables, literal, load_table, quoted
+from dpfact_flower.data.tables import (
+    find_table,
+    list_tables,
+    literal,
+    load_table,
+    quoted,
+    scratch_of,
+)
 from dpfact_flower.errors import DataError, MissingDependencyError, shown
 
 if TYPE_CHECKING:
@@ -82,13 +88,6 @@ def open_source(
         Names of subfolders in which tables may be too.
     lines : bool
         Whether the place is one file of lines: the table ``lines`` of ``number`` and ``line``.
-
-    Raises
-    ------
-    DataError
-        If there is no such place, or it cannot be opened.
-    MissingDependencyError
-        If a database's driver is not installed.
     """
     if lines:
         yield _Lines(connection, Path(place))
@@ -274,9 +273,8 @@ def _copy_rows(
     connection: Connection, into: str, table: Table, names: Sequence[str], rows: Iterable[Any]
 ) -> None:
     """Rows into a temporary table, by way of a CSV file in DuckDB's private folder."""
-    ((spill,),) = connection.execute("SELECT current_setting('temp_directory')").fetchall()
-    with tempfile.TemporaryDirectory(dir=spill) as folder:
-        path = Path(folder) / f"{table.name}.csv"
+    with scratch_of(connection) as folder:
+        path = folder / f"{table.name}.csv"
         with path.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(names)

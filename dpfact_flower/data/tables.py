@@ -1,9 +1,8 @@
 """Tables of an EHR through DuckDB: every field as text, every error without a patient's value.
 
-A table is a CSV file, plain or gzipped, or a Parquet file: DuckDB reads both without an extension.
-DuckDB is an optional dependency and imported on first use. Its own messages quote the line they
-stumble over, so none of them is passed on: what is raised here names the file, the column and the
-row's number.
+A table is a CSV file, plain or gzipped, a Parquet file, or a DataFrame. DuckDB is an optional
+dependency and imported on first use. Its own messages quote the line they stumble over, so none of
+them is passed on: what is raised here names the file, the column and the row's number.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, cast
 
 from dpfact_flower.data.progress import telling
 from dpfact_flower.errors import DataError, MissingDependencyError, SettingsError
@@ -46,11 +45,11 @@ _FOREIGN = {
     b"SQLite ": ("an SQLite database", "write its tables as CSV"),
 }
 """How files begin that are taken for CSV and are not."""
-_TEXT_OR_WHOLE = re.compile(  # as Parquet's types are called in DuckDB; a code is never a fraction
+_TEXT_OR_WHOLE = re.compile(  # as types are called in DuckDB; a code is never a fraction
     r"VARCHAR|ENUM.*|UUID|BOOLEAN|U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?|DECIMAL\(\d+,0\)|"
     r"DATE|TIMESTAMP.*"
 )
-
+_FIELDS = "too few or too many fields (is a quote missing where one holds the delimiter?)"
 
 MEMORY = "2GB"
 """What DuckDB may use before it spills; the tensors that are made come on top."""
@@ -61,17 +60,8 @@ _MEMORY = re.compile(r"\d+(\.\d+)? ?([KMGT]i?)?B", re.IGNORECASE)
 class Dialect:
     """How a CSV file is written, as far as its first line does not say.
 
-    Attributes
-    ----------
-    delimiter : str
-        One character; ``""``: whichever of comma, semicolon, tabulator and ``|`` is most frequent
-        in the first line.
-    encoding : {"utf-8", "latin-1", "utf-16"}
-
-    Raises
-    ------
-    SettingsError
-        Naming the field.
+    An empty `delimiter` is whichever of comma, semicolon, tabulator and ``|`` is most frequent in
+    the first line. `encoding` is utf-8, latin-1 or utf-16.
     """
 
     delimiter: str = ""
@@ -90,26 +80,26 @@ class Dialect:
 _PLAIN = Dialect()
 
 
+class Frame(NamedTuple):
+    """Rows of DataFrames (pandas, polars, Arrow), one below the other, under a name for errors.
+
+    Where `mode` is given, only rows count whose column ``mode`` has it.
+    """
+
+    name: str
+    parts: Sequence[Any]
+    mode: str = ""
+
+    def __str__(self) -> str:
+        return self.name
+
+
 @contextmanager
 def connect(memory: str = MEMORY) -> Iterator[Connection]:
-    """DuckDB database in memory; what is larger spills to a private folder.
+    """DuckDB database in memory; what is larger spills to a folder that is the user's alone.
 
-    The folder is the user's alone and is removed at the end. Extensions are never fetched: a
-    hospital's machine asks nothing of the internet.
-
-    Parameters
-    ----------
-    memory : str
-        What DuckDB may use, such as ``2GB``.
-
-    Raises
-    ------
-    SettingsError
-        If `memory` is no such text.
-    MissingDependencyError
-        If DuckDB is not installed.
-    DataError
-        In place of any error of DuckDB inside the block, since that may quote a patient's line.
+    Extensions are never fetched: a hospital's machine asks nothing of the internet. A `DataError`
+    takes the place of any error of DuckDB inside the block.
     """
     if not _MEMORY.fullmatch(memory):
         raise SettingsError(f"memory: need a size such as 2GB or 500MB, got {memory!r}")
@@ -143,19 +133,19 @@ def connect(memory: str = MEMORY) -> Iterator[Connection]:
             connection.close()
 
 
+@contextmanager
+def scratch_of(connection: Connection) -> Iterator[Path]:
+    """A folder of its own in the one that DuckDB spills to, removed at the end."""
+    ((spill,),) = connection.execute("SELECT current_setting('temp_directory')").fetchall()
+    with tempfile.TemporaryDirectory(dir=spill) as folder:
+        yield Path(folder)
+
+
 def find_files(folder: str | Path, pattern: str, ending: str = r"\.csv(\.gz)?") -> dict[str, Path]:
     """Files whose stem matches `pattern` and whose ending `ending`, whatever the case.
 
-    Returns
-    -------
-    dict of str to Path
-        By the text of the pattern's one group, in lower case, sorted by it. Of several files with
-        one stem, the one with the shortest ending.
-
-    Raises
-    ------
-    DataError
-        If it is no folder.
+    They are found by the text of the pattern's one group, in lower case, and sorted by it. Of
+    several files with one stem, the one with the shortest name counts.
     """
     folder = Path(folder)
     if folder.is_file():
@@ -176,27 +166,15 @@ def list_tables(folder: str | Path, pattern: str = ".*") -> dict[str, Path]:
 
 
 def find_table(folders: Sequence[Path], name: str) -> Path:
-    """File of a table: ``<name>.csv``, ``.csv.gz`` or ``.parquet``, whatever the case.
-
-    Parameters
-    ----------
-    folders : sequence of path
-        Where it may be, the first place first; an error names the last.
-    name : str
-
-    Raises
-    ------
-    DataError
-        If it is missing, with the names tried.
-    """
+    """File of a table, of the first folder that has it; an error names the last folder."""
+    own = re.escape(name)
     for folder in folders:
-        if found := list_tables(folder, re.escape(name)):
+        if found := list_tables(folder, own):
             return found[name.lower()]
     *parts, whole = folders
     also = f", here and in {', '.join(part.name for part in parts)}" if parts else ""
     deeper = (folder for levels in ("*", "*/*") for folder in sorted(whole.glob(levels)))
-    there = [place for place in deeper if place.is_dir() and list_tables(place, re.escape(name))]
-    if there:
+    if there := [folder for folder in deeper if folder.is_dir() and list_tables(folder, own)]:
         also += f"; there is one in {there[0]}"
     raise DataError(
         f"{whole}: lacks the table {name}; tried {name}.csv and {name}.csv.gz (or .parquet), "
@@ -207,7 +185,7 @@ def find_table(folders: Sequence[Path], name: str) -> Path:
 def load_table(
     connection: Connection,
     table: str,
-    path: Path,
+    place: Path | Frame,
     columns: Sequence[str],
     *,
     optional: Sequence[str] = (),
@@ -216,26 +194,24 @@ def load_table(
     may_be_cut: bool = False,
     dialect: Dialect = _PLAIN,
 ) -> bool:
-    """Read columns of a CSV or Parquet file into the temporary table `table`, as trimmed text.
+    """Read columns into the temporary table `table`, as trimmed text.
 
     Parameters
     ----------
     connection : DuckDBPyConnection
     table : str
         Name of the table to create.
-    path : Path
+    place : Path or Frame
         Text with a header line, plain or gzipped, fields perhaps in double quotes, lines ended
-        by LF or CRLF; or, named ``.parquet``, columns of text, whole numbers, dates or times. A
-        time with a zone becomes that of UTC.
+        by LF or CRLF; or, in a frame or a file named ``.parquet``, columns of text, whole numbers,
+        dates or times. A time with a zone becomes that of UTC.
     columns : sequence of str
         Needed columns in lower case; the file's may be in any case, and there may be more. A blank
         field is NULL.
     optional : sequence of str
         Likewise, but NULL in every row where the file lacks the column.
-    select : str
-        SQL over `columns` and `optional` that makes one row from each row.
-    where : str
-        SQL over them: which rows are kept.
+    select, where : str
+        SQL over `columns` and `optional`: what a row becomes, and which rows are kept.
     may_be_cut : bool
         Leave out a last line of CSV that ends too early instead of refusing the file.
     dialect : Dialect
@@ -245,46 +221,47 @@ def load_table(
     -------
     bool
         Whether the last line was left out.
-
-    Raises
-    ------
-    DataError
-        Naming the file, and the columns that are missing or the rows that are malformed.
     """
     import duckdb  # noqa: PLC0415 - the connection came from it
 
-    kind = "Parquet" if path.suffix.lower() == ".parquet" else "CSV"
+    wanted = [*columns, *optional]
+    kind = "CSV"
     try:
-        if kind == "Parquet":
-            source, found = _parquet(connection, path, {*columns, *optional})
+        if isinstance(place, Frame):
+            kind, source = "a frame", _registered(connection, place)
+            found = _typed_columns(connection, place, source, wanted)
+        elif place.suffix.lower() == ".parquet":
+            kind, source = "Parquet", f"read_parquet({_literal_path(place)})"
+            if not place.is_file():
+                raise DataError(f"{place}: no such file")
+            found = _typed_columns(connection, place, source, wanted)
         else:
-            source, found = _csv(path, dialect)
-        _check_columns(path, columns, found, kind)
+            source, found = _csv(place, dialect)
+        _check_columns(place, columns, found, kind)
         fields = ", ".join(
-            f"nullif(trim({found.get(name, 'NULL')}), '') AS {quoted(name)}"
-            for name in (*columns, *optional)
+            f"nullif(trim({found.get(name, 'NULL')}), '') AS {quoted(name)}" for name in wanted
         )
         query = (
             f"CREATE OR REPLACE TEMP TABLE {table} AS "
             f"SELECT {select} FROM (SELECT {fields} FROM {source}) WHERE {where}"
         )
-        with telling(connection, path.name):
-            rejected = _run(connection, query, path, kind, dialect)
+        with telling(connection, place.name):
+            if kind != "CSV" or isinstance(place, Frame):
+                connection.execute(query)
+                return False
+            rejected = _run_csv(connection, query, place, dialect)
     except (
         duckdb.IOException, duckdb.InvalidInputException, OSError, EOFError, zlib.error
     ) as error:  # fmt: skip
         causes = "is it cut off" + ", or not gzipped though named .gz" * (kind == "CSV")
         raise DataError(
-            f"{path}: not readable as {kind} ({type(error).__name__}); {causes}?"
+            f"{place}: not readable as {kind} ({type(error).__name__}); {causes}?"
         ) from None
-    rows = count_rows(connection, table)
-    cut = _check_rejected(path, rejected, rows, may_be_cut, dialect)
-    logger.debug("%s: %d rows", path.name, rows)
-    return cut
+    return _check_rejected(place, rejected, count_rows(connection, table), may_be_cut, dialect)
 
 
-def _run(
-    connection: Connection, query: str, path: Path, kind: str, dialect: Dialect
+def _run_csv(
+    connection: Connection, query: str, path: Path, dialect: Dialect
 ) -> list[tuple[int, str]]:
     """Run a query over a file; returns the lines that were refused, and why.
 
@@ -294,21 +271,17 @@ def _run(
     """
     import duckdb  # noqa: PLC0415 - the connection came from it
 
-    if kind == "Parquet":
-        connection.execute(query, {"path": _globless(path)})
-        return []
-    error = None
+    error, rejected = None, []
     try:
-        connection.execute(query, {"path": _globless(path)})
+        connection.execute(query)
         rejected = _take_rejected(connection)
     except duckdb.InvalidInputException as given_up:
-        error, rejected = given_up, []
+        error = given_up
     if error or rejected:
-        ((spill,),) = connection.execute("SELECT current_setting('temp_directory')").fetchall()
-        with tempfile.TemporaryDirectory(dir=spill) as folder:
-            copy = Path(folder) / path.name
+        with scratch_of(connection) as folder:
+            copy = folder / path.name
             if _copy_lines(path, copy, dialect):
-                connection.execute(query, {"path": _globless(copy)})
+                connection.execute(query.replace(_literal_path(path), _literal_path(copy)))
                 return _take_rejected(connection)
     if error:
         raise error
@@ -331,20 +304,41 @@ def _take_rejected(connection: Connection) -> list[tuple[int, str]]:
     return found
 
 
+def _check_rejected(
+    path: Path | Frame, rejected: list[tuple[int, str]], rows: int, may_be_cut: bool,
+    dialect: Dialect,
+) -> bool:  # fmt: skip
+    if not rejected:
+        return False
+    lines = [line for line, _ in rejected]
+    if may_be_cut and lines == [rows + 2]:  # the last line: the header is row 1
+        logger.warning("%s: the last line is incomplete and left out", path.name)
+        return True
+    wrong = {
+        "INVALID ENCODING": f"text that is not {dialect.encoding.upper()} (another: --encoding)",
+        "UNQUOTED VALUE": "an open quote",
+    }
+    kinds = sorted({wrong.get(kind, _FIELDS) for _, kind in rejected})
+    raise DataError(
+        f"{path}: {len(lines)} row(s) have {', or '.join(kinds)}; the first is row {lines[0]}, the "
+        "header being row 1"
+    )
+
+
 def read_header(path: Path, dialect: Dialect = _PLAIN) -> list[str]:
     """Names of a CSV file's columns, in lower case.
 
-    Raises
-    ------
-    DataError
-        If the file cannot be read, or its first line is not a header: that line is not quoted,
-        since it may be a patient's.
+    A first line that is no header is not quoted, since it may be a patient's.
     """
     return _header(path, dialect)[0]
 
 
 def _header(path: Path, dialect: Dialect) -> tuple[list[str], str, int]:
-    """Names of a CSV file's columns, what separates them, and how many lines come before."""
+    """Names of a CSV file's columns, what separates them, and how many lines come before.
+
+    DuckDB's own sniffer takes a file with an open quote for one of a single column, renames the
+    second of two equal columns, and names columns after a first patient.
+    """
     _refuse_foreign(path)
     encoding = "utf-8-sig" if dialect.encoding == "utf-8" else dialect.encoding
     try:
@@ -372,9 +366,13 @@ def _header(path: Path, dialect: Dialect) -> tuple[list[str], str, int]:
             f"{path}: its first line does not name columns, each beginning with a letter; is the "
             "header missing, or the delimiter another one (--delimiter)?"
         )
-    if len({name for name in header if name}) != len([name for name in header if name]):
-        raise DataError(f"{path}: two columns have one name; rename one of them")
+    _refuse_twins(path, [name for name in header if name])
     return header, delimiter, skip
+
+
+def _refuse_twins(place: Path | Frame, names: Sequence[str]) -> None:
+    if len(set(names)) < len(names):
+        raise DataError(f"{place}: two columns have one name; rename one of them")
 
 
 def _refuse_foreign(path: Path) -> None:
@@ -389,7 +387,9 @@ def _refuse_foreign(path: Path) -> None:
             raise DataError(f"{path}: is {what}, which is not read; {way_out}")
 
 
-def _check_columns(path: Path, wanted: Sequence[str], found: Collection[str], kind: str) -> None:
+def _check_columns(
+    place: Path | Frame, wanted: Sequence[str], found: Collection[str], kind: str
+) -> None:
     missing = [column for column in wanted if column not in found]
     if not missing:
         return
@@ -397,7 +397,7 @@ def _check_columns(path: Path, wanted: Sequence[str], found: Collection[str], ki
         there = "nor any other that is looked for; does its first line name the columns?"
     else:
         there = f"it has {[*found]}"
-    raise DataError(f"{path}: lacks the column(s) {', '.join(missing)}; {there}")
+    raise DataError(f"{place}: lacks the column(s) {', '.join(missing)}; {there}")
 
 
 def quoted(name: str) -> str:
@@ -417,58 +417,62 @@ def count_rows(connection: Connection, table: str, where: str = "true") -> int:
 
 
 def refuse_rows(
-    connection: Connection, table: str, where: str, place: str | Path, column: str, right: str
+    connection: Connection, table: str, where: str, place: object, column: str, right: str
 ) -> None:
-    """Raise if the condition `where` holds for any row.
-
-    Raises
-    ------
-    DataError
-        Naming place and column, what would be `right`, and how many rows are not.
-    """
+    """Raise if the condition `where` holds for any row, with what would be `right`."""
     wrong = count_rows(connection, table, where)
     if wrong:
         raise DataError(f"{place}: column {column} must be {right}; {wrong} row(s) are not")
 
 
 def _csv(path: Path, dialect: Dialect) -> tuple[str, dict[str, str]]:
-    """SQL of a CSV file whose path is ``$path``, and of each of its columns."""
+    """SQL of a CSV file, and of each of its columns."""
     header, delimiter, skip = _header(path, dialect)
     types = ", ".join(f"'c{position}': 'VARCHAR'" for position in range(len(header)))
-    source = f"""read_csv($path, columns={{{types}}}, auto_detect=false, header=true,
-        skip={skip}, delim='{delimiter}', quote='"', escape='"', store_rejects=true,
+    source = f"""read_csv({_literal_path(path)}, columns={{{types}}}, auto_detect=false,
+        header=true, skip={skip}, delim='{delimiter}', quote='"', escape='"', store_rejects=true,
         encoding='{dialect.encoding}', compression='{_compression(path)}')"""
     return source, {name: f"c{position}" for position, name in enumerate(header) if name}
 
 
-def _parquet(
-    connection: Connection, path: Path, wanted: Collection[str]
-) -> tuple[str, dict[str, str]]:
-    """SQL of a Parquet file whose path is ``$path``, and of each of its columns, as text."""
-    if not path.is_file():
-        raise DataError(f"{path}: no such file")
-    source = "read_parquet($path)"
-    described = connection.execute(f"DESCRIBE SELECT * FROM {source}", {"path": _globless(path)})
+def _registered(connection: Connection, frame: Frame) -> str:
+    """SQL of a frame's rows."""
+    for number, part in enumerate(frame.parts):
+        names = getattr(part, "column_names", None) or part.columns  # Arrow's, or all others'
+        _refuse_twins(frame, [str(name).lower() for name in names])
+        connection.register(f"frame_{number}", part)
+    below = " UNION ALL BY NAME ".join(f"FROM frame_{n}" for n in range(len(frame.parts)))
+    return (
+        f"(FROM ({below}) WHERE mode::VARCHAR = {literal(frame.mode)})"
+        if frame.mode
+        else f"({below})"
+    )
+
+
+def _typed_columns(
+    connection: Connection, place: Path | Frame, source: str, wanted: Collection[str]
+) -> dict[str, str]:
+    """SQL of each column of a relation, as text, by its name in lower case."""
     found: dict[str, str] = {}
-    for name, kind, *_ in described.fetchall():
+    for name, kind, *_ in connection.execute(f"DESCRIBE SELECT * FROM {source}").fetchall():
         lower = name.strip().lower()
         if lower in found:
-            raise DataError(f"{path}: two columns have one name")
+            raise DataError(f"{place}: two columns have one name")
         if lower in wanted and not _TEXT_OR_WHOLE.fullmatch(kind):
             raise DataError(
-                f"{path}: column {lower} must hold text, whole numbers, dates or times; "
+                f"{place}: column {lower} must hold text, whole numbers, dates or times; "
                 f"it holds {kind}"
             )
         column = quoted(name)
         if kind == "TIMESTAMP WITH TIME ZONE":  # else shown in the time zone of this machine
             column = f"make_timestamp(epoch_us({column}))"
         found[lower] = f"{column}::VARCHAR"
-    return source, found
+    return found
 
 
-def _globless(path: Path) -> str:
+def _literal_path(path: Path) -> str:
     """The path as DuckDB takes it, to which * ? [ would mean other files."""
-    return re.sub(r"([*?\[])", r"[\1]", str(path))
+    return literal(re.sub(r"([*?\[])", r"[\1]", str(path)))
 
 
 def _compression(path: Path) -> str:
@@ -479,25 +483,3 @@ def _open(path: Path, how: str, encoding: str, **options: str) -> TextIO:
     """Open a file as text, packed or not as its name says."""
     opened: Any = gzip.open if _compression(path) == "gzip" else open
     return cast("TextIO", opened(path, how, encoding=encoding, **options))
-
-
-def _check_rejected(
-    path: Path, rejected: list[tuple[int, str]], rows: int, may_be_cut: bool, dialect: Dialect
-) -> bool:
-    lines = [line for line, _ in rejected]
-    if not lines:
-        return False
-    last = rows + 2  # the header is row 1
-    if may_be_cut and lines == [last]:
-        logger.warning("%s: the last line is incomplete and left out", path.name)
-        return True
-    wrong = {
-        "INVALID ENCODING": f"text that is not {dialect.encoding.upper()} (another: --encoding)",
-        "UNQUOTED VALUE": "an open quote",
-    }
-    fields = "too few or too many fields (is a quote missing where one holds the delimiter?)"
-    kinds = sorted({wrong.get(kind, fields) for _, kind in rejected})
-    raise DataError(
-        f"{path}: {len(lines)} row(s) have {', or '.join(kinds)}; the first is row {lines[0]}, the "
-        "header being row 1"
-    )

@@ -60,8 +60,8 @@ def test_an_encounter_may_be_the_window():
 
 def test_a_column_that_stands_there_twice_is_refused():
     twice = pd.concat([HERE, HERE["code"]], axis=1)
-    with pytest.raises(DataError, match="diagnoses: has the column code twice; rename one"):
-        read_events(twice[twice["mode"] == "diagnoses"])
+    with pytest.raises(DataError, match="procedures: two columns have one name; rename one"):
+        read_events(twice)
 
 
 def test_what_is_counted_and_logged_names_frames(caplog):

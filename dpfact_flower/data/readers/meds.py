@@ -36,7 +36,7 @@ def read(
     window_days: int = 30,
     **options: Unpack[Options],
 ) -> Cohort:
-    """Read a MEDS data set into the tensor of one site.
+    """Read a MEDS data set into the tensor of one site, without labels.
 
     Parameters
     ----------
@@ -51,16 +51,6 @@ def read(
         Largest distance in time between the events of a cell.
     **options
         `Options` of all readers.
-
-    Returns
-    -------
-    Cohort
-        Without labels.
-
-    Raises
-    ------
-    DataError, SettingsError, MissingDependencyError
-        As all readers: `dpfact_flower.data.readers.steps`.
     """
     modes = dict(modes or MODES)
     if not all(modes.values()):

@@ -84,11 +84,6 @@ def read(
     **given
         `Options` of all readers, and the script's own. `top` and `min_patients` are the script's
         where they are not given.
-
-    Raises
-    ------
-    DataError, SettingsError, MissingDependencyError
-        As all readers: `dpfact_flower.data.readers.steps`.
     """
     script = reader if isinstance(reader, Script) else find_script(reader)
     if script is None:

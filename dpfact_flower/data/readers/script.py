@@ -120,13 +120,7 @@ class Script:
 
     @classmethod
     def read(cls, path: Path) -> Script:
-        """The script of a file.
-
-        Raises
-        ------
-        DataError
-            Naming the file and what is wrong with it.
-        """
+        """The script of a file."""
         try:
             match = _HEAD.fullmatch(path.read_text(encoding="utf-8"))
             if match is None:
@@ -139,13 +133,7 @@ class Script:
             raise DataError(f"{path}: cannot be read as a reader: {error}") from None
 
     def checked(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Values of all options, given or not.
-
-        Raises
-        ------
-        SettingsError
-            Naming the option and what it may be.
-        """
+        """Values of all options, given or not."""
         values = {name: option.default for name, option in self.options.items()} | dict(given)
         for name, option in self.options.items():
             option.check(name.replace("_", "-"), values[name])

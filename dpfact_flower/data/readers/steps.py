@@ -10,7 +10,7 @@ malformed and in how many rows; a `SettingsError` the option that cannot be used
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypedDict
 
@@ -22,7 +22,7 @@ from dpfact_flower.data.roll_up import RollUp, roll_up
 from dpfact_flower.data.site_data import PATIENT, Cohort
 from dpfact_flower.data.tables import MEMORY, connect
 from dpfact_flower.data.vocabulary import Vocabulary
-from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.errors import DataError
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection as Connection
@@ -43,13 +43,11 @@ class Options(TypedDict, total=False):
         How many of the most frequent codes of each mode to keep, None for all. This looks at
         patients: see `dpfact_flower.data.vocabulary.by_frequency`.
     vocabularies : sequence of Vocabulary, optional
-        Public code lists as given instead, one per mode and in the same order.
+        Public code lists instead, one per mode and in the same order.
     rolled_up : mapping of str to RollUp, optional
-        By mode: what codes are replaced by (`dpfact_flower.data.roll_up`), before the vocabulary is
-        chosen or looked at.
+        By mode: what codes are replaced by before the vocabulary is chosen or looked at.
     min_patients : int
-        Sites with fewer patients are merged into one, ``other``; 1 where the reader says nothing
-        else.
+        Sites with fewer patients are merged into one, ``other``.
     keep_empty : bool
         Keep patients without a cell as empty rows.
     memory : str
@@ -66,15 +64,7 @@ class Options(TypedDict, total=False):
 
 @contextmanager
 def reading(options: Options) -> Iterator[Connection]:
-    """Connection that a reader works on, with an empty table of descriptions.
-
-    Raises
-    ------
-    TypeError
-        If an option is none of `Options`.
-    SettingsError, MissingDependencyError, DataError
-        As `dpfact_flower.data.tables.connect`.
-    """
+    """Connection that a reader works on, with an empty table of descriptions."""
     if unknown := options.keys() - Options.__annotations__.keys():
         raise TypeError(f"read() has no option {', '.join(sorted(unknown))}")
     with connect(options.get("memory", MEMORY)) as connection:
@@ -96,25 +86,8 @@ def make_cohort(
 ) -> Cohort:
     """Roll codes up, choose the vocabularies, and count: the last step of every reader.
 
-    Parameters
-    ----------
-    connection : DuckDBPyConnection
-        With the tables that `dpfact_flower.data.cooccurrence` describes.
-    name : str
-        Of the cohort.
-    modes : sequence of str
-        In the tensor's order.
-    window : Window
-    options : Options
-    labels : sequence of str
-        Columns of ``patients`` that are labels.
-    row_unit : str
-        What is counted where a patient is elsewhere.
-
-    Raises
-    ------
-    DataError, SettingsError
-        As the steps do.
+    `labels` are columns of ``patients``. The connection has the tables that
+    `dpfact_flower.data.cooccurrence` describes.
     """
     with telling(connection, "counting"):
         for mode, how in (options.get("rolled_up") or {}).items():
@@ -162,35 +135,12 @@ def _check_codes(connection: Connection, vocabulary: Vocabulary) -> None:
         )  # fmt: skip
 
 
-def check_choice(option: str, value: str, choices: Collection[str]) -> None:
-    """Refuse a value that is none of the choices.
-
-    Raises
-    ------
-    SettingsError
-        Naming the option and the choices.
-    """
-    if value not in choices:
-        raise SettingsError(f"{option}: must be one of {', '.join(choices)}; got {value!r}")
-
-
 def label_readmissions(connection: Connection, stays: str, patients: str) -> tuple[str, ...]:
     """Add the label ``readmitted`` to a table of patients: back within 30 days of leaving.
 
-    Stays that overlap are one, and so is one that begins when another ends: a transfer.
-
-    Parameters
-    ----------
-    connection : DuckDBPyConnection
-    stays : str
-        SQL of a relation with patient, begun and ended (TIMESTAMP or NULL).
-    patients : str
-        Table with a column patient.
-
-    Returns
-    -------
-    tuple of str
-        The label; none where no stay has both times, which is noted.
+    `stays` is SQL of a relation with patient, begun and ended (TIMESTAMP or NULL). Stays that
+    overlap are one, and so is one that begins when another ends: a transfer. Where no stay has both
+    times, there is no label, which is noted.
     """
     dated = f"(FROM {stays} WHERE begun IS NOT NULL AND ended IS NOT NULL)"
     if not connection.execute(f"SELECT 1 FROM {dated} LIMIT 1").fetchall():

@@ -23,14 +23,13 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Unpack, get_args
+from typing import TYPE_CHECKING, Literal, Unpack
 
 from dpfact_flower.data.code_names import name_of
 from dpfact_flower.data.cooccurrence import MINUTES_A_DAY, Window
 from dpfact_flower.data.events import add_events, note, table_of
 from dpfact_flower.data.readers.steps import (
     Options,
-    check_choice,
     label_readmissions,
     make_cohort,
     reading,
@@ -44,7 +43,7 @@ from dpfact_flower.data.tables import (
     refuse_rows,
 )
 from dpfact_flower.data.vocabulary import Vocabulary
-from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.errors import DataError, SettingsError, shown
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection as Connection
@@ -81,7 +80,6 @@ def read(
         Holds ``DE1_0_2008_to_2010_Inpatient_Claims_Sample_<n>.csv`` or ``..._Outpatient_...``,
         plain or as ``.csv.gz``, in any case.
     care : {"inpatient", "outpatient"}
-        Which claims.
     samples : sequence of int, optional
         Numbers of the samples; default: all in the folder.
     window_days : int or None
@@ -89,25 +87,16 @@ def read(
     valid_procedures : Vocabulary, optional
         Public list of codes that count as procedures, instead of those that look like them.
     groups : mapping of str to sequence of int, optional
-        Samples of each site; default: each sample is a site of its own.
+        Samples of each site; default: each sample is a site of its own, ``sample-<n>``. A patient
+        of two samples is at the lower one.
     drop_last_patient : bool, optional
         Leave out the last patient of each file, whose claims may be cut off; default: if the
         file's last line is incomplete. A file cut between two lines does not show it.
     **options
         `Options` of all readers; `top` is `TOP` where it is not given.
-
-    Returns
-    -------
-    Cohort
-        Sites ``sample-<n>``, or as grouped; inpatients have the label ``readmitted``. A patient of
-        two samples is at the lower one.
-
-    Raises
-    ------
-    DataError, SettingsError, MissingDependencyError
-        As all readers: `dpfact_flower.data.readers.steps`.
     """
-    check_choice("care", care, get_args(Care))
+    if care not in _PROCEDURES:
+        raise SettingsError(f"care: must be one of {', '.join(_PROCEDURES)}; got {shown(care)}")
     window = Window(days=window_days, same_encounter=window_days is None)
     if groups is not None:
         if samples is not None:
@@ -120,7 +109,10 @@ def read(
     with reading(options) as connection:
         _load_claims(connection, files, care, drop_last_patient)
         _make_events(connection, care, valid_procedures)
-        labels = _find_readmissions(connection) if care == "inpatient" else ()
+        stays = """(SELECT DISTINCT patient, begun::TIMESTAMP AS begun, ended::TIMESTAMP AS ended
+                    FROM claims)"""
+        inpatient = care == "inpatient"
+        labels = label_readmissions(connection, stays, "patients") if inpatient else ()
         for site, numbers in (groups or {}).items():
             own = [f"sample-{number}" for number in numbers]
             connection.execute(
@@ -157,7 +149,13 @@ def _load_claims(
         cut = _load_segments(connection, path, care)
         note(connection, path.name, "rows", count_rows(connection, "segments"))
         if cut if drop_last is None else drop_last:
-            _drop_last_patient(connection, path)
+            # A table keeps the file's order.
+            connection.execute(
+                """DELETE FROM segments
+                   WHERE patient = (SELECT patient FROM segments ORDER BY rowid DESC LIMIT 1)"""
+            )
+            note(connection, path.name, "last patient left out, whose claims may be cut off", 1)
+            logger.warning("%s: the last patient is left out; claims may be cut off", path.name)
         connection.execute(
             f"""INSERT INTO claims
                 SELECT {sample}, patient, claim, {", ".join(map(_first, _DATES))},
@@ -207,16 +205,6 @@ def _numbered(path: Path, header: list[str], stem: str) -> list[str]:
     return columns
 
 
-def _drop_last_patient(connection: Connection, path: Path) -> None:
-    """Remove from ``segments`` the patient of its last row; a table keeps the file's order."""
-    connection.execute(
-        """DELETE FROM segments
-           WHERE patient = (SELECT patient FROM segments ORDER BY rowid DESC LIMIT 1)"""
-    )
-    note(connection, path.name, "last patient left out, whose claims may be cut off", 1)
-    logger.warning("%s: the last patient is left out, whose claims may be cut off", path.name)
-
-
 def _make_events(connection: Connection, care: Care, valid_procedures: Vocabulary | None) -> None:
     connection.execute(
         """CREATE TEMP TABLE patients AS
@@ -262,9 +250,3 @@ def _describe_diagnoses(connection: Connection) -> None:
         if name := name_of("icd9cm", code, exact=True):
             text = f"{name} (a diagnosis among the procedures)"
             connection.execute("INSERT INTO descriptions VALUES ('procedures', ?, ?)", [code, text])
-
-
-def _find_readmissions(connection: Connection) -> tuple[str, ...]:
-    stays = """(SELECT DISTINCT patient, begun::TIMESTAMP AS begun, ended::TIMESTAMP AS ended
-                FROM claims)"""
-    return label_readmissions(connection, stays, "patients")

@@ -47,13 +47,6 @@ def read(
         Sites ``part-1``, ``part-2``, ...: patient n is at site 1 + (n - 1) mod `parts`.
     keep_empty : bool
         Keep patients without a cell as empty rows.
-
-    Raises
-    ------
-    DataError
-        Naming the file, and the line where that is possible; or a list that does not fit a mode.
-    SettingsError
-        If an option cannot be used.
     """
     check_name("name of site or cohort", name)
     tensor = read_tns(path)
