@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Where the system can: what make starts ends with make, also when make is killed.
 BOUND := $(shell setpriv --pdeathsig TERM true 2>/dev/null && echo setpriv --pdeathsig TERM)
 
-.PHONY: demo test test-widths mutants lint docs follow packages bench paper lock clean
+.PHONY: demo check test nightly test-widths mutants lint docs follow packages bench paper lock clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "Installing everything that the tests need into $(VENV): 2.3 GB, some minutes"
@@ -31,8 +31,26 @@ demo: $(if $(wildcard $(VENV)/.installed),$(VENV)/.installed,$(VENV)/.demo)
 	@echo "Next: . $(BIN)/activate, then dpfact --help"
 
 # A file's tests stay together, for they share what takes long to set up.
+PYTEST := $(BOUND) $(BIN)/python -m pytest --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+PYTEST += --durations=25
+
+# The tests that start no process and take no time: an answer in two minutes on two cores.
+check: $(VENV)/.installed
+	$(PYTEST) -n logical -q -m "not (process or ray or deployment or slow or nightly)"
+
+# And one deployment, one simulation in Ray, the docs' commands, pages in a browser.
 test: $(VENV)/.installed
-	$(BOUND) $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -n auto -m "not nightly"
+
+# What takes hours: everything else that is started, random kills, and the laboratory.
+nightly: $(VENV)/.installed
+	$(PYTEST) -n auto -m nightly
+	$(BIN)/python -m pytest tests/hostile --hypothesis-profile long
+	$(BOUND) $(BIN)/python -m laboratory.campaign --scenarios 300 --seed $$(date +%j)
+	$(BOUND) $(BIN)/python -m laboratory.campaign --real 18 --seed $$(date +%j)
+	$(BOUND) $(BIN)/python -m laboratory.endurance --nodes 8 --minutes 30
+	$(MAKE) test-widths bench packages follow
+	$(MAKE) mutants SEED=$$(date +%j)
 
 # The kernels' tests with each width of registers that the processor has, without vector
 # instructions, and as if for older processors.
@@ -42,7 +60,7 @@ test-widths: $(VENV)/.installed
 # Whether the tests notice mutants (one token changed) of privacy, site and server: SAMPLE of them,
 # drawn by SEED. Fails if less than 95 % are noticed. Works in a copy; a quarter of an hour or more.
 mutants: $(VENV)/.installed
-	$(BIN)/python -m tests.mutants --sample $(or $(SAMPLE),60) --seed $(or $(SEED),0)
+	$(BIN)/python -m laboratory.mutants --sample $(or $(SAMPLE),60) --seed $(or $(SEED),0)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
@@ -57,13 +75,13 @@ docs: $(VENV)/.installed
 # README and docs as a newcomer would type them, from a fresh clone of the last commit: what ran, what
 # failed, what cannot run here and why, minutes. It takes long; PAGES=docs/tutorial.md for one.
 follow: $(VENV)/.installed
-	$(BOUND) $(BIN)/python -u -m tests.docs.follow $(PAGES)
+	$(BOUND) $(BIN)/python -u -m laboratory.follow $(PAGES)
 
 # Wheel and source archive: what they hold, and whether each installs and works without the checkout,
 # on every Python that is at hand. Minutes for each; they are left in dist.
 PYTHONS ?= $(shell for v in 3.11 3.12 3.13; do python$$v -c '' 2>/dev/null && echo python$$v; done)
 packages:
-	$(PYTHON) -m tests.packages --keep dist $(addprefix --python ,$(PYTHONS))
+	$(PYTHON) -m laboratory.packages --keep dist $(addprefix --python ,$(PYTHONS))
 
 bench: $(VENV)/.installed
 	$(BOUND) $(BIN)/python -m benchmarks $(if $(QUICK),--scale quick)

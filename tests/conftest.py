@@ -1,7 +1,9 @@
 """Fixtures that several test modules share."""
 
 import collections
+import multiprocessing.process
 import os
+import sys
 from pathlib import Path
 
 # One BLAS thread, set before NumPy is loaded: tests run beside each other, and arrays are small.
@@ -23,6 +25,7 @@ from simulation.paper.datasets import open_data
 settings.register_profile(
     "any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
+settings.register_profile("long", settings.get_profile("any-machine"), max_examples=10_000)
 settings.load_profile("any-machine")
 
 SIZES = (40, 25, 30)
@@ -40,6 +43,44 @@ def count_tensor(patients: int, seed: int) -> SparseTensor:
     counts[np.arange(patients), 0, 0] += 1  # nobody without a cell
     where = np.argwhere(counts)
     return SparseTensor.from_coo(where, counts[tuple(where.T)], sizes)
+
+
+STARTS_PROCESSES = ("process", "ray", "deployment")
+"""Marks of the tests that may start a process or a browser; `make check` leaves them out."""
+_STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system"}
+_without_processes: list[str] = []
+"""The test that runs, if it may start no process."""
+
+
+def _refuse_processes(event: str, arguments: tuple[object, ...]) -> None:
+    if _without_processes and event in _STARTS:
+        marks = ", ".join(STARTS_PROCESSES)
+        pytest.fail(f"{_without_processes[0]} starts a process ({event}): mark it, one of {marks}")
+
+
+def _audited(start):
+    """Have `multiprocessing` tell the audit hook of what it starts in C."""
+
+    def audited(process):
+        sys.audit("subprocess.Popen")
+        start(process)
+
+    return audited
+
+
+sys.addaudithook(_refuse_processes)
+multiprocessing.process.BaseProcess.start = _audited(multiprocessing.process.BaseProcess.start)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item):
+    """Let only the tests that are marked for it start a process: `make check` stays fast."""
+    if not any(map(item.get_closest_marker, STARTS_PROCESSES)):
+        _without_processes.append(item.nodeid)
+    try:
+        return (yield)
+    finally:
+        _without_processes.clear()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

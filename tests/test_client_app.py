@@ -69,6 +69,7 @@ print(sorted(heavy & set(sys.modules)))
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("privacy", ["none", "patient"])
 def test_a_sites_path_to_an_answer_is_light(cohort, tmp_path, request_wire, privacy):
     """A site's process starts anew for every message: none of these may be on its path."""

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-Tell = Callable[[float], None]
-"""Told by an audit which share of its work is done."""
+ShareDone = Callable[[float], None]
+"""Called by an audit with the share of its work that is done."""
 
 ALPHA = 1e-6
 """How often a statistical check may fail when nothing is wrong."""
@@ -19,16 +19,8 @@ Z_LIMIT = 5.0
 class Finding:
     """One number that an audit measured.
 
-    Attributes
-    ----------
-    name : str
-        The audit and what it looked at, e.g. ``"sensitivity: start"``.
-    measured : float
-        NaN where the audit could not be done; that fails.
-    allowed : tuple of float
-        Lowest and highest value that is right, both included.
-    detail : str
-        In words, for people; never anything of a patient.
+    `measured` is NaN where the audit could not be done, which fails. `allowed` is the lowest and
+    the highest value that is right, both included. `detail` is for people.
     """
 
     name: str
@@ -70,4 +62,4 @@ def failed(name: str, detail: str) -> Finding:
 
 
 def silent(share: float) -> None:
-    """Tell nobody."""
+    """Show no progress."""

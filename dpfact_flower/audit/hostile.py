@@ -9,11 +9,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfact_flower.audit.subject import Subject, Transcript, random_selection
+from dpfact_flower.audit.target import AuditTarget, Transcript, random_selection
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.privacy import Release, replay
-from dpfact_flower.tensor import Factors, SparseTensor
+from dpfact_flower.tensor import SparseTensor
 
 _MOST_CELLS = 40_000
 """Cells of a dense patient: enough for a bound that grows with them to show."""
@@ -26,22 +26,7 @@ class Patient(NamedTuple):
     values: NDArray[np.float64]
 
 
-# --- Patients -------------------------------------------------------------------------------------
-
-
-def joined(site: SiteData, patients: Sequence[Patient], at: int | None = None) -> SiteData:
-    """The site with more patients, from row `at` on; at the end by default."""
-    tensor = site.tensor
-    at = tensor.n_patients if at is None else at
-    rows = tensor.indices[:, 0].astype(np.int64)
-    own = np.column_stack([rows + len(patients) * (rows >= at), tensor.indices[:, 1:]])
-    new = [
-        np.column_stack([np.full(len(p.cells), at + n), p.cells]) for n, p in enumerate(patients)
-    ]
-    indices = np.concatenate([own, *new])
-    values = np.concatenate([tensor.values.astype(np.float64), *(p.values for p in patients)])
-    shape = (tensor.n_patients + len(patients), *tensor.feature_shape)
-    return SiteData(site.name, SparseTensor.from_coo(indices, values, shape), site.vocabularies)
+# --- Sites ----------------------------------------------------------------------------------------
 
 
 def site_of(name: str, vocabularies: Sequence[Vocabulary], patients: Sequence[Patient]) -> SiteData:
@@ -59,17 +44,16 @@ def alone(site: SiteData, patients: Sequence[Patient]) -> SiteData:
     return site_of(site.name, site.vocabularies, patients)
 
 
+def joined(site: SiteData, patients: Sequence[Patient], at: int | None = None) -> SiteData:
+    """The site with more patients, from row `at` on; at the end by default."""
+    own = [patient_of(site, row) for row in range(site.tensor.n_patients)]
+    at = len(own) if at is None else at
+    return alone(site, [*own[:at], *patients, *own[at:]])
+
+
 def nobody(site: SiteData) -> SiteData:
     """The site with one patient who has no cell: the emptiest there is."""
-    shape = (1, *site.tensor.feature_shape)
-    return SiteData(site.name, SparseTensor.from_coo([], [], shape), site.vocabularies)
-
-
-def random_patients(
-    sizes: Sequence[int], number: int, rng: np.random.Generator
-) -> tuple[Patient, ...]:
-    """Patients with a few cells of small counts."""
-    return tuple(_some_cells(sizes, int(rng.integers(1, 9)), rng) for _ in range(number))
+    return alone(site, [_empty(site.tensor.feature_shape)])
 
 
 def patient_of(site: SiteData, row: int) -> Patient:
@@ -80,13 +64,23 @@ def patient_of(site: SiteData, row: int) -> Patient:
     )
 
 
+def random_patients(
+    sizes: Sequence[int], number: int, rng: np.random.Generator
+) -> tuple[Patient, ...]:
+    """Patients with a few cells of small counts."""
+    return tuple(_some_cells(sizes, int(rng.integers(1, 9)), rng) for _ in range(number))
+
+
 def _some_cells(sizes: Sequence[int], number: int, rng: np.random.Generator) -> Patient:
     cells = np.unique(np.column_stack([rng.integers(0, s, number) for s in sizes]), axis=0)
     return Patient(cells, rng.integers(1, 6, len(cells)).astype(np.float64))
 
 
-def _empty(site: SiteData, transcript: Transcript, rng: np.random.Generator) -> Patient:
-    return Patient(np.empty((0, site.tensor.ndim - 1), np.int64), np.empty(0))
+def _empty(sizes: Sequence[int]) -> Patient:
+    return Patient(np.empty((0, len(sizes)), np.int64), np.empty(0))
+
+
+# --- Patients who are added -----------------------------------------------------------------------
 
 
 def _one_cell(site: SiteData, transcript: Transcript, rng: np.random.Generator) -> Patient:
@@ -100,9 +94,12 @@ def _aligned(site: SiteData, transcript: Transcript, rng: np.random.Generator) -
     """A phenotype itself, on its largest codes."""
     column = int(rng.integers(transcript.anchors[0].shape[1]))
     most = max(2, round(_MOST_CELLS ** (1 / len(transcript.anchors)) / 5))
-    weights = [np.abs(factor[:, column].astype(np.float64)) for factor in transcript.anchors]
-    codes = [np.argsort(-weight)[:most] for weight in weights]
-    values = _outer([w[c] / max(w.max(), 1e-300) for w, c in zip(weights, codes, strict=True)])
+    values, codes = np.ones(1), []
+    for factor in transcript.anchors:
+        weight = np.abs(factor[:, column].astype(np.float64))
+        codes.append(np.argsort(-weight)[:most])
+        shares = weight[codes[-1]] / max(weight.max(), 1e-300)
+        values = np.multiply.outer(values, shares).ravel()
     return Patient(_in_vocabulary(_grid(codes), transcript), values)
 
 
@@ -128,20 +125,15 @@ def _extreme(site: SiteData, transcript: Transcript, rng: np.random.Generator) -
     return Patient(cells, np.resize([1e38, 1e-38, 1.0], len(cells)))
 
 
-def _random(site: SiteData, transcript: Transcript, rng: np.random.Generator) -> Patient:
-    return _some_cells(site.tensor.feature_shape, 8, rng)
-
-
-Canary = Callable[[SiteData, Transcript, np.random.Generator], Patient]
-CANARIES: dict[str, Canary] = {
+CANARIES: dict[str, Callable[[SiteData, Transcript, np.random.Generator], Patient]] = {
     "one cell": _one_cell,
     "dense": _dense,
     "counts times a million": _million,
     "a phenotype itself": _aligned,
     "a copy of another": _copy,
     "extreme values": _extreme,
-    "no cell": _empty,
-    "random": _random,
+    "no cell": lambda site, transcript, rng: _empty(site.tensor.feature_shape),
+    "random": lambda site, transcript, rng: _some_cells(site.tensor.feature_shape, 8, rng),
 }
 """Patients that are added, by name; those that reach a bound come first."""
 
@@ -157,13 +149,6 @@ def _in_vocabulary(kept: NDArray[np.int64], transcript: Transcript) -> NDArray[n
 def _grid(codes: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
     mesh = np.meshgrid(*codes, indexing="ij")
     return np.column_stack([axis.ravel() for axis in mesh]).astype(np.int64)
-
-
-def _outer(weights: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-    product = np.ones(1)
-    for weight in weights:
-        product = np.multiply.outer(product, weight).ravel()
-    return product
 
 
 # --- Transcripts ----------------------------------------------------------------------------------
@@ -197,28 +182,24 @@ STARTS: dict[str, Callable[[int, float, np.random.Generator], NDArray[np.float64
 """What a site might have released at its start, by name."""
 
 
-def hostile_transcript(subject: Subject, trial: int, rng: np.random.Generator) -> Transcript:
+def hostile_transcript(target: AuditTarget, trial: int, rng: np.random.Generator) -> Transcript:
     """Factors, selection and released start of a trial; successive trials go through all kinds.
 
     Every second trial has a ridge (the settings' own `off`, or 1 where they have none): a server
     may ask for one whatever the site's user has set.
     """
-    rank = subject.solver.rank
     make = list(FACTORS.values())[trial // 2 % len(FACTORS)]
     start = list(STARTS.values())[(trial // 2 + trial // (2 * len(STARTS))) % len(STARTS)]
-    planned = subject.plan.start
-    return subject.transcript(
-        _factors([make((size, rank), rng) for size in subject.sizes]),
-        random_selection(subject, rng),
+    planned = target.plan.start
+    factors = [make((size, target.solver.rank), rng) for size in target.sizes]
+    return target.transcript(
+        tuple(np.clip(factor, -1e6, 1e6).astype(np.float32) for factor in factors),
+        random_selection(target, rng),
         {planned.round: as_release(start(planned.count, planned.sigma, rng))},
-        off=(subject.solver.off or 1.0) if trial % 2 else 0.0,
+        off=(target.solver.off or 1.0) if trial % 2 else 0.0,
     )
 
 
 def as_release(values: NDArray[np.floating]) -> Release:
     """Values as a site would find them in its ledger."""
     return replay([values.astype(np.float32)], [])
-
-
-def _factors(arrays: Sequence[NDArray[np.float64]]) -> Factors:
-    return tuple(np.clip(array, -1e6, 1e6).astype(np.float32) for array in arrays)

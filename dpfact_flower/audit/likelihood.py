@@ -1,15 +1,15 @@
-"""Audit 3: the best adversary learns no more from a site's replies than its ledger says.
+"""Likelihood: the best adversary learns no more from a site's replies than its ledger says.
 
-The adversary knows everything but whether a patient is there.
+The adversary knows everything but whether a group of patients is there.
 
-A tiny site, with and without canaries, answers the same run over and over, each time with an empty
+A tiny site, with and without the group, answers the same run over and over, each time with an empty
 ledger. From the bytes of the replies the adversary takes the logarithm of the likelihood ratio,
 which is the best that anybody can do (Neyman & Pearson). Under a Gaussian mechanism it is normal,
 with means that lie mu of its standard deviations apart. Estimate and standard error are compared
 with the mu that the ledger's events add up to.
 
-Canaries come as a group of equal patients, large enough that the estimate's error is small beside
-its mu: a group of k is protected by k times mu (Dong, Roth & Su 2022, Theorem 2.14), exactly for
+The canaries are equal patients, as many as it takes to make the estimate's error small beside its
+mu: a group of k is protected by k times mu (Dong, Roth & Su 2022, Theorem 2.14), exactly for
 Gaussian noise. Each of them reaches the bound in every release, which is checked.
 """
 
@@ -25,13 +25,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfact_flower.audit.finding import Z_LIMIT, Finding, Tell, silent
+from dpfact_flower.audit.finding import Z_LIMIT, Finding, ShareDone, silent
 from dpfact_flower.audit.hostile import Patient, alone, as_release, joined, random_patients, site_of
-from dpfact_flower.audit.subject import (
+from dpfact_flower.audit.target import (
     SIGMA,
-    Subject,
+    AuditTarget,
+    SimulatedSite,
     Transcript,
-    World,
     noise_of,
     scratch_folder,
 )
@@ -40,10 +40,7 @@ from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.privacy.ledger import Ledger
 from dpfact_flower.privacy.patient.kinds import PlannedRelease
 
-_CODES = 5
-_KEPT = 4
-_RANK = 2
-_PATIENTS = 6
+_CODES, _KEPT, _RANK, _PATIENTS = 5, 4, 2, 6
 _SEPARATION = 6.0
 """Standard deviations that the group of canaries should be apart, if the ledger is right."""
 _LARGEST_GROUP = 10_000
@@ -59,20 +56,9 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Game:
-    """The two data sets to be told apart, and what everybody knows.
+    """The two data sets to be told apart, the canaries alone, and what everybody knows."""
 
-    Attributes
-    ----------
-    subject : Subject
-        The tiny problem.
-    transcript : Transcript
-    without, with_group, group : SiteData
-        The site without canaries, with them, and the canaries alone.
-    canaries : int
-        How many there are.
-    """
-
-    subject: Subject
+    target: AuditTarget
     transcript: Transcript
     without: SiteData
     with_group: SiteData
@@ -81,31 +67,18 @@ class _Game:
 
 
 def audit_likelihood(
-    subject: Subject, rng: np.random.Generator, *, runs: int = 1000, tell: Tell = silent
+    target: AuditTarget, rng: np.random.Generator, *, runs: int = 1000, done: ShareDone = silent
 ) -> tuple[Finding, ...]:
     """Tell two neighbouring sites apart by their replies, as well as it can be done.
 
-    Parameters
-    ----------
-    subject : Subject
-        Whose epsilon, delta and bound the tiny problem has.
-    rng : numpy.random.Generator
-        Makes up the tiny site; not involved in the noise.
-    runs : int
-        Of each of the two sites, each with an empty ledger.
-    tell : callable
-
-    Returns
-    -------
-    tuple of Finding
-        By how many standard errors the estimated mu differs from the ledger's (-5 to 5), for a run
-        and for each release, and how much of the bound the canaries reach (at least 0.99).
+    A made-up tiny site has the target's epsilon, delta and bound. Found is by how many standard
+    errors the estimated mu differs from the ledger's (-5 to 5), for a run and for each release, and
+    how much of the bound the canaries reach (at least 0.99).
     """
-    game = _game(subject, rng)
-    releases = game.subject.plan.releases
+    game = _game(target, rng)
+    releases = game.target.plan.releases
     ratios = np.empty((2, runs, len(releases)))
-    claimed, reached = np.zeros(len(releases)), math.inf
-    added_up = 0.0
+    claimed, reached, added_up = np.zeros(len(releases)), math.inf, 0.0
     with scratch_folder() as folder:
         for run in range(runs):
             for world, site in enumerate((game.without, game.with_group)):
@@ -116,10 +89,10 @@ def audit_likelihood(
                     each, total = _ledger_mu(place / site.name, releases)
                     claimed, added_up = np.maximum(claimed, each), max(added_up, total)
                 shutil.rmtree(place)
-            tell((run + 1) / runs)
+            done((run + 1) / runs)
+    k = game.canaries
     whole = estimate(*ratios.sum(axis=2))
     single = [estimate(*ratios[:, :, place]) for place in range(len(releases))]
-    k = game.canaries
     off = [(e.mu - k * mu) / e.error for e, mu in zip(single, claimed, strict=True)]
     worst = int(np.argmax(np.abs(off)))
     return (
@@ -155,38 +128,34 @@ def estimate(without: NDArray[np.float64], with_group: NDArray[np.float64]) -> E
     return Estimate(mu, math.sqrt(2 / runs + mu * mu / (4 * (runs - 1))))
 
 
-def _game(subject: Subject, rng: np.random.Generator) -> _Game:
+def _game(target: AuditTarget, rng: np.random.Generator) -> _Game:
     """A site of a few made-up patients under the settings' own epsilon, delta and bound.
 
     Every release costs the same: then a ledger that forgets any of them is off by the most.
     """
-    modes = len(subject.site.vocabularies)
-    counted = bool(subject.privacy.codes)
-    share = 1 / (2 + modes)
+    modes = len(target.site.vocabularies)
+    counted = bool(target.privacy.codes)
     privacy = replace(
-        subject.privacy,
+        target.privacy,
         start_share=1 / (1 + modes),
         refine_rounds=1,
         codes="x".join([str(_KEPT)] * modes) if counted else "",
-        codes_share=share if counted else subject.privacy.codes_share,
+        codes_share=1 / (2 + modes) if counted else target.privacy.codes_share,
     )
-    solver = replace(subject.solver, rank=_RANK, off=0.0)
     vocabularies = tuple(
         Vocabulary(v.name, tuple(f"C{n}" for n in range(_CODES)), ("",) * _CODES)
-        for v in subject.site.vocabularies
+        for v in target.site.vocabularies
     )
-    sizes = (_CODES,) * modes
-    shell = site_of("tiny", vocabularies, random_patients(sizes, _PATIENTS, rng))
-    tiny = Subject.of(shell, solver, privacy)
+    shell = site_of("tiny", vocabularies, random_patients((_CODES,) * modes, _PATIENTS, rng))
+    tiny = AuditTarget.of(shell, replace(target.solver, rank=_RANK, off=0.0), privacy)
     mu = math.sqrt(sum((tiny.sensitivity(r) / r.sigma) ** 2 for r in tiny.plan.releases))
     number = min(_LARGEST_GROUP, max(1, math.ceil(_SEPARATION / mu)))
     # The codes of phenotype 1 in `_transcript`, and no other.
-    canary = Patient(np.array([[1] * modes, [2] * modes]), np.array([1.0, 1.0]))
-    group = [canary] * number
+    group = [Patient(np.array([[1] * modes, [2] * modes]), np.array([1.0, 1.0]))] * number
     return _Game(tiny, _transcript(tiny), shell, joined(shell, group), alone(shell, group), number)
 
 
-def _transcript(tiny: Subject) -> Transcript:
+def _transcript(tiny: AuditTarget) -> Transcript:
     """Phenotype 1 is the canaries' two codes; phenotype 2 everything else."""
     size = tiny.sizes[0]
     factor = np.zeros((size, _RANK), np.float32)
@@ -198,12 +167,10 @@ def _transcript(tiny: Subject) -> Transcript:
 
 def _replies(game: _Game, site: SiteData, state_dir: Path) -> dict[int, NDArray[np.float32]]:
     """A whole run of a site with an empty ledger: what it sends, round by round."""
-    client = game.subject.client(state_dir, site)
-    replies = {}
-    for planned in game.subject.plan.releases:
-        request = game.transcript.request(planned.round)
-        arrays, _, config = client.fit(*request.to_wire())
-        replies[planned.round] = game.subject.read(planned.round, arrays, config)[0]
+    client, replies = game.target.client(state_dir, site), {}
+    for planned in game.target.plan.releases:
+        arrays, _, config = client.fit(*game.transcript.requests[planned.round].to_wire())
+        replies[planned.round] = game.target.read(planned.round, arrays, config)[0]
     return replies
 
 
@@ -217,13 +184,13 @@ def _log_ratios(game: _Game, replies: dict[int, NDArray[np.float32]]) -> tuple[l
         game.transcript, releases={number: as_release(values) for number, values in replies.items()}
     )
     ratios, reached = [], math.inf
-    for planned in game.subject.plan.releases:
-        base = World(game.subject, heard, game.without).bounded(planned)
-        part = World(game.subject, heard, game.group).bounded(planned) / SIGMA
+    for planned in game.target.plan.releases:
+        base = SimulatedSite(game.target, heard, game.without).bounded(planned)
+        part = SimulatedSite(game.target, heard, game.group).bounded(planned) / SIGMA
         noise = noise_of(planned, base, replies[planned.round])
         square = float(part @ part)
         ratios.append(float(noise @ part) - square / 2)
-        bound = game.subject.sensitivity(planned) / planned.sigma * game.canaries
+        bound = game.target.sensitivity(planned) / planned.sigma * game.canaries
         reached = min(reached, math.sqrt(square) / bound)
     return ratios, reached
 

@@ -1,4 +1,4 @@
-"""Audit 2: the noise has the planned standard deviation, a Gaussian's shape, and never repeats.
+"""Noise: it has the planned standard deviation, a Gaussian's shape, and never repeats.
 
 What a site's rounds release, minus their un-noised sums, over tens of thousands of values, at the
 settings' bound and at 0.1 and 1: a variance in place of a standard deviation goes unseen at 1.
@@ -18,17 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import fft, stats
 
-from dpfact_flower.audit.finding import ALPHA, Finding, Tell, count_of, silent
+from dpfact_flower.audit.finding import ALPHA, Finding, ShareDone, count_of, silent
 from dpfact_flower.audit.hostile import as_release
-from dpfact_flower.audit.subject import (
-    Subject,
-    World,
+from dpfact_flower.audit.target import (
+    AuditTarget,
+    SimulatedSite,
     noise_of,
-    plain_factors,
     random_selection,
 )
 from dpfact_flower.privacy.patient.kinds import KINDS, PlannedRelease
-from dpfact_flower.tensor import Floats
+from dpfact_flower.tensor import Factors, Floats
 
 _BOUNDS = (0.1, 1.0)
 _STREAMS = ("site", "asked again", "other site")
@@ -40,14 +39,7 @@ _MOST_VALUES = 20_000
 
 @dataclass(frozen=True)
 class _Sample:
-    """Noise of one planned release, standardised.
-
-    Attributes
-    ----------
-    planned : PlannedRelease
-    streams : dict of str to ndarray, shape (jobs, count)
-        By who was asked; see `_STREAMS`.
-    """
+    """Noise of one planned release, standardised: (jobs, count) for each of `_STREAMS`."""
 
     planned: PlannedRelease
     streams: dict[str, Floats]
@@ -58,91 +50,85 @@ class _Sample:
 
 
 def audit_noise(
-    subject: Subject,
+    target: AuditTarget,
     rng: np.random.Generator,
     *,
-    coordinates: int = 40_000,
+    values: int = 40_000,
     seeded: bool = False,
-    tell: Tell = silent,
+    done: ShareDone = silent,
 ) -> tuple[Finding, ...]:
-    """Measure the noise of every release of the plan.
+    """Measure the noise of every release of the plan, over at least so many values of each.
 
-    Parameters
-    ----------
-    subject : Subject
-    rng : numpy.random.Generator
-        Chooses transcripts; not involved in the noise.
-    coordinates : int
-        Least number of released values, for each release.
-    seeded : bool
-        Whether the settings ask for seeded noise, which is known to whoever has the seed.
-    tell : callable
-
-    Returns
-    -------
-    tuple of Finding
-        For each release its standard deviation as a share of the planned one, in the range that
-        chance allows; then mean, shape, and the largest correlation of each kind.
+    `rng` chooses transcripts and is not involved in the noise; `seeded` says that the settings ask
+    for noise that is known to whoever has the seed. Found are, for each release, its standard
+    deviation as a share of the planned one, in the range that chance allows; then mean, shape, and
+    the largest correlation of each kind.
     """
     scales: list[Finding] = []
     own: list[_Sample] = []
-    bounds = [subject.privacy.bound, *(b for b in _BOUNDS if b != subject.privacy.bound)]
+    bounds = [target.privacy.bound, *(b for b in _BOUNDS if b != target.privacy.bound)]
     for number, bound in enumerate(bounds):
-        asked = _at_bound(subject, bound)
+        asked = _at_bound(target, bound)
         releases = [r for r in asked.plan.releases if number == 0 or KINDS[r.kind].clipped]
         samples = []
         for place, planned in enumerate(releases):
-            samples.append(_sample(asked, planned, coordinates, rng))
-            tell((number + (place + 1) / len(releases)) / (len(bounds) + 1))
+            samples.append(_sample(asked, planned, values, rng))
+            done((number + (place + 1) / len(releases)) / (len(bounds) + 1))
         scales += [_scale(asked, sample, f"bound {bound:g}") for sample in samples]
         own = own or samples
     shape = (_mean(own), _shape(own))
     correlations = _correlations(own)
-    tell(1.0)
+    done(1.0)
     return (*scales, *shape, *correlations, _source(own, seeded=seeded))
 
 
-def _at_bound(subject: Subject, bound: float) -> Subject:
+def _at_bound(target: AuditTarget, bound: float) -> AuditTarget:
     """The same run with another bound, planned again."""
-    if bound == subject.privacy.bound:
-        return subject
-    privacy = replace(subject.privacy, bound=bound)
-    return Subject.of(subject.site, subject.solver, privacy)
+    if bound == target.privacy.bound:
+        return target
+    privacy = replace(target.privacy, bound=bound)
+    return AuditTarget.of(target.site, target.solver, privacy)
 
 
 def _sample(
-    subject: Subject, planned: PlannedRelease, coordinates: int, rng: np.random.Generator
+    target: AuditTarget, planned: PlannedRelease, values: int, rng: np.random.Generator
 ) -> _Sample:
     """Play one round in as many jobs as it takes; the transcript is the same in all of them."""
-    start = subject.plan.start
+    start = target.plan.start
     told = {} if planned == start else {start.round: np.full(start.count, 100 * start.sigma)}
-    transcript = subject.transcript(
-        plain_factors(subject.sizes, subject.solver.rank, rng),
-        random_selection(subject, rng),
+    transcript = target.transcript(
+        _plain_factors(target, rng),
+        random_selection(target, rng),
         {number: as_release(values) for number, values in told.items()},
         off=0.0,  # a ridge does not affect the noise, and costs time over thousands of rounds
     )
-    jobs = max(2, math.ceil(coordinates / planned.count / len(_STREAMS)))
+    jobs = max(2, math.ceil(values / planned.count / len(_STREAMS)))
     streams: dict[str, list[Floats]] = {stream: [] for stream in _STREAMS}
     for job in range(jobs):
         for stream in _STREAMS:
-            name = f"{subject.site.name[:50]}-other" if stream == "other site" else ""
-            world = World(subject, transcript, job=f"audit-{job}", name=name)
+            name = f"{target.site.name[:50]}-other" if stream == "other site" else ""
+            world = SimulatedSite(target, transcript, job=f"audit-{job}", name=name)
             total, release = world.play(planned)
             streams[stream].append(noise_of(planned, total, release.arrays[0]))
     return _Sample(planned, {name: np.array(rows) for name, rows in streams.items()})
 
 
+def _plain_factors(target: AuditTarget, rng: np.random.Generator) -> Factors:
+    """Factors as an honest server sends them: non-negative columns of norm 1."""
+    made = (rng.gamma(0.3, 1.0, (size, target.solver.rank)) + 1e-3 for size in target.sizes)
+    return tuple((factor / np.linalg.norm(factor, axis=0)).astype(np.float32) for factor in made)
+
+
 # --- One release ----------------------------------------------------------------------------------
 
 
-def _scale(subject: Subject, sample: _Sample, where: str) -> Finding:
+def _scale(target: AuditTarget, sample: _Sample, where: str) -> Finding:
     """Chi-square: n times the mean square of standard normal values, two-sided."""
     values = sample.values()
     n = len(values)
     low, high = (math.sqrt(stats.chi2.ppf(p, n) / n) for p in (ALPHA / 2, 1 - ALPHA / 2))
     return Finding(
-        f"noise scale: {subject.name(sample.planned)}, {where}",
+        f"noise scale: {target.name(sample.planned)}, {where}",
         float(np.sqrt(np.mean(values**2))),
         (low, high),
         f"standard deviation over the planned {sample.planned.sigma:.4g}, {n:,} values",

@@ -6,25 +6,23 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
-from dpfact_flower.audit.finding import Finding, Tell, failed
-from dpfact_flower.audit.folders import audit_folders
-from dpfact_flower.audit.ledger import audit_ledger
+from dpfact_flower.audit.finding import Finding, ShareDone, count_of, failed
 from dpfact_flower.audit.likelihood import audit_likelihood
 from dpfact_flower.audit.noise import audit_noise
-from dpfact_flower.audit.replies import audit_replies
 from dpfact_flower.audit.sensitivity import audit_sensitivity
-from dpfact_flower.audit.subject import Subject, subsample
+from dpfact_flower.audit.target import AuditTarget, subsample
 from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.errors import DPFactError, SettingsError
+from dpfact_flower.machine.access import not_private
 from dpfact_flower.machine.watch import Watch
+from dpfact_flower.privacy.ledger import Ledger
 from dpfact_flower.settings import PrivacySettings, SolverSettings
 from dpfact_flower.site.answer import NEW_LEDGERS
 
-AUDITS = ("sensitivity", "noise", "likelihood", "ledger", "replies", "folders")
-"""Names of the audits, in the order in which they run."""
 _PATIENTS = 200
 """Patients of a site that take part: the code is the same for each of them."""
 
@@ -35,6 +33,7 @@ def audit(
     privacy: PrivacySettings,
     *,
     site: str = "",
+    state_dir: Path | None = None,
     quick: bool = False,
     seed: int = 0,
     watch: Watch | None = None,
@@ -49,6 +48,8 @@ def audit(
         Of the run, planned or not. A noise seed is left out, and reported.
     site : str
         Which site of a cohort; by default the first.
+    state_dir : Path, optional
+        Where the site keeps its ledger; without one, it is not looked at.
     quick : bool
         Fewer trials and runs: finds gross faults in a fraction of the time.
     seed : int
@@ -71,27 +72,39 @@ def audit(
     if privacy.privacy == "patient" and not privacy.patients:
         everybody = data.sites if isinstance(data, Cohort) else (data,)
         privacy = replace(privacy, patients=sum(one.tensor.n_patients for one in everybody))
-    subject = Subject.of(subsample(chosen, _PATIENTS, rng), solver, privacy, sites=sites)
-    seeded = privacy.noise_seed >= 0
-    work: dict[str, Callable[[Tell], tuple[Finding, ...]]] = {
-        "sensitivity": lambda tell: audit_sensitivity(
-            subject, rng, trials=16 if quick else 48, tell=tell
+    target = AuditTarget.of(subsample(chosen, _PATIENTS, rng), solver, privacy, sites=sites)
+    work: dict[str, Callable[[ShareDone], tuple[Finding, ...]]] = {
+        "sensitivity": lambda done: audit_sensitivity(
+            target, rng, trials=16 if quick else 48, done=done
         ),
-        "noise": lambda tell: audit_noise(
-            subject, rng, coordinates=10_000 if quick else 40_000, seeded=seeded, tell=tell
+        "noise": lambda done: audit_noise(
+            target, rng, values=10_000 if quick else 40_000, seeded=privacy.noise_seed >= 0,
+            done=done,
         ),
-        "likelihood": lambda tell: audit_likelihood(
-            subject, rng, runs=150 if quick else 1000, tell=tell
+        "likelihood": lambda done: audit_likelihood(
+            target, rng, runs=150 if quick else 1000, done=done
         ),
-        "ledger": lambda tell: audit_ledger(subject, rng, tell=tell),
-        "replies": lambda tell: audit_replies(subject, rng, tell=tell),
-        "folders": lambda tell: audit_folders(subject, rng, tell=tell),
-    }
-    findings: list[Finding] = []
+    }  # fmt: skip
+    if state_dir is not None:
+        folder = state_dir / chosen.name
+        work["state"] = lambda done: audit_state(folder)
     with _new_ledgers_expected():
-        for name in AUDITS:
-            findings += _guarded(name, work[name], watch)
-    return tuple(findings)
+        return tuple(found for name in work for found in guarded(name, work[name], watch))
+
+
+def audit_state(folder: Path) -> tuple[Finding, ...]:
+    """Look at a site's own folder: who else has rights in it, and whether its ledger is whole."""
+    open_to_others = [
+        fault
+        for path in (folder.parent, folder, *folder.rglob("*"))
+        for fault in not_private(path, folder.stat().st_uid)
+    ]
+    with Ledger(folder, create=False) as ledger:
+        problems = ledger.verify()
+    return (
+        count_of("state: rights of others", len(open_to_others), "; ".join(open_to_others[:3])),
+        count_of("state: ledger", len(problems), "; ".join(problems[:3])),
+    )
 
 
 @contextmanager
@@ -108,17 +121,12 @@ def _new_ledgers_expected() -> Iterator[None]:
         logger.disabled = before
 
 
-def _guarded(
-    name: str, work: Callable[[Tell], tuple[Finding, ...]], watch: Watch | None
+def guarded(
+    name: str, work: Callable[[ShareDone], tuple[Finding, ...]], watch: Watch | None
 ) -> tuple[Finding, ...]:
     """The findings of an audit, or the single finding that it broke off."""
-
-    def tell(share: float) -> None:
-        if watch:
-            watch(name, share)
-
     try:
-        return work(tell)
+        return work(lambda share: watch(name, share) if watch else None)
     except DPFactError as error:  # our own texts hold nothing of a patient
         return (failed(f"{name}: broke off", f"{type(error).__name__}: {error}"),)
     except Exception as error:  # of others' errors, only the kind
@@ -127,10 +135,7 @@ def _guarded(
 
 def _site_of(data: SiteData | Cohort, name: str) -> tuple[SiteData, int]:
     """The site to audit, and how many there are."""
-    if isinstance(data, SiteData):
-        sites: tuple[SiteData, ...] = (data,)
-    else:
-        sites = data.sites
+    sites = (data,) if isinstance(data, SiteData) else data.sites
     for site in sites:
         if name in ("", site.name):
             return site, len(sites)

@@ -1,4 +1,4 @@
-"""Audit 1: one patient more or less moves a release by their own part, which is bounded.
+"""Sensitivity: one patient more or less moves a release by their own part, which is bounded.
 
 Two worlds, a site without and with one patient, receive the same transcript, and each keeps what
 its own rounds leave behind. Their exact un-noised sums, integers, may differ by at most the
@@ -10,12 +10,11 @@ would be blind.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from fractions import Fraction
 
 import numpy as np
 
-from dpfact_flower.audit.finding import Finding, Tell, count_of, silent
+from dpfact_flower.audit.finding import Finding, ShareDone, count_of, silent
 from dpfact_flower.audit.hostile import (
     CANARIES,
     alone,
@@ -24,7 +23,14 @@ from dpfact_flower.audit.hostile import (
     nobody,
     random_patients,
 )
-from dpfact_flower.audit.subject import SIGMA, Integers, Subject, Transcript, World, subsample
+from dpfact_flower.audit.target import (
+    SIGMA,
+    AuditTarget,
+    Integers,
+    SimulatedSite,
+    Transcript,
+    subsample,
+)
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.errors import DataError
 from dpfact_flower.privacy.patient.kinds import PlannedRelease
@@ -37,77 +43,70 @@ _CANARIES_A_TRIAL = 2
 
 
 def audit_sensitivity(
-    subject: Subject, rng: np.random.Generator, *, trials: int = 24, tell: Tell = silent
+    target: AuditTarget, rng: np.random.Generator, *, trials: int = 24, done: ShareDone = silent
 ) -> tuple[Finding, ...]:
     """Fuzz the sensitivity of every release of the plan.
 
-    Parameters
-    ----------
-    subject : Subject
-        Its data gives some of the small sites; the others are made up.
-    rng : numpy.random.Generator
-        Chooses patients and transcripts.
-    trials : int
-        Each a small site, a transcript and two patients who are added.
-    tell : callable
-
-    Returns
-    -------
-    tuple of Finding
-        For each release the largest distance, as a share of the sensitivity (0.99 to 1), and how
-        often others' parts changed (0); and how many invalid patients got through the data's door.
+    Each trial is a small site (some of the target's patients, or made-up ones), a transcript and
+    two patients who are added. Found are, for each release, the largest distance as a share of the
+    sensitivity (0.99 to 1) and how often others' parts changed (0); and how many invalid patients
+    got through the data's door.
     """
-    planned = subject.plan.releases
+    planned = target.plan.releases
     farthest = {release: Fraction(0) for release in planned}
     changed = dict.fromkeys(planned, 0)
     canaries = list(CANARIES.values())
     for trial in range(trials):
-        transcript = hostile_transcript(subject, trial, rng)
-        site = _small_site(subject, trial, rng)
-        without = _totals(subject, transcript, site)
+        transcript = hostile_transcript(target, trial, rng)
+        site = _small_site(target, trial, rng)
+        without = _totals(target, transcript, site)
         for extra in range(_CANARIES_A_TRIAL):
             turn = trial * _CANARIES_A_TRIAL + extra + trial // len(canaries)
             patient = canaries[turn % len(canaries)](site, transcript, rng)
             at = int(rng.integers(site.tensor.n_patients + 1))
-            with_him = _totals(subject, transcript, joined(site, [patient], at))
-            part = _totals(subject, transcript, alone(site, [patient]))
+            with_extra = _totals(target, transcript, joined(site, [patient], at))
+            part = _totals(target, transcript, alone(site, [patient]))
             for release in planned:
-                moved = with_him[release] - without[release]
-                share = _share(moved, subject.sensitivity(release), release)
+                moved = with_extra[release] - without[release]
+                share = _share(moved, target.sensitivity(release), release)
                 farthest[release] = max(farthest[release], share)
                 changed[release] += not np.array_equal(moved, part[release])
-        tell((trial + 1) / trials)
+        done((trial + 1) / trials)
     return (
-        *(_reach(subject, release, farthest[release]) for release in planned),
+        *(_reach(target, release, farthest[release]) for release in planned),
         *(
             count_of(
-                f"others' parts: {subject.name(release)}",
+                f"others' parts: {target.name(release)}",
                 changed[release],
                 f"in {trials * _CANARIES_A_TRIAL} pairs of sites, how often more than one "
                 "patient's part changed",
             )
             for release in planned
         ),
-        _door(subject.site),
+        count_of(
+            "data's door",
+            sum(_accepts(target.site, value) for value in (math.nan, math.inf, -1.0, 1e39)),
+            "values that are no counts, and were accepted",
+        ),
     )
 
 
-def _small_site(subject: Subject, trial: int, rng: np.random.Generator) -> SiteData:
+def _small_site(target: AuditTarget, trial: int, rng: np.random.Generator) -> SiteData:
     """A few of the site's patients, or made-up ones; now and then none."""
     kind = trial % 4
     if kind == 3 and trial % 8 == 3:
-        return nobody(subject.site)
+        return nobody(target.site)
     if kind < 2:
-        return subsample(subject.site, _PATIENTS, rng)
-    return alone(subject.site, random_patients(subject.site.tensor.feature_shape, _PATIENTS, rng))
+        return subsample(target.site, _PATIENTS, rng)
+    return alone(target.site, random_patients(target.site.tensor.feature_shape, _PATIENTS, rng))
 
 
 def _totals(
-    subject: Subject, transcript: Transcript, site: SiteData
+    target: AuditTarget, transcript: Transcript, site: SiteData
 ) -> dict[PlannedRelease, Integers]:
     """Un-noised sums of a world's rounds, one after the other."""
-    world = World(subject, transcript, site)
-    return {release: world.play(release)[0] for release in subject.plan.releases}
+    world = SimulatedSite(target, transcript, site)
+    return {release: world.play(release)[0] for release in target.plan.releases}
 
 
 def _share(moved: Integers, sensitivity: float, release: PlannedRelease) -> Fraction:
@@ -116,29 +115,23 @@ def _share(moved: Integers, sensitivity: float, release: PlannedRelease) -> Frac
     return square / (Fraction(sensitivity) * SIGMA / Fraction(release.sigma)) ** 2
 
 
-def _reach(subject: Subject, release: PlannedRelease, share: Fraction) -> Finding:
+def _reach(target: AuditTarget, release: PlannedRelease, share: Fraction) -> Finding:
     measured = math.sqrt(share)
     # The comparison with the bound is exact; rounding must not hide which side it fell on.
     measured = max(measured, math.nextafter(1, 2)) if share > 1 else min(measured, 1.0)
-    detail = f"largest move by one patient, as a share of {subject.sensitivity(release):g}"
+    detail = f"largest move by one patient, as a share of {target.sensitivity(release):g}"
     if share > 1:
         detail += f": beyond it by {measured - 1:.2g}"
     elif measured < _REACHED:
         detail += ": no patient reached the bound, so it was not tested"
-    return Finding(f"sensitivity: {subject.name(release)}", measured, (_REACHED, 1.0), detail)
+    return Finding(f"sensitivity: {target.name(release)}", measured, (_REACHED, 1.0), detail)
 
 
-def _door(site: SiteData) -> Finding:
-    """NaN, infinite and negative counts must never become data."""
+def _accepts(site: SiteData, value: float) -> bool:
+    """Whether a tensor is made with a value: NaN, infinite and negative ones are no counts."""
     shape = (1, *site.tensor.feature_shape)
-    cell = [[0] * len(shape)]
-    let_in = sum(_accepts(cell, value, shape) for value in (math.nan, math.inf, -1.0, 1e39))
-    return count_of("data's door", let_in, "values that are no counts, and were accepted")
-
-
-def _accepts(cell: Sequence[Sequence[int]], value: float, shape: Sequence[int]) -> bool:
     try:
-        SparseTensor.from_coo(cell, [value], shape)
+        SparseTensor.from_coo([[0] * len(shape)], [value], shape)
     except DataError:
         return False
     return True

@@ -33,6 +33,10 @@ Data = Annotated[
     typer.Option(help="Folder that dpfact data wrote, a site's .npz file, or synthetic:PRESET."),
 ]
 Site = Annotated[str, typer.Option(help="Which site of a folder; by default the first.")]
+StateDir = Annotated[
+    Path | None,
+    typer.Option(help="The hospital's state-dir: its ledger and its rights are looked at, too."),
+]
 Quick = Annotated[bool, typer.Option("--quick", help="Fewer trials: finds only gross faults.")]
 Seed = Annotated[
     int, typer.Option(help="Seed of what the auditor chooses; the noise has no seed.", min=0)
@@ -43,6 +47,7 @@ def audit(
     data: Data = "synthetic:demo",
     settings: Set = None,
     site: Site = "",
+    state_dir: StateDir = None,
     quick: Quick = False,
     seed: Seed = 0,
     flower_app: FlowerApp = APP_FOLDER,
@@ -50,9 +55,9 @@ def audit(
     verbose: Verbose = False,
     silent: Quiet = False,
 ) -> None:
-    """Audit patient mode: sensitivity, noise, an adversary, the ledger; exit code 1 on a failure.
+    """Audit patient mode: sensitivity, noise, an adversary; exit code 1 on a failure.
 
-    Nothing is sent, no budget is spent, and no state-dir but the audit's own is touched.
+    Nothing is sent, no budget is spent, and nothing is written into the hospital's state-dir.
     """
     from dpfact_flower.audit import audit as run_audits
     from dpfact_flower.runtime.config import RunConfig
@@ -65,6 +70,7 @@ def audit(
             config.solver,
             config.privacy,
             site=site,
+            state_dir=state_dir,
             quick=quick,
             seed=seed,
             watch=watch,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpfact_flower.audit import Finding, Subject, audit
+from dpfact_flower.audit import AuditTarget, Finding, audit
 from dpfact_flower.audit.finding import count_of, failed
 from dpfact_flower.audit.hostile import (
     CANARIES,
@@ -20,14 +20,11 @@ from dpfact_flower.audit.hostile import (
     patient_of,
     random_patients,
 )
-from dpfact_flower.audit.ledger import _epsilon, _Played
 from dpfact_flower.audit.likelihood import estimate
 from dpfact_flower.audit.noise import _correlation, _lagged
-from dpfact_flower.audit.run import _guarded
-from dpfact_flower.audit.subject import World, noise_of, scratch_folder, subsample
+from dpfact_flower.audit.run import guarded
+from dpfact_flower.audit.target import SimulatedSite, noise_of, scratch_folder, subsample
 from dpfact_flower.errors import DataError, SettingsError
-from dpfact_flower.privacy import PATIENT_CLAIM, ReleaseEvent, delta_gaussian
-from dpfact_flower.privacy.ledger import LedgerRow
 from dpfact_flower.settings import PrivacySettings, SolverSettings
 
 
@@ -64,10 +61,10 @@ def test_an_audit_that_breaks_off_fails_and_keeps_others_texts_to_itself():
     def ours(tell):
         raise DataError("factors: not of the tensor's feature modes")
 
-    (other,) = _guarded("noise", quoting, None)
+    (other,) = guarded("noise", quoting, None)
     assert not other.passed
     assert other.detail == "ValueError"
-    (own,) = _guarded("noise", ours, None)
+    (own,) = guarded("noise", ours, None)
     assert "not of the tensor's feature modes" in own.detail
 
 
@@ -106,48 +103,37 @@ def test_noise_that_comes_again_later_is_found_and_independent_noise_is_not(rng)
     assert _correlation("x", [(one, None)]).passed
 
 
-def test_the_exact_delta_is_that_of_the_accountant(subject):
-    event = ReleaseEvent("x", 1.0, 2.0, 3, "patient", "add-remove", PATIENT_CLAIM)
-    row = LedgerRow(
-        number=1, recorded="", job="audit-0", round=1, fingerprint="", request="", terms="",
-        shapes=((3,),), payload_sha256="", payload_kept=True, events=(event,) * 4, hash="",
-    )  # fmt: skip
-    asked = replace(subject, privacy=replace(subject.privacy, epsilon=1.5))
-    finding = _epsilon(asked, _Played([], (row,), [], 0, 0))
-    assert finding.measured == pytest.approx(delta_gaussian(1.0, 1.5), rel=1e-9)
-
-
 # --- Hostile input --------------------------------------------------------------------------------
 
 
-def test_sites_are_joined_patient_by_patient(subject, rng):
-    tensor = subject.site.tensor
+def test_sites_are_joined_patient_by_patient(target, rng):
+    tensor = target.site.tensor
     extra = random_patients(tensor.feature_shape, 2, rng)
-    both = joined(subject.site, extra, at=5).tensor.to_dense()
+    both = joined(target.site, extra, at=5).tensor.to_dense()
     mine = tensor.to_dense()
     np.testing.assert_array_equal(np.delete(both, [5, 6], axis=0), mine)
-    np.testing.assert_array_equal(both[5:7], alone(subject.site, extra).tensor.to_dense())
-    assert nobody(subject.site).tensor.nnz == 0
-    row = patient_of(subject.site, 3)
+    np.testing.assert_array_equal(both[5:7], alone(target.site, extra).tensor.to_dense())
+    assert nobody(target.site).tensor.nnz == 0
+    row = patient_of(target.site, 3)
     np.testing.assert_array_equal(
-        alone(subject.site, [row]).tensor.to_dense()[0].astype(float), mine[3]
+        alone(target.site, [row]).tensor.to_dense()[0].astype(float), mine[3]
     )
 
 
 @pytest.mark.parametrize("name", CANARIES)
-def test_every_canary_is_a_patient_that_the_door_lets_in(name, counting_subject, rng):
-    transcript = hostile_transcript(counting_subject, 0, rng)
-    site = subsample(counting_subject.site, 4, rng)
+def test_every_canary_is_a_patient_that_the_door_lets_in(name, counting_target, rng):
+    transcript = hostile_transcript(counting_target, 0, rng)
+    site = subsample(counting_target.site, 4, rng)
     patient = CANARIES[name](site, transcript, rng)
     together = joined(site, [patient])
     assert together.tensor.n_patients == 5
     assert (together.tensor.nnz == site.tensor.nnz) == (name == "no cell")
 
 
-def test_transcripts_go_through_all_kinds_and_pass_the_protocols_door(counting_subject, rng):
+def test_transcripts_go_through_all_kinds_and_pass_the_protocols_door(counting_target, rng):
     """Every second one has a ridge, also where the settings have none."""
-    solver = replace(counting_subject.solver, off=0.0)
-    asked, seen = replace(counting_subject, solver=solver), set()
+    solver = replace(counting_target.solver, off=0.0)
+    asked, seen = replace(counting_target, solver=solver), set()
     for trial in range(2 * len(FACTORS) * len(STARTS)):
         transcript = hostile_transcript(asked, trial, rng)
         request = transcript.request(asked.plan.rounds)
@@ -159,29 +145,29 @@ def test_transcripts_go_through_all_kinds_and_pass_the_protocols_door(counting_s
     assert any(negative for _, _, negative in seen)
 
 
-def test_two_worlds_hear_the_same_and_keep_their_own(subject, rng):
-    transcript = hostile_transcript(subject, 0, rng)
-    one, two = (World(subject, transcript) for _ in range(2))
-    for planned in subject.plan.releases:
+def test_two_sites_hear_the_same_and_keep_their_own(target, rng):
+    transcript = hostile_transcript(target, 0, rng)
+    one, two = (SimulatedSite(target, transcript) for _ in range(2))
+    for planned in target.plan.releases:
         (first, sent), (second, other) = one.play(planned), two.play(planned)
         np.testing.assert_array_equal(first, second)
         assert not np.array_equal(sent.arrays[0], other.arrays[0])
         noise = noise_of(planned, first, sent.arrays[0])
         assert stats.kstest(noise, "norm").pvalue > 1e-6
     assert one.state() is None
-    start = subject.plan.start.round
+    start = target.plan.start.round
     assert one.release(start) is two.release(start) is transcript.releases[start]
 
 
-# --- The subject ----------------------------------------------------------------------------------
+# --- The target ----------------------------------------------------------------------------------
 
 
-def test_a_subject_is_planned_as_a_server_would_and_its_noise_has_no_seed(cohort):
+def test_a_target_is_planned_as_a_server_would_and_its_noise_has_no_seed(cohort):
     asked = PrivacySettings(noise_seed=5, patients=95)
-    subject = Subject.of(cohort.sites[0], SolverSettings(rank=4), asked, sites=3)
-    assert subject.privacy.noise_seed == -1
-    assert subject.privacy.start_share > 0
-    assert subject.plan.rounds == len(subject.plan.releases) + 1
+    target = AuditTarget.of(cohort.sites[0], SolverSettings(rank=4), asked, sites=3)
+    assert target.privacy.noise_seed == -1
+    assert target.privacy.start_share > 0
+    assert target.plan.rounds == len(target.plan.releases) + 1
 
 
 def test_other_modes_have_no_audit(cohort):

@@ -15,27 +15,20 @@ def shown(measured):
     return f"1 + {excess:.2g}" if 0 < excess < 1e-3 else f"{measured:.4g}"
 
 
-def check(mutant, subject, run, monkeypatch):
-    mutant.inject(monkeypatch)
-    findings = run(mutant.audit.removesuffix(" of codes"), subject)
+@pytest.mark.parametrize(
+    "mutant",
+    [*MUTANTS, *(pytest.param(each, marks=pytest.mark.nightly) for each in SLOW_MUTANTS)],
+    ids=", ".join,
+)
+def test_an_audit_finds(mutant, target, counting_target, run, monkeypatch):
+    (fault, audit), (inject, begins) = mutant, (MUTANTS | SLOW_MUTANTS)[mutant]
+    inject(monkeypatch)
+    chosen = counting_target if audit.endswith("of codes") else target
+    findings = run(audit.removesuffix(" of codes"), chosen)
     monkeypatch.undo()
-    failed = [f for f in findings if not f.passed]
-    named = [f for f in failed if f.name.startswith(mutant.finding)]
+    failed = [found for found in findings if not found.passed]
+    named = [found for found in failed if found.name.startswith(begins)]
     assert named, "\n".join(map(str, findings))
     worst = named[0]
-    print(
-        f"\n| {mutant.name} | {mutant.audit} | {worst.name} | {shown(worst.measured)} | "
-        f"{worst.allowed_text} | {len(failed)} of {len(findings)} |"
-    )
-
-
-@pytest.mark.parametrize("mutant", MUTANTS, ids=str)
-def test_an_audit_finds(mutant, subject, counting_subject, run, monkeypatch):
-    chosen = counting_subject if mutant.audit.endswith("of codes") else subject
-    check(mutant, chosen, run, monkeypatch)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mutant", SLOW_MUTANTS, ids=str)
-def test_a_thousand_runs_find(mutant, subject, run, monkeypatch):
-    check(mutant, subject, run, monkeypatch)
+    print(f"\n| {fault} | {audit} | {worst.name} | {shown(worst.measured)} | "
+          f"{worst.allowed_text} |")  # fmt: skip

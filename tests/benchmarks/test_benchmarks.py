@@ -44,7 +44,8 @@ def test_a_difference_of_times_that_a_busy_machine_lost_is_said_to_have_no_value
     assert Row.of("a share", Timing((-0.5, -0.5)), "share").value == -0.5
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.process
 def test_every_row_says_what_was_measured_and_whether_the_target_is_met(results):
     rows = json.loads((results[0] / "bench.json").read_text())
     names = [row["name"] for row in rows]
@@ -67,7 +68,8 @@ def test_every_row_says_what_was_measured_and_whether_the_target_is_met(results)
     assert len(measured) > 50
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.process
 def test_all_sections_are_there(results):
     rows = {row["name"]: row for row in json.loads((results[0] / "bench.json").read_text())}
     sections = {name.split()[0].rstrip(":") for name in rows}
@@ -96,7 +98,8 @@ def test_all_sections_are_there(results):
             assert 0 < rows[name]["value"] < 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.process
 def test_it_says_what_it_ran_on_and_on_one_thread(results):
     out, printed = results
     machine = json.loads((out / "machine.json").read_text())

@@ -2,6 +2,7 @@
 
 import logging
 
+import pytest
 from typer.testing import CliRunner
 
 from dpfact_flower.audit import Finding
@@ -20,6 +21,7 @@ def files_below(folder):
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
+@pytest.mark.slow
 def test_a_cohort_passes_and_nothing_is_left_behind(cohort_folder, tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     before = files_below(tmp_path)

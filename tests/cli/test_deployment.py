@@ -59,6 +59,7 @@ def flower(tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("states", "code"),
     [
@@ -85,6 +86,7 @@ def test_the_exit_code_is_the_runs(flower, states, code):
     assert said["status"] == (states[-1] or "unknown")
 
 
+@pytest.mark.process
 def test_a_run_that_does_not_begin_is_warned_of(flower, tmp_path, monkeypatch):
     """Its log is awaited until somebody ends it, which is when the test hears the warning."""
     pipe = tmp_path / "go"
@@ -107,6 +109,7 @@ def test_a_run_that_does_not_begin_is_warned_of(flower, tmp_path, monkeypatch):
     assert "flwr stop 77 centre ends it" in done.stderr
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("states", "code"), [(["running", "running", "", ""], 4), (["running"] + 2 * ["finished:x"], 1)]
 )
@@ -127,6 +130,7 @@ def test_a_log_that_never_ends_is_not_waited_for_without_end(
     assert "has not begun" not in done.stderr
 
 
+@pytest.mark.process
 def test_what_was_not_started_says_so_in_flowers_words(flower, tmp_path):
     (tmp_path / "run").write_text('{"success": false, "error-message": "no such connection"}\n')
     done, asked = flower()
@@ -138,6 +142,7 @@ def test_what_was_not_started_says_so_in_flowers_words(flower, tmp_path):
 AWAY = {"success": False, "error-message": f"Using SuperLink: x\n\n{SUPERLINK_UNAVAILABLE_MESSAGE}"}
 
 
+@pytest.mark.process
 def test_a_superlink_that_is_being_started_is_waited_for(flower, tmp_path, monkeypatch):
     monkeypatch.setattr(connection, "_GONE_SECONDS", PATIENCE)
     (tmp_path / "answer-1").write_text(json.dumps(AWAY))
@@ -150,6 +155,7 @@ def test_a_superlink_that_is_being_started_is_waited_for(flower, tmp_path, monke
     assert done.stderr.count("warning: the SuperLink (centre) does not answer") == 1
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("state", ["pending", "starting", "running"])
 def test_nothing_is_submitted_twice(flower, tmp_path, monkeypatch, state):
     """The SuperLink may have taken the run before it went away: sites would pay for two."""
@@ -161,6 +167,7 @@ def test_nothing_is_submitted_twice(flower, tmp_path, monkeypatch, state):
     assert [line.split()[0] for line in asked] == ["run", "ls"]
 
 
+@pytest.mark.process
 def test_a_superlink_that_never_comes_is_not_waited_for_without_end(flower, tmp_path):
     (tmp_path / "run").write_text(json.dumps(AWAY))
     done, asked = flower()

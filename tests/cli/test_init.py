@@ -121,7 +121,7 @@ def test_what_cannot_be_a_project_is_refused_and_nothing_written(
     assert [path.name for path in tmp_path.rglob("*")] == ["full", "thesis.tex"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.ray
 def test_a_download_of_a_project_runs_as_its_readme_says(tmp_path):
     """Against a SuperLink of the test's own, in place of the one that `flwr run` leaves behind."""

@@ -44,6 +44,7 @@ def test_help_teaches_every_command():
         assert sorted(listed) == sorted(names.split())
 
 
+@pytest.mark.slow
 def test_data_run_and_report(tmp_path):
     text = dpfact("data", "synthetic", "paper-synthetic", "--out", str(tmp_path / "data"))
     assert text.count("site-") == 5
@@ -97,6 +98,7 @@ def test_budget_plans_the_noise_of_the_papers_mechanism():
     assert f"standard deviation: {0.06 / math.sqrt(2 * 0.001):.6g}\n" in text
 
 
+@pytest.mark.slow
 def test_what_a_person_reads_a_program_reads_too(tmp_path, cohort_folder):
     """JSON on standard output, and nothing else there."""
     out = tmp_path / "run"
@@ -228,6 +230,7 @@ def test_where_no_folder_can_be_is_refused_before_anything_is_read(out, tmp_path
         assert "need a folder" in result.output
 
 
+@pytest.mark.process
 def test_the_package_is_the_command_too():
     command = [sys.executable, "-m", "dpfact_flower", "plan", "--sizes", "20x30"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -235,6 +238,7 @@ def test_the_package_is_the_command_too():
     assert "round 1, start" in done.stdout
 
 
+@pytest.mark.process
 def test_importing_the_package_is_light():
     code = "import sys, dpfact_flower; print(sorted({'numpy', 'numba', 'flwr'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

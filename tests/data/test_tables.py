@@ -254,6 +254,7 @@ def test_events_spill_into_the_users_own_folder(tmp_path, monkeypatch):
     assert Path(folder).parent == tmp_path / "dpfact"
 
 
+@pytest.mark.process
 def test_what_spills_is_removed():
     with connect() as connection:
         (folder,) = connection.execute("SELECT current_setting('temp_directory')").fetchone()
@@ -268,6 +269,7 @@ def test_the_connection_is_closed():
         connection.execute("SELECT 1")
 
 
+@pytest.mark.process
 def test_importing_the_readers_does_not_import_duckdb():
     code = (
         "import sys; from dpfact_flower.data.readers import event_tables, runner, synpuf; "
@@ -276,6 +278,7 @@ def test_importing_the_readers_does_not_import_duckdb():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.process
 def test_without_duckdb_the_error_says_what_to_install():
     code = (
         "import sys; sys.modules['duckdb'] = None\n"

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from dpfact_flower.audit.subject import with_tensor
 from dpfact_flower.cli.main import app
-from dpfact_flower.data.site_data import Cohort
+from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.machine.registry import Registry
 from dpfact_flower.privacy.guarantee import accountants
 from dpfact_flower.privacy.ledger import Ledger
@@ -57,6 +56,7 @@ def run(*titles: str) -> dict:
     return names
 
 
+@pytest.mark.slow
 def test_a_server_rule_is_taken_by_name():
     names = run("A server rule")
     rounds = list(names["run"].records)
@@ -68,6 +68,7 @@ def test_a_server_rule_is_taken_by_name():
     assert all(np.abs(a - b).max() > 0 for a, b in pairs)
 
 
+@pytest.mark.slow
 def test_the_median_is_not_dragged_along_by_one_site():
     names = run("A server rule")
     rule = names["MedianRule"]((2, 2), SolverSettings(rank=1), PrivacySettings(privacy="none"),
@@ -88,7 +89,9 @@ def repeated(tensor: SparseTensor, times: int) -> SparseTensor:
 
 def test_a_rule_with_a_release_of_its_own_is_charged_and_learns(folder, cohort: Cohort):
     # Of everybody fifty, so that the noise cannot hide what is largest.
-    many = [with_tensor(site, repeated(site.tensor, 50)) for site in cohort.sites]
+    many = [
+        SiteData(site.name, repeated(site.tensor, 50), site.vocabularies) for site in cohort.sites
+    ]
     Cohort("own", tuple(many)).save(folder / "data" / "own")
     names = run("A server rule", "A rule with a release")
     for site in cohort.sites:

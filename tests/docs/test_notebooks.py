@@ -73,7 +73,7 @@ def test_choosing_epsilon(run):
     assert names["found"][8.0] > names["found"][0.5]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.deployment
 def test_deployed_here(run):
     names = run("deployed-here")

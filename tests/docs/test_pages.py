@@ -90,8 +90,8 @@ NOT_RUN = {
     ("docs/explanation/proof.md", "python -m simulation"): HOURS,
     ("docs/explanation/noise.md", "python -m timeit"): "a time",
     ("docs/explanation/noise.md", "python -m pytest"): "these tests themselves",
-    ("docs/how-to/deploy.md", "python -m tests.campaign"): HOURS,
-    ("docs/how-to/deploy.md", "python -m tests.endurance"): HOURS,
+    ("docs/how-to/deploy.md", "python -m laboratory.campaign"): HOURS,
+    ("docs/how-to/deploy.md", "python -m laboratory.endurance"): HOURS,
     ("docs/how-to/deploy.md", "pip wheel "): INSTALLS,
     ("docs/how-to/deploy.md", "docker "): DEPLOYED,
     ("docs/how-to/deploy.md", "cd deploy && docker "): DEPLOYED,
@@ -200,12 +200,16 @@ def test_every_command_has_the_options_and_settings_that_it_is_given(page):
         words = shlex.split(unit.text)
         if words[0] == "dpfact":
             assert unknown(words) == [], unit
-        if words[:2] == ["python", "-m"] and words[2].partition(".")[0] in ("simulation", "tests"):
+        if words[:2] == ["python", "-m"] and words[2].partition(".")[0] in (
+            "simulation",
+            "laboratory",
+        ):
             source = source_of(words[2])
             for word in words[3:]:
                 assert not word.startswith("--") or f'"{word}"' in source, unit
         if words[0] == "make":
-            subprocess.run(["make", "-n", words[1]], cwd=ROOT, check=True, capture_output=True)
+            makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+            assert re.search(rf"^{words[1]}:", makefile, re.MULTILINE), unit
 
 
 def source_of(module: str) -> str:
@@ -241,6 +245,8 @@ def home(tmp_path, monkeypatch):
     pyplot.close("all")
 
 
+@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize("page", FOLLOWED)
 def test_a_page_is_followed(page, home):
     names: dict[str, object] = {}

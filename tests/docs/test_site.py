@@ -18,6 +18,7 @@ def site(tmp_path_factory) -> Path:
     return out
 
 
+@pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_every_page_fits_its_screen_and_shuts_nobody_out(site, width, scheme):

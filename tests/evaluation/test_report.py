@@ -538,6 +538,7 @@ def test_files_that_do_not_belong_together_are_refused(run, name, edit):
         write_report(run)
 
 
+@pytest.mark.process
 def test_the_same_folder_gives_the_same_bytes(public_run, run):
     first = page_of(public_run).source.encode()
     with matplotlib.rc_context({"axes.linewidth": 5, "svg.hashsalt": None}):
@@ -567,6 +568,7 @@ def test_a_missing_library_is_named_with_the_way_to_get_it(run, monkeypatch, lib
         write_report(run)
 
 
+@pytest.mark.process
 def test_a_site_never_imports_what_reports_are_drawn_with():
     script = """
 import sys

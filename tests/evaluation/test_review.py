@@ -330,6 +330,7 @@ def test_the_command_makes_a_sheet_beside_where_it_is_run(run, site, tmp_path, m
         assert "make a sheet with --data SITE.npz" in str(done.exception)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1280, "dark")])
 def test_the_page_fits_its_screen_and_shuts_nobody_out(sheet, width, scheme):
     with browser() as chromium:

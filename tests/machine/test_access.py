@@ -102,6 +102,7 @@ FOREIGN = {
 }  # fmt: skip
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("kind", ["folder", "file"])
 @pytest.mark.parametrize("how", FOREIGN)
 def test_what_others_could_change_is_refused_with_its_path_and_the_way_out(

@@ -83,6 +83,7 @@ print(WIDTH, works, sum(instructions._some_operations.stats.cache_hits.values())
 """
 
 
+@pytest.mark.process
 def test_two_widths_that_share_a_cache_each_get_their_own_code(tmp_path):
     found = []
     for bits in ("128", "256", "128"):

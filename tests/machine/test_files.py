@@ -149,6 +149,7 @@ def test_a_spare_file_goes_with_an_exception_and_the_old_one_stays(tmp_path):
     assert (tmp_path / "x").read_bytes() == b"old"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("durable", [True, False])
 def test_a_killed_process_leaves_the_old_file(tmp_path, durable):
     write(tmp_path / "x", b"old")

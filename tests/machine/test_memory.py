@@ -89,6 +89,7 @@ def test_what_another_process_holds_for_this_one_counts(monkeypatch):
     assert memory_used() >= before + 2**20
 
 
+@pytest.mark.process
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another library keeps nothing")
 def test_memory_that_nothing_lies_in_is_given_back():
     """Half of the blocks are freed, each between two that stay."""

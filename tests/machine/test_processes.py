@@ -15,6 +15,7 @@ from dpfact_flower.machine.processes import Listener, Process, listeners, proces
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
 
+@pytest.mark.process
 @linux
 def test_a_process_is_seen_with_its_words_environment_and_folder(tmp_path):
     says_that_it_runs = "print('here', flush=True); input()"

@@ -327,6 +327,7 @@ def test_replacing_a_record_costs_what_noise_of_half_the_size_would(multipliers,
     assert float(exact / (delta * (1 - DISCRETE_SLACK))) == pytest.approx(1, rel=1e-8)
 
 
+@pytest.mark.slow
 def test_replacing_a_record_against_privacy_loss_distributions():
     multipliers, delta, interval = [7.0] * 30, 1e-5, 1e-4
     theirs = pld.PLDAccountant(ADD_OR_REMOVE, value_discretization_interval=interval)

@@ -270,6 +270,7 @@ def test_opacus_trains_with_our_accountant():
     assert engine.get_epsilon(1e-5) == pytest.approx(epsilon_zcdp_tight(3 / (2 * 16), 1e-5))
 
 
+@pytest.mark.process
 def test_without_opacus_the_error_says_what_to_install():
     code = (
         "import sys; sys.modules['opacus'] = None\n"
@@ -283,6 +284,7 @@ def test_without_opacus_the_error_says_what_to_install():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.process
 def test_the_root_logger_is_left_alone():
     code = """
 import logging

@@ -303,6 +303,7 @@ def test_bad_release_arguments_are_refused(changes, match):
         perturb(bounded(rows=(3, 4)), noise=Noise.from_os(), **arguments)
 
 
+@pytest.mark.process
 def test_importing_privacy_imports_neither_torch_nor_opacus():
     code = (
         "import sys, dpfact_flower.privacy; "

@@ -24,7 +24,7 @@ from dpfact_flower.runtime import connect
 from dpfact_flower.runtime.connection import quiet_environment, tool
 from dpfact_flower.runtime.superlink import free_port, local_superlink
 from dpfact_flower.runtime.supervisor import supervised
-from tests.campaign.deployed import CODE
+from laboratory.campaign.deployed import CODE
 from tests.patience import PATIENCE, await_that
 from tests.runtime.deployment import APP, CONFIG, server_config, site_config
 
@@ -87,6 +87,7 @@ def node(address: str, folder, *more: str, command: Sequence[str] = (tool("dpfac
         yield process
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("fails", "says"),
     [("pull-messages", "has given up"), ("send-node-heartbeat", "a part of the SuperNode")],
@@ -100,6 +101,7 @@ def test_a_supernode_that_gives_up_ends_with_all_of_its_threads(tmp_path, fails,
     assert says in (tmp_path / "node.log").read_text()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("fails", ["pull-messages", "send-node-heartbeat"])
 def test_a_superlink_that_fails_at_one_thing_each_time_ends_the_supernode(tmp_path, fails):
     """Flower asks a busy one again without end, and the site is online and answers nobody."""
@@ -147,7 +149,7 @@ def test_a_reply_is_sent_though_no_message_has_come(monkeypatch):
     assert pull(state=state) is None  # it has been sent
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.deployment
 def test_an_executor_that_dies_in_the_middle_of_a_reply_takes_the_supernode_with_it(
     cohort, cohort_folder, tmp_path
@@ -177,6 +179,7 @@ def test_an_executor_that_dies_in_the_middle_of_a_reply_takes_the_supernode_with
     assert "SuperNode terminated gracefully" in said  # so the centre knows
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("fails", ["activate-node", "pull-messages", "send-node-heartbeat"])
 def test_a_superlink_that_fails_inside_is_asked_again(tmp_path, fails):
     """As Flower does where it is busy (503)."""

@@ -1,7 +1,6 @@
-"""A deployment gives the numbers of one process, and outlives a site.
+"""A deployment outlives a site, and runs on arrival; its numbers: test_secure_deployment.py.
 
-A SuperLink and three SuperNodes, each a process of its own on loopback, started and ended here. In
-patient mode: test_secure_deployment.py.
+A SuperLink and three SuperNodes, each a process of its own on loopback, started and ended here.
 """
 
 import os
@@ -10,10 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from dpfact_flower.evaluation.run_folder import read_json, read_model
 from dpfact_flower.privacy.ledger import Ledger
-from dpfact_flower.runtime.connection import COMPLETED, Connection
-from dpfact_flower.runtime.federate import federate
 from dpfact_flower.runtime.superlink import local_superlink
 from dpfact_flower.runtime.supervisor import supervised
 from dpfact_flower.server.history import read_history
@@ -23,7 +19,6 @@ from tests.runtime.deployment import (
     APP,
     CONFIG,
     assert_arrived,
-    assert_same,
     lines_of,
     server_config,
     site_config,
@@ -31,48 +26,26 @@ from tests.runtime.deployment import (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.deployment
-def test_deployment_gives_the_numbers_of_one_process(cohort, cohort_folder, tmp_path):
-    one = federate({**CONFIG, "data": str(cohort_folder), "out": str(tmp_path / "inprocess")})
+def test_a_run_on_arrival_is_answered_and_charged_round_by_round(cohort, cohort_folder, tmp_path):
+    out = tmp_path / "deployed"
+    config = {**CONFIG, **server_config(cohort, tmp_path), "pace": "on-arrival", "rounds": 2}
     with ExitStack() as stack:
         superlink = stack.enter_context(local_superlink(tmp_path / "flwr", simulation=False))
         for site in cohort.sites:
-            config = site_config(cohort_folder, tmp_path, site.name)
-            stack.enter_context(supernode(superlink, tmp_path, config))
-        link = Connection("dpfact", superlink.environment)  # as `dpfact submit` does it
-        run = link.submit(APP, {**CONFIG, **server_config(cohort, tmp_path)})
-        assert link.follow(run)["status"] == COMPLETED
-        arriving = {"pace": "on-arrival", "rounds": 2, "out": str(tmp_path / "arriving")}
-        run = link.submit(APP, {**CONFIG, **server_config(cohort, tmp_path), **arriving})
-        assert link.follow(run)["status"] == COMPLETED
-    assert_arrived(tmp_path / "arriving", rounds=2)
-    status = run_status(tmp_path / "deployed")
-    assert status.is_finished
-    assert [(site.name, site.used, site.failed) for site in status.sites] == [
-        (site.name, CONFIG["rounds"], 0) for site in cohort.sites
-    ]
-    out = tmp_path / "deployed"
-    assert_same(out, read_model(one)[0])
-    summary = read_json(out / "summary.json")
-    assert summary["sites"] == 3
-    assert summary["auc"] is None  # the server has no patients to measure on
+            own = site_config(cohort_folder, tmp_path, site.name)
+            stack.enter_context(supernode(superlink, tmp_path, own))
+        superlink.run(APP, config)
+    assert_arrived(out, rounds=2)
+    assert run_status(out).is_finished
     for site in cohort.sites:
-        state = tmp_path / f"state-{site.name}" / site.name
-        kept = sorted(path.name for path in state.glob("*/state-*.npy"))
-        assert kept == [f"state-{rounds:06d}.npy" for rounds in (2, CONFIG["rounds"])]
-        with Ledger(state, create=False) as ledger:
+        with Ledger(tmp_path / f"state-{site.name}" / site.name, create=False) as ledger:
             assert ledger.verify() == []
-            rows = ledger.rows()
-            # The run in step, and the one on arrival.
-            assert [row.round for row in rows] == [1, 2, 3, 1, 2]
-            (job, _) = dict.fromkeys(row.job for row in rows)
-        history = state / job / "history.jsonl"
-        # Round 1 is the start: co-occurrences, and no model to measure.
-        assert len(history.read_text().splitlines()) == CONFIG["rounds"] - 1
+            assert [row.round for row in ledger.rows()] == [1, 2]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.deployment
 def test_a_site_that_dies_does_not_take_the_run_with_it(cohort, cohort_folder, tmp_path):
     config = {**CONFIG, **server_config(cohort, tmp_path), "rounds": 4, "round-timeout": PATIENCE,

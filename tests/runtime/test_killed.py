@@ -160,7 +160,7 @@ def large(site: SiteData, name: str) -> SiteData:
     return replace(site, name=name, tensor=tensor)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.deployment
 @pytest.mark.parametrize("by", ["kernel", "test"])
 def test_a_process_that_is_ended_at_work_is_a_round_that_failed(cohort, tmp_path, group, by):

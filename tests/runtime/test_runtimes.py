@@ -39,7 +39,7 @@ def expected(cohort_folder, tmp_path):
     return read_model(out)[0]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.ray
 def test_simulation_gives_the_numbers_of_one_process(cohort_folder, tmp_path, expected):
     out = tmp_path / "ray"
@@ -108,34 +108,22 @@ def test_paper_mode_on_arrival_pays_as_planned_and_repeats_itself_with_seeded_no
         assert_paid(out)
 
 
-@pytest.mark.slow
-@pytest.mark.ray
-def test_patient_mode_simulated_gives_the_numbers_of_one_process(cohort_folder, tmp_path):
-    config = {**PATIENT, "noise-seed": 7, "data": str(cohort_folder)}
-    one = federate({**config, "out": str(tmp_path / "inprocess")})
-    out = tmp_path / "ray"
-    with local_superlink(tmp_path / "flwr", simulation=True) as superlink:
-        superlink.run(
-            APP, {**config, "out": str(out)},
-            federation_config="num-supernodes=3 client-resources-num-cpus=1",
-        )  # fmt: skip
-    assert_same(out, read_model(one)[0])
-    assert "seeded: not private" in read_json(out / "summary.json")["claim"]
-
-
-@pytest.mark.slow
 @pytest.mark.ray
 def test_the_command_runs_in_flowers_simulation_and_its_config_repeats_it_elsewhere(
-    cohort_folder, tmp_path, monkeypatch, expected
+    cohort_folder, tmp_path, monkeypatch
 ):
+    """In patient mode, with noise that is seeded: the same bits in one process."""
     monkeypatch.chdir(tmp_path)
-    settings = [f"--set={key}={value}" for key, value in CONFIG.items()]
+    config = {**PATIENT, "noise-seed": 7}
+    one = federate({**config, "data": str(cohort_folder), "out": "inprocess"})
+    settings = [f"--set={key}={value}" for key, value in config.items()]
     places = ["--app", str(APP), "--data", cohort_folder.name, "--out", "runs/one"]
     done = CliRunner().invoke(cli.app, ["simulate", *places, *settings])
     assert done.exit_code == 0, done.output
-    assert_same(Path("runs/one"), expected)
+    assert_same(Path("runs/one"), read_model(one)[0])
+    assert "seeded: not private" in read_json(Path("runs/one/summary.json"))["claim"]
     again = federate({**read_config(Path("runs/one"))["run-config"], "out": "runs/again"})
-    assert_same(again, expected)
+    assert_same(again, read_model(one)[0])
     assert {path.name for path in Path("runs").iterdir()} == {
         "one", "one.sites", "again", "again.sites",
     }  # fmt: skip

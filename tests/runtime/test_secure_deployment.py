@@ -182,7 +182,6 @@ def await_online(federation: Federation) -> None:
     assert not federation.ended(), federation.hospitals[0].log("dpfact-site")
 
 
-@pytest.mark.slow
 @pytest.mark.deployment
 def test_a_hostile_app_runs_with_flowers_executor_and_not_with_the_hospitals_own(federation):
     """The control is a hospital that does without: there the app reads the patients' file."""
@@ -213,7 +212,6 @@ def test_a_hostile_app_runs_with_flowers_executor_and_not_with_the_hospitals_own
         assert "dpfact_flower" not in each.log("dpfact-node")
 
 
-@pytest.mark.slow
 @pytest.mark.deployment
 def test_an_honest_run_is_answered_and_spends_each_hospitals_budget_once(federation, cohort):
     folder, superlink = federation.folder, federation.superlink
@@ -269,7 +267,6 @@ def settings_for(hospitals: list[Hospital], name: str, **changes: object) -> Ite
             each.config.write_text(text)
 
 
-@pytest.mark.slow
 @pytest.mark.deployment
 def test_a_run_whose_server_dies_is_gone_on_with_to_the_model_of_one_process(federation, cohort):
     """With everything that the page asks for; bit for bit, as there is no noise."""
@@ -305,7 +302,6 @@ def test_a_run_whose_server_dies_is_gone_on_with_to_the_model_of_one_process(fed
         assert len(history.read_text().splitlines()) == rounds - 1
 
 
-@pytest.mark.slow
 @pytest.mark.deployment
 def test_two_runs_at_once_are_charged_each_for_itself_and_learn_from_their_own_replies(
     federation, cohort
@@ -380,7 +376,6 @@ def ledger_of(each: Hospital):
     return [event for row in rows for event in row.events], len(rows)
 
 
-@pytest.mark.slow
 @pytest.mark.deployment
 def test_the_pages_check_finds_the_page_in_force(federation):
     each = federation.hospitals[0]
@@ -402,7 +397,6 @@ def test_the_pages_check_finds_the_page_in_force(federation):
     }  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.deployment
 def test_neither_user_of_a_hospital_has_what_is_the_others(federation):
     each = federation.hospitals[0]
@@ -418,7 +412,6 @@ def test_neither_user_of_a_hospital_has_what_is_the_others(federation):
             assert (done.returncode == 0) == (uid == owner)
 
 
-@pytest.mark.slow
 @pytest.mark.deployment
 def test_an_executor_with_another_secret_gets_no_message_and_says_why(federation):
     each = federation.hospitals[0]
@@ -434,7 +427,6 @@ def test_an_executor_with_another_secret_gets_no_message_and_says_why(federation
     assert "the SuperNode has another secret" in PAGE.read_text()
 
 
-@pytest.mark.slow
 @pytest.mark.deployment
 def test_a_supernode_that_is_not_let_in_ends_and_says_why(federation):
     """The words are those of the page's table."""
@@ -474,7 +466,6 @@ def test_a_supernode_that_is_not_let_in_ends_and_says_why(federation):
     assert {process.poll() for process in federation.processes} == {None}
 
 
-@pytest.mark.slow
 @pytest.mark.deployment
 def test_flwr_run_without_the_authority_starts_nothing(federation):
     folder, superlink = federation.folder, federation.superlink
@@ -505,7 +496,6 @@ def test_flwr_run_without_the_authority_starts_nothing(federation):
     assert log.read_text().count("Created run") == runs
 
 
-@pytest.mark.slow
 @pytest.mark.deployment
 def test_the_page_starts_the_superlink_with_the_options_that_are_tested(federation):
     superlink = options_of(federation.superlink.process.args)
@@ -514,7 +504,6 @@ def test_the_page_starts_the_superlink_with_the_options_that_are_tested(federati
     assert superlink - page_options("flower-superlink") == {"--control-api-address", "--isolation"}
 
 
-@pytest.mark.slow
 @pytest.mark.deployment
 def test_nothing_but_loopback_was_asked_for_by_all_of_this(federation):
     """As the kernel sees it, the centre and libraries in C included."""
@@ -529,7 +518,6 @@ def test_nothing_but_loopback_was_asked_for_by_all_of_this(federation):
     assert federation.asked_elsewhere() > before  # that it would be noticed
 
 
-@pytest.mark.slow
 @pytest.mark.deployment
 def test_no_process_of_a_hospital_asks_for_anything_but_loopback(federation):
     """As Python sees it, for all that these tests have started before."""
@@ -543,6 +531,7 @@ def test_no_process_of_a_hospital_asks_for_anything_but_loopback(federation):
     assert notes.read_text() == "socket.connect 192.0.2.1\n"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("user", ["dpfact-node", "dpfact-site", "dpfact-centre"])
 def test_systemd_knows_every_line_of_the_pages_units(tmp_path, user):
     if not shutil.which("systemd-analyze"):
@@ -568,6 +557,7 @@ def page_files(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ["centre.example", "127.0.0.1"])
 def test_the_pages_certificate_holds_for_the_hospitals_and_for_the_superlinks_helpers(
     page_files, name
@@ -575,12 +565,14 @@ def test_the_pages_certificate_holds_for_the_hospitals_and_for_the_superlinks_he
     handshake(page_files, name)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ["other.example", "127.0.0.2", "ca"])
 def test_the_pages_certificate_holds_for_nobody_else(page_files, name):
     with pytest.raises(ssl.SSLCertVerificationError, match="not valid for"):
         handshake(page_files, name)
 
 
+@pytest.mark.process
 def test_the_pages_key_is_one_that_a_supernode_takes(page_files):
     key = serialization.load_ssh_private_key((page_files / "north").read_bytes(), None)
     public = serialization.load_ssh_public_key((page_files / "north.pub").read_bytes())

@@ -17,7 +17,7 @@ from dpfact_flower.runtime.connection import quiet_environment, tool
 from dpfact_flower.runtime.superlink import free_port
 from dpfact_flower.runtime.superlink_main import refuse_damaged
 from dpfact_flower.runtime.supervisor import supervised
-from tests.campaign.deployed import CODE
+from laboratory.campaign.deployed import CODE
 from tests.patience import PATIENCE, await_that
 from tests.processes import descendant
 from tests.runtime.page import block_with
@@ -39,6 +39,7 @@ def superlink(folder: Path):
         yield process, descendant(process.pid, "flower-superexec")
 
 
+@pytest.mark.process
 def test_the_superlink_waits_for_who_writes_to_its_database():
     """In a process of its own, where Flower is not imported yet."""
     code = """if True:
@@ -57,6 +58,7 @@ def test_the_superlink_waits_for_who_writes_to_its_database():
     assert done.stdout.split() == ["25000"]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("option", ["--database {}", "--database={}"])
 @pytest.mark.parametrize("damage", ["not a database", "a page of another"])
 def test_a_damaged_database_is_named_and_nothing_is_started(tmp_path, option, damage):
@@ -86,7 +88,7 @@ def test_a_database_that_is_not_there_is_made(options, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.deployment
 def test_a_superlink_whose_helper_is_killed_ends(tmp_path):
     """Flower's own stays, and every run of it is `pending` for ever."""
@@ -100,7 +102,7 @@ def test_a_superlink_whose_helper_is_killed_ends(tmp_path):
     assert said.count("has ended, so it ends too") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.deployment
 def test_a_superlink_that_is_ended_ends_its_helper(tmp_path):
     with superlink(tmp_path) as (process, helper):

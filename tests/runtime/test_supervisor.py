@@ -99,6 +99,7 @@ def kill_and_await_none_left(process: subprocess.Popen, home: Path) -> None:
     await_none_left(home)
 
 
+@pytest.mark.process
 @linux
 def test_a_killed_process_takes_along_what_it_started_and_a_helper_that_left_its_session(tmp_path):
     with in_a_process("start_server", tmp_path) as process:
@@ -106,6 +107,7 @@ def test_a_killed_process_takes_along_what_it_started_and_a_helper_that_left_its
         kill_and_await_none_left(process, tmp_path)
 
 
+@pytest.mark.process
 @linux
 @pytest.mark.parametrize("stubborn", [(), pytest.param(("server",), marks=pytest.mark.slow)])
 def test_nothing_is_left_when_the_context_has_ended(tmp_path, stubborn):
@@ -117,6 +119,7 @@ def test_nothing_is_left_when_the_context_has_ended(tmp_path, stubborn):
     assert process.returncode == 128 + (signal.SIGKILL if stubborn else signal.SIGTERM)
 
 
+@pytest.mark.process
 @linux
 def test_a_command_that_ends_takes_its_helper_along(tmp_path):
     with supervised_server(tmp_path) as process:
@@ -126,7 +129,7 @@ def test_a_command_that_ends_takes_its_helper_along(tmp_path):
 
 
 @linux
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.deployment
 def test_a_killed_process_leaves_nothing_of_a_deployment(cohort_folder, tmp_path):
     with in_a_process("start_deployment", tmp_path) as process:
@@ -137,7 +140,7 @@ def test_a_killed_process_leaves_nothing_of_a_deployment(cohort_folder, tmp_path
 
 
 @linux
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.ray
 def test_a_killed_simulation_leaves_nothing_not_even_of_ray(cohort_folder, tmp_path):
     out = tmp_path / "out"
@@ -155,6 +158,7 @@ def test_a_killed_simulation_leaves_nothing_not_even_of_ray(cohort_folder, tmp_p
         process.wait()
 
 
+@pytest.mark.process
 @posix
 @pytest.mark.parametrize(
     ("code", "found"), [("raise SystemExit(3)", 3), ("import os; os.kill(os.getpid(), 9)", 137)]
@@ -178,12 +182,14 @@ sys.exit(supervisor.supervise([sys.executable, "-S", "-c", "raise SystemExit(7)"
 """
 
 
+@pytest.mark.process
 @posix
 def test_a_command_that_has_ended_already_is_not_waited_for():
     with subprocess.Popen([sys.executable, "-c", QUICK], stdin=subprocess.PIPE) as process:
         assert process.wait(PATIENCE) == 7
 
 
+@pytest.mark.process
 @posix
 def test_a_supervisor_that_is_asked_to_end_ends_its_command(tmp_path):
     with supervised_server(tmp_path) as process:

@@ -20,8 +20,8 @@ import pytest
 import tomli_w
 
 from dpfact_flower.runtime.connection import quiet_environment, tool
+from laboratory.campaign.deployed import CODE
 from tests.apart import apart
-from tests.campaign.deployed import CODE
 from tests.patience import await_that
 from tests.processes import descendant
 from tests.runtime.certificates import make_certificates, make_key
@@ -35,7 +35,7 @@ ELSEWHERE = "10.77.0.1"
 """Stands for another machine: an address of the namespace's own that is not 127.0.0.1."""
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.deployment,
     pytest.mark.skipif(
         os.geteuid() != 0

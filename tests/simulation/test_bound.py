@@ -139,6 +139,7 @@ def test_ratio_of_a_claim_of_nothing():
     assert script.Finding("", "", "", 0.0, 0.0).ratio == 0
 
 
+@pytest.mark.process
 def test_the_script_prints_the_instance_and_one_table():
     done = subprocess.run(
         [sys.executable, "-m", "simulation.studies.bound", "--patients", "5"],

@@ -159,6 +159,7 @@ def test_several_processes_find_what_one_finds(folder, tmp_path):
     assert len(one) == 2
 
 
+@pytest.mark.process
 def test_the_command_runs_several_fits_at_a_time(tmp_path):
     command = [sys.executable, "-m", "simulation.paper", "--quick", "--only", "traffic"]
     more = ["--limit", "2", "--processes", "2", "--out", str(tmp_path)]
@@ -166,6 +167,7 @@ def test_the_command_runs_several_fits_at_a_time(tmp_path):
     assert len(list((tmp_path / "results").glob("*.json"))) == 2
 
 
+@pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows whose child a process is")
 def test_processes_of_a_pool_end_with_a_parent_that_is_killed():
     code = """

@@ -24,7 +24,8 @@ CHOSEN = """
 HERE = [name for name in variants() if name.endswith(("bits", "loops")) and name != f"{BITS} bits"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.process
 @pytest.mark.parametrize("name", HERE)
 def test_the_kernels_tests_pass_with(name):
     done = run(variants()[name], "-n", "0", "-k", " ".join(CHOSEN.split()), *FILES)

@@ -27,6 +27,7 @@ def test_model_values_are_those_of_the_dense_model(shape, rank, dtype):
     assert_within(values, dense_model(factors).ravel(), bound)
 
 
+@pytest.mark.process
 def test_import_survives_where_numba_cannot_write_a_cache():
     # numba's own search for a folder is emptied: what it does when it finds none to write to.
     code = (

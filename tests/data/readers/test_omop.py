@@ -179,6 +179,7 @@ def test_every_form_gives_the_same(cdm, tmp_path):
         assert_same_sites(read("omop", place, name="north", drugs=True), expected)
 
 
+@pytest.mark.process
 def test_a_database_that_another_program_writes_is_said_to_be_so(tmp_path):
     path = tmp_path / "cdm.duckdb"
     code = "import duckdb, sys; held = duckdb.connect(sys.argv[1]); print(flush=True); input()"

@@ -909,6 +909,7 @@ def without_rights(folder: str) -> None:
         Ledger(Path(folder) / "new")
 
 
+@pytest.mark.process
 def test_a_read_only_ledger_can_be_shown_and_not_charged():
     with tempfile.TemporaryDirectory() as name:  # everybody may enter, unlike pytest's folders
         folder = Path(name)
@@ -979,6 +980,7 @@ def race(folder: str, rounds: int) -> None:
     print(json.dumps(results))
 
 
+@pytest.mark.process
 def test_of_two_processes_exactly_one_has_the_round(folder):
     winners = json.loads(run_here("race", str(folder), 60))
     assert len(winners[0]) + len(winners[1]) == len({*winners[0], *winners[1]})
@@ -1050,7 +1052,8 @@ def kill_writers(folder: str, kills: int, seed: int) -> None:
     print(json.dumps({"announced": len(announced), "hot": hot}))
 
 
-@pytest.mark.parametrize("kills", [36, pytest.param(240, marks=pytest.mark.slow, id="240-slow")])
+@pytest.mark.process
+@pytest.mark.parametrize("kills", [pytest.param(240, marks=pytest.mark.nightly)])
 def test_what_was_announced_is_there_after_kill_9(tmp_path, kills):
     found = json.loads(run_here("kill_writers", str(tmp_path), kills, kills))
     # Or the kills came before anything was at stake, and none within a transaction.

@@ -8,7 +8,7 @@ What cannot run on a machine like this is left out by the rules of `LEFT_OUT`, a
 its reason. The tests of this folder run the same commands on little, within the suite.
 
 It takes long, and needs a package index. Open data are taken from $DPFACT_DATA. After a
-change to one page: ``python -m tests.docs.follow --clone CLONE docs/PAGE.md``.
+change to one page: ``python -m laboratory.follow --clone CLONE docs/PAGE.md``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LEFT_OUT = (
     (r"^flower-superlink |^flwr supernode |^curl |s_client|^dpfact submit ",
      "needs a SuperLink that keeps running; tests/runtime has one"),
     (r"postgresql://", "needs a database server; tests/data/readers has one"),
-    (r"^python -m (simulation|benchmarks|tests)\b|^make (test|paper|bench)$",
+    (r"^python -m (simulation|benchmarks|laboratory)\b|^make (test|paper|bench)$",
      "minutes to hours; the suite runs each of them on little"),
     (r"^python -m pytest ", "needs pytest; the suite runs it"),
 )  # fmt: skip
@@ -267,7 +267,7 @@ def tell(pages: Sequence[Page]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Clone, install, follow; 1 if anything failed."""
-    parser = argparse.ArgumentParser(prog="python -m tests.docs.follow", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m laboratory.follow", description=__doc__)
     parser.add_argument("pages", nargs="*", type=Path, help="default: README and all of docs")
     parser.add_argument("--clone", type=Path, help="where `make demo` has been run, to begin there")
     given = parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""``python -m tests.endurance``: many nodes, two runs at once, and what they take as time goes by.
+"""``python -m laboratory.endurance``: many nodes, two runs at once, and what they take in hours.
 
 A SuperLink and hospitals on loopback, each of processes of its own as docs/how-to/deploy.md has
 them, answer runs without noise: two at a time, and one pair after another, for as long as is asked.
@@ -26,7 +26,7 @@ from scipy import stats
 from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.runtime.connection import tool
 from dpfact_flower.runtime.supervisor import supervised
-from tests.campaign.deployed import CODE, CONNECTION, Deployment, deployment
+from laboratory.campaign.deployed import CODE, CONNECTION, Deployment, deployment
 from tests.conftest import count_tensor, make_vocabularies
 from tests.processes import Process, family_of
 from tests.runtime.deployment import CONFIG, lines_of
@@ -241,7 +241,7 @@ def _servers(found: Look) -> set[Process]:
 
 def main() -> int:
     """Print a line now and then, and the growth; 1 if a run failed or a lasting process ended."""
-    parser = argparse.ArgumentParser(prog="python -m tests.endurance", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m laboratory.endurance", description=__doc__)
     parser.add_argument("--nodes", type=int, default=20)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--rounds", type=int, default=20, help="of each run")

@@ -1,4 +1,4 @@
-"""``python -m tests.campaign``: many runs with faults, and a table of how they ended."""
+"""``python -m laboratory.campaign``: many runs with faults, and a table of how they ended."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from dpfact_flower.audit.subject import scratch_folder
-from tests.campaign.deployed import deployment
-from tests.campaign.real import carry_out_real, drawn_real
-from tests.campaign.scenario import Outcome, carry_out, drawn
+from dpfact_flower.audit.target import scratch_folder
+from laboratory.campaign.deployed import deployment
+from laboratory.campaign.real import carry_out_real, drawn_real
+from laboratory.campaign.scenario import Outcome, carry_out, drawn
 from tests.conftest import make_cohort
 
 
 def main() -> int:
     """Carry out scenarios; 1 if anything happened in one that must not."""
-    parser = argparse.ArgumentParser(prog="python -m tests.campaign", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m laboratory.campaign", description=__doc__)
     parser.add_argument("--scenarios", type=int, default=150)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(

@@ -1,6 +1,6 @@
 """Build the wheel and the source archive, look into both, install each, and use it.
 
-    python -m tests.packages --python python3.11 --python python3.12
+    python -m laboratory.packages --python python3.11 --python python3.12
 
 Each is installed in an empty environment of each Python, without extras; nothing of the checkout is
 in reach of what runs there. Then the wheel gets Flower's simulation: `dpfact demo`, and `flwr run`
@@ -22,7 +22,7 @@ from pathlib import Path
 
 from dpfact_flower import __version__
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 APP, INSTALLED_APP = "simulation/dpfact-app/", "dpfact_flower/flower_app/"
 ELSEWHERE = (".ci/", ".devcontainer/", ".github/", ".pre-commit-config.yaml")
 """Of the repository, what only it needs."""

@@ -20,7 +20,7 @@ from dpfact_flower.server.status import run_status
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.site.looks import MOST_LOOKS
 from dpfact_flower.strategy import DPFact
-from tests.campaign.network import FAULTS, Clock, Faults, Network, ServerKilled, on_this_clock
+from laboratory.campaign.network import FAULTS, Clock, Faults, Network, ServerKilled, on_this_clock
 
 MOST_STARTS = 6
 PRIVACY = {

@@ -28,8 +28,8 @@ from dpfact_flower.server.status import run_status
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.site.looks import MOST_LOOKS
 from dpfact_flower.site.store import SiteStore
-from tests.campaign.deployed import Deployment, submitted
-from tests.campaign.scenario import Outcome
+from laboratory.campaign.deployed import Deployment, submitted
+from laboratory.campaign.scenario import Outcome
 from tests.patience import PATIENCE
 
 TARGETS = {

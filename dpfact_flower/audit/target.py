@@ -1,8 +1,8 @@
 """What is audited, and how an auditor plays a site: the site's own code, with other people's parts.
 
-A `Subject` is a site's data with the settings of a run, planned. A `Transcript` is everything the
-other side says in a run, chosen by the auditor, who may be as hostile as a server. A `World` plays
-one data set through `PatientRound`, the code that a site runs, and keeps what a site would keep.
+An `AuditTarget` is a site's data with the settings of a run, planned. A `Transcript` is everything
+the server says in a run, chosen by the auditor, who may be as hostile as a server can be. A
+`SimulatedSite` plays one data set through `PatientRound`, the code that a site runs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfact_flower.client import DPFactClient
-from dpfact_flower.data.site_data import SiteData, SiteSource
+from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.errors import MessageError, SettingsError
 from dpfact_flower.privacy import Release
 from dpfact_flower.privacy.patient.kinds import KINDS, PlannedRelease, carried_by
@@ -28,7 +28,7 @@ from dpfact_flower.privacy.patient.plan import PatientPlan, plan_patient
 from dpfact_flower.settings import PrivacySettings, SiteSettings, SolverSettings
 from dpfact_flower.site.patient import PatientRound
 from dpfact_flower.site.store import SiteState
-from dpfact_flower.tensor import Factors, Selection, SparseTensor, Weights
+from dpfact_flower.tensor import Factors, Selection, Weights
 from dpfact_flower.tensor.arrays import LEAST_WEIGHT
 from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 
@@ -40,18 +40,8 @@ JOB = "audit"
 
 
 @dataclass(frozen=True)
-class Subject:
-    """A site and the settings of a run, planned; make one with `of`.
-
-    Attributes
-    ----------
-    site : SiteData
-        With all its codes.
-    solver : SolverSettings
-    privacy : PrivacySettings
-        Planned, with noise from the operating system.
-    plan : PatientPlan
-    """
+class AuditTarget:
+    """A site with all its codes, and the settings of a run, planned; make one with `of`."""
 
     site: SiteData
     solver: SolverSettings
@@ -61,16 +51,8 @@ class Subject:
     @classmethod
     def of(
         cls, site: SiteData, solver: SolverSettings, privacy: PrivacySettings, *, sites: int = 1
-    ) -> Subject:
-        """Plan a run as its server would.
-
-        Parameters
-        ----------
-        site : SiteData
-        solver, privacy : settings
-            As the run has them; a noise seed is left out.
-        sites : int
-            How many sites the run has.
+    ) -> AuditTarget:
+        """Plan a run of so many sites as its server would; a noise seed is left out.
 
         Raises
         ------
@@ -99,23 +81,15 @@ class Subject:
     def transcript(
         self,
         anchors: Factors,
-        selection: tuple[NDArray[np.int32], ...] = (),
+        selection: Selection = (),
         releases: Mapping[int, Release] | None = None,
         *,
         off: float | None = None,
     ) -> Transcript:
         """What a server says if it sends these factors in every round that has any.
 
-        Parameters
-        ----------
-        anchors : tuple of ndarray of float32
-            Global factors.
-        selection : tuple of ndarray of int32
-            Codes that were kept; empty where the run counts none.
-        releases : mapping of int to Release, optional
-            What the site is told that it released in a round.
-        off : float, optional
-            In place of the settings' own.
+        `selection` holds the codes that were kept, `releases` what the site is told that it
+        released in a round; `off` takes the place of the settings' own.
         """
         solver = self.solver if off is None else replace(self.solver, off=off)
         requests = {}
@@ -157,7 +131,7 @@ class Subject:
             return list(arrays)
         return list(reply.arrays)
 
-    def client(self, state_dir: Path, data: SiteSource | None = None) -> DPFactClient:
+    def client(self, state_dir: Path, data: SiteData) -> DPFactClient:
         """A real site, which checks, charges and keeps; its cap leaves room for what is asked."""
         settings = SiteSettings(
             site=self.site.name,
@@ -168,66 +142,29 @@ class Subject:
             max_rank=self.solver.rank,  # which decides how much room is held, in memory here
             max_tau=max(50, self.solver.tau),
         )
-        return DPFactClient(data or self.site, settings)
-
-
-class Closed:
-    """A site whose patients may not be read.
-
-    Parameters
-    ----------
-    site : SiteData
-        What is public of it is taken over.
-    """
-
-    def __init__(self, site: SiteData) -> None:
-        self.name, self.vocabularies = site.name, site.vocabularies
-
-    def read(self) -> SiteData:
-        """Fail, so that it shows."""
-        raise AssertionError("patients were read")
+        return DPFactClient(data, settings)
 
 
 @dataclass(frozen=True, eq=False)
 class Transcript:
-    """What a site is told in a run, the same in every world; made by `Subject.transcript`.
+    """What a site is told in a run, the same in every world; made by `AuditTarget.transcript`.
 
-    Attributes
-    ----------
-    anchors, selection : tuple of ndarray
-        What requests carry.
-    requests : mapping of int to RoundRequest
-        By round.
-    releases : mapping of int to Release
-        What the site is told that it released in a round. For a missing round, what it did release.
+    `requests` and `releases` are by round; for a round without a release, the site is told what it
+    did release.
     """
 
     anchors: Factors
-    selection: tuple[NDArray[np.int32], ...]
+    selection: Selection
     requests: Mapping[int, RoundRequest]
     releases: Mapping[int, Release]
 
-    def request(self, number: int, job: str = JOB) -> RoundRequest:
-        """What the site is asked in a round of a job."""
-        return replace(self.requests[number], job=job)
 
-
-class World:
-    """One data set, played through a run; what rounds leave behind is this world's own (`Kept`).
-
-    Parameters
-    ----------
-    subject : Subject
-    transcript : Transcript
-    site : SiteData, optional
-        In place of the subject's.
-    job, name : str
-        The run's and the site's name.
-    """
+class SimulatedSite:
+    """One data set, played through a run; what rounds leave behind is its own (`Kept`)."""
 
     def __init__(
         self,
-        subject: Subject,
+        target: AuditTarget,
         transcript: Transcript,
         site: SiteData | None = None,
         *,
@@ -235,7 +172,7 @@ class World:
         name: str = "",
     ) -> None:
         self._transcript, self._job = transcript, job
-        self._site = site or subject.site
+        self._site = site or target.site
         self._name = name or self._site.name
         self._state: SiteState | None = None
         self._released = dict(transcript.releases)
@@ -262,7 +199,7 @@ class World:
         return total, outcome.release
 
     def _work(self, planned: PlannedRelease) -> PatientRound:
-        request = self._transcript.request(planned.round, self._job)
+        request = replace(self._transcript.requests[planned.round], job=self._job)
         return PatientRound(self._site, request, site=self._name, simulation=False)
 
 
@@ -273,32 +210,20 @@ def noise_of(
     return values.astype(np.float64) / planned.sigma - total / SIGMA
 
 
-def with_tensor(site: SiteData, tensor: SparseTensor) -> SiteData:
-    """The site with other patients, of whom nothing else is known."""
-    return SiteData(site.name, tensor, site.vocabularies)
-
-
 def subsample(site: SiteData, patients: int, rng: np.random.Generator) -> SiteData:
-    """The site with some of its patients, drawn at random."""
-    everybody = site.tensor.n_patients
-    rows = np.sort(rng.permutation(everybody)[:patients])
-    return with_tensor(site, site.tensor.select_patients(rows))
+    """The site with some of its patients, drawn at random; nothing else is known of them."""
+    rows = np.sort(rng.permutation(site.tensor.n_patients)[:patients])
+    return SiteData(site.name, site.tensor.select_patients(rows), site.vocabularies)
 
 
-def random_selection(subject: Subject, rng: np.random.Generator) -> tuple[NDArray[np.int32], ...]:
+def random_selection(target: AuditTarget, rng: np.random.Generator) -> Selection:
     """Codes that a server might keep; empty where the run keeps all."""
-    if not subject.privacy.codes_kept:
+    if not target.privacy.codes_kept:
         return ()
     return tuple(
         np.sort(rng.permutation(size)[:kept]).astype(np.int32)
-        for size, kept in zip(subject.site.tensor.feature_shape, subject.sizes, strict=True)
+        for size, kept in zip(target.site.tensor.feature_shape, target.sizes, strict=True)
     )
-
-
-def plain_factors(sizes: Sequence[int], rank: int, rng: np.random.Generator) -> Factors:
-    """Factors as an honest server sends them: non-negative columns of norm 1."""
-    made = (rng.gamma(0.3, 1.0, (size, rank)) + 1e-3 for size in sizes)
-    return tuple((factor / np.linalg.norm(factor, axis=0)).astype(np.float32) for factor in made)
 
 
 @contextmanager

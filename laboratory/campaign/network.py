@@ -5,10 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import random
-import signal
-import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -22,14 +20,11 @@ from dpfact_flower.runtime.grid import InProcessGrid
 from dpfact_flower.site import hold
 from dpfact_flower.site.answer import Site
 from dpfact_flower.wire import records
+from tests.crash import answered_in_a_child, failing_at
 
 NEVER = float("inf")
-WRITES = (
-    (os, "open"), (os, "mkdir"), (os, "fsync"), (os, "replace"), (os, "link"), (os, "unlink"),
-    (os, "posix_fallocate"), (tempfile, "mkstemp"), (Ledger, "charge"),
-)  # fmt: skip
-"""What touches the disk; at each of these a process may be killed, or the disk be full."""
-MOST_WRITES = 30
+MOST_WRITES = 60
+"""Steps of a round that touch the disk, statements of the ledger included."""
 FAULTS = (
     "killed", "killed after", "reply lost", "stopped", "slow", "full disk", "twice", "garbage",
     "not finite", "altered", "away", "lost",
@@ -143,9 +138,9 @@ class Network(InProcessGrid):
             self._away[node] = now + 90
             return now + 50, Message(Error(5, "node unavailable"), reply_to=message)
         if kind == "killed":
-            self._in_a_process_that_is_killed(message, self.faults.rng.randrange(MOST_WRITES))
+            self._killed(message, self.faults.rng.randrange(MOST_WRITES))
         if kind == "killed after":
-            self._in_a_process_that_is_killed(message, 10**6)
+            self._killed(message, None)
         if kind.startswith("killed"):
             return now + 60, Message(Error(8, "crashed"), reply_to=message)
         if kind == "lost":  # without a word
@@ -175,16 +170,12 @@ class Network(InProcessGrid):
                 reply = self._deliver(message)
         return _spoilt(reply, kind)
 
-    def _in_a_process_that_is_killed(self, message: Message, step: int) -> None:
-        child = os.fork()
-        if child == 0:
-            try:
-                signal.alarm(300)
-                with failing_at(step, lambda: os._exit(137)):
-                    self._deliver(message)
-            finally:
-                os._exit(0)
-        os.waitpid(child, 0)
+    def _killed(self, message: Message, step: int | None) -> None:
+        def answer() -> bytes:
+            self._deliver(message)
+            return b""
+
+        answered_in_a_child(answer, step=step)
 
     @contextmanager
     def _charging(self, message: Message) -> Iterator[None]:
@@ -221,29 +212,6 @@ def taking(clock: Clock, seconds: float) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Site, "_compute", slow)
-        yield
-
-
-@contextmanager
-def failing_at(step: int | None, fail: Callable[[], object]) -> Iterator[None]:
-    """Let a call that touches the disk, and all after it, fail; the first `step` do not."""
-    if step is None:
-        yield
-        return
-    calls = [0]
-
-    def failing(whole: Callable) -> Callable:
-        def call(*arguments: object, **named: object) -> object:
-            calls[0] += 1
-            if calls[0] > step:
-                fail()
-            return whole(*arguments, **named)
-
-        return call
-
-    with pytest.MonkeyPatch.context() as patch:
-        for owner, name in WRITES:
-            patch.setattr(owner, name, failing(getattr(owner, name)))
         yield
 
 

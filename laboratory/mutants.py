@@ -1,0 +1,301 @@
+"""Do the tests notice a mutant? ``python -m laboratory.mutants [--sample N] [--seed N] [ROOM]``.
+
+cosmic-ray changes one token of the package (a number by one, an operator, a comparison, ``and``,
+``not``, a decorator, a loop, what is caught), and the tests run: those that mirror the module
+first, and where they pass all others of `TESTS`. A test that fails has noticed, and so has one
+that hangs or crashes. All of it is done in a copy of the checkout, which is gone afterwards.
+
+The same seed and the same code give the same sample. A line that holds an addition has eleven
+mutants, most of them gross, so places are drawn, and of each place's mutants one. Mutants that
+differ in annotations or log lines alone are not drawn, nor those that are no program. Survivors
+that mutants.toml explains are not counted. The exit code is 1 if less than 95 % of the others are
+noticed. Tests that are slow or start processes do not run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import difflib
+import os
+import random
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+from cosmic_ray.commands.init import init
+from cosmic_ray.mutating import mutate_and_test, mutate_code
+from cosmic_ray.plugins import get_operator
+from cosmic_ray.work_db import WorkDB, use_db
+from cosmic_ray.work_item import MutationSpec, TestOutcome
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+PACKAGE = Path("dpfact_flower")
+ROOMS = ("privacy", "site", "server")
+LEAST = 0.95
+COMPILED = PACKAGE / "privacy"
+"""What numba compiles of it is forgotten for each of its mutants: a kernel that calls another
+module's is not compiled anew when that one changes."""
+TESTS = ("test_values.py", "site", "server", "privacy", "wire", "audit")
+"""Met by every mutant that its own room's tests leave alive; in this order."""
+EXPLAINED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["line"]
+_COPIED = ("dpfact_flower", "simulation", "tests", "laboratory", "docs", "pyproject.toml",
+           "README.md", "LICENSE")  # fmt: skip
+_RUN = "import os, sys, pytest; code = pytest.main(); sys.stdout.flush(); os._exit(code)"
+"""pytest, without the wait at the end for threads that a mutant keeps from ending."""
+_FAST = "not (slow or nightly or process or ray or deployment)"
+_HANG_TIMES, _HANG_SECONDS = 6, 60
+"""A test hangs that takes so many times the longest one's time without a mutant, and not less than
+so many seconds: other work on the machine must not pass for a mutant."""
+
+
+class Mutant(NamedTuple):
+    """A change of one token; the lines that differ stand without their indentation."""
+
+    spec: MutationSpec
+    before: str
+    after: str
+
+    @property
+    def place(self) -> str:
+        """Path and line."""
+        return f"{self.spec.module_path}:{self.spec.start_pos[0]}"
+
+    @property
+    def explained(self) -> str:
+        """Why it may live; empty if nothing says so."""
+        path = self.spec.module_path.relative_to(PACKAGE).as_posix()
+        for line in EXPLAINED:
+            known = (path, self.before) == (line["path"], line["before"])
+            if known and self.after in line.get("after", [self.after]):
+                return line["why"]
+        return ""
+
+
+# --- Which mutants there are ----------------------------------------------------------------------
+
+
+def sample(root: Path, rooms: Sequence[Path], size: int, seed: int) -> tuple[list[Mutant], int]:
+    """Draw mutants of these rooms that could change what the code does; and of how many places."""
+    modules = sorted(p.relative_to(root) for room in rooms for p in (root / room).rglob("*.py"))
+    with use_db(root / "mutants.sqlite", WorkDB.Mode.create) as session:
+        init(modules, session, {})
+        specs = [mutation for item in session.work_items for mutation in item.mutations]
+    places = defaultdict(list)
+    # The session keeps no order.
+    key = ("module_path", "start_pos", "operator_name", "occurrence")
+    for spec in sorted(specs, key=lambda spec: [getattr(spec, name) for name in key]):
+        places[spec.module_path, spec.start_pos].append(spec)
+    rng, drawn = random.Random(seed), list[Mutant]()
+    order = sorted(places)
+    rng.shuffle(order)
+    for place in order:
+        if len(drawn) == size:
+            break
+        rng.shuffle(places[place])
+        drawn += [mutant for spec in places[place] if (mutant := mutant_of(root, spec))][:1]
+    return sorted(drawn, key=lambda m: (m.spec.module_path, m.spec.start_pos)), len(order)
+
+
+def mutant_of(root: Path, spec: MutationSpec) -> Mutant | None:
+    """The mutant, or None if it is no program or says the same as the module."""
+    source = (root / spec.module_path).read_text(encoding="utf-8")
+    operator = get_operator(spec.operator_name)(**spec.operator_args)
+    mutated = mutate_code(source, operator, spec.occurrence)
+    if mutated is None or says_the_same(source, mutated):
+        return None
+    lines = difflib.unified_diff(source.splitlines(), mutated.splitlines(), n=0, lineterm="")
+    changed = [line for line in lines if not line.startswith(("---", "+++", "@@"))]
+    before, after = (
+        "\n".join(line[1:].strip() for line in changed if line[0] == sign) for sign in "-+"
+    )
+    return Mutant(spec, before, after)
+
+
+def says_the_same(source: str, mutated: str) -> bool:
+    """Whether two modules differ in nothing that runs, or the second is no program.
+
+    Annotations are not evaluated (``from __future__ import annotations``), what a log line says is
+    its reader's business, a kernel that is not compiled gives the same values, and whether
+    arguments must be named is for those who call.
+    """
+    try:
+        one, two = (ast.dump(_Bare().visit(ast.parse(text))) for text in (source, mutated))
+    except SyntaxError:
+        return True
+    return one == two
+
+
+class _Bare(ast.NodeTransformer):
+    """Takes away annotations, `*` and `/` among parameters, logs, and that a kernel is compiled."""
+
+    def visit_arg(self, node: ast.arg) -> ast.AST:
+        node.annotation = None
+        return node
+
+    def visit_arguments(self, node: ast.arguments) -> ast.AST:
+        node.args = [*node.posonlyargs, *node.args, *node.kwonlyargs]
+        node.defaults = [value for value in (*node.defaults, *node.kw_defaults) if value]
+        node.posonlyargs, node.kwonlyargs, node.kw_defaults = [], [], []
+        return self.generic_visit(node)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        node.returns = None
+        node.decorator_list = [d for d in node.decorator_list if "compiled" not in ast.unparse(d)]
+        return self.generic_visit(node)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
+        node.annotation = ast.Constant(None)
+        return self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        match node.func:
+            case ast.Attribute(value=ast.Name("_logger")):
+                return ast.Constant(None)
+        return self.generic_visit(node)
+
+
+# --- The tests that a mutant meets ----------------------------------------------------------------
+
+
+def met_by(module: Path) -> tuple[list[Path], list[Path]]:
+    """Tests of a module's room, its own file first; and all others of `TESTS`."""
+    tests = Path("tests")
+    folder = tests / module.parent.relative_to(PACKAGE)
+    own = sorted(folder.glob("test_*.py"), key=lambda path: path.stem != f"test_{module.stem}")
+    everything = [
+        path
+        for room in TESTS
+        for path in (
+            [tests / room] if room[-3:] == ".py" else sorted((tests / room).rglob("test_*.py"))
+        )
+    ]
+    return own, [path for path in everything if path not in own]
+
+
+def command(tests: Sequence[str | Path], hang: float) -> str:
+    """The tests up to the first that fails, or takes more than `hang` seconds."""
+    return shlex.join([
+        sys.executable, "-c", _RUN, "-x", "-q", "--tb=no", "--no-header", "-p", "no:cacheprovider",
+        "-p", "no:xdist", "--hypothesis-seed=0", "--basetemp=.tests", "--junitxml=.tests.xml",
+        "-o", f"faulthandler_timeout={hang:.0f}", "-o", "faulthandler_exit_on_timeout=true",
+        "-m", _FAST, *map(str, tests),
+    ])  # fmt: skip
+
+
+class Bench:
+    """A copy of the checkout to mutate, the working directory meanwhile, and a pristine package.
+
+    Times are kept, so that what numba has cached still counts.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.copy, self._whole = folder / "checkout", folder / "whole"
+        self.copy.mkdir()
+        for name in _COPIED:
+            put = shutil.copytree if (CHECKOUT / name).is_dir() else shutil.copy2
+            put(CHECKOUT / name, self.copy / name)
+        os.chdir(self.copy)
+        # Subprocesses of tests, too, must not find the package where it is installed.
+        os.environ["PYTHONPATH"] = str(self.copy)
+
+    def measure(self) -> float:
+        """Run all tests without a mutant, and fill the cache; their seconds."""
+        began = time.perf_counter()
+        tests = [f"tests/{room}" for room in TESTS]
+        run = subprocess.run(
+            shlex.split(command(tests, 3600)), capture_output=True, text=True, check=False
+        )
+        if run.returncode:
+            raise RuntimeError(f"the tests fail without a mutant:\n{run.stdout[-2000:]}")
+        cases = ElementTree.parse(".tests.xml").iter("testcase")
+        longest = max(float(case.get("time", 0)) for case in cases)
+        self._hang = max(_HANG_SECONDS, _HANG_TIMES * longest)
+        self._most = self._hang + _HANG_TIMES * (time.perf_counter() - began)
+        shutil.copytree(PACKAGE, self._whole)
+        return time.perf_counter() - began
+
+    def noticed(self, mutant: Mutant) -> str:
+        """Which test notices; "a hang or a crash"; or empty."""
+        path = mutant.spec.module_path
+        compiled = path.is_relative_to(COMPILED)
+        if compiled:
+            for cached in COMPILED.rglob("*.nb[ic]"):
+                cached.unlink()
+        try:
+            for tests in met_by(path):
+                if tests and (by := self._meet(mutant, tests)):
+                    return by
+            return ""
+        finally:
+            folder = COMPILED if compiled else path.parent
+            shutil.rmtree(folder)
+            shutil.copytree(self._whole / folder.relative_to(PACKAGE), folder)
+            shutil.rmtree(".hypothesis", ignore_errors=True)
+
+    def _meet(self, mutant: Mutant, tests: Sequence[Path]) -> str:
+        result = mutate_and_test([mutant.spec], command(tests, self._hang), self._most)
+        if result.test_outcome is TestOutcome.SURVIVED:
+            return ""
+        if result.test_outcome is not TestOutcome.KILLED:
+            raise RuntimeError(f"{mutant.place}: {result.output}")
+        lines = (result.output or "").splitlines()
+        named = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
+        return named[0].split(" - ")[0].split(maxsplit=1)[1] if named else "a hang or a crash"
+
+
+@contextmanager
+def bench() -> Iterator[Bench]:
+    """A bench that is gone afterwards."""
+    before = Path.cwd()
+    with TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as folder:
+        try:
+            yield Bench(Path(folder).resolve())
+        finally:
+            os.chdir(before)
+
+
+def main() -> int:
+    """Draw, try, and print a line a mutant, the survivors, and how many were noticed."""
+    parser = argparse.ArgumentParser(prog="python -m laboratory.mutants", description=__doc__)
+    parser.add_argument(
+        "rooms", nargs="*", default=ROOMS, metavar="ROOM", help="folder of the package"
+    )
+    parser.add_argument("--sample", type=int, default=60, help="mutants to draw")
+    parser.add_argument("--seed", type=int, default=0)
+    asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the copy goes then, too
+    noticed, alive = 0, list[Mutant]()
+    with bench() as place:
+        rooms = [PACKAGE / room for room in asked.rooms]
+        mutants, places = sample(place.copy, rooms, asked.sample, asked.seed)
+        print(f"{len(mutants)} mutants of {places} places, seed {asked.seed}", flush=True)
+        print(f"the tests pass without a mutant, in {place.measure():.0f} s", flush=True)
+        for mutant in mutants:
+            by = place.noticed(mutant)
+            noticed += bool(by)
+            alive += [] if by else [mutant]
+            what = mutant.spec.operator_name.partition("/")[2]
+            print(f"{mutant.place}  {what}  {by or 'LIVES'}", flush=True)
+    for mutant in alive:
+        print(f"\n{mutant.place} lives: {mutant.explained or 'NOT EXPLAINED'}")
+        print(f"- {mutant.before}\n+ {mutant.after}")
+    counted = noticed + sum(not mutant.explained for mutant in alive)
+    share = noticed / counted if counted else 1.0
+    print(f"\n{noticed} of {counted} noticed ({100 * share:.1f} %)")
+    return 0 if share >= LEAST else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

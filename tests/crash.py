@@ -1,0 +1,86 @@
+"""Calls that touch the disk, and what happens at one: the process dies, or the disk is full."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import sqlite3
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+
+import pytest
+
+from dpfact_flower.privacy.ledger import Ledger
+
+WRITES = (
+    (os, "open"), (os, "mkdir"), (os, "fsync"), (os, "replace"), (os, "link"), (os, "unlink"),
+    (os, "posix_fallocate"), (tempfile, "mkstemp"), (Ledger, "charge"),
+)  # fmt: skip
+
+
+@contextmanager
+def failing_at(step: int | None, fail: Callable[[], object]) -> Iterator[None]:
+    """Let a call that touches the disk, and all after it, fail; the first `step` do not.
+
+    Each statement that SQLite runs counts as one. With None, nothing fails.
+    """
+    calls, connect = count(), sqlite3.connect
+
+    def reached(*_: object) -> None:
+        if step is not None and next(calls) >= step:
+            fail()
+
+    def failing(whole: Callable) -> Callable:
+        def call(*arguments: object, **named: object) -> object:
+            reached()
+            return whole(*arguments, **named)
+
+        return call
+
+    def traced(*arguments: object, **named: object) -> sqlite3.Connection:
+        connection = connect(*arguments, **named)
+        connection.set_trace_callback(reached)
+        return connection
+
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in WRITES:
+            patch.setattr(owner, name, failing(getattr(owner, name)))
+        patch.setattr(sqlite3, "connect", traced)
+        yield
+
+
+def die() -> None:
+    """End this process as SIGKILL would: nothing is closed, rolled back or written."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def answered_in_a_child(
+    answer: Callable[[], bytes], *, step: int | None = None, seconds: float = 0.0
+) -> tuple[bool, str]:
+    """Answer in a child that dies at a step, or after some seconds.
+
+    Returns
+    -------
+    bool
+        Whether it lived to the end.
+    str
+        SHA-256 of what had left it when it died; empty where nothing had.
+    """
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_REAL, seconds or 900)
+            with failing_at(step, die):
+                sent = answer()
+            os.write(writer, hashlib.sha256(sent).hexdigest().encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    _, status = os.waitpid(child, 0)
+    with os.fdopen(reader) as pipe:
+        return status == 0, pipe.read()

@@ -1,0 +1,152 @@
+"""Ways to damage a file: anyhow, or as somebody would who knows its format."""
+
+from __future__ import annotations
+
+import io
+import json
+import sqlite3
+import tempfile
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+DEEP = "[" * 100_000
+ODD = st.sampled_from((
+    None, True, False, 0, -1, 2**31 - 1, 2**63, 10**300, -0.0, 1.5, 1e-320, 1e308, float("nan"),
+    float("inf"), "", "x", "{}", "OTHER-1", "patient", "none", "psgd", "job", "a\nb", "\x00",
+    "\u202e", "\ud800", "../../up", "ledger.sqlite", ".lock", "CON", "1x1", "99999999x1",
+    "y" * 5000, [], {}, [1] * 5000, [[[]]], [["x"]], [{}], {"a": 1},
+))  # fmt: skip
+"""What JSON or a config may hold and nobody expects."""
+HEADS = (
+    "{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000, 4), }",
+    "{'descr': '<f4', 'fortran_order': False, 'shape': (-1, 4), }",
+    "{'descr': '<f4', 'fortran_order': True, 'shape': (21, 4), }",
+    "{'descr': '<U1000000000', 'fortran_order': False, 'shape': (100,), }",
+    "{'descr': '|O', 'fortran_order': False, 'shape': (3,), }",
+    "{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (4,), }",
+    "{'descr': '<M8[ns]', 'fortran_order': False, 'shape': (4,), }",
+    "{'descr': '<f4', 'fortran_order': False, 'shape': (4,)", "(" * 5000, "1" * 9000, "\x00" * 40,
+    "{'descr': 5, 'fortran_order': 7, 'shape': 3}", "if x:\n  y\n z",
+)  # fmt: skip
+"""Headers in NumPy's format that claim what is not there, or make no sense."""
+
+
+@st.composite
+def damaged(draw, content: bytes) -> bytes:
+    """A part cut out, overwritten, doubled, or something put in between."""
+    a = draw(st.integers(0, len(content)))
+    b = draw(st.integers(a, len(content)))
+    part = content[a:b]
+    new = draw(st.sampled_from((b"", 2 * part, bytes(len(part)))) | st.binary(max_size=40))
+    return content[:a] + new + content[draw(st.sampled_from((a, b, a + len(new)))) :]
+
+
+@st.composite
+def npy(draw, content: bytes) -> bytes:
+    """An `.npy` with another header."""
+    text = draw(st.sampled_from(HEADS)).encode()
+    version = draw(st.sampled_from(((1, 0), (2, 0), (9, 9))))
+    size = len(text).to_bytes(2 if version == (1, 0) else 4, "little")
+    return b"\x93NUMPY" + bytes(version) + size + text + content[128:]
+
+
+@st.composite
+def odd_array(draw, array: np.ndarray) -> Any:
+    """Another array in the place of one: of another kind, shape, or with other values."""
+    kind = draw(st.sampled_from(("f2", "f8", ">f4", "i1", "u8", "c16", "S3", "U3", "?", "O")))
+    values = st.sampled_from((0, -1, 1.1e6, 1e30, 1e-45, 2**31 - 1, np.nan, np.inf, "OTHER-1"))
+    makes = (
+        lambda: array.astype(kind), lambda: array.ravel()[:1].reshape(()), array.ravel,
+        lambda: array[None], lambda: array[:-1], lambda: array[:0], lambda: array.T,
+        lambda: array[::-1], lambda: np.concatenate([array, array]), lambda: array * 1e6,
+        lambda: -array, lambda: np.full(array.shape, draw(values)), lambda: np.array(draw(values)),
+        lambda: np.zeros(array.shape, "M8[s]"), lambda: np.zeros(array.shape, [("a", "<f4")]),
+        lambda: np.full((1,) * 30, 1, np.float32), lambda: np.array([DEEP, "x"]),
+        lambda: np.array([{"a": 1}, None]), lambda: np.zeros((200, 300), np.float32),
+        lambda: np.lib.stride_tricks.as_strided(np.zeros(1, np.float32), (10**6, 3), (0, 0)),
+    )  # fmt: skip
+    with np.errstate(all="ignore"), suppress(TypeError, ValueError, IndexError, OverflowError):
+        return draw(st.sampled_from(makes))()
+    return np.array([])
+
+
+@st.composite
+def members(draw, content: bytes) -> bytes:
+    """A whole `.npz` with another array in it, one too few, or a member that is none."""
+    with np.load(io.BytesIO(content), allow_pickle=True) as archive:
+        arrays: dict[str, Any] = dict(archive)
+    name = draw(st.sampled_from(sorted(arrays)))
+    if draw(st.booleans()):
+        arrays[name] = draw(odd_array(arrays[draw(st.sampled_from(sorted(arrays)))]))
+    else:
+        del arrays[name]
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
+@st.composite
+def in_json(draw, content: bytes) -> bytes:
+    """JSON with something else at some place, or nested without end."""
+    place: Any = (whole := [json.loads(content)])
+    while True:
+        keys = sorted(place) if isinstance(place, dict) else range(len(place))
+        key = draw(st.sampled_from(keys))
+        if not (isinstance(place[key], (dict, list)) and place[key] and draw(st.booleans())):
+            break
+        place = place[key]
+    if isinstance(place, dict) and draw(st.booleans()):
+        del place[key]
+    else:
+        place[key] = draw(ODD)
+    odd = st.sampled_from((DEEP.encode(), b"9" * 6000, b"1e999", b"\xff\xfe"))
+    return draw(st.just(json.dumps(whole[0] if whole else None).encode()) | odd)
+
+
+@st.composite
+def in_lines(draw, content: bytes) -> bytes:
+    """JSON lines with something else in one of them, or in another order."""
+    lines = content.splitlines()
+    number = draw(st.integers(0, len(lines) - 1))
+    lines[number] = draw(in_json(lines[number]))
+    return b"\n".join(draw(st.permutations(lines))) + b"\n"
+
+
+@st.composite
+def in_text(draw, content: bytes) -> bytes:
+    """Text with something else in a word's place."""
+    words = content.split(b" ")
+    odd = (b"", b"\x00", b"\xff", b"nan", b"1e999", b"-1", b"9" * 6000, b"\n", b'"', b"#",
+           DEEP.encode(), b"OTHER-1", b"2147483647")  # fmt: skip
+    words[draw(st.integers(0, len(words) - 1))] = draw(st.sampled_from(odd))
+    return b" ".join(words)
+
+
+@st.composite
+def in_rows(draw, content: bytes) -> bytes:
+    """A ledger whose rows or tables were changed."""
+    statements = ("DROP TABLE releases", "PRAGMA user_version = 7", "CREATE VIEW v AS SELECT 1",
+                  "DELETE FROM releases WHERE number = 2", "PRAGMA application_id = 3",
+                  "ALTER TABLE releases ADD COLUMN more TEXT")  # fmt: skip
+    column = draw(st.sampled_from(("", "number", "document", "payload", "hash")))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x.sqlite"
+        path.write_bytes(content)
+        with closing(sqlite3.connect(path)) as connection:
+            with suppress(sqlite3.Error, OverflowError, UnicodeError, ValueError):
+                if column:
+                    update = f"UPDATE releases SET {column} = ? WHERE number = 2"
+                    connection.execute(update, (draw(ODD),))
+                elif draw(st.booleans()):
+                    connection.execute(draw(st.sampled_from(statements)))
+                else:
+                    found = connection.execute("SELECT document FROM releases WHERE number = 2")
+                    document = draw(in_json(found.fetchone()[0])).decode()
+                    update = "UPDATE releases SET document = ? WHERE number = 2"
+                    connection.execute(update, (document,))
+            connection.commit()
+        return path.read_bytes()

@@ -1,1 +1,0 @@
-"""Wheel and source archive, tried in empty environments: `make packages`."""
