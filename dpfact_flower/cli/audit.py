@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from dpfact_flower.cli.options import APP_FOLDER, AsJson, FlowerApp, Set, run_config
-from dpfact_flower.cli.talk import Quiet, Verbose, echo_json, progress
+from dpfact_flower.cli.options import APP_FOLDER, AsJson, FlowerApp, Set, console, run_config
+from dpfact_flower.cli.verbosity import Quiet, Verbose, echo_json, progress
 from dpfact_flower.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 # What the command needs is imported inside it: `dpfact --help` must not wait for numba.
 # ruff: noqa: PLC0415
 
-_console = Console()
 _WIDE = 120
 """Columns from which a table has room for details."""
 
@@ -53,7 +51,7 @@ def audit(
     flower_app: FlowerApp = APP_FOLDER,
     as_json: AsJson = False,
     verbose: Verbose = False,
-    silent: Quiet = False,
+    quiet: Quiet = False,
 ) -> None:
     """Audit patient mode: sensitivity, noise, an adversary; exit code 1 on a failure.
 
@@ -79,11 +77,11 @@ def audit(
     if as_json:
         echo_json([{**asdict(found), "passed": found.passed} for found in findings])
         raise typer.Exit(bool(failed))
-    _console.print(_table(findings))
+    console.print(_table(findings))
     if failed:
-        _console.print(f"[red]{failed} of {len(findings)} checks failed[/red]: do not release")
+        console.print(f"[red]{failed} of {len(findings)} checks failed[/red]: do not release")
         raise typer.Exit(1)
-    _console.print(f"all {len(findings)} checks passed; audits find faults, but prove nothing")
+    console.print(f"all {len(findings)} checks passed; audits find faults, but prove nothing")
 
 
 def _load(config: RunConfig, data: str) -> Cohort | SiteData:
@@ -102,7 +100,7 @@ def _load(config: RunConfig, data: str) -> Cohort | SiteData:
 def _table(findings: Sequence[Finding]) -> Table:
     """One row per check; in a narrow window details are left out, except where one failed."""
     table = Table("check", "measured", "allowed", "", title="Audit")
-    wide = _console.width >= _WIDE
+    wide = console.width >= _WIDE
     detailed = wide or not all(finding.passed for finding in findings)
     if detailed:
         table.add_column("what was measured")

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 from typer.core import TyperGroup
 
-from dpfact_flower.cli.named import (
+from dpfact_flower.cli.option_parsing import (
     read_event_tables,
     read_files,
     read_groups,
@@ -22,9 +22,8 @@ from dpfact_flower.cli.named import (
     read_roll_ups,
     read_top,
 )
-from dpfact_flower.cli.options import Out, console
-from dpfact_flower.cli.talk import progress
-from dpfact_flower.cli.used import Force, refuse_used
+from dpfact_flower.cli.options import Force, Out, console, refuse_overwrite
+from dpfact_flower.cli.verbosity import progress
 
 if TYPE_CHECKING:
     from dpfact_flower.data.readers.script import Script
@@ -409,7 +408,7 @@ def _save(make: Callable[[], Cohort], out: Path, *, force: bool) -> None:
     from dpfact_flower.data.progress import watched
     from dpfact_flower.data.site_data import COHORT, remove_cohort
 
-    used = refuse_used(out, COHORT, "a cohort", force=force)
+    used = refuse_overwrite(out, COHORT, "a cohort", force=force)
     with progress() as watch, watched(watch):
         cohort = make()
         out.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ from dpfact_flower.cli.options import (
     console,
     run_config,
 )
-from dpfact_flower.cli.talk import echo_json
+from dpfact_flower.cli.verbosity import echo_json
 
 if TYPE_CHECKING:
     from rich.console import JustifyMethod
@@ -88,10 +88,9 @@ def submit(
         typer.echo(f"run {run} goes on: flwr stop {run} {connection} ends it", err=True)
         raise typer.Exit(130) from None
     status = str(ended["status"])
-    said = {"run": run, "status": status, "details": ended.get("status-details", ""),
-            "out": config["out"]}  # fmt: skip
     if as_json:
-        echo_json(said)
+        details = ended.get("status-details", "")
+        echo_json({"run": run, "status": status, "details": details, "out": config["out"]})
     else:
         typer.echo(f"run {run}: {status}")
     if status != COMPLETED:
@@ -125,9 +124,15 @@ def status(
 
 def _show(found: RunStatus) -> None:
     end = f", the latest ended {found.last}" if found.last else ""
-    console.print(
-        f"job {found.job}: {found.finished} of {found.rounds} rounds{end}", soft_wrap=True
-    )
+    lines = [f"{escape(site.name)}: {escape(site.reason)}" for site in found.sites if site.reason]
+    if found.missed:
+        rounds = ", ".join(map(str, found.missed))
+        lines.append(f"rounds that missed their quorum after sites had answered: {rounds}")
+    if not found.is_finished:
+        lines.append(
+            "not finished: if no process works on it, use resume=true to continue; sites resend "
+            "answers that were already charged at no cost"
+        )
     table = Table(show_edge=False, pad_edge=False)
     for name in ("site", "last seen, UTC", "used", "unused", "failed", "epsilon", "unused eps."):
         side: JustifyMethod = "left" if name.startswith(("site", "last")) else "right"
@@ -138,17 +143,9 @@ def _show(found: RunStatus) -> None:
             str(site.unused), str(site.failed), _epsilon(site.epsilon),
             _epsilon(site.epsilon_unused),
         )  # fmt: skip
-    console.print(table)
-    for site in found.sites:
-        if site.reason:
-            console.print(f"{escape(site.name)}: {escape(site.reason)}", soft_wrap=True)
-    if found.missed:
-        rounds = ", ".join(map(str, found.missed))
-        text = f"rounds that missed their quorum after sites had answered: {rounds}"
-        console.print(text, soft_wrap=True)
-    if not found.is_finished:
-        text = "not finished: if no process works on it, resume=true goes on, and what was paid for"
-        console.print(f"{text} is sent again for nothing", soft_wrap=True)
+    head = f"job {found.job}: {found.finished} of {found.rounds} rounds{end}"
+    for part in (head, table, *lines):
+        console.print(part, soft_wrap=isinstance(part, str))
 
 
 def _epsilon(value: float | None) -> str:

@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from dpfact_flower.cli.options import AsJson
-from dpfact_flower.cli.talk import echo_json
+from dpfact_flower.cli.options import AsJson, console
+from dpfact_flower.cli.verbosity import echo_json
 from dpfact_flower.errors import StateError
 
 if TYPE_CHECKING:
     from dpfact_flower.privacy import Guarantee, ReleaseEvent
-    from dpfact_flower.privacy.ledger import Head, LedgerRow
+    from dpfact_flower.privacy.ledger import LedgerRow
 
 # What each command needs is imported inside it: `dpfact --help` must not wait for SciPy.
 # ruff: noqa: PLC0415
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 ledger_app = typer.Typer(
     help="Show and check a site's record of releases; it stays at the site.", no_args_is_help=True
 )
-_console = Console()
 
 Folder = Annotated[Path, typer.Argument()]
 Site = Annotated[str, typer.Option(help="Which site, if the state-dir has several.")]
@@ -47,17 +45,30 @@ def show(folder: Folder, site: Site = "", delta: Delta = 1e-5, as_json: AsJson =
     from dpfact_flower.privacy.ledger import Ledger
 
     with Ledger(_find(folder, site), create=False) as ledger:
-        # No damage goes unsaid, and no total is printed over it.
-        ledger.events()
+        ledger.events()  # which refuses a damaged ledger: no total is printed over damage
         head, rows, path = ledger.head(), ledger.rows(), ledger.path
+    running, totals = _running(rows, delta), _totals(rows, delta)
     if as_json:
-        echo_json(_as_dict(path, rows, head, delta))
+        releases = [
+            {
+                **asdict(row),
+                "unprotected": row.unprotected,
+                "events": [{**event.to_dict(), "rho": event.rho} for event in row.events],
+                "running_epsilon": total.headline.epsilon if total else None,
+                "running_replacing": total.headline.replacing if total else None,
+            }
+            for row, total in zip(rows, running, strict=True)
+        ]
+        echo_json({
+            "ledger": str(path), "rows": head.rows, "head": head.hash, "delta": delta,
+            "releases": releases, "totals": [total.to_dict() for total in totals],
+            "unprotected_releases": sum(row.unprotected for row in rows),
+        })  # fmt: skip
         return
     if rows:
-        _console.print(_table(rows, delta))
-    for line in _totals(rows, delta):
-        _console.print(line, markup=False, soft_wrap=True)
-    _console.print(f"head {head}", soft_wrap=True)
+        console.print(_table(rows, running, delta))
+    for line in (*_sentences(rows, totals), f"head {head}"):
+        console.print(line, markup=False, soft_wrap=True)
 
 
 @ledger_app.command("verify")
@@ -80,12 +91,12 @@ def verify(folder: Folder, site: Site = "", noted: Noted = "", as_json: AsJson =
         echo_json({"head": head and str(head), "problems": problems})
         raise typer.Exit(bool(problems))
     for problem in problems:
-        _console.print("[red]problem[/red]", escape(problem), soft_wrap=True)
+        console.print("[red]problem[/red]", escape(problem), soft_wrap=True)
     if problems or head is None:
         raise typer.Exit(1)
-    _console.print(f"OK: {head.rows} rows, head {head}", soft_wrap=True)
+    console.print(f"OK: {head.rows} rows, head {head}", soft_wrap=True)
     if expected is None:
-        _console.print(
+        console.print(
             "only a head noted earlier can show whether the newest rows are all there "
             "(--noted; the site logs one with every charge)",
             soft_wrap=True,
@@ -105,7 +116,7 @@ def backup(
     from dpfact_flower.privacy.ledger.copies import back_up
 
     head = back_up(_find(folder, site), to.expanduser())
-    _console.print(f"OK: {head.rows} rows, head {head}", soft_wrap=True)
+    console.print(f"OK: {head.rows} rows, head {head}", soft_wrap=True)
 
 
 @ledger_app.command("restore")
@@ -122,17 +133,11 @@ def restore(
     from dpfact_flower.privacy.ledger import Head, copies
 
     head = copies.restore(backup_folder.expanduser(), folder.expanduser(), Head.parse(noted))
-    _console.print(f"OK: {head.rows} rows, head {head}", soft_wrap=True)
+    console.print(f"OK: {head.rows} rows, head {head}", soft_wrap=True)
 
 
 def _find(folder: Path, site: str) -> Path:
-    """The site's folder.
-
-    Raises
-    ------
-    StateError
-        If there is no ledger, or several and the site is not named.
-    """
+    """The site's folder, here or one folder below."""
     from dpfact_flower.privacy.ledger import LEDGER
 
     folder = folder.expanduser()
@@ -149,7 +154,34 @@ def _find(folder: Path, site: str) -> Path:
     raise StateError(f"--site: need one of {', '.join(found)}; got {site!r}")
 
 
-def _table(rows: Sequence[LedgerRow], delta: float) -> Table:
+def _by_unit(rows: Sequence[LedgerRow]) -> dict[tuple[str, str], list[ReleaseEvent]]:
+    """Events by unit and neighbouring relation: only those of one can be added up."""
+    found: dict[tuple[str, str], list[ReleaseEvent]] = {}
+    for row in rows:
+        for event in row.events:
+            found.setdefault((event.unit, event.neighbours), []).append(event)
+    return found
+
+
+def _totals(rows: Sequence[LedgerRow], delta: float) -> list[Guarantee]:
+    from dpfact_flower.privacy import account
+
+    return [account(events, delta) for _, events in sorted(_by_unit(rows).items())]
+
+
+def _running(rows: Sequence[LedgerRow], delta: float) -> list[Guarantee | None]:
+    """After each row, the total of its own unit so far; None where it charged nothing."""
+    from dpfact_flower.privacy import account
+
+    found: list[Guarantee | None] = []
+    for number, row in enumerate(rows, 1):
+        last = row.events[-1] if row.events else None
+        so_far = _by_unit(rows[:number])
+        found.append(account(so_far[last.unit, last.neighbours], delta) if last else None)
+    return found
+
+
+def _table(rows: Sequence[LedgerRow], running: Sequence[Guarantee | None], delta: float) -> Table:
     """One line per event; the running total is shown at the last event of a release."""
     title = (
         f"Releases; epsilon is the running total at delta {delta:g}, in brackets for replacing a "
@@ -160,52 +192,41 @@ def _table(rows: Sequence[LedgerRow], delta: float) -> Table:
         table.add_column(name, overflow="fold", min_width=width)
     for name in ("sensitivity", "sigma", "rho", "epsilon"):
         table.add_column(name, justify="right", no_wrap=True)
-    for row, running in zip(rows, _running(rows, delta), strict=True):
-        place = (row.recorded[:16].replace("T", " "), escape(row.job))
+    for row, total in zip(rows, running, strict=True):
+        place = row.recorded[:16].replace("T", " "), escape(row.job)
         for event in row.events:
+            mark = " [red](seeded: not private)[/red]" if event.seeded else ""
+            figures = (f"{each:.4g}" for each in (event.sensitivity, event.sigma, event.rho))
             last = event is row.events[-1]
-            table.add_row(
-                *place,
-                escape(event.name) + (" [red](seeded: not private)[/red]" if event.seeded else ""),
-                f"{event.sensitivity:.4g}",
-                f"{event.sigma:.4g}",
-                f"{event.rho:.4g}",
-                _epsilon(running) if last and running else "",
-            )
+            running_total = _epsilon(total) if last and total else ""
+            table.add_row(*place, escape(event.name) + mark, *figures, running_total)
         if not row.events:
             what = "[red]values without noise[/red]" if row.unprotected else "nothing left the site"
-            table.add_row(
-                *place,
-                f"round {row.round}, {what}",
-                "-",
-                "-",
-                "-",
-                "no bound" if row.unprotected else "-",
-            )
+            bound = "no bound" if row.unprotected else "-"
+            table.add_row(*place, f"round {row.round}, {what}", "-", "-", "-", bound)
     return table
 
 
-def _epsilon(running: Guarantee) -> str:
+def _epsilon(total: Guarantee) -> str:
     from dpfact_flower.privacy import rounded_up
 
-    figure = running.headline
+    figure = total.headline
     price = "" if figure.replacing is None else f"\n({rounded_up(figure.replacing)})"
     return rounded_up(figure.epsilon) + price
 
 
-def _totals(rows: Sequence[LedgerRow], delta: float) -> Iterator[str]:
+def _sentences(rows: Sequence[LedgerRow], totals: Sequence[Guarantee]) -> Iterator[str]:
     """What everything cost together, under every accountant, with what is claimed for it."""
-    guarantees = _guarantees(_all_events(rows), delta)
-    if not guarantees:
+    if not totals:
         yield "nothing was charged"
-    for guarantee in guarantees:
+    for total in totals:
         yield (
-            f"total over {guarantee.releases} charged releases, unit {guarantee.unit}, "
-            f"neighbours {guarantee.neighbours}: rho {guarantee.rho:.4g}, mu {guarantee.mu:.4g}"
+            f"total over {total.releases} charged releases, unit {total.unit}, "
+            f"neighbours {total.neighbours}: rho {total.rho:.4g}, mu {total.mu:.4g}"
         )
-        for figure in guarantee.figures:
+        for figure in total.figures:
             yield f"  {figure}"
-    if len(guarantees) > 1:
+    if len(totals) > 1:
         yield (
             "totals of different units cannot be added up; each covers only its own releases, and "
             "the same patients bear them all"
@@ -215,56 +236,3 @@ def _totals(rows: Sequence[LedgerRow], delta: float) -> Iterator[str]:
             f"{unprotected} releases without noise: no epsilon bounds them, and no total holds "
             "for a patient who was in their data"
         )
-
-
-def _guarantees(events: Sequence[ReleaseEvent], delta: float) -> list[Guarantee]:
-    """A total for each unit and neighbouring relation."""
-    from dpfact_flower.privacy import account
-
-    kinds = sorted({(event.unit, event.neighbours) for event in events})
-    return [
-        account([event for event in events if (event.unit, event.neighbours) == kind], delta)
-        for kind in kinds
-    ]
-
-
-def _running(rows: Sequence[LedgerRow], delta: float) -> Iterator[Guarantee | None]:
-    """After each row, the total of its own unit so far; None where it charged nothing."""
-    from dpfact_flower.privacy import account
-
-    spent: dict[tuple[str, str], list[ReleaseEvent]] = {}
-    for row in rows:
-        for event in row.events:
-            spent.setdefault((event.unit, event.neighbours), []).append(event)
-        if row.events:
-            last = row.events[-1]
-            yield account(spent[last.unit, last.neighbours], delta)
-        else:
-            yield None
-
-
-def _all_events(rows: Sequence[LedgerRow]) -> list[ReleaseEvent]:
-    return [event for row in rows for event in row.events]
-
-
-def _as_dict(path: Path, rows: Sequence[LedgerRow], head: Head, delta: float) -> dict[str, Any]:
-    """The whole of `show` as plain values."""
-    releases = [
-        {
-            **asdict(row),
-            "unprotected": row.unprotected,
-            "events": [{**event.to_dict(), "rho": event.rho} for event in row.events],
-            "running_epsilon": running.headline.epsilon if running else None,
-            "running_replacing": running.headline.replacing if running else None,
-        }
-        for row, running in zip(rows, _running(rows, delta), strict=True)
-    ]
-    return {
-        "ledger": str(path),
-        "rows": head.rows,
-        "head": head.hash,
-        "delta": delta,
-        "releases": releases,
-        "totals": [total.to_dict() for total in _guarantees(_all_events(rows), delta)],
-        "unprotected_releases": sum(row.unprotected for row in rows),
-    }

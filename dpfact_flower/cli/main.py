@@ -29,7 +29,7 @@ from dpfact_flower.cli.options import (
 from dpfact_flower.cli.plan import budget, plan
 from dpfact_flower.cli.run import compare, demo, report, run, simulate
 from dpfact_flower.cli.site import site_app
-from dpfact_flower.cli.talk import echo_json, reset
+from dpfact_flower.cli.verbosity import echo_json, reset
 from dpfact_flower.errors import DPFactError
 from dpfact_flower.settings import (
     AppSettings,

@@ -42,13 +42,7 @@ _TABLE = ("tool", "flwr", "app", "config")
 
 
 def read_sizes(option: str, text: str) -> tuple[int, ...]:
-    """Numbers of codes, one per feature mode, from a text such as ``202x316``.
-
-    Raises
-    ------
-    SettingsError
-        Naming the option.
-    """
+    """Numbers of codes, one per feature mode, from a text such as ``202x316``."""
     if not _SIZES.fullmatch(text):
         raise SettingsError(
             f"{option}: need a number of codes per mode, such as 202x316, got {text!r}"
@@ -57,20 +51,7 @@ def read_sizes(option: str, text: str) -> tuple[int, ...]:
 
 
 def assigned(settings: Sequence[str] | None, options: Collection[str] = ()) -> dict[str, Scalar]:
-    """What ``--set`` gives.
-
-    Parameters
-    ----------
-    settings : sequence of str or None
-        ``key=value`` texts.
-    options : collection of str
-        Settings that are options of the command: if given twice, one would be ignored.
-
-    Raises
-    ------
-    SettingsError
-        For a text without ``=``, or a setting that is an option.
-    """
+    """What ``--set`` gives; none of the settings that are `options` of the command."""
     given = parse_assignments(settings or ())
     twice = sorted(given.keys() & set(options))
     if twice:
@@ -86,11 +67,6 @@ def run_config(
     Without an app every setting has its default; so has an option that is None. In a synthetic EHR
     that is asked for by its name as many phenotypes are sought as were planted, unless another
     number is asked for.
-
-    Raises
-    ------
-    SettingsError
-        If the app's config or a text of ``--set`` cannot be used, or there is no such preset.
     """
     from dpfact_flower.data.synthetic import preset  # noqa: PLC0415 - SciPy is slow to import
 
@@ -103,25 +79,13 @@ def run_config(
 
 
 def check_app(flower_app: Path) -> None:
-    """Refuse a folder that holds no Flower App.
-
-    Raises
-    ------
-    SettingsError
-        Naming the folder.
-    """
+    """Refuse a folder that holds no Flower App."""
     if not (flower_app / "pyproject.toml").exists():
         raise SettingsError(f"--app: {flower_app} holds no Flower App (pyproject.toml)")
 
 
 def app_config(flower_app: Path) -> dict[str, Scalar]:
-    """What a Flower App has in its config; nothing if there is no app at the usual place.
-
-    Raises
-    ------
-    SettingsError
-        If its ``pyproject.toml`` is damaged, or missing where an app was asked for.
-    """
+    """What a Flower App has in its config; nothing if there is no app at the usual place."""
     file = flower_app / "pyproject.toml"
     if not file.exists() and flower_app == APP_FOLDER:
         return {}
@@ -151,3 +115,14 @@ Out = Annotated[
     Path,
     typer.Option("--out", "-o", parser=_folder, metavar="FOLDER", help="Folder to write to."),
 ]
+Force = Annotated[bool, typer.Option("--force", help="Write over what the folder holds already.")]
+
+
+def refuse_overwrite(folder: Path, file: str, what: str, *, force: bool) -> bool:
+    """Whether a folder holds `what`, of which `file` is written last; refused unless `force`."""
+    used = (folder / file).exists()
+    if used and not force:
+        raise SettingsError(
+            f"--out: {folder} holds {what} already; name another folder, or replace it with --force"
+        )
+    return used

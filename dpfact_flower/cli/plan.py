@@ -7,12 +7,11 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from dpfact_flower.cli.options import AsJson, Set, assigned, read_sizes
-from dpfact_flower.cli.talk import echo_json
+from dpfact_flower.cli.options import AsJson, Set, assigned, console, read_sizes
+from dpfact_flower.cli.verbosity import echo_json
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.settings import PrivacySettings, SolverSettings, refuse_unknown
 
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 # What each command needs is imported inside it: `dpfact --help` must not wait for SciPy.
 # ruff: noqa: PLC0415
 
-_console = Console()
 _EPSILONS = (8.0, 4.0, 2.0, 1.0, 0.5)
 _RANKS = (5, 10, 20, 50)
 _COLOURS = {"good": "green", "weak": "yellow", "hopeless": "red", "unknown": "default"}
@@ -63,15 +61,17 @@ def plan(
     if as_json:
         echo_json(_as_dict(made, len(codes)))
         return
-    _console.print(_releases(made, len(codes)))
-    _console.print(f"{made.rounds} Flower rounds; the last one releases nothing")
+    console.print(_releases(made, len(codes)))
+    console.print(f"{made.rounds} Flower rounds; the last one releases nothing")
     for figure in made.guarantee().figures:
-        _console.print(f"  {figure}", markup=False, soft_wrap=True)
+        console.print(f"  {figure}", markup=False, soft_wrap=True)
     if made.outlook.verdict != "unknown":
-        _console.print(_prospects(chosen, codes, rank, sites))
-        _console.print(_levers(made.outlook))
-    _console.print(_coloured(made.outlook), soft_wrap=True)
-    _console.print(_asked(made.needs), soft_wrap=True)
+        console.print(_prospects(chosen, codes, rank, sites))
+        console.print(_levers(made.outlook))
+    verdict = made.outlook.verdict
+    sentence = f"[{_COLOURS[verdict]}]{verdict}[/]: {escape(made.outlook.sentence)}"
+    console.print(sentence, soft_wrap=True)
+    console.print(_asked(made.needs), soft_wrap=True)
 
 
 def budget(
@@ -101,11 +101,11 @@ def budget(
         noise = {"sensitivity": sensitivity, "sigma": made.sigma(sensitivity)}
         echo_json({"rho_per_factor_and_round": made.rho, **noise, **made.guarantee().to_dict()})
         return
-    _console.print(f"rho per factor and round: {made.rho:.6g} (total {made.total_rho:.6g})")
-    _console.print(f"sensitivity 2 tau L eta: {sensitivity:.6g}")
-    _console.print(f"noise, standard deviation: {made.sigma(sensitivity):.6g}")
+    console.print(f"rho per factor and round: {made.rho:.6g} (total {made.total_rho:.6g})")
+    console.print(f"sensitivity 2 tau L eta: {sensitivity:.6g}")
+    console.print(f"noise, standard deviation: {made.sigma(sensitivity):.6g}")
     for figure in made.guarantee().figures:
-        _console.print(f"  {figure}", markup=False, soft_wrap=True)
+        console.print(f"  {figure}", markup=False, soft_wrap=True)
 
 
 def _privacy(settings: Sequence[str] | None, **facts: float) -> PrivacySettings:
@@ -127,13 +127,9 @@ def _releases(made: PatientPlan, modes: int) -> Table:
     for name in ("values", "sensitivity", "sigma", "rho"):
         table.add_column(name, justify="right", no_wrap=True)
     for release in made.releases:
-        table.add_row(
-            escape(release.name(_modes(modes))),
-            f"{release.count:,}",
-            f"{release.sensitivity:g}",
-            f"{release.sigma:.4g}",
-            f"{release.rho:.4g}",
-        )
+        what, count = escape(release.name(_modes(modes))), f"{release.count:,}"
+        noise = f"{release.sensitivity:g}", f"{release.sigma:.4g}", f"{release.rho:.4g}"
+        table.add_row(what, count, *noise)
     return table
 
 
@@ -142,6 +138,10 @@ def _prospects(privacy: PrivacySettings, sizes: tuple[int, ...], rank: int, site
     from dpfact_flower.privacy import rounded_up
     from dpfact_flower.privacy.patient.plan import plan_patient
 
+    def planned(rank: int, epsilon: float) -> PatientPlan:
+        chosen = replace(privacy, epsilon=epsilon)
+        return plan_patient(chosen, sizes=sizes, rank=rank, sites=sites)
+
     table = Table(
         title="Chance in 100 that phenotypes are real, and signal against noise;\n"
         "in brackets: epsilon for replacing a patient's record"
@@ -149,17 +149,11 @@ def _prospects(privacy: PrivacySettings, sizes: tuple[int, ...], rank: int, site
     epsilons = sorted({*_EPSILONS, privacy.epsilon}, reverse=True)
     table.add_column("phenotypes", justify="right")
     for epsilon in epsilons:
-        other = replace(privacy, epsilon=epsilon)
-        figure = plan_patient(other, sizes=sizes, rank=rank, sites=sites).guarantee().headline
+        figure = planned(rank, epsilon).guarantee().headline
         replacing = "" if figure.replacing is None else f"\n({rounded_up(figure.replacing)})"
         table.add_column(f"epsilon {epsilon:g}{replacing}", justify="right", no_wrap=True)
     for number in sorted({*_RANKS, rank}):
-        outlooks = [
-            plan_patient(
-                replace(privacy, epsilon=epsilon), sizes=sizes, rank=number, sites=sites
-            ).outlook
-            for epsilon in epsilons
-        ]
+        outlooks = [planned(number, epsilon).outlook for epsilon in epsilons]
         cells = [
             f"[{_COLOURS[o.verdict]}]{100 * o.chance:.0f}, {_short(o.signal)}[/]" for o in outlooks
         ]
@@ -199,13 +193,11 @@ def _short(signal: float) -> str:
     return f"{signal:.2g}" if signal < 100 else f"{signal:,.0f}"
 
 
-def _coloured(outlook: Outlook) -> str:
-    colour = _COLOURS[outlook.verdict]
-    return f"[{colour}]{outlook.verdict}[/]: {escape(outlook.sentence)}"
-
-
 def _as_dict(made: PatientPlan, modes: int) -> dict[str, Any]:
-    known = made.outlook.verdict != "unknown"
+    outlook: dict[str, Any] = {"verdict": "unknown"}
+    if made.outlook.verdict != "unknown":
+        levers = [lever._asdict() for lever in made.outlook.levers]
+        outlook = {**made.outlook._asdict(), "levers": levers}
     return {
         "rounds": made.rounds,
         "start_share": made.start_share,
@@ -215,10 +207,6 @@ def _as_dict(made: PatientPlan, modes: int) -> dict[str, Any]:
             {"name": release.name(_modes(modes)), **asdict(release)} for release in made.releases
         ],
         "guarantee": made.guarantee().to_dict(),
-        "outlook": _outlook_dict(made.outlook) if known else {"verdict": "unknown"},
+        "outlook": outlook,
         "needs": made.needs._asdict(),
     }
-
-
-def _outlook_dict(outlook: Outlook) -> dict[str, Any]:
-    return {**outlook._asdict(), "levers": [lever._asdict() for lever in outlook.levers]}

@@ -15,14 +15,15 @@ from dpfact_flower.cli.options import (
     APP_FOLDER,
     AsJson,
     FlowerApp,
+    Force,
     Out,
     Set,
     check_app,
     console,
+    refuse_overwrite,
     run_config,
 )
-from dpfact_flower.cli.talk import Quiet, Verbose, echo_json, is_verbose, progress
-from dpfact_flower.cli.used import Force, refuse_used
+from dpfact_flower.cli.verbosity import Quiet, Verbose, echo_json, is_verbose, progress
 from dpfact_flower.errors import MissingDependencyError, SettingsError
 
 if TYPE_CHECKING:
@@ -197,7 +198,9 @@ def _refuse_finished(out: Path, settings: list[str] | None, *, force: bool) -> N
     """Refuse a finished run's folder; one that is to be continued is the server's to look at."""
     from dpfact_flower.evaluation.run_folder import SUMMARY
 
-    refuse_used(out, SUMMARY, "a finished run", force=force or "resume=true" in (settings or ()))
+    refuse_overwrite(
+        out, SUMMARY, "a finished run", force=force or "resume=true" in (settings or ())
+    )
 
 
 def _finish(folder: Path, as_json: bool) -> None:

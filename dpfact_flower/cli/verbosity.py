@@ -1,11 +1,10 @@
-"""How much a command says: results alone, progress, or everybody's log."""
+"""How much a command says: results alone, progress, or the whole log."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import IntEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -23,48 +22,33 @@ from rich.progress import (
 if TYPE_CHECKING:
     from dpfact_flower.machine.watch import Watch
 
-
-class Talk(IntEnum):
-    """How much."""
-
-    QUIET = 0
-    NORMAL = 1
-    VERBOSE = 2
+_chosen: set[str] = set()
+"""What this command was asked for: `verbose`, `quiet`."""
 
 
-class _Said:
-    level = Talk.NORMAL
-
-
-def _more(value: bool) -> bool:
+def _note(parameter: typer.CallbackParam, value: bool) -> bool:
     if value:
-        _Said.level = Talk.VERBOSE
-    return value
-
-
-def _less(value: bool) -> bool:
-    if value:
-        _Said.level = Talk.QUIET
+        _chosen.add(str(parameter.name))
     return value
 
 
 Verbose = Annotated[
     bool,
-    typer.Option("--verbose", "-v", callback=_more, help="Show the whole log, Flower's too."),
+    typer.Option("--verbose", "-v", callback=_note, help="Show the whole log, Flower's too."),
 ]
 Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", callback=_less, help="Show no progress, only results.")
+    bool, typer.Option("--quiet", "-q", callback=_note, help="Show no progress, only results.")
 ]
 
 
 def reset() -> None:
     """As at the start of a command: a process may run several."""
-    _Said.level = Talk.NORMAL
+    _chosen.clear()
 
 
 def is_verbose() -> bool:
     """Whether the whole log is wanted."""
-    return _Said.level is Talk.VERBOSE
+    return "verbose" in _chosen
 
 
 @contextmanager
@@ -78,7 +62,7 @@ def progress() -> Iterator[Watch]:
         TextColumn("{task.description:<12}"), BarColumn(), TaskProgressColumn(),
         TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
     )  # fmt: skip
-    hidden = _Said.level is not Talk.NORMAL or not console.is_terminal
+    hidden = bool(_chosen) or not console.is_terminal
     with Progress(*columns, console=console, transient=True, disable=hidden) as bars:
         tasks: dict[str, TaskID] = {}
 

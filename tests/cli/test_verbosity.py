@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from dpfact_flower.cli import talk
+from dpfact_flower.cli import verbosity
 
 
 @pytest.fixture
@@ -16,31 +16,31 @@ def screen(monkeypatch):
     def console(**_):
         return Console(file=drawn, force_terminal=True, width=100, color_system=None)
 
-    monkeypatch.setattr(talk, "Console", console)
+    monkeypatch.setattr(verbosity, "Console", console)
     yield drawn
-    talk.reset()
+    verbosity.reset()
 
 
-def told():
-    with talk.progress() as watch:
+def report():
+    with verbosity.progress() as watch:
         watch("rounds", 0.0)
         watch("rounds", 0.5)
 
 
 def test_each_piece_of_work_has_a_bar_with_the_time_left(screen):
-    told()
+    report()
     assert "rounds" in screen.getvalue()
     assert "50%" in screen.getvalue()
     assert "left" in screen.getvalue()
 
 
-@pytest.mark.parametrize("chosen", [talk._more, talk._less])
+@pytest.mark.parametrize("chosen", ["verbose", "quiet"])
 def test_who_wants_the_log_or_silence_gets_no_bars(screen, chosen):
-    chosen(True)
-    told()
+    verbosity._chosen.add(chosen)
+    report()
     assert screen.getvalue() == ""
 
 
 def test_a_file_gets_no_bars(capfd):
-    told()
+    report()
     assert capfd.readouterr() == ("", "")
