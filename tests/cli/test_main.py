@@ -86,7 +86,7 @@ def test_budget_goes_both_ways_and_carries_the_claim():
     back = dpfact("budget", "--rho", rho, "--delta", "1e-4", "--rounds", "20")
     assert "epsilon 1.2" in back
     claims = [line for line in back.splitlines() if "epsilon" in line]
-    assert len(claims) == 3
+    assert len(claims) == 4
     assert all("not proven" in line for line in claims)
 
 
