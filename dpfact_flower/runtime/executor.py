@@ -44,20 +44,10 @@ def execute(
 ) -> None:
     """Answer a SuperNode's messages until this process is ended.
 
-    SIGTERM ends it when the message that it has is answered, a second one at once.
-
-    Parameters
-    ----------
-    config : Path
-        The hospital's settings, read again for every message.
-    secret : Path
-        The SuperNode's `--superexec-auth-secret-file`, or a copy.
-    port : int
-        The SuperNode's.
-    host : str
-        Where it is: this machine, or a container of it.
-    node_user : str
-        Its user, by name or number; by default this process's own.
+    SIGTERM ends it when the message that it has is answered, a second one at once. `config` is read
+    again for every message. `secret` is the SuperNode's `--superexec-auth-secret-file`, or a copy.
+    The SuperNode is at `port` of `host`, this machine or a container of it, and runs as
+    `node_user`, a name or number; by default as this process's own user.
     """
     refuse_unknown_version()
     uid = user_id(node_user) if node_user else os.geteuid()

@@ -47,15 +47,7 @@ _KEPT_LINES = 200
 
 
 class LogFollower:
-    """Reads Flower's log of a run, line by line, in place of a person.
-
-    Parameters
-    ----------
-    report_progress : callable
-        Called with the share of the rounds, and of the measuring after them.
-    show : callable
-        Called with each line that is a warning or worse.
-    """
+    """Reads Flower's log of a run, line by line, and shows the warnings, in place of a person."""
 
     def __init__(self, report_progress: Watch, show: Callable[[str], None]) -> None:
         self._report_progress, self._show = report_progress, show
@@ -81,17 +73,7 @@ class LogFollower:
 
 @dataclass(frozen=True)
 class SuperLink:
-    """A running SuperLink.
-
-    Attributes
-    ----------
-    home : Path
-        Its Flower home (FLWR_HOME), with its log and database.
-    address : str
-        Where `flwr` and SuperNodes connect, 127.0.0.1:PORT.
-    process : Popen
-        Its supervisor, which exits as it does.
-    """
+    """A running SuperLink: its Flower home with log and database, where it is, its supervisor."""
 
     home: Path
     address: str
@@ -162,19 +144,10 @@ def local_superlink(
 ) -> Iterator[SuperLink]:
     """Start a SuperLink on a free loopback port; stop it, and its helpers, at the end.
 
-    It also ends with this process, however that ends: see `dpfact_flower.runtime.supervisor`.
-
-    Parameters
-    ----------
-    home : Path
-        Folder for its Flower home.
-    simulation : bool
-        Whether with virtual clients (Ray), or else for real SuperNodes.
-    options : sequence of str
-        Of `flower-superlink`: how it is reached, by plain HTTP or TLS, and others.
-    authority : Path, optional
-        Certificate of the authority that signed the SuperLink's, with TLS. That of the SuperLink
-        must hold for 127.0.0.1, where its helpers connect.
+    It also ends with this process, however that ends: see `dpfact_flower.runtime.supervisor`. In a
+    simulation its clients are virtual (Ray), else real SuperNodes. `options` of `flower-superlink`
+    say how it is reached. With TLS, `authority` is the certificate of the authority that signed the
+    SuperLink's, which must hold for 127.0.0.1, where its helpers connect.
     """
     home = home.absolute()
     private_folder(home)
@@ -209,18 +182,9 @@ def local_supernode(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Start a SuperNode for one site of a SuperLink on this machine; stop it at the end.
 
-    It runs whatever the SuperLink sends, as Flower's SuperNodes do: in a hospital a site is set up
-    otherwise (docs/how-to/deploy.md).
-
-    Parameters
-    ----------
-    superlink : SuperLink
-    config : mapping
-        The site's node config, with hyphenated keys: see `SiteSettings`.
-    log : Path
-        File that the SuperNode's log is written to.
-    security : sequence of str
-        Options of `flower-supernode` that say how it connects.
+    `config` is the site's node config, with hyphenated keys: see `SiteSettings`. `security` are
+    options of `flower-supernode`. It runs whatever the SuperLink sends, as Flower's SuperNodes do:
+    in a hospital a site is set up otherwise (docs/how-to/deploy.md).
     """
     text = " ".join(
         f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}"

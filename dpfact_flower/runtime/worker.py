@@ -72,15 +72,9 @@ class Question(NamedTuple):
 
 
 class Answering:
-    """Answers messages of the SuperNode at an address, each in a process of its own.
+    """Answers messages of the SuperNode at an address, each in a process that `command` starts.
 
-    Parameters
-    ----------
-    config : Path
-        The hospital's settings, read again for every message.
-    address : str
-    command : sequence of str
-        Starts the process.
+    The hospital's settings, `config`, are read again for every message.
     """
 
     def __init__(self, config: Path, address: str, command: Sequence[str] = _COMMAND) -> None:

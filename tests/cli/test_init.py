@@ -9,7 +9,6 @@ import tomllib
 import zipfile
 from pathlib import Path
 
-import click
 import pytest
 from flwr.cli.build import build_fab_from_files
 from packaging.requirements import Requirement
@@ -76,17 +75,6 @@ def test_what_lies_beside_is_neither_published_nor_bundled(project):
         (project / stray).parent.mkdir(parents=True, exist_ok=True)
         (project / stray).write_text("{}")
     assert set(published(project)) == UPLOADED
-
-
-def test_flowers_checks_can_fail(project):
-    text = (project / "pyproject.toml").read_text()
-    (project / "pyproject.toml").write_text(re.sub(r'"flwr\[simulation\][^"]*",', "", text))
-    with pytest.raises(ValueError, match='Missing "flwr" dependency'):
-        published(project)
-    (project / "pyproject.toml").write_text(text)
-    (project / "LICENSE").unlink()
-    with pytest.raises(click.ClickException, match="does not exist"):
-        published(project)
 
 
 def test_it_asks_for_this_version_under_this_licence():

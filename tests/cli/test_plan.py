@@ -77,15 +77,6 @@ def test_the_price_of_replacing_a_record_stands_beside_every_epsilon():
     assert found["replacing"] == pytest.approx(9.085, abs=1e-3)
 
 
-def test_a_signal_far_above_the_noise_is_a_whole_number():
-    text = plan(*FACTS, "--epsilon", "8")
-    settings = PrivacySettings(epsilon=8.0, delta=1e-5, patients=40662)
-    signal = plan_patient(settings, sizes=(202, 316), rank=5, sites=6).outlook.signal
-    assert signal > 100
-    assert f" {signal:.0f} " in text
-    assert "e+" not in text
-
-
 def test_without_patients_and_sites_it_says_that_it_does_not_know():
     text = plan("--sizes", "202x316x40")
     assert "unknown" in text

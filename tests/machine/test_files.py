@@ -45,14 +45,6 @@ def test_a_file_is_written_and_replaced(tmp_path):
     assert os.listdir(tmp_path) == ["x"]
 
 
-def test_until_it_is_complete_the_old_file_is_there(tmp_path):
-    write(tmp_path / "x", b"old")
-    with replacing(tmp_path / "x") as file:
-        file.write(b"new")
-        file.flush()
-        assert (tmp_path / "x").read_bytes() == b"old"
-
-
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("old", [b"old", None], ids=["old file", "no file"])
 def test_an_exception_leaves_the_old_file_and_no_other(tmp_path, error, old):
@@ -174,12 +166,6 @@ def test_a_file_is_the_owners_alone_even_where_the_old_one_was_not(tmp_path):
     assert mode_of(tmp_path / "x") == 0o600
 
 
-def test_a_relative_name_is_in_the_working_directory(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write(Path("x"), b"here")
-    assert (tmp_path / "x").read_bytes() == b"here"
-
-
 @pytest.mark.usefixtures("umask")
 def test_every_new_folder_is_the_owners_alone(tmp_path):
     private_folder(tmp_path / "a" / "b" / "c")
@@ -194,18 +180,6 @@ def test_a_folder_that_is_there_keeps_its_mode(tmp_path):
     private_folder(tmp_path / "a" / "b")
     assert mode_of(tmp_path / "a") == 0o750
     assert mode_of(tmp_path / "a" / "b") == 0o700
-
-
-def test_a_relative_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    private_folder(Path("a/b"))
-    assert (tmp_path / "a" / "b").is_dir()
-
-
-def test_a_file_in_the_way_is_an_error(tmp_path):
-    (tmp_path / "a").write_bytes(b"")
-    with pytest.raises(OSError, match="a"):
-        private_folder(tmp_path / "a" / "b")
 
 
 # --- room on the disk

@@ -70,11 +70,6 @@ def test_where_the_system_says_nothing_there_is_no_limit(groups, monkeypatch):
     assert memory_limit() is None
 
 
-def test_this_machine_says_something_sensible():
-    found = memory_limit()
-    assert found is None or found > 2**26
-
-
 def test_what_was_used_grows_with_what_a_process_holds():
     before = memory_used()
     held = bytearray(b"x" * (before + 2**20))  # more than ever before
