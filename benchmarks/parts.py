@@ -18,7 +18,7 @@ from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 PARTS: dict[str, tuple[tuple[Any, str], ...]] = {
     "measures": ((elastic, "measure"),),
     "state": tuple((SiteStore, name) for name in ("load", "save", "keep_only", "note")),
-    "ledger": tuple((Ledger, name) for name in ("__init__", "answer", "last", "charge", "close")),
+    "ledger": tuple((Ledger, name) for name in ("__init__", "count", "charge", "close")),
     "messages": (
         *(
             (records, name)

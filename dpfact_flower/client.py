@@ -19,16 +19,18 @@ from dpfact_flower.errors import (
     PrivacyRefusedError,
     RoundFailedError,
 )
+from dpfact_flower.privacy import Release
 from dpfact_flower.privacy.patient import step_of
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.answer import Site
 from dpfact_flower.site.disclosure import log_privately, public_reason
-from dpfact_flower.site.hold import Hold, overrun, sending_from
+from dpfact_flower.site.reply_timing import ReplyDelay, overrun, sending_from
 from dpfact_flower.wire.protocol import VERSION, RoundRequest, SiteReply, round_timeout
 
 _logger = logging.getLogger(__name__)
 NUM_EXAMPLES = 1
 """Sent with every reply in place of the number of patients, which concerns nobody else."""
+Answer = tuple[list[NDArray[Any]], int, dict[str, Any]]
 
 
 class RoundRefusedError(DPFactError):
@@ -47,13 +49,13 @@ class DPFactClient(NumPyClient):
     settings : SiteSettings
         `state_dir` and `allow_privacy` must be given.
     simulation, beside
-        As for `dpfact_flower.site.answer.Site`.
+        As for `dpfact_flower.site.admission.Hospital`.
     came_in : float, optional
         When the first request came in, by `time.monotonic`, if that was before its `fit`: a
         deployed site has a client for each message.
     time_left : float
-        Seconds from then until its reply must leave, see `dpfact_flower.site.hold.seconds_left`. A
-        simulation has no deadline: nobody pays.
+        Seconds from then until its reply must leave, see
+        `dpfact_flower.site.reply_timing.seconds_left`. A simulation has no deadline: nobody pays.
 
     Raises
     ------
@@ -81,9 +83,7 @@ class DPFactClient(NumPyClient):
         self._came_in = came_in
         self._time_left = math.inf if simulation else time_left
 
-    def fit(
-        self, parameters: list[NDArray[Any]], config: Mapping[str, Any]
-    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
+    def fit(self, parameters: list[NDArray[Any]], config: Mapping[str, Any]) -> Answer:
         """Answer one round: global feature factors in, released feature factors out.
 
         Raises
@@ -91,25 +91,24 @@ class DPFactClient(NumPyClient):
         RoundRefusedError
             For any failure; its text holds a code and nothing else.
         """
-        hold = self._hold()
+        delay = self._delay()
         answer, reason = None, ""
         try:
-            answer = self._answer(parameters, config, hold)
+            release = self.site.answer(RoundRequest.from_wire(parameters, config), delay)
+            answer = self._packed(release)
         except Exception as error:  # nothing an error says may reach the server
             reason = self._refused(error)
         with suppress(Exception):  # the answer stands, or the refusal
-            hold.wait()
+            delay.wait()
         if self._reply_after:  # for the site alone: how long it took is the patients'
-            _logger.info("ready after %.1f s; reply-after is %g", hold.ready, self._reply_after)
-        if hold.late:  # whatever it was: what was charged is kept, and free if it is asked again
+            _logger.info("ready after %.1f s; reply-after is %g", delay.ready, self._reply_after)
+        if delay.late:  # whatever it was: what was charged is kept, and free if it is asked again
             reason = self._refused(overrun())
         if reason or answer is None:
             raise RoundRefusedError(reason) from None
         return answer
 
-    def preflight(
-        self, parameters: list[NDArray[Any]], config: Mapping[str, Any]
-    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
+    def preflight(self, parameters: list[NDArray[Any]], config: Mapping[str, Any]) -> Answer:
         """Say whether a round would be refused, without reading a patient; nothing is charged.
 
         Takes what `fit` will be asked, and under `ROUND_TIMEOUT` how long it will be waited for.
@@ -119,14 +118,14 @@ class DPFactClient(NumPyClient):
         RoundRefusedError
             As `fit`, for what it would refuse before it reads a patient.
         """
-        hold, reason = self._hold(), ""
+        delay, reason = self._delay(), ""
         try:
             timeout = round_timeout(config)
-            self.site.preflight(RoundRequest.from_wire(parameters, config), hold)
-            Hold(self._reply_after, time_left=sending_from(timeout)).check_in_time()
+            self.site.preflight(RoundRequest.from_wire(parameters, config), delay)
+            ReplyDelay(self._reply_after, time_left=sending_from(timeout)).check_in_time()
         except Exception as error:  # nothing an error says may reach the server
             reason = log_privately(self.site.name, error)  # not counted: it keeps nothing
-        hold.wait()
+        delay.wait()
         if reason:
             raise RoundRefusedError(reason) from None
         arrays, reply = SiteReply(self.site.name, ()).to_wire()
@@ -134,15 +133,24 @@ class DPFactClient(NumPyClient):
 
     def get_parameters(self, config: Mapping[str, Any]) -> list[NDArray[Any]]:
         """Refuse: a site has no model for others to start from; the server's public seed has."""
-        self._hold().wait()
+        self._delay().wait()
         raise RoundRefusedError(public_reason(MessageError()))
 
     def evaluate(
         self, parameters: list[NDArray[Any]], config: Mapping[str, Any]
     ) -> tuple[float, int, dict[str, Any]]:
         """Refuse: a loss is a function of the patients; a site keeps it (`history.jsonl`)."""
-        self._hold().wait()
+        self._delay().wait()
         raise RoundRefusedError(public_reason(PrivacyRefusedError()))
+
+    def _packed(self, release: Release) -> Answer:
+        """A release as Flower takes it."""
+        try:
+            arrays, reply = SiteReply(self.site.name, release.arrays, step_of(release)).to_wire()
+        except Exception as error:  # out of memory, say, which patients fill too
+            log_privately(self.site.name, error)
+            raise RoundFailedError("the release was charged, and could not be packed") from None
+        return list(arrays), NUM_EXAMPLES, dict(reply)
 
     def _refused(self, error: Exception) -> str:
         """The text that may leave of an error, which is logged and counted."""
@@ -150,19 +158,8 @@ class DPFactClient(NumPyClient):
         self.site.note_refusal(reason)
         return reason
 
-    def _hold(self) -> Hold:
+    def _delay(self) -> ReplyDelay:
         """Of the reply to the request that has just come in."""
         came_in, self._came_in = self._came_in, None
         time_left, self._time_left = self._time_left, math.inf
-        return Hold(self._reply_after, came_in, time_left)
-
-    def _answer(
-        self, parameters: list[NDArray[Any]], config: Mapping[str, Any], hold: Hold
-    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
-        release = self.site.answer(RoundRequest.from_wire(parameters, config), hold)
-        try:
-            arrays, reply = SiteReply(self.site.name, release.arrays, step_of(release)).to_wire()
-        except Exception as error:  # out of memory, say, which patients fill too
-            log_privately(self.site.name, error)
-            raise RoundFailedError("the release was charged, and could not be packed") from None
-        return list(arrays), NUM_EXAMPLES, dict(reply)
+        return ReplyDelay(self._reply_after, came_in, time_left)

@@ -30,7 +30,7 @@ from dpfact_flower.errors import (
 from dpfact_flower.machine.logs import use_flower_handler
 from dpfact_flower.settings import AppSettings, SiteSettings, refuse_unknown
 from dpfact_flower.site.disclosure import log_privately, public_reason
-from dpfact_flower.site.hold import Hold, seconds_left
+from dpfact_flower.site.reply_timing import ReplyDelay, seconds_left
 from dpfact_flower.site.rules import site_rules
 from dpfact_flower.wire import records
 
@@ -97,7 +97,7 @@ def answered(
 def evaluate(message: Message, context: Context) -> Message:
     """Refuse: a loss is a function of the patients."""
     came_in = time.monotonic()
-    _hold(context, came_in)
+    _wait(context, came_in)
     return _error(message, public_reason(PrivacyRefusedError()))
 
 
@@ -108,15 +108,15 @@ def _error(message: Message, reason: str) -> Message:
 def _refusal(context: Context, error: Exception, came_in: float) -> str:
     """What may be said of an error without a client, when it may be said."""
     reason = log_privately(str(context.node_config.get("site", context.node_id)), error)
-    _hold(context, came_in)
+    _wait(context, came_in)
     return reason
 
 
-def _hold(context: Context, came_in: float) -> None:
+def _wait(context: Context, came_in: float) -> None:
     """Wait until the hospital's `reply-after` has passed; not at all if it makes no sense."""
     with suppress(SettingsError):
         if not context.node_config.keys() >= _SIMULATION_KEYS:
-            Hold(SiteSettings.from_config(context.node_config).reply_after, came_in).wait()
+            ReplyDelay(SiteSettings.from_config(context.node_config).reply_after, came_in).wait()
 
 
 def client_for(
@@ -130,7 +130,8 @@ def client_for(
     came_in : float, optional
         When that was, by `time.monotonic`; by default now.
     time_left : float
-        Seconds from then until the reply must leave, see `dpfact_flower.site.hold.seconds_left`.
+        Seconds from then until the reply must leave, see
+        `dpfact_flower.site.reply_timing.seconds_left`.
 
     Raises
     ------

@@ -78,7 +78,7 @@ def play(coordinator: Coordinator, cohort: Cohort, *, own_refit: bool = True) ->
             began = time.perf_counter()
             if patient:
                 work = PatientRound(site, request, site=site.name, simulation=True)
-                outcome = _refitted(site, request) if work.ends else work.run(own)
+                outcome = _refitted(site, request) if work.is_final else work.run(own)
             else:
                 outcome = run_round(
                     site.tensor, own.last, request, site=site.name, modes=modes, simulation=True

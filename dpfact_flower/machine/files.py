@@ -17,7 +17,7 @@ from dpfact_flower.machine.access import check_own
 
 
 @contextmanager
-def replacing(path: Path, *, durable: bool = True, over: Path | None = None) -> Iterator[IO[bytes]]:
+def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
     """File that takes `path`'s place when it is complete; a crash leaves the old one or the new.
 
     An exception leaves the old file and no trace of the new one. The bytes are on the disk before
@@ -30,34 +30,20 @@ def replacing(path: Path, *, durable: bool = True, over: Path | None = None) -> 
     durable : bool
         Without it nothing waits for the disk: a killed process still leaves the old file or the
         new, but a power loss may leave half of one. For simulations only.
-    over : Path, optional
-        A file beside it, for its owner alone, that nobody needs any more. If it exists it is
-        written over, and ends up with `path`'s name: where the blocks exist already, a large file
-        takes a fraction of the time. Leave the file's position at the end of what is written.
     """
-    file, temporary = _file_for(path, over)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with file:
+        with os.fdopen(handle, "wb") as file:
             yield file
             file.flush()
-            if temporary == over and file.tell() < os.fstat(file.fileno()).st_size:
-                file.truncate()
             if durable:
                 os.fsync(file.fileno())
-        os.replace(temporary, path)
+        os.replace(name, path)
         if durable:
             _sync_folder(path.parent)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        Path(name).unlink(missing_ok=True)
         raise
-
-
-def _file_for(path: Path, over: Path | None) -> tuple[IO[bytes], Path]:
-    if over is not None:
-        with suppress(FileNotFoundError):
-            return open(over, "r+b"), over
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    return os.fdopen(handle, "wb"), Path(temporary)
 
 
 def create_once(path: Path, content: bytes) -> None:

@@ -19,7 +19,7 @@ from dpfact_flower.runtime.supernode import message_to_bytes
 from dpfact_flower.runtime.worker import Question
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.disclosure import log_privately
-from dpfact_flower.site.hold import Hold
+from dpfact_flower.site.reply_timing import ReplyDelay
 from dpfact_flower.wire.records import CLIENT_APP_RAISED
 
 
@@ -31,7 +31,7 @@ def answer(question: Question, came_in: float) -> Message:
     except Exception as error:  # nothing an error says may reach the server
         reason = log_privately(settings.site, error)
         # The app's own functions hold their replies themselves; this message reached none of them.
-        Hold(settings.reply_after, came_in).wait()
+        ReplyDelay(settings.reply_after, came_in).wait()
         return Message(Error(CLIENT_APP_RAISED, reason), reply_to=question.message)
 
 

@@ -30,8 +30,8 @@ from dpfact_flower.runtime.supernode import (
 from dpfact_flower.settings import Scalar, SiteSettings
 from dpfact_flower.site.config import read_node_config
 from dpfact_flower.site.disclosure import log_privately
-from dpfact_flower.site.hold import Hold, seconds_left
 from dpfact_flower.site.metrics import ANSWERING
+from dpfact_flower.site.reply_timing import ReplyDelay, seconds_left
 from dpfact_flower.wire.records import CLIENT_APP_RAISED
 
 _COMMAND = (sys.executable, "-P", "-m", "dpfact_flower.runtime.clientapp")
@@ -91,11 +91,11 @@ class Answering:
 
     def _reply(self, work: ClaimedMessage) -> Message:
         """The process's reply, or an error's code when a reply is due."""
-        site, hold = "", Hold(0)
+        site, delay = "", ReplyDelay(0)
         try:
             own = read_node_config(self._config)
             settings = SiteSettings.from_config(own)
-            site, hold = settings.site, Hold(settings.reply_after)
+            site, delay = settings.site, ReplyDelay(settings.reply_after)
             if work.context.node_config:
                 raise SettingsError(
                     f"the SuperNode has a --node-config, and {self._config} says what this site "
@@ -109,13 +109,13 @@ class Answering:
             with _noted(Path(settings.state_dir)):
                 came_in, *said = self._ask(question, seconds)
             if came_in:
-                hold = Hold(settings.reply_after, float(came_in))
+                delay = ReplyDelay(settings.reply_after, float(came_in))
             if len(said) < 2 or len(said[1]) != int(said[0]):
                 raise RoundFailedError(_fault(seconds, hung=time.monotonic() >= end))
             return message_from_bytes(said[1])
         except Exception as error:  # nothing an error says may reach the server
             reason = log_privately(site, error)
-            hold.wait()
+            delay.wait()
             return Message(Error(CLIENT_APP_RAISED, reason), reply_to=work.message)
 
     def _ask(self, question: Question, seconds: float) -> list[bytes]:

@@ -1,108 +1,211 @@
-"""What a site takes part in: every check that comes before a patient is looked at.
+"""What a site takes part in: every check that comes before a patient is looked at, in one place.
 
-They decide by public facts, by what the hospital chose, and by the site's own record of what it
-released; so a refusal tells nothing about a patient. `check_same_data` must know which data it is,
-and comes last.
+The checks decide by public facts, by what the hospital chose, and by the site's own record of what
+it released. So a refusal tells nothing about a patient. `admitted` is the whole policy, in its
+order: a round is computed from what it yields, and a preflight ends there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dpfact_flower.data.site_data import SiteSource
 from dpfact_flower.data.vocabulary import joint_digest
-from dpfact_flower.errors import MessageError, PrivacyRefusedError, SettingsError, StateError, shown
+from dpfact_flower.errors import MessageError, PrivacyRefusedError, StateError, shown
 from dpfact_flower.machine.access import check_own, check_way
+from dpfact_flower.machine.files import disk_errors, locked
 from dpfact_flower.machine.memory import memory_limit, memory_used
 from dpfact_flower.privacy import account
-from dpfact_flower.privacy.ledger import LEDGER, Ledger, LedgerRow
+from dpfact_flower.privacy.ledger import LEDGER, Ledger, LedgerRow, read_key
 from dpfact_flower.privacy.patient.outlook import BYTES_A_VALUE
 from dpfact_flower.privacy.patient.statistics import sum_threads
 from dpfact_flower.settings import SiteSettings
-from dpfact_flower.site.round import RoundWork
-from dpfact_flower.site.store import SiteStore
+from dpfact_flower.site.disk_reservation import bytes_to_reserve, reserve
+from dpfact_flower.site.lockout import check_attempts, check_not_rolled_back
+from dpfact_flower.site.reply_timing import ReplyDelay
+from dpfact_flower.site.round import RoundWork, localised
+from dpfact_flower.site.rules import site_rules
+from dpfact_flower.site.store import SiteStore, has_jobs
 from dpfact_flower.solver.solvers import solvers
 from dpfact_flower.wire.protocol import RoundRequest
 
+_OTHER_DATA = "job {job!r} was begun with other data; now that it has changed, start a new job"
 _BYTES_A_COPY = 8
 _PATIENTS_SHARE = 0.25
 """Of the memory that the process may have."""
 
 
-def check_choices(settings: SiteSettings) -> None:
-    """Refuse settings that lack what a hospital must choose for itself: there is no default.
+@dataclass(frozen=True)
+class Hospital:
+    """A site's own side: its data, its settings, its folder.
+
+    Attributes
+    ----------
+    simulation : bool
+        Whether this process plays the site. Then noise may be seeded, and nothing waits for the
+        disk: there is no patient whose budget a power loss could hide.
+    beside : collection of str
+        Sites that are known to hold other patients, and may have a ledger in the same `state-dir`.
+    """
+
+    source: SiteSource
+    settings: SiteSettings
+    simulation: bool
+    beside: Collection[str]
+
+    @property
+    def name(self) -> str:
+        """Public; it stands in replies."""
+        return self.settings.site or self.source.name
+
+    @property
+    def root(self) -> Path:
+        """The `state-dir`."""
+        return Path(self.settings.state_dir).expanduser()
+
+    @property
+    def folder(self) -> Path:
+        """Of the ledger and the jobs."""
+        return self.root / self.name
+
+    def has_ledger(self) -> bool:
+        """Whether there is a ledger, or was one: then it is not begun anew."""
+        return (self.folder / LEDGER).exists() or has_jobs(self.folder)
+
+    def ledger(self, *, create: bool = False) -> Ledger:
+        """The ledger, open."""
+        return Ledger(self.folder, create=create, durable=not self.simulation)
+
+    def store(self, job: str, fingerprint: str = "") -> SiteStore:
+        """What is kept of a job; without a fingerprint, for what is not of the patients."""
+        return SiteStore(self.root, self.name, job, fingerprint, durable=not self.simulation)
+
+    def disk_space(self, work: RoundWork) -> AbstractContextManager[Callable[[], None]]:
+        """Disk space for what the rest of a run charges, by public sizes.
+
+        So a full disk refuses the round before a patient is looked at.
+        """
+        if self.simulation:
+            return nullcontext(lambda: None)
+        sizes = [len(vocabulary) for vocabulary in self.source.vocabularies]
+        size = bytes_to_reserve(work.cost(), sizes, self.settings.max_rank)
+        return reserve(self.folder, size)
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """A request that passed every check; no patient has been read for it.
+
+    Attributes
+    ----------
+    work : RoundWork
+        What the rule makes of the request.
+    store : SiteStore
+        The job's folder, for what is not of the patients.
+    ledger : Ledger or None
+        Open; None where the site is about to begin one.
+    rows : sequence of LedgerRow
+        All that the site answered.
+    last : LedgerRow or None
+        The latest of the job.
+    repeated : LedgerRow or None
+        The one that answered this very request, if it may be sent again.
+    free_disk : callable
+        Gives the reserved disk space back, right before it is needed.
+    """
+
+    request: RoundRequest
+    work: RoundWork
+    store: SiteStore
+    ledger: Ledger | None
+    rows: Sequence[LedgerRow]
+    last: LedgerRow | None
+    repeated: LedgerRow | None
+    free_disk: Callable[[], None] = lambda: None
+
+
+@contextmanager
+def admitted(here: Hospital, request: RoundRequest, delay: ReplyDelay) -> Iterator[Admitted]:
+    """Admit a request or refuse it; the site's folder stays locked until the reply is due.
+
+    Without the lock another request, which waits for the folder, could find out when the round was
+    over, by being late itself. The time of that request begins when it has the folder.
 
     Raises
     ------
-    SettingsError
-        Naming the setting.
+    DPFactError
+        With a reason that is for the site alone.
     """
-    for key, value in (
-        ("state-dir", settings.state_dir),
-        ("allow-privacy", settings.allow_privacy),
-    ):
-        if not value:
-            raise SettingsError(f"{key}: must be set in the site's node config")
-    if not Path(settings.state_dir).expanduser().is_absolute():
-        raise SettingsError(
-            f"state-dir: must be an absolute path, or the record of releases would depend on where "
-            f"the process was started; got {settings.state_dir!r}"
-        )
-    noisy = settings.allow_privacy != "none"
-    if noisy != (settings.max_epsilon > 0):
-        raise SettingsError(
-            "max-epsilon: must be above 0 where allow-privacy names a mode with noise, and 0 where "
-            f"it is 'none', which no epsilon bounds; got {settings.max_epsilon:g} with "
-            f"{settings.allow_privacy!r}"
-        )
-    if noisy and "none" in settings.allow_privacy.split(","):
-        raise SettingsError("allow-privacy: 'none' beside a mode with noise would void max-epsilon")
+    work = _fitting_work(here, request)
+    with disk_errors(here.folder), locked(here.folder) as waited, ExitStack() as held:
+        if waited:
+            delay.restart()
+        held.callback(delay.wait)
+        ledger = held.enter_context(here.ledger()) if here.has_ledger() else None
+        rows = ledger.count() if ledger else ()
+        of_job = [row for row in rows if row.job == request.job]
+        last = of_job[-1] if of_job else None
+        repeated = _repeated(request, of_job)
+        asked = Admitted(request, work, here.store(request.job), ledger, rows, last, repeated)
+        if not here.simulation:
+            check_not_rolled_back(request, here.name, last, here.folder)
+        if work.is_final:
+            check_paid(request, of_job)
+            check_selection(request, asked.store)
+        elif repeated is None:
+            _check_new_round(here, asked)
+            asked = replace(asked, free_disk=held.enter_context(here.disk_space(work)))
+        yield asked
 
 
-def check_data_site(name: str, settings: SiteSettings) -> None:
-    """Refuse a data file with another site's name: its patients would be charged to this ledger.
-
-    Raises
-    ------
-    SettingsError
-        With both names, and the way out.
-    """
-    wanted = settings.data_site or settings.site
-    if wanted and name != wanted:
-        raise SettingsError(
-            f"data-path: the file is that of site {name!r}, and site is {settings.site!r}; name "
-            f"the right file, or set data-site = {name!r} if these are this site's patients"
-        )
+def _fitting_work(here: Hospital, request: RoundRequest) -> RoundWork:
+    """The rule's work for a request that fits this site, by public facts."""
+    check_allowed(request, here.settings)
+    check_vocabulary(request, here.source)
+    check_folders(here, request.job)
+    rule = site_rules.find(request.rule_name)
+    request = localised(request, here.settings)
+    return rule(here.source, request, site=here.name, simulation=here.simulation)
 
 
-def check_folders(root: Path, site: str, job: str, *, simulation: bool) -> None:
-    """Refuse a state-dir, or a folder in it, that others could have made, change or move away.
+def _repeated(request: RoundRequest, of_job: Sequence[LedgerRow]) -> LedgerRow | None:
+    """The row of this very request; where its bytes are not kept, only if it is the latest."""
+    for row in of_job:
+        if (row.round, row.request) == (request.round, request.digest):
+            return row if row.payload_kept or row is of_job[-1] else None
+    return None
 
-    Raises
-    ------
-    StateError
-        Naming the folder and the way out.
-    """
-    own = root / site
-    for path in (root, own, own / LEDGER, own / f"{LEDGER}-journal", own / job):
+
+def _check_new_round(here: Hospital, asked: Admitted) -> None:
+    """Refuse a round that the site's record, its budgets or its machine rule out."""
+    check_follows(asked.request, asked.last)
+    check_budget(asked.work, asked.rows, here.settings)
+    if not here.simulation:
+        if asked.ledger is None:
+            check_only_ledger(here)
+        check_rounds(asked.work, len(asked.rows), here.settings, begun=asked.last is not None)
+        check_memory(asked.work)
+        check_attempts(here.folder)
+    read_key(here.folder)
+    if asked.store.closed:
+        raise StateError(_OTHER_DATA.format(job=asked.request.job))
+    check_selection(asked.request, asked.store)
+
+
+def check_folders(here: Hospital, job: str) -> None:
+    """Refuse a state-dir, or a folder in it, that others could have made, change or move away."""
+    own = here.folder
+    for path in (here.root, own, own / LEDGER, own / f"{LEDGER}-journal", own / job):
         check_own(path)
-    if not simulation:
-        check_way(root)
+    if not here.simulation:
+        check_way(here.root)
 
 
 def check_allowed(request: RoundRequest, settings: SiteSettings) -> None:
-    """Refuse what the hospital does not take part in, or not at that size.
-
-    Raises
-    ------
-    PrivacyRefusedError
-        If the mode or the rule is not among those that the hospital allows.
-    MessageError
-        If rank or tau exceed its limits, or the job's name is not free.
-    SettingsError
-        If this site has no such solver.
-    """
+    """Refuse what the hospital does not take part in, or not at that size."""
     for name, asked, allowed in (
         ("privacy", request.privacy.privacy, settings.allow_privacy),
         ("rules", request.rule_name, settings.allow_rules),
@@ -124,13 +227,7 @@ def check_allowed(request: RoundRequest, settings: SiteSettings) -> None:
 
 
 def check_vocabulary(request: RoundRequest, source: SiteSource) -> None:
-    """Refuse a run whose codes are numbered otherwise than this site's.
-
-    Raises
-    ------
-    MessageError
-        If their digests differ.
-    """
+    """Refuse a run whose codes are numbered otherwise than this site's."""
     if request.vocabulary not in ("", joint_digest(source.vocabularies)):
         raise MessageError(
             "the run's vocabularies are not this site's: their digests differ; "
@@ -138,62 +235,15 @@ def check_vocabulary(request: RoundRequest, source: SiteSource) -> None:
         )
 
 
-def check_follows(request: RoundRequest, last: LedgerRow) -> None:
-    """Refuse a round that is over, unless it is asked as it was asked then.
-
-    Raises
-    ------
-    MessageError
-        If the round is over.
-    """
+def check_follows(request: RoundRequest, last: LedgerRow | None) -> None:
+    """Refuse a round that is over, and settings that change in the middle of a job."""
+    if last is None:
+        return
     if request.round <= last.round:
         raise MessageError(
             f"round {request.round} of job {request.job!r} is stale: this site has finished "
             f"round {last.round}"
         )
-
-
-def check_open(request: RoundRequest, store: SiteStore) -> None:
-    """Refuse a job that was found to be begun with other data.
-
-    Raises
-    ------
-    StateError
-        If it was.
-    """
-    if store.closed:
-        raise StateError(
-            f"job {request.job!r} was begun with other data; now that it has changed, start a "
-            f"new job ({store.folder})"
-        )
-
-
-def check_same_data(
-    request: RoundRequest, last: LedgerRow | None, fingerprint: str, store: SiteStore
-) -> None:
-    """Refuse data that changes in the middle of a job, and note it: it is not looked for again.
-
-    Raises
-    ------
-    StateError
-        If the data has changed.
-    """
-    if last is not None and last.fingerprint != fingerprint:
-        store.close()
-        raise StateError(
-            f"job {request.job!r} was begun with other data; now that it has changed, start a "
-            "new job"
-        )
-
-
-def check_terms(request: RoundRequest, last: LedgerRow) -> None:
-    """Refuse settings that change in the middle of a job.
-
-    Raises
-    ------
-    MessageError
-        If they have changed.
-    """
     if request.terms != last.terms:
         raise MessageError(
             f"the settings of job {request.job!r} have changed since round "
@@ -202,47 +252,38 @@ def check_terms(request: RoundRequest, last: LedgerRow) -> None:
 
 
 def check_selection(request: RoundRequest, store: SiteStore) -> None:
-    """Refuse a selection of codes that changes within a job.
-
-    Raises
-    ------
-    MessageError
-        If it is another one than before.
-    """
-    if request.selection and not store.same_selection(request.selection_digest):
+    """Refuse a selection of codes that changes within a job."""
+    if request.selection and not store.has_selection(request.selection_digest):
         raise MessageError(
             f"the codes that job {request.job!r} keeps have changed; a change needs a new job"
         )
 
 
-def check_paid(request: RoundRequest, ledger: Ledger) -> LedgerRow:
+def check_same_data(asked: Admitted, fingerprint: str) -> None:
+    """Refuse data that changes in the middle of a job, and note it: it is not looked for again."""
+    if asked.last is not None and asked.last.fingerprint != fingerprint:
+        asked.store.close()
+        raise StateError(_OTHER_DATA.format(job=asked.request.job))
+
+
+def check_paid(request: RoundRequest, of_job: Sequence[LedgerRow]) -> None:
     """Refuse the end of a run that this site has released nothing in.
 
-    What costs nothing is bounded so by what was paid for.
-
-    Raises
-    ------
-    MessageError
-        If nothing was charged in the job, or its settings have changed.
+    So what was paid for bounds what costs nothing.
     """
-    last = ledger.last(request.job)
-    if last is not None:
-        check_terms(request, last)
-    if last is None or not ledger.events(request.job):
+    if not any(row.events for row in of_job):
         raise MessageError(
             f"job {request.job!r}: its last round, and this site has answered none that is charged"
         )
-    return last
+    if request.terms != of_job[-1].terms:
+        raise MessageError(
+            f"the settings of job {request.job!r} have changed since round "
+            f"{of_job[-1].round}; a change needs a new job"
+        )
 
 
 def check_budget(work: RoundWork, rows: Sequence[LedgerRow], settings: SiteSettings) -> None:
-    """Count what is asked with all that the site has released, in whatever job.
-
-    Raises
-    ------
-    PrivacyRefusedError
-        If it exceeds the hospital's cap, or cannot be added up with what was released.
-    """
+    """Count what is asked with all that the site has released, in whatever job."""
     events = work.cost()
     if not events:
         return
@@ -264,40 +305,23 @@ def check_budget(work: RoundWork, rows: Sequence[LedgerRow], settings: SiteSetti
     guarantee = account(total, settings.budget_delta)
     if guarantee.headline.epsilon > limit:
         raise PrivacyRefusedError(
-            f"max-epsilon is {limit:g}; with {work.reach} the site would stand at "
+            f"max-epsilon is {limit:g}; with {work.cost_scope} the site would stand at "
             f"{guarantee.headline}"
         )
 
 
-def check_rounds(
-    work: RoundWork, answered: int, settings: SiteSettings, *, whole: bool = False
-) -> None:
+def check_rounds(work: RoundWork, answered: int, settings: SiteSettings, *, begun: bool) -> None:
     """Refuse a further look at the patients where a server has had as many as the hospital wants.
 
     A budget alone does not bound them: a round with much noise costs next to nothing, and how long
-    it takes can be seen all the same.
-
-    Parameters
-    ----------
-    work : RoundWork
-    answered : int
-        Rounds that were answered, in whatever job.
-    settings : SiteSettings
-    whole : bool
-        Whether all that the run has left must fit, and not this round alone: as long as nobody has
-        paid for it.
-
-    Raises
-    ------
-    PrivacyRefusedError
-        If it does not.
+    it takes can be seen all the same. A run that is not `begun` must fit as a whole.
     """
     left = settings.max_rounds - answered
-    needed = work.charged_rounds if whole else 1
+    needed = 1 if begun else work.charged_rounds
     if work.cost() and left < needed:
         raise PrivacyRefusedError(
             f"max-rounds is {settings.max_rounds}, this site has answered {answered} rounds, over "
-            f"all jobs, and {'this run needs' if whole else 'it is asked for'} {needed} more; "
+            f"all jobs, and {'it is asked for' if begun else 'this run needs'} {needed} more; "
             "whoever raises it lets a server time its patients more often"
         )
 
@@ -305,16 +329,10 @@ def check_rounds(
 def check_memory(work: RoundWork) -> None:
     """Refuse a round that leaves too little of this machine's memory for the patients.
 
-    Or the system would end the process once the patients have been read, and a server could find
-    out how much they need: by the size of the release, or by what it sends beside its question.
-    Both are public, and counted; the patients' own memory is not, and has a share that nothing else
-    takes. In a deployment nobody was read in this process before: it ends with its message.
-
-    Raises
-    ------
-    MessageError
-        If what the process has taken so far, and the largest release of the rest of the run, come
-        to more than the rest.
+    Otherwise the system would end the process once the patients have been read, and a server could
+    find out how much they need: by the size of the release, or by what it sends beside its request.
+    Both sizes are public, and counted. The patients' own memory is not counted, and has a share of
+    its own. A deployed process has read nobody before: it ends with its message.
     """
     largest = max((event.count for event in work.cost()), default=0)
     sums = max((_bytes_for(event.count) for event in work.cost()), default=0)
@@ -332,18 +350,13 @@ def _bytes_for(values: int) -> int:
     return values * (BYTES_A_VALUE + _BYTES_A_COPY * (sum_threads(values) - 1))
 
 
-def check_only_ledger(root: Path, known: set[str]) -> None:
-    """Refuse to begin a ledger beside one that is unknown: its patients may be the same.
-
-    Raises
-    ------
-    StateError
-        If the `state-dir` holds the ledger of another name.
-    """
-    others = sorted({path.parent.name for path in root.glob(f"*/{LEDGER}")} - known)
+def check_only_ledger(here: Hospital) -> None:
+    """Refuse to begin a ledger beside one that is unknown: its patients may be the same."""
+    known = {here.name, *here.beside}
+    others = sorted({path.parent.name for path in here.root.glob(f"*/{LEDGER}")} - known)
     if others:
         raise StateError(
-            f"{root}: holds the ledger of {', '.join(others)}, which is not this site's name; if "
-            "these are the same patients, set site to that name in the node config; other patients "
-            "need a state-dir of their own"
+            f"{here.root}: holds the ledger of {', '.join(others)}, which is not this site's name; "
+            "if these are the same patients, set site to that name in the node config; other "
+            "patients need a state-dir of their own"
         )

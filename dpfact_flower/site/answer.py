@@ -1,10 +1,10 @@
 """`Site`, a hospital in a run: one request in, one release out. Flower stays outside.
 
-The order of work is the privacy policy: check what is asked, and what it will cost, against what
-the site allows, and that there is room on the disk; only then read the patients; charge the
-release to the ledger, on disk; only then hand it out. A request that is repeated gets the kept
-bytes, and no patient is read. Whatever goes wrong after the patients were read is one and the same
-error.
+The order of work is the privacy policy: admit the request, lock the site's folder, compute, charge,
+reply. `admission.admitted` admits by public facts and the site's own record, and only then are the
+patients read. The release is charged to the ledger, on disk, before it is handed out. A repeated
+request gets the kept bytes, and no patient is read. Whatever fails after the patients were read is
+one and the same error. Once a release is charged it goes out, whatever follows.
 """
 
 from __future__ import annotations
@@ -12,40 +12,43 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from traceback import clear_frames
 
 from dpfact_flower.data.site_data import SiteSource, forget_patients
-from dpfact_flower.errors import MessageError, RoundFailedError, StateError, code_in
-from dpfact_flower.machine.files import disk_errors, locked
+from dpfact_flower.errors import RoundFailedError, StateError, code_in
 from dpfact_flower.privacy import Release, release_nothing, release_unprotected
-from dpfact_flower.privacy.ledger import (
-    LEDGER,
-    Ledger,
-    LedgerRow,
-    ReleaseKey,
-    data_key,
-    data_tag,
-    read_key,
-)
+from dpfact_flower.privacy.ledger import Ledger, LedgerRow, ReleaseKey, data_key, data_tag
 from dpfact_flower.settings import SiteSettings
-from dpfact_flower.site import admission
+from dpfact_flower.site.admission import (
+    Admitted,
+    Hospital,
+    admitted,
+    check_budget,
+    check_follows,
+    check_same_data,
+)
+from dpfact_flower.site.config import check_choices, check_data_site
 from dpfact_flower.site.disclosure import log_privately
-from dpfact_flower.site.hold import Hold
-from dpfact_flower.site.looks import check_looks, counted_look
-from dpfact_flower.site.refusals import count_refusal
-from dpfact_flower.site.room import held, room_for
-from dpfact_flower.site.round import RoundOutcome, RoundWork, localised
-from dpfact_flower.site.rules import site_rules
-from dpfact_flower.site.set_back import check_not_set_back
-from dpfact_flower.site.store import SiteState, SiteStore, has_jobs
+from dpfact_flower.site.lockout import counting_attempt
+from dpfact_flower.site.metrics import count_refusal
+from dpfact_flower.site.reply_timing import ReplyDelay
+from dpfact_flower.site.round import JobState, RoundOutcome, RoundWork
+from dpfact_flower.site.store import SiteState, SiteStore
 from dpfact_flower.wire.protocol import RoundRequest
 
 _logger = logging.getLogger(__name__)
 NEW_LEDGERS = f"{__name__}.new_ledgers"
 """Logger of warnings that a ledger is begun: right before a site's first run, an alarm after it."""
+
+
+@dataclass
+class _Progress:
+    """How far an answer has come, which decides what an error may become."""
+
+    patients_read: bool = False
+    charged: Release | None = None
 
 
 class Site:
@@ -57,22 +60,13 @@ class Site:
         The site's data, or its file, whose patients are read when a round needs them.
     settings : SiteSettings
         `state_dir` and `allow_privacy` must be given.
-    simulation : bool
-        Whether this process plays a site: then noise may be seeded, and nothing waits for the disk:
-        there is no patient whose budget a power loss could hide.
-    beside : collection of str
-        Names of sites that are known to hold other patients, and may have a ledger in the same
-        `state_dir`: those that one process has in its memory.
+    simulation, beside
+        As for `dpfact_flower.site.admission.Hospital`.
 
     Raises
     ------
     SettingsError
         If a setting that a site must choose for itself is missing.
-
-    Attributes
-    ----------
-    name : str
-        Public; it stands in replies.
     """
 
     def __init__(
@@ -84,281 +78,65 @@ class Site:
         beside: Collection[str] = (),
     ) -> None:
         if not simulation:
-            admission.check_choices(settings)
-            admission.check_data_site(source.name, settings)
-        self.name = settings.site or source.name
-        self._source = source
-        self._settings = settings
-        self._simulation = simulation
-        self._beside = beside
-        self._root = Path(settings.state_dir).expanduser()
+            check_choices(settings)
+            check_data_site(source.name, settings)
+        self._here = Hospital(source, settings, simulation, beside)
+        self.name = self._here.name
 
-    @property
-    def _fingerprint(self) -> str:
-        """Identity of the data, as the ledger has it; reads all of it."""
-        return data_tag(self._root / self.name, self._source.read().fingerprint)
+    def preflight(self, request: RoundRequest, delay: ReplyDelay | None = None) -> None:
+        """Refuse now what `answer` would refuse before it reads a patient.
 
-    def answer(self, request: RoundRequest, hold: Hold | None = None) -> Release:
+        Nothing is read of a patient, charged or kept, and no ledger is begun. Parameters and errors
+        are those of `answer`.
+        """
+        with admitted(self._here, request, delay or ReplyDelay(0)):
+            pass
+
+    def answer(self, request: RoundRequest, delay: ReplyDelay | None = None) -> Release:
         """Compute, charge and keep the release for a request, or find it if it was made before.
 
         Parameters
         ----------
         request : RoundRequest
-        hold : Hold, optional
-            Of the reply; it knows the round's deadline, after which nothing is charged. The site's
-            folder stays locked until the reply is due: or another request, which waits for the
-            folder, could find out when the round was over, by being late itself. Its own time
-            begins when it has the folder.
+        delay : ReplyDelay, optional
+            Of the reply; it knows the round's deadline, after which nothing is charged.
 
         Raises
         ------
         DPFactError
             With a reason that is for the site alone; see `disclosure.log_privately`.
         """
-        hold = hold or Hold(0)
+        delay, progress = delay or ReplyDelay(0), _Progress()
         try:
-            return self._answered(request, hold)
+            with admitted(self._here, request, delay) as asked:
+                if asked.work.is_final:
+                    return self._end(asked)
+                if asked.repeated is not None:
+                    return self._replay(asked, asked.repeated, progress)
+                delay.check_in_time()
+                with self._begun(asked) as ledger, self._reading_patients(request, progress):
+                    return self._release(asked, ledger, delay, progress)
         except Exception as error:
-            if hold.charged is not None:  # it is paid for: whatever follows does not take it back
-                log_privately(self.name, error)
-                return hold.charged
-            if hold.read and not isinstance(error, RoundFailedError):
-                raise self._failed(request, error) from None
-            raise
-
-    def _failed(self, request: RoundRequest, error: Exception) -> RoundFailedError:
-        """What leaves once patients were read: which error it is may depend on them."""
-        log_privately(self.name, error)
-        return RoundFailedError(f"round {request.round} failed, see above")
-
-    def _answered(self, request: RoundRequest, hold: Hold) -> Release:
-        """Answer, with the site's folder locked until the reply is due."""
-        with self._admitted(request, hold) as (work, folder):
-            try:
-                if work.ends:
-                    return self._end(request, folder)
-                return self._next(request, work, folder, hold)
-            except Exception as error:
-                if not hold.read:
-                    raise
-                clear_frames(error.__traceback__)  # as `work`: they hold patients, too
-                raise self._failed(request, error) from None
-            finally:
-                del work  # what it has read: to give memory back takes as long as it is large
-                if not self._simulation:  # whose sites are read for all their rounds at once
-                    forget_patients()
+            if not progress.patients_read:
+                raise
+            failed = self._failed(request, error)
+            if progress.charged is not None:  # what follows the charge does not take it back
+                return progress.charged
+            raise failed from None
 
     def note_refusal(self, reason: str) -> None:
         """Count what is about to leave in place of an answer, for the hospital's own figures.
 
         Whatever that meets, a want of memory too, is not to change what leaves.
         """
-        if not self._simulation:
+        if not self._here.simulation:
             with suppress(Exception):
-                count_refusal(self._root / self.name, code_in(reason))
+                count_refusal(self._here.folder, code_in(reason))
 
-    def preflight(self, request: RoundRequest, hold: Hold | None = None) -> None:
-        """Refuse now what `answer` would refuse before it reads a patient.
-
-        Nothing is read of a patient, charged or kept, and no ledger is begun. It says what
-        asking for the round would say for nothing, no more.
-
-        Parameters
-        ----------
-        request : RoundRequest
-            What is going to be asked.
-        hold : Hold, optional
-            As for `answer`: the folder stays locked until the reply is due.
-
-        Raises
-        ------
-        DPFactError
-            As `answer`.
-        """
-        with self._admitted(request, hold or Hold(0)) as (work, folder), ExitStack() as stack:
-            if work.ends:
-                self._paid(request, folder)
-                return
-            ledger = self._ledger(folder, stack)
-            last = ledger.last(request.job) if ledger else None
-            if ledger and last and _is_kept(request, ledger, last):
-                return
-            self._check_next(request, work, ledger, last, whole=True)
-            with self._room(work, folder):
-                pass
-
-    def _check_next(
-        self,
-        request: RoundRequest,
-        work: RoundWork,
-        ledger: Ledger | None,
-        last: LedgerRow | None,
-        *,
-        whole: bool,
-    ) -> None:
-        """Refuse a round, before a patient is read, that the site's record or budgets rule out.
-
-        `ledger` is None where the site is about to begin one. `whole` asks for room for all the
-        rounds that the run has left.
-        """
-        if last is not None:
-            admission.check_follows(request, last)
-            admission.check_terms(request, last)
-        admission.check_budget(work, ledger.count() if ledger else (), self._settings)
-        if not self._simulation:
-            if ledger is None:
-                admission.check_only_ledger(self._root, {self.name, *self._beside})
-            answered = ledger.head().rows if ledger else 0
-            admission.check_rounds(work, answered, self._settings, whole=whole)
-            admission.check_memory(work)
-            check_looks(self._root / self.name)
-        read_key(self._root / self.name)
-        store = self._store(request.job)
-        admission.check_open(request, store)
-        admission.check_selection(request, store)
-
-    @contextmanager
-    def _admitted(self, request: RoundRequest, hold: Hold) -> Iterator[tuple[RoundWork, Path]]:
-        """The rule's work and the site's folder, locked until the reply is due.
-
-        Everything before the data is touched decides by public facts and the site's own record.
-        """
-        admission.check_allowed(request, self._settings)
-        admission.check_vocabulary(request, self._source)
-        admission.check_folders(self._root, self.name, request.job, simulation=self._simulation)
-        work, folder = self._work(request), self._root / self.name
-        with disk_errors(folder), locked(folder) as waited:
-            if waited:
-                hold.begin_again()
-            try:
-                if not self._simulation:
-                    check_not_set_back(request, self.name, folder)
-                yield work, folder
-            finally:
-                del work  # the caller has let go of it, too
-                hold.wait()
-
-    def _next(self, request: RoundRequest, work: RoundWork, folder: Path, hold: Hold) -> Release:
-        """Answer a round that asks for a release."""
-        with ExitStack() as stack:
-            ledger = self._ledger(folder, stack)
-            last = ledger.last(request.job) if ledger else None
-            if ledger and last and request.round <= last.round:
-                sent = self._again(request, work, ledger, last, hold)
-                if sent is not None:
-                    return sent
-            self._check_next(request, work, ledger, last, whole=last is None)
-            hold.check_in_time()
-            free = stack.enter_context(self._room(work, folder))
-            if ledger is None:
-                ledger = stack.enter_context(self._new_ledger(folder))
-                # Again: without a lock somebody else may have begun it; from here on it is counted.
-                admission.check_budget(work, ledger.count(), self._settings)
-            store = self._begin(request, folder)
-            stack.enter_context(self._look(folder))
-            hold.read = True
-            fingerprint = self._fingerprint
-            admission.check_same_data(request, last, fingerprint, store)
-            record = _JobRecord(request.job, ledger, store.of(fingerprint), last)
-            return self._charged(request, work, record, fingerprint, free, hold)
-
-    def _begin(self, request: RoundRequest, folder: Path) -> SiteStore:
-        """Make the job's folder: from now on, a ledger that is gone was taken away.
-
-        Nothing that is refused gets here: a server may ask for ever new jobs, and fill the disk.
-        """
-        data_key(folder)  # from now on there is one
-        store = self._store(request.job)
-        store.begin()
-        if request.selection:
-            store.note_selection(request.selection_digest)
-        return store
-
-    def _again(
-        self,
-        request: RoundRequest,
-        work: RoundWork,
-        ledger: Ledger,
-        last: LedgerRow,
-        hold: Hold,
-    ) -> Release | None:
-        """What was sent when this was asked before; in modes with noise no patient is read."""
-        key = ReleaseKey(last.fingerprint, request.job, request.round, request.digest)
-        record = _JobRecord(request.job, ledger, self._store(request.job, last.fingerprint), last)
-        sent = record.answer(key, request)
-        if sent is None and record.is_last(key) and _is_unprotected_start(request):
-            hold.read = True
-            again = self._compute(work, record).release  # it has left no state
-            sent = again if ledger.has(key, request.terms, again) else None
-        if sent is not None:
-            _logger.info("round %d asked again: sending what was sent", request.round)
-        return sent
-
-    def _charged(
-        self,
-        request: RoundRequest,
-        work: RoundWork,
-        record: _JobRecord,
-        fingerprint: str,
-        free: Callable[[], None],
-        hold: Hold,
-    ) -> Release:
-        """Compute, keep and charge, with the room for it, which `free` gives back, held until then.
-
-        A round that is over by then is not charged: to the server it is one that failed. After the
-        charge nothing fails any more: the release stands.
-        """
-        key = ReleaseKey(fingerprint, request.job, request.round, request.digest)
-        outcome = self._compute(work, record)
-        free()
-        if outcome.state is not None:
-            record.store.save(outcome.state)
-        try:
-            record.ledger.charge(key, request.terms, outcome.release, hold.check_in_time)
-        except Exception:  # which may have come after the charge
-            if not record.ledger.has(key, request.terms, outcome.release):
-                raise
-        hold.charged = outcome.release
-        self._tidy(record.store, outcome)
-        # A hospital wants it in its log, to compare the ledger with later; a simulation has none.
-        level = logging.DEBUG if self._simulation else logging.INFO
-        head, label = record.ledger.head(), outcome.release.label
-        _logger.log(level, "round %d: %s; ledger: %s", request.round, label, head)
-        return outcome.release
-
-    def _compute(self, work: RoundWork, record: _JobRecord) -> RoundOutcome:
-        """Run the round."""
-        outcome = work.run(record)
-        _check_announced(work, outcome.release)
-        return outcome
-
-    def _tidy(self, store: SiteStore, outcome: RoundOutcome) -> None:
-        """Delete what no round needs, and note the site's own measures, if that works."""
-        try:
-            if outcome.state is not None:
-                store.keep_only(outcome.state.round)
-            if outcome.measures is not None:
-                store.note(outcome.measures)
-        except Exception as error:
-            log_privately(self.name, error)
-
-    def _room(self, work: RoundWork, folder: Path) -> AbstractContextManager[Callable[[], None]]:
-        """Room on the disk for what the rest of the run charges, by public sizes.
-
-        So a full disk refuses the round before a patient is looked at.
-        """
-        if self._simulation:
-            return nullcontext(lambda: None)
-        sizes = [len(vocabulary) for vocabulary in self._source.vocabularies]
-        return held(folder, room_for(work.cost(), sizes, self._settings.max_rank))
-
-    def _look(self, folder: Path) -> AbstractContextManager[None]:
-        """A look at the patients, of which not many in a row may end without a charge."""
-        return nullcontext() if self._simulation else counted_look(folder)
-
-    def _end(self, request: RoundRequest, folder: Path) -> Release:
+    def _end(self, asked: Admitted) -> Release:
         """Answer a last round that asks for nothing: keep what it says, and look at no patient."""
-        store = self._paid(request, folder)
+        request = asked.request
+        store = self._here.store(request.job, asked.last.fingerprint if asked.last else "")
         try:
             if request.selection:
                 store.note_selection(request.selection_digest)
@@ -368,107 +146,168 @@ class Site:
                 "site %s: the end of job %s cannot be kept (%s)",
                 self.name, request.job, error.strerror,
             )  # fmt: skip
-        _logger.log(
-            logging.DEBUG if self._simulation else logging.INFO,
-            "job %s has ended; `dpfact site refit` fits this site's own model", request.job,
-        )  # fmt: skip
+        self._log(f"job {request.job} has ended; `dpfact site refit` fits this site's own model")
         return release_nothing()
 
-    def _paid(self, request: RoundRequest, folder: Path) -> SiteStore:
-        """What is kept of a run, whose last round is refused where nothing was paid for it."""
-        if not (folder / LEDGER).exists():
-            raise MessageError(f"job {request.job!r}: this site has no ledger yet, nor answers")
-        with Ledger(folder, create=False, durable=not self._simulation) as ledger:
-            last = admission.check_paid(request, ledger)
-        store = self._store(request.job, last.fingerprint)
-        admission.check_selection(request, store)
-        return store
+    def _replay(self, asked: Admitted, row: LedgerRow, progress: _Progress) -> Release:
+        """What was sent when this was asked before; in modes with noise no patient is read."""
+        assert asked.ledger is not None
+        sent = asked.ledger.answer(row.key)
+        if sent is None:
+            sent = self._made_again(asked, asked.ledger, row, progress)
+        _logger.info("round %d asked again: sending what was sent", row.round)
+        return sent
 
-    def _work(self, request: RoundRequest) -> RoundWork:
-        """The rule's part of a round, once the request is known to fit this site."""
-        rule = site_rules.find(request.rule_name)
-        request = localised(request, self._settings)
-        return rule(self._source, request, site=self.name, simulation=self._simulation)
+    def _made_again(
+        self, asked: Admitted, ledger: Ledger, row: LedgerRow, progress: _Progress
+    ) -> Release:
+        """A release without noise: its bytes are not kept, but what they were made of."""
+        request, store = asked.request, self._here.store(row.job, row.fingerprint)
+        state, made = store.load(row.round), None
+        if state is not None:
+            made = release_unprotected(state.factors[1:])
+        elif not request.anchors:  # a start leaves no state
+            with self._reading_patients(request, progress):
+                made = compute(asked.work, _KeptJob(store, ledger, row)).release
+        if made is None or not ledger.has(row.key, request.terms, made):
+            check_follows(request, row)  # which refuses: the round is over
+        assert made is not None
+        return made
 
-    def _ledger(self, folder: Path, stack: ExitStack) -> Ledger | None:
-        """The site's ledger, open until the stack is left; None where there never was one."""
-        if not (folder / LEDGER).exists() and not has_jobs(folder):
-            return None
-        return stack.enter_context(Ledger(folder, create=False, durable=not self._simulation))
+    @contextmanager
+    def _begun(self, asked: Admitted) -> Iterator[Ledger]:
+        """The ledger and the job's folder, begun where there are none, and an attempt counted.
 
-    def _new_ledger(self, folder: Path) -> Ledger:
+        No request that is refused gets here: a server may ask for ever new jobs, and fill the disk.
+        """
+        here, request = self._here, asked.request
+        with (
+            self._new_ledger(asked) if asked.ledger is None else nullcontext(asked.ledger) as ledger
+        ):
+            data_key(here.folder)  # from now on there is one
+            asked.store.begin()  # from now on, a ledger that is gone was taken away
+            if request.selection:
+                asked.store.note_selection(request.selection_digest)
+            with nullcontext() if here.simulation else counting_attempt(here.folder):
+                yield ledger
+
+    def _new_ledger(self, asked: Admitted) -> Ledger:
         """A ledger where none ever was: it has a whole budget."""
-        if not self._simulation:
+        if not self._here.simulation:
             logging.getLogger(NEW_LEDGERS).warning(
-                "site %s: begins a new ledger in %s, with a whole budget", self.name, self._root
-            )
-        return Ledger(folder, durable=not self._simulation)
+                "site %s: begins a new ledger in %s, with a whole budget",
+                self.name, self._here.root,
+            )  # fmt: skip
+        ledger = self._here.ledger(create=True)
+        # Again: without a lock another process may have begun it. From here on that is noticed.
+        check_budget(asked.work, ledger.count(), self._here.settings)
+        return ledger
 
-    def _store(self, job: str, fingerprint: str = "") -> SiteStore:
-        """What is kept of a job; without a fingerprint, for what is not of the patients."""
-        return SiteStore(self._root, self.name, job, fingerprint, simulation=self._simulation)
+    @contextmanager
+    def _reading_patients(self, request: RoundRequest, progress: _Progress) -> Iterator[None]:
+        """From here on whatever fails is one and the same error; in the end nobody is in memory.
+
+        To give memory back takes as long as it is large, so it is done before the reply is due.
+        """
+        progress.patients_read = True
+        try:
+            yield
+        except Exception as error:
+            clear_frames(error.__traceback__)  # they hold patients, too
+            raise self._failed(request, error) from None
+        finally:
+            if not self._here.simulation:  # whose sites are read for all their rounds at once
+                forget_patients()
+
+    def _release(
+        self, asked: Admitted, ledger: Ledger, delay: ReplyDelay, progress: _Progress
+    ) -> Release:
+        """Compute, keep and charge.
+
+        A round that is over by then is not charged: to the server it is one that failed. After the
+        charge nothing fails any more: the release stands.
+        """
+        here, request = self._here, asked.request
+        fingerprint = data_tag(here.folder, here.source.read().fingerprint)
+        check_same_data(asked, fingerprint)
+        store = here.store(request.job, fingerprint)
+        outcome = compute(asked.work, _KeptJob(store, ledger, asked.last))
+        asked.free_disk()
+        if outcome.state is not None:
+            store.save(outcome.state)
+        key = ReleaseKey(fingerprint, request.job, request.round, request.digest)
+        charge(ledger, key, request.terms, outcome.release, delay.check_in_time)
+        progress.charged = outcome.release
+        self._clean_up(store, outcome)
+        # For the hospital, to compare the ledger with later.
+        self._log(f"round {request.round}: {outcome.release.label}; ledger: {ledger.head()}")
+        return outcome.release
+
+    def _clean_up(self, store: SiteStore, outcome: RoundOutcome) -> None:
+        """Delete what no round needs, and note the site's own measures, if that works."""
+        try:
+            if outcome.state is not None:
+                store.keep_only(outcome.state.round)
+            if outcome.measures is not None:
+                store.note(outcome.measures)
+        except Exception as error:
+            log_privately(self.name, error)
+
+    def _failed(self, request: RoundRequest, error: Exception) -> RoundFailedError:
+        """What leaves once patients were read: which error it is may depend on them."""
+        if isinstance(error, RoundFailedError):
+            return error
+        log_privately(self.name, error)
+        return RoundFailedError(f"round {request.round} failed, see above")
+
+    def _log(self, text: str) -> None:
+        """A line of the hospital's log; a simulation has none."""
+        _logger.log(logging.DEBUG if self._here.simulation else logging.INFO, text)
 
 
 @dataclass(frozen=True)
-class _JobRecord:
-    """What this site kept of a job, for its next round; `last` is what the ledger says of it."""
+class _KeptJob:
+    """What this site kept of a job, for its next round: a `JobState`."""
 
-    job: str
-    ledger: Ledger
     store: SiteStore
+    ledger: Ledger
     last: LedgerRow | None
-
-    def answer(self, key: ReleaseKey, request: RoundRequest) -> Release | None:
-        """What was released for this very request before; no round is answered before its turn."""
-        last = self.last
-        if last is None or key.round > last.round:
-            return None
-        kept = self.ledger.answer(key)
-        if kept is None and self.is_last(key) and request.privacy.privacy == "none":
-            return self._unprotected(key, request.terms)
-        return kept
-
-    def is_last(self, key: ReleaseKey) -> bool:
-        """Whether it is the very request that was answered last."""
-        last = self.last
-        return last is not None and (key.request, key.fingerprint) == (
-            last.request, last.fingerprint,
-        )  # fmt: skip
-
-    def _unprotected(self, key: ReleaseKey, terms: str) -> Release | None:
-        """The last round's release without noise, out of the state: the ledger has its hash."""
-        state = self.state()
-        if state is None:
-            return None
-        release = release_unprotected(state.factors[1:])
-        return release if self.ledger.has(key, terms, release) else None
 
     def state(self) -> SiteState | None:
         """The site's factors after the last round that was answered."""
         return self.store.load(self.last.round) if self.last else None
 
     def release(self, round_number: int) -> Release | None:
-        """What was released in a round; None where it was not answered."""
-        try:
-            return self.ledger.release_of(self.job, round_number)
-        except StateError:
-            return None
+        """What was released in a round; None where it was not answered, or is not kept."""
+        if self.last is not None:
+            for row in self.ledger.rows():
+                if (row.job, row.round, row.payload_kept) == (self.last.job, round_number, True):
+                    return self.ledger.release_of(row.job, round_number)
+        return None
 
 
-def _is_kept(request: RoundRequest, ledger: Ledger, last: LedgerRow) -> bool:
-    """Whether a round was answered before as it is asked."""
-    key = ReleaseKey(last.fingerprint, request.job, request.round, request.digest)
-    return last.request == key.request or ledger.answer(key) is not None
-
-
-def _is_unprotected_start(request: RoundRequest) -> bool:
-    return request.privacy.privacy == "none" and not request.anchors
-
-
-def _check_announced(work: RoundWork, release: Release) -> None:
-    """Hold a rule to its word: what costs more than its `cost` was never admitted."""
+def compute(work: RoundWork, kept: JobState) -> RoundOutcome:
+    """Run a round, and hold its rule to its word: what costs more than `cost` was not admitted."""
+    outcome = work.run(kept)
+    release = outcome.release
     announced = math.fsum(event.rho for event in work.cost())
     spent = math.fsum(event.rho for event in release.events)
     unprotected = bool(announced and release.arrays and not release.events)
     if unprotected or spent > announced * (1 + 1e-12):
         raise StateError("the rule releases more than it announced")
+    return outcome
+
+
+def charge(
+    ledger: Ledger,
+    key: ReleaseKey,
+    terms: str,
+    release: Release,
+    check_in_time: Callable[[], None],
+) -> None:
+    """Charge a release; an error that comes after the charge is none."""
+    try:
+        ledger.charge(key, terms, release, check_in_time)
+    except Exception:
+        if not ledger.has(key, terms, release):
+            raise

@@ -31,13 +31,11 @@ from dpfact_flower.machine.flower import KNOWN, QUIET, version_faults
 from dpfact_flower.machine.processes import Process, listeners, processes
 from dpfact_flower.privacy.ledger import LEDGER, Ledger
 from dpfact_flower.settings import SiteSettings
-from dpfact_flower.site.admission import check_choices, check_data_site
-from dpfact_flower.site.centre import centre_faults
-from dpfact_flower.site.config import read_node_config
-from dpfact_flower.site.looks import check_looks
+from dpfact_flower.site.config import check_choices, check_data_site, read_node_config
+from dpfact_flower.site.disk_reservation import largest_run
+from dpfact_flower.site.lockout import check_attempts, rolled_back_faults
 from dpfact_flower.site.metrics import answering_seconds
-from dpfact_flower.site.room import largest_room
-from dpfact_flower.site.set_back import set_back_faults
+from dpfact_flower.site.server_check import server_faults
 from dpfact_flower.site.store import has_jobs
 
 MACHINE_CODE = ".machine-code"
@@ -169,7 +167,7 @@ def _opens(place: Place) -> list[str]:
 
 def _ledger(place: Place) -> list[str]:
     folder = place.site_folder
-    if faults := set_back_faults(folder):
+    if faults := rolled_back_faults(folder):
         return faults
     journal = folder / f"{LEDGER}-journal"
     if not (folder / LEDGER).exists():
@@ -186,14 +184,14 @@ def _room(place: Place) -> list[str]:
     least = _LEAST_ROOM
     with suppress(DPFactError):  # a check of its own says what is wrong with the data file
         sizes = [len(vocabulary) for vocabulary in open_site(place.data).vocabularies]
-        least += largest_room(sizes, place.settings.max_rank)
+        least += largest_run(sizes, place.settings.max_rank)
     faults = []
     if free < least:
         faults.append(
             f"{state} has {free // 2**20} MiB left, {least // 2**20} are needed: make room, or "
             "lower max-rank"
         )
-    check_looks(place.site_folder)
+    check_attempts(place.site_folder)
     return faults
 
 
@@ -204,7 +202,7 @@ def _centre(place: Place) -> list[str]:
     address, certificates = node.option("--superlink"), node.path("--root-certificates")
     if address is None or certificates is None:
         return ["the SuperNode speaks without TLS: give it --superlink and --root-certificates"]
-    return centre_faults(address, certificates)
+    return server_faults(address, certificates)
 
 
 def _flower(_: Place) -> list[str]:

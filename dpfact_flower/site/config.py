@@ -1,4 +1,4 @@
-"""The hospital's own file of settings: what a SuperNode's node config would say."""
+"""The hospital's own settings: its file, with the keys of a node config, and its choices."""
 
 from __future__ import annotations
 
@@ -29,3 +29,49 @@ def read_node_config(path: Path) -> dict[str, Scalar]:
         if not Path(str(settings.to_config()[key])).is_absolute():
             raise SettingsError(f"{path}: {key} must be set, to an absolute path")
     return config
+
+
+def check_choices(settings: SiteSettings) -> None:
+    """Refuse settings that lack what a hospital must choose for itself: there is no default.
+
+    Raises
+    ------
+    SettingsError
+        Naming the setting.
+    """
+    for key, value in (
+        ("state-dir", settings.state_dir),
+        ("allow-privacy", settings.allow_privacy),
+    ):
+        if not value:
+            raise SettingsError(f"{key}: must be set in the site's node config")
+    if not Path(settings.state_dir).expanduser().is_absolute():
+        raise SettingsError(
+            f"state-dir: must be an absolute path, or the record of releases would depend on where "
+            f"the process was started; got {settings.state_dir!r}"
+        )
+    noisy = settings.allow_privacy != "none"
+    if noisy != (settings.max_epsilon > 0):
+        raise SettingsError(
+            "max-epsilon: must be above 0 where allow-privacy names a mode with noise, and 0 where "
+            f"it is 'none', which no epsilon bounds; got {settings.max_epsilon:g} with "
+            f"{settings.allow_privacy!r}"
+        )
+    if noisy and "none" in settings.allow_privacy.split(","):
+        raise SettingsError("allow-privacy: 'none' beside a mode with noise would void max-epsilon")
+
+
+def check_data_site(name: str, settings: SiteSettings) -> None:
+    """Refuse a data file with another site's name: its patients would be charged to this ledger.
+
+    Raises
+    ------
+    SettingsError
+        With both names, and the way out.
+    """
+    wanted = settings.data_site or settings.site
+    if wanted and name != wanted:
+        raise SettingsError(
+            f"data-path: the file is that of site {name!r}, and site is {settings.site!r}; name "
+            f"the right file, or set data-site = {name!r} if these are this site's patients"
+        )

@@ -30,7 +30,7 @@ from dpfact_flower.privacy import (
 from dpfact_flower.privacy.noise import SIGMA
 from dpfact_flower.privacy.patient.statistics import BoundedSum, code_counts, cooccurrence
 from dpfact_flower.site.round import (
-    Kept,
+    JobState,
     RoundOutcome,
     _norm_squared,
     check_modes,
@@ -55,8 +55,8 @@ _FINEST = SIGMA * 2.0**-30
 class ElasticRound:
     """A round of privacy "none" or "paper": `run_round` as `RoundWork`."""
 
-    reach = "this round"
-    ends = False
+    cost_scope = "this round"
+    is_final = False
 
     def __init__(
         self, source: SiteSource, request: RoundRequest, *, site: str, simulation: bool
@@ -81,7 +81,7 @@ class ElasticRound:
         """The releases of this round."""
         return planned(self._request, self._modes, simulation=self._simulation)
 
-    def run(self, kept: Kept) -> RoundOutcome:
+    def run(self, kept: JobState) -> RoundOutcome:
         """Factorise on from the last round."""
         return run_round(
             self._source.read().tensor,

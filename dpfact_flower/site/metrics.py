@@ -1,20 +1,32 @@
-"""A hospital's own figures, for its own monitoring: they stay in the house."""
+"""A hospital's own figures, for its own monitoring: they stay in the house.
+
+How often the site refused is counted by the code that left it. These counts bound nothing and
+decide nothing. The file's size is bounded by the number of codes, so no server can fill a disk with
+it. Nothing is written for a site that has answered nothing yet, nor where the folder itself is what
+is wrong (code "state"): those refusals are in the log alone.
+"""
 
 from __future__ import annotations
 
+import json
 import time
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
 from dpfact_flower.data.site_data import open_site
+from dpfact_flower.errors import StateError
+from dpfact_flower.machine.access import check_own
+from dpfact_flower.machine.files import replacing
+from dpfact_flower.machine.parsed import from_json
 from dpfact_flower.machine.prometheus import Gauge, gauge
 from dpfact_flower.privacy import account
 from dpfact_flower.privacy.ledger import LEDGER, Ledger
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.disclosure import PUBLIC_CODES
-from dpfact_flower.site.looks import looks
-from dpfact_flower.site.refusals import refusals
+from dpfact_flower.site.lockout import failed_attempts
 
+_REFUSALS = ".refusals.json"  # no job can have this name
 ANSWERING = ".answering"
 """File in the state folder that is as old as the message that is being answered."""
 
@@ -56,11 +68,37 @@ def site_gauges(settings: SiteSettings) -> list[Gauge]:
         gauge("site_epsilon_left", "What max-epsilon leaves.", left, site=name),
         gauge("site_charged_seconds", "When the latest charge was, since 1970.", last, site=name),
         gauge("site_releases", "Rows of the ledger.", rows, site=name),
-        gauge("site_failed_looks", "Rounds in a row that failed after patients were read; 10 "
-              "close the site until somebody has looked.", looks(folder), site=name),
+        gauge("site_failed_attempts", "Rounds in a row that failed after patients were read; 10 "
+              "close the site until somebody has looked.", failed_attempts(folder), site=name),
         gauge("site_answering_seconds", "How long the message that is being answered has been; 0 "
               "where none is.", answering_seconds(folder.parent), site=name),
         Gauge("site_refusals_total", "Requests that were refused or failed, by the code that left.",
               tuple(((("site", name), ("code", code)), float(refused.get(code, 0)))
                     for code in sorted({*PUBLIC_CODES, *refused})), "counter"),
     ]  # fmt: skip
+
+
+def refusals(folder: Path) -> dict[str, int]:
+    """Refusals since the count began, by code; none where there is no file, or a damaged one."""
+    with suppress(OSError, ValueError):
+        found = from_json((folder / _REFUSALS).read_bytes())
+        if isinstance(found, dict) and all(type(count) is int for count in found.values()):
+            return found
+    return {}
+
+
+def count_refusal(folder: Path, code: str) -> None:
+    """Count a refusal in a site's folder, where it has a ledger: it is about to leave in any case.
+
+    Of two processes that count at once, one may be forgotten; an executor answers one message at a
+    time.
+    """
+    if code == StateError.code or not (folder / LEDGER).exists():
+        return
+    with suppress(OSError, StateError):
+        for path in (folder.parent, folder):
+            check_own(path)
+        counts = refusals(folder)
+        counts[code] = counts.get(code, 0) + 1
+        with replacing(folder / _REFUSALS, durable=False) as file:
+            file.write(json.dumps(counts).encode())

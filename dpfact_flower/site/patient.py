@@ -9,7 +9,6 @@ nothing: the site keeps what it was told, and fits its own model to it later, ap
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +22,7 @@ from dpfact_flower.privacy.patient.kinds import KINDS, PlannedRelease, carried_b
 from dpfact_flower.privacy.patient.plan import PatientPlan, plan_patient
 from dpfact_flower.privacy.patient.statistics import BoundedSum
 from dpfact_flower.site.round import (
-    Kept,
+    JobState,
     RoundOutcome,
     check_modes,
     stream,
@@ -53,7 +52,7 @@ class PatientRound:
         If its selection or factors are not of this site's modes.
     """
 
-    reach = "the rest of this run"
+    cost_scope = "the rest of this run"
 
     def __init__(
         self, source: SiteSource, request: RoundRequest, *, site: str, simulation: bool
@@ -67,7 +66,7 @@ class PatientRound:
         planned = self._plan.release_of(request.round)
         check_carries(request, planned)
         check_modes(request, sizes)
-        self.ends = planned is None
+        self.is_final = planned is None
         self.charged_rounds = len(
             {r.round for r in self._plan.releases if r.round >= request.round}
         )
@@ -86,7 +85,7 @@ class PatientRound:
             if planned.round >= self._request.round
         )
 
-    def run(self, kept: Kept) -> RoundOutcome:
+    def run(self, kept: JobState) -> RoundOutcome:
         """Release what the plan has for this round; in the last one there is nothing to do."""
         planned = self._plan.release_of(self._request.round)
         if planned is None:
@@ -94,17 +93,16 @@ class PatientRound:
         name = planned.name(self._modes)
         return RoundOutcome(release(self.bounded(planned, kept), self._noise, name=name))
 
-    @cached_property
     def _tensor(self) -> SparseTensor:
         """The patients, with the codes that are in use, cells weighted as the request says."""
         kept = self._source.read().select_codes(self._request.selection).tensor
         return kept.weighted(self._request.weights)
 
-    def bounded(self, planned: PlannedRelease, kept: Kept) -> BoundedSum:
+    def bounded(self, planned: PlannedRelease, kept: JobState) -> BoundedSum:
         """The sum that a planned release adds noise to; un-noised, so it must not leave."""
         start = self._plan.start
         return KINDS[planned.kind].statistic(
-            self._tensor,
+            self._tensor(),
             planned,
             self._request.anchors,
             lambda: ridge_of(self._request, kept.release(start.round), start.sigma),

@@ -47,7 +47,7 @@ def refit(
     job : str
         The run's name.
     simulation : bool
-        As of `SiteStore`.
+        Whether nothing waits for the disk.
 
     Returns
     -------
@@ -65,9 +65,8 @@ def refit(
     """
     name = settings.site or data.name
     root = Path(settings.state_dir).expanduser()
-    store = SiteStore(
-        root, name, job, data_tag(root / name, data.fingerprint), simulation=simulation
-    )
+    tag = data_tag(root / name, data.fingerprint)
+    store = SiteStore(root, name, job, tag, durable=not simulation)
     request = localised(last_request(store), settings)
     tensor = data.select_codes(request.selection).tensor
     if tensor.nnz == 0:

@@ -45,7 +45,7 @@ class RoundOutcome:
     measures: RoundMeasures | None = None
 
 
-class Kept(Protocol):
+class JobState(Protocol):
     """What a site kept of a job's earlier rounds."""
 
     def state(self) -> SiteState | None:
@@ -61,19 +61,19 @@ class RoundWork(Protocol):
     Making one touches no patient's data, and refuses a request that does not fit the site.
     """
 
-    reach: str
+    cost_scope: str
     """What `cost` covers, in words."""
     charged_rounds: int
     """Rounds with noise that the run has left, this one among them, as far as is public."""
-    ends: bool
+    is_final: bool
     """Whether this is a last round that asks for no release: then the site keeps the request, which
     is public, and looks at no patient."""
 
     def cost(self) -> tuple[ReleaseEvent, ...]:
         """What has to fit the budget, from public facts."""
 
-    def run(self, kept: Kept) -> RoundOutcome:
-        """Compute the round."""
+    def run(self, kept: JobState) -> RoundOutcome:
+        """Compute the round; of what is made of the patients, nothing stays but the outcome."""
 
 
 def solved(

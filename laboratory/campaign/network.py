@@ -17,8 +17,7 @@ from flwr.app import Error, Message
 from dpfact_flower import client_app, collect, preflight, strategy
 from dpfact_flower.privacy.ledger import Ledger
 from dpfact_flower.runtime.grid import InProcessGrid
-from dpfact_flower.site import hold
-from dpfact_flower.site.answer import Site
+from dpfact_flower.site import answer, reply_timing
 from dpfact_flower.wire import records
 from tests.crash import answered_in_a_child, failing_at
 
@@ -196,7 +195,7 @@ class Network(InProcessGrid):
 def on_this_clock(clock: Clock) -> Iterator[None]:
     """Let all that waits or looks at the time use a clock."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (client_app, collect, hold, preflight, strategy):
+        for module in (client_app, collect, reply_timing, preflight, strategy):
             patch.setattr(module, "time", clock)
         yield
 
@@ -204,14 +203,14 @@ def on_this_clock(clock: Clock) -> Iterator[None]:
 @contextmanager
 def taking(clock: Clock, seconds: float) -> Iterator[None]:
     """Let a round take so long."""
-    compute = Site._compute
+    compute = answer.compute
 
     def slow(*arguments: object) -> object:
         clock.now += seconds
         return compute(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Site, "_compute", slow)
+        patch.setattr(answer, "compute", slow)
         yield
 
 

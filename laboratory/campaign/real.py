@@ -26,7 +26,7 @@ from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.history import HISTORY, read_history
 from dpfact_flower.server.status import run_status
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
-from dpfact_flower.site.looks import MOST_LOOKS
+from dpfact_flower.site.lockout import ATTEMPT_LIMIT
 from dpfact_flower.site.store import SiteStore
 from laboratory.campaign.deployed import Deployment, submitted
 from laboratory.campaign.scenario import Outcome
@@ -268,8 +268,8 @@ class RealRun:
         if rho > sum(event.rho for event in events) * (1 + 1e-12):
             yield "charged more than the plan"
         yield from self._late(rows)
-        looks = folder / ".looks"
-        if looks.exists() and looks.stat().st_size > MOST_LOOKS:
+        looks = folder / ".failed-attempts"
+        if looks.exists() and looks.stat().st_size > ATTEMPT_LIMIT:
             yield "more looks than there may be"
         if last is not None and self.scenario.mode == "none":
             store = SiteStore(folder.parent, folder.name, self.job, last.fingerprint)
@@ -321,7 +321,7 @@ def carry_out_real(scenario: RealScenario, made: Deployment, folder: Path) -> Ou
     if code not in (None, 0) and not why:
         problems.append(f"exit code {code} without a reason")
     for each in run.states():
-        (each / ".looks").unlink(missing_ok=True)  # a person has looked
+        (each / ".failed-attempts").unlink(missing_ok=True)  # a person has looked
     if code != 0:
         if any(blow.target in ("SuperLink", "a SuperNode") for blow in scenario.blows):
             time.sleep(60)  # until Flower has noticed who is gone

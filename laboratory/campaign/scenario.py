@@ -18,7 +18,7 @@ from dpfact_flower.privacy.ledger import LEDGER, Ledger
 from dpfact_flower.server.checkpoint import CHECKPOINT, Checkpoint
 from dpfact_flower.server.status import run_status
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
-from dpfact_flower.site.looks import MOST_LOOKS
+from dpfact_flower.site.lockout import ATTEMPT_LIMIT
 from dpfact_flower.strategy import DPFact
 from laboratory.campaign.network import FAULTS, Clock, Faults, Network, ServerKilled, on_this_clock
 
@@ -102,7 +102,7 @@ def carry_out(scenario: Scenario, cohort: Cohort, folder: Path) -> Outcome:
         world.clock.now += 1e4  # everybody is back
         first = end
         for folder_ in world.sites():
-            (folder_ / ".looks").unlink(missing_ok=True)  # a person has looked
+            (folder_ / ".failed-attempts").unlink(missing_ok=True)  # a person has looked
         if end != "finished":
             end = world.start()
         problems = [] if end == "finished" else [f"without faults it ended as {end}"]
@@ -196,8 +196,10 @@ class _World:
             yield "factors that are not finite"
         for folder in self.sites():
             yield from self._ledger_problems(folder)
-        looks = [path.stat().st_size for path in (self.folder / "state").glob("*/*/.looks")]
-        if max(looks, default=0) > MOST_LOOKS:
+        looks = [
+            path.stat().st_size for path in (self.folder / "state").glob("*/*/.failed-attempts")
+        ]
+        if max(looks, default=0) > ATTEMPT_LIMIT:
             yield "more looks than there may be"
 
     def _ledger_problems(self, folder: Path) -> Iterator[str]:

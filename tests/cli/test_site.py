@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 from dpfact_flower import cli
 from dpfact_flower.runtime.federate import federate
 from dpfact_flower.site.disclosure import PUBLIC_CODES
-from dpfact_flower.site.refusals import count_refusal
+from dpfact_flower.site.metrics import count_refusal
 
 RUN = {"privacy": "patient", "epsilon": 4.0, "rank": 3, "refine-rounds": 1, "noise-seed": 1}
 
@@ -15,7 +15,7 @@ RUN = {"privacy": "patient", "epsilon": 4.0, "rank": 3, "refine-rounds": 1, "noi
 def state(cohort_folder, tmp_path):
     """State of three sites after a run, without their own models."""
     federate({**RUN, "data": str(cohort_folder), "out": str(tmp_path / "run")})
-    for path in (tmp_path / "run.sites").rglob("state-*.npy"):
+    for path in (tmp_path / "run.sites").rglob("state-*.npz"):
         path.unlink()
     return tmp_path / "run.sites"
 
@@ -26,7 +26,7 @@ def test_metrics_say_what_is_left(cohort_folder, state, tmp_path):
         f'site = "site-1"\ndata-path = "{cohort_folder}/site-1.npz"\nstate-dir = "{state}"\n'
         'allow-privacy = "patient"\nmax-epsilon = 10.0\n'
     )
-    (state / "site-1" / ".looks").write_bytes(b"+++")
+    (state / "site-1" / ".failed-attempts").write_bytes(b"+++")
     for code in ("late", "late", "message"):
         count_refusal(state / "site-1", code)
     command = ["site", "metrics", "--config", str(config)]
@@ -58,7 +58,7 @@ def test_refit_fits_every_run_that_has_ended(cohort_folder, state):
     done = refit(cohort_folder, state)
     assert done.exit_code == 0, done.output
     assert "explains" in done.output
-    assert len(list((state / "site-1").glob("*/state-*.npy"))) == 1
+    assert len(list((state / "site-1").glob("*/state-*.npz"))) == 1
     again = refit(cohort_folder, state)
     assert "no run in patient mode has ended here that is not fitted yet" in str(again.exception)
 

@@ -69,7 +69,7 @@ def write_run(folder: Path) -> None:
 
 
 def write_state(root: Path, site: SiteData) -> SiteStore:
-    store = SiteStore(root, site.name, "job", site.fingerprint, simulation=False)
+    store = SiteStore(root, site.name, "job", site.fingerprint)
     rng = np.random.default_rng(0)
     factors = tuple(rng.random((n, 3)).astype(np.float32) for n in (12, *SIZES))
     store.save(SiteState(2, factors, 0.1))
@@ -148,10 +148,10 @@ def kinds(tmp_path_factory) -> dict[str, Kind]:
         "codes.txt": (lists / "codes.txt", in_text, lambda path: load_codes(path, "a")),
         "tns": (lists / "t.tns", in_text, read_tns),
         "tns.gz": (lists / "t.tns.gz", in_text, read_tns),
-        "state": (state, strategies.npy, lambda path: store.load(2), lambda path: store.load()),
+        "state": (state, members, lambda path: store.load(2), lambda path: store.load()),
         "ending": (store.folder / "ending.npz", members, lambda path: last_request(store)),
         "selection": (store.folder / "selection.sha256", in_text,
-                      lambda path: store.same_selection("0" * 64)),
+                      lambda path: store.has_selection("0" * 64)),
         "site history": (store.folder / "history.jsonl", in_lines, lambda path: store.history()),
         "ledger": (own / LEDGER, strategies.in_rows,
                    *(lambda path, use=use: use() for use in uses)),

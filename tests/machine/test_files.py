@@ -108,39 +108,6 @@ def test_where_nothing_need_last_the_disk_is_not_waited_for(tmp_path, monkeypatc
     assert os.listdir(tmp_path) == ["x"]
 
 
-@pytest.mark.parametrize("size", [0, 3, 100_000])
-def test_a_spare_file_is_written_over(tmp_path, size):
-    path, spare = tmp_path / "x", tmp_path / "spare"
-    write(path, b"old")
-    write(spare, b"something longer")
-    blocks = spare.stat().st_ino
-    for is_there in (True, False):
-        assert spare.exists() == is_there
-        with replacing(path, over=spare) as file:
-            file.write(bytes(size))
-            file.flush()
-            assert path.read_bytes() == (b"old" if is_there else bytes(size))
-        assert path.read_bytes() == bytes(size)
-        assert (path.stat().st_ino == blocks) == is_there
-        assert os.listdir(tmp_path) == ["x"]
-        assert mode_of(path) == 0o600
-
-
-def test_a_spare_file_goes_with_an_exception_and_the_old_one_stays(tmp_path):
-    for name in ("x", "spare"):
-        write(tmp_path / name, b"old")
-
-    def fail() -> None:
-        with replacing(tmp_path / "x", over=tmp_path / "spare") as file:
-            file.write(b"half")
-            raise ValueError("half")
-
-    with pytest.raises(ValueError, match="half"):
-        fail()
-    assert os.listdir(tmp_path) == ["x"]
-    assert (tmp_path / "x").read_bytes() == b"old"
-
-
 @pytest.mark.process
 @pytest.mark.parametrize("durable", [True, False])
 def test_a_killed_process_leaves_the_old_file(tmp_path, durable):

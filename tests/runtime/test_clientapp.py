@@ -6,7 +6,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from dpfact_flower.runtime import clientapp
 from dpfact_flower.runtime.worker import Question
-from dpfact_flower.site.hold import Hold
+from dpfact_flower.site.reply_timing import ReplyDelay
 
 CANARY = "canary-4711"
 
@@ -47,7 +47,7 @@ def test_what_the_app_does_not_know_is_refused_with_a_code(settings, kind, code)
 @pytest.mark.parametrize("kind", ["train", "evaluate", "query", "train.other"])
 def test_whatever_is_asked_the_reply_leaves_at_its_time(settings, kind, monkeypatch):
     slept = []
-    monkeypatch.setattr(Hold, "wait", lambda self: slept.append(self._seconds))
+    monkeypatch.setattr(ReplyDelay, "wait", lambda self: slept.append(self._seconds))
     assert reason({**settings, "reply-after": 7.0}, kind).startswith("dpfact:")
     assert slept == [7.0]
 

@@ -52,7 +52,7 @@ class Site:
         return (self.folder / "site.log").read_text()
 
     def looks(self) -> int:
-        path = self.state / ".looks"
+        path = self.state / ".failed-attempts"
         return path.stat().st_size if path.exists() else 0
 
 

@@ -135,5 +135,5 @@ def test_one_process_repeats_itself_and_leaves_no_patient_value(cohort_folder, t
     summary = json.loads((out / "summary.json").read_text())
     assert summary["rounds"] == CONFIG["rounds"]
     assert (tmp_path / "again.sites" / "site-1").is_dir()
-    assert not list(out.glob("**/state-*.npy"))
+    assert not list(out.glob("**/state-*.npz"))
     assert not list(out.glob("**/ledger.sqlite"))

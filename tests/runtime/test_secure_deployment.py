@@ -295,8 +295,8 @@ def test_a_run_whose_server_dies_is_gone_on_with_to_the_model_of_one_process(fed
     for each in federation.hospitals:
         state = each.folder / "site" / "state" / "plain" / each.name
         assert [row.round for row in rows_of(state)] == list(range(1, rounds + 1))
-        (kept,) = state.glob("*/state-*.npy")
-        assert kept.name == f"state-{rounds:06d}.npy"
+        (kept,) = state.glob("*/state-*.npz")
+        assert kept.name == f"state-{rounds:06d}.npz"
         (history,) = state.glob("*/history.jsonl")
         # Round 1 is the start: co-occurrences, and no model to measure.
         assert len(history.read_text().splitlines()) == rounds - 1

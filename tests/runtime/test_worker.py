@@ -18,8 +18,8 @@ from dpfact_flower.runtime.supernode import claimed, message_from_bytes, message
 from dpfact_flower.runtime.worker import Answering, Question
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.config import read_node_config
-from dpfact_flower.site.hold import Hold
 from dpfact_flower.site.metrics import ANSWERING, answering_seconds, site_gauges
+from dpfact_flower.site.reply_timing import ReplyDelay
 from tests.patience import PATIENCE
 
 FAILED = "dpfact:failed (details are in the site's own log)"
@@ -83,7 +83,9 @@ def config(tmp_path):
 def waited(monkeypatch):
     """What each reply was held for, and since when."""
     found = []
-    monkeypatch.setattr(Hold, "wait", lambda self: found.append((self._seconds, self._came_in)))
+    monkeypatch.setattr(
+        ReplyDelay, "wait", lambda self: found.append((self._seconds, self._came_in))
+    )
     return found
 
 

@@ -444,7 +444,7 @@ def test_a_run_leaves_no_patient_in_its_folder(cohort, cohort_folder, tmp_path):
                 if name != "meta":
                     assert not set(arrays[name].shape) & sizes
     assert not list(folder.rglob("ledger.sqlite"))
-    assert not list(folder.rglob("state-*.npy"))
+    assert not list(folder.rglob("state-*.npz"))
 
 
 def test_seeded_runs_repeat_and_say_that_they_are_not_private(cohort_folder, tmp_path):

@@ -18,7 +18,7 @@ from dpfact_flower.privacy import ReleaseEvent, account
 from dpfact_flower.privacy.ledger import LEDGER, Ledger, data_tag
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import PrivacySettings, SiteSettings, SolverSettings
-from dpfact_flower.site import answer
+from dpfact_flower.site import admission, answer
 from dpfact_flower.site.disclosure import log_privately
 from dpfact_flower.site.store import SiteState, SiteStore
 from dpfact_flower.tensor import SparseTensor
@@ -200,8 +200,8 @@ def test_a_crash_leaves_the_site_before_the_round_or_after_it(
     # And the job goes on from that round's own factors, whatever lies about.
     fit(make_noisy_client(data, tmp_path), replace(request, round=request.round + 1))
     assert state_of(tmp_path, data).round == request.round + 1
-    left = sorted(path.name for path in (folder_of(tmp_path) / "job").glob("*.npy"))
-    assert left == [f"state-{request.round + 1:06d}.npy"]
+    left = sorted(path.name for path in (folder_of(tmp_path) / "job").glob("*.npz"))
+    assert left == [f"state-{request.round + 1:06d}.npz"]
 
 
 def test_state_charge_and_deletion_come_in_this_order(data, tmp_path, monkeypatch):
@@ -215,7 +215,7 @@ def test_state_charge_and_deletion_come_in_this_order(data, tmp_path, monkeypatc
         whole = getattr(kind, name)
 
         def step(*arguments):
-            states = sorted(p.name for p in (folder_of(tmp_path) / "job").glob("state-*.npy"))
+            states = sorted(p.name for p in (folder_of(tmp_path) / "job").glob("state-*.npz"))
             seen.append((name, [int(state[6:12]) for state in states], len(rows_of(tmp_path))))
             return whole(*arguments)
 
@@ -230,7 +230,7 @@ def test_state_charge_and_deletion_come_in_this_order(data, tmp_path, monkeypatc
 @pytest.mark.parametrize("simulation", [False, True])
 def test_only_a_simulated_site_does_not_wait_for_the_disk(data, tmp_path, monkeypatch, simulation):
     waited = []
-    opened, fsync = answer.Ledger, os.fsync
+    opened, fsync = admission.Ledger, os.fsync
 
     def open_ledger(*arguments, **choices):
         ledger = opened(*arguments, **choices)
@@ -240,7 +240,7 @@ def test_only_a_simulated_site_does_not_wait_for_the_disk(data, tmp_path, monkey
     settings = SiteSettings(allow_privacy="none", state_dir=str(tmp_path))
     client = DPFactClient(data, settings, simulation=simulation)
     fit(client, make_request(data))  # makes folders and ledger, which is waited for
-    monkeypatch.setattr(answer, "Ledger", open_ledger)
+    monkeypatch.setattr(admission, "Ledger", open_ledger)
     monkeypatch.setattr(os, "fsync", lambda handle: (waited.append(True), fsync(handle)))
     fit(client, make_request(data, round=2))
     assert waited == ([False] if simulation else [True, True, True])  # the state, and its name
@@ -354,7 +354,7 @@ def test_a_state_that_is_not_what_was_sent_is_not_sent_in_its_place(client, data
     assert "round 1 of job 'job' has its release already" in text
     store.save(replace(state, factors=(2 * patients, *features)))  # those were never sent
     fit(client, make_request(data))
-    (tmp_path / "state" / "site-1" / "job" / "state-000001.npy").unlink()
+    (tmp_path / "state" / "site-1" / "job" / "state-000001.npz").unlink()
     assert "round 1 of job 'job' is stale" in refusal(client, make_request(data), caplog)
     assert len(rows_of(tmp_path)) == 1
 
@@ -525,7 +525,7 @@ def test_what_a_killed_process_left_is_swept(client, data, tmp_path):
     fit(client, make_request(data))
     folder = tmp_path / "state" / "site-1" / "job"
     for number in (1, 2):
-        torn = folder / f".state-{number:06d}.npy.killed"
+        torn = folder / f".state-{number:06d}.npz.killed"
         torn.write_bytes(b"half a file of patient factors")
     for number in (2, 3):
         fit(client, make_request(data, round=number))

@@ -21,7 +21,7 @@ from dpfact_flower.privacy.ledger import LEDGER, Ledger
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import PrivacySettings, RunSettings, SiteSettings, SolverSettings
-from dpfact_flower.site import admission
+from dpfact_flower.site import admission, answer
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 from tests.site.test_failures import Watched
@@ -600,20 +600,20 @@ def test_without_a_lock_two_jobs_do_not_share_one_budget(data, tmp_path, caplog,
     first, second = make_client(data, tmp_path), make_client(data, tmp_path)
     requests = [make_server(data, job=job).request(1) for job in ("a", "b")]
     (tmp_path / "state" / "site-1").mkdir(parents=True)  # which the lock would make
-    monkeypatch.setattr("dpfact_flower.site.answer.locked", lambda _: nullcontext())
-    compute = first.site._compute
+    monkeypatch.setattr("dpfact_flower.site.admission.locked", lambda _: nullcontext())
+    compute = answer.compute
 
     def meanwhile(*arguments):
         outcome = compute(*arguments)
+        monkeypatch.setattr(answer, "compute", compute)
         ask(second, requests[1])
         return outcome
 
-    monkeypatch.setattr(first.site, "_compute", meanwhile)
+    monkeypatch.setattr(answer, "compute", meanwhile)
     code, log = refusal(first, requests[0], caplog)
     assert code == "failed"
     assert "another process charged" in log
     assert [row.job for row in rows_of(tmp_path)] == ["b"]
-    monkeypatch.setattr(first.site, "_compute", compute)
     assert refusal(first, requests[0], caplog)[0] == "privacy-refused"
 
 

@@ -23,13 +23,12 @@ from dpfact_flower.machine.flower import QUIET
 from dpfact_flower.machine.processes import Listener, Process
 from dpfact_flower.privacy.ledger import LEDGER, Ledger
 from dpfact_flower.runtime.superlink import free_port
-from dpfact_flower.site import centre as centre_module
-from dpfact_flower.site import check
-from dpfact_flower.site.centre import centre_faults
+from dpfact_flower.site import check, server_check
 from dpfact_flower.site.check import check_site
+from dpfact_flower.site.disk_reservation import largest_run
+from dpfact_flower.site.lockout import rolled_back_faults
 from dpfact_flower.site.metrics import ANSWERING
-from dpfact_flower.site.room import largest_room
-from dpfact_flower.site.set_back import set_back_faults
+from dpfact_flower.site.server_check import server_faults
 from tests.runtime.certificates import make_certificates
 
 ME = os.geteuid() if hasattr(os, "geteuid") else 0
@@ -70,7 +69,7 @@ def place(cohort, tmp_path, monkeypatch):
     ]  # fmt: skip
     monkeypatch.setattr(check, "processes", lambda: running)
     monkeypatch.setattr(check, "_interfaces", lambda pid: {"lo"})
-    monkeypatch.setattr(check, "centre_faults", lambda address, certificates: [])
+    monkeypatch.setattr(check, "server_faults", lambda address, certificates: [])
     # A test's folder, and the developer's, are what they are.
     monkeypatch.setattr(check, "changeable_within", lambda folder, uids: iter([]))
     monkeypatch.setattr(check, "changeable", lambda path, uids: [])
@@ -126,7 +125,7 @@ def test_rounds_that_the_ledger_lacks_are_found(place):
     own = folder / "site" / "state" / "north"
     own.mkdir(mode=0o700)
     (own / "LEDGER-LACKS-ROUNDS.txt").touch()
-    assert faults(folder) == {"the ledger is whole": tuple(set_back_faults(own))}
+    assert faults(folder) == {"the ledger is whole": tuple(rolled_back_faults(own))}
 
 
 def test_a_site_whose_rounds_can_be_timed_is_found_unless_it_has_no_noise(place):
@@ -277,9 +276,9 @@ def test_settings_data_ledger_and_failures_are_looked_at_before_a_run_needs_them
     with Ledger(state):
         pass
     assert faults(folder) == {}
-    (state / ".looks").write_bytes(b"+" * 10)
+    (state / ".failed-attempts").write_bytes(b"+" * 10)
     assert "10 rounds in a row" in faults(folder)[ROOM][0]
-    (state / ".looks").unlink()
+    (state / ".failed-attempts").unlink()
     (state / "job").mkdir()
     (state / LEDGER).write_bytes(b"damaged")
     assert faults(folder).keys() == {LEDGER_CHECK}
@@ -299,7 +298,7 @@ def test_the_disk_must_have_what_the_largest_run_may_leave(place, monkeypatch):
     folder, _ = place
     config = folder / "site" / "north.toml"
     text = config.read_text()
-    enough = 2**28 + largest_room((9, 12), 50)
+    enough = 2**28 + largest_run((9, 12), 50)
     monkeypatch.setattr(check.shutil, "disk_usage", lambda path: SimpleNamespace(free=enough))
     assert "lower max-rank" in faults(folder)[ROOM][0]
     config.write_text(f"{text}max-rank = 50\n")
@@ -349,7 +348,7 @@ def centre(tmp_path_factory):
 def test_the_centre_is_reached_and_its_time_compared(centre, ahead, words):
     address, authority, clock = centre
     clock[0] = ahead
-    found = centre_faults(address, authority)
+    found = server_faults(address, authority)
     # A second may pass between the two looks at the clock.
     assert [bool(found), len(found)] == ([True, 1] if words else [False, 0])
     if words:
@@ -359,21 +358,21 @@ def test_the_centre_is_reached_and_its_time_compared(centre, ahead, words):
 def test_a_stranger_a_wrong_name_and_nobody_are_told_apart(centre, tmp_path):
     address, authority, _ = centre
     other = make_certificates(tmp_path, "other").authority
-    assert "is not the centre" in centre_faults(address, other)[0]
+    assert "is not the centre" in server_faults(address, other)[0]
     assert (
         "is not the centre"
-        in centre_faults(address.replace("127.0.0.1", "localhost"), authority)[0]
+        in server_faults(address.replace("127.0.0.1", "localhost"), authority)[0]
     )
-    assert "does not answer" in centre_faults(f"127.0.0.1:{free_port()}", authority)[0]
-    assert "is not HOST:PORT" in centre_faults("centre.example", authority)[0]
-    assert "ask the centre for its ca.crt" in centre_faults(address, tmp_path / "absent")[0]
+    assert "does not answer" in server_faults(f"127.0.0.1:{free_port()}", authority)[0]
+    assert "is not HOST:PORT" in server_faults("centre.example", authority)[0]
+    assert "ask the centre for its ca.crt" in server_faults(address, tmp_path / "absent")[0]
 
 
 def test_a_certificate_that_runs_out_soon_is_named(centre, monkeypatch):
     address, authority, clock = centre
     clock[0] = 40 * 86_400  # and so is this machine's clock
-    monkeypatch.setattr(centre_module, "time", SimpleNamespace(time=lambda: time.time() + clock[0]))
-    found = centre_faults(address, authority)
+    monkeypatch.setattr(server_check, "time", SimpleNamespace(time=lambda: time.time() + clock[0]))
+    found = server_faults(address, authority)
     assert len(found) == 2  # the server's, and a day later its authority's
     assert all("runs out on" in fault for fault in found)
 

@@ -34,10 +34,15 @@ from dpfact_flower.runtime.grid import InProcessGrid
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import PrivacySettings, RunSettings, SiteSettings, SolverSettings
-from dpfact_flower.site import answer, hold, patient
+from dpfact_flower.site import admission, answer, patient, reply_timing
 from dpfact_flower.site.answer import Site
-from dpfact_flower.site.looks import MOST_LOOKS
-from dpfact_flower.site.room import held, largest_room, room_for, room_of
+from dpfact_flower.site.disk_reservation import (
+    bytes_needed,
+    bytes_to_reserve,
+    largest_run,
+    reserve,
+)
+from dpfact_flower.site.lockout import ATTEMPT_LIMIT
 from dpfact_flower.site.store import SiteStore
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.wire import records
@@ -49,7 +54,7 @@ PRIVACY = PrivacySettings(
 SIZES = (9, 12)
 SECRET = "no space left for 'Jane Doe'"
 
-ROOM = largest_room(SIZES, SiteSettings().max_rank)
+ROOM = largest_run(SIZES, SiteSettings().max_rank)
 """Bytes that are held before patients are read."""
 
 
@@ -259,12 +264,12 @@ def test_a_ledger_that_cannot_grow_after_all_is_a_failed_round(worlds, number, m
     for world in worlds:
         world.go_to(number)
     before = worlds[0].rows()
-    monkeypatch.setattr("dpfact_flower.site.answer.room_for", lambda *_: 0)
+    monkeypatch.setattr("dpfact_flower.site.admission.bytes_to_reserve", lambda *_: 0)
     for size in (0, 5000):
         with files_up_to(size), pytest.MonkeyPatch.context() as patch:
             patch.setattr(SiteStore, "begin", lambda self: None)
             patch.setattr(SiteStore, "note_selection", lambda self, digest: None)
-            patch.setattr("dpfact_flower.site.answer.Ledger", OpenedBefore(Ledger, size))
+            patch.setattr("dpfact_flower.site.admission.Ledger", OpenedBefore(Ledger, size))
             check_refused(worlds, same(worlds, number), before)
     assert same(worlds, number).rows == before + 1
 
@@ -290,14 +295,14 @@ def test_the_room_that_is_held_suffices_for_the_charge(tmp_path, values):
             replay([np.zeros(values, np.float32)], [event]),
         )  # fmt: skip
         grown = (tmp_path / LEDGER).stat().st_size - before
-    assert grown < room_of(values) - 2**17  # the other half of what is added is the journal's
+    assert grown < bytes_needed(values) - 2**17  # the other half of what is added is the journal's
 
 
 def test_who_lacks_room_is_told_how_much_is_needed(tmp_path):
     with (
         files_up_to(5000),
         pytest.raises(StateError, match="a round needs 30 MiB free"),
-        held(tmp_path, 30 * 2**20),
+        reserve(tmp_path, 30 * 2**20),
     ):
         pass
 
@@ -305,7 +310,7 @@ def test_who_lacks_room_is_told_how_much_is_needed(tmp_path):
 def test_the_room_that_is_asked_for_is_the_same_for_runs_of_all_sizes():
     """Or a server that asks for ever larger ones finds out what the disk has left."""
     for sizes in ((9, 12), (202, 316), (2000, 3000)):
-        most = largest_room(sizes, 200)
+        most = largest_run(sizes, 200)
         for rank, rounds, codes in itertools.product((1, 20, 200), (0, 1, 40, 100), ("", "2x2")):
             asked = PrivacySettings(
                 epsilon=4.0, start_share=0.5 if rounds else 1.0, refine_rounds=rounds, bound=0.1,
@@ -313,14 +318,16 @@ def test_the_room_that_is_asked_for_is_the_same_for_runs_of_all_sizes():
             )  # fmt: skip
             events = plan_patient(asked, sizes=sizes, rank=rank).events(["a", "b"], seeded=False)
             for rest in (events, events[-1:]):
-                assert room_for(rest, sizes, 200) == most
+                assert bytes_to_reserve(rest, sizes, 200) == most
 
 
 def test_a_run_of_a_rule_of_ones_own_may_need_more_room_in_few_sizes():
     event = ReleaseEvent("x", 1.0, 7.0, 10**8, "patient", "add-remove", PATIENT_CLAIM)
-    sizes = {room_for([replace(event, count=n)], SIZES, 200) for n in range(10**6, 10**8, 10**6)}
+    sizes = {
+        bytes_to_reserve([replace(event, count=n)], SIZES, 200) for n in range(10**6, 10**8, 10**6)
+    }
     assert sizes == {ROOM, 4 * ROOM, 16 * ROOM, 64 * ROOM}
-    assert room_of(10**8) <= max(sizes)
+    assert bytes_needed(10**8) <= max(sizes)
 
 
 def test_refusals_of_ever_new_jobs_leave_nothing_on_the_disk(worlds):
@@ -335,11 +342,11 @@ def test_refusals_of_ever_new_jobs_leave_nothing_on_the_disk(worlds):
     with files_up_to(ROOM - 1):
         world.requests = {0: replace(asked, job="full")}
         assert world.ask(0) == ("dpfact:state", 1)
-    (folder / ".looks").write_bytes(b"+" * MOST_LOOKS)
+    (folder / ".failed-attempts").write_bytes(b"+" * ATTEMPT_LIMIT)
     for number in range(3):
         world.requests = {0: replace(asked, job=f"closed-{number}")}
         assert world.ask(0) == ("dpfact:state", 1)
-    (folder / ".looks").unlink()
+    (folder / ".failed-attempts").unlink()
     assert world.names() == before
     assert not world.source.read_by_now
 
@@ -365,7 +372,7 @@ STEPS = {
     "reading the patients": (Watched, "read"),
     "summing": (patient, "cooccurrence"),
     "drawing noise": (patient, "release"),
-    "checking what was announced": (answer, "_check_announced"),
+    "checking what was announced": (answer, "compute"),
     "charging": (Ledger, "charge"),
 }
 ERRORS = (
@@ -391,18 +398,18 @@ def test_whatever_fails_once_patients_were_read_is_one_code_and_no_charge(
 
 BETWEEN = {
     "the data's tag": (answer, "data_tag"),
-    "checking that the data is the job's": (answer.admission, "check_same_data"),
-    "the store": (SiteStore, "of"),
+    "checking that the data is the job's": (answer, "check_same_data"),
+    "the store": (admission.Hospital, "store"),
     "the ledger's key": (answer, "ReleaseKey"),
 }
 AFTER = {
-    "tidying up": (Site, "_tidy"),
+    "cleaning up": (Site, "_clean_up"),
     "the head": (Ledger, "head"),
     "the label": (Release, "label"),
     "forgetting looks": (Path, "unlink"),
     "closing the ledger": (Ledger, "close"),
     "letting go of the patients": (answer, "forget_patients"),
-    "waiting": (hold.Hold, "wait"),
+    "waiting": (reply_timing.ReplyDelay, "wait"),
 }
 """Where an error left as another code, or kept a charged release back."""
 
@@ -462,13 +469,13 @@ def test_once_it_is_charged_a_release_goes_out_whatever_follows(worlds, place, e
 def test_what_fails_on_the_way_out_of_a_failed_round_leaves_as_failed(worlds, error, monkeypatch):
     met = []
 
-    def wait(_: hold.Hold) -> None:
+    def wait(_: reply_timing.ReplyDelay) -> None:
         if not met:  # the folder's; the door waits again
             met.append(None)
             raise error
 
-    monkeypatch.setattr(Site, "_compute", raising(MemoryError()))
-    monkeypatch.setattr(hold.Hold, "wait", wait)
+    monkeypatch.setattr(answer, "compute", raising(MemoryError()))
+    monkeypatch.setattr(reply_timing.ReplyDelay, "wait", wait)
     assert worlds[0].ask(1) == ("dpfact:failed", 0)
     assert met
 
@@ -500,9 +507,11 @@ def test_a_failed_round_lets_go_of_the_patients_before_its_reply_is_due(worlds, 
         raise MemoryError
 
     monkeypatch.setattr(patient, "cooccurrence", compute)
-    monkeypatch.setattr(Site, "_compute", lambda *_: compute())
+    monkeypatch.setattr(answer, "compute", lambda *_: compute())
     monkeypatch.setattr(
-        hold.Hold, "wait", lambda self, wait=hold.Hold.wait: (held.append(held[0]()), wait(self))
+        reply_timing.ReplyDelay,
+        "wait",
+        lambda self, wait=reply_timing.ReplyDelay.wait: (held.append(held[0]()), wait(self)),
     )
     assert world.ask(1).reply == "dpfact:failed"
     assert held[1:] == [None, None]
@@ -546,7 +555,7 @@ def test_a_mark_that_cannot_be_written_keeps_nothing_back(worlds):
 def test_a_round_that_is_over_before_it_began_reads_nobody_and_costs_nothing(worlds, number):
     for world in worlds:
         world.go_to(number)
-        for _ in range(MOST_LOOKS + 1):  # it is no look at anybody
+        for _ in range(ATTEMPT_LIMIT + 1):  # it is no look at anybody
             assert world.ask(number, time_left=-1.0) == ("dpfact:late", number - 1)
             assert not world.source.read_by_now
     assert same(worlds, number).rows == number
@@ -557,23 +566,23 @@ def test_a_round_that_is_over_when_it_is_ready_has_failed_and_costs_nothing(
     worlds, number, monkeypatch, caplog
 ):
     """How long it took is about the patients: so it is a look, of which there are not many."""
-    now, compute = [1000.0], Site._compute
+    now, compute = [1000.0], answer.compute
 
     def slow(*arguments: object) -> object:
         now[0] += 5.0
         return compute(*arguments)
 
-    monkeypatch.setattr(hold, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(reply_timing, "time", SimpleNamespace(monotonic=lambda: now[0]))
     for world in worlds:
         world.go_to(number)
-    monkeypatch.setattr(Site, "_compute", slow)
+    monkeypatch.setattr(answer, "compute", slow)
     for world in worlds:
-        for _ in range(MOST_LOOKS):
+        for _ in range(ATTEMPT_LIMIT):
             assert world.ask(number, time_left=4.0) == ("dpfact:failed", number - 1)
             assert world.source.read_by_now
         assert world.ask(number, time_left=4.0) == ("dpfact:state", number - 1)
         assert not world.source.read_by_now
-        (world.folder / "north" / ".looks").unlink()
+        (world.folder / "north" / ".failed-attempts").unlink()
         assert world.ask(number, time_left=6.0).rows == number
         assert world.ask(number, time_left=-1.0).rows == number  # what was paid for is sent
     assert worlds[0].names() == worlds[1].names()
@@ -627,7 +636,7 @@ def test_a_preflight_says_what_the_round_would_and_reads_charges_and_keeps_nothi
     before = [world.names() for world in worlds]
     for code, request in asked.items():
         for world in worlds:
-            for _ in range(MOST_LOOKS + 1):
+            for _ in range(ATTEMPT_LIMIT + 1):
                 assert world.preflight(request) == code
             assert not world.source.read_by_now
             assert world.rows() == number - 1
@@ -650,10 +659,10 @@ def test_a_preflight_refuses_what_the_disk_the_failures_or_the_ledger_would(worl
         assert world.preflight(request) == "dpfact:state"
         assert world.preflight(world.requests[1]) == "ready"  # what was sent needs no room
     assert world.preflight(request) == "ready"
-    (folder / ".looks").write_bytes(b"+" * MOST_LOOKS)
+    (folder / ".failed-attempts").write_bytes(b"+" * ATTEMPT_LIMIT)
     assert world.preflight(request) == "dpfact:state"
     assert world.preflight(world.requests[1]) == "ready"  # nor that data are looked at
-    (folder / ".looks").unlink()
+    (folder / ".failed-attempts").unlink()
     ledger = folder / LEDGER
     ledger.rename(folder / "away")
     assert world.preflight(request) == "dpfact:state"  # its jobs are there: it was taken away
@@ -667,7 +676,7 @@ def test_a_preflight_says_that_replies_are_held_for_too_long(worlds):
     for timeout, code in ((600.0, "late"), (700.0, "")):
         world.client._reply_after = 600.0
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(hold.Hold, "wait", lambda self: None)
+            patch.setattr(reply_timing.ReplyDelay, "wait", lambda self: None)
             try:
                 world.client.preflight(arrays, {**config, "round-timeout": timeout})
                 said = ""
@@ -681,7 +690,7 @@ def test_data_that_changed_in_a_job_is_read_once_and_then_refused_for_good(world
     before, after = worlds
     before.go_to(2)
     after.folder = before.folder
-    after.client = DPFactClient(after.source, before.client.site._settings)
+    after.client = DPFactClient(after.source, before.client.site._here.settings)
     assert after.ask(1).reply == before.ask(1).reply  # a repeat tells nothing of it
     assert not after.source.read_by_now
     assert after.ask(2) == ("dpfact:failed", 1)
@@ -698,7 +707,7 @@ def test_a_full_disk_does_not_open_a_job_whose_data_changed(worlds, monkeypatch)
     before, after = worlds
     before.go_to(2)
     after.folder = before.folder
-    after.client = DPFactClient(after.source, before.client.site._settings)
+    after.client = DPFactClient(after.source, before.client.site._here.settings)
     monkeypatch.setattr("dpfact_flower.site.store.replacing", raising(OSError(errno.ENOSPC, "x")))
     assert [after.ask(2), after.ask(2)] == [("dpfact:state", 1)] * 2
 

@@ -17,8 +17,8 @@ from dpfact_flower.machine.files import locked
 from dpfact_flower.privacy.ledger import Ledger
 from dpfact_flower.runtime.grid import InProcessGrid
 from dpfact_flower.settings import SiteSettings
-from dpfact_flower.site import answer, hold
-from dpfact_flower.site.hold import Hold, seconds_left
+from dpfact_flower.site import admission, answer, reply_timing
+from dpfact_flower.site.reply_timing import ReplyDelay, seconds_left
 from dpfact_flower.wire import records
 from tests.site.test_failures import PRIVACY, requests
 
@@ -44,7 +44,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(hold, "time", clock)
+    monkeypatch.setattr(reply_timing, "time", clock)
     monkeypatch.setattr(client_app, "time", clock)
     return clock
 
@@ -55,7 +55,7 @@ def clock(monkeypatch) -> Clock:
      (20.1, 40, True), (79, 80, True), (81, 160, True)],
 )  # fmt: skip
 def test_a_reply_leaves_at_its_time_or_at_twice_four_times_that(clock, passed, due, late):
-    held = Hold(10.0)
+    held = ReplyDelay(10.0)
     clock.now += passed
     held.wait()
     assert (clock.now, held.late) == (1000.0 + due, late)
@@ -65,7 +65,7 @@ def test_a_reply_leaves_at_its_time_or_at_twice_four_times_that(clock, passed, d
 
 
 def test_nothing_is_held_unless_the_hospital_says_so(clock):
-    held = Hold(0.0)
+    held = ReplyDelay(0.0)
     clock.now += 5
     held.wait()
     assert (clock.slept, held.late) == ([], False)
@@ -81,7 +81,7 @@ def test_who_waits_for_another_reply_is_not_late_by_that(cohort, settings, clock
         with locked(folder):
             yield True
 
-    monkeypatch.setattr(answer, "locked", after_another)
+    monkeypatch.setattr(admission, "locked", after_another)
     taking(monkeypatch, clock, 4.0)
     assert ask(DPFactClient(cohort.sites[0], settings), requests()[1]) == "answered"
     assert clock.now == 1027.0
@@ -96,7 +96,7 @@ def test_a_round_is_over_when_its_reply_could_not_leave_in_time(
     clock, reply_after, passed, left, late
 ):
     """A reply that is held leaves at its time, and so is late or not whatever the patients are."""
-    held = Hold(reply_after, time_left=left)
+    held = ReplyDelay(reply_after, time_left=left)
     clock.now += passed
     if late:
         with pytest.raises(LateError, match="round-timeout is too short"):
@@ -113,7 +113,7 @@ def test_a_round_is_over_when_its_reply_could_not_leave_in_time(
 def test_what_is_left_of_a_round_leaves_time_to_send_and_no_wrong_clock_adds_to_it(
     monkeypatch, since, to_live, left
 ):
-    monkeypatch.setattr(hold.time, "time", lambda: 5000.0)
+    monkeypatch.setattr(reply_timing.time, "time", lambda: 5000.0)
     assert seconds_left(5000.0 - since, to_live) == pytest.approx(left, rel=1e-12)
 
 
@@ -136,13 +136,13 @@ def settings(tmp_path) -> SiteSettings:
 def taking(monkeypatch, clock: Clock, *seconds: float) -> None:
     """Let the next rounds take so long."""
     times = list(seconds)
-    compute = answer.Site._compute
+    compute = answer.compute
 
     def slow(*arguments):
         clock.now += times.pop(0)
         return compute(*arguments)
 
-    monkeypatch.setattr(answer.Site, "_compute", slow)
+    monkeypatch.setattr(answer, "compute", slow)
 
 
 def ask(client: DPFactClient, request) -> str:
@@ -208,7 +208,7 @@ def test_nobody_else_learns_when_a_round_was_over(
             released.append(clock.now)
             return self._locked.__exit__(*error)
 
-    monkeypatch.setattr(answer, "locked", Watched)
+    monkeypatch.setattr(admission, "locked", Watched)
     taking(monkeypatch, clock, seconds)
     ask(DPFactClient(cohort.sites[0], settings), requests()[1])
     assert released == free
@@ -323,7 +323,7 @@ def test_nobody_is_kept_in_memory_when_a_reply_is_due(cohort, cohort_folder, tmp
     """To give memory back takes as long as it is large, and the next message waits for that."""
     kept = []
     monkeypatch.setattr(
-        Hold, "wait", lambda self: kept.append(site_data._load_version.cache_info().currsize)
+        ReplyDelay, "wait", lambda self: kept.append(site_data._load_version.cache_info().currsize)
     )
     settings = SiteSettings(
         site="north",

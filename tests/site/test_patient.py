@@ -113,7 +113,7 @@ def test_the_last_round_costs_nothing(data):
 
 def test_only_the_last_round_is_said_to_end_the_run(data):
     last = plan(data).rounds
-    ends = [make_round(data, make_request(data, n)).ends for n in range(1, last + 1)]
+    ends = [make_round(data, make_request(data, n)).is_final for n in range(1, last + 1)]
     assert ends == [False] * (last - 1) + [True]
 
 

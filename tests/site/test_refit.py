@@ -225,7 +225,7 @@ def test_a_run_that_has_not_ended_cannot_be_refitted(data, tmp_path):
 
 def test_other_data_is_not_refitted(data, cohort, tmp_path):
     ended(data, tmp_path)
-    with pytest.raises(StateError, match="of a run on other data"):
+    with pytest.raises(StateError, match="of other data"):
         refit(cohort.sites[1], settings_of(tmp_path, site="site-1"), "job")
 
 
@@ -249,7 +249,7 @@ def test_what_is_kept_of_the_end_is_public(data, tmp_path):
     last = ended(data, tmp_path)[-1]
     (path,) = tmp_path.rglob("ending.npz")
     with np.load(path) as archive:
-        told = json.loads(str(archive["arr_0"]))
+        told = json.loads(str(archive["head"]))
     assert told["config"] == last.to_wire()[1]
     assert set(told) == {"config", "fingerprint"}
 

@@ -7,7 +7,7 @@ import pytest
 from dpfact_flower.client import RoundRefusedError
 from dpfact_flower.privacy.ledger import LEDGER
 from dpfact_flower.site.disclosure import PUBLIC_CODES
-from dpfact_flower.site.refusals import count_refusal, refusals
+from dpfact_flower.site.metrics import count_refusal, refusals
 from dpfact_flower.wire.protocol import ROUND_TIMEOUT
 from tests.site.test_answer_patient import make_client, make_server
 

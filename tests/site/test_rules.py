@@ -50,9 +50,9 @@ def request(rule="counts", **changes) -> RoundRequest:
 class Counts:
     """Releases code counts with noise of `sent`, having announced `said`."""
 
-    reach = "this round"
+    cost_scope = "this round"
     charged_rounds = 1
-    ends = False
+    is_final = False
     said, sent = SIGMA, SIGMA
 
     def __init__(self, source, request, *, site, simulation):

@@ -10,7 +10,7 @@ from dpfact_flower.client import DPFactClient, RoundRefusedError
 from dpfact_flower.errors import MessageError
 from dpfact_flower.privacy.ledger import Ledger
 from dpfact_flower.settings import SiteSettings
-from dpfact_flower.site.set_back import set_back_faults
+from dpfact_flower.site.lockout import rolled_back_faults
 from dpfact_flower.wire.protocol import ROUND_TIMEOUT, RoundRequest
 from tests.site.test_failures import requests
 
@@ -66,7 +66,7 @@ def test_a_folder_that_was_set_back_answers_nothing_until_somebody_has_looked(
     assert ask(next_, how) == "dpfact:state"
     other = replace(asked[1], job="another")
     assert ask(other) == "dpfact:state"  # whoever asks
-    (fault,) = set_back_faults(folder)
+    (fault,) = rolled_back_faults(folder)
     note = Path(fault.partition(":")[0])
     assert "has answered round 2 of job" in note.read_text()
     if left == "a round":
@@ -84,7 +84,7 @@ def test_a_server_that_says_what_is_so_is_answered(ask, folder):
     for number in (1, 2, 3):
         said = {"site-1": number - 1, **others} if number > 1 else others
         assert ask(replace(asked[number], answered=said)) == "answered"
-    assert set_back_faults(folder) == []
+    assert rolled_back_faults(folder) == []
     # Asked again, with another word of who has answered: the same bytes, for nothing.
     assert ask(replace(asked[3], answered={"site-1": 2})) == "answered"
     assert rows(folder) == 3

@@ -1,7 +1,7 @@
-"""How much room on the disk a round asks for: what the hospital's own settings say, and no more.
+"""How much of the disk a round reserves: what the hospital's own settings say, and no more.
 
-A server may ask for runs of any size, in a preflight for nothing. If each were held to its own
-size, it would find out how much the disk has left, which the patients' file fills too. So the
+A server may ask for runs of any size, in a preflight for nothing. If each reserved its own size,
+the server would find out how much the disk has left, which the patients' file fills too. So the
 largest run that the hospital's code lists and `max-rank` allow decides, whatever is asked.
 """
 
@@ -18,19 +18,20 @@ from dpfact_flower.settings import MOST_REFINEMENTS
 from dpfact_flower.tensor.triangle import strict_size, whole_size
 
 _LEAST = 2**24
-_FILE = ".room"  # no job can have this name
+_FILE = ".reservation"  # no job can have this name
 _BESIDE = 2**18
 """Bytes for all that is written beside released values: 64 pages of SQLite."""
 
 
-def room_for(events: Sequence[ReleaseEvent], sizes: Sequence[int], rank: int) -> int:
-    """Bytes that are held for what the rest of a run is charged: the same for whatever is asked.
+def bytes_to_reserve(events: Sequence[ReleaseEvent], sizes: Sequence[int], rank: int) -> int:
+    """Bytes for what the rest of a run is charged: the same for whatever is asked.
 
     Parameters
     ----------
     events : sequence of ReleaseEvent
         What the rest of the run is charged. A run of this package's rules is never larger than what
-        the hospital allows; one of another's is held to steps of four beyond. None in mode none.
+        the hospital allows; a run of another rule reserves in steps of four beyond. None in mode
+        none.
     sizes : sequence of int
         Codes of each of the hospital's lists.
     rank : int
@@ -38,32 +39,32 @@ def room_for(events: Sequence[ReleaseEvent], sizes: Sequence[int], rank: int) ->
     """
     if not events:
         return _LEAST
-    room, needed = largest_room(sizes, rank), room_of(sum(event.count for event in events))
-    while room < needed:
-        room *= 4
-    return room
+    size, needed = largest_run(sizes, rank), bytes_needed(sum(event.count for event in events))
+    while size < needed:
+        size *= 4
+    return size
 
 
-def largest_room(sizes: Sequence[int], rank: int) -> int:
+def largest_run(sizes: Sequence[int], rank: int) -> int:
     """Bytes for the largest run that a hospital's code lists and largest rank allow."""
     refinement = sum(size * rank + whole_size(rank) for size in sizes)
     codes = sum(sizes)
-    return room_of(codes + strict_size(codes) + MOST_REFINEMENTS * refinement)
+    return bytes_needed(codes + strict_size(codes) + MOST_REFINEMENTS * refinement)
 
 
-def room_of(values: int) -> int:
+def bytes_needed(values: int) -> int:
     """Bytes that suffice to charge so many values: 4 each, pages, and the journal."""
     return 4 * values + values // 50 + _BESIDE
 
 
 @contextmanager
-def held(folder: Path, size: int) -> Iterator[Callable[[], None]]:
-    """So much room in a site's folder; call what it yields right before the room is needed.
+def reserve(folder: Path, size: int) -> Iterator[Callable[[], None]]:
+    """Reserve disk space in a site's folder; call what it yields right before it is needed.
 
     Raises
     ------
     StateError
-        If the disk or a quota has no such room; saying how much, for the site alone.
+        If the disk or a quota has no such space; saying how much, for the site alone.
     """
     with ExitStack() as stack:
         try:

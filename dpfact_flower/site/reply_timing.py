@@ -1,13 +1,13 @@
 """When a reply leaves, and whether it is still in time for its round.
 
 How long a round takes depends on the patients. With `reply-after` every reply, whatever it says,
-leaves that many seconds after the request came in. What is not ready by then waits until twice that
-time, or four times, and so on, and then says that the round failed: so being late tells one bit,
-and one more for each doubling, not a time.
+leaves that many seconds after the request came in. A reply that is not ready by then waits until
+twice that time, or four times, and so on, and then says that the round failed. So being late tells
+one bit, and one more for each doubling, not a time.
 
-A round has a deadline, the time to live of its message. What is charged after that nobody collects.
-So it is looked at twice: before the patients are read, when it is a matter of clocks and settings,
-and when the charge is written and does not hold yet.
+A round has a deadline, the time to live of its message. Nobody collects what is charged after that.
+So the deadline is checked twice: before the patients are read, when it is a matter of clocks and
+settings, and when the charge is written and does not hold yet.
 """
 
 from __future__ import annotations
@@ -16,20 +16,19 @@ import math
 import time
 
 from dpfact_flower.errors import LateError, RoundFailedError
-from dpfact_flower.privacy import Release
 
 _SENDING_SHARE = 1 / 20
 _SENDING_MOST = 30.0
-"""Of a message's time to live, this much, and at most so many seconds, is for sending the reply."""
+"""Of a message's time to live, this share, at most so many seconds, is for sending the reply."""
 
 
-class Hold:
-    """Holds one reply.
+class ReplyDelay:
+    """Delays one reply until it is due.
 
     Parameters
     ----------
     seconds : float
-        From the request to its reply; 0 holds nothing.
+        From the request to its reply; 0 delays nothing.
     came_in : float, optional
         When the request came in, by `time.monotonic`; by default now.
     time_left : float
@@ -38,13 +37,9 @@ class Hold:
     Attributes
     ----------
     late : bool
-        Whether the reply was not ready in time; known once it was waited for.
+        Whether the reply was not ready in time; known after `wait`.
     ready : float
         Seconds from the request until the reply was ready: for the site alone.
-    read : bool
-        Whether patients were read for it: from then on whatever fails is one and the same error.
-    charged : Release or None
-        What was charged: from then on nothing fails any more, and this is the reply.
     """
 
     def __init__(
@@ -56,11 +51,9 @@ class Hold:
         self._over = seconds <= 0
         self.late = False
         self.ready = 0.0
-        self.read = False
-        self.charged: Release | None = None
 
     def wait(self) -> None:
-        """Return when the reply may leave; once it may, at once."""
+        """Return when the reply is due; at once from then on."""
         if self._over:
             return
         self.ready = self._passed()
@@ -80,12 +73,16 @@ class Hold:
         """
         leaves = self._came_in + (self._due() if self._seconds > 0 else self._passed())
         if leaves > self._deadline:
-            held = f", held until reply-after = {self._seconds:g} s" if self._seconds > 0 else ""
+            delayed = f", held until reply-after = {self._seconds:g} s" if self._seconds > 0 else ""
             raise LateError(
-                f"a reply{held} would leave {leaves - self._deadline:.1f} s too late for its "
-                "round: nothing is charged. Where this is so again and again, the centre's "
-                "round-timeout is too short for this site"
+                f"a reply{delayed} would leave {leaves - self._deadline:.1f} s too late for its "
+                "round: nothing is charged. If this happens often, the centre's round-timeout is "
+                "too short for this site"
             )
+
+    def restart(self) -> None:
+        """Count from now: the request waited for the reply to another one."""
+        self._came_in = time.monotonic()
 
     def _due(self) -> float:
         """Seconds from the request until what is ready now may leave."""
@@ -93,10 +90,6 @@ class Hold:
         while passed > due:
             due *= 2
         return due
-
-    def begin_again(self) -> None:
-        """As if the request came in now: it had to wait for another's reply to be due."""
-        self._came_in = time.monotonic()
 
     def _passed(self) -> float:
         return time.monotonic() - self._came_in
@@ -110,25 +103,24 @@ def seconds_left(created_at: float, time_to_live: float) -> float:
     created_at : float
         When the message was made, in seconds since 1970, by its sender's clock.
     time_to_live : float
-        Seconds for which message and reply are valid. A twentieth, 30 s at most, is for sending.
+        Seconds for which message and reply are valid.
 
     Returns
     -------
     float
-        Below 0 where it is too late. Never more than the time to live, so that a clock that is
-        behind the sender's opens no round that is over for long.
+        Below 0 where it is too late. Never more than the time to live: a clock that is behind the
+        sender's does not reopen a round.
     """
-    late = max(time.time() - created_at, 0.0)
-    return sending_from(time_to_live) - late
+    return sending_from(time_to_live) - max(time.time() - created_at, 0.0)
 
 
 def sending_from(time_to_live: float) -> float:
-    """Seconds of a message's time to live after which what is left is for sending the reply."""
+    """Seconds of a message's time to live after which the rest is for sending the reply."""
     return time_to_live - min(_SENDING_MOST, _SENDING_SHARE * time_to_live)
 
 
 def overrun() -> RoundFailedError:
-    """What a late reply says in place of whatever it was."""
+    """What a late reply says, whatever it was."""
     return RoundFailedError(
         "the reply was not ready when it was due: reply-after is too short for this machine and "
         "data. What was charged is kept, and sent if it is asked again"

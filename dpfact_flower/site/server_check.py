@@ -14,7 +14,7 @@ _CLOCK_SECONDS = 3.0
 """Flower ends a SuperNode that is 5 s ahead; the centre's own answer has whole seconds."""
 
 
-def centre_faults(address: str, certificates: Path) -> list[str]:
+def server_faults(address: str, certificates: Path) -> list[str]:
     """What is wrong with the way to a SuperLink, in words that say what to do.
 
     It asks for a page that needs no key, over TLS, and looks at nothing but the certificate and the
