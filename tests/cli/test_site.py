@@ -38,7 +38,7 @@ def test_metrics_say_what_is_left(cohort_folder, state, tmp_path):
     assert float(figures["epsilon_spent"]) == pytest.approx(4.0, rel=1e-6)
     assert float(figures["epsilon_left"]) == pytest.approx(6.0, rel=1e-6)
     assert float(figures["charged_seconds"]) > 1.7e9
-    assert figures["failed_looks"] == "3"
+    assert figures["failed_attempts"] == "3"
     counts = {key.partition('code="')[2][:-2]: int(value) for key, value in found.items()
               if "refusals_total" in key}  # fmt: skip
     assert counts == {**dict.fromkeys(PUBLIC_CODES, 0), "late": 2, "message": 1}

@@ -251,7 +251,7 @@ def test_what_is_kept_of_the_end_is_public(data, tmp_path):
     with np.load(path) as archive:
         told = json.loads(str(archive["head"]))
     assert told["config"] == last.to_wire()[1]
-    assert set(told) == {"config", "fingerprint"}
+    assert set(told) == {"config", "fingerprint", "arrays"}
 
 
 # --- a site's file
