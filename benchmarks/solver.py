@@ -15,11 +15,11 @@ from dpfact_flower.settings import SolverSettings
 from dpfact_flower.site.elastic import initial_state
 from dpfact_flower.site.round import local_settings, scaled
 from dpfact_flower.solver import exact, psgd
+from dpfact_flower.solver.kernels.choice import Step, sgd_kernels
 from dpfact_flower.solver.kernels.fibres import Fibres
 from dpfact_flower.solver.kernels.order import visits, zero_visits
-from dpfact_flower.solver.kernels.sgd import Step, visit
 from dpfact_flower.solver.mttkrp import stacked_mttkrp
-from dpfact_flower.solver.objective import elastic_weight
+from dpfact_flower.solver.solvers import solvers
 from dpfact_flower.tensor import Factors, SparseTensor
 from dpfact_flower.tensor.arrays import Array
 from dpfact_flower.tensor.stack import stack_factors
@@ -72,7 +72,7 @@ def drawn_steps(
         began, stepping = time.thread_time(), 0.0
         for rows, counts in visits(tensor, 0, np.random.default_rng(2)):
             before = time.thread_time()
-            visit(stack, anchored, rows, counts, step)
+            sgd_kernels().visit(stack, anchored, rows, counts, step)
             stepping += time.thread_time() - before
         steps.append(stepping)
         order.append(time.thread_time() - began - stepping)
@@ -85,7 +85,6 @@ def step_of(settings: SolverSettings) -> Step:
     return Step(
         eta=settings.eta,
         gamma=5.0,  # the paper's; its size makes no difference to the time
-        sequential=settings.update == "sequential",
     )
 
 
@@ -106,31 +105,29 @@ def in_turn(calls: Mapping[str, Callable[[], object]], repetitions: int) -> dict
 
 
 def _psgd(name: str, tensor: SparseTensor, scale: Scale) -> list[Row]:
-    found, per_nonzero = [], 1e9 / tensor.nnz
-    unit = "ns/nnz"
-    for update in ("joint", "sequential"):
-        settings = _settings(scale, update=update, zeros="none")
-        stack, anchors, drawn = drawn_pass(tensor, settings)
-        step = step_of(settings)
+    per_nonzero, unit, visit = 1e9 / tensor.nnz, "ns/nnz", sgd_kernels().visit
+    settings = _settings(scale, zeros="none")
+    stack, anchors, drawn = drawn_pass(tensor, settings)
+    step = step_of(settings)
 
-        def steps() -> None:
-            for rows, counts in drawn:  # noqa: B023
-                visit(stack, anchors, rows, counts, step)  # noqa: B023
+    def steps() -> None:
+        for rows, counts in drawn:
+            visit(stack, anchors, rows, counts, step)
 
-        def whole() -> None:
-            for rows, counts in visits(tensor, 0, np.random.default_rng(2)):
-                visit(stack, anchors, rows, counts, step)  # noqa: B023
+    def whole() -> None:
+        for rows, counts in visits(tensor, 0, np.random.default_rng(2)):
+            visit(stack, anchors, rows, counts, step)
 
-        kernel, total = timed(steps, *scale.timing), timed(whole, *scale.timing)
-        _check_finite(stack)
-        found += [
-            Row.of(f"psgd {name} {update}: steps", kernel, unit, per_nonzero,
-                   note="kernel with the elastic term, visits drawn beforehand"),
-            Row.of(f"psgd {name} {update}: pass", total, unit, per_nonzero,
-                   note="drawing the order included"),
-        ]  # fmt: skip
-        if update == "joint" and name == "M":
-            found.append(Row.of(f"psgd {name} {update}: pass, seconds", total, "s", target=0.2))
+    kernel, total = timed(steps, *scale.timing), timed(whole, *scale.timing)
+    _check_finite(stack)
+    found = [
+        Row.of(f"psgd {name} joint: steps", kernel, unit, per_nonzero,
+               note="kernel with the elastic term, visits drawn beforehand"),
+        Row.of(f"psgd {name} joint: pass", total, unit, per_nonzero,
+               note="drawing the order included"),
+    ]  # fmt: skip
+    if name == "M":
+        found.append(Row.of(f"psgd {name} joint: pass, seconds", total, "s", target=0.2))
     return [*found, *_psgd_zeros(name, tensor, scale), _psgd_epoch(name, tensor, scale)]
 
 
@@ -141,7 +138,7 @@ def _psgd_zeros(name: str, tensor: SparseTensor, scale: Scale) -> list[Row]:
 
     def whole() -> None:
         for rows, counts in visits(tensor, zeros, np.random.default_rng(2), model):
-            visit(stack, anchors, rows, counts, step)
+            sgd_kernels().visit(stack, anchors, rows, counts, step)
 
     total = timed(whole, *scale.timing)
     _check_finite(stack)
@@ -177,7 +174,9 @@ def _exact(name: str, tensor: SparseTensor, scale: Scale) -> list[Row]:
         settings = SolverSettings(**{"rank": scale.rank, "tau": 1, "off": 0.0, **changes})  # type: ignore[arg-type]
         factors, anchors = start(tensor, settings)
         local = local_settings(first_request(tensor, settings), factors)
-        local = replace(local, gamma=elastic_weight(tensor, factors, local))
+        local = replace(
+            local, gamma=solvers.find(local.solver).elastic_weight(tensor, factors, local)
+        )
 
         def call(tau: int) -> None:
             many = replace(local, tau=tau)  # noqa: B023

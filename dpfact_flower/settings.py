@@ -41,13 +41,11 @@ LARGEST = 2**63 - 1
 MOST_REFINEMENTS = 100
 """Rounds of refinement of a run of patient mode."""
 _INFINITY = math.inf
+_LOSS = "squared"
 _STEP = 0.3
 _PAPER_STEP = 0.01
 _PAPER_GAMMA = 5.0
 """The paper's elastic weight, among the {2, 5, 8, 10} that it tried."""
-_SGD_PULL = 0.3
-"""What psgd applies of `pull`. A pass goes a part of the way that an exact update goes, so all
-of it would hold psgd back more. Found on the synthetic demo and on half of the eICU demo."""
 
 
 def setting(
@@ -127,6 +125,10 @@ class SolverSettings(Settings):
         "exact", "psgd: the paper's permutation SGD; exact: block updates over all cells; or one "
         "that the sites have registered", pattern=NAME,
     )  # fmt: skip
+    loss: str = setting(
+        _LOSS, "what a cell's error costs: squared; poisson (of counts) or bernoulli (whether "
+        "there is one) with psgd and scale = counts; or a registered one", pattern=NAME,
+    )  # fmt: skip
     scale: Literal["counts", "patient"] = setting(
         "patient", "fit counts as they are, or each patient's scaled to norm 1"
     )
@@ -155,9 +157,6 @@ class SolverSettings(Settings):
         low=0,
     )
     nonnegative: bool = setting(True, "keep every factor non-negative, so weights can be read")
-    update: Literal["joint", "sequential"] = setting(
-        "joint", "psgd: one residual per entry, or a fresh one for each factor"
-    )
     zeros: Literal["none", "stratified"] = setting(
         "stratified", "psgd: visit only the non-zeros, or sampled zero cells too"
     )
@@ -173,26 +172,9 @@ class SolverSettings(Settings):
         """Whether the elastic weight is in units of what the model explains."""
         return self.gamma < 0
 
-    @property
-    def own_pull(self) -> float:
-        """The relative elastic weight as the solver applies it."""
-        return self.pull * (_SGD_PULL if self.solver == "psgd" else 1.0)
-
     def _check_together(self) -> None:
-        if self.solver == "psgd" and self.eta * self.gamma >= 1:
-            raise SettingsError(
-                f"eta * gamma must be below 1 for the elastic step to be stable; "
-                f"got {self.eta:g} * {self.gamma:g} = {self.eta * self.gamma:g}"
-            )
         if self.clip and not 1e-6 <= self.clip <= 1e6:  # float32 must hold it beside the gradients
             raise SettingsError(f"clip: must be 0 or lie in [1e-06, 1e+06]; got {self.clip!r}")
-        if self.solver != "psgd" and self.mu > 0 and self.off > 0:
-            raise SettingsError(
-                f"mu: with solver {self.solver!r}, off = {self.off:g} replaces it; set one of "
-                "them to 0"
-            )
-        if self.clip > 0 and self.solver != "psgd":
-            raise SettingsError(f"clip bounds psgd's gradients; solver is {self.solver!r}")
 
 
 @dataclass(frozen=True)
@@ -264,6 +246,11 @@ class PrivacySettings(Settings):
             raise SettingsError(
                 "privacy 'paper' takes its sensitivity from psgd's clipped gradients: set solver "
                 f"to 'psgd' and clip above 0; got {solver.solver!r} and 0"
+            )
+        if self.privacy == "patient" and solver.loss != _LOSS:
+            raise SettingsError(
+                f"loss: privacy 'patient' releases what least squares need: set loss to {_LOSS!r}, "
+                f"or privacy to 'none' or 'paper'; got {solver.loss!r}"
             )
         if self.privacy == "patient" and not (solver.scale == "patient" and solver.nonnegative):
             raise SettingsError(

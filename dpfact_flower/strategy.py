@@ -22,6 +22,7 @@ from dpfact_flower.server.history import Failure
 from dpfact_flower.server.on_arrival import OnArrival
 from dpfact_flower.server.readiness import SiteNames, called, judge, write_readiness
 from dpfact_flower.settings import RunSettings, SolverSettings
+from dpfact_flower.solver.solvers import solvers
 from dpfact_flower.wire import records
 from dpfact_flower.wire.protocol import RoundRequest, SiteReply, checked_factors
 
@@ -328,12 +329,12 @@ class DPFact(TrainOnlyStrategy):
 
 
 def _in_force(solver: SolverSettings) -> str:
-    """The solver's settings in force: except with psgd, relative weights replace absolute ones."""
-    psgd = solver.solver == "psgd"
+    """The solver's settings in force: some solvers take relative weights for absolute ones."""
+    found = solvers.find(solver.solver)
     names = (
         "tau",
-        *(("eta",) if psgd else ()),
+        *(("eta",) if found.steps else ()),
         "pull" if solver.is_relative else "gamma",
-        "mu" if psgd or solver.off == 0 else "off",
+        "off" if found.relative_l21 and solver.off else "mu",
     )
     return ", ".join([solver.solver, *(f"{name}={getattr(solver, name):g}" for name in names)])

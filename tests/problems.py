@@ -56,22 +56,21 @@ def dense_objective(problem, factors, *, gamma=0.0, mu=0.0, zeros="stratified") 
     return 0.5 * np.sum(error**2) + 0.5 * gamma * pull + mu * groups
 
 
-def visit_one_by_one(factors, anchors, cells, counts, *, eta, gamma, clip, floor, in_turn):
+def visit_one_by_one(factors, anchors, cells, counts, *, eta, gamma, clip, floor):
     """Algorithm 1's inner loop, one visit after the other; `Bounded` factors."""
     factors = [Bounded.of(f) for f in factors]
     eta, pull = Bounded.of(eta), Bounded.of(eta) * float(gamma)
     for cell, count in zip(cells, counts, strict=True):
         old = [f[i] for f, i in zip(factors, cell, strict=True)]
         for n, i in enumerate(cell):
-            rows = [f[k] for f, k in zip(factors, cell, strict=True)] if in_turn else old
-            others = math.prod(rows[m] for m in range(len(rows)) if m != n)
-            gradient = (rows[n] * others).total() - np.float32(max(count, 0))
+            others = math.prod(old[m] for m in range(len(old)) if m != n)
+            gradient = (old[n] * others).total() - np.float32(max(count, 0))
             if count <= 0:  # a zero cell, of this weight
                 gradient = Bounded.of(float(-count)) * gradient
             if clip:
                 length = Bounded(np.abs(gradient.value), gradient.bound) * others.norm()
                 gradient = (gradient * length.share_of(clip)).rounded()  # eta * clip may be one
-            new = rows[n]
+            new = old[n]
             if n > 0 and count > 0 and gamma:
                 new = (np.float32(1) - pull) * new + pull * anchors[n - 1][i]
             factors[n][i] = (new - eta * gradient * others).at_least(floor)

@@ -181,7 +181,7 @@ def test_zero_has_one_sign():
 
 
 def test_literals_take_their_values_and_say_them():
-    for kind, name in ((SolverSettings, "scale"), (SolverSettings, "update"),
+    for kind, name in ((SolverSettings, "scale"), (SolverSettings, "zeros"),
                        (SolverSettings, "zeros"), (PrivacySettings, "privacy")):  # fmt: skip
         allowed = get_args(get_type_hints(kind)[name])
         for value in allowed:
@@ -216,9 +216,6 @@ def test_allow_privacy_is_a_list_of_words(modes):
 # --- settings together
 
 IMPOSSIBLE = {
-    "psgd's elastic step": (SolverSettings, {"solver": "psgd", "eta": 0.5, "gamma": 2.0}, "eta"),
-    "clip without psgd": (SolverSettings, {"clip": 1.0}, "clip"),
-    "mu beside off": (SolverSettings, {"mu": 1.0, "off": 0.5}, "mu"),
     "rho in patient mode": (PrivacySettings, {"rho": 1e-3}, "rho"),
     "codes in paper mode": (PrivacySettings, {"privacy": "paper", "codes": "2x3"}, "codes"),
     "codes without noise": (PrivacySettings, {"privacy": "none", "codes": "2x3"}, "codes"),
@@ -236,10 +233,6 @@ IMPOSSIBLE = {
 def test_impossible_together(kind, config, key):
     with pytest.raises(SettingsError, match=f"^{key}"):
         kind.from_config(config)
-
-
-def test_the_exact_solver_takes_any_elastic_weight():
-    assert SolverSettings(solver="exact", eta=0.5, gamma=100.0).gamma == 100
 
 
 def test_paper_mode_needs_clipped_gradients():
@@ -297,7 +290,7 @@ def test_allowed_values_are_said():
     assert allowed["delta"] == "float in (0, 1)"
     assert allowed["seed"] == "int in [0, 2147483648]"
     assert allowed["gamma"] == "float in [-1, inf)"
-    assert allowed["update"] == "joint | sequential"
+    assert allowed["zeros"] == "none | stratified"
     assert allowed["nonnegative"] == "bool"
     assert allowed["out"] == "str"
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfact_flower.solver.patients import fitted_patients
+from dpfact_flower.solver.exact import fitted_patients
 from dpfact_flower.tensor import Factors, SparseTensor
 
 LEAST_SCORE = 0.15

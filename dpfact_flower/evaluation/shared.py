@@ -14,7 +14,7 @@ from operator import add
 import numpy as np
 
 from dpfact_flower.solver.error import squared_error
-from dpfact_flower.solver.patients import fitted_patients
+from dpfact_flower.solver.exact import fitted_patients
 from dpfact_flower.tensor import Factors, SparseTensor
 from dpfact_flower.tensor.error import SquaredError
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from llvmlite.binding import get_host_cpu_features
 from numba import config, njit
+from numba.extending import register_jitable
 
 from dpfact_flower.errors import SettingsError
 
@@ -23,19 +25,28 @@ FAST: dict[str, Any] = {
 """Options that allow sums to be reordered but keep the meaning of NaN and infinity."""
 
 
-def compiled(**options: Any) -> Callable[[_Function], _Function]:
-    """Decorate a kernel; `options` are those of `numba.njit`. It runs without the GIL."""
+def compiled(tag: str = "", **options: Any) -> Callable[[_Function], _Function]:
+    """Decorate a kernel; `options` are those of `numba.njit`. It runs without the GIL.
+
+    Kernels of one function with other functions compiled in need another `tag` each.
+    """
 
     def decorate(function: _Function) -> _Function:
         # `WIDTH` is a constant of the machine code, and numba, which looks for that code by name,
         # signature and processor, does not know of it: the name has to tell the widths apart.
-        function.__qualname__ += f".{BITS}bit"
+        function.__qualname__ += f".{BITS}bit{tag and '.'}{tag}"
         try:
             return cast(_Function, njit(nogil=True, cache=True, **options)(function))
         except RuntimeError:  # no folder that numba may write to: compile in every process instead
             return cast(_Function, njit(nogil=True, **options)(function))
 
     return decorate
+
+
+@functools.cache
+def inlined(function: _Function) -> _Function:
+    """A function of numbers that kernels may call: it becomes a part of them."""
+    return register_jitable(inline="always")(function)
 
 
 def _has_avx512() -> bool:

@@ -45,7 +45,8 @@ class RunConfig(NamedTuple):
             PrivacySettings.from_config(config),
         )
         checked.privacy.check_solver(checked.solver)
-        solvers.find(checked.solver.solver)
+        settled = checked.privacy.settled(checked.solver)
+        solvers.find(settled.solver).check(settled)
         return checked
 
     def write(self) -> dict[str, Scalar]:

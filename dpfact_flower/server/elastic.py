@@ -13,6 +13,7 @@ from dpfact_flower.privacy import ReleaseEvent, paper_rho, planned_events
 from dpfact_flower.server.rule import initial_factors, numbered, unnumbered
 from dpfact_flower.server.surrogate_fit import fitted_to_surrogates
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
+from dpfact_flower.solver.solvers import solvers
 from dpfact_flower.tensor import Factors, Floats
 from dpfact_flower.tensor.arrays import Array, Selection
 from dpfact_flower.tensor.triangle import strict_size
@@ -203,7 +204,8 @@ class ElasticRule:
             return np.full((len(sites), self._solver.rank), 1 / len(sites))
         unknown = np.mean(list(self._usage.values()), axis=0)  # joined after the start
         usage = np.array([self._usage.get(site, unknown) for site in sites])
-        pull = max(self._solver.own_pull, _TINY)
+        applied = self._solver.pull * solvers.find(self._solver.solver).pull
+        pull = max(applied, _TINY)
         weights = usage + pull * usage.mean(axis=1, keepdims=True) + _TINY
         return np.asarray(weights / weights.sum(axis=0))
 
@@ -237,12 +239,12 @@ def start_rounds(feature_shape: Sequence[int]) -> int:
 def elastic_step(settings: SolverSettings, step: float, sites: int) -> float:
     """Step per site of the elastic pull of so many sites, at least one.
 
-    That is the `step` that a run asks for. If that is 0, it is eta * gamma with psgd and a gamma of
-    the user's, as in eq. (global), and otherwise 1 / sites: the global factors become the sites'
+    That is the `step` that a run asks for. If that is 0, it is eta * gamma with a solver that takes steps
+    and a gamma of the user's, as in eq. (global), and otherwise 1 / sites: the global factors become the sites'
     mean. Refused if the server would never move, or if all sites' pull together exceeds 1: it would
     overshoot their mean.
     """
-    if step == 0 and (settings.solver != "psgd" or settings.is_relative):
+    if step == 0 and (settings.is_relative or not solvers.find(settings.solver).steps):
         return 1 / sites
     chosen = step or settings.eta * settings.gamma
     if chosen == 0:

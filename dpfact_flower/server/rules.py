@@ -10,6 +10,7 @@ from dpfact_flower.server.elastic import ElasticRule
 from dpfact_flower.server.patient import PatientRule
 from dpfact_flower.server.rule import ServerRule
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
+from dpfact_flower.solver.solvers import solvers
 
 MakeRule = Callable[[Sequence[int], SolverSettings, PrivacySettings, RunSettings], ServerRule]
 """Makes the rule of a run from its feature shape and settings; usually the rule's class."""
@@ -28,6 +29,7 @@ def rule_for(
 ) -> ServerRule:
     """The rule of a run: the given one, the one that the run names, or that of its privacy mode."""
     privacy.check_solver(solver)
+    solvers.find(solver.solver).check(privacy.settled(solver))
     if run.pace == "on-arrival" and privacy.privacy == "patient":
         raise SettingsError(
             "pace: 'on-arrival' is for modes none and paper; patient mode's rounds build on each "

@@ -220,7 +220,8 @@ def check_allowed(request: RoundRequest, settings: SiteSettings) -> None:
     ):
         if size > most:
             raise MessageError(f"{name}: the run asks for {size}, this site's limit is {most}")
-    solvers.find(request.solver.solver)  # one that this site has code for
+    solver = request.privacy.settled(request.solver)
+    solvers.find(solver.solver).check(solver)  # one that this site has code for
     # A folder in the place of SQLite's journal would shut the ledger for good.
     if request.job.lower().startswith(LEDGER):
         raise MessageError(f"job: {request.job!r} is a name of the ledger's own files")

@@ -25,7 +25,7 @@ from dpfact_flower.site.store import (
     SiteStore,
     has_state,
 )
-from dpfact_flower.solver.patients import fitted_patients
+from dpfact_flower.solver.exact import fitted_patients
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.wire.protocol import RoundRequest
 

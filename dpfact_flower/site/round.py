@@ -25,7 +25,9 @@ from dpfact_flower.settings import SiteSettings, SolverSettings
 from dpfact_flower.site.store import RoundMeasures, SiteState
 from dpfact_flower.solver import LocalResult, solve
 from dpfact_flower.solver.error import squared_error
+from dpfact_flower.solver.losses import losses
 from dpfact_flower.solver.objective import curvature
+from dpfact_flower.solver.solvers import solvers
 from dpfact_flower.tensor import Factors, SparseTensor
 from dpfact_flower.tensor.remembered import remembered
 from dpfact_flower.wire.protocol import RoundRequest
@@ -101,7 +103,8 @@ def solved(
 
 
 def scaled(tensor: SparseTensor, settings: SolverSettings) -> SparseTensor:
-    """The tensor that is factorised: counts, or each patient's scaled to norm 1."""
+    """The tensor that is factorised: as the loss wants it, or each patient's scaled to norm 1."""
+    tensor = losses.find(settings.loss).prepared(tensor)
     return _unit_patients(tensor) if settings.scale == "patient" else tensor
 
 
@@ -133,7 +136,7 @@ def local_settings(request: RoundRequest, start: Factors) -> SolverSettings:
         What the solver starts from, patients first.
     """
     solver = request.privacy.settled(request.solver)
-    if solver.solver != "psgd" and solver.off > 0:
+    if solvers.find(solver.solver).relative_l21 and solver.off > 0:
         # Features being of norm 1, the curvature is the average column's squared length.
         solver = replace(solver, mu=solver.off * math.sqrt(curvature(start)), off=0.0)
     if solver.mu and request.round < (solver.mu_from_round or request.rounds // 2 + 1):

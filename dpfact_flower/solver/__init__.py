@@ -3,6 +3,6 @@
 from dpfact_flower.solver.exact import exact
 from dpfact_flower.solver.objective import LocalResult
 from dpfact_flower.solver.psgd import psgd
-from dpfact_flower.solver.solve import solve
+from dpfact_flower.solver.solvers import solve
 
 __all__ = ["LocalResult", "exact", "psgd", "solve"]

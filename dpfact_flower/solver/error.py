@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dpfact_flower.machine.threads import in_batches, thread_count
-from dpfact_flower.solver.kernels.choice import fibre_kernels
+from dpfact_flower.solver.kernels.choice import fibre_kernels, sgd_kernels
 from dpfact_flower.solver.kernels.fibres import fibres_of
-from dpfact_flower.solver.kernels.sgd import squares as squares_of
 from dpfact_flower.tensor import Factors, SparseTensor
 from dpfact_flower.tensor.arrays import Array
 from dpfact_flower.tensor.cp import gram, hadamard
@@ -20,18 +19,8 @@ def squared_error(
 ) -> SquaredError:
     """`CPModel.squared_error` for float32 factors, at the price of an MTTKRP.
 
-    Parameters
-    ----------
-    tensor : SparseTensor
-    factors : tuple of N ndarrays of float32, each (I_n, R)
-        Patients first.
-    grams : sequence of N ndarrays, each (R, R), optional
-        `gram` of every factor, where it is known.
-
-    Returns
-    -------
-    SquaredError
-        A cell's value is formed in float32, sums are float64: six digits.
+    A cell's value is formed in float32, sums are float64: six digits. `grams` are those of the
+    factors, where they are known.
     """
     fibres, features = fibres_of(tensor), stack_factors(factors[1:])
     squares = fibre_kernels().squares
@@ -62,4 +51,4 @@ def inner_product(tensor: SparseTensor, factors: Factors) -> float:
     """``<X, M>`` for float32 factors; sums are float64."""
     stack = stack_factors(factors)
     offsets = row_offsets(tensor.shape)
-    return squares_of(stack, tensor.indices, tensor.values, offsets)[1]
+    return sgd_kernels().squares(stack, tensor.indices, tensor.values, offsets)[1]

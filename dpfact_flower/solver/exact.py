@@ -17,12 +17,12 @@ import scipy.linalg
 from numpy.typing import NDArray
 
 from dpfact_flower.errors import DivergenceError
-from dpfact_flower.machine.threads import thread_count
+from dpfact_flower.machine.threads import one_blas_thread, thread_count
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver.kernels.choice import vectors
 from dpfact_flower.solver.kernels.columns import descend
 from dpfact_flower.solver.kernels.fibres import fibres_of
-from dpfact_flower.solver.mttkrp import stacked_mttkrp
+from dpfact_flower.solver.mttkrp import mttkrp, stacked_mttkrp
 from dpfact_flower.solver.objective import LocalResult, elastic, group_norm, loss
 from dpfact_flower.tensor import Factors, SparseTensor
 from dpfact_flower.tensor.arrays import Array
@@ -35,6 +35,9 @@ _SWEEPS = 2
 
 _PATIENT_SWEEPS = 4
 """Column sweeps over A per MTTKRP: far from one's best A, features learn to split phenotypes."""
+
+_REFIT_SWEEPS = 30
+"""Column sweeps over A where features stay as they are: to convergence."""
 
 _TILE = 1 << 7  # rows transposed at a time: more fight over the same places in the cache
 _RTOL = 1e-6
@@ -50,15 +53,7 @@ def exact(
     *,
     eta: float | None = None,
 ) -> LocalResult:
-    """`settings.tau` iterations of block coordinate descent on eq. (norm).
-
-    Arguments are those of `dpfact_flower.solver.solve`, which checks them; `rng` is not used.
-
-    Raises
-    ------
-    DivergenceError
-        If the objective leaves the range of float32 factors.
-    """
+    """`solve` by block coordinate descent; `rng` is not used."""
     del rng
     site = _Site(tensor, factors, anchors, settings)
     trace, after = [site.objective(0.0)], 0.0
@@ -170,29 +165,28 @@ def update_patients(
     *,
     sweeps: int = 1,
 ) -> NDArray[np.float32]:
-    """Minimise eq. (patnorm) over one column of A after another.
+    """Minimise eq. (patnorm) over one column of A after another, `sweeps` times.
 
-    Parameters
-    ----------
-    A : ndarray of float32, shape (patients, R)
-    product : ndarray, shape (patients, R)
-        MTTKRP of mode 0.
-    q : ndarray of float64, shape (R, R)
-        Hadamard product of the features' Gram matrices.
-    mu, floor : float
-        l2,1 weight; 0 for non-negativity or minus infinity.
-    sweeps : int
-        How many passes over all columns.
-
-    Returns
-    -------
-    ndarray of float32, shape (patients, R)
+    `product` is the MTTKRP of mode 0, `q` the Hadamard product of the features' Gram matrices, and
+    `floor` 0 for non-negativity or minus infinity.
     """
-    columns = _turned(A, np.float32)
-    target, weights = _turned(product, np.float32), q.astype(np.float32)
+    columns = _transposed(A, np.float32)
+    target, weights = _transposed(product, np.float32), q.astype(np.float32)
     for _ in range(sweeps):
         descend(columns, target, weights, mu, floor)
-    return _turned(columns, np.float32)
+    return _transposed(columns, np.float32)
+
+
+def fitted_patients(
+    tensor: SparseTensor, features: Factors, *, nonnegative: bool = True
+) -> NDArray[np.float32]:
+    """Least squares of every patient on fixed features, as by a hospital that joins later."""
+    patients = np.zeros((tensor.n_patients, features[0].shape[1]), np.float32)
+    floor = 0.0 if nonnegative else -np.inf
+    with one_blas_thread:
+        product = mttkrp(tensor, (patients, *features), 0)
+        weights = hadamard([gram(factor) for factor in features])
+        return update_patients(patients, product, weights, 0.0, floor, sweeps=_REFIT_SWEEPS)
 
 
 def update_features(
@@ -207,22 +201,7 @@ def update_features(
 
     Without non-negativity this is the ridge solution ``(M + gamma F^)(Q + gamma I)^-1``, taken as
     a correction so that directions in which Q + gamma I is singular are left alone. With it, the
-    columns are minimised over one after another.
-
-    Parameters
-    ----------
-    factor, anchor : ndarrays of float32, shape (I_n, R)
-        Feature factor of the site, and the global one.
-    product : ndarray of float64, shape (I_n, R)
-        MTTKRP of this mode.
-    q : ndarray of float64, shape (R, R)
-        Hadamard product of the Gram matrices of the other modes.
-    gamma, floor : float
-        Elastic weight; 0 for non-negativity or minus infinity.
-
-    Returns
-    -------
-    ndarray of float32, shape (I_n, R)
+    columns are minimised over one after another. `product` and `q` are those of the other modes.
     """
     target = product + gamma * anchor
     system = q + gamma * np.eye(len(q))
@@ -231,15 +210,15 @@ def update_features(
         if np.isfinite(system).all():
             F += (target - F @ system) @ scipy.linalg.pinvh(system, rtol=_RTOL)
         return F.astype(np.float32)
-    columns, target = _turned(factor, np.float64), _turned(target, np.float64)
+    columns, target = _transposed(factor, np.float64), _transposed(target, np.float64)
     for _ in range(_SWEEPS):
         descend(columns, target, system, 0.0, floor)
-    return _turned(columns, np.float32)
+    return _transposed(columns, np.float32)
 
 
-def _turned(matrix: Array, dtype: type[np.floating[Any]]) -> Array:
+def _transposed(matrix: Array, dtype: type[np.floating[Any]]) -> Array:
     """The transpose, C-contiguous: always a copy."""
-    turned = np.empty(matrix.shape[::-1], dtype)
+    transposed = np.empty(matrix.shape[::-1], dtype)
     for start in range(0, len(matrix), _TILE):
-        turned[:, start : start + _TILE] = matrix[start : start + _TILE].T
-    return turned
+        transposed[:, start : start + _TILE] = matrix[start : start + _TILE].T
+    return transposed

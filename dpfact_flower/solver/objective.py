@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpfact_flower.settings import SolverSettings
-from dpfact_flower.tensor import Array, Factors, SparseTensor
+from dpfact_flower.tensor import Array, Factors
 from dpfact_flower.tensor.cp import hadamard
 from dpfact_flower.tensor.error import SquaredError
 
@@ -24,7 +23,8 @@ class LocalResult:
     objective : tuple of float, length tau + 1
         Eq. (norm) at the start and after each pass or iteration, in float64. The start is taken
         after negative values are set to 0 when `nonnegative` asks for it. With ``zeros="none"`` the
-        squared error is that of the non-zero cells alone, because psgd then fits no others.
+        loss is that of the non-zero cells alone, because psgd then fits no others. Of losses but
+        the squared one, the part of zero cells is estimated from a sample, see `psgd`.
     eta : float
         psgd: the step size to continue with. exact: what it was given, since it takes no steps.
     rollbacks : int
@@ -32,8 +32,8 @@ class LocalResult:
     grams : tuple of N ndarrays of float64, each (R, R)
         `gram` of every factor.
     error : SquaredError or None
-        Of the factors, to 1e-6 of the data's ||X||^2, where the solver knows it: psgd does, exact
-        of all cells alone.
+        Of the factors, to 1e-6 of the data's ||X||^2, where the solver knows it: psgd does where it
+        minimises it, exact of all cells alone.
     """
 
     factors: Factors
@@ -91,28 +91,6 @@ def curvature(factors: Sequence[Array]) -> float:
         np.prod(squares[:mode] + squares[mode + 1 :], axis=0) for mode in range(1, len(factors))
     ]
     return float(np.mean(others))
-
-
-def elastic_weight(tensor: SparseTensor, factors: Factors, settings: SolverSettings) -> float:
-    """Gamma of eq. (norm) for `settings`: as given, or `own_pull` times the `curvature`.
-
-    psgd applies its weight at every visit of a row, so there it is divided by the visits that an
-    average row gets; and eta * gamma stays at 1/2 or below.
-
-    Parameters
-    ----------
-    tensor : SparseTensor
-    factors : tuple of N ndarrays, each (I_n, R)
-        What the solver starts from.
-    settings : SolverSettings
-    """
-    if not settings.is_relative:
-        return settings.gamma
-    weight = settings.own_pull * curvature(factors)
-    if settings.solver != "psgd":
-        return weight
-    visits = tensor.nnz / float(np.mean(tensor.feature_shape))
-    return min(weight / visits, 0.5 / settings.eta)
 
 
 def group_norm(patients_gram: Array) -> float:

@@ -3,8 +3,7 @@
 What a pass descends
     The pull to the anchors acts at every visit of a feature row, eq. (bj), so over a pass it weighs
     gamma times the row's number of visits, not gamma as in eq. (norm). It is left out at sampled
-    zero cells: the weight is then the row's number of non-zeros, whatever `zero_ratio` is, and
-    sampling zeros changes nothing but the squared error, whose gradient over the pass is an
+    zero cells: sampling zeros changes nothing but the loss, whose gradient over the pass is an
     unbiased estimate of that over all cells (Kolda & Hong 2020; where they are drawn, and why, is
     in `dpfact_flower.solver.kernels.zero_cells`).
 
@@ -14,6 +13,15 @@ Step control (bold driver)
     two is enough, because a small step lowers the second but need not lower the first when the
     anchors are far away. Whatever happens, no more than tau passes stand, and no step size
     exceeds `settings.eta`.
+
+Losses
+    Of squared errors, Gram matrices give the sum over all cells. Of another loss, the entries' part
+    is exact, and so is what rises in proportion to the model at zero cells; the rest is estimated
+    from zero cells that are drawn once. The slope of a likelihood has a pole where the model is
+    zero, so a visit moves a row by the square root of the step size at most, which is what a step
+    along the slope at its end would do. Patients' rows are longer than features' and seldom
+    visited: they go further by the quotient of the squared lengths. With `clip` neither applies:
+    paper mode's claim is about steps of one size.
 """
 
 from __future__ import annotations
@@ -21,25 +29,28 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dpfact_flower.errors import DivergenceError
 from dpfact_flower.settings import SolverSettings
+from dpfact_flower.solver.kernels.choice import Step, sgd_kernels
 from dpfact_flower.solver.kernels.order import entries_by_row, first_entries, visits, zero_visits
-from dpfact_flower.solver.kernels.sgd import squares as squares_of
-from dpfact_flower.solver.kernels.sgd import visit
-from dpfact_flower.solver.kernels.step import Step
+from dpfact_flower.solver.losses import Loss, losses
 from dpfact_flower.solver.objective import LocalResult, elastic, group_norm, loss
-from dpfact_flower.solver.prox import shrink_columns
 from dpfact_flower.tensor import Factors, SparseTensor
 from dpfact_flower.tensor.arrays import Array
 from dpfact_flower.tensor.cp import gram
 from dpfact_flower.tensor.error import SquaredError
-from dpfact_flower.tensor.stack import row_offsets, stack_factors
+from dpfact_flower.tensor.stack import row_offsets, stack_factors, stacked_values
 
 _GROWTH = 1.05
 _MAX_HALVINGS = 40
+_PART = 1 << 16  # cells whose losses are summed at a time
+
+_Float = TypeVar("_Float", bound=np.floating[Any])
 
 
 @dataclass(frozen=True)
@@ -49,11 +60,11 @@ class Value:
     Attributes
     ----------
     squares, inner : float
-        Squared error over the non-zeros, and <X, M>.
+        Squared error over the non-zeros, and <X, M>, where squared errors are minimised.
     patients : ndarray of float64, shape (R, R)
         Gram matrix of A.
     loss, objective, descended : float
-        Half the squared error that is fitted, eq. (norm), and what a pass descends.
+        The loss that is fitted, eq. (norm), and what a pass descends.
     """
 
     squares: float
@@ -73,19 +84,13 @@ def psgd(
     *,
     eta: float | None = None,
 ) -> LocalResult:
-    """`settings.tau` passes of permutation SGD on eq. (norm).
+    """`solve` by permutation SGD.
 
-    Arguments are those of `dpfact_flower.solver.solve`, which checks them. A phenotype that the
-    proximal step, eq. (an2), switched off comes back only through its own gradient: the next pass
-    moves the column away from zero by more than eta * mu.
-
-    Raises
-    ------
-    DivergenceError
-        Naming the step sizes tried.
+    A phenotype that the proximal step, eq. (an2), switched off comes back only through its own
+    gradient: the next pass moves the column away from zero by more than eta * mu.
     """
-    site = _Site(tensor, anchors, settings)
     stack = stack_factors(factors)
+    site = _Site(tensor, stack, anchors, settings, rng)
     np.maximum(stack, np.float32(site.floor), out=stack)
     filled, padding = stack[:, : settings.rank], stack[:, settings.rank :]
     before = np.empty_like(filled)
@@ -120,8 +125,12 @@ def psgd(
 class _Site:
     """What stays the same from pass to pass."""
 
-    def __init__(self, tensor: SparseTensor, anchors: Factors, settings: SolverSettings) -> None:
+    def __init__(
+        self, tensor: SparseTensor, stack: Array, anchors: Factors, settings: SolverSettings,
+        rng: np.random.Generator,
+    ) -> None:  # fmt: skip
         self.tensor, self.anchors, self.settings = tensor, anchors, settings
+        self.loss = losses.find(settings.loss)
         self.floor = 0.0 if settings.nonnegative else -math.inf
         self.offsets = row_offsets(tensor.shape)
         self.anchor_stack = stack_factors(anchors)
@@ -131,7 +140,16 @@ class _Site:
         self.norm_squared = tensor.norm_squared()
         # A clipped gradient is not that of the objective, which may rise at any step size; then
         # only what fits worse than no model at all is refused.
-        self.tolerated = 0.5 * self.norm_squared if settings.clip > 0 else -math.inf
+        self.tolerated = self.loss.of_nothing(tensor) if settings.clip > 0 else -math.inf
+        self.patients, self.bounded = 1.0, not (self.loss.is_squared or settings.clip)
+        if self.bounded:
+            factors = self.factors(stack)
+            lengths = [_length(*each) for each in zip(factors, often, strict=True)]
+            others = math.prod(lengths[1:]) ** (1 / len(lengths[1:]))
+            self.patients = max(1.0, lengths[0] / others) if others > 0 else 1.0
+        if not self.loss.is_squared:
+            model = stack[:, : settings.rank].copy()
+            self.sample = [*visits(tensor, self.zeros, rng, model, self.starts)]
 
     def factors(self, stack: Array) -> Factors:
         """Views of the stack, without its padding."""
@@ -147,10 +165,12 @@ class _Site:
         step = Step(
             eta=eta,
             gamma=settings.gamma,
-            clip=settings.clip,
+            clip=eta**-0.5 if self.bounded else settings.clip,
             floor=self.floor,
-            sequential=settings.update == "sequential",
+            patients=self.patients,
+            loss=self.loss,
         )
+        visit = sgd_kernels().visit
         for rows, counts in visits(tensor, self.zeros, rng, model, self.starts):
             visit(stack, self.anchor_stack, rows, counts, step)
             del rows, counts  # before the next block is drawn
@@ -162,12 +182,16 @@ class _Site:
         """Everything the step control compares."""
         tensor, settings, factors = self.tensor, self.settings, self.factors(stack)
         with np.errstate(over="ignore", invalid="ignore"):
-            patients = gram(factors[0])
-            squares, inner = squares_of(stack, tensor.indices, tensor.values, self.offsets)
-            if settings.zeros == "none":
-                error = 0.5 * squares
+            patients, squares, inner = gram(factors[0]), 0.0, 0.0
+            if not self.loss.is_squared:
+                error = _sampled_loss(self.loss, self.sample, stack, factors, zeros=self.zeros > 0)
             else:
-                error = loss(self.norm_squared, inner, [patients, *map(gram, factors[1:])])
+                squares, inner = sgd_kernels().squares(
+                    stack, tensor.indices, tensor.values, self.offsets
+                )
+                error = 0.5 * squares
+                if settings.zeros != "none":
+                    error = loss(self.norm_squared, inner, [patients, *map(gram, factors[1:])])
             rest = error + settings.mu * group_norm(patients)
             return Value(
                 squares,
@@ -178,8 +202,10 @@ class _Site:
                 rest + settings.gamma * elastic(factors, self.anchors, self.visits),
             )
 
-    def error(self, value: Value, grams: Sequence[Array]) -> SquaredError:
+    def error(self, value: Value, grams: Sequence[Array]) -> SquaredError | None:
         """All that is measured about factors, from their value and Gram matrices."""
+        if not self.loss.is_squared:
+            return None
         everywhere = 2 * loss(self.norm_squared, value.inner, grams)
         return SquaredError(
             all_cells=max(everywhere, value.squares),  # rounding alone can make it the smaller one
@@ -196,3 +222,50 @@ class _Site:
             or now.descended <= before.descended
             or now.loss <= self.tolerated
         )
+
+
+def _length(factor: Array, often: Array) -> float:
+    """Mean squared length of a factor's rows, as often as each is visited."""
+    squares = np.square(factor, dtype=np.float64).sum(axis=1)
+    return float(squares @ often) / max(int(often.sum()), 1)
+
+
+def _sampled_loss(
+    loss: Loss,
+    sample: Sequence[tuple[Array, Array]],
+    stack: Array,
+    factors: Factors,
+    *,
+    zeros: bool,
+) -> float:
+    """Loss of all cells, or of a sample's alone where `zeros` are not wanted.
+
+    The sample is a pass of `visits`: all entries, and zero cells with weights.
+    """
+    slope, total = (float(loss.gradient(0.0, 0.0)) if zeros else 0.0), 0.0
+    for rows, counts in sample:
+        for first in range(0, len(counts), _PART):
+            part = slice(first, first + _PART)
+            x, nowhere = counts[part].astype(np.float64), np.zeros(len(factors), np.int64)
+            model = stacked_values(rows[part], stack, nowhere)
+            rest = loss.value(np.maximum(x, 0), model) - slope * model
+            total += float(np.where(x > 0, 1.0, -x) @ rest)
+    masses = [factor.sum(axis=0, dtype=np.float64) for factor in factors]
+    return total + slope * float(np.prod(masses, axis=0).sum())
+
+
+def shrink_columns(
+    A: NDArray[_Float], threshold: float, out: NDArray[_Float] | None = None
+) -> NDArray[_Float]:
+    """Shorten every column by `threshold`; columns no longer than that become zero.
+
+    This is the proximal operator of ``threshold * ||A^T||_{2,1}``, eq. (an2): the minimiser over
+    Theta of ``1/2 ||Theta - A||_F^2 + threshold * sum_r ||Theta_r||``. After a gradient step of
+    size eta on eq. (norm) the threshold is eta * mu. (The paper's eq. (prox) has mu, which is the
+    operator for another weight, mu / eta.) With non-negativity, project first: projecting, then
+    shrinking, is the operator of the sum of both. `out` may be A.
+    """
+    norms = np.sqrt(np.einsum("ir,ir->r", A, A, dtype=np.float64))
+    kept = np.maximum(norms - threshold, 0) / np.where(norms > 0, norms, 1)
+    shrunk: NDArray[_Float] = np.multiply(A, kept.astype(A.dtype), out=out)
+    return shrunk

@@ -1,21 +1,31 @@
-"""Local solvers by name."""
+"""Local solvers by name, and their door: what goes in is checked once, whichever computes."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
+from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.machine.registry import Registry
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver.exact import exact
-from dpfact_flower.solver.objective import LocalResult
+from dpfact_flower.solver.losses import Loss, losses
+from dpfact_flower.solver.objective import LocalResult, curvature
 from dpfact_flower.solver.psgd import psgd
 from dpfact_flower.tensor import Factors, SparseTensor
 
+_SGD_PULL = 0.3
+"""What psgd applies of `pull`. A pass goes a part of the way that an exact update goes, so all
+of it would hold psgd back more. Found on the synthetic demo and on half of the eICU demo."""
 
-class Solver(Protocol):
-    """One round's local work, on arguments that `dpfact_flower.solver.solve` has checked."""
+
+class Compute(Protocol):
+    """One round's local work, on arguments that `solve` has checked."""
 
     def __call__(
         self,
@@ -30,7 +40,168 @@ class Solver(Protocol):
         """Improve the factors by `settings.tau` passes; what goes in is left alone."""
 
 
+@dataclass(frozen=True)
+class Solver:
+    """How a site computes, and what can be asked of it.
+
+    Attributes
+    ----------
+    compute : Compute
+    any_loss : bool
+        Whether it minimises whatever loss a run names, or squared errors alone.
+    steps : bool
+        Whether it takes a step of eta at every visit of a cell. Then the elastic weight acts at
+        every visit of a row, and eq. (global) gives the server's step.
+    relative_l21 : bool
+        Whether `off` gives its l2,1 weight, in place of `mu`.
+    clips : bool
+        Whether `clip` bounds an entry's gradient per factor: paper mode's claim rests on it.
+    pull : float
+        Share of the relative elastic weight that it applies.
+    """
+
+    compute: Compute
+    any_loss: bool = False
+    steps: bool = False
+    relative_l21: bool = True
+    clips: bool = False
+    pull: float = 1.0
+
+    def check(self, settings: SolverSettings) -> Loss:
+        """The loss that the settings name; refuses what this solver cannot do.
+
+        Raises
+        ------
+        SettingsError
+            Naming the setting.
+        """
+        loss, name = losses.find(settings.loss), settings.solver
+        if not (self.any_loss or loss.is_squared):
+            raise SettingsError(
+                f"loss: solver {name!r} minimises squared errors alone; set solver to 'psgd' for "
+                f"{settings.loss!r}"
+            )
+        loss.check(settings)
+        if self.steps and settings.eta * settings.gamma >= 1:
+            raise SettingsError(
+                f"eta * gamma must be below 1 for the elastic step to be stable; got "
+                f"{settings.eta:g} * {settings.gamma:g} = {settings.eta * settings.gamma:g}"
+            )
+        if self.relative_l21 and settings.mu > 0 and settings.off > 0:
+            raise SettingsError(
+                f"mu: with solver {name!r}, off = {settings.off:g} replaces it; set one of them to "
+                "0"
+            )
+        if settings.clip > 0 and not self.clips:
+            raise SettingsError(f"clip bounds psgd's gradients; solver is {name!r}")
+        return loss
+
+    def elastic_weight(
+        self, tensor: SparseTensor, factors: Factors, settings: SolverSettings
+    ) -> float:
+        """Gamma of eq. (norm): as given, or `pull` times how steeply the loss rises.
+
+        A solver that takes steps applies its weight at every visit of a row, so the weight is
+        divided by the visits that an average row gets; and eta * gamma stays at 1/2 or below.
+        """
+        if not settings.is_relative:
+            return settings.gamma
+        loss = losses.find(settings.loss)
+        share = settings.pull * self.pull
+        if not loss.is_squared:
+            weight = share * _steepness(loss, tensor, factors)
+        else:
+            weight = share * curvature(factors)
+            if not self.steps:
+                return weight
+            weight /= tensor.nnz / float(np.mean(tensor.feature_shape))
+        return min(weight, 0.5 / settings.eta)
+
+
+def _steepness(loss: Loss, tensor: SparseTensor, factors: Factors) -> float:
+    """Second derivative of an entry's loss along a feature's row, averaged over phenotypes.
+
+    It is taken where the model fits, as if one phenotype explained the entry.
+    """
+    x, by = tensor.values.astype(np.float64), 1e-3
+    rise = loss.gradient(x, x * (1 + by)) - loss.gradient(x, x * (1 - by))
+    along = float(np.mean(rise * x)) / (2 * by)
+    rows = [
+        np.square(factor, dtype=np.float64).sum(axis=1)[tensor.indices[:, n]].mean()
+        for n, factor in enumerate(factors) if n > 0
+    ]  # fmt: skip
+    return along / max(len(factors[0].T) * float(np.mean(rows)), float(np.finfo(np.float32).tiny))
+
+
 solvers: Registry[Solver] = Registry(
-    "solver", "dpfact_flower.solver.solvers", exact=exact, psgd=psgd
-)
+    "solver",
+    "dpfact_flower.solver.solvers",
+    exact=Solver(exact),
+    psgd=Solver(
+        psgd, any_loss=True, steps=True, relative_l21=False, clips=True, pull=_SGD_PULL
+    ),
+)  # fmt: skip
 """Solvers that a run config may name; a site computes only with one that it has code for."""
+
+
+def solve(
+    tensor: SparseTensor,
+    factors: Factors,
+    anchors: Factors,
+    settings: SolverSettings,
+    rng: np.random.Generator,
+    *,
+    eta: float | None = None,
+) -> LocalResult:
+    """One round's local work at a site: `settings.tau` passes on eq. (norm).
+
+    Parameters
+    ----------
+    tensor : SparseTensor
+        The site's counts; must not be empty.
+    factors : tuple of N ndarrays, each (I_n, R)
+        Where to start, patients first.
+    anchors : tuple of N - 1 ndarrays, each (I_n, R)
+        Global feature factors.
+    settings : SolverSettings
+    rng : numpy.random.Generator
+        Order of the visits and sampled zero cells of psgd; exact draws nothing.
+    eta : float, optional
+        Step size to start from, carried from the previous round; capped at `settings.eta`.
+
+    Raises
+    ------
+    DataError
+        If the tensor is empty, or a factor or anchor is not finite or of the wrong shape.
+    SettingsError
+        If `eta` is not a positive number, or the settings ask for what no solver does.
+    DivergenceError
+        If no step size makes the objective fall.
+    """
+    if tensor.nnz == 0:
+        raise DataError("tensor: holds no non-zero cells, so there is nothing to fit")
+    if eta is not None and not (math.isfinite(eta) and eta > 0):
+        raise SettingsError(f"eta: the carried step size must be positive, got {eta!r}")
+    start = _checked("factors", factors, tensor.shape, settings.rank)
+    pulled_to = _checked("anchors", anchors, tensor.feature_shape, settings.rank)
+    solver = solvers.find(settings.solver)
+    solver.check(settings)
+    settings = replace(settings, gamma=solver.elastic_weight(tensor, start, settings))
+    return solver.compute(tensor, start, pulled_to, settings, rng, eta=eta)
+
+
+def _checked(
+    name: str, matrices: Sequence[NDArray[np.float32]], sizes: tuple[int, ...], rank: int
+) -> Factors:
+    if len(matrices) != len(sizes):
+        raise DataError(f"{name}: need {len(sizes)} matrices, got {len(matrices)}")
+    checked = []
+    for n, (matrix, size) in enumerate(zip(matrices, sizes, strict=True)):
+        if np.shape(matrix) != (size, rank):
+            raise DataError(f"{name}[{n}]: need shape {(size, rank)}, got {np.shape(matrix)}")
+        with np.errstate(over="ignore"):
+            values = np.asarray(matrix, np.float32)
+        if not np.isfinite(values).all():
+            raise DataError(f"{name}[{n}]: not all values are finite (float32)")
+        checked.append(values)
+    return tuple(checked)

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.c_kernel import CKernel, MissingCompilerError
-from dpfact_flower.solver.kernels.choice import sgd_kernels
-from dpfact_flower.solver.kernels.sgd import Step
+from dpfact_flower.solver.kernels.choice import Step, sgd_kernels
 from dpfact_flower.tensor.stack import stack_factors
 from tests.problems import visit_one_by_one
 from tests.rounding import assert_within
@@ -29,7 +28,7 @@ def test_c_makes_the_same_steps(tmp_path, gamma, rank):
         pytest.skip(str(error))
     expected = visit_one_by_one(
         factors, factors[1:], cells, counts,
-        eta=0.05, gamma=gamma, clip=0.0, floor=0.0, in_turn=False,
+        eta=0.05, gamma=gamma, clip=0.0, floor=0.0,
     )  # fmt: skip
     value, bound = (np.concatenate([getattr(f, of) for f in expected]) for of in ("value", "bound"))
     for visit in (c.visit, sgd_kernels("vector").visit):

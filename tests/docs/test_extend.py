@@ -16,12 +16,15 @@ from dpfact_flower.privacy.ledger import Ledger
 from dpfact_flower.server.rules import server_rules
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.site.rules import site_rules
+from dpfact_flower.solver.losses import losses
 from dpfact_flower.solver.solvers import solvers
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.wire.protocol import SiteReply
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "extend.md"
-REGISTRIES: tuple[Registry, ...] = (accountants, server_rules, site_rules, solvers)
+REGISTRIES: tuple[Registry, ...] = (
+    accountants, losses, server_rules, site_rules, solvers,
+)  # fmt: skip
 STAYS = """hospital,patient,procedures,diagnoses
 north,17,P1 P2,D1
 north,17,P1,D1

@@ -24,7 +24,6 @@ def plain_pass(instance, counts, rows):
     return visit_one_by_one(
         instance.start, instance.start[1:], cells, [value[tuple(c)] for c in cells.tolist()],
         eta=s.eta, gamma=0.0, clip=s.clip, floor=0.0 if s.nonnegative else -np.inf,
-        in_turn=False,
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from dpfact_flower.settings import PrivacySettings, SolverSettings
 from dpfact_flower.site.elastic import ElasticRound, initial_state, run_round, starting_state
 from dpfact_flower.site.round import _norm_squared, local_settings, scaled
 from dpfact_flower.site.store import SiteState
-from dpfact_flower.solver.patients import fitted_patients
+from dpfact_flower.solver.exact import fitted_patients
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.cp import CPModel
 from dpfact_flower.wire.protocol import RoundRequest

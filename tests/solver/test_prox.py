@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from dpfact_flower.solver.prox import shrink_columns
+from dpfact_flower.solver.psgd import shrink_columns
 
 
 def minimiser(column: np.ndarray, threshold: float, lower: float | None) -> np.ndarray:

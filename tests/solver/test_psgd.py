@@ -47,7 +47,7 @@ def one_pass_by_hand(case, factors, options, eta, rng, reference_visits):
     moved = reference_visits(
         factors, case.anchors, cells, counts,
         eta=eta, gamma=options.gamma, clip=options.clip,
-        floor=0.0 if options.nonnegative else -math.inf, in_turn=options.update == "sequential",
+        floor=0.0 if options.nonnegative else -math.inf,
     )  # fmt: skip
     if options.mu:
         for r in range(case.rank):
@@ -63,16 +63,15 @@ def assert_moved_as(found, before, expected, share=2e-3):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("update", ["joint", "sequential"])
 @pytest.mark.parametrize("zeros", ["none", "stratified"])
 @pytest.mark.parametrize(
     "terms", [{}, {"gamma": 4.0, "mu": 2.0}, {"gamma": 4.0, "clip": 0.5, "nonnegative": False}]
 )
 def test_a_pass_equals_algorithm_1_by_hand(
-    problem, monkeypatch, reference_visits, shape, update, zeros, terms
+    problem, monkeypatch, reference_visits, shape, zeros, terms
 ):
     case = problem(shape, signed=not terms.get("nonnegative", True))
-    options = psgd_settings(update=update, zeros=zeros, zero_ratio=0.7, **terms)
+    options = psgd_settings(zeros=zeros, zero_ratio=0.7, **terms)
     for kernels in ("vector", "plain"):
         monkeypatch.setenv(VARIABLE, kernels)
         result = psgd(case.tensor, case.factors, case.anchors, options, np.random.default_rng(4))
@@ -215,19 +214,18 @@ def test_it_fits_a_tensor_that_can_be_fitted(problem, model):
 @given(
     seed=st.integers(0, 10_000),
     size=st.floats(0.1, 30),
-    update=st.sampled_from(["joint", "sequential"]),
     zeros=st.sampled_from(["none", "stratified"]),
     nonnegative=st.booleans(),
 )
 def test_overdispersed_counts_at_eta_1_end_finite_or_with_an_error(
-    problem, seed, size, update, zeros, nonnegative
+    problem, seed, size, zeros, nonnegative
 ):
     rng = np.random.default_rng(seed)
     counts = np.minimum(rng.negative_binomial(0.05, 0.01, 60) + 1, 328)
     cells = np.stack([rng.integers(0, n, 60) for n in (12, 5, 6)], axis=1)
     tensor = SparseTensor.from_coo(cells, counts, (12, 5, 6))
     factors = problem((12, 5, 6), seed=seed, scale=size).factors
-    options = psgd_settings(eta=1.0, tau=4, update=update, zeros=zeros, nonnegative=nonnegative)
+    options = psgd_settings(eta=1.0, tau=4, zeros=zeros, nonnegative=nonnegative)
     try:
         result = psgd(tensor, factors, factors[1:], options, rng)
     except DivergenceError:
@@ -349,19 +347,18 @@ def test_sites_at_once_in_threads_get_what_each_gets_alone(problem):
             assert a.tobytes() == b.tobytes()
 
 
-@pytest.mark.parametrize("update", ["joint", "sequential"])
-def test_float32_has_five_digits_of_the_float64_reference(reference_visits, update):
+def test_float32_has_five_digits_of_the_float64_reference(reference_visits):
     tensor = synthetic("paper-synthetic").sites[0].tensor.scaled_to_unit_patients()
     rng = np.random.default_rng(0)
     factors = tuple(rng.random((n, 50), dtype=np.float32) * 0.3 for n in tensor.shape)
-    options = psgd_settings(rank=50, gamma=0.5, update=update, zeros="none", eta=0.01)
+    options = psgd_settings(rank=50, gamma=0.5, zeros="none", eta=0.01)
     result = psgd(tensor, factors, factors[1:], options, np.random.default_rng(1))
     assert result.rollbacks == 0
     drawn = list(visits(tensor, 0, np.random.default_rng(1)))
     cells = np.concatenate([rows for rows, _ in drawn]) - row_offsets(tensor.shape)[:-1]
     expected = reference_visits(
         factors, factors[1:], cells, np.concatenate([counts for _, counts in drawn]),
-        eta=0.01, gamma=0.5, clip=0.0, floor=0.0, in_turn=update == "sequential",
+        eta=0.01, gamma=0.5, clip=0.0, floor=0.0,
     )  # fmt: skip
     assert_moved_as(result.factors, factors, expected)
 

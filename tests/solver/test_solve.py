@@ -8,7 +8,7 @@ import pytest
 from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver import exact, psgd, solve
-from dpfact_flower.solver.objective import elastic_weight
+from dpfact_flower.solver.solvers import solvers
 from dpfact_flower.tensor import SparseTensor
 
 
@@ -77,7 +77,39 @@ def test_double_precision_factors_are_taken_as_float32(problem):
         assert ours.tobytes() == theirs.tobytes()
 
 
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"solver": "psgd", "eta": 0.5, "gamma": 2.0}, "eta \\* gamma must be below 1"),
+        ({"solver": "exact", "clip": 1.0}, "clip bounds psgd's gradients; solver is 'exact'"),
+        ({"solver": "exact", "mu": 1.0, "off": 0.5}, "mu: with solver 'exact', off = 0.5 replaces"),
+        ({"solver": "exact", "loss": "poisson"}, "loss: solver 'exact' minimises squared errors"),
+        ({"solver": "psgd", "loss": "poisson"}, "loss: 'poisson' .* set scale to 'counts'"),
+        ({"solver": "psgd", "loss": "bernoulli", "nonnegative": False}, "set nonnegative to true"),
+        ({"solver": "psgd", "loss": "hinge"}, "loss: there is no 'hinge'; there are squared, pois"),
+    ],
+)
+def test_what_a_solver_cannot_do_is_refused_before_it_computes(problem, settings, line):
+    case = problem()
+    asked = SolverSettings(rank=3, **settings)
+    for refuse in (
+        lambda: solvers.find(asked.solver).check(asked),
+        lambda: solve(case.tensor, case.factors, case.anchors, asked, np.random.default_rng(0)),
+    ):
+        with pytest.raises(SettingsError, match=f"^{line}"):
+            refuse()
+
+
+def test_the_exact_solver_takes_any_elastic_weight():
+    asked = SolverSettings(solver="exact", eta=0.5, gamma=100.0)
+    assert solvers.find("exact").check(asked).is_squared
+
+
 # --- elastic weight
+
+
+def elastic_weight(tensor, factors, settings):
+    return solvers.find(settings.solver).elastic_weight(tensor, factors, settings)
 
 
 def test_a_given_elastic_weight_is_taken_as_it_is(problem):

@@ -9,10 +9,13 @@ from __future__ import annotations
 import functools
 import logging
 import os
+from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from dpfact_flower.errors import SettingsError
-from dpfact_flower.solver.kernels.step import Step
+from dpfact_flower.solver.losses import Loss, squared
 from dpfact_flower.tensor.arrays import Array
 
 VARIABLE = "DPFACT_KERNELS"
@@ -21,16 +24,63 @@ VARIABLE = "DPFACT_KERNELS"
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Step:
+    """How one visit moves the rows that it touches.
+
+    Attributes
+    ----------
+    eta : float
+        Step size.
+    gamma : float
+        Elastic weight. The pull to the anchors applies at entries, not at sampled zero cells.
+    clip : float
+        Bound on the 2-norm of a visit's data gradient for each row, weight included; 0 is none.
+    floor : float
+        Least value of a factor: 0, or minus infinity for no bound.
+    patients : float
+        How many times as far a patient's row goes; its bound is that of so much larger an eta.
+    loss : Loss
+    """
+
+    eta: float
+    gamma: float = 0.0
+    clip: float = 0.0
+    floor: float = 0.0
+    patients: float = 1.0
+    loss: Loss = squared
+
+    def numbers(self) -> tuple[np.float32, ...]:
+        """What a kernel takes: eta, gamma, clip, floor and the patients' factor."""
+        given = (self.eta, self.gamma, self.clip, self.floor, self.patients)
+        return tuple(map(np.float32, given))
+
+
 class SgdKernels(Protocol):
-    """What a set of stochastic gradient kernels does; see `dpfact_flower.solver.kernels.sgd`."""
+    """What a set of stochastic gradient kernels does."""
 
     def visit(self, stack: Array, anchors: Array, rows: Array, counts: Array, step: Step) -> None:
-        """One step per visit, in place."""
+        """One stochastic gradient step per visit, in the order given; eqs. (ai), (bj).
+
+        Parameters
+        ----------
+        stack : ndarray of float32, shape (sum of I_n, R padded)
+            As of `dpfact_flower.tensor.stack.stack_factors`; updated in place.
+        anchors : ndarray of float32, shape (sum of I_n but I_0, R padded)
+            The stack of the global feature factors: row q belongs to row I_0 + q of `stack`.
+        rows, counts : ndarrays (visits, N) of int32 and (visits,) of float32, C-contiguous
+            Rows of `stack`, and the cell's count; of a sampled zero cell its weight, negative. That
+            of an entry is 1, and a count of 0 moves nothing.
+        step : Step
+        """
 
     def squares(
         self, stack: Array, indices: Array, values: Array, offsets: Array
     ) -> tuple[float, float]:
-        """Squared error over the entries, and <X, M>."""
+        """Squared error over a tensor's entries, and their inner product <X, M> with the model.
+
+        The model's values are formed in float32, the sums in float64.
+        """
 
 
 class FibreKernels(Protocol):

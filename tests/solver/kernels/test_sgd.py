@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.machine.compiled import WIDTH
 from dpfact_flower.solver.kernels import choice
-from dpfact_flower.solver.kernels.choice import sgd_kernels, vectors
-from dpfact_flower.solver.kernels.sgd import Step, visit
+from dpfact_flower.solver.kernels.choice import Step, sgd_kernels, vectors
 from dpfact_flower.solver.kernels.vector import instructions as vector
 from dpfact_flower.tensor.stack import row_offsets, stack_factors
 from tests.problems import fit_bounds
@@ -28,25 +27,20 @@ def steps(request):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("in_turn", [False, True], ids=["joint", "sequential"])
 @pytest.mark.parametrize("gamma", [0.0, 3.0])
 @pytest.mark.parametrize("clip", [0.0, 0.3])
 @pytest.mark.parametrize("floor", [0.0, -np.inf])
 @pytest.mark.parametrize("rank", [5, 21])  # one vector a row, and three of which one is padded
-def test_visits_equal_the_plain_loop(
-    problem, reference_visits, shape, in_turn, gamma, clip, floor, rank
-):
+def test_visits_equal_the_plain_loop(problem, reference_visits, shape, gamma, clip, floor, rank):
     case = problem(shape, rank=rank, signed=floor < 0)
     rng = np.random.default_rng(1)
     cells = np.stack([rng.integers(0, n, 30) for n in shape], axis=1)
     counts = rng.choice([-2.5, -0.5, 0, 1, 2, 3], 30).astype(np.float32)  # half are zero cells
     numbers = {"eta": 0.05, "gamma": gamma, "clip": clip, "floor": floor}
-    expected = reference_visits(
-        case.factors, case.anchors, cells, counts, in_turn=in_turn, **numbers
-    )
+    expected = reference_visits(case.factors, case.anchors, cells, counts, **numbers)
     offsets = row_offsets(shape)
     rows = (cells + offsets[:-1]).astype(np.int32)
-    step = Step(sequential=in_turn, **numbers)
+    step = Step(**numbers)
     for name in ("vector", "plain"):
         stack = stack_factors(case.factors)
         sgd_kernels(name).visit(stack, stack_factors(case.anchors), rows, counts, step)
@@ -67,17 +61,16 @@ def assert_moved_as(stack, before, expected):
     name=st.sampled_from(["vector", "plain"]),
     seed=st.integers(0, 2**32 - 1),
     modes=st.integers(2, 4),
-    in_turn=st.booleans(),
     clip=st.floats(1e-3, 10),
     count=st.sampled_from([-1e3, 0, 1, 328]),
     size=st.floats(1e-3, 100),
 )
-def test_no_row_moves_further_than_the_clip_allows(name, seed, modes, in_turn, clip, count, size):
+def test_no_row_moves_further_than_the_clip_allows(name, seed, modes, clip, count, size):
     rng = np.random.default_rng(seed)
     factors = [(size * rng.normal(size=(1, 6))).astype(np.float32) for _ in range(modes)]
     stack = stack_factors(factors)
     rows = np.arange(modes, dtype=np.int32)[None]
-    step = Step(eta=1.0, clip=clip, floor=-np.inf, sequential=in_turn)
+    step = Step(eta=1.0, clip=clip, floor=-np.inf)
     before = stack.astype(np.float64)
     sgd_kernels(name).visit(stack, stack[1:].copy(), rows, np.array([count], np.float32), step)
     rounding = 8 * np.finfo(np.float32).eps * np.linalg.norm(before, axis=1)
@@ -85,15 +78,14 @@ def test_no_row_moves_further_than_the_clip_allows(name, seed, modes, in_turn, c
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("in_turn", [False, True], ids=["joint", "sequential"])
-def test_projection_does_not_hide_a_nan(problem, steps, shape, in_turn):
+def test_projection_does_not_hide_a_nan(problem, steps, shape):
     case = problem(shape)
     stack = stack_factors(case.factors)
     stack[0, 1] = np.nan
     rows = row_offsets(shape)[:-1].astype(np.int32)[None]
     steps.visit(
         stack, stack_factors(case.anchors), rows, np.ones(1, np.float32),
-        Step(eta=0.1, floor=0.0, sequential=in_turn),
+        Step(eta=0.1, floor=0.0),
     )  # fmt: skip
     assert np.isnan(stack[rows[0], :3]).all()
 
@@ -110,15 +102,14 @@ def many_visits(problem, shape, rank, visits, seed=0):
 
 @pytest.mark.parametrize("name", ["vector", "plain"])
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("in_turn", [False, True], ids=["joint", "sequential"])
 @pytest.mark.parametrize("rank", [1, 8, 50])
 def test_every_stretch_of_many_visits_equals_the_plain_loop(
-    problem, reference_visits, name, shape, in_turn, rank
+    problem, reference_visits, name, shape, rank
 ):
     """Each stretch is followed from where the kernel stood, for bounds grow with every visit."""
     stack, anchors, rows, counts = many_visits(problem, shape, rank, 100)
     numbers = {"eta": 0.01, "gamma": 0.5, "clip": 2.0}
-    step = Step(sequential=in_turn, **numbers)
+    step = Step(**numbers)
     offsets = row_offsets(shape)
 
     def split(whole, modes):
@@ -129,7 +120,7 @@ def test_every_stretch_of_many_visits_equals_the_plain_loop(
         before = [f.copy() for f in split(stack, offsets[1:-1])]
         expected = reference_visits(
             before, split(anchors, offsets[2:-1] - offsets[1]), rows[part] - offsets[:-1],
-            counts[part], floor=0.0, in_turn=in_turn, **numbers,
+            counts[part], floor=0.0, **numbers,
         )  # fmt: skip
         sgd_kernels(name).visit(stack, anchors, rows[part], counts[part], step)
         assert_moved_as(stack, before, expected)
@@ -199,11 +190,11 @@ def test_the_environment_chooses(problem, monkeypatch, name):
     expected, found = stack.copy(), stack.copy()
     sgd_kernels(name).visit(expected, anchors, rows, counts, Step(eta=0.02))
     monkeypatch.setenv(choice.VARIABLE, name)
-    visit(found, anchors, rows, counts, Step(eta=0.02))
+    sgd_kernels().visit(found, anchors, rows, counts, Step(eta=0.02))
     assert found.tobytes() == expected.tobytes()
 
 
 def test_kernels_that_there_are_not_are_refused(monkeypatch):
     monkeypatch.setenv(choice.VARIABLE, "fast")
     with pytest.raises(SettingsError, match="DPFACT_KERNELS: must be auto, vector or plain"):
-        visit(*[np.zeros((1, 8), np.float32)] * 4, Step(eta=0.1))
+        sgd_kernels()

@@ -1,4 +1,4 @@
-"""Stochastic gradient steps in vector instructions; see `dpfact_flower.solver.kernels.sgd`.
+"""Stochastic gradient steps in vector instructions; see `choice.SgdKernels`.
 
 A row is as many slices as `slices` has elements, each of `registers`, see `instructions`: numba
 compiles one kernel per padded rank, with its loops unrolled. That is a fifth faster than a rank
@@ -7,13 +7,15 @@ known at run time alone.
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from dpfact_flower.machine.compiled import FAST, REGISTERS, WIDTH, compiled
-from dpfact_flower.solver.kernels.step import Step
+from dpfact_flower.machine.compiled import FAST, REGISTERS, WIDTH, compiled, inlined
+from dpfact_flower.solver.kernels.choice import Step
 from dpfact_flower.solver.kernels.vector.instructions import (
     add,
     at_least,
@@ -26,6 +28,7 @@ from dpfact_flower.solver.kernels.vector.instructions import (
     total,
     zeros,
 )
+from dpfact_flower.solver.losses import Loss
 from dpfact_flower.tensor.arrays import Array
 from dpfact_flower.tensor.stack import aligned_zeros
 
@@ -47,19 +50,20 @@ Float = Any  # numba's float32
 
 
 def visit(stack: Array, anchors: Array, rows: Array, counts: Array, step: Step) -> None:
-    """See `dpfact_flower.solver.kernels.sgd.visit`."""
+    """See `choice.SgdKernels`."""
     whole, numbers = stack.shape[1] // WIDTH, step.numbers()
+    three, any_number = _visits(step.loss)
     if rows.shape[1] == 3:
         registers = (0,) * math.gcd(whole, _TOGETHER)
         slices = (0,) * (whole // len(registers))
-        _three(registers, slices, stack, anchors, rows, counts, step.sequential, *numbers)
+        three(registers, slices, stack, anchors, rows, counts, *numbers)
     else:
         products = aligned_zeros(rows.shape[1], stack.shape[1])
-        _any((0,) * whole, stack, anchors, rows, counts, products, step.sequential, *numbers)
+        any_number((0,) * whole, stack, anchors, rows, counts, products, *numbers)
 
 
 def squares(stack: Array, indices: Array, values: Array, offsets: Array) -> tuple[float, float]:
-    """See `dpfact_flower.solver.kernels.sgd.squares`."""
+    """See `choice.SgdKernels`."""
     registers = (0,) * (stack.shape[1] // WIDTH)
     return _squares(registers, stack, indices, values, tuple(offsets.tolist()))
 
@@ -82,40 +86,70 @@ def _squares(
     return squares, inner
 
 
-@compiled(**FAST)
-def _three(
-    registers: Registers, slices: Slices, stack: Array, anchors: Array, rows: Array, counts: Array,
-    sequential: bool, eta: Float, gamma: Float, clip: Float, floor: Float,
-) -> None:  # fmt: skip
-    """`_any` for three modes: no product of rows goes through memory."""
-    columns, longest = stack.shape[1], eta * clip
-    factors, pulled_to = pointer(stack), pointer(anchors)
-    shift = (len(stack) - len(anchors)) * columns  # anchors begin with mode 1
-    for s in range(len(counts)):
-        _expect(registers, slices, factors, columns, rows, s, 3)
-        a, b, c = rows[s, 0] * columns, rows[s, 1] * columns, rows[s, 2] * columns
-        count = max(counts[s], _ZERO)
-        scale = -eta if count > _ZERO else eta * counts[s]
-        pull = eta * gamma if count > _ZERO else _ZERO
-        step = scale * (_inner(registers, slices, factors, a, b, c) - count)
-        for_a = _clipped(registers, slices, factors, b, c, step, longest)
-        if sequential:
-            model = _move(registers, slices, factors, a, b, c, for_a, pulled_to, a, _ZERO, floor)
-            step = scale * (model - count)
-            step = _clipped(registers, slices, factors, a, c, step, longest)
-            at = b - shift
-            model = _move(registers, slices, factors, b, a, c, step, pulled_to, at, pull, floor)
-            step = scale * (model - count)
-            step = _clipped(registers, slices, factors, a, b, step, longest)
-            at = c - shift
-            _move(registers, slices, factors, c, a, b, step, pulled_to, at, pull, floor)
-        else:
+@functools.cache
+def _visits(loss: Loss) -> tuple[Callable[..., None], Callable[..., None]]:
+    """Kernels for a loss, whose gradient is compiled into them: of three modes, and of any."""
+    gradient = inlined(loss.gradient)
+
+    @compiled(loss.tag, **FAST)
+    def three(
+        registers: Registers, slices: Slices, stack: Array, anchors: Array, rows: Array,
+        counts: Array, eta: Float, gamma: Float, clip: Float, floor: Float, patients: Float,
+    ) -> None:  # fmt: skip
+        """`any_number` for three modes: no product of rows goes through memory."""
+        columns, longest = stack.shape[1], eta * clip
+        furthest = longest * np.sqrt(patients)
+        factors, pulled_to = pointer(stack), pointer(anchors)
+        shift = (len(stack) - len(anchors)) * columns  # anchors begin with mode 1
+        for s in range(len(counts)):
+            _expect(registers, slices, factors, columns, rows, s, 3)
+            a, b, c = rows[s, 0] * columns, rows[s, 1] * columns, rows[s, 2] * columns
+            count = max(counts[s], _ZERO)
+            scale = -eta if count > _ZERO else eta * counts[s]
+            pull = eta * gamma if count > _ZERO else _ZERO
+            model = _inner(registers, slices, factors, a, b, c)
+            step = scale * np.float32(gradient(count, model))
+            for_a = _clipped(registers, slices, factors, b, c, patients * step, furthest)
             for_b = _clipped(registers, slices, factors, a, c, step, longest)
             for_c = _clipped(registers, slices, factors, a, b, step, longest)
             _move_three(
                 registers, slices, factors, a, b, c, for_a, for_b, for_c, pulled_to, shift, pull,
                 floor,
             )  # fmt: skip
+
+    @compiled(loss.tag, **FAST)
+    def any_number(
+        registers: Registers, stack: Array, anchors: Array, rows: Array, counts: Array,
+        products: Array, eta: Float, gamma: Float, clip: Float, floor: Float, patients: Float,
+    ) -> None:  # fmt: skip
+        """For each mode the product of all other rows, then the step along it."""
+        columns, first, modes = stack.shape[1], len(stack) - len(anchors), rows.shape[1]
+        factors, pulled_to = pointer(stack), pointer(anchors)
+        keep, pull, longest = _ONE - eta * gamma, eta * gamma, eta * clip
+        furthest = longest * np.sqrt(patients)
+        for s in range(len(counts)):
+            _expect(registers, _WHOLE, factors, columns, rows, s, modes)
+            count = max(counts[s], _ZERO)
+            scale = -eta if count > _ZERO else eta * counts[s]
+            step = _ZERO
+            for n in range(modes):
+                _multiply(registers, factors, columns, rows, s, n, products)
+            for n in range(modes):
+                place = rows[s, n] * columns
+                row = load(registers, factors, place)
+                along = load(registers, pointer(products), n * columns)
+                if n == 0:
+                    step = scale * np.float32(gradient(count, total(mul(row, along))))
+                if count > _ZERO and gamma > _ZERO and n > 0:
+                    anchor = load(registers, pulled_to, place - first * columns)
+                    row = fma(keep, row, mul(pull, anchor))
+                if n == 0:
+                    row = _stepped(row, along, patients * step, furthest, floor)
+                else:
+                    row = _stepped(row, along, step, longest, floor)
+                store(factors, place, row)
+
+    return three, any_number
 
 
 @compiled(forceinline=True, **FAST)
@@ -150,25 +184,6 @@ def _clipped(
 
 
 @compiled(forceinline=True, **FAST)
-def _move(
-    registers: Registers, slices: Slices, factors: Pointer, row: int, x: int, y: int, step: Float,
-    pulled_to: Pointer, anchor: int, pull: Float, floor: Float,
-) -> Float:  # fmt: skip
-    """Step a row along the product of two others; returns the model's value with the new row."""
-    model = zeros(registers, factors)
-    for v in range(len(slices)):
-        at = v * WIDTH * len(registers)
-        along = mul(load(registers, factors, x + at), load(registers, factors, y + at))
-        new = load(registers, factors, row + at)
-        if pull > _ZERO:
-            new = fma(_ONE - pull, new, mul(pull, load(registers, pulled_to, anchor + at)))
-        new = at_least(fma(step, along, new), floor)
-        store(factors, row + at, new)
-        model = fma(new, along, model)
-    return total(model)
-
-
-@compiled(forceinline=True, **FAST)
 def _move_three(
     registers: Registers, slices: Slices, factors: Pointer, a: int, b: int, c: int, for_a: Float,
     for_b: Float, for_c: Float, pulled_to: Pointer, shift: int, pull: Float, floor: Float,
@@ -185,36 +200,6 @@ def _move_three(
         store(factors, a + at, at_least(fma(for_a, mul(y, z), x), floor))
         store(factors, b + at, at_least(fma(for_b, mul(x, z), new_y), floor))
         store(factors, c + at, at_least(fma(for_c, mul(x, y), new_z), floor))
-
-
-@compiled(**FAST)
-def _any(
-    registers: Registers, stack: Array, anchors: Array, rows: Array, counts: Array,
-    products: Array, sequential: bool, eta: Float, gamma: Float, clip: Float, floor: Float,
-) -> None:  # fmt: skip
-    """Any number of modes: for each, the product of all other rows, then the step along it."""
-    columns, first, modes = stack.shape[1], len(stack) - len(anchors), rows.shape[1]
-    factors, pulled_to = pointer(stack), pointer(anchors)
-    keep, pull, longest = _ONE - eta * gamma, eta * gamma, eta * clip
-    for s in range(len(counts)):
-        _expect(registers, _WHOLE, factors, columns, rows, s, modes)
-        count = max(counts[s], _ZERO)
-        scale = -eta if count > _ZERO else eta * counts[s]
-        step = _ZERO
-        for n in range(1 if sequential else modes):
-            _multiply(registers, factors, columns, rows, s, n, products)
-        for n in range(modes):
-            place = rows[s, n] * columns
-            if sequential and n > 0:
-                _multiply(registers, factors, columns, rows, s, n, products)
-            row = load(registers, factors, place)
-            along = load(registers, pointer(products), n * columns)
-            if sequential or n == 0:
-                step = scale * (total(mul(row, along)) - count)
-            if count > _ZERO and gamma > _ZERO and n > 0:
-                anchor = load(registers, pulled_to, place - first * columns)
-                row = fma(keep, row, mul(pull, anchor))
-            store(factors, place, _stepped(row, along, step, longest, floor))
 
 
 @compiled(**FAST)

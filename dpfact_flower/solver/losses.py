@@ -1,0 +1,124 @@
+"""What a solver minimises, cell by cell: the losses of generalised CP (Hong, Kolda & Duersch 2020).
+
+A loss is one object: kernels compile its gradient into their loops, and nobody asks for its name.
+Another one is registered, or added here, with its value and its gradient.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dpfact_flower.errors import SettingsError
+from dpfact_flower.machine.registry import Registry
+from dpfact_flower.settings import SolverSettings
+from dpfact_flower.tensor import SparseTensor
+
+_EPS = 1e-10
+"""Added to a model's value under a logarithm or a quotient, as Hong, Kolda & Duersch do."""
+
+CellFunction = Callable[[Any, Any], Any]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss f(x, m) of a cell's data x and the model's value m.
+
+    Attributes
+    ----------
+    name : str
+    value, gradient : callable
+        f and df/dm, of two numbers or two arrays. Gradients are compiled: arithmetic of the
+        arguments and of numbers alone.
+    nothing : callable
+        The model's value, alike at all cells, that explains nothing of data with a given mean.
+    counts : bool
+        Whether it is a likelihood of the data themselves: then patients' counts are not scaled.
+    binary : bool
+        Whether it only looks at whether there is a count: then data are 0 or 1.
+    positive : bool
+        Whether the model must not be negative.
+    """
+
+    name: str
+    value: CellFunction
+    gradient: CellFunction
+    nothing: Callable[[float], float]
+    counts: bool = True
+    binary: bool = False
+    positive: bool = True
+
+    @property
+    def is_squared(self) -> bool:
+        """Whether Gram matrices give the loss of all cells, without visiting them."""
+        return self is squared
+
+    @property
+    def tag(self) -> str:
+        """Tells machine code with this gradient from that with others, or with earlier ones."""
+        code = self.gradient.__code__
+        digest = hashlib.sha256(repr((code.co_code, code.co_consts, code.co_names)).encode())
+        return f"{self.name}.{digest.hexdigest()[:8]}"
+
+    def check(self, settings: SolverSettings) -> None:
+        """Refuse settings under which this is no loss of the data or of the model.
+
+        Raises
+        ------
+        SettingsError
+            Naming the setting to change.
+        """
+        if self.positive and not settings.nonnegative:
+            raise SettingsError(
+                f"loss: {self.name!r} needs a model that is not negative: set nonnegative to true"
+            )
+        if self.counts and settings.scale != "counts":
+            raise SettingsError(
+                f"loss: {self.name!r} is a likelihood of counts: set scale to 'counts'; "
+                f"got {settings.scale!r}"
+            )
+
+    def prepared(self, tensor: SparseTensor) -> SparseTensor:
+        """The tensor with what the loss looks at: counts, or ones in their place."""
+        if not self.binary:
+            return tensor
+        return SparseTensor(tensor.indices, np.ones_like(tensor.values), tensor.shape)
+
+    def of_nothing(self, tensor: SparseTensor) -> float:
+        """Loss of all cells under a model that explains nothing."""
+        values = tensor.values.astype(np.float64)
+        model = self.nothing(float(values.sum()) / tensor.cells)
+        zeros = (tensor.cells - tensor.nnz) * float(self.value(0.0, model))
+        return float(self.value(values, model).sum()) + zeros
+
+
+squared = Loss(
+    "squared",
+    value=lambda x, m: 0.5 * (m - x) ** 2,
+    gradient=lambda x, m: m - x,
+    nothing=lambda mean: 0.0,
+    counts=False,
+    positive=False,
+)
+poisson = Loss(
+    "poisson",
+    value=lambda x, m: m - x * np.log(m + _EPS),
+    gradient=lambda x, m: 1 - x / (m + _EPS),
+    nothing=lambda mean: mean,
+)
+bernoulli = Loss(
+    "bernoulli",  # m is the odds of a count
+    value=lambda x, m: np.log1p(m) - x * np.log(m + _EPS),
+    gradient=lambda x, m: 1 / (1 + m) - x / (m + _EPS),
+    nothing=lambda mean: mean / max(1 - mean, _EPS),
+    binary=True,
+)
+
+losses: Registry[Loss] = Registry(
+    "loss", "dpfact_flower.solver.losses", squared=squared, poisson=poisson, bernoulli=bernoulli
+)
+"""Losses that a run config may name."""
