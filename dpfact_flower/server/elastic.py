@@ -239,10 +239,10 @@ def start_rounds(feature_shape: Sequence[int]) -> int:
 def elastic_step(settings: SolverSettings, step: float, sites: int) -> float:
     """Step per site of the elastic pull of so many sites, at least one.
 
-    That is the `step` that a run asks for. If that is 0, it is eta * gamma with a solver that takes steps
-    and a gamma of the user's, as in eq. (global), and otherwise 1 / sites: the global factors become the sites'
-    mean. Refused if the server would never move, or if all sites' pull together exceeds 1: it would
-    overshoot their mean.
+    That is the `step` that a run asks for. If that is 0, it is eta * gamma where the solver takes
+    steps and the user gave a gamma, as in eq. (global), and otherwise 1 / sites: the global factors
+    become the sites' mean. Refused if the server would never move, or if all sites' pull together
+    exceeds 1: it would overshoot their mean.
     """
     if step == 0 and (settings.is_relative or not solvers.find(settings.solver).steps):
         return 1 / sites
