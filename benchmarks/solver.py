@@ -15,9 +15,10 @@ from dpfact_flower.settings import SolverSettings
 from dpfact_flower.site.elastic import initial_state
 from dpfact_flower.site.round import local_settings, scaled
 from dpfact_flower.solver import exact, psgd
-from dpfact_flower.solver.kernels.choice import Step, sgd_kernels
+from dpfact_flower.solver.kernels.choice import sgd_kernels
 from dpfact_flower.solver.kernels.fibres import Fibres
 from dpfact_flower.solver.kernels.order import visits, zero_visits
+from dpfact_flower.solver.kernels.step import Step
 from dpfact_flower.solver.mttkrp import stacked_mttkrp
 from dpfact_flower.solver.solvers import solvers
 from dpfact_flower.tensor import Factors, SparseTensor

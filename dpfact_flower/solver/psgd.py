@@ -36,8 +36,9 @@ from numpy.typing import NDArray
 
 from dpfact_flower.errors import DivergenceError
 from dpfact_flower.settings import SolverSettings
-from dpfact_flower.solver.kernels.choice import Step, sgd_kernels
+from dpfact_flower.solver.kernels.choice import sgd_kernels
 from dpfact_flower.solver.kernels.order import entries_by_row, first_entries, visits, zero_visits
+from dpfact_flower.solver.kernels.step import Step
 from dpfact_flower.solver.losses import Loss, losses
 from dpfact_flower.solver.objective import LocalResult, elastic, group_norm, loss
 from dpfact_flower.tensor import Factors, SparseTensor

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from benchmarks.c_kernel import CKernel, MissingCompilerError
-from dpfact_flower.solver.kernels.choice import Step, sgd_kernels
+from dpfact_flower.solver.kernels.choice import sgd_kernels
+from dpfact_flower.solver.kernels.step import Step
 from dpfact_flower.tensor.stack import stack_factors
 from tests.problems import visit_one_by_one
 from tests.rounding import assert_within

@@ -9,51 +9,16 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-
 from dpfact_flower.errors import SettingsError
-from dpfact_flower.solver.losses import Loss, squared
+from dpfact_flower.solver.kernels.step import Step
 from dpfact_flower.tensor.arrays import Array
 
 VARIABLE = "DPFACT_KERNELS"
 """Environment variable that chooses the kernels: auto, vector or plain."""
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Step:
-    """How one visit moves the rows that it touches.
-
-    Attributes
-    ----------
-    eta : float
-        Step size.
-    gamma : float
-        Elastic weight. The pull to the anchors applies at entries, not at sampled zero cells.
-    clip : float
-        Bound on the 2-norm of a visit's data gradient for each row, weight included; 0 is none.
-    floor : float
-        Least value of a factor: 0, or minus infinity for no bound.
-    patients : float
-        How many times as far a patient's row goes; its bound is that of so much larger an eta.
-    loss : Loss
-    """
-
-    eta: float
-    gamma: float = 0.0
-    clip: float = 0.0
-    floor: float = 0.0
-    patients: float = 1.0
-    loss: Loss = squared
-
-    def numbers(self) -> tuple[np.float32, ...]:
-        """What a kernel takes: eta, gamma, clip, floor and the patients' factor."""
-        given = (self.eta, self.gamma, self.clip, self.floor, self.patients)
-        return tuple(map(np.float32, given))
 
 
 class SgdKernels(Protocol):

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.machine.compiled import WIDTH
 from dpfact_flower.solver.kernels import choice
-from dpfact_flower.solver.kernels.choice import Step, sgd_kernels, vectors
+from dpfact_flower.solver.kernels.choice import sgd_kernels, vectors
+from dpfact_flower.solver.kernels.step import Step
 from dpfact_flower.solver.kernels.vector import instructions as vector
 from dpfact_flower.tensor.stack import row_offsets, stack_factors
 from tests.problems import fit_bounds

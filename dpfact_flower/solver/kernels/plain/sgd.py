@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from dpfact_flower.machine.compiled import FAST, compiled, inlined
-from dpfact_flower.solver.kernels.choice import Step
+from dpfact_flower.solver.kernels.step import Step
 from dpfact_flower.solver.losses import Loss
 from dpfact_flower.tensor.arrays import Array
 from dpfact_flower.tensor.stack import stacked_values

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from dpfact_flower.machine.compiled import FAST, REGISTERS, WIDTH, compiled, inlined
-from dpfact_flower.solver.kernels.choice import Step
+from dpfact_flower.solver.kernels.step import Step
 from dpfact_flower.solver.kernels.vector.instructions import (
     add,
     at_least,
