@@ -420,9 +420,9 @@ def _save(make: Callable[[], Cohort], out: Path, *, force: bool) -> None:
 
 
 def _show(cohort: Cohort) -> None:
-    if cohort.account:
+    if cohort.read_report:
         counts = Table("where", "what", "count", title="read, kept and left out")
-        for where, what, count in cohort.account:
+        for where, what, count in cohort.read_report:
             counts.add_row(escape(where), escape(what), f"{count:,}")
         console.print(counts)
     labels = cohort.labels

@@ -12,7 +12,7 @@ any number of modes m >= 1.
 - A patient without any cell has no data in the tensor and is left out unless asked for.
 
 The readers of `dpfact_flower.data` bring their source into one DuckDB connection: events of each
-mode (`dpfact_flower.data.events`), and two tables of text:
+mode (`dpfact_flower.data.clinical_events`), and two tables of text:
 
     patients      patient, site, and a column of BOOLEAN a label     one row per patient
     descriptions  mode, code, description                            one row per code, none needed
@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpfact_flower.data.events import account, modes_of, note, table_of
+from dpfact_flower.data.clinical_events import count, read_report, table_of
 from dpfact_flower.data.site_data import PATIENT, Cohort, SiteData
 from dpfact_flower.data.tables import count_rows, quoted
 from dpfact_flower.data.vocabulary import Vocabulary, by_frequency
@@ -177,40 +177,29 @@ def build_cohort(
             "SELECT DISTINCT site_number, site FROM members ORDER BY site_number"
         ).fetchall()
     ]
-    return Cohort(name, tuple(sites), account=account(connection))
+    return Cohort(name, tuple(sites), read_report=read_report(connection))
 
 
 def _most_frequent(connection: Connection, mode: str, top: int | None) -> Vocabulary:
-    counts = (
-        connection.execute(
-            f"""SELECT c.code, e.count FROM (
-                    SELECT code, count(*) AS count FROM {_events(connection, mode)}
-                    GROUP BY code) e
-                JOIN codes c ON c.key = e.code AND c.mode = $mode""",
-            {"mode": mode},
-        ).fetchall()
-        if mode in modes_of(connection)
-        else []
-    )
+    counts = connection.execute(
+        f"""SELECT c.code, e.count FROM (
+                SELECT code, count(*) AS count FROM {_events(connection, mode)} GROUP BY code) e
+            JOIN codes c ON c.key = e.code AND c.mode = $mode""",
+        {"mode": mode},
+    ).fetchall()
     if not counts:
         raise DataError(f"the tables hold no {mode} of these patients")
     descriptions = connection.execute(
         "SELECT code, description FROM descriptions WHERE mode = $mode", {"mode": mode}
     ).fetchall()
     vocabulary = by_frequency(mode, dict(counts), top, dict(descriptions))
-    note(connection, mode, "codes", len(counts))
-    if len(vocabulary) < len(counts):
-        note(connection, mode, "codes left out as less frequent", len(counts) - len(vocabulary))
+    count(connection, mode, "codes", len(counts))
+    count(connection, mode, "codes left out as less frequent", len(counts) - len(vocabulary))
     return vocabulary
 
 
 def _events(connection: Connection, mode: str) -> str:
     """SQL of a mode's events that are of the table ``patients``."""
-    if mode not in modes_of(connection):
-        return (
-            "(SELECT NULL::UBIGINT AS patient, NULL::UBIGINT AS encounter, NULL::BIGINT AS time, "
-            "NULL::UBIGINT AS code WHERE false)"
-        )
     if not count_rows(connection, "(FROM people ANTI JOIN patients USING (patient))"):
         return table_of(mode)  # nobody to leave out: a join of all events is worth avoiding
     known = "(SELECT hash(patient) AS patient FROM patients)"
@@ -240,13 +229,11 @@ def _name_sites(connection: Connection, cohort: str) -> None:
             "tell them apart by letters, digits, dots, hyphens or underscores"
         )
     blank = count_rows(connection, "named", "given = ''")
-    if blank:
-        note(connection, "sites", f"patients of no site, who are at {UNKNOWN_SITE}", blank)
+    count(connection, "sites", f"patients of no site, who are at {UNKNOWN_SITE}", blank)
     other = count_rows(
         connection, "(SELECT DISTINCT site FROM named WHERE given NOT IN ('', site))"
     )
-    if other:
-        note(connection, "sites", "names in which characters were replaced", other)
+    count(connection, "sites", "names in which characters were replaced", other)
 
 
 def _count_cells(
@@ -282,11 +269,10 @@ def _place_events(connection: Connection, n: int, vocabulary: Vocabulary, window
     )
     unplaced = count_rows(connection, f"mode_{n}", window.unplaced)
     connection.execute(f"DELETE FROM mode_{n} WHERE {window.unplaced}")
-    note(
+    count(
         connection, mode, "events of these codes and patients", count_rows(connection, f"mode_{n}")
     )
-    if unplaced:
-        note(connection, mode, "more without the time or encounter that a window needs", unplaced)
+    count(connection, mode, "more without the time or encounter that a window needs", unplaced)
 
 
 def _assign_sites(
@@ -312,21 +298,20 @@ def _assign_sites(
         """SELECT count(DISTINCT n.site), count(*) FROM named n JOIN members m USING (patient)
            WHERE n.site <> m.site"""
     ).fetchall()
-    if merged:
-        what = f"sites of fewer than {min_patients} patients, merged into {SMALL_SITES}"
-        note(connection, "sites", what, merged)
-        note(connection, "sites", f"patients of sites merged into {SMALL_SITES}", people)
-        if count_rows(connection, "members", f"site = '{SMALL_SITES}'") > people:
-            raise DataError(
-                f"sites of fewer than {min_patients} patients cannot be merged into {SMALL_SITES}, "
-                "for a site has that name already; rename it, or merge none (min-patients 1)"
-            )
+    if merged and count_rows(connection, "members", f"site = '{SMALL_SITES}'") > people:
+        raise DataError(
+            f"sites of fewer than {min_patients} patients cannot be merged into {SMALL_SITES}, "
+            "for a site has that name already; rename it, or merge none (min-patients 1)"
+        )
+    what = f"sites of fewer than {min_patients} patients, merged into {SMALL_SITES}"
+    count(connection, "sites", what, merged)
+    count(connection, "sites", f"patients of sites merged into {SMALL_SITES}", people)
     place = f"{row_unit}s"
     everybody, kept = count_rows(connection, "named"), count_rows(connection, "members")
-    note(connection, place, "in the tables", everybody)
-    note(connection, place, "left out, since no two of their codes lie in a window",
+    count(connection, place, "in the tables", everybody)
+    count(connection, place, "left out, since no two of their codes lie in a window",
          everybody - kept)  # fmt: skip
-    note(connection, place, "kept", kept)
+    count(connection, place, "kept", kept)
 
 
 def _sort_cells(connection: Connection, modes: int) -> None:

@@ -20,7 +20,7 @@ _EVERY = 0.25
 
 @contextmanager
 def watched(watch: Watch) -> Iterator[None]:
-    """Tell `watch` of all `telling` inside the block."""
+    """Tell `watch` of all `report_progress` inside the block."""
     token = _watch.set(watch)
     try:
         yield
@@ -29,7 +29,7 @@ def watched(watch: Watch) -> Iterator[None]:
 
 
 @contextmanager
-def telling(connection: Connection, name: str) -> Iterator[None]:
+def report_progress(connection: Connection, name: str) -> Iterator[None]:
     """Tell of the queries inside the block, as one piece of work: the share of the longest known.
 
     DuckDB knows the share of a query for most, not for all; it never falls here, though a block may

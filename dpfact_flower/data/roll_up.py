@@ -29,8 +29,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dpfact_flower.data.clinical_events import count, replace_codes, table_of
 from dpfact_flower.data.code_names import clearer, holds_procedures, name_of, systems
-from dpfact_flower.data.events import note, replace_codes, table_of
 from dpfact_flower.data.icd import category, chapter, parts
 from dpfact_flower.data.vocabulary import read_text
 from dpfact_flower.errors import DataError, MissingDependencyError, SettingsError
@@ -54,7 +54,7 @@ _CATEGORY = 3
 def roll_up(connection: Connection, mode: str, how: RollUp) -> None:
     """Replace the codes of a mode's events by their groups; what has no group is left out, counted.
 
-    The connection has events (`dpfact_flower.data.events`) and the table ``descriptions``.
+    The connection has events (`dpfact_flower.data.clinical_events`) and the table ``descriptions``.
     """
     _check_how(how)
     found = connection.execute(
@@ -76,10 +76,9 @@ def roll_up(connection: Connection, mode: str, how: RollUp) -> None:
             f"roll-up: no code of {mode} has a group by {how}; is it for codes of another kind?"
         )
     events, codes = replace_codes(connection, mode, groups)
-    note(connection, mode, f"codes before the roll-up by {_name(how)}", len(uses))
-    if codes:
-        note(connection, mode, "codes without a group, left out", codes)
-        note(connection, mode, "events of codes without a group, left out", events)
+    count(connection, mode, f"codes before the roll-up by {_name(how)}", len(uses))
+    count(connection, mode, "codes without a group, left out", codes)
+    count(connection, mode, "events of codes without a group, left out", events)
 
 
 def _groups(

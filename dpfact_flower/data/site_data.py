@@ -32,7 +32,7 @@ PATIENT = "patient"
 DIED = "died"
 """Label of a patient who died in hospital."""
 COHORT = "cohort.json"
-ACCOUNT = "account.json"
+READ_REPORT = "read_report.json"
 """What was read, kept and left out, beside a cohort."""
 _LABEL = "label "
 """What the array of a label is called in a site's file, before its name."""
@@ -289,7 +289,7 @@ class Cohort:
         At least one; equal vocabularies, names that differ by more than their case.
     truth : Truth or None
         Planted phenotypes, where they are known.
-    account : tuple of (where, what, count)
+    read_report : tuple of (where, what, count)
         What a reader read, kept and left out; beside the files, not part of them.
 
     Raises
@@ -301,7 +301,7 @@ class Cohort:
     name: str
     sites: tuple[SiteData, ...]
     truth: Truth | None = None
-    account: tuple[tuple[str, str, int], ...] = ()
+    read_report: tuple[tuple[str, str, int], ...] = ()
 
     def __post_init__(self) -> None:
         check_name("cohort name", self.name)
@@ -376,7 +376,7 @@ class Cohort:
             return self
         sites = tuple(site.select_codes(kept) for site in self.sites)
         truth = self.truth and self.truth.select_codes(kept)
-        return Cohort(self.name, sites, truth, self.account)
+        return Cohort(self.name, sites, truth, self.read_report)
 
     def save(self, folder: str | Path, *, watch: Watch = unwatched) -> None:
         """Write one file per site, one per vocabulary, the truth, and last ``cohort.json``.
@@ -386,7 +386,7 @@ class Cohort:
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        for name in (COHORT, ACCOUNT):
+        for name in (COHORT, READ_REPORT):
             (folder / name).unlink(missing_ok=True)
         for number, site in enumerate(self.sites):
             watch("writing", number / len(self.sites))
@@ -399,9 +399,10 @@ class Cohort:
             arrays |= {f"factor{n}": factor for n, factor in enumerate(self.truth.factors, 1)}
             with replacing(folder / f"{_TRUTH}.npz") as file:
                 np.savez_compressed(file, **arrays)
-        if self.account:
-            lines = [dict(zip(("where", "what", "count"), x, strict=True)) for x in self.account]
-            _write_json(folder / ACCOUNT, lines)
+        if self.read_report:
+            names = ("where", "what", "count")
+            lines = [dict(zip(names, line, strict=True)) for line in self.read_report]
+            _write_json(folder / READ_REPORT, lines)
         content = {
             "name": self.name,
             "sites": [site.name for site in self.sites],
@@ -424,7 +425,7 @@ class Cohort:
         sites = tuple(load_site(path) for path in site_files(folder))  # shared with the clients
         truth = _load_truth(folder) if content["truth"] else None
         try:
-            cohort = cls(content["name"], sites, truth, _read_account(folder / ACCOUNT))
+            cohort = cls(content["name"], sites, truth, _load_report(folder / READ_REPORT))
         except DataError as error:
             raise DataError(f"{folder / COHORT}: {error}") from None
         if content["vocabularies"] != {v.name: v.digest for v in cohort.vocabularies}:
@@ -472,7 +473,7 @@ def remove_cohort(folder: str | Path) -> None:
     for path in (*site_files(folder), *(folder / name for name in [*others, f"{_TRUTH}.npz"])):
         if path.parent == folder:  # a damaged file may name anything
             path.unlink(missing_ok=True)
-    for name in (ACCOUNT, COHORT):
+    for name in (READ_REPORT, COHORT):
         (folder / name).unlink(missing_ok=True)
 
 
@@ -506,14 +507,14 @@ def _read_cohort(path: Path) -> dict[str, Any]:
     return content
 
 
-def _read_account(path: Path) -> tuple[tuple[str, str, int], ...]:
+def _load_report(path: Path) -> tuple[tuple[str, str, int], ...]:
     if not path.exists():
         return ()
     try:
         lines = from_json(path.read_text(encoding="utf-8"))
         return tuple((line["where"], line["what"], line["count"]) for line in lines)
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise DataError(f"{path}: not readable as an account ({type(error).__name__})") from None
+        raise DataError(f"{path}: not readable as a report ({type(error).__name__})") from None
 
 
 def _write_json(path: Path, content: object) -> None:

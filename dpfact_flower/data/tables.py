@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, cast
 
-from dpfact_flower.data.progress import telling
+from dpfact_flower.data.progress import report_progress
 from dpfact_flower.errors import DataError, MissingDependencyError, SettingsError
 from dpfact_flower.machine.files import private_scratch
 
@@ -245,7 +245,7 @@ def load_table(
             f"CREATE OR REPLACE TEMP TABLE {table} AS "
             f"SELECT {select} FROM (SELECT {fields} FROM {source}) WHERE {where}"
         )
-        with telling(connection, place.name):
+        with report_progress(connection, place.name):
             if kind != "CSV" or isinstance(place, Frame):
                 connection.execute(query)
                 return False

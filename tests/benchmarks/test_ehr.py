@@ -20,7 +20,7 @@ def made(request, tmp_path_factory):
 def test_every_row_is_read_in_little_memory(made):
     kind, folder, rows = made
     cohort = read(kind, folder, memory="64MB", keep_empty=True)
-    counts = {(where, what): count for where, what, count in cohort.account}
+    counts = {(where, what): count for where, what, count in cohort.read_report}
     table = CODES[kind]
     name = table.rpartition("/")[2]
     assert counts[name, "rows"] == rows[table] > SCHEMAS[kind][table].rows * SCALE

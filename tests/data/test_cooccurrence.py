@@ -7,13 +7,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dpfact_flower.data.clinical_events import add_events, create_tables, table_of
 from dpfact_flower.data.cooccurrence import (
     MINUTES_A_DAY,
     Window,
     build_cohort,
     choose_vocabularies,
 )
-from dpfact_flower.data.events import add_events, table_of
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, SettingsError
 from tests.data.readers.cells import cells_of
@@ -25,8 +25,9 @@ DAY = MINUTES_A_DAY
 
 def fill(connection, patients, events, descriptions=()):
     """Replace what a reader leaves."""
-    for table in ("account", "people", "codes", *map(table_of, MODES)):
+    for table in ("read_report", "people", "codes", "descriptions", *map(table_of, MODES)):
         connection.execute(f"DROP TABLE IF EXISTS {table}")
+    create_tables(connection)
     for table, columns, rows in (
         ("patients", "patient VARCHAR, site VARCHAR, died BOOLEAN", patients),
         (
@@ -171,7 +172,7 @@ def test_patients_without_a_cell_are_left_out_with_their_labels(connection, capl
         ("small-4", ("p4",), [1]),
     ]
     assert "patients: 1 left out, since no two of their codes lie in a window" in caplog.text
-    assert cohort.account[-3:] == (
+    assert cohort.read_report[-3:] == (
         ("patients", "in the tables", 6),
         ("patients", "left out, since no two of their codes lie in a window", 1),
         ("patients", "kept", 5),

@@ -117,5 +117,5 @@ def write(folder, name, content):
 
 
 def test_repeated_headers_are_counted(tmp_path):
-    account = read(tmp_path, "d.csv", (D + D).encode()).account
+    account = read(tmp_path, "d.csv", (D + D).encode()).read_report
     assert ("d.csv", "lines that repeat the header, left out", 1) in account

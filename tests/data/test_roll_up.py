@@ -2,7 +2,7 @@ import sys
 
 import pytest
 
-from dpfact_flower.data.events import account, add_events, table_of
+from dpfact_flower.data.clinical_events import add_events, create_tables, read_report, table_of
 from dpfact_flower.data.roll_up import roll_up
 from dpfact_flower.data.tables import connect, count_rows
 from dpfact_flower.errors import DataError, MissingDependencyError, SettingsError
@@ -11,6 +11,7 @@ from dpfact_flower.errors import DataError, MissingDependencyError, SettingsErro
 def rolled(codes, how, texts=None, mode="dx"):
     """Groups and descriptions of the codes of one mode; each code is an event of one encounter."""
     with connect() as connection:
+        create_tables(connection)
         connection.execute("CREATE TEMP TABLE given (code VARCHAR, text VARCHAR)")
         rows = [(code, (texts or {}).get(code)) for code in codes]
         connection.executemany("INSERT INTO given VALUES (?, ?)", rows)
@@ -19,7 +20,7 @@ def rolled(codes, how, texts=None, mode="dx"):
             "(SELECT 'p' AS patient, 'e' AS encounter, NULL::BIGINT AS time, code FROM given)",
         )  # fmt: skip
         connection.execute(
-            f"""CREATE TEMP TABLE descriptions AS
+            f"""INSERT INTO descriptions
                SELECT DISTINCT '{mode}' AS mode, code, text AS description FROM given
                WHERE text IS NOT NULL"""
         )
@@ -28,7 +29,7 @@ def rolled(codes, how, texts=None, mode="dx"):
             f"""SELECT c.code, d.description FROM codes c LEFT JOIN descriptions d USING (code)
                WHERE c.mode = '{mode}' ORDER BY c.code"""
         ).fetchall()
-        counted = {what: count for _, what, count in account(connection)}
+        counted = {what: count for _, what, count in read_report(connection)}
         return dict(found), counted, count_rows(connection, table_of(mode))
 
 

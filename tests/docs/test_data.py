@@ -70,7 +70,7 @@ def test_the_commands_run_as_they_stand(command, folder, ehr_folder, monkeypatch
     done = CliRunner().invoke(cli.app, shlex.split(command))
     assert done.exit_code == 0, (done.output, done.exception)
     out = Path(shlex.split(command)[shlex.split(command).index("--out") + 1])
-    assert Cohort.load(out).account
+    assert Cohort.load(out).read_report
 
 
 def test_the_figures_of_the_roll_up(ehr_folder):

@@ -20,9 +20,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Unpack
 
+from dpfact_flower.data.clinical_events import add_events, count, table_of
 from dpfact_flower.data.cooccurrence import COLUMNS, Window
-from dpfact_flower.data.events import add_events, note, table_of
-from dpfact_flower.data.progress import telling
+from dpfact_flower.data.progress import report_progress
 from dpfact_flower.data.readers.steps import Options, make_cohort, reading
 from dpfact_flower.data.site_data import DIED, Cohort
 from dpfact_flower.data.tables import (
@@ -242,12 +242,12 @@ def _load_events(connection: Connection, mode: str, source: EventTable, window: 
     for file in source.files:
         place, names = _place(file), source.columns.names
         found = _load_rows(connection, place, source, window)
-        with telling(connection, mode):
+        with report_progress(connection, mode):
             added = add_events(connection, mode, "loaded", found.empty)
         for what, texts in (("patient", "people"), ("code", f"(FROM codes WHERE mode = '{mode}')")):
             if count_rows(connection, texts, _NO_TEXT.format(what)):  # far fewer than rows
                 refuse_rows(connection, "loaded", _NO_TEXT.format(what), place, names[what], _TEXT)
-        note(connection, place.name, "rows", found.rows)
+        count(connection, place.name, "rows", found.rows)
         _tell_unused(connection, place, found, found.rows - added, names[window.column])
         connection.execute(
             """INSERT INTO described SELECT code, description, count(*) FROM loaded
@@ -305,11 +305,11 @@ def _tell_unused(
 ) -> None:
     if repeated:
         what = "rows that repeat another one, and count once"
-        note(connection, place.name, what, repeated)
+        count(connection, place.name, what, repeated)
         logger.warning("%s: %d of %d rows repeat another one, and count once", place.name,
                        repeated, found.rows)  # fmt: skip
     if found.unplaced:
-        note(connection, place.name, f"rows without {placing}, in no window", found.unplaced)
+        count(connection, place.name, f"rows without {placing}, in no window", found.unplaced)
         logger.warning("%s: %d of %d rows have no %s, so are in no window", place.name,
                        found.unplaced, found.rows, placing)  # fmt: skip
 
@@ -365,9 +365,9 @@ def _drop_headers(connection: Connection, place: Path | Frame, names: Mapping[st
         for what, name in (("patient", names["patient"]), ("code", names["code"]))
     )
     header = " AND ".join(f"{what} IN ({', '.join(map(literal, f))})" for what, f in forms)
-    if count := count_rows(connection, "loaded", header):
+    if repeated := count_rows(connection, "loaded", header):
         connection.execute(f"DELETE FROM loaded WHERE {header}")
-        note(connection, place.name, "lines that repeat the header, left out", count)
+        count(connection, place.name, "lines that repeat the header, left out", repeated)
 
 
 def _minutes(time: str, time_format: str) -> str:
@@ -416,7 +416,7 @@ def _load_patients(
         strangers = count_rows(connection, "(FROM people ANTI JOIN patients USING (patient))")
         if strangers:
             what = "patients of the events who are not in it, left out"
-            note(connection, place.name, what, strangers)
+            count(connection, place.name, what, strangers)
             logger.warning(
                 "%s: lacks %d patients of the events; they are left out", place.name, strangers
             )
@@ -444,8 +444,7 @@ def _load_labels(connection: Connection, name: str, table: LabelTable, dialect: 
             f"{place}: column {table.patient} must hold every patient; {missing} patient(s) are "
             "missing (--label with missing=0 takes them for 0)"
         )
-    if missing:
-        note(connection, place.name, f"patients not in it, labelled {table.missing}", missing)
+    count(connection, place.name, f"patients not in it, labelled {table.missing}", missing)
     connection.execute(
         f"""ALTER TABLE patients ADD COLUMN {own} BOOLEAN DEFAULT {table.missing == "1"};
             UPDATE patients SET {own} = facts.value IN {_YES} FROM facts
@@ -464,4 +463,4 @@ def _load_facts(
     bad = """patient IN (SELECT patient FROM facts GROUP BY patient
                          HAVING count(DISTINCT coalesce(value, '')) > 1)"""
     refuse_rows(connection, "facts", bad, place, column, "one and the same for a patient")
-    note(connection, place.name, "rows", count_rows(connection, "facts"))
+    count(connection, place.name, "rows", count_rows(connection, "facts"))

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
+from dpfact_flower.data.clinical_events import add_events, count
 from dpfact_flower.data.cooccurrence import Window
-from dpfact_flower.data.events import add_events, note
 from dpfact_flower.data.readers.steps import Options, make_cohort, reading
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.data.tables import count_rows, literal, load_table
@@ -76,9 +76,9 @@ def _load_measurements(connection: Connection, path: Path, modes: Mapping[str, s
     columns = ("subject_id", "time", "code")
     wanted = " OR ".join(map(_begins, modes.values()))
     load_table(connection, "measured", path, columns, where=wanted)
-    note(connection, path.name, "rows of these modes", count_rows(connection, "measured"))
-    if timeless := count_rows(connection, "measured", "time IS NULL"):
-        note(connection, path.name, "rows without a time, in no window", timeless)
+    count(connection, path.name, "rows of these modes", count_rows(connection, "measured"))
+    timeless = count_rows(connection, "measured", "time IS NULL")
+    count(connection, path.name, "rows without a time, in no window", timeless)
     for mode, prefix in modes.items():
         add_events(
             connection,
@@ -92,7 +92,7 @@ def _load_measurements(connection: Connection, path: Path, modes: Mapping[str, s
 
 def _describe(connection: Connection, path: Path, modes: Mapping[str, str]) -> None:
     if not path.is_file():
-        note(connection, "codes", "tables missing: codes have the package's own names", 1)
+        count(connection, "codes", "tables missing: codes have the package's own names", 1)
         return
     load_table(connection, "titles", path, ("code",), optional=("description",))
     for mode, prefix in modes.items():

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from dpfact_flower.data.clinical_events import add_events, count
 from dpfact_flower.data.cooccurrence import MINUTES_A_DAY, Window
-from dpfact_flower.data.events import add_events, note
 from dpfact_flower.data.readers.script import Script, Statement, find_script
 from dpfact_flower.data.readers.steps import Options, label_readmissions, make_cohort, reading
 from dpfact_flower.data.site_data import Cohort
@@ -137,8 +137,7 @@ class _Work:
             for place, number in connection.execute(sql).fetchall():
                 if number and statement.kind == "refuse":
                     raise DataError(f"{place}: {what}; {number} row(s) are not")
-                if number:
-                    note(connection, place, what, number)
+                count(connection, place, what, number)
         elif statement.kind == "events":
             self._add_events(sql)
         elif statement.kind == "describe":
@@ -182,7 +181,7 @@ class _Work:
             return
         if "optional" in more and name.lower() not in tables:
             logger.warning("%s is missing: %s", name, more["optional"])
-            note(connection, name, f"tables missing: {more['optional']}", 1)
+            count(connection, name, f"tables missing: {more['optional']}", 1)
             return
         columns = connection.execute(f"DESCRIBE {into}").fetchall()
         connection.execute(f"DROP TABLE {into}")
@@ -209,7 +208,7 @@ class _Work:
                 cast = form.cast.format(column)
                 connection.execute(f"ALTER TABLE {into} ALTER {column} TYPE {kind} USING {cast}")
         what = "rows of use" if "where" in more else "rows"
-        note(connection, name, what, count_rows(connection, into))
+        count(connection, name, what, count_rows(connection, into))
 
     def _add_events(self, sql: str) -> None:
         described = self._connection.execute(f"DESCRIBE {sql}").fetchall()

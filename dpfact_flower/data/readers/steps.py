@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypedDict
 
+from dpfact_flower.data.clinical_events import count, create_tables, table_of
 from dpfact_flower.data.code_names import named
 from dpfact_flower.data.cooccurrence import Window, build_cohort, choose_vocabularies
-from dpfact_flower.data.events import modes_of, note, table_of
-from dpfact_flower.data.progress import telling
+from dpfact_flower.data.progress import report_progress
 from dpfact_flower.data.roll_up import RollUp, roll_up
 from dpfact_flower.data.site_data import PATIENT, Cohort
 from dpfact_flower.data.tables import MEMORY, connect
@@ -64,14 +64,12 @@ class Options(TypedDict, total=False):
 
 @contextmanager
 def reading(options: Options) -> Iterator[Connection]:
-    """Connection that a reader works on, with an empty table of descriptions."""
+    """Connection that a reader works on, with the tables that it fills."""
     if unknown := options.keys() - Options.__annotations__.keys():
         raise TypeError(f"read() has no option {', '.join(sorted(unknown))}")
     with connect(options.get("memory", MEMORY)) as connection:
-        connection.execute(
-            """SET preserve_insertion_order = false;
-               CREATE TEMP TABLE descriptions (mode VARCHAR, code VARCHAR, description VARCHAR)"""
-        )
+        connection.execute("SET preserve_insertion_order = false")
+        create_tables(connection)
         yield connection
 
 
@@ -89,7 +87,7 @@ def make_cohort(
     `labels` are columns of ``patients``. The connection has the tables that
     `dpfact_flower.data.cooccurrence` describes.
     """
-    with telling(connection, "counting"):
+    with report_progress(connection, "counting"):
         for mode, how in (options.get("rolled_up") or {}).items():
             roll_up(connection, mode, how)
         given = options.get("vocabularies")
@@ -112,8 +110,6 @@ def make_cohort(
 def _check_codes(connection: Connection, vocabulary: Vocabulary) -> None:
     """Count and log the events outside a public list; refuse a mode of only such events."""
     mode = vocabulary.name
-    if mode not in modes_of(connection):
-        return
     ((events, outside, codes),) = connection.execute(
         f"""SELECT sum(uses), coalesce(sum(uses) FILTER (unlisted), 0), count(*) FILTER (unlisted)
             FROM (SELECT uses, code NOT IN (SELECT unnest($codes)) AS unlisted
@@ -121,14 +117,14 @@ def _check_codes(connection: Connection, vocabulary: Vocabulary) -> None:
                   JOIN codes USING (key) WHERE mode = $mode)""",
         {"codes": list(vocabulary.codes), "mode": mode},
     ).fetchall()
-    if outside == events:
+    if events and outside == events:
         raise DataError(
             f"{mode}: need codes of the list that is given; none of {events} events has one: are "
             "dots and leading zeros written alike?"
         )
     if outside:
-        note(connection, mode, "events of codes outside the list, left out", outside)
-        note(connection, mode, "codes outside the list", codes)
+        count(connection, mode, "events of codes outside the list, left out", outside)
+        count(connection, mode, "codes outside the list", codes)
         logger.warning(
             "%s: %d of %d events have one of %d codes outside the list, and are left out",
             mode, outside, events, codes,
@@ -144,7 +140,7 @@ def label_readmissions(connection: Connection, stays: str, patients: str) -> tup
     """
     dated = f"(FROM {stays} WHERE begun IS NOT NULL AND ended IS NOT NULL)"
     if not connection.execute(f"SELECT 1 FROM {dated} LIMIT 1").fetchall():
-        note(connection, "stays", f"with both dates, too few for the label {READMITTED}", 0)
+        count(connection, "stays", f"tables without both dates: no label {READMITTED}", 1)
         return ()
     connection.execute(
         f"""ALTER TABLE {patients} ADD COLUMN {READMITTED} BOOLEAN DEFAULT false;

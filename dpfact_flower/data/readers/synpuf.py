@@ -25,9 +25,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Unpack
 
+from dpfact_flower.data.clinical_events import add_events, count, table_of
 from dpfact_flower.data.code_names import name_of
 from dpfact_flower.data.cooccurrence import MINUTES_A_DAY, Window
-from dpfact_flower.data.events import add_events, note, table_of
 from dpfact_flower.data.readers.steps import (
     Options,
     label_readmissions,
@@ -147,14 +147,14 @@ def _load_claims(
     )
     for sample, path in files.items():
         cut = _load_segments(connection, path, care)
-        note(connection, path.name, "rows", count_rows(connection, "segments"))
+        count(connection, path.name, "rows", count_rows(connection, "segments"))
         if cut if drop_last is None else drop_last:
             # A table keeps the file's order.
             connection.execute(
                 """DELETE FROM segments
                    WHERE patient = (SELECT patient FROM segments ORDER BY rowid DESC LIMIT 1)"""
             )
-            note(connection, path.name, "last patient left out, whose claims may be cut off", 1)
+            count(connection, path.name, "last patient left out, whose claims may be cut off", 1)
             logger.warning("%s: the last patient is left out; claims may be cut off", path.name)
         connection.execute(
             f"""INSERT INTO claims
@@ -219,7 +219,7 @@ def _make_events(connection: Connection, care: Care, valid_procedures: Vocabular
                 FROM claims"""
         )
         values = count_rows(connection, "listed")
-        note(connection, mode, "values", values)
+        count(connection, mode, "values", values)
         if mode == "procedures" and valid_procedures is not None:
             connection.execute(
                 "DELETE FROM listed WHERE code NOT IN (SELECT unnest($valid))",
@@ -230,8 +230,8 @@ def _make_events(connection: Connection, care: Care, valid_procedures: Vocabular
                 "DELETE FROM listed WHERE NOT regexp_full_match(code, $form)",
                 {"form": _ICD9_PROCEDURE},
             )
-        if invalid := values - count_rows(connection, "listed"):
-            note(connection, mode, "values that are no valid procedure, left out", invalid)
+        invalid = values - count_rows(connection, "listed")
+        count(connection, mode, "values that are no valid procedure, left out", invalid)
         add_events(connection, mode, "listed")
     connection.execute("DROP TABLE listed")
     if care == "inpatient":

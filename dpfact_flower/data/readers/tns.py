@@ -70,13 +70,13 @@ def read(
             ids = tuple(str(patient + 1) for patient in own.tolist())
             sites.append(SiteData(site, turned.select_patients(own), codes, patients=ids))
     file = Path(path).name
-    account = (
+    read_report = (
         (file, "cells", turned.nnz),
         ("patients", "in the table", shape[0]),
         ("patients", "left out, without a cell", shape[0] - len(people)),
         ("patients", "kept", len(people)),
     )
-    return Cohort(name, tuple(sites), account=account)
+    return Cohort(name, tuple(sites), read_report=read_report)
 
 
 def _vocabularies(

@@ -73,7 +73,7 @@ def test_tensors_of_a_hand_made_folder(folder):
         ("B", "renal|dialysis", "995.92"): 1,
     }
     assert unknown.labels["died"].tolist() == [0]
-    assert ("treatment", "rows without a treatment, left out", 1) in cohort.account
+    assert ("treatment", "rows without a treatment, left out", 1) in cohort.read_report
 
 
 def test_upper_case_headers_and_names(folder):

@@ -448,7 +448,7 @@ def test_several_files_of_one_mode_count_a_repeated_event_once(write):
         "north",
     )
     assert cells_of(cohort)["north", "1", "3605", "x"] == 2
-    assert ("d2.csv", "rows that repeat another one, and count once", 1) in cohort.account
+    assert ("d2.csv", "rows that repeat another one, and count once", 1) in cohort.read_report
 
 
 def test_a_label_of_any_column_and_patients_who_are_not_in_its_table(tables, write):

@@ -44,7 +44,7 @@ def test_shards_make_one_site(folder):
         "Hypertension",
     )
     assert cohort.sites[0].labels == {}
-    assert ("0.parquet", "rows without a time, in no window", 1) in cohort.account
+    assert ("0.parquet", "rows without a time, in no window", 1) in cohort.read_report
 
 
 def test_modes_by_prefixes_and_groups(folder):

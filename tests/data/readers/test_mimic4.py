@@ -122,7 +122,7 @@ def test_who_comes_back_within_thirty_days_is_readmitted(leaves, comes, back, tm
 
 
 def test_what_is_left_out_is_counted(folder):
-    counts = {(where, what): count for where, what, count in read("mimic4", folder).account}
+    counts = {(where, what): count for where, what, count in read("mimic4", folder).read_report}
     assert counts["diagnoses_icd", "rows"] == 10
     assert counts["diagnoses_icd", "rows without a code or a patient, left out"] == 1
     assert counts["diagnoses_icd", "rows whose icd_version is neither 9 nor 10, left out"] == 1
@@ -143,7 +143,7 @@ def test_drugs_are_a_third_mode(folder):
     cohort = read("mimic4", folder, drugs=True)
     assert cohort.vocabularies[2].codes == ("furosemide",)
     assert ("1", "icd9:0040", "icd9:4019", "furosemide") in {cell[1:] for cell in cells_of(cohort)}
-    counts = {what: count for where, what, count in cohort.account if where == "prescriptions"}
+    counts = {what: count for where, what, count in cohort.read_report if where == "prescriptions"}
     assert counts["rows of drug_type BASE or ADDITIVE, left out"] == 1
     assert counts["rows without a drug or a patient, left out"] == 1
 
@@ -213,7 +213,7 @@ def test_without_icu_sites_are_services_and_that_is_said(folder):
     (folder / "icu").rmdir()
     cohort = read("mimic4", folder)
     assert [site.name for site in cohort.sites] == ["CSURG", "MED"]
-    assert ("icustays", "tables missing: sites are of services", 1) in cohort.account
+    assert ("icustays", "tables missing: sites are of services", 1) in cohort.read_report
     with pytest.raises(DataError, match="lacks the table icustays"):
         read("mimic4", folder, by="careunit")
 

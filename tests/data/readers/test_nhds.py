@@ -52,7 +52,7 @@ def test_discharges_of_a_made_up_file(file):
         "Parenteral infusion of concentrated nutritional substances",
         "Low cervical cesarean section",
     )
-    counts = {(where, what): count for where, what, count in cohort.account}
+    counts = {(where, what): count for where, what, count in cohort.read_report}
     assert counts[file.name, "discharges"] == 6
     assert counts[file.name, "discharges of newborns, left out"] == 1
     assert counts["discharges", "in the tables"] == 5
@@ -120,7 +120,7 @@ def test_the_survey_has_the_discharges_it_is_known_for(ehr_data):
     if not path.is_file():
         pytest.skip(f"NHDS 2010 is not in {ehr_data}")
     cohort = read("nhds", path)
-    counts = {(where, what): count for where, what, count in cohort.account}
+    counts = {(where, what): count for where, what, count in cohort.read_report}
     assert counts[path.name, "discharges"] == 151_551
     assert counts[path.name, "discharges of newborns, left out"] == 14_092
     assert cohort.shape == (72_953, 202, 316)

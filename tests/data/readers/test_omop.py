@@ -132,7 +132,7 @@ def test_a_folder_of_csv(cdm):
     (site,) = cohort.sites
     assert (site.name, site.labels["died"].tolist()) == ("north", [0, 1])
     assert described(cohort, 1) == {"100": "Fracture", "101": "Sepsis"}
-    counts = {(where, what): count for where, what, count in cohort.account}
+    counts = {(where, what): count for where, what, count in cohort.read_report}
     assert counts["condition_occurrence", "rows of concept 0 or none, left out"] == 2
     assert counts["person", "persons of events whom it lacks, left out"] == 1
     assert counts["concept", "codes that it lacks, which stay without description"] == 1
@@ -147,7 +147,7 @@ def test_ingredients_and_drugs_without_one(cdm):
         "drug_exposure",
         "rows whose drug has no ingredient, taken as it is",
         1,
-    ) in drugs.account
+    ) in drugs.read_report
 
 
 def test_the_same_visit_and_the_care_sites(cdm):
@@ -240,7 +240,7 @@ def test_names_are_missed_alone_and_ingredients_need_them(cdm):
     bare = read("omop", cdm, name="north")
     assert cells_of(bare) == cells_of(named)
     assert [set(v.descriptions) for v in bare.vocabularies] == [{""}, {""}]
-    assert ("concept", "tables missing: codes stay without description", 1) in bare.account
+    assert ("concept", "tables missing: codes stay without description", 1) in bare.read_report
     with pytest.raises(DataError, match="lacks the table concept"):
         read("omop", cdm, name="north", drugs=True)
 
@@ -265,7 +265,7 @@ def test_real_files(ehr_data):
             return [{k.lower(): v for k, v in row.items()} for row in csv.DictReader(file)]
 
     cohort = read("omop", folder, name="synthea", drugs=True, keep_empty=True)
-    counts = {(where, what): count for where, what, count in cohort.account}
+    counts = {(where, what): count for where, what, count in cohort.read_report}
     assert counts["person", "rows"] == len(rows("PERSON")) == 28
     conditions = {row["condition_concept_id"] for row in rows("CONDITION_OCCURRENCE")} - {"0", ""}
     assert set(cohort.vocabularies[1].codes) == conditions

@@ -14,7 +14,7 @@ def test_patients_of_any_mode(write):
     assert cells_of(cohort) == {
         ("north", "1", "1", "1"): 2, ("north", "1", "2", "3"): 1, ("north", "3", "1", "2"): 5
     }  # fmt: skip
-    assert ("patients", "left out, without a cell", 2) in cohort.account
+    assert ("patients", "left out, without a cell", 2) in cohort.read_report
 
 
 def test_names_lists_and_parts(write):

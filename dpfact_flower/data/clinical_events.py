@@ -9,7 +9,7 @@ which are made faster than a numbering is and take a fraction of the text's room
 ``codes`` hold the text of each hash; two texts of one hash would be an error. Encounters are told
 apart inside a patient alone, and keep no text.
 
-What is read, kept and left out is counted by `note`, and stands beside the cohort in the end.
+What is read, kept and left out is counted by `count`, and stands beside the cohort in the end.
 """
 
 from __future__ import annotations
@@ -27,33 +27,32 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def note(connection: Connection, where: str, what: str, count: int) -> None:
-    """Count something for the account, and log it."""
+def create_tables(connection: Connection) -> None:
+    """Empty tables of what readers bring."""
     connection.execute(
-        "CREATE TEMP TABLE IF NOT EXISTS account (place VARCHAR, what VARCHAR, count BIGINT)"
+        """CREATE TEMP TABLE read_report (place VARCHAR, what VARCHAR, number BIGINT);
+           CREATE TEMP TABLE people (patient VARCHAR, key UBIGINT);
+           CREATE TEMP TABLE codes (mode VARCHAR, code VARCHAR, key UBIGINT);
+           CREATE TEMP TABLE descriptions (mode VARCHAR, code VARCHAR, description VARCHAR)"""
     )
-    connection.execute("INSERT INTO account VALUES (?, ?, ?)", [where, what, count])
-    logger.info("%s: %d %s", where, count, what)
 
 
-def account(connection: Connection) -> tuple[tuple[str, str, int], ...]:
-    """Everything that was noted on this connection, in order: where, what, how many."""
-    if not _is_table(connection, "account"):
-        return ()
-    rows = connection.execute("SELECT * FROM account ORDER BY rowid").fetchall()
-    return tuple((where, what, count) for where, what, count in rows)
+def count(connection: Connection, place: str, what: str, number: int) -> None:
+    """Report a number above 0, and log it."""
+    if number:
+        connection.execute("INSERT INTO read_report VALUES (?, ?, ?)", [place, what, number])
+        logger.info("%s: %d %s", place, number, what)
+
+
+def read_report(connection: Connection) -> tuple[tuple[str, str, int], ...]:
+    """Everything that was counted on this connection, in order: place, what, how many."""
+    rows = connection.execute("SELECT * FROM read_report ORDER BY rowid").fetchall()
+    return tuple((place, what, number) for place, what, number in rows)
 
 
 def table_of(mode: str) -> str:
     """SQL name of a mode's events: patient, encounter, time and code, each a number or NULL."""
     return quoted(f"events of {mode}")
-
-
-def modes_of(connection: Connection) -> list[str]:
-    """Modes that have events."""
-    if not _is_table(connection, "codes"):
-        return []
-    return [mode for (mode,) in connection.execute("SELECT DISTINCT mode FROM codes").fetchall()]
 
 
 def add_events(
@@ -66,10 +65,8 @@ def add_events(
     every row: events are told apart faster.
     """
     connection.execute(
-        f"""CREATE TEMP TABLE IF NOT EXISTS people (patient VARCHAR, key UBIGINT);
-            CREATE TEMP TABLE IF NOT EXISTS codes (mode VARCHAR, code VARCHAR, key UBIGINT);
-            CREATE TEMP TABLE IF NOT EXISTS {table_of(mode)}
-                (patient UBIGINT, encounter UBIGINT, time BIGINT, code UBIGINT)"""
+        f"""CREATE TEMP TABLE IF NOT EXISTS {table_of(mode)}
+            (patient UBIGINT, encounter UBIGINT, time BIGINT, code UBIGINT)"""
     )
     known = count_rows(connection, table_of(mode))
     numbers = {
@@ -119,27 +116,20 @@ def replace_codes(
     )
     lost = "code NOT IN (SELECT code FROM grouping)"
     events = count_rows(connection, table_of(mode), lost)
-    codes = count_rows(
-        connection, f"(SELECT key AS code FROM codes WHERE mode = {literal(mode)})", lost
-    )
+    known = f"(SELECT key AS code FROM codes WHERE mode = {literal(mode)})"
+    codes = count_rows(connection, known, lost)
     connection.execute(
         f"""CREATE OR REPLACE TEMP TABLE {table_of(mode)} AS
             SELECT DISTINCT patient, encounter, time, kind AS code
             FROM {table_of(mode)} JOIN grouping USING (code)"""
     )
-    parameters = {"mode": mode, "codes": list(names), "texts": list(names.values())}
-    connection.execute("DELETE FROM codes WHERE mode = $mode", {"mode": mode})
-    connection.execute("DELETE FROM descriptions WHERE mode = $mode", {"mode": mode})
-    connection.execute(
-        "INSERT INTO codes SELECT $mode, code, hash(code) FROM "
-        "(SELECT unnest($codes::VARCHAR[]) AS code)",
-        {"mode": mode, "codes": list(names)},
-    )
-    connection.execute(
-        """INSERT INTO descriptions
-           SELECT $mode, unnest($codes::VARCHAR[]), unnest($texts::VARCHAR[])""",
-        parameters,
-    )
+    for table, values in (("codes", "hash(code)"), ("descriptions", "text")):
+        connection.execute(f"DELETE FROM {table} WHERE mode = {literal(mode)}")
+        connection.execute(
+            f"""INSERT INTO {table} SELECT $mode, code, {values} FROM
+                (SELECT unnest($codes::VARCHAR[]) AS code, unnest($texts::VARCHAR[]) AS text)""",
+            {"mode": mode, "codes": list(names), "texts": list(names.values())},
+        )
     _check_hashes(connection)
     return events, codes
 
@@ -152,7 +142,3 @@ def _check_hashes(connection: Connection) -> None:
                 f"two {column} values have one hash, by a chance of one in billions; add a "
                 "letter to all of them"
             )
-
-
-def _is_table(connection: Connection, name: str) -> bool:
-    return bool(count_rows(connection, "duckdb_tables()", f"table_name = {literal(name)}"))
