@@ -41,25 +41,20 @@ def export(
     """
     from dpfact_flower.data.site_data import load_site
     from dpfact_flower.evaluation.cards import titles
-    from dpfact_flower.evaluation.export import (
-        memberships,
-        phenotype_rows,
-        write_memberships,
-        write_phenotype_table,
-    )
-    from dpfact_flower.evaluation.model import GlobalModel
+    from dpfact_flower.evaluation.model import GlobalModel, write_phenotype_table
 
     if phenotypes is None and patients is None:
         raise SettingsError("export: say what to write: --phenotypes FILE, --patients FILE or both")
     if (patients is None) != (data is None):
         raise SettingsError("export: --patients FILE and --data SITE.npz belong together")
+    model = GlobalModel.read(run)
     if phenotypes is not None:
-        rows = phenotype_rows(run, top=top)
-        write_phenotype_table(phenotypes, rows, titles(run, GlobalModel.read(run).names))
+        rows = model.rows(top=top)
+        write_phenotype_table(phenotypes, rows, titles(model))
         _say(f"{phenotypes}: {len(rows):,} rows of codes, public as the model is")
     if patients is not None and data is not None:
-        found = memberships(run, load_site(data))
-        write_memberships(patients, found)
+        found = model.memberships(load_site(data))
+        found.write(patients)
         some = int(found.has.any(axis=1).sum())
         _say(
             f"{patients}: {len(found.patients):,} patients; {some:,} have at least one phenotype, "
@@ -80,8 +75,7 @@ def label(
     The name stands in exports and in the report, which is written again. An empty name takes it
     away. Names lie in names.toml in the run's folder.
     """
-    from dpfact_flower.evaluation.names import write_name
-    from dpfact_flower.evaluation.run_folder import read_model
+    from dpfact_flower.evaluation.run_folder import read_model, write_name
 
     factors, _ = read_model(run)
     write_name(run, phenotype, name, factors[0].shape[1])

@@ -121,12 +121,11 @@ def report(
     With --beside, the report says of each phenotype whether it is found again in other runs: with
     other noise, without noise, at another epsilon. What was found is kept in beside.json.
     """
-    from dpfact_flower.evaluation.beside import beside as matched
-    from dpfact_flower.evaluation.beside import write_beside
+    from dpfact_flower.evaluation.replication import replications, write_replications
     from dpfact_flower.evaluation.report import write_report
 
     if beside:
-        write_beside(folder, matched(folder, beside))
+        write_replications(folder, replications(folder, beside))
     console.print("report:", escape(str(write_report(folder))), soft_wrap=True)
 
 
@@ -142,8 +141,7 @@ def compare(
     The table has a row for each folder. The page has epsilon against quality, the phenotypes of the
     first run in each of the others, and the table.
     """
-    from dpfact_flower.evaluation.comparison import comparison
-    from dpfact_flower.evaluation.comparison_page import write_comparison
+    from dpfact_flower.evaluation.comparison import comparison, write_comparison
     from dpfact_flower.evaluation.run_folder import read_summary
 
     if as_json:
@@ -218,5 +216,5 @@ def _finish(folder: Path, as_json: bool) -> None:
         for name in (SUMMARY, REPORT):
             if (folder / name).exists():
                 console.print(escape(str(folder / name)), soft_wrap=True)
-    if summary.measured and summary.measured.explains_nothing:
+    if summary.measured and summary.measured.is_uninformative:
         raise typer.Exit(NOTHING_LEARNED)

@@ -15,13 +15,21 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
-from dpfact_flower.data.icd import CHAPTERS
+from dpfact_flower.data import icd
 from dpfact_flower.data.vocabulary import Vocabulary
 
 SYSTEMS = ("icd9cm", "icd10cm", "icd9pcs", "icd10pcs", "ccs", "ccsr")
 """Diagnoses and procedures of ICD-9-CM and ICD-10, and AHRQ's groups of diagnoses of each."""
 FOLDER = Path(str(files("dpfact_flower.data"))) / "names"
 
+_PATHS = {
+    "cardiovascular": "cardiovascular", "pulmonary": "respiratory", "renal": "renal",
+    "gastrointestinal": "digestive", "neurologic": "neurological", "endocrine": "metabolic",
+    "infectious diseases": "infection", "hematology": "blood", "oncology": "neoplasm",
+    "burns/trauma": "injury", "toxicology": "injury", "musculoskeletal": "musculoskeletal",
+    "obstetrics": "pregnancy", "genitourinary": "genitourinary", "psychiatry": "mental",
+}  # fmt: skip
+"""Body system by the first part of a path."""
 _PARTS = re.compile(r"(?:(icd9|icd10|ccsr|ccs):)?(.*)", re.DOTALL | re.IGNORECASE)
 _PROCEDURES = re.compile(r"proc|surg|operation", re.IGNORECASE)
 _OTHER_MODES = re.compile(r"cpt|hcpcs|drug|med|lab|atc", re.IGNORECASE)
@@ -50,7 +58,7 @@ def name_of(system: str, code: str, *, exact: bool = False) -> str:
         Whether the name must be the code's own.
     """
     bare, table = _split(code)[1], _table(system)
-    for first, last, name, _ in CHAPTERS.get(system.removeprefix("icd").removesuffix("cm"), ()):
+    for first, last, name, _ in icd.CHAPTERS.get(system.removeprefix("icd").removesuffix("cm"), ()):
         if f"{first}-{last}" == bare:
             return name
     shortest = len(bare) if exact else _SHORTEST.get(system, len(bare))
@@ -83,6 +91,21 @@ def systems(mode: str, codes: Sequence[str]) -> list[str]:
         for prefix in set(prefixes)
     }
     return [found[prefix] for prefix in prefixes]
+
+
+def body_systems(mode: str, codes: Sequence[str]) -> list[str]:
+    """Word of `icd.SYSTEMS` for each code of a mode; empty where the code is no known diagnosis.
+
+    Paths such as eICU's ``renal|dialysis|hemodialysis`` name their system themselves.
+    """
+    by_path = [_PATHS.get(code.split("|", 1)[0].lower(), "") for code in codes]
+    if any(by_path) and all("|" in code for code in codes):
+        return by_path
+    versions = {"icd9cm": "9", "icd10cm": "10"}
+    return [
+        icd.system(versions[own], icd.parts(code)[1]) if own in versions else ""
+        for own, code in zip(systems(mode, codes), codes, strict=True)
+    ]
 
 
 def named(vocabulary: Vocabulary) -> Vocabulary:

@@ -95,6 +95,9 @@ CHAPTERS = {
 }  # fmt: skip
 """Of each version, in the order of their codes."""
 
+SYSTEMS = tuple(dict.fromkeys(word for chapter in CHAPTERS["9"] for _, word in chapter.systems))
+"""All words that `system` gives."""
+
 _STARTS = {
     version: [start for chapter in chapters for start in chapter.systems]
     for version, chapters in CHAPTERS.items()

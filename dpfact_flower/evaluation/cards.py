@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
+from dpfact_flower.data.code_names import body_systems
 from dpfact_flower.errors import DataError
-from dpfact_flower.evaluation.beside import Found, certainty
-from dpfact_flower.evaluation.chapters import chapters
-from dpfact_flower.evaluation.export import phenotype_rows
-from dpfact_flower.evaluation.model import CodeRow
-from dpfact_flower.evaluation.prose import leading_words, search_words
-from dpfact_flower.evaluation.run_folder import read_model
+from dpfact_flower.evaluation.formatting import outcome
+from dpfact_flower.evaluation.model import CodeRow, GlobalModel
+from dpfact_flower.evaluation.prose import (
+    LAMBDA,
+    leading,
+    leading_sentence,
+    relevance,
+    search_words,
+    titles_of,
+)
+from dpfact_flower.evaluation.replication import Replicate, certainty
 from dpfact_flower.evaluation.tables import Association, Phenotype
-from dpfact_flower.evaluation.titles import LAMBDA, leading, relevance, titles_of
-from dpfact_flower.evaluation.words import outcome
 
 SHOWN, LEAST_SHARE = 6, 0.01
 """So many codes of a mode are shown at once, if they have this share; the others unfold."""
 _MOST_CODES = 16
-_TOLD = 4
+_IN_SENTENCE = 4
 """So many leading codes of a mode a sentence names."""
 _MANY_LISTS = 60
 """Lists of codes, phenotypes times modes, from which each has half as many."""
@@ -33,7 +36,7 @@ _ORDERS = (1.0, LAMBDA, 0.2)
 
 @dataclass(frozen=True)
 class Code:
-    """A code of a phenotype; `system` is a word of `chapters.SYSTEMS`, or empty."""
+    """A code of a phenotype; `system` is a word of `dpfact_flower.data.icd.SYSTEMS`, or empty."""
 
     code: str
     text: str
@@ -67,17 +70,15 @@ class Card:
 
     Attributes
     ----------
-    number : int
     title : str
         The name that a person gave it, else one made of its codes.
     made : str
         The title made of its codes, where a person has given another; else empty.
-    lists : tuple of CodeList
     measured : Phenotype or None
-        What the patients of a simulation say of it.
+        From the patients of a simulation.
     outcomes : dict of str to Association
-        By what is associated; empty where there are no labels.
-    found : tuple of Found
+        By the outcome in words; empty where there are no labels.
+    replicates : tuple of Replicate
         The phenotype in other runs.
     search : str
         Words that people use for what its codes name.
@@ -89,18 +90,18 @@ class Card:
     lists: tuple[CodeList, ...]
     measured: Phenotype | None
     outcomes: dict[str, Association]
-    found: tuple[Found, ...]
+    replicates: tuple[Replicate, ...]
     search: str
 
     @property
     def certainty(self) -> str:
         """One word for how sure it is; empty where no other run is beside this one."""
-        return certainty(self.found)
+        return certainty(self.replicates)
 
     @property
     def leading(self) -> str:
         """Its leading codes in a sentence, for a page that knows of no patients."""
-        return leading_words(
+        return leading_sentence(
             {part.mode: [(c.code, c.text) for c in part.codes[: part.led]] for part in self.lists}
         )
 
@@ -112,80 +113,60 @@ class Card:
 
 
 def cards(
-    folder: Path,
-    names: Mapping[int, str],
-    measured: Sequence[Phenotype],
-    found: Mapping[int, tuple[Found, ...]],
+    model: GlobalModel,
+    measured: Sequence[Phenotype] = (),
+    replicates: Mapping[int, tuple[Replicate, ...]] | None = None,
 ) -> list[Card]:
     """Phenotypes of a run's model, by number.
 
-    Parameters
-    ----------
-    folder : Path
-        The run's.
-    names : mapping of int to str
-        That people have given.
-    measured : sequence of Phenotype
-        One each, or none at all.
-    found : mapping of int to tuple of Found
-        In other runs.
+    All of its phenotypes were `measured`, or none; `replicates` are those in other runs, by number.
 
     Raises
     ------
     DataError
         If the model has not as many phenotypes as were measured.
     """
-    factors, vocabularies = read_model(folder)
-    rank = factors[0].shape[1]
+    numbers = range(1, model.rank + 1)
     by_number = {phenotype.number: phenotype for phenotype in measured}
-    if by_number and sorted(by_number) != list(range(1, rank + 1)):
-        raise DataError(f"{folder}: its files do not belong together: {rank} phenotypes in one")
+    if by_number and sorted(by_number) != list(numbers):
+        raise DataError(f"the model has {model.rank} phenotypes, not {len(by_number)}")
     system = {
         (v.name, code): word
-        for v in vocabularies
-        for code, word in zip(v.codes, chapters(v.name, v.codes), strict=True)
+        for v in model.vocabularies
+        for code, word in zip(v.codes, body_systems(v.name, v.codes), strict=True)
     }
-    most = _MOST_CODES // 2 if rank * len(vocabularies) > _MANY_LISTS else _MOST_CODES
-    rows: dict[int, dict[str, list[CodeRow]]] = {
-        r: {v.name: [] for v in vocabularies} for r in range(1, rank + 1)
-    }
-    for row in phenotype_rows(folder):
-        rows[row.phenotype][row.mode].append(row)
+    lists = model.rank * len(model.vocabularies)
+    most = _MOST_CODES // 2 if lists > _MANY_LISTS else _MOST_CODES
+    rows = _rows_of(model)
     made = titles_of(rows)
     return [
-        _card(number, own, names.get(number, ""), made[number], by_number.get(number), system,
-              most, found.get(number, ()))
-        for number, own in rows.items()
-    ]  # fmt: skip
+        Card(
+            n,
+            model.names.get(n, made[n]),
+            made[n] if n in model.names else "",
+            tuple(_code_list(mode, own, system, most) for mode, own in rows[n].items()),
+            by_number.get(n),
+            {outcome(k): found for k, found in by_number[n].outcomes.items()} if by_number else {},
+            (replicates or {}).get(n, ()),
+            search_words(row.description for own in rows[n].values() for row in leading(own)),
+        )
+        for n in numbers
+    ]
 
 
-def titles(folder: Path, names: Mapping[int, str]) -> dict[int, str]:
+def titles(model: GlobalModel) -> dict[int, str]:
     """Title of each phenotype of a run's model, by number."""
-    return {card.number: card.title for card in cards(folder, names, (), {})}
+    return {n: model.names.get(n, made) for n, made in titles_of(_rows_of(model)).items()}
 
 
-def _card(
-    number: int,
-    rows: Mapping[str, list[CodeRow]],
-    name: str,
-    made: str,
-    measured: Phenotype | None,
-    system: Mapping[tuple[str, str], str],
-    most: int,
-    found: tuple[Found, ...],
-) -> Card:
-    made = made or "no code has any weight"
-    outcomes = measured.outcomes if measured else {}
-    return Card(
-        number,
-        name or made,
-        made if name else "",
-        tuple(_code_list(mode, own, system, most) for mode, own in rows.items()),
-        measured,
-        {outcome(label): found for label, found in outcomes.items()},
-        found,
-        search_words(row.description for own in rows.values() for row in leading(own)),
-    )
+def _rows_of(model: GlobalModel) -> dict[int, dict[str, list[CodeRow]]]:
+    """A model's codes by phenotype and mode."""
+    rows: dict[int, dict[str, list[CodeRow]]] = {
+        r: {v.name: [] for v in model.vocabularies} for r in range(1, model.rank + 1)
+    }
+    for row in model.rows():
+        rows[row.phenotype][row.mode].append(row)
+    return rows
 
 
 def _code_list(
@@ -197,7 +178,7 @@ def _code_list(
         ranked = sorted(rows, key=lambda row, place=place: -relevance(row, place))  # type: ignore[misc]
         first |= {row.code: row for row in ranked[: most if place == 1 else most // 4]}
     kept = [row for row in rows if row.code in first]
-    led = min(_TOLD, len(leading(rows)))
+    led = min(_IN_SENTENCE, len(leading(rows)))
     codes = tuple(
         Code(row.code, _text(row), row.share, row.lift, system[mode, row.code]) for row in kept
     )
@@ -209,14 +190,14 @@ def _text(row: CodeRow) -> str:
     return "" if row.description == row.code else row.description
 
 
-def odds_reach(found: Iterable[Card], outcome: str) -> float:
+def odds_reach(cards: Iterable[Card], outcome: str) -> float:
     """Odds at the end of a scale that has room for nine in ten ends of the intervals.
 
     And for all estimates, but those beyond `_FAR`: one of these would squeeze all others.
     """
-    associations = [card.outcomes[outcome] for card in found if outcome in card.outcomes]
-    ends = sorted(abs(end) for each in associations for end in each.interval or ())
-    near = [abs(each.coefficient) for each in associations if each.coefficient is not None]
+    associations = [card.outcomes[outcome] for card in cards if outcome in card.outcomes]
+    ends = sorted(abs(end) for a in associations for end in a.interval or ())
+    near = [abs(a.coefficient) for a in associations if a.coefficient is not None]
     most = max(
         [*ends[: math.ceil(_ROOM * len(ends))], *(c for c in near if c <= math.log(_FAR))],
         default=0.0,
@@ -224,10 +205,8 @@ def odds_reach(found: Iterable[Card], outcome: str) -> float:
     return next((reach for reach in _REACHES if math.log(reach) >= most), _REACHES[-1])
 
 
-def systems_of(found: Iterable[Card]) -> list[str]:
+def systems_of(cards: Iterable[Card]) -> list[str]:
     """Words of the colours that occur, the most frequent first."""
-    counts: dict[str, int] = defaultdict(int)
-    for card in found:
-        for code in (code for part in card.lists for code in part.codes if code.system):
-            counts[code.system] += 1
+    codes = (code for card in cards for part in card.lists for code in part.codes)
+    counts = Counter(code.system for code in codes if code.system)
     return sorted(counts, key=lambda system: (-counts[system], system))

@@ -1,28 +1,28 @@
-"""A finished run in a few lines, for a terminal: what was learned, promised and sent."""
+"""A finished run in a few lines, for a terminal: what it learned, promised and sent."""
 
 from __future__ import annotations
 
-from dpfact_flower.evaluation.nothing import nothing_learned
+from dpfact_flower.evaluation.formatting import duration, number, outcome, percent, size
 from dpfact_flower.evaluation.summary import Errors, GroupAUC, Summary
-from dpfact_flower.evaluation.words import duration, number, outcome, percent, size
 from dpfact_flower.privacy import price_of_replacing, rounded_up
+
+_WAYS_OUT = {
+    "none": "start = cooccurrence, more rounds, fewer or more frequent codes, or a lower rank",
+    "paper": "a larger epsilon, or privacy = patient; the paper's noise seldom leaves anything",
+    "patient": "more patients, fewer codes (codes), a lower rank or a larger epsilon; "
+    "dpfact plan says how much of each",
+}
 
 
 def headline(summary: Summary) -> list[tuple[str, str]]:
-    """Label and text of each line; what only the sites of a deployment could measure is left out.
-
-    Parameters
-    ----------
-    summary : Summary
-        As `dpfact_flower.evaluation.run_folder.read_summary` gives it.
-    """
+    """Label and text of each line; what only the sites of a deployment can measure is left out."""
     s = summary
     lines = {
         "run": f"{s.name}: {s.sites} sites, {s.rounds} rounds, {s.rank} phenotypes",
         "privacy": _promise(summary),
         "fit": _fit(summary.errors),
         "shared fit": _shared_fit(summary),
-        "nothing": nothing_learned(summary),
+        "nothing": uninformative_message(summary),
         "factor match": _match(summary),
         **_outcomes(summary),
         "sent": _traffic(summary),
@@ -30,6 +30,18 @@ def headline(summary: Summary) -> list[tuple[str, str]]:
         "failures": _failures(summary),
     }
     return [(label, text) for label, text in lines.items() if text]
+
+
+def uninformative_message(summary: Summary) -> str:
+    """What is wrong with a model that has learned nothing, and the way out; else empty."""
+    measured = summary.measured
+    if measured is None or not measured.is_uninformative:
+        return ""
+    return (
+        f"the shared phenotypes explain {percent(measured.fit_shared)} of the data, no more than "
+        f"how frequent each code is ({percent(measured.fit_frequencies)}): they are noise, so no "
+        f"prevalence, odds or AUC is shown. What can help: {_WAYS_OUT[summary.privacy]}"
+    )
 
 
 def _promise(summary: Summary) -> str:
@@ -55,7 +67,7 @@ def _fit(errors: Errors | None) -> str:
 def _shared_fit(summary: Summary) -> str:
     """What can be compared with systems whose sites share all but the patients' factors."""
     measured = summary.measured
-    if measured is None or measured.fit_shared is None or measured.fit_frequencies is None:
+    if measured is None:
         return ""
     return (
         f"{percent(measured.fit_shared)} by the shared phenotypes alone, patients refitted; "
@@ -64,14 +76,14 @@ def _shared_fit(summary: Summary) -> str:
 
 
 def _match(summary: Summary) -> str:
-    found = summary.measured.fms if summary.measured else None
-    return "" if found is None else f"{found:.3f} with the planted phenotypes, of 1"
+    fms = summary.measured.fms if summary.measured else None
+    return "" if fms is None else f"{fms:.3f} with the planted phenotypes, of 1"
 
 
 def _outcomes(summary: Summary) -> dict[str, str]:
     """AUC of each label, beside what predicts it without phenotypes."""
-    found = summary.measured.predictions if summary.measured else {}
-    return {outcome(label): _auc(prediction.overall) for label, prediction in found.items()}
+    predictions = summary.measured.predictions if summary.measured else {}
+    return {outcome(label): _auc(prediction.overall) for label, prediction in predictions.items()}
 
 
 def _auc(overall: GroupAUC) -> str:

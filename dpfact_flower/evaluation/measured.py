@@ -1,7 +1,7 @@
 """What a simulation can measure, since all sites' data and state are on one machine.
 
-Errors, AUC and phenotype tables are computed here, from files, after the rounds; none of it was
-in a message. Sites that finished no round are left out, and named.
+Errors, AUC and phenotype tables are computed here, from files, after the rounds; no message has
+any of them. Sites that finished no round are left out, and named.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ from numpy.typing import NDArray
 from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.errors import StateError
 from dpfact_flower.evaluation.membership import scores
-from dpfact_flower.evaluation.nothing import NOTHING
 from dpfact_flower.evaluation.phenotypes import phenotype_table, site_usage
 from dpfact_flower.evaluation.prediction import MOST_PREDICTED, predict_outcome
-from dpfact_flower.evaluation.shared import code_frequencies, shared_error
 from dpfact_flower.evaluation.summary import (
+    UNINFORMATIVE,
     Errors,
     GroupAUC,
     Measured,
@@ -39,8 +38,10 @@ from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.site.round import scaled
 from dpfact_flower.site.store import SiteStore
 from dpfact_flower.solver.error import squared_error
+from dpfact_flower.solver.exact import fitted_patients
 from dpfact_flower.tensor import Factors, SparseTensor
 from dpfact_flower.tensor.cp import CPModel
+from dpfact_flower.tensor.error import SquaredError
 from dpfact_flower.tensor.match import factor_match_score
 
 _MEASURING = "measuring"
@@ -61,8 +62,6 @@ def measure(
     coordinator: Coordinator, cohort: Cohort, sites_folder: Path, watch: Watch = unwatched
 ) -> tuple[Measured, SharedPhenotypes | None]:
     """The summary's part of it, and tables of phenotypes, None where they would describe noise.
-
-    `watch` is told of progress.
 
     Raises
     ------
@@ -96,44 +95,74 @@ def measure(
     memberships = [
         scores(site.tensor, features, nonnegative=nonnegative).astype(np.float32) for site in sites
     ]
-    shared, plain = fit(features), fit(code_frequencies(tensor for tensor, _ in models()))
-    nothing = shared <= plain
-    watch(_MEASURING, 0.3)
-    some = _some(memberships, sites)
-    predictions = {
-        label: _unpredicted(sites) if nothing else predict_outcome(*some, label)
-        for label in cohort.labels
-    }
-    watch(_MEASURING, 0.8)
-    give_back()
-    first = next(iter(predictions.values()), None)
-    auc = first.overall.memberships if first else None
     measured = Measured(
-        fms=_match(coordinator, cohort),
-        auc=auc.mean if auc else None,
-        predictions=predictions,
+        fms=factor_match_score(features, cohort.truth.factors) if cohort.truth else None,
+        auc=None,
+        predictions={},
         sites_without_a_round=tuple(site.name for site in cohort.sites if site not in sites),
         errors=_errors([store for _, store in loaded], sites, models()),
-        fit_shared=shared,
-        fit_frequencies=plain,
+        fit_shared=fit(features),
+        fit_frequencies=fit(code_frequencies(tensor for tensor, _ in models())),
     )
+    watch(_MEASURING, 0.3)
+    if measured.is_uninformative:
+        watch(_MEASURING, 1.0)
+        predictions = dict.fromkeys(cohort.labels, _unpredicted(sites))
+        return replace(measured, predictions=predictions), None
+    some = _some(memberships, sites)
+    measured = replace(
+        measured, predictions={label: predict_outcome(*some, label) for label in cohort.labels}
+    )
+    if measured.prediction and measured.prediction.overall.memberships:
+        measured = replace(measured, auc=measured.prediction.overall.memberships.mean)
+    watch(_MEASURING, 0.8)
+    give_back()
     own = (CPModel.of(*model).with_unit_features().factors[0] for _, model in models())
-    tables = (
-        None
-        if nothing
-        else SharedPhenotypes(
-            phenotype_table(memberships, features, sites),
-            site_usage(list(own), [site.name for site in sites]),
-        )
+    tables = SharedPhenotypes(
+        phenotype_table(memberships, features, sites),
+        site_usage(list(own), [site.name for site in sites]),
     )
     watch(_MEASURING, 1.0)
     return measured, tables
 
 
+def shared_error(
+    tensors: Iterable[SparseTensor], features: Factors, *, nonnegative: bool = True
+) -> SquaredError:
+    """Squared error over all patients, each refitted to the shared features alone.
+
+    A site's own model has feature factors of its own, so its fit can't be compared with that of a
+    system whose sites share theirs; and where sites hold few patients, it is mostly chance. The
+    `tensors` are scaled as the run scales them.
+    """
+    errors = []
+    for tensor in tensors:
+        patients = fitted_patients(tensor, features, nonnegative=nonnegative)
+        errors.append(squared_error(tensor, (patients, *features)))
+    return reduce(add, errors)
+
+
+def code_frequencies(tensors: Iterable[SparseTensor]) -> Factors:
+    """One component of norm 1 with every code's share in the data: what needs no learning."""
+    counts = (
+        [
+            np.bincount(tensor.indices[:, mode], tensor.values, minlength=size)
+            for mode, size in enumerate(tensor.feature_shape, start=1)
+        ]
+        for tensor in tensors
+    )
+    sums = [reduce(add, of_mode) for of_mode in zip(*counts, strict=True)]
+    tiny = np.finfo(float).tiny
+    return tuple(
+        (total / max(float(np.linalg.norm(total)), tiny)).astype(np.float32)[:, None]
+        for total in sums
+    )
+
+
 def _some(
     memberships: Sequence[NDArray[np.float32]], sites: Sequence[SiteData]
 ) -> tuple[list[NDArray[np.float32]], list[SiteData]]:
-    """All patients; or where they are too many so many of them, the same share of each site."""
+    """All patients; or of too many `MOST_PREDICTED`, the same share of each site."""
     share, rng = min(1.0, MOST_PREDICTED / sum(map(len, sites))), np.random.default_rng(0)
     if share == 1:
         return list(memberships), list(sites)
@@ -146,9 +175,9 @@ def _some(
 
 def _unpredicted(sites: Sequence[SiteData]) -> OutcomePrediction:
     """No figures: an AUC of noise would be read as one of phenotypes."""
-    groups = tuple(GroupAUC(site.name, site.tensor.n_patients, reason=NOTHING) for site in sites)
-    patients = sum(group.patients for group in groups)
-    return OutcomePrediction(GroupAUC("overall", patients, reason=NOTHING), groups, 0, 0.0)
+    groups = tuple(GroupAUC(site.name, len(site), reason=UNINFORMATIVE) for site in sites)
+    everybody = GroupAUC("overall", sum(map(len, sites)), reason=UNINFORMATIVE)
+    return OutcomePrediction(everybody, groups, 0, 0.0)
 
 
 def _errors(
@@ -157,7 +186,7 @@ def _errors(
 ) -> Errors | None:  # fmt: skip
     """Errors of the sites' own models after each round: the paper's measure, over all sites.
 
-    Sites may not have measured the last round's error over non-zeros; their `models` tell it.
+    Sites may not have measured the last round's error over non-zeros; then their `models` give it.
     """
     histories = [{m.round: m for m in store.history()} for store in stores]
     rounds = sorted(set.intersection(*(set(history) for history in histories)))
@@ -189,9 +218,3 @@ def _errors(
             for site, history in zip(sites, histories, strict=True)
         ),
     )
-
-
-def _match(coordinator: Coordinator, cohort: Cohort) -> float | None:
-    if cohort.truth is None:
-        return None
-    return factor_match_score(coordinator.factors, cohort.truth.factors)

@@ -1,15 +1,19 @@
 """The global model of a run: phenotypes with their codes and names, and patients fitted to them.
 
-It holds feature factors and nothing of a patient, so it is as public as the run made it. What it
-says of patients (`GlobalModel.memberships`) is made from a site's own data, for that site.
+It holds feature factors and nothing of a patient, so it is as public as the run made it: anybody
+may have a table of its phenotypes. A table of memberships has a row a patient. It is made from a
+site's own data, for that site, and stays there; no privacy guarantee covers it.
 """
 
 from __future__ import annotations
 
+import csv
 import html
+import io
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +23,14 @@ from numpy.typing import NDArray
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, MissingDependencyError, SettingsError
-from dpfact_flower.evaluation.membership import column_norms, has_phenotype, scores
-from dpfact_flower.evaluation.names import read_names
-from dpfact_flower.evaluation.run_folder import read_config, read_model
+from dpfact_flower.evaluation.membership import (
+    column_norms,
+    column_shares,
+    has_phenotype,
+    scores,
+)
+from dpfact_flower.evaluation.run_folder import read_config, read_model, read_names
+from dpfact_flower.machine.files import replacing
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.tensor import Factors, SparseTensor
 from dpfact_flower.tensor.cp import CPModel, unit_columns
@@ -29,11 +38,10 @@ from dpfact_flower.tensor.cp import CPModel, unit_columns
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-PATIENT = "patient"
-"""Heading of the patients' identifiers in tables of memberships."""
-HAS = "has"
-"""Heading of the phenotypes that a patient has, in those tables."""
+PATIENT, HAS = "patient", "has"
+"""Headings of tables of memberships: patients' identifiers, and the phenotypes that they have."""
 _SHOWN_CODES = 3
+_FORMULA = ("=", "+", "-", "@", "\t")
 
 
 @dataclass(frozen=True)
@@ -46,10 +54,8 @@ class CodeRow:
         From 1.
     name : str
         What people call the phenotype; empty where nobody has named it.
-    mode : str
     place : int
         From 1: the largest share of the mode in this phenotype is first.
-    code, description : str
     weight : float
         The factor's entry.
     share : float
@@ -107,6 +113,13 @@ class Memberships:
         values = self.has if has else self.scores
         return pandas().DataFrame(values, index=self.patients, columns=self.names)
 
+    def write(self, path: Path) -> None:
+        """Write who has which phenotypes as a CSV file that its owner alone can read."""
+        numbers = (";".join(str(r + 1) for r in np.flatnonzero(row)) for row in self.has)
+        columns = zip(self.patients, numbers, self.scores.tolist(), strict=True)
+        rows = ((name, has, *row) for name, has, row in columns)
+        write_csv(path, (PATIENT, HAS, *self.names), rows)
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class GlobalModel:
@@ -118,7 +131,6 @@ class GlobalModel:
         One per feature mode.
     vocabularies : tuple of Vocabulary
         Their rows' codes.
-    nonnegative : bool
     names : mapping of int to str
         What people call a phenotype, by its number from 1.
     """
@@ -157,10 +169,7 @@ class GlobalModel:
     def rows(self, *, top: int | None = None) -> tuple[CodeRow, ...]:
         """Every phenotype, code by code; codes of weight zero are left out.
 
-        Parameters
-        ----------
-        top : int, optional
-            So many codes a phenotype and mode, the largest; without it all.
+        Of each phenotype and mode the `top` largest codes, or all.
 
         Raises
         ------
@@ -169,13 +178,13 @@ class GlobalModel:
         """
         if top is not None and top < 1:
             raise SettingsError(f"top: must be 1 or more, got {top}")
-        pairs = zip(self.factors, self.vocabularies, strict=True)
-        columns = [_Columns.of(*pair) for pair in pairs]
+        factors = [factor.astype(np.float64) for factor in self.factors]
+        modes = list(zip(self.vocabularies, factors, map(column_shares, factors), strict=True))
         return tuple(
             row
             for component in range(self.rank)
-            for mode in columns
-            for row in mode.rows(component, self.names.get(component + 1, ""), top)
+            for mode in modes
+            for row in self._code_rows(component, *mode, top)
         )
 
     def to_frame(self, *, top: int | None = None) -> DataFrame:
@@ -233,19 +242,38 @@ class GlobalModel:
 
     def _repr_html_(self) -> str:
         """A table of the phenotypes' first codes, for notebooks."""
-        found: dict[tuple[int, str], list[str]] = {}
+        cells: dict[tuple[int, str], list[str]] = {}
         for row in self.rows(top=_SHOWN_CODES):
             text = f"{row.description or row.code} ({row.share:.0%})"
-            found.setdefault((row.phenotype, row.mode), []).append(html.escape(text))
+            cells.setdefault((row.phenotype, row.mode), []).append(html.escape(text))
         modes = [v.name for v in self.vocabularies]
         head = "".join(f"<th>{html.escape(name)}</th>" for name in ("phenotype", *modes))
         lines = [
             f"<tr><th>{html.escape(name)}</th>"
-            + "".join(f"<td>{'<br>'.join(found.get((r, mode), []))}</td>" for mode in modes)
+            + "".join(f"<td>{'<br>'.join(cells.get((r, mode), []))}</td>" for mode in modes)
             + "</tr>"
             for r, name in enumerate(self.headings, start=1)
         ]
         return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+
+    def _code_rows(
+        self,
+        component: int,
+        vocabulary: Vocabulary,
+        factor: NDArray[np.float64],
+        shares: NDArray[np.float64],
+        top: int | None,
+    ) -> Iterator[CodeRow]:
+        """One mode of a phenotype."""
+        name, means = self.names.get(component + 1, ""), np.abs(shares).mean(axis=1)
+        own = shares[:, component]
+        order = np.argsort(-np.abs(own), kind="stable")[:top]
+        for place, code in enumerate(order[own[order] != 0].tolist(), start=1):
+            yield CodeRow(
+                component + 1, name, vocabulary.name, place,
+                vocabulary.codes[code], vocabulary.descriptions[code],
+                float(factor[code, component]), float(own[code]), float(own[code] / means[code]),
+            )  # fmt: skip
 
     def _fitted(self, tensor: SparseTensor, features: Factors) -> NDArray[np.float64]:
         """Scores of a tensor that has the codes of `features`, some of the model's."""
@@ -260,56 +288,12 @@ class GlobalModel:
                 f"site {site.name}: its modes are {', '.join(own)}; the model's are "
                 f"{', '.join(wanted)}"
             )
-        found = [
+        shared = [
             _shared(site.name, *mode)
             for mode in zip(site.vocabularies, self.factors, self.vocabularies, strict=True)
         ]
-        missing = sum(map(len, self.vocabularies)) - sum(len(at) for at, _ in found)
-        return [at for at, _ in found], tuple(rows for _, rows in found), missing
-
-
-def pandas() -> Any:
-    """The module, or what to do without it.
-
-    Raises
-    ------
-    MissingDependencyError
-        Naming the command that installs it.
-    """
-    try:
-        import pandas  # noqa: PLC0415 - optional, and slow to import
-    except ImportError:
-        raise MissingDependencyError(
-            'a DataFrame needs pandas: pip install "dpfact-flower[report]"'
-        ) from None
-    return pandas
-
-
-@dataclass(frozen=True, eq=False)
-class _Columns:
-    """A mode's factor, and its columns as shares."""
-
-    vocabulary: Vocabulary
-    factor: NDArray[np.float64]
-    shares: NDArray[np.float64]
-
-    @classmethod
-    def of(cls, factor: NDArray[np.float32], vocabulary: Vocabulary) -> _Columns:
-        wide = factor.astype(np.float64)
-        sums = np.abs(wide).sum(axis=0)
-        return cls(vocabulary, wide, wide / np.where(sums > 0, sums, 1.0))
-
-    def rows(self, component: int, name: str, top: int | None) -> Iterable[CodeRow]:
-        shares = self.shares[:, component]
-        means = np.abs(self.shares).mean(axis=1)
-        order = np.argsort(-np.abs(shares), kind="stable")[:top]
-        for place, code in enumerate(order[shares[order] != 0].tolist(), start=1):
-            yield CodeRow(
-                component + 1, name, self.vocabulary.name, place,
-                self.vocabulary.codes[code], self.vocabulary.descriptions[code],
-                float(self.factor[code, component]), float(shares[code]),
-                float(shares[code] / means[code]),
-            )  # fmt: skip
+        missing = sum(map(len, self.vocabularies)) - sum(len(at) for at, _ in shared)
+        return [at for at, _ in shared], tuple(rows for _, rows in shared), missing
 
 
 def _shared(
@@ -326,3 +310,44 @@ def _shared(
         )
     at, row = np.array(pairs).T
     return at, np.ascontiguousarray(factor[row])
+
+
+def pandas() -> Any:
+    """The module; without it a `MissingDependencyError` names the command that installs it."""
+    try:
+        import pandas  # noqa: PLC0415 - optional, and slow to import
+    except ImportError:
+        raise MissingDependencyError(
+            'a DataFrame needs pandas: pip install "dpfact-flower[report]"'
+        ) from None
+    return pandas
+
+
+# --- CSV ------------------------------------------------------------------------------------------
+
+
+def write_phenotype_table(path: Path, rows: Iterable[CodeRow], titles: Mapping[int, str]) -> None:
+    """Write phenotypes as a CSV file, with their titles by number."""
+    number, *others = (field.name for field in fields(CodeRow))
+    lines = (
+        (row.phenotype, titles[row.phenotype], *(getattr(row, name) for name in others))
+        for row in rows
+    )
+    write_csv(path, (number, "title", *others), lines)
+
+
+def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Write a CSV file that its owner alone can read, and no cell of it is a formula."""
+    if not path.parent.is_dir():
+        raise DataError(f"{path}: there is no folder {path.parent}")
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    for row in chain([header], rows):
+        writer.writerow([f"{v:.6g}" if isinstance(v, float) else _inert(v) for v in row])
+    with replacing(path) as file:
+        file.write(text.getvalue().encode())
+
+
+def _inert(value: Any) -> Any:
+    """A cell; text that a spreadsheet would take for a formula begins with an apostrophe."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value

@@ -18,9 +18,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dpfact_flower.data.icd import SYSTEMS
 from dpfact_flower.errors import DataError, MissingDependencyError
-from dpfact_flower.evaluation import words
-from dpfact_flower.evaluation.chapters import SYSTEMS
+from dpfact_flower.evaluation import formatting
 from dpfact_flower.evaluation.tables import Association
 from dpfact_flower.privacy import rounded_up
 
@@ -32,13 +32,7 @@ _FARTHEST = math.log(10)
 
 
 def check_libraries() -> None:
-    """Refuse to begin a page without what it is made with.
-
-    Raises
-    ------
-    MissingDependencyError
-        If matplotlib or Jinja2 is not installed.
-    """
+    """Refuse to begin a page without matplotlib or Jinja2."""
     try:
         import jinja2  # noqa: F401, PLC0415
         import matplotlib  # noqa: F401, PLC0415
@@ -50,12 +44,9 @@ def check_libraries() -> None:
 
 @contextmanager
 def belonging(folder: Path) -> Iterator[None]:
-    """Take whatever a page trips over for what it is: files that each can be read, and do not fit.
+    """Turn whatever a page trips over into a `DataError` that names the folder.
 
-    Raises
-    ------
-    DataError
-        Naming the folder.
+    Each of its files can be read by itself, and they do not fit each other.
     """
     from jinja2 import UndefinedError  # noqa: PLC0415
 
@@ -68,7 +59,7 @@ def belonging(folder: Path) -> Iterator[None]:
 
 
 def render(template: str, content: Mapping[str, Any]) -> bytes:
-    """Fill in a template, by its file's name, with what it shows."""
+    """Fill in a template, by its file's name."""
     import jinja2  # noqa: PLC0415
     from markupsafe import Markup  # noqa: PLC0415
 
@@ -90,14 +81,8 @@ def render(template: str, content: Mapping[str, Any]) -> bytes:
 def svg(name: str, draw: Callable[[], Figure], label: str) -> Any:
     """SVG element of a figure, in the page's colours, with ids that no other figure has.
 
-    Parameters
-    ----------
-    name : str
-        Of the figure in its page.
-    draw : callable
-        Makes the figure, under the style of `dpfact_flower.evaluation.plots`.
-    label : str
-        What it shows, for whoever cannot see it.
+    `name` is the figure's in its page, and `label` says what it shows to those who cannot see it.
+    `draw` makes the figure, under the style of `dpfact_flower.evaluation.plots`.
     """
     import matplotlib  # noqa: PLC0415
     from markupsafe import Markup, escape  # noqa: PLC0415
@@ -111,12 +96,12 @@ def svg(name: str, draw: Callable[[], Figure], label: str) -> Any:
         file = io.StringIO()
         metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         draw().savefig(file, format="svg", metadata=metadata, transparent=True)
-    found = file.getvalue()
-    found = re.sub(r' xmlns(:\w+)?="[^"]*"', "", found[found.index("<svg") :])  # HTML knows them
-    found = re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\g<1>{name}-", found)
+    text = file.getvalue()
+    text = re.sub(r' xmlns(:\w+)?="[^"]*"', "", text[text.index("<svg") :])  # HTML knows them
+    text = re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\g<1>{name}-", text)
     for colour, variable in plots.THEME.items():
-        found = found.replace(colour, f"var({variable})")
-    return Markup(found.replace("<svg ", f'<svg role="img" aria-label="{escape(label)}" ', 1))
+        text = text.replace(colour, f"var({variable})")
+    return Markup(text.replace("<svg ", f'<svg role="img" aria-label="{escape(label)}" ', 1))
 
 
 def _odds_place(coefficient: float, reach: float) -> int:
@@ -124,19 +109,19 @@ def _odds_place(coefficient: float, reach: float) -> int:
     return round(80 + 80 * coefficient / math.log(reach))
 
 
-def _odds_tell(found: Association) -> bool:
-    """Whether the odds' interval is within 0.1 to 10: beyond it too few patients speak."""
-    return found.interval is not None and max(map(abs, found.interval)) <= _FARTHEST
+def _odds_tell(association: Association) -> bool:
+    """Whether the odds' interval is within 0.1 to 10; a wider one comes from too few patients."""
+    return association.interval is not None and max(map(abs, association.interval)) <= _FARTHEST
 
 
 _FILTERS: dict[str, Callable[..., Any]] = {
     "rounded_up": rounded_up,
-    "bytes": words.size,
-    "duration": words.duration,
-    "p_value": words.p_value,
-    "number": words.number,
-    "percent": words.percent,
-    "odds": words.odds,
+    "bytes": formatting.size,
+    "duration": formatting.duration,
+    "p_value": formatting.p_value,
+    "number": formatting.number,
+    "percent": formatting.percent,
+    "odds": formatting.odds,
     "odds_place": _odds_place,
     "odds_tell": _odds_tell,
     "system_class": lambda system: f"s{SYSTEMS.index(system)}",

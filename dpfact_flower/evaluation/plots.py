@@ -2,8 +2,9 @@
 
 Every function takes values as `run_folder` reads them from the folder's files, and draws them into
 the axes that it is given, or else into a new `matplotlib.figure.Figure`; it returns the figure.
-`pyplot` and its global state are not used.
-Lines have Okabe and Ito's colours, told apart with any colour vision, and a marker each; shades
+`pyplot` and its global state are not used. A `DataError` says what is missing to draw.
+
+Lines have Okabe and Ito's colours, which differ in any colour vision, and a marker each; shades
 keep their order in grey. None of the values belongs to a single patient.
 """
 
@@ -72,6 +73,13 @@ _ERRORS = {
 }
 """Title of each panel of `convergence`, by the field of `RoundErrors`."""
 
+_QUALITIES: dict[str, Callable[[Summary], float | None]] = {
+    "shared fit": lambda s: s.measured.fit_shared if s.measured else None,
+    "AUC, first outcome": lambda s: s.measured.auc if s.measured else None,
+    "match with the planted": lambda s: s.measured.fms if s.measured else None,
+}
+"""What a run can be good at, by the title of its panel."""
+
 _LEVELS = (0.0, 0.05, 0.2, 0.4, 0.6, 0.8, 1.0)
 _MUCH = _LEVELS[4]
 
@@ -85,14 +93,7 @@ _PREDICTORS: tuple[tuple[str, str, str, Callable[[GroupAUC], AUC | None]], ...] 
 def convergence(summary: Summary) -> Figure:
     """Errors of the sites' models after each round: all cells, non-zero cells, and fit.
 
-    Parameters
-    ----------
-    summary : Summary
-
-    Raises
-    ------
-    DataError
-        If it holds no errors: in a deployment only the sites can measure them.
+    In a deployment only the sites can measure them.
     """
     figure = Figure(figsize=(_WIDTH, 2.6), layout="constrained")
     for axes, measure in zip(figure.subplots(1, len(_ERRORS)), _ERRORS, strict=True):
@@ -101,20 +102,7 @@ def convergence(summary: Summary) -> Figure:
 
 
 def errors(summary: Summary, measure: str = "fit", axes: Axes | None = None) -> Figure:
-    """One of `convergence`'s panels.
-
-    Parameters
-    ----------
-    summary : Summary
-    measure : str
-        "fit", "all_cells" or "nonzeros", as in `RoundErrors`.
-    axes : Axes, optional
-
-    Raises
-    ------
-    DataError
-        As `convergence`; or if there is no such measure.
-    """
+    """One of `convergence`'s panels: "fit", "all_cells" or "nonzeros", as in `RoundErrors`."""
     if not summary.errors or not summary.errors.error_by_round:
         raise DataError("summary: no error_by_round; errors are measured only where the data is")
     if measure not in _ERRORS:
@@ -133,16 +121,7 @@ def errors(summary: Summary, measure: str = "fit", axes: Axes | None = None) -> 
 def phenotype(rows: Sequence[CodeRow], axes: Axes | None = None) -> Figure:
     """One phenotype as bars: the share of each code in its mode.
 
-    Parameters
-    ----------
-    rows : sequence of CodeRow
-        Of one phenotype, as `GlobalModel.rows` gives them.
-    axes : Axes, optional
-
-    Raises
-    ------
-    DataError
-        If there are none, or they are of several phenotypes.
+    The rows are of one phenotype, as `GlobalModel.rows` gives them.
     """
     if len({row.phenotype for row in rows}) != 1:
         raise DataError("rows: need the codes of one phenotype")
@@ -151,9 +130,9 @@ def phenotype(rows: Sequence[CodeRow], axes: Axes | None = None) -> Figure:
     places = np.arange(len(rows))
     colours = (BLUE, ORANGE, GREEN)
     for number, mode in enumerate(modes):
-        own = [place for place, row in enumerate(rows) if row.mode == mode]
-        shares = [100 * rows[place].share for place in own]
-        axes.barh(own, shares, color=colours[number % len(colours)], label=mode)
+        bars = [place for place, row in enumerate(rows) if row.mode == mode]
+        shares = [100 * rows[place].share for place in bars]
+        axes.barh(bars, shares, color=colours[number % len(colours)], label=mode)
     texts = [_short(f"{row.code} {row.description}".strip(), _LONGEST_CODE) for row in rows]
     axes.set_yticks(places, texts, parse_math=False)
     axes.invert_yaxis()
@@ -165,19 +144,7 @@ def phenotype(rows: Sequence[CodeRow], axes: Axes | None = None) -> Figure:
 
 
 def traffic(records: Sequence[RoundRecord], axes: Axes | None = None) -> Figure:
-    """Bytes sent in each round, in both directions, and the rounds in which a site failed.
-
-    Parameters
-    ----------
-    records : sequence of RoundRecord
-        As `dpfact_flower.server.history.read_history` gives them.
-    axes : Axes, optional
-
-    Raises
-    ------
-    DataError
-        If there are none.
-    """
+    """Bytes sent in each round, in both directions, and the rounds in which a site failed."""
     if not records:
         raise DataError("history: no rounds to draw")
     rounds = [record.round for record in records]
@@ -216,19 +183,8 @@ def usage(
     since norms grow with a site's number of patients. A column that is exactly zero, which the
     l2,1 penalty has switched off, is left blank and crossed.
 
-    Parameters
-    ----------
-    usage : SiteUsage
-    order : sequence of int, optional
-        Phenotype numbers, from 1, in the order of the columns. Default: ascending.
-    axes : Axes, optional
-    names : mapping of int to str, optional
-        What people call a phenotype, by its number: shown in place of it.
-
-    Raises
-    ------
-    DataError
-        If there is no site, or `order` is not a permutation of all phenotypes.
+    `order` has the numbers of the phenotypes in the order of the columns, by default ascending.
+    `names` are shown in place of numbers.
     """
     norms, off = np.array(usage.norms, float), np.array(usage.off, bool)
     if norms.ndim != 2 or not norms.size:
@@ -265,18 +221,7 @@ def relative_usage(norms: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def auc(prediction: OutcomePrediction, axes: Axes | None = None) -> Figure:
-    """AUC of an outcome, overall and per site, each beside its two baselines.
-
-    Parameters
-    ----------
-    prediction : OutcomePrediction
-    axes : Axes, optional
-
-    Raises
-    ------
-    DataError
-        If no group has figures.
-    """
+    """AUC of an outcome, overall and per site, each beside its two baselines."""
     groups = [group for group in (prediction.overall, *prediction.sites) if group.memberships]
     if not groups:
         raise DataError("prediction: no group of patients has figures")
@@ -284,9 +229,9 @@ def auc(prediction: OutcomePrediction, axes: Axes | None = None) -> Figure:
     rows = np.arange(len(groups))
     axes.axvline(0.5, color=INK, linewidth=0.8, linestyle=":")
     for shift, (label, marker, colour, of) in zip((-0.2, 0.0, 0.2), _PREDICTORS, strict=True):
-        found = [area for group in groups if (area := of(group))]
+        areas = [area for group in groups if (area := of(group))]
         axes.errorbar(
-            [area.mean for area in found], rows + shift, xerr=[area.spread for area in found],
+            [area.mean for area in areas], rows + shift, xerr=[area.spread for area in areas],
             fmt=marker, color=colour, markersize=5, linewidth=1.2, label=label,
         )  # fmt: skip
     axes.set_yticks(rows, [_short(group.group) for group in groups], parse_math=False)
@@ -294,6 +239,52 @@ def auc(prediction: OutcomePrediction, axes: Axes | None = None) -> Figure:
     axes.grid(visible=False, axis="y")
     axes.set_xlabel("AUC on test patients, mean and standard deviation over splits (0.5: chance)")
     return _with_legend(axes, given, ncols=3)
+
+
+def measured_qualities(runs: Mapping[str, Summary]) -> dict[str, dict[str, float]]:
+    """Value of each quality by run; one that no run has is left out."""
+    qualities = {
+        title: {name: value for name, run in runs.items() if (value := of(run)) is not None}
+        for title, of in _QUALITIES.items()
+    }
+    return {title: values for title, values in qualities.items() if values}
+
+
+def tradeoff(runs: Mapping[str, Summary]) -> Figure:
+    """Quality against epsilon, a panel a quality; runs without noise are lines across."""
+    panels = measured_qualities(runs)
+    figure = Figure(figsize=(9.6, 2.8), layout="constrained")
+    columns = figure.subplots(1, max(len(panels), 1), squeeze=False)[0]
+    for axes, (title, values) in zip(columns, panels.items(), strict=False):
+        _tradeoff_panel(axes, title, runs, values)
+    return figure
+
+
+def _tradeoff_panel(
+    axes: Axes, title: str, runs: Mapping[str, Summary], values: Mapping[str, float]
+) -> None:
+    points = [(runs[name].spent, name, value) for name, value in values.items()]
+    for spent, name, value in points:
+        if spent is None:
+            axes.axhline(value, color=ORANGE, linestyle="--", linewidth=1)
+            axes.annotate(
+                name, (0.02, value), xycoords=("axes fraction", "data"), va="bottom", fontsize=8,
+                color=INK, parse_math=False,
+            )  # fmt: skip
+        else:
+            axes.plot([spent.epsilon], [value], "o", color=BLUE)
+            axes.annotate(
+                name, (spent.epsilon, value), xytext=(4, -9), textcoords="offset points",
+                fontsize=8, color=INK, parse_math=False,
+            )  # fmt: skip
+    if any(spent for spent, _, _ in points):
+        axes.set_xscale("log")
+        ticks = sorted({spent.epsilon for spent, _, _ in points if spent})
+        axes.set_xticks(ticks, [f"{tick:.3g}" for tick in ticks])
+        axes.minorticks_off()
+    axes.margins(x=0.25, y=0.2)
+    axes.set_title(title)
+    axes.set_xlabel("epsilon, each with the claim in the table")
 
 
 def _new_axes(height: float) -> Axes:

@@ -22,8 +22,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from dpfact_flower.data.site_data import DIED, SiteData
-from dpfact_flower.errors import DataError
-from dpfact_flower.evaluation.counts import mode_presence
+from dpfact_flower.evaluation.membership import mode_presence
 from dpfact_flower.evaluation.summary import AUC, GroupAUC, OutcomePrediction
 from dpfact_flower.machine.threads import in_order, one_blas_thread, thread_count
 from dpfact_flower.tensor import SparseTensor
@@ -31,20 +30,19 @@ from dpfact_flower.tensor import SparseTensor
 MOST_PREDICTED = 100_000
 """Patients that a simulation's regressions take at most: more hardly change a figure, and their
 codes would take more memory than the data."""
+SPLITS = 10
+"""Repetitions."""
+TRAIN = 0.6
+"""Share of the patients that train."""
+FEWEST = 5
+"""A group with fewer patients of either label gets no figures."""
 _ITERATIONS = 2000
 _OVERALL = -1
 """Key of the group of all patients, beside the sites' numbers."""
 
 
 def predict_outcome(
-    patient_factors: Sequence[ArrayLike],
-    sites: Sequence[SiteData],
-    label: str = DIED,
-    *,
-    splits: int = 10,
-    train: float = 0.6,
-    least: int = 5,
-    seed: int = 0,
+    patient_factors: Sequence[ArrayLike], sites: Sequence[SiteData], label: str = DIED
 ) -> OutcomePrediction:
     """Predict a label by logistic regression, repeatedly split 60 to 40.
 
@@ -54,40 +52,14 @@ def predict_outcome(
     standard deviation of the training patients; the regressions are scikit-learn's, with its
     default L2 penalty.
 
-    Parameters
-    ----------
-    patient_factors : sequence of (I_t, R) arrays
-        One per site, in the sites' order. For the overall figure their columns must mean the same
-        at every site, in the same unit.
-    sites : sequence of SiteData
-        Sites without the label are left out.
-    label : str
-        Its name.
-    splits : int
-        Repetitions, at least 2 for a spread.
-    train : float
-        Share of the patients that train, in (0, 1).
-    least : int
-        A group with fewer patients of either label gets no figures; at least 2.
-    seed : int
-        Of the splits.
-
-    Raises
-    ------
-    DataError
-        If the factors do not fit the sites, or an argument is out of range.
+    For the overall figure, the columns of `patient_factors` must mean the same at every site, in
+    the same unit. Sites without the label are left out.
     """
-    whole = type(splits) is int and type(least) is int
-    if not whole or splits < 2 or least < 2 or not 0 < train < 1:
-        raise DataError(
-            "prediction: need splits >= 2 and least >= 2, whole numbers, and train in (0, 1); "
-            f"got {splits}, {least}, {train}"
-        )
-    memberships = _checked(patient_factors, sites)
+    memberships = [np.asarray(factor, np.float64) for factor in patient_factors]
     labelled = [t for t, site in enumerate(sites) if label in site.labels]
     if not labelled:
         nobody = GroupAUC("overall", 0, reason="no labels")
-        return OutcomePrediction(nobody, tuple(map(_unlabelled, sites)), splits, train)
+        return OutcomePrediction(nobody, tuple(map(_unlabelled, sites)), SPLITS, TRAIN)
     labels = np.concatenate([sites[t].labels[label] for t in labelled])
     home = np.repeat(labelled, [sites[t].tensor.n_patients for t in labelled])
     rows = {_OVERALL: np.ones(len(labels), bool), **{t: home == t for t in labelled}}
@@ -95,7 +67,7 @@ def predict_outcome(
     scores = {
         name: split_scores(
             _MODELS[name], predictors, labels, rows,
-            training_masks(strata, train, splits, seed), least,
+            training_masks(strata, TRAIN, SPLITS, seed=0), FEWEST,
         )
         for name, predictors in _predictors(labelled, memberships, sites).items()
     }  # fmt: skip
@@ -104,9 +76,9 @@ def predict_outcome(
         patients = int(rows[key].sum())
         if key not in scores["memberships"]:
             return GroupAUC(
-                name, patients, reason=f"fewer than {least} patients with or without it"
+                name, patients, reason=f"fewer than {FEWEST} patients with or without it"
             )
-        aucs = {kind: _area(found[key]) for kind, found in scores.items()}
+        aucs = {kind: _area(of_groups[key]) for kind, of_groups in scores.items()}
         return GroupAUC(name, patients, aucs["memberships"], aucs["raw_codes"], aucs["volume"])
 
     return OutcomePrediction(
@@ -114,8 +86,8 @@ def predict_outcome(
         tuple(
             group(t, site.name) if t in rows else _unlabelled(site) for t, site in enumerate(sites)
         ),
-        splits,
-        train,
+        SPLITS,
+        TRAIN,
     )
 
 
@@ -129,23 +101,9 @@ def split_scores(
 ) -> dict[int, list[float]]:
     """AUC on the test patients of each split, for each group of patients by itself.
 
-    Parameters
-    ----------
-    model : callable
-        Makes a new scikit-learn classifier, such as `scaled_regression`.
-    predictors : array or sparse array, shape (patients, p)
-    labels : ndarray of 0 and 1, shape (patients,)
-    groups : mapping of key to ndarray of bool, shape (patients,)
-        Which patients are in a group; it is trained and tested on these alone.
-    masks : iterable of ndarray of bool, shape (patients,)
-        The training patients of each split, as `training_masks` gives them.
-    least : int
-        A group with fewer patients of either label is left out.
-
-    Returns
-    -------
-    dict of key to list of float
-        One AUC per split.
+    `model` makes a new scikit-learn classifier, and `masks` are those of `training_masks`. Each
+    group is trained and tested on its own patients alone; one with fewer than `least` patients of
+    either label is left out.
     """
     fewest = {key: np.bincount(labels[rows], minlength=2).min() for key, rows in groups.items()}
     scores: dict[int, list[float]] = {key: [] for key in groups if fewest[key] >= least}
@@ -154,8 +112,8 @@ def split_scores(
         return [_score(model(), predictors, labels, groups[key], training) for key in scores]
 
     with one_blas_thread:  # the many small regressions take twice as long on two
-        for found in in_order(split, masks, threads=thread_count()):
-            for key, score in zip(scores, found, strict=True):
+        for of_split in in_order(split, masks, threads=thread_count()):
+            for key, score in zip(scores, of_split, strict=True):
                 scores[key].append(score)
     return scores
 
@@ -174,13 +132,7 @@ def _score(
 
 
 def code_presence(tensor: SparseTensor) -> scipy.sparse.csr_array:
-    """Which codes a patient has, all feature modes side by side.
-
-    Returns
-    -------
-    csr_array of float64, shape (patients, sum of the feature modes' sizes)
-        1 where any cell of the patient has the code, else empty.
-    """
+    """Which codes a patient has, as ones, all feature modes side by side."""
     modes = [mode_presence(tensor, mode) for mode in range(1, tensor.ndim)]
     return scipy.sparse.csr_array(scipy.sparse.hstack(modes))
 
@@ -208,25 +160,6 @@ _MODELS: dict[str, Callable[[], Any]] = {
 }
 
 
-def _checked(
-    patient_factors: Sequence[ArrayLike], sites: Sequence[SiteData]
-) -> list[NDArray[np.float64]]:
-    if not sites or len(patient_factors) != len(sites):
-        raise DataError(
-            f"patient factors: need one for each of {len(sites)} sites, got {len(patient_factors)}"
-        )
-    factors = [np.asarray(factor, np.float64) for factor in patient_factors]
-    for site, factor in zip(sites, factors, strict=True):
-        if factor.ndim != 2 or len(factor) != site.tensor.n_patients:
-            raise DataError(
-                f"patient factors: site {site.name} needs {site.tensor.n_patients} rows, "
-                f"got shape {factor.shape}"
-            )
-        if factor.shape[1] != factors[0].shape[1] or not np.isfinite(factor).all():
-            raise DataError(f"patient factors: site {site.name}'s rank differs, or not all finite")
-    return factors
-
-
 def _predictors(
     labelled: Sequence[int], memberships: Sequence[NDArray[np.float64]], sites: Sequence[SiteData]
 ) -> dict[str, Any]:
@@ -242,19 +175,8 @@ def _predictors(
 def training_masks(
     strata: NDArray[np.int64], train: float, splits: int, seed: int
 ) -> Iterator[NDArray[np.bool_]]:
-    """Masks of the training patients, one per repetition.
+    """Masks of the training patients, one per repetition; each stratum is split alike.
 
-    Parameters
-    ----------
-    strata : ndarray of int, shape (patients,)
-        Each is split alike.
-    train : float
-        Share of the patients that train.
-    splits, seed : int
-        Repetitions, and what they are drawn from: equal arguments give equal masks.
-
-    Notes
-    -----
     scikit-learn's stratified splits refuse a stratum of one patient; here it trains or tests.
     A stratum of two patients or more has some on either side.
     """

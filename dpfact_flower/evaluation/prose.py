@@ -1,28 +1,136 @@
-"""A phenotype as a clinician would put it: whom it concerns, what they had, how sure it is."""
+"""Phenotypes in words: their titles, and what a clinician would say of them.
+
+A title is made of the names of the codes that lead a phenotype, ``Stroke with hypertension``, so it
+says no more than the table below it; a name that a person gives is better. The same model gives the
+same titles.
+"""
 
 from __future__ import annotations
 
+import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from dpfact_flower.evaluation.beside import (
+from dpfact_flower.evaluation.formatting import counted, outcome, percent
+from dpfact_flower.evaluation.membership import LEADING
+from dpfact_flower.evaluation.model import CodeRow
+from dpfact_flower.evaluation.replication import (
     NOT_FOUND,
     PARTLY,
     STABLE,
     UNCONFIRMED,
-    Found,
+    Replicate,
     certainty,
 )
-from dpfact_flower.evaluation.names import Review
-from dpfact_flower.evaluation.tables import Association, CodeWeight, Phenotype, PhenotypeTable
-from dpfact_flower.evaluation.titles import TREATMENTS, phrase
-from dpfact_flower.evaluation.words import counted, outcome, percent
+from dpfact_flower.evaluation.run_folder import Review
+from dpfact_flower.evaluation.tables import (
+    Association,
+    CodeWeight,
+    Phenotype,
+    PhenotypeTable,
+    Share,
+)
 
+LAMBDA = 0.6
+"""Weight of a code's share against its lift; Sievert and Shirley's choice for pyLDAvis."""
+_NAMED = 2
+"""So many codes of the first mode a title names at most; of others one."""
+_COMMON, _ENOUGH = 1 / 3, 1 / 2
+"""A code that leads more of the phenotypes marks none of them; the others must weigh so much."""
+TREATMENTS = re.compile(r"proc|cpt|hcpcs|drug|med|treat|lab|atc", re.IGNORECASE)
+"""Names of modes that hold treatments, not diagnoses."""
+_FILLERS = re.compile(
+    r"\b(NEC/NOS|NOS|NEC|not otherwise specified|not elsewhere classified)\b|"
+    r"[ ,]+(unspecified( (site|type|cause|chronic))?|unsp\.?|so stated)$|"
+    r"^(other )?(and )?unspecified |^other (and ill-defined |forms of )",
+    re.IGNORECASE,
+)
 _CODES = 4
-"""So many codes of a mode are told at most."""
+"""A sentence names so many codes of a mode at most."""
 _OFTEN, _MORE = 0.2, 1.5
-"""Of its patients at least this share have the code, and so many times the share of all."""
+"""A code marks a phenotype if this share of its patients have it, so many times that of all."""
 _LONGEST_CODE = 10
+
+
+# --- Titles ---------------------------------------------------------------------------------------
+
+
+def relevance(row: CodeRow, weight: float = LAMBDA) -> float:
+    """How well a code marks its phenotype (Sievert and Shirley, 2014, eq. 1).
+
+    ``weight * log(share) + (1 - weight) * log(lift)``; codes of weight zero have none.
+    """
+    return weight * math.log(abs(row.share)) + (1 - weight) * math.log(abs(row.lift))
+
+
+Rows = Mapping[str, Sequence[CodeRow]]
+"""A phenotype's codes by mode, the largest share first."""
+
+
+def titles_of(phenotypes: Mapping[int, Rows]) -> dict[int, str]:
+    """Title of each phenotype of a model, each once.
+
+    Diagnoses come before treatments. Codes that lead more than a third of all phenotypes are left
+    out, unless that leaves too little of a phenotype.
+    """
+    led = Counter(
+        (mode, row.code)
+        for rows in phenotypes.values()
+        for mode, of_mode in rows.items()
+        for row in leading(of_mode)
+    )
+    common = {code for code, times in led.items() if times > max(1, _COMMON * len(phenotypes))}
+    short = {number: _title(rows, common) for number, rows in phenotypes.items()}
+    taken = Counter(short.values())
+    whole = {n: _title(rows, set()) if taken[short[n]] > 1 else short[n]
+             for n, rows in phenotypes.items()}  # fmt: skip
+    taken = Counter(whole.values())
+    return {n: text if taken[text] == 1 else f"{text} ({n})" for n, text in whole.items()}
+
+
+def leading(rows: Sequence[CodeRow]) -> list[CodeRow]:
+    """Codes that lead one mode of a phenotype, the most relevant first."""
+    most = max((abs(row.weight) for row in rows), default=0.0)
+    found = (row for row in rows if abs(row.weight) >= LEADING * most)
+    return sorted(found, key=lambda row: -relevance(row))
+
+
+def phrase(description: str, code: str) -> str:
+    """A code's name as a sentence has it: of a path its end, without fillers; else the code.
+
+    The fourth level of a path says which kind of the third it is: ``sepsis – severe``.
+    """
+    path = description.split("|")
+    text = " – ".join(path[-2:] if len(path) > 3 else path[-1:]) or code
+    text = " ".join(_FILLERS.sub("", text).split()).strip(" ,;-/") or code
+    return text[0].lower() + text[1:] if text[:2].istitle() and text[1:2].islower() else text
+
+
+def _title(rows: Rows, common: set[tuple[str, str]]) -> str:
+    """One phenotype's title without the `common` codes."""
+    parts: list[str] = []
+    for mode in sorted(rows, key=lambda mode: TREATMENTS.search(mode) is not None):
+        kept = [row for row in leading(rows[mode]) if (mode, row.code) not in common]
+        if kept and max(abs(row.weight) for row in kept) < _ENOUGH * abs(rows[mode][0].weight):
+            kept = []
+        short = (phrase(row.description, row.code).split(", ")[0] for row in kept)
+        names = [name for name in dict.fromkeys(short) if name not in parts]
+        if names:
+            parts.append(_either(names, _NAMED if not parts else 1))
+    if not parts and common:
+        return _title(rows, set())
+    text = " with ".join(parts)
+    return text[:1].upper() + text[1:] or "no code has any weight"
+
+
+def _either(names: Sequence[str], most: int) -> str:
+    """``a``, ``a or b``; of more than `most` the first ones: ``a, b or others``."""
+    parts = list(names) if len(names) <= most else [*names[:most], "others"]
+    return " or ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
+
+
+# --- Sentences ------------------------------------------------------------------------------------
 
 
 def first_line(
@@ -30,15 +138,8 @@ def first_line(
 ) -> str:
     """Say a run in one line: ``Twenty patterns; nine are stable; 36 % of the patients have one``.
 
-    Parameters
-    ----------
-    table : PhenotypeTable or None
-        Where patients were counted.
-    rank : int
-    words : sequence of str
-        `certainty` of each phenotype; empty where nothing stands beside the run.
-    unit : str
-        What is counted, in the plural.
+    `table` is None where no patient was counted, `words` has the `certainty` of each phenotype, and
+    `unit` is what is counted, in the plural.
     """
     parts = [f"{counted(rank)} pattern{'' if rank == 1 else 's'}"]
     if any(words):
@@ -55,20 +156,13 @@ def first_line(
 def paragraph(
     phenotype: Phenotype,
     patients: int,
-    rates: Mapping[str, float | str | None],
+    rates: Mapping[str, Share],
     unit: str,
 ) -> list[str]:
     """Sentences about the patients who have a phenotype.
 
-    Parameters
-    ----------
-    phenotype : Phenotype
-    patients : int
-        Of all sites.
-    rates : mapping of str to float, str or None
-        Share of all patients with an outcome, by label.
-    unit : str
-        What is counted, in the plural: ``patients``.
+    `patients` are those of all sites, and `rates` by label their share with an outcome; `unit` is
+    what is counted, in the plural: ``patients``.
     """
     share = phenotype.prevalence
     if isinstance(share, str):
@@ -77,51 +171,53 @@ def paragraph(
     span = (
         f", from {percent(min(sites))} to {percent(max(sites))} by site" if len(sites) > 1 else ""
     )
-    found = [f"{share * patients:,.0f} {unit} ({percent(share)}{span})."]
+    sentences = [f"{share * patients:,.0f} {unit} ({percent(share)}{span})."]
     for mode in sorted(phenotype.codes, key=lambda mode: bool(TREATMENTS.search(mode))):
-        told = _observed(phenotype.codes[mode])
-        if told:
-            first, *rest = told
-            found.append(", ".join([" had ".join(first), *map(" ".join, rest)]) + ".")
+        observed = _observed(phenotype.codes[mode])
+        if observed:
+            first, *rest = observed
+            sentences.append(", ".join([" had ".join(first), *map(" ".join, rest)]) + ".")
     for label, association in phenotype.outcomes.items():
-        found.append(f"{outcome(label).capitalize()}: {rate(association, rates.get(label), unit)}.")
-    return found
+        text = rate(association, rates.get(label), unit)
+        sentences.append(f"{outcome(label).capitalize()}: {text}.")
+    return sentences
 
 
-def rate(found: Association, everybody: float | str | None, unit: str = "patients") -> str:
+def rate(association: Association, everybody: Share, unit: str = "patients") -> str:
     """How often an outcome occurs, with its interval, beside all patients; or that nobody knows."""
     of_all = f"; of all {unit} {percent(everybody)}" if isinstance(everybody, float) else ""
-    if not isinstance(found.rate, float) or found.rate_interval is None:
+    if not isinstance(association.rate, float) or association.rate_interval is None:
         return f"too few to say{of_all}"
-    low, high = (f"{100 * end:.1f}" for end in found.rate_interval)
-    return f"{percent(found.rate)} (95 % interval {low} to {high} %){of_all}"
+    low, high = (f"{100 * end:.1f}" for end in association.rate_interval)
+    return f"{percent(association.rate)} (95 % interval {low} to {high} %){of_all}"
 
 
-def leading_words(codes: Mapping[str, Iterable[tuple[str, str]]]) -> str:
+def leading_sentence(codes: Mapping[str, Iterable[tuple[str, str]]]) -> str:
     """A phenotype's leading codes, (code, description) by mode, where no patient was counted."""
     parts = [
-        f"{mode}: " + ", ".join(named(description, code) for code, description in own)
-        for mode, own in codes.items()
+        f"{mode}: " + ", ".join(named(description, code) for code, description in of_mode)
+        for mode, of_mode in codes.items()
     ]
     return f"Leading codes. {'; '.join(parts)}."
 
 
-def certainty_words(found: Sequence[Found]) -> str:
+def certainty_sentence(replicates: Sequence[Replicate]) -> str:
     """How sure a phenotype is, in a sentence."""
-    runs, again = len(found), sum(each.pair.again for each in found)
+    runs = len(replicates)
+    count = sum(replicate.pair.is_replicated for replicate in replicates)
     repeats = {1: "the repeat", 2: "both repeats"}.get(runs, f"all {counted(runs)} repeats")
     any_of = {1: "the repeat", 2: "either repeat"}.get(runs, f"any of {counted(runs)} repeats")
     return {
         "": "Not checked: no other run stands beside this one.",
         STABLE: f"Stable: found again in {repeats}.",
-        PARTLY: f"Partly: found again in {counted(again)} of {counted(runs)} repeats.",
+        PARTLY: f"Partly: found again in {counted(count)} of {counted(runs)} repeats.",
         UNCONFIRMED: "Unconfirmed: its codes are in so many patterns that a match proves nothing.",
         NOT_FOUND: f"Not found again in {any_of}: it may be an artefact of the noise.",
-    }[certainty(found)]
+    }[certainty(replicates)]
 
 
-def review_words(review: Review | None) -> str:
-    """What a chart review at one hospital said of a phenotype; empty without one."""
+def review_sentence(review: Review | None) -> str:
+    """The result of a chart review at one hospital; empty without one."""
     if review is None:
         return ""
     text = f"Chart review: {'kept' if review.verdict == 'keep' else 'dropped'}"
@@ -141,9 +237,9 @@ def named(description: str, code: str) -> str:
 
 
 def _observed(codes: Sequence[CodeWeight]) -> list[tuple[str, str]]:
-    """How many have a code and its name, the most frequent first: those that mark the phenotype."""
+    """Codes that mark the phenotype, the most frequent first: how many have it, and its name."""
 
-    def share(value: float | str | None) -> float:
+    def share(value: Share) -> float:
         return {"all": 1.0}.get(value, 0.0) if not isinstance(value, float) else value  # type: ignore[arg-type]
 
     marking = [c for c in codes if share(c.observed) >= max(_OFTEN, _MORE * share(c.everybody))]
@@ -155,7 +251,7 @@ def _observed(codes: Sequence[CodeWeight]) -> list[tuple[str, str]]:
     ]
 
 
-def _how_many(observed: float | str | None) -> str:
+def _how_many(observed: Share) -> str:
     return "All" if observed == "all" else f"{100 * observed:.0f} %"  # type: ignore[operator]
 
 

@@ -14,30 +14,35 @@ from statistics import mean
 from typing import Any
 
 from dpfact_flower.errors import DataError
-from dpfact_flower.evaluation.beside import Beside, found_again, read_beside
 from dpfact_flower.evaluation.cards import Card, cards, odds_reach, systems_of
+from dpfact_flower.evaluation.formatting import outcome
+from dpfact_flower.evaluation.headline import uninformative_message
 from dpfact_flower.evaluation.membership import LEAST_SCORE
-from dpfact_flower.evaluation.names import read_names, read_reviews
-from dpfact_flower.evaluation.nothing import nothing_learned
+from dpfact_flower.evaluation.model import GlobalModel
 from dpfact_flower.evaluation.page import belonging, check_libraries, render, svg
 from dpfact_flower.evaluation.prediction import MOST_PREDICTED
-from dpfact_flower.evaluation.prose import certainty_words, first_line, paragraph, review_words
+from dpfact_flower.evaluation.prose import (
+    certainty_sentence,
+    first_line,
+    paragraph,
+    review_sentence,
+)
+from dpfact_flower.evaluation.replication import Replication, by_phenotype, read_replications
 from dpfact_flower.evaluation.run_folder import (
     MODEL,
     REPORT,
     SUMMARY,
     read_config,
-    read_model,
     read_phenotypes,
+    read_reviews,
     read_summary,
 )
-from dpfact_flower.evaluation.summary import SiteSpending, Summary
-from dpfact_flower.evaluation.tables import GlobalCodes, SharedPhenotypes, SiteUsage
-from dpfact_flower.evaluation.words import outcome
+from dpfact_flower.evaluation.summary import OutcomePrediction, SiteSpending, Summary
+from dpfact_flower.evaluation.tables import PhenotypeTable, SharedPhenotypes, SiteUsage
 from dpfact_flower.machine.files import replacing
 from dpfact_flower.privacy import SEEDED_CLAIM
 from dpfact_flower.privacy.scope import NEIGHBOURS, NOT_COVERED, UNITS
-from dpfact_flower.server.history import Arrival, RoundRecord, read_history
+from dpfact_flower.server.history import RoundRecord, read_history
 from dpfact_flower.settings import (
     AppSettings,
     PrivacySettings,
@@ -51,17 +56,9 @@ _MOST_CELLS = 3000
 
 
 def write_report(folder: Path) -> Path:
-    """Write ``report.html`` from the files of a run's folder.
+    """Write ``report.html`` from the files of a finished run's folder, for its owner alone.
 
-    Parameters
-    ----------
-    folder : Path
-        Of a finished run, simulated or deployed; what only the sites could measure is left out.
-
-    Returns
-    -------
-    Path
-        The report, readable by its owner alone.
+    The page of a deployed run leaves out what only the sites can measure.
 
     Raises
     ------
@@ -81,18 +78,18 @@ def write_report(folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class _Run:
-    """The files of a run's folder, read."""
+    """The files of a run's folder, read; `table` and `usage` where patients were counted."""
 
     folder: Path
     summary: Summary
-    phenotypes: SharedPhenotypes | GlobalCodes
+    table: PhenotypeTable | None
+    usage: SiteUsage | None
     records: list[RoundRecord]
     codes: dict[str, int]
     settings: dict[str, Any]
     versions: dict[str, Any]
-    names: Mapping[int, str]
     cards: list[Card]
-    beside: tuple[Beside, ...]
+    replications: tuple[Replication, ...]
 
     @property
     def unit(self) -> str:
@@ -100,33 +97,37 @@ class _Run:
         return f"{self.summary.row_unit}s"
 
     @property
-    def shared(self) -> SharedPhenotypes | None:
-        """Tables over the patients of all sites, where they were available to be counted."""
-        return self.phenotypes if isinstance(self.phenotypes, SharedPhenotypes) else None
+    def predictions(self) -> dict[str, OutcomePrediction]:
+        """By the outcome in words."""
+        measured = self.summary.measured
+        return {outcome(k): v for k, v in measured.predictions.items()} if measured else {}
 
 
 def _read(folder: Path) -> _Run:
     summary, phenotypes = read_summary(folder), read_phenotypes(folder)
-    config = read_config(folder)
-    factors, vocabularies = read_model(folder)
-    if factors[0].shape[1] != summary.rank:
+    config, model = read_config(folder), GlobalModel.read(folder)
+    shared = phenotypes if isinstance(phenotypes, SharedPhenotypes) else None
+    replications = read_replications(folder, summary.rank)
+    unlike = f"{folder}: its files do not belong together"
+    if model.rank != summary.rank:
         raise DataError(
-            f"{folder}: its files do not belong together: {summary.rank} phenotypes in {SUMMARY}, "
-            f"{factors[0].shape[1]} in {MODEL}"
+            f"{unlike}: {summary.rank} phenotypes in {SUMMARY}, {model.rank} in {MODEL}"
         )
-    names, others = read_names(folder, summary.rank), read_beside(folder, summary.rank)
-    measured = phenotypes.table.phenotypes if isinstance(phenotypes, SharedPhenotypes) else ()
+    try:
+        found = cards(model, shared.table.phenotypes if shared else (), by_phenotype(replications))
+    except DataError as error:
+        raise DataError(f"{unlike}: {error}") from None
     return _Run(
         folder,
         summary,
-        phenotypes,
+        shared.table if shared else None,
+        shared.usage if shared else None,
         read_history(folder),
-        {vocabulary.name: len(vocabulary) for vocabulary in vocabularies},
+        {vocabulary.name: len(vocabulary) for vocabulary in model.vocabularies},
         config["run-config"],
         config["versions"],
-        names,
-        cards(folder, names, measured, found_again(others)),
-        others,
+        found,
+        replications,
     )
 
 
@@ -134,22 +135,18 @@ def _read(folder: Path) -> _Run:
 
 
 def _content(run: _Run) -> dict[str, Any]:
-    summary, shared = run.summary, run.shared
+    summary, table = run.summary, run.table
     outcomes = list(dict.fromkeys(name for card in run.cards for name in card.outcomes))
+    words = [card.certainty for card in run.cards]
     return {
         "summary": summary,
-        "first_line": first_line(
-            shared.table if shared else None,
-            summary.rank,
-            [card.certainty for card in run.cards],
-            run.unit,
-        ),
+        "first_line": first_line(table, summary.rank, words, run.unit),
         "unit": run.unit,
         "paragraphs": _paragraphs(run),
         "least_score": LEAST_SCORE,
-        "without": shared.table.without if shared else None,
+        "without": table.without if table else None,
         "site_shares": _site_shares(run.cards),
-        "nothing": nothing_learned(summary),
+        "uninformative": uninformative_message(summary),
         "claim": _claim(summary.claim, run.settings),
         "guarantees": _guarantees(summary, run.settings),
         "units": UNITS,
@@ -159,22 +156,17 @@ def _content(run: _Run) -> dict[str, Any]:
         "failures": _failures(run.records),
         "arrivals": _arrivals(run.records),
         "missed": _ranges(record.round for record in run.records if not record.updated),
-        "usage": _usage(shared.usage) if shared else None,
+        "usage": _usage(run.usage) if run.usage else None,
         "cards": run.cards,
         "outcomes": outcomes,
-        "rates": {
-            outcome(label): rate for label, rate in (shared.table.rates if shared else {}).items()
-        },
+        "rates": {outcome(k): rate for k, rate in table.rates.items()} if table else {},
         "reach": {name: odds_reach(run.cards, name) for name in outcomes},
         "legend": systems_of(run.cards),
-        "beside": run.beside,
+        "replications": run.replications,
         "most_cells": _MOST_CELLS,
         "most_predicted": MOST_PREDICTED,
-        "patients": shared.table.patients if shared else None,
-        "predictions": {
-            outcome(label): found
-            for label, found in (summary.measured.predictions if summary.measured else {}).items()
-        },
+        "patients": table.patients if table else None,
+        "predictions": run.predictions,
         "codes": run.codes,
         "settings": run.settings,
         "meanings": {
@@ -188,9 +180,8 @@ def _content(run: _Run) -> dict[str, Any]:
 
 
 def _paragraphs(run: _Run) -> dict[int, list[str]]:
-    """What a card says of a phenotype, by its number."""
-    reviews = read_reviews(run.folder, run.summary.rank)
-    table = run.shared.table if run.shared else None
+    """The sentences of each card, by its number."""
+    reviews, table = read_reviews(run.folder, run.summary.rank), run.table
     return {
         card.number: [
             *(
@@ -198,8 +189,8 @@ def _paragraphs(run: _Run) -> dict[int, list[str]]:
                 if table and card.measured
                 else [card.leading]
             ),
-            certainty_words(card.found),
-            review_words(reviews.get(card.number)),
+            certainty_sentence(card.replicates),
+            review_sentence(reviews.get(card.number)),
         ]
         for card in run.cards
     }
@@ -219,7 +210,7 @@ def _claim(claim: str, settings: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class _Guarantee:
-    """What a group of sites that spent alike spent, with the claim to print."""
+    """The spending that some sites have in common, with the claim to print."""
 
     spent: SiteSpending
     sites: list[str]
@@ -227,7 +218,7 @@ class _Guarantee:
 
 
 def _guarantees(summary: Summary, settings: Mapping[str, Any]) -> list[_Guarantee]:
-    """What sites spent, each accountant's epsilon with its claim; sites that spent alike, once."""
+    """Each accountant's epsilon with its claim; sites that spent alike have one row."""
     rows: list[_Guarantee] = []
     for site, spent in summary.spent.per_site.items() if summary.spent else ():
         alike = next((row for row in rows if row.spent == spent), None)
@@ -245,21 +236,18 @@ def _failures(records: Iterable[RoundRecord]) -> list[dict[str, str]]:
         for failure in record.failures:
             rounds.setdefault((failure.who, failure.reason), []).append(record.round)
     return [
-        {"who": who, "reason": reason, "rounds": _ranges(found), "count": str(len(found))}
-        for (who, reason), found in sorted(rounds.items())
+        {"who": who, "reason": reason, "rounds": _ranges(numbers), "count": str(len(numbers))}
+        for (who, reason), numbers in sorted(rounds.items())
     ]
 
 
 def _arrivals(records: Iterable[RoundRecord]) -> list[tuple[str, int, float, int]]:
     """By site, of replies used on arrival: how many, staleness on average, at most."""
-    found: dict[str, list[Arrival]] = {}
+    staleness: dict[str, list[int]] = {}
     for record in records:
-        for each in record.arrivals:
-            found.setdefault(each.site, []).append(each)
-    return [
-        (site, len(own), mean(e.staleness for e in own), max(e.staleness for e in own))
-        for site, own in sorted(found.items())
-    ]
+        for arrival in record.arrivals:
+            staleness.setdefault(arrival.site, []).append(arrival.staleness)
+    return [(site, len(n), mean(n), max(n)) for site, n in sorted(staleness.items())]
 
 
 def _ranges(numbers: Iterable[int]) -> str:
@@ -275,51 +263,37 @@ def _ranges(numbers: Iterable[int]) -> str:
 
 def _usage(usage: SiteUsage) -> dict[str, Any]:
     """Which phenotypes each site has switched off, and at which sites each is off."""
-    off = {
-        site: [number for number, is_off in enumerate(row, start=1) if is_off]
-        for site, row in zip(usage.sites, usage.off, strict=True)
-    }
+    off: dict[str, tuple[int, str]] = {}
     off_at: dict[int, list[str]] = {}
-    for site, numbers in off.items():
+    for site, row in zip(usage.sites, usage.off, strict=True):
+        numbers = [number for number, is_off in enumerate(row, start=1) if is_off]
+        off[site] = len(numbers), _ranges(numbers)
         for number in numbers:
             off_at.setdefault(number, []).append(site)
-    return {
-        "off": {site: (len(numbers), _ranges(numbers)) for site, numbers in off.items()},
-        "off_at": off_at,
-        "count": sum(map(len, off.values())),
-    }
+    return {"off": off, "off_at": off_at}
 
 
 # --- Figures --------------------------------------------------------------------------------------
 
 
 def _figures(run: _Run) -> dict[str, Any]:
-    """Inline SVG by name; what the folder has no values for is absent."""
+    """Inline SVG by name; a figure without values is absent."""
     from dpfact_flower.evaluation import plots  # noqa: PLC0415 - matplotlib is slow to import
 
-    summary = run.summary
-    figures = {}
+    summary, figures = run.summary, {}
     if summary.errors and len(summary.errors.error_by_round) > 1:
         label = "Error of the sites' models by round"
         figures["convergence"] = svg("convergence", lambda: plots.convergence(summary), label)
     if run.records:
-        figures["traffic"] = svg(
-            "traffic", lambda: plots.traffic(run.records), "Bytes sent by round"
-        )
-    return figures | {"auc": _auc_figures(summary)}
-
-
-def _auc_figures(summary: Summary) -> dict[str, Any]:
-    """A figure for each outcome of which any group of patients has an AUC."""
-    from dpfact_flower.evaluation import plots  # noqa: PLC0415 - matplotlib is slow to import
-
-    found = summary.measured.predictions if summary.measured else {}
-    return {
-        outcome(label): svg(
+        label = "Bytes sent by round"
+        figures["traffic"] = svg("traffic", lambda: plots.traffic(run.records), label)
+    auc = {
+        name: svg(
             f"auc{number}",
             lambda prediction=prediction: plots.auc(prediction),  # type: ignore[misc]
-            f"AUC of predicting {outcome(label)}",
+            f"AUC of predicting {name}",
         )
-        for number, (label, prediction) in enumerate(found.items())
+        for number, (name, prediction) in enumerate(run.predictions.items())
         if any(group.memberships for group in (prediction.overall, *prediction.sites))
     }
+    return figures | {"auc": auc}

@@ -22,17 +22,23 @@ from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.evaluation.cards import titles
-from dpfact_flower.evaluation.export import CHART_COLUMNS, write_charts
 from dpfact_flower.evaluation.membership import has_phenotype, leading_codes
-from dpfact_flower.evaluation.model import GlobalModel
-from dpfact_flower.evaluation.names import Review, write_name, write_review
+from dpfact_flower.evaluation.model import GlobalModel, write_csv
 from dpfact_flower.evaluation.page import check_libraries, render
-from dpfact_flower.evaluation.run_folder import MODEL, read_json, write_json
-from dpfact_flower.evaluation.typed import typed
+from dpfact_flower.evaluation.run_folder import (
+    MODEL,
+    Review,
+    read_json_as,
+    write_json,
+    write_name,
+    write_review,
+)
 from dpfact_flower.machine.files import replacing
+from dpfact_flower.machine.parsed import parse_as
 
+CHART_COLUMNS = ("chart", "patient", "verdict", "comment")
 LEAST_CHARTS = 10
-"""From so many charts on a share is told outside the site."""
+"""From so many charts on a share may leave the site."""
 LEAST_PATIENTS = 4
 VERDICTS = {"yes", "no", "unsure"}
 DECISIONS = {"keep", "drop", "name"}
@@ -55,7 +61,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Key:
-    """What a sheet does not show: the model it was made from, and every patient's score."""
+    """What a sheet does not show: the digest of its model, and every patient's score."""
 
     model: str
     phenotype: int
@@ -84,7 +90,7 @@ class Tally:
         return float(low), float(high)
 
     @property
-    def told(self) -> tuple[float, int] | tuple[None, None]:
+    def public_share(self) -> tuple[float, int] | tuple[None, None]:
         """Share confirmed in tenths and number of charts, from ten charts on."""
         if self.charts < LEAST_CHARTS:
             return None, None
@@ -93,17 +99,9 @@ class Tally:
 
 @dataclass(frozen=True)
 class Verdicts:
-    """What a sheet says once it is filled in.
+    """A filled sheet: verdicts on patients with the highest scores, and near the threshold.
 
-    Attributes
-    ----------
-    phenotype : int
-    highest, near : Tally
-        Patients with the highest scores, and near the threshold.
-    decision : str
-        A word of `DECISIONS`, or empty.
-    name : str
-        With the decision ``name``.
+    The `decision` is a word of `DECISIONS`, or empty; `name` comes with the decision ``name``.
     """
 
     phenotype: int
@@ -124,24 +122,9 @@ def write_sheet(
 ) -> Path:
     """Write ``OUT.csv`` to fill in, ``OUT.html`` to read and ``OUT.key.json``, for their owner.
 
-    Parameters
-    ----------
-    folder : Path
-        Of a finished run.
-    site : SiteData
-    number : int
-        The phenotype's.
-    out : Path
-        The three files' path without its ending; outside `folder`, which others may read.
-    patients : int
-        Half of them have the highest scores, the others are nearest to the threshold on both sides.
-    seed : int, optional
-        Of the order.
-
-    Returns
-    -------
-    Path
-        ``OUT.csv``.
+    Half of the patients have the highest scores, the others are nearest to the threshold on both
+    sides; `seed` is of their order. `out` is the three files' path without its ending, outside the
+    run's folder, which others may read. Returns ``OUT.csv``.
 
     Raises
     ------
@@ -160,12 +143,12 @@ def write_sheet(
         raise SettingsError(f"--phenotype: must be 1 to {model.rank}, got {number}")
     if patients < LEAST_PATIENTS:
         raise SettingsError(f"--patients: must be {LEAST_PATIENTS} or more, got {patients}")
-    found = model.memberships(site)
-    scores = np.abs(found.scores[:, number - 1])
+    memberships = model.memberships(site)
+    scores = np.abs(memberships.scores[:, number - 1])
     rows, near = _chosen(scores, patients, np.random.default_rng(seed))
-    names = [found.patients[row] for row in rows]
+    names = [memberships.patients[row] for row in rows]
     charts = tuple(map(Chart, names, np.round(scores[rows], 4).tolist(), near))
-    title = titles(folder, model.names)[number]
+    title = titles(model)[number]
     content = {
         "number": number,
         "title": title,
@@ -180,7 +163,7 @@ def write_sheet(
     with replacing(page) as file:
         file.write(render("review.html.j2", content))
     lines = [(str(chart), name, "", "") for chart, name in enumerate(names, start=1)]
-    write_charts(sheet, [(NOTE, ABOUT, "", ""), *lines, (WHOLE, title, "", "")])
+    write_csv(sheet, CHART_COLUMNS, [(NOTE, ABOUT, "", ""), *lines, (WHOLE, title, "", "")])
     return sheet
 
 
@@ -230,7 +213,7 @@ def apply_verdicts(folder: Path, found: Verdicts) -> None:
         if not found.name:
             raise DataError(f"name: write it in the line {WHOLE!r}, in the column comment")
         write_name(folder, found.phenotype, found.name, rank)
-    shares = (*found.highest.told, *found.near.told)
+    shares = (*found.highest.public_share, *found.near.public_share)
     review = Review("drop" if found.decision == "drop" else "keep", *shares)
     write_review(folder, found.phenotype, review, rank)
 
@@ -307,13 +290,8 @@ def _digest(folder: Path) -> str:
 def _read_key(folder: Path, sheet: Path) -> Key:
     path = sheet.with_suffix(_PARTS[-1])
     if not path.exists():
-        raise DataError(
-            f"{path}: no such file; it was written with the sheet, and knows the groups"
-        )
-    try:
-        key = typed(Key, read_json(path))
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from None
+        raise DataError(f"{path}: no such file; it was written with the sheet, and has the groups")
+    key = read_json_as(path, lambda content: parse_as(Key, content))
     if key.model != _digest(folder):
         raise DataError(f"{sheet}: was made from another run than {folder}")
     return key
@@ -338,9 +316,9 @@ def _lines(sheet: Path) -> Iterator[tuple[int, dict[str, str]]]:
                 f"{sheet}: lacks the column {missing[0]}; need {', '.join(CHART_COLUMNS)}"
             )
         for row in reader:
-            found = {name: (row[name] or "").strip() for name in CHART_COLUMNS}
-            if any(found.values()) and found["chart"] != NOTE:
-                yield reader.line_num, found
+            cells = {name: (row[name] or "").strip() for name in CHART_COLUMNS}
+            if any(cells.values()) and cells["chart"] != NOTE:
+                yield reader.line_num, cells
     except csv.Error:
         raise DataError(f"{sheet}: not readable as CSV") from None
 
@@ -352,8 +330,8 @@ def _check_word(where: str, word: str, allowed: set[str]) -> None:
 
 def _chart(key: Key, row: dict[str, str]) -> Chart | None:
     """The chart of a line, if number and patient agree."""
-    found = dict(enumerate(key.charts, start=1)).get(_whole_number(row["chart"]))
-    return found if found and _bare(found.patient) == _bare(row["patient"]) else None
+    chart = dict(enumerate(key.charts, start=1)).get(_whole_number(row["chart"]))
+    return chart if chart and _bare(chart.patient) == _bare(row["patient"]) else None
 
 
 def _whole_number(text: str) -> int:

@@ -3,7 +3,7 @@
 ``summary.json`` (the result in one page of keys), ``global_model.npz`` (the phenotypes),
 ``history.jsonl`` and ``checkpoint.npz`` (written round by round by the coordinator),
 ``phenotypes.json`` (tables, in simulation), ``config.toml`` (everything needed to repeat the run),
-``report.html``.
+``report.html``; and ``names.toml``, the names and chart reviews that people gave to phenotypes.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import tomli_w
@@ -24,10 +24,9 @@ from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, shown
 from dpfact_flower.evaluation.summary import Summary
 from dpfact_flower.evaluation.tables import GlobalCodes, SharedPhenotypes
-from dpfact_flower.evaluation.typed import typed
 from dpfact_flower.machine.files import replacing
 from dpfact_flower.machine.npy import load_npz
-from dpfact_flower.machine.parsed import from_json
+from dpfact_flower.machine.parsed import from_json, parse_as
 from dpfact_flower.settings import Scalar
 
 T = TypeVar("T")
@@ -36,7 +35,11 @@ MODEL = "global_model.npz"
 CONFIG = "config.toml"
 PHENOTYPES = "phenotypes.json"
 REPORT = "report.html"
+NAMES = "names.toml"
 _NUMPYS_OWN = {"file", "allow_pickle"}  # parameters of np.savez_compressed
+_LONGEST_NAME = 120
+_NAMED, _REVIEWED = "phenotypes", "reviewed"
+"""Tables of ``names.toml``."""
 
 
 def write_model(
@@ -96,44 +99,14 @@ def read_model(folder: Path) -> tuple[tuple[NDArray[np.float32], ...], tuple[Voc
     return factors, vocabularies
 
 
-def write_config(folder: Path, config: Mapping[str, Scalar], versions: Mapping[str, str]) -> None:
-    """Write `config.toml`: the run config, complete, and the versions that ran it."""
-    text = tomli_w.dumps({"run-config": dict(config), "versions": dict(versions)})
-    with replacing(folder / CONFIG) as file:
-        file.write(text.encode())
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Write JSON that a person can read; NaN is refused, since JSON has none."""
-    with replacing(path) as file:
-        file.write(json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False).encode())
-
-
-def read_json(path: Path) -> Any:
-    """Read a JSON file of a run folder.
-
-    Raises
-    ------
-    DataError
-        If it is missing or not JSON.
-    """
-    return _parsed(path, from_json, "JSON")
-
-
 def write_summary(folder: Path, summary: Summary) -> None:
     """Write ``summary.json``."""
     write_json(folder / SUMMARY, summary.to_dict())
 
 
 def read_summary(folder: Path) -> Summary:
-    """Read ``summary.json``.
-
-    Raises
-    ------
-    DataError
-        If it is missing or not JSON, or lacks something or has something wrong, which is named.
-    """
-    return _checked(folder / SUMMARY, Summary.from_dict)
+    """Read ``summary.json``; a `DataError` names what is missing or wrong."""
+    return read_json_as(folder / SUMMARY, Summary.from_dict)
 
 
 def write_phenotypes(folder: Path, phenotypes: SharedPhenotypes | GlobalCodes) -> None:
@@ -142,21 +115,21 @@ def write_phenotypes(folder: Path, phenotypes: SharedPhenotypes | GlobalCodes) -
 
 
 def read_phenotypes(folder: Path) -> SharedPhenotypes | GlobalCodes:
-    """Read ``phenotypes.json``: tables of a simulation, or a deployment's codes.
-
-    Raises
-    ------
-    DataError
-        If it is missing or not JSON, or lacks something or has something wrong, which is named.
-    """
+    """Read ``phenotypes.json``: a simulation's tables, or codes; a `DataError` names faults."""
 
     def parse(content: object) -> SharedPhenotypes | GlobalCodes:
-        measured = isinstance(content, dict) and "table" in content
-        if not measured:
-            return typed(GlobalCodes, content)
-        return typed(SharedPhenotypes, content)
+        if isinstance(content, dict) and "table" in content:
+            return parse_as(SharedPhenotypes, content)
+        return parse_as(GlobalCodes, content)
 
-    return _checked(folder / PHENOTYPES, parse)
+    return read_json_as(folder / PHENOTYPES, parse)
+
+
+def write_config(folder: Path, config: Mapping[str, Scalar], versions: Mapping[str, str]) -> None:
+    """Write `config.toml`: the run config, complete, and the versions that ran it."""
+    text = tomli_w.dumps({"run-config": dict(config), "versions": dict(versions)})
+    with replacing(folder / CONFIG) as file:
+        file.write(text.encode())
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -175,7 +148,119 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _checked(path: Path, parse: Callable[[object], T]) -> T:
+# --- names.toml -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Review:
+    """What a chart review decided of a phenotype; see `dpfact_flower.evaluation.review`.
+
+    `confirmed` is the share of charts that have the phenotype, in tenths, of patients with the
+    highest scores, and `near_confirmed` that of patients near the threshold. Both are None below
+    ten charts.
+    """
+
+    verdict: Literal["keep", "drop"]
+    confirmed: float | None = None
+    charts: int | None = None
+    near_confirmed: float | None = None
+    near_charts: int | None = None
+
+
+def read_names(folder: Path, rank: int) -> dict[int, str]:
+    """Names by phenotype, which counts from 1; none where nobody gave any.
+
+    The file may be written by hand: a table ``[phenotypes]`` of lines such as ``3 = "renal"``.
+
+    Raises
+    ------
+    DataError
+        If it is not readable as TOML, or names a phenotype that the model does not have.
+    """
+    return _read_table(folder, _NAMED, rank, _checked_name)
+
+
+def read_reviews(folder: Path, rank: int) -> dict[int, Review]:
+    """Chart reviews by phenotype; errors as in `read_names`."""
+    return _read_table(folder, _REVIEWED, rank, lambda value: parse_as(Review, value))
+
+
+def write_name(folder: Path, number: int, name: str, rank: int) -> None:
+    """Name a phenotype, or with an empty name take its name away.
+
+    Raises
+    ------
+    DataError
+        If the model has no such phenotype, or the name is not one line of text.
+    """
+    names = read_names(folder, rank)
+    names.pop(_checked_number(str(number), rank), None)
+    if name.strip():
+        names[number] = _checked_name(name)
+    _write_names(folder, names, read_reviews(folder, rank))
+
+
+def write_review(folder: Path, number: int, review: Review, rank: int) -> None:
+    """Note a chart review of a phenotype, in the place of an earlier one."""
+    _write_names(folder, read_names(folder, rank), read_reviews(folder, rank) | {number: review})
+
+
+def _read_table(folder: Path, title: str, rank: int, parse: Callable[[Any], T]) -> dict[int, T]:
+    """One table of ``names.toml``, by phenotype."""
+    path = folder / NAMES
+    if not path.exists():
+        return {}
+    table = _parsed(path, tomllib.loads, "TOML").get(title, {})
+    if not isinstance(table, dict):
+        raise DataError(f"{path}: need a table [{title}] with phenotypes' numbers as its keys")
+    try:
+        return {_checked_number(key, rank): parse(value) for key, value in table.items()}
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
+
+
+def _write_names(folder: Path, names: Mapping[int, str], reviews: Mapping[int, Review]) -> None:
+    known = {
+        number: {key: value for key, value in asdict(review).items() if value is not None}
+        for number, review in reviews.items()
+    }
+    tables: dict[str, Mapping[int, Any]] = {_NAMED: names, _REVIEWED: known}
+    text = {
+        title: {str(number): table[number] for number in sorted(table)}
+        for title, table in tables.items()
+    }
+    with replacing(folder / NAMES) as file:
+        file.write(tomli_w.dumps(text).encode())
+
+
+def _checked_number(key: str, rank: int) -> int:
+    if not key.isascii() or not key.isdecimal() or not 1 <= int(key[:6]) <= rank:
+        raise DataError(f"phenotype: must be a number from 1 to {rank}, got {key[:20]!r}")
+    return int(key)
+
+
+def _checked_name(value: object) -> str:
+    text = value.strip() if isinstance(value, str) else ""
+    if not text or not text.isprintable() or len(text) > _LONGEST_NAME:
+        raise DataError(f"name: must be one line of at most {_LONGEST_NAME} characters")
+    return text
+
+
+# --- Reading and writing --------------------------------------------------------------------------
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write JSON that a person can read; NaN is refused, since JSON has none."""
+    with replacing(path) as file:
+        file.write(json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False).encode())
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file; a `DataError` says that it is missing or not JSON."""
+    return _parsed(path, from_json, "JSON")
+
+
+def read_json_as(path: Path, parse: Callable[[object], T]) -> T:
     """What `parse` makes of a JSON file; its errors name the file."""
     content = read_json(path)
     try:

@@ -48,22 +48,9 @@ def summarise(
 ) -> tuple[Summary, SharedPhenotypes | GlobalCodes]:
     """Contents of ``summary.json`` and ``phenotypes.json``.
 
-    Parameters
-    ----------
-    coordinator : Coordinator
-        After the last round.
-    vocabularies : sequence of Vocabulary
-        One per feature mode, of the codes that the global factors have.
-    cohort : Cohort or None
-        The simulation's data; None in a deployment.
-    sites_folder : path
-        Where the simulated sites keep their state.
-    measured : bool
-        Whether to measure a simulation; without it the summary has no more than a deployment's.
-    counted : bool
-        Whether the run was planned with the simulation's exact number of patients.
-    watch : callable
-        Told of progress.
+    `cohort` is the simulation's data, whose sites keep their state in `sites_folder`, and None in a
+    deployment. Without `measured` a simulation's summary has no more than a deployment's.
+    `counted` says that the run was planned with the simulation's exact number of patients.
 
     Raises
     ------
@@ -73,11 +60,10 @@ def summarise(
     spent = _spent(coordinator, cohort, sites_folder)
     if spent and cohort is not None and coordinator.privacy.privacy == "patient":
         spent = _given(spent, GIVEN_CODES_AND_NUMBER if counted else GIVEN_CODES)
-    found: Measured | None = None
-    phenotypes: SharedPhenotypes | GlobalCodes = _global_codes(coordinator, vocabularies)
+    measures: Measured | None = None
+    tables: SharedPhenotypes | None = None
     if cohort is not None and measured:
-        found, tables = measure(coordinator, cohort, sites_folder, watch)
-        phenotypes = tables or phenotypes
+        measures, tables = measure(coordinator, cohort, sites_folder, watch)
     records, solver = coordinator.records, coordinator.solver
     summary = Summary(
         name=cohort.name if cohort else coordinator.run.job,
@@ -90,10 +76,10 @@ def summarise(
         claim=spent.claim if spent else NO_CLAIM,
         spent=spent,
         exchange=_exchange(coordinator),
-        measured=found,
+        measured=measures,
         row_unit=cohort.row_unit if cohort else PATIENT,
     )
-    return summary, phenotypes
+    return summary, tables or _global_codes(coordinator, vocabularies)
 
 
 def _exchange(coordinator: Coordinator) -> Exchange:
@@ -168,13 +154,13 @@ def _recorded(
     coordinator: Coordinator, cohort: Cohort, sites_folder: Path
 ) -> dict[str, tuple[ReleaseEvent, ...]]:
     """Releases of this job, by the ledgers of the sites."""
-    found = {}
+    events = {}
     for site in cohort.sites:
         folder = sites_folder / site.name
         if (folder / LEDGER).exists():
             with Ledger(folder, create=False) as ledger:
-                found[site.name] = ledger.events(coordinator.run.job)
-    return found
+                events[site.name] = ledger.events(coordinator.run.job)
+    return events
 
 
 def _planned(coordinator: Coordinator) -> dict[str, tuple[ReleaseEvent, ...]]:
@@ -186,7 +172,7 @@ def _planned(coordinator: Coordinator) -> dict[str, tuple[ReleaseEvent, ...]]:
 
 
 def _global_codes(coordinator: Coordinator, vocabularies: Sequence[Vocabulary]) -> GlobalCodes:
-    """Top codes of every phenotype: what a server without patients can say."""
+    """Top codes of every phenotype, which a server without patients knows."""
     return GlobalCodes(
         {
             vocabulary.name: tuple(top_codes(vocabulary, factor))

@@ -1,25 +1,27 @@
-"""The result of a run as one typed value: what ``summary.json`` holds and everybody reads.
+"""The result of a run as one typed value: what ``summary.json`` holds.
 
-The file is one flat page of keys. Each is a field here, of the class that says when it is known:
-what the server knows of every run, what noise has cost, what a simulation could measure. In the
-file, where something is not known its first keys are null and the others are left out.
+The file is one flat page of keys. Each key is a field here, in the class that says when it is
+known: what the server knows of every run, what noise has cost, what a simulation could measure.
+Where a class is unknown, the file has null for its first keys and leaves the others out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from dpfact_flower.data.site_data import DIED
 from dpfact_flower.errors import DataError
-from dpfact_flower.evaluation.typed import lacks, typed
+from dpfact_flower.machine.parsed import parse_as
 from dpfact_flower.privacy.events import Neighbours, Unit
+
+UNINFORMATIVE = "the phenotypes explain nothing"
+"""Why a figure is missing where it would describe noise."""
 
 
 @dataclass(frozen=True)
 class SpentRelease:
-    """A line of a site's ledger: the fields of `ReleaseEvent`, and what the event costs in zCDP."""
+    """A line of a site's ledger: the fields of `ReleaseEvent`, and the event's cost in zCDP."""
 
     name: str
     sensitivity: float
@@ -36,24 +38,10 @@ class SpentRelease:
 class Spending:
     """What releases have cost: a `Guarantee`, as `Guarantee.to_dict` writes it.
 
-    Attributes
-    ----------
-    epsilon : float
-        By `accountant`, at `delta`.
-    delta : float
-    accountant : str
-    claim : str
-        Who vouches for every epsilon; appears wherever one is shown.
-    unit, neighbours : str
-        As in `ReleaseEvent`.
-    releases : int
-    rho, mu : float
-        In zCDP and in Gaussian DP.
-    epsilons : dict of str to float
-        By name of the accountant, `accountant` first.
-    replacing : float or None
-        Epsilon by `accountant` for replacing a patient's record, where `epsilon` is for adding or
-        removing one.
+    `epsilon` is by `accountant`; `epsilons` has every accountant's, and `rho` and `mu` are in zCDP
+    and Gaussian DP. `claim` says who vouches for them, and stands wherever one is shown.
+    `replacing` is the epsilon for replacing a patient's record, where `epsilon` is for adding or
+    removing one.
     """
 
     epsilon: float
@@ -66,7 +54,7 @@ class Spending:
     rho: float
     mu: float
     epsilons: dict[str, float]
-    replacing: float | None = field(default=None, kw_only=True)
+    replacing: float | None
 
 
 @dataclass(frozen=True)
@@ -78,16 +66,7 @@ class SiteSpending(Spending):
 
 @dataclass(frozen=True)
 class RunSpending(Spending):
-    """What a run cost the patients of the site that spent the most, and every site's own spending.
-
-    Attributes
-    ----------
-    unit_in_words, neighbours_in_words : str
-    not_covered : tuple of str
-        Sentences.
-    per_site : dict of str to SiteSpending
-        By the site's name.
-    """
+    """The spending of the site that spent the most, and by name that of every site."""
 
     unit_in_words: str
     neighbours_in_words: str
@@ -97,20 +76,11 @@ class RunSpending(Spending):
 
 @dataclass(frozen=True)
 class Exchange:
-    """What went between the server and its sites, all rounds together.
+    """What the server and its sites sent each other, all rounds together.
 
-    Attributes
-    ----------
-    bytes_up, bytes_down : int
-        Messages as Flower serialises them.
-    seconds : float
-        Of the rounds.
-    bytes_paper, bytes_trip : int
-        What as many rounds would send, both ways together, in the schemes of DPFact and of TRIP.
-    transfer_seconds_at_15_MB_s : float
-        At the paper's assumed rate.
-    failures : int
-        Replies that were asked for and not usable.
+    Bytes are those of Flower's messages. `bytes_paper` and `bytes_trip` are what as many rounds
+    send in the schemes of DPFact and of TRIP; 15 MB/s is the paper's assumed rate. `failures`
+    counts replies that were asked for and not usable.
     """
 
     bytes_up: int
@@ -135,7 +105,7 @@ class RoundErrors:
 
 @dataclass(frozen=True)
 class SiteFit:
-    """A site's data, and how much of it the site's own model explains."""
+    """A site's data, and the share of it that the site's own model explains."""
 
     site: str
     patients: int
@@ -147,14 +117,8 @@ class SiteFit:
 class Errors:
     """Errors of the sites' own models over all sites' data.
 
-    Attributes
-    ----------
-    rmse, rmse_nonzeros, rmse_authors, fit : float
-        After the last round: the three measures of `RMSE`, and the share of the data explained.
-    error_by_round : tuple of RoundErrors
-    solver_seconds : float
-        Of all sites in all rounds.
-    per_site_data : tuple of SiteFit
+    The first four are after the last round: the three measures of `RMSE`, and the share of the data
+    explained. `solver_seconds` is the sum over all sites and rounds.
     """
 
     rmse: float
@@ -176,22 +140,11 @@ class AUC:
 
 @dataclass(frozen=True)
 class GroupAUC:
-    """The predictions for one group of patients.
+    """The predictions for one group of patients: those of a site, or ``overall``.
 
-    Attributes
-    ----------
-    group : str
-        A site's name, or ``overall``.
-    patients : int
-        Patients with a label.
-    memberships : AUC or None
-        From the patients' factor.
-    raw_codes : AUC or None
-        Baseline: from which codes a patient has at all.
-    volume : AUC or None
-        Baseline: from the sum of a patient's counts alone.
-    reason : str or None
-        Why there are no figures, where there are none.
+    `memberships` predict from the patients' factor. The two baselines are `raw_codes`, which codes
+    a patient has at all, and `volume`, the sum of a patient's counts. Without figures, `reason`
+    says why. `patients` counts those with a label.
     """
 
     group: str
@@ -204,18 +157,9 @@ class GroupAUC:
 
 @dataclass(frozen=True)
 class OutcomePrediction:
-    """Outcome of `predict_outcome`; holds no patient's values.
+    """What `predict_outcome` found: one model over all labelled patients, and one at each site.
 
-    Attributes
-    ----------
-    overall : GroupAUC
-        One model over the patients of all sites that have labels.
-    sites : tuple of GroupAUC
-        A model of its own for each site, trained and tested there.
-    splits : int
-        Repetitions.
-    train : float
-        Share of the patients that train.
+    `splits` counts repetitions, and `train` is the share of the patients that train.
     """
 
     overall: GroupAUC
@@ -233,17 +177,16 @@ class Measured:
     fms : float or None
         Factor match score with the planted phenotypes, where these are known.
     auc : float or None
-        Mean AUC of all sites' patients by their memberships, of the first label where there is one.
+        Of the first label's overall prediction by memberships.
     predictions : dict of str to OutcomePrediction
-        By name of the label: such AUCs with their baselines.
+        By name of the label.
     sites_without_a_round : tuple of str
-        Names of the sites that finished none; nothing was measured there.
+        Sites that finished none; nothing was measured there.
     errors : Errors or None
         None if there is no round after which all sites measured them.
-    fit_shared, fit_frequencies : float or None
+    fit_shared, fit_frequencies : float
         Share of the data that the shared factors explain with every patient refitted to them, and
-        that the frequencies of codes do: a single component that knows no phenotype. None in what
-        older versions wrote.
+        that the frequencies of codes explain: a single component that knows no phenotype.
     """
 
     fms: float | None
@@ -251,8 +194,8 @@ class Measured:
     predictions: dict[str, OutcomePrediction]
     sites_without_a_round: tuple[str, ...]
     errors: Errors | None
-    fit_shared: float | None = None
-    fit_frequencies: float | None = None
+    fit_shared: float
+    fit_frequencies: float
 
     @property
     def prediction(self) -> OutcomePrediction | None:
@@ -260,10 +203,8 @@ class Measured:
         return next(iter(self.predictions.values()), None)
 
     @property
-    def explains_nothing(self) -> bool:
+    def is_uninformative(self) -> bool:
         """Whether the shared factors explain no more than the frequencies of codes."""
-        if self.fit_shared is None or self.fit_frequencies is None:
-            return False
         return self.fit_shared <= self.fit_frequencies
 
 
@@ -279,17 +220,12 @@ class Summary:
         Sites whose releases were used.
     rounds : int
         Rounds in which the model was updated.
-    rank : int
-        Number of phenotypes.
-    solver, scale, privacy : str
-        As in the settings.
     row_unit : str
         What the sites' rows are, as far as the server knows: ``patient``, or ``discharge``.
     claim : str
         What protects the patients, in words; that of `spent` where noise was added.
     spent : RunSpending or None
         None in mode "none".
-    exchange : Exchange
     measured : Measured or None
         None in a deployment.
     """
@@ -329,40 +265,23 @@ class Summary:
 
     @classmethod
     def from_dict(cls, content: object) -> Summary:
-        """Read what `to_dict` gave; keys that it does not know are left alone.
+        """Read what `to_dict` gave; unknown keys are left alone.
 
         Raises
         ------
         DataError
-            Naming the keys that are missing, or whose values are not what they must be.
+            Naming the keys that are missing, or whose values do not fit.
         """
         if not isinstance(content, Mapping):
             raise DataError("must be an object")
-        if content.get("prediction") is not None:  # earlier versions knew of one outcome
-            content = {"predictions": {DIED: content["prediction"]}, **content}
         errors = content if _has_any(Errors, content) else None
         measured = errors or _has_any(Measured, content)
-        spent = content.get("privacy") != "none"
-        if spent:
-            content = {"replacing": None, **content}  # earlier runs have none
         parts = {
-            "spent": content if spent else None,
+            "spent": None if content.get("privacy") == "none" else content,
             "exchange": content,
             "measured": {**content, "errors": errors} if measured else None,
         }
-        summary = typed(cls, {**content, **parts}, unnamed=(*parts, "errors"))
-        known = summary.to_dict()
-        missing = [key for key in known if key not in content and key not in _LATER]
-        if missing:
-            raise DataError(lacks(missing))
-        for key, value in known.items():
-            if value is None and content.get(key) is not None:
-                raise DataError(f"{key} must be null, as nothing that belongs to it is there")
-        return summary
-
-
-_LATER = ("fit_shared", "fit_frequencies")
-"""Keys that older versions did not write."""
+        return parse_as(cls, {**content, **parts}, unnamed=(*parts, "errors"))
 
 
 def _has_any(part: type[Errors | Measured], content: Mapping[str, Any]) -> bool:

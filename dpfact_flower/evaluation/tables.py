@@ -1,33 +1,30 @@
-"""Tables of phenotypes: what ``phenotypes.json`` holds, as typed values."""
+"""Tables of phenotypes: what ``phenotypes.json`` holds, as typed values.
+
+A share of patients is a number, or a word where a number would reveal a count below ten: ``<10``
+for fewer than ten patients, ``all`` where fewer than ten are left over, ``hidden`` where the number
+and others together would reveal such a count. It is None where patients were not counted.
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
+
+Share = float | str | None
 
 
 @dataclass(frozen=True)
 class CodeWeight:
-    """A code and its share in a phenotype.
+    """A code, and its share `weight` of its mode's weight in a phenotype.
 
-    Attributes
-    ----------
-    code, description : str
-    weight : float
-        The code's share in its mode.
-    observed : float, str or None
-        Share of the phenotype's patients who have the code: ``<10`` for fewer than ten of them,
-        ``all`` where fewer than ten lack it. None where patients were not counted.
-    everybody : float, str or None
-        Share of all patients who have the code, in the same way; ``hidden`` where fewer than ten
-        of them lack a phenotype, or fewer than ten have neither.
+    `observed` is the share of the phenotype's patients who have the code, `everybody` that of all
+    patients.
     """
 
     code: str
     description: str
     weight: float
-    observed: float | str | None = None
-    everybody: float | str | None = None
+    observed: Share = None
+    everybody: Share = None
 
 
 @dataclass(frozen=True)
@@ -43,11 +40,9 @@ class Association:
     reason : str or None
         Why one of them is missing.
     interval : tuple of two floats, or None
-        95 % confidence interval of the coefficient, by the same test; None without a p-value.
+        95 % confidence interval of the coefficient, by the same test.
     rate : float, str or None
-        Share with the outcome among the patients who have the phenotype: ``<10`` where fewer than
-        ten of them have it, ``hidden`` where the rate would reveal another count below ten. None
-        where nobody has the phenotype.
+        Share with the outcome among the patients who have the phenotype.
     rate_interval : tuple of two floats, or None
         95 % confidence interval of `rate` (Wilson), where `rate` is a number.
     """
@@ -56,7 +51,7 @@ class Association:
     p_value: float | None = None
     reason: str | None = None
     interval: tuple[float, float] | None = None
-    rate: float | str | None = None
+    rate: Share = None
     rate_interval: tuple[float, float] | None = None
 
 
@@ -71,20 +66,18 @@ class Phenotype:
     weight : float
         lambda_r, the product of the column norms of all factors.
     prevalence : float or str
-        Share of the patients who have it; ``<10`` for fewer than ten patients.
+        Share of the patients who have it.
     codes : dict of str to tuple of CodeWeight
         Largest weights first, by name of the mode.
     outcomes : dict of str to Association
         By name of the label.
     by_site : dict of str to float or str
-        Prevalence among the patients of each site, as `prevalence`; ``hidden`` where it would
-        reveal, with the prevalence of all, a number below ten elsewhere.
+        Prevalence among the patients of each site.
     precision : float, str or None
         Share of its patients who carry a leading code of every mode
-        (`dpfact_flower.evaluation.membership.leading_codes`), guarded as `CodeWeight.observed`.
+        (`dpfact_flower.evaluation.membership.leading_codes`).
     carriers : float or str
-        Share of all patients who carry a leading code of every mode; ``hidden`` where fewer than
-        ten of them lack the phenotype.
+        Share of all patients who carry a leading code of every mode.
     """
 
     number: int
@@ -93,45 +86,30 @@ class Phenotype:
     codes: dict[str, tuple[CodeWeight, ...]]
     outcomes: dict[str, Association]
     by_site: dict[str, float | str] = field(default_factory=dict)
-    precision: float | str | None = None
-    carriers: float | str | None = None
+    precision: Share = None
+    carriers: Share = None
 
 
 @dataclass(frozen=True)
 class PhenotypeTable:
     """All phenotypes of one group of patients.
 
-    Attributes
-    ----------
-    patients : int
-    phenotypes : tuple of Phenotype
-    rates : dict of str to float, str or None
-        Share of all patients with an outcome, by name of the label, as `Association.rate`.
-    without : float, str or None
-        Share of the patients who have no phenotype.
+    `rates` is by label the share of all patients with the outcome, and `without` the share of the
+    patients who have no phenotype.
     """
 
     patients: int
     phenotypes: tuple[Phenotype, ...]
-    rates: dict[str, float | str | None] = field(default_factory=dict)
-    without: float | str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return asdict(self)
+    rates: dict[str, Share] = field(default_factory=dict)
+    without: Share = None
 
 
 @dataclass(frozen=True)
 class SiteUsage:
     """Which site uses which phenotype, and how much.
 
-    Attributes
-    ----------
-    sites : tuple of str
-    norms : tuple of tuple of float
-        Column norms of the patients' factors, T x R. They grow with a site's number of patients.
-    off : tuple of tuple of bool
-        Where the column is exactly zero: the l2,1 penalty has switched the phenotype off.
+    `norms` are the column norms of the patients' factors, sites by phenotypes; they grow with a
+    site's number of patients. A column is `off` where the l2,1 penalty has made it exactly zero.
     """
 
     sites: tuple[str, ...]
@@ -149,12 +127,9 @@ class SharedPhenotypes:
 
 @dataclass(frozen=True)
 class GlobalCodes:
-    """Content of a deployment's ``phenotypes.json``: codes alone, without a patient.
+    """Content of a deployment's ``phenotypes.json``, without a patient: each component's codes.
 
-    Attributes
-    ----------
-    codes : dict of str to tuple of tuple of CodeWeight
-        By name of the mode: of each component, largest weights first.
+    They are by name of the mode, largest weights first.
     """
 
     codes: dict[str, tuple[tuple[CodeWeight, ...], ...]]

@@ -1,9 +1,19 @@
-"""JSON from a file that may hold anything: what it says, or a ValueError."""
+"""JSON from a file that may hold anything: as plain values, or as a dataclass."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from dpfact_flower.errors import DataError
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+T = TypeVar("T")
+_MOST = 20
+"""Keys of a kind that one error names."""
 
 
 def from_json(text: str | bytes) -> Any:
@@ -18,3 +28,40 @@ def from_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError:  # which is no ValueError: a thousand brackets are enough
         raise ValueError("nested too deeply") from None
+
+
+def parse_as(kind: type[T], content: object, unnamed: Collection[str] = ()) -> T:
+    """Make a dataclass, with those inside it, of what was read from JSON.
+
+    Types are strict: no text becomes a number, no number a boolean. A whole number is a float too.
+    Keys that the dataclass does not have are left alone. `unnamed` fields are no keys of the file,
+    so no error names them.
+
+    Raises
+    ------
+    DataError
+        Naming the keys that are missing, and those whose values do not fit.
+    """
+    from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 - slow to import
+
+    try:
+        # By way of JSON: only there does a strict check take a list for a tuple.
+        text = json.dumps(content, allow_nan=False)
+        return TypeAdapter(kind).validate_json(text, strict=True)
+    except ValidationError as error:
+        raise DataError(_one_line(error, unnamed)) from None
+    except ValueError:
+        raise DataError("has a number that is not finite, which JSON does not have") from None
+
+
+def _one_line(error: ValidationError, unnamed: Collection[str]) -> str:
+    """The missing keys and the wrong values, at most `_MOST` of each."""
+    missing, wrong = [], []
+    for fault in error.errors(include_url=False):
+        key = ".".join(str(part) for part in fault["loc"] if part not in unnamed)
+        if fault["type"] == "missing":
+            missing.append(key)
+        else:
+            wrong.append(f"{key} {fault['msg'].replace('Input should be', 'must be', 1)}".strip())
+    lacks = [f"lacks {', '.join([*dict.fromkeys(missing)][:_MOST])}"] if missing else []
+    return "; ".join(lacks + wrong[:_MOST])

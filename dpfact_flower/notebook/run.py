@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpfact_flower.errors import DataError, SettingsError
-from dpfact_flower.evaluation.headline import headline
+from dpfact_flower.evaluation.headline import headline, uninformative_message
 from dpfact_flower.evaluation.model import GlobalModel, pandas
-from dpfact_flower.evaluation.names import write_name
-from dpfact_flower.evaluation.nothing import nothing_learned
 from dpfact_flower.evaluation.report import write_report
 from dpfact_flower.evaluation.run_folder import (
     read_config,
@@ -21,6 +19,7 @@ from dpfact_flower.evaluation.run_folder import (
     read_summary,
     write_config,
     write_model,
+    write_name,
     write_phenotypes,
     write_summary,
 )
@@ -258,5 +257,5 @@ class Run:
             f"<tr><th>{html.escape(label)}</th><td>{html.escape(text)}</td></tr>"
             for label, text in headline(self.summary)
         )
-        shown = "" if nothing_learned(self.summary) else self.model._repr_html_()
+        shown = "" if uninformative_message(self.summary) else self.model._repr_html_()
         return f"<table>{lines}</table>{shown}"

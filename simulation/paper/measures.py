@@ -133,8 +133,8 @@ def tables(models: Sequence[Factors], shared: Factors, cohort: Cohort) -> dict[s
         for site, model in zip(cohort.sites, models, strict=True)
     }
     return {
-        "global": list(everybody.to_dict()["phenotypes"]),
-        "sites": {name: list(table.to_dict()["phenotypes"]) for name, table in own.items()},
+        "global": list(asdict(everybody)["phenotypes"]),
+        "sites": {name: list(asdict(table)["phenotypes"]) for name, table in own.items()},
     }
 
 

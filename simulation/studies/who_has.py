@@ -23,8 +23,12 @@ from numpy.typing import NDArray
 
 from dpfact_flower.data.site_data import DIED, Cohort
 from dpfact_flower.data.synthetic import SyntheticSettings, preset, synthetic, true_memberships
-from dpfact_flower.evaluation.counts import mode_presence
-from dpfact_flower.evaluation.membership import has_phenotype, leading_codes, scores
+from dpfact_flower.evaluation.membership import (
+    has_phenotype,
+    leading_codes,
+    mode_presence,
+    scores,
+)
 from dpfact_flower.notebook.federated import federate
 from dpfact_flower.tensor import Factors
 from dpfact_flower.tensor.match import match_columns

@@ -60,7 +60,7 @@ def test_eicu_by_region(run):
     # As the text says: without noise, since this many patients are too few for it.
     assert names["run"].epsilon is None
     measured = names["run"].summary.measured
-    assert not measured.explains_nothing
+    assert not measured.is_uninformative
     assert len(names["has"]) == names["site"].tensor.n_patients
 
 

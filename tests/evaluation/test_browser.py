@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from dpfact_flower.evaluation.beside import beside, write_beside
-from dpfact_flower.evaluation.comparison_page import write_comparison
-from dpfact_flower.evaluation.names import write_name
+from dpfact_flower.evaluation.comparison import write_comparison
+from dpfact_flower.evaluation.replication import replications, write_replications
 from dpfact_flower.evaluation.report import write_report
-from dpfact_flower.evaluation.run_folder import read_model, write_model, write_summary
+from dpfact_flower.evaluation.run_folder import read_model, write_model, write_name, write_summary
 from tests.browser import UNFOLD, browser, faults
 from tests.evaluation.folders import run_folder
 from tests.evaluation.summaries import MEASURED, SIMULATED
@@ -39,7 +38,7 @@ def pages(tmp_path_factory) -> dict[str, Path]:
     texts = list(lists[1].descriptions)
     texts[factors[1][:, 1].argmax()] = "Meanings|Myocardial infarction"
     write_model(run, factors, [lists[0], replace(lists[1], descriptions=tuple(texts))])
-    write_beside(run, beside(run, [other]))
+    write_replications(run, replications(run, [other]))
     measured = replace(MEASURED, fit_shared=0.0, auc=None)
     write_summary(nothing, replace(SIMULATED, rank=5, measured=measured))
     out = write_comparison([run, other, nothing], top / "compare.html")

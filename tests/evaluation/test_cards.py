@@ -6,8 +6,8 @@ import pytest
 
 from dpfact_flower.evaluation.cards import Card, odds_reach
 from dpfact_flower.evaluation.model import CodeRow
+from dpfact_flower.evaluation.prose import phrase, titles_of
 from dpfact_flower.evaluation.tables import Association
-from dpfact_flower.evaluation.titles import phrase, titles_of
 
 
 def reach(*found):

@@ -9,10 +9,10 @@ from typer.testing import CliRunner
 from dpfact_flower import cli
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, SettingsError
-from dpfact_flower.evaluation.beside import beside
 from dpfact_flower.evaluation.cards import titles
-from dpfact_flower.evaluation.comparison import comparison
-from dpfact_flower.evaluation.comparison_page import write_comparison
+from dpfact_flower.evaluation.comparison import comparison, write_comparison
+from dpfact_flower.evaluation.model import GlobalModel
+from dpfact_flower.evaluation.replication import replications
 from dpfact_flower.evaluation.run_folder import read_model, write_model, write_summary
 from dpfact_flower.runtime.federate import federate
 from tests.evaluation.folders import run_folder
@@ -97,9 +97,9 @@ def test_a_page_has_every_run_its_claim_and_the_matched_phenotypes(tmp_path):
     assert page.count("epsilon 4.000, proven: patient-level") == 4
     assert "other-codes is left out: its codes are drugs, diagnoses" in page
     assert "nothing is left out: its phenotypes explain nothing" in page
-    for number, title in titles(runs[0], {}).items():
+    for number, title in titles(GlobalModel.read(runs[0])).items():
         assert f" {number} {title} " in page
-    for pair in beside(runs[0], [runs[1]])[0].pairs:
+    for pair in replications(runs[0], [runs[1]])[0].pairs:
         assert f"{pair.match:.2f} " in page
 
 

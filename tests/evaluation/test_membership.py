@@ -8,9 +8,15 @@ from scipy.optimize import nnls
 
 from dpfact_flower.data.synthetic import preset, synthetic
 from dpfact_flower.data.vocabulary import Vocabulary
-from dpfact_flower.evaluation.counts import PatientCounts, mode_presence
-from dpfact_flower.evaluation.export import memberships
-from dpfact_flower.evaluation.membership import LEAST_SCORE, has_phenotype, leading_codes, scores
+from dpfact_flower.evaluation.membership import (
+    LEAST_SCORE,
+    PatientCounts,
+    has_phenotype,
+    leading_codes,
+    mode_presence,
+    scores,
+)
+from dpfact_flower.evaluation.model import GlobalModel
 from dpfact_flower.evaluation.run_folder import PHENOTYPES
 from dpfact_flower.runtime.federate import federate
 from dpfact_flower.tensor import SparseTensor
@@ -117,7 +123,7 @@ def test_the_report_counts_the_patients_that_each_site_finds_itself(tmp_path):
     run = federate({"data": str(tmp_path / "data"), "out": str(tmp_path / "run"), "rank": 8,
                     "privacy": "none", "rounds": 4})  # fmt: skip
     table = json.loads((run / PHENOTYPES).read_text())["table"]
-    own = [memberships(run, site) for site in cohort.sites]
+    own = [GlobalModel.read(run).memberships(site) for site in cohort.sites]
     counts = np.sum([found.has.sum(axis=0) for found in own], axis=0)
     shown = [p["prevalence"] for p in table["phenotypes"]]
     assert [c if c >= 10 else "<10" for c in counts] == [

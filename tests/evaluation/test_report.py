@@ -16,10 +16,15 @@ from dpfact_flower.client_app import app as client_app
 from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, MissingDependencyError
-from dpfact_flower.evaluation.export import phenotype_rows
-from dpfact_flower.evaluation.names import write_name
+from dpfact_flower.evaluation.model import GlobalModel
 from dpfact_flower.evaluation.report import write_report
-from dpfact_flower.evaluation.run_folder import read_json, read_model, write_json, write_model
+from dpfact_flower.evaluation.run_folder import (
+    read_json,
+    read_model,
+    write_json,
+    write_model,
+    write_name,
+)
 from dpfact_flower.privacy import NO_CLAIM, PAPER_CLAIM, SEEDED_CLAIM, rounded_up
 from dpfact_flower.runtime.config import RunConfig
 from dpfact_flower.runtime.federate import federate
@@ -331,7 +336,7 @@ def test_phenotypes_come_by_number_with_the_codes_of_the_model(public_run):
     page = page_of(public_run)
     assert list(page.cards()) == [1, 2, 3, 4]
     overview = page.rows("phenotypes")[1:]
-    for row in phenotype_rows(public_run):
+    for row in GlobalModel.read(public_run).rows():
         if row.share > 0.02:
             code = f"{100 * row.share:.1f} {row.lift:.1f} {row.code} about {row.code}"
             assert code in page.cards()[row.phenotype]

@@ -12,16 +12,21 @@ from typer.testing import CliRunner
 from dpfact_flower import cli
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.errors import DataError, SettingsError
-from dpfact_flower.evaluation.export import memberships
 from dpfact_flower.evaluation.membership import LEADING, LEAST_SCORE
-from dpfact_flower.evaluation.names import Review, read_names, read_reviews, write_name
+from dpfact_flower.evaluation.model import GlobalModel
 from dpfact_flower.evaluation.report import write_report
 from dpfact_flower.evaluation.review import (
     apply_verdicts,
     read_sheet,
     write_sheet,
 )
-from dpfact_flower.evaluation.run_folder import read_model
+from dpfact_flower.evaluation.run_folder import (
+    Review,
+    read_model,
+    read_names,
+    read_reviews,
+    write_name,
+)
 from dpfact_flower.tensor import SparseTensor
 from tests.browser import browser, faults
 from tests.evaluation.folders import run_folder
@@ -89,7 +94,13 @@ def confirm_highest(chart):
 
 
 def test_half_have_the_highest_scores_and_half_lie_on_both_sides_of_the_threshold(run, site, sheet):
-    scores = dict(zip(site.patients, memberships(run, site).scores[:, NUMBER - 1], strict=True))
+    scores = dict(
+        zip(
+            site.patients,
+            GlobalModel.read(run).memberships(site).scores[:, NUMBER - 1],
+            strict=True,
+        )
+    )
     ordered = sorted(scores, key=scores.get, reverse=True)
     has = [name for name in ordered if scores[name] > LEAST_SCORE]
     assert 20 < len(has) < PATIENTS - 20

@@ -11,8 +11,7 @@ from dpfact_flower import federate
 from dpfact_flower.cli.main import app
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.data.synthetic import preset, synthetic, true_memberships
-from dpfact_flower.evaluation.counts import PatientCounts, mode_presence
-from dpfact_flower.evaluation.membership import leading_codes
+from dpfact_flower.evaluation.membership import PatientCounts, leading_codes, mode_presence
 from dpfact_flower.tensor.match import match_columns
 from simulation.paper import datasets
 

@@ -2,8 +2,9 @@
 
 import pytest
 
-from dpfact_flower.evaluation.chapters import SYSTEMS, chapters
-from dpfact_flower.evaluation.titles import phrase
+from dpfact_flower.data.code_names import body_systems
+from dpfact_flower.data.icd import SYSTEMS
+from dpfact_flower.evaluation.prose import phrase
 
 ICD9 = {
     "038.9": "infection", "174": "neoplasm", "250.4": "metabolic", "2859": "blood",
@@ -22,15 +23,15 @@ ICD10 = {
 
 @pytest.mark.parametrize("codes", [ICD9, ICD10], ids=["ICD-9", "ICD-10"])
 def test_a_diagnosis_has_the_word_of_its_chapter(codes):
-    assert chapters("diagnoses", list(codes)) == list(codes.values())
+    assert body_systems("diagnoses", list(codes)) == list(codes.values())
     prefixed = [f"icd{9 if codes is ICD9 else 10}:{code}" for code in codes]
-    assert chapters("diagnoses", prefixed) == list(codes.values())
+    assert body_systems("diagnoses", prefixed) == list(codes.values())
     assert set(codes.values()) <= set(SYSTEMS)
 
 
 def test_a_path_names_its_system_itself():
     codes = ["renal|dialysis|hemodialysis", "pulmonary|medications|steroids", "surgery|drains"]
-    assert chapters("treatments", codes) == ["renal", "respiratory", ""]
+    assert body_systems("treatments", codes) == ["renal", "respiratory", ""]
 
 
 @pytest.mark.parametrize(
@@ -45,7 +46,7 @@ def test_a_path_names_its_system_itself():
     ],
 )
 def test_what_may_be_of_another_kind_has_no_word(mode, codes):
-    assert chapters(mode, codes) == [""] * len(codes)
+    assert body_systems(mode, codes) == [""] * len(codes)
 
 
 @pytest.mark.parametrize(

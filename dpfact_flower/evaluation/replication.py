@@ -1,8 +1,8 @@
-"""The same phenotypes in other runs: which are found again, and how well.
+"""Which phenotypes of a run return in other runs, and how well.
 
-Other noise, another seed, no noise at all, or other data: a phenotype that comes back in each is
-more than one run's luck. Models are compared alone, so nothing of any patient is needed. What was
-found lies in ``beside.json`` in the run's folder, so that a report can be written again.
+Other noise, another seed, no noise at all, or other data: a phenotype that returns in each is more
+than one run's luck. Models are compared alone, so nothing of any patient is needed. The result is
+kept in ``beside.json`` in the run's folder, so that its report can be written again.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError
 from dpfact_flower.evaluation.run_folder import (
-    read_json,
+    read_json_as,
     read_model,
     read_summary,
     write_json,
 )
 from dpfact_flower.evaluation.summary import Summary
-from dpfact_flower.evaluation.typed import typed
+from dpfact_flower.machine.parsed import parse_as
 from dpfact_flower.privacy import rounded_up
 from dpfact_flower.tensor.match import match_columns
 
@@ -31,9 +31,10 @@ BESIDE = "beside.json"
 _CHANCES = 20
 _CHANCE_LEVEL = 95
 _DIGITS = 6
-"""Of likenesses: equal ones are to be equal."""
+"""Of likenesses, so that equal ones are equal."""
 _FAIR = 0.85
 """Cosine from which two columns count as alike (Lorenzo-Seva and ten Berge, 2006)."""
+Model = tuple[tuple[NDArray[np.float32], ...], tuple[Vocabulary, ...]]
 Dense = tuple[NDArray[np.float64], ...]
 
 
@@ -43,13 +44,12 @@ class Pair:
 
     Attributes
     ----------
-    number, other : int
     match : float
         Product over the modes of the cosines between the two; 1 means equal.
     least : float
-        What it has to exceed to be the phenotype found again: cosines of .85, and what 95 in 100 of
-        its partners stay below if the other run's modes are tied to each other at random. Codes
-        that are frequent everywhere give such partners.
+        What it has to exceed: cosines of .85, and what 95 in 100 of its partners stay below if the
+        other run's modes are tied to each other at random. Codes that are frequent everywhere give
+        such partners.
     """
 
     number: int
@@ -58,26 +58,25 @@ class Pair:
     least: float
 
     @property
-    def again(self) -> bool:
-        """Whether the phenotype is found again."""
+    def is_replicated(self) -> bool:
+        """Whether the other run has the phenotype too."""
         return self.match > self.least
 
 
 @dataclass(frozen=True)
-class Beside:
-    """Another run beside this one.
+class Replication:
+    """A run's phenotypes in another run.
 
     Attributes
     ----------
     name : str
-        Of its folder.
+        Of the other run's folder.
     how : str
         What protected its patients, in words; never an epsilon without its claim.
     rank : int
-        Of this run's model, which the pairs are of.
+        Of the run whose phenotypes are looked for.
     modes : int
         Number of feature modes, which likenesses are products over.
-    pairs : tuple of Pair
     """
 
     name: str
@@ -87,62 +86,56 @@ class Beside:
     pairs: tuple[Pair, ...]
 
     @property
-    def again(self) -> int:
-        """How many phenotypes are found again."""
-        return sum(pair.again for pair in self.pairs)
+    def count(self) -> int:
+        """How many phenotypes are replicated."""
+        return sum(pair.is_replicated for pair in self.pairs)
 
 
 @dataclass(frozen=True)
-class Found:
+class Replicate:
     """One phenotype in another run."""
 
-    run: Beside
+    run: Replication
     pair: Pair
 
     @property
     def by_chance(self) -> bool:
-        """Whether it is as alike as codes that stand in many phenotypes are anyhow."""
-        return not self.pair.again and self.pair.match > _FAIR**self.run.modes
+        """Whether codes that stand in many phenotypes would make it as alike."""
+        return not self.pair.is_replicated and self.pair.match > _FAIR**self.run.modes
 
 
 STABLE, PARTLY, UNCONFIRMED, NOT_FOUND = "stable", "partly", "unconfirmed", "not found"
 
 
-def certainty(found: Sequence[Found]) -> str:
+def certainty(replicates: Sequence[Replicate]) -> str:
     """One word for a phenotype, from what it is in other runs; empty without any."""
-    if not found:
+    if not replicates:
         return ""
-    again = sum(each.pair.again for each in found)
-    if again:
-        return STABLE if again == len(found) else PARTLY
-    return UNCONFIRMED if any(each.by_chance for each in found) else NOT_FOUND
+    count = sum(replicate.pair.is_replicated for replicate in replicates)
+    if count:
+        return STABLE if count == len(replicates) else PARTLY
+    return UNCONFIRMED if any(replicate.by_chance for replicate in replicates) else NOT_FOUND
 
 
-def beside(folder: Path, others: Sequence[Path]) -> tuple[Beside, ...]:
-    """Match a run's phenotypes with those of other runs.
+def replications(folder: Path, others: Sequence[Path]) -> tuple[Replication, ...]:
+    """Match a run's phenotypes with those of other runs with the same modes.
 
-    Parameters
-    ----------
-    folder : Path
-        Of a finished run.
-    others : sequence of Path
-        Of finished runs with the same modes; codes are found by their names, and one that a run
-        does not have has weight zero there.
+    Codes are found by their names; one that a run does not have has weight zero there.
 
     Raises
     ------
     DataError
         If a folder holds no finished run, or one of other modes.
     """
-    return tuple(_beside(folder, other) for other in others)
+    return tuple(_replication(folder, other) for other in others)
 
 
-def write_beside(folder: Path, found: Sequence[Beside]) -> None:
+def write_replications(folder: Path, runs: Sequence[Replication]) -> None:
     """Write ``beside.json``."""
-    write_json(folder / BESIDE, [asdict(other) for other in found])
+    write_json(folder / BESIDE, [asdict(run) for run in runs])
 
 
-def read_beside(folder: Path, rank: int) -> tuple[Beside, ...]:
+def read_replications(folder: Path, rank: int) -> tuple[Replication, ...]:
     """Read ``beside.json``; nothing where there is none.
 
     Raises
@@ -153,22 +146,19 @@ def read_beside(folder: Path, rank: int) -> tuple[Beside, ...]:
     path = folder / BESIDE
     if not path.exists():
         return ()
-    try:
-        found = tuple(typed(Beside, other) for other in read_json(path))
-    except (DataError, TypeError) as error:
-        raise DataError(f"{path}: {error}") from None
-    if any(other.rank != rank for other in found):
+    runs = read_json_as(path, lambda content: parse_as(tuple[Replication, ...], content))
+    if any(run.rank != rank for run in runs):
         raise DataError(f"{path}: it is of another model; write it again: dpfact report --beside")
-    return found
+    return runs
 
 
-def found_again(runs: Sequence[Beside]) -> dict[int, tuple[Found, ...]]:
+def by_phenotype(runs: Sequence[Replication]) -> dict[int, tuple[Replicate, ...]]:
     """By phenotype, what it is in each other run."""
-    found: dict[int, tuple[Found, ...]] = {}
+    replicates: dict[int, tuple[Replicate, ...]] = {}
     for run in runs:
         for pair in run.pairs:
-            found[pair.number] = (*found.get(pair.number, ()), Found(run, pair))
-    return found
+            replicates[pair.number] = (*replicates.get(pair.number, ()), Replicate(run, pair))
+    return replicates
 
 
 def protection(summary: Summary) -> str:
@@ -178,16 +168,15 @@ def protection(summary: Summary) -> str:
     return f"epsilon {rounded_up(summary.spent.epsilon)}, {summary.claim}"
 
 
-def _beside(folder: Path, other: Path) -> Beside:
-    ours, theirs = read_model(folder), read_model(other)
-    left, right = _aligned(ours, theirs, other)
+def _replication(folder: Path, other: Path) -> Replication:
+    left, right = _aligned(read_model(folder), read_model(other), other)
     match = match_columns(left, right)
     least = _least(left, right)
     pairs = [
         Pair(int(mine) + 1, int(its) + 1, round(float(cosine), _DIGITS), least[mine])
         for mine, its, cosine in zip(match.estimate, match.truth, match.cosines, strict=True)
     ]
-    return Beside(
+    return Replication(
         other.resolve().name,
         protection(read_summary(other)),
         left[0].shape[1],
@@ -196,11 +185,7 @@ def _beside(folder: Path, other: Path) -> Beside:
     )
 
 
-def _aligned(
-    ours: tuple[tuple[NDArray[np.float32], ...], tuple[Vocabulary, ...]],
-    theirs: tuple[tuple[NDArray[np.float32], ...], tuple[Vocabulary, ...]],
-    other: Path,
-) -> tuple[Dense, Dense]:
+def _aligned(ours: Model, theirs: Model, other: Path) -> tuple[Dense, Dense]:
     """Both models with a row for every code that either has."""
     names = [[v.name for v in lists] for _, lists in (ours, theirs)]
     if names[0] != names[1]:
@@ -209,10 +194,10 @@ def _aligned(
     right: list[NDArray[np.float64]] = []
     for a, v, b, w in zip(*ours, *theirs, strict=True):
         place = {code: i for i, code in enumerate(dict.fromkeys((*v.codes, *w.codes)))}
-        for factor, codes, found in ((a, v.codes, left), (b, w.codes, right)):
+        for factor, codes, aligned in ((a, v.codes, left), (b, w.codes, right)):
             dense = np.zeros((len(place), factor.shape[1]))
             dense[[place[code] for code in codes]] = factor
-            found.append(dense)
+            aligned.append(dense)
     return tuple(left), tuple(right)
 
 
@@ -225,5 +210,6 @@ def _least(ours: Dense, theirs: Dense) -> list[float]:
         match = match_columns(ours, tied)
         for mine, cosine in zip(match.estimate, match.cosines, strict=True):
             partners[mine].append(float(cosine))
-    chance = [float(np.percentile(own, _CHANCE_LEVEL)) if own else 0.0 for own in partners]
-    return [round(max(fair, own), _DIGITS) for own in chance]
+    chance = [float(np.percentile(cosines, _CHANCE_LEVEL)) if cosines else 0.0
+              for cosines in partners]  # fmt: skip
+    return [round(max(fair, level), _DIGITS) for level in chance]

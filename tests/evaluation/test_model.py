@@ -15,16 +15,8 @@ from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.evaluation.cards import titles
-from dpfact_flower.evaluation.export import (
-    memberships,
-    phenotype_frame,
-    phenotype_rows,
-    write_memberships,
-    write_phenotype_table,
-)
-from dpfact_flower.evaluation.model import CodeRow
-from dpfact_flower.evaluation.names import read_names, write_name
-from dpfact_flower.evaluation.run_folder import read_model
+from dpfact_flower.evaluation.model import CodeRow, GlobalModel, write_phenotype_table
+from dpfact_flower.evaluation.run_folder import read_model, read_names, write_name
 from dpfact_flower.runtime.federate import federate
 from dpfact_flower.tensor import SparseTensor
 
@@ -42,6 +34,11 @@ def run(cohort, tmp_path_factory):
     return federate({**config, "out": str(folder / "run")})
 
 
+@pytest.fixture(scope="module")
+def model(run):
+    return GlobalModel.read(run)
+
+
 @pytest.fixture
 def unnamed(run):
     """The run, whose names are gone afterwards."""
@@ -49,9 +46,9 @@ def unnamed(run):
     (run / "names.toml").unlink(missing_ok=True)
 
 
-def test_rows_are_the_models_columns(run):
+def test_rows_are_the_models_columns(run, model):
     factors, vocabularies = read_model(run)
-    rows = phenotype_rows(run)
+    rows = model.rows()
     assert len(rows) == sum(np.count_nonzero(factor) for factor in factors)
     for row in rows:
         mode = [v.name for v in vocabularies].index(row.mode)
@@ -66,16 +63,16 @@ def test_rows_are_the_models_columns(run):
     assert [row.share for row in first] == sorted((row.share for row in first), reverse=True)
 
 
-def test_top_is_the_head_of_each_mode(run):
-    assert phenotype_rows(run, top=2) == tuple(r for r in phenotype_rows(run) if r.place <= 2)
+def test_top_is_the_head_of_each_mode(model):
+    assert model.rows(top=2) == tuple(r for r in model.rows() if r.place <= 2)
     with pytest.raises(SettingsError, match="top: must be 1 or more"):
-        phenotype_rows(run, top=0)
+        model.rows(top=0)
 
 
-def test_memberships_are_each_patients_least_squares(run, cohort):
+def test_memberships_are_each_patients_least_squares(run, model, cohort):
     site = cohort.sites[0]
     features, _ = read_model(run)
-    found = memberships(run, site)
+    found = model.memberships(site)
     unit = [factor / np.linalg.norm(factor, axis=0) for factor in features]
     cells = np.einsum("jr,kr->jkr", *unit).reshape(-1, RANK).astype(float)
     dense = site.tensor.to_dense().reshape(site.tensor.n_patients, -1)
@@ -86,7 +83,7 @@ def test_memberships_are_each_patients_least_squares(run, cohort):
     assert found.patients == tuple(map(str, range(1, site.tensor.n_patients + 1)))
 
 
-def test_codes_are_found_by_name_in_longer_lists_in_another_order(run, cohort):
+def test_codes_are_found_by_name_in_longer_lists_in_another_order(model, cohort):
     site = cohort.sites[1]
     turned = [Vocabulary(v.name, ("first", *reversed(v.codes), "last")) for v in site.vocabularies]
     index = site.tensor.indices.copy()
@@ -99,23 +96,23 @@ def test_codes_are_found_by_name_in_longer_lists_in_another_order(run, cohort):
     tensor = SparseTensor.from_coo(index, values, (shape[0] + 1, *shape[1:]))
     names = tuple(f"p{i}" for i in range(shape[0] + 1))
     other = SiteData("other", tensor, tuple(turned), patients=names)
-    found = memberships(run, other)
-    np.testing.assert_allclose(found.scores[:-1], memberships(run, site).scores, atol=1e-5)
+    found = model.memberships(other)
+    np.testing.assert_allclose(found.scores[:-1], model.memberships(site).scores, atol=1e-5)
     assert not found.scores[-1].any()
     assert (found.patients, found.without) == (names, 1)
 
 
-def test_a_site_that_lacks_codes_is_told_so(run, cohort):
+def test_a_site_that_lacks_codes_is_told_so(model, cohort):
     site = cohort.sites[0]
     fewer = site.select_codes([np.arange(4, dtype=np.int32), np.arange(12, dtype=np.int32)])
-    assert memberships(run, fewer).missing == 5
+    assert model.memberships(fewer).missing == 5
     odd = Vocabulary("procedures", tuple(f"x{i}" for i in range(9)))
     foreign = SiteData("foreign", site.tensor, (odd, site.vocabularies[1]))
     with pytest.raises(DataError, match=r"none of the model's 9 codes of procedures"):
-        memberships(run, foreign)
+        model.memberships(foreign)
     renamed = Vocabulary("drugs", site.vocabularies[0].codes)
     with pytest.raises(DataError, match="its modes are drugs, diagnoses; the model's"):
-        memberships(run, SiteData("foreign", site.tensor, (renamed, site.vocabularies[1])))
+        model.memberships(SiteData("foreign", site.tensor, (renamed, site.vocabularies[1])))
 
 
 def test_names_stand_in_both_tables_and_the_report(unnamed, cohort, tmp_path):
@@ -132,13 +129,13 @@ def test_names_stand_in_both_tables_and_the_report(unnamed, cohort, tmp_path):
     with public.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     assert {row["name"] for row in rows if row["phenotype"] == "2"} == {name}
-    shown = titles(unnamed, {2: name})
+    shown = titles(GlobalModel.read(unnamed))
     assert [row["title"] for row in rows] == [shown[int(row["phenotype"])] for row in rows]
     assert shown[1] != shown[2] == name
     with own.open(encoding="utf-8", newline="") as file:
         header, *patients = csv.reader(file)
     assert header == ["patient", "has", "phenotype_1", name, "phenotype_3"]
-    expected = memberships(unnamed, cohort.sites[0]).scores
+    expected = GlobalModel.read(unnamed).memberships(cohort.sites[0]).scores
     np.testing.assert_allclose(
         [[float(x) for x in row[2:]] for row in patients], expected, rtol=1e-5
     )
@@ -169,16 +166,16 @@ def test_who_has_what_stands_beside_the_patient_and_is_counted(run, cohort, tmp_
 def test_no_two_columns_have_one_name(unnamed, cohort):
     for number, name in enumerate(("süd", "süd", "patient"), start=1):
         write_name(unnamed, number, name, RANK)
-    found = memberships(unnamed, cohort.sites[0])
+    found = GlobalModel.read(unnamed).memberships(cohort.sites[0])
     assert found.names == ("süd (1)", "süd (2)", "patient (3)")
     write_name(unnamed, 1, "has", RANK)
-    assert memberships(unnamed, cohort.sites[0]).names[0] == "has (1)"
+    assert GlobalModel.read(unnamed).memberships(cohort.sites[0]).names[0] == "has (1)"
 
 
-def test_frames_hold_the_same(run, cohort):
-    frame = phenotype_frame(run, top=1)
-    assert list(frame["code"]) == [row.code for row in phenotype_rows(run, top=1)]
-    found = memberships(run, cohort.sites[2])
+def test_frames_hold_the_same(model, cohort):
+    frame = model.to_frame(top=1)
+    assert list(frame["code"]) == [row.code for row in model.rows(top=1)]
+    found = model.memberships(cohort.sites[2])
     np.testing.assert_array_equal(found.to_frame().to_numpy(), found.scores)
     assert repr(found) == "Memberships(30 patients, 3 phenotypes)"
 
@@ -221,11 +218,11 @@ def test_what_is_missing_is_said(run, tmp_path):
     assert "no such file" in str(done.exception)
 
 
-def test_a_table_that_cannot_be_written_leaves_nothing(run, cohort, tmp_path):
+def test_a_table_that_cannot_be_written_leaves_nothing(model, cohort, tmp_path):
     target = tmp_path / "m.csv"
     target.mkdir()
     with pytest.raises(OSError, match=r"m\.csv"):
-        write_memberships(target, memberships(run, cohort.sites[0]))
+        model.memberships(cohort.sites[0]).write(target)
     assert [path.name for path in tmp_path.iterdir()] == ["m.csv"]
 
 

@@ -8,10 +8,9 @@ from typer.testing import CliRunner
 
 from dpfact_flower.cli.main import app
 from dpfact_flower.data.synthetic import preset, synthetic
-from dpfact_flower.evaluation.headline import headline
-from dpfact_flower.evaluation.nothing import nothing_learned
+from dpfact_flower.evaluation.headline import headline, uninformative_message
+from dpfact_flower.evaluation.measured import code_frequencies, shared_error
 from dpfact_flower.evaluation.run_folder import read_phenotypes, read_summary
-from dpfact_flower.evaluation.shared import code_frequencies, shared_error
 from dpfact_flower.evaluation.tables import GlobalCodes
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.tensor.cp import CPModel
@@ -98,11 +97,11 @@ def test_code_frequencies_are_one_component_of_norm_1(planted):
 @pytest.mark.parametrize("mode", ["none", "paper", "patient"])
 def test_every_mode_names_its_ways_out(mode):
     measured = replace(SIMULATED.measured, fit_shared=1e-6, fit_frequencies=1e-3)
-    text = nothing_learned(replace(SIMULATED, privacy=mode, measured=measured))
+    text = uninformative_message(replace(SIMULATED, privacy=mode, measured=measured))
     assert "What can help: " in text
     assert "0.1" in text
 
 
 def test_where_nothing_was_measured_nothing_is_said():
-    assert nothing_learned(DEPLOYED) == ""
-    assert nothing_learned(SIMULATED) == ""
+    assert uninformative_message(DEPLOYED) == ""
+    assert uninformative_message(SIMULATED) == ""
