@@ -23,8 +23,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -101,13 +101,7 @@ class Page:
 
 
 class Reader:
-    """A shell and a Python session in a folder.
-
-    Parameters
-    ----------
-    home : Path
-    environment : dict of str to str
-    """
+    """Somebody who reads a page in a folder: a shell and a Python session."""
 
     def __init__(self, home: Path, environment: dict[str, str]) -> None:
         self.home = home
@@ -116,7 +110,7 @@ class Reader:
         self.session: subprocess.Popen[str] | None = None
 
     def does(self, text: str, *, python: bool) -> str:
-        """What went wrong: nothing if all is well."""
+        """Run a command or a block of Python; what went wrong, nothing if all is well."""
         return self._python(text) if python else self._shell(text)
 
     def _shell(self, text: str) -> str:
@@ -140,20 +134,10 @@ class Reader:
         answer = self.session.stdout.readline()
         return str(json.loads(answer)) if answer else "the Python session has ended"
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """End the session."""
         if self.session is not None:
             self.session.communicate()
-
-
-@contextmanager
-def reader(home: Path, environment: dict[str, str]) -> Iterator[Reader]:
-    """Somebody who reads a page in a folder."""
-    found = Reader(home, environment)
-    try:
-        yield found
-    finally:
-        found.leave()
 
 
 def why_not(unit: Unit, home: Path, missing: set[str]) -> str | None:
@@ -176,7 +160,7 @@ def why_not(unit: Unit, home: Path, missing: set[str]) -> str | None:
 def follow(path: Path, home: Path, environment: dict[str, str]) -> Page:
     """Run what a page shows, from top to bottom, in a folder."""
     page, missing, began = Page(path.relative_to(ROOT).as_posix()), set[str](), time.monotonic()
-    with reader(home, environment) as who:
+    with closing(Reader(home, environment)) as who:
         for text in GIVEN.get(page.name, ()):
             said = who.does(text, python=not text.startswith("dpfact "))
             assert not said, said
@@ -248,7 +232,7 @@ def first_report(clone: Path) -> None:
 
 def make(clone: Path, command: str) -> None:
     """Run a command in the clone that must go well."""
-    with reader(clone, newcomer(clone)) as who:
+    with closing(Reader(clone, newcomer(clone))) as who:
         said = who.does(command, python=False)
     if said:
         sys.exit(f"{command}\n{said}")

@@ -68,18 +68,6 @@ def tracked() -> set[str]:
     return {name for name in listed if name and not (ROOT / name).is_symlink()}
 
 
-def in_the_wheel(files: set[str]) -> set[str]:
-    """What the wheel has to hold, beside its own records."""
-    ours = {name for name in files if name.startswith("dpfact_flower/")}
-    app = {name.replace(APP, INSTALLED_APP) for name in files if name.startswith(APP)}
-    return ours | app
-
-
-def in_the_archive(files: set[str]) -> set[str]:
-    """What the source archive has to hold, beside its own record."""
-    return {name for name in files if not name.startswith(ELSEWHERE)}
-
-
 def check(what: str, found: set[str], expected: set[str]) -> None:
     """End with what is too much and what is missing, if anything is."""
     strange, missing = sorted(found - expected), sorted(expected - found)
@@ -103,10 +91,12 @@ def look_into(wheel: Path, archive: Path) -> None:
     files = tracked()
     with zipfile.ZipFile(wheel) as opened:
         held = {name for name in opened.namelist() if ".dist-info/" not in name}
-    check(wheel.name, held, in_the_wheel(files))
+    ours = {name for name in files if name.startswith("dpfact_flower/")}
+    app = {name.replace(APP, INSTALLED_APP) for name in files if name.startswith(APP)}
+    check(wheel.name, held, ours | app)
     with tarfile.open(archive) as opened:
         held = {name.split("/", 1)[1] for name in opened.getnames() if "/" in name}
-    check(archive.name, held - {"PKG-INFO"}, in_the_archive(files))
+    check(archive.name, held - {"PKG-INFO"}, {n for n in files if not n.startswith(ELSEWHERE)})
 
 
 def use(python: str, package: Path, out: Path) -> None:

@@ -1,6 +1,5 @@
 """The laboratory's instruments: that they measure what they say, each on little."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -86,7 +85,7 @@ def test_a_run_whose_server_dies_reaches_the_same_bits(cohort, tmp_path, step):
     whole = Scenario(2, "none", 0.0, (), None)
     one, two = (
         carry_out(scenario, cohort, tmp_path / str(scenario.server))
-        for scenario in (whole, replace(whole, server=step))
+        for scenario in (whole, whole._replace(server=step))
     )
     assert one.problems == two.problems == []
     assert (one.starts, two.starts) == (1, 2)

@@ -36,15 +36,7 @@ CODE = Path(__file__).parents[2]
 
 
 class Service:
-    """A unit: its process, started again some seconds after it has ended, as Restart=always does.
-
-    Parameters
-    ----------
-    command : list of str
-    log : Path
-    **options
-        Of `subprocess.Popen`.
-    """
+    """A unit: its process, started again some seconds after its end, as Restart=always does."""
 
     def __init__(self, command: list[str], log: Path, **options: object) -> None:
         self._command, self._log, self._options = command, log, options
@@ -93,19 +85,7 @@ class Service:
 
 @dataclass
 class Deployment:
-    """A SuperLink, three hospitals, and the centre's way to submit a run.
-
-    Attributes
-    ----------
-    folder : Path
-    hospitals : list of Hospital
-    services : dict of str to Service
-        ``centre``, and ``node N`` and ``site N`` of each hospital.
-    environment : dict
-        Of Flower's commands at the centre.
-    vocabulary : str
-        The public code lists, as `dpfact submit` takes them.
-    """
+    """A SuperLink, three hospitals, and the centre's way to submit a run."""
 
     folder: Path
     hospitals: list[Hospital]
@@ -233,23 +213,8 @@ def submitted(
 ) -> tuple[int | None, str]:
     """Submit a run as a person would, and look after all until it has ended.
 
-    Parameters
-    ----------
-    made : Deployment
-    out : Path
-    settings : mapping
-        As after ``-s``.
-    bound : float
-        Seconds after which it is ended.
-    look : callable
-        Called four times a second.
-
-    Returns
-    -------
-    int or None
-        Exit code of `dpfact submit`; None where it had to be ended.
-    str
-        All that it said.
+    Exit code of `dpfact submit`, None where it had to be ended after `bound` seconds; and all that
+    it said. `look` is called four times a second.
     """
     command = [tool("dpfact"), "submit", CONNECTION, "--out", str(out), "--json"]
     command += ["--vocabulary", made.vocabulary]

@@ -55,17 +55,7 @@ class Clock:
 
 @dataclass
 class Faults:
-    """What goes wrong, drawn from a seed.
-
-    Attributes
-    ----------
-    rate : float
-        Share of messages to which something happens.
-    kinds : sequence of str
-        Of `FAULTS`.
-    server : int or None
-        Calls of the server after which it is killed, or finds the disk full.
-    """
+    """What goes wrong: which share of messages has a fault, and at which call the server dies."""
 
     rng: random.Random
     rate: float

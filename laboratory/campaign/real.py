@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -57,21 +58,10 @@ _CLOCK_SECONDS = 2.0
 
 @dataclass
 class Blow:
-    """Something that happens to a process.
+    """Something that happens to a process of a hospital or the centre (`TARGETS`, `SIGNALS`).
 
-    Attributes
-    ----------
-    target : str
-        Of `TARGETS`.
-    way : str
-        Of `SIGNALS`.
-    hospital : int
-    after : int
-        Answers that all hospitals' ledgers have before it happens.
-    delay : float
-        Seconds after that; for a process that is not there then, after it has come.
-    seconds : float
-        For which it is stopped.
+    It comes `delay` seconds after all ledgers have so many answers; for a process that is not there
+    then, after it has come. What is stopped is so for some seconds.
     """
 
     target: str
@@ -92,28 +82,12 @@ class Blow:
         )
 
 
-@dataclass(frozen=True)
-class RealScenario:
-    """What is drawn for one run.
-
-    Attributes
-    ----------
-    seed : int
-    mode : str
-        Of `SETTINGS`.
-    blows : tuple of Blow
-    """
+class RealScenario(NamedTuple):
+    """What is drawn for one run."""
 
     seed: int
     mode: str
     blows: tuple[Blow, ...]
-
-    @property
-    def words(self) -> str:
-        """What is meant to happen."""
-        return "; ".join(
-            f"{each.words} {each.delay:.1f} s after {each.after} answers" for each in self.blows
-        )
 
 
 def drawn_real(seed: int) -> RealScenario:

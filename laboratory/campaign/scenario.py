@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -29,20 +29,10 @@ PRIVACY = {
 }
 
 
-@dataclass(frozen=True)
-class Scenario:
-    """What is drawn for one run.
+class Scenario(NamedTuple):
+    """What is drawn for one run: which share of messages has a fault of which kinds.
 
-    Attributes
-    ----------
-    seed : int
-    mode : str
-        Of `PRIVACY`.
-    rate : float
-        Share of messages with a fault.
-    kinds : tuple of str
-    server : int or None
-        Steps after which the server is killed; so again after each start, while any are left.
+    The server is killed after so many steps; and so again after each start, while any are left.
     """
 
     seed: int
@@ -61,25 +51,11 @@ def drawn(seed: int) -> Scenario:
     return Scenario(seed, rng.choice(("patient", "patient", "none")), rate, kinds, server)
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How a run ended.
+class Outcome(NamedTuple):
+    """How a run ended: ``finished``, or the code of its error, which `why` may explain.
 
-    Attributes
-    ----------
-    end : str
-        ``finished``, or the code of the error that it ended with.
-    starts : int
-        Processes that the server took, the one without faults included.
-    happened : list of str
-    problems : list of str
-        What must not be.
-    unused : int
-        Charged releases that the finished run did not use, though all can be had.
-    factors : tuple of bytes
-        The model's, bit for bit.
-    why : str
-        What was said of an end that was none.
+    `starts` counts the server's processes, the one without faults included; `unused` the charged
+    releases that the finished run did not use, though all can be had. `factors` are the model's.
     """
 
     end: str
@@ -89,6 +65,12 @@ class Outcome:
     unused: int
     factors: tuple[bytes, ...]
     why: str = ""
+
+    def __str__(self) -> str:
+        again = "" if self.starts == 1 else ", gone on with"
+        end = f"{self.end}: {self.why}" if self.why else self.end
+        bad = f" PROBLEMS: {'; '.join(self.problems)}" if self.problems else ""
+        return f"{'; '.join(self.happened) or 'no fault'}: {end}{again}; {self.unused} unused{bad}"
 
 
 def carry_out(scenario: Scenario, cohort: Cohort, folder: Path) -> Outcome:
