@@ -1,0 +1,200 @@
+"""A site and its server through anything: asked, asked again, killed, restarted, set back, altered.
+
+hypothesis draws the order. Whatever it is, the ledger verifies, no round is charged twice or for
+more than the plan, and what was sent once is sent again bit for bit.
+"""
+
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from dpfact_flower.client import DPFactClient, RoundRefusedError
+from dpfact_flower.data.vocabulary import joint_digest
+from dpfact_flower.errors import code_in
+from dpfact_flower.privacy.ledger import LEDGER, Ledger
+from dpfact_flower.server.coordinator import Coordinator
+from dpfact_flower.settings import PrivacySettings, RunSettings, SiteSettings, SolverSettings
+from dpfact_flower.wire.protocol import RoundRequest, SiteReply
+from tests.conftest import make_cohort
+from tests.crash import failing_at
+
+SOLVER = SolverSettings(rank=3, off=0.2)
+PRIVACY = {
+    "patient": PrivacySettings(epsilon=0.1, start_share=0.7, refine_rounds=1, codes="6x8"),
+    "none": PrivacySettings(privacy="none"),
+}
+COHORT = make_cohort()
+DATA, OTHERS = COHORT.sites[0], replace(COHORT.sites[1], name=COHORT.sites[0].name)
+
+
+class Killed(BaseException):
+    """The process has ended here."""
+
+
+def killed() -> None:
+    raise Killed
+
+
+class LifeOfASite(RuleBasedStateMachine):
+    """A model of it: what was sent, by job and round."""
+
+    @initialize(mode=st.sampled_from(sorted(PRIVACY)))
+    def begin(self, mode: str) -> None:
+        self.mode, self.jobs = mode, 0
+        self.folder = Path(tempfile.mkdtemp(prefix="dpfact-life-"))
+        self.sent: dict[tuple[str, int], bytes] = {}
+        self.copy: Path | None = None
+        self.restart_site()
+        self.new_job()
+
+    def teardown(self) -> None:
+        shutil.rmtree(getattr(self, "folder", ""), ignore_errors=True)
+
+    @property
+    def site(self) -> Path:
+        return self.folder / "state" / DATA.name
+
+    def client(self, data) -> DPFactClient:
+        epsilon = 1e3 if self.mode == "patient" else 0.0
+        allowed = SiteSettings(
+            allow_privacy=self.mode, max_epsilon=epsilon, state_dir=str(self.folder / "state")
+        )
+        return DPFactClient(data, allowed)
+
+    def coordinator(self, *, resume: bool) -> Coordinator:
+        return Coordinator(
+            DATA.tensor.feature_shape, solver=SOLVER, privacy=PRIVACY[self.mode],
+            run=RunSettings(job=f"job-{self.jobs}", rounds=4, sites=1, seed=self.jobs),
+            vocabulary=joint_digest(DATA.vocabularies), durable=False,
+            run_dir=self.folder / f"run-{self.jobs}", resume=resume,
+        )  # fmt: skip
+
+    def request(self) -> RoundRequest:
+        return self.server.request(self.server.finished_rounds + 1)
+
+    def rows(self):
+        if not (self.site / LEDGER).exists():
+            return ()
+        with Ledger(self.site, create=False) as ledger:
+            assert ledger.verify() == []
+            return ledger.rows()
+
+    # --- What happens
+
+    @rule()
+    def new_job(self) -> None:
+        """The server begins another run."""
+        self.jobs += 1
+        self.server = self.coordinator(resume=False)
+
+    @rule()
+    def restart_site(self) -> None:
+        self.asked = self.client(DATA)
+
+    @precondition(lambda self: self.server.finished_rounds)
+    @rule()
+    def restart_server(self) -> None:
+        """Its checkpoint has everything."""
+        before = self.server
+        self.server = self.coordinator(resume=True)
+        assert self.server.finished_rounds == before.finished_rounds
+        for one, other in zip(self.server.factors, before.factors, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+    @precondition(lambda self: self.server.finished_rounds < self.server.rounds)
+    @rule()
+    def ask(self) -> None:
+        """The next round is answered, and its answer used."""
+        request = self.request()
+        arrays, _, config = self.asked.fit(*request.to_wire())
+        sent = b"".join(array.tobytes() for array in arrays)
+        assert self.sent.setdefault((request.job, request.round), sent) == sent
+        reply = SiteReply.from_wire(arrays, config, self.server.reply_shapes(request.round))
+        self.server.close_round(request.round, [reply], [], bytes_down=0, bytes_up=0, seconds=0.0)
+
+    @precondition(lambda self: self.server.finished_rounds < self.server.rounds)
+    @rule(step=st.integers(0, 60), again=st.booleans())
+    def die_while_answering(self, step: int, again: bool) -> None:
+        """At any call that touches the disk; then the site is there again."""
+        before, request = len(self.rows()), self.request()
+        try:
+            with failing_at(step, killed):
+                arrays, _, _ = self.asked.fit(*request.to_wire())
+            self.sent.setdefault(
+                (request.job, request.round), b"".join(array.tobytes() for array in arrays)
+            )
+        except Killed:
+            pass
+        self.restart_site()
+        assert len(self.rows()) - before in (0, 1)
+        if again:
+            self.ask()
+
+    @precondition(lambda self: self.server.finished_rounds)
+    @rule()
+    def change_an_answered_round(self) -> None:
+        """Nothing of a round that was answered can be asked for otherwise."""
+        before = self.rows()
+        request = self.server.request(self.server.finished_rounds)
+        changed = replace(request, seed=request.seed + 1)
+        with pytest.raises(RoundRefusedError):
+            self.asked.fit(*changed.to_wire())
+        assert self.rows() == before
+
+    @precondition(lambda self: 0 < self.server.finished_rounds < self.server.rounds - 1)
+    @rule()
+    def exchange_the_data(self) -> None:
+        """A job that was begun with some patients goes on with no others."""
+        before = self.rows()
+        with pytest.raises(RoundRefusedError):
+            self.client(OTHERS).fit(*self.request().to_wire())
+        assert self.rows() == before
+
+    @precondition(lambda self: self.copy is None and (self.site / LEDGER).exists())
+    @rule()
+    def copy_the_ledger(self) -> None:
+        self.copy, self.rows_copied = self.folder / "copy", len(self.rows())
+        shutil.copy(self.site / LEDGER, self.copy)
+
+    @precondition(lambda self: self.copy and len(self.rows()) > self.rows_copied)
+    @rule()
+    def set_the_ledger_back(self) -> None:
+        """A copy has forgotten charges: nobody is answered until the newest is back."""
+        newest = (self.site / LEDGER).read_bytes()
+        shutil.copy(self.copy, self.site / LEDGER)
+        if self.server.finished_rounds < self.server.rounds:
+            with pytest.raises(RoundRefusedError) as refusal:
+                self.client(DATA).fit(*self.request().to_wire())
+            assert code_in(str(refusal.value)) == "state"
+        (self.site / LEDGER).write_bytes(newest)
+        for note in self.site.rglob("*LACKS*"):
+            note.unlink()  # somebody has looked
+        self.copy = None
+        self.restart_site()
+
+    # --- What holds
+
+    @invariant()
+    def every_round_is_charged_once_and_as_planned(self) -> None:
+        rows = self.rows() if hasattr(self, "site") and hasattr(self, "folder") else ()
+        assert len({(row.job, row.round) for row in rows}) == len(rows)
+        for row in rows:
+            planned = self.server.planned_events(row.round)
+            assert [event.rho for event in row.events] == [event.rho for event in planned]
+        if self.mode == "patient":
+            charged = {(row.job, row.round) for row in rows}
+            last = self.server.rounds  # releases nothing
+            assert {key for key in self.sent if key[1] != last} <= charged
+
+
+LifeOfASite.TestCase.settings = settings(
+    max_examples=25, stateful_step_count=20, suppress_health_check=[*HealthCheck]
+)
+TestLifeOfASite = LifeOfASite.TestCase
