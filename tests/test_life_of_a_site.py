@@ -151,11 +151,14 @@ class LifeOfASite(RuleBasedStateMachine):
     @precondition(lambda self: 0 < self.server.finished_rounds < self.server.rounds - 1)
     @rule()
     def exchange_the_data(self) -> None:
-        """A job that was begun with some patients goes on with no others."""
-        before = self.rows()
+        """A job that was begun with some patients goes on with no others, and is over then."""
+        before, request = self.rows(), self.request()
+        if (request.job, request.round) in {(row.job, row.round) for row in before}:
+            return  # it was charged before a kill, and comes as it was kept, from nobody's data
         with pytest.raises(RoundRefusedError):
-            self.client(OTHERS).fit(*self.request().to_wire())
+            self.client(OTHERS).fit(*request.to_wire())
         assert self.rows() == before
+        self.new_job()
 
     @precondition(lambda self: self.copy is None and (self.site / LEDGER).exists())
     @rule()
@@ -195,6 +198,8 @@ class LifeOfASite(RuleBasedStateMachine):
 
 
 LifeOfASite.TestCase.settings = settings(
-    max_examples=25, stateful_step_count=20, suppress_health_check=[*HealthCheck]
+    max_examples=settings().max_examples // 10,
+    stateful_step_count=15,
+    suppress_health_check=[*HealthCheck],
 )
-TestLifeOfASite = LifeOfASite.TestCase
+TestLifeOfASite = pytest.mark.slow(LifeOfASite.TestCase)
