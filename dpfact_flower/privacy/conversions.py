@@ -19,10 +19,7 @@ from functools import lru_cache
 from scipy.special import erfcx, log_ndtr, ndtr, ndtri
 
 from dpfact_flower.errors import SettingsError
-from dpfact_flower.privacy.events import (
-    at_least_one,
-    positive,
-)
+from dpfact_flower.privacy.events import at_least_one, positive
 
 PROPOSITION_2_8 = "zCDP, Proposition 2.8"
 ZCDP_TIGHT = "zCDP, tight"
@@ -70,13 +67,7 @@ def sigma_of(rho: float, sensitivity: float) -> float:
 
 
 def compose_serial(rhos: Iterable[float]) -> float:
-    """Cost of releases that see the same patients: the sum, also when chosen adaptively.
-
-    Raises
-    ------
-    SettingsError
-        If there is nothing to compose, or a cost is not above 0.
-    """
+    """Cost of releases that see the same patients: the sum, also when chosen adaptively."""
     return math.fsum(_costs(rhos))
 
 

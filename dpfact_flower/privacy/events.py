@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Literal, Protocol, get_args
+from typing import Literal, get_args
 
 from dpfact_flower.errors import SettingsError, shown
 
@@ -26,7 +26,7 @@ NO_CLAIM = "none: no privacy guarantee"
 
 @dataclass(frozen=True)
 class ReleaseEvent:
-    """One release of Gaussian-perturbed values.
+    """One release of Gaussian-perturbed values; a bad value is named in a SettingsError.
 
     Attributes
     ----------
@@ -46,11 +46,6 @@ class ReleaseEvent:
         Who claims that `sensitivity` holds; every figure computed from the event repeats it.
     seeded : bool
         Whether the noise can be recomputed from a seed, and so hides nothing.
-
-    Raises
-    ------
-    SettingsError
-        Naming the attribute, its value and what is allowed.
     """
 
     name: str
@@ -103,19 +98,16 @@ class ReleaseEvent:
         return dataclasses.asdict(self)
 
 
-class Claimed(Protocol):
-    """An event, or what stands for several."""
-
-    @property
-    def claim(self) -> str:
-        """Who vouches for it."""
-
-    @property
-    def seeded(self) -> bool:
-        """Whether the noise can be recomputed."""
+def patient_event(
+    name: str, sensitivity: float, sigma: float, count: int, *, seeded: bool
+) -> ReleaseEvent:
+    """A release of patient mode."""
+    return ReleaseEvent(
+        name, sensitivity, sigma, count, "patient", "add-remove", PATIENT_CLAIM, seeded
+    )
 
 
-def claim_of(events: Sequence[Claimed]) -> str:
+def claim_of(events: Sequence[ReleaseEvent]) -> str:
     """Everything that the events claim, in the words to print; seeded noise comes first."""
     if not events:
         return NO_CLAIM
@@ -124,13 +116,7 @@ def claim_of(events: Sequence[Claimed]) -> str:
 
 
 def positive(name: str, value: object) -> float:
-    """`value` as a float, if it is a finite number above 0.
-
-    Raises
-    ------
-    SettingsError
-        Naming it, otherwise.
-    """
+    """`value` as a float, if it is a finite number above 0; else a SettingsError names it."""
     # NumPy's scalars are Real and Integral too; so is bool, which is a mistake here.
     number = math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
     if not 0 < number < math.inf:
@@ -139,13 +125,7 @@ def positive(name: str, value: object) -> float:
 
 
 def at_least_one(name: str, value: object) -> int:
-    """`value` as an int, if it is an integer of 1 or more.
-
-    Raises
-    ------
-    SettingsError
-        Naming it, otherwise.
-    """
+    """`value` as an int, if it is an integer of 1 or more; else a SettingsError names it."""
     number = 0 if isinstance(value, bool) or not isinstance(value, Integral) else int(value)
     if number < 1:
         raise SettingsError(f"{name}: must be an integer of 1 or more, got {shown(value)}")

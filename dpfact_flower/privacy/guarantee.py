@@ -7,7 +7,7 @@ what they claim.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Context
@@ -29,12 +29,7 @@ from dpfact_flower.privacy.conversions import (
     epsilon_rdp,
     epsilon_zcdp_tight,
 )
-from dpfact_flower.privacy.events import (
-    Neighbours,
-    ReleaseEvent,
-    Unit,
-    claim_of,
-)
+from dpfact_flower.privacy.events import Neighbours, ReleaseEvent, Unit, claim_of
 
 
 def rounded_up(epsilon: float) -> str:
@@ -61,7 +56,6 @@ class Figure:
     ----------
     accountant : str
         Name of the conversion.
-    epsilon, delta : float
     claim : str
         Who vouches for it, as the events say.
     replacing : float or None
@@ -76,9 +70,11 @@ class Figure:
     replacing: float | None = None
 
     def __str__(self) -> str:
-        return f"{self._number()} [{self.claim}]"
+        return f"{self.number} [{self.claim}]"
 
-    def _number(self) -> str:
+    @property
+    def number(self) -> str:
+        """All but the claim."""
         return (
             f"epsilon {rounded_up(self.epsilon)} at delta {self.delta:g} ({self.accountant}"
             f"{price_of_replacing(self.replacing)})"
@@ -97,9 +93,6 @@ class Guarantee:
         Totals in zCDP and Gaussian DP; mu is sqrt(2 rho).
     figures : tuple of Figure
         Epsilon under each accountant; the first is the headline.
-    delta : float
-    unit, neighbours : str
-        As in `ReleaseEvent`.
     claim : str
         Who vouches for it; says so when the noise was seeded.
     """
@@ -123,7 +116,7 @@ class Guarantee:
         return self.figures[0]
 
     def __str__(self) -> str:
-        numbers = "; ".join(figure._number() for figure in self.figures)
+        numbers = "; ".join(figure.number for figure in self.figures)
         return (
             f"{numbers}; rho {self.rho:.4g}, mu {self.mu:.4g} over {self.releases} releases; "
             f"unit: {self.unit}, neighbours: {self.neighbours} [{self.claim}]"
@@ -148,8 +141,6 @@ class Guarantee:
 
 Accountant = Callable[[Sequence[ReleaseEvent], float], float]
 """Epsilon of the releases of one site at a delta; `MissingDependencyError` where it can't say."""
-
-
 accountants: Registry[Accountant] = Registry("accountant", "dpfact_flower.privacy.guarantee")
 """Second opinions, by the name shown beside their figure. What a site admits does not depend
 on them."""
@@ -182,17 +173,21 @@ def account(
             + " and ".join(sorted("/".join(relation) for relation in relations))
         )
     unit, neighbours = relations.pop()
-    return guarantee_of(
-        rho,
-        delta,
-        releases=len(events),
-        count=sum(event.count for event in events),
-        unit=unit,
-        neighbours=neighbours,
-        claim=claim_of(events),
-        extra=_opinions(events, delta) if second_opinions else {},
-        extra_replacing=_opinions(_doubled(events), delta) if second_opinions else {},
+    count = sum(event.count for event in events)
+    epsilons = _epsilons(rho, delta, count, unit)
+    replacing: dict[str, float] = {}
+    if neighbours == "add-remove":
+        replacing = epsilons_of_replacing(rho, delta, count=count, unit=unit)
+    if second_opinions:
+        epsilons |= _opinions(events, delta)
+        replacing |= _opinions(_doubled(events), delta)
+    claim = claim_of(events)
+    figures = tuple(
+        Figure(name, epsilon, delta, claim, replacing.get(name, replacing.get(ZCDP_TIGHT)))
+        for name, epsilon in epsilons.items()
     )
+    mu = math.sqrt(2 * rho)
+    return Guarantee(len(events), rho, mu, figures, delta, unit, neighbours, claim)
 
 
 def _doubled(events: Sequence[ReleaseEvent]) -> list[ReleaseEvent]:
@@ -212,63 +207,15 @@ def _opinions(events: Sequence[ReleaseEvent], delta: float) -> dict[str, float]:
     return found
 
 
-def guarantee_of(
-    rho: float,
-    delta: float,
-    *,
-    releases: int,
-    count: int = 1,
-    unit: Unit,
-    neighbours: Neighbours,
-    claim: str,
-    extra: Mapping[str, float] | None = None,
-    extra_replacing: Mapping[str, float] | None = None,
-) -> Guarantee:
-    """What releases of a known total cost promise; `account` is this for a list of events.
-
-    Parameters
-    ----------
-    rho, delta : float
-    releases, count : int
-        Number of releases, and of values in all of them.
-    unit, neighbours, claim : str
-        As in `ReleaseEvent`.
-    extra, extra_replacing : mapping of str to float, optional
-        Epsilon by further accountants, and for replacing a record.
-    """
-    epsilons = _epsilons(rho, delta, count, unit) | dict(extra or {})
-    replacing: dict[str, float] = {}
-    if neighbours == "add-remove":
-        replacing = epsilons_of_replacing(rho, delta, count=count, unit=unit)
-        replacing |= extra_replacing or {}
-    figures = tuple(
-        Figure(name, epsilon, delta, claim, replacing.get(name, replacing.get(ZCDP_TIGHT)))
-        for name, epsilon in epsilons.items()
-    )
-    return Guarantee(releases, rho, math.sqrt(2 * rho), figures, delta, unit, neighbours, claim)
-
-
 def epsilons_of_replacing(rho: float, delta: float, *, count: int, unit: Unit) -> dict[str, float]:
     """Epsilon, by accountant, for replacing one patient's record by any other.
 
-    `rho` is the cost of adding or removing a patient. To replace a record is to remove one and to
-    add one, so by the triangle inequality a sum over patients moves by at most twice the
-    sensitivity. The same noise then costs 4 rho in zCDP and 2 mu in Gaussian DP, which is also what
-    group privacy gives for two (Bun & Steinke 2016, Proposition 1.9; Dong, Roth & Su 2022). The
-    slack of discrete noise does not depend on the data, so it is the same.
-
-    Parameters
-    ----------
-    rho, delta : float
-    count : int
-        Number of values in all releases.
-    unit : str
-        As in `ReleaseEvent`.
-
-    Returns
-    -------
-    dict of str to float
-        Without Gaussian DP where the proof for discrete noise ends.
+    `rho` is the cost of adding or removing a patient, `count` the number of values in all releases.
+    To replace a record is to remove one and to add one, so by the triangle inequality a sum over
+    patients moves by at most twice the sensitivity. The same noise then costs 4 rho in zCDP and
+    2 mu in Gaussian DP, which is also what group privacy gives for two (Bun & Steinke 2016,
+    Proposition 1.9; Dong, Roth & Su 2022). The slack of discrete noise does not depend on the data,
+    so it is the same. There is no Gaussian DP where the proof for discrete noise ends.
     """
     return _epsilons(4 * rho, delta, count, unit)
 

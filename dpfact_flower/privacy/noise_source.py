@@ -19,9 +19,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from dpfact_flower.errors import PrivacyRefusedError, SettingsError
-from dpfact_flower.privacy.events import (
-    positive,
-)
+from dpfact_flower.privacy.events import positive
 from dpfact_flower.settings import PrivacySettings
 
 
@@ -47,11 +45,8 @@ class Noise:
     def from_seed(cls, *key: int) -> Noise:
         """Repeatable noise for simulation; releases are marked "seeded: not private".
 
-        Parameters
-        ----------
-        *key : int
-            Non-negative: the seed, and whatever tells this stream from others (site, round), or
-            two sites would add the same noise.
+        The key is the seed, and whatever tells this stream from others (site, round): otherwise two
+        sites would add the same noise.
         """
         if not key or any(type(part) is not int or part < 0 for part in key):
             raise SettingsError(f"noise-seed: need integers of 0 or more, got {key!r}")
@@ -63,21 +58,10 @@ class Noise:
     def from_settings(
         cls, settings: PrivacySettings, *, stream: Sequence[int], simulation: bool
     ) -> Noise:
-        """Build the source that the settings ask for.
+        """Build the source that the settings ask for; ``noise_seed`` -1 is the operating system.
 
-        Parameters
-        ----------
-        settings : PrivacySettings
-            ``noise_seed`` -1 is the operating system.
-        stream : sequence of int
-            Tells a seeded stream from others: the run's seed, the site, the round.
-        simulation : bool
-            Whether this process simulates a site.
-
-        Raises
-        ------
-        PrivacyRefusedError
-            If a seed is set outside a simulation: a real site's noise must not be computable.
+        `stream` tells a seeded stream from others: the run's seed, the site, the round. A real
+        site refuses a seed, because its noise must not be computable.
         """
         if settings.noise_seed < 0:
             return cls.from_os()

@@ -23,11 +23,7 @@ from dpfact_flower.privacy.events import at_least_one, positive
 _root = logging.getLogger()
 _handlers, _level = list(_root.handlers), _root.level
 try:
-    from opacus.accountants import (
-        IAccountant,
-        create_accountant,
-        register_accountant,
-    )
+    from opacus.accountants import IAccountant, create_accountant, register_accountant
     from opacus.accountants.analysis import rdp as analysis
 except ImportError:
     raise MissingDependencyError(
@@ -59,17 +55,8 @@ class ZCDPAccountant(IAccountant):  # type: ignore[misc]  # Opacus is not typed
     def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
         """Charge one step.
 
-        Parameters
-        ----------
-        noise_multiplier : float
-            Standard deviation of the noise / clipping norm; 0 costs infinity.
-        sample_rate : float
-            In (0, 1]; 1 is the full batch, less is Poisson sampling.
-
-        Raises
-        ------
-        SettingsError
-            If a value is out of range.
+        The multiplier is the noise's standard deviation over the clipping norm; 0 costs infinity.
+        A rate of 1 is the full batch, less is Poisson sampling.
         """
         multiplier, rate, _ = _checked_step((noise_multiplier, sample_rate, 1))
         if self.history and tuple(self.history[-1][:2]) == (multiplier, rate):
@@ -78,13 +65,7 @@ class ZCDPAccountant(IAccountant):  # type: ignore[misc]  # Opacus is not typed
             self.history.append((multiplier, rate, 1))
 
     def get_epsilon(self, delta: float, **kwargs: Any) -> float:
-        """Epsilon spent so far: 0 before the first step, infinity after a step without noise.
-
-        Raises
-        ------
-        SettingsError
-            If `delta` is not in (0, 1), an option is given, or the history is invalid.
-        """
+        """Epsilon spent so far: 0 before the first step, infinity after a step without noise."""
         if kwargs:
             raise SettingsError(f"zcdp accountant takes no options; got {', '.join(kwargs)}")
         if positive("delta", delta) >= 1:
@@ -113,13 +94,7 @@ class ZCDPAccountant(IAccountant):  # type: ignore[misc]  # Opacus is not typed
         return MECHANISM
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over the history of `state_dict`; the present one stays if that is invalid.
-
-        Raises
-        ------
-        ValueError
-            If it is empty, from another accountant, or holds an invalid step.
-        """
+        """Take over the history of `state_dict`; the present one stays if that is invalid."""
         before = self.history
         super().load_state_dict(state_dict)
         try:
@@ -130,13 +105,7 @@ class ZCDPAccountant(IAccountant):  # type: ignore[misc]  # Opacus is not typed
 
 
 def register() -> None:
-    """Make ``"zcdp"`` known to Opacus; calling it again changes nothing.
-
-    Raises
-    ------
-    SettingsError
-        If another class has taken the name.
-    """
+    """Make ``"zcdp"`` known to Opacus; calling it again changes nothing."""
     try:
         register_accountant(MECHANISM, ZCDPAccountant)
     except ValueError:  # the name is taken

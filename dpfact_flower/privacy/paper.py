@@ -13,14 +13,8 @@ from dataclasses import dataclass
 
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.privacy.conversions import log_of_inverse, rho_for_epsilon, sigma_of
-from dpfact_flower.privacy.events import (
-    PAPER_CLAIM,
-    SEEDED_CLAIM,
-    ReleaseEvent,
-    at_least_one,
-    positive,
-)
-from dpfact_flower.privacy.guarantee import Guarantee, guarantee_of
+from dpfact_flower.privacy.events import PAPER_CLAIM, ReleaseEvent, at_least_one, positive
+from dpfact_flower.privacy.guarantee import Guarantee, account
 from dpfact_flower.privacy.noise_source import Noise
 from dpfact_flower.privacy.release import Release, checked_factors, fixed
 from dpfact_flower.settings import PrivacySettings, SolverSettings
@@ -39,9 +33,6 @@ def rho_theorem_4_1(epsilon: float, delta: float, rounds: int) -> float:
     )
 
 
-# --- The paper's plan -----------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class PaperPlan:
     """The paper's schedule: every feature factor of every round at the same cost.
@@ -50,17 +41,10 @@ class PaperPlan:
     ----------
     rho : float
         Cost of one factor in one round.
-    delta : float
-        In (0, 1).
     rounds : int
         E in the paper.
     factors : int
         Number of feature modes; 2 in the paper.
-
-    Raises
-    ------
-    SettingsError
-        If a value is out of range.
     """
 
     rho: float
@@ -83,40 +67,20 @@ class PaperPlan:
         """Return the standard deviation of the noise on each value."""
         return sigma_of(self.rho, sensitivity)
 
-    def guarantee(self, *, seeded: bool = False) -> Guarantee:
-        """Return what the paper claims for the whole run; `seeded` says the noise will be."""
-        return guarantee_of(
-            self.total_rho,
-            self.delta,
-            releases=self.rounds * self.factors,
-            unit="entry",
-            neighbours="replace",
-            claim=f"{SEEDED_CLAIM} ({PAPER_CLAIM})" if seeded else PAPER_CLAIM,
-        )
+    def guarantee(self) -> Guarantee:
+        """Return what the paper claims for the whole run."""
+        event = ReleaseEvent("factor", 1.0, self.sigma(1.0), 1, "entry", "replace", PAPER_CLAIM)
+        return account([event] * (self.rounds * self.factors), self.delta)
 
 
 def plan_paper(epsilon: float, delta: float, rounds: int, factors: int = 2) -> PaperPlan:
-    """Spread `epsilon` evenly over factors and rounds, by the exact inverse of Proposition 2.8.
-
-    Raises
-    ------
-    SettingsError
-        If a value is out of range.
-    """
+    """Spread `epsilon` evenly over factors and rounds, by the exact inverse of Proposition 2.8."""
     releases = at_least_one("rounds", rounds) * at_least_one("factors", factors)
     return PaperPlan(rho_for_epsilon(epsilon, delta) / releases, delta, rounds, factors)
 
 
 def paper_rho(settings: PrivacySettings, rounds: int, factors: int = 2) -> float:
-    """Cost of one factor in one round that the settings ask for: given, or planned from epsilon.
-
-    Raises
-    ------
-    SettingsError
-        If the settings ask for no noise, or `rounds` or `factors` is below 1.
-    """
-    if settings.privacy != "paper":
-        raise SettingsError(f"privacy {settings.privacy!r} has no cost per factor; 'paper' has")
+    """Cost of one factor in one round that the settings ask for: given, or planned from epsilon."""
     return settings.rho or plan_paper(settings.epsilon, settings.delta, rounds, factors).rho
 
 
@@ -131,20 +95,6 @@ def psgd_sensitivity(tau: int, clip: float, eta: float) -> float:
     factors carry over un-noised from round to round (the excess grows), the l2,1 prox couples all
     patients, a zero that becomes a one changes the pass's length, sampled zeros may repeat, and the
     step size adapts to the data. So the number is a noise scale, not a bound.
-
-    Parameters
-    ----------
-    tau : int
-        Passes per round, at least 1.
-    clip : float
-        L, the bound on the norm of an entry's gradient per factor; above 0.
-    eta : float
-        Step size; where it adapts, the largest.
-
-    Raises
-    ------
-    SettingsError
-        If a value is out of range; with no clipping there is no sensitivity at all.
     """
     return 2 * at_least_one("tau", tau) * positive("clip", clip) * positive("eta", eta)
 
@@ -155,20 +105,6 @@ class BoundedFactors:
 
     The sensitivity follows from the settings that made the factors. No function takes it as a
     number, so noise can't be calibrated to another.
-
-    Attributes
-    ----------
-    factors : tuple of ndarray, each of shape (I_n, R)
-        Feature factors alone, never the patients'. Finite.
-    solver : SolverSettings
-        What they were computed with; ``solver = "psgd"`` and ``clip`` above 0.
-
-    Raises
-    ------
-    SettingsError
-        If the solver does not clip.
-    DataError
-        If the factors are not finite matrices of one rank.
     """
 
     factors: tuple[Array, ...]
@@ -197,21 +133,8 @@ def perturb(
     Unit: one tensor entry. Neighbours: its value replaced. Sensitivity: `psgd_sensitivity` per
     factor, claimed by the paper and not proven.
 
-    Parameters
-    ----------
-    bounded : BoundedFactors
-    rho : float
-        Cost in zCDP of each factor; the release costs as many times that as there are factors.
-    noise : Noise
-    round_number : int
-        From 1; names the events.
-    modes : sequence of str
-        Names of the feature modes, one per factor; names the events.
-
-    Raises
-    ------
-    SettingsError
-        If a value is out of range, or rho is so small that float32 can't hold the noise.
+    `rho` is the cost in zCDP of each factor. The number of the round, from 1, and `modes`, the
+    feature modes' names, name the events.
     """
     if len(modes) != len(bounded.factors):
         raise SettingsError(f"modes: need {len(bounded.factors)} names, got {len(modes)}")
@@ -234,18 +157,7 @@ def planned_events(
 ) -> tuple[ReleaseEvent, ...]:
     """What `perturb` will have released, known before any patient's data is touched.
 
-    Parameters
-    ----------
-    solver : SolverSettings
-        Whose sensitivity holds.
-    rho : float
-        Cost in zCDP of each factor.
-    sizes : mapping of str to int
-        Values to be released, for each feature mode.
-    round_number : int
-        From 1.
-    seeded : bool
-        Whether the noise comes from a seed.
+    `sizes` has the number of values of each feature mode.
     """
     at_least_one("round", round_number)
     sensitivity = psgd_sensitivity(solver.tau, solver.clip, solver.eta)

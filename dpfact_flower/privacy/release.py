@@ -13,19 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfact_flower.errors import DataError, SettingsError
-from dpfact_flower.privacy.events import (
-    ReleaseEvent,
-    claim_of,
-)
+from dpfact_flower.privacy.events import ReleaseEvent, claim_of
 from dpfact_flower.tensor.arrays import Array
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Release:
-    """What a site sends: the only type the Flower client puts into a message.
-
-    Made by `perturb`, `dpfact_flower.privacy.patient.release`, `release_unprotected`,
-    `release_unprotected_sum` or `release_nothing`, and read back by `replay`.
+    """What a site sends.
 
     Attributes
     ----------
@@ -54,13 +48,7 @@ class Release:
 
 
 def replay(arrays: Sequence[Array], events: Sequence[ReleaseEvent]) -> Release:
-    """Read a release back as it was kept: for a repeated request, and nothing else.
-
-    Raises
-    ------
-    DataError
-        If an array does not hold finite floats.
-    """
+    """Read a release back as it was kept: for a repeated request, and nothing else."""
     copies = [np.array(array) for array in arrays]
     for number, array in enumerate(copies, start=1):
         if array.dtype.kind != "f" or not np.isfinite(array).all():
@@ -74,37 +62,19 @@ def release_nothing() -> Release:
 
 
 def release_unprotected(factors: Sequence[Array]) -> Release:
-    """Factors as they are, for ``privacy = "none"``: no noise, no events, no guarantee.
-
-    Raises
-    ------
-    DataError
-        If the factors are not finite matrices of one rank.
-    """
+    """Factors as they are, for ``privacy = "none"``: no noise, no events, no guarantee."""
     return Release(tuple(fixed(factor) for factor in checked_factors(factors)), ())
 
 
 def release_unprotected_sum(values: Array) -> Release:
-    """A sum over a site's patients as it is, for ``privacy = "none"``: no noise, no guarantee.
-
-    Raises
-    ------
-    DataError
-        If it is not a vector of finite numbers.
-    """
+    """A sum over a site's patients as it is, for ``privacy = "none"``: no noise, no guarantee."""
     if values.ndim != 1 or not np.isfinite(values).all():
         raise DataError("release: need a vector of finite numbers")
     return Release((fixed(values),), ())
 
 
 def checked_factors(factors: Sequence[Array]) -> tuple[Array, ...]:
-    """Read-only copies of feature factors: finite matrices of floats, of one rank.
-
-    Raises
-    ------
-    DataError
-        Naming the mode that is not.
-    """
+    """Read-only copies of feature factors: finite matrices of floats, of one rank."""
     matrices = tuple(np.array(factor) for factor in factors)
     if not matrices:
         raise DataError("factors: need at least one feature factor")

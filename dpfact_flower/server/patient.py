@@ -92,12 +92,9 @@ class PatientRule:
     def planned_events(self, round_number: int) -> tuple[ReleaseEvent, ...]:
         """The plan's release of this round; none in the last."""
         modes = [f"mode {mode}" for mode, _ in enumerate(self.factors, start=1)]
-        events = self.plan.events(modes, seeded=self.privacy.noise_seed >= 0)
-        return tuple(
-            event
-            for planned, event in zip(self.plan.releases, events, strict=True)
-            if planned.round == round_number
-        )
+        planned = self.plan.release_of(round_number)
+        seeded = self.privacy.noise_seed >= 0
+        return (planned.event(modes, seeded=seeded),) if planned else ()
 
     def check_sites(self, sites: int) -> None:
         """Accept any number of sites."""

@@ -78,10 +78,9 @@ class PatientRound:
 
     def cost(self) -> tuple[ReleaseEvent, ...]:
         """All releases from this round on: a run that does not fit is refused at its start."""
-        events = self._plan.events(self._modes, seeded=self._noise.seeded)
         return tuple(
-            event
-            for planned, event in zip(self._plan.releases, events, strict=True)
+            planned.event(self._modes, seeded=self._noise.seeded)
+            for planned in self._plan.releases
             if planned.round >= self._request.round
         )
 

@@ -19,11 +19,6 @@ def back_up(folder: Path, target: Path) -> Head:
     -------
     Head
         Of the copy, to be noted where the copy is not.
-
-    Raises
-    ------
-    StateError
-        If there is a ledger in the target already, the site's is damaged, or the disk refuses.
     """
     path = target / LEDGER
     with Ledger(folder, create=False):  # it is there, and its owner's

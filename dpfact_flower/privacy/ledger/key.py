@@ -21,13 +21,7 @@ _BYTES = 32
 
 
 def read_key(folder: Path) -> bytes | None:
-    """The key of a site's folder; None where there is none yet.
-
-    Raises
-    ------
-    StateError
-        If it is another user's, damaged, or cannot be read.
-    """
+    """The key of a site's folder; None where there is none yet."""
     path = folder / KEY
     check_own(path)
     with disk_errors(path):
@@ -43,7 +37,7 @@ def read_key(folder: Path) -> bytes | None:
 
 
 def data_key(folder: Path) -> bytes:
-    """The key of a site's folder, made where there is none; errors as for `read_key`."""
+    """The key of a site's folder, made where there is none."""
     key = read_key(folder)
     if key is None:
         with disk_errors(folder / KEY):

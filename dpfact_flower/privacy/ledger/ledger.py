@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from dpfact_flower.errors import DPFactError, StateError
@@ -44,7 +43,7 @@ class Ledger:
     Parameters
     ----------
     folder : path
-        The site's folder.
+        The site's.
     create : bool
         Create folder and ledger if there is none. The caller must know whether there ought to be
         one: an empty ledger has a whole budget.
@@ -76,12 +75,7 @@ class Ledger:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -113,13 +107,7 @@ class Ledger:
             return None if row is None else self._release(connection, row)
 
     def release_of(self, job: str, round_number: int) -> Release:
-        """What was released in a round of a job.
-
-        Raises
-        ------
-        StateError
-            If that round was never answered, or its bytes are not kept or damaged.
-        """
+        """What was released in a round of a job; refused if it was never answered, or not kept."""
         with self._transaction("DEFERRED") as connection:
             row = _row_of(self._rows(connection), job, round_number)
             release = None if row is None else self._release(connection, row)
@@ -131,11 +119,8 @@ class Ledger:
     def has(self, key: ReleaseKey, terms: str, release: Release) -> bool:
         """Whether this very release is recorded, so that it may be sent again.
 
-        Raises
-        ------
-        StateError
-            If the round has another release, a later one of the job was answered, or the job was
-            begun with other data.
+        A StateError says where the round has another release, a later one of the job was answered,
+        or the job was begun with other data.
         """
         return self._has(self.rows(), key, terms, release)
 
@@ -173,10 +158,8 @@ class Ledger:
 
         Parameters
         ----------
-        key : ReleaseKey
         terms : str
             Digest of what must stay the same from round to round of the job.
-        release : Release
         last_look : callable
             Called when all is written and nothing holds yet; what it raises takes it back.
 
@@ -227,16 +210,9 @@ class Ledger:
         SQLite's own check of the file, the chain of hashes, released bytes against their hash, and
         the head that is noted beside the ledger.
 
-        Parameters
-        ----------
-        noted : Head, optional
-            A head noted earlier: its row must be there, unchanged. Without one, the newest rows may
-            have been cut off without a trace.
-
-        Returns
-        -------
-        list of str
-            Problems, each naming its row; no released value.
+        `noted` is a head noted earlier: its row must be there, unchanged. Without one, the newest
+        rows may have been cut off without a trace. Each problem names its row and no released
+        value.
         """
         found: list[str] = []
         try:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dpfact_flower.privacy.events import ReleaseEvent, patient_event
 from dpfact_flower.privacy.patient.statistics import (
     BoundedSum,
     code_counts,
@@ -57,6 +58,12 @@ class PlannedRelease:
         what = self.kind if self.mode is None else f"{self.kind} {modes[self.mode]}"
         return f"round {self.round}, {what}"
 
+    def event(self, modes: Sequence[str], *, seeded: bool) -> ReleaseEvent:
+        """The release as an accountant takes it."""
+        return patient_event(
+            self.name(modes), self.sensitivity, self.sigma, self.count, seeded=seeded
+        )
+
 
 Ridge = Callable[[], NDArray[np.float64]]
 """Makes the ridge of a refinement, from what was released before."""
@@ -90,15 +97,7 @@ class ReleaseKind:
         return bound if self.clipped else 1.0
 
 
-def _codes(tensor: SparseTensor, planned: PlannedRelease, *_: object) -> BoundedSum:
-    return code_counts(tensor, sigma=planned.sigma)
-
-
-def _start(tensor: SparseTensor, planned: PlannedRelease, *_: object) -> BoundedSum:
-    return cooccurrence(tensor, sigma=planned.sigma)
-
-
-def _refine(
+def _refined(
     tensor: SparseTensor, planned: PlannedRelease, factors: Factors, ridge: Ridge
 ) -> BoundedSum:
     assert planned.mode is not None
@@ -114,16 +113,30 @@ def _refined_size(_: Sequence[int], kept: Sequence[int], mode: int | None, rank:
 
 
 KINDS: Mapping[str, ReleaseKind] = {
-    "codes": ReleaseKind(_codes, lambda every, *_: sum(every), False, ()),
-    "start": ReleaseKind(
-        _start, lambda _, kept, *__: strict_size(sum(kept)), False, ("selection", "weights")
+    "codes": ReleaseKind(
+        statistic=lambda tensor, planned, *_: code_counts(tensor, sigma=planned.sigma),
+        size=lambda every, *_: sum(every),
+        clipped=False,
+        carries=(),
     ),
-    "refine": ReleaseKind(_refine, _refined_size, True, ("anchors", "selection", "weights")),
+    "start": ReleaseKind(
+        statistic=lambda tensor, planned, *_: cooccurrence(tensor, sigma=planned.sigma),
+        size=lambda _, kept, *__: strict_size(sum(kept)),
+        clipped=False,
+        carries=("selection", "weights"),
+    ),
+    "refine": ReleaseKind(
+        statistic=_refined,
+        size=_refined_size,
+        clipped=True,
+        carries=("anchors", "selection", "weights"),
+    ),
 }
-LAST_CARRIES = ("anchors", "selection")
-"""What the last round's request has, which asks for nothing."""
 
 
 def carried_by(planned: PlannedRelease | None) -> tuple[str, ...]:
-    """Fields that a round's request has beside its settings, where the run has them."""
-    return KINDS[planned.kind].carries if planned else LAST_CARRIES
+    """Fields that a round's request has beside its settings, where the run has them.
+
+    The last round plans no release, and ends the run with the model.
+    """
+    return KINDS[planned.kind].carries if planned else ("anchors", "selection")

@@ -54,11 +54,7 @@ and 3 to 12 s; where patients have many codes there are no surrogates."""
 class Facts(NamedTuple):
     """Public facts about a run; 0 patients or sites means unknown.
 
-    Attributes
-    ----------
-    sizes : tuple of int
-        Codes of each feature mode that are kept.
-    rank, sites, patients : int
+    `sizes` are the codes of each feature mode that are kept.
     """
 
     sizes: tuple[int, ...]
@@ -92,7 +88,7 @@ class Lever(NamedTuple):
 
     Attributes
     ----------
-    name : {"rank", "epsilon", "patients", "codes", "sites"}
+    name : str
         More sites bring patients of their own, as many as the others have.
     good : float
         From where on the verdict would be good; 0 where no value would do.
@@ -110,10 +106,10 @@ class Outlook(NamedTuple):
 
     Attributes
     ----------
-    verdict : {"good", "weak", "hopeless", "unknown"}
+    verdict : str
         "unknown" where nobody has said how many patients or sites there are.
     sentence : str
-        The same in plain words, and what would help.
+        The verdict in plain words, and what would help.
     rank : int
         Number of phenotypes for which the verdict would be good, at most the plan's own. 1 where
         there is none.
@@ -126,7 +122,7 @@ class Outlook(NamedTuple):
         unknown.
     chance : float
         That every model of a real cohort beats every null, at this signal. NaN if unknown.
-    levers : tuple of Lever
+    levers : tuple
         What helps most first; of equals, what costs nothing.
     """
 
@@ -180,14 +176,7 @@ def good_strength() -> float:
 def outlook_of(facts: Facts, multiplier: float, mu: float, epsilon: float, delta: float) -> Outlook:
     """Forecast a run.
 
-    Parameters
-    ----------
-    facts : Facts
-    multiplier : float
-        Sensitivity / sigma of the start.
-    mu : float
-        Gaussian-DP cost of all releases.
-    epsilon, delta : float
+    `multiplier` is sensitivity / sigma of the start, `mu` the Gaussian-DP cost of all releases.
     """
     if not facts.known:
         return Outlook(
@@ -214,15 +203,8 @@ def outlook_of(facts: Facts, multiplier: float, mu: float, epsilon: float, delta
 def needs_of(counts: tuple[int, ...], refinements: int, facts: Facts, offered: str) -> Needs:
     """What the releases of a plan ask of a site.
 
-    Parameters
-    ----------
-    counts : tuple of int
-        Values of each release.
-    refinements : int
-        How many of them are refinements.
-    facts : Facts
-    offered : str
-        The setting `codes` as it is; where it is empty and codes are many, one is proposed.
+    `counts` are the values of each release, of which some are `refinements`. `offered` is the
+    setting `codes`; where it is empty and codes are many, one is proposed.
     """
     values = sum(counts)
     each = facts.patients / facts.sites if facts.known else 0.0

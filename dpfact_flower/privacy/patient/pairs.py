@@ -28,20 +28,16 @@ CROSS = 2.0
 def add_pairs(
     starts: Array, indices: Array, values: Array, offsets: Array, scale: float, total: Array
 ) -> None:
-    """Add the patients' parts, each of norm `scale` before it is truncated toward zero.
+    """Add the patients' parts to `total`, each of norm `scale` before it is truncated toward zero.
 
     Parameters
     ----------
     starts : ndarray of int64, shape (patients + 1,)
         First cell of each patient, and the end of the last.
-    indices, values : ndarray
-        As in `SparseTensor`.
-    offsets : ndarray of int64, shape (N,)
+    offsets : ndarray of int64
         First code of each feature mode among all codes, then their number.
-    scale : float
-        Units of the grid in 1.0.
     total : ndarray of int64
-        Strict upper triangle of all codes, row after row; added to.
+        Strict upper triangle of all codes, row after row.
     """
     modes, everything = len(offsets) - 1, offsets[-1]
     most = 0

@@ -31,7 +31,7 @@ from dpfact_flower.privacy.conversions import (
     sigma_of,
     sign_change,
 )
-from dpfact_flower.privacy.events import PATIENT_CLAIM, ReleaseEvent, at_least_one, positive
+from dpfact_flower.privacy.events import ReleaseEvent, at_least_one, positive
 from dpfact_flower.privacy.guarantee import Guarantee, account
 from dpfact_flower.privacy.patient.kinds import KINDS, PlannedRelease
 from dpfact_flower.privacy.patient.outlook import Facts, Needs, Outlook, needs_of, outlook_of
@@ -73,8 +73,6 @@ class PatientPlan:
 
     Attributes
     ----------
-    releases : tuple of PlannedRelease
-        In order.
     rounds : int
         Flower rounds, the last one included.
     start_share : float
@@ -86,9 +84,6 @@ class PatientPlan:
     memory : float
         Share of earlier rounds in the average of refinements that the server works with: the
         server's own affair, post-processing of what was released.
-    delta : float
-    outlook : Outlook
-    needs : Needs
     """
 
     releases: tuple[PlannedRelease, ...]
@@ -104,11 +99,9 @@ class PatientPlan:
     def settle(self, settings: PrivacySettings) -> PrivacySettings:
         """The settings with nothing left to plan: what a server sends, and what a site asks for."""
         return replace(
-            settings,
-            start_share=self.start_share,
-            refine_rounds=self.refine_rounds,
+            settings, start_share=self.start_share, refine_rounds=self.refine_rounds,
             bound=self.bound,
-        )
+        )  # fmt: skip
 
     @property
     def start(self) -> PlannedRelease:
@@ -120,28 +113,8 @@ class PatientPlan:
         return next((r for r in self.releases if r.round == round_number), None)
 
     def events(self, modes: Sequence[str], *, seeded: bool) -> tuple[ReleaseEvent, ...]:
-        """The releases as an accountant takes them.
-
-        Parameters
-        ----------
-        modes : sequence of str
-            Names of the feature modes.
-        seeded : bool
-            Whether the noise will be seeded, so hide nothing.
-        """
-        return tuple(
-            ReleaseEvent(
-                release.name(modes),
-                release.sensitivity,
-                release.sigma,
-                release.count,
-                unit="patient",
-                neighbours="add-remove",
-                claim=PATIENT_CLAIM,
-                seeded=seeded,
-            )
-            for release in self.releases
-        )
+        """The releases as an accountant takes them; `modes` are the names of the feature modes."""
+        return tuple(release.event(modes, seeded=seeded) for release in self.releases)
 
     def guarantee(self, *, seeded: bool = False) -> Guarantee:
         """What the whole run costs each site's patients."""
@@ -164,14 +137,9 @@ def plan_patient(
     sizes : sequence of int
         Number of codes of each feature mode, before any are chosen.
     rank : int
-        Number of phenotypes R.
+        Number of phenotypes.
     sites : int
         0 if unknown.
-
-    Raises
-    ------
-    SettingsError
-        If a number is out of range, or the budget can't be spent as the settings ask.
     """
     every = tuple(at_least_one("sizes", size) for size in sizes)
     kept = settings.codes_kept or every
@@ -240,11 +208,6 @@ def total_rho(epsilon: float, delta: float) -> float:
 
     `DISCRETE_SLACK`, by which discrete noise may fall short of Gaussian noise, is taken off epsilon
     and relatively off delta first.
-
-    Raises
-    ------
-    SettingsError
-        If epsilon leaves nothing beside that slack, or a number is out of range.
     """
     if positive("epsilon", epsilon) <= 2 * DISCRETE_SLACK:
         raise SettingsError(

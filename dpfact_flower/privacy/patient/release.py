@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpfact_flower.privacy.events import PATIENT_CLAIM, ReleaseEvent
+from dpfact_flower.privacy.events import ReleaseEvent, patient_event
 from dpfact_flower.privacy.noise import SIGMA_BITS
 from dpfact_flower.privacy.noise_source import Noise
 from dpfact_flower.privacy.patient.statistics import BoundedSum
@@ -26,39 +26,18 @@ def release(bounded: BoundedSum, noise: Noise, *, name: str) -> Release:
     Everything after the noise is post-processing: the integers are rounded to steps that still
     mean something under the noise (`step_of`), and become float32 in real units.
 
-    Parameters
-    ----------
-    bounded : BoundedSum
-    noise : Noise
-    name : str
-        What is released, for the record: of the plan, never of a patient.
-
-    Returns
-    -------
-    Release
-        One vector, in the order that the function which made the sum documents.
+    `name` says what is released: of the plan, never of a patient. The values come in the order that
+    the function which made the sum documents.
     """
     noisy = bounded.total + noise.integers(len(bounded.total))
     fine = SIGMA_BITS - _FINE_BITS
     steps = (noisy + (1 << (fine - 1))) >> fine  # the nearest; halves go up
-    event = ReleaseEvent(
-        name=name,
-        sensitivity=bounded.sensitivity,
-        sigma=bounded.sigma,
-        count=len(bounded.total),
-        unit="patient",
-        neighbours="add-remove",
-        claim=PATIENT_CLAIM,
-        seeded=noise.seeded,
-    )
+    event = patient_event(name, bounded.sensitivity, bounded.sigma, len(noisy), seeded=noise.seeded)
     return replay([(steps * _step(event)).astype(np.float32)], [event])
 
 
 def step_of(release: Release) -> float:
-    """What the values of a release are whole multiples of, in real units; 0 if nothing is known.
-
-    A release that a ledger has kept from an earlier version may be finer.
-    """
+    """What the values of a release are whole multiples of, in real units; 0 if nothing is known."""
     events = release.events
     return float(_step(events[0])) if len(events) == 1 and events[0].unit == "patient" else 0.0
 

@@ -65,7 +65,7 @@ class BoundedSum:
     sensitivity : float
         Largest L2 norm of one patient's part: how far adding or removing one patient moves it.
     sigma : float
-        Standard deviation of the noise it was made for; the grid follows from it.
+        Standard deviation of the noise it was made for.
     """
 
     total: NDArray[np.int64]
@@ -85,16 +85,8 @@ class BoundedSum:
 def code_counts(tensor: SparseTensor, *, sigma: float) -> BoundedSum:
     """How many patients have a code, each patient's part scaled to norm 1 over all codes.
 
-    Parameters
-    ----------
-    tensor : SparseTensor
-    sigma : float
-        Noise to come.
-
-    Returns
-    -------
-    BoundedSum
-        One value per code, mode after mode. Sensitivity 1, unit one patient, add or remove.
+    One value per code, mode after mode. Sensitivity 1, unit one patient, add or remove. The grid is
+    made for noise of `sigma`.
     """
     offsets = _offsets(tensor)
     scale = _units(1.0, sigma)
@@ -112,18 +104,8 @@ def cooccurrence(tensor: SparseTensor, *, sigma: float) -> BoundedSum:
     combinations of the other modes' codes; for codes of two modes, the sum of counts of both. Each
     block of two modes, or of one, is scaled to norm 1, blocks of two modes then weigh twice as
     much, and all of it is scaled to norm 1. Pairs of a code with itself are left out: the server
-    would not use them.
-
-    Parameters
-    ----------
-    tensor : SparseTensor
-    sigma : float
-        Noise to come.
-
-    Returns
-    -------
-    BoundedSum
-        The strict `triangle`. Sensitivity 1, unit one patient, add or remove.
+    would not use them: the sum is the strict `triangle`. Sensitivity 1, unit one patient, add or
+    remove.
     """
     offsets = _offsets(tensor)
     codes = int(offsets[-1])
@@ -153,30 +135,17 @@ def refinement(
     of the factors' columns. Their part is (M_i, a_i a_i^T), M_i being the matricised tensor times
     Khatri-Rao product of X_i for `mode`, its columns weighted by a_i. Both parts are scaled by one
     weight that brings their joint norm down to `bound`: the update stays a weighted least squares.
+    The sum is M row after row, then the `triangle` of the Gram matrix with its diagonal.
+    Sensitivity `bound`, unit one patient, add or remove.
 
     Parameters
     ----------
-    tensor : SparseTensor
     factors : tuple of ndarray, each of shape (I_n, R)
         Released feature factors.
     mode : int
         Feature mode to update, from 0.
     ridge : ndarray of float64, shape (R,)
         From public or released values; infinity switches a phenotype off.
-    bound : float
-    sigma : float
-        Noise to come.
-
-    Returns
-    -------
-    BoundedSum
-        M row after row, then the `triangle` of the Gram matrix with its diagonal. Sensitivity
-        `bound`, unit one patient, add or remove.
-
-    Raises
-    ------
-    SettingsError
-        If a shape or value is out of range.
     """
     whole = [_without_least(np.asarray(factor, np.float64), _LEAST_ENTRY) for factor in factors]
     stack = np.concatenate(whole)
@@ -234,16 +203,9 @@ def _summed(
 ) -> NDArray[np.int64]:
     """Sum of the patients' parts, by as many threads as there are.
 
-    Each thread has patients and a total of its own. A part is made from its patient alone and
-    integers add up exactly, so how patients are divided does not affect the result.
-
-    Parameters
-    ----------
-    tensor : SparseTensor
-    size : int
-        Values of the sum.
-    add_up : callable
-        Given a stretch of `_patients` and a total, adds the parts of these patients to it.
+    Each thread has patients and a total of `size` values of its own. A part is made from its
+    patient alone and integers add up exactly, so how patients are divided does not affect the
+    result. `add_up` is given a stretch of `_patients` and a total, and adds their parts to it.
     """
     starts = _patients(tensor)
     threads = sum_threads(size)
@@ -267,7 +229,7 @@ def _patients(tensor: SparseTensor) -> NDArray[np.int64]:
 
 
 def _offsets(tensor: SparseTensor) -> NDArray[np.int64]:
-    """First code of each feature mode among all codes, then their number; shape (N,)."""
+    """First code of each feature mode among all codes, then their number."""
     return np.cumsum([0, *tensor.feature_shape], dtype=np.int64)
 
 
@@ -321,20 +283,9 @@ def _refit(score: Array, gram: Array, ridge: Array, a: Array, pull: Array) -> No
 
 @compiled()
 def _products(
-    begin: int,
-    end: int,
-    norm: float,
-    indices: Array,
-    values: Array,
-    offsets: Array,
-    stack: Array,
-    mode: int,
-    slot: Array,
-    rows: Array,
-    product: Array,
-    score: Array,
-    column: Array,
-) -> int:
+    begin: int, end: int, norm: float, indices: Array, values: Array, offsets: Array, stack: Array,
+    mode: int, slot: Array, rows: Array, product: Array, score: Array, column: Array,
+) -> int:  # fmt: skip
     """MTTKRP of one patient's cells for `mode`, row by row as rows occur, and their `score`.
 
     Fills `rows`, `product` and `score`; returns how many rows there are. `slot` is restored.
