@@ -43,7 +43,6 @@ from dpfact_flower.privacy.paper import (
     plan_paper,
     planned_events,
     psgd_sensitivity,
-    rho_theorem_4_1,
 )
 from dpfact_flower.privacy.release import (
     Release,
@@ -87,7 +86,6 @@ __all__ = [
     "replay",
     "rho_for_epsilon",
     "rho_of",
-    "rho_theorem_4_1",
     "rounded_up",
     "sigma_of",
 ]

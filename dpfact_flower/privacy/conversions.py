@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from functools import lru_cache
 
 from scipy.special import erfcx, log_ndtr, ndtr, ndtri
 
@@ -45,8 +44,6 @@ RDP_ORDERS: tuple[float, ...] = (
     *range(12, 64),
     *(2**k * m for k in range(5, 9) for m in (2, 3)),
 )
-# A run asks for the same few costs in every round at every site of a process.
-_REMEMBERED = 1024
 
 
 # --- zCDP -----------------------------------------------------------------------------------------
@@ -143,12 +140,7 @@ def delta_gaussian(mu: float, epsilon: float) -> float:
 
 def epsilon_gaussian(mu: float, delta: float) -> float:
     """Smallest epsilon of a mu-Gaussian-DP release at `delta`: exact, no conversion is smaller."""
-    return _epsilon_gaussian(positive("mu", mu), -log_of_inverse(delta), delta)
-
-
-# What is remembered is asked for with checked floats alone: True equals 1, and would be found.
-@lru_cache(_REMEMBERED)
-def _epsilon_gaussian(size: float, log_delta: float, delta: float) -> float:
+    size, log_delta = positive("mu", mu), -log_of_inverse(delta)
     if _log_delta(size, 0.0) <= log_delta:
         return 0.0
     # The first term of delta alone reaches `delta` here, so the difference is below it.
@@ -171,11 +163,7 @@ def epsilon_gaussian_discrete(mu: float, delta: float, count: int) -> float:
 
 def mu_for_epsilon(epsilon: float, delta: float) -> float:
     """Largest mu whose `epsilon_gaussian` stays within `epsilon`: its inverse."""
-    return _mu_for_epsilon(positive("epsilon", epsilon), -log_of_inverse(delta), delta)
-
-
-@lru_cache(_REMEMBERED)
-def _mu_for_epsilon(target: float, log_delta: float, delta: float) -> float:
+    target, log_delta = positive("epsilon", epsilon), -log_of_inverse(delta)
     z = -float(ndtri(delta))
     root = math.sqrt(z * z + 2 * target)
     # As in `epsilon_gaussian`; the two forms of one root, each where it does not cancel.

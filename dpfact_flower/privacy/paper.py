@@ -21,18 +21,6 @@ from dpfact_flower.settings import PrivacySettings, SolverSettings
 from dpfact_flower.tensor.arrays import Array
 
 
-def rho_theorem_4_1(epsilon: float, delta: float, rounds: int) -> float:
-    """Cost of one factor in one round by Theorem 4.1 as stated: epsilon^2 / (8 E log(1/delta)).
-
-    For reproduction. It is the approximation of Proposition 2.8 that drops the term `rho`, for two
-    feature factors: releases at this rho cost epsilon + epsilon^2 / (4 log(1/delta)) by the very
-    proposition that its proof cites. `plan_paper` plans with the exact inverse instead.
-    """
-    return positive("epsilon", epsilon) ** 2 / (
-        8 * at_least_one("rounds", rounds) * log_of_inverse(delta)
-    )
-
-
 @dataclass(frozen=True)
 class PaperPlan:
     """The paper's schedule: every feature factor of every round at the same cost.

@@ -119,14 +119,6 @@ def test_subsampled_steps_are_composed_by_opacus_rdp():
     assert ours < after([(1.1, 1.0, 200)]).get_epsilon(1e-5) / 10
 
 
-def test_a_mixed_history_costs_more_than_either_part():
-    full, sampled = [(9.0, 1.0, 3)], [(1.1, 0.02, 50)]
-    mixed = after(full + sampled).get_epsilon(1e-5)
-    parts = [after(part).get_epsilon(1e-5) for part in (full, sampled)]
-    assert max(parts) < mixed <= sum(parts)
-    assert mixed == pytest.approx(after(full + sampled, RDPAccountant).get_epsilon(1e-5), rel=1e-9)
-
-
 @pytest.mark.parametrize("rate", [(1 / 49) * 49, 1 + 1e-15])
 def test_a_rate_that_misses_one_by_rounding_is_the_full_batch(rate):
     assert rate != 1
@@ -134,17 +126,6 @@ def test_a_rate_that_misses_one_by_rounding_is_the_full_batch(rate):
 
 
 # --- Opacus' interface ----------------------------------------------------------------------------
-
-
-def test_history_groups_equal_steps_and_length_counts_steps():
-    accountant = after([(2.0, 1.0, 3), (4.0, 1.0, 2), (2.0, 1.0, 1)])
-    assert accountant.history == [(2.0, 1.0, 3), (4.0, 1.0, 2), (2.0, 1.0, 1)]
-    assert len(accountant) == 6
-
-
-def test_before_the_first_step_nothing_is_spent():
-    assert ZCDPAccountant().get_epsilon(1e-5) == 0
-    assert len(ZCDPAccountant()) == 0
 
 
 def test_a_step_without_noise_spends_everything():

@@ -35,22 +35,6 @@ def test_rho_is_planned_from_epsilon():
     assert PaperPlan(rho, 1e-4, 49, 3).guarantee().headline.epsilon == pytest.approx(1.9)
 
 
-def test_rho_that_is_given_is_taken():
-    assert paper_rho(PrivacySettings(privacy="paper", rho=1e-3), rounds=49) == 1e-3
-
-
-@pytest.mark.parametrize("mode", ["none", "patient"])
-def test_only_the_papers_noise_has_a_cost_per_factor(mode):
-    with pytest.raises(SettingsError, match=f"'{mode}'"):
-        paper_rho(PrivacySettings(privacy=mode), rounds=3)
-
-
-@pytest.mark.parametrize("rounds", [0, -1, 2.5])
-def test_rounds_to_plan_for_must_count(rounds):
-    with pytest.raises(SettingsError, match="rounds"):
-        paper_rho(PrivacySettings(privacy="paper"), rounds)
-
-
 @pytest.mark.parametrize(
     "settings",
     [

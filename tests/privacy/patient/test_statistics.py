@@ -253,19 +253,6 @@ def test_the_start_of_one_patient_by_hand():
     np.testing.assert_allclose(found, wanted, atol=1e-6)
 
 
-def test_a_patient_without_a_block_uses_the_whole_sensitivity_on_the_others():
-    found = part_of([(0, 0), (0, 1)], [3, 4], (2, 2))  # one code of mode 1: no pair of its own
-    wanted = np.array([0, 2 * 3 / 5, 2 * 4 / 5, 0, 0, 1]) / math.sqrt(4 + 1)
-    np.testing.assert_allclose(found, wanted, atol=1e-6)
-
-
-def test_with_one_feature_mode_the_start_has_products_of_counts():
-    x = np.array([3.0, 0.0, 4.0, 1.0])
-    found = part_of([(j,) for j in np.flatnonzero(x)], x[x > 0], (4,))
-    wanted = np.outer(x, x)[np.triu_indices(4, 1)]
-    np.testing.assert_allclose(found, wanted / np.linalg.norm(wanted), atol=1e-6)
-
-
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), modes=st.integers(1, 4), spread=st.sampled_from([0, 3, 9]))
 def test_a_patients_start_is_that_of_the_dense_matrices(seed, modes, spread):
@@ -391,11 +378,6 @@ def test_the_grid_follows_from_the_noise():
     assert found.grid == 0.5
     # A single pair: 2 units, less the safety, truncated.
     assert found.total.sum() == 1
-
-
-def test_no_value_of_the_sum_is_shown(sizes):
-    found = statistic_of("start", sparse(counts(sizes)))
-    assert str(found.total.max()) not in repr(found)
 
 
 @pytest.mark.parametrize("sigma", [0, -1, math.nan, 1e-9])
