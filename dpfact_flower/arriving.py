@@ -44,7 +44,6 @@ class AsyncDispatcher:
     left_out : frozenset of int
         Nodes that are never asked.
     timeout : float
-        Seconds that a site has for a reply.
     read : callable
         What a reply of a node says, of these shapes, if its name is not that of one of these nodes;
         or why that cannot be used.

@@ -82,7 +82,6 @@ class InFlight:
 
     Attributes
     ----------
-    content : RecordDict
     group : str
         Flower's name of the round.
     began, deadline : float
@@ -148,15 +147,8 @@ class Exchange:
         now, messages = time.monotonic(), []
         for node in sorted(nodes):
             each = self.flights[node]
-            messages.append(
-                Message(
-                    content=each.content,
-                    dst_node_id=node,
-                    message_type=self._kind,
-                    ttl=each.deadline - now,
-                    group_id=each.group,
-                )
-            )
+            left = each.deadline - now
+            messages.append(Message(each.content, node, self._kind, ttl=left, group_id=each.group))
         self.push(messages)
         for message in messages:
             self._sent(message)
@@ -192,13 +184,8 @@ class RetryingGrid(Grid):
     """A Grid that asks lost sites again, and a SuperLink that fails for a moment.
 
     All else is the given Grid's. Flower answers 500 where its database is busy for longer than
-    five seconds, as with two runs on a slow machine, and its own Grid lets that end the run.
-
-    Parameters
-    ----------
-    grid : Grid
-    sent : callable
-        Called with every message that is sent beyond those of the round.
+    five seconds, as with two runs on a slow machine, and its own Grid lets that end the run. `sent`
+    is told of every message that is sent beyond those of the round.
 
     Attributes
     ----------

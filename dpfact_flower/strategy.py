@@ -21,8 +21,7 @@ from dpfact_flower.server.coordinator import Coordinator, CoordinatorOptions
 from dpfact_flower.server.history import Failure
 from dpfact_flower.server.on_arrival import OnArrival
 from dpfact_flower.server.readiness import SiteNames, called, judge, write_readiness
-from dpfact_flower.settings import RunSettings, SolverSettings
-from dpfact_flower.solver.solvers import solvers
+from dpfact_flower.settings import RunSettings
 from dpfact_flower.wire import records
 from dpfact_flower.wire.protocol import RoundRequest, SiteReply, checked_factors
 
@@ -163,11 +162,11 @@ class DPFact(TrainOnlyStrategy):
     def summary(self) -> None:
         """Log what this run is, as a tree."""
         coordinator = self.coordinator
-        solver, privacy, run = coordinator.solver, coordinator.privacy, coordinator.run
+        solver, run = coordinator.solver, coordinator.run
         for line in (
             f"├── global factors: {[factor.shape for factor in coordinator.factors]}",
-            f"├── solver: {_in_force(solver)}",
-            f"├── privacy: {privacy.privacy}, {coordinator.rounds} round(s)",
+            f"├── solver: {solver.solver}, rank {solver.rank}, tau {solver.tau}",
+            f"├── privacy: {coordinator.privacy.privacy}, {coordinator.rounds} round(s)",
             f"├── quorum: {run.min_sites} site(s), {run.round_timeout:g} s a round",
             f"└── job: {run.job}"
             + (f", resumed after round {self._resumed}" if self._resumed else ""),
@@ -198,13 +197,7 @@ class DPFact(TrainOnlyStrategy):
                 grace=self._timeout if self._seconds < self._timeout else 0.0,
             )
         self._sent[:] = [
-            Message(
-                content=content,
-                dst_node_id=node,
-                message_type=MessageType.TRAIN,
-                ttl=self._seconds,
-                group_id=str(number),
-            )
+            Message(content, node, MessageType.TRAIN, ttl=self._seconds, group_id=str(number))
             for node in nodes
         ]
         return list(self._sent)
@@ -326,15 +319,3 @@ class DPFact(TrainOnlyStrategy):
             time.sleep(_POLL_SECONDS)
         self.coordinator.check_connected(len(nodes), first=first)
         return sorted(nodes)
-
-
-def _in_force(solver: SolverSettings) -> str:
-    """The solver's settings in force: some solvers take relative weights for absolute ones."""
-    found = solvers.find(solver.solver)
-    names = (
-        "tau",
-        *(("eta",) if found.steps else ()),
-        "pull" if solver.is_relative else "gamma",
-        "off" if found.relative_l21 and solver.off else "mu",
-    )
-    return ", ".join([solver.solver, *(f"{name}={getattr(solver, name):g}" for name in names)])

@@ -115,17 +115,6 @@ def test_aggregate_pulls_the_global_factors_elastically(solver, run, step):
     assert metrics["failures"] == 0
 
 
-def test_order_of_nodes_does_not_change_a_bit():
-    results = []
-    for order in ((0.1, 0.7, 0.3), (0.3, 0.1, 0.7)):
-        strategy = make_strategy()
-        names = {0.1: "x", 0.7: "y", 0.3: "z"}
-        grid = FakeGrid({n: reply(names[v], v) for n, v in enumerate(order)})
-        results.append(one_round(strategy, grid)[0].to_numpy_ndarrays())
-    for first, second in zip(*results, strict=True):
-        np.testing.assert_array_equal(first, second)
-
-
 BAD_REPLIES = {
     "wrong shape": reply("bad", shapes=((5, 3), (8, 3))),
     "wrong rank": reply("bad", shapes=((5, 2), (7, 2))),
@@ -179,15 +168,6 @@ def test_a_lost_node_is_told_by_its_message_though_the_error_comes_from_the_supe
     assert str(grid.get_node_ids()[1]) in failure.who
 
 
-def test_a_failed_site_that_was_heard_before_is_named():
-    strategy, grid = make_strategy(), FakeGrid({0: reply("a"), 1: reply("north")})
-    one_round(strategy, grid)
-    grid.answers[grid.get_node_ids()[1]] = Error(8, "crashed")
-    one_round(strategy, grid)
-    (failure,) = strategy.coordinator.records[1].failures
-    assert failure.who.startswith("north")
-
-
 def test_a_lost_site_that_answers_under_another_number_has_not_failed():
     """Without a key a SuperNode that is started again is another node to Flower."""
     strategy, grid = make_strategy(), FakeGrid({0: reply("a"), 1: reply("b"), 2: reply("a")})
@@ -238,28 +218,9 @@ def test_a_site_that_connects_in_time_is_waited_for(clock, monkeypatch):
     assert 30 <= clock.now < 40
 
 
-def test_expected_sites_that_stay_away_do_not_stop_a_run_that_has_its_quorum():
-    strategy, grid = make_strategy(sites=3, min_sites=1), FakeGrid({0: reply("a")})
-    assert len(list(strategy.configure_train(1, strategy.arrays, ConfigRecord(), grid))) == 1
-
-
-def test_more_sites_than_the_elastic_step_allows_are_refused():
-    strategy = DPFact(SHAPE, solver=SOLVER, privacy=PrivacySettings(privacy="none"),
-                      run=RunSettings(elastic_step=0.4, start="random"))  # fmt: skip
-    with pytest.raises(SettingsError, match=r"0.4 \* 3 = 1.2"):
-        list(strategy.configure_train(1, strategy.arrays, ConfigRecord(),
-                                      FakeGrid({n: reply(str(n)) for n in range(3)})))  # fmt: skip
-
-
 def test_a_run_in_which_no_round_met_the_quorum_is_an_error():
     with pytest.raises(QuorumError, match="no round met the quorum of 1"):
         make_strategy().start(FakeGrid({0: Error(2, "dpfact:data")}))
-
-
-def test_nothing_is_asked_for_evaluation():
-    strategy, grid = make_strategy(), FakeGrid({0: reply("a")})
-    assert list(strategy.configure_evaluate(1, strategy.arrays, ConfigRecord(), grid)) == []
-    assert strategy.aggregate_evaluate(1, []) is None
 
 
 def test_a_stopped_run_is_resumed_where_it_was(tmp_path):
@@ -316,32 +277,3 @@ def test_the_timeout_of_a_start_is_the_messages_time_to_live():
     strategy, grid = make_strategy(rounds=1), FakeGrid({0: reply("a")})
     strategy.start(grid, timeout=7.0)
     assert {message.metadata.ttl for message in strategy._sent} == {7.0}
-
-
-def test_a_second_start_goes_on():
-    strategy, grid = make_strategy(rounds=3), FakeGrid({0: reply("a")})
-    strategy.start(grid, num_rounds=2)
-    strategy.start(grid)
-    assert [record.round for record in strategy.coordinator.records] == [1, 2, 3]
-
-
-@pytest.mark.parametrize(
-    ("solver", "line"),
-    [
-        ({"solver": "psgd", "tau": 2, "mu": 0.5}, "psgd, tau=2, eta=0.3, pull=1, mu=0.5"),
-        ({"solver": "exact", "off": 0.1}, "exact, tau=1, pull=1, off=0.1"),
-        ({"solver": "exact", "gamma": 5.0, "off": 0.0, "mu": 2.0}, "exact, tau=1, gamma=5, mu=2"),
-    ],
-)
-def test_the_log_names_the_settings_that_act(solver, line, monkeypatch):
-    lines = []
-    monkeypatch.setattr("dpfact_flower.strategy.log", lambda _, text, *args: lines.append(args[0]))
-    privacy, run = PrivacySettings(privacy="none"), RunSettings(rounds=3, job="mine")
-    DPFact(SHAPE, solver=SolverSettings(rank=3, **solver), privacy=privacy, run=run).summary()
-    assert lines == [
-        "├── global factors: [(5, 3), (7, 3)]",
-        f"├── solver: {line}",
-        "├── privacy: none, 3 round(s)",
-        "├── quorum: 1 site(s), 600 s a round",
-        "└── job: mine",
-    ]

@@ -70,22 +70,8 @@ class Coordinator:
     rule : class or function, optional
         Makes the `ServerRule`, from feature shape and settings. Default: the one that `run` names.
 
-    Raises
-    ------
-    SettingsError
-        If the settings cannot work together.
-    StateError
-        If there is no checkpoint to continue from, or the one found is damaged, unfinished or from
-        another run.
-
-    Attributes
-    ----------
-    rule : ServerRule
-        What the replies do to the global factors.
-    records : list of RoundRecord
-        The rounds so far.
-    resumed : bool
-        Whether the run goes on from a checkpoint, if only from one before its first round.
+    A `SettingsError` says which settings cannot work together, a `StateError` that there is no
+    checkpoint to continue from, or that it is damaged, unfinished or from another run.
     """
 
     pace: ClassVar[str] = "in-step"
@@ -123,6 +109,7 @@ class Coordinator:
         self.durable = durable
         self.records: list[RoundRecord] = []
         self.resumed = False
+        """Whether the run goes on from a checkpoint, if only from one before its first round."""
         if self.run_dir is not None:
             with disk_errors(self.run_dir):
                 self.run_dir.mkdir(parents=True, exist_ok=True)
@@ -198,11 +185,6 @@ class Coordinator:
         A checkpoint without a round is written if the disk has room for those to come. If this
         process dies in the first round, whoever continues asks for the same under the same job, so
         what sites were charged is not lost.
-
-        Raises
-        ------
-        StateError
-            If the disk has no room for the run's checkpoints, or refuses.
         """
         if self.run_dir is None or self.records:
             return
@@ -228,17 +210,10 @@ class Coordinator:
         return min(slowest + run.grace, run.round_timeout)
 
     def check_connected(self, sites: int, *, first: bool) -> None:
-        """Decide whether a round may begin with the sites that are connected.
+        """Refuse a first round below the quorum, or with more sites than the rule is stable for.
 
-        Later rounds may begin below the quorum: they are noted as missed, and a site may be back
-        for the next one.
-
-        Raises
-        ------
-        QuorumError
-            If the first round lacks its quorum.
-        SettingsError
-            If the first round has more sites than the rule is stable for; later rounds adapt.
+        Later rounds adapt, and may begin below the quorum: they are noted as missed, and a site may
+        be back for the next one.
         """
         run = self.run
         if sites < run.min_sites and first:
@@ -266,15 +241,20 @@ class Coordinator:
 
         Below the quorum the factors stay as they are, and the record says so. Replies that later
         rounds build on are written first, since sites paid for them and the work may take minutes:
-        whoever continues after a crash has them, and asks nobody.
-
-        Raises
-        ------
-        QuorumError
-            If the run cannot continue without this round.
+        whoever continues after a crash has them, and asks nobody. A `QuorumError` says that the run
+        cannot continue without this round.
         """
-        unique, repeated = _without_repeated_names(replies)
-        failed = [*failures, *repeated]
+        by_name = sorted(replies, key=lambda reply: reply.site)
+        count = Counter(reply.site for reply in by_name)
+        unique = [reply for reply in by_name if count[reply.site] == 1]
+        failed = [
+            *failures,
+            *(
+                Failure(name, f"{n} sites call themselves {name!r}; none of them is used")
+                for name, n in count.items()
+                if n > 1
+            ),
+        ]
         for failure in failed:
             _logger.warning("round %d: %s: %s", round_number, failure.who, failure.reason)
         enough = len(unique) >= self.run.min_sites
@@ -338,7 +318,6 @@ class Coordinator:
         }
 
     def _state(self) -> dict[str, Array]:
-        """Arrays from which `_restore` goes on."""
         return self.rule.state()
 
     def _restore(self, arrays: Mapping[str, Array]) -> None:
@@ -420,17 +399,3 @@ def utc_now() -> str:
 def _why(failures: Sequence[Failure]) -> str:
     why = "; ".join(f"{f.who}: {f.reason}" for f in failures)
     return f"Last: {why or 'no site answered'}"
-
-
-def _without_repeated_names(
-    replies: Sequence[SiteReply],
-) -> tuple[list[SiteReply], list[Failure]]:
-    """Replies sorted by site; those that share a name are left out: they can't be told apart."""
-    count = Counter(reply.site for reply in replies)
-    unique = sorted((r for r in replies if count[r.site] == 1), key=lambda reply: reply.site)
-    repeated = [
-        Failure(name, f"{n} sites call themselves {name!r}; none of them is used")
-        for name, n in sorted(count.items())
-        if n > 1
-    ]
-    return unique, repeated

@@ -28,15 +28,9 @@ class Failure:
 
 
 class Arrival(NamedTuple):
-    """A reply that was used when it came.
+    """A reply to a round that was used when it came.
 
-    Attributes
-    ----------
-    site : str
-    round : int
-        The round that the reply answers.
-    staleness : int
-        Updates of the model between the question and this reply.
+    The model was updated so many times (`staleness`) between the question and the reply.
     """
 
     site: str
@@ -50,10 +44,8 @@ class RoundRecord:
 
     Attributes
     ----------
-    round : int
     sites : tuple of str
         Names of the sites whose releases were used, sorted.
-    failures : tuple of Failure
     updated : bool
         False where the quorum was missed and the global factors stayed as they were.
     bytes_down, bytes_up : int
@@ -99,13 +91,7 @@ def write_history(folder: Path, records: Iterable[RoundRecord], *, durable: bool
 
 
 def read_history(folder: Path) -> list[RoundRecord]:
-    """Rounds of a run's `history.jsonl`, in order.
-
-    Raises
-    ------
-    DataError
-        If the file is missing, or a line is damaged, which is named.
-    """
+    """Rounds of a run's `history.jsonl`; a `DataError` if it is missing, or names a bad line."""
     path = folder / HISTORY
     if not path.exists():
         raise DataError(f"{path}: no such file; is this the folder of a run?")

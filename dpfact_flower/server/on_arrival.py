@@ -45,10 +45,8 @@ class _Site:
 
     Attributes
     ----------
-    round : int
-        That it was asked for last.
-    version : int
-        Of the model that it was sent then.
+    round, version : int
+        That it was asked for last, and of the model that it was sent then.
     asked : RoundRequest or None
         While a reply is waited for.
     answered : int

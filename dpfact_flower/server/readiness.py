@@ -44,18 +44,16 @@ def called(node: int, site: str) -> str:
 
 @dataclass(frozen=True)
 class Readiness:
-    """What a site said, or did not.
+    """What a site said, or did not; a text is empty where it was neither heard nor known.
 
     Attributes
     ----------
     node : int
         Flower's number of its SuperNode.
-    site : str
-        Its name; empty where it is neither registered nor was heard.
     fault : str
         Why it would not answer a round; empty where it would.
     version : str
-        Of this package there; empty where it was not said.
+        Of this package there.
     seconds : float
         From the question to its answer.
     clock : float
@@ -101,17 +99,9 @@ class Readiness:
 def judge(
     found: Sequence[Readiness], *, version: str, quorum: int, leave_out: bool
 ) -> frozenset[int]:
-    """Decide whether a run may begin, with `version` of this package here.
+    """Decide whether a run may begin, with `version` of this package here; nodes left out of it.
 
-    Returns
-    -------
-    frozenset of int
-        Nodes that are left out.
-
-    Raises
-    ------
-    QuorumError
-        Naming every fault, and the way out, unless `leave_out` and the quorum is ready.
+    A `QuorumError` names every fault, and the way out, unless `leave_out` and the quorum is ready.
     """
     for warning in (warning for each in found for warning in each.warnings(version)):
         _logger.warning("preflight: %s", warning)
@@ -149,13 +139,7 @@ def read_readiness(folder: Path) -> list[Readiness]:
 
 
 class SiteNames:
-    """Names of a run's nodes.
-
-    Attributes
-    ----------
-    registered : mapping of int to str
-        Of the nodes whose keys are registered with a name; the caller keeps it up to date.
-    """
+    """Names of a run's nodes: registered ones, which the caller keeps up to date, or else heard."""
 
     def __init__(self) -> None:
         self.registered: Mapping[int, str] = {}

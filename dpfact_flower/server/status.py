@@ -26,25 +26,12 @@ Cost = Callable[[Sequence[int]], float | None]
 
 @dataclass(frozen=True)
 class SiteStatus:
-    """What the centre knows of one site.
+    """What the centre knows of one site, which goes by ``node N`` if no name was heard.
 
-    Attributes
-    ----------
-    name : str
-        Its own, or ``node N`` where none was heard.
-    last_seen : str
-        End of the latest round with a usable reply, UTC, in ISO format; empty if there is none.
-    used : int
-        Replies that were used.
-    unused : int
-        Good replies that were not, as the quorum was missed.
-    failed : int
-        Rounds in which it was asked and gave no usable reply.
-    epsilon, epsilon_unused : float or None
-        What its usable replies cost it, at the run's delta, and what those cost that were not used;
-        None where no epsilon bounds them.
-    reason : str
-        Of its latest failure, or its fault in the preflight.
+    It was last seen at the end (UTC, in ISO format) of the latest round with a usable reply. Unused
+    are good replies of rounds that missed their quorum; failed are rounds without a usable reply.
+    No epsilon bounds what is None. The reason is that of the latest failure, or of a fault in the
+    preflight.
     """
 
     name: str
@@ -59,22 +46,10 @@ class SiteStatus:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """A run as its folder has it.
+    """A run as its folder has it: rounds finished, when the last one ended, sites by name.
 
-    Attributes
-    ----------
-    job : str
-    privacy : str
-    delta : float
-        Of every epsilon here.
-    finished, rounds : int
-        Rounds that are finished, and that there are.
-    last : str
-        When the latest ended, UTC; empty before the first.
-    missed : tuple of int
-        Rounds that missed their quorum after sites had answered.
-    sites : tuple of SiteStatus
-        By name.
+    Rounds are missed if they had no quorum after sites had answered. `delta` is that of every
+    epsilon.
     """
 
     job: str
@@ -93,15 +68,7 @@ class RunStatus:
 
 
 def run_status(folder: Path) -> RunStatus:
-    """Read how a run stands.
-
-    Raises
-    ------
-    StateError
-        If no run was begun in the folder, or its checkpoint is damaged.
-    DataError
-        If its history is damaged.
-    """
+    """Read how a run stands; a `StateError` if none was begun, or its checkpoint is damaged."""
     path, ready = folder / CHECKPOINT, read_readiness(folder)
     if not path.exists():
         said = "; ".join(each.message for each in ready if each.fault)

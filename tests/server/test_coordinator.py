@@ -100,12 +100,6 @@ def test_a_feature_shape_must_have_sizes(shape):
         make(shape=shape)
 
 
-def test_a_list_of_one_code_is_learned_from():
-    coordinator = run_rounds(make(shape=(1, 5)), 2)
-    assert [factor.shape[0] for factor in coordinator.factors] == [1, 5]
-    assert all(record.updated for record in coordinator.records)
-
-
 UNSTABLE = {
     "eta * gamma, expected sites": {**PULL, "sites": 21},
     "eta * gamma, quorum": {**PULL, "min_sites": 21},
@@ -127,23 +121,6 @@ def test_an_unstable_pull_is_refused_when_the_sites_are_known():
         coordinator.check_connected(4, first=True)
 
 
-def test_sites_that_join_later_make_the_step_smaller():
-    """Six sites at .3 would overshoot their mean; a run that began well must not end for that."""
-    coordinator = make(elastic_step=0.3)
-    coordinator.check_connected(6, first=False)
-    close(coordinator, 1, sites="abcdef")
-    mean = make(elastic_step=1 / 6)
-    close(mean, 1, sites="abcdef")
-    assert_bits(coordinator.factors, mean.factors)
-
-
-def test_a_run_is_not_resumed_with_other_rounds(tmp_path):
-    """A budget is planned for the run's rounds."""
-    run_rounds(make(tmp_path), 2)
-    with pytest.raises(StateError, match="rounds"):
-        make(tmp_path, resume=True, rounds=9)
-
-
 def test_a_reason_is_one_short_line():
     failure = Failure("node 7", "a\x1b[31m\nb" + "c" * 10_000)
     assert failure.reason.isprintable()
@@ -156,32 +133,11 @@ def test_the_first_round_needs_its_quorum_and_later_ones_go_on(caplog):
     assert caplog.text == ""
     with pytest.raises(QuorumError, match=r"^2 site\(s\) connected within 7 s .* is 3$"):
         coordinator.check_connected(2, first=True)
+    make(sites=5, min_sites=2).check_connected(3, first=True)
+    assert "3 of 5 sites connected; going on" in caplog.text
     for sites in (2, 0):
         coordinator.check_connected(sites, first=False)
         assert f"{sites} of 3 sites connected; going on" in caplog.text
-
-
-def test_fewer_sites_than_expected_are_noted(caplog):
-    make(sites=5, min_sites=2).check_connected(3, first=True)
-    assert "3 of 5 sites connected; going on" in caplog.text
-
-
-def test_paper_mode_without_clipping_does_not_start():
-    with pytest.raises(SettingsError, match="clip above 0"):
-        Coordinator(SHAPE, privacy=PrivacySettings(privacy="paper"))
-    Coordinator(
-        SHAPE,
-        solver=SolverSettings(solver="psgd", clip=1.0, eta=1e-3),
-        privacy=PrivacySettings(privacy="paper"),
-    )
-
-
-def test_without_a_choice_a_run_protects_patients():
-    coordinator = Coordinator(SHAPE, solver=SOLVER)
-    assert coordinator.privacy.privacy == "patient"
-    assert coordinator.planned_events(1)
-    with pytest.raises(SettingsError, match="'patient' bounds patients of norm 1"):
-        Coordinator(SHAPE, solver=SolverSettings(scale="counts"))
 
 
 def test_given_factors_are_the_start_of_a_run_that_has_one():
@@ -227,22 +183,6 @@ def test_a_round_is_one_elastic_pull():
     assert coordinator.finished_rounds == 1
 
 
-def test_with_the_exact_solver_the_model_is_the_mean_of_those_who_answered():
-    coordinator = make(sites=4)
-    close(coordinator, 1, "abc")
-    replies = [make_reply(site, 1).arrays for site in "abc"]
-    for mode, factor in enumerate(coordinator.factors):
-        np.testing.assert_allclose(factor, sum(r[mode] for r in replies) / 3, atol=1e-6)
-
-
-def test_the_elastic_step_can_be_set():
-    coordinator = make(elastic_step=0.25)
-    before = coordinator.factors
-    close(coordinator, 1)
-    replies = [make_reply(site, 1).arrays for site in "abc"]
-    assert_bits(coordinator.factors, elastic_average(before, replies, 0.25))
-
-
 def test_the_order_of_replies_does_not_change_a_bit():
     sites, orders = [f"s{n}" for n in range(12)], []
     for seed in range(5):
@@ -266,13 +206,8 @@ def test_below_the_quorum_nothing_moves_and_the_record_says_so(sites, caplog):
     assert not record.updated
     assert record.sites == tuple(sites)
     assert f"{len(sites)} usable replies, quorum is 2" in caplog.text
-
-
-def test_at_the_quorum_the_model_moves():
-    coordinator = make(min_sites=2)
-    before = coordinator.factors
-    assert close(coordinator, 1, "ab").updated
-    assert not np.array_equal(coordinator.factors[0], before[0])
+    assert not close(coordinator, 2, "abb").updated  # two sites of one name are none
+    assert close(coordinator, 3, "ab").updated
 
 
 def test_sites_of_one_name_are_all_left_out(caplog):
@@ -286,10 +221,6 @@ def test_sites_of_one_name_are_all_left_out(caplog):
     close(alone, 1, "acd")
     assert_bits(coordinator.factors, alone.factors)
     assert "call themselves 'b'" in caplog.text
-
-
-def test_sites_of_one_name_do_not_make_a_quorum():
-    assert not close(make(min_sites=2), 1, "abb").updated
 
 
 def test_check_learned():
@@ -396,27 +327,12 @@ def test_the_job_is_the_checkpoints(tmp_path):
     assert make(tmp_path, resume=True, job=first.run.job).run.job == first.run.job
 
 
-@pytest.mark.parametrize("rank", [1, 5])
-@pytest.mark.parametrize("shape", [(5,), (5, 4, 2)], ids=str)
-def test_any_rank_and_number_of_modes_goes_on(tmp_path, rank, shape):
-    first = make(tmp_path, rank=rank, shape=shape)
-    close(first, 1, sites="")
-    assert_bits(make(tmp_path, rank=rank, shape=shape, resume=True).factors, first.factors)
-
-
 def test_what_does_not_change_the_numbers_may_change(tmp_path):
     run_rounds(make(tmp_path), 2)
     changes = {"min_sites": 2, "sites": 3, "round_timeout": 5.0}
     found = make(tmp_path, resume=True, **changes)
     assert found.finished_rounds == 2
     assert found.run.min_sites == 2
-
-
-def test_a_finished_run_can_be_opened(tmp_path):
-    done = run_rounds(make(tmp_path), 6)
-    found = make(tmp_path, resume=True)
-    assert found.finished_rounds == 6
-    assert_bits(found.factors, done.factors)
 
 
 def test_a_run_goes_on_from_before_its_first_round(tmp_path):
@@ -505,7 +421,7 @@ def test_an_unfinished_run_is_not_overwritten(tmp_path):
     assert (tmp_path / CHECKPOINT).read_bytes() == before
 
 
-@pytest.mark.parametrize("shape", [SHAPE, (5,), (5, 4, 2), (6, 7)], ids=str)
+@pytest.mark.parametrize("shape", [SHAPE, (5,), (1, 5, 2)], ids=str)
 def test_a_finished_run_is_replaced_whatever_its_modes(tmp_path, shape):
     run_rounds(make(tmp_path, rounds=2), 2)
     second = make(tmp_path, rounds=3, shape=shape)
@@ -532,6 +448,7 @@ ANOTHER_RUN = {
     "elastic-step": ({"elastic_step": 0.1}, "elastic-step"),
     "vocabulary": ({"vocabulary": "0a,1c"}, "vocabulary"),
     "job": ({"job": "other"}, "job"),
+    "rounds": ({"rounds": 9}, "rounds"),
     "sizes": ({"shape": (5, 5)}, "shape"),
     "a mode more": ({"shape": (5, 4, 2)}, "shape"),
     "a mode less": ({"shape": (5,)}, "shape"),

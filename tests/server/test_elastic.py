@@ -51,17 +51,6 @@ def test_the_inputs_stay_as_they_are():
             np.testing.assert_array_equal(one, other)
 
 
-def test_equal_replies_are_a_fixed_point():
-    anchors = make(0)
-    for one, other in zip(elastic_average(anchors, [make(0)] * 4, 0.25), anchors, strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-def test_without_replies_nothing_moves():
-    for one, other in zip(elastic_average(make(0), [], 0.25), make(0), strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
 def test_the_distance_to_the_mean_shrinks_by_a_known_factor():
     anchors, replies, step = make(0), [make(1), make(2), make(3)], 0.1
     means = [np.mean([r[mode] for r in replies], axis=0, dtype=np.float64) for mode in range(3)]
@@ -72,13 +61,6 @@ def test_the_distance_to_the_mean_shrinks_by_a_known_factor():
     for factor, anchor, mean in zip(factors, anchors, means, strict=True):
         closed_form = mean + (1 - step * 3) ** rounds * (anchor - mean)
         np.testing.assert_allclose(factor, closed_form, atol=rounds * np.finfo(np.float32).eps * 4)
-
-
-def test_a_full_step_is_the_mean():
-    replies = [make(1), make(2)]
-    found = elastic_average(make(0), replies, 0.5)
-    for mode, factor in enumerate(found):
-        np.testing.assert_allclose(factor, (replies[0][mode] + replies[1][mode]) / 2, atol=1e-6)
 
 
 @given(st.lists(st.sampled_from([1.0, -1.0]), min_size=1, max_size=6))
@@ -106,11 +88,6 @@ def test_the_exact_solver_has_no_step_size_and_takes_the_mean(sites):
     settings = SolverSettings(solver="exact", eta=0.5, gamma=100.0)
     assert elastic_step(settings, 0.0, sites) == 1 / sites
     assert elastic_step(settings, 1e-3, sites) == 1e-3
-
-
-@pytest.mark.parametrize("sites", [1, 3, 7, 49, 1000])
-def test_the_mean_itself_is_allowed_for_any_number_of_sites(sites):
-    assert elastic_step(SolverSettings(), 1 / sites, sites) == 1 / sites
 
 
 @pytest.mark.parametrize("sites", [1, 3, 7, 49])
@@ -144,17 +121,6 @@ def test_the_start_has_unit_positive_columns():
         assert factor.dtype == np.float32
         assert (factor > 0).all()
         np.testing.assert_allclose(np.linalg.norm(factor.astype(float), axis=0), 1, rtol=1e-6)
-
-
-def test_the_start_is_the_same_for_the_same_public_numbers():
-    for one, other in zip(initial_factors(SIZES, 2, 5), initial_factors(SIZES, 2, 5), strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-def test_the_start_differs_with_the_seed_and_between_modes_and_columns():
-    starts = [initial_factors((6, 6), RANK, seed) for seed in range(4)]
-    columns = np.vstack([factor.T for start in starts for factor in start])
-    assert len(np.unique(columns, axis=0)) == 4 * 2 * RANK
 
 
 def test_the_start_is_uniform():

@@ -8,7 +8,7 @@ from dpfact_flower.errors import QuorumError, SettingsError
 from dpfact_flower.estimation import codes
 from dpfact_flower.server import elastic
 from dpfact_flower.server.coordinator import Coordinator
-from dpfact_flower.server.elastic import ElasticRule, starts_from_cooccurrences, weighted_mean
+from dpfact_flower.server.elastic import ElasticRule, starts_from_cooccurrences
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.site.elastic import run_round
@@ -108,13 +108,6 @@ def test_sites_count_as_they_use_what_surrogates_made_of_the_start(planted, monk
     expected, found = (rule._weights(names) for rule in (server.rule, other.rule))
     assert np.ptp(expected, axis=1).max() > 0.05
     np.testing.assert_allclose(found, expected[:, ::-1], atol=0.01)
-
-
-def test_a_weighted_mean_is_one_of_columns():
-    replies = [(np.array([[1.0, 2.0]], np.float32),), (np.array([[3.0, 6.0]], np.float32),)]
-    (found,) = weighted_mean(replies, np.array([[0.5, 0.75], [0.5, 0.25]]))
-    np.testing.assert_array_equal(found, np.array([[2.0, 3.0]], np.float32))
-    assert found.dtype == np.float32
 
 
 def test_a_checkpoint_keeps_what_the_start_said(planted):

@@ -25,7 +25,6 @@ from dpfact_flower.server.checkpoint import RECEIVED, Checkpoint
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.history import Failure, read_history
 from dpfact_flower.server.patient import PatientRule
-from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import PrivacySettings, RunSettings, SiteSettings, SolverSettings
 from dpfact_flower.wire.protocol import SiteReply
 from tests.bits import assert_bits
@@ -93,16 +92,6 @@ def test_a_run_is_codes_start_refinement_and_the_end():
         assert rule.reply_shapes(number) == [(count,)]
     assert rule.reply_shapes(7) == []
     assert rule.planned_events(7) == ()
-
-
-def test_without_codes_the_vocabularies_stay_as_they_are():
-    rule = make_rule(PLANNED)
-    assert rule.rounds == 6
-    assert rule.reply_shapes(1) == [(21 * 20 // 2,)]
-    assert [len(factor) for factor in rule.factors] == [9, 12]
-    for number in range(1, 7):
-        rule.update(number, make_replies(rule, number))
-    assert rule.selection == ()
 
 
 def test_what_was_left_open_is_planned_and_sent():
@@ -192,11 +181,6 @@ def test_more_codes_than_there_are_cannot_be_kept(codes, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_all_codes_may_be_kept():
-    server = go_to(make(privacy=replace(PLANNED, codes="9x12")), 1)
-    assert [kept.tolist() for kept in server.selection] == [list(range(9)), list(range(12))]
-
-
 def test_the_last_round_changes_nothing():
     rule = make_rule()
     for number in range(1, 7):
@@ -214,16 +198,6 @@ def test_a_cohort_that_is_too_small_is_said_before_the_start(caplog):
 
 
 # --- determinism and quorum
-
-
-def test_the_same_replies_give_the_same_bits_in_any_order():
-    runs = [make(), make()]
-    for number in range(1, runs[0].rounds + 1):
-        close(runs[0], number, "abc")
-        close(runs[1], number, "cab")
-    assert_bits(runs[0].factors, runs[1].factors)
-    assert_bits(runs[0].selection, runs[1].selection)
-    assert runs[0].records == runs[1].records
 
 
 @pytest.mark.parametrize(("privacy", "number"), [(CODES, 1), (CODES, 2), (PLANNED, 1)],
@@ -454,18 +428,6 @@ def test_seeded_runs_repeat_and_say_that_they_are_not_private(cohort_folder, tmp
     assert runs[0][1]["claim"].startswith(f"{SEEDED_CLAIM} ({PATIENT_CLAIM}); given the data")
 
 
-def test_noise_of_the_operating_system_does_not_repeat(cohort_folder, tmp_path):
-    one, other = (read_model(run(cohort_folder, tmp_path / n, epsilon=1e4)[0])[0] for n in "ab")
-    assert not np.array_equal(one[0], other[0])
-
-
-def test_a_finished_runs_config_repeats_it(cohort_folder, tmp_path):
-    folder, _ = run(cohort_folder, tmp_path / "run", codes="6x8", **{"noise-seed": 7})
-    text = (folder / "config.toml").read_text()
-    assert 'privacy = "patient"' in text
-    assert 'codes = "6x8"' in text
-
-
 def test_patient_is_what_happens_if_nobody_chose(cohort_folder, tmp_path):
     folder = federate({"data": str(cohort_folder), "out": str(tmp_path / "run"), "rank": 2})
     summary = read_json(folder / SUMMARY)
@@ -475,10 +437,3 @@ def test_patient_is_what_happens_if_nobody_chose(cohort_folder, tmp_path):
     )
     assert summary["epsilon"] <= 4.0
     assert json.dumps(summary)  # whatever a tiny cohort makes of it, it can be written
-
-
-def test_the_start_of_the_public_seed_is_never_sent():
-    """A run learns its start; what stands in its place before has the right shapes alone."""
-    rule = make_rule()
-    assert_bits(rule.factors, initial_factors((6, 8), 4, 2))
-    assert rule.anchors(1) == rule.anchors(2) == ()

@@ -83,11 +83,6 @@ def test_a_rule_goes_on_from_its_state_bit_for_bit(name, stop):
     assert_bits(second.selection, whole.selection)
 
 
-@every_rule
-def test_the_names_of_a_state_do_not_collide_with_a_checkpoints(name):
-    assert "meta" not in make(name).state()
-
-
 def test_arrays_keep_their_order_in_a_state():
     factors = initial_factors((3,) * 11, 2, 0)
     assert_bits(unnumbered(dict(sorted(numbered("factor", factors).items())), "factor"), factors)
@@ -105,13 +100,6 @@ def test_elastic_rounds_are_all_alike(name):
         assert_bits(rule.anchors(number), rule.factors)
         assert rule.reply_shapes(number) == [(5, 3), (4, 3)]
         assert not rule.needs_quorum(number)
-
-
-def test_an_elastic_update_is_one_pull():
-    rule = make("paper")
-    before, given = rule.factors, replies(rule, 1)
-    rule.update(1, given)
-    assert_bits(rule.factors, elastic_average(before, [r.arrays for r in given], 1e-3 * 5.0))
 
 
 def test_a_step_that_many_sites_make_unstable_is_refused_or_shrinks():
