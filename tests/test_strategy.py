@@ -218,11 +218,6 @@ def test_a_site_that_connects_in_time_is_waited_for(clock, monkeypatch):
     assert 30 <= clock.now < 40
 
 
-def test_a_run_in_which_no_round_met_the_quorum_is_an_error():
-    with pytest.raises(QuorumError, match="no round met the quorum of 1"):
-        make_strategy().start(FakeGrid({0: Error(2, "dpfact:data")}))
-
-
 def test_a_stopped_run_is_resumed_where_it_was(tmp_path):
     run = RunSettings(rounds=4, start="random")
     options = {"solver": SOLVER, "privacy": PrivacySettings(privacy="none")}

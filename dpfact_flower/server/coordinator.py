@@ -221,9 +221,10 @@ class Coordinator:
                 f"{sites} site(s) connected within {run.wait_timeout:g} s (wait-timeout); "
                 f"the quorum (min-sites) is {run.min_sites}"
             )
-        if sites < max(run.sites, run.min_sites):
-            _logger.warning("%d of %d sites connected; going on", sites, run.sites or run.min_sites)
-        if first:
+        expected = max(run.sites, run.min_sites)
+        if sites < expected:
+            _logger.warning("%d of %d sites connected; going on", sites, expected)
+        if first and sites > expected:
             self.rule.check_sites(sites)
 
     def close_round(

@@ -58,9 +58,8 @@ class PatientRule:
         self.rounds = self.plan.rounds
         self.privacy = self.plan.settle(privacy)
         self.selection: Selection = ()
-        self.factors: Factors = initial_factors(
-            privacy.codes_kept or feature_shape, solver.rank, run.seed
-        )
+        shape = privacy.codes_kept or feature_shape
+        self.factors: Factors = initial_factors(shape, solver.rank, run.seed)
         self._learned = self.factors
         """As they are learned: with weights, the factors of weighted cells."""
         self._weights: Weights = ()
@@ -69,9 +68,6 @@ class PatientRule:
         self._run = run
         self._started = False
         self._memory = Memory(self.plan.memory)
-        outlook = self.plan.outlook
-        level = logging.INFO if outlook.verdict == "good" else logging.WARNING
-        _logger.log(level, "plan: %s", outlook.sentence)  # before anything is spent
 
     def anchors(self, round_number: int) -> Factors:
         """Global factors once there are some: as learned, and in the end those of the cells."""
@@ -97,7 +93,10 @@ class PatientRule:
         return (planned.event(modes, seeded=seeded),) if planned else ()
 
     def check_sites(self, sites: int) -> None:
-        """Accept any number of sites."""
+        """Accept any number; warn if the cohort is too small for its rank and epsilon."""
+        outlook = self.plan.outlook
+        level = logging.INFO if outlook.verdict == "good" else logging.WARNING
+        _logger.log(level, "plan: %s", outlook.sentence)
 
     def needs_quorum(self, round_number: int) -> bool:
         """Whether later rounds build on this one."""
@@ -131,14 +130,9 @@ class PatientRule:
         sites = [reply.site for reply in replies]
         average = self._memory.averaged(planned.mode, sites, _released(replies), planned.sigma)
         refined = refine_factor(
-            list(average.values),
-            self._learned,
-            planned.mode,
-            sigma=average.sigma,
-            shrink=self._run.shrink,
-            tau=self._solver.tau,
-            pull=_REFINE_PULL * self._solver.pull,
-        )
+            list(average.values), self._learned, planned.mode, sigma=average.sigma,
+            shrink=self._run.shrink, tau=self._solver.tau, pull=_REFINE_PULL * self._solver.pull,
+        )  # fmt: skip
         self._learn(refined)
 
     def _learn(self, factors: Factors) -> None:

@@ -55,7 +55,7 @@ class ServerRule(Protocol):
         """What answering a round costs a site."""
 
     def check_sites(self, sites: int) -> None:
-        """Refuse a number of sites that the rule is not stable for."""
+        """Refuse a number of sites that the rule is not stable for, before anything is spent."""
 
     def needs_quorum(self, round_number: int) -> bool:
         """Whether the run cannot continue without this round."""

@@ -7,13 +7,13 @@ those; each site's own ledger has the whole truth.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dpfact_flower.errors import DPFactError, StateError
-from dpfact_flower.privacy import ReleaseEvent, account
-from dpfact_flower.privacy.patient.plan import plan_patient
+from dpfact_flower.privacy import account
 from dpfact_flower.server.checkpoint import CHECKPOINT, Checkpoint
 from dpfact_flower.server.history import HISTORY, RoundRecord, read_history
 from dpfact_flower.server.readiness import Readiness, called, read_readiness
@@ -95,24 +95,16 @@ def run_status(folder: Path) -> RunStatus:
 def _cost(identity: Mapping[str, Any]) -> Cost:
     """What answering rounds of a run costs a site."""
     privacy, solver = PrivacySettings.from_config(identity), SolverSettings.from_config(identity)
-    events: dict[int, tuple[ReleaseEvent, ...]] = {}
-    bounded = privacy.privacy != "none"
-    if privacy.privacy == "patient":
-        plan = plan_patient(privacy, sizes=identity["shape"], rank=solver.rank, sites=1)
-        modes = [f"mode {mode}" for mode, _ in enumerate(identity["shape"], start=1)]
-        planned = plan.events(modes, seeded=privacy.noise_seed >= 0)
-        events = {r.round: (e,) for r, e in zip(plan.releases, planned, strict=True)}
-    else:
-        try:
-            rule = rule_for(identity["shape"], solver, privacy, RunSettings.from_config(identity))
-            events = {n: rule.planned_events(n) for n in range(1, rule.rounds + 1)}
-        except DPFactError:  # a rule that only its own process has registered
-            bounded = False
+    run, rule = RunSettings.from_config(identity), None
+    with suppress(DPFactError):  # a rule that only its own process has registered
+        rule = rule_for(identity["shape"], solver, privacy, run)
 
     def epsilon(rounds: Sequence[int]) -> float | None:
-        if not bounded and rounds:
+        if rounds and (rule is None or privacy.privacy == "none"):
             return None
-        spent = [event for number in rounds for event in events.get(number, ())]
+        spent = (
+            [event for number in rounds for event in rule.planned_events(number)] if rule else []
+        )
         return account(spent, privacy.delta).headline.epsilon if spent else 0.0
 
     return epsilon

@@ -9,7 +9,7 @@ import pytest
 
 from dpfact_flower.client import DPFactClient
 from dpfact_flower.data.vocabulary import joint_digest
-from dpfact_flower.errors import QuorumError, SettingsError, StateError
+from dpfact_flower.errors import QuorumError, SettingsError
 from dpfact_flower.estimation.codes import code_weights, kept_codes, unweighted
 from dpfact_flower.evaluation.run_folder import (
     PHENOTYPES,
@@ -192,7 +192,7 @@ def test_the_last_round_changes_nothing():
 
 def test_a_cohort_that_is_too_small_is_said_before_the_start(caplog):
     with caplog.at_level(logging.INFO):
-        make_rule(replace(CODES, patients=50, epsilon=0.1))
+        make(privacy=replace(CODES, patients=50, epsilon=0.1))
     (record,) = [r for r in caplog.records if r.getMessage().startswith("plan: ")]
     assert record.levelno == logging.WARNING
 
@@ -288,22 +288,6 @@ def test_replies_of_another_job_are_not_gone_on_from(tmp_path, monkeypatch):
     assert make(tmp_path, resume=True).finished_rounds == 1
 
 
-ANOTHER_RUN = {
-    "epsilon": (replace(CODES, epsilon=3.0), "epsilon"),
-    "bound": (replace(CODES, bound=0.2), "bound"),
-    "codes": (replace(CODES, codes="6x7"), "codes"),
-    "their share": (replace(CODES, codes_share=0.1), "codes-share"),
-    "more refinement": (replace(CODES, refine_rounds=3), "refine-rounds, rounds"),
-}
-
-
-@pytest.mark.parametrize(("privacy", "keys"), ANOTHER_RUN.values(), ids=ANOTHER_RUN)
-def test_another_runs_checkpoint_is_refused(tmp_path, privacy, keys):
-    go_to(make(tmp_path), 3)
-    with pytest.raises(StateError, match=rf"they differ in {keys}; there: "):
-        make(tmp_path, privacy=privacy, resume=True)
-
-
 def test_a_refinement_is_averaged_with_the_one_before():
     rule, forgetful = make_rule(), make_rule()
     for number in range(1, 6):
@@ -385,21 +369,15 @@ def test_a_run_that_counts_codes_end_to_end(cohort, cohort_folder, tmp_path):
         assert len(kept) == size
         places = [whole.codes.index(code) for code in kept.codes]
         assert places == sorted(places)  # in the vocabulary's own order
-    assert summary["privacy"] == "patient"
     assert summary["claim"].startswith(f"{PATIENT_CLAIM}; given the data's code lists")
-    assert (summary["unit"], summary["neighbours"]) == ("patient", "add-remove")
     assert 3.9 < summary["epsilon"] <= 4.0
-    assert summary["delta"] == 1e-5
     assert set(summary["per_site"]) == {"site-1", "site-2", "site-3"}
     for guarantee in summary["per_site"].values():
         assert [e["name"] for e in guarantee["ledger"]] == [
             "round 1, codes", "round 2, start", "round 3, refine procedures",
             "round 4, refine diagnoses",
         ]  # fmt: skip
-    assert len(summary["not_covered"]) > 2
-    assert summary["rounds"] == 5
-    assert summary["failures"] == 0
-    assert -10 < summary["fit"] <= 1
+    assert (summary["rounds"], summary["failures"]) == (5, 0)
     assert [record.round for record in read_history(folder)] == [1, 2, 3, 4, 5]
     table = read_json(folder / PHENOTYPES)["table"]
     known = {code for vocabulary in vocabularies for code in vocabulary.codes}

@@ -91,17 +91,6 @@ def test_arrays_keep_their_order_in_a_state():
 # --- elastic averaging
 
 
-@pytest.mark.parametrize("name", ["none", "paper"])
-def test_elastic_rounds_are_all_alike(name):
-    rule = make(name)
-    assert rule.rounds == 6
-    assert rule.privacy == RULES[name][2]
-    for number in (1, 6):
-        assert_bits(rule.anchors(number), rule.factors)
-        assert rule.reply_shapes(number) == [(5, 3), (4, 3)]
-        assert not rule.needs_quorum(number)
-
-
 def test_a_step_that_many_sites_make_unstable_is_refused_or_shrinks():
     rule = make("none", elastic_step=0.4)
     rule.check_sites(2)
