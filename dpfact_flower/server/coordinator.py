@@ -76,6 +76,8 @@ class Coordinator:
 
     pace: ClassVar[str] = "in-step"
     """Of the runs that this class is for."""
+    _copies_of_each_site: ClassVar[int] = 0
+    """On the disk, of factors, beside those of the run."""
 
     def __init__(
         self,
@@ -188,12 +190,8 @@ class Coordinator:
         """
         if self.run_dir is None or self.records:
             return
-        factors = sum(array.nbytes for array in self._state().values())
-        records = self.rounds * (_ROUND_BYTES + _SITE_BYTES * sites)
-        received = 4 * sites * self._most_values()
         with disk_errors(self.run_dir):
-            room = self._copies(sites) * factors + records + received + _MORE_BYTES
-            with reserved(self.run_dir / ".room", room):
+            with reserved(self.run_dir / ".room", self._most_bytes(sites)):
                 pass
             self.save()
 
@@ -324,14 +322,14 @@ class Coordinator:
     def _restore(self, arrays: Mapping[str, Array]) -> None:
         self.rule.restore(arrays)
 
-    def _copies(self, sites: int) -> int:
-        """How many times the first checkpoint's arrays will lie on the disk at most."""
-        return _COPIES
-
-    def _most_values(self) -> int:
-        """Of a site's reply in a round that later ones build on."""
-        rounds = filter(self.rule.needs_quorum, range(1, self.rounds + 1))
-        return max((sum(map(math.prod, self.reply_shapes(n))) for n in rounds), default=0)
+    def _most_bytes(self, sites: int) -> int:
+        """What the run of so many sites will have on the disk at most."""
+        factors = sum(array.nbytes for array in self._state().values())
+        copies = _COPIES + self._copies_of_each_site * sites
+        kept = filter(self.rule.needs_quorum, range(1, self.rounds + 1))
+        values = max((sum(map(math.prod, self.reply_shapes(n))) for n in kept), default=0)
+        records = self.rounds * (_ROUND_BYTES + _SITE_BYTES * sites)
+        return copies * factors + 4 * sites * values + records + _MORE_BYTES
 
     def _checkpoint(self, records: list[RoundRecord], arrays: Mapping[str, Array]) -> Checkpoint:
         return Checkpoint(self._identity(), self.run.job, self.rounds, records, arrays)

@@ -92,6 +92,7 @@ class OnArrival(Coordinator):
     """
 
     pace: ClassVar[str] = "on-arrival"
+    _copies_of_each_site: ClassVar[int] = 4  # last reply and question, in two checkpoints
 
     def __init__(self, feature_shape: Sequence[int], **options: Unpack[CoordinatorOptions]) -> None:
         self._sites: dict[str, _Site] = {}
@@ -246,9 +247,6 @@ class OnArrival(Coordinator):
         return 1 / (1 + max(age - _FRESH, 0.0))
 
     # --- Checkpoints
-
-    def _copies(self, sites: int) -> int:
-        return super()._copies(sites) + 4 * sites  # last replies and questions, in two checkpoints
 
     def _state(self) -> dict[str, Array]:
         arrays = super()._state()
