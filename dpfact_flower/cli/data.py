@@ -138,42 +138,42 @@ def _script_command(script: Script) -> Callable[..., None]:
     def read(source: str, asked: Asked, schema: str = "", **given: Any) -> Cohort:
         from dpfact_flower.data.readers import runner
 
-        own: dict[str, Any] = {
-            name: given.pop(name) or option.default for name, option in script.options.items()
-        }
+        own: dict[str, Any] = {}
+        for name, option in script.options.items():
+            value = given.pop(name)
+            if isinstance(option.default, dict):
+                value = read_named(f"--{name}", value)
+            own[name] = value or option.default
         modes = script.chosen(own)
-        days = given.pop("window", None)
-        if days is not None:
-            given["window_days"] = days or None
-        default = "diagnoses" if "diagnoses" in modes else modes[-1 if len(modes) < 3 else 1]
+        if "window" in given:
+            days = given.pop("window")
+            given["window_days"] = days if script.window == "days alone" else days or None
+        default = "diagnoses" if "diagnoses" in modes else modes[min(1, len(modes) - 1)]
         return runner.read(script, source, schema=schema, **given, **own,
                            **asked.options(modes, default))  # fmt: skip
 
-    own = [_parameter("source", str, typer.Argument())]
+    own: list[Parameter] = []
+
+    def ask(name: str, kind: Any, default: Any = Parameter.empty) -> None:
+        own.append(Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind, default=default))
+
+    ask("source", Annotated[str, typer.Argument()])
     if script.named:
-        shown = typer.Option(help="Public name of the site; with --by, of the whole cohort.")
-        own.append(_parameter("name", str, shown))
+        ask("name", Annotated[str, typer.Option(help="Public name of the site, or of all sites.")])
     if script.source == "tables":
-        own.append(_parameter("schema", str, typer.Option(help="Of the tables in a database."), ""))
+        ask("schema", Annotated[str, typer.Option(help="Of the tables in a database.")], "")
     for name, option in script.options.items():
-        kind: Any = type(option.default)
-        shown = typer.Option(help=option.help, min=1 if kind is int else None)
-        if kind is bool:
-            shown = typer.Option(f"--{name.replace('_', '-')}", help=option.help)
-        if option.choices:
-            kind = Literal[tuple(option.choices)] | None
-        own.append(_parameter(name, kind, shown, None if option.default == "" else option.default))
+        kind: Any = Literal[tuple(option.choices)] if option.choices else type(option.default)
+        flags = [f"--{name.replace('_', '-')}"] if kind is bool else []
+        least, shape = (1 if kind is int else None), ("NAME=VALUE" if kind is dict else None)
+        shown = typer.Option(*flags, help=option.help, min=least, metavar=shape)
+        usual = option.default if kind is not dict and option.default != "" else None
+        ask(name, Annotated[(list[str] if kind is dict else kind) | None, shown], usual)
     if script.window != "encounter":
-        own.append(Parameter("window", Parameter.KEYWORD_ONLY, annotation=Window, default=30))
+        ask("window", Window, 30)
     sizes = "x".join(map(str, script.modes.values()))
     top = "" if script.options.keys() & script.modes else sizes
     return _command(read, script.name, script.help, own, top=top, min_patients=script.min_patients)
-
-
-def _parameter(name: str, kind: Any, shown: Any, default: Any = Parameter.empty) -> Parameter:
-    return Parameter(
-        name, Parameter.KEYWORD_ONLY, annotation=Annotated[kind, shown], default=default
-    )
 
 
 class _Readers(TyperGroup):
@@ -217,31 +217,6 @@ def data_synthetic(
 
     settings = synthetic.preset(preset)
     _save(lambda: synthetic.synthetic(settings), out, force=force)
-
-
-@_reader()
-def data_meds(
-    folder: Tables,
-    asked: Asked,
-    name: Annotated[str, typer.Option(help="Public name of the site.")],
-    mode: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=PREFIX",
-            help="A mode, and how its codes begin; default: procedures=PROCEDURE// and "
-            "diagnoses=DIAGNOSIS//.",
-        ),
-    ] = None,
-    window: Annotated[int, typer.Option(help="Days within which codes co-occur.", min=0)] = 30,
-) -> Cohort:
-    """MEDS, the Medical Event Data Standard: one site, without labels.
-
-    FOLDER holds data and metadata.
-    """
-    from dpfact_flower.data.readers import meds
-
-    modes = read_named("--mode", mode) or meds.MODES
-    return meds.read(folder, name, modes=modes, window_days=window, **asked.options([*modes]))
 
 
 @data_app.command("tns")

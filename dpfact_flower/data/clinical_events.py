@@ -37,11 +37,13 @@ def create_tables(connection: Connection) -> None:
     )
 
 
-def count(connection: Connection, place: str, what: str, number: int) -> None:
+def count(
+    connection: Connection, place: str, what: str, number: int, *, warn: bool = False
+) -> None:
     """Report a number above 0, and log it."""
     if number:
         connection.execute("INSERT INTO read_report VALUES (?, ?, ?)", [place, what, number])
-        logger.info("%s: %d %s", place, number, what)
+        logger.log(logging.WARNING if warn else logging.INFO, "%s: %d %s", place, number, what)
 
 
 def read_report(connection: Connection) -> tuple[tuple[str, str, int], ...]:

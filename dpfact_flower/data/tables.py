@@ -161,8 +161,14 @@ def find_files(folder: str | Path, pattern: str, ending: str = r"\.csv(\.gz)?") 
 
 
 def list_tables(folder: str | Path, pattern: str = ".*") -> dict[str, Path]:
-    """Files that hold tables, in any form that is read, by the tables' names in lower case."""
-    return find_files(folder, f"({pattern})", r"\.(csv|csv\.gz|parquet)")
+    """Files that hold tables, and folders of Parquet, by the tables' names in lower case."""
+    files = find_files(folder, f"({pattern})", r"\.(csv|csv\.gz|parquet)")
+    parts = {
+        path.name.lower(): path
+        for path in Path(folder).iterdir()
+        if re.fullmatch(pattern, path.name, re.IGNORECASE) and next(path.rglob("*.parquet"), None)
+    }
+    return parts | files
 
 
 def find_table(folders: Sequence[Path], name: str) -> Path:
@@ -203,8 +209,8 @@ def load_table(
         Name of the table to create.
     place : Path or Frame
         Text with a header line, plain or gzipped, fields perhaps in double quotes, lines ended
-        by LF or CRLF; or, in a frame or a file named ``.parquet``, columns of text, whole numbers,
-        dates or times. A time with a zone becomes that of UTC.
+        by LF or CRLF; or, in a frame, a file named ``.parquet`` or a folder of such files, columns
+        of text, whole numbers, dates or times. A time with a zone becomes that of UTC.
     columns : sequence of str
         Needed columns in lower case; the file's may be in any case, and there may be more. A blank
         field is NULL.
@@ -230,9 +236,10 @@ def load_table(
         if isinstance(place, Frame):
             kind, source = "a frame", _registered(connection, place)
             found = _typed_columns(connection, place, source, wanted)
-        elif place.suffix.lower() == ".parquet":
-            kind, source = "Parquet", f"read_parquet({_literal_path(place)})"
-            if not place.is_file():
+        elif place.suffix.lower() == ".parquet" or place.is_dir():
+            below = "/**/*.parquet" if place.is_dir() else ""
+            kind, source = "Parquet", f"read_parquet({_literal_path(place, below)})"
+            if not place.exists():
                 raise DataError(f"{place}: no such file")
             found = _typed_columns(connection, place, source, wanted)
         else:
@@ -470,9 +477,9 @@ def _typed_columns(
     return found
 
 
-def _literal_path(path: Path) -> str:
+def _literal_path(path: Path, below: str = "") -> str:
     """The path as DuckDB takes it, to which * ? [ would mean other files."""
-    return literal(re.sub(r"([*?\[])", r"[\1]", str(path)))
+    return literal(re.sub(r"([*?\[])", r"[\1]", str(path)) + below)
 
 
 def _compression(path: Path) -> str:

@@ -2,24 +2,15 @@
 
 import json
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from dpfact_flower.cli.main import app
-from dpfact_flower.client_app import app as client_app
 from dpfact_flower.data.site_data import Cohort, SiteData
-from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DPFactError, SettingsError
-from dpfact_flower.evaluation.run_folder import SUMMARY, read_json, read_model
-from dpfact_flower.runtime.config import RunConfig
-from dpfact_flower.runtime.grid import InProcessGrid
-from dpfact_flower.runtime.serve import serve
-from tests.data.readers.test_mimic4 import write_tables
 from tests.data.readers.test_omop import cdm
 
 __all__ = ["cdm"]
-SIZES = {"procedures": 6, "diagnoses": 9}
 
 
 def data_events(*arguments: str) -> str:
@@ -67,13 +58,9 @@ def test_sites_make_a_cohort_for_simulation(tables, tmp_path):
     [
         (["--mode", "procedures"], "--mode: need NAME=FILE, got 'procedures'"),
         (["--mode", "procedures=x.csv"], "--mode: procedures is given twice"),
-        (["--codes", "procedures=x.json"], "--codes: need a list for each of procedures, diag"),
         (["--codes", "drugs=x", "--codes", "procedures=x"], "--codes: need a list for each of"),
-        (["--top", "2"], "top: need a positive integer or None for each of procedures, diag"),
         (["--top", "2y2"], "--top: need a number of codes per mode, such as 202x316"),
         (["--window", "0"], r"p\.csv: lacks the column\(s\) encounter"),
-        (["--code", "icd"], r"p\.csv: lacks the column\(s\) icd"),
-        (["--labels", "gone.csv"], r"gone\.csv: no such file"),
     ],
 )
 def test_errors_are_one_clear_line(arguments, says, tables, tmp_path):
@@ -129,31 +116,6 @@ def test_a_used_folder_is_refused_and_replaced_by_force_alone(tables, tmp_path):
     assert "b.npz" not in left
 
 
-def test_a_frostt_tensor_and_made_up_patients(tmp_path):
-    (tmp_path / "x.tns").write_text("1 1 1 2\n1 2 1 1\n2 2 2 1\n")
-    out = str(tmp_path / "out")
-    data("tns", str(tmp_path / "x.tns"), "--name", "two", "--parts", "2", "--modes", "rx,dx",
-         "--out", out)  # fmt: skip
-    cohort = Cohort.load(out)
-    assert [site.name for site in cohort.sites] == ["part-1", "part-2"]
-    assert [v.name for v in cohort.vocabularies] == ["rx", "dx"]
-
-
-def test_mimic4_in_one_command(tmp_path):
-    write_tables(tmp_path / "mimic")
-    text = data("mimic4", str(tmp_path / "mimic"), "--out", str(tmp_path / "out"), "--drugs",
-                "--roll-up", "icd3", "--roll-up", "procedures=first3")  # fmt: skip
-    assert "patients without a care unit or service" in text
-    assert [len(v) for v in Cohort.load(tmp_path / "out").vocabularies] == [2, 4, 1]
-
-
-def test_an_omop_cdm_in_one_command(cdm, tmp_path):
-    data("omop", str(cdm), "--name", "north", "--drugs", "--out", str(tmp_path / "out"))
-    assert [v.name for v in Cohort.load(tmp_path / "out").vocabularies] == [
-        "procedures", "conditions", "drugs"
-    ]  # fmt: skip
-
-
 def test_samples_of_synpuf_in_groups(ehr_data, tmp_path):
     data("synpuf", str(ehr_data / "synpuf" / "inpatient"), "--out", str(tmp_path / "out"),
          "--group", "north=1,3", "--group", "south=2")  # fmt: skip
@@ -171,54 +133,3 @@ def test_samples_of_synpuf_in_groups(ehr_data, tmp_path):
 def test_groups_are_checked(group, says, tmp_path):
     with pytest.raises(DPFactError, match=says):
         data("synpuf", str(tmp_path), "--out", str(tmp_path / "out"), "--group", group)
-
-
-def write_events(folder, seed, patients=60):
-    """Event tables of one hospital, of three groups of patients, with a code nobody listed."""
-    rng = np.random.default_rng(seed)
-    folder.mkdir()
-    for mode, size in SIZES.items():
-        lines = ["patient,time,code"]
-        for patient in range(patients):
-            codes = 3 * rng.integers(0, size // 3, 3) + patient % 3
-            lines += [f"{patient},2024-01-{1 + n:02d},{mode[0]}{code}"
-                      for n, code in enumerate(codes)]  # fmt: skip
-        (folder / f"{mode}.csv").write_text("\n".join([*lines, "0,2024-01-01,secret", ""]))
-    labels = "".join(f"{patient},{patient % 2}\n" for patient in range(patients))
-    (folder / "labels.csv").write_text(f"patient,died\n{labels}")
-
-
-def test_hospitals_with_event_tables_and_public_lists_run_patient_mode(tmp_path):
-    """As docs/how-to/deploy.md has it: a file a hospital, and a server with code lists alone."""
-    lists = []
-    for mode, size in SIZES.items():
-        path = tmp_path / f"{mode}.json"
-        Vocabulary(mode, tuple(f"{mode[0]}{code}" for code in range(size))).save(path)
-        lists.append(path)
-    nodes = []
-    for seed, site in enumerate(("north", "south")):
-        home = tmp_path / site
-        write_events(home, seed)
-        text = data_events(
-            "--name", site, "--out", str(home), "--window", "7",
-            "--labels", str(home / "labels.csv"),
-            *(f"--mode={path.stem}={home / path.stem}.csv" for path in lists),
-            *(f"--codes={path.stem}={path}" for path in reversed(lists)),
-        )  # fmt: skip
-        assert site in text
-        assert (home / f"{site}.npz").stat().st_mode & 0o077 == 0
-        nodes.append(
-            {"site": site, "data-path": str(home / f"{site}.npz"), "state-dir": str(home / "state"),
-             "allow-privacy": "patient", "max-epsilon": 4.0, "budget-delta": 1e-5}
-        )  # fmt: skip
-    config = {
-        "data": "", "vocabulary": ",".join(map(str, lists)), "out": str(tmp_path / "run"),
-        "sites": 2, "min-sites": 2, "rank": 3, "privacy": "patient", "epsilon": 4.0,
-        "patients": 120,
-    }  # fmt: skip
-    out = serve(InProcessGrid(client_app, nodes), RunConfig.read(config))
-    summary = read_json(out / SUMMARY)
-    assert summary["claim"].startswith("proven: patient-level")
-    assert sorted(summary["per_site"]) == ["north", "south"]
-    _, codes = read_model(out)
-    assert [len(mode) for mode in codes] == [6, 9]

@@ -149,7 +149,7 @@ def test_help_says_what_an_argument_is():
     for preset in PRESETS:
         assert re.search(rf"\b{preset}\b", text)
     for command in ("mimic3", "eicu", "synpuf"):
-        assert "FOLDER holds" in dpfact("data", command, "--help")
+        assert "SOURCE is" in dpfact("data", command, "--help")
 
 
 def test_settings_lists_every_key():

@@ -227,12 +227,6 @@ def test_a_site_named_as_the_merged_ones_are_is_refused(connection):
                      min_patients=2)  # fmt: skip
 
 
-def test_logs_hold_counts_alone(connection, caplog):
-    with caplog.at_level(logging.DEBUG):
-        build(connection, min_patients=2)
-    assert not any(f"p{n}" in caplog.text for n in range(6))
-
-
 def test_vocabularies_by_frequency_count_distinct_events_of_these_patients(connection):
     fill(
         connection,
@@ -260,19 +254,6 @@ def test_all_codes_are_kept_where_no_number_is_asked_for(connection):
     assert choose_vocabularies(connection, MODES[:2], None) == choose_vocabularies(
         connection, MODES[:2], (None, None)
     )
-
-
-def test_vocabularies_as_given(connection):
-    given_ones = vocabularies(MODES[:2])
-    assert choose_vocabularies(connection, MODES[:2], (1, 1), given_ones) == given_ones
-    with pytest.raises(SettingsError, match="need procedures, diagnoses in this order, got diag"):
-        choose_vocabularies(connection, MODES[:2], (1, 1), given_ones[::-1])
-
-
-@pytest.mark.parametrize("top", [(1,), (0, 1), (1.0, 1), (True, 1), (1, 1, 1)])
-def test_top_is_checked(top, connection):
-    with pytest.raises(SettingsError, match="top: need"):
-        choose_vocabularies(connection, MODES[:2], top)
 
 
 def test_a_mode_without_events_is_named(connection):

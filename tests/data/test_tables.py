@@ -8,11 +8,8 @@ import pytest
 
 from dpfact_flower.data.tables import (
     connect,
-    count_rows,
     find_table,
     load_table,
-    read_header,
-    refuse_rows,
 )
 from dpfact_flower.errors import DataError
 
@@ -74,11 +71,6 @@ def test_load_takes_a_path_with_glob_characters_literally(connection, write):
     assert rows(connection) == [("right",)]
 
 
-def test_load_of_a_table_without_rows(connection, write):
-    load_table(connection, "x", write("x.csv", "id\n"), ("id",))
-    assert rows(connection) == []
-
-
 @pytest.mark.parametrize("last", ["7,8", "7", '7,8,"9'])
 def test_an_incomplete_last_line_is_left_out_on_request_alone(last, connection, write):
     path = write("x.csv", f"a,b,c\r\n1,2,3\r\n4,5,6\r\n{last}")
@@ -100,55 +92,6 @@ def test_a_malformed_row_is_located_and_not_quoted(text, first, connection, writ
     with pytest.raises(DataError, match=rf"x\.csv: .*row {first}\b") as caught:
         load_table(connection, "x", write("x.csv", text), ("a",), may_be_cut=True)
     assert "secret" not in str(caught.value)
-
-
-def test_text_that_is_not_utf8_is_located(connection, tmp_path):
-    (tmp_path / "x.csv").write_bytes(b"a,b\n1,2\n\xff\xfe,secret\n3,4\n")
-    with pytest.raises(DataError, match="row 3") as caught:
-        load_table(connection, "x", tmp_path / "x.csv", ("a",))
-    assert "secret" not in str(caught.value)
-
-
-def test_a_gzip_cut_short_is_refused(connection, tmp_path):
-    text = "a,b\n" + "".join(f"{n},{n * n}\n" for n in range(50_000))
-    packed = gzip.compress(text.encode())
-    (tmp_path / "x.csv.gz").write_bytes(packed[: len(packed) // 2])
-    with pytest.raises(DataError, match=r"x\.csv\.gz: not readable"):
-        load_table(connection, "x", tmp_path / "x.csv.gz", ("a",), may_be_cut=True)
-
-
-@pytest.mark.parametrize(
-    ("name", "why"), [("x.csv.gz", "cannot be read"), ("gone.csv", "no such file")]
-)
-def test_an_unreadable_file_is_named(name, why, connection, write, tmp_path):
-    write("x.csv.gz", "not gzip")
-    with pytest.raises(DataError, match=f"{name}: {why}"):
-        load_table(connection, "x", tmp_path / name, ("a",))
-
-
-def test_a_missing_column_is_named_with_those_there_are(connection, write):
-    message = r"x\.csv: lacks the column\(s\) code; it has \['id', 'value'\]"
-    with pytest.raises(DataError, match=message):
-        load_table(connection, "x", write("x.csv", "ID,VALUE\n1,2\n"), ("id", "code"))
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("", "is empty, or begins with an empty line"),
-        ("\n1,2\n", "is empty, or begins with an empty line"),
-        ("10006,142345,F\n10011,105331,M\n", "does not name columns"),
-    ],
-)
-def test_a_first_line_that_is_no_header_is_not_quoted(text, says, write):
-    with pytest.raises(DataError, match=says) as caught:
-        read_header(write("x.csv", text))
-    assert "10006" not in str(caught.value)
-
-
-def test_two_columns_of_one_name_are_refused(write):
-    with pytest.raises(DataError, match="one name"):
-        read_header(write("x.csv", "id,ID\n1,2\n"))
 
 
 def parquet(tmp_path, select):
@@ -227,16 +170,6 @@ def test_a_folder_further_up_says_where_the_table_is(tmp_path):
     (below / "Patients.csv.gz").touch()
     with pytest.raises(DataError, match=rf"there is one in {below}$"):
         find_table([tmp_path], "patients")
-
-
-def test_refuse_rows_counts_and_names_but_does_not_quote(connection, write):
-    path = write("x.csv", "id\n1\nsecret\nsecret\n")
-    load_table(connection, "x", path, ("id",))
-    bad = "try_cast(id AS BIGINT) IS NULL"
-    assert count_rows(connection, "x", bad) == 2
-    with pytest.raises(DataError, match=r"x\.csv: column id must be a number; 2 row") as caught:
-        refuse_rows(connection, "x", bad, path, "id", "a number")
-    assert "secret" not in str(caught.value)
 
 
 def test_an_error_of_duckdb_does_not_pass_on_its_text():

@@ -1,6 +1,6 @@
 /*
 help = """
-eICU, full or demo: treatments x ICD-9 diagnoses, by region, unit or hospital.
+Sites of eICU, full or demo: treatments x ICD-9 diagnoses, by region, unit or hospital.
 
 SOURCE is a folder of its tables (.csv, .csv.gz or .parquet), or a database.
 """

@@ -248,7 +248,10 @@ def _load_events(connection: Connection, mode: str, source: EventTable, window: 
             if count_rows(connection, texts, _NO_TEXT.format(what)):  # far fewer than rows
                 refuse_rows(connection, "loaded", _NO_TEXT.format(what), place, names[what], _TEXT)
         count(connection, place.name, "rows", found.rows)
-        _tell_unused(connection, place, found, found.rows - added, names[window.column])
+        what = "rows that repeat another one, and count once"
+        count(connection, place.name, what, found.rows - added, warn=True)
+        what = f"rows without {names[window.column]}, in no window"
+        count(connection, place.name, what, found.unplaced, warn=True)
         connection.execute(
             """INSERT INTO described SELECT code, description, count(*) FROM loaded
                WHERE description IS NOT NULL GROUP BY ALL"""
@@ -298,20 +301,6 @@ class _Found(NamedTuple):
         """Columns that are NULL in every row."""
         held = {"encounter": self.encounters, "time": self.zoned + self.unzoned}
         return [column for column, count in held.items() if not count]
-
-
-def _tell_unused(
-    connection: Connection, place: Path | Frame, found: _Found, repeated: int, placing: str
-) -> None:
-    if repeated:
-        what = "rows that repeat another one, and count once"
-        count(connection, place.name, what, repeated)
-        logger.warning("%s: %d of %d rows repeat another one, and count once", place.name,
-                       repeated, found.rows)  # fmt: skip
-    if found.unplaced:
-        count(connection, place.name, f"rows without {placing}, in no window", found.unplaced)
-        logger.warning("%s: %d of %d rows have no %s, so are in no window", place.name,
-                       found.unplaced, found.rows, placing)  # fmt: skip
 
 
 def _load_rows(
@@ -414,12 +403,8 @@ def _load_patients(
                SELECT patient, any_value(value) AS site FROM facts GROUP BY patient"""
         )
         strangers = count_rows(connection, "(FROM people ANTI JOIN patients USING (patient))")
-        if strangers:
-            what = "patients of the events who are not in it, left out"
-            count(connection, place.name, what, strangers)
-            logger.warning(
-                "%s: lacks %d patients of the events; they are left out", place.name, strangers
-            )
+        what = "patients of the events who are not in it, left out"
+        count(connection, place.name, what, strangers, warn=True)
     complete = " ".join(
         f"SEMI JOIN {table_of(mode)} e{n} ON e{n}.patient = p.key" for n, mode in enumerate(sources)
     )

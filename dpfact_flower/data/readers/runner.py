@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,8 +20,6 @@ from dpfact_flower.settings import check_name
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection as Connection
-
-logger = logging.getLogger(__name__)
 
 _CREATED = re.compile(r"CREATE TABLE (\w+)\s*\(", re.IGNORECASE)
 _VALUE = re.compile(r"\$([a-z]\w*)")
@@ -90,9 +87,10 @@ def read(
         raise SettingsError(f"reader: there is none named {reader}")
     values = script.checked({key: given.pop(key) for key in script.options if key in given})
     name = name or ("" if script.named else script.name)
-    check_name("name of site or cohort", name)
     modes = script.chosen(values)
-    top = [script.modes[mode] or None for mode in modes]
+    for what in (name, *modes):
+        check_name("name of site or mode", what)
+    top = [script.modes.get(mode) or None for mode in modes]
     options = cast("Options", {"top": top, "min_patients": script.min_patients} | given)
     with reading(options) as connection:
         work = _Work(script, connection, modes, values | {"name": name, "source": str(source)})
@@ -107,7 +105,8 @@ def read(
 def _window(script: Script, days: int | None) -> Window:
     if script.window == "encounter":
         return Window()
-    return Window(days=days, same_encounter=days is None or script.window == "days in encounter")
+    either = {"days": days is None, "days alone": False, "days in encounter": True}
+    return Window(days=days, same_encounter=either[script.window])
 
 
 class _Work:
@@ -180,8 +179,7 @@ class _Work:
         if not self._holds(statement):
             return
         if "optional" in more and name.lower() not in tables:
-            logger.warning("%s is missing: %s", name, more["optional"])
-            count(connection, name, f"tables missing: {more['optional']}", 1)
+            count(connection, name, f"tables missing: {more['optional']}", 1, warn=True)
             return
         columns = connection.execute(f"DESCRIBE {into}").fetchall()
         connection.execute(f"DROP TABLE {into}")
@@ -224,6 +222,8 @@ class _Work:
 
 
 def _as_sql(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"MAP {{{', '.join(f'{literal(k)}: {literal(v)}' for k, v in value.items())}}}"
     if isinstance(value, list):
         return f"[{', '.join(map(_as_sql, value))}]::VARCHAR[]"
     return literal(value) if isinstance(value, str) else str(value)

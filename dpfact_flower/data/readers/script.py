@@ -50,10 +50,14 @@ _MORE = {"when", "where", "there", "optional"}
 
 @dataclass(frozen=True)
 class Option:
-    """What a script may be asked: its default says the type; whole numbers are 1 or more."""
+    """What a script may be asked; its default says the type, and whole numbers are 1 or more.
+
+    A table is asked for as ``NAME=VALUE``, and a map in SQL. That of an option ``mode`` names the
+    feature modes.
+    """
 
     help: str
-    default: bool | int | str
+    default: bool | int | str | dict[str, str]
     choices: Sequence[str] = ()
 
     def check(self, name: str, value: Any) -> None:
@@ -62,9 +66,11 @@ class Option:
             raise SettingsError(
                 f"{name}: must be one of {', '.join(self.choices)}; got {shown(value)}"
             )
-        if type(value) is not type(self.default) or (type(value) is int and value < 1):
-            kind = {bool: "true or false", int: "an integer of at least 1", str: "a text"}
-            raise SettingsError(f"{name}: need {kind[type(self.default)]}, got {shown(value)}")
+        blank = isinstance(value, dict) and not (value and all(value.values()))
+        if type(value) is not type(self.default) or blank or (type(value) is int and value < 1):
+            kinds = {bool: "true or false", int: "an integer of at least 1", str: "a text"}
+            kind = kinds.get(type(self.default), "a value for each name")
+            raise SettingsError(f"{name}: need {kind}, got {shown(value)}")
 
 
 class Statement(NamedTuple):
@@ -89,9 +95,9 @@ class Script:
         Number of codes of each feature mode, in the tensor's order. A mode that an option is named
         like is there where the option is true.
     statements : tuple of Statement
-    window : {"days", "days in encounter", "encounter"}
-        What bounds a window: a number of days, or the encounter where that is 0; both; or the
-        encounter alone.
+    window : {"days", "days alone", "days in encounter", "encounter"}
+        What bounds a window: a number of days, or the encounter where that is 0; days; both; or the
+        encounter.
     min_patients : int
         Of a site that is not merged with others.
     row_unit : str
@@ -108,9 +114,9 @@ class Script:
 
     name: str
     help: str
-    modes: Mapping[str, int]
     statements: tuple[Statement, ...]
-    window: Literal["days", "days in encounter", "encounter"] = "days"
+    modes: Mapping[str, int] = field(default_factory=dict)
+    window: Literal["days", "days alone", "days in encounter", "encounter"] = "days"
     min_patients: int = 1
     row_unit: str = "patient"
     source: Literal["tables", "lines"] = "tables"
@@ -141,7 +147,8 @@ class Script:
 
     def chosen(self, values: Mapping[str, Any]) -> tuple[str, ...]:
         """The feature modes that there are under these options."""
-        return tuple(mode for mode in self.modes if values.get(mode, True))
+        named = values.get("mode")
+        return tuple(mode for mode in named or self.modes if values.get(mode, True))
 
 
 def script_names() -> list[str]:

@@ -9,7 +9,6 @@ malformed and in how many rows; a `SettingsError` the option that cannot be used
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypedDict
@@ -26,8 +25,6 @@ from dpfact_flower.errors import DataError
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection as Connection
-
-logger = logging.getLogger(__name__)
 
 READMITTED = "readmitted"
 """Label of a patient who came back within `_DAYS` days of leaving."""
@@ -122,13 +119,9 @@ def _check_codes(connection: Connection, vocabulary: Vocabulary) -> None:
             f"{mode}: need codes of the list that is given; none of {events} events has one: are "
             "dots and leading zeros written alike?"
         )
-    if outside:
-        count(connection, mode, "events of codes outside the list, left out", outside)
-        count(connection, mode, "codes outside the list", codes)
-        logger.warning(
-            "%s: %d of %d events have one of %d codes outside the list, and are left out",
-            mode, outside, events, codes,
-        )  # fmt: skip
+    what = "events of codes outside the list, left out"
+    count(connection, mode, what, outside, warn=True)
+    count(connection, mode, "codes outside the list", codes)
 
 
 def label_readmissions(connection: Connection, stays: str, patients: str) -> tuple[str, ...]:

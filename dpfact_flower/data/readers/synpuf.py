@@ -19,7 +19,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -48,8 +47,6 @@ from dpfact_flower.errors import DataError, SettingsError, shown
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection as Connection
 
-logger = logging.getLogger(__name__)
-
 MODES = ("procedures", "diagnoses")
 TOP = (202, 316)
 """How many codes are kept where nothing else is asked for, as in the paper."""
@@ -65,7 +62,6 @@ def read(
     folder: str | Path,
     *,
     care: Care = "inpatient",
-    samples: Sequence[int] | None = None,
     window_days: int | None = 30,
     valid_procedures: Vocabulary | None = None,
     groups: Mapping[str, Sequence[int]] | None = None,
@@ -80,15 +76,13 @@ def read(
         Holds ``DE1_0_2008_to_2010_Inpatient_Claims_Sample_<n>.csv`` or ``..._Outpatient_...``,
         plain or as ``.csv.gz``, in any case.
     care : {"inpatient", "outpatient"}
-    samples : sequence of int, optional
-        Numbers of the samples; default: all in the folder.
     window_days : int or None
         Largest distance between the claims' first days; None: the same claim.
     valid_procedures : Vocabulary, optional
         Public list of codes that count as procedures, instead of those that look like them.
     groups : mapping of str to sequence of int, optional
-        Samples of each site; default: each sample is a site of its own, ``sample-<n>``. A patient
-        of two samples is at the lower one.
+        Samples of each site; default: each sample in the folder is a site, ``sample-<n>``. A
+        patient of two samples is at the lower one.
     drop_last_patient : bool, optional
         Leave out the last patient of each file, whose claims may be cut off; default: if the
         file's last line is incomplete. A file cut between two lines does not show it.
@@ -98,13 +92,10 @@ def read(
     if care not in _PROCEDURES:
         raise SettingsError(f"care: must be one of {', '.join(_PROCEDURES)}; got {shown(care)}")
     window = Window(days=window_days, same_encounter=window_days is None)
-    if groups is not None:
-        if samples is not None:
-            raise SettingsError("samples: are given by the groups")
-        samples = sorted(number for group in groups.values() for number in group)
-        if len(set(samples)) < len(samples):
-            raise SettingsError("groups: no sample may be at two sites")
-    files = _find_claims(Path(folder), care, samples)
+    chosen = sorted(number for group in (groups or {}).values() for number in group)
+    if len(set(chosen)) < len(chosen):
+        raise SettingsError("groups: no sample may be at two sites")
+    files = _find_claims(Path(folder), care, chosen)
     asked: Options = {"top": TOP, **options}
     with reading(options) as connection:
         _load_claims(connection, files, care, drop_last_patient)
@@ -122,10 +113,10 @@ def read(
         return make_cohort(connection, f"synpuf-{care}", MODES, window, asked, labels)
 
 
-def _find_claims(folder: Path, care: Care, samples: Sequence[int] | None) -> dict[int, Path]:
+def _find_claims(folder: Path, care: Care, chosen: Sequence[int]) -> dict[int, Path]:
     pattern = rf"DE1_0_2008_to_2010_{care}_Claims_Sample_(\d+)"
     found = {int(number): path for number, path in find_files(folder, pattern).items()}
-    wanted = sorted(found) if samples is None else list(samples)
+    wanted = chosen or sorted(found)
     missing = [number for number in wanted if number not in found]
     if missing or not wanted:
         raise DataError(
@@ -154,8 +145,8 @@ def _load_claims(
                 """DELETE FROM segments
                    WHERE patient = (SELECT patient FROM segments ORDER BY rowid DESC LIMIT 1)"""
             )
-            count(connection, path.name, "last patient left out, whose claims may be cut off", 1)
-            logger.warning("%s: the last patient is left out; claims may be cut off", path.name)
+            what = "last patient left out, whose claims may be cut off"
+            count(connection, path.name, what, 1, warn=True)
         connection.execute(
             f"""INSERT INTO claims
                 SELECT {sample}, patient, claim, {", ".join(map(_first, _DATES))},

@@ -27,7 +27,6 @@ def read(
     modes: Sequence[str] | None = None,
     vocabularies: Sequence[Vocabulary] | None = None,
     parts: int = 1,
-    keep_empty: bool = False,
 ) -> Cohort:
     """Read a FROSTT tensor as one site, or as several of equal size for a simulation.
 
@@ -45,8 +44,6 @@ def read(
         Codes of the others in their order, as many as the mode has, instead of numbers and names.
     parts : int
         Sites ``part-1``, ``part-2``, ...: patient n is at site 1 + (n - 1) mod `parts`.
-    keep_empty : bool
-        Keep patients without a cell as empty rows.
     """
     check_name("name of site or cohort", name)
     tensor = read_tns(path)
@@ -58,8 +55,7 @@ def read(
     shape = tuple(tensor.shape[mode] for mode in order)
     turned = SparseTensor.from_coo(tensor.indices[:, order], tensor.values, shape)
     codes = _vocabularies(path, [mode + 1 for mode in order[1:]], shape[1:], modes, vocabularies)
-    held = np.unique(turned.indices[:, 0])
-    people = np.arange(shape[0]) if keep_empty else held
+    people = np.unique(turned.indices[:, 0])
     if not len(people):
         raise DataError(f"{path}: holds no cell")
     sites = []

@@ -1,7 +1,7 @@
 import duckdb
 import pytest
 
-from dpfact_flower.data.readers import meds
+from dpfact_flower.data.readers.runner import read
 from dpfact_flower.errors import DataError, SettingsError
 from tests.data.readers.cells import cells_of
 
@@ -36,7 +36,7 @@ def folder(tmp_path):
 
 
 def test_shards_make_one_site(folder):
-    cohort = meds.read(folder, "north")
+    cohort = read("meds", folder, name="north")
     assert cells_of(cohort) == {("north", "1", "icd10:02HV33Z", "icd9:4019"): 1}
     assert cohort.vocabularies[1].codes == ("icd10:I10", "icd9:4019")
     assert cohort.vocabularies[1].descriptions == (
@@ -44,19 +44,19 @@ def test_shards_make_one_site(folder):
         "Hypertension",
     )
     assert cohort.sites[0].labels == {}
-    assert ("0.parquet", "rows without a time, in no window", 1) in cohort.read_report
+    assert ("data", "rows without a time, in no window", 1) in cohort.read_report
 
 
 def test_modes_by_prefixes_and_groups(folder):
-    cohort = meds.read(folder, "north", modes={"labs": "LAB//", "dx": "DIAGNOSIS//"},
-                       rolled_up={"dx": "icd3"})  # fmt: skip
+    cohort = read("meds", folder, name="north", mode={"labs": "LAB//", "dx": "DIAGNOSIS//"},
+                  rolled_up={"dx": "icd3"})  # fmt: skip
     assert cells_of(cohort) == {("north", "1", "50912", "icd9:401"): 1}
 
 
 def test_what_cannot_be_read_is_named(folder, tmp_path):
     with pytest.raises(DataError, match="the tables hold no rx of these patients"):
-        meds.read(folder, "north", modes={"rx": "RX//", "dx": "DIAGNOSIS//"})
-    with pytest.raises(DataError, match="lacks Parquet files in data/"):
-        meds.read(tmp_path / "metadata", "north")
-    with pytest.raises(SettingsError, match="need a prefix for each"):
-        meds.read(folder, "north", modes={"rx": "", "dx": "DIAGNOSIS//"})
+        read("meds", folder, name="north", mode={"rx": "RX//", "dx": "DIAGNOSIS//"})
+    with pytest.raises(DataError, match="lacks the table data"):
+        read("meds", tmp_path / "metadata", name="north")
+    with pytest.raises(SettingsError, match="mode: need a value for each name"):
+        read("meds", folder, name="north", mode={"rx": "", "dx": "DIAGNOSIS//"})

@@ -4,8 +4,7 @@ import logging
 import pytest
 
 from dpfact_flower.data.readers.runner import read
-from dpfact_flower.data.vocabulary import Vocabulary
-from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.errors import DataError
 
 # Patient 1: NICU first, then SICU. Patient 2: MICU, dies in the second admission. Patient 3: has no
 # procedure. Patient 4: two MICU stays that begin together. Patient 5: never in an ICU.
@@ -77,28 +76,6 @@ def test_tensors_of_a_hand_made_folder(folder):
     }
 
 
-def test_patients_without_a_cell_can_be_kept(plain):
-    sites = {site.name: site for site in read("mimic3", plain, keep_empty=True).sites}
-    assert sites["MICU"].patients == ("2", "3")
-    assert sites["MICU"].labels["died"].tolist() == [1, 1]
-
-
-def test_vocabularies_as_given(plain):
-    given = (Vocabulary("procedures", ("1111", "40")), Vocabulary("diagnoses", ("4019",)))
-    cohort = read("mimic3", plain, vocabularies=given)
-    assert cohort.vocabularies == given
-    assert [(s.name, s.tensor.to_dense().tolist()) for s in cohort.sites] == [
-        ("NICU", [[[0], [1]]])
-    ]
-
-
-def test_top_keeps_the_most_frequent(plain):
-    cohort = read("mimic3", plain, top=(1, 2))
-    assert [v.codes for v in cohort.vocabularies] == [("0040",), ("0389", "4019")]
-    with pytest.raises(SettingsError, match="top"):
-        read("mimic3", plain, top=(1, 2, 3))
-
-
 def test_descriptions_are_not_needed(plain, caplog):
     (plain / "d_icd_diagnoses.csv").unlink()
     with caplog.at_level(logging.WARNING):
@@ -139,13 +116,6 @@ def test_a_malformed_table_is_named_and_not_quoted(table, old, new, message, pla
     assert "secret" not in str(caught.value)
 
 
-def test_a_folder_where_nothing_occurs_together(plain):
-    lines = TABLES["procedures_icd"].splitlines()
-    (plain / "procedures_icd.csv").write_text("\n".join([lines[0], "1,1,99,1,0040"]))
-    with pytest.raises(DataError, match="lie in one window"):
-        read("mimic3", plain)
-
-
 def test_logs_hold_no_patient(tmp_path, caplog):
     ids = {"1": "patient-one", "2": "patient-two"}
     for name, text in TABLES.items():
@@ -175,8 +145,3 @@ def test_demo_has_the_patients_and_cells_it_is_known_for(ehr_data):
     with_cells = read("mimic3", ehr_data / "mimic3_demo", top=(None, None)).summary()
     assert sum(line.nonzeros for line in with_cells) == 7133
     assert sum(line.patients for line in with_cells) == 88
-
-
-def test_demo_with_the_papers_number_of_codes(ehr_data):
-    cohort = read("mimic3", ehr_data / "mimic3_demo")
-    assert [len(v) for v in cohort.vocabularies] == [164, 316]

@@ -1,7 +1,5 @@
 """OMOP, one CDM in five forms: folder of CSV or Parquet, DuckDB, SQLite, PostgreSQL."""
 
-import csv
-import gzip
 import os
 import pwd
 import shutil
@@ -254,20 +252,3 @@ def test_a_place_that_is_no_source_is_named(tmp_path, cdm):
         read("omop", cdm, name="north", by="ward")
     (cdm / "DEATH.csv").unlink()
     assert read("omop", cdm, name="north").sites[0].labels == {}
-
-
-def test_real_files(ehr_data):
-    """Synthea's 28 persons: counts by plain Python."""
-    folder = ehr_data / "omop_synthea27nj"
-
-    def rows(name):
-        with gzip.open(folder / f"{name}.csv.gz", "rt", encoding="utf-8", newline="") as file:
-            return [{k.lower(): v for k, v in row.items()} for row in csv.DictReader(file)]
-
-    cohort = read("omop", folder, name="synthea", drugs=True, keep_empty=True)
-    counts = {(where, what): count for where, what, count in cohort.read_report}
-    assert counts["person", "rows"] == len(rows("PERSON")) == 28
-    conditions = {row["condition_concept_id"] for row in rows("CONDITION_OCCURRENCE")} - {"0", ""}
-    assert set(cohort.vocabularies[1].codes) == conditions
-    drugs = len(rows("DRUG_EXPOSURE"))  # its concept_ancestor is empty
-    assert counts["drug_exposure", "rows whose drug has no ingredient, taken as it is"] == drugs

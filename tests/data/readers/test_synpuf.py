@@ -101,18 +101,13 @@ def test_a_list_of_valid_procedures(folder):
     }
 
 
-def test_patients_without_a_cell_can_be_kept(folder):
-    one, _ = synpuf.read(folder, keep_empty=True).sites
-    assert one.patients == ("A", "B", "C")
-
-
 def test_lower_case_gzipped_files_and_samples(tmp_path):
     for number, rows in ((1, ONE), (10, TWO), (2, ONE)):
         name = INPATIENT.format(number).lower() + ".gz"
         text = text_of(INPATIENT_COLUMNS.lower(), rows)
         (tmp_path / name).write_bytes(gzip.compress(text.encode()))
-    (site,) = synpuf.read(tmp_path, samples=[10]).sites
-    assert (site.name, site.patients) == ("sample-10", ("D",))
+    (site,) = synpuf.read(tmp_path, groups={"ten": [10]}).sites
+    assert (site.name, site.patients) == ("ten", ("D",))
 
 
 def test_a_patient_of_two_samples_is_at_the_lower_one(write):
@@ -145,13 +140,15 @@ def test_a_file_cut_inside_a_line_loses_the_line_and_the_last_patient(cut, write
     with caplog.at_level(logging.WARNING):
         (site,) = synpuf.read(folder).sites
     assert site.patients == ("A",)
-    assert "last patient is left out" in caplog.text
+    assert "last patient left out" in caplog.text
     (site,) = synpuf.read(folder, drop_last_patient=False).sites
     assert site.patients == ("A", "B")
 
 
 def test_the_last_patient_can_be_left_out_of_a_file_cut_between_lines(folder):
-    (site,) = synpuf.read(folder, samples=[1], drop_last_patient=True, keep_empty=True).sites
+    (site,) = synpuf.read(
+        folder, groups={"one": [1]}, drop_last_patient=True, keep_empty=True
+    ).sites
     assert site.patients == ("A", "B")
 
 
@@ -170,8 +167,8 @@ def test_a_claim_without_any_date_counts_in_its_own_claim_alone(write):
     [
         ({"care": "carrier"}, SettingsError, "care: must be one of inpatient, outpatient"),
         ({"window_days": 1.0}, SettingsError, "window days"),
-        ({"samples": [1, 7]}, DataError, r"samples \[7\]; tried .*found samples \[1, 2\]"),
-        ({"samples": []}, DataError, "samples of any number"),
+        ({"groups": {"x": [1, 7]}}, DataError, r"samples \[7\]; tried .*found samples \[1, 2\]"),
+        ({"groups": {"x": [1, 1]}}, SettingsError, "no sample may be at two sites"),
         ({"care": "outpatient"}, DataError, r"Outpatient_Claims_Sample_<n>\.csv"),
     ],
 )
@@ -214,15 +211,6 @@ def test_real_inpatient_samples(ehr_data):
     assert [len(v) for v in cohort.vocabularies] == [202, 316]
     assert all(line.deaths is None for line in cohort.summary())
     assert set(cohort.vocabularies[0].codes) <= set(codes)
-
-
-def test_real_inpatient_procedures_look_like_procedures(ehr_data, caplog):
-    with caplog.at_level(logging.INFO):
-        cohort = synpuf.read(ehr_data / "synpuf" / "inpatient", window_days=None)
-    assert all(c.isdigit() and len(c) in (3, 4) for c in cohort.vocabularies[0].codes)
-    # of the 40,889 values two thirds have the form of a procedure
-    assert "procedures: 40889 values" in caplog.text
-    assert f"procedures: {40889 - 27784} values that are no valid procedure" in caplog.text
 
 
 def test_real_outpatient_file_that_was_cut_between_two_lines(ehr_data):

@@ -1,0 +1,47 @@
+/*
+help = """
+MEDS, the Medical Event Data Standard: one site, without labels.
+
+SOURCE is a folder of data and metadata.
+"""
+window = "days alone"
+folders = ["metadata"]
+named = true
+
+[options.mode]
+default = { procedures = "PROCEDURE//", diagnoses = "DIAGNOSIS//" }
+help = "A mode, and how its codes begin; default: procedures=PROCEDURE// and diagnoses=DIAGNOSIS//."
+*/
+
+-- MEDS 0.3 and 0.4. A mode is what begins with a prefix; the rest is the code. What goes on with a
+-- version of ICD, as ICD//10//I10 or ICD9CM//4019, becomes icd10:I10. MEDS knows no encounters: the
+-- window is in days. It says when somebody died, not where: there is no label.
+
+CREATE TABLE prefixes AS
+SELECT unnest(map_keys($mode)) AS mode, unnest(map_values($mode)) AS prefix;
+
+CREATE MACRO bare(code, prefix) AS regexp_replace(
+    nullif(trim(code[length(prefix) + 1:]), ''),
+    '^ICD(?://|[_ -])?(9|10)(?:[_ -]?(?:CM|PCS|PROC))?//', 'icd\1:');
+
+-- @load data
+-- @where len(list_filter(map_values($mode), lambda prefix: starts_with(code, prefix))) > 0
+CREATE TABLE measured (subject_id VARCHAR, time TIMESTAMP, code VARCHAR);
+
+-- @count rows without a time, in no window
+SELECT 'data', count(*) FROM measured WHERE time IS NULL;
+
+-- @events
+SELECT mode, subject_id AS patient, time, bare(code, prefix) AS code
+FROM measured JOIN prefixes ON starts_with(code, prefix);
+
+-- @load codes
+-- @optional codes have the package's own names
+CREATE TABLE titles (code VARCHAR, description VARCHAR DEFAULT NULL);
+
+-- @describe
+SELECT mode, bare(code, prefix) AS code, description
+FROM titles JOIN prefixes ON starts_with(code, prefix);
+
+-- @patients
+SELECT patient, $name AS site FROM people;
