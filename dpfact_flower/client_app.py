@@ -72,8 +72,6 @@ def answered(
 
     Parameters
     ----------
-    message : Message
-    client : DPFactClient
     refusal : callable
         What may be said, when it may be said, of a message that is no request.
     ask : callable
@@ -126,7 +124,6 @@ def client_for(
 
     Parameters
     ----------
-    context : Context
     came_in : float, optional
         When that was, by `time.monotonic`; by default now.
     time_left : float

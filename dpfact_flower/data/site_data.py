@@ -460,13 +460,7 @@ class Cohort:
 
 
 def remove_cohort(folder: str | Path) -> None:
-    """Delete what `Cohort.save` wrote to a folder, and nothing else.
-
-    Raises
-    ------
-    DataError
-        If the folder holds no cohort.
-    """
+    """Delete what `Cohort.save` wrote to a folder, and nothing else."""
     folder = Path(folder)
     content = _read_cohort(folder / COHORT)
     others = [f"{name}.vocabulary.json" for name in content["vocabularies"]]
@@ -478,13 +472,7 @@ def remove_cohort(folder: str | Path) -> None:
 
 
 def site_files(folder: str | Path) -> list[Path]:
-    """Data files of a cohort's sites in the cohort's order, without reading them.
-
-    Raises
-    ------
-    DataError
-        If the folder holds no cohort.
-    """
+    """Data files of a cohort's sites in the cohort's order, without reading them."""
     path = Path(folder) / COHORT
     names = _read_cohort(path)["sites"]
     for name in names:
@@ -543,13 +531,7 @@ class SiteFile:
     vocabularies: tuple[Vocabulary, ...]
 
     def read(self) -> SiteData:
-        """All of the file, kept in memory for as long as it stays the same.
-
-        Raises
-        ------
-        DataError
-            If it is missing or invalid.
-        """
+        """All of the file, kept in memory for as long as it stays the same."""
         return _by_version(_load_version, self.path)
 
     def __repr__(self) -> str:
@@ -557,13 +539,7 @@ class SiteFile:
 
 
 def open_site(path: str | Path) -> SiteFile:
-    """A site's data file, of which no patient is read yet.
-
-    Raises
-    ------
-    DataError
-        If it is missing, or what is public of it is invalid.
-    """
+    """A site's data file, of which no patient is read yet."""
     return _by_version(_open_version, Path(path))
 
 

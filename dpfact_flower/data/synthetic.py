@@ -199,11 +199,6 @@ def preset(name: str, /, **changes: Scalar) -> SyntheticSettings:
         ``paper-icu`` or ``paper-cms``.
     **changes
         Fields of `SyntheticSettings`.
-
-    Raises
-    ------
-    SettingsError
-        If there is no such preset or field, or a value is not allowed.
     """
     if name not in PRESETS:
         raise SettingsError(f"preset: must be one of {', '.join(PRESETS)}; got {name!r}")
@@ -226,11 +221,6 @@ def synthetic(settings: SyntheticSettings | str = "demo") -> Cohort:
     -------
     Cohort
         Sites ``site-1``, ``site-2``, ... with labels, patients' identifiers and the truth.
-
-    Raises
-    ------
-    SettingsError
-        If there is no such preset, or something else is given.
     """
     if isinstance(settings, str):
         settings = preset(settings)

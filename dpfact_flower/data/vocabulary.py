@@ -179,20 +179,13 @@ def by_frequency(
     ----------
     name : str
         Name of the vocabulary.
-    counts : mapping of code to number of events
     top : int, optional
         How many to keep; all by default and at most.
-    descriptions : mapping of code to text, optional
 
     Returns
     -------
     Vocabulary
         Most frequent first; codes that are equally frequent in the order of their text.
-
-    Raises
-    ------
-    DataError
-        If there is no code, or `top` is not positive.
     """
     if top is not None and (type(top) is not int or top < 1):
         raise DataError(f"vocabulary {name}: top must be a whole number, 1 or more; got {top!r}")
@@ -213,11 +206,6 @@ def load_codes(path: str | Path, name: str) -> Vocabulary:
         code per line; empty lines and lines that begin with ``#`` are skipped.
     name : str
         Name of the vocabulary; a file that holds one of its own must agree.
-
-    Raises
-    ------
-    DataError
-        Naming the file and what is wrong with it.
     """
     path = Path(path)
     readers: dict[str, Callable[[str, str], Vocabulary]] = {".json": _from_list, ".csv": _from_csv}
@@ -279,13 +267,7 @@ def _located(path: str | Path, error: DataError) -> str:
 
 
 def read_text(path: Path) -> str:
-    """Text of a file in UTF-8, of whatever it is a list.
-
-    Raises
-    ------
-    DataError
-        Naming the file.
-    """
+    """Text of a file in UTF-8, of whatever it is a list."""
     try:
         return path.read_text(encoding="utf-8-sig")  # spreadsheets write a byte order mark
     except FileNotFoundError:

@@ -43,11 +43,6 @@ def as_cohort(
         For events: as in `frames.read`.
     keep_empty : bool
         For events: keep patients without a cell.
-
-    Raises
-    ------
-    DataError
-        If something is no site, or sites do not fit together.
     """
     if isinstance(given, Cohort):
         return given

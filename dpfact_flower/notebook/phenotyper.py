@@ -134,7 +134,6 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
         ----------
         X : sites, in any of the forms of `dpfact_flower.notebook.inputs.as_cohort`
             A matrix of a row per patient is one site.
-        y : ignored
         sites : array_like of shape (patients,), optional
             Name of each patient's site, where X is a matrix, a tensor or one site.
         """

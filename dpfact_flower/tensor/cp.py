@@ -202,13 +202,7 @@ def squared_error(tensor: SparseTensor, factors: Sequence[NDArray[Any]]) -> Squa
 
     Parameters
     ----------
-    tensor : SparseTensor
     factors : sequence of N ndarrays of float32 or float64, each (I_n, R), patients first
-
-    Raises
-    ------
-    DataError
-        If their sizes are not the tensor's.
     """
     parts = [((x - m) @ (x - m), m @ m) for x, m in _at_nonzeros(tensor, factors)]
     nonzeros = math.fsum(error for error, _ in parts)
@@ -244,13 +238,7 @@ def _at_nonzeros(
 
 
 def checked_matrices(given: Sequence[ArrayLike] | Any) -> Matrices:
-    """Factors as read-only float64, of one rank.
-
-    Raises
-    ------
-    DataError
-        If they are not 2-D, finite and of one rank, or there are none.
-    """
+    """Factors as read-only float64, of one rank."""
     try:
         factors = tuple(np.asarray(factor, dtype=np.float64).view() for factor in given)
     except (TypeError, ValueError):

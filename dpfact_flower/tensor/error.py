@@ -63,13 +63,7 @@ class SquaredError:
 
     @property
     def rmse(self) -> RMSE:
-        """The three root mean square errors.
-
-        Raises
-        ------
-        DataError
-            Without a non-zero cell: two of the three are not defined.
-        """
+        """The three root mean square errors."""
         self._need_nonzeros("rmse")
         return RMSE(
             all_cells=math.sqrt(self.all_cells / self.cells),
@@ -83,11 +77,6 @@ class SquaredError:
 
         Norms are squared, as everywhere in this project. The Tensor Toolbox and pyttb report
         ``1 - ||X - M|| / ||X||`` under the same name, which is smaller.
-
-        Raises
-        ------
-        DataError
-            Without a non-zero cell.
         """
         self._need_nonzeros("fit")
         return 1.0 - self.all_cells / self.data

@@ -18,11 +18,6 @@ def as_tensor(given: Any) -> SparseTensor:
     ----------
     given : SparseTensor, scipy.sparse matrix or array, pyttb.sptensor, sparse.COO, or array_like
         With two modes or more. A dense array keeps its cells that are not zero.
-
-    Raises
-    ------
-    DataError
-        Naming what is wrong; as `SparseTensor.from_coo`.
     """
     if isinstance(given, SparseTensor):
         return given

@@ -30,11 +30,6 @@ def read_tns(
         Sizes of the modes. Default: the file's ``# shape:`` line, else the largest indices.
     one_based : bool, optional
         Whether the indices begin at 1. Default: yes, as in FROSTT, unless a 0 occurs.
-
-    Raises
-    ------
-    DataError
-        Naming the file, and the line where that is possible, never its content.
     """
     try:
         table, declared = _read_table(Path(path))

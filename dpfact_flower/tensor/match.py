@@ -57,11 +57,6 @@ def match_columns(
         must agree, the ranks need not.
     modes : sequence of int, optional
         Positions of the factors to compare. Default: all.
-
-    Raises
-    ------
-    DataError
-        On factors that cannot be compared.
     """
     ours, theirs = _comparable(estimate, truth, modes)
     return _match(ours, theirs)

@@ -257,11 +257,6 @@ def patient_rows(rows: Any, patients: int) -> NDArray[np.int64]:
         Or a tuple of one of these and ``...``.
     patients : int
         How many there are.
-
-    Raises
-    ------
-    DataError
-        If it means none, or is no index of whole rows.
     """
     if isinstance(rows, tuple) and len(rows) == 2 and rows[1] in (Ellipsis, slice(None)):
         rows = rows[0]
