@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -183,16 +183,17 @@ def claimed(address: str, token: str) -> Iterator[ClaimedMessage]:
         return True
 
     heartbeat = HeartbeatSender(alive)
-    heartbeat.start()  # which goes on while another process computes
-    try:
-        context = context_from_proto(client.PullTaskInput(PullTaskInputRequest()).context)
-        yield ClaimedMessage(_fetched(client, context), context, client)
-        retries.max_tries = 1
+    with closing(client):
+        heartbeat.start()  # which goes on while another process computes
+        try:
+            context = context_from_proto(client.PullTaskInput(PullTaskInputRequest()).context)
+            yield ClaimedMessage(_fetched(client, context), context, client)
+        finally:
+            retries.max_tries = 1
+            # One that went on would keep the message for ever. After the message is reported as
+            # done its token is not valid any more, at which Flower's client ends this process.
+            heartbeat.stop()
         client.PushTaskOutput(PushTaskOutputRequest(sub_status=SubStatus.COMPLETED, details=""))
-    finally:
-        retries.max_tries = 1
-        heartbeat.stop()  # one that went on beating would keep the message for ever
-        client.close()
 
 
 def _fetched(client: RuntimeHttpClient, context: Context) -> Message:

@@ -28,13 +28,11 @@ def file(tmp_path):
     return path
 
 
-def test_a_file_of_ones_own_is_private(file):
-    assert not_private(file, ME) == []
-    assert not_private(file.parent, ME) == []
-
-
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o610, 0o601])
 def test_any_right_of_others_is_a_fault(file, mode):
+    assert not_private(file, ME) == not_private(file.parent, ME) == []
+    file.chmod(0o644)  # everybody may read what only its owner may change
+    assert changeable(file, {ME}) == []
     file.chmod(mode)
     assert not_private(file, ME) == [f"others have rights to {file}: chmod 600 {file}"]
 
@@ -56,11 +54,6 @@ def test_a_folder_above_that_others_may_write_to_is_a_fault(file, tmp_path):
         assert found == [f"others can write to {tmp_path}: chmod go-w {tmp_path}"]
     tmp_path.chmod(0o1777)  # there nobody can move what is not theirs
     assert not_private(file, ME) == []
-
-
-def test_everybody_may_read_what_only_its_owner_may_change(file):
-    file.chmod(0o644)
-    assert changeable(file, {ME}) == []
 
 
 def test_a_file_deep_within_that_others_may_write_to_is_found(file, tmp_path):
@@ -110,8 +103,9 @@ def test_what_others_could_change_is_refused_with_its_path_and_the_way_out(
 ):
     path = tmp_path / "it's here"
     path.mkdir() if kind == "folder" else path.touch()
-    path.chmod(0o700)
-    check_own(path)
+    for mode in (0o500, 0o755, 0o700):  # others may read it
+        path.chmod(mode)
+        check_own(path)
     made_foreign(path, how, monkeypatch)
     with pytest.raises(StateError, match=FOREIGN[how]) as error:
         check_own(path)
@@ -121,13 +115,6 @@ def test_what_others_could_change_is_refused_with_its_path_and_the_way_out(
         command = str(error.value).partition("trusted: ")[2]
         subprocess.run(command, shell=True, check=True)
         check_own(path)
-
-
-@pytest.mark.parametrize("mode", [0o700, 0o755, 0o500])
-def test_what_others_may_only_read_is_not_refused(tmp_path, mode):
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a").chmod(mode)
-    check_own(tmp_path / "a")
 
 
 def test_what_is_not_there_is_not_refused_and_what_is_no_file_is(tmp_path):

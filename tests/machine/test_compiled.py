@@ -97,12 +97,6 @@ def test_two_widths_that_share_a_cache_each_get_their_own_code(tmp_path):
     assert found == ["4|True|0", "8|True|0", "4|True|1"]
 
 
-def test_the_environment_decides_how_wide_registers_are(monkeypatch):
-    for bits in (128, 256):
-        monkeypatch.setenv(compiled.VARIABLE, str(bits))
-        assert compiled._register_bits() == bits
-
-
 @pytest.mark.parametrize(("features", "widest"), [("+avx2,+avx512f", 512), ("+avx2,+fma", 256)])
 def test_the_processor_decides_where_the_environment_does_not(monkeypatch, features, widest):
     monkeypatch.delenv(compiled.VARIABLE, raising=False)

@@ -30,6 +30,8 @@ def groups(tmp_path, monkeypatch):
 
 def test_without_a_limit_it_is_the_machines_memory(groups):
     (groups / "a" / "memory.max").write_text("max\n")
+    (groups / "c").mkdir()
+    (groups / "c" / "memory.max").write_text("1\n")  # another group's
     assert memory_limit() == 4_096_000
 
 
@@ -56,12 +58,6 @@ def test_who_offers_to_be_ended_is_ended_first(tmp_path, monkeypatch):
     assert (tmp_path / "adjusted").read_text() == "1000"
     monkeypatch.setattr(memory, "_FIRST", tmp_path / "missing" / "adjusted")
     offer_to_be_ended()  # on another system
-
-
-def test_another_groups_limit_does_not_count(groups):
-    (groups / "c").mkdir()
-    (groups / "c" / "memory.max").write_text("1\n")
-    assert memory_limit() == 4_096_000
 
 
 def test_where_the_system_says_nothing_there_is_no_limit(groups, monkeypatch):

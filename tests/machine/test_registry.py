@@ -38,6 +38,8 @@ def test_ours_and_registered_ones_are_found(registry):
     registry.register("mine", 4)
     assert registry.find("mine") == 4
     assert registry.names() == ["ours", "mine"]
+    with pytest.raises(SettingsError, match="'ours' is dpfact-flower's own"):
+        registry.register("ours", 2)
 
 
 def test_things_of_installed_packages_are_imported_when_asked_for(registry, package):
@@ -50,11 +52,6 @@ def test_things_of_installed_packages_are_imported_when_asked_for(registry, pack
 def test_an_unknown_name_is_refused_with_those_there_are(registry):
     with pytest.raises(SettingsError, match=r"there is no 'x'; there are ours .*entry point"):
         registry.find("x")
-
-
-def test_our_own_names_cannot_be_taken(registry):
-    with pytest.raises(SettingsError, match="'ours' is dpfact-flower's own"):
-        registry.register("ours", 2)
 
 
 def test_installed_packages_are_looked_through_once(registry, package, monkeypatch):
