@@ -21,28 +21,22 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
     """File that takes `path`'s place when it is complete; a crash leaves the old one or the new.
 
     An exception leaves the old file and no trace of the new one. The bytes are on the disk before
-    the name is: what was charged or released is never forgotten because the power failed. Readable
-    by its owner alone, since most of what is written this way is about patients.
-
-    Parameters
-    ----------
-    path : Path
-    durable : bool
-        Without it nothing waits for the disk: a killed process still leaves the old file or the
-        new, but a power loss may leave half of one. For simulations only.
+    the name is: what was charged or released is never forgotten because the power failed. Only the
+    owner can read it, since most of what is written this way is about patients. Without `durable`,
+    for simulations, nothing waits for the disk, and a power loss may leave half of a file.
     """
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
             yield file
             file.flush()
             if durable:
-                os.fsync(file.fileno())
-        os.replace(name, path)
+                os.fsync(handle)
+        os.replace(temporary, path)
         if durable:
             _sync_folder(path.parent)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        Path(temporary).unlink(missing_ok=True)
         raise
 
 

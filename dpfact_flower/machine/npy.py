@@ -31,8 +31,8 @@ def read_npy(file: IO[bytes]) -> NDArray[Any]:
         content = bytearray()
         while part := file.read(_PART):
             content += part
-        if kind.names is not None:
-            raise TypeError("records")
+        if kind.names is not None or min(shape, default=0) < 0:
+            raise ValueError("records, or a size below zero")
         numbers = np.frombuffer(content, kind, math.prod(shape))
         return numbers.reshape(shape, order="F" if by_columns else "C")
     except Exception as error:  # NumPy, its tokeniser and zlib each raise their own

@@ -17,13 +17,7 @@ _MOST = 20
 
 
 def from_json(text: str | bytes) -> Any:
-    """What a JSON text says.
-
-    Raises
-    ------
-    ValueError
-        If it is not JSON, not text, or nested too deeply.
-    """
+    """What a JSON text says; a ValueError if it is not JSON, not text, or nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError:  # which is no ValueError: a thousand brackets are enough
