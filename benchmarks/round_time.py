@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from dpfact_flower.data.synthetic import preset, synthetic
-from dpfact_flower.machine.watch import unwatched
+from dpfact_flower.machine.logs import no_progress
 from dpfact_flower.runtime.connection import tool
 from dpfact_flower.runtime.superlink import LogFollower, free_port, local_superlink
 from dpfact_flower.runtime.supervisor import supervised
@@ -68,7 +68,7 @@ def marks(rounds: int) -> list[tuple[str, float]]:
                 "vocabulary": ",".join(map(str, codes)), "out": str(folder / "run"), "sites": 1,
                 "preflight": "off",
             },
-            follower=LogFollower(unwatched, lambda _: None),
+            follower=LogFollower(no_progress, lambda _: None),
         )  # fmt: skip
     return found
 

@@ -18,7 +18,7 @@ from dpfact_flower.audit.target import AuditTarget, subsample
 from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.errors import DPFactError, SettingsError
 from dpfact_flower.machine.access import not_private
-from dpfact_flower.machine.watch import Watch
+from dpfact_flower.machine.logs import ProgressCallback
 from dpfact_flower.privacy.ledger import Ledger
 from dpfact_flower.settings import PrivacySettings, SolverSettings
 from dpfact_flower.site.answer import NEW_LEDGERS
@@ -36,7 +36,7 @@ def audit(
     state_dir: Path | None = None,
     quick: bool = False,
     seed: int = 0,
-    watch: Watch | None = None,
+    watch: ProgressCallback | None = None,
 ) -> tuple[Finding, ...]:
     """Audit patient mode on a site's own settings and data.
 
@@ -122,7 +122,7 @@ def _new_ledgers_expected() -> Iterator[None]:
 
 
 def guarded(
-    name: str, work: Callable[[ShareDone], tuple[Finding, ...]], watch: Watch | None
+    name: str, work: Callable[[ShareDone], tuple[Finding, ...]], watch: ProgressCallback | None
 ) -> tuple[Finding, ...]:
     """The findings of an audit, or the single finding that it broke off."""
     try:

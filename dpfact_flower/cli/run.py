@@ -27,7 +27,7 @@ from dpfact_flower.cli.verbosity import Quiet, Verbose, echo_json, is_verbose, p
 from dpfact_flower.errors import MissingDependencyError, SettingsError
 
 if TYPE_CHECKING:
-    from dpfact_flower.machine.watch import Watch
+    from dpfact_flower.machine.logs import ProgressCallback
 
 # What each command needs is imported inside it: `dpfact --help` must not wait for numba.
 # ruff: noqa: PLC0415
@@ -160,7 +160,7 @@ def _simulated(
     settings: list[str] | None,
     flower_app: Path,
     cpus: int,
-    watch: Watch,
+    watch: ProgressCallback,
 ) -> Path:
     if find_spec("ray") is None:
         raise MissingDependencyError(

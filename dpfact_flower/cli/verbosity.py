@@ -20,7 +20,7 @@ from rich.progress import (
 )
 
 if TYPE_CHECKING:
-    from dpfact_flower.machine.watch import Watch
+    from dpfact_flower.machine.logs import ProgressCallback
 
 _chosen: set[str] = set()
 """What this command was asked for: `verbose`, `quiet`."""
@@ -52,7 +52,7 @@ def is_verbose() -> bool:
 
 
 @contextmanager
-def progress() -> Iterator[Watch]:
+def progress() -> Iterator[ProgressCallback]:
     """A bar with the time left for each piece of work that is told of, on standard error.
 
     Nothing is drawn where that is no terminal, or the log or silence was asked for.

@@ -8,18 +8,18 @@ from contextvars import ContextVar
 from threading import Event, Thread
 from typing import TYPE_CHECKING
 
-from dpfact_flower.machine.watch import Watch, unwatched
+from dpfact_flower.machine.logs import ProgressCallback, no_progress
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection as Connection
 
-_watch: ContextVar[Watch] = ContextVar("watch", default=unwatched)
+_watch: ContextVar[ProgressCallback] = ContextVar("watch", default=no_progress)
 _EVERY = 0.25
 """Seconds between two looks; what takes less is not told of."""
 
 
 @contextmanager
-def watched(watch: Watch) -> Iterator[None]:
+def watched(watch: ProgressCallback) -> Iterator[None]:
     """Tell `watch` of all `report_progress` inside the block."""
     token = _watch.set(watch)
     try:
@@ -36,7 +36,7 @@ def report_progress(connection: Connection, name: str) -> Iterator[None]:
     hold several queries.
     """
     watch, done = _watch.get(), Event()
-    if watch is unwatched:
+    if watch is no_progress:
         yield
         return
 

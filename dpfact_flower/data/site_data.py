@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError
 from dpfact_flower.machine.files import Version, replacing, version
+from dpfact_flower.machine.logs import ProgressCallback, no_progress
 from dpfact_flower.machine.npy import load_npz
 from dpfact_flower.machine.parsed import from_json
-from dpfact_flower.machine.watch import Watch, unwatched
 from dpfact_flower.settings import check_name
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.sparse import patient_rows
@@ -378,7 +378,7 @@ class Cohort:
         truth = self.truth and self.truth.select_codes(kept)
         return Cohort(self.name, sites, truth, self.read_report)
 
-    def save(self, folder: str | Path, *, watch: Watch = unwatched) -> None:
+    def save(self, folder: str | Path, *, watch: ProgressCallback = no_progress) -> None:
         """Write one file per site, one per vocabulary, the truth, and last ``cohort.json``.
 
         A folder that holds ``cohort.json`` is therefore complete, even if it held another cohort

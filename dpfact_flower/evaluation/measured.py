@@ -31,8 +31,8 @@ from dpfact_flower.evaluation.summary import (
     SiteFit,
 )
 from dpfact_flower.evaluation.tables import SharedPhenotypes
+from dpfact_flower.machine.logs import ProgressCallback, no_progress
 from dpfact_flower.machine.memory import give_back
-from dpfact_flower.machine.watch import Watch, unwatched
 from dpfact_flower.privacy.ledger import data_tag
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.site.round import scaled
@@ -59,7 +59,10 @@ def site_stores(coordinator: Coordinator, cohort: Cohort, sites_folder: Path) ->
 
 
 def measure(
-    coordinator: Coordinator, cohort: Cohort, sites_folder: Path, watch: Watch = unwatched
+    coordinator: Coordinator,
+    cohort: Cohort,
+    sites_folder: Path,
+    watch: ProgressCallback = no_progress,
 ) -> tuple[Measured, SharedPhenotypes | None]:
     """The summary's part of it, and tables of phenotypes, None where they would describe noise.
 

@@ -20,7 +20,7 @@ from dpfact_flower.evaluation.summary import (
     Summary,
 )
 from dpfact_flower.evaluation.tables import GlobalCodes, SharedPhenotypes
-from dpfact_flower.machine.watch import Watch, unwatched
+from dpfact_flower.machine.logs import ProgressCallback, no_progress
 from dpfact_flower.privacy import NO_CLAIM, ReleaseEvent, account
 from dpfact_flower.privacy.ledger import LEDGER, Ledger
 from dpfact_flower.privacy.scope import (
@@ -44,7 +44,7 @@ def summarise(
     *,
     measured: bool = True,
     counted: bool = False,
-    watch: Watch = unwatched,
+    watch: ProgressCallback = no_progress,
 ) -> tuple[Summary, SharedPhenotypes | GlobalCodes]:
     """Contents of ``summary.json`` and ``phenotypes.json``.
 

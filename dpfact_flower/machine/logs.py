@@ -1,4 +1,7 @@
-"""Our log lines through Flower's handler, where Flower runs us; libraries configure nothing."""
+"""What is said while work goes on: lines of the log, and progress.
+
+Our lines go through Flower's handler where Flower runs us; libraries configure nothing.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
@@ -15,6 +18,13 @@ from dpfact_flower.errors import DPFactError
 OUR_LOGGER = "dpfact_flower"
 FORMAT = "DPFACT_LOG"
 """Environment variable: ``json`` for one object a line."""
+
+ProgressCallback = Callable[[str, float], None]
+"""Called with the name of a piece of work and the share of it that is done, from 0 to 1."""
+
+
+def no_progress(name: str, share: float) -> None:
+    """Show nothing."""
 
 
 def use_flower_handler() -> None:

@@ -10,8 +10,7 @@ from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, PrivacyRefusedError, QuorumError, SettingsError
 from dpfact_flower.machine.files import private_scratch
-from dpfact_flower.machine.logs import flower_quiet
-from dpfact_flower.machine.watch import Watch, unwatched
+from dpfact_flower.machine.logs import ProgressCallback, flower_quiet, no_progress
 from dpfact_flower.notebook.inputs import as_cohort
 from dpfact_flower.notebook.run import Run
 from dpfact_flower.runtime import federate as runtime
@@ -30,7 +29,7 @@ def federate(
     max_epsilon: float = 0.0,
     measure: bool = True,
     verbose: bool = False,
-    watch: Watch = unwatched,
+    watch: ProgressCallback = no_progress,
     **settings: Scalar,
 ) -> Run:
     """Run DPFact with every site in this process, as many at a time as there are threads.
@@ -111,7 +110,7 @@ def _federated(
     own: SiteSettings | None,
     measured: bool,
     report: bool,
-    watch: Watch,
+    watch: ProgressCallback,
 ) -> Path:
     if not any(site.tensor.nnz for site in cohort.sites):
         raise DataError("sites: none has a value above 0, so there is nothing to learn from")

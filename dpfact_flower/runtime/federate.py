@@ -14,7 +14,7 @@ from dpfact_flower.client_app import answered
 from dpfact_flower.client_app import app as client_app
 from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.errors import SettingsError
-from dpfact_flower.machine.watch import Watch, unwatched
+from dpfact_flower.machine.logs import ProgressCallback, no_progress
 from dpfact_flower.runtime.config import RunConfig, prepare_data
 from dpfact_flower.runtime.grid import InProcessGrid
 from dpfact_flower.runtime.serve import serve
@@ -22,7 +22,7 @@ from dpfact_flower.settings import Scalar, SiteSettings
 from dpfact_flower.site.disclosure import log_privately
 
 
-def federate(config: Mapping[str, Scalar], *, watch: Watch = unwatched) -> Path:
+def federate(config: Mapping[str, Scalar], *, watch: ProgressCallback = no_progress) -> Path:
     """Run DPFact with every site in this process, as many at a time as there are threads.
 
     The ClientApp, the strategy and the numbers are those of `flwr run`; only Ray and the network
@@ -59,7 +59,7 @@ def federate_cohort(
     own: SiteSettings | None = None,
     measured: bool = True,
     report: bool = True,
-    watch: Watch = unwatched,
+    watch: ProgressCallback = no_progress,
 ) -> Path:
     """As `federate`, of sites in this process's memory; `measured` and `report` as for `serve`.
 

@@ -33,8 +33,8 @@ from dpfact_flower.evaluation.run_folder import (
     write_summary,
 )
 from dpfact_flower.evaluation.summarise import summarise
+from dpfact_flower.machine.logs import ProgressCallback, no_progress
 from dpfact_flower.machine.threads import in_order, one_blas_thread, thread_count
-from dpfact_flower.machine.watch import Watch, unwatched
 from dpfact_flower.runtime.config import RunConfig, load_vocabularies, prepare_data
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.settings import SiteSettings
@@ -53,7 +53,7 @@ def serve(
     cohort: Cohort | None = None,
     measured: bool = True,
     report: bool = True,
-    watch: Watch = unwatched,
+    watch: ProgressCallback = no_progress,
 ) -> Path:
     """Run DPFact on a Grid and write the run folder, whose path it gives.
 
@@ -106,9 +106,9 @@ def serve(
     return app.run_folder
 
 
-def _start(strategy: DPFact, grid: Grid, watch: Watch) -> None:
+def _start(strategy: DPFact, grid: Grid, watch: ProgressCallback) -> None:
     """Run the rounds. Flower logs a line for each that somebody watches, so only then."""
-    if watch is unwatched:
+    if watch is no_progress:
         strategy.start(grid)
         return
     rounds = strategy.coordinator.rounds
@@ -141,7 +141,7 @@ def _write(
     *,
     measured: bool,
     counted: bool,
-    watch: Watch,
+    watch: ProgressCallback,
 ) -> None:
     """Write what a finished run leaves behind into its folder."""
     folder = config.app.run_folder

@@ -23,7 +23,7 @@ from threading import Thread
 import tomli_w
 
 from dpfact_flower.machine.files import private_folder
-from dpfact_flower.machine.watch import Watch
+from dpfact_flower.machine.logs import ProgressCallback
 from dpfact_flower.runtime.connection import (
     COMPLETED,
     Connection,
@@ -49,7 +49,7 @@ _KEPT_LINES = 200
 class LogFollower:
     """Reads Flower's log of a run, line by line, and shows the warnings, in place of a person."""
 
-    def __init__(self, report_progress: Watch, show: Callable[[str], None]) -> None:
+    def __init__(self, report_progress: ProgressCallback, show: Callable[[str], None]) -> None:
         self._report_progress, self._show = report_progress, show
         self._last: list[str] = []
 
