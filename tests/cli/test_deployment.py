@@ -9,7 +9,7 @@ from flwr.cli.utils import SUPERLINK_UNAVAILABLE_MESSAGE
 from typer.testing import CliRunner
 
 from dpfact_flower import cli
-from dpfact_flower.cli.options import APP_FOLDER, console
+from dpfact_flower.cli.options import APP_FOLDER
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.runtime import connection
@@ -205,11 +205,10 @@ def test_status_exits_with_1_until_the_run_is_finished(tmp_path):
     assert json.loads(done.output)["sites"][0]["name"] == "north"
 
 
-def test_status_cuts_no_nodes_number(tmp_path, monkeypatch):
+def test_status_cuts_no_nodes_number(tmp_path):
     it, node = begun(tmp_path / "run"), 1797986398149720550
     close(it, 1, ("north", "south"), [Failure(f"node {node}", "no reply within 9 s")])
-    monkeypatch.setattr(console, "width", 80)
-    done = CliRunner().invoke(cli.app, ["status", str(tmp_path / "run")])
+    done = CliRunner(env={"COLUMNS": "80"}).invoke(cli.app, ["status", str(tmp_path / "run")])
     rows = [line for line in done.output.splitlines() if "│" in line]
     cells = [row.partition("│")[0].strip() for row in rows]
     assert str(node) in "".join(cells)

@@ -64,6 +64,7 @@ def run(folder: Path, home: Path) -> tuple[float, int]:
 
 
 @pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.skipif(os.name != "posix", reason="file permissions are POSIX")
 @pytest.mark.parametrize("writable", [True, False], ids=["user's cache", "no cache at all"])
 def test_a_package_that_may_not_be_written_to_works(installed, writable):

@@ -53,6 +53,7 @@ class Heard(list):
         self.append("all")
 
 
+@pytest.mark.process
 def test_of_two_runs_at_the_same_moment_each_has_its_own_outcome_and_log(link):
     heard = Heard(), Heard()
     with ThreadPoolExecutor(2) as pool:

@@ -22,6 +22,7 @@ from dpfact_flower.site.metrics import ANSWERING, answering_seconds, site_gauges
 from dpfact_flower.site.reply_timing import ReplyDelay
 from tests.patience import PATIENCE
 
+pytestmark = pytest.mark.process
 FAILED = "dpfact:failed (details are in the site's own log)"
 BEGUN = "import os, sys, time; sys.stdin.read(); print(5.5, flush=True); "
 
