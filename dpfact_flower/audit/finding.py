@@ -45,11 +45,6 @@ class Finding:
             return f"at least {low:.4g}"
         return f"{low:.4g} to {high:.4g}"
 
-    def __str__(self) -> str:
-        verdict = "passed" if self.passed else "FAILED"
-        text = f"{verdict}: {self.name}: {self.measured:.6g} ({self.allowed_text})"
-        return f"{text}; {self.detail}" if self.detail else text
-
 
 def count_of(name: str, number: int, detail: str = "") -> Finding:
     """Finding that something that must not happen was seen so many times."""

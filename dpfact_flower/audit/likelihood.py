@@ -39,6 +39,7 @@ from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.privacy.ledger import Ledger
 from dpfact_flower.privacy.patient.kinds import PlannedRelease
+from dpfact_flower.wire.protocol import SiteReply
 
 _CODES, _KEPT, _RANK, _PATIENTS = 5, 4, 2, 6
 _SEPARATION = 6.0
@@ -79,7 +80,8 @@ def audit_likelihood(
     releases = game.target.plan.releases
     ratios = np.empty((2, runs, len(releases)))
     claimed, reached, added_up = np.zeros(len(releases)), math.inf, 0.0
-    with scratch_folder() as folder:
+    with scratch_folder() as name:
+        folder = Path(name)
         for run in range(runs):
             for world, site in enumerate((game.without, game.with_group)):
                 place = folder / f"{run}-{world}"
@@ -170,7 +172,8 @@ def _replies(game: _Game, site: SiteData, state_dir: Path) -> dict[int, NDArray[
     client, replies = game.target.client(state_dir, site), {}
     for planned in game.target.plan.releases:
         arrays, _, config = client.fit(*game.transcript.requests[planned.round].to_wire())
-        replies[planned.round] = game.target.read(planned.round, arrays, config)[0]
+        reply = SiteReply.from_wire(arrays, config, [(planned.count,)])
+        replies[planned.round] = reply.arrays[0]
     return replies
 
 

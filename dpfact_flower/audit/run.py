@@ -40,27 +40,10 @@ def audit(
 ) -> tuple[Finding, ...]:
     """Audit patient mode on a site's own settings and data.
 
-    Parameters
-    ----------
-    data : SiteData or Cohort
-        At most 200 patients of one site are used, drawn at random.
-    solver, privacy : settings
-        Of the run, planned or not. A noise seed is left out, and reported.
-    site : str
-        Which site of a cohort; by default the first.
-    state_dir : Path, optional
-        Where the site keeps its ledger; without one, it is not looked at.
-    quick : bool
-        Fewer trials and runs: finds gross faults in a fraction of the time.
-    seed : int
-        Of what the auditor chooses; the noise has no seed.
-    watch : callable, optional
-        Told of progress.
-
-    Returns
-    -------
-    tuple of Finding
-        An audit that breaks off is a finding too, and fails.
+    At most 200 patients of one site are used, drawn at random: of the first site of a cohort, or of
+    the one that is named. A noise seed of the settings is left out, and reported. `state_dir` is
+    where the site keeps its ledger; without one, it is not looked at. `seed` is of what the auditor
+    chooses, for the noise has none. An audit that breaks off is a finding too, and fails.
 
     Raises
     ------

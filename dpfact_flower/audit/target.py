@@ -8,20 +8,17 @@ the server says in a run, chosen by the auditor, who may be as hostile as a serv
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpfact_flower.client import DPFactClient
 from dpfact_flower.data.site_data import SiteData
-from dpfact_flower.errors import MessageError, SettingsError
+from dpfact_flower.errors import SettingsError
 from dpfact_flower.privacy import Release
 from dpfact_flower.privacy.patient.kinds import KINDS, PlannedRelease, carried_by
 from dpfact_flower.privacy.patient.plan import PatientPlan, plan_patient
@@ -30,7 +27,7 @@ from dpfact_flower.site.patient import PatientRound
 from dpfact_flower.site.store import SiteState
 from dpfact_flower.tensor import Factors, Selection, Weights
 from dpfact_flower.tensor.arrays import LEAST_WEIGHT
-from dpfact_flower.wire.protocol import RoundRequest, SiteReply
+from dpfact_flower.wire.protocol import RoundRequest
 
 Integers = NDArray[np.int64]
 SIGMA = 2**24
@@ -119,17 +116,6 @@ class AuditTarget:
         return tuple(
             np.geomspace(1, LEAST_WEIGHT, len(kept)).astype(np.float32) for kept in selection
         )
-
-    def read(
-        self, number: int, arrays: Sequence[NDArray[Any]], config: Mapping[str, Any]
-    ) -> list[NDArray[Any]]:
-        """The arrays of a reply as a server reads them; as they came, if it would refuse them."""
-        planned = self.plan.release_of(number)
-        try:
-            reply = SiteReply.from_wire(arrays, config, [(planned.count,)] if planned else [])
-        except MessageError:
-            return list(arrays)
-        return list(reply.arrays)
 
     def client(self, state_dir: Path, data: SiteData) -> DPFactClient:
         """A real site, which checks, charges and keeps; its cap leaves room for what is asked."""
@@ -226,16 +212,10 @@ def random_selection(target: AuditTarget, rng: np.random.Generator) -> Selection
     )
 
 
-@contextmanager
-def scratch_folder() -> Iterator[Path]:
+def scratch_folder() -> TemporaryDirectory[str]:
     """A folder for the audit's own state-dirs, in memory if possible; deleted afterwards.
 
     A site waits for its disk with every charge, as it must; thousands of audited runs need not.
     """
-    memory = Path("/dev/shm")
-    place = memory if memory.is_dir() and os.access(memory, os.W_OK) else None
-    folder = Path(tempfile.mkdtemp(prefix="dpfact-audit-", dir=place))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    return TemporaryDirectory(prefix="dpfact-audit-", dir=place)

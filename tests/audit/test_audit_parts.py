@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -136,7 +137,7 @@ def test_transcripts_go_through_all_kinds_and_pass_the_protocols_door(counting_t
     asked, seen = replace(counting_target, solver=solver), set()
     for trial in range(2 * len(FACTORS) * len(STARTS)):
         transcript = hostile_transcript(asked, trial, rng)
-        request = transcript.request(asked.plan.rounds)
+        request = transcript.requests[asked.plan.rounds]
         assert request.solver.off == (1.0 if trial % 2 else 0.0)
         largest = max(float(np.abs(factor).max()) for factor in transcript.anchors)
         negative = any(float(factor.min()) < 0 for factor in transcript.anchors)
@@ -181,7 +182,8 @@ def test_a_site_that_is_not_there_is_named(cohort):
 
 
 def test_the_scratch_folder_is_gone_afterwards_and_its_owners_alone_before():
-    with scratch_folder() as folder:
+    with scratch_folder() as name:
+        folder = Path(name)
         (folder / "file").write_text("x")
         assert folder.stat().st_mode & 0o077 == 0
     assert not folder.exists()

@@ -182,8 +182,13 @@ def unknown(words: list[str]) -> list[str]:
     """Options and settings in a dpfact command that there are none of."""
     command: click.Command = DPFACT
     rest = words[1:]
-    while isinstance(command, click.Group) and rest and rest[0] in command.commands:
-        command, rest = command.commands[rest[0]], rest[1:]
+    while isinstance(command, click.Group) and rest:
+        # Readers are made then; a page's own lies nowhere, and has what all have.
+        name = "mimic4" if rest[0].endswith(".sql") else rest[0]
+        found = command.get_command(click.Context(command), name)
+        if found is None:
+            break
+        command, rest = found, rest[1:]
     if isinstance(command, click.Group):
         return words
     known = {name for each in command.params for name in (*each.opts, *each.secondary_opts)}
