@@ -22,6 +22,8 @@ from dpfact_flower.tensor.match import factor_match_score, match_columns
 from dpfact_flower.wire.protocol import SiteReply
 from simulation.baselines import pooled
 
+pytestmark = pytest.mark.slow
+
 NONE = PrivacySettings(privacy="none")
 DEMO = SolverSettings(rank=12, off=0.3, mu_from_round=21)
 

@@ -27,7 +27,10 @@ def three_modes() -> AuditTarget:
     return AuditTarget.of(site, SolverSettings(rank=2), privacy)
 
 
-@pytest.mark.parametrize("kind", ["target", "counting_target", "three_modes"])
+SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("counting_target", "three_modes")]
+
+
+@pytest.mark.parametrize("kind", ["target", *SLOW])
 @pytest.mark.parametrize("name", AUDITS)
 def test_the_code_passes(name, kind, run, request):
     audited = three_modes() if kind == "three_modes" else request.getfixturevalue(kind)

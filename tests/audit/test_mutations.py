@@ -15,6 +15,7 @@ def shown(measured):
     return f"1 + {excess:.2g}" if 0 < excess < 1e-3 else f"{measured:.4g}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mutant",
     [*MUTANTS, *(pytest.param(each, marks=pytest.mark.nightly) for each in SLOW_MUTANTS)],

@@ -13,6 +13,7 @@ from tests.problems import visit_one_by_one
 from tests.rounding import assert_within
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("gamma", [0.0, 2.0])
 @pytest.mark.parametrize("rank", [5, 50])
 def test_c_makes_the_same_steps(tmp_path, gamma, rank):

@@ -21,6 +21,8 @@ from dpfact_flower.solver.solvers import solvers
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.wire.protocol import SiteReply
 
+pytestmark = pytest.mark.slow
+
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "extend.md"
 REGISTRIES: tuple[Registry, ...] = (
     accountants, losses, server_rules, site_rules, solvers,
@@ -59,7 +61,6 @@ def run(*titles: str) -> dict:
     return names
 
 
-@pytest.mark.slow
 def test_a_server_rule_is_taken_by_name():
     names = run("A server rule")
     rounds = list(names["run"].records)
@@ -71,7 +72,6 @@ def test_a_server_rule_is_taken_by_name():
     assert all(np.abs(a - b).max() > 0 for a, b in pairs)
 
 
-@pytest.mark.slow
 def test_the_median_is_not_dragged_along_by_one_site():
     names = run("A server rule")
     rule = names["MedianRule"]((2, 2), SolverSettings(rank=1), PrivacySettings(privacy="none"),

@@ -5,6 +5,7 @@ import shlex
 from pathlib import Path
 
 import matplotlib as mpl
+import pytest
 from typer.testing import CliRunner
 
 mpl.use("agg")
@@ -12,6 +13,8 @@ from matplotlib import pyplot
 
 from dpfact_flower import cli
 from dpfact_flower.data.synthetic import synthetic
+
+pytestmark = pytest.mark.slow
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "results.md").read_text(encoding="utf-8")
 

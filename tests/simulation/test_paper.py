@@ -24,6 +24,8 @@ from simulation.paper.systems import DESCRIPTION, SYSTEMS, TRAFFIC, compute
 from tests.patience import await_that
 from tests.processes import family_of, running
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 JOB = Job("demo-icu", "trip", 3, 2)
 TINY = Plan(

@@ -33,6 +33,8 @@ from simulation.studies import (
 from simulation.studies.real_data import Study
 from simulation.systems import NO_NOISE, shuffled
 
+pytestmark = pytest.mark.slow
+
 CLEAR = SyntheticSettings(
     name="clear", patients=600, modes="procedures:30:3,diagnoses:40:5", shares="0.5,0.5",
     phenotypes=4, local=0, active=1.1, background=0.05,
