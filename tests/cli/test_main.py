@@ -148,7 +148,7 @@ def test_help_says_what_an_argument_is():
     text = dpfact("data", "synthetic", "--help")
     for preset in PRESETS:
         assert re.search(rf"\b{preset}\b", text)
-    for command in ("mimic3", "eicu", "synpuf"):
+    for command in ("mimic3", "eicu", "nhds"):
         assert "SOURCE is" in dpfact("data", command, "--help")
 
 

@@ -159,6 +159,9 @@ class _Work:
 
     def _filled(self, sql: str) -> str:
         """SQL with the options' values in the place of their names."""
+        for name in _VALUE.findall(sql):
+            if name not in self._values:
+                raise DataError(f"{self._script.name}.sql: there is no option {name}")
         return _VALUE.sub(lambda match: _as_sql(self._values[match[1]]), sql)
 
     def _holds(self, statement: Statement) -> bool:
@@ -173,7 +176,7 @@ class _Work:
         connection, more, name = self._connection, statement.more, statement.what
         created = _CREATED.match(sql)
         if created is None:
-            raise DataError(f"{self._script.name}: need CREATE TABLE and columns below @load")
+            raise DataError(f"{self._script.name}.sql: need CREATE TABLE and columns below @load")
         into = created[1]
         connection.execute(sql)
         if not self._holds(statement):

@@ -1,0 +1,117 @@
+"""Readers as files of SQL: what a script may say, and what is said to one that is wrong."""
+
+import duckdb
+import pytest
+
+from dpfact_flower.data.readers import script as scripts
+from dpfact_flower.data.readers.runner import read
+from dpfact_flower.errors import DataError, SettingsError
+from tests.data.readers.cells import cells_of
+
+HEAD = """/*
+help = "Stays."
+modes = { dx = 0, rx = 0 }
+window = "encounter"
+
+[options.level]
+default = 2
+help = "Characters of a code."
+*/
+"""
+BODY = """
+-- @load stays
+CREATE TABLE stays (who VARCHAR NOT NULL, day DATE, dx VARCHAR, rx VARCHAR, ward VARCHAR DEFAULT NULL);
+
+-- A remark; with a semicolon.
+-- @count stays without a ward
+SELECT 'stays', count(*) FROM stays WHERE ward IS NULL;
+
+-- @load wards
+-- @optional wards have no names
+CREATE TABLE wards (ward VARCHAR);
+
+-- @patients
+SELECT who AS patient, $file AS site FROM stays GROUP BY who;
+
+-- @events
+SELECT 'dx' AS mode, who AS patient, day AS encounter, left(dx, $level) AS code FROM stays
+UNION ALL SELECT 'rx', who, day, left(rx, $level) FROM stays;
+"""  # noqa: E501
+STAYS = "who,day,dx,rx\nann,2024-01-01,I10,secret\n"
+
+
+@pytest.fixture
+def source(tmp_path):
+    (tmp_path / "ward").mkdir()
+    (tmp_path / "ward" / "stays.csv").write_text(STAYS)
+    return tmp_path / "ward"
+
+
+def written(tmp_path, text):
+    path = tmp_path / "own.sql"
+    path.write_text(text)
+    return path
+
+
+def test_a_script_of_ones_own(source, tmp_path):
+    cohort = read(written(tmp_path, HEAD + BODY), source, level=1)
+    assert cells_of(cohort) == {("ward", "ann", "I", "s"): 1}
+    assert cohort.name == "own"
+    assert cohort.read_report[:3] == (
+        ("stays", "rows", 1),
+        ("stays", "stays without a ward", 1),
+        ("wards", "tables missing: wards have no names", 1),
+    )
+
+
+def test_a_folder_of_parquet_is_a_table(source, tmp_path):
+    (source / "stays.csv").unlink()
+    for part in ("a", "b"):
+        (source / "stays" / part).mkdir(parents=True)
+        row = f"SELECT '{part}' AS who, DATE '2024-01-01' AS day, 'I10' AS dx, 'x' AS rx"
+        duckdb.sql(row).write_parquet(str(source / "stays" / part / "0.parquet"))
+    assert read(written(tmp_path, HEAD + BODY), source).patients == ("a", "b")
+
+
+def test_an_installed_package_brings_scripts(source, tmp_path, monkeypatch):
+    class Found:
+        name = "clinic"
+
+        def load(self):
+            return written(tmp_path, HEAD + BODY)
+
+    def found(*, group, name="clinic"):
+        assert group == "dpfact_flower.data.readers"
+        return [Found()] if name == "clinic" else []
+
+    monkeypatch.setattr(scripts, "entry_points", found)
+    assert scripts.script_names()[-1] == "clinic"
+    assert read("clinic", source).patients == ("ann",)
+    with pytest.raises(SettingsError, match="reader: there is none named ward"):
+        read("ward", source)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (BODY, "need a head in TOML"),
+        (HEAD.replace("help =", "hlep ="), "cannot be read as a reader: .*hlep"),
+        (HEAD + BODY.replace("@events", "@evnts"), "there is no @evnts"),
+        (HEAD + BODY.replace("-- @load wards\n", ""), "need one kind .* below @optional"),
+        (HEAD + BODY.replace("GROUP BY", "GROUP"), r"own\.sql: Parser Error"),
+        (HEAD + BODY.replace("left(rx", "left(ry"), r"own\.sql: Binder Error"),
+        (HEAD + BODY.replace("day DATE", "rx DATE"), r"own\.sql: Catalog Error"),
+        (HEAD + BODY.replace("rx VARCHAR", "rx DATE"), "column rx must be a date .*; 1 row"),
+        (HEAD + BODY.replace("$level", "$depth"), r"own\.sql: there is no option depth"),
+    ],
+)
+def test_what_is_wrong_with_a_script_is_said_without_a_value(text, says, source, tmp_path):
+    with pytest.raises(DataError, match=says) as caught:
+        read(written(tmp_path, text), source)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("level", [0, "2", True])
+def test_options_are_of_their_defaults_kind(level, source, tmp_path):
+    with pytest.raises(SettingsError, match="level: need an integer of at least 1, got"):
+        read(written(tmp_path, HEAD + BODY), source, level=level)
