@@ -43,11 +43,6 @@ def test_a_row_a_run_with_its_promise(cohort_folder, tmp_path):
         assert (row["| run"], row["privacy"], row[EPSILON]) == (f"| {name}", mode, epsilon)
 
 
-def test_a_folder_without_a_finished_run_is_named(tmp_path):
-    with pytest.raises(DataError, match="nothing"):
-        comparison([tmp_path / "nothing"])
-
-
 @pytest.mark.parametrize(
     ("content", "says"), [("{}", "lacks .*sites, rounds"), ("[]", "must be an object")]
 )
@@ -109,7 +104,3 @@ def test_a_page_is_refused_where_it_cannot_be(tmp_path):
         write_comparison([run], tmp_path / "none" / "page.html")
 
 
-def test_a_run_alone_has_a_page_too(tmp_path):
-    run = run_folder(tmp_path / "run")
-    page = write_comparison([run], tmp_path / "page.html").read_text("utf-8")
-    assert "No other run has phenotypes of the same kinds of codes" in page

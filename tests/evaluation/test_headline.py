@@ -37,13 +37,6 @@ def test_a_simulation_shows_what_was_measured():
     assert "readmission" not in shown
 
 
-def test_a_simulation_without_common_rounds_shows_no_errors():
-    shown = dict(headline(replace(SIMULATED, measured=replace(MEASURED, errors=None))))
-    assert "fit" not in shown
-    assert shown["time"] == "2 h 5 min"
-    assert shown["factor match"].startswith("0.974")
-
-
 @pytest.mark.parametrize(
     ("failures", "never", "says"),
     [

@@ -41,12 +41,6 @@ def off_marks(axes):
     return {(row - 0.5, column - 0.5) for column, row in line.get_xydata()}
 
 
-def test_relative_usage_is_free_of_a_sites_size():
-    np.testing.assert_allclose(
-        plots.relative_usage(np.array(NORMS)), [[1, 0, 0.25], [0, 1, 0.01], [0, 0, 0]]
-    )
-
-
 def test_usage_crosses_what_is_off_and_leaves_it_blank():
     figure = plots.usage(USAGE)
     axes = figure.axes[0]
@@ -135,17 +129,6 @@ def test_traffic_tells_the_directions_apart_and_marks_failures():
     assert axes.get_ylabel().startswith("kB")
 
 
-def test_traffic_takes_the_unit_that_fits():
-    axes = plots.traffic([record(1, down=5_000_000)]).axes[0]
-    assert axes.get_ylabel().startswith("MB")
-    assert marks(axes, "down: server to sites") == [[1, 5.0]]
-
-
-def test_traffic_needs_a_round():
-    with pytest.raises(DataError):
-        plots.traffic([])
-
-
 def test_auc_sets_every_group_beside_its_baselines():
     sites = (group("few"), group("many", 0.71, 0.82, 0.63))
     prediction = OutcomePrediction(group("overall", 0.7, 0.8, 0.6), sites, 10, 0.6)
@@ -157,11 +140,6 @@ def test_auc_sets_every_group_beside_its_baselines():
         (bars,) = container[2]
         widths = [segment[1, 0] - segment[0, 0] for segment in bars.get_segments()]
         np.testing.assert_allclose(widths, 0.04)
-
-
-def test_auc_without_figures():
-    with pytest.raises(DataError):
-        plots.auc(OutcomePrediction(group("overall"), (group("few"),), 10, 0.6))
 
 
 def test_no_colour_of_the_theme_is_another_ones_or_a_default():

@@ -131,15 +131,6 @@ def test_a_damaged_model_is_refused(tmp_path, changes, says):
     assert str(caught.value).startswith(str(tmp_path / MODEL))
 
 
-def test_a_truncated_model_is_refused(tmp_path):
-    write_model(tmp_path, FACTORS, VOCABULARIES)
-    whole = (tmp_path / MODEL).read_bytes()
-    for length in range(0, len(whole), 97):
-        (tmp_path / MODEL).write_bytes(whole[:length])
-        with pytest.raises(DataError, match=r"not a readable .npz"):
-            read_model(tmp_path)
-
-
 # --- config
 
 
@@ -198,40 +189,6 @@ def test_a_config_has_two_tables(tmp_path):
 
 
 # --- history
-
-
-def make_history(folder):
-    coordinator = Coordinator(
-        (3,), solver=SolverSettings(rank=2), privacy=PrivacySettings(privacy="none"),
-        run=RunSettings(min_sites=2, start="random"), run_dir=folder,
-    )  # fmt: skip
-    for number in (1, 2, 3):
-        replies = [SiteReply(site, (np.ones((3, 2), np.float32),)) for site in "abc"[:number]]
-        coordinator.close_round(
-            number, replies, [Failure("node 7", "\u2028 a\nb")], bytes_down=1, bytes_up=2,
-            seconds=0.5,
-        )  # fmt: skip
-    return coordinator.records
-
-
-def test_history_is_the_coordinators_records(tmp_path):
-    records = make_history(tmp_path)
-    assert read_history(tmp_path) == records
-    assert [record.updated for record in records] == [False, True, True]
-
-
-BAD_LINES = {"torn": '{"round": 2, "si', "empty": "", "number": "3", "list": "[]",
-             "other fields": json.dumps({"round": 2, "sites": [], "failures": []})}  # fmt: skip
-
-
-@pytest.mark.parametrize("line", BAD_LINES.values(), ids=BAD_LINES)
-def test_a_damaged_line_of_the_history_is_named(tmp_path, line):
-    make_history(tmp_path)
-    lines = (tmp_path / HISTORY).read_text().splitlines()
-    lines[1] = line
-    (tmp_path / HISTORY).write_text("\n".join(lines) + "\n")
-    with pytest.raises(DataError, match=rf"{HISTORY}: line 2 is damaged$"):
-        read_history(tmp_path)
 
 
 # --- missing

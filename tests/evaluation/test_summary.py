@@ -75,15 +75,6 @@ def plain(summary):
     return json.loads(json.dumps(summary.to_dict()))
 
 
-def test_keys_of_a_newer_version_are_left_alone():
-    content = plain(SIMULATED)
-    content |= {"new": math.pi, "spent": "x", "measured": 3}
-    content["per_site"]["north"]["new"] = [1]
-    content["per_site"]["north"]["ledger"][0]["new"] = {}
-    content["predictions"]["died"]["overall"]["new"] = None
-    assert Summary.from_dict(content) == SIMULATED
-
-
 @pytest.mark.parametrize("kind", SUMMARIES)
 def test_every_key_that_is_missing_is_named(kind, tmp_path):
     content = plain(SUMMARIES[kind])
@@ -116,16 +107,6 @@ def test_what_is_missing_inside_is_named_with_its_place(name):
         Summary.from_dict(content)
 
 
-@pytest.mark.parametrize("kind", SUMMARIES)
-def test_a_value_of_another_type_is_named(kind):
-    content = plain(SUMMARIES[kind])
-    for key in content.keys() - {"epsilon", "delta", "accountant"}:  # null without noise
-        value = content[key]
-        wrong = [1] if not isinstance(value, list) else "text"
-        with pytest.raises(DataError, match=rf"(^|; ){key}(\.[0-9])? must be "):
-            Summary.from_dict(content | {key: wrong})
-
-
 @pytest.mark.parametrize(
     ("key", "value"),
     [
@@ -143,10 +124,6 @@ def test_errors_alone_are_no_measurement():
     del content["predictions"], content["sites_without_a_round"]
     with pytest.raises(DataError, match=r"^lacks predictions, sites_without_a_round$"):
         Summary.from_dict(content)
-
-
-def test_a_whole_number_is_a_float_too():
-    assert Summary.from_dict(plain(SIMULATED) | {"seconds": 3}).exchange.seconds == 3.0
 
 
 @pytest.mark.parametrize("text", ["NaN", "Infinity", "-Infinity", "1e999"])
