@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dpfact_flower.data.code_names import body_systems
-from dpfact_flower.errors import DataError
 from dpfact_flower.evaluation.formatting import outcome
 from dpfact_flower.evaluation.model import CodeRow, GlobalModel
 from dpfact_flower.evaluation.prose import (
@@ -120,16 +119,8 @@ def cards(
     """Phenotypes of a run's model, by number.
 
     All of its phenotypes were `measured`, or none; `replicates` are those in other runs, by number.
-
-    Raises
-    ------
-    DataError
-        If the model has not as many phenotypes as were measured.
     """
-    numbers = range(1, model.rank + 1)
     by_number = {phenotype.number: phenotype for phenotype in measured}
-    if by_number and sorted(by_number) != list(numbers):
-        raise DataError(f"the model has {model.rank} phenotypes, not {len(by_number)}")
     system = {
         (v.name, code): word
         for v in model.vocabularies
@@ -146,11 +137,11 @@ def cards(
             made[n] if n in model.names else "",
             tuple(_code_list(mode, own, system, most) for mode, own in rows[n].items()),
             by_number.get(n),
-            {outcome(k): found for k, found in by_number[n].outcomes.items()} if by_number else {},
+            {outcome(k): found for k, found in by_number[n].outcomes.items()} if measured else {},
             (replicates or {}).get(n, ()),
             search_words(row.description for own in rows[n].values() for row in leading(own)),
         )
-        for n in numbers
+        for n in rows
     ]
 
 

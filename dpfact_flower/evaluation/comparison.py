@@ -26,13 +26,7 @@ _UNKNOWN = "-"
 
 
 def comparison(folders: Sequence[Path]) -> str:
-    """Markdown table of several runs, one row each; what was not measured is ``-``.
-
-    Raises
-    ------
-    DataError
-        If a folder holds no finished run.
-    """
+    """Markdown table of several runs, one row each; what was not measured is ``-``."""
     header = ("run", *_COLUMNS)
     rows = [header, ("---",) * len(header)]
     for folder in folders:
@@ -111,17 +105,7 @@ _COLUMNS: dict[str, Callable[[Summary], str]] = {
 
 
 def write_comparison(folders: Sequence[Path], out: Path) -> Path:
-    """Write a page about several finished runs, readable by its owner alone.
-
-    Raises
-    ------
-    SettingsError
-        If there is no folder to write to.
-    DataError
-        If a folder holds no finished run, or a file of it is damaged.
-    MissingDependencyError
-        If matplotlib or Jinja2 is not installed.
-    """
+    """Write a page about several finished runs, readable by its owner alone."""
     check_libraries()
     if not out.absolute().parent.is_dir():
         raise SettingsError(f"--out: there is no folder {out.parent}")

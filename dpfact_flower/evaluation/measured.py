@@ -47,17 +47,6 @@ from dpfact_flower.tensor.match import factor_match_score
 _MEASURING = "measuring"
 
 
-def site_stores(coordinator: Coordinator, cohort: Cohort, sites_folder: Path) -> list[SiteStore]:
-    """Where the simulated sites keep this run's state, in the cohort's order."""
-    return [
-        SiteStore(
-            sites_folder, site.name, coordinator.run.job,
-            data_tag(sites_folder / site.name, site.tensor.fingerprint()),
-        )
-        for site in cohort.sites
-    ]  # fmt: skip
-
-
 def measure(
     coordinator: Coordinator,
     cohort: Cohort,
@@ -73,7 +62,13 @@ def measure(
     """
     watch(_MEASURING, 0.0)
     give_back()  # of what the rounds took
-    stores = site_stores(coordinator, cohort, sites_folder)
+    stores = [
+        SiteStore(
+            sites_folder, site.name, coordinator.run.job,
+            data_tag(sites_folder / site.name, site.tensor.fingerprint()),
+        )
+        for site in cohort.sites
+    ]  # fmt: skip
     cohort = cohort.select_codes(coordinator.selection)
     loaded = [
         (site, store)

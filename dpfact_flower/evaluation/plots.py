@@ -2,7 +2,7 @@
 
 Every function takes values as `run_folder` reads them from the folder's files, and draws them into
 the axes that it is given, or else into a new `matplotlib.figure.Figure`; it returns the figure.
-`pyplot` and its global state are not used. A `DataError` says what is missing to draw.
+`pyplot` and its global state are not used. A `DataError` says that a value was not measured.
 
 Lines have Okabe and Ito's colours, which differ in any colour vision, and a marker each; shades
 keep their order in grey. None of the values belongs to a single patient.
@@ -44,8 +44,6 @@ ON_LITTLE, ON_MUCH = "#111213", "#fdfeff"
 THEME = {
     BLUE: "--blue", ORANGE: "--orange", GREEN: "--green",
     INK: "--ink", LINE: "--line", PAPER: "--paper",
-    ON_LITTLE: "--on-little", ON_MUCH: "--on-much",
-    **{shade: f"--shade-{n}" for n, shade in enumerate(SHADES)},
 }  # fmt: skip
 """Colours that a page may replace by CSS variables of its own, for dark screens."""
 
@@ -64,7 +62,6 @@ _SMALL = 16
 """Number of phenotypes up to which a cell of the heat map has room for its number."""
 _LABEL_DIGITS = 120
 """Digits of phenotype numbers that fit side by side: 60 numbers of two."""
-_VECTOR_CELLS = 5000
 _LONGEST_NAME, _LONGEST_CODE = 24, 48
 _ERRORS = {
     "all_cells": "RMSE over all cells",
@@ -118,15 +115,12 @@ def errors(summary: Summary, measure: str = "fit", axes: Axes | None = None) -> 
     return _figure_of(axes)
 
 
-def phenotype(rows: Sequence[CodeRow], axes: Axes | None = None) -> Figure:
+def phenotype(rows: Sequence[CodeRow], axes: Axes) -> Figure:
     """One phenotype as bars: the share of each code in its mode.
 
     The rows are of one phenotype, as `GlobalModel.rows` gives them.
     """
-    if len({row.phenotype for row in rows}) != 1:
-        raise DataError("rows: need the codes of one phenotype")
     modes = list(dict.fromkeys(row.mode for row in rows))
-    axes = axes or _new_axes(0.8 + 0.26 * len(rows))
     places = np.arange(len(rows))
     colours = (BLUE, ORANGE, GREEN)
     for number, mode in enumerate(modes):
@@ -145,8 +139,6 @@ def phenotype(rows: Sequence[CodeRow], axes: Axes | None = None) -> Figure:
 
 def traffic(records: Sequence[RoundRecord], axes: Axes | None = None) -> Figure:
     """Bytes sent in each round, in both directions, and the rounds in which a site failed."""
-    if not records:
-        raise DataError("history: no rounds to draw")
     rounds = [record.round for record in records]
     down = np.array([record.bytes_down for record in records], float)
     up = np.array([record.bytes_up for record in records], float)
@@ -170,54 +162,36 @@ def traffic(records: Sequence[RoundRecord], axes: Axes | None = None) -> Figure:
     return _with_legend(axes, given, ncols=3)
 
 
-def usage(
-    usage: SiteUsage,
-    order: Sequence[int] | None = None,
-    axes: Axes | None = None,
-    *,
-    names: Mapping[int, str] | None = None,
-) -> Figure:
+def usage(usage: SiteUsage, axes: Axes, names: Mapping[int, str]) -> Figure:
     """Heat map of sites by phenotypes: how much each site uses each phenotype.
 
     A cell is the column norm of the site's patient factor, divided by the largest of that site,
     since norms grow with a site's number of patients. A column that is exactly zero, which the
-    l2,1 penalty has switched off, is left blank and crossed.
-
-    `order` has the numbers of the phenotypes in the order of the columns, by default ascending.
-    `names` are shown in place of numbers.
+    l2,1 penalty has switched off, is left blank and crossed. `names` are shown in place of numbers.
     """
     norms, off = np.array(usage.norms, float), np.array(usage.off, bool)
-    if norms.ndim != 2 or not norms.size:
-        raise DataError("usage: no sites to draw")
-    sites, rank = norms.shape
-    numbers = list(order or range(1, rank + 1))
-    if sorted(numbers) != list(range(1, rank + 1)):
-        raise DataError(f"order: need each of the phenotypes 1 to {rank} once; got {numbers}")
-    columns = [number - 1 for number in numbers]
-    shares = relative_usage(norms)[:, columns]
-    off = off[:, columns]
-    given, axes = axes, axes or _new_axes(1.1 + 0.3 * sites)
+    largest = norms.max(axis=1, keepdims=True)
+    shares = norms / np.where(largest > 0, largest, 1.0)
+    sites, rank = shares.shape
     axes.grid(visible=False)
     colours = ListedColormap(list(SHADES))
     axes.pcolormesh(
         np.ma.masked_array(shares, off), cmap=colours, norm=BoundaryNorm(_LEVELS, colours.N),
-        edgecolors=PAPER, linewidth=0.8, rasterized=shares.size > _VECTOR_CELLS,
+        edgecolors=PAPER, linewidth=0.8,
     )  # fmt: skip
-    _cross(axes, off)
+    rows, columns = np.nonzero(off)
+    axes.plot(
+        columns + 0.5, rows + 0.5, color=INK, linestyle="none", marker="x",
+        markersize=6 if rank <= _SMALL else 4, gid="off",
+    )  # fmt: skip
     if rank <= _SMALL:
         _write_percent(axes, shares, off)
     axes.invert_yaxis()
     axes.set_yticks(
         np.arange(sites) + 0.5, [_short(site) for site in usage.sites], parse_math=False
     )
-    _phenotype_axis(axes, numbers, names or {})
-    return _with_legend(axes, given, handles=_usage_legend(), ncols=len(SHADES) + 1)
-
-
-def relative_usage(norms: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Column norms (T x R) over the largest of each site; 0 where a site uses nothing."""
-    largest = norms.max(axis=1, keepdims=True)
-    return np.asarray(norms / np.where(largest > 0, largest, 1.0))
+    _phenotype_axis(axes, rank, names)
+    return _with_legend(axes, axes, handles=_usage_legend(), ncols=len(SHADES) + 1)
 
 
 def auc(prediction: OutcomePrediction, axes: Axes | None = None) -> Figure:
@@ -308,21 +282,18 @@ def _with_legend(axes: Axes, given: Axes | None, **options: Any) -> Figure:
     return figure
 
 
-def _phenotype_axis(axes: Axes, numbers: Sequence[int], names: Mapping[int, str]) -> None:
+def _phenotype_axis(axes: Axes, rank: int, names: Mapping[int, str]) -> None:
     """Phenotypes below the columns of a heat map: by name where one has any, else by number."""
-    rank = len(numbers)
     if names and rank <= _LABEL_DIGITS / 2:
-        texts = [_short(names.get(number, str(number))) for number in numbers]
+        texts = [_short(names.get(number, str(number))) for number in range(1, rank + 1)]
         axes.set_xticks(
             np.arange(rank) + 0.5, texts, fontsize=8, rotation=40, ha="right", parse_math=False,
             rotation_mode="anchor",
         )  # fmt: skip
     else:
-        step = -(-rank * len(str(rank)) // _LABEL_DIGITS)
-        axes.set_xticks(
-            np.arange(0, rank, step) + 0.5, [str(number) for number in numbers[::step]],
-            fontsize=9 if rank <= _LABEL_DIGITS / 4 else 7,
-        )  # fmt: skip
+        shown = np.arange(0, rank, -(-rank * len(str(rank)) // _LABEL_DIGITS))
+        size = 9 if rank <= _LABEL_DIGITS / 4 else 7
+        axes.set_xticks(shown + 0.5, [str(column + 1) for column in shown], fontsize=size)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     axes.set_xlabel("phenotype")
@@ -338,16 +309,6 @@ def _round_axis(axes: Axes) -> None:
     for line in axes.lines:
         line.set_markersize(3.5 if line.get_marker() != "x" else 6)
         line.set_linewidth(1.6)
-
-
-def _cross(axes: Axes, off: NDArray[np.bool_]) -> None:
-    """Mark the cells that are switched off."""
-    rows, columns = np.nonzero(off)
-    size = 6 if off.shape[1] <= _SMALL else 4
-    axes.plot(
-        columns + 0.5, rows + 0.5, color=INK, linestyle="none", marker="x", markersize=size,
-        gid="off",
-    )  # fmt: skip
 
 
 def _write_percent(axes: Axes, shares: NDArray[np.float64], off: NDArray[np.bool_]) -> None:

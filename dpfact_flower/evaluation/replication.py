@@ -121,11 +121,6 @@ def replications(folder: Path, others: Sequence[Path]) -> tuple[Replication, ...
     """Match a run's phenotypes with those of other runs with the same modes.
 
     Codes are found by their names; one that a run does not have has weight zero there.
-
-    Raises
-    ------
-    DataError
-        If a folder holds no finished run, or one of other modes.
     """
     return tuple(_replication(folder, other) for other in others)
 
@@ -136,13 +131,7 @@ def write_replications(folder: Path, runs: Sequence[Replication]) -> None:
 
 
 def read_replications(folder: Path, rank: int) -> tuple[Replication, ...]:
-    """Read ``beside.json``; nothing where there is none.
-
-    Raises
-    ------
-    DataError
-        If it is damaged, or of another model.
-    """
+    """Read ``beside.json``; nothing where there is none."""
     path = folder / BESIDE
     if not path.exists():
         return ()

@@ -30,6 +30,7 @@ from dpfact_flower.evaluation.prose import (
 from dpfact_flower.evaluation.replication import Replication, by_phenotype, read_replications
 from dpfact_flower.evaluation.run_folder import (
     MODEL,
+    PHENOTYPES,
     REPORT,
     SUMMARY,
     read_config,
@@ -58,14 +59,8 @@ _MOST_CELLS = 3000
 def write_report(folder: Path) -> Path:
     """Write ``report.html`` from the files of a finished run's folder, for its owner alone.
 
-    The page of a deployed run leaves out what only the sites can measure.
-
-    Raises
-    ------
-    DataError
-        If a file of the folder is missing or damaged.
-    MissingDependencyError
-        If matplotlib or Jinja2 is not installed.
+    The page of a deployed run leaves out what only the sites can measure. A `DataError` names a
+    file that is missing or damaged.
     """
     check_libraries()
     run = _read(Path(folder))
@@ -108,15 +103,12 @@ def _read(folder: Path) -> _Run:
     config, model = read_config(folder), GlobalModel.read(folder)
     shared = phenotypes if isinstance(phenotypes, SharedPhenotypes) else None
     replications = read_replications(folder, summary.rank)
-    unlike = f"{folder}: its files do not belong together"
-    if model.rank != summary.rank:
-        raise DataError(
-            f"{unlike}: {summary.rank} phenotypes in {SUMMARY}, {model.rank} in {MODEL}"
-        )
-    try:
-        found = cards(model, shared.table.phenotypes if shared else (), by_phenotype(replications))
-    except DataError as error:
-        raise DataError(f"{unlike}: {error}") from None
+    measured = shared.table.phenotypes if shared else ()
+    ranks = {SUMMARY: summary.rank, MODEL: model.rank}
+    ranks |= {PHENOTYPES: len(measured)} if shared else {}
+    if len(set(ranks.values())) > 1:
+        found = ", ".join(f"{rank} phenotypes in {name}" for name, rank in ranks.items())
+        raise DataError(f"{folder}: its files do not belong together: {found}")
     return _Run(
         folder,
         summary,
@@ -126,7 +118,7 @@ def _read(folder: Path) -> _Run:
         {vocabulary.name: len(vocabulary) for vocabulary in model.vocabularies},
         config["run-config"],
         config["versions"],
-        found,
+        cards(model, measured, by_phenotype(replications)),
         replications,
     )
 

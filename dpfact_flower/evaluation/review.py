@@ -125,15 +125,6 @@ def write_sheet(
     Half of the patients have the highest scores, the others are nearest to the threshold on both
     sides; `seed` is of their order. `out` is the three files' path without its ending, outside the
     run's folder, which others may read. Returns ``OUT.csv``.
-
-    Raises
-    ------
-    SettingsError
-        If there is no such phenotype, or `out` cannot be written to.
-    DataError
-        If the site has too few patients with the phenotype, or near it.
-    MissingDependencyError
-        If matplotlib or Jinja2 is not installed.
     """
     check_libraries()
     sheet, page, key = (out.with_name(out.name + part) for part in _PARTS)
@@ -170,11 +161,7 @@ def write_sheet(
 def read_sheet(folder: Path, sheet: Path) -> Verdicts:
     """Count a sheet's verdicts, with the key beside it.
 
-    Raises
-    ------
-    DataError
-        If it is no such sheet, was made from another run, or a line of it cannot be used; verdicts
-        and identifiers are not quoted.
+    A `DataError` says what cannot be used; it quotes no verdict and no identifier.
     """
     key = _read_key(folder, sheet)
     found = Verdicts(key.phenotype, Tally(), Tally(), "", "")
@@ -201,13 +188,7 @@ def read_sheet(folder: Path, sheet: Path) -> Verdicts:
 
 
 def apply_verdicts(folder: Path, found: Verdicts) -> None:
-    """Note a decision in the run's ``names.toml``, with shares of ten charts or more.
-
-    Raises
-    ------
-    DataError
-        If the phenotype is to be named, and the name is not one line of text.
-    """
+    """Note a decision in the run's ``names.toml``, with shares of ten charts or more."""
     rank = GlobalModel.read(folder).rank
     if found.decision == "name":
         if not found.name:
@@ -330,12 +311,8 @@ def _check_word(where: str, word: str, allowed: set[str]) -> None:
 
 def _chart(key: Key, row: dict[str, str]) -> Chart | None:
     """The chart of a line, if number and patient agree."""
-    chart = dict(enumerate(key.charts, start=1)).get(_whole_number(row["chart"]))
+    chart = {str(n): chart for n, chart in enumerate(key.charts, start=1)}.get(row["chart"])
     return chart if chart and _bare(chart.patient) == _bare(row["patient"]) else None
-
-
-def _whole_number(text: str) -> int:
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 9 else 0
 
 
 def _bare(patient: str) -> str:

@@ -47,10 +47,7 @@ def write_model(
 ) -> None:
     """Write `global_model.npz`: per feature mode NAME the arrays NAME, NAME_codes, NAME_text.
 
-    Raises
-    ------
-    DataError
-        If two arrays would have the same name, or one has a name that NumPy reserves.
+    A `DataError` refuses names by which two arrays would be one, or that NumPy reserves.
     """
     arrays: dict[str, Any] = {"modes": np.array([v.name for v in vocabularies])}
     for factor, vocabulary in zip(factors, vocabularies, strict=True):
@@ -70,10 +67,7 @@ def write_model(
 def read_model(folder: Path) -> tuple[tuple[NDArray[np.float32], ...], tuple[Vocabulary, ...]]:
     """Read what `write_model` wrote: feature factors and their vocabularies.
 
-    Raises
-    ------
-    DataError
-        If the file is missing or damaged, or factors and codes do not belong together.
+    A `DataError` says what is missing or damaged.
     """
     path = folder / MODEL
     if not path.exists():
@@ -133,13 +127,7 @@ def write_config(folder: Path, config: Mapping[str, Scalar], versions: Mapping[s
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read ``config.toml``: the tables ``run-config`` and ``versions``.
-
-    Raises
-    ------
-    DataError
-        If it is missing, not TOML, or lacks one of them.
-    """
+    """Read ``config.toml``: the tables ``run-config`` and ``versions``."""
     path = folder / CONFIG
     config: dict[str, Any] = _parsed(path, tomllib.loads, "TOML")
     missing = [table for table in ("run-config", "versions") if table not in config]
@@ -170,28 +158,21 @@ class Review:
 def read_names(folder: Path, rank: int) -> dict[int, str]:
     """Names by phenotype, which counts from 1; none where nobody gave any.
 
-    The file may be written by hand: a table ``[phenotypes]`` of lines such as ``3 = "renal"``.
-
-    Raises
-    ------
-    DataError
-        If it is not readable as TOML, or names a phenotype that the model does not have.
+    The file may be written by hand: a table ``[phenotypes]`` of lines such as ``3 = "renal"``. A
+    `DataError` says what is wrong with it.
     """
     return _read_table(folder, _NAMED, rank, _checked_name)
 
 
 def read_reviews(folder: Path, rank: int) -> dict[int, Review]:
-    """Chart reviews by phenotype; errors as in `read_names`."""
+    """Chart reviews by phenotype; none where nobody made any."""
     return _read_table(folder, _REVIEWED, rank, lambda value: parse_as(Review, value))
 
 
 def write_name(folder: Path, number: int, name: str, rank: int) -> None:
     """Name a phenotype, or with an empty name take its name away.
 
-    Raises
-    ------
-    DataError
-        If the model has no such phenotype, or the name is not one line of text.
+    A `DataError` refuses a phenotype that the model does not have, and a name of several lines.
     """
     names = read_names(folder, rank)
     names.pop(_checked_number(str(number), rank), None)
@@ -234,7 +215,7 @@ def _write_names(folder: Path, names: Mapping[int, str], reviews: Mapping[int, R
 
 
 def _checked_number(key: str, rank: int) -> int:
-    if not key.isascii() or not key.isdecimal() or not 1 <= int(key[:6]) <= rank:
+    if key not in map(str, range(1, rank + 1)):
         raise DataError(f"phenotype: must be a number from 1 to {rank}, got {key[:20]!r}")
     return int(key)
 

@@ -102,5 +102,3 @@ def test_a_page_is_refused_where_it_cannot_be(tmp_path):
     run = run_folder(tmp_path / "run")
     with pytest.raises(SettingsError, match="--out: there is no folder"):
         write_comparison([run], tmp_path / "none" / "page.html")
-
-

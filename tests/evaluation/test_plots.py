@@ -3,6 +3,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from dpfact_flower.errors import DataError
 from dpfact_flower.evaluation import plots
@@ -42,8 +43,8 @@ def off_marks(axes):
 
 
 def test_usage_crosses_what_is_off_and_leaves_it_blank():
-    figure = plots.usage(USAGE)
-    axes = figure.axes[0]
+    axes = Figure().subplots()
+    figure = plots.usage(USAGE, axes, {})
     off = np.array(USAGE.off)
     assert off_marks(axes) == set(map(tuple, np.argwhere(off)))
     (mesh,) = axes.collections
@@ -57,30 +58,14 @@ def test_usage_crosses_what_is_off_and_leaves_it_blank():
     assert not any(name.get_parse_math() for name in names)  # "$" is a character here
 
 
-def test_usage_puts_phenotypes_in_the_order_asked_for():
-    axes = plots.usage(USAGE, order=[3, 1, 2]).axes[0]
-    assert [t.get_text() for t in axes.get_xticklabels()] == ["3", "1", "2"]
-    assert {place: t.get_text() for place, t in texts(axes).items()} == {
-        (1, 0): "100", (0, 0): "25", (2, 1): "100", (0, 1): "1"
-    }  # fmt: skip
-    assert (0, 2) in off_marks(axes)
-    assert (0, 0) not in off_marks(axes)
-
-
-@pytest.mark.parametrize("order", [[1, 2], [1, 2, 2], [0, 1, 2], [1, 2, 4]])
-def test_usage_refuses_an_order_that_is_none(order):
-    with pytest.raises(DataError, match="each of the phenotypes 1 to 3 once"):
-        plots.usage(USAGE, order=order)
-    with pytest.raises(DataError, match="no sites"):
-        plots.usage(SiteUsage((), (), ()))
-
-
 @pytest.mark.parametrize(("rank", "sites"), [(1, 1), (60, 10), (400, 20), (1000, 6)])
 def test_usage_stays_readable_at_any_rank(rank, sites):
     norms = np.random.default_rng(0).gamma(0.3, 1.0, (sites, rank))
-    figure = plots.usage(
-        SiteUsage(tuple(f"site-{n}" for n in range(sites)), norms.tolist(), (norms < 0.01).tolist())
+    usage = SiteUsage(
+        tuple(f"s-{n}" for n in range(sites)), norms.tolist(), (norms < 0.01).tolist()
     )
+    axes = Figure(figsize=(9.6, 3), layout="constrained").subplots()
+    figure = plots.usage(usage, axes, {})
     figure.draw_without_rendering()
     labels = figure.axes[0].get_xticklabels()
     assert len(labels) == {1: 1, 60: 60, 400: 40, 1000: 30}[rank]

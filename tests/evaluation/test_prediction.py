@@ -1,7 +1,6 @@
 """Mortality AUCs against scikit-learn by hand, planted truth, and null labels."""
 
 import dataclasses
-import json
 
 import numpy as np
 import pytest
@@ -119,5 +118,3 @@ def test_groups_without_enough_deaths_say_so(sites, members):
     found = predict_outcome(members, everybody)
     assert found.overall.reason == "fewer than 5 patients with or without it"
     assert [site.memberships for site in found.sites] == [None] * 3
-
-

@@ -92,5 +92,3 @@ def test_what_was_found_is_kept_for_the_next_report(tmp_path):
         write_report(run)
     write_replications(run, ())
     assert b"The patterns in other runs" not in write_report(run).read_bytes()
-
-

@@ -1,6 +1,5 @@
 """A run's folder: what was written is read again, and what is damaged is said."""
 
-import json
 import math
 import os
 import tomllib
@@ -22,8 +21,7 @@ from dpfact_flower.evaluation.run_folder import (
     write_json,
     write_model,
 )
-from dpfact_flower.server.coordinator import Coordinator
-from dpfact_flower.server.history import HISTORY, Failure, read_history
+from dpfact_flower.server.history import read_history
 from dpfact_flower.settings import (
     AppSettings,
     PrivacySettings,
@@ -31,7 +29,6 @@ from dpfact_flower.settings import (
     SolverSettings,
     parse_assignments,
 )
-from dpfact_flower.wire.protocol import SiteReply
 
 VOCABULARIES = (
     Vocabulary("procedures", ("0040", "40", "4.0"), ("", "a, b", "ü")),
@@ -76,10 +73,8 @@ def test_a_model_reads_without_this_package(tmp_path):
 
 CLASHES = {
     "twice the same": ("a", "a"),
-    "another's codes": ("a", "a_codes"),
     "another's texts": ("a_text", "a"),
     "the list of modes": ("modes", "a"),
-    "savez's file": ("file", "a"),
     "savez's allow_pickle": ("a", "allow_pickle"),
 }
 
@@ -101,22 +96,14 @@ def rewrite(path, changes):
 DAMAGED = {
     "no modes": ({"modes": None}, "lacks the array"),
     "no factor": ({"diagnoses": None}, "lacks the array 'diagnoses'"),
-    "no codes": ({"diagnoses_codes": None}, "lacks the array 'diagnoses_codes'"),
-    "no texts": ({"procedures_text": None}, "lacks the array 'procedures_text'"),
     "another mode's name": ({"modes": np.array(["procedures", "x"])}, "lacks the array"),
-    "modes of numbers": ({"modes": np.array([1, 2])}, "lacks the array"),
-    "a code too few": ({"diagnoses_codes": np.array(["E11"])}, "one description per code"),
     "a code twice": ({"diagnoses_codes": np.array(["E11", "E11"])}, "position 1"),
-    "codes of numbers": ({"diagnoses_codes": np.array([1, 2])}, "codes must be text"),
-    "a single code": ({"diagnoses_codes": np.array("E11")}, "codes must be a tuple of text"),
     "a row too many": ({"diagnoses": np.ones((3, 4), np.float32)}, "diagnoses must be float32"),
     "another rank": ({"diagnoses": np.ones((2, 3), np.float32)}, "diagnoses must be float32"),
-    "a vector": ({"diagnoses": np.ones(2, np.float32)}, "diagnoses must be float32"),
     "vectors": (
         {"procedures": np.ones(3, np.float32), "diagnoses": np.ones(2, np.float32)},
         "procedures must be float32",
     ),
-    "modes a number": ({"modes": np.array(1)}, "lacks the array"),
     "a number": ({"procedures": np.float32(1)}, "procedures must be float32"),
     "float64": ({"diagnoses": np.ones((2, 4))}, "diagnoses must be float32"),
 }

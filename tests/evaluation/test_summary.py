@@ -2,7 +2,6 @@
 
 import copy
 import json
-import math
 from dataclasses import asdict, replace
 
 import pytest
