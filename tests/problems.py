@@ -56,20 +56,30 @@ def dense_objective(problem, factors, *, gamma=0.0, mu=0.0, zeros="stratified") 
     return 0.5 * np.sum(error**2) + 0.5 * gamma * pull + mu * groups
 
 
-def visit_one_by_one(factors, anchors, cells, counts, *, eta, gamma, clip, floor):
-    """Algorithm 1's inner loop, one visit after the other; `Bounded` factors."""
+def visit_one_by_one(
+    factors, anchors, cells, counts, *, eta, gamma, clip, floor, loss=None, patients=1.0
+):
+    """Algorithm 1's inner loop, one visit after the other; `Bounded` factors.
+
+    Of another `loss`, values alone are right: its bounds leave out what its gradient rounds.
+    """
     factors = [Bounded.of(f) for f in factors]
     eta, pull = Bounded.of(eta), Bounded.of(eta) * float(gamma)
     for cell, count in zip(cells, counts, strict=True):
         old = [f[i] for f, i in zip(factors, cell, strict=True)]
         for n, i in enumerate(cell):
             others = math.prod(old[m] for m in range(len(old)) if m != n)
-            gradient = (old[n] * others).total() - np.float32(max(count, 0))
+            model, x = (old[n] * others).total(), np.float32(max(count, 0))
+            gradient = model - x if loss is None else Bounded.of(loss.gradient(x, model.value))
             if count <= 0:  # a zero cell, of this weight
                 gradient = Bounded.of(float(-count)) * gradient
+            far = patients if n == 0 else 1.0
+            if far != 1:
+                gradient = Bounded.of(far) * gradient
             if clip:
                 length = Bounded(np.abs(gradient.value), gradient.bound) * others.norm()
-                gradient = (gradient * length.share_of(clip)).rounded()  # eta * clip may be one
+                share = length.share_of(clip * math.sqrt(far))
+                gradient = (gradient * share).rounded()  # eta * clip may be one
             new = old[n]
             if n > 0 and count > 0 and gamma:
                 new = (np.float32(1) - pull) * new + pull * anchors[n - 1][i]

@@ -29,10 +29,8 @@ def kept_codes(
     ----------
     releases : sequence of ndarray of float32, shape (sum of sizes,), one per site
         As `dpfact_flower.privacy.patient.statistics.code_counts` orders them, with noise.
-    sizes : sequence of int
-        Number of codes of each mode.
-    kept : sequence of int
-        How many to keep of each mode, at most its size.
+    sizes, kept : sequence of int
+        Number of codes of each mode, and how many to keep of each.
 
     Returns
     -------
@@ -52,11 +50,6 @@ def paired_codes(sizes: Sequence[int]) -> tuple[int, ...]:
 
     Long lists are too long for all pairs of codes: `_FREQUENT` codes then, as many of each mode as
     of another, but for modes that have fewer.
-
-    Parameters
-    ----------
-    sizes : sequence of int
-        Number of codes of each mode.
     """
     if sum(sizes) <= _MOST_PAIRED:
         return ()
@@ -77,21 +70,9 @@ def code_weights(
 
     A code that c patients have gets 1 / sqrt(c), relative to that of the rarest. A cell's squared
     error then counts by the product of its codes' inverse frequencies, as in correspondence
-    analysis. Where the noise is larger than a count, `_SEEN` deviations stand for it.
-
-    Parameters
-    ----------
-    releases, sizes
-        As for `kept_codes`.
-    selection : tuple of ndarray of int32
-        Codes that are kept.
-    sigma : float
-        Standard deviation of the noise on each site's counts.
-
-    Returns
-    -------
-    tuple of ndarray of float32
-        In [`LEAST_WEIGHT`, 1], one array per mode, for the codes that are kept.
+    analysis. Where the noise, of deviation `sigma` on each site's counts, is larger than a count,
+    `_SEEN` deviations stand for it. Weights lie in [`LEAST_WEIGHT`, 1], for the codes in
+    `selection` alone; `releases` and `sizes` are as for `kept_codes`.
     """
     total = np.sum(np.asarray(releases, np.float64), axis=0)
     modes = np.split(total, np.cumsum(sizes)[:-1])

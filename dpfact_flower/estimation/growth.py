@@ -32,27 +32,16 @@ def grown(sites: Sites, rank: int, noise: float, rng: np.random.Generator) -> Mo
     """Add factors where the residual is largest, until there are `rank`.
 
     The threshold may remove all of a factor: it is dropped, and another is looked for. When a step
-    leaves no more factors than there were, the threshold is lowered for all that follows.
-
-    Parameters
-    ----------
-    sites : ndarray, shape (codes, T, codes)
-    rank : int
-    noise : float
-        Standard deviation of the noise on an entry.
-    rng : numpy.random.Generator
-
-    Returns
-    -------
-    Model or None
-        None if there are fewer after `rank` steps: not that many stand above the noise.
+    leaves no more factors than there were, the threshold is lowered for all that follows. `noise`
+    is its standard deviation on an entry. None if there are fewer factors after `rank` steps: not
+    that many stand above the noise.
     """
     codes, count, _ = sites.shape
     model = Model(np.zeros((codes, 0)), np.zeros((count, 0)))
     threshold = _THRESHOLD * noise
     for _ in range(rank):
         before = model.F.shape[1]
-        new = strongest(sites, model, threshold, min(_STEP, rank - before), rng)
+        new = greedy_init(sites, model, threshold, min(_STEP, rank - before), rng)
         model = Model(np.hstack([model.F, new.F]), np.hstack([model.d, new.d]))
         model = _alive(fit(sites, model, threshold=threshold, iterations=_SWEEPS))
         if model.F.shape[1] == rank:
@@ -62,31 +51,17 @@ def grown(sites: Sites, rank: int, noise: float, rng: np.random.Generator) -> Mo
     return None
 
 
-def strongest(
+def greedy_init(
     sites: Sites, model: Model, threshold: float, most: int, rng: np.random.Generator
 ) -> Model:
     """Unit f >= 0 and usages d >= 0 with which ``d_t f f^T`` takes most from the residual.
 
-    The threshold is lowered as far as it must be for anything to be left.
-
-    Parameters
-    ----------
-    sites : ndarray, shape (codes, T, codes)
-    model : Model
-        What is there already.
-    threshold : float
-        As for `pair_fit.fit`.
-    most : int
-        How many to look for.
-    rng : numpy.random.Generator
-
-    Returns
-    -------
-    Model
-        Of at least one factor, the one that takes most first; no two are alike.
+    From the residual of `model`, that is. The threshold, as for `pair_fit.fit`, is lowered as far
+    as it must be for anything to be left. At least one factor, and as many as `most`, the one that
+    takes most first; no two are alike.
     """
     for share in _LOWERED:
-        F, usage, gain = _climbed(sites, model, share * threshold, rng)
+        F, usage, gain = _power_iterations(sites, model, share * threshold, rng)
         if gain.max() > 0 or threshold == 0:
             break
     chosen = [int(gain.argmax())]
@@ -97,10 +72,10 @@ def strongest(
     return Model(F[:, chosen], usage[:, chosen])
 
 
-def _climbed(
+def _power_iterations(
     sites: Sites, model: Model, threshold: float, rng: np.random.Generator
 ) -> tuple[Floats, Floats, Floats]:
-    """Directions, usages and gains where the climb from random directions ends.
+    """Directions, usages and gains where power iterations from random directions end.
 
     Some begin for all sites alike, one for each site.
     """

@@ -34,13 +34,7 @@ _TINY = 1e-12
 
 
 class Model(NamedTuple):
-    """Factors of all modes stacked, and how much the sites use them.
-
-    Attributes
-    ----------
-    F : ndarray of float64, shape (codes, R)
-    d : ndarray of float64, shape (T, R)
-    """
+    """Factors of all modes stacked, (codes, R), and how much the sites use them, (T, R)."""
 
     F: Floats
     d: Floats
@@ -49,11 +43,7 @@ class Model(NamedTuple):
 def unpack(releases: Sequence[NDArray[Any]] | NDArray[Any], codes: int) -> NDArray[np.float32]:
     """Lay out the sites' symmetric matrices, with diagonals of zeros, as `Sites`.
 
-    Parameters
-    ----------
-    releases : sequence of ndarray, each of shape (codes * (codes - 1) / 2,)
-        Strict triangles, see `dpfact_flower.tensor.triangle`.
-    codes : int
+    Releases are strict triangles, see `dpfact_flower.tensor.triangle`.
     """
     sites = np.zeros((codes, len(releases), codes), np.float32)
     for t, release in enumerate(releases):
@@ -86,8 +76,6 @@ def fit(
 
     Parameters
     ----------
-    sites : ndarray, shape (codes, T, codes)
-    start : Model
     threshold : float
         Soft threshold on F, in units of a released matrix's entries: a code stays in a factor if
         its part stands out from noise of that standard deviation.
@@ -116,13 +104,7 @@ def fit(
 def solve_usages(d: Floats, target: Floats, system: Floats, sweeps: int) -> None:
     """Non-negative least squares of each site's usages, in place.
 
-    Parameters
-    ----------
-    d, target : ndarray of float64, shape (T, R)
-        `target` holds the ``f_r^T P_t f_r``.
-    system : ndarray of float64, shape (R, R)
-        As from `pairs_gram`.
-    sweeps : int
+    `target` is as from `inner`, `system` as from `pairs_gram`.
     """
     slopes = target - d @ system
     for usage, slope in zip(d, slopes, strict=True):
@@ -149,9 +131,6 @@ def _update_rows(sites: Sites, F: Floats, d: Floats, products: Sites, threshold:
         _update_block(rows, first, F, d, products, gram, weights, threshold, change)
         np.matmul(rows.reshape(len(rows), -1).T, change, out=added)
         products += added.reshape(products.shape)
-
-
-# --- Compiled -------------------------------------------------------------------------------------
 
 
 @compiled()

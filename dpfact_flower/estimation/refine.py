@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.errors import DataError
 from dpfact_flower.machine.compiled import compiled
 from dpfact_flower.machine.threads import one_blas_thread
 from dpfact_flower.tensor import Factors, Floats
@@ -43,14 +43,8 @@ _TINY = 1e-9
 class Quadratic:
     """What the passes minimise over F >= 0: a convex function, column by column.
 
-    ``tr(F Q F') / 2 - <target, F> + sum_r (pull_r |f_r - previous_r|^2 / 2 + shrink_r |f_r|_1)``
-
-    Attributes
-    ----------
-    target, previous : ndarray of float64, shape (I_n, R)
-    curvature : ndarray of float64, shape (R, R)
-        Q above: symmetric, positive semi-definite.
-    pull, shrink : ndarray of float64, shape (R,)
+    ``tr(F Q F') / 2 - <target, F> + sum_r (pull_r |f_r - previous_r|^2 / 2 + shrink_r |f_r|_1)``,
+    Q being the curvature: symmetric, positive semi-definite.
     """
 
     target: Floats
@@ -59,13 +53,6 @@ class Quadratic:
     pull: Floats
     shrink: Floats
 
-    def value(self, factor: Floats) -> float:
-        """Objective at a factor of shape (I_n, R)."""
-        elastic = self.pull * np.square(factor - self.previous).sum(axis=0) / 2
-        shrunk = self.shrink * np.abs(factor).sum(axis=0)
-        quadratic = np.sum((factor @ self.curvature) * factor) / 2 - np.sum(self.target * factor)
-        return float(quadratic + np.sum(elastic + shrunk))
-
 
 def packed_size(size: int, rank: int) -> int:
     """Number of values in one release: M, and the Gram matrix's upper triangle."""
@@ -73,33 +60,16 @@ def packed_size(size: int, rank: int) -> int:
 
 
 def pack(product: ArrayLike, gram: ArrayLike) -> NDArray[np.float32]:
-    """Statistic of one site as it is released; `unpack` gives it back.
+    """Statistic (M, G) of one site as it is released; `unpack` gives it back.
 
-    Parameters
-    ----------
-    product : array_like, shape (I_n, R)
-        M above.
-    gram : array_like, shape (R, R)
-        G above, symmetric.
-
-    Returns
-    -------
-    ndarray of float32, shape (I_n R + R (R + 1) / 2,)
-        M row after row, then the `triangle` of G with its diagonal: the vector's norm is that of
-        (M, G).
+    M row after row, then the `triangle` of G with its diagonal: the norm is that of (M, G).
     """
     product, gram = np.asarray(product, np.float64), np.asarray(gram, np.float64)
     return np.concatenate([product.ravel(), pack_whole(gram)]).astype(np.float32)
 
 
 def unpack(release: NDArray[Any], size: int, rank: int) -> tuple[Floats, Floats]:
-    """M of shape (size, rank) and the full G of shape (rank, rank) from what a site released.
-
-    Raises
-    ------
-    DataError
-        If the vector has another length, or holds what is not finite.
-    """
+    """M of shape (size, rank) and the full G of shape (rank, rank) from what a site released."""
     vector = np.asarray(release, np.float64)
     if vector.shape != (packed_size(size, rank),):
         raise DataError(
@@ -130,7 +100,7 @@ def refine_factor(
 
     Parameters
     ----------
-    releases : sequence of ndarray, each of shape (packed_size(I_n, R),), one per site
+    releases : sequence of ndarray, one per site
         As `pack` orders them, with noise; made with `factors`.
     factors : tuple of ndarray of float32, each of shape (I_n, R)
         Global factors of all feature modes.
@@ -150,29 +120,13 @@ def refine_factor(
     tuple of ndarray of float32
         `factors` with the mode's replaced: non-negative columns of norm 1. A column on which the
         releases leave nothing keeps its previous value.
-
-    Raises
-    ------
-    DataError
-        If there are no releases, or one does not fit the factors.
-    SettingsError
-        If a setting is out of range.
     """
-    if not 0 <= mode < len(factors):
-        raise SettingsError(f"mode: must lie in [0, {len(factors) - 1}], got {mode}")
-    if tau < 1:
-        raise SettingsError(f"tau: need at least 1 pass, got {tau}")
     problem = pooled(releases, factors, mode, sigma=sigma, shrink=shrink, pull=pull)
     found = problem.previous.copy()
     _passes(
-        found,
-        problem.target,
-        problem.curvature,
-        problem.previous,
-        problem.pull,
-        problem.shrink,
+        found, problem.target, problem.curvature, problem.previous, problem.pull, problem.shrink,
         tau,
-    )
+    )  # fmt: skip
     norms = np.sqrt(np.square(found).sum(axis=0))
     alive = norms > _TINY
     found = np.where(alive, found / np.where(alive, norms, 1.0), problem.previous)
@@ -194,11 +148,6 @@ def pooled(
     target is ``F^ Q + scale_r sum_t u_tr (residual_t)_r`` with weights u_tr in (0, 1] and
     ``scale_r = Q_rr / sum_t u_tr (Q_t)_rr``: equal weights give plain ``sum_t M_t``.
     """
-    for name, value in (("sigma", sigma), ("shrink", shrink), ("pull", pull)):
-        if not 0 <= value < np.inf:
-            raise SettingsError(f"{name}: must be a finite number of 0 or more, got {value!r}")
-    if not releases:
-        raise DataError("refinement: there are no releases")
     previous = np.asarray(factors[mode], np.float64)
     size, rank = previous.shape
     products, grams = zip(*(unpack(release, size, rank) for release in releases), strict=True)
@@ -225,17 +174,7 @@ def plausible_usage(noisy: Floats, sigma: float) -> Floats:
 
     The prior mean is a site's share times a phenotype's total; its variance is what the noise does
     not explain of the deviations from that. Much noise leaves the prior mean, little the values.
-
-    Parameters
-    ----------
-    noisy : ndarray of float64, shape (T, R)
-        As from `energies`.
-    sigma : float
-        Standard deviation of the noise on each.
-
-    Returns
-    -------
-    ndarray of float64, shape (T, R), at least 0
+    `noisy` is as from `energies`, with noise of deviation `sigma`.
     """
     share = np.maximum(noisy.sum(axis=1), 0)
     share = share / share.sum() if share.sum() > 0 else np.full(len(noisy), 1 / len(noisy))
@@ -255,14 +194,8 @@ def site_weights(usage: Floats, noise: float) -> Floats:
     A residual grows with the usage, and so does its variance from patient to patient; the noise is
     alike at all sites. So the signal-to-noise ratio of the sum is best with weights in proportion
     to ``usage / (usage + noise)``: all alike, as in least squares, where there is hardly any noise,
-    and a matched filter where it is much.
-
-    Parameters
-    ----------
-    usage : ndarray of float64, shape (T, R)
-    noise : float
-        Variance of the noise on a column of a site's statistic, in squared patients: each patient's
-        residual has norm 1 at most.
+    and a matched filter where it is much. `noise` is the variance on a column of a site's
+    statistic, in squared patients: each patient's residual has norm 1 at most.
     """
     raised = usage + _LEAST_WEIGHT * usage.max(axis=0) + _TINY
     weights = raised / (raised + noise)

@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.errors import DataError
 from dpfact_flower.estimation.growth import grown
 from dpfact_flower.estimation.pair_fit import (
     Model,
@@ -119,19 +119,7 @@ def start_factors(
         Of the fresh noise, and of what the candidates begin with.
     restarts : int
         Random starts.
-
-    Raises
-    ------
-    DataError
-        If there are no releases, or one is not finite or has another size.
-    SettingsError
-        If rank, sigma or restarts are out of range.
     """
-    if rank < 1 or restarts < 1 or not 0 <= sigma < math.inf:
-        raise SettingsError(
-            f"start: need rank and restarts of 1 or more and a finite sigma; got {rank}, "
-            f"{restarts}, {sigma!r}"
-        )
     codes, noise = sum(sizes), sigma / math.sqrt(2)
     packed, roots = _pooled(releases, codes)
     with one_blas_thread:  # sums must not depend on the machine
@@ -145,7 +133,7 @@ def start_factors(
             sites, best,
             threshold=_THRESHOLD * noise, iterations=_LAST, settled=_SETTLED,
         )  # fmt: skip
-    parts = np.split(_none_lost(fitted, best).F + _LEAST, np.cumsum(sizes)[:-1])
+    parts = np.split(_restore_empty(fitted, best).F + _LEAST, np.cumsum(sizes)[:-1])
     factors = tuple((part / np.linalg.norm(part, axis=0)).astype(np.float32) for part in parts)
     return Start(factors, fitted.d * roots[:, None], fitted.F)
 
@@ -156,14 +144,7 @@ def directions(sites: Sites, sigma: float) -> int:
     Noise alone has eigenvalues up to 2 s sqrt(n) or little more; an eigenvalue of the cohort above
     s sqrt(n) lifts one beyond that (Baik, Ben Arous, Peche; Benaych-Georges and Nadakuditi 2011).
     Sparse factors may be found below, so it is a guide: far fewer than phenotypes, and most of
-    these are the noise's.
-
-    Parameters
-    ----------
-    sites : ndarray of float32, shape (codes, T, codes)
-        See `pair_fit.unpack`.
-    sigma : float
-        Standard deviation of the noise on each released value.
+    these are the noise's. `sigma` is the deviation of the noise on each released value.
     """
     codes, count, _ = sites.shape
     noise = sigma * math.sqrt(count / 2)  # a released value is sqrt(2) of an entry
@@ -175,18 +156,8 @@ def directions(sites: Sites, sigma: float) -> int:
 def usage_of(release: NDArray[Any], factors: Factors, sigma: float) -> tuple[Floats, Floats]:
     """How much of one site's released co-occurrences each phenotype explains, and its noise.
 
-    Parameters
-    ----------
-    release : ndarray
-        Of one site, as in `start_factors`.
-    factors : tuple of ndarray, each of shape (I_n, R)
-        Global factors; only the direction of each mode's columns counts.
-    sigma : float
-
-    Returns
-    -------
-    usage, spread : ndarray of float64, shape (R,)
-        Non-negative least squares, and the standard deviation that noise alone gives each value.
+    By non-negative least squares, and the standard deviation that noise alone gives each value.
+    Only the direction of each mode's columns counts.
     """
     units = [np.asarray(f, np.float64) for f in factors]
     units = [f / np.maximum(np.linalg.norm(f, axis=0), _TINY) for f in units]
@@ -236,7 +207,7 @@ def _best_candidate(
             return None
         model = fit(seen, begun, threshold=_THRESHOLD * noise, iterations=_JOINT)
         again = _with_fresh(packed, sigma, deepcopy(before))
-        return _none_lost(model, begun), sum(
+        return _restore_empty(model, begun), sum(
             explained(unpack([own - z / _SPLIT], codes), Model(model.F, d[None]))
             for (own, z), d in zip(again, model.d, strict=True)
         )
@@ -307,7 +278,7 @@ def _random(total: Sites, sites: int, rank: int, rng: np.random.Generator) -> Mo
     return Model(F, np.repeat(d / sites, sites, axis=0))
 
 
-def _none_lost(fitted: Model, before: Model) -> Model:
+def _restore_empty(fitted: Model, before: Model) -> Model:
     """Factors of which nothing is left above the noise become what they were before."""
     gone = fitted.F.sum(axis=0) == 0
     return Model(np.where(gone, before.F, fitted.F), np.where(gone, before.d, fitted.d))

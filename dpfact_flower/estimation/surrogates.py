@@ -59,12 +59,10 @@ def surrogates_of(
     ----------
     releases : sequence of ndarray, one per site
         As `start` was made of.
-    start : Start
     sigma : float
         Standard deviation of the noise on each released value.
     cross : float
         Weight of a block of two modes relative to that of one.
-    rng : numpy.random.Generator
     number : int
         Surrogates to draw.
     """
@@ -92,17 +90,7 @@ def likely_pairs(
 ) -> NDArray[np.floating[Any]]:
     """How often codes go together: a model, and what stands out of the noise beside it.
 
-    Parameters
-    ----------
-    total, model : ndarray, shape (codes, codes)
-        Symmetric.
-    noise : float
-        Standard deviation of the noise on an entry of `total`.
-
-    Returns
-    -------
-    ndarray, shape (codes, codes)
-        Of the arguments' type; at least 0, zeros on the diagonal.
+    Of the arguments' type; at least 0, zeros on the diagonal. `noise` is the deviation on an entry.
     """
     rest = total - model
     rest -= np.clip(rest, -_THRESHOLD * noise, _THRESHOLD * noise)
@@ -126,8 +114,6 @@ def surrogate_patients(
         Mean number of codes of each mode that a patient has, 1 or more, as from `code_counts`.
     sizes : sequence of int
         Number of codes of each mode.
-    number : int
-    rng : numpy.random.Generator
 
     Returns
     -------
@@ -197,11 +183,6 @@ def unrelated(counts: Sequence[float]) -> float:
     Whoever has many codes has several things, and naive Bayes takes each code that is there for a
     witness of all others. With this chance a witness says no more than how frequent its code is, so
     none can rule a code out. Of patients with one code of each mode all pairs are as released.
-
-    Parameters
-    ----------
-    counts : sequence of float
-        Mean number of codes of each mode that a patient has.
     """
     return _UNRELATED * (1 - 1 / math.sqrt(math.prod(counts)))
 

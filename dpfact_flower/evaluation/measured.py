@@ -39,6 +39,7 @@ from dpfact_flower.site.round import scaled
 from dpfact_flower.site.store import SiteStore
 from dpfact_flower.solver.error import squared_error
 from dpfact_flower.solver.exact import fitted_patients
+from dpfact_flower.solver.losses import losses
 from dpfact_flower.tensor import Factors, SparseTensor
 from dpfact_flower.tensor.cp import CPModel
 from dpfact_flower.tensor.error import SquaredError
@@ -98,7 +99,11 @@ def measure(
         auc=None,
         predictions={},
         sites_without_a_round=tuple(site.name for site in cohort.sites if site not in sites),
-        errors=_errors([store for _, store in loaded], sites, models()),
+        errors=(
+            _errors([store for _, store in loaded], sites, models())
+            if losses.find(coordinator.solver.loss).is_squared
+            else None  # a squared error is not what these sites minimised
+        ),
         fit_shared=fit(features),
         fit_frequencies=fit(code_frequencies(tensor for tensor, _ in models())),
     )

@@ -31,6 +31,7 @@ from dpfact_flower.privacy.scope import (
     UNITS,
 )
 from dpfact_flower.server.coordinator import Coordinator
+from dpfact_flower.solver.losses import losses
 
 PAPER_BYTES_PER_SECOND = 15e6
 """The paper's assumed transfer rate, 15 MB/s."""
@@ -65,12 +66,13 @@ def summarise(
     if cohort is not None and measured:
         measures, tables = measure(coordinator, cohort, sites_folder, watch)
     records, solver = coordinator.records, coordinator.solver
+    squared = losses.find(solver.loss).is_squared
     summary = Summary(
         name=cohort.name if cohort else coordinator.run.job,
         sites=len({site for record in records for site in record.sites}),
         rounds=sum(record.updated for record in records),
         rank=solver.rank,
-        solver=solver.solver,
+        solver=solver.solver if squared else f"{solver.solver}, {solver.loss}",
         scale=solver.scale,
         privacy=coordinator.privacy.privacy,
         claim=spent.claim if spent else NO_CLAIM,

@@ -183,7 +183,7 @@ class Measured:
     sites_without_a_round : tuple of str
         Sites that finished none; nothing was measured there.
     errors : Errors or None
-        None if there is no round after which all sites measured them.
+        None if there is no round after which all sites measured them, or the run had another loss.
     fit_shared, fit_frequencies : float
         Share of the data that the shared factors explain with every patient refitted to them, and
         that the frequencies of codes explain: a single component that knows no phenotype.

@@ -78,11 +78,12 @@ def psgd_sensitivity(tau: int, clip: float, eta: float) -> float:
     It assumes (Wu et al. 2017) that one loss, convex in all that is updated and L-Lipschitz, is
     visited entry by entry, each entry once per pass in an order that does not depend on the data,
     with eta <= 2/beta, from a start that does not depend on the data. Clipping each entry's data
-    gradient to `clip` enforces L (the elastic pull is the same for both neighbours). The rest does
-    not hold: the joint pass over the factors is not convex (one pass can exceed the bound), the
-    factors carry over un-noised from round to round (the excess grows), the l2,1 prox couples all
-    patients, a zero that becomes a one changes the pass's length, sampled zeros may repeat, and the
-    step size adapts to the data. So the number is a noise scale, not a bound.
+    gradient to `clip` enforces L whatever the loss (the elastic pull is the same for both
+    neighbours). The rest does not hold: the joint pass over the factors is not convex (one pass can
+    exceed the bound), the factors carry over un-noised from round to round (the excess grows), the
+    l2,1 prox couples all patients, a zero that becomes a one changes the pass's length, sampled
+    zeros may repeat, and the step size adapts to the data. So the number is a noise scale, not a
+    bound.
     """
     return 2 * at_least_one("tau", tau) * positive("clip", clip) * positive("eta", eta)
 

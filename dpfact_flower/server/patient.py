@@ -14,8 +14,8 @@ import numpy as np
 
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.estimation.codes import code_weights, kept_codes, unweighted
-from dpfact_flower.estimation.memory import Memory
 from dpfact_flower.estimation.refine import refine_factor
+from dpfact_flower.estimation.running_average import RunningAverage
 from dpfact_flower.estimation.start import start_factors
 from dpfact_flower.machine.memory import give_back
 from dpfact_flower.privacy import ReleaseEvent
@@ -67,7 +67,7 @@ class PatientRule:
         self._solver = solver
         self._run = run
         self._started = False
-        self._memory = Memory(self.plan.memory)
+        self._memory = RunningAverage(self.plan.memory)
 
     def anchors(self, round_number: int) -> Factors:
         """Global factors once there are some: as learned, and in the end those of the cells."""

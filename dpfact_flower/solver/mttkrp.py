@@ -23,19 +23,7 @@ from dpfact_flower.tensor.stack import aligned_zeros, stack_factors
 
 
 def mttkrp(tensor: SparseTensor, factors: Sequence[Array], mode: int) -> Array:
-    """Matricised tensor times Khatri-Rao product of all factors but `mode`'s.
-
-    Parameters
-    ----------
-    tensor : SparseTensor
-    factors : sequence of N ndarrays of float32 or float64, each (I_n, R)
-    mode : int in [0, N)
-
-    Returns
-    -------
-    ndarray, shape (I_mode, R)
-        As from `stacked_mttkrp`.
-    """
+    """Matricised tensor times Khatri-Rao product of all factors but `mode`'s; (I_mode, R)."""
     product = stacked_mttkrp(Fibres.of(tensor), stack_factors(factors), mode)
     return product[:, : factors[0].shape[1]]
 
@@ -43,24 +31,7 @@ def mttkrp(tensor: SparseTensor, factors: Sequence[Array], mode: int) -> Array:
 def stacked_mttkrp(fibres: Fibres, stack: Array, mode: int, *, threads: int | None = None) -> Array:
     """`mttkrp` for fibres that are already found and factors that are already stacked.
 
-    Parameters
-    ----------
-    fibres : Fibres
-    stack : ndarray of float32 or float64
-        As from `dpfact_flower.tensor.stack.stack_factors`.
-    mode : int in [0, N)
-    threads : int, optional
-        Default: `thread_count`.
-
-    Returns
-    -------
-    ndarray, shape (I_mode, R padded)
-        Of the stack's type for the patients, whose rows collect few entries; float64 for features.
-
-    Raises
-    ------
-    SettingsError
-        If the environment asks for kernels that do not exist.
+    Of the stack's type for the patients, whose rows collect few entries; float64 for features.
     """
     tensor, size, width = fibres.tensor, fibres.tensor.shape[mode], stack.shape[1]
     add_fibres = fibre_kernels().add_fibres

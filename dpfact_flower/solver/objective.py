@@ -45,29 +45,14 @@ class LocalResult:
 
 
 def loss(norm_squared: float, inner: float, grams: Sequence[Array]) -> float:
-    """``1/2 ||X - M||^2`` over all cells.
-
-    Parameters
-    ----------
-    norm_squared, inner : float
-        ||X||^2 and <X, M>.
-    grams : sequence of N ndarrays, each (R, R)
-        `gram` of every factor.
-    """
+    """``1/2 ||X - M||^2`` over all cells, from ||X||^2, <X, M> and every factor's `gram`."""
     return 0.5 * (norm_squared - 2 * inner + float(hadamard(grams).sum()))
 
 
 def elastic(
     factors: Sequence[Array], anchors: Sequence[Array], visits: Sequence[Array] | None = None
 ) -> float:
-    """``1/2 sum_n ||F[n] - F^[n]||^2``, each row weighted by `visits` where given.
-
-    Parameters
-    ----------
-    factors : sequence of N ndarrays, patients first
-    anchors : sequence of N - 1 ndarrays
-    visits : sequence of N - 1 ndarrays, each (I_n,)
-    """
+    """``1/2 sum_n ||F[n] - F^[n]||^2``, each row weighted by `visits` where given."""
     total = 0.0
     for n, (factor, anchor) in enumerate(zip(factors[1:], anchors, strict=True)):
         rows = np.square(factor.astype(np.float64) - anchor).sum(axis=1)
@@ -81,10 +66,6 @@ def curvature(factors: Sequence[Array]) -> float:
     In mode n it is Q_rr, the product of the squared norms of the other modes' columns r. That is
     what an elastic weight is up against. Beside ||X||^2 / R, which knows no model, it is the part
     of the data that the model has: on long lists a few in a million before phenotypes have formed.
-
-    Parameters
-    ----------
-    factors : sequence of N ndarrays, patients first
     """
     squares = [np.einsum("ir,ir->r", factor, factor, dtype=np.float64) for factor in factors]
     others = [

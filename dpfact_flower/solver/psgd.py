@@ -56,22 +56,12 @@ _Float = TypeVar("_Float", bound=np.floating[Any])
 
 @dataclass(frozen=True)
 class Value:
-    """Where the factors stand.
+    """Where the factors stand."""
 
-    Attributes
-    ----------
-    squares, inner : float
-        Squared error over the non-zeros, and <X, M>, where squared errors are minimised.
-    patients : ndarray of float64, shape (R, R)
-        Gram matrix of A.
-    loss, objective, descended : float
-        The loss that is fitted, eq. (norm), and what a pass descends.
-    """
-
-    squares: float
+    squares: float  # over the non-zeros, and <X, M>, where squared errors are minimised
     inner: float
-    patients: Array
-    loss: float
+    patients: Array  # Gram matrix of A
+    loss: float  # that is fitted; eq. (norm); and what a pass descends
     objective: float
     descended: float
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from dpfact_flower.estimation.growth import grown, residual_times, strongest
+from dpfact_flower.estimation.growth import greedy_init, grown, residual_times
 from dpfact_flower.estimation.pair_fit import Model, fit
 from dpfact_flower.tensor.match import factor_match_score
 
@@ -30,13 +30,13 @@ def two():
 
 
 def test_a_new_factor_takes_most_of_the_residual(two):
-    found = strongest(sites_of(*two), nothing(*two), 0.0, 1, np.random.default_rng(0))
+    found = greedy_init(sites_of(*two), nothing(*two), 0.0, 1, np.random.default_rng(0))
     np.testing.assert_allclose(found.F, two.F[:, 1:], atol=0.02)
     np.testing.assert_allclose(found.d, two.d[:, 1:], atol=0.1)
 
 
 def test_several_new_factors_are_unlike_each_other(two):
-    found = strongest(sites_of(*two), nothing(*two), 0.0, 5, np.random.default_rng(0))
+    found = greedy_init(sites_of(*two), nothing(*two), 0.0, 5, np.random.default_rng(0))
     np.testing.assert_allclose(found.F[:, :2], two.F[:, ::-1], atol=0.02)
     alike = found.F.T @ found.F - np.eye(found.F.shape[1])
     assert alike.max() < 0.5
@@ -44,7 +44,7 @@ def test_several_new_factors_are_unlike_each_other(two):
 
 def test_what_the_model_has_is_not_found_again(two):
     there = Model(two.F[:, 1:], two.d[:, 1:])
-    found = strongest(sites_of(*two), there, 0.0, 1, np.random.default_rng(0))
+    found = greedy_init(sites_of(*two), there, 0.0, 1, np.random.default_rng(0))
     np.testing.assert_allclose(found.F, two.F[:, :1], atol=0.02)
 
 

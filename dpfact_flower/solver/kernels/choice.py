@@ -92,15 +92,7 @@ def fibre_kernels(name: str | None = None) -> FibreKernels:
 def vectors(name: str | None = None) -> bool:
     """Whether kernels in vector instructions are taken.
 
-    Parameters
-    ----------
-    name : {"auto", "vector", "plain"}, optional
-        Default: what the environment asks for.
-
-    Raises
-    ------
-    SettingsError
-        If there are none of that name.
+    `name` is auto, vector or plain; by default what the environment asks for.
     """
     return _taken(os.environ.get(VARIABLE, "auto") if name is None else name)
 

@@ -26,16 +26,8 @@ def descend(columns: Array, target: Array, q: Array, mu: float, floor: float) ->
     """One sweep over all columns, in place.
 
     A column without curvature has no say in the model: it stays as it is, but for an l2,1 weight,
-    which makes it zero.
-
-    Parameters
-    ----------
-    columns, target : ndarrays, shape (R, rows), C-contiguous
-        F and P, transposed.
-    q : ndarray, shape (R, R)
-        All three float32 or all float64.
-    mu, floor : float
-        l2,1 weight; 0 for non-negativity or minus infinity.
+    which makes it zero. `columns` and `target` are F and P, transposed; they and Q are all float32
+    or all float64. `floor` is 0 for non-negativity or minus infinity.
     """
     for first in range(0, len(columns), PANEL):
         panel = slice(first, first + PANEL)
@@ -48,18 +40,9 @@ def descend(columns: Array, target: Array, q: Array, mu: float, floor: float) ->
 def _descend_panel(
     columns: Array, gradient: Array, q: Array, first: int, mu: float, floor: float
 ) -> None:
-    """Minimise over the columns of a panel, one after the other.
+    """Minimise over the columns of a panel from `first` on, one after the other.
 
-    Parameters
-    ----------
-    columns : ndarray, shape (R, rows)
-        Updated in place.
-    gradient : ndarray, shape (columns of the panel, rows)
-        ``target - q @ columns`` for the panel; overwritten.
-    q : ndarray, shape (R, R)
-    first : int
-        First column of the panel.
-    mu, floor : float
+    `gradient` is ``target - q @ columns`` for the panel, and is overwritten.
     """
     real = columns.dtype.type
     rows = columns.shape[1]

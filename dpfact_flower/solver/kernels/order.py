@@ -53,15 +53,7 @@ def visits(
     is as good as a full permutation at a fraction of its cost. The draws are independent of each
     other (`ZeroCells`): each block's number of them is multinomial.
 
-    Parameters
-    ----------
-    tensor : SparseTensor
-    zeros : int
-    rng : numpy.random.Generator
-    model : ndarray of float32, shape (sum of I_n, R), optional
-        Where zero cells are drawn, see `ZeroCells`.
-    starts : ndarray of int64, optional
-        What `first_entries` gives, for who has it already.
+    `model` says where zero cells are drawn, see `ZeroCells`; `starts` is from `first_entries`.
 
     Yields
     ------

@@ -36,18 +36,11 @@ _ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: spreads what
 
 
 class ZeroCells:
-    """The draws of a pass over blocks of neighbouring patients.
+    """The draws of a pass, so many in number, over blocks of neighbouring patients.
 
-    Parameters
-    ----------
-    tensor : SparseTensor
-    number : int
-        Draws in the pass.
-    bounds : ndarray of int64, shape (blocks + 1,)
-        First patient of each block, then the number of patients.
-    model : ndarray of float32, shape (sum of I_n, R), optional
-        Factors on top of each other, as the pass finds them: they must stay as they are. Without
-        them, or where all are 0, every draw is uniform. Of negative values the size counts.
+    `bounds` has the first patient of each block, then the number of patients; `model` the factors
+    on top of each other, as the pass finds them: they must stay as they are. Without them, or where
+    all are 0, every draw is uniform. Of negative values the size counts.
     """
 
     def __init__(

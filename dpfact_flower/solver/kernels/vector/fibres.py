@@ -38,17 +38,8 @@ def add_fibres(
 ) -> None:  # fmt: skip
     """Add to `out` what fibres first..end-1 mean for the MTTKRP of a mode.
 
-    Parameters
-    ----------
-    indices, values, starts
-        Of the tensor and its `Fibres`.
-    first, end : int
-    stack : ndarray, shape (sum of I_n, R padded)
-        As of `dpfact_flower.tensor.stack.stack_factors`.
-    offsets : tuple of int
-        First row of each mode in the stack, then the number of rows.
-    mode : int
-    out : ndarray of the stack's type, shape (I_mode, R padded)
+    `offsets` holds the first row of each mode in the stack, then the number of rows; `out` is of
+    the stack's type, shape (I_mode, R padded).
     """
     registers, _ = slices(stack.shape[1])
     entries = indices, values, starts, first, end, stack, offsets
@@ -64,17 +55,8 @@ def squares(
 ) -> tuple[float, float]:  # fmt: skip
     """Squared error, and squared model, summed over the entries of fibres first..end-1.
 
-    Parameters
-    ----------
-    indices, values, starts, first, end
-        As of `add_fibres`.
-    patients : ndarray of float32, shape (patients, R padded)
-        Stack of patients from `first_patient` on.
-    first_patient : int
-    features : ndarray of float32
-        Stack of the other modes.
-    offsets : tuple of int
-        As of `add_fibres`, less the number of patients.
+    `patients` is a stack of those from `first_patient` on, `features` that of the other modes, and
+    `offsets` are those of `add_fibres`, less the number of patients.
     """
     registers, _ = slices(features.shape[1])
     found: tuple[float, float] = _squares(

@@ -53,19 +53,7 @@ _STRIP = (0,) * (TILE * STRIP)
 def update_rows(
     fibres: Fibres, stack: Array, q: Array, *, floor: float, sweeps: int, threads: int
 ) -> tuple[Array, float, Array]:
-    """Sweep over the columns of A, which is updated in place.
-
-    Parameters
-    ----------
-    fibres : Fibres
-    stack : ndarray of float32
-        As of `dpfact_flower.tensor.stack.stack_factors`.
-    q : ndarray, shape (R, R)
-        Hadamard product of the features' Gram matrices.
-    floor : float
-        0 for non-negativity, or minus infinity.
-    sweeps : int
-    threads : int
+    """Sweep over the columns of A, which is updated in place; q is as for `update_patients`.
 
     Returns
     -------
@@ -137,7 +125,7 @@ def _update_blocks(
     inner = 0.0
     for block in range(first_block, end_block):
         first, end = blocks[block], blocks[block + 1]
-        inner += _take_in(
+        inner += _gather(
             registers, indices, values, starts, patients, first, end, stack, offsets, sums, rows,
             product,
         )  # fmt: skip
@@ -146,7 +134,7 @@ def _update_blocks(
         for _ in range(sweeps):
             _sweep(tile, panel, rank, columns, target, pulls, steps, floor, gradient)
         _transpose(columns, rows, len(columns))
-        _give_out(registers, indices, starts, patients, first, end, stack, offsets, sums, rows, out)
+        _scatter(registers, indices, starts, patients, first, end, stack, offsets, sums, rows, out)
         _add_gram(registers, outers, rank, rows, end - first, squares)
         if block % _FEW == 0 or block == end_block - 1:
             for place in range(gram.size):  # from float32 to float64, before digits are lost
@@ -156,7 +144,7 @@ def _update_blocks(
 
 
 @compiled(**FAST)
-def _take_in(
+def _gather(
     registers: Registers, indices: Array, values: Array, starts: Array, patients: Array, first: int,
     end: int, stack: Array, offsets: Offsets, sums: Array, rows: Array, product: Array,
 ) -> float:  # fmt: skip
@@ -225,7 +213,7 @@ def _sweep(
 
 
 @compiled(**FAST)
-def _give_out(
+def _scatter(
     registers: Registers, indices: Array, starts: Array, patients: Array, first: int, end: int,
     stack: Array, offsets: Offsets, sums: Array, rows: Array, out: Array,
 ) -> None:  # fmt: skip

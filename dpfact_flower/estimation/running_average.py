@@ -18,30 +18,15 @@ from dpfact_flower.tensor.arrays import Array
 
 
 class Average(NamedTuple):
-    """One mode's releases, averaged over rounds.
-
-    Attributes
-    ----------
-    sites : tuple of str
-        Whose they are, in order.
-    values : ndarray of float32, shape (T, count)
-    sigma : float
-        Standard deviation of the noise that is left on each value.
-    """
+    """One mode's releases of some sites, averaged over rounds, and the noise left on each value."""
 
     sites: tuple[str, ...]
     values: NDArray[np.float32]
     sigma: float
 
 
-class Memory:
-    """Running averages of each mode's releases.
-
-    Parameters
-    ----------
-    share : float
-        Share of what is remembered in the next average, in [0, 1); 0 remembers nothing.
-    """
+class RunningAverage:
+    """Of each mode's releases: the last average makes up a `share` of the next one, 0 or more."""
 
     def __init__(self, share: float) -> None:
         self._share = share
@@ -54,14 +39,6 @@ class Memory:
 
         Where other sites answered than before, what is remembered is dropped: each site's average
         is to have the same noise.
-
-        Parameters
-        ----------
-        mode : int
-        sites : sequence of str
-        releases : sequence of ndarray of float32, each of shape (count,), one per site
-        sigma : float
-            Standard deviation of the noise on each value of them.
         """
         newest = Average(tuple(sites), np.asarray(releases, np.float32), sigma)
         if not self._share:

@@ -5,20 +5,20 @@ import math
 import numpy as np
 import pytest
 
-from dpfact_flower.estimation.memory import Memory
+from dpfact_flower.estimation.running_average import RunningAverage
 
 RNG = np.random.default_rng(0)
 FIRST, SECOND = (RNG.normal(size=(2, 5)).astype(np.float32) for _ in range(2))
 
 
 def test_the_first_release_is_taken_as_it_is():
-    average = Memory(0.5).averaged(0, "ab", list(FIRST), 3.0)
+    average = RunningAverage(0.5).averaged(0, "ab", list(FIRST), 3.0)
     np.testing.assert_array_equal(average.values, FIRST)
     assert average.sigma == 3.0
 
 
 def test_the_second_is_averaged_and_its_noise_is_that_of_the_average():
-    memory = Memory(0.25)
+    memory = RunningAverage(0.25)
     memory.averaged(0, "ab", FIRST, 3.0)
     average = memory.averaged(0, "ab", SECOND, 4.0)
     # float32: each product and the sum are rounded once, 2^-24 of at most |FIRST| + |SECOND| each.
@@ -28,7 +28,7 @@ def test_the_second_is_averaged_and_its_noise_is_that_of_the_average():
 
 
 def test_the_noise_of_an_average_is_what_it_says():
-    memory, rng = Memory(0.5), np.random.default_rng(1)
+    memory, rng = RunningAverage(0.5), np.random.default_rng(1)
     for _ in range(4):
         average = memory.averaged(0, "a", rng.normal(0, 2, (1, 20_000)), 2.0)
     # The deviation of n values is uncertain by 1 / sqrt(2 n) of itself; five of these.
@@ -37,13 +37,13 @@ def test_the_noise_of_an_average_is_what_it_says():
 
 
 def test_modes_have_averages_of_their_own():
-    memory = Memory(0.5)
+    memory = RunningAverage(0.5)
     memory.averaged(0, "ab", FIRST, 3.0)
     np.testing.assert_array_equal(memory.averaged(1, "ab", SECOND, 3.0).values, SECOND)
 
 
 def test_other_sites_begin_anew():
-    memory = Memory(0.5)
+    memory = RunningAverage(0.5)
     memory.averaged(0, "ab", FIRST, 3.0)
     average = memory.averaged(0, "ac", SECOND, 4.0)
     np.testing.assert_array_equal(average.values, SECOND)
@@ -51,14 +51,14 @@ def test_other_sites_begin_anew():
 
 
 def test_without_a_share_nothing_is_remembered():
-    memory = Memory(0.0)
+    memory = RunningAverage(0.0)
     memory.averaged(0, "ab", FIRST, 3.0)
     np.testing.assert_array_equal(memory.averaged(0, "ab", SECOND, 3.0).values, SECOND)
     assert memory.arrays() == {}
 
 
 def test_what_was_remembered_is_restored():
-    memory, again = Memory(0.5), Memory(0.5)
+    memory, again = RunningAverage(0.5), RunningAverage(0.5)
     memory.averaged(1, ["north", "south"], FIRST, 3.0)
     again.restore({**memory.arrays(), "other": np.zeros(3)}, 2)
     one, other = (m.averaged(1, ["north", "south"], SECOND, 3.0) for m in (memory, again))

@@ -1,0 +1,168 @@
+"""Losses beside the squared one, against slow references and pyttb."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dpfact_flower.settings import SolverSettings
+from dpfact_flower.solver import solve
+from dpfact_flower.solver.kernels.choice import VARIABLE, sgd_kernels
+from dpfact_flower.solver.kernels.order import visits, zero_visits
+from dpfact_flower.solver.kernels.step import Step
+from dpfact_flower.solver.losses import Loss, losses
+from dpfact_flower.solver.psgd import _sampled_loss, psgd
+from dpfact_flower.tensor.stack import row_offsets, stack_factors
+from tests.problems import visit_one_by_one
+
+NAMES = ("squared", "poisson", "bernoulli")
+LIKELIHOODS = NAMES[1:]
+SHAPES = [(7, 5, 6), (5, 4, 3, 6)]
+
+
+def asked(loss, **changes):
+    given = {"rank": 3, "solver": "psgd", "scale": "counts", "gamma": 0.0} | changes
+    return SolverSettings(loss=loss, **given)
+
+
+def of_all_cells(loss: Loss, tensor, dense) -> float:
+    return float(loss.value(tensor.to_dense(), dense).sum())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_are_those_of_finite_differences(name):
+    loss = losses.find(name)
+    data, model = np.meshgrid([0.0, 1.0, 3.0], [0.02, 0.4, 2.0, 9.0])
+    step = 1e-6 * model
+    rise = (loss.value(data, model + step) - loss.value(data, model - step)) / (2 * step)
+    np.testing.assert_allclose(loss.gradient(data, model), rise, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_is_the_best_model_that_is_alike_at_all_cells(problem, name):
+    loss = losses.find(name)
+    tensor = loss.prepared(problem().tensor)
+    level = loss.nothing(tensor.values.sum() / tensor.cells)
+    found = loss.of_nothing(tensor)
+    assert found == pytest.approx(of_all_cells(loss, tensor, np.full(tensor.shape, level)))
+    if name != "squared":
+        for other in (0.9 * level, 1.1 * level):
+            assert found < of_all_cells(loss, tensor, np.full(tensor.shape, other))
+
+
+@pytest.mark.parametrize("name", LIKELIHOODS)
+@pytest.mark.parametrize("kernels", ["vector", "plain"])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    "terms", [{}, {"gamma": 3.0, "patients": 4.0}, {"clip": 0.3}, {"clip": 0.3, "patients": 4.0}]
+)
+def test_visits_equal_the_plain_loop(problem, name, kernels, shape, terms):
+    case, loss = problem(shape, rank=21), losses.find(name)
+    rng = np.random.default_rng(1)
+    cells = np.stack([rng.integers(0, n, 20) for n in shape], axis=1)
+    counts = rng.choice([-2.5, -0.5, 0, 1, 2, 3], 20).astype(np.float32)
+    stack, anchors = stack_factors(case.factors), stack_factors(case.anchors)
+    rows = (cells + row_offsets(shape)[:-1]).astype(np.int32)
+    step = Step(eta=0.01, loss=loss, **terms)
+    sgd_kernels(kernels).visit(stack, anchors, rows, counts, step)
+    expected = visit_one_by_one(
+        case.factors, case.anchors, cells, counts, eta=0.01, floor=0.0, loss=loss,
+        **{"gamma": 0.0, "clip": 0.0, **terms},
+    )  # fmt: skip
+    expected = np.concatenate([factor.value for factor in expected])
+    before = np.concatenate(case.factors)
+    off = np.abs(stack[:, :21] - expected).max()
+    assert off < 2e-5 * np.abs(expected).max()
+    assert off < 1e-3 * np.abs(expected - before).max(), "nothing has moved"
+
+
+@pytest.mark.parametrize("name", LIKELIHOODS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_loss_of_all_cells_is_estimated_without_bias(problem, model, name, shape):
+    case, loss = problem(shape, density=0.2), losses.find(name)
+    tensor = loss.prepared(case.tensor)
+    zeros = zero_visits(tensor, asked(name))
+    stack, found = stack_factors(case.factors), []
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        drawn = [*visits(tensor, zeros, rng, stack[:, :3].copy())]
+        found.append(_sampled_loss(loss, drawn, stack, case.factors, zeros=True))
+    expected = of_all_cells(loss, tensor, model(case.factors))
+    error = np.std(found) / np.sqrt(len(found)) + 1e-5 * expected
+    assert abs(np.mean(found) - expected) < 4 * error
+    if name == "poisson":  # what is linear in the model needs no sample
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+    entries = [*visits(tensor, 0, np.random.default_rng(0))]
+    alone = loss.value(tensor.to_dense(), model(case.factors))[tensor.to_dense() > 0].sum()
+    assert _sampled_loss(loss, entries, stack, case.factors, zeros=False) == pytest.approx(alone)
+
+
+@pytest.mark.parametrize("name", LIKELIHOODS)
+@pytest.mark.parametrize("zeros", ["none", "stratified"])
+def test_passes_descend_their_own_loss(problem, name, zeros):
+    loss, case = losses.find(name), problem((30, 6, 7), highest=2)
+    tensor = loss.prepared(case.tensor)
+    settings = asked(name, tau=20, zeros=zeros, mu=0.1, gamma=-1.0)
+    result = solve(tensor, case.factors, case.anchors, settings, np.random.default_rng(0))
+    assert result.objective[-1] < 0.9 * result.objective[0]
+    assert result.error is None
+    assert all((factor >= 0).all() for factor in result.factors)
+
+
+@pytest.mark.parametrize("name", LIKELIHOODS)
+def test_a_model_that_is_zero_at_counts_is_found_again(problem, name):
+    loss, case = losses.find(name), problem((30, 6, 7), highest=2)
+    for factor in case.factors:
+        factor[::2] = 0
+    tensor = loss.prepared(case.tensor)
+    settings = asked(name, tau=30)
+    result = solve(tensor, case.factors, case.anchors, settings, np.random.default_rng(0))
+    assert result.objective[-1] < loss.of_nothing(tensor) * 1.1 < result.objective[0]
+
+
+@pytest.mark.process  # importing pyttb asks for the platform in a process
+@pytest.mark.parametrize("name", LIKELIHOODS)
+def test_it_comes_near_pyttbs_gcp_opt(problem, model, name):
+    pyttb = pytest.importorskip("pyttb")
+    handles = pytest.importorskip("pyttb.gcp.handles").Objectives
+    optimizer = pytest.importorskip("pyttb.gcp.optimizers").LBFGSB(maxiter=300)
+    objective = {"poisson": handles.POISSON, "bernoulli": handles.BERNOULLI_ODDS}[name]
+    loss, case = losses.find(name), problem((30, 6, 7), highest=2)
+    tensor = loss.prepared(case.tensor)
+    dense = tensor.to_dense().astype(np.float64)
+    init = pyttb.ktensor([np.asfortranarray(factor, np.float64) for factor in case.factors])
+    peer, _, info = pyttb.gcp_opt(
+        pyttb.tensor(dense), 3, objective, optimizer, init=init, printitn=0
+    )
+    theirs = of_all_cells(loss, tensor, peer.full().data)
+    assert theirs == pytest.approx(info["final_f"])
+    result = psgd(
+        tensor, case.factors, case.anchors, asked(name, tau=100), np.random.default_rng(0)
+    )
+    ours, nothing = of_all_cells(loss, tensor, model(result.factors)), loss.of_nothing(tensor)
+    assert nothing - ours > 0.75 * (nothing - theirs), "less than a stochastic gradient can"
+
+
+def test_presence_is_all_that_bernoulli_looks_at(problem):
+    tensor = losses.find("bernoulli").prepared(problem().tensor)
+    assert (tensor.values == 1).all()
+    assert losses.find("poisson").prepared(tensor) is tensor
+
+
+def test_machine_code_is_told_apart_by_the_gradient():
+    first, second = (
+        Loss("mine", lambda x, m: m, gradient, lambda mean: mean)
+        for gradient in (lambda x, m: m - x, lambda x, m: m - 2 * x)
+    )
+    assert first.tag != second.tag
+
+
+def test_a_clip_bounds_rows_as_paper_mode_claims(problem, monkeypatch):
+    for kernels in ("vector", "plain"):
+        monkeypatch.setenv(VARIABLE, kernels)
+        case = problem(highest=2)
+        settings = asked("poisson", clip=0.05, eta=0.01, zeros="none")
+        moved = psgd(case.tensor, case.factors, case.anchors, settings, np.random.default_rng(0))
+        often = case.tensor.nnz
+        for before, after in zip(case.factors, moved.factors, strict=True):
+            assert np.linalg.norm(after - before) <= 0.01 * 0.05 * often * (1 + 1e-5)
