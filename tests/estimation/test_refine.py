@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.errors import DataError
 from dpfact_flower.estimation import refine
 from dpfact_flower.estimation.refine import (
     _passes,
@@ -217,6 +217,14 @@ def test_without_noise_the_planted_factor_comes_back(sizes):
         np.testing.assert_allclose(found[mode], truth[mode], atol=2e-4)
 
 
+def value(problem, factor) -> float:
+    """What `Quadratic` says is minimised."""
+    elastic = problem.pull * np.square(factor - problem.previous).sum(axis=0) / 2
+    shrunk = problem.shrink * np.abs(factor).sum(axis=0)
+    quadratic = np.sum((factor @ problem.curvature) * factor) / 2 - np.sum(problem.target * factor)
+    return float(quadratic + np.sum(elastic + shrunk))
+
+
 @settings(deadline=None)
 @given(seed=st.integers(0, 10_000), sigma=st.floats(0, 30), pull=st.floats(0, 2))
 def test_passes_never_raise_the_objective(seed, sigma, pull):
@@ -226,13 +234,13 @@ def test_passes_never_raise_the_objective(seed, sigma, pull):
     releases = noisy_releases(rng, truth, 0, 2, sigma, patients=5)
     problem = pooled(releases, factors, 0, sigma=sigma, shrink=1.0, pull=pull)
     x = problem.previous.copy()
-    values = [problem.value(x)]
+    values = [value(problem, x)]
     for _ in range(6):
         # `refine_factor` scales its columns to norm 1, so the passes themselves are followed.
         _passes(
             x, problem.target, problem.curvature, problem.previous, problem.pull, problem.shrink, 1
         )
-        values.append(problem.value(x))
+        values.append(value(problem, x))
     slack = 1e-9 * (1 + max(map(abs, values)))
     assert all(after <= before + slack for before, after in pairwise(values))
     eigenvalues = np.linalg.eigvalsh(problem.curvature)
@@ -344,28 +352,8 @@ def test_sites_count_alike_where_there_is_hardly_any_noise():
 
 
 @pytest.mark.parametrize(
-    ("changes", "names"),
-    [
-        ({"sigma": -1.0}, "sigma"),
-        ({"sigma": math.nan}, "sigma"),
-        ({"shrink": math.inf}, "shrink"),
-        ({"pull": -0.1}, "pull"),
-        ({"tau": 0}, "tau"),
-        ({"mode": 2}, "mode"),
-        ({"mode": -1}, "mode"),
-    ],
-)
-def test_settings_out_of_range_are_refused(changes, names):
-    factors = (np.ones((3, 2), np.float32), np.ones((2, 2), np.float32))
-    releases = [np.zeros(packed_size(3, 2), np.float32)]
-    arguments = {"mode": 0, "sigma": 1.0, **changes}
-    with pytest.raises(SettingsError, match=names):
-        refine_factor(releases, factors, arguments.pop("mode"), **arguments)
-
-
-@pytest.mark.parametrize(
     "releases",
-    [[], [np.zeros(8, np.float32)], [np.full(9, np.nan, np.float32)], [np.zeros((3, 3))]],
+    [[np.zeros(8, np.float32)], [np.full(9, np.nan, np.float32)], [np.zeros((3, 3))]],
 )
 def test_releases_that_do_not_fit_are_refused(releases):
     factors = (np.ones((3, 2), np.float32), np.ones((2, 2), np.float32))

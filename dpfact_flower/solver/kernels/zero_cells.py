@@ -30,8 +30,6 @@ _LEAST_MASS = 1e-200
 """Sum of a model's values below which it counts as none: quotients by it would be no numbers."""
 _WHOLE = 2**31 - 1
 """What a place of a table may keep: all."""
-_SPARSE = 64  # places of a table for each entry
-_SIX_BITS = np.uint64(63)  # place within a word of 64
 _ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: spreads what it multiplies
 
 
@@ -96,15 +94,8 @@ def _table(sizes: Array) -> Array:
     Every place gets an equal chance, keeps `_WHOLE` times a share of it for itself, and leaves the
     rest to another place: a draw looks at one pair of numbers, however many places there are.
 
-    Parameters
-    ----------
-    sizes : ndarray, shape (places, R)
-        0 or more.
-
-    Returns
-    -------
-    ndarray of int32, shape (R, places, 2)
-        What a place keeps, and the other one. Where all sizes of a column are 0 each keeps all.
+    Shape (R, places, 2), of sizes (places, R) that are 0 or more: what a place keeps, and the other
+    one. Where all sizes of a column are 0 each keeps all.
     """
     places, columns = sizes.shape
     table = np.empty((columns, places, 2), np.int32)
@@ -160,12 +151,11 @@ def draw_zero_cells(
         patient, where its patients' entries begin, and of what random numbers.
     places : ndarray of int32, shape (entries of the block,)
         Filled with the places that are left, ascending.
-    rows, counts : ndarrays of int32 and float32, shapes (visits, N) and (visits,)
+    rows, counts : ndarrays
         As `dpfact_flower.solver.kernels.order.visits` yields them, but that a zero cell has -1.
-    uniform : float
-        Chance that a draw is uniform over the block.
-    masses, patients, features : ndarrays of int32, shapes (1, R, 2), (R, patients of the block, 2)
-        and (R, features, 2): tables for a phenotype, its patient and its codes, mode after mode.
+    uniform, masses, patients, features
+        As of `ZeroCells.terms`: the chance that a draw is uniform, and tables to draw a phenotype,
+        its patient and its codes.
 
     Returns
     -------
@@ -173,7 +163,6 @@ def draw_zero_cells(
         How many random numbers it took.
     """
     modes, own, entries = len(offsets) - 1, len(starts) - 1, len(places)
-    seen = _seen(indices, starts[0], starts[-1])
     number, taken = 0, 0
     for s in range(len(counts)):
         number += 1
@@ -200,9 +189,7 @@ def draw_zero_cells(
                 rows[s, n] = _drawn(features, r, low, high, share)
         patient = rows[s, 0]
         rows[s, 0] += first
-        zero = not _is_in(seen, _mixed(rows, s)) or not _occurs(
-            indices, starts[patient], starts[patient + 1], rows[s]
-        )
+        zero = not _occurs(indices, starts[patient], starts[patient + 1], rows[s])
         for n in range(modes):
             rows[s, n] += offsets[n]
         counts[s] = -1 if zero else 0
@@ -236,42 +223,6 @@ def _drawn(table: Array, r: int, low: int, high: int, share: float) -> int:
     place = np.int64(share * places)
     kept, other = table[r, low + place, 0], table[r, low + place, 1]
     return int(place if (share * places - place) * _WHOLE < kept else other)
-
-
-@compiled(**FAST)
-def _seen(indices: Array, low: int, high: int) -> Array:
-    """A bit for each place that one of the entries low..high-1 has, for `_is_in`.
-
-    Few places have one, so nearly every zero cell is told from the entries by one look.
-    """
-    words = 1
-    while 64 * words < _SPARSE * (high - low):
-        words *= 2
-    seen = np.zeros(words, np.uint64)
-    for s in range(low, high):
-        mixed = _mixed(indices, s)
-        seen[_word(seen, mixed)] |= np.uint64(1) << (mixed & _SIX_BITS)
-    return seen
-
-
-@compiled(**FAST)
-def _is_in(seen: Array, mixed: np.uint64) -> bool:
-    """Whether the place of a cell has its bit: never false for an entry's."""
-    return bool((seen[_word(seen, mixed)] >> (mixed & _SIX_BITS)) & np.uint64(1))
-
-
-@compiled(**FAST)
-def _word(seen: Array, mixed: np.uint64) -> np.int64:
-    return np.int64((mixed >> np.uint64(6)) & np.uint64(len(seen) - 1))
-
-
-@compiled(**FAST)
-def _mixed(cells: Array, s: int) -> np.uint64:
-    """A number that cells seldom share."""
-    mixed = np.uint64(0)
-    for n in range(cells.shape[1]):
-        mixed = (mixed + np.uint64(cells[s, n])) * _ODD
-    return mixed >> np.uint64(32)
 
 
 @compiled(**FAST)
