@@ -36,7 +36,6 @@ from dpfact_flower.privacy.guarantee import (
 )
 from dpfact_flower.privacy.noise_source import Noise
 from dpfact_flower.privacy.paper import (
-    BoundedFactors,
     PaperPlan,
     paper_rho,
     perturb,
@@ -57,7 +56,6 @@ __all__ = [
     "PAPER_CLAIM",
     "PATIENT_CLAIM",
     "SEEDED_CLAIM",
-    "BoundedFactors",
     "Figure",
     "Guarantee",
     "Noise",

@@ -40,24 +40,9 @@ _ROUNDING = 1 + 1e-12  # more than the rounding of a few float operations
 def discrete_gaussian(count: int, random_bytes: Callable[[int], bytes]) -> NDArray[np.int64]:
     """Independent samples of the discrete Gaussian on the integers, sampled exactly.
 
-    Parameters
-    ----------
-    count : int
-        Number of samples, at least 1.
-    random_bytes : callable
-        Gives as many independent uniform bytes as it is asked for: `os.urandom`, or in simulation
-        the bytes of a seeded generator. About 24 bytes per sample; asked for 32 KiB at a time, and
-        what is left over at the end is dropped.
-
-    Returns
-    -------
-    ndarray of int64, shape (count,)
-        Mean 0, standard deviation `SIGMA`.
-
-    Raises
-    ------
-    SettingsError
-        If `count` is not 1 or more, or `random_bytes` gives the wrong number of bytes.
+    Mean 0, standard deviation `SIGMA`. `random_bytes` gives as many independent uniform bytes as it
+    is asked for: `os.urandom`, or in simulation the bytes of a seeded generator. About 24 bytes per
+    sample; asked for 32 KiB at a time, and what is left over at the end is dropped.
     """
     return _sample(count, SIGMA_BITS, random_bytes, _WORDS)
 
@@ -79,20 +64,8 @@ def gaussian_slack(count: int) -> float:
     probability below exp(-800), which is within exp(slack) at these epsilon and delta. Proof:
     ``docs/explanation/noise.md``.
 
-    Parameters
-    ----------
-    count : int
-        Values in all releases together, at least 1.
-
-    Returns
-    -------
-    float
-        (3 count + 3200) / (24 SIGMA**2), rounded up: 4.5e-10 for a million values.
-
-    Raises
-    ------
-    SettingsError
-        If `count` is not 1 or more, or is so large (2.2e9) that the slack exceeds `DISCRETE_SLACK`.
+    The slack is (3 count + 3200) / (24 SIGMA**2), rounded up: 4.5e-10 for a million values. It is
+    refused where it exceeds `DISCRETE_SLACK`, at 2.2e9 values.
     """
     slack = (3 * at_least_one("count", count) + 3200) / (24 * SIGMA**2) * _ROUNDING
     if slack > DISCRETE_SLACK:

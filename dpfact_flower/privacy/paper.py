@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dpfact_flower.errors import SettingsError
 from dpfact_flower.privacy.conversions import log_of_inverse, rho_for_epsilon, sigma_of
 from dpfact_flower.privacy.events import PAPER_CLAIM, ReleaseEvent, at_least_one, positive
 from dpfact_flower.privacy.guarantee import Guarantee, account
@@ -88,29 +87,9 @@ def psgd_sensitivity(tau: int, clip: float, eta: float) -> float:
     return 2 * at_least_one("tau", tau) * positive("clip", clip) * positive("eta", eta)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class BoundedFactors:
-    """Feature factors as the paper's P-SGD left them, with the sensitivity of that run.
-
-    The sensitivity follows from the settings that made the factors. No function takes it as a
-    number, so noise can't be calibrated to another.
-    """
-
-    factors: tuple[Array, ...]
-    solver: SolverSettings
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "factors", checked_factors(self.factors))
-        _ = self.sensitivity  # refuses a solver without a clip before anything is released
-
-    @property
-    def sensitivity(self) -> float:
-        """Claimed L2 sensitivity of each factor; see `psgd_sensitivity`."""
-        return psgd_sensitivity(self.solver.tau, self.solver.clip, self.solver.eta)
-
-
 def perturb(
-    bounded: BoundedFactors,
+    factors: Sequence[Array],
+    solver: SolverSettings,
     rho: float,
     noise: Noise,
     *,
@@ -122,17 +101,16 @@ def perturb(
     Unit: one tensor entry. Neighbours: its value replaced. Sensitivity: `psgd_sensitivity` per
     factor, claimed by the paper and not proven.
 
+    The sensitivity follows from the settings that made the factors. No function takes it as a
+    number, so noise can't be calibrated to another.
+
     `rho` is the cost in zCDP of each factor. The number of the round, from 1, and `modes`, the
     feature modes' names, name the events.
     """
-    if len(modes) != len(bounded.factors):
-        raise SettingsError(f"modes: need {len(bounded.factors)} names, got {len(modes)}")
-    sizes = {mode: f.size for mode, f in zip(modes, bounded.factors, strict=True)}
-    events = planned_events(
-        bounded.solver, rho, sizes, round_number=round_number, seeded=noise.seeded
-    )
-    sigma = sigma_of(rho, bounded.sensitivity)
-    noisy = tuple(fixed(f + noise.gaussian(f.shape, sigma)) for f in bounded.factors)
+    matrices = checked_factors(factors)
+    sizes = {mode: factor.size for mode, factor in zip(modes, matrices, strict=True)}
+    events = planned_events(solver, rho, sizes, round_number=round_number, seeded=noise.seeded)
+    noisy = tuple(fixed(f + noise.gaussian(f.shape, events[0].sigma)) for f in matrices)
     return Release(noisy, events)
 
 

@@ -152,7 +152,7 @@ class Site:
     def _replay(self, asked: Admitted, row: LedgerRow, progress: _Progress) -> Release:
         """What was sent when this was asked before; in modes with noise no patient is read."""
         assert asked.ledger is not None
-        sent = asked.ledger.answer(row.key)
+        sent = asked.ledger.release_of(row.job, row.round)
         if sent is None:
             sent = self._made_again(asked, asked.ledger, row, progress)
         _logger.info("round %d asked again: sending what was sent", row.round)
@@ -279,11 +279,7 @@ class _KeptJob:
 
     def release(self, round_number: int) -> Release | None:
         """What was released in a round; None where it was not answered, or is not kept."""
-        if self.last is not None:
-            for row in self.ledger.rows():
-                if (row.job, row.round, row.payload_kept) == (self.last.job, round_number, True):
-                    return self.ledger.release_of(row.job, round_number)
-        return None
+        return self.ledger.release_of(self.last.job, round_number) if self.last else None
 
 
 def compute(work: RoundWork, kept: JobState) -> RoundOutcome:

@@ -17,7 +17,6 @@ from dpfact_flower.data.site_data import SiteSource
 from dpfact_flower.errors import DataError, MessageError, shown
 from dpfact_flower.estimation.codes import paired_codes
 from dpfact_flower.privacy import (
-    BoundedFactors,
     Noise,
     Release,
     ReleaseEvent,
@@ -240,7 +239,8 @@ def make_release(
     if request.privacy.privacy == "none":
         return release_unprotected(features)
     return perturb(
-        BoundedFactors(features, request.solver),
+        features,
+        request.solver,
         paper_rho(request.privacy, request.rounds, len(features)),
         noise,
         round_number=request.round,

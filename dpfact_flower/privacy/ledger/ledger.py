@@ -93,28 +93,19 @@ class Ledger:
         """Where the ledger stands."""
         return _head(self.rows())
 
-    def last(self, job: str) -> LedgerRow | None:
-        """The latest round of a job that was answered, or None before the first."""
-        return _last(self.rows(), job)
+    def release_of(self, job: str, round_number: int) -> Release | None:
+        """What was released in a round of a job, bit for bit.
 
-    def answer(self, key: ReleaseKey) -> Release | None:
-        """The release that answered this very key before, bit for bit, or None.
-
-        Also None where the bytes are not kept, because nothing was charged.
+        None if that round was never answered, or nothing was charged and the bytes are not kept.
         """
         with self._transaction("DEFERRED") as connection:
-            row = next((row for row in self._rows(connection) if row.key == key), None)
-            return None if row is None else self._release(connection, row)
-
-    def release_of(self, job: str, round_number: int) -> Release:
-        """What was released in a round of a job; refused if it was never answered, or not kept."""
-        with self._transaction("DEFERRED") as connection:
             row = _row_of(self._rows(connection), job, round_number)
-            release = None if row is None else self._release(connection, row)
-        if release is None:
-            why = "was never answered" if row is None else "is not kept, being uncharged"
-            raise StateError(f"{self.path}: round {round_number} of job {job!r} {why}")
-        return release
+            if row is None:
+                return None
+            payload = _payload_of(connection, row)
+        for problem in _payload_problems(row, payload):
+            raise self._damaged(problem)
+        return None if payload is None else replay(unpack(row.shapes, payload), row.events)
 
     def has(self, key: ReleaseKey, terms: str, release: Release) -> bool:
         """Whether this very release is recorded, so that it may be sent again.
@@ -262,13 +253,6 @@ class Ledger:
         for problem in self._problems(connection, rows):
             raise self._damaged(problem)
         return tuple(rows)
-
-    def _release(self, connection: sqlite3.Connection, row: LedgerRow) -> Release | None:
-        """A kept release, checked; None where nothing was charged, and the bytes are not kept."""
-        payload = _payload_of(connection, row)
-        for problem in _payload_problems(row, payload):
-            raise self._damaged(problem)
-        return None if payload is None else replay(unpack(row.shapes, payload), row.events)
 
     def _has(
         self, rows: Sequence[LedgerRow], key: ReleaseKey, terms: str, release: Release

@@ -154,10 +154,6 @@ def refinement(
         raise DataError("factors: not of the tensor's feature modes")
     if rank * max(tensor.feature_shape) + rank * rank > MOST_REFINED:
         raise SettingsError(f"rank: {rank} makes a statistic of more than {MOST_REFINED:,} values")
-    if not 0 <= mode < len(factors):
-        raise SettingsError(f"mode: must lie in [0, {len(factors) - 1}], got {mode}")
-    if ridge.shape != (rank,) or np.isnan(ridge).any() or (ridge < 0).any():
-        raise SettingsError(f"ridge: need {rank} values of 0 or more")
     gram = np.ones((rank, rank))
     for columns in whole:
         # Not by BLAS: sums must not depend on threads or processors.

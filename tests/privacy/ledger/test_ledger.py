@@ -101,8 +101,7 @@ def ledger(folder) -> Iterator[Ledger]:
 
 
 def test_before_the_first_release_there_is_nothing(ledger):
-    assert ledger.answer(make_key()) is None
-    assert ledger.last("job-1") is None
+    assert ledger.release_of("job-1", 1) is None
     assert ledger.events() == ()
     assert ledger.rows() == ()
     assert ledger.verify() == []
@@ -121,10 +120,9 @@ def make_shapeless() -> Release:
 )
 def test_the_same_request_gets_the_same_bytes_from_any_process(ledger, folder, release):
     ledger.charge(make_key(), "terms", release)
-    assert_same(ledger.answer(make_key()), release)
     assert_same(ledger.release_of("job-1", 1), release)
     with Ledger(folder) as again:
-        assert_same(again.answer(make_key()), release)
+        assert_same(again.release_of("job-1", 1), release)
         assert again.verify() == []
 
 
@@ -134,32 +132,12 @@ def test_other_types_are_refused(ledger):
     assert ledger.rows() == ()
 
 
-@pytest.mark.parametrize(
-    "changes", [{"job": "job-2"}, {"round_number": 2}, {"data": "0" * 64}, {"request": "other"}]
-)
-def test_another_request_gets_no_answer(ledger, changes):
-    charge(ledger)
-    assert ledger.answer(make_key(**changes)) is None
-
-
 def test_every_charged_round_can_be_read_again(ledger):
     sent = {number: charge(ledger, round_number=number) for number in (1, 2, 5)}
     for number, release in sent.items():
-        assert_same(ledger.answer(make_key(round_number=number)), release)
         assert_same(ledger.release_of("job-1", number), release)
     for job, number in (("job-1", 3), ("job-2", 1)):
-        with pytest.raises(StateError, match=f"round {number} of job '{job}' was never answered"):
-            ledger.release_of(job, number)
-
-
-def test_the_last_answer_of_a_job(ledger):
-    charge(ledger, round_number=1)
-    charge(ledger, round_number=10)
-    ledger.charge(make_key("job-2", 3, "0" * 64, "q"), "others", make_release())
-    one, two = ledger.last("job-1"), ledger.last("job-2")
-    assert (one.key, one.terms) == (make_key("job-1", 10), "terms")
-    assert (two.key, two.terms) == (make_key("job-2", 3, "0" * 64, "q"), "others")
-    assert ledger.last("job-3") is None
+        assert ledger.release_of(job, number) is None
 
 
 def test_the_same_release_again_changes_nothing(ledger):
@@ -190,7 +168,7 @@ def test_a_round_has_one_release(ledger, key, terms, release):
     with pytest.raises(StateError, match="round 1 of job 'job-1' has its release already"):
         ledger.charge(key, terms, release)
     assert ledger.head() == head
-    assert_same(ledger.answer(make_key()), sent)
+    assert_same(ledger.release_of("job-1", 1), sent)
     assert ledger.verify() == []
 
 
@@ -218,9 +196,7 @@ def test_of_a_release_without_charge_the_hash_is_kept_and_not_the_bytes(ledger, 
     assert (folder / LEDGER).stat().st_size < size + 3 * 4096
     charge(ledger, "noisy", 2)
     assert [row.payload_kept for row in ledger.rows()] == [True, False, True]
-    assert ledger.answer(make_key()) is None
-    with pytest.raises(StateError, match="round 1 of job 'job-1' is not kept, being uncharged"):
-        ledger.release_of("job-1", 1)
+    assert ledger.release_of("job-1", 1) is None
     # What was sent is known all the same: by it, and it alone, the charge may be repeated.
     assert ledger.rows()[1].payload_sha256 == hashlib.sha256(pack(big.arrays)).hexdigest()
     assert ledger.verify() == []
@@ -516,14 +492,13 @@ def test_a_file_that_was_cut_off_is_never_charged_or_counted(folder, share):
     with Ledger(folder) as ledger:
         for number in range(1, 31):
             charge(ledger, round_number=number)
-        key = make_key(round_number=30)
     cut(share)(folder / LEDGER)
 
     def use() -> None:
         with Ledger(folder) as ledger:
             assert ledger.verify() != []
             ledger.events()
-            ledger.answer(key)
+            ledger.release_of("job-1", 30)
 
     with pytest.raises(StateError):
         use()
@@ -604,8 +579,8 @@ def use(folder: Path) -> int:
             ledger.count,
             ledger.rows,
             ledger.head,
-            lambda: ledger.last("job-1"),
-            lambda: ledger.answer(make_key(round_number=2)),
+            lambda: ledger.has(make_key(round_number=2), "terms", make_release(2)),
+            lambda: ledger.release_of("job-1", 2),
             lambda: charge(ledger, round_number=2),
             lambda: charge(ledger, round_number=4),
         ):
@@ -680,19 +655,17 @@ def test_missing_bytes_are_found_where_they_are_needed(written):
     with Ledger(written) as ledger:
         for number in (1, 2, 3):  # damage, and no invitation to make the release anew
             with pytest.raises(StateError, match="released bytes are missing"):
-                ledger.answer(make_key(round_number=number))
-            with pytest.raises(StateError, match="released bytes are missing"):
                 ledger.release_of("job-1", number)
 
 
 def test_damaged_bytes_are_not_sent(written):
     with opened(written) as connection:
         connection.execute("UPDATE releases SET payload = zeroblob(length(payload))")
-    with Ledger(written) as ledger:
-        with pytest.raises(StateError, match="not what their hash was made of"):
-            ledger.answer(make_key())
-        with pytest.raises(StateError, match="not what their hash was made of"):
-            ledger.release_of("job-1", 2)
+    with (
+        Ledger(written) as ledger,
+        pytest.raises(StateError, match="not what their hash was made of"),
+    ):
+        ledger.release_of("job-1", 2)
 
 
 def test_newest_rows_that_are_gone_show_against_a_head_noted_elsewhere(written):
@@ -754,12 +727,12 @@ def test_on_a_full_disk_nothing_is_charged_and_nothing_is_lost(ledger, folder):
                 refused += 1
         with Ledger(folder) as again:
             assert again.head() == ledger.head() == head
-            assert again.answer(make_key(round_number=2)) is None
+            assert again.release_of("job-1", 2) is None
             assert again.verify() == []
     assert refused > 30
     with Ledger(folder) as again:
-        assert_same(again.answer(make_key()), sent)
-        assert_same(again.answer(make_key(round_number=2)), big)
+        assert_same(again.release_of("job-1", 1), sent)
+        assert_same(again.release_of("job-1", 2), big)
         assert again.verify() == []
 
 
@@ -787,7 +760,7 @@ def without_rights(folder: str) -> None:
         os.setegid(65534)
         os.seteuid(65534)
     with Ledger(folder) as ledger:
-        assert_same(ledger.answer(make_key()), make_release())
+        assert_same(ledger.release_of("job-1", 1), make_release())
         assert ledger.verify() == []
         assert len(ledger.events()) == 2
         with pytest.raises(StateError, match=r"readonly|belongs to user"):
@@ -826,7 +799,7 @@ def run_here(function: str, *arguments: object) -> str:
 def test_a_second_ledger_sees_what_the_first_charged(ledger, folder):
     with Ledger(folder) as other:
         sent = charge(ledger)
-        assert_same(other.answer(make_key()), sent)
+        assert_same(other.release_of("job-1", 1), sent)
         with pytest.raises(StateError, match="has its release already"):
             other.charge(make_key(), "terms", make_release(seed=1))
         charge(other, round_number=2)
@@ -877,8 +850,7 @@ def test_of_two_processes_exactly_one_has_the_round(folder):
         assert sorted(winners[0] + winners[1]) == rounds
         for seed, won in enumerate(winners, start=1):
             for number in won:
-                key = make_key(round_number=number)
-                assert_same(ledger.answer(key), make_release(number, seed=seed))
+                assert_same(ledger.release_of("job-1", number), make_release(number, seed=seed))
         assert len(ledger.events()) == 2 * len(rounds)
         assert ledger.verify() == []
 
@@ -904,7 +876,7 @@ def test_who_dies_in_a_charge_leaves_the_ledger_before_it_or_after_it(folder, po
     with Ledger(folder) as ledger:
         assert ledger.verify() == []
         assert len(ledger.rows()) == (1 if point == "written" else 2)
-        assert_same(ledger.answer(make_key()), sent)
+        assert_same(ledger.release_of("job-1", 1), sent)
         charge(ledger, round_number=2)
         assert len(ledger.events()) == 4
 
