@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dpfact_flower import privacy
 from dpfact_flower.errors import SettingsError
-from dpfact_flower.privacy import PAPER_CLAIM, SEEDED_CLAIM, PaperPlan, ReleaseEvent, account
+from dpfact_flower.privacy import PAPER_CLAIM, PaperPlan, ReleaseEvent, account
 from dpfact_flower.privacy.conversions import (
     DISCRETE_SLACK,
     GAUSSIAN_DP,
@@ -92,12 +92,6 @@ def test_conversions_hold_where_floats_run_out():
     assert privacy.epsilon_zcdp_tight(5.6548777069518615e-18, 0.8887461977124194) == 0
 
 
-def test_delta_without_epsilon_is_the_total_variation():
-    for mu in (1e-4, 0.3, 3.0):
-        variation = math.erf(mu / math.sqrt(8))
-        assert privacy.delta_gaussian(mu, 0) == pytest.approx(variation, rel=CLOSE)
-
-
 @everywhere(epsilons, deltas)
 def test_epsilon_to_mu_and_back(epsilon, delta):
     mu = privacy.mu_for_epsilon(epsilon, delta)
@@ -139,11 +133,6 @@ def test_rho_and_sigma_invert_each_other():
 def test_epsilon_to_rho_and_back(epsilon, delta):
     rho = privacy.rho_for_epsilon(epsilon, delta)
     assert privacy.epsilon_proposition_2_8(rho, delta) == pytest.approx(epsilon, rel=CLOSE)
-
-
-def test_proposition_2_8_by_hand():
-    # log(1/delta) = 9 and rho = 1/4: 1/4 + 2 * sqrt(9/4).
-    assert privacy.epsilon_proposition_2_8(0.25, math.exp(-9)) == pytest.approx(3.25)
 
 
 @everywhere(rhos, deltas)
@@ -239,13 +228,6 @@ def test_nothing_prints_an_epsilon_without_the_claim():
         f"{guarantee.headline:.2f}"
 
 
-def test_a_seeded_release_taints_the_whole_guarantee():
-    guarantee = account([made(20.0), made(20.0, seeded=True)], 1e-4)
-    for text in (str(guarantee), str(guarantee.headline), json.dumps(guarantee.to_dict())):
-        assert SEEDED_CLAIM in text
-        assert PAPER_CLAIM in text
-
-
 @everywhere(st.floats(0.5, 1e4), deltas)
 def test_printed_epsilon_is_never_below_the_computed_one(sigma, delta):
     for one in account([made(sigma)], delta).figures:
@@ -315,14 +297,6 @@ def test_the_price_stands_wherever_the_epsilon_does_and_only_where_it_is_one():
     entries = account([made(2.0)], 1e-5)  # whose neighbours are that already
     assert "replacing" not in str(entries)
     assert entries.to_dict()["replacing"] is None
-
-
-def test_where_the_proof_for_discrete_noise_ends_the_price_is_by_tight_zcdp():
-    guarantee = account([made(1 / 20.0, **patients)], 1e-5)
-    assert guarantee.headline.accountant == GAUSSIAN_DP_DISCRETE
-    assert guarantee.headline.replacing == pytest.approx(
-        privacy.epsilon_zcdp_tight(4 * guarantee.rho, 1e-5)
-    )
 
 
 # --- Bad input ------------------------------------------------------------------------------------

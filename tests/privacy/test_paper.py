@@ -16,7 +16,6 @@ from dpfact_flower.privacy import (
     Noise,
     account,
     perturb,
-    plan_paper,
     psgd_sensitivity,
     release_unprotected,
 )
@@ -187,22 +186,6 @@ def test_release_records_one_event_a_factor():
     assert {(event.unit, event.neighbours) for event in release.events} == {("entry", "replace")}
     assert release.label == PAPER_CLAIM
     assert not release.seeded
-
-
-def test_a_run_costs_what_the_plan_said():
-    plan = plan_paper(1.2, 1e-4, rounds=6, factors=2)
-    factors = bounded(rows=(3, 4))
-    events = [
-        event for n in range(1, 7) for event in release_of(factors, plan.rho, number=n).events
-    ]
-    spent, planned = account(events, 1e-4), plan.guarantee()
-    assert spent.releases == planned.releases == 12
-    assert spent.claim == planned.claim == PAPER_CLAIM
-    assert (spent.unit, spent.neighbours) == (planned.unit, planned.neighbours)
-    assert spent.rho == pytest.approx(planned.rho)
-    for one, other in zip(spent.figures, planned.figures, strict=True):
-        assert one.accountant == other.accountant
-        assert one.epsilon == pytest.approx(other.epsilon)
 
 
 def test_unprotected_release_says_that_nothing_protects_it():

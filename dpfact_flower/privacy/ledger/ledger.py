@@ -50,12 +50,9 @@ class Ledger:
     durable : bool
         Whether `charge` waits for the disk. False is for simulations only.
 
-    Raises
-    ------
-    StateError
-        If there is no ledger and none is to be created, the file is damaged, not a ledger or of a
-        newer version, folder or file is a link or others may write to it, or the disk refuses.
-        Nothing is ever created in its place.
+    A StateError says where there is no ledger and none is to be created, the file is damaged, not a
+    ledger or of a newer version, folder or file is a link or others may write to it, or the disk
+    refuses. Nothing is ever created in its place.
     """
 
     def __init__(self, folder: str | Path, *, create: bool = True, durable: bool = True) -> None:
@@ -141,6 +138,8 @@ class Ledger:
     ) -> Head:
         """Record a release with its cost; on return it is on the disk, and may be sent.
 
+        The head is for the site's log.
+
         The bytes are kept where they cost something; without a charge, only their hash is.
 
         All or nothing: after an exception nothing may be sent. (Where the disk failed late, the row
@@ -153,11 +152,6 @@ class Ledger:
             Digest of what must stay the same from round to round of the job.
         last_look : callable
             Called when all is written and nothing holds yet; what it raises takes it back.
-
-        Returns
-        -------
-        Head
-            Where the ledger stands now, to be noted in the site's log.
 
         Raises
         ------

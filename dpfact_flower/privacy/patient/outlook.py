@@ -140,17 +140,13 @@ class Needs(NamedTuple):
 
     Attributes
     ----------
-    memory : int
-        Bytes for the largest release.
-    server : int
-        Bytes at the server, for all sites' starts; 0 if the number of sites is unknown.
-    server_seconds : float
-        Of a quiet core at the server, for the start, by a simple model of what was measured;
-        likewise.
-    sent : int
-        Bytes of all releases together, about.
+    memory, sent : int
+        Bytes for the largest release, and of all releases as they are sent.
+    server, server_seconds : float
+        The server's bytes for all sites' starts, and a quiet core's time for the start, by a simple
+        model of what was measured; 0 if the number of sites is unknown.
     seconds : float
-        Of a quiet core for all releases, about; without patients, that of the noise alone.
+        Of a quiet core for all releases; without patients, that of the noise alone.
     codes : str
         Setting that would make the start smaller; empty where it is small.
     """

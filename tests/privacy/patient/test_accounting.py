@@ -76,12 +76,6 @@ def test_the_proof_holds_at_its_very_ends(count, delta):
     assert guarantee.headline.accountant == GAUSSIAN_DP_DISCRETE
 
 
-def test_counts_of_all_releases_are_added():
-    half = replace(EVENT, count=MOST // 2)
-    assert account([half, half], 1e-5).headline.accountant == GAUSSIAN_DP_DISCRETE
-    assert account([half, half, half], 1e-5).headline.accountant == ZCDP_TIGHT
-
-
 def test_the_paper_is_still_printed_by_its_own_conversion():
     event = replace(EVENT, unit="entry", neighbours="replace", claim="claimed")
     figures = [figure.accountant for figure in account([event], 1e-5).figures]

@@ -172,13 +172,6 @@ def test_rounds_at_the_size_of_the_papers_cohort(epsilon, rounds):
     assert made.start_share == 0.7
 
 
-def test_more_phenotypes_than_twenty_make_fewer_rounds_of_a_signal():
-    """Signal goes with 1 / rank, so from 20 on rounds go with 1 / rank^2."""
-    rounds = {rank: plan(epsilon=4.0, rank=rank).refine_rounds for rank in (10, 20, 40)}
-    assert rounds[10] == pytest.approx(2 * rounds[20], abs=2)  # each is rounded down
-    assert rounds[20] == pytest.approx(4 * rounds[40], abs=4)
-
-
 def test_refinements_are_averaged_unless_there_is_signal_in_plenty():
     assert plan(epsilon=1.0).memory == 0.5
     assert plan(epsilon=1e5).memory == 0.0
@@ -318,15 +311,6 @@ def test_a_hopeless_plan_says_what_would_help():
 
 
 # --- What is refused ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("patients", "good"), [(11_000, 1), (12_000, 2)])
-def test_two_phenotypes_are_the_fewest_that_are_proposed(patients, good):
-    outlook = plan(sizes=(100, 100), rank=20, epsilon=1.0, patients=patients).outlook
-    (rank,) = (lever for lever in outlook.levers if lever.name == "rank")
-    assert rank.good == good
-    assert ("rank = 2," in outlook.sentence) == (good == 2)
-    assert ("fewer phenotypes" in outlook.sentence) == (good == 1)
 
 
 def test_an_epsilon_must_exceed_twice_the_slack_of_discrete_noise():
