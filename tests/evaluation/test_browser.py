@@ -16,6 +16,8 @@ from tests.browser import UNFOLD, browser, faults
 from tests.evaluation.folders import run_folder
 from tests.evaluation.summaries import MEASURED, SIMULATED
 
+pytestmark = pytest.mark.process
+
 CERTAINTIES = ("stable", "unconfirmed", "found")
 
 

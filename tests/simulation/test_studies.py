@@ -61,20 +61,6 @@ def test_the_ceiling_is_of_fits_to_each_other() -> None:
     assert row["models"] == 3
 
 
-def test_a_ceiling_needs_two_fits() -> None:
-    with pytest.raises(SettingsError, match="references: a ceiling needs at least 2 fits; got 1"):
-        Study(synthetic(CLEAR), rank=4, references=1)
-
-
-def test_a_study_measures_without_noise_too_if_no_epsilon_is_named(
-    cohort_folder: Path, tmp_path: Path
-) -> None:
-    asked = [str(cohort_folder), "--out", str(tmp_path), "--seeds", "1", "--references", "2"]
-    real_data.main([*asked, "--ranks", "2"])
-    rows = json.loads((tmp_path / "table.json").read_text())
-    assert [row["epsilon"] for row in rows if row["epsilon"]] == ["inf", 8, 4, 2, 1]
-
-
 def test_the_study_of_real_data_goes_on_where_it_was(cohort_folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "real"
     asked = [str(cohort_folder), "--out", str(out), "--seeds", "1", "--references", "2",
@@ -112,18 +98,6 @@ def test_patients_needed_are_those_from_which_a_plan_is_good() -> None:
         settings = PrivacySettings(epsilon=2.0, delta=1e-5, patients=patients)
         made = plan_patient(settings, sizes=(100, 100), rank=20, sites=6)
         assert made.outlook.verdict == verdict
-
-
-def test_the_lowest_panel_of_each_column_has_its_epsilons() -> None:
-    lists = ("9x9", "9x8", "9x7", "9x6")
-    rows = [
-        {"codes": codes, "sites": 2, "rank": 3, "epsilon": 4.0, "patients": 99, "beats_null": True}
-        for codes in lists
-    ]
-    drawn = needed.figure(rows)
-    drawn.draw_without_rendering()
-    shown = {axes.get_title(): axes.xaxis.get_tick_params()["labelbottom"] for axes in drawn.axes}
-    assert [shown[f"{codes}, 2 sites"] for codes in lists] == [False, True, True, True]
 
 
 def test_the_study_of_planted_phenotypes_goes_on_where_it_was(
@@ -173,17 +147,6 @@ def test_the_study_of_one_patients_time_measures_every_kind_of_charged_round(cap
     assert all("one with every code" in line for line in lines)
 
 
-def test_its_sites_differ_in_one_patient_each() -> None:
-    made = one_patient_time.sites(50)
-    patients = [site.tensor.n_patients for site in made.values()]
-    assert patients == [50, 51, 51]
-    without, typical, extreme = (site.tensor for site in made.values())
-    for more in (typical, extreme):
-        assert more.select_patients(np.arange(50)).fingerprint() == without.fingerprint()
-    assert 0 < typical.nnz - without.nnz <= one_patient_time.CELLS
-    assert extreme.nnz - without.nnz == 202 * 316
-
-
 def test_the_shared_fit_of_every_system_is_printed(tmp_path: Path, capsys, monkeypatch) -> None:
     small = replace(CLEAR, patients=120)
     synthetic(small).save(tmp_path)
@@ -221,14 +184,6 @@ def test_a_phenotype_is_named_by_its_tied_pairs_and_once() -> None:
     share = 3 / 3.4
     np.testing.assert_allclose(nameable.ties(model, pairs), [1, 1, share**2, 0], rtol=1e-6)
     assert nameable.named(model, pairs) == 2
-
-
-def test_the_study_of_names_prints_a_row_for_each_setting(cohort_folder: Path, capsys) -> None:
-    nameable.main([str(cohort_folder), "--rank", "2", "--epsilons", "inf", "--seeds", "1"])
-    rows = capsys.readouterr().out.splitlines()
-    assert [row.split(" | ")[0] for row in rows[3:]] == [
-        "| shuffled", "| epsilon inf, none", "| epsilon inf, inverse-frequency",
-    ]  # fmt: skip
 
 
 def _named(name: str, patients: list[str], site: str = "north") -> Cohort:
@@ -348,9 +303,3 @@ def test_factors_are_tried_on_patients_whom_they_were_not_made_from(tmp_path, ca
     ]  # fmt: skip
     used, others = (float(cell) for cell in lines[-1].split(" | ")[2:4])
     assert others < used  # chance is not the same again
-
-
-def test_long_lists_are_refused_where_all_pairs_are_needed(capsys) -> None:
-    with pytest.raises(SystemExit):
-        held_out.main(["paper-cms"])
-    assert "too many codes" in capsys.readouterr().err

@@ -190,6 +190,7 @@ def test_a_database_that_another_program_writes_is_said_to_be_so(tmp_path):
         other.communicate(b"\n")
 
 
+@pytest.mark.process
 def test_a_real_postgresql_server(cdm, postgres):
     import psycopg  # noqa: PLC0415
 
