@@ -10,10 +10,11 @@ from __future__ import annotations
 import bz2
 import csv
 import gzip
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TextIO
 
 from dpfact_flower.data.tables import (
     find_table,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     import sqlalchemy
     from duckdb import DuckDBPyConnection as Connection
 
-_CHUNK = 50_000
+_CHUNK = 10_000
 _DRIVERS = {"postgres": "postgresql+psycopg", "postgresql": "postgresql+psycopg"}
 """Names of dialects in a URL, and what SQLAlchemy is to take for them."""
 
@@ -147,7 +148,8 @@ class _Lines:
         try:
             with opened(path, "rt", encoding="latin-1") as file:
                 rows = ((f"{n:06d}", line.rstrip()) for n, line in enumerate(file, start=1))
-                _copy_rows(self._connection, into, table, ("number", "line"), rows)
+                with _spilled(self._connection, into, table) as copy:
+                    csv.writer(copy).writerows(itertools.chain([("number", "line")], rows))
         except FileNotFoundError:
             raise DataError(f"{path}: no such file") from None
         except (OSError, EOFError) as error:
@@ -228,8 +230,17 @@ class _Database:
             .select_from(sql.table(name or "", schema=self._schema))
             .where(there)
         )
-        streamed = self._database.execution_options(stream_results=True, yield_per=_CHUNK)
-        _copy_rows(self._connection, into, table, names, streamed.execute(query))
+        with _spilled(self._connection, into, table) as copy:
+            csv.writer(copy).writerow(names)
+            if self._database.dialect.name == "postgresql":  # in two thirds of the time
+                text = query.compile(self._database, compile_kwargs={"literal_binds": True})
+                cursor: Any = self._database.connection.cursor()
+                copy.flush()
+                with cursor.copy(f"COPY ({text}) TO STDOUT (FORMAT csv)") as blocks:
+                    copy.buffer.writelines(blocks)
+            else:
+                streamed = self._database.execution_options(stream_results=True, yield_per=_CHUNK)
+                csv.writer(copy).writerows(streamed.execute(query))
         return table.name
 
 
@@ -241,8 +252,10 @@ def _database(
 
     kind = url.partition(":")[0]
     place = place or kind
+    failures: tuple[type[Exception], ...] = (sqlalchemy.exc.SQLAlchemyError,)
     try:
         engine = sqlalchemy.create_engine(_DRIVERS.get(kind, kind) + url[len(kind) :])
+        failures += (engine.dialect.loaded_dbapi.Error,)
         with engine.connect() as database:
             options = {"postgresql_readonly": True} if kind in _DRIVERS else {}
             yield _Database(connection, database.execution_options(**options), place, schema)
@@ -250,7 +263,7 @@ def _database(
         extra = ': pip install "dpfact-flower[postgres]"' if kind in _DRIVERS else ""
         missing = getattr(error, "name", None) or kind
         raise MissingDependencyError(f"reading {kind} needs {missing}{extra}") from None
-    except sqlalchemy.exc.SQLAlchemyError as error:  # it may quote a password, or a row
+    except failures as error:  # it may quote a password, or a row
         raise DataError(
             f"{place}: the database cannot be read ({type(error).__name__}); are host, database, "
             "user, password and --schema right?"
@@ -269,16 +282,13 @@ def _check(table: Table, place: str, schema: str, found: Mapping[str, str]) -> N
         )
 
 
-def _copy_rows(
-    connection: Connection, into: str, table: Table, names: Sequence[str], rows: Iterable[Any]
-) -> None:
-    """Rows into a temporary table, by way of a CSV file in DuckDB's private folder."""
+@contextmanager
+def _spilled(connection: Connection, into: str, table: Table) -> Iterator[TextIO]:
+    """CSV file in DuckDB's private folder, which becomes a temporary table."""
     with scratch_of(connection) as folder:
         path = folder / f"{table.name}.csv"
         with path.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(names)
-            writer.writerows(rows)
+            yield file
         _load(connection, into, path, table)
 
 
