@@ -192,7 +192,7 @@ def _request_of(sizes: tuple[int, ...], rank: int, solver: str) -> Any:
     return RoundRequest(
         job="bench", round=1, rounds=1, seed=0,
         solver=SolverSettings(
-            rank=rank, tau=1, solver=solver, eta=1e-4, zeros=zeros, off=0.0
+            rank=rank, tau=1, solver=solver, eta=1e-4, zeros=zeros, relative_l21=0.0
         ),
         privacy=PrivacySettings(privacy="none"), vocabulary="",
         anchors=initial_factors(sizes, rank, 0),

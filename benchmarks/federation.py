@@ -37,7 +37,13 @@ def measure(tensors: Mapping[str, SparseTensor], scale: Scale, _: Sequence[Row])
     found += _bytes_of_run("demo patient mode", _run("demo", patients, private))
     if scale.name != "smoke":  # the same code once more, and most of its time is imports
         large = list(tensors)[-1]
-        plain = {"privacy": "none", "start": "random", "rank": scale.rank, "eta": 1e-3, "off": 0.0}
+        plain = {
+            "privacy": "none",
+            "start": "random",
+            "rank": scale.rank,
+            "eta": 1e-3,
+            "relative-l21": 0.0,
+        }
         for solver in ("exact", "psgd"):
             config = plain | {"solver": solver, "rounds": scale.rounds}
             run = _run("paper-mimic", scale.large, config)

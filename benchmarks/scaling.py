@@ -65,7 +65,7 @@ def _solvers(label: str, tensor: SparseTensor, rank: int, scale: Scale) -> list[
 
 
 def _exact_call(tensor: SparseTensor, rank: int) -> Callable[[], None]:
-    settings = SolverSettings(rank=rank, tau=1, off=0.0)
+    settings = SolverSettings(rank=rank, tau=1, relative_l21=0.0)
     factors, anchors = start(tensor, settings)
 
     def call() -> None:

@@ -170,9 +170,9 @@ def _exact(name: str, tensor: SparseTensor, scale: Scale) -> list[Row]:
     found = []
     for changes, label in (
         ({}, ""), ({"nonnegative": False}, " without non-negativity"),
-        ({"mu": 1.0, "off": 0.0}, " with mu"),
+        ({"mu": 1.0, "relative_l21": 0.0}, " with mu"),
     ):  # fmt: skip
-        settings = SolverSettings(**{"rank": scale.rank, "tau": 1, "off": 0.0, **changes})  # type: ignore[arg-type]
+        settings = SolverSettings(**{"rank": scale.rank, "tau": 1, "relative_l21": 0.0, **changes})  # type: ignore[arg-type]
         factors, anchors = start(tensor, settings)
         local = local_settings(first_request(tensor, settings), factors)
         local = replace(

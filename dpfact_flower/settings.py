@@ -138,22 +138,22 @@ class SolverSettings(Settings):
         "paper's 0.01 unless gamma is given", low=1e-8, high=1,
     )  # fmt: skip
     gamma: float = setting(
-        -1.0, "elastic weight as the paper has it; below 0 it is relative, see pull, or in paper "
-        "mode the paper's 5", low=-1,
+        -1.0, "elastic weight as the paper has it; below 0 it is relative, see relative-elastic, "
+        "or in paper mode the paper's 5", low=-1,
     )  # fmt: skip
-    pull: float = setting(
+    relative_elastic: float = setting(
         1.0, "elastic weight relative to how steeply a site's error rises, if gamma is below 0; "
         "psgd applies 0.3 of it", low=0,
     )  # fmt: skip
     mu: float = setting(0.0, "l2,1 weight: how readily a site switches a phenotype off", low=0)
-    off: float = setting(
+    relative_l21: float = setting(
         0.1, "not psgd: l2,1 weight relative to a site's average column, the same for any data; 0 "
         "uses mu as it is", low=0,
     )  # fmt: skip
     mu_from_round: int = setting(
         0,
-        "round from which mu and off act: phenotypes must form before any is switched off; 0: "
-        "once half of the rounds are over",
+        "round from which mu and relative-l21 act, once phenotypes have formed; 0: after half of "
+        "the rounds",
         low=0,
     )
     nonnegative: bool = setting(True, "keep every factor non-negative, so weights can be read")
@@ -258,7 +258,7 @@ class PrivacySettings(Settings):
                 f"'patient' and nonnegative to true; got {solver.scale!r} and {solver.nonnegative}"
             )
 
-    def settled(self, solver: SolverSettings) -> SolverSettings:
+    def resolved(self, solver: SolverSettings) -> SolverSettings:
         """The solver's settings as this mode has them: in paper mode the paper's elastic weight.
 
         There a weight that follows from the patients would have no place in the claim. The default
@@ -270,7 +270,7 @@ class PrivacySettings(Settings):
         return solver
 
     @property
-    def own_rule(self) -> str:
+    def default_rule(self) -> str:
         """Name of the mode's own rule, for runs that name none."""
         return "patient" if self.privacy == "patient" else "elastic"
 
@@ -327,13 +327,13 @@ class RunSettings(Settings):
         300.0, "seconds to wait for the quorum to connect", low=0, high=86_400, open_low=True
     )
     grace: float = setting(
-        0.0, "in step: seconds a round lasts beyond the quorum's time in earlier rounds; 0: until "
+        0.0, "sync: seconds a round lasts beyond the quorum's time in earlier rounds; 0: until "
         "round-timeout", low=0, high=7 * 86_400,
     )  # fmt: skip
-    pace: Literal["in-step", "on-arrival"] = setting(
-        "in-step",
-        "rounds wait for the sites that were asked; or, in modes none and paper, a reply counts "
-        "when it comes",
+    aggregation: Literal["sync", "async"] = setting(
+        "sync",
+        "sync: rounds wait for the sites that were asked; async, in modes none and paper: a reply "
+        "counts when it comes",
     )
     preflight: Literal["stop", "leave-out", "off"] = setting(
         "stop",
@@ -366,10 +366,10 @@ class RunSettings(Settings):
             raise SettingsError(
                 f"min-sites: a quorum of {self.min_sites} cannot be met by sites = {self.sites}"
             )
-        if self.grace and self.pace != "in-step":
+        if self.grace and self.aggregation != "sync":
             raise SettingsError(
-                f"grace: has no meaning with pace {self.pace!r}, which waits for nobody; "
-                f"got {self.grace:g}"
+                f"grace: has no meaning with aggregation {self.aggregation!r}, which waits for no "
+                f"site; got {self.grace:g}"
             )
 
 

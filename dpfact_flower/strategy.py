@@ -73,7 +73,7 @@ class DPFact(TrainOnlyStrategy):
 
     def __init__(self, feature_shape: Sequence[int], **options: Unpack[CoordinatorOptions]) -> None:
         run = options.get("run") or RunSettings()
-        kind = OnArrival if run.pace == OnArrival.pace else Coordinator
+        kind = OnArrival if run.aggregation == OnArrival.aggregation else Coordinator
         self.coordinator = kind(feature_shape, **options)
         self._resumed = self.coordinator.finished_rounds
         self._sent: list[Message] = []

@@ -132,7 +132,7 @@ def patient_mode(
     """Patient mode with everything planned; proven for each patient."""
     patients = sum(site.tensor.n_patients for site in cohort.sites)
     privacy = PrivacySettings(epsilon=epsilon, delta=delta, patients=patients)
-    return run(cohort, SolverSettings(rank=rank, off=0.0), privacy, RunSettings(seed=seed))
+    return run(cohort, SolverSettings(rank=rank, relative_l21=0.0), privacy, RunSettings(seed=seed))
 
 
 def paper_solver(rank: int, **changes: Any) -> SolverSettings:
@@ -174,7 +174,7 @@ def naive(
     rng = np.random.default_rng(seed)
     rho = mu_for_epsilon(epsilon, delta) ** 2 / 2 / rounds
     noise = 0.0 if epsilon >= NO_NOISE else sigma_of(rho, 2 * bound)
-    solver = SolverSettings(rank=rank, tau=3, off=0.0)
+    solver = SolverSettings(rank=rank, tau=3, relative_l21=0.0)
     tensors = [site.tensor.scaled_to_unit_patients() for site in cohort.sites]
     anchors = initial_factors(cohort.sites[0].tensor.feature_shape, rank, seed)
     patients = [np.zeros((tensor.n_patients, rank), np.float32) for tensor in tensors]

@@ -100,7 +100,7 @@ def play(monkeypatch):
     def run(network: Network, *, resume=False, run_dir=None, durable=False, **settings) -> DPFact:
         for module in (arriving, collect, preflight, strategy):
             monkeypatch.setattr(module, "time", network)
-        changes = {"rounds": 10, "start": "random", "pace": "on-arrival", "job": "j"} | settings
+        changes = {"rounds": 10, "start": "random", "aggregation": "async", "job": "j"} | settings
         it = DPFact(
             SHAPE, solver=SolverSettings(rank=RANK), privacy=PrivacySettings(privacy="none"),
             run=RunSettings(**changes), run_dir=run_dir, resume=resume, durable=durable,
@@ -263,7 +263,7 @@ def test_who_was_left_out_does_not_stand_for_those_who_are_gone(play):
 
 def test_a_round_ends_a_grace_after_the_quorums_time_and_sites_are_told(play, tmp_path):
     network = Network({2: ("a", 10), 3: ("b", 12), 4: ("c", 8), 5: ("d", 100)})
-    it = play(network, pace="in-step", rounds=4, min_sites=2, grace=20.0, run_dir=tmp_path)
+    it = play(network, aggregation="sync", rounds=4, min_sites=2, grace=20.0, run_dir=tmp_path)
     assert network.lives[2] == [600.0, 30.0, 30.0, 30.0]
     assert network.lives[5] == [600.0, *[30.0, 15.0] * 3]  # once more half-way: it is there, silent
     assert 190 <= network.now <= 191
@@ -274,7 +274,7 @@ def test_a_round_ends_a_grace_after_the_quorums_time_and_sites_are_told(play, tm
 def test_if_the_quorum_is_missing_then_the_missing_are_asked_again_with_the_whole_time(play):
     sites = {2: ("a", 10), 3: ("b", 10), 4: ("c", 10), 5: ("d", 100)}
     network = Network(sites, {(4, 2): SILENT, (4, 3): SILENT})
-    it = play(network, pace="in-step", rounds=3, min_sites=3, grace=20.0)
+    it = play(network, aggregation="sync", rounds=3, min_sites=3, grace=20.0)
     assert network.lives[4] == [600.0, 30.0, 15.0, 600.0, 60.0]
     assert network.lives[5] == [600.0, 30.0, 15.0, 600.0, 60.0, 30.0]
     assert network.lives[2] == [600.0, 30.0, 60.0]
@@ -286,7 +286,7 @@ def test_if_the_quorum_is_missing_then_the_missing_are_asked_again_with_the_whol
 
 def test_what_later_rounds_build_on_and_a_run_without_grace_are_waited_for(play):
     network = Network({2: ("a", 10), 3: ("b", 100)})
-    it = play(network, pace="in-step", rounds=3)
+    it = play(network, aggregation="sync", rounds=3)
     assert {seconds for each in network.lives.values() for seconds in each} == {600.0}
     it.coordinator.run = RunSettings(grace=20.0)
     assert it.coordinator.seconds_for(3) == 30.0

@@ -25,7 +25,7 @@ from simulation.baselines import pooled
 pytestmark = pytest.mark.slow
 
 NONE = PrivacySettings(privacy="none")
-DEMO = SolverSettings(rank=12, off=0.3, mu_from_round=21)
+DEMO = SolverSettings(rank=12, relative_l21=0.3, mu_from_round=21)
 
 
 def learn(cohort: Cohort, solver: SolverSettings, *, rounds: int, seed: int):
@@ -89,7 +89,9 @@ def test_long_lists_of_three_modes_do_not_collapse(solver):
     whole = replace(
         cohort, sites=(SiteData("all", pooled(cohort), cohort.vocabularies),), truth=None
     )
-    alone, _ = learn(whole, SolverSettings(rank=3, pull=0.0, off=0.0), rounds=40, seed=0)
+    alone, _ = learn(
+        whole, SolverSettings(rank=3, relative_elastic=0.0, relative_l21=0.0), rounds=40, seed=0
+    )
     assert explained(learned) > 0.9 * explained(alone) > 0.01
 
 
@@ -114,8 +116,9 @@ def test_patient_mode_finds_planted_phenotypes_at_epsilon_4(data_seed, tmp_path)
     """The whole run, its own noise at every site; a phenotype of one site is off at the others."""
     cohort = synthetic(preset("demo", seed=data_seed))
     cohort.save(tmp_path)
-    out = federate({"data": str(tmp_path), "out": str(tmp_path / "run"), "rank": 12, "off": 0.1,
-                    "epsilon": 4.0, "noise-seed": 5, "mu-from-round": 21})  # fmt: skip
+    out = federate({"data": str(tmp_path), "out": str(tmp_path / "run"), "rank": 12,
+                    "relative-l21": 0.1, "epsilon": 4.0, "noise-seed": 5,
+                    "mu-from-round": 21})  # fmt: skip
     factors, norms = read_model(out)[0], np.array(read_json(out / PHENOTYPES)["usage"]["norms"])
     assert factor_match_score(factors, cohort.truth.factors) > 0.9
     match = match_columns(factors, cohort.truth.factors)
@@ -126,8 +129,10 @@ def test_patient_mode_finds_planted_phenotypes_at_epsilon_4(data_seed, tmp_path)
         np.testing.assert_array_equal(used, usage[:, phenotype])
 
 
-@pytest.mark.parametrize("pace", ["in-step", "on-arrival"])
-def test_long_lists_start_from_their_frequent_codes_whatever_runs_it(tmp_path, monkeypatch, pace):
+@pytest.mark.parametrize("aggregation", ["sync", "async"])
+def test_long_lists_start_from_their_frequent_codes_whatever_runs_it(
+    tmp_path, monkeypatch, aggregation
+):
     monkeypatch.setattr(codes, "_MOST_PAIRED", 49)
     monkeypatch.setattr(codes, "_FREQUENT", 44)
     cohort = synthetic(
@@ -135,7 +140,7 @@ def test_long_lists_start_from_their_frequent_codes_whatever_runs_it(tmp_path, m
     )
     cohort.save(tmp_path / "data")
     out = federate({"data": str(tmp_path / "data"), "out": str(tmp_path / "run"), "rank": 4,
-                    "rounds": 5, "privacy": "none", "pace": pace})  # fmt: skip
+                    "rounds": 5, "privacy": "none", "aggregation": aggregation})  # fmt: skip
     factors = read_model(out)[0]
     assert [len(factor) for factor in factors] == [20, 30]
     assert factor_match_score(factors, cohort.truth.factors) > 0.9
@@ -200,7 +205,8 @@ def test_a_run_folder_is_complete_and_holds_no_patient(cohort_folder, tmp_path):
 
 def test_a_config_written_by_a_run_repeats_it(cohort_folder, tmp_path):
     out = federate({"data": str(cohort_folder), "out": str(tmp_path / "r"), "rank": 4,
-                    "rounds": 3, "privacy": "none", "seed": 9, "mu": 0.1, "off": 0.0})  # fmt: skip
+                    "rounds": 3, "privacy": "none", "seed": 9, "mu": 0.1,
+                    "relative-l21": 0.0})  # fmt: skip
     config = tomllib.loads((out / "config.toml").read_text())["run-config"]
     again = federate({**config, "out": str(tmp_path / "again")})
     for one, other in zip(read_model(out)[0], read_model(again)[0], strict=True):

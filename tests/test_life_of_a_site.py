@@ -25,7 +25,7 @@ from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 from tests.conftest import make_cohort
 from tests.crash import failing_at
 
-SOLVER = SolverSettings(rank=3, off=0.2)
+SOLVER = SolverSettings(rank=3, relative_l21=0.2)
 PRIVACY = {
     "patient": PrivacySettings(epsilon=0.1, start_share=0.7, refine_rounds=1, codes="6x8"),
     "none": PrivacySettings(privacy="none"),

@@ -37,7 +37,7 @@ def hospital(cohort_folder, tmp_path, site: str, **changes) -> dict:
 def run_of(cohort, folder, **run) -> DPFact:
     return DPFact(
         cohort.sites[0].tensor.feature_shape,
-        solver=SolverSettings(rank=4, off=0.0),
+        solver=SolverSettings(rank=4, relative_l21=0.0),
         privacy=PrivacySettings(epsilon=4.0, refine_rounds=1, patients=95),
         run=RunSettings(**{"sites": 3, "min_sites": 2, **run}),
         vocabulary=joint_digest(cohort.vocabularies),

@@ -24,7 +24,7 @@ from dpfact_flower.settings import (
 
 CLASSES = (SolverSettings, PrivacySettings, RunSettings, AppSettings, SiteSettings)
 BASE = {
-    "mu": {"off": 0.0},
+    "mu": {"relative_l21": 0.0},
     # What a field needs of the others before it can take every value of its own.
     "clip": {"solver": "psgd"},
     "eta": {"gamma": 0.0},

@@ -185,8 +185,8 @@ STARTS: dict[str, Callable[[int, float, np.random.Generator], NDArray[np.float64
 def hostile_transcript(target: AuditTarget, trial: int, rng: np.random.Generator) -> Transcript:
     """Factors, selection and released start of a trial; successive trials go through all kinds.
 
-    Every second trial has a ridge (the settings' own `off`, or 1 where they have none): a server
-    may ask for one whatever the site's user has set.
+    Every second trial has a ridge (the settings' own `relative_l21`, or 1 where they have none): a
+    server may ask for one whatever the site's user has set.
     """
     make = list(FACTORS.values())[trial // 2 % len(FACTORS)]
     start = list(STARTS.values())[(trial // 2 + trial // (2 * len(STARTS))) % len(STARTS)]
@@ -196,7 +196,7 @@ def hostile_transcript(target: AuditTarget, trial: int, rng: np.random.Generator
         tuple(np.clip(factor, -1e6, 1e6).astype(np.float32) for factor in factors),
         random_selection(target, rng),
         {planned.round: as_release(start(planned.count, planned.sigma, rng))},
-        off=(target.solver.off or 1.0) if trial % 2 else 0.0,
+        relative_l21=(target.solver.relative_l21 or 1.0) if trial % 2 else 0.0,
     )
 
 

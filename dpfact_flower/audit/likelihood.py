@@ -149,7 +149,7 @@ def _game(target: AuditTarget, rng: np.random.Generator) -> _Game:
         for v in target.site.vocabularies
     )
     shell = site_of("tiny", vocabularies, random_patients((_CODES,) * modes, _PATIENTS, rng))
-    tiny = AuditTarget.of(shell, replace(target.solver, rank=_RANK, off=0.0), privacy)
+    tiny = AuditTarget.of(shell, replace(target.solver, rank=_RANK, relative_l21=0.0), privacy)
     mu = math.sqrt(sum((tiny.sensitivity(r) / r.sigma) ** 2 for r in tiny.plan.releases))
     number = min(_LARGEST_GROUP, max(1, math.ceil(_SEPARATION / mu)))
     # The codes of phenotype 1 in `_transcript`, and no other.

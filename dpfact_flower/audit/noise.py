@@ -100,7 +100,7 @@ def _sample(
         _plain_factors(target, rng),
         random_selection(target, rng),
         {number: as_release(values) for number, values in told.items()},
-        off=0.0,  # a ridge does not affect the noise, and costs time over thousands of rounds
+        relative_l21=0.0,  # a ridge does not affect the noise, and costs time over many rounds
     )
     jobs = max(2, math.ceil(values / planned.count / len(_STREAMS)))
     streams: dict[str, list[Floats]] = {stream: [] for stream in _STREAMS}

@@ -81,14 +81,16 @@ class AuditTarget:
         selection: Selection = (),
         releases: Mapping[int, Release] | None = None,
         *,
-        off: float | None = None,
+        relative_l21: float | None = None,
     ) -> Transcript:
         """What a server says if it sends these factors in every round that has any.
 
         `selection` holds the codes that were kept, `releases` what the site is told that it
-        released in a round; `off` takes the place of the settings' own.
+        released in a round; `relative_l21` takes the place of the settings' own.
         """
-        solver = self.solver if off is None else replace(self.solver, off=off)
+        solver = self.solver
+        if relative_l21 is not None:
+            solver = replace(solver, relative_l21=relative_l21)
         requests = {}
         for number in range(1, self.plan.rounds + 1):
             planned = self.plan.release_of(number)

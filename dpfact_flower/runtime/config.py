@@ -45,7 +45,7 @@ class RunConfig(NamedTuple):
             PrivacySettings.from_config(config),
         )
         checked.privacy.check_solver(checked.solver)
-        settled = checked.privacy.settled(checked.solver)
+        settled = checked.privacy.resolved(checked.solver)
         solvers.find(settled.solver).check(settled)
         return checked
 

@@ -74,7 +74,7 @@ class Coordinator:
     checkpoint to continue from, or that it is damaged, unfinished or from another run.
     """
 
-    pace: ClassVar[str] = "in-step"
+    aggregation: ClassVar[str] = "sync"
     """Of the runs that this class is for."""
     _copies_of_each_site: ClassVar[int] = 0
     """On the disk, of factors, beside those of the run."""
@@ -96,13 +96,13 @@ class Coordinator:
         if min(self._feature_shape, default=0) < 1:
             raise SettingsError(f"feature shape: need positive sizes, got {tuple(feature_shape)}")
         self.run = run or RunSettings()
-        if self.run.pace != self.pace:
+        if self.run.aggregation != self.aggregation:
             raise SettingsError(
-                f"pace: {self.run.pace!r} needs the strategy dpfact_flower.DPFact; Flower's older "
-                f"strategies work {self.pace!r}"
+                f"aggregation: {self.run.aggregation!r} needs the strategy dpfact_flower.DPFact; "
+                f"Flower's older strategies are {self.aggregation!r}"
             )
         privacy = privacy or PrivacySettings()
-        self.solver = privacy.settled(solver or SolverSettings())
+        self.solver = privacy.resolved(solver or SolverSettings())
         self.rule = rule_for(self._feature_shape, self.solver, privacy, self.run, rule)
         self.rule.check_sites(max(self.run.sites, self.run.min_sites))
         self.privacy = self.rule.privacy
@@ -308,7 +308,7 @@ class Coordinator:
             "rule": self.rule.name,
             "seed": self.run.seed,
             "rounds": self.rounds,
-            "pace": self.run.pace,
+            "aggregation": self.run.aggregation,
             "elastic-step": self.run.elastic_step,
             "shrink": self.run.shrink,
             "start": self.run.start,

@@ -58,11 +58,11 @@ class ElasticRule:
         if type(self).update is not ElasticRule.update:  # it expects factors in every round
             if run.start == "cooccurrence":
                 raise SettingsError("start: a rule with an update of its own starts at random")
-            if run.pace == "on-arrival" and type(self).arrive is ElasticRule.arrive:
-                raise SettingsError("pace: a rule with an update of its own works in step")
+            if run.aggregation == "async" and type(self).arrive is ElasticRule.arrive:
+                raise SettingsError("aggregation: a rule with an update of its own works in step")
             self._started = True
         self._usage: dict[str, Floats] = {}
-        self._solver = privacy.settled(solver)
+        self._solver = privacy.resolved(solver)
         self._run = run
 
     @property
@@ -204,7 +204,7 @@ class ElasticRule:
             return np.full((len(sites), self._solver.rank), 1 / len(sites))
         unknown = np.mean(list(self._usage.values()), axis=0)  # joined after the start
         usage = np.array([self._usage.get(site, unknown) for site in sites])
-        applied = self._solver.pull * solvers.find(self._solver.solver).pull
+        applied = self._solver.relative_elastic * solvers.find(self._solver.solver).pull
         pull = max(applied, _TINY)
         weights = usage + pull * usage.mean(axis=1, keepdims=True) + _TINY
         return np.asarray(weights / weights.sum(axis=0))

@@ -91,7 +91,7 @@ class OnArrival(Coordinator):
     name is known.
     """
 
-    pace: ClassVar[str] = "on-arrival"
+    aggregation: ClassVar[str] = "async"
     _copies_of_each_site: ClassVar[int] = 4  # last reply and question, in two checkpoints
 
     def __init__(self, feature_shape: Sequence[int], **options: Unpack[CoordinatorOptions]) -> None:

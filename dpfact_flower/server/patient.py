@@ -30,7 +30,7 @@ from dpfact_flower.wire.protocol import SiteReply
 
 _logger = logging.getLogger(__name__)
 _REFINE_PULL = 0.05
-"""Of a site's `pull`: what all sites say together needs less holding than what one site does."""
+"""Of a site's `relative_elastic`: what all sites say together needs less holding than one."""
 
 
 class PatientRule:
@@ -131,7 +131,8 @@ class PatientRule:
         average = self._memory.averaged(planned.mode, sites, _released(replies), planned.sigma)
         refined = refine_factor(
             list(average.values), self._learned, planned.mode, sigma=average.sigma,
-            shrink=self._run.shrink, tau=self._solver.tau, pull=_REFINE_PULL * self._solver.pull,
+            shrink=self._run.shrink, tau=self._solver.tau,
+            pull=_REFINE_PULL * self._solver.relative_elastic,
         )  # fmt: skip
         self._learn(refined)
 

@@ -29,11 +29,11 @@ def rule_for(
 ) -> ServerRule:
     """The rule of a run: the given one, the one that the run names, or that of its privacy mode."""
     privacy.check_solver(solver)
-    solvers.find(solver.solver).check(privacy.settled(solver))
-    if run.pace == "on-arrival" and privacy.privacy == "patient":
+    solvers.find(solver.solver).check(privacy.resolved(solver))
+    if run.aggregation == "async" and privacy.privacy == "patient":
         raise SettingsError(
-            "pace: 'on-arrival' is for modes none and paper; patient mode's rounds build on each "
-            "other: work 'in-step', and set grace if slow sites hold up the others"
+            "aggregation: 'async' is for modes none and paper; patient mode's rounds build on each "
+            "other: use 'sync', and set grace if slow sites hold up the others"
         )
-    make = make or server_rules.find(run.rule or privacy.own_rule)
+    make = make or server_rules.find(run.rule or privacy.default_rule)
     return make(feature_shape, solver, privacy, run)

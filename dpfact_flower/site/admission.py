@@ -220,7 +220,7 @@ def check_allowed(request: RoundRequest, settings: SiteSettings) -> None:
     ):
         if size > most:
             raise MessageError(f"{name}: the run asks for {size}, this site's limit is {most}")
-    solver = request.privacy.settled(request.solver)
+    solver = request.privacy.resolved(request.solver)
     solvers.find(solver.solver).check(solver)  # one that this site has code for
     # A folder in the place of SQLite's journal would shut the ledger for good.
     if request.job.lower().startswith(LEDGER):

@@ -157,7 +157,7 @@ def starting_state(
     """
     if state is None:
         return initial_state(tensor, request, rng)
-    if request.privacy.settled(request.solver).is_relative:
+    if request.privacy.resolved(request.solver).is_relative:
         return replace(state, factors=(state.factors[0], *request.anchors))
     return state
 
@@ -172,7 +172,7 @@ def initial_state(
     model explains, it is the scale that explains most; and once the global factors have learned
     something, patients are fitted to them.
     """
-    relative = request.privacy.settled(request.solver).is_relative
+    relative = request.privacy.resolved(request.solver).is_relative
     if relative and request.round > 1:
         fitted = fitted_patients(tensor, request.anchors, nonnegative=request.solver.nonnegative)
         return SiteState(0, (fitted, *request.anchors), request.solver.eta)

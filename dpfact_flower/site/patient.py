@@ -166,15 +166,15 @@ def ridge_of(request: RoundRequest, own_start: Release | None, sigma: float) -> 
     """l2,1 weight on a patient's factor, phenotype by phenotype, from released values alone.
 
     The l2,1 norm of A is majorised by ``sum_r mu / n_r |A_r|^2 / 2`` with n_r the norm of column r;
-    that of the site's own released start stands for it. `off` is relative: a phenotype used as much
-    as the average has ridge `off`, one that the noise could have made is off.
+    that of the site's own released start stands for it. `relative_l21` is relative: a
+    phenotype used as much as the average has that ridge, one that the noise could have made is off.
     """
     rank = request.solver.rank
-    off = request.solver.off
-    if off == 0 or own_start is None:
+    weight = request.solver.relative_l21
+    if weight == 0 or own_start is None:
         return np.zeros(rank)
     usage, spread = usage_of(own_start.arrays[0], request.anchors, sigma)
     norms = np.sqrt(np.maximum(usage, 0))
     average = float(np.sqrt(np.mean(np.maximum(usage, 0))))
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(usage > spread, off * average / norms, np.inf)
+        return np.where(usage > spread, weight * average / norms, np.inf)

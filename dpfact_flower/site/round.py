@@ -122,12 +122,12 @@ def localised(request: RoundRequest, settings: SiteSettings) -> RoundRequest:
     """The request with what a site decides for itself: its l2,1 weight."""
     if settings.site_mu < 0:
         return request
-    # off = 0, or the run's relative weight would take the place of the site's own.
-    return replace(request, solver=replace(request.solver, mu=settings.site_mu, off=0.0))
+    # relative_l21 = 0, or the run's relative weight would take the place of the site's own.
+    return replace(request, solver=replace(request.solver, mu=settings.site_mu, relative_l21=0.0))
 
 
 def local_settings(request: RoundRequest, start: Factors) -> SolverSettings:
-    """Solver settings as they hold at this site in this round: `off` and `mu_from_round`.
+    """Solver settings as they hold at this site in this round: `relative_l21` and `mu_from_round`.
 
     Parameters
     ----------
@@ -135,10 +135,12 @@ def local_settings(request: RoundRequest, start: Factors) -> SolverSettings:
     start : tuple of N ndarrays of float32, each (I_n, R)
         What the solver starts from, patients first.
     """
-    solver = request.privacy.settled(request.solver)
-    if solvers.find(solver.solver).relative_l21 and solver.off > 0:
+    solver = request.privacy.resolved(request.solver)
+    if solvers.find(solver.solver).relative_l21 and solver.relative_l21 > 0:
         # Features being of norm 1, the curvature is the average column's squared length.
-        solver = replace(solver, mu=solver.off * math.sqrt(curvature(start)), off=0.0)
+        solver = replace(
+            solver, mu=solver.relative_l21 * math.sqrt(curvature(start)), relative_l21=0.0
+        )
     if solver.mu and request.round < (solver.mu_from_round or request.rounds // 2 + 1):
         solver = replace(solver, mu=0.0)
     return solver

@@ -20,8 +20,8 @@ from dpfact_flower.solver.psgd import psgd
 from dpfact_flower.tensor import Factors, SparseTensor
 
 _SGD_PULL = 0.3
-"""What psgd applies of `pull`. A pass goes a part of the way that an exact update goes, so all
-of it would hold psgd back more. Found on the synthetic demo and on half of the eICU demo."""
+"""What psgd applies of `relative_elastic`. A pass goes a part of the way that an exact update goes,
+so all of it would hold psgd back more. Found on the synthetic demo and on half of the eICU demo."""
 
 
 class Compute(Protocol):
@@ -53,7 +53,7 @@ class Solver:
         Whether it takes a step of eta at every visit of a cell. Then the elastic weight acts at
         every visit of a row, and eq. (global) gives the server's step.
     relative_l21 : bool
-        Whether `off` gives its l2,1 weight, in place of `mu`.
+        Whether `relative_l21` gives its l2,1 weight, in place of `mu`.
     clips : bool
         Whether `clip` bounds an entry's gradient per factor: paper mode's claim rests on it.
     pull : float
@@ -87,10 +87,10 @@ class Solver:
                 f"eta * gamma must be below 1 for the elastic step to be stable; got "
                 f"{settings.eta:g} * {settings.gamma:g} = {settings.eta * settings.gamma:g}"
             )
-        if self.relative_l21 and settings.mu > 0 and settings.off > 0:
+        if self.relative_l21 and settings.mu > 0 and settings.relative_l21 > 0:
             raise SettingsError(
-                f"mu: with solver {name!r}, off = {settings.off:g} replaces it; set one of them to "
-                "0"
+                f"mu: with solver {name!r}, relative-l21 = {settings.relative_l21:g} replaces it; "
+                "set one of them to 0"
             )
         if settings.clip > 0 and not self.clips:
             raise SettingsError(f"clip bounds psgd's gradients; solver is {name!r}")
@@ -99,7 +99,7 @@ class Solver:
     def elastic_weight(
         self, tensor: SparseTensor, factors: Factors, settings: SolverSettings
     ) -> float:
-        """Gamma of eq. (norm): as given, or `pull` times how steeply the loss rises.
+        """Gamma of eq. (norm): as given, or `relative_elastic` times how steeply the loss rises.
 
         A solver that takes steps applies its weight at every visit of a row, so the weight is
         divided by the visits that an average row gets; and eta * gamma stays at 1/2 or below.
@@ -107,7 +107,7 @@ class Solver:
         if not settings.is_relative:
             return settings.gamma
         loss = losses.find(settings.loss)
-        share = settings.pull * self.pull
+        share = settings.relative_elastic * self.pull
         if not loss.is_squared:
             weight = share * _steepness(loss, tensor, factors)
         else:

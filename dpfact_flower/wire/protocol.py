@@ -161,7 +161,7 @@ class RoundRequest:
     @property
     def rule_name(self) -> str:
         """Name of the rule, that of the mode's own where none is given."""
-        return self.rule or self.privacy.own_rule
+        return self.rule or self.privacy.default_rule
 
     @cached_property
     def terms(self) -> str:

@@ -48,7 +48,7 @@ STOPS = (5.0, 40.0, 100.0)
 ROUND_TIMEOUT, WAIT_TIMEOUT = 150.0, 120.0
 SETTINGS: dict[str, dict[str, object]] = {
     "patient": {"privacy": "patient", "epsilon": 4.0, "delta": 1e-5, "refine-rounds": 0,
-                "patients": 95, "codes": "6x8", "rank": 4, "off": 0.0},
+                "patients": 95, "codes": "6x8", "rank": 4, "relative-l21": 0.0},
     "none": {"privacy": "none", "rounds": 3, "rank": 4, "tau": 2},
 }  # fmt: skip
 SEED = 5

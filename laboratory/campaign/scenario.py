@@ -126,7 +126,7 @@ class _World:
             with self._disk():
                 self.run = DPFact(
                     self.cohort.sites[0].tensor.feature_shape,
-                    solver=SolverSettings(rank=4, off=0.0),
+                    solver=SolverSettings(rank=4, relative_l21=0.0),
                     privacy=PRIVACY[self.scenario.mode],
                     run=RunSettings(
                         rounds=4, sites=3, min_sites=2, job="campaign", round_timeout=600.0,

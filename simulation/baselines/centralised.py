@@ -25,7 +25,7 @@ def centralised(
     ----------
     cohort : Cohort
     solver : SolverSettings
-        Its gamma, pull, mu and off are set to 0: there is nobody to agree with.
+        Its gamma, relative_elastic, mu and relative_l21 are set to 0: no other site to agree with.
     rounds : int
     seed : int
         The public seed of DPFact's start, and of the visiting order.
@@ -35,7 +35,7 @@ def centralised(
     Snapshot
         After each round.
     """
-    alone = replace(solver, gamma=0.0, pull=0.0, mu=0.0, off=0.0)
+    alone = replace(solver, gamma=0.0, relative_elastic=0.0, mu=0.0, relative_l21=0.0)
     tensor, tensors = scaled(pooled(cohort), alone), site_tensors(cohort, alone)
     model = joined(start(cohort, alone, seed))
     rng = np.random.default_rng([seed, 0])

@@ -55,7 +55,7 @@ class Job:
         Repetitions of the prediction of death; 0 leaves it out.
     epsilon, delta : float
         Of systems with noise, else 0.
-    off : float
+    relative_l21 : float
         Relative l2,1 weight of the exact solver, where it is varied; -1 leaves the system's own.
     tables : bool
         Whether phenotypes are described.
@@ -71,7 +71,7 @@ class Job:
     splits: int = 0
     epsilon: float = 0.0
     delta: float = 0.0
-    off: float = -1.0
+    relative_l21: float = -1.0
     tables: bool = False
     sites: int = 0
 

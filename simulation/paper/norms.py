@@ -23,7 +23,7 @@ _SHOWN = 4
 def jobs(plan: Plan) -> list[Job]:
     """One fit per weight, on the first data set of the prediction."""
     return [
-        Job(data.name, "exact", data.rank, _ROUNDS, off=weight, tables=True)
+        Job(data.name, "exact", data.rank, _ROUNDS, relative_l21=weight, tables=True)
         for data in plan.sets(plan.prediction[:1])
         for weight in plan.weights
     ]
@@ -32,10 +32,10 @@ def jobs(plan: Plan) -> list[Job]:
 def section(plan: Plan, results: Results) -> Section:
     """Column norms, what is switched off, and whether it is what a site lacks."""
     done = [job for job in jobs(plan) if job in results]
-    found = [(job.off, results[job].values) for job in done]
+    found = [(job.relative_l21, results[job].values) for job in done]
     parts: list[Any] = [
-        "`off` is the l2,1 weight relative to a site's own model, `mu` over the length of an "
-        "average column of its patients' factor, so that one number means the same at sites of "
+        "`relative-l21` is the l2,1 weight relative to a site's own model, `mu` over the length of "
+        "an average column of its patients' factor, so that one number means the same at sites of "
         f"any size; it acts from half of the {_ROUNDS} "
         "rounds on. The paper chose one mu by hand for every unit. A column is off where it is "
         "exactly zero.",
@@ -45,14 +45,18 @@ def section(plan: Plan, results: Results) -> Section:
         parts += [
             ("norms", "Column norms of every site's patient factor against mu", _figure(found)),
             f"Phenotypes of {rank} that are switched off:",
-            Table("norms", [_row(*one) for one in found], {"off": 1, "FMS planted": 2}),
+            Table("norms", [_row(*one) for one in found], {"relative-l21": 1, "FMS planted": 2}),
         ]
         planted = [row for job in done for row in _planted(job, results[job])]
         if planted:
             parts += [
                 "Planted phenotypes that exist at one site alone, and the norms of the matching "
                 "column at every site; *cosine* is of the shared factors with the planted ones:",
-                Table("norms_planted", planted, {"off": 1, "cosine": 2, **dict.fromkeys(sites, 1)}),
+                Table(
+                    "norms_planted",
+                    planted,
+                    {"relative-l21": 1, "cosine": 2, **dict.fromkeys(sites, 1)},
+                ),
             ]
     return Section("Column norms against mu", parts, _verdicts(found))
 
@@ -64,7 +68,7 @@ def _figure(found: list[tuple[float, dict[str, Any]]]) -> Figure:
     for number, (site, ax) in enumerate(zip(sites, axes, strict=True)):
         for weight, values in found:
             norms = np.sort(values["norms"][number])[::-1]
-            ax.plot(np.arange(1, len(norms) + 1), norms, lw=1.2, label=f"off = {weight:g}")
+            ax.plot(np.arange(1, len(norms) + 1), norms, lw=1.2, label=f"relative-l21 = {weight:g}")
         ax.set(title=site, xlabel="phenotype, by norm", ylabel="norm of its column")
     legend(figure, axes)
     return figure
@@ -72,7 +76,7 @@ def _figure(found: list[tuple[float, dict[str, Any]]]) -> Figure:
 
 def _row(weight: float, values: dict[str, Any]) -> dict[str, Any]:
     return {
-        "off": weight,
+        "relative-l21": weight,
         **{
             f"off at {site}": int(sum(norm == 0 for norm in norms))
             for site, norms in zip(values["sites"], values["norms"], strict=True)
@@ -90,7 +94,7 @@ def _verdicts(found: list[tuple[float, dict[str, Any]]]) -> list[Verdict]:
         return int((off.any(axis=0) & ~off.all(axis=0)).sum())
 
     counts = {weight: unshared(values) for weight, values in found}
-    text = ", ".join(f"{count} at off = {weight:g}" for weight, count in counts.items())
+    text = ", ".join(f"{count} at relative-l21 = {weight:g}" for weight, count in counts.items())
     return [
         Verdict(
             "With the l2,1 term, sites switch phenotypes off that others keep",
@@ -116,7 +120,7 @@ def _planted(job: Job, result: Result) -> list[dict[str, Any]]:
         by_site = norms[:, match.estimate[position]].tolist()
         rows.append(
             {
-                "off": job.off,
+                "relative-l21": job.relative_l21,
                 "phenotype": int(phenotype) + 1,
                 "at": result.values["sites"][own],
                 "cosine": float(match.cosines[position]),

@@ -30,7 +30,7 @@ class Plan:
     epsilons : tuple of float
         Of the figure of factor match scores.
     weights : tuple of float
-        Relative l2,1 weights `off` of the figure of column norms.
+        Relative l2,1 weights `relative-l21` of the figure of column norms.
     convergence, prediction, epsilon, phenotypes : tuple of str
         Data sets of each experiment; the first of `prediction` is that of the column norms.
     """

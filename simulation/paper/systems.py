@@ -117,13 +117,15 @@ def described() -> str:
     own, noisy = _psgd(_ANY), paper_solver(_ANY.rank)
     share = inspect.signature(trip).parameters["share"].default
     return (
-        f"P-SGD: eta {own.eta:g}, pull {own.pull:g}, {own.tau} passes a round, zeros sampled, "
-        f"l2,1 weight {_MU:g}, the server's step 1 / T. With the paper's noise, which grows with "
+        f"P-SGD: eta {own.eta:g}, relative-elastic {own.relative_elastic:g}, {own.tau} passes a "
+        f"round, zeros sampled, l2,1 weight {_MU:g}, the server's step 1 / T. With "
+        "the paper's noise, which grows with "
         f"eta, passes and clip: eta {noisy.eta:g}, gamma {noisy.gamma:g}, {noisy.tau} passes, "
         f"gradients clipped to {noisy.clip:g}, the best of a search on the demo's data at epsilon "
         f"8; small steps are eta {_SMALL_STEP:g}, {own.tau} passes, clipped to 1. "
-        f"The exact solver: one iteration a round, pull {SolverSettings().pull:g}, `off` {_OFF:g} "
-        f"from half of the rounds on. TRIP: omega {share:g} of a phenotype's average share of the "
+        f"The exact solver: one iteration a round, relative-elastic "
+        f"{SolverSettings().relative_elastic:g}, `relative-l21` {_OFF:g} from half of the rounds "
+        f"on. TRIP: omega {share:g} of a phenotype's average share of the "
         "data, the best of four on the synthetic EHR. CP-ALS: pyttb's defaults. Patient mode: "
         "everything planned from epsilon, delta and public sizes. *As published*: the paper's "
         "eta, gamma and passes, on non-zeros alone, signs free. The paper's mu are thresholds for "
@@ -140,10 +142,10 @@ def _psgd(job: Job, **changes: Any) -> SolverSettings:
 
 
 def _exact(job: Job, **changes: Any) -> SolverSettings:
-    usual = changes.pop("off", 0.0)
-    off = job.off if job.off >= 0 else usual
+    usual = changes.pop("relative_l21", 0.0)
+    off = job.relative_l21 if job.relative_l21 >= 0 else usual
     return SolverSettings(
-        rank=job.rank, off=off, mu_from_round=job.rounds // 2 + 1 if off else 1, **changes
+        rank=job.rank, relative_l21=off, mu_from_round=job.rounds // 2 + 1 if off else 1, **changes
     )
 
 
@@ -151,7 +153,7 @@ def _dpfact(
     job: Job, cohort: Cohort, solver: SolverSettings, privacy: PrivacySettings = NONE
 ) -> Iterator[Snapshot]:
     """The package's own sites and server."""
-    step = 0.0 if privacy.settled(solver).is_relative else 1 / len(cohort.sites)
+    step = 0.0 if privacy.resolved(solver).is_relative else 1 / len(cohort.sites)
     run = RunSettings(rounds=job.rounds, seed=job.seed, elastic_step=step)
     return play(coordinate(cohort, solver, privacy, run), cohort)
 
@@ -178,7 +180,7 @@ def _patient(job: Job, cohort: Cohort) -> Iterator[Snapshot]:
     sizes = [len(vocabulary) for vocabulary in cohort.vocabularies]
     privacy = _noisy(job, patients=patients, codes=_KEPT if sum(sizes) > _WIDE else "")
     coordinator = coordinate(
-        cohort, SolverSettings(rank=job.rank, off=0.0), privacy, RunSettings(seed=job.seed)
+        cohort, SolverSettings(rank=job.rank, relative_l21=0.0), privacy, RunSettings(seed=job.seed)
     )
     for snapshot in play(coordinator, cohort):
         if not coordinator.selection:
@@ -237,7 +239,7 @@ def _trip(job: Job, cohort: Cohort) -> Iterator[Snapshot]:
 
 def _published(job: Job, cohort: Cohort) -> Iterator[Snapshot]:
     """The paper's step, elastic weight, passes and cells; no noise, and no l2,1."""
-    solver = _psgd(job, eta=1e-2, gamma=5.0, zeros="none", nonnegative=False, pull=0.0)
+    solver = _psgd(job, eta=1e-2, gamma=5.0, zeros="none", nonnegative=False, relative_elastic=0.0)
     run = RunSettings(rounds=job.rounds, seed=job.seed, start="random")
     return play(coordinate(cohort, solver, NONE, run), cohort)
 
@@ -270,7 +272,9 @@ SYSTEMS: dict[str, System] = {
         "DPFact, the paper's noise, w/o l2,1", lambda job, c: _paper(job, c, 0.0), PAPER_NOISE
     ),
     "paper-small": System("DPFact, the paper's noise, small steps", _paper_small, PAPER_NOISE),
-    "exact": System("DPFact (exact) w/o DP", lambda job, c: _dpfact(job, c, _exact(job, off=_OFF))),
+    "exact": System(
+        "DPFact (exact) w/o DP", lambda job, c: _dpfact(job, c, _exact(job, relative_l21=_OFF))
+    ),
     "exact-no-l21": System(
         "DPFact (exact) w/o DP, w/o l2,1", lambda job, c: _dpfact(job, c, _exact(job))
     ),
@@ -305,7 +309,7 @@ def _traffic(job: Job) -> Result:
     patients = own.patients if job.system == "patient" else 40 * job.sites
     shares = ",".join(["1"] * job.sites)
     cohort = synthetic(replace(own, patients=patients, shares=shares, distinct=0, local=0.0))
-    solver, rounds = SolverSettings(rank=job.rank, off=0.0), 2
+    solver, rounds = SolverSettings(rank=job.rank, relative_l21=0.0), 2
     if job.system.startswith("trip"):
         meter: list[RoundRecord] = []
         lean = job.system == "trip-lean"

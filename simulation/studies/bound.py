@@ -46,8 +46,8 @@ from dpfact_flower.tensor import Factors, SparseTensor
 from dpfact_flower.tensor.cp import gram
 
 PAPER = SolverSettings(
-    rank=1, solver="psgd", scale="counts", zeros="none", gamma=0.0, pull=0.0, eta=0.01, clip=5.0,
-    nonnegative=False,
+    rank=1, solver="psgd", scale="counts", zeros="none", gamma=0.0, relative_elastic=0.0,
+    eta=0.01, clip=5.0, nonnegative=False,
 )  # fmt: skip
 """Algorithm 1 as published: the shuffled non-zeros, signs free; each finding changes the rest."""
 

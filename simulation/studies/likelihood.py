@@ -100,7 +100,9 @@ def federated(loss: str, rounds: int) -> Callable[[Cohort, int, int], Factors]:
 
     def learn(cohort: Cohort, rank: int, seed: int) -> Factors:
         scale = "patient" if loss == "squared" else "counts"
-        solver = SolverSettings(rank=rank, solver="psgd", loss=loss, scale=scale, tau=2, off=0.0)
+        solver = SolverSettings(
+            rank=rank, solver="psgd", loss=loss, scale=scale, tau=2, relative_l21=0.0
+        )
         given = RunSettings(rounds=rounds, seed=seed)
         return run(cohort, solver, PrivacySettings(privacy="none"), given)
 

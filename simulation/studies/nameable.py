@@ -91,7 +91,7 @@ def private(cohort: Cohort, rank: int, epsilon: float, seed: int, weighting: str
             "codes": "x".join(str(len(vocabulary)) for vocabulary in cohort.vocabularies),
         }
     )  # fmt: skip
-    return run(cohort, SolverSettings(rank=rank, off=0.0), privacy, RunSettings(seed=seed))
+    return run(cohort, SolverSettings(rank=rank, relative_l21=0.0), privacy, RunSettings(seed=seed))
 
 
 def line(label: str, models: Sequence[Factors], cohort: Cohort, tensor: SparseTensor) -> str:

@@ -5,7 +5,7 @@
 All numbers are of the shared factors alone, every patient refitted (non-negative where the factors
 are): the one measure that all systems have. Data are presets of the synthetic EHR, as NAME or
 NAME@SEED, or folders that ``dpfact data`` wrote. Both kinds of SGD make 40 passes. Psgd's share of
-`pull` was found on ``--half tune``.
+`relative-elastic` was found on ``--half tune``.
 """
 
 from __future__ import annotations

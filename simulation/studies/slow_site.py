@@ -70,7 +70,7 @@ def coordinator(
     cohort: Cohort, kind: type[Coordinator], rank: int, settings: dict[str, Any]
 ) -> Coordinator:
     """The server of a run without noise."""
-    run = RunSettings(pace=cast(Any, kind.pace), sites=len(cohort.sites), **settings)
+    run = RunSettings(aggregation=cast(Any, kind.aggregation), sites=len(cohort.sites), **settings)
     return kind(
         [len(vocabulary) for vocabulary in cohort.vocabularies],
         solver=SolverSettings(rank=rank), privacy=PrivacySettings(privacy="none"), run=run,

@@ -12,7 +12,7 @@ from dpfact_flower.audit import (
 from dpfact_flower.audit.run import guarded
 from dpfact_flower.settings import PrivacySettings, SolverSettings
 
-SOLVER = SolverSettings(rank=4, off=0.3)
+SOLVER = SolverSettings(rank=4, relative_l21=0.3)
 PRIVACY = PrivacySettings(start_share=0.8, refine_rounds=1)
 QUICK = {
     "sensitivity": (audit_sensitivity, {"trials": 16}),

@@ -133,12 +133,12 @@ def test_every_canary_is_a_patient_that_the_door_lets_in(name, counting_target, 
 
 def test_transcripts_go_through_all_kinds_and_pass_the_protocols_door(counting_target, rng):
     """Every second one has a ridge, also where the settings have none."""
-    solver = replace(counting_target.solver, off=0.0)
+    solver = replace(counting_target.solver, relative_l21=0.0)
     asked, seen = replace(counting_target, solver=solver), set()
     for trial in range(2 * len(FACTORS) * len(STARTS)):
         transcript = hostile_transcript(asked, trial, rng)
         request = transcript.requests[asked.plan.rounds]
-        assert request.solver.off == (1.0 if trial % 2 else 0.0)
+        assert request.solver.relative_l21 == (1.0 if trial % 2 else 0.0)
         largest = max(float(np.abs(factor).max()) for factor in transcript.anchors)
         negative = any(float(factor.min()) < 0 for factor in transcript.anchors)
         seen.add((largest > 9e5, largest == 0, negative))

@@ -68,7 +68,7 @@ def test_all_audits_of_a_cohort_at_full_length(cohort, tmp_path):
     told = []
     findings = audit(
         cohort,
-        SolverSettings(rank=4, off=0.3),
+        SolverSettings(rank=4, relative_l21=0.3),
         PrivacySettings(),
         site="site-2",
         state_dir=tmp_path,

@@ -31,7 +31,7 @@ from dpfact_flower.runtime.federate import federate
 from dpfact_flower.runtime.grid import InProcessGrid
 from dpfact_flower.runtime.serve import serve
 
-PUBLIC = {"rounds": 3, "rank": 4, "privacy": "none", "off": 0.0}
+PUBLIC = {"rounds": 3, "rank": 4, "privacy": "none", "relative-l21": 0.0}
 PAPER = {"rounds": 3, "rank": 4, "privacy": "paper", "solver": "psgd", "clip": 1.0, "eta": 1e-3,
          "epsilon": 1.2}  # fmt: skip
 FILES = ["summary.json", "phenotypes.json", "history.jsonl", "global_model.npz", "config.toml"]

@@ -14,7 +14,14 @@ from tests.patience import PATIENCE
 
 APP = Path(__file__).parents[2] / "simulation" / "dpfact-app"
 CONFIG = {"rounds": 3, "rank": 4, "seed": 5, "privacy": "none", "tau": 2}
-PATIENT = {"rank": 4, "seed": 5, "off": 0.0, "privacy": "patient", "epsilon": 4.0, "delta": 1e-5}
+PATIENT = {
+    "rank": 4,
+    "seed": 5,
+    "relative-l21": 0.0,
+    "privacy": "patient",
+    "epsilon": 4.0,
+    "delta": 1e-5,
+}
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from tests.runtime.deployment import (
 @pytest.mark.deployment
 def test_a_run_on_arrival_is_answered_and_charged_round_by_round(cohort, cohort_folder, tmp_path):
     out = tmp_path / "deployed"
-    config = {**CONFIG, **server_config(cohort, tmp_path), "pace": "on-arrival", "rounds": 2}
+    config = {**CONFIG, **server_config(cohort, tmp_path), "aggregation": "async", "rounds": 2}
     with ExitStack() as stack:
         superlink = stack.enter_context(local_superlink(tmp_path / "flwr", simulation=False))
         for site in cohort.sites:

@@ -37,7 +37,7 @@ pytestmark = [
 RUNS = {
     # epsilon is small, so that many jobs have room; each round has its release and its row.
     "patient": {
-        "solver": SolverSettings(rank=4, off=0.2),
+        "solver": SolverSettings(rank=4, relative_l21=0.2),
         "privacy": PrivacySettings(
             epsilon=0.01, start_share=0.7, refine_rounds=1, bound=0.1, codes="6x8"
         ),

@@ -30,8 +30,8 @@ from tests.runtime.deployment import APP, lines_of, server_config
 
 PATIENTS, CELLS = 800_000, 15
 """Of the site whose process is ended: reading them takes seconds and hundreds of megabytes."""
-CONFIG = {"rank": 4, "seed": 5, "off": 0.0, "privacy": "patient", "epsilon": 4.0, "delta": 1e-5,
-          "refine-rounds": 1, "min-sites": 1, "round-timeout": PATIENCE}  # fmt: skip
+CONFIG = {"rank": 4, "seed": 5, "relative-l21": 0.0, "privacy": "patient", "epsilon": 4.0,
+          "delta": 1e-5, "refine-rounds": 1, "min-sites": 1, "round-timeout": PATIENCE}  # fmt: skip
 SPARE = 200 * 2**20
 """Bytes beside what the executor and a process that reads nobody take."""
 

@@ -46,7 +46,7 @@ def test_simulation_gives_the_numbers_of_one_process(cohort_folder, tmp_path, ex
     config = {**CONFIG, "data": str(cohort_folder), "out": str(out)}
     with local_superlink(tmp_path / "flwr", simulation=True) as superlink:
         superlink.run(APP, config, federation_config="num-supernodes=3 client-resources-num-cpus=1")
-        arriving = {**config, "pace": "on-arrival", "out": str(tmp_path / "arriving")}
+        arriving = {**config, "aggregation": "async", "out": str(tmp_path / "arriving")}
         superlink.run(APP, arriving, federation_config=f"num-supernodes=3 {CPUS}")
         paper = {**arriving, **PAPER, "out": str(tmp_path / "paper")}
         superlink.run(APP, paper, federation_config=f"num-supernodes=3 {CPUS}")
@@ -66,7 +66,7 @@ def test_on_arrival_one_process_gives_the_numbers_of_a_run_in_step(
 ):
     """There all are equally fast: they are asked together, and answer together."""
     out = tmp_path / "arriving"
-    config = {**CONFIG, "pace": "on-arrival", "data": str(cohort_folder), "out": str(out)}
+    config = {**CONFIG, "aggregation": "async", "data": str(cohort_folder), "out": str(out)}
     assert_same(federate(config), expected)
     assert_arrived(out, rounds=CONFIG["rounds"])
     assert "used on arrival" in (out / "report.html").read_text()
@@ -100,7 +100,7 @@ def test_paper_mode_on_arrival_pays_as_planned_and_repeats_itself_with_seeded_no
     cohort_folder, tmp_path
 ):
     """Not the bits of a run in step: with a step of its own the way there matters."""
-    config = {**PAPER, "pace": "on-arrival", "job": "j", "data": str(cohort_folder)}
+    config = {**PAPER, "aggregation": "async", "job": "j", "data": str(cohort_folder)}
     outs = [federate({**config, "out": str(tmp_path / name)}) for name in ("one", "two")]
     assert_same(outs[1], read_model(outs[0])[0])
     for out in outs:

@@ -63,8 +63,8 @@ from tests.runtime.page import (
     page_users,
 )
 
-CONFIG = {"rank": 4, "seed": 5, "off": 0.0, "privacy": "patient", "epsilon": 4.0, "delta": 1e-5,
-          "refine-rounds": 1}  # fmt: skip
+CONFIG = {"rank": 4, "seed": 5, "relative-l21": 0.0, "privacy": "patient", "epsilon": 4.0,
+          "delta": 1e-5, "refine-rounds": 1}  # fmt: skip
 PLAIN = {"rounds": 3, "rank": 4, "seed": 5, "privacy": "none", "tau": 2}
 LISTENING = Path(__file__).with_name("listening")
 HOSTILE = Path(__file__).with_name("hostile_app")

@@ -402,7 +402,7 @@ def test_a_finished_run_is_replaced_whatever_its_modes(tmp_path, shape):
 ANOTHER_RUN = {
     "rank": ({"rank": 4}, "rank"),
     "eta": ({"eta": 1e-3}, "eta"),
-    "gamma and off": ({"gamma": 4.0, "off": 0.2}, "gamma, off"),
+    "gamma and l2,1": ({"gamma": 4.0, "relative_l21": 0.2}, "gamma, relative-l21"),
     "solver": ({"solver": "psgd"}, "solver"),
     "privacy": (
         {"privacy": "paper", "solver": "psgd", "clip": 1.0},

@@ -77,8 +77,8 @@ def test_larger_sites_count_for_more_afterwards(planted):
 
 
 def test_sites_count_by_the_weight_that_their_solver_applies(planted):
-    """Psgd's is three tenths of `pull`, and the server divides as its sites pull."""
-    same = make(solver="psgd", off=0.0), make(pull=0.3), make()
+    """Psgd's is three tenths of `relative_elastic`, and the server divides as its sites pull."""
+    same = make(solver="psgd", relative_l21=0.0), make(relative_elastic=0.3), make()
     names = [site.name for site in planted.sites]
     for server in same:
         begun(planted, server)

@@ -30,7 +30,7 @@ NOTHING = {"bytes_down": 0, "bytes_up": 0, "seconds": 0.0}
 
 def run_settings(**changes) -> RunSettings:
     return RunSettings(
-        **{"rounds": 5, "start": "random", "pace": "on-arrival", "job": "j"} | changes
+        **{"rounds": 5, "start": "random", "aggregation": "async", "job": "j"} | changes
     )
 
 
@@ -72,7 +72,7 @@ def play(it: OnArrival, seconds: dict[str, float]) -> float:
 
 
 def in_step(run, sites) -> Coordinator:
-    it = Coordinator(SHAPE, solver=SOLVER, privacy=NONE, run=replace(run, pace="in-step"))
+    it = Coordinator(SHAPE, solver=SOLVER, privacy=NONE, run=replace(run, aggregation="sync"))
     for number in range(1, run.rounds + 1):
         request = it.request(number)
         it.close_round(number, [reply(site, request) for site in sites], [], **NOTHING)
@@ -306,7 +306,8 @@ def test_the_room_that_is_asked_for_grows_by_what_is_kept_of_each_site(tmp_path,
     monkeypatch.setattr(coordinator, "reserved", note)
     for number, sites in enumerate((2, 3)):
         on_arrival(run_dir=tmp_path / f"{number}").begin(sites)
-        in_step = Coordinator(SHAPE, solver=SOLVER, privacy=NONE, run=run_settings(pace="in-step"),
+        run = run_settings(aggregation="sync")
+        in_step = Coordinator(SHAPE, solver=SOLVER, privacy=NONE, run=run,
                               run_dir=tmp_path / f"{number} in step")  # fmt: skip
         in_step.begin(sites)
     of_records = sizes[3] - sizes[1]
@@ -318,21 +319,25 @@ def test_the_room_that_is_asked_for_grows_by_what_is_kept_of_each_site(tmp_path,
 def test_a_checkpoint_of_another_pace_is_refused(tmp_path):
     it = on_arrival(run_dir=tmp_path)
     it.begin(1)
-    with pytest.raises(StateError, match="differ in pace"):
-        Coordinator(SHAPE, solver=SOLVER, privacy=NONE, run=run_settings(pace="in-step"),
+    with pytest.raises(StateError, match="differ in aggregation"):
+        Coordinator(SHAPE, solver=SOLVER, privacy=NONE, run=run_settings(aggregation="sync"),
                     run_dir=tmp_path, resume=True)  # fmt: skip
 
 
 def test_patient_mode_and_flowers_older_strategies_refuse_it_in_one_line():
     privacy = PrivacySettings(patients=1000)
-    with pytest.raises(SettingsError, match="pace: 'on-arrival' is for modes none and paper") as no:
-        OnArrival(SHAPE, solver=replace(SOLVER, off=0.0), privacy=privacy, run=run_settings())
+    with pytest.raises(
+        SettingsError, match="aggregation: 'async' is for modes none and paper"
+    ) as no:
+        OnArrival(
+            SHAPE, solver=replace(SOLVER, relative_l21=0.0), privacy=privacy, run=run_settings()
+        )
     assert "\n" not in str(no.value)
-    with pytest.raises(SettingsError, match="pace: 'on-arrival' needs the strategy"):
+    with pytest.raises(SettingsError, match="aggregation: 'async' needs the strategy"):
         legacy.DPFact(SHAPE, solver=SOLVER, privacy=NONE, run=run_settings())
     with pytest.raises(SettingsError, match="grace: Flower's older strategies"):
         legacy.DPFact(SHAPE, solver=SOLVER, privacy=NONE, run=RunSettings(grace=5.0))
-    with pytest.raises(SettingsError, match="grace: has no meaning with pace 'on-arrival'"):
+    with pytest.raises(SettingsError, match="grace: has no meaning with aggregation 'async'"):
         run_settings(grace=5.0)
 
 
@@ -340,5 +345,5 @@ def test_a_rule_with_an_update_of_its_own_works_in_step():
     class Mine(ElasticRule):
         def update(self, round_number, replies) -> None: ...
 
-    with pytest.raises(SettingsError, match="pace: a rule with an update of its own"):
+    with pytest.raises(SettingsError, match="aggregation: a rule with an update of its own"):
         OnArrival(SHAPE, solver=SOLVER, privacy=NONE, run=run_settings(), rule=Mine)

@@ -24,7 +24,8 @@ NORTH = Failure("north (node 12)", "no reply within 9 s")
 
 def begun(folder, privacy=PATIENT, kind=Coordinator, **run) -> Coordinator:
     it = kind(
-        SHAPE, solver=SolverSettings(rank=3, off=0.0, solver="psgd", clip=1.0), privacy=privacy,
+        SHAPE, privacy=privacy,
+        solver=SolverSettings(rank=3, relative_l21=0.0, solver="psgd", clip=1.0),
         run=RunSettings(**{"job": "j", "min_sites": 2, "rounds": 4, **run}), run_dir=folder,
     )  # fmt: skip
     it.begin(3)
@@ -128,7 +129,7 @@ def test_a_rule_that_this_process_does_not_know_has_no_bound(tmp_path, monkeypat
 
 
 def test_on_arrival_each_reply_is_charged(tmp_path):
-    run = {"pace": "on-arrival", "start": "random", "min_sites": 1}
+    run = {"aggregation": "async", "start": "random", "min_sites": 1}
     it = begun(tmp_path, PrivacySettings(privacy="paper", epsilon=2.0), OnArrival, **run)
     close(it, 1, ("fast", "other", "slow"))
     ones = tuple(np.ones(shape, np.float32) for shape in it.reply_shapes(2))

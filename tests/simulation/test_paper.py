@@ -70,7 +70,8 @@ def small_rank(monkeypatch, folder):
 
 def test_a_jobs_key_tells_every_setting_apart():
     others = {"data": "eicu", "system": "sgd", "rank": 4, "rounds": 3, "seed": 1, "splits": 2,
-              "epsilon": 1.0, "delta": 1e-4, "off": 0.5, "tables": True, "sites": 2}  # fmt: skip
+              "epsilon": 1.0, "delta": 1e-4, "relative_l21": 0.5, "tables": True,
+              "sites": 2}  # fmt: skip
     assert set(others) == {field.name for field in fields(Job)}
     jobs = [JOB, *(replace(JOB, **{name: value}) for name, value in others.items())]
     assert len({job.key("one") for job in jobs}) == len(jobs)
@@ -194,7 +195,7 @@ def test_a_fit_that_fails_is_told_and_the_others_are_shown(folder, tmp_path, mon
     plan = replace(TINY, weights=(0.0, 0.5), prediction=(str(folder),))
 
     def fails_at_half(job):
-        if job.off == 0.5:
+        if job.relative_l21 == 0.5:
             raise DataError("no such thing")
         return compute(job)
 

@@ -158,7 +158,7 @@ def test_the_verdict_on_norms_follows_the_numbers():
         found = {}
         for job in jobs:
             own = np.ones((6, 12))
-            own[5, 3] = 0.0 if off_at_one_site(job.off) else 1.0
+            own[5, 3] = 0.0 if off_at_one_site(job.relative_l21) else 1.0
             found[job] = Result(
                 {"norms": own.tolist(), "sites": [f"site-{n}" for n in range(1, 7)],
                  "trace": [{"fit": 0.3}], "fms_planted": 0.5},

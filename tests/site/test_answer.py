@@ -394,7 +394,9 @@ def test_a_solver_that_the_site_has_no_code_for_is_refused_and_nothing_is_left(
     data, tmp_path, caplog
 ):
     client = make_client(data, tmp_path)
-    asked = make_request(data, solver=SolverSettings(rank=4, solver="adam", off=0.0, mu=0.0))
+    asked = make_request(
+        data, solver=SolverSettings(rank=4, solver="adam", relative_l21=0.0, mu=0.0)
+    )
     assert "adam" in refusal(client, asked, caplog)
     fit(client, make_request(data))
 
@@ -619,14 +621,17 @@ def test_what_a_site_must_choose_for_itself_has_no_default(data, tmp_path, key):
 
 def test_the_sites_own_mu_switches_phenotypes_off_for_it_alone(data, tmp_path):
     client = make_client(data, tmp_path, site_mu=1e6)
-    fit(client, make_request(data, solver=SolverSettings(rank=4, off=0.001, mu_from_round=1)))
+    fit(
+        client,
+        make_request(data, solver=SolverSettings(rank=4, relative_l21=0.001, mu_from_round=1)),
+    )
     assert (state_of(tmp_path, data).factors[0] == 0).all()
 
 
 def test_the_sites_own_mu_of_0_switches_nothing_off_whatever_the_run_asks(data, tmp_path):
-    asked = SolverSettings(rank=4, off=0.9, mu_from_round=1)
+    asked = SolverSettings(rank=4, relative_l21=0.9, mu_from_round=1)
     fit(make_client(data, tmp_path / "own", site_mu=0.0), make_request(data, solver=asked))
-    plain = replace(asked, mu=0.0, off=0.0)
+    plain = replace(asked, mu=0.0, relative_l21=0.0)
     fit(make_client(data, tmp_path / "plain"), make_request(data, solver=plain))
     own, expected = (state_of(tmp_path / name, data).factors for name in ("own", "plain"))
     np.testing.assert_array_equal(own[0], expected[0])

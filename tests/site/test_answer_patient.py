@@ -406,7 +406,7 @@ REFUSED_AT_ONCE = {
     "another start share": (2, lambda r: changed(r, start_share=0.6), "message"),
     "another bound": (2, lambda r: changed(r, bound=0.2), "message"),
     "another seed": (2, lambda r: replace(r, seed=4), "message"),
-    "another l2,1 weight": (2, lambda r: of_solver(r, off=0.5), "message"),
+    "another l2,1 weight": (2, lambda r: of_solver(r, relative_l21=0.5), "message"),
     "another delta": (2, lambda r: changed(r, delta=1e-6), "message"),
     "other patients in mind": (2, lambda r: changed(r, patients=10**6), "message"),
 }  # fmt: skip

@@ -177,19 +177,19 @@ def test_patients_scaled_to_norm_one_have_the_same_say(tensor):
 
 
 def test_off_means_the_same_at_any_size(tensor):
-    asked = request(tensor.feature_shape, SolverSettings(rank=4, off=0.3, mu_from_round=1))
+    asked = request(tensor.feature_shape, SolverSettings(rank=4, relative_l21=0.3, mu_from_round=1))
     doubled = SparseTensor(tensor.indices, tensor.values * np.float32(2), tensor.shape)
     starts = [initial_state(t, asked, np.random.default_rng(0)).factors for t in (tensor, doubled)]
     small, large = (local_settings(asked, start).mu for start in starts)
     assert large == pytest.approx(2 * small)
     columns = np.square(starts[0][0].astype(np.float64)).sum(axis=0)
     assert small == pytest.approx(0.3 * np.sqrt(columns.mean()))  # global columns have norm 1
-    absolute = SolverSettings(rank=4, off=0.0, mu=2.0, mu_from_round=1)
+    absolute = SolverSettings(rank=4, relative_l21=0.0, mu=2.0, mu_from_round=1)
     assert local_settings(replace(asked, solver=absolute), starts[0]).mu == 2.0
 
 
 def test_mu_acts_from_its_round(tensor):
-    solver = SolverSettings(rank=4, off=0.0, mu=1e3, mu_from_round=2)
+    solver = SolverSettings(rank=4, relative_l21=0.0, mu=1e3, mu_from_round=2)
     asked = request(tensor.feature_shape, solver)
     first = answer(tensor, asked)
     assert first.state.factors[0].any()
@@ -199,7 +199,7 @@ def test_mu_acts_from_its_round(tensor):
 
 @pytest.mark.parametrize(("rounds", "first"), [(1, 1), (2, 2), (3, 2), (40, 21)])
 def test_without_a_round_of_its_own_mu_acts_in_the_second_half(tensor, rounds, first):
-    solver = SolverSettings(rank=4, off=0.0, mu=1e3)
+    solver = SolverSettings(rank=4, relative_l21=0.0, mu=1e3)
     asked = replace(request(tensor.feature_shape, solver), rounds=rounds)
     start = initial_state(tensor, asked, np.random.default_rng(0)).factors
     acting = [

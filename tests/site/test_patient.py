@@ -198,7 +198,7 @@ def test_what_is_sent_is_the_sum_and_noise_of_its_sigma(data):
 @pytest.mark.parametrize("off", [0.0, 0.5])
 def test_the_sum_depends_on_data_request_and_earlier_releases_alone(data, number, off):
     """Neither on a name, nor a seed, nor a run before; and no state is ever asked for."""
-    privacy, solver = replace(CODES, noise_seed=1), replace(SOLVER, off=off)
+    privacy, solver = replace(CODES, noise_seed=1), replace(SOLVER, relative_l21=off)
     planned = plan(data, privacy).release_of(number)
     request = make_request(data, number, privacy, solver)
     given = {2: make_round(data, make_request(data, 2, privacy, solver), simulation=True)
@@ -240,18 +240,18 @@ def test_labels_and_identifiers_are_not_in_it(data):
 
 
 def test_without_off_there_is_no_ridge(data):
-    request = make_request(data, 2, solver=replace(SOLVER, off=0.0))
+    request = make_request(data, 2, solver=replace(SOLVER, relative_l21=0.0))
     assert ridge_of(request, own_start(data), 1.0).tolist() == [0.0] * 4
 
 
 def test_a_site_without_a_start_of_its_own_has_no_ridge(data):
-    request = make_request(data, 2, solver=replace(SOLVER, off=0.5))
+    request = make_request(data, 2, solver=replace(SOLVER, relative_l21=0.5))
     assert ridge_of(request, None, 1.0).tolist() == [0.0] * 4
 
 
 @pytest.mark.parametrize("off", [0.1, 2.0])
 def test_ridge_weighs_a_phenotype_by_its_usage_in_the_released_start(data, off):
-    request = make_request(data, 2, solver=replace(SOLVER, off=off))
+    request = make_request(data, 2, solver=replace(SOLVER, relative_l21=off))
     rng = np.random.default_rng(0)
     finite = 0
     for scale in (0.0, 1e-3, 1.0, 1e3):
@@ -273,7 +273,7 @@ def test_ridge_weighs_a_phenotype_by_its_usage_in_the_released_start(data, off):
 
 
 def test_the_ridge_comes_from_the_sites_released_start_and_moves_the_sum(data):
-    request = make_request(data, 2, solver=replace(SOLVER, off=5.0))
+    request = make_request(data, 2, solver=replace(SOLVER, relative_l21=5.0))
     planned = plan(data).release_of(2)
     work = make_round(data, request)
     without = work.bounded(planned, Kept())

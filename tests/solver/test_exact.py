@@ -26,7 +26,7 @@ RNG = np.random.default_rng(0)  # exact draws nothing from it
 
 def exact_settings(**changes) -> SolverSettings:
     return SolverSettings(
-        **({"rank": 3, "solver": "exact", "tau": 1, "gamma": 0.0, "off": 0.0} | changes)
+        **({"rank": 3, "solver": "exact", "tau": 1, "gamma": 0.0, "relative_l21": 0.0} | changes)
     )
 
 

@@ -191,7 +191,7 @@ def test_the_gram_matrix_is_added_up_in_float64():
 @pytest.mark.parametrize("mu", [0.0, 0.5])
 def test_threads_change_no_bit(large, monkeypatch, mu):
     factors = [np.abs(f) for f in random_factors(large.shape, 12)]
-    options = SolverSettings(rank=12, tau=2, mu=mu, off=0.0)
+    options = SolverSettings(rank=12, tau=2, mu=mu, relative_l21=0.0)
     results = []
     for threads in ("1", "2", "3"):
         monkeypatch.setenv("OMP_NUM_THREADS", threads)
@@ -247,7 +247,7 @@ def test_either_kernels_objective_is_its_factors_and_falls(large, mu, nonnegativ
     factors = [np.abs(f) for f in random_factors(large.shape, 12)]
     last = math.inf
     for tau in (1, 2, 3):
-        options = SolverSettings(rank=12, tau=tau, mu=mu, off=0.0, nonnegative=nonnegative)
+        options = SolverSettings(rank=12, tau=tau, mu=mu, relative_l21=0.0, nonnegative=nonnegative)
         found = exact(large, factors, factors[1:], options, np.random.default_rng(0))
         now = sparse_objective(large, found.factors, factors, options)
         # <X, M> comes from the last mode's MTTKRP, ||M||^2 from Gram matrices whose own sums are

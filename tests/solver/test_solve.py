@@ -82,7 +82,10 @@ def test_double_precision_factors_are_taken_as_float32(problem):
     [
         ({"solver": "psgd", "eta": 0.5, "gamma": 2.0}, "eta \\* gamma must be below 1"),
         ({"solver": "exact", "clip": 1.0}, "clip bounds psgd's gradients; solver is 'exact'"),
-        ({"solver": "exact", "mu": 1.0, "off": 0.5}, "mu: with solver 'exact', off = 0.5 replaces"),
+        (
+            {"solver": "exact", "mu": 1.0, "relative_l21": 0.5},
+            "mu: with solver 'exact', relative-l21 = 0.5",
+        ),
         ({"solver": "exact", "loss": "poisson"}, "loss: solver 'exact' minimises squared errors"),
         ({"solver": "psgd", "loss": "poisson"}, "loss: 'poisson' .* set scale to 'counts'"),
         ({"solver": "psgd", "loss": "bernoulli", "nonnegative": False}, "set nonnegative to true"),
@@ -122,20 +125,22 @@ def test_a_given_elastic_weight_is_taken_as_it_is(problem):
 def test_a_relative_weight_grows_as_the_curvature_it_is_up_against(problem, solver):
     """Patients four times as large: the squared error is sixteen times as steep in a feature."""
     case = problem()
-    settings = SolverSettings(rank=3, solver=solver, pull=1e-3)
+    settings = SolverSettings(rank=3, solver=solver, relative_elastic=1e-3)
     patients, *features = case.factors
     small, large = (
         elastic_weight(case.tensor, (scale * patients, *features), settings) for scale in (1, 4)
     )
     assert large == pytest.approx(16 * small)
-    twice = elastic_weight(case.tensor, case.factors, replace(settings, pull=2e-3))
+    twice = elastic_weight(case.tensor, case.factors, replace(settings, relative_elastic=2e-3))
     assert twice == pytest.approx(2 * small)
 
 
 def test_psgds_relative_weight_adds_up_over_a_pass_to_three_tenths_of_the_exact_solvers(problem):
     """It is applied at every visit of a feature's row: at one in `nnz` for each of the rows."""
     case = problem()
-    whole, visited = (SolverSettings(rank=3, solver=name, pull=1e-3) for name in ("exact", "psgd"))
+    whole, visited = (
+        SolverSettings(rank=3, solver=name, relative_elastic=1e-3) for name in ("exact", "psgd")
+    )
     visits = case.tensor.nnz / np.mean(case.tensor.feature_shape)
     each = elastic_weight(case.tensor, case.factors, visited)
     assert each * visits == pytest.approx(0.3 * elastic_weight(case.tensor, case.factors, whole))
@@ -143,5 +148,5 @@ def test_psgds_relative_weight_adds_up_over_a_pass_to_three_tenths_of_the_exact_
 
 def test_psgds_relative_weight_stays_stable(problem):
     case = problem()
-    settings = SolverSettings(rank=3, solver="psgd", pull=1e9, eta=0.1)
+    settings = SolverSettings(rank=3, solver="psgd", relative_elastic=1e9, eta=0.1)
     assert elastic_weight(case.tensor, case.factors, settings) == 0.5 / 0.1

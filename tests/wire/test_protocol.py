@@ -212,7 +212,7 @@ def test_keys_of_others_are_left_alone():
 
 
 NEEDS = {
-    "mu": {"off": 0.0},
+    "mu": {"relative_l21": 0.0},
     "rho": {"privacy": "paper"}, "codes": {"privacy": "patient"}, "clip": {"solver": "psgd"},
     "weighting": {"codes": "5x4"},
 }  # fmt: skip
