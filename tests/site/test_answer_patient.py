@@ -200,7 +200,7 @@ def untouched(monkeypatch) -> None:
         raise AssertionError("looked at the patients")
 
     for name in ("code_counts", "cooccurrence", "refinement"):
-        monkeypatch.setattr(f"dpfact_flower.site.patient.{name}", touch)
+        monkeypatch.setattr(f"dpfact_flower.privacy.patient.kinds.{name}", touch)
 
 
 def test_the_cap_counts_the_whole_run_before_anything_is_spent(data, tmp_path, caplog, monkeypatch):
@@ -664,14 +664,16 @@ def test_what_fails_on_the_data_leaves_as_one_code_and_costs_nothing(
 ):
     client, server = make_client(data, tmp_path), make_server(data)
     go_to(client, server, 1)
-    for name, error in (("refinement", ValueError("could not convert 'Jane Doe'")),
-                        ("release", DivergenceError("x"))):  # fmt: skip
+    for name, error in (
+        ("privacy.patient.kinds.refinement", ValueError("could not convert 'Jane Doe'")),
+        ("site.patient.release", DivergenceError("x")),
+    ):
 
         def fail(*_args, error=error, **_kwargs):
             raise error
 
         with monkeypatch.context() as broken:
-            broken.setattr(f"dpfact_flower.site.patient.{name}", fail)
+            broken.setattr(f"dpfact_flower.{name}", fail)
             code, log = refusal(client, server.request(2), caplog)
         assert code == "failed"
         assert "Jane" not in log

@@ -29,6 +29,7 @@ from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.errors import StateError
 from dpfact_flower.privacy import PATIENT_CLAIM, Release, ReleaseEvent, replay
 from dpfact_flower.privacy.ledger import LEDGER, Ledger, ReleaseKey
+from dpfact_flower.privacy.patient import kinds
 from dpfact_flower.privacy.patient.plan import plan_patient
 from dpfact_flower.runtime.grid import InProcessGrid
 from dpfact_flower.server.coordinator import Coordinator
@@ -370,7 +371,7 @@ def raising(error: BaseException) -> Callable:
 
 STEPS = {
     "reading the patients": (Watched, "read"),
-    "summing": (patient, "cooccurrence"),
+    "summing": (kinds, "cooccurrence"),
     "drawing noise": (patient, "release"),
     "checking what was announced": (answer, "compute"),
     "charging": (Ledger, "charge"),
@@ -506,7 +507,7 @@ def test_a_failed_round_lets_go_of_the_patients_before_its_reply_is_due(worlds, 
         held.append(weakref.ref(large))
         raise MemoryError
 
-    monkeypatch.setattr(patient, "cooccurrence", compute)
+    monkeypatch.setattr(kinds, "cooccurrence", compute)
     monkeypatch.setattr(answer, "compute", lambda *_: compute())
     monkeypatch.setattr(
         reply_timing.ReplyDelay,
