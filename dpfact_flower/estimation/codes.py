@@ -25,17 +25,8 @@ def kept_codes(
 ) -> tuple[NDArray[np.int32], ...]:
     """Most frequent codes of each mode by the sum of the sites' noisy counts.
 
-    Parameters
-    ----------
-    releases : sequence of ndarray of float32, shape (sum of sizes,), one per site
-        As `dpfact_flower.privacy.patient.statistics.code_counts` orders them, with noise.
-    sizes, kept : sequence of int
-        Number of codes of each mode, and how many to keep of each.
-
-    Returns
-    -------
-    tuple of ndarray of int32
-        Ascending positions, one array per mode; ties go to the earlier code.
+    `releases` are as `dpfact_flower.privacy.patient.statistics.code_counts` orders them, with
+    noise. Positions ascend, and ties go to the earlier code.
     """
     total = np.sum(np.asarray(releases, np.float64), axis=0)
     modes = np.split(total, np.cumsum(sizes)[:-1])

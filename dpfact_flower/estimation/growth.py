@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpfact_flower.estimation.pair_fit import Model, Sites, fit, times
+from dpfact_flower.estimation.pair_fit import TINY, Model, Sites, fit, times
 from dpfact_flower.tensor import Floats
 
 _STEP, _SWEEPS = 2, 4
@@ -25,7 +25,6 @@ _SETTLED = 0.01
 """A search ends when no direction's gain changes by more than this share of the largest."""
 _UNLIKE = 0.5
 """Largest cosine of two factors that one search may add."""
-_TINY = 1e-12
 
 
 def grown(sites: Sites, rank: int, noise: float, rng: np.random.Generator) -> Model | None:
@@ -84,7 +83,7 @@ def _power_iterations(
     F = rng.random((codes, usage.shape[1])) ** 4
     before = np.zeros(usage.shape[1])
     for step in range(_POWER + 1):
-        F /= np.maximum(np.linalg.norm(F, axis=0), _TINY)
+        F /= np.maximum(np.linalg.norm(F, axis=0), TINY)
         products = residual_times(sites, model, F)
         if step > 0:
             usage = np.maximum(np.einsum("tjm,jm->tm", products, F), 0) / _beside(F)
@@ -93,7 +92,7 @@ def _power_iterations(
         if step == _POWER or np.abs(gain - before).max() <= _SETTLED * gain.max():
             break
         before = gain
-        energy = np.maximum(energy, _TINY)
+        energy = np.maximum(energy, TINY)
         rest = np.maximum(1 - F * F, 0.25)
         F = np.einsum("tjm,tm->jm", products, usage) - threshold * np.sqrt(energy * rest)
         F = np.maximum(F / (energy * rest), 0)

@@ -30,7 +30,8 @@ _BLOCK = 32
 """Rows between two updates of ``P_t F``; 64 and 128 are as fast."""
 _ROW_SWEEPS, _USAGE_SWEEPS = 2, 3
 """Coordinate descent within one row of F, and within the usages."""
-_TINY = 1e-12
+TINY = 1e-12
+"""Stands for zero where something is divided by it."""
 
 
 class Model(NamedTuple):
@@ -89,7 +90,7 @@ def fit(
     before = math.inf
     for _ in range(iterations):
         norms = np.linalg.norm(F, axis=0)
-        norms[norms < _TINY] = 1.0
+        norms[norms < TINY] = 1.0
         F, d, products = F / norms, d * norms**2, products / norms.astype(sites.dtype)
         _update_rows(sites, F, d, products, threshold)
         system, target = pairs_gram(F), inner(products, F)

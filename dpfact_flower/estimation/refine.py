@@ -36,7 +36,7 @@ _FLOOR = 500.0
 """Least pull toward the previous factor, in standard deviations of the noise on a column's energy:
 where a phenotype is weak the noisy statistic may move it a little, not replace it. Steps are short
 then, and several rounds average."""
-_TINY = 1e-9
+_LEAST = 1e-9  # energy or norm of a column, which it is divided by
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,13 +101,7 @@ def refine_factor(
     Parameters
     ----------
     releases : sequence of ndarray, one per site
-        As `pack` orders them, with noise; made with `factors`.
-    factors : tuple of ndarray of float32, each of shape (I_n, R)
-        Global factors of all feature modes.
-    mode : int
-        Feature mode to update, from 0.
-    sigma : float
-        Standard deviation of the noise on each released value.
+        As `pack` orders them, with noise of deviation `sigma` on each value; made with `factors`.
     shrink : float
         Soft threshold, in standard deviations of the pooled noise.
     tau : int
@@ -128,7 +122,7 @@ def refine_factor(
         tau,
     )  # fmt: skip
     norms = np.sqrt(np.square(found).sum(axis=0))
-    alive = norms > _TINY
+    alive = norms > _LEAST
     found = np.where(alive, found / np.where(alive, norms, 1.0), problem.previous)
     return (*factors[:mode], found.astype(np.float32), *factors[mode + 1 :])
 
@@ -157,7 +151,7 @@ def pooled(
     weights = site_weights(usage, size * sigma**2)
     noise = sigma * np.sqrt(np.square(weights).sum(axis=0))
     weighted = sum(np.diag(gram) * u for gram, u in zip(grams, weights, strict=True))
-    weighted = np.maximum(weighted, ROOT2 * noise + _TINY)
+    weighted = np.maximum(weighted, ROOT2 * noise + _LEAST)
     energy = np.maximum(usage.sum(axis=0), weighted)
     curvature = _curvature(sum(grams), energy, others, sigma * np.sqrt(len(releases)))
 
@@ -197,7 +191,7 @@ def site_weights(usage: Floats, noise: float) -> Floats:
     and a matched filter where it is much. `noise` is the variance on a column of a site's
     statistic, in squared patients: each patient's residual has norm 1 at most.
     """
-    raised = usage + _LEAST_WEIGHT * usage.max(axis=0) + _TINY
+    raised = usage + _LEAST_WEIGHT * usage.max(axis=0) + _LEAST
     weights = raised / (raised + noise)
     return np.asarray(weights / weights.max(axis=0))
 
@@ -210,7 +204,7 @@ def _curvature(gram: Floats, energy: Floats, others: Floats, noise: float) -> Fl
         values, vectors = np.linalg.eigh(gram * others)
     psd = _product(vectors * np.maximum(values, 0), vectors.T)
     psd = (psd + psd.T) / 2
-    np.fill_diagonal(psd, np.maximum(np.diag(psd), _TINY))
+    np.fill_diagonal(psd, np.maximum(np.diag(psd), _LEAST))
     return np.asarray(psd)
 
 

@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 from dpfact_flower.errors import DataError
 from dpfact_flower.estimation.growth import grown
 from dpfact_flower.estimation.pair_fit import (
+    TINY,
     Model,
     Sites,
     explained,
@@ -69,7 +70,6 @@ _SPLIT = 0.5
 _LEAST = 1e-6
 """Added to every entry, so that no column is empty."""
 _USAGE_SWEEPS = 50
-_TINY = 1e-12
 
 _Candidate = Callable[[np.random.Generator], Model | None]
 
@@ -78,16 +78,9 @@ _Candidate = Callable[[np.random.Generator], Model | None]
 class Start:
     """What the co-occurrences say.
 
-    Attributes
-    ----------
-    factors : tuple of ndarray of float32, each of shape (I_n, R)
-        Non-negative, columns of norm 1.
-    usage : ndarray of float64, shape (T, R)
-        How much of each phenotype there is in each site's matrix, 0 or more; where sites are more
-        than `_APART`, in the sum of each group's.
-    stacked : ndarray of float64, shape (sum of I_n, R)
-        All modes' factors as they were fitted: ``stacked diag(usage_t) stacked^T`` is site t's
-        matrix off its diagonal.
+    Factors are non-negative, with columns of norm 1; `stacked` has all modes' as they were fitted:
+    ``stacked diag(usage_t) stacked^T`` is site t's matrix off its diagonal. Where sites are more
+    than `_APART`, usages are those of each group's sum.
     """
 
     factors: Factors
@@ -106,19 +99,8 @@ def start_factors(
 ) -> Start:
     """Fit all sites' co-occurrences at once.
 
-    Parameters
-    ----------
-    releases : sequence of ndarray, one per site
-        As `dpfact_flower.privacy.patient.statistics.cooccurrence` packs them, with noise.
-    sizes : sequence of int
-        Number of codes of each feature mode.
-    rank : int
-    sigma : float
-        Standard deviation of the noise on each released value.
-    rng : numpy.random.Generator
-        Of the fresh noise, and of what the candidates begin with.
-    restarts : int
-        Random starts.
+    `releases` are as `dpfact_flower.privacy.patient.statistics.cooccurrence` packs them, with noise
+    of deviation `sigma` on each value. `rng` draws the fresh noise, and what candidates begin with.
     """
     codes, noise = sum(sizes), sigma / math.sqrt(2)
     packed, roots = _pooled(releases, codes)
@@ -160,13 +142,13 @@ def usage_of(release: NDArray[Any], factors: Factors, sigma: float) -> tuple[Flo
     Only the direction of each mode's columns counts.
     """
     units = [np.asarray(f, np.float64) for f in factors]
-    units = [f / np.maximum(np.linalg.norm(f, axis=0), _TINY) for f in units]
+    units = [f / np.maximum(np.linalg.norm(f, axis=0), TINY) for f in units]
     F = np.concatenate(units) / math.sqrt(len(units))
     with one_blas_thread:
         site = unpack(_pooled([release], len(F))[0], len(F))
         usage, system = np.zeros((1, F.shape[1])), pairs_gram(F)
         solve_usages(usage, inner(times(site, F), F), system, _USAGE_SWEEPS)
-    return usage[0], sigma / np.sqrt(np.maximum(np.diag(system), _TINY))
+    return usage[0], sigma / np.sqrt(np.maximum(np.diag(system), TINY))
 
 
 def _pooled(releases: Sequence[NDArray[Any]], codes: int) -> tuple[list[NDArray[Any]], Floats]:

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfact_flower.estimation.pair_fit import unpack
+from dpfact_flower.estimation.pair_fit import TINY, unpack
 from dpfact_flower.estimation.start import Start
 from dpfact_flower.machine.threads import one_blas_thread
 from dpfact_flower.tensor import SparseTensor
@@ -43,7 +43,6 @@ _CHUNK = 2_000
 _MOST_CELLS, _MOST_CODES = 64, 8
 """Of one surrogate: cells in all, and codes of one mode."""
 _SETTLING = 50
-_TINY = 1e-12
 
 
 def surrogates_of(
@@ -55,16 +54,8 @@ def surrogates_of(
     Where the start explains pairs there is no noise to follow, and what it leaves counts as far as
     it stands out: pairs are the model's, and the residuals behind a soft threshold.
 
-    Parameters
-    ----------
-    releases : sequence of ndarray, one per site
-        As `start` was made of.
-    sigma : float
-        Standard deviation of the noise on each released value.
-    cross : float
-        Weight of a block of two modes relative to that of one.
-    number : int
-        Surrogates to draw.
+    `releases` are those that `start` was made of, with noise of deviation `sigma` on each value;
+    `cross` is the weight of a block of two modes relative to that of one.
     """
     sizes = [len(factor) for factor in start.factors]
     if len(sizes) == 1:  # without another mode, nothing tells how many codes a patient has
@@ -106,24 +97,13 @@ def surrogate_patients(
 ) -> SparseTensor:  # fmt: skip
     """Draw patients whose pairs of codes occur as told.
 
-    Parameters
-    ----------
-    pairs : ndarray, shape (codes, codes)
-        Symmetric, at least 0, zeros on the diagonal: how often codes of all modes go together.
-    counts : sequence of float
-        Mean number of codes of each mode that a patient has, 1 or more, as from `code_counts`.
-    sizes : sequence of int
-        Number of codes of each mode.
-
-    Returns
-    -------
-    SparseTensor
-        Of values 1: each patient's codes of the modes in all combinations. Patients that no pair
-        leads to a code of every mode have no cells.
+    `pairs` says how often codes of all modes go together: symmetric, zeros on the diagonal. Cells
+    are of value 1: each patient's codes of the modes in all combinations. Patients that no pair
+    leads to a code of every mode have none.
     """
     offsets = np.cumsum([0, *sizes])
     frequency, given = _conditionals(pairs, offsets, unrelated(counts))
-    most = max(1, min(_MOST_CODES, math.floor(_MOST_CELLS ** (1 / len(sizes)) + _TINY)))
+    most = max(1, min(_MOST_CODES, math.floor(_MOST_CELLS ** (1 / len(sizes)) + TINY)))
     found = []
     for first in range(0, number, _CHUNK):
         size = min(_CHUNK, number - first)
@@ -144,22 +124,9 @@ def code_counts(
     ``cross sqrt(k_m k_n)`` and one of mode n alone of mass ``sqrt(k_n (k_n - 1) / 2)``, whatever
     they are scaled by together. So ``k_n = 1 + 2 (cross q)^2 k_m`` with q their quotient.
 
-    Parameters
-    ----------
-    total : ndarray, shape (codes, codes)
-        Noisy co-occurrences of all sites: sums over many pairs have little noise.
-    sizes : sequence of int
-        Of two modes or more.
-    cross : float
-        Weight of a block of two modes relative to that of one.
-    raised : float
-        By how many units of an entry's noise each mass is taken to be off, in the direction of more
-        codes: with its standard deviation, counts are those one deviation up.
-
-    Returns
-    -------
-    list of float
-        From 1 to `_MOST_CODES`.
+    `total` holds noisy co-occurrences of all sites: sums over many pairs have little noise. Each
+    mass is taken to be off by `raised` units of an entry's noise, in the direction of more codes:
+    with its standard deviation, counts are those one deviation up. From 1 to `_MOST_CODES`.
     """
     bounds = np.cumsum([0, *sizes])
     blocks = [slice(*each) for each in pairwise(bounds)]
@@ -168,7 +135,7 @@ def code_counts(
     alone = np.diag(mass) / 2 + raised * np.sqrt(codes_of * (codes_of - 1) / 2)
     mass -= raised * np.sqrt(np.outer(codes_of, codes_of))
     counts = np.ones(len(sizes))
-    quotients = np.maximum(alone[:, None] / np.maximum(mass, _TINY), 0)
+    quotients = np.maximum(alone[:, None] / np.maximum(mass, TINY), 0)
     others = ~np.eye(len(sizes), dtype=bool)
     for _ in range(_SETTLING):
         codes = 1 + 2 * np.square(cross * quotients) * counts[None, :]
@@ -200,11 +167,11 @@ def _conditionals(
         sums = given[begin:end].sum(axis=0, dtype=np.float64)
         frequency += sums
         frequency[begin:end] -= sums[begin:end]
-        given[begin:end] /= np.maximum(sums, _TINY).astype(np.float32)
+        given[begin:end] /= np.maximum(sums, TINY).astype(np.float32)
     if chance:
         given *= np.float32(1 - chance)
         for begin, end in pairwise(offsets):
-            among = frequency[begin:end] / max(float(frequency[begin:end].sum()), _TINY)
+            among = frequency[begin:end] / max(float(frequency[begin:end].sum()), TINY)
             given[begin:end] += (chance * among).astype(np.float32)[:, None]
         np.fill_diagonal(given, 0)  # no code is drawn twice
     return frequency.astype(np.float32), given

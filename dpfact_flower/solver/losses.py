@@ -65,13 +65,7 @@ class Loss:
         return f"{self.name}.{digest.hexdigest()[:8]}"
 
     def check(self, settings: SolverSettings) -> None:
-        """Refuse settings under which this is no loss of the data or of the model.
-
-        Raises
-        ------
-        SettingsError
-            Naming the setting to change.
-        """
+        """Refuse settings under which this is no loss of the data or of the model."""
         if self.positive and not settings.nonnegative:
             raise SettingsError(
                 f"loss: {self.name!r} needs a model that is not negative: set nonnegative to true"

@@ -68,13 +68,7 @@ class Solver:
     pull: float = 1.0
 
     def check(self, settings: SolverSettings) -> Loss:
-        """The loss that the settings name; refuses what this solver cannot do.
-
-        Raises
-        ------
-        SettingsError
-            Naming the setting.
-        """
+        """The loss that the settings name; refuses what this solver cannot do."""
         loss, name = losses.find(settings.loss), settings.solver
         if not (self.any_loss or loss.is_squared):
             raise SettingsError(
@@ -163,7 +157,6 @@ def solve(
         Where to start, patients first.
     anchors : tuple of N - 1 ndarrays, each (I_n, R)
         Global feature factors.
-    settings : SolverSettings
     rng : numpy.random.Generator
         Order of the visits and sampled zero cells of psgd; exact draws nothing.
     eta : float, optional
@@ -171,10 +164,6 @@ def solve(
 
     Raises
     ------
-    DataError
-        If the tensor is empty, or a factor or anchor is not finite or of the wrong shape.
-    SettingsError
-        If `eta` is not a positive number, or the settings ask for what no solver does.
     DivergenceError
         If no step size makes the objective fall.
     """

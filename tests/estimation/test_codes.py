@@ -70,30 +70,6 @@ def test_sites_are_added_up_not_averaged_by_mode():
     assert kept_codes(releases, [3], [1])[0].tolist() == [1]
 
 
-def test_modes_do_not_compete():
-    release = np.array([9, 8, 7, -1, -2], np.float32)
-    assert [codes.tolist() for codes in kept_codes([release], [3, 2], [1, 1])] == [[0], [0]]
-
-
-def test_all_codes_may_be_kept():
-    release = np.array([3, 1, 2, 7, 5], np.float32)
-    assert [codes.tolist() for codes in kept_codes([release], [3, 2], [3, 2])] == [
-        [0, 1, 2], [0, 1],
-    ]  # fmt: skip
-
-
-def test_large_sums_keep_their_differences():
-    """Float32 would lose them: sums are made in float64."""
-    releases = [np.array([2**24, 2**24], np.float32), np.array([0, 1], np.float32)]
-    assert kept_codes(releases, [2], [1])[0].tolist() == [1]
-
-
-@pytest.mark.parametrize("sizes", [[2, 2], [3, 2, 1]])
-def test_counts_of_another_length_are_an_error(sizes):
-    with pytest.raises((ValueError, IndexError)):
-        kept_codes([np.zeros(5, np.float32), np.zeros(sum(sizes), np.float32)], sizes, [1, 1])
-
-
 def test_a_cell_counts_by_the_inverse_of_its_codes_frequency():
     releases = [np.array([4, 1, 8, 0.5], np.float32), np.array([12, 3, 1, 0.5], np.float32)]
     kept = (np.array([0, 1], np.int32), np.array([0, 1], np.int32))

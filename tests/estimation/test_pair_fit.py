@@ -110,11 +110,6 @@ def test_what_is_explained_against_sums_over_entries():
     assert explained(laid_out(matrices), model) == pytest.approx(expected)
 
 
-def test_products_of_every_site():
-    matrices, model = tiny(sites=3)
-    np.testing.assert_allclose(times(laid_out(matrices), model.F), matrices @ model.F)
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_iterations_never_raise_the_error(seed):
     matrices, model = tiny(seed)
@@ -136,15 +131,6 @@ def test_the_fit_ends_where_no_entry_can_be_improved():
                 moved = [model.F.copy(), model.d.copy()]
                 moved[number][place] = max(0.0, moved[number][place] + step)
                 assert squared_error(matrices, Model(*moved)) >= best - 1e-9
-
-
-def test_the_order_of_sites_is_that_of_their_usages_and_no_more():
-    matrices, model = tiny(codes=40, sites=3, signal=2.0)
-    one = fit(laid_out(matrices), model, threshold=0.5, iterations=10)
-    turned = Model(model.F, model.d[::-1])
-    two = fit(laid_out(matrices[::-1]), turned, threshold=0.5, iterations=10)
-    np.testing.assert_allclose(two.F, one.F, atol=1e-9)
-    np.testing.assert_allclose(two.d[::-1], one.d, atol=1e-9)
 
 
 def test_a_fit_that_no_longer_moves_ends_early():

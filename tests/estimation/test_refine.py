@@ -11,7 +11,6 @@ from dpfact_flower.errors import DataError
 from dpfact_flower.estimation import refine
 from dpfact_flower.estimation.refine import (
     _passes,
-    energies,
     pack,
     packed_size,
     plausible_usage,
@@ -136,13 +135,6 @@ def noisy_releases(rng, factors, mode, sites, sigma, patients=30):
 # --- Packing --------------------------------------------------------------------------------------
 
 
-def test_pack_documents_its_order():
-    packed = pack([[1, 2], [3, 4], [5, 6]], [[7, 8], [8, 9]])
-    np.testing.assert_allclose(packed, [1, 2, 3, 4, 5, 6, 7, 8 * math.sqrt(2), 9], rtol=1e-7)
-    assert packed.dtype == np.float32
-    assert len(packed) == packed_size(3, 2)
-
-
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 99))
 def test_unpack_gives_back_what_was_packed(size, rank, seed):
     rng = np.random.default_rng(seed)
@@ -173,15 +165,6 @@ def test_the_sites_own_statistic_is_in_this_order():
     ratio = m[active] / expected[active]
     np.testing.assert_allclose(ratio, ratio[0], rtol=1e-4)
     np.testing.assert_array_equal(m[~active], 0)
-
-
-def test_energies_are_the_grams_diagonals():
-    rng = np.random.default_rng(0)
-    grams = rng.random((3, 2, 2))
-    grams += grams.transpose(0, 2, 1)
-    packed = [pack(rng.random((4, 2)), g) for g in grams]
-    found = energies(packed, 4, 2)
-    np.testing.assert_allclose(found, [np.diag(g) for g in grams], rtol=1e-6)
 
 
 # --- The update -----------------------------------------------------------------------------------
@@ -293,18 +276,6 @@ def test_noise_alone_does_not_replace_a_factor(monkeypatch):
     without_both = kept_under_noise(shrink=0.0)
     assert 0.65 > without_pull > without_both
     assert without_both < 0.45
-
-
-def test_same_releases_same_bytes():
-    rng = np.random.default_rng(7)
-    truth = planted(rng, (6, 5), 3)
-    releases = noisy_releases(rng, truth, 0, 2, 1.0)
-    factors = near(truth, rng)
-    before = [f.copy() for f in factors]
-    first, second = (refine_factor(releases, factors, 0, sigma=1.0)[0] for _ in range(2))
-    assert first.tobytes() == second.tobytes()
-    for now, then in zip(factors, before, strict=True):
-        np.testing.assert_array_equal(now, then)
 
 
 # --- Weights --------------------------------------------------------------------------------------

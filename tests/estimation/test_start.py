@@ -78,13 +78,6 @@ def test_directions_of_the_largest_releases_are_counted():
     assert directions(unpack([largest] * 3, 4), 1.0) == 1
 
 
-def test_equal_inputs_give_equal_bits():
-    _, _, packed = planted()
-    one, two = (start_factors(packed, SIZES, RANK, 0.1, np.random.default_rng(1)) for _ in "ab")
-    for first, second in zip(one.factors, two.factors, strict=True):
-        assert first.tobytes() == second.tobytes()
-
-
 def test_the_number_of_threads_has_no_say(monkeypatch):
     _, _, packed = planted()
     found = []

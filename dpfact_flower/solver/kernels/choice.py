@@ -27,16 +27,10 @@ class SgdKernels(Protocol):
     def visit(self, stack: Array, anchors: Array, rows: Array, counts: Array, step: Step) -> None:
         """One stochastic gradient step per visit, in the order given; eqs. (ai), (bj).
 
-        Parameters
-        ----------
-        stack : ndarray of float32, shape (sum of I_n, R padded)
-            As of `dpfact_flower.tensor.stack.stack_factors`; updated in place.
-        anchors : ndarray of float32, shape (sum of I_n but I_0, R padded)
-            The stack of the global feature factors: row q belongs to row I_0 + q of `stack`.
-        rows, counts : ndarrays (visits, N) of int32 and (visits,) of float32, C-contiguous
-            Rows of `stack`, and the cell's count; of a sampled zero cell its weight, negative. That
-            of an entry is 1, and a count of 0 moves nothing.
-        step : Step
+        `stack` is updated in place, as of `dpfact_flower.tensor.stack.stack_factors`, and `anchors`
+        that of the global feature factors: row q belongs to row I_0 + q of `stack`. `rows` are rows
+        of `stack`, and `counts` the cells' counts; of a sampled zero cell its weight, negative.
+        That of an entry is 1, and a count of 0 moves nothing.
         """
 
     def squares(

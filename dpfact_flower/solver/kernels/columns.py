@@ -18,7 +18,7 @@ from dpfact_flower.tensor.arrays import Array
 PANEL = 8
 """Columns whose gradients are made by one matrix product."""
 
-_TINY = float(np.finfo(np.float32).tiny)
+LEAST_CURVATURE = float(np.finfo(np.float32).tiny)
 """Curvature under which a column has no say in the model."""
 
 
@@ -50,7 +50,7 @@ def _descend_panel(
     for here in range(len(gradient)):
         r = first + here
         step = real(0)
-        if q[r, r] > _TINY:
+        if q[r, r] > LEAST_CURVATURE:
             step = real(1 / q[r, r])
         elif mu <= 0:
             continue

@@ -37,19 +37,9 @@ _CHUNK = 1 << 16  # entries of a chunk, or a few more
 class Fibres:
     """A tensor with its fibres found. Made by `of`.
 
-    Attributes
-    ----------
-    tensor : SparseTensor
-    starts : ndarray of int64, shape (fibres + 1,)
-        First entry of each fibre, then the number of entries.
-    patients : ndarray of int64, shape (patients + 1,)
-        First fibre of each patient, then the number of fibres.
-    blocks : ndarray of int64, shape (blocks + 1,)
-        First patient of each block, then the number of patients.
-    chunks : ndarray of int64, shape (chunks + 1,)
-        First block of each chunk, then the number of blocks.
-    offsets : tuple of int
-        First row of each mode in a stack of factors, then the number of rows.
+    Each array ends with how many there are of what it counts: `starts` has the first entry of each
+    fibre, `patients` the first fibre of each patient, `blocks` the first patient of each block,
+    `chunks` the first block of each chunk, and `offsets` the first row of each mode in a stack.
     """
 
     tensor: SparseTensor

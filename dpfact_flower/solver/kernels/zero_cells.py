@@ -144,23 +144,10 @@ def draw_zero_cells(
 ) -> int:
     """Draw the cells of a block into random places of `rows` and `counts`.
 
-    Parameters
-    ----------
-    indices, offsets, first, starts, seed
-        The tensor's entries, where each mode's rows begin in the factor stack, the block's first
-        patient, where its patients' entries begin, and of what random numbers.
-    places : ndarray of int32, shape (entries of the block,)
-        Filled with the places that are left, ascending.
-    rows, counts : ndarrays
-        As `dpfact_flower.solver.kernels.order.visits` yields them, but that a zero cell has -1.
-    uniform, masses, patients, features
-        As of `ZeroCells.terms`: the chance that a draw is uniform, and tables to draw a phenotype,
-        its patient and its codes.
-
-    Returns
-    -------
-    int
-        How many random numbers it took.
+    `places` is filled with the places that are left, ascending. `rows` and `counts` are filled as
+    `dpfact_flower.solver.kernels.order.visits` yields them, but that a zero cell has -1. The last
+    four are `ZeroCells.terms`: the chance that a draw is uniform, and tables to draw a phenotype,
+    its patient and its codes. Returns how many random numbers it took.
     """
     modes, own, entries = len(offsets) - 1, len(starts) - 1, len(places)
     number, taken = 0, 0

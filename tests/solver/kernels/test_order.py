@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpfact_flower.solver.kernels.order import entries_by_row, first_entries, visits
+from dpfact_flower.solver.kernels.order import entries_by_row, visits
 from dpfact_flower.solver.kernels.zero_cells import _UNIFORM, random_number
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.stack import row_offsets, stack_factors
@@ -99,19 +99,6 @@ def test_places_are_random(modelled):
         places[5] += counts <= 0
     assert (places[:5].sum(axis=1) == 4000).all()
     assert min(stats.chisquare(row).pvalue for row in places) > 1e-4
-
-
-def test_starts_are_where_each_patient_begins(problem):
-    tensor = problem((1300, 5, 6), density=0.02).tensor
-    expected = np.searchsorted(tensor.indices[:, 0], np.arange(1301))
-    np.testing.assert_array_equal(first_entries(entries_by_row(tensor)[0]), expected)
-    given, found = (
-        list(visits(tensor, 100, np.random.default_rng(0), None, starts))
-        for starts in (expected, None)
-    )
-    for (rows, counts), (other_rows, other_counts) in zip(given, found, strict=True):
-        np.testing.assert_array_equal(rows, other_rows)
-        np.testing.assert_array_equal(counts, other_counts)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpfact_flower.errors import SettingsError
-from dpfact_flower.machine.compiled import WIDTH
 from dpfact_flower.solver.kernels import choice
 from dpfact_flower.solver.kernels.choice import sgd_kernels, vectors
 from dpfact_flower.solver.kernels.step import Step
@@ -101,32 +100,6 @@ def many_visits(problem, shape, rank, visits, seed=0):
     return stack_factors(case.factors), stack_factors(case.anchors), rows, counts
 
 
-@pytest.mark.parametrize("name", ["vector", "plain"])
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("rank", [1, 8, 50])
-def test_every_stretch_of_many_visits_equals_the_plain_loop(
-    problem, reference_visits, name, shape, rank
-):
-    """Each stretch is followed from where the kernel stood, for bounds grow with every visit."""
-    stack, anchors, rows, counts = many_visits(problem, shape, rank, 100)
-    numbers = {"eta": 0.01, "gamma": 0.5, "clip": 2.0}
-    step = Step(**numbers)
-    offsets = row_offsets(shape)
-
-    def split(whole, modes):
-        return np.split(whole[:, :rank], modes)
-
-    for first in range(0, len(rows), 20):
-        part = slice(first, first + 20)
-        before = [f.copy() for f in split(stack, offsets[1:-1])]
-        expected = reference_visits(
-            before, split(anchors, offsets[2:-1] - offsets[1]), rows[part] - offsets[:-1],
-            counts[part], floor=0.0, **numbers,
-        )  # fmt: skip
-        sgd_kernels(name).visit(stack, anchors, rows[part], counts[part], step)
-        assert_moved_as(stack, before, expected)
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("rank", [3, 21])
 def test_the_fit_is_that_of_the_dense_model(problem, model, steps, shape, rank):
@@ -139,20 +112,6 @@ def test_the_fit_is_that_of_the_dense_model(problem, model, steps, shape, rank):
     of_squares, of_inner = fit_bounds(case.tensor, case.factors)
     assert squares == pytest.approx(expected, rel=0, abs=of_squares)
     assert inner == pytest.approx(np.sum(data * dense), rel=0, abs=of_inner)
-
-
-def test_no_visits_at_all_change_nothing(problem, steps):
-    stack, anchors, rows, counts = many_visits(problem, (7, 5, 6), 3, 0)
-    before = stack.copy()
-    steps.visit(stack, anchors, rows, counts, Step(eta=0.1))
-    np.testing.assert_array_equal(stack, before)
-
-
-def test_a_stack_begins_where_a_cache_line_does(problem):
-    for rank in (1, 8, 9):
-        stack = stack_factors(problem(rank=rank).factors)
-        assert stack.ctypes.data % 64 == 0
-        assert stack.shape[1] % WIDTH == 0
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from hypothesis.extra.numpy import arrays
 from numba import njit
 
 from dpfact_flower.machine.compiled import WIDTH
-from dpfact_flower.solver.kernels.vector import instructions as vector
 from dpfact_flower.solver.kernels.vector.instructions import (
     add,
     at_least,
@@ -130,7 +129,3 @@ def test_a_square_is_transposed_where_it_lies_and_nothing_else_is_written():
     np.testing.assert_array_equal(found[:, 1 : WIDTH + 1], source[:, 2 : WIDTH + 2].T)
     found[:, 1 : WIDTH + 1] = -1
     assert (found == -1).all()
-
-
-def test_they_work_here():
-    assert vector.works()

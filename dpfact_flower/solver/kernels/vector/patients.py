@@ -19,6 +19,7 @@ import numpy as np
 
 from dpfact_flower.machine.compiled import FAST, REGISTERS, WIDTH, compiled
 from dpfact_flower.machine.threads import in_batches
+from dpfact_flower.solver.kernels.columns import LEAST_CURVATURE
 from dpfact_flower.solver.kernels.fibres import BLOCK, TILE, Fibres
 from dpfact_flower.solver.kernels.vector.fibres import Offsets, Registers, contracted, row_of
 from dpfact_flower.solver.kernels.vector.instructions import (
@@ -43,7 +44,6 @@ STRIP = REGISTERS // 4
 
 _SUMS = TILE * STRIP  # registers of sums for a Gram matrix
 _FEW = 8  # blocks whose Gram matrices are added up in float32
-_TINY = float(np.finfo(np.float32).tiny)  # curvature under which a column is left alone
 _MINUS = np.float32(-1)
 
 _TILE = (0,) * TILE
@@ -68,7 +68,7 @@ def update_rows(
     registers, _ = slices(width)
     curvature = np.diag(q)
     steps = np.zeros(width, np.float32)
-    steps[:rank] = np.divide(1, curvature, out=np.zeros(rank), where=curvature > _TINY)
+    steps[:rank] = np.divide(1, curvature, out=np.zeros(rank), where=curvature > LEAST_CURVATURE)
     pulls = aligned_zeros(width, width)
     pulls[:rank, :rank] = -q
     outers = registers * (_SUMS // len(registers))

@@ -16,6 +16,7 @@ import numpy as np
 
 from dpfact_flower.machine.compiled import FAST, REGISTERS, WIDTH, compiled, inlined
 from dpfact_flower.solver.kernels.step import Step
+from dpfact_flower.solver.kernels.vector.fibres import Registers
 from dpfact_flower.solver.kernels.vector.instructions import (
     add,
     at_least,
@@ -42,7 +43,6 @@ _WHOLE = (0,)  # one slice
 _ZERO = np.float32(0)
 _ONE = np.float32(1)
 
-Registers = tuple[int, ...]
 Slices = tuple[int, ...]
 Pointer = Any
 Vector = Any
