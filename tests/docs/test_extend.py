@@ -110,6 +110,13 @@ def test_a_rule_with_a_release_of_its_own_is_charged_and_learns(folder, cohort: 
     assert [int(factor.argmax()) for factor in names["frequencies"]] == [0, 0]
 
 
+def test_a_loss_is_taken_by_name():
+    run("A server rule", "A loss")
+    summary = json.loads(Path("runs/log-ratio/summary.json").read_text())
+    assert summary["solver"] == "psgd, log-ratio"
+    assert summary["fit"] is None
+
+
 def test_a_local_solver_is_taken_by_name_and_descends():
     names = run("A server rule", "A local solver")
     summary = names["solved"].summary.to_dict()
