@@ -54,13 +54,7 @@ def measure(
     sites_folder: Path,
     watch: ProgressCallback = no_progress,
 ) -> tuple[Measured, SharedPhenotypes | None]:
-    """The summary's part of it, and tables of phenotypes, None where they would describe noise.
-
-    Raises
-    ------
-    StateError
-        If no site finished a round.
-    """
+    """The summary's part of it, and tables of phenotypes, None where they would describe noise."""
     watch(_MEASURING, 0.0)
     give_back()  # of what the rounds took
     stores = [

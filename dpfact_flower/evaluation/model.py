@@ -142,13 +142,7 @@ class GlobalModel:
 
     @classmethod
     def read(cls, folder: Path) -> GlobalModel:
-        """The model of a finished run, with the names that it was given.
-
-        Raises
-        ------
-        DataError
-            If the folder is not that of a finished run.
-        """
+        """The model of a finished run, with the names that it was given."""
         factors, vocabularies = read_model(folder)
         solver = SolverSettings.from_config(read_config(folder)["run-config"])
         names = read_names(folder, factors[0].shape[1])
@@ -169,12 +163,7 @@ class GlobalModel:
     def rows(self, *, top: int | None = None) -> tuple[CodeRow, ...]:
         """Every phenotype, code by code; codes of weight zero are left out.
 
-        Of each phenotype and mode the `top` largest codes, or all.
-
-        Raises
-        ------
-        SettingsError
-            If `top` is below 1.
+        Of each phenotype and mode the `top` largest codes, 1 or more; or all.
         """
         if top is not None and top < 1:
             raise SettingsError(f"top: must be 1 or more, got {top}")
@@ -196,12 +185,8 @@ class GlobalModel:
 
         The phenotypes stay as they are, so that scores of all sites mean the same; the site's own
         model (``dpfact site refit``) is another thing. Codes are found by their names: the site's
-        lists may be longer than the model's, in another order, and lack some.
-
-        Raises
-        ------
-        DataError
-            If the site's modes are not the model's, or share no code with them.
+        lists may be longer than the model's, in another order, and lack some. A `DataError` refuses
+        a site of other modes, or without any of the model's codes.
         """
         positions, features, missing = self._shared_codes(site)
         tensor = site.tensor.select_features(positions)
@@ -214,13 +199,7 @@ class GlobalModel:
         )
 
     def transform(self, patients: SiteData | SparseTensor) -> NDArray[np.float64]:
-        """Scores alone, shape (patients, R), of a site or of a tensor with the model's own codes.
-
-        Raises
-        ------
-        DataError
-            As `memberships`; or if the tensor's sizes are not the model's.
-        """
+        """Scores alone, (patients, R), of a site or of a tensor with the model's own codes."""
         if isinstance(patients, SiteData):
             return self.memberships(patients).scores
         sizes = tuple(map(len, self.factors))

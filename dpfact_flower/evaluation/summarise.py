@@ -52,11 +52,6 @@ def summarise(
     `cohort` is the simulation's data, whose sites keep their state in `sites_folder`, and None in a
     deployment. Without `measured` a simulation's summary has no more than a deployment's.
     `counted` says that the run was planned with the simulation's exact number of patients.
-
-    Raises
-    ------
-    StateError
-        In simulation, if no site finished a round, or none recorded a release that has a cost.
     """
     spent = _spent(coordinator, cohort, sites_folder)
     if spent and cohort is not None and coordinator.privacy.privacy == "patient":

@@ -118,13 +118,6 @@ def test_nothing_is_taken_for_another_type(key, value):
         Summary.from_dict(plain(SIMULATED) | {key: value})
 
 
-def test_errors_alone_are_no_measurement():
-    content = plain(replace(SIMULATED, measured=replace(MEASURED, fms=None, auc=None)))
-    del content["predictions"], content["sites_without_a_round"]
-    with pytest.raises(DataError, match=r"^lacks predictions, sites_without_a_round$"):
-        Summary.from_dict(content)
-
-
 @pytest.mark.parametrize("text", ["NaN", "Infinity", "-Infinity", "1e999"])
 @pytest.mark.parametrize("path", [("seconds",), *INSIDE.values()], ids=str)
 def test_numbers_that_are_not_finite_are_refused(tmp_path, text, path):
