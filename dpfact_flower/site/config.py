@@ -32,13 +32,7 @@ def read_node_config(path: Path) -> dict[str, Scalar]:
 
 
 def check_choices(settings: SiteSettings) -> None:
-    """Refuse settings that lack what a hospital must choose for itself: there is no default.
-
-    Raises
-    ------
-    SettingsError
-        Naming the setting.
-    """
+    """Refuse settings that lack what a hospital must choose for itself: there is no default."""
     for key, value in (
         ("state-dir", settings.state_dir),
         ("allow-privacy", settings.allow_privacy),
@@ -62,13 +56,7 @@ def check_choices(settings: SiteSettings) -> None:
 
 
 def check_data_site(name: str, settings: SiteSettings) -> None:
-    """Refuse a data file with another site's name: its patients would be charged to this ledger.
-
-    Raises
-    ------
-    SettingsError
-        With both names, and the way out.
-    """
+    """Refuse a data file with another site's name: its patients would be charged to this ledger."""
     wanted = settings.data_site or settings.site
     if wanted and name != wanted:
         raise SettingsError(

@@ -26,16 +26,8 @@ _BESIDE = 2**18
 def bytes_to_reserve(events: Sequence[ReleaseEvent], sizes: Sequence[int], rank: int) -> int:
     """Bytes for what the rest of a run is charged: the same for whatever is asked.
 
-    Parameters
-    ----------
-    events : sequence of ReleaseEvent
-        What the rest of the run is charged. A run of this package's rules is never larger than what
-        the hospital allows; a run of another rule reserves in steps of four beyond. None in mode
-        none.
-    sizes : sequence of int
-        Codes of each of the hospital's lists.
-    rank : int
-        The largest that it computes.
+    They follow from the sizes of the hospital's code lists and its largest rank. No run of this
+    package's rules is larger; a run of another rule reserves in steps of four beyond.
     """
     if not events:
         return _LEAST
@@ -59,13 +51,7 @@ def bytes_needed(values: int) -> int:
 
 @contextmanager
 def reserve(folder: Path, size: int) -> Iterator[Callable[[], None]]:
-    """Reserve disk space in a site's folder; call what it yields right before it is needed.
-
-    Raises
-    ------
-    StateError
-        If the disk or a quota has no such space; saying how much, for the site alone.
-    """
+    """Reserve disk space in a site's folder; call what it yields right before it is needed."""
     with ExitStack() as stack:
         try:
             free = stack.enter_context(reserved(folder / _FILE, size))

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dpfact_flower.data.site_data import SiteSource
 from dpfact_flower.errors import DataError, MessageError, shown
@@ -31,9 +30,7 @@ from dpfact_flower.privacy.patient.statistics import BoundedSum, code_counts, co
 from dpfact_flower.site.round import (
     JobState,
     RoundOutcome,
-    _norm_squared,
     check_modes,
-    check_shapes,
     local_settings,
     measure,
     scaled,
@@ -78,7 +75,16 @@ class ElasticRound:
 
     def cost(self) -> tuple[ReleaseEvent, ...]:
         """The releases of this round."""
-        return planned(self._request, self._modes, simulation=self._simulation)
+        request, modes = self._request, self._modes
+        if request.privacy.privacy == "none":
+            return ()
+        request.privacy.check_solver(request.solver)
+        noise = Noise.from_settings(request.privacy, stream=[0], simulation=self._simulation)
+        sizes = {mode: anchor.size for mode, anchor in zip(modes, request.anchors, strict=True)}
+        rho = paper_rho(request.privacy, request.rounds, len(modes))
+        return planned_events(
+            request.solver, rho, sizes, round_number=request.round, seeded=noise.seeded
+        )
 
     def run(self, kept: JobState) -> RoundOutcome:
         """Factorise on from the last round."""
@@ -103,31 +109,19 @@ def run_round(
 ) -> RoundOutcome:
     """Factorise locally, perturb the feature factors, and say what to send (Algorithm 1, site).
 
-    Parameters
-    ----------
-    tensor : SparseTensor
-        The site's data.
-    state : SiteState or None
-        The site after its last round; None starts from the global factors.
-    request : RoundRequest
-    site : str
-        The site's name; with the request's public seed it fixes start and visiting order, so that
-        a run without noise gives the same numbers whatever runs it.
-    modes : sequence of str
-        Names of the feature modes, for the record of releases.
-    simulation : bool
-        Whether seeded noise is allowed.
+    `state` is that after the site's last round; None starts from the global factors. The site's
+    name and the request's public seed fix start and visiting order, so that a run without noise
+    gives the same numbers whatever runs it. `modes` names the releases.
 
     Raises
     ------
     DataError
-        If the site has no non-zeros, or its modes are not the request's.
+        If the site has no non-zeros.
     DivergenceError
         If no step size makes the objective fall.
-    PrivacyRefusedError
-        If seeded noise is asked of a real site.
     """
-    _check(tensor, request)
+    if tensor.nnz == 0:
+        raise DataError("the site's tensor has no non-zeros: nothing can be learned from it")
     if request.privacy.privacy == "none" and not request.anchors:
         return RoundOutcome(unprotected_start(tensor, request))
     tensor = scaled(tensor, request.solver)
@@ -182,7 +176,7 @@ def initial_state(
     if relative:
         scale = inner_product(tensor, factors) / norm
     else:
-        scale = math.sqrt(_norm_squared(tensor) / norm)
+        scale = math.sqrt(tensor.norm_squared() / norm)
     patients *= np.float32(scale)
     return SiteState(0, factors, request.solver.eta)
 
@@ -197,39 +191,12 @@ def unprotected_start(tensor: SparseTensor, request: RoundRequest) -> Release:
 
 
 def unprotected_cooccurrences(tensor: SparseTensor) -> Release:
-    """Mode none's co-occurrences, where a run starts from them: they leave WITHOUT noise.
-
-    The statistic is patient mode's (`dpfact_flower.privacy.patient.statistics.cooccurrence`), on
-    its finest grid.
-    """
+    """Patient mode's co-occurrences on their finest grid: they leave WITHOUT noise."""
     return _unprotected(cooccurrence(tensor, sigma=_FINEST))
 
 
 def _unprotected(found: BoundedSum) -> Release:
     return release_unprotected_sum(found.total * found.grid)
-
-
-def planned(
-    request: RoundRequest, modes: Sequence[str], *, simulation: bool
-) -> tuple[ReleaseEvent, ...]:
-    """What answering the request will cost, from public facts alone; for "none" and "paper".
-
-    Raises
-    ------
-    SettingsError
-        If the mode has no sensitivity for the solver.
-    PrivacyRefusedError
-        If seeded noise is asked of a real site.
-    """
-    if request.privacy.privacy == "none":
-        return ()
-    request.privacy.check_solver(request.solver)
-    noise = Noise.from_settings(request.privacy, stream=[0], simulation=simulation)
-    sizes = {mode: anchor.size for mode, anchor in zip(modes, request.anchors, strict=True)}
-    rho = paper_rho(request.privacy, request.rounds, len(modes))
-    return planned_events(
-        request.solver, rho, sizes, round_number=request.round, seeded=noise.seeded
-    )
 
 
 def make_release(
@@ -246,22 +213,3 @@ def make_release(
         round_number=request.round,
         modes=modes,
     )
-
-
-def _check(tensor: SparseTensor, request: RoundRequest) -> None:
-    """`check_fits`, but for a request that carries no factors yet."""
-    nothing = [np.empty((size, 0), np.float32) for size in tensor.feature_shape]
-    check_fits(tensor, request.anchors or nothing)
-
-
-def check_fits(tensor: SparseTensor, anchors: Sequence[NDArray[np.float32]]) -> None:
-    """Refuse a tensor without non-zeros, or of other feature modes than the global factors.
-
-    Raises
-    ------
-    DataError
-        Naming the sizes.
-    """
-    if tensor.nnz == 0:
-        raise DataError("the site's tensor has no non-zeros: nothing can be learned from it")
-    check_shapes(tensor.feature_shape, anchors)

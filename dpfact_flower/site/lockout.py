@@ -40,13 +40,7 @@ def failed_attempts(folder: Path) -> int:
 
 
 def check_attempts(folder: Path) -> None:
-    """Refuse another attempt where too many in a row released nothing.
-
-    Raises
-    ------
-    StateError
-        With the way out.
-    """
+    """Refuse another attempt where too many in a row released nothing."""
     failed = failed_attempts(folder)
     if failed >= ATTEMPT_LIMIT:
         raise StateError(
@@ -80,13 +74,7 @@ def rolled_back_faults(folder: Path) -> list[str]:
 def check_not_rolled_back(
     request: RoundRequest, site: str, last: LedgerRow | None, folder: Path
 ) -> None:
-    """Refuse where the server has answers that the ledger does not know of, and note it.
-
-    Raises
-    ------
-    StateError
-        If it has, or had in an earlier request.
-    """
+    """Refuse where the server has, or had, answers that the ledger does not know of; note it."""
     said = request.answered.get(site, 0)
     if said > (last.round if last else 0):
         found = f"round {last.round} as its last" if last else "no round of it"

@@ -40,15 +40,7 @@ def answering_seconds(state: Path) -> float:
 
 
 def site_gauges(settings: SiteSettings) -> list[Gauge]:
-    """What a hospital wants to be told of: what is left, when it was charged, what fails.
-
-    Raises
-    ------
-    DataError
-        If the data file has the name, and cannot be opened.
-    StateError
-        If the ledger is damaged.
-    """
+    """What a hospital wants to be told of: what is left, when it was charged, what fails."""
     name = settings.site or open_site(settings.data_path).name
     folder = Path(settings.state_dir).expanduser() / name
     spent, last, rows = 0.0, 0.0, 0

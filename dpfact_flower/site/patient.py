@@ -34,22 +34,7 @@ from dpfact_flower.wire.protocol import RoundRequest
 class PatientRound:
     """A round of patient mode as `RoundWork`: one statistic of the plan.
 
-    Parameters
-    ----------
-    source : SiteSource
-        With all its codes. Nothing but `run` and `bounded` read its patients.
-    request : RoundRequest
-    site : str
-    simulation : bool
-        Whether seeded noise is allowed.
-
-    Raises
-    ------
-    MessageError
-        If the request leaves something to be planned, asks for other rounds than its plan has, or
-        lacks what its round needs.
-    DataError
-        If its selection or factors are not of this site's modes.
+    Nothing but `run` and `bounded` read patients.
     """
 
     cost_scope = "the rest of this run"
@@ -111,16 +96,7 @@ class PatientRound:
 def plan_of(request: RoundRequest, feature_shape: Sequence[int]) -> PatientPlan:
     """The run's schedule and costs as this site computes them, from the request's settings.
 
-    Parameters
-    ----------
-    request : RoundRequest
-    feature_shape : sequence of int
-        Number of codes of each of the site's modes, before any selection.
-
-    Raises
-    ------
-    MessageError
-        If the request leaves something to be planned, or asks for other rounds than its plan has.
+    `feature_shape` has the number of codes of each of the site's modes, before any selection.
     """
     try:
         request.privacy.check_solver(request.solver)
@@ -138,13 +114,7 @@ def plan_of(request: RoundRequest, feature_shape: Sequence[int]) -> PatientPlan:
 
 
 def check_carries(request: RoundRequest, planned: PlannedRelease | None) -> None:
-    """Refuse a request that lacks factors, selection or weights of its round, or has others.
-
-    Raises
-    ------
-    MessageError
-        Naming what is wrong.
-    """
+    """Refuse a request that lacks factors, selection or weights of its round, or has others."""
     carries = carried_by(planned)
     where = f"request: round {request.round} ({planned.kind if planned else 'finish'})"
     if bool(request.anchors) != ("anchors" in carries):

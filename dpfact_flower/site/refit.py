@@ -18,13 +18,7 @@ from dpfact_flower.errors import DataError, MessageError, StateError
 from dpfact_flower.privacy.ledger import data_tag
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.round import local_settings, localised, measure, scaled, solved, stream
-from dpfact_flower.site.store import (
-    ENDING,
-    RoundMeasures,
-    SiteState,
-    SiteStore,
-    has_state,
-)
+from dpfact_flower.site.store import ENDING, RoundMeasures, SiteState, SiteStore, has_state
 from dpfact_flower.solver.exact import fitted_patients
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.wire.protocol import RoundRequest
@@ -38,21 +32,7 @@ def refit(
 ) -> RoundMeasures:
     """Fit all of a site's factors around the global ones that a run of patient mode ended with.
 
-    Parameters
-    ----------
-    data : SiteData
-        The very data that the run was answered from.
-    settings : SiteSettings
-        Those of the node config: `state_dir`, `site` and `site_mu` count.
-    job : str
-        The run's name.
-    simulation : bool
-        Whether nothing waits for the disk.
-
-    Returns
-    -------
-    RoundMeasures
-        Of the model, which lies in the job's folder; like it, for the site alone.
+    The model lies in the job's folder afterwards; like it, the measures are for the site alone.
 
     Raises
     ------
@@ -79,13 +59,7 @@ def refit(
 
 
 def last_request(store: SiteStore) -> RoundRequest:
-    """The request that a run ended with.
-
-    Raises
-    ------
-    StateError
-        If the run has not ended here, or what is kept of its end is damaged.
-    """
+    """The request that a run ended with."""
     ending = store.ending()
     if ending is None:
         raise StateError(f"{store.folder}: the run has not ended here; nothing to refit around")
@@ -110,13 +84,7 @@ def personal(
 ) -> tuple[SiteState, RoundMeasures]:
     """Fit A, B, C at full precision around the global factors, a pure function.
 
-    Parameters
-    ----------
-    tensor : SparseTensor
-        With the codes in use alone.
-    request : RoundRequest
-        The run's last.
-    site : str
+    `tensor` has the codes in use alone, and `request` is the run's last.
     """
     tensor = scaled(tensor, request.solver)
     rng = np.random.default_rng(stream(request, site))

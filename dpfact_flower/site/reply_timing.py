@@ -64,13 +64,7 @@ class ReplyDelay:
         self._over = True
 
     def check_in_time(self) -> None:
-        """Refuse a round that is over before a reply that is ready now may leave.
-
-        Raises
-        ------
-        LateError
-            Saying by how much, which is for the site alone.
-        """
+        """Refuse a round that is over before a reply that is ready now may leave."""
         leaves = self._came_in + (self._due() if self._seconds > 0 else self._passed())
         if leaves > self._deadline:
             delayed = f", held until reply-after = {self._seconds:g} s" if self._seconds > 0 else ""
@@ -98,18 +92,15 @@ class ReplyDelay:
 def seconds_left(created_at: float, time_to_live: float) -> float:
     """Seconds from now until the reply to a message that has just come in must leave.
 
+    It is below 0 where that is too late. It is never more than the time to live, so a clock that is
+    behind the sender's reopens no round.
+
     Parameters
     ----------
     created_at : float
         When the message was made, in seconds since 1970, by its sender's clock.
     time_to_live : float
         Seconds for which message and reply are valid.
-
-    Returns
-    -------
-    float
-        Below 0 where it is too late. Never more than the time to live: a clock that is behind the
-        sender's does not reopen a round.
     """
     return sending_from(time_to_live) - max(time.time() - created_at, 0.0)
 

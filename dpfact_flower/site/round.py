@@ -13,14 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dpfact_flower.errors import DataError, DivergenceError, shown
 from dpfact_flower.machine.threads import one_blas_thread
-from dpfact_flower.privacy import (
-    Release,
-    ReleaseEvent,
-)
+from dpfact_flower.privacy import Release, ReleaseEvent
 from dpfact_flower.settings import SiteSettings, SolverSettings
 from dpfact_flower.site.store import RoundMeasures, SiteState
 from dpfact_flower.solver import LocalResult, solve
@@ -37,10 +33,7 @@ _ALL_FIRST, _ONE_OF = 2, 10
 
 @dataclass(frozen=True, eq=False)
 class RoundOutcome:
-    """What a round leaves behind: a release for the server, state and measures for the site.
-
-    State and measures are None where a round makes none.
-    """
+    """What a round leaves behind: a release for the server, state and measures for the site."""
 
     release: Release
     state: SiteState | None = None
@@ -87,13 +80,7 @@ def solved(
     *,
     site: str,
 ) -> LocalResult:
-    """Run the solver around the request's global factors.
-
-    Raises
-    ------
-    DivergenceError
-        Naming site and round.
-    """
+    """Run the solver around the request's global factors."""
     try:
         # One BLAS thread: with more, the last bits depend on how many a machine happens to have.
         with one_blas_thread:
@@ -113,11 +100,6 @@ def _unit_patients(tensor: SparseTensor) -> SparseTensor:
     return tensor.scaled_to_unit_patients()
 
 
-@remembered
-def _norm_squared(tensor: SparseTensor) -> float:
-    return tensor.norm_squared()
-
-
 def localised(request: RoundRequest, settings: SiteSettings) -> RoundRequest:
     """The request with what a site decides for itself: its l2,1 weight."""
     if settings.site_mu < 0:
@@ -127,14 +109,7 @@ def localised(request: RoundRequest, settings: SiteSettings) -> RoundRequest:
 
 
 def local_settings(request: RoundRequest, start: Factors) -> SolverSettings:
-    """Solver settings as they hold at this site in this round: `relative_l21` and `mu_from_round`.
-
-    Parameters
-    ----------
-    request : RoundRequest
-    start : tuple of N ndarrays of float32, each (I_n, R)
-        What the solver starts from, patients first.
-    """
+    """Solver settings as they hold in this round for what the solver starts from."""
     solver = request.privacy.resolved(request.solver)
     if solvers.find(solver.solver).relative_l21 and solver.relative_l21 > 0:
         # Features being of norm 1, the curvature is the average column's squared length.
@@ -169,22 +144,6 @@ def measure(
     )
 
 
-def check_shapes(sizes: Sequence[int], anchors: Sequence[NDArray[np.float32]]) -> None:
-    """Refuse global factors of other feature modes than this site's: a public matter.
-
-    Raises
-    ------
-    DataError
-        Naming the sizes.
-    """
-    asked = tuple(len(anchor) for anchor in anchors)
-    if asked != tuple(sizes):
-        raise DataError(
-            f"the run's feature modes have sizes {shown(asked)}, this site's {tuple(sizes)}: "
-            "the vocabularies differ"
-        )
-
-
 def check_modes(request: RoundRequest, sizes: Sequence[int]) -> None:
     """Refuse a selection beyond the site's vocabularies, or factors of other modes: public matters.
 
@@ -198,8 +157,13 @@ def check_modes(request: RoundRequest, sizes: Sequence[int]) -> None:
     for mode, (kept, size) in enumerate(zip(request.selection, sizes, strict=False), start=1):
         if kept[-1] >= size:
             raise DataError(f"selection: mode {mode} needs positions in [0, {size})")
-    if request.anchors:
-        check_shapes([len(kept) for kept in request.selection] or sizes, request.anchors)
+    own = tuple(len(kept) for kept in request.selection) or tuple(sizes)
+    asked = tuple(len(anchor) for anchor in request.anchors)
+    if asked and asked != own:
+        raise DataError(
+            f"the run's feature modes have sizes {shown(asked)}, this site's {own}: "
+            "the vocabularies differ"
+        )
 
 
 def stream(request: RoundRequest, site: str) -> list[int]:

@@ -18,14 +18,8 @@ def server_faults(address: str, certificates: Path) -> list[str]:
     """What is wrong with the way to a SuperLink, in words that say what to do.
 
     It asks for a page that needs no key, over TLS, and looks at nothing but the certificate and the
-    time in the answer's head.
-
-    Parameters
-    ----------
-    address : str
-        The SuperNode's `--superlink`, HOST:PORT.
-    certificates : Path
-        Its `--root-certificates`.
+    time in the answer's head. The SuperNode has both arguments: `--superlink`, HOST:PORT, and
+    `--root-certificates`.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
