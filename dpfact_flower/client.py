@@ -18,7 +18,7 @@ from dpfact_flower.errors import (
     MessageError,
     PrivacyRefusedError,
     RoundFailedError,
-)
+)  # fmt: skip
 from dpfact_flower.privacy import Release
 from dpfact_flower.privacy.patient import step_of
 from dpfact_flower.settings import SiteSettings
@@ -50,22 +50,9 @@ class DPFactClient(NumPyClient):
         `state_dir` and `allow_privacy` must be given.
     simulation, beside
         As for `dpfact_flower.site.admission.Hospital`.
-    came_in : float, optional
-        When the first request came in, by `time.monotonic`, if that was before its `fit`: a
-        deployed site has a client for each message.
-    time_left : float
-        Seconds from then until its reply must leave, see
-        `dpfact_flower.site.reply_timing.seconds_left`. A simulation has no deadline: nobody pays.
-
-    Raises
-    ------
-    SettingsError
-        If a setting that a site must choose for itself is missing.
-
-    Attributes
-    ----------
-    site : Site
-        What answers.
+    came_in, time_left : float
+        Of the first request, as for `dpfact_flower.site.reply_timing.ReplyDelay`: a deployed site
+        has a client for each message. A simulation has no deadline: nobody pays.
     """
 
     def __init__(
@@ -109,14 +96,9 @@ class DPFactClient(NumPyClient):
         return answer
 
     def preflight(self, parameters: list[NDArray[Any]], config: Mapping[str, Any]) -> Answer:
-        """Say whether a round would be refused, without reading a patient; nothing is charged.
+        """Refuse now what `fit` would refuse before it reads a patient; nothing is charged.
 
         Takes what `fit` will be asked, and under `ROUND_TIMEOUT` how long it will be waited for.
-
-        Raises
-        ------
-        RoundRefusedError
-            As `fit`, for what it would refuse before it reads a patient.
         """
         delay, reason = self._delay(), ""
         try:

@@ -70,12 +70,8 @@ def answered(
 ) -> Message:
     """A client's reply to the request for a round; it never raises.
 
-    Parameters
-    ----------
-    refusal : callable
-        What may be said, when it may be said, of a message that is no request.
-    ask : callable
-        The client's method that answers; `DPFactClient.fit` or `preflight`.
+    `ask` is the client's method that answers, `DPFactClient.fit` or `preflight`. `refusal` gives,
+    when the reply is due, what may leave about a message that is no request.
     """
     try:
         asked = records.read_request(message)
@@ -120,15 +116,7 @@ def _wait(context: Context, came_in: float) -> None:
 def client_for(
     context: Context, *, came_in: float | None = None, time_left: float = math.inf
 ) -> DPFactClient:
-    """The client of this node, for a request that has just come in.
-
-    Parameters
-    ----------
-    came_in : float, optional
-        When that was, by `time.monotonic`; by default now.
-    time_left : float
-        Seconds from then until the reply must leave, see
-        `dpfact_flower.site.reply_timing.seconds_left`.
+    """The client of this node, for a request that has just come in; parameters as `ReplyDelay`.
 
     Raises
     ------

@@ -133,11 +133,6 @@ def admitted(here: Hospital, request: RoundRequest, delay: ReplyDelay) -> Iterat
 
     Without the lock another request, which waits for the folder, could find out when the round was
     over, by being late itself. The time of that request begins when it has the folder.
-
-    Raises
-    ------
-    DPFactError
-        With a reason that is for the site alone.
     """
     work = _fitting_work(here, request)
     with disk_errors(here.folder), locked(here.folder) as waited, ExitStack() as held:

@@ -31,17 +31,7 @@ _LEVEL = 1
 def pack(values: NDArray[np.float32], step: float) -> Bytes | None:
     """Values of a grid as bytes; None where they are not on it, or would not get smaller.
 
-    Parameters
-    ----------
-    values : ndarray of float32, shape (count,)
-        Each the float32 nearest to a whole multiple of `step`.
-    step : float
-        Above 0.
-
-    Returns
-    -------
-    ndarray of uint8 or None
-        `unpack` gives back the very same float32 values.
+    Each value is the float32 nearest to a whole multiple of `step`, and `unpack` gives the same.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         steps = np.rint(values / np.float64(step))
@@ -59,21 +49,9 @@ def pack(values: NDArray[np.float32], step: float) -> Bytes | None:
 
 
 def unpack(packed: Bytes, count: int, where: str) -> NDArray[np.float32]:
-    """Values from the bytes that `pack` made of them.
+    """Values from the bytes that `pack` made of them, or a stranger.
 
-    Parameters
-    ----------
-    packed : ndarray of uint8, one-dimensional
-        From a stranger.
-    count : int
-        Number of values that were asked for; nothing larger is ever allocated.
-    where : str
-        Whose they are, for the error.
-
-    Raises
-    ------
-    MessageError
-        If they are not exactly that many values.
+    Nothing larger than `count` values is ever allocated; `where` says whose they are.
     """
     if len(packed) < _HEAD:
         raise MessageError(f"{where}: {len(packed)} bytes are too few for packed values")

@@ -52,15 +52,9 @@ class RoundRequest:
     Attributes
     ----------
     job : str
-        Name under which the site keeps its state; the same for all rounds of a run. It becomes a
-        folder, so it is checked as a name.
-    round : int
-        From 1 to `rounds`.
-    rounds : int
-        Rounds the run will have; needed to plan a budget.
+        The run's name. It becomes a folder at the site, so it is checked as a name.
     seed : int
-        Public seed of the site's start and visiting order (never of its noise).
-    solver, privacy : settings
+        Public; of the site's start and visiting order, never of its noise.
     vocabulary : str
         Digest of the feature vocabularies, one per mode joined by commas; "" if not known.
     anchors : tuple of ndarray of float32
@@ -68,14 +62,11 @@ class RoundRequest:
         round without them asks for the site's co-occurrences, or on long lists first for its counts
         of codes.
     selection : tuple of ndarray of int32
-        Codes that are kept, as positions in the vocabulary, ascending, one array per feature mode;
-        none where the vocabularies are used as they are.
+        Positions of the codes that are kept, one array per feature mode; none where all are.
     weights : tuple of ndarray of float32
-        What a cell is multiplied by for each of its codes, one array per feature mode, for the
-        codes that are kept; none where cells count alike.
+        What a cell is multiplied by for each of these codes; none where cells count alike.
     rule : str
-        Name of what the run does with releases; a site has its half under that name. Empty: that
-        of the privacy mode.
+        What the run does with releases, if that is not the privacy mode's own rule.
     answered : mapping
         By a site's name, the last round before this one that the server has its answer to. It asks
         for nothing, so it is no part of `digest` and `terms`.
@@ -113,14 +104,7 @@ class RoundRequest:
 
     @classmethod
     def from_wire(cls, arrays: Sequence[NDArray[Any]], config: Mapping[str, object]) -> Self:
-        """Check a request at the site's door.
-
-        Raises
-        ------
-        MessageError
-            If this is not a DPFact round, a key is missing or out of range, or an array is missing,
-            misshapen or not finite.
-        """
+        """Check a request at the site's door; a MessageError names what is wrong, never a value."""
         version = config.get("protocol")
         if type(version) is not int or version != PROTOCOL_VERSION:
             raise MessageError(
@@ -137,11 +121,12 @@ class RoundRequest:
         rounds = _field(config, "rounds", int, low=1)
         # Beyond the rounds that the budget was planned for, a round has no budget.
         number = _field(config, "round", int, low=1, high=rounds)
-        patient = privacy.privacy == "patient"
         given = _present(arrays)
         anchors, selection, weights = _split(given)
-        starts = privacy.privacy == "none" and _is_start(number, given, selection)
-        if not (patient or starts or (anchors and not selection)):
+        # Without noise, a start is asked for by nothing, and then by a selection alone.
+        starts = (number == 1 and not given) or (number == 2 and 0 < len(given) == len(selection))
+        fits = starts if privacy.privacy == "none" and not anchors else anchors and not selection
+        if not (fits or privacy.privacy == "patient"):
             raise MessageError("request: need one float32 array per feature mode, and nothing else")
         return cls(
             job=_name(config, "job"),
@@ -176,12 +161,8 @@ class RoundRequest:
     @cached_property
     def selection_digest(self) -> str:
         """SHA-256 of the codes that are kept; "" where all are."""
-        if not self.selection:
-            return ""
-        digest = hashlib.sha256()
-        for kept in self.selection:
-            digest.update(repr(kept.tolist()).encode())
-        return digest.hexdigest()
+        positions = repr([kept.tolist() for kept in self.selection])
+        return hashlib.sha256(positions.encode()).hexdigest() if self.selection else ""
 
     @cached_property
     def digest(self) -> str:
@@ -202,12 +183,7 @@ class RoundRequest:
 class SiteReply:
     """What the server got from one site: its public name and the arrays it released.
 
-    Attributes
-    ----------
-    site : str
-    arrays : tuple of ndarray of float32
-    step : float
-        At the site, what the values of a vector are whole multiples of; 0 where they are not.
+    At the site, the values of a vector are whole multiples of `step`; 0 where they are not.
     """
 
     site: str
@@ -216,12 +192,11 @@ class SiteReply:
 
     def to_wire(self) -> tuple[list[NDArray[Any]], dict[str, Scalar]]:
         """Arrays and config as they travel: vectors on a grid as bytes, see `packing`."""
-        arrays = [self._small(array) for array in self.arrays]
+        arrays: list[NDArray[Any]] = list(self.arrays)
+        for place, array in enumerate(self.arrays if self.step else ()):
+            packed = pack(array, self.step) if array.ndim == 1 else None
+            arrays[place] = array if packed is None else packed
         return arrays or [*_NO_ARRAYS], {"site": self.site}
-
-    def _small(self, array: NDArray[np.float32]) -> NDArray[Any]:
-        packed = pack(array, self.step) if self.step and array.ndim == 1 else None
-        return array if packed is None else packed
 
     @classmethod
     def from_wire(
@@ -230,29 +205,20 @@ class SiteReply:
         config: Mapping[str, object],
         shapes: Sequence[tuple[int, ...]],
     ) -> Self:
-        """Check a reply at the server's door; `shapes` are those that were asked for.
-
-        Raises
-        ------
-        MessageError
-            If the site's name is not valid, the arrays are not of these shapes, or packed bytes are
-            not what they should be.
-        """
+        """Check a reply at the server's door; `shapes` are those that were asked for."""
         site = _name(config, "site")
         who = f"reply of site {site!r}"
-        arrays = _present(arrays)
-        if len(arrays) == len(shapes):
-            arrays = [
-                _unpacked(array, shape, f"{who}, array {number}")
-                for number, (array, shape) in enumerate(zip(arrays, shapes, strict=True), start=1)
-            ]
-        got = [getattr(array, "shape", None) for array in arrays]
+        found = _present(arrays)
+        for place, (array, shape) in enumerate(zip(found, shapes, strict=False)):
+            if array.dtype == np.uint8 and array.ndim == len(shape) == 1:  # a vector as bytes
+                found[place] = unpack(array, shape[0], f"{who}, array {place + 1}")
+        got = [array.shape for array in found]
         if got != list(shapes):
             raise MessageError(f"{who}: need shapes {list(shapes)}, got {shown(got)}")
-        for number, array in enumerate(arrays, start=1):
+        for number, array in enumerate(found, start=1):
             limit = MAX_FACTOR if array.ndim == 2 else MAX_STATISTIC
             _check_values(array, f"{who}, array {number}", limit)
-        return cls(site, tuple(np.ascontiguousarray(array) for array in arrays))
+        return cls(site, tuple(np.ascontiguousarray(array) for array in found))
 
 
 @cache
@@ -266,40 +232,23 @@ def _always_said() -> tuple[str, ...]:
 
 
 def round_timeout(config: Mapping[str, object]) -> float:
-    """Seconds that the round of a preflight will have.
-
-    Raises
-    ------
-    MessageError
-        If they are missing, or no number above 0.
-    """
+    """Seconds that the round of a preflight will have."""
     seconds = _field(config, ROUND_TIMEOUT, float)
     if not 0 < seconds < math.inf:
         raise MessageError(f"{ROUND_TIMEOUT}: must lie above 0, got {shown(seconds)}")
     return seconds
 
 
-def _present(arrays: Sequence[NDArray[Any]]) -> Sequence[NDArray[Any]]:
+def _present(arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
     """Arrays of a message without the one that stands for none."""
-    none = len(arrays) == 1 and getattr(arrays[0], "size", 1) == 0
-    return () if none else arrays
-
-
-def _unpacked(array: NDArray[Any], shape: tuple[int, ...], where: str) -> NDArray[Any]:
-    """A vector that came as bytes; anything else as it came."""
-    if getattr(array, "dtype", None) == np.uint8 and array.ndim == len(shape) == 1:
-        return unpack(array, shape[0], where)
-    return array
+    for array in arrays:
+        if not isinstance(array, np.ndarray):
+            raise MessageError(f"message: need arrays, got {type(array).__name__}")
+    return [] if len(arrays) == 1 and arrays[0].size == 0 else list(arrays)
 
 
 def checked_factors(arrays: Sequence[NDArray[Any]], *, rank: int, who: str) -> Factors:
-    """Float32 feature factors of a message, C-contiguous and finite.
-
-    Raises
-    ------
-    MessageError
-        Naming the array and what is wrong with it, never a value.
-    """
+    """Float32 feature factors of a message, C-contiguous and finite."""
     if not arrays:
         raise MessageError(f"{who}: holds no arrays; need one per feature mode")
     for mode, array in enumerate(arrays, start=1):
@@ -313,10 +262,7 @@ def checked_factors(arrays: Sequence[NDArray[Any]], *, rank: int, who: str) -> F
 def checked_selection(arrays: Sequence[NDArray[Any]]) -> Selection:
     """Positions of the codes that are kept, one array per mode: not negative, ascending.
 
-    Raises
-    ------
-    MessageError
-        Naming the mode. Whether the positions lie in the vocabulary is checked where it is known.
+    Whether they lie in the vocabulary is checked where it is known.
     """
     for mode, kept in enumerate(arrays, start=1):
         if kept.ndim != 1 or len(kept) == 0 or kept[0] < 0 or (kept[1:] <= kept[:-1]).any():
@@ -325,34 +271,21 @@ def checked_selection(arrays: Sequence[NDArray[Any]]) -> Selection:
 
 
 def checked_weights(arrays: Sequence[NDArray[Any]]) -> Weights:
-    """Weights of codes, one array per mode: from `LEAST_WEIGHT` to 1.
-
-    Raises
-    ------
-    MessageError
-        Naming the mode. Whether there is one for each code is checked where the codes are known.
-    """
+    """Weights of codes, one array per mode: from `LEAST_WEIGHT` to 1."""
     for mode, weights in enumerate(arrays, start=1):
         if not (len(weights) > 0 and LEAST_WEIGHT <= weights.min() <= weights.max() <= 1):
             raise MessageError(f"weights, mode {mode}: must lie in [{LEAST_WEIGHT:g}, 1]")
     return tuple(np.ascontiguousarray(weights) for weights in arrays)
 
 
-def _is_start(
-    number: int, arrays: Sequence[NDArray[Any]], selection: Sequence[NDArray[Any]]
-) -> bool:
-    """Whether a request of mode none asks for a start's counts or co-occurrences."""
-    return (number == 1 and not arrays) or (number == 2 and 0 < len(arrays) == len(selection))
-
-
 def _split(
     arrays: Sequence[NDArray[Any]],
 ) -> tuple[list[NDArray[Any]], list[NDArray[Any]], list[NDArray[Any]]]:
     """Factors, selection and weights of a request, told apart by their types and dimensions."""
-    selection = [array for array in arrays if getattr(array, "dtype", None) == np.int32]
-    others = [array for array in arrays if getattr(array, "dtype", None) != np.int32]
-    weights = [array for array in others if _is_vector(array)] if selection else []
-    factors = [array for array in others if not (selection and _is_vector(array))]
+    selection = [array for array in arrays if array.dtype == np.int32]
+    others = [array for array in arrays if array.dtype != np.int32]
+    weights = [a for a in others if selection and a.dtype == np.float32 and a.ndim == 1]
+    factors = [a for a in others if not any(a is weight for weight in weights)]
     for what, found in (("factors", factors), ("weights", weights)):
         if selection and found and len(selection) != len(found):
             raise MessageError(
@@ -361,14 +294,9 @@ def _split(
     return factors, selection, weights
 
 
-def _is_vector(array: NDArray[Any]) -> bool:
-    return getattr(array, "dtype", None) == np.float32 and array.ndim == 1
-
-
 def _check_values(array: NDArray[Any], where: str, limit: float) -> None:
-    if not isinstance(array, np.ndarray) or array.dtype != np.float32:
-        kind = getattr(array, "dtype", type(array))
-        raise MessageError(f"{where}: need float32, got {str(kind)[:80]}")
+    if array.dtype != np.float32:
+        raise MessageError(f"{where}: need float32, got {str(array.dtype)[:80]}")
     if not array.size or np.abs(array).max() <= limit:  # NaN is not: one look at what is good
         return
     if not np.isfinite(array).all():

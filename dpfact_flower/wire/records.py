@@ -39,30 +39,21 @@ class Payload(NamedTuple):
 
 def ask(arrays: Sequence[NDArray[Any]], config: Mapping[str, Scalar]) -> RecordDict:
     """Content of a request."""
-    return RecordDict(dict(zip(_ASK, (array_record(arrays), _config(config)), strict=True)))
+    return _content(_ASK, arrays, config)
 
 
 def answer(
     arrays: Sequence[NDArray[Any]], examples: int, config: Mapping[str, Scalar]
 ) -> RecordDict:
     """Content of a reply."""
-    return RecordDict(
-        {
-            **dict(zip(_ANSWER, (array_record(arrays), _config(config)), strict=True)),
-            "fitres.num_examples": MetricRecord({"num_examples": examples}),
-            "fitres.status": ConfigRecord({"code": 0, "message": "Success"}),
-        }
-    )
+    content = _content(_ANSWER, arrays, config)
+    content["fitres.num_examples"] = MetricRecord({"num_examples": examples})
+    content["fitres.status"] = ConfigRecord({"code": 0, "message": "Success"})
+    return content
 
 
 def read_request(message: Message) -> Payload:
-    """Arrays and config of a request.
-
-    Raises
-    ------
-    MessageError
-        If a record is missing or an array does not deserialise.
-    """
+    """Arrays and config of a request; a MessageError where they are not there or are damaged."""
     try:
         return _read(message, *_ASK)
     except MessageError as error:
@@ -74,8 +65,16 @@ def read_reply(message: Message) -> Payload:
     return _read(message, *_ANSWER)
 
 
-def _config(config: Mapping[str, Scalar]) -> ConfigRecord:
-    return ConfigRecord(dict(config))
+def array_record(arrays: Sequence[NDArray[Any]]) -> ArrayRecord:
+    """Arrays as Flower packs them, each in C order."""
+    return ArrayRecord([np.asarray(array, order="C") for array in arrays])
+
+
+def _content(
+    names: tuple[str, str], arrays: Sequence[NDArray[Any]], config: Mapping[str, Scalar]
+) -> RecordDict:
+    arrays_name, config_name = names
+    return RecordDict({arrays_name: array_record(arrays), config_name: ConfigRecord(dict(config))})
 
 
 def _read(message: Message, arrays_name: str, config_name: str) -> Payload:
@@ -88,11 +87,6 @@ def _read(message: Message, arrays_name: str, config_name: str) -> Payload:
         raise MessageError(f"message: arrays cannot be read ({type(error).__name__})") from None
 
 
-def array_record(arrays: Sequence[NDArray[Any]]) -> ArrayRecord:
-    """Arrays as Flower packs them, each in C order."""
-    return ArrayRecord([np.asarray(array, order="C") for array in arrays])
-
-
 def _received(array: Array) -> NDArray[Any]:
     """An array from a message; `Array.numpy` would allocate whatever its header claims."""
     if array.stype != _NUMPY:
@@ -103,21 +97,20 @@ def _received(array: Array) -> NDArray[Any]:
 def serialised_bytes(*messages: Message) -> int:
     """Bytes of messages as Flower puts them on the wire: each, and every object below it.
 
-    What messages share, as requests share their content, is measured once and counted for each of
-    them.
+    What messages share, as requests share their content, is measured once and counted for each.
     """
     # To serialise an object, Flower names its children by their hashes, and makes each of these
     # again at every level. This is Flower's own way to have each made once (see its test).
-    known: dict[int, int] = {}
+    known: dict[int, int] = {0: 0}
 
     def below(node: Any) -> int:
         return sum(len(child.deflate()) + below(child) for child in (node.children or {}).values())
 
-    def content(message: Message) -> int:
-        key = id(message.content) if message.has_content() else 0
-        if key not in known:
-            known[key] = below(message) if key else 0
-        return known[key]
-
+    total = 0
     with no_object_id_recompute():
-        return sum(len(message.deflate()) + content(message) for message in messages)
+        for message in messages:
+            key = id(message.content) if message.has_content() else 0
+            if key not in known:
+                known[key] = below(message)
+            total += len(message.deflate()) + known[key]
+    return total

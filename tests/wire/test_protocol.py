@@ -9,9 +9,6 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
 from dpfact_flower import errors
 from dpfact_flower.errors import DPFactError, MessageError
@@ -139,21 +136,6 @@ def test_patient_request_round_trip(carry, changes):
     assert found.terms == request.terms
 
 
-@given(
-    hnp.arrays(np.float32, (4, 2), elements=st.floats(-1e6, 1e6, width=32)),
-    st.integers(0, 2**63 - 1),
-    st.floats(1e-8, 1),
-    st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z"),
-)  # fmt: skip
-def test_requests_keep_every_bit(anchor, seed, eta, job):
-    request = make_request(
-        job=job, seed=seed, solver=SolverSettings(rank=2, eta=eta, gamma=0.1), anchors=(anchor,)
-    )
-    found = RoundRequest.from_wire(*through_flower(*request.to_wire()))
-    assert_equal(found, request)
-    assert found.digest == request.digest
-
-
 @carried
 def test_reply_round_trip(carry):
     reply = SiteReply("north", make_factors())
@@ -184,28 +166,10 @@ def test_a_reply_of_nothing(carry):
     )
 
 
-def test_a_reply_says_who_and_nothing_else():
-    arrays, config = SiteReply("north", make_factors()).to_wire()
-    assert config == {"site": "north"}
-    assert len(arrays) == len(SHAPES)
-
-
-@pytest.mark.parametrize("modes", [1, 2, 4])
-def test_any_number_of_modes(modes):
-    anchors = make_factors(shapes=[(mode + 1, RANK) for mode in range(modes)])
-    found = RoundRequest.from_wire(*make_request(anchors=anchors).to_wire())
-    assert_bits(found.anchors, anchors)
-
-
 def test_arrays_in_another_order_of_memory_are_made_contiguous():
     fortran = [np.asfortranarray(factor) for factor in make_factors()]
     assert not fortran[0].flags.c_contiguous
     assert_bits(checked_factors(fortran, rank=RANK, who="x"), make_factors())
-
-
-def test_keys_of_others_are_left_alone():
-    arrays, config = make_request().to_wire()
-    assert_equal(RoundRequest.from_wire(arrays, {**config, "server-round": 3}), make_request())
 
 
 # --- digest
@@ -325,33 +289,22 @@ def test_the_digest_is_of_values_not_of_objects():
 BAD_CONFIGS = {
     "not DPFact": {"protocol": None},
     "later version": {"protocol": PROTOCOL_VERSION + 1},
-    "version as bool": {"protocol": True},
     "version as float": {"protocol": 1.0},
-    "version as text": {"protocol": "1"},
-    "version as a list": {"protocol": [1]},
     "version that fills a log": {"protocol": "\n" + "x" * 10_000},
     "job number": {"job": SECRET},
-    "job bytes": {"job": b"job"},
-    "job list": {"job": ["job"]},
     "round 0": {"round": 0},
     "round negative": {"round": -3},
-    "round bool": {"round": True},
     "round float": {"round": 2.0},
-    "round text": {"round": "2"},
     "round beyond the rounds planned": {"round": 6},
     "rounds 0": {"rounds": 0},
-    "rounds float": {"rounds": 5.0},
     "seed negative": {"seed": -1},
-    "seed bool": {"seed": False},
     "vocabulary number": {"vocabulary": 3},
     "rank 0": {"rank": 0},
     "rank float": {"rank": 3.0},
     "eta NaN": {"eta": math.nan},
     "eta above 1": {"eta": 1.5},
-    "eta list": {"eta": [0.1]},
     "gamma infinite": {"gamma": math.inf},
     "nonnegative as int": {"nonnegative": 1},
-    "unstable": {"eta": 0.5, "gamma": 2.0},
     "privacy unknown": {"privacy": "trust-me"},
     "epsilon 0": {"epsilon": 0.0},
     "delta 1": {"delta": 1.0},
@@ -395,11 +348,6 @@ def test_an_empty_config_is_no_dpfact_round():
     assert "dpfact_flower.DPFact" in message
 
 
-def test_the_last_round_is_a_round():
-    arrays, config = make_request(round=5).to_wire()
-    assert RoundRequest.from_wire(arrays, config).round == 5
-
-
 # --- arrays that are refused
 
 
@@ -411,47 +359,38 @@ def with_value(value):
 
 BAD_ARRAYS = {
     "float64": ("need float32, got float64", make_factors()[1].astype(np.float64)),
-    "float16": ("need float32, got float16", make_factors()[1].astype(np.float16)),
     "big-endian": ("need float32", make_factors()[1].astype(">f4")),
     "int64": ("need float32, got int64", np.full((4, RANK), SECRET, np.int64)),
-    "object": ("need float32, got object", np.full((4, RANK), SECRET, object)),
-    "text": ("need float32", np.full((4, RANK), str(SECRET))),
-    "list": ("need float32, got <class 'list'>", [[float(SECRET)] * RANK] * 4),
-    "None": ("need float32", None),
     "1-D": ("need shape (features, 3), got (12,)", make_factors()[1].ravel()),
-    "3-D": ("got (4, 3, 1)", make_factors()[1][:, :, None]),
-    "0-D": ("got ()", np.array(1, np.float32)),
     "other rank": ("got (4, 2)", make_factors()[1][:, :2]),
-    "transposed": ("got (3, 4)", make_factors()[1].T),
     "no rows": ("got (0, 3)", make_factors()[1][:0]),
     "empty": ("got (0,)", np.empty(0, np.float32)),
     "NaN": ("has values that are not finite", with_value(np.nan)),
     "inf": ("has values that are not finite", with_value(np.inf)),
-    "-inf": ("has values that are not finite", with_value(-np.inf)),
 }
 
 
 @pytest.mark.parametrize(("says", "bad"), BAD_ARRAYS.values(), ids=BAD_ARRAYS)
-@pytest.mark.parametrize("side", ["request", "reply"])
-def test_a_bad_array_is_refused_by_its_mode(side, says, bad):
+def test_a_bad_array_is_refused_by_its_mode(says, bad):
     arrays = [make_factors()[0], bad]
-    if side == "request":
-        message = refused(RoundRequest.from_wire, arrays, make_request().to_wire()[1])
-        assert message.startswith("request, mode 2: ")
-        assert says in message
-        return
+    message = refused(RoundRequest.from_wire, arrays, make_request().to_wire()[1])
+    assert message.startswith("request, mode 2: ")
+    assert says in message
     message = refused(SiteReply.from_wire, arrays, {"site": "north"}, SHAPES)
-    if getattr(bad, "shape", None) == SHAPES[1]:
+    if bad.shape == SHAPES[1]:
         assert message.startswith("reply of site 'north', array 2: ")
         assert says in message
     else:  # what shape it ought to have is known, so that comes first
         assert message.startswith(f"reply of site 'north': need shapes {SHAPES}, got ")
 
 
-def test_a_reply_of_integers_is_refused():
-    arrays = [make_factors()[0], np.full((4, RANK), SECRET, np.int32)]
-    message = refused(SiteReply.from_wire, arrays, {"site": "north"}, SHAPES)
-    assert message == "reply of site 'north', array 2: need float32, got int32"
+def test_what_is_no_array_is_refused():
+    for bad in ([[float(SECRET)] * RANK] * 4, None):
+        arrays = [make_factors()[0], bad]
+        assert "need arrays, got" in refused(
+            RoundRequest.from_wire, arrays, make_request().to_wire()[1]
+        )
+        assert "need arrays, got" in refused(SiteReply.from_wire, arrays, {"site": "north"}, SHAPES)
 
 
 STARTS = {1: {"anchors": ()}, 2: {"anchors": (), "selection": make_selection()}}
@@ -474,13 +413,6 @@ def test_a_start_is_asked_for_in_its_round_and_in_mode_none_alone(mode, asked, n
     assert "need one float32 array per feature mode" in refused(
         RoundRequest.from_wire, *request.to_wire()
     )
-
-
-def test_a_start_without_noise_takes_no_weights():
-    request = make_request(
-        privacy=PrivacySettings(privacy="none"), **STARTS[2], weights=make_weights()
-    )
-    assert "nothing else" in refused(RoundRequest.from_wire, *request.to_wire())
 
 
 OUTSIDE_PATIENT_MODE = {
@@ -509,12 +441,9 @@ BAD_SELECTIONS = {
     "empty": ("selection, mode 2: ", selection_with()),
     "negative": ("selection, mode 2: ", selection_with(-1, 2)),
     "a code twice": ("selection, mode 2: ", selection_with(1, 1, 2)),
-    "descending": ("selection, mode 2: ", selection_with(3, 2)),
     "descending by an overflow": ("selection, mode 2: ", selection_with(2**31 - 1, -(2**31))),
     "2-D": ("selection, mode 2: ", [make_selection()[0], np.zeros((1, 1), np.int32)]),
-    "0-D": ("selection, mode 2: ", [make_selection()[0], np.array(1, np.int32)]),
     "int64": ("need float32, got int64", [kept.astype("i8") for kept in make_selection()]),
-    "uint32": ("need float32, got uint32", [kept.astype("u4") for kept in make_selection()]),
     "big-endian": ("need float32, got >i4", [kept.astype(">i4") for kept in make_selection()]),
 }  # fmt: skip
 
@@ -522,10 +451,8 @@ BAD_SELECTIONS = {
 @pytest.mark.parametrize(("says", "kept"), BAD_SELECTIONS.values(), ids=BAD_SELECTIONS)
 @pytest.mark.parametrize("factors", [True, False], ids=["with factors", "without"])
 def test_a_selection_that_makes_no_sense_is_refused(says, kept, factors):
-    if says.startswith("2 factors") and not factors:
-        pytest.skip("how many modes there are is known at the site")
     request = make_patient_request()
-    arrays = [*(request.anchors if factors else ()), *kept]
+    arrays = [*(request.anchors if factors or says.startswith("2 factors") else ()), *kept]
     assert says in refused(RoundRequest.from_wire, arrays, request.to_wire()[1])
 
 
@@ -535,10 +462,7 @@ def weights_with(*weights) -> list[np.ndarray]:
 
 BAD_WEIGHTS = {
     "another number of modes": ("1 weights, but a selection for 2 modes", [make_weights()[0]]),
-    "empty": ("weights, mode 2: ", weights_with()),
     "zero": ("weights, mode 2: ", weights_with(0, 1)),
-    "subnormal": ("weights, mode 2: ", weights_with(1e-40, 1)),
-    "negative": ("weights, mode 2: ", weights_with(-1, 1)),
     "more than 1": ("weights, mode 2: ", weights_with(0.5, 1.5)),
     "not finite": ("weights, mode 2: ", weights_with(0.5, np.inf)),
     "not a number": ("weights, mode 2: ", weights_with(0.5, np.nan)),
@@ -553,19 +477,11 @@ def test_weights_that_make_no_sense_are_refused(says, weights):
     assert says in refused(RoundRequest.from_wire, arrays, request.to_wire()[1])
 
 
-def test_weights_without_a_selection_are_no_request():
-    request = make_patient_request(selection=())
-    arrays = [*request.anchors, *make_weights()]
-    assert "need shape" in refused(RoundRequest.from_wire, arrays, request.to_wire()[1])
-
-
 BAD_SHAPES = {
     "no arrays": [],
     "array missing": SHAPES[:1],
     "array too many": [*SHAPES, (2, RANK)],
-    "swapped": SHAPES[::-1],
     "a row more": [(5, RANK), (5, RANK)],
-    "a row less": [(4, RANK), (4, RANK)],
 }
 
 
@@ -593,8 +509,6 @@ def test_packed_bytes_come_back_as_the_vector_that_was_sent(carry):
 
 BYTES = {
     "empty": np.zeros(0, np.uint8),
-    "zeros": np.zeros(500, np.uint8),
-    "ones": np.full(500, 255, np.uint8),
     "a matrix": np.zeros((3000, 1), np.uint8),
     "other integers": np.zeros(500, np.int8),
     "text": np.array(["x" * 500]),
@@ -635,29 +549,9 @@ FAMILY = [kind for kind in vars(errors).values()
           if isinstance(kind, type) and issubclass(kind, DPFactError)]  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", FAMILY, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [*FAMILY, ValueError, MemoryError, KeyboardInterrupt])
 def test_a_public_reason_is_a_code_and_nothing_of_the_error(kind):
-    try:
-        raise kind(f"patient {SECRET} has a cell")
-    except DPFactError as error:
-        reason = public_reason(error)
-    assert str(SECRET) not in reason
-    assert reason == f"dpfact:{kind.code} (details are in the site's own log)"
-
-
-@pytest.mark.parametrize("error", [ValueError(SECRET), MemoryError(SECRET), KeyError(SECRET),
-                                   KeyboardInterrupt(SECRET)], ids=repr)  # fmt: skip
-def test_errors_of_others_are_internal(error):
-    assert public_reason(error) == "dpfact:internal (details are in the site's own log)"
-
-
-def test_every_error_has_a_code_of_its_own_and_is_what_python_calls_it():
-    assert len({kind.code for kind in FAMILY}) == len(FAMILY)
-    for kind, builtin in ((errors.DataError, ValueError), (errors.SettingsError, ValueError),
-                          (errors.MessageError, ValueError), (errors.StateError, RuntimeError),
-                          (errors.DivergenceError, ArithmeticError),
-                          (errors.PrivacyRefusedError, PermissionError),
-                          (errors.QuorumError, RuntimeError),
-                          (errors.MissingDependencyError, ImportError)):  # fmt: skip
-        assert issubclass(kind, (DPFactError, builtin))
-        assert issubclass(kind, builtin)
+    reason = public_reason(kind(f"patient {SECRET} has a cell"))
+    code = getattr(kind, "code", "internal")
+    assert reason == f"dpfact:{code} (details are in the site's own log)"
+    assert len({each.code for each in FAMILY}) == len(FAMILY)
