@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -11,14 +10,13 @@ import pytest
 
 import dpfact_flower.site.round
 from dpfact_flower.client import DPFactClient, RoundRefusedError
-from dpfact_flower.data.site_data import load_site
 from dpfact_flower.data.vocabulary import joint_digest
-from dpfact_flower.errors import DataError, DivergenceError, SettingsError
-from dpfact_flower.privacy import ReleaseEvent, account
+from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.privacy import ReleaseEvent
 from dpfact_flower.privacy.ledger import LEDGER, Ledger, data_tag
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import PrivacySettings, SiteSettings, SolverSettings
-from dpfact_flower.site import admission, answer
+from dpfact_flower.site import admission
 from dpfact_flower.site.disclosure import log_privately
 from dpfact_flower.site.store import SiteState, SiteStore
 from dpfact_flower.tensor import SparseTensor
@@ -41,13 +39,6 @@ def make_client(data, tmp_path, **settings) -> DPFactClient:
     """A real site that allows what the test asks; by default, releases without noise."""
     given = {"allow_privacy": "none", "state_dir": str(tmp_path / "state"), **settings}
     return DPFactClient(data, SiteSettings(**given))
-
-
-def test_a_site_is_a_real_one_unless_it_is_said_to_be_played(data, tmp_path):
-    """Of which a setting that a hospital must choose is asked, and noise is never seeded."""
-    with pytest.raises(SettingsError, match="allow-privacy: must be set"):
-        answer.Site(data, SiteSettings(state_dir=str(tmp_path)))
-    answer.Site(data, SiteSettings(state_dir=str(tmp_path)), simulation=True)
 
 
 def make_noisy_client(data, tmp_path, **settings) -> DPFactClient:
@@ -118,18 +109,6 @@ def test_a_round_gives_feature_factors_the_sites_name_and_a_constant_for_the_pat
     assert {a.dtype for a in arrays} == {np.dtype(np.float32)}
     assert examples == 1
     assert config == {"site": "site-1"}
-
-
-def test_patient_factors_stay_in_the_state_folder(client, data, tmp_path):
-    fit(client, make_request(data))
-    assert state_of(tmp_path, data).factors[0].shape == (data.tensor.n_patients, 4)
-    line = (tmp_path / "state" / "site-1" / "job" / "history.jsonl").read_text()
-    assert json.loads(line)["round"] == 1
-
-
-def test_without_noise_the_release_is_the_local_factors(client, data, tmp_path):
-    arrays, _, _ = fit(client, make_request(data))
-    np.testing.assert_array_equal(arrays[0], state_of(tmp_path, data).factors[1])
 
 
 def test_without_noise_nothing_is_charged_but_the_release_is_on_record(client, data, tmp_path):
@@ -284,15 +263,6 @@ def test_a_job_begun_with_other_data_does_not_go_on(data, cohort, tmp_path, capl
     assert len(all_events(tmp_path)) == 4
 
 
-def test_a_ledger_that_is_gone_is_not_made_anew(client, data, tmp_path, caplog):
-    """Where there is state, there was a ledger: an empty one would have a whole budget."""
-    fit(client, make_request(data))
-    (folder_of(tmp_path) / LEDGER).unlink()
-    for request in (make_request(data), make_request(data, job="other")):
-        assert "there is no ledger here" in refusal(client, request, caplog)
-    assert not (folder_of(tmp_path) / LEDGER).exists()
-
-
 def test_a_damaged_ledger_is_refused_and_left_as_it_is(data, tmp_path, caplog):
     client = make_noisy_client(data, tmp_path)
     request = make_request(data, solver=PAPER, privacy=PrivacySettings(privacy="paper"))
@@ -359,21 +329,6 @@ def test_a_state_that_is_not_what_was_sent_is_not_sent_in_its_place(client, data
     assert len(rows_of(tmp_path)) == 1
 
 
-def test_noise_differs_between_jobs(data, tmp_path):
-    """Fresh noise each time: two jobs that ask the same get different bytes."""
-    client = make_noisy_client(data, tmp_path)
-    request = make_request(data, solver=PAPER, privacy=PrivacySettings(privacy="paper"))
-    first, _, _ = fit(client, request)
-    other, _, _ = fit(client, replace(request, job="other"))
-    assert not np.array_equal(first[0], other[0])
-
-
-def test_an_asked_again_round_with_another_content_is_stale(client, data, caplog):
-    fit(client, make_request(data))
-    text = refusal(client, make_request(data, seed=4), caplog)
-    assert "round 1 of job 'job' is stale" in text
-
-
 def test_rounds_go_on_from_the_state(client, data, tmp_path):
     # With the paper's weight: with a relative one, features begin at the global factors.
     own = SolverSettings(rank=4, gamma=5.0)
@@ -382,23 +337,6 @@ def test_rounds_go_on_from_the_state(client, data, tmp_path):
     lines = (tmp_path / "state" / "site-1" / "job" / "history.jsonl").read_text().splitlines()
     first, second = (json.loads(line) for line in lines)
     assert second["objective"][0] == pytest.approx(first["objective"][-1], rel=1e-4)
-
-
-def test_a_privacy_mode_the_site_did_not_name_is_refused(data, tmp_path, caplog):
-    client = make_noisy_client(data, tmp_path)
-    assert "allow-privacy is 'paper'" in refusal(client, make_request(data), caplog)
-    assert not (tmp_path / "state").exists()
-
-
-def test_a_solver_that_the_site_has_no_code_for_is_refused_and_nothing_is_left(
-    data, tmp_path, caplog
-):
-    client = make_client(data, tmp_path)
-    asked = make_request(
-        data, solver=SolverSettings(rank=4, solver="adam", relative_l21=0.0, mu=0.0)
-    )
-    assert "adam" in refusal(client, asked, caplog)
-    fit(client, make_request(data))
 
 
 def test_a_budget_the_site_capped_is_not_exceeded(data, tmp_path, caplog):
@@ -418,52 +356,6 @@ def test_a_budget_the_site_capped_is_not_exceeded(data, tmp_path, caplog):
     assert len(all_events(tmp_path)) == 2 * (refused_at - 1)
 
 
-def test_a_budget_may_be_spent_to_the_last(data, tmp_path, caplog):
-    request = make_request(
-        data, solver=PAPER, privacy=PrivacySettings(privacy="paper", epsilon=1.2)
-    )
-    fit(make_noisy_client(data, tmp_path / "free"), request)
-    spent = account(all_events(tmp_path / "free"), SiteSettings().budget_delta).headline.epsilon
-    fit(make_noisy_client(data, tmp_path / "exact", max_epsilon=spent), request)
-    less = make_noisy_client(data, tmp_path / "less", max_epsilon=spent * (1 - 1e-12))
-    assert "max-epsilon is" in refusal(less, request, caplog)
-
-
-def test_the_server_cannot_widen_the_budget_by_naming_a_large_delta(data, tmp_path, caplog):
-    client = make_noisy_client(data, tmp_path, max_epsilon=0.5)
-    privacy = PrivacySettings(privacy="paper", epsilon=5.0, delta=0.4)
-    request = make_request(data, solver=PAPER, privacy=privacy)
-    assert "at delta 1e-05" in refusal(client, request, caplog)
-
-
-def test_a_new_job_does_not_make_a_new_budget(data, tmp_path):
-    client = make_noisy_client(data, tmp_path, max_epsilon=4.0)
-    privacy = PrivacySettings(privacy="paper", rho=0.01)
-    request = make_request(data, solver=PAPER, privacy=privacy)
-    accepted = 0
-    for number in range(100):
-        try:
-            fit(client, replace(request, job=f"job-{number}"))
-        except RoundRefusedError:
-            break
-        accepted += 1
-    events = all_events(tmp_path)
-    assert len(events) == 2 * accepted
-    assert account(events, 1e-5).headline.epsilon <= 4.0
-    assert account(events + events[:2], 1e-5).headline.epsilon > 4.0
-
-
-def test_requests_at_the_same_time_make_one_release(data, tmp_path):
-    """Threads stand for the processes that a deployment starts, one a message."""
-    request = make_request(data, solver=PAPER, privacy=PrivacySettings(privacy="paper"))
-    with ThreadPoolExecutor(4) as pool:
-        clients = [make_noisy_client(data, tmp_path) for _ in range(4)]
-        replies = list(pool.map(lambda client: fit(client, request)[0][0], clients))
-    for reply in replies[1:]:
-        np.testing.assert_array_equal(reply, replies[0])
-    assert len(all_events(tmp_path)) == 2
-
-
 def test_settings_cannot_change_in_the_middle_of_a_job(data, tmp_path, caplog):
     """State carries un-noised factors: a smaller step in round 2 must not publish round 1's."""
     client = make_noisy_client(data, tmp_path)
@@ -481,59 +373,6 @@ def test_settings_cannot_change_in_the_middle_of_a_job(data, tmp_path, caplog):
     fit(client, replace(first, round=2))
 
 
-def test_an_over_budget_request_is_refused_before_any_patient_is_looked_at(
-    data, tmp_path, caplog, monkeypatch
-):
-    def touch(*_args, **_kwargs):
-        raise AssertionError("looked at the patients")
-
-    client = make_noisy_client(data, tmp_path, max_epsilon=0.01)
-    for place in (
-        "dpfact_flower.site.elastic.run_round",
-        "dpfact_flower.site.elastic.ElasticRound.run",
-    ):
-        monkeypatch.setattr(place, touch)
-    request = make_request(data, solver=PAPER, privacy=PrivacySettings(privacy="paper"))
-    assert "max-epsilon is 0.01" in refusal(client, request, caplog)
-
-
-@pytest.mark.parametrize("error", [DivergenceError("x"), DataError("x"), ValueError("x")])
-def test_whatever_fails_on_the_data_leaves_as_one_code(client, data, monkeypatch, error):
-    def fail(*_args, **_kwargs):
-        raise error
-
-    monkeypatch.setattr("dpfact_flower.site.elastic.run_round", fail)
-    with pytest.raises(RoundRefusedError, match=r"^dpfact:failed "):
-        fit(client, make_request(data))
-
-
-def test_a_request_for_too_much_is_refused(data, tmp_path, caplog):
-    client = make_client(data, tmp_path, max_rank=3, max_tau=2)
-    assert "this site's limit is 3" in refusal(client, make_request(data), caplog)
-    asked = make_request(data, solver=SolverSettings(rank=3, tau=3))
-    assert "this site's limit is 2" in refusal(client, asked, caplog)
-
-
-def test_an_unwritable_diary_does_not_undo_a_release(client, data, monkeypatch):
-    def fail(*_args):
-        raise OSError("no space")
-
-    monkeypatch.setattr("dpfact_flower.site.store.SiteStore.note", fail)
-    arrays, _, _ = fit(client, make_request(data))
-    assert np.isfinite(arrays[0]).all()
-
-
-def test_what_a_killed_process_left_is_swept(client, data, tmp_path):
-    fit(client, make_request(data))
-    folder = tmp_path / "state" / "site-1" / "job"
-    for number in (1, 2):
-        torn = folder / f".state-{number:06d}.npz.killed"
-        torn.write_bytes(b"half a file of patient factors")
-    for number in (2, 3):
-        fit(client, make_request(data, round=number))
-    assert not list(folder.glob(".state-*"))
-
-
 @pytest.mark.parametrize(
     ("choices", "says"),
     [
@@ -546,13 +385,6 @@ def test_what_a_killed_process_left_is_swept(client, data, tmp_path):
 def test_choices_that_would_fail_open_are_refused(data, tmp_path, choices, says):
     with pytest.raises(SettingsError, match=says):
         make_client(data, tmp_path, **choices)
-
-
-def test_seeded_noise_is_refused_outside_simulation(data, tmp_path, caplog):
-    client = make_noisy_client(data, tmp_path)
-    privacy = PrivacySettings(privacy="paper", noise_seed=1)
-    text = refusal(client, make_request(data, solver=PAPER, privacy=privacy), caplog)
-    assert "noise-seed" in text
 
 
 BAD_REQUESTS = {
@@ -576,34 +408,10 @@ def test_a_bad_request_is_refused_at_the_door(client, data, tmp_path, caplog, ch
     fit(client, make_request(data))  # the site is unharmed
 
 
-@pytest.mark.parametrize("key", ["rank", "eta", "privacy", "job", "round", "seed", "solver"])
-def test_a_mistyped_config_is_refused(client, data, key):
-    arrays, config = make_request(data).to_wire()
-    with pytest.raises(RoundRefusedError, match=r"dpfact:message"):
-        client.fit(arrays, {**config, key: [1]})
-
-
 def test_a_site_without_nonzeros_says_so(data, tmp_path, caplog):
     nothing = SparseTensor.from_coo(np.empty((0, 3)), [], data.tensor.shape)
     client = make_client(replace(data, tensor=nothing), tmp_path)
     assert "no non-zeros" in refusal(client, make_request(data), caplog)
-
-
-def test_an_unexpected_error_keeps_its_text_from_server_and_log(client, data, caplog, monkeypatch):
-    def fail(*_args, **_kwargs):
-        raise ValueError("could not convert 'Jane Doe MRN 12345'")
-
-    monkeypatch.setattr("dpfact_flower.site.elastic.run_round", fail)
-    text = refusal(client, make_request(data), caplog)
-    assert "unexpected ValueError" in text
-    assert "Jane" not in text
-
-
-def test_logs_hold_no_patient_value(client, data, caplog):
-    with caplog.at_level(logging.DEBUG):
-        fit(client, make_request(data))
-    for record in caplog.records:
-        assert str(data.tensor.n_patients) not in record.getMessage().split()
 
 
 def test_evaluate_and_get_parameters_are_refused(client):
@@ -635,19 +443,6 @@ def test_the_sites_own_mu_of_0_switches_nothing_off_whatever_the_run_asks(data, 
     fit(make_client(data, tmp_path / "plain"), make_request(data, solver=plain))
     own, expected = (state_of(tmp_path / name, data).factors for name in ("own", "plain"))
     np.testing.assert_array_equal(own[0], expected[0])
-
-
-def test_a_data_file_is_read_again_when_it_changes(cohort, tmp_path):
-    path = tmp_path / "site.npz"
-    cohort.sites[0].save(path)
-    assert load_site(path) is load_site(path)
-    cohort.sites[1].save(path)
-    assert load_site(path).name == "site-2"
-
-
-def test_a_missing_data_file_is_a_clear_error(tmp_path):
-    with pytest.raises(DataError, match="no such file"):
-        load_site(tmp_path / "absent.npz")
 
 
 # --- folders of others, and lines of the log

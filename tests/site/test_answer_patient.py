@@ -1,9 +1,7 @@
 """A site's door in patient mode: whole runs, repeats, and everything that is refused."""
 
-import errno
 import hashlib
 import logging
-import os
 import random
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +13,7 @@ import pytest
 
 from dpfact_flower.client import DPFactClient, RoundRefusedError
 from dpfact_flower.data.vocabulary import joint_digest
-from dpfact_flower.errors import DivergenceError, StateError
+from dpfact_flower.errors import StateError
 from dpfact_flower.privacy import PATIENT_CLAIM, account
 from dpfact_flower.privacy.ledger import LEDGER, Ledger
 from dpfact_flower.server.coordinator import Coordinator
@@ -143,13 +141,8 @@ def test_a_whole_run_sends_one_vector_a_round_and_spends_what_was_planned(data, 
     spent = account(events, 1e-5)
     assert 3.9 < spent.headline.epsilon <= 4.0
     assert spent.claim == PATIENT_CLAIM
-
-
-def test_no_round_leaves_factors_at_the_site(data, tmp_path):
-    client, server = make_client(data, tmp_path), make_server(data)
-    go_to(client, server, server.rounds)
-    assert not list((tmp_path / "state").rglob("*.npy"))
-    assert not list((tmp_path / "state").rglob("history.jsonl"))
+    left = {path.name for path in (tmp_path / "state" / "site-1" / "job").iterdir()}
+    assert left - {"selection.sha256"} == {"NOT-TO-BE-SHARED.txt", "ending.npz"}  # no factors
 
 
 @pytest.mark.parametrize("privacy", [PLANNED, CODES], ids=["whole vocabularies", "codes counted"])
@@ -218,11 +211,6 @@ def test_the_cap_counts_the_whole_run_before_anything_is_spent(data, tmp_path, c
     assert rows_of(tmp_path) == ()
 
 
-def test_a_cap_of_exactly_the_runs_epsilon_is_enough(data, tmp_path):
-    server = make_server(data)
-    go_to(make_client(data, tmp_path, max_epsilon=4.0), server, server.rounds)
-
-
 def test_a_second_run_is_another_cost(data, tmp_path, caplog):
     """A new job's name makes no new budget."""
     client, server = make_client(data, tmp_path), make_server(data)
@@ -282,14 +270,6 @@ def test_a_start_that_leaves_the_patients_no_memory_is_refused_before_one_is_rea
     go_to(make_client(source, tmp_path), server, 1)
 
 
-def test_new_data_of_the_same_site_has_no_new_budget(data, cohort, tmp_path, caplog):
-    server = make_server(data)
-    go_to(make_client(data, tmp_path), server, server.rounds)
-    changed = make_client(replace(cohort.sites[1], name="site-1"), tmp_path)
-    asked = make_server(data, job="other").request(1)
-    assert refusal(changed, asked, caplog)[0] == "privacy-refused"
-
-
 def test_the_server_cannot_widen_the_budget_by_naming_a_large_delta(data, tmp_path, caplog):
     server = make_server(data, replace(PLANNED, delta=0.4))
     code, log = refusal(make_client(data, tmp_path), server.request(1), caplog)
@@ -314,21 +294,6 @@ def test_releases_that_do_not_add_up_are_refused(data, tmp_path, caplog, mode):
     assert code == "privacy-refused"
     assert ("another unit" if mode == "paper" else "without noise") in log
     assert len(rows_of(tmp_path)) == 1
-
-
-def test_the_papers_entries_are_not_added_to_patients(data, tmp_path, caplog):
-    allowed = {"allow_privacy": "paper,patient", "max_epsilon": 100.0}
-    client = make_client(data, tmp_path, **allowed)
-    go_to(client, make_server(data), 1)
-    later = RoundRequest(
-        job="later", round=1, rounds=5, seed=3, vocabulary="",
-        solver=SolverSettings(rank=4, solver="psgd", clip=1.0, eta=1e-3),
-        privacy=PrivacySettings(privacy="paper"),
-        anchors=initial_factors(data.tensor.feature_shape, 4, 3),
-    )  # fmt: skip
-    code, log = refusal(client, later, caplog)
-    assert (code, len(rows_of(tmp_path))) == ("privacy-refused", 1)
-    assert "another unit" in log
 
 
 def test_a_ledger_that_is_gone_is_not_made_anew(data, tmp_path, caplog):
@@ -362,19 +327,15 @@ def picked(*sizes):
 REFUSED_AT_ONCE = {
     # what, the round, the change of the request, and the code that leaves
     "a larger epsilon": (1, lambda r: changed(r, epsilon=4.2), "privacy-refused"),
-    "much larger": (1, lambda r: changed(r, epsilon=1e6), "privacy-refused"),
     "more rounds than the plan": (1, lambda r: replace(r, rounds=r.rounds + 1), "message"),
-    "fewer rounds than the plan": (1, lambda r: replace(r, rounds=r.rounds - 1), "message"),
     "a round beyond the last": (1, lambda r: replace(r, round=r.rounds + 1), "message"),
     "more refinement than rounds for it": (
         1, lambda r: changed(r, refine_rounds=3), "message",
     ),
     "noise beyond float32": (1, lambda r: changed(r, start_share=1e-80), "settings"),
     "no share planned": (1, lambda r: changed(r, start_share=0.0), "message"),
-    "no rounds planned": (1, lambda r: changed(r, refine_rounds=-1), "message"),
     "seeded noise": (1, lambda r: changed(r, noise_seed=7), "privacy-refused"),
     "another vocabulary": (1, lambda r: replace(r, vocabulary="0" * 64), "message"),
-    "a job that leads elsewhere": (1, lambda r: replace(r, job="../x"), "message"),
     "a rank beyond the limit": (1, lambda r: of_solver(r, rank=21), "message"),
     "tau beyond the limit": (1, lambda r: of_solver(r, tau=21), "message"),
     "factors where none belong": (
@@ -387,28 +348,13 @@ REFUSED_AT_ONCE = {
     "no factors": (2, lambda r: replace(r, anchors=()), "message"),
     "no factors at the end": (6, lambda r: replace(r, anchors=()), "message"),
     "a factor missing": (2, lambda r: replace(r, anchors=r.anchors[:1]), "data"),
-    "a factor too many": (2, lambda r: replace(r, anchors=of_factors((9, 12, 3))), "data"),
     "a code too many": (2, lambda r: replace(r, anchors=of_factors((9, 13))), "data"),
-    "modes swapped": (2, lambda r: replace(r, anchors=r.anchors[::-1]), "data"),
-    "another rank": (2, lambda r: replace(r, anchors=of_factors((9, 12), 3)), "message"),
-    "huge factors": (
-        2, lambda r: replace(r, anchors=(np.full((9, 4), 2e6, np.float32), r.anchors[1])),
-        "message",
-    ),
-    "factors that are not finite": (
-        2, lambda r: replace(r, anchors=(np.full((9, 4), np.nan, np.float32), r.anchors[1])),
-        "message",
-    ),
     "a selection in the middle": (
         2, lambda r: replace(r, selection=picked(9, 12)), "message",
     ),
     "the settings of another run": (2, lambda r: changed(r, epsilon=3.9), "message"),
-    "another start share": (2, lambda r: changed(r, start_share=0.6), "message"),
-    "another bound": (2, lambda r: changed(r, bound=0.2), "message"),
     "another seed": (2, lambda r: replace(r, seed=4), "message"),
-    "another l2,1 weight": (2, lambda r: of_solver(r, relative_l21=0.5), "message"),
-    "another delta": (2, lambda r: changed(r, delta=1e-6), "message"),
-    "other patients in mind": (2, lambda r: changed(r, patients=10**6), "message"),
+    "another l2,1 weight": (2, lambda r: of_solver(r, off=0.5), "message"),
 }  # fmt: skip
 
 
@@ -427,42 +373,6 @@ def test_what_is_refused_costs_nothing_and_harms_nothing(
         assert refusal(client, change(request), caplog)[0] == code
     assert rows_of(tmp_path) == before
     ask(client, request)
-
-
-MISTYPED = {
-    "a bound beyond the range": {"bound": 1.5},
-    "no bound": {"bound": 0.0},
-    "a bound that is not finite": {"bound": float("inf")},
-    "a share beyond one": {"start-share": 1.5},
-    "no delta": {"delta": 0.0},
-    "no epsilon": {"epsilon": 0.0},
-    "rho beside it": {"rho": 1e-3},
-    "counts": {"scale": "counts"},
-    "rounds too many": {"refine-rounds": 101},
-    "text for a number": {"epsilon": "4"},
-    "a mode unknown": {"privacy": "trust-me"},
-    "codes that are none": {"codes": "6x0"},
-    "codes beyond all numbers": {"codes": "1" * 5000},
-    "an older protocol": {"protocol": 1},
-    "round zero": {"round": 0},
-}
-
-
-@pytest.mark.parametrize("changes", MISTYPED.values(), ids=MISTYPED)
-def test_settings_out_of_range_are_refused_at_the_door(data, tmp_path, caplog, changes):
-    client = make_client(data, tmp_path)
-    arrays, config = make_server(data).request(1).to_wire()
-    assert refusal(client, (arrays, {**config, **changes}), caplog)[0] in ("message", "settings")
-    assert rows_of(tmp_path) == ()
-
-
-def test_more_refinement_is_another_plan_of_the_same_price(data, tmp_path):
-    """Who asks for more rounds from the start gets noisier ones: epsilon stays epsilon."""
-    client = make_client(data, tmp_path)
-    server = make_server(data, replace(PLANNED, refine_rounds=5))
-    go_to(client, server, server.rounds)
-    events = [event for row in rows_of(tmp_path) for event in row.events]
-    assert account(events, 1e-5).headline.epsilon <= 4.0
 
 
 def test_an_old_round_with_another_content_is_stale(data, tmp_path, caplog):
@@ -493,9 +403,6 @@ WITH_CODES = {
     "a selection too many": (2, lambda r: replace(r, selection=picked(6, 8, 2)), "data"),
     "codes beyond the vocabulary": (
         2, lambda r: replace(r, selection=(picked(6)[0], picked(8)[0] + 5)), "data",
-    ),
-    "codes in another order": (
-        2, lambda r: replace(r, selection=tuple(kept[::-1] for kept in r.selection)), "message",
     ),
     "more codes than planned": (2, lambda r: replace(r, selection=picked(7, 8)), "message"),
     "fewer codes than planned": (2, lambda r: replace(r, selection=picked(6, 7)), "message"),
@@ -558,10 +465,6 @@ def test_a_new_name_opens_no_new_budget(data, tmp_path, caplog):
     )
 
 
-def full_disk(*_):
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
 def test_patient_mode_must_be_allowed(data, tmp_path, caplog):
     client = make_client(data, tmp_path, allow_privacy="paper")
     code, log = refusal(client, make_server(data).request(1), caplog)
@@ -583,16 +486,6 @@ def test_seeded_noise_is_for_simulations(data, tmp_path, caplog):
         (row,) = rows_of(tmp_path / name)
         assert all(event.seeded for event in row.events)
     assert sent[0] == sent[1]
-
-
-def test_noise_of_the_operating_system_is_fresh_in_every_job(data, tmp_path):
-    client = make_client(data, tmp_path, max_epsilon=10.0)
-    servers = [make_server(data, job=job) for job in ("a", "b")]
-    first, second = (
-        read(server, 1, ask(client, server.request(1))).arrays[0] for server in servers
-    )
-    # On a grid of sigma / 256 two normal values are equal once in 900 times.
-    assert (first != second).mean() > 0.95
 
 
 def test_without_a_lock_two_jobs_do_not_share_one_budget(data, tmp_path, caplog, monkeypatch):
@@ -659,61 +552,7 @@ def test_a_site_with_nothing_to_say_answers_like_any_other(data, tmp_path, caplo
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-def test_what_fails_on_the_data_leaves_as_one_code_and_costs_nothing(
-    data, tmp_path, caplog, monkeypatch
-):
-    client, server = make_client(data, tmp_path), make_server(data)
-    go_to(client, server, 1)
-    for name, error in (
-        ("privacy.patient.kinds.refinement", ValueError("could not convert 'Jane Doe'")),
-        ("site.patient.release", DivergenceError("x")),
-    ):
-
-        def fail(*_args, error=error, **_kwargs):
-            raise error
-
-        with monkeypatch.context() as broken:
-            broken.setattr(f"dpfact_flower.{name}", fail)
-            code, log = refusal(client, server.request(2), caplog)
-        assert code == "failed"
-        assert "Jane" not in log
-        assert len(rows_of(tmp_path)) == 1
-
-
 # --- crashes
-
-
-class Stopped(BaseException):
-    """Stands for a process that ends there."""
-
-
-@pytest.mark.parametrize("after", [False, True], ids=["before the charge", "after it"])
-@pytest.mark.parametrize("number", [1, 3, 5])
-def test_a_crash_around_the_charge_leaves_the_site_before_the_round_or_after_it(
-    data, tmp_path, monkeypatch, after, number
-):
-    client, server = make_client(data, tmp_path), make_server(data)
-    go_to(client, server, number - 1)
-    charge = Ledger.charge
-
-    def stop(*arguments):
-        if after:
-            charge(*arguments)
-        raise Stopped
-
-    request = server.request(number)
-    with monkeypatch.context() as broken:
-        broken.setattr(Ledger, "charge", stop)
-        with pytest.raises(Stopped):
-            ask(client, request)
-    rows = rows_of(tmp_path)
-    assert len(rows) == number - (0 if after else 1)
-    arrays = read(server, number, ask(make_client(data, tmp_path), request)).arrays
-    assert len(rows_of(tmp_path)) == number
-    with Ledger(tmp_path / "state" / "site-1", create=False) as ledger:
-        assert bits(ledger.release_of("job", number).arrays) == bits(arrays)
-    if after:
-        assert rows_of(tmp_path) == rows
 
 
 # --- what leaves, what is logged

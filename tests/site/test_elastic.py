@@ -236,11 +236,6 @@ def test_a_tensor_without_nonzeros_is_refused():
         answer(SparseTensor.from_coo([], [], (3, 4, 5)), request((4, 5)))
 
 
-def test_other_vocabulary_sizes_are_refused(tensor):
-    with pytest.raises(DataError, match=r"sizes \(4, 5\)"):
-        answer(tensor, request((4, 5)))
-
-
 def test_measures_are_those_of_the_sites_own_factors(tensor):
     outcome = answer(tensor, request(tensor.feature_shape))
     factors, measures = outcome.state.factors, outcome.measures

@@ -44,7 +44,6 @@ from dpfact_flower.site.disk_reservation import (
     reserve,
 )
 from dpfact_flower.site.lockout import ATTEMPT_LIMIT
-from dpfact_flower.site.store import SiteStore
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.wire import records
 from dpfact_flower.wire.protocol import RoundRequest
@@ -257,33 +256,6 @@ def test_no_file_that_is_too_large_for_the_disk_tells_of_a_patient(worlds, numbe
             assert answers[0] == ("dpfact:state", before)
             assert not worlds[0].source.read_by_now
     assert answers[0] == same(worlds, number)
-
-
-@pytest.mark.parametrize("number", [1, 2, 3])
-def test_a_ledger_that_cannot_grow_after_all_is_a_failed_round(worlds, number, monkeypatch):
-    """Somebody else took the room: after the patients were read, that is like any other failure."""
-    for world in worlds:
-        world.go_to(number)
-    before = worlds[0].rows()
-    monkeypatch.setattr("dpfact_flower.site.admission.bytes_to_reserve", lambda *_: 0)
-    for size in (0, 5000):
-        with files_up_to(size), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(SiteStore, "begin", lambda self: None)
-            patch.setattr(SiteStore, "note_selection", lambda self, digest: None)
-            patch.setattr("dpfact_flower.site.admission.Ledger", OpenedBefore(Ledger, size))
-            check_refused(worlds, same(worlds, number), before)
-    assert same(worlds, number).rows == before + 1
-
-
-class OpenedBefore:
-    """A ledger that is made while there is room."""
-
-    def __init__(self, kind: type[Ledger], size: int) -> None:
-        self._kind, self._size = kind, size
-
-    def __call__(self, *arguments: object, **named: object) -> Ledger:
-        with files_up_to(10**7):
-            return self._kind(*arguments, **named)
 
 
 @pytest.mark.parametrize("values", [1, 1000, 50_000])
@@ -527,26 +499,6 @@ def test_a_release_that_cannot_be_packed_is_charged_once_and_sent_when_it_can(wo
             patch.setattr(place, raising(MemoryError(SECRET)))
             assert world.ask(1) == ("dpfact:failed", 1)
     assert same(worlds, 1).rows == 1
-
-
-@pytest.mark.parametrize("name", ["keep_only", "note"])
-def test_what_fails_after_the_charge_keeps_nothing_back(cohort, tmp_path, name, monkeypatch):
-    monkeypatch.setattr(SiteStore, name, raising(OSError(errno.ENOSPC, SECRET)))
-    settings = SiteSettings(state_dir=str(tmp_path), allow_privacy="none")
-    asked = RoundRequest(
-        job="job", round=1, rounds=2, seed=0, solver=SolverSettings(rank=4), vocabulary="",
-        privacy=PrivacySettings(privacy="none"), anchors=initial_factors(SIZES, 4, 0),
-    )  # fmt: skip
-    assert len(Site(cohort.sites[0], settings).answer(asked).arrays) == 2
-
-
-def test_a_mark_that_cannot_be_written_keeps_nothing_back(worlds):
-    for world in worlds:
-        world.go_to(2)
-        mark = world.folder / "north" / f"{LEDGER}-head"
-        mark.unlink()
-        mark.mkdir()
-    assert same(worlds, 2).rows == 2
 
 
 # --- a round that is over

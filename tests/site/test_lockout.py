@@ -1,11 +1,29 @@
-"""What fails after the patients were read is not charged, and so may not be had without end."""
+"""What closes a site until a person has looked: attempts that fail in a row, a rolled-back folder.
+
+What fails after the patients were read is not charged, and so may not be had without end. And the
+server knows what it has answers to.
+"""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from dpfact_flower.errors import StateError
+from dpfact_flower.client import DPFactClient, RoundRefusedError
+from dpfact_flower.errors import MessageError, StateError
+from dpfact_flower.privacy.ledger import Ledger
+from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site import answer
-from dpfact_flower.site.lockout import ATTEMPT_LIMIT, ATTEMPTS, check_attempts, counting_attempt
-from tests.site.test_failures import World
+from dpfact_flower.site.lockout import (
+    ATTEMPT_LIMIT,
+    ATTEMPTS,
+    check_attempts,
+    counting_attempt,
+    rolled_back_faults,
+)
+from dpfact_flower.wire.protocol import ROUND_TIMEOUT, RoundRequest
+from tests.site.test_failures import World, requests
 
 
 @pytest.fixture
@@ -53,3 +71,97 @@ def test_a_look_counts_before_it_begins(tmp_path):
         del look
     with pytest.raises(StateError, match="10 rounds in a row"):
         check_attempts(tmp_path)
+
+
+# --- a folder that was rolled back as a whole
+
+
+@pytest.fixture
+def settings(tmp_path) -> SiteSettings:
+    return SiteSettings(state_dir=str(tmp_path / "state"), allow_privacy="patient",
+                        max_epsilon=100.0)  # fmt: skip
+
+
+@pytest.fixture
+def folder(settings) -> Path:
+    return Path(settings.state_dir) / "site-1"
+
+
+@pytest.fixture
+def ask(cohort, settings):
+    """What a site says to a request, in words; what is asked travels."""
+
+    def asked(request: RoundRequest, ask=DPFactClient.fit) -> str:
+        try:
+            ask(DPFactClient(cohort.sites[0], settings), *request.to_wire())
+        except RoundRefusedError as error:
+            return str(error).split(" ")[0]
+        return "answered"
+
+    return asked
+
+
+def rows(folder: Path) -> int:
+    with Ledger(folder, create=False) as ledger:
+        assert ledger.verify() == []
+        return len(ledger.rows())
+
+
+def preflight(client, arrays, config):
+    return client.preflight(arrays, {**config, ROUND_TIMEOUT: 600.0})
+
+
+@pytest.mark.parametrize("how", [DPFactClient.fit, preflight])
+@pytest.mark.parametrize("left", ["a round", "nothing"])
+def test_a_folder_that_was_set_back_answers_nothing_until_somebody_has_looked(
+    ask, folder, tmp_path, how, left
+):
+    asked = requests()
+    assert ask(asked[1]) == "answered"
+    shutil.copytree(folder.parent, tmp_path / "backup")
+    assert ask(replace(asked[2], answered={"site-1": 1})) == "answered"
+    shutil.rmtree(folder.parent)
+    if left == "a round":
+        shutil.copytree(tmp_path / "backup", folder.parent)
+    next_ = replace(asked[3], answered={"site-1": 2, "site-2": 2})
+    assert ask(next_, how) == "dpfact:state"
+    other = replace(asked[1], job="another")
+    assert ask(other) == "dpfact:state"  # whoever asks
+    (fault,) = rolled_back_faults(folder)
+    note = Path(fault.partition(":")[0])
+    assert "has answered round 2 of job" in note.read_text()
+    if left == "a round":
+        assert "round 1 as its last" in note.read_text()
+        assert rows(folder) == 1
+    note.unlink()
+    assert ask(next_) == "dpfact:state"  # that job does not go on
+    note.unlink()
+    assert ask(other) == "answered"
+
+
+def test_a_server_that_says_what_is_so_is_answered(ask, folder):
+    asked = requests()
+    others = {"site-2": 9}
+    for number in (1, 2, 3):
+        said = {"site-1": number - 1, **others} if number > 1 else others
+        assert ask(replace(asked[number], answered=said)) == "answered"
+    assert rolled_back_faults(folder) == []
+    # Asked again, with another word of who has answered: the same bytes, for nothing.
+    assert ask(replace(asked[3], answered={"site-1": 2})) == "answered"
+    assert rows(folder) == 3
+
+
+def test_what_the_server_says_of_answers_is_no_part_of_what_it_asks():
+    asked = requests()[2]
+    again = replace(asked, answered={"site-1": 1})
+    assert (again.digest, again.terms) == (asked.digest, asked.terms)
+    assert RoundRequest.from_wire(*again.to_wire()).answered == {"site-1": 1}
+    assert RoundRequest.from_wire(*asked.to_wire()).answered == {}
+
+
+@pytest.mark.parametrize("said", [3, "", "[1]", "7", '{"a": "x"}', '{"a": null}', "[" * 10_000,
+                                  '{"a": 1e999}'])  # fmt: skip
+def test_what_is_no_word_of_answers_is_refused(said):
+    arrays, config = requests()[2].to_wire()
+    with pytest.raises(MessageError, match="answered"):
+        RoundRequest.from_wire(arrays, {**config, "answered": said})

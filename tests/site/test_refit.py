@@ -6,9 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dpfact_flower.data import site_data
-from dpfact_flower.data.site_data import open_site
-from dpfact_flower.errors import DataError, MessageError, PrivacyRefusedError, StateError
+from dpfact_flower.errors import DataError, MessageError, StateError
 from dpfact_flower.privacy.ledger import Ledger, data_tag
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.settings import PrivacySettings, RunSettings, SiteSettings, SolverSettings
@@ -56,6 +54,11 @@ def ended(data, tmp_path, privacy=PRIVACY, **settings):
     return go_to(Site(data, settings_of(tmp_path, **settings)), server, server.rounds)
 
 
+def store_of(data, tmp_path) -> SiteStore:
+    state = tmp_path / "state"
+    return SiteStore(state, "site-1", "job", data_tag(state / "site-1", data.fingerprint))
+
+
 def files(tmp_path) -> set[str]:
     return {path.name for path in (tmp_path / "state").rglob("*") if path.is_file()}
 
@@ -83,15 +86,6 @@ def test_the_end_of_a_run_is_answered_without_a_look_at_a_patient(data, tmp_path
         assert ledger.verify() == []
 
 
-def test_the_end_asked_again_writes_nothing_more(data, tmp_path):
-    last = ended(data, tmp_path)[-1]
-    kept = {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in tmp_path.rglob("ending.npz")}
-    site = Site(data, settings_of(tmp_path))
-    for _ in range(3):
-        site.answer(last)
-    assert {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in tmp_path.rglob("ending.npz")} == kept
-
-
 def test_the_first_end_counts(data, tmp_path):
     """A server cannot have a site fit model after model to what it makes up."""
     last = ended(data, tmp_path)[-1]
@@ -99,12 +93,7 @@ def test_the_first_end_counts(data, tmp_path):
     other.rule.factors = tuple(factor + 1 for factor in last.anchors)
     other.rule._started = True
     Site(data, settings_of(tmp_path)).answer(other.request(other.rounds))
-    store = SiteStore(
-        tmp_path / "state",
-        "site-1",
-        "job",
-        data_tag(tmp_path / "state" / "site-1", data.fingerprint),
-    )
+    store = store_of(data, tmp_path)
     for kept, anchor in zip(store.ending()[0], last.anchors, strict=True):
         np.testing.assert_array_equal(kept, anchor)
 
@@ -174,12 +163,7 @@ def test_a_refit_leaves_the_sites_own_model(data, tmp_path, privacy):
     assert unfitted(tmp_path / "state" / "site-1") == ["job"]
     measures = refit(data, settings_of(tmp_path), "job")
     assert unfitted(tmp_path / "state" / "site-1") == []
-    store = SiteStore(
-        tmp_path / "state",
-        "site-1",
-        "job",
-        data_tag(tmp_path / "state" / "site-1", data.fingerprint),
-    )
+    store = store_of(data, tmp_path)
     state = store.load()
     assert state.round == last.round == measures.round
     assert state.factors[0].shape == (data.tensor.n_patients, 4)
@@ -193,12 +177,7 @@ def test_a_refit_repeats_bit_for_bit(data, tmp_path):
     factors = []
     for _ in range(2):
         refit(data, settings_of(tmp_path), "job")
-        store = SiteStore(
-            tmp_path / "state",
-            "site-1",
-            "job",
-            data_tag(tmp_path / "state" / "site-1", data.fingerprint),
-        )
+        store = store_of(data, tmp_path)
         factors.append(store.load().factors)
     for one, two in zip(*factors, strict=True):
         np.testing.assert_array_equal(one, two)
@@ -207,12 +186,7 @@ def test_a_refit_repeats_bit_for_bit(data, tmp_path):
 def test_a_site_refits_with_its_own_weight(data, tmp_path):
     ended(data, tmp_path)
     refit(data, settings_of(tmp_path, site_mu=1e6), "job")
-    store = SiteStore(
-        tmp_path / "state",
-        "site-1",
-        "job",
-        data_tag(tmp_path / "state" / "site-1", data.fingerprint),
-    )
+    store = store_of(data, tmp_path)
     assert not store.load().factors[0].any()
 
 
@@ -252,23 +226,3 @@ def test_what_is_kept_of_the_end_is_public(data, tmp_path):
         told = json.loads(str(archive["head"]))
     assert told["config"] == last.to_wire()[1]
     assert set(told) == {"config", "fingerprint", "arrays"}
-
-
-# --- a site's file
-
-
-def test_a_sites_file_is_opened_without_its_patients(data, tmp_path, monkeypatch):
-    data.save(tmp_path / "site.npz")
-    monkeypatch.setattr(site_data.SiteData, "load", lambda _: pytest.fail("read the patients"))
-    opened = open_site(tmp_path / "site.npz")
-    assert opened.name == data.name
-    assert [v.codes for v in opened.vocabularies] == [v.codes for v in data.vocabularies]
-    assert repr(opened) == "SiteFile('site-1')"
-
-
-def test_a_site_at_its_cap_refuses_without_a_look_at_a_patient(data, tmp_path):
-    server = make_server(data)
-    go_to(Site(data, settings_of(tmp_path, max_epsilon=4.0)), server, server.rounds)
-    closed = Site(Closed(data), settings_of(tmp_path, max_epsilon=4.0))
-    with pytest.raises(PrivacyRefusedError, match="max-epsilon is 4"):
-        closed.answer(make_server(data, job="another").request(1))

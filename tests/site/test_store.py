@@ -157,20 +157,6 @@ def test_state_of_other_data_is_refused(store, tmp_path):
             make_store(tmp_path / "state", "0" * 64).load(*arguments)
 
 
-@pytest.mark.parametrize("mask", [0o022, 0o000], ids=oct)
-def test_nothing_is_readable_by_others(store, tmp_path, mask):
-    before = os.umask(mask)
-    try:
-        store.save(make_state())
-        store.note(make_measures())
-        store.note_selection("0" * 64)
-        store.keep_ending([], {})
-    finally:
-        os.umask(before)
-    for path in tmp_path.rglob("*"):
-        assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
-
-
 # --- crashes
 
 

@@ -12,7 +12,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from dpfact_flower import client_app
 from dpfact_flower.client import DPFactClient, RoundRefusedError
 from dpfact_flower.data import site_data
-from dpfact_flower.errors import LateError, SettingsError
+from dpfact_flower.errors import LateError
 from dpfact_flower.machine.files import locked
 from dpfact_flower.privacy.ledger import Ledger
 from dpfact_flower.runtime.grid import InProcessGrid
@@ -64,14 +64,6 @@ def test_a_reply_leaves_at_its_time_or_at_twice_four_times_that(clock, passed, d
     assert clock.now == 1000.5 + due
 
 
-def test_nothing_is_held_unless_the_hospital_says_so(clock):
-    held = ReplyDelay(0.0)
-    clock.now += 5
-    held.wait()
-    assert (clock.slept, held.late) == ([], False)
-    assert SiteSettings().reply_after == 0
-
-
 def test_who_waits_for_another_reply_is_not_late_by_that(cohort, settings, clock, monkeypatch):
     """Or being late would tell how long the other's round took: only rounds may be late."""
 
@@ -115,12 +107,6 @@ def test_what_is_left_of_a_round_leaves_time_to_send_and_no_wrong_clock_adds_to_
 ):
     monkeypatch.setattr(reply_timing.time, "time", lambda: 5000.0)
     assert seconds_left(5000.0 - since, to_live) == pytest.approx(left, rel=1e-12)
-
-
-@pytest.mark.parametrize("value", [-1.0, 86_401.0, float("nan"), "10"])
-def test_the_setting_has_a_range(value):
-    with pytest.raises(SettingsError, match="reply-after"):
-        SiteSettings.from_config({"reply-after": value})
 
 
 # --- through the doors
@@ -311,12 +297,6 @@ def test_a_machine_that_pauses_while_a_charge_is_written_charges_nothing_after_t
     with Ledger(Path(settings.state_dir) / "site-1", create=False) as ledger:
         assert len(ledger.rows()) == (said == "answered")
         assert ledger.verify() == []
-
-
-def test_a_simulated_site_answers_at_once(cohort, settings, clock):
-    client = DPFactClient(cohort.sites[0], settings, simulation=True)
-    assert ask(client, requests()[1]) == "answered"
-    assert clock.slept == []
 
 
 def test_nobody_is_kept_in_memory_when_a_reply_is_due(cohort, cohort_folder, tmp_path, monkeypatch):
