@@ -42,13 +42,9 @@ _PATIENTS_SHARE = 0.25
 class Hospital:
     """A site's own side: its data, its settings, its folder.
 
-    Attributes
-    ----------
-    simulation : bool
-        Whether this process plays the site. Then noise may be seeded, and nothing waits for the
-        disk: there is no patient whose budget a power loss could hide.
-    beside : collection of str
-        Sites that are known to hold other patients, and may have a ledger in the same `state-dir`.
+    In a `simulation`, noise may be seeded and nothing waits for the disk: there is no patient whose
+    budget a power loss could hide. The sites `beside` are known to hold other patients, and may
+    have a ledger in the same `state-dir`.
     """
 
     source: SiteSource
@@ -99,22 +95,10 @@ class Hospital:
 class Admitted:
     """A request that passed every check; no patient has been read for it.
 
-    Attributes
-    ----------
-    work : RoundWork
-        What the rule makes of the request.
-    store : SiteStore
-        The job's folder, for what is not of the patients.
-    ledger : Ledger or None
-        Open; None where the site is about to begin one.
-    rows : sequence of LedgerRow
-        All that the site answered.
-    last : LedgerRow or None
-        The latest of the job.
-    repeated : LedgerRow or None
-        The one that answered this very request, if it may be sent again.
-    free_disk : callable
-        Gives the reserved disk space back, right before it is needed.
+    The ledger is open; None where the site is about to begin one. `rows` has all that the site
+    answered, `last` the latest of the job, and `repeated` what answered this very request, if that
+    may be sent again. `store` is for what is not of the patients. `free_disk` gives the reserved
+    disk space back, right before it is needed.
     """
 
     request: RoundRequest

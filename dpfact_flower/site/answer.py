@@ -62,11 +62,6 @@ class Site:
         `state_dir` and `allow_privacy` must be given.
     simulation, beside
         As for `dpfact_flower.site.admission.Hospital`.
-
-    Raises
-    ------
-    SettingsError
-        If a setting that a site must choose for itself is missing.
     """
 
     def __init__(
@@ -95,16 +90,8 @@ class Site:
     def answer(self, request: RoundRequest, delay: ReplyDelay | None = None) -> Release:
         """Compute, charge and keep the release for a request, or find it if it was made before.
 
-        Parameters
-        ----------
-        request : RoundRequest
-        delay : ReplyDelay, optional
-            Of the reply; it knows the round's deadline, after which nothing is charged.
-
-        Raises
-        ------
-        DPFactError
-            With a reason that is for the site alone; see `disclosure.log_privately`.
+        The delay of the reply knows the round's deadline, after which nothing is charged. What an
+        error says is for the site alone, see `disclosure.log_privately`.
         """
         delay, progress = delay or ReplyDelay(0), _Progress()
         try:

@@ -145,13 +145,7 @@ def measure(
 
 
 def check_modes(request: RoundRequest, sizes: Sequence[int]) -> None:
-    """Refuse a selection beyond the site's vocabularies, or factors of other modes: public matters.
-
-    Raises
-    ------
-    DataError
-        Naming the mode or the sizes.
-    """
+    """Refuse a selection beyond the vocabularies, or factors of other modes: public matters."""
     if request.selection and len(request.selection) != len(sizes):
         raise DataError(f"selection: need one of {len(sizes)} modes, got {len(request.selection)}")
     for mode, (kept, size) in enumerate(zip(request.selection, sizes, strict=False), start=1):

@@ -46,16 +46,9 @@ measures in history.jsonl, nor anything that is made from them. They are for thi
 
 @dataclass(frozen=True, eq=False)
 class SiteState:
-    """A site's own factors after a round; never sent.
+    """A site's own factors after a round, un-noised and patients first; never sent.
 
-    Attributes
-    ----------
-    round : int
-        The round that made them.
-    factors : tuple of ndarray of float32
-        Un-noised local factors, patients first.
-    eta : float
-        Step size in force.
+    `eta` is the step size in force.
     """
 
     round: int
@@ -92,11 +85,6 @@ class SiteStore:
         Of the site's data; state of other data is refused. Not needed for what is public.
     durable : bool
         Whether writing waits for the disk. False is for simulations only.
-
-    Raises
-    ------
-    StateError
-        If one of the folders is not this user's alone, see `check_own`.
     """
 
     def __init__(
@@ -130,15 +118,8 @@ class SiteStore:
     def load(self, round_number: int | None = None) -> SiteState | None:
         """Factors that a round left behind; None where it left none.
 
-        Parameters
-        ----------
-        round_number : int, optional
-            By the ledger. Default: the latest there is a file of, which is for looking on.
-
-        Raises
-        ------
-        StateError
-            If the file is damaged or belongs to other data.
+        The ledger says which round. Without a number it is the latest that there is a file of,
+        which is for looking on. A StateError names a file that is damaged or of other data.
         """
         if round_number is None:
             path = max(self.folder.glob(f"{_STATE}*.npz"), default=self._path(0))
@@ -163,13 +144,7 @@ class SiteStore:
             self._write(path, {"config": dict(config)}, arrays)
 
     def ending(self) -> tuple[list[NDArray[Any]], dict[str, Scalar]] | None:
-        """The last request of the run as it travelled; None where it did not come.
-
-        Raises
-        ------
-        StateError
-            If the file is damaged or belongs to other data.
-        """
+        """The last request of the run as it travelled; None where it did not come."""
         path = self.folder / ENDING
         if not path.exists():
             return None
@@ -232,13 +207,7 @@ class SiteStore:
         add_line(self.folder / "history.jsonl", json.dumps(asdict(measures)), durable=False)
 
     def history(self) -> list[RoundMeasures]:
-        """Lines of `history.jsonl`, the last one of each round.
-
-        Raises
-        ------
-        StateError
-            Naming the line that is damaged.
-        """
+        """Lines of `history.jsonl`, the last one of each round."""
         path = self.folder / "history.jsonl"
         rounds: dict[int, RoundMeasures] = {}
         lines = path.read_bytes().splitlines() if path.exists() else []

@@ -506,7 +506,7 @@ def test_whatever_the_umask_what_a_site_makes_is_its_own(data, tmp_path, mask):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"update": "x" * 100_000}, {"solver": "x" * 100_000}, {"job": "x" * 100_000},
+    [{"scale": "x" * 100_000}, {"solver": "x" * 100_000}, {"job": "x" * 100_000},
      {"rank": 10**60}, {"protocol": "x" * 100_000}, {"seed": 10**5000}, {"tau": "9\n" * 50_000}],
     ids=lambda changes: next(iter(changes)),
 )  # fmt: skip

@@ -192,8 +192,7 @@ def untouched(monkeypatch) -> None:
     def touch(*_args, **_kwargs):
         raise AssertionError("looked at the patients")
 
-    for name in ("code_counts", "cooccurrence", "refinement"):
-        monkeypatch.setattr(f"dpfact_flower.privacy.patient.kinds.{name}", touch)
+    monkeypatch.setattr("dpfact_flower.site.patient.PatientRound.bounded", touch)
 
 
 def test_the_cap_counts_the_whole_run_before_anything_is_spent(data, tmp_path, caplog, monkeypatch):

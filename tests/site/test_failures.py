@@ -343,7 +343,7 @@ def raising(error: BaseException) -> Callable:
 
 STEPS = {
     "reading the patients": (Watched, "read"),
-    "summing": (kinds, "cooccurrence"),
+    "summing": (patient.PatientRound, "bounded"),
     "drawing noise": (patient, "release"),
     "checking what was announced": (answer, "compute"),
     "charging": (Ledger, "charge"),
@@ -479,7 +479,7 @@ def test_a_failed_round_lets_go_of_the_patients_before_its_reply_is_due(worlds, 
         held.append(weakref.ref(large))
         raise MemoryError
 
-    monkeypatch.setattr(kinds, "cooccurrence", compute)
+    monkeypatch.setattr(patient.PatientRound, "bounded", compute)
     monkeypatch.setattr(answer, "compute", lambda *_: compute())
     monkeypatch.setattr(
         reply_timing.ReplyDelay,
