@@ -353,7 +353,7 @@ REFUSED_AT_ONCE = {
     ),
     "the settings of another run": (2, lambda r: changed(r, epsilon=3.9), "message"),
     "another seed": (2, lambda r: replace(r, seed=4), "message"),
-    "another l2,1 weight": (2, lambda r: of_solver(r, off=0.5), "message"),
+    "another l2,1 weight": (2, lambda r: of_solver(r, relative_l21=0.5), "message"),
 }  # fmt: skip
 
 
