@@ -29,7 +29,6 @@ from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.errors import StateError
 from dpfact_flower.privacy import PATIENT_CLAIM, Release, ReleaseEvent, replay
 from dpfact_flower.privacy.ledger import LEDGER, Ledger, ReleaseKey
-from dpfact_flower.privacy.patient import kinds
 from dpfact_flower.privacy.patient.plan import plan_patient
 from dpfact_flower.runtime.grid import InProcessGrid
 from dpfact_flower.server.coordinator import Coordinator
