@@ -42,14 +42,9 @@ Dense = tuple[NDArray[np.float64], ...]
 class Pair:
     """A phenotype and its partner in another run: numbers from 1, and their likeness.
 
-    Attributes
-    ----------
-    match : float
-        Product over the modes of the cosines between the two; 1 means equal.
-    least : float
-        What it has to exceed: cosines of .85, and what 95 in 100 of its partners stay below if the
-        other run's modes are tied to each other at random. Codes that are frequent everywhere give
-        such partners.
+    `match` is the product over the modes of the cosines between the two; 1 means equal. It has to
+    exceed `least`: cosines of .85, and what 95 in 100 of its partners stay below if the other run's
+    modes are tied to each other at random. Codes that are frequent everywhere give such partners.
     """
 
     number: int
@@ -65,18 +60,10 @@ class Pair:
 
 @dataclass(frozen=True)
 class Replication:
-    """A run's phenotypes in another run.
+    """A run's phenotypes in another run, `name` by its folder.
 
-    Attributes
-    ----------
-    name : str
-        Of the other run's folder.
-    how : str
-        What protected its patients, in words; never an epsilon without its claim.
-    rank : int
-        Of the run whose phenotypes are looked for.
-    modes : int
-        Number of feature modes, which likenesses are products over.
+    `how` says what protected the other run's patients, never an epsilon without its claim. `rank`
+    is that of the run whose phenotypes are looked for, and `modes` its number of feature modes.
     """
 
     name: str
