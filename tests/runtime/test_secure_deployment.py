@@ -179,7 +179,12 @@ def await_online(federation: Federation) -> None:
     for each in federation.hospitals:
         for unit, sign in (("dpfact-node", "SuperNode ID"), ("dpfact-site", "answering")):
             await_that(lambda e=each, u=unit, s=sign: s in e.log(u) or federation.ended(), unit)
-    assert not federation.ended(), federation.hospitals[0].log("dpfact-site")
+    said = [
+        each.log(unit)[-1500:]
+        for each in federation.hospitals
+        for unit in ("dpfact-node", "dpfact-site")
+    ]
+    assert not federation.ended(), "\n".join(said)
 
 
 @pytest.mark.deployment
