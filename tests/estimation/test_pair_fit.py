@@ -87,6 +87,7 @@ def test_iterations_are_those_of_plain_coordinate_descent(codes, threshold):
     np.testing.assert_allclose(found.d, expected.d, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threshold", [0.0, 1.5])
 @pytest.mark.parametrize("codes", [9, 32, 75])
 def test_products_in_float32_reach_what_float64_reaches(codes, threshold):

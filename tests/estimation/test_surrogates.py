@@ -192,6 +192,7 @@ def test_patients_of_one_mode_have_none_for_nothing_tells_how_many_codes_they_ha
     assert surrogates_of(releases, start, SIGMA, CROSS, rng, number=100) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sites", [1, 6, 50])
 def test_start_and_surrogates_stay_within_the_memory_that_a_plan_foresees(sites, monkeypatch):
     monkeypatch.setattr(outlook, "_SURROGATE_BYTES", 0)  # which codes do not change

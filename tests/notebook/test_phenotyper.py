@@ -38,6 +38,7 @@ def fitted(cohort):
     return DPFactPhenotyper(rank=3, **PLAIN).fit(cohort)
 
 
+@pytest.mark.slow
 def test_patients_are_fitted_to_what_was_found(fitted, cohort):
     scores = fitted.transform(cohort)
     assert scores.shape == (sum(map(len, cohort.sites)), 3)

@@ -62,6 +62,7 @@ def test_factors_explain_patients_of_few_codes_better_than_the_start_does(tensor
         np.testing.assert_allclose(np.linalg.norm(factor, axis=0), 1, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_threads_change_nothing(start, released, monkeypatch):
     found = []
     for threads in ("1", "2"):
