@@ -126,8 +126,8 @@ class SolverSettings(Settings):
         "that the sites have registered", pattern=NAME,
     )  # fmt: skip
     loss: str = setting(
-        _LOSS, "what a cell's error costs: squared; poisson (of counts) or bernoulli (whether "
-        "there is one) with psgd and scale = counts; or a registered one", pattern=NAME,
+        _LOSS, "a cell's error: squared; poisson or bernoulli with psgd and scale = counts; or a "
+        "registered one", pattern=NAME,
     )  # fmt: skip
     scale: Literal["counts", "patient"] = setting(
         "patient", "fit counts as they are, or each patient's scaled to norm 1"

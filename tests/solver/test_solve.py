@@ -88,7 +88,10 @@ def test_double_precision_factors_are_taken_as_float32(problem):
         ),
         ({"solver": "exact", "loss": "poisson"}, "loss: solver 'exact' minimises squared errors"),
         ({"solver": "psgd", "loss": "poisson"}, "loss: 'poisson' .* set scale to 'counts'"),
-        ({"solver": "psgd", "loss": "bernoulli", "nonnegative": False}, "set nonnegative to true"),
+        (
+            {"solver": "psgd", "loss": "bernoulli", "nonnegative": False},
+            "loss: 'bernoulli' .* set nonnegative to true",
+        ),
         ({"solver": "psgd", "loss": "hinge"}, "loss: there is no 'hinge'; there are squared, pois"),
     ],
 )
