@@ -132,7 +132,7 @@ def test_a_real_site_answers_from_its_node_config(cohort_folder, tmp_path, reque
     reply = send(InProcessGrid(client_app, [node]), records.ask(*request_wire))
     assert reply.content["fitres.metrics"]["site"] == "north"
     assert (tmp_path / "north" / "north" / "ledger.sqlite").exists()
-    assert (tmp_path / "north" / "north" / "job" / "state-000001.npy").exists()
+    assert (tmp_path / "north" / "north" / "job" / "state-000001.npz").exists()
 
 
 @pytest.mark.parametrize("ask", ["train", "query"])
