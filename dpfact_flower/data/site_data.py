@@ -182,7 +182,7 @@ class SiteData:
             )
             name, unit = arrays["name"].item(), arrays["row_unit"].item()
             return cls(name, tensor, _vocabularies(arrays), labels, patients, unit)
-        except (DataError, ValueError) as error:
+        except (DataError, TypeError, ValueError) as error:
             raise DataError(f"{path}: {error}") from None
 
     def _check_vocabularies(self) -> None:
@@ -423,10 +423,10 @@ class Cohort:
         folder = Path(folder)
         content = _read_cohort(folder / COHORT)
         sites = tuple(load_site(path) for path in site_files(folder))  # shared with the clients
-        truth = _load_truth(folder) if content["truth"] else None
         try:
+            truth = _load_truth(folder) if content["truth"] else None
             cohort = cls(content["name"], sites, truth, _load_report(folder / READ_REPORT))
-        except DataError as error:
+        except (DataError, KeyError, TypeError) as error:
             raise DataError(f"{folder / COHORT}: {error}") from None
         if content["vocabularies"] != {v.name: v.digest for v in cohort.vocabularies}:
             raise DataError(f"{folder}: the sites' vocabularies are not those of {COHORT}")

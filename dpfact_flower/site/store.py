@@ -214,9 +214,9 @@ class SiteStore:
         for number, line in enumerate(lines, start=1):
             try:
                 measures = _measures(from_json(line))
+                rounds[int(measures.round)] = measures
             except (KeyError, TypeError, ValueError):
                 raise StateError(f"{path}: line {number} is damaged") from None
-            rounds[measures.round] = measures
         return [rounds[number] for number in sorted(rounds)]
 
 

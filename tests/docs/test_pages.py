@@ -87,6 +87,7 @@ NOT_RUN = {
     ("docs/gallery.md", ""): "made the reports beside it; README and tutorial run the same on "
     "little",
     ("docs/explanation/start.md", "python -m simulation"): HOURS,
+    ("docs/explanation/algorithm.md", "dpfact run "): HOURS,
     ("docs/explanation/proof.md", "python -m simulation"): HOURS,
     ("docs/explanation/noise.md", "python -m timeit"): "a time",
     ("docs/explanation/noise.md", "python -m pytest"): "these tests themselves",

@@ -69,7 +69,7 @@ Ridge = Callable[[], NDArray[np.float64]]
 """Makes the ridge of a refinement, from what was released before."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ReleaseKind:
     """A kind of release.
 
