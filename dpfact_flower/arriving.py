@@ -36,14 +36,12 @@ class AsyncDispatcher:
 
     Parameters
     ----------
-    grid : Grid
     coordinator : OnArrival
         After its rounds in step.
     names : SiteNames
         Kept up to date by `read`.
     left_out : frozenset of int
         Nodes that are never asked.
-    timeout : float
     read : callable
         What a reply of a node says, of these shapes, if its name is not that of one of these nodes;
         or why that cannot be used.

@@ -95,13 +95,7 @@ class Settings:
 
     @classmethod
     def from_config(cls, config: Mapping[str, object]) -> Self:
-        """Build from a config with hyphenated keys; keys of other classes are left alone.
-
-        Raises
-        ------
-        SettingsError
-            Naming the key, its value and what is allowed.
-        """
+        """Build from a config with hyphenated keys; keys of other classes are left alone."""
         given = {name: config[key] for key, name in cls._keys().items() if key in config}
         return cls(**cast(Any, given))
 
@@ -501,13 +495,7 @@ def describe(kind: type[Settings]) -> list[Described]:
 
 
 def parse_assignments(texts: Sequence[str]) -> dict[str, Scalar]:
-    """Config from ``key=value`` texts; values as in TOML, bare words being strings.
-
-    Raises
-    ------
-    SettingsError
-        For a text without ``=``.
-    """
+    """Config from ``key=value`` texts; values as in TOML, bare words being strings."""
     config: dict[str, Scalar] = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -532,13 +520,7 @@ def _scalar(text: str) -> object:
 
 
 def refuse_unknown(config: Mapping[str, object], *classes: type[Settings]) -> None:
-    """Refuse keys that no class knows: a misspelt key would silently keep its default.
-
-    Raises
-    ------
-    SettingsError
-        Naming the key and the nearest known one.
-    """
+    """Refuse keys that no class knows: a misspelt key would silently keep its default."""
     known = [name for settings in classes for name in settings.names()]
     for key in config:
         if key not in known:
@@ -606,13 +588,7 @@ def _checked(field: dataclasses.Field[Any], hint: Any, value: Any) -> Scalar:
 
 
 def check_name(what: str, name: object) -> None:
-    """Refuse a name that could not be used in a file name, a message or a log.
-
-    Raises
-    ------
-    DataError
-        Naming what the name is of, and the allowed form.
-    """
+    """Refuse a name that could not be used in a file name, a message or a log."""
     if not isinstance(name, str) or not re.fullmatch(NAME, name):
         got = shown(name) if isinstance(name, str) else type(name).__name__
         raise DataError(f"{what}: must match {NAME}; got {got}")

@@ -44,11 +44,6 @@ def audit(
     the one that is named. A noise seed of the settings is left out, and reported. `state_dir` is
     where the site keeps its ledger; without one, it is not looked at. `seed` is of what the auditor
     chooses, for the noise has none. An audit that breaks off is a finding too, and fails.
-
-    Raises
-    ------
-    SettingsError
-        If the mode is not "patient", the settings have no plan, or there is no such site.
     """
     chosen, sites = _site_of(data, site)
     rng = np.random.default_rng(seed)

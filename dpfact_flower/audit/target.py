@@ -49,13 +49,7 @@ class AuditTarget:
     def of(
         cls, site: SiteData, solver: SolverSettings, privacy: PrivacySettings, *, sites: int = 1
     ) -> AuditTarget:
-        """Plan a run of so many sites as its server would; a noise seed is left out.
-
-        Raises
-        ------
-        SettingsError
-            If the mode is not "patient", or the settings have no plan.
-        """
+        """Plan a run of so many sites as its server would; a noise seed is left out."""
         if privacy.privacy != "patient":
             raise SettingsError(f"privacy: audits are for 'patient'; got {privacy.privacy!r}")
         privacy.check_solver(solver)

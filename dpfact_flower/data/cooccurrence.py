@@ -141,12 +141,10 @@ def build_cohort(
 
     Parameters
     ----------
-    connection : DuckDBPyConnection
     name : str
         Name of the cohort.
     vocabularies : sequence of Vocabulary
         One per feature mode.
-    window : Window
     labels : sequence of str
         Columns of ``patients`` that are labels.
     min_patients : int

@@ -40,7 +40,6 @@ class Table(NamedTuple):
 
     Attributes
     ----------
-    name : str
     columns, optional : sequence of str
         In lower case; an optional one that is not there is NULL.
     where : str
@@ -79,7 +78,6 @@ def open_source(
 
     Parameters
     ----------
-    connection : DuckDBPyConnection
     place : path or str
         A folder, a DuckDB or SQLite file, or a URL as SQLAlchemy has it, such as
         ``postgresql://user@host/database``. A password is better kept in ``~/.pgpass``.

@@ -204,7 +204,6 @@ def load_table(
 
     Parameters
     ----------
-    connection : DuckDBPyConnection
     table : str
         Name of the table to create.
     place : Path or Frame

@@ -265,13 +265,7 @@ class Summary:
 
     @classmethod
     def from_dict(cls, content: object) -> Summary:
-        """Read what `to_dict` gave; unknown keys are left alone.
-
-        Raises
-        ------
-        DataError
-            Naming the keys that are missing, or whose values do not fit.
-        """
+        """Read what `to_dict` gave; unknown keys are left alone."""
         if not isinstance(content, Mapping):
             raise DataError("must be an object")
         errors = content if _has_any(Errors, content) else None

@@ -46,8 +46,6 @@ def load_npz(
 
     Parameters
     ----------
-    path : path
-    names : sequence of str
     others : bool
         Whether to read the file's other arrays, too.
     """

@@ -30,11 +30,6 @@ def parse_as(kind: type[T], content: object, unnamed: Collection[str] = ()) -> T
     Types are strict: no text becomes a number, no number a boolean. A whole number is a float too.
     Keys that the dataclass does not have are left alone. `unnamed` fields are no keys of the file,
     so no error names them.
-
-    Raises
-    ------
-    DataError
-        Naming the keys that are missing, and those whose values do not fit.
     """
     from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 - slow to import
 

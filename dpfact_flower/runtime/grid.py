@@ -28,7 +28,6 @@ class InProcessGrid(Grid):
 
     Parameters
     ----------
-    client_app : ClientApp
     node_configs : sequence of mapping
         One per node: what a SuperNode's `--node-config` would hold.
     run_config : mapping, optional

@@ -61,7 +61,6 @@ def serve(
     ----------
     grid : Grid
         Flower's, or an `InProcessGrid`.
-    config : RunConfig
     cohort : Cohort, optional
         The simulated sites' data, where it is in memory instead of the config's folder.
     measured : bool

@@ -33,10 +33,8 @@ class Checkpoint:
     ----------
     identity : dict
         What must agree for a continuation to be the same run.
-    job : str
     rounds : int
         How many the run will have.
-    records : list of RoundRecord
     arrays : mapping of str to ndarray
         The rule's `state`, or the sites' replies.
     """

@@ -56,7 +56,6 @@ class Coordinator:
     ----------
     feature_shape : sequence of int
         Number of codes of each feature mode.
-    solver, privacy, run : settings
     vocabulary : str
         Digest of the vocabularies; sites that hold another one refuse. "" asks for no check.
     run_dir : path, optional
@@ -69,9 +68,6 @@ class Coordinator:
         necessarily a power loss; for simulations, in which no site is charged.
     rule : class or function, optional
         Makes the `ServerRule`, from feature shape and settings. Default: the one that `run` names.
-
-    A `SettingsError` says which settings cannot work together, a `StateError` that there is no
-    checkpoint to continue from, or that it is damaged, unfinished or from another run.
     """
 
     aggregation: ClassVar[str] = "sync"

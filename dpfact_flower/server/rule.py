@@ -27,7 +27,6 @@ class ServerRule(Protocol):
     ----------
     name : str
         The sites have their half under the same name (`dpfact_flower.site.rules`).
-    rounds : int
     privacy : PrivacySettings
         As the sites are asked, with everything planned that was left open.
     factors : tuple of ndarray of float32

@@ -10,13 +10,7 @@ from dpfact_flower.settings import Scalar, SiteSettings, refuse_unknown
 
 
 def read_node_config(path: Path) -> dict[str, Scalar]:
-    """Settings of a site from a TOML file with the keys of a node config.
-
-    Raises
-    ------
-    SettingsError
-        If the file cannot be read, or holds anything but settings of a site that are complete.
-    """
+    """Settings of a site from a TOML file with the keys of a node config."""
     try:
         config = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -112,13 +112,6 @@ def run_round(
     `state` is that after the site's last round; None starts from the global factors. The site's
     name and the request's public seed fix start and visiting order, so that a run without noise
     gives the same numbers whatever runs it. `modes` names the releases.
-
-    Raises
-    ------
-    DataError
-        If the site has no non-zeros.
-    DivergenceError
-        If no step size makes the objective fall.
     """
     if tensor.nnz == 0:
         raise DataError("the site's tensor has no non-zeros: nothing can be learned from it")

@@ -33,15 +33,6 @@ def refit(
     """Fit all of a site's factors around the global ones that a run of patient mode ended with.
 
     The model lies in the job's folder afterwards; like it, the measures are for the site alone.
-
-    Raises
-    ------
-    StateError
-        If the run was not answered to its end, or from other data.
-    DataError
-        If no patient has any of the codes in use: there is nothing to fit.
-    DivergenceError
-        If the solver fails.
     """
     name = settings.site or data.name
     root = Path(settings.state_dir).expanduser()

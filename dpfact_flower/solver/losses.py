@@ -30,7 +30,6 @@ class Loss:
 
     Attributes
     ----------
-    name : str
     value, gradient : callable
         f and df/dm, of two numbers or two arrays. Gradients are compiled: arithmetic of the
         arguments and of numbers alone.

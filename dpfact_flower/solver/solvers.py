@@ -46,7 +46,6 @@ class Solver:
 
     Attributes
     ----------
-    compute : Compute
     any_loss : bool
         Whether it minimises whatever loss a run names, or squared errors alone.
     steps : bool

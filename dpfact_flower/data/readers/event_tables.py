@@ -160,7 +160,6 @@ def read(
         `columns` and `dialect`.
     name : str
         Of the one site, or of the cohort where there is a table of sites.
-    columns : Columns, optional
     window_days : int or None
         Largest distance in time between the events of a cell; None: they have the same encounter.
     sites : path, optional

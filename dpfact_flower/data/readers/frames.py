@@ -38,7 +38,6 @@ def read(
 
     Parameters
     ----------
-    events : DataFrame with a column ``mode``, or mapping of mode to DataFrame
     name : str
         Name of the one site, or, where there is a column ``site``, of the cohort.
     window_days : int or None

@@ -88,13 +88,11 @@ class Script:
 
     Attributes
     ----------
-    name : str
     help : str
         Of the command; its first line stands in the list of commands.
     modes : mapping of str to int
         Number of codes of each feature mode, in the tensor's order. A mode that an option is named
         like is there where the option is true.
-    statements : tuple of Statement
     window : {"days", "days alone", "days in encounter", "encounter"}
         What bounds a window: a number of days, or the encounter where that is 0; days; both; or the
         encounter.
@@ -109,7 +107,6 @@ class Script:
         Subfolders where tables may be.
     named : bool
         Whether a name is asked for; else the cohort has the script's.
-    options : mapping of str to Option
     """
 
     name: str

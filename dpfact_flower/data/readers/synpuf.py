@@ -75,7 +75,6 @@ def read(
     folder : path
         Holds ``DE1_0_2008_to_2010_Inpatient_Claims_Sample_<n>.csv`` or ``..._Outpatient_...``,
         plain or as ``.csv.gz``, in any case.
-    care : {"inpatient", "outpatient"}
     window_days : int or None
         Largest distance between the claims' first days; None: the same claim.
     valid_procedures : Vocabulary, optional

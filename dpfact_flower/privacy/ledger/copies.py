@@ -43,12 +43,6 @@ def restore(backup: Path, folder: Path, noted: Head) -> Head:
         Folder with the copy, and the site's, without a ledger.
     noted : Head
         The last that the site's log has.
-
-    Raises
-    ------
-    StateError
-        If there is a ledger, or a journal of one, the copy is damaged, or it lacks rows up to the
-        noted head: what they cost would be forgotten.
     """
     path = folder / LEDGER
     head = _checked(backup, noted)

@@ -49,10 +49,6 @@ class Ledger:
         one: an empty ledger has a whole budget.
     durable : bool
         Whether `charge` waits for the disk. False is for simulations only.
-
-    A StateError says where there is no ledger and none is to be created, the file is damaged, not a
-    ledger or of a newer version, folder or file is a link or others may write to it, or the disk
-    refuses. Nothing is ever created in its place.
     """
 
     def __init__(self, folder: str | Path, *, create: bool = True, durable: bool = True) -> None:

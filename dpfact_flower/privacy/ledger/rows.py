@@ -57,13 +57,7 @@ class Head(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read what `str` wrote.
-
-        Raises
-        ------
-        SettingsError
-            If it has another form.
-        """
+        """Read what `str` wrote."""
         found = re.fullmatch(r"([0-9]{1,18}):([0-9a-f]{64})", text.strip())
         if not found:
             raise SettingsError(f"head: need ROWS:HASH as in the site's log; got {text[:80]!r}")

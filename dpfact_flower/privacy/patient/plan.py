@@ -133,7 +133,6 @@ def plan_patient(
 
     Parameters
     ----------
-    settings : PrivacySettings
     sizes : sequence of int
         Number of codes of each feature mode, before any are chosen.
     rank : int

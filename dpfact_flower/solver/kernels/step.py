@@ -25,7 +25,6 @@ class Step:
         Least value of a factor: 0, or minus infinity for no bound.
     patients : float
         How many times as far a patient's row goes; its bound is that of so much larger an eta.
-    loss : Loss
     """
 
     eta: float
