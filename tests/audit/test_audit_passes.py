@@ -63,7 +63,7 @@ def test_a_sites_own_folder_is_open_to_nobody_else_and_its_ledger_whole(tmp_path
         audit_state(folder)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_all_audits_of_a_cohort_at_full_length(cohort, tmp_path):
     told = []
     findings = audit(

@@ -7,7 +7,7 @@ from benchmarks.ehr import SCHEMAS, make
 from dpfact_flower.data.readers.runner import read
 from dpfact_flower.errors import DataError
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 CODES = {"mimic3": "DIAGNOSES_ICD", "mimic4": "hosp/diagnoses_icd", "eicu": "diagnosis"}
 SCALE = 0.002

@@ -28,7 +28,7 @@ from simulation.baselines.trip_flower import Trip, TripClient, trip, trip_app
 from tests.problems import mttkrp_bound, mttkrp_by_entries
 from tests.rounding import Bounded, assert_within, unit
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 COUNTS = SolverSettings(rank=4, scale="counts")
 

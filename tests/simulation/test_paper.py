@@ -24,7 +24,7 @@ from simulation.paper.systems import DESCRIPTION, SYSTEMS, TRAFFIC, compute
 from tests.patience import await_that
 from tests.processes import family_of, running
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 ROOT = Path(__file__).parents[2]
 JOB = Job("demo-icu", "trip", 3, 2)
@@ -153,6 +153,7 @@ def test_the_top_of_the_page_has_the_papers_noise_and_ours_or_else_everything():
     assert page._brief("A case is a size.<br>33 %") == "A case is a size.<br>33 %"
 
 
+@pytest.mark.process
 def test_several_processes_find_what_one_finds(folder, tmp_path):
     plan = replace(TINY, weights=(0.0, 0.5), prediction=(str(folder),))
     for processes in (1, 2):

@@ -33,7 +33,7 @@ from simulation.studies import (
 from simulation.studies.real_data import Study
 from simulation.systems import NO_NOISE, shuffled
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 CLEAR = SyntheticSettings(
     name="clear", patients=600, modes="procedures:30:3,diagnoses:40:5", shares="0.5,0.5",
