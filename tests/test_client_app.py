@@ -232,6 +232,7 @@ def by_a_legacy_server(settings, grid) -> legacy.DPFact:
     return strategy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("privacy", ["none", "patient"])
 @pytest.mark.parametrize("served", [by_messages, by_a_legacy_server])
 @pytest.mark.parametrize(

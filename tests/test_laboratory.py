@@ -79,6 +79,7 @@ def test_a_run_with_one_kind_of_fault_ends_well(cohort, tmp_path, kind):
     assert any(kind in what for what in outcome.happened)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [1, 9, 25])
 def test_a_run_whose_server_dies_reaches_the_same_bits(cohort, tmp_path, step):
     """Nothing else goes wrong, and there is no noise."""

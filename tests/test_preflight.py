@@ -100,6 +100,7 @@ def test_without_a_preflight_good_sites_pay_before_the_fault_is_seen(
     assert not (tmp_path / "run" / READINESS).exists()
 
 
+@pytest.mark.slow
 def test_a_preflight_changes_nothing_of_a_run(cohort, cohort_folder, tmp_path):
     ends = []
     for how in ("stop", "off"):
@@ -132,6 +133,7 @@ def start_with(cohort, out, grid, *, resume=False, rounds=None):
     run.start(grid, num_rounds=rounds)
 
 
+@pytest.mark.slow
 def test_a_site_whose_folder_was_set_back_is_found_before_anybody_is_asked(
     cohort, cohort_folder, tmp_path
 ):
@@ -149,6 +151,7 @@ def test_a_site_whose_folder_was_set_back_is_found_before_anybody_is_asked(
     assert "has answered round 3 of job 'j'" in note.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("resume", [False, True])
 def test_sites_have_time_to_get_over_a_run_that_was_killed(
     cohort, cohort_folder, tmp_path, caplog, resume

@@ -30,6 +30,7 @@ def three_modes() -> AuditTarget:
 SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("counting_target", "three_modes")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["target", *SLOW])
 @pytest.mark.parametrize("name", AUDITS)
 def test_the_code_passes(name, kind, run, request):

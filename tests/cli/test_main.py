@@ -113,6 +113,7 @@ def test_what_a_person_reads_a_program_reads_too(tmp_path, cohort_folder):
     assert verified["problems"] == []
 
 
+@pytest.mark.slow
 def test_flowers_log_is_shown_to_who_asks(cohort_folder, tmp_path, caplog):
     arguments = ["run", "--data", str(cohort_folder), "-s", "rounds=1", "-s", "rank=2",
                  "-s", "privacy=none"]  # fmt: skip

@@ -74,6 +74,7 @@ def plain_iteration(matrices, model, threshold):
     return Model(F, d)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threshold", [0.0, 1.5])
 @pytest.mark.parametrize("codes", [9, 32, 75], ids=["less than a block", "one block", "blocks"])
 def test_iterations_are_those_of_plain_coordinate_descent(codes, threshold):

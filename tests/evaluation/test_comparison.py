@@ -31,6 +31,7 @@ RUNS = {
 }
 
 
+@pytest.mark.slow
 def test_a_row_a_run_with_its_promise(cohort_folder, tmp_path):
     for name, (settings, _, _) in RUNS.items():
         own = {"data": str(cohort_folder), "out": str(tmp_path / name), "rank": 2}

@@ -117,6 +117,7 @@ def test_counts_agree_with_loops_and_add_up(patients, features):
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.slow
 def test_the_report_counts_the_patients_that_each_site_finds_itself(tmp_path):
     cohort = synthetic(preset("demo", patients=900))
     cohort.save(tmp_path / "data")

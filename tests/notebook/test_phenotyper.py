@@ -89,6 +89,7 @@ def test_a_matrix_is_the_same_dense_and_sparse_and_with_names(cohort):
     assert list(table.columns) == ["phenotype_1", "phenotype_2"]
 
 
+@pytest.mark.slow
 def test_sites_are_cross_validated_by_patients(cohort):
     """Rows are patients: of one site, and of all sites of a cohort, each patient at their site."""
     died = np.arange(len(cohort)) % 3 == 0

@@ -36,6 +36,7 @@ def private(cohort):
     return federate(sites=list(cohort.sites), rank=2, epsilon=8.0, measure=False)
 
 
+@pytest.mark.slow
 def test_memory_gives_the_numbers_of_files(run, cohort_folder, tmp_path):
     config = {**SETTINGS, "data": str(cohort_folder), "out": str(tmp_path / "run")}
     for ours, theirs in zip(
@@ -44,6 +45,7 @@ def test_memory_gives_the_numbers_of_files(run, cohort_folder, tmp_path):
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.slow
 def test_a_config_gives_a_run_that_stands_for_its_folder(run, cohort_folder, tmp_path):
     found = federate({**SETTINGS, "data": str(cohort_folder), "out": str(tmp_path / "run")})
     assert os.fspath(found) == str(tmp_path / "run")

@@ -61,6 +61,7 @@ def test_simulation_gives_the_numbers_of_one_process(cohort_folder, tmp_path, ex
     assert_paid(tmp_path / "paper")
 
 
+@pytest.mark.slow
 def test_on_arrival_one_process_gives_the_numbers_of_a_run_in_step(
     cohort_folder, tmp_path, expected
 ):
@@ -129,6 +130,7 @@ def test_the_command_runs_in_flowers_simulation_and_its_config_repeats_it_elsewh
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_one_process_repeats_itself_and_leaves_no_patient_value(cohort_folder, tmp_path, expected):
     out = federate({**CONFIG, "data": str(cohort_folder), "out": str(tmp_path / "again")})
     assert_same(out, expected)

@@ -78,6 +78,7 @@ def poor(start) -> Start:
     return replace(start, factors=tuple(alike))
 
 
+@pytest.mark.slow
 def test_a_poor_start_does_not_hold_the_factors_back(tensor, start, poor, released, monkeypatch):
     best, found = explained(tensor, fitted(start, released)), fitted(poor, released)
     assert explained(tensor, found) > 0.97 * best

@@ -154,6 +154,7 @@ def rise_by_rounding(case, *models):
     return 0.5 * (gamma_of(roundings) * size) ** 2
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 10_000),
