@@ -1,18 +1,15 @@
 """A SuperNode that gives up ends, so that whoever started it starts it again."""
 
-import os
-import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count, repeat
-from threading import Thread
+from threading import Event, Thread
 from types import SimpleNamespace
 
 import httpx
 import pytest
-import tomli_w
 from flwr.app import Message, RecordDict
 from flwr.proto.fleet_pb2 import ActivateNodeResponse, PullMessagesResponse
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatResponse
@@ -22,11 +19,10 @@ from flwr.supernode.nodestate import NodeStateFactory
 
 from dpfact_flower.runtime import connect
 from dpfact_flower.runtime.connection import quiet_environment, tool
-from dpfact_flower.runtime.superlink import free_port, local_superlink
+from dpfact_flower.runtime.superlink import free_port
 from dpfact_flower.runtime.supervisor import supervised
 from laboratory.campaign.deployed import CODE
-from tests.patience import PATIENCE, await_that
-from tests.runtime.deployment import APP, CONFIG, server_config, site_config
+from tests.patience import PATIENCE
 
 ANSWERS = {
     "/v1/fleet/activate-node": ActivateNodeResponse(node_id=7),
@@ -60,25 +56,20 @@ def centre(fails: str, statuses: Iterator[int]):
         server.shutdown()
 
 
-DPFACT = "import sys; from dpfact_flower.cli import main; sys.argv[0] = 'dpfact'; main()"
-"""The command, for who changes something in it first."""
-SOONER = f"""
+SOONER = """
+import sys
+from dpfact_flower.cli import main
 from dpfact_flower.runtime import connect
-connect._FAILING_SECONDS = connect._PART_SECONDS = 2.0
-{DPFACT}
-"""
-KILLED = f"""
-import os
-from flwr.supernode.runtime import run_clientapp
-run_clientapp.push_objects = lambda *_, **__: os.kill(os.getpid(), 9)
-{DPFACT}
+connect._FAILING_SECONDS = 2.0
+sys.argv[0] = "dpfact"
+main()
 """
 
 
 @contextmanager
-def node(address: str, folder, *more: str, command: Sequence[str] = (tool("dpfact"),)):
+def node(address: str, folder, command: Sequence[str] = (tool("dpfact"),)):
     command = [*command, "site", "connect", "--insecure", "--superlink", address]
-    command += ["--isolation", "process", *(more or ("--port", str(free_port())))]
+    command += ["--isolation", "process", "--port", str(free_port())]
     environment = {**quiet_environment(), "FLWR_HOME": str(folder), "PYTHONPATH": str(CODE)}
     with (
         (folder / "node.log").open("wb") as log,
@@ -102,10 +93,9 @@ def test_a_supernode_that_gives_up_ends_with_all_of_its_threads(tmp_path, fails,
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("fails", ["pull-messages", "send-node-heartbeat"])
-def test_a_superlink_that_fails_at_one_thing_each_time_ends_the_supernode(tmp_path, fails):
+def test_a_superlink_that_fails_at_one_thing_each_time_ends_the_supernode(tmp_path):
     """Flower asks a busy one again without end, and the site is online and answers nobody."""
-    command = [sys.executable, "-c", SOONER]
+    fails, command = "pull-messages", [sys.executable, "-c", SOONER]
     with (
         centre(fails, repeat(500)) as (address, asked),
         node(address, tmp_path, command=command) as process,
@@ -149,43 +139,20 @@ def test_a_reply_is_sent_though_no_message_has_come(monkeypatch):
     assert pull(state=state) is None  # it has been sent
 
 
-@pytest.mark.nightly
-@pytest.mark.deployment
-def test_an_executor_that_dies_in_the_middle_of_a_reply_takes_the_supernode_with_it(
-    cohort, cohort_folder, tmp_path
-):
-    """Flower's own waits for the rest without end: online, and it answers nobody."""
-    port, secret = str(free_port()), tmp_path / "secret"
-    secret.write_bytes(b"s" * 32)
-    config = tmp_path / "site.toml"
-    config.write_text(tomli_w.dumps(site_config(cohort_folder, tmp_path, cohort.sites[0].name)))
-    site = ["site", "answer", "--config", str(config), "--secret", str(secret), "--port", port]
-    own = ("--port", port, "--superexec-auth-secret-file", str(secret))
-    asked = {**CONFIG, **server_config(cohort, tmp_path), "sites": 1, "min-sites": 1}
-    with ExitStack() as stack:
-        superlink = stack.enter_context(local_superlink(tmp_path / "flwr", simulation=False))
-        command = [sys.executable, "-c", SOONER]
-        process = stack.enter_context(node(superlink.address, tmp_path, *own, command=command))
-        executor = stack.enter_context(
-            supervised([sys.executable, "-c", KILLED, *site], env=superlink.environment)
-        )
-        stack.enter_context(
-            supervised(superlink.run_command(APP, asked), env=superlink.environment)
-        )
-        assert executor.wait(PATIENCE) == 128 + signal.SIGKILL
-        process.wait(PATIENCE)
-    said = (tmp_path / "node.log").read_text()
-    assert "no part of a reply has come from the executor for 2 s, so it ends" in said
-    assert "SuperNode terminated gracefully" in said  # so the centre knows
+def test_a_reply_whose_parts_stop_coming_ends_the_supernode(monkeypatch):
+    """The executor was killed in the middle of it. Flower's own SuperNode waits without end."""
+    ended = Event()
+    monkeypatch.setattr(connect, "_PART_SECONDS", 0.01)
+    monkeypatch.setattr(connect, "_end", lambda why: ended.set())
+
+    def parts():
+        yield "first", b"1"
+        assert ended.wait(PATIENCE)
+
+    assert list(connect._while_they_come(parts())) == [("first", b"1")]
 
 
-@pytest.mark.process
-@pytest.mark.parametrize("fails", ["activate-node", "pull-messages", "send-node-heartbeat"])
-def test_a_superlink_that_fails_inside_is_asked_again(tmp_path, fails):
-    """As Flower does where it is busy (503)."""
-    busy = iter([500, 500])
-    with centre(fails, busy) as (address, asked), node(address, tmp_path) as process:
-        await_that(lambda: asked.count(f"/v1/fleet/{fails}") > 2, "a question after two failures")
-        assert process.poll() is None
-        process.terminate()
-        assert process.wait(PATIENCE) == os.EX_OK
+def test_a_reply_that_comes_whole_ends_nothing(monkeypatch):
+    monkeypatch.setattr(connect, "_end", pytest.fail)
+    parts = [(name, b"1") for name in "abc"]
+    assert list(connect._while_they_come(parts)) == parts

@@ -46,6 +46,7 @@ from tests.processes import await_none_left, descendant
 from tests.runtime.certificates import Certificates, make_certificates, make_key
 from tests.runtime.deployment import (
     APP,
+    assert_arrived,
     assert_same,
     lines_of,
     server_config,
@@ -66,7 +67,6 @@ from tests.runtime.page import (
 CONFIG = {"rank": 4, "seed": 5, "relative-l21": 0.0, "privacy": "patient", "epsilon": 4.0,
           "delta": 1e-5, "refine-rounds": 1}  # fmt: skip
 PLAIN = {"rounds": 3, "rank": 4, "seed": 5, "privacy": "none", "tau": 2}
-LISTENING = Path(__file__).with_name("listening")
 HOSTILE = Path(__file__).with_name("hostile_app")
 
 
@@ -155,14 +155,9 @@ def installed(folder: Path, user: int) -> dict[str, str]:
     for kept in package.rglob("__pycache__"):
         for path in (kept, *kept.iterdir()):
             os.chown(path, user, -1)
-    shutil.copy(LISTENING / "sitecustomize.py", package.parent)
-    notes = folder / "notes"
-    notes.touch()
-    notes.chmod(0o666)
     # An empty folder's name leaves numba to its own choice, which is beside the code.
     return {
         "PYTHONPATH": str(package.parent), "NUMBA_CACHE_DIR": "", "OPENBLAS_NUM_THREADS": "1",
-        "DPFACT_TEST_NOTES": str(notes),
     }  # fmt: skip
 
 
@@ -354,6 +349,20 @@ def test_two_runs_at_once_are_charged_each_for_itself_and_learn_from_their_own_r
         assert_same(folder / job, again.factors)
 
 
+@pytest.mark.nightly
+@pytest.mark.deployment
+def test_a_run_on_arrival_is_answered_and_charged_round_by_round(federation, cohort):
+    folder, sites = federation.folder, len(cohort.sites)
+    config = {**PLAIN, **server_config(cohort, folder), "aggregation": "async", "rounds": 2}
+    await_online(federation)
+    with settings_for(federation.hospitals, "arriving", **WITHOUT_NOISE):
+        federation.superlink.run(APP, {**config, "out": str(folder / "arriving")})
+    assert_arrived(folder / "arriving", rounds=2, sites=sites)
+    for each in federation.hospitals:
+        state = each.folder / "site" / "state" / "arriving" / each.name
+        assert [row.round for row in rows_of(state)] == [1, 2]
+
+
 def unnamed(event: ReleaseEvent) -> ReleaseEvent:
     """A charge without what it is called, for which a site has the modes' names."""
     return replace(event, name="a release")
@@ -403,21 +412,6 @@ def test_the_pages_check_finds_the_page_in_force(federation):
 
 
 @pytest.mark.deployment
-def test_neither_user_of_a_hospital_has_what_is_the_others(federation):
-    each = federation.hospitals[0]
-    if not each.users.two:
-        pytest.skip(
-            "needs root, and that other users can run the tested code and write to /dev/null"
-        )
-    secrets = {each.users.node: each.key, each.users.site: each.config.with_suffix(".npz")}
-    for uid in secrets:
-        for owner, path in secrets.items():
-            done = subprocess.run(["cat", path], user=uid, group=uid, extra_groups=[],
-                                  capture_output=True, check=False)  # fmt: skip
-            assert (done.returncode == 0) == (uid == owner)
-
-
-@pytest.mark.deployment
 def test_an_executor_with_another_secret_gets_no_message_and_says_why(federation):
     each = federation.hospitals[0]
     await_online(federation)
@@ -454,51 +448,13 @@ def test_a_supernode_that_is_not_let_in_ends_and_says_why(federation):
             )
             for name, (security, _) in cases.items()
         }
-        # Without a key there is nothing to refuse: it asks in plain text, again and again.
-        config = site_config(folder, folder, "keyless-plain")
-        waits = stack.enter_context(supernode(superlink, folder, config))
         for name, (_, word) in cases.items():
             assert started[name].wait(PATIENCE) == 1
             text = (folder / f"{name}.log").read_text()
             assert word in text
             assert "SuperNode ID" not in text
             assert word in page
-        word = "Connection attempt failed, retrying"
-        await_that(lambda: word in (folder / "keyless-plain.log").read_text(), word)
-        assert waits.poll() is None
-    assert word in page
-    assert "SuperNode ID" not in (folder / "keyless-plain.log").read_text()
     assert {process.poll() for process in federation.processes} == {None}
-
-
-@pytest.mark.deployment
-def test_flwr_run_without_the_authority_starts_nothing(federation):
-    folder, superlink = federation.folder, federation.superlink
-    connections = {
-        "nobody": {},
-        "plain": {"insecure": True},
-    }
-    log = superlink.home / "superlink.log"
-    runs = log.read_text().count("Created run")
-    started = []
-    for name, trust in connections.items():
-        home = folder / f"home-{name}"
-        home.mkdir()
-        connection = {"address": superlink.address, **trust}
-        (home / "config.toml").write_text(tomli_w.dumps({"superlink": {"dpfact": connection}}))
-        environment = {**superlink.environment, "FLWR_HOME": str(home)}
-        started.append(
-            subprocess.Popen(
-                superlink.run_command(APP, CONFIG), env=environment,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            )
-        )  # fmt: skip
-    said = "Connection to the SuperLink is unavailable"
-    assert said in PAGE.read_text()
-    for process in started:
-        assert said in process.communicate(timeout=PATIENCE)[0].decode()
-        assert process.returncode == 1
-    assert log.read_text().count("Created run") == runs
 
 
 @pytest.mark.deployment
@@ -521,19 +477,6 @@ def test_nothing_but_loopback_was_asked_for_by_all_of_this(federation):
     subprocess.run([sys.executable, "-c", says], env={**talkative, **home}, check=True)
     assert before == 0
     assert federation.asked_elsewhere() > before  # that it would be noticed
-
-
-@pytest.mark.deployment
-def test_no_process_of_a_hospital_asks_for_anything_but_loopback(federation):
-    """As Python sees it, for all that these tests have started before."""
-    await_online(federation)
-    notes = federation.folder / "notes"
-    assert notes.read_text() == ""
-    # That it would be noticed; no packet leaves for this.
-    says = "import socket; socket.socket(type=socket.SOCK_DGRAM).connect(('192.0.2.1', 9))"
-    environment = {"PYTHONPATH": str(LISTENING), "DPFACT_TEST_NOTES": str(notes)}
-    subprocess.run([sys.executable, "-c", says], env=environment, check=False, capture_output=True)
-    assert notes.read_text() == "socket.connect 192.0.2.1\n"
 
 
 @pytest.mark.process
@@ -563,18 +506,12 @@ def page_files(tmp_path_factory) -> Path:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("name", ["centre.example", "127.0.0.1"])
-def test_the_pages_certificate_holds_for_the_hospitals_and_for_the_superlinks_helpers(
-    page_files, name
-):
-    handshake(page_files, name)
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("name", ["other.example", "127.0.0.2", "ca"])
-def test_the_pages_certificate_holds_for_nobody_else(page_files, name):
-    with pytest.raises(ssl.SSLCertVerificationError, match="not valid for"):
+def test_the_pages_certificate_is_for_the_hospitals_and_the_superlinks_helpers_alone(page_files):
+    for name in ("centre.example", "127.0.0.1"):
         handshake(page_files, name)
+    for name in ("other.example", "127.0.0.2", "ca"):
+        with pytest.raises(ssl.SSLCertVerificationError, match="not valid for"):
+            handshake(page_files, name)
 
 
 @pytest.mark.process

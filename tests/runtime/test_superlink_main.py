@@ -5,7 +5,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,30 +13,10 @@ import pytest
 from dpfact_flower.errors import MissingDependencyError
 from dpfact_flower.machine import flower
 from dpfact_flower.runtime import superlink_main as module
-from dpfact_flower.runtime.connection import quiet_environment, tool
-from dpfact_flower.runtime.superlink import free_port
+from dpfact_flower.runtime.connection import tool
 from dpfact_flower.runtime.superlink_main import refuse_damaged
-from dpfact_flower.runtime.supervisor import supervised
 from laboratory.campaign.deployed import CODE
-from tests.patience import PATIENCE, await_that
-from tests.processes import descendant
 from tests.runtime.page import block_with
-
-
-@contextmanager
-def superlink(folder: Path):
-    """A SuperLink, and the number of its helper."""
-    command = [tool("dpfact"), "superlink", "--insecure", "--host", "127.0.0.1"]
-    command += ["--port", str(free_port()), "--control-api-address", f"127.0.0.1:{free_port()}"]
-    environment = {**quiet_environment(), "FLWR_HOME": str(folder), "PYTHONPATH": str(CODE)}
-    with (
-        (folder / "log").open("wb") as log,
-        supervised(command, cwd=folder, env=environment, stdout=log, stderr=log) as process,
-    ):
-        await_that(
-            lambda: "startup complete" in (folder / "log").read_text(), "the SuperLink's start"
-        )
-        yield process, descendant(process.pid, "flower-superexec")
 
 
 @pytest.mark.process
@@ -88,27 +68,20 @@ def test_a_database_that_is_not_there_is_made(options, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.nightly
-@pytest.mark.deployment
-def test_a_superlink_whose_helper_is_killed_ends(tmp_path):
-    """Flower's own stays, and every run of it is `pending` for ever."""
-    with superlink(tmp_path) as (process, helper):
-        os.kill(helper, signal.SIGSTOP)  # of which its parent is told, too
-        os.kill(helper, signal.SIGCONT)
-        assert process.poll() is None
-        os.kill(helper, signal.SIGKILL)
-        process.wait(PATIENCE)
-    said = (tmp_path / "log").read_text()
-    assert said.count("has ended, so it ends too") == 1
-
-
-@pytest.mark.nightly
-@pytest.mark.deployment
-def test_a_superlink_that_is_ended_ends_its_helper(tmp_path):
-    with superlink(tmp_path) as (process, helper):
-        process.terminate()
-        process.wait(PATIENCE)
-        assert not Path(f"/proc/{helper}").exists()
+@pytest.mark.process
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_the_end_of_the_helper_is_told_from_that_of_others_and_from_a_pause(monkeypatch):
+    """Flower's own SuperLink stays when its helper is gone, and every run is `pending` for ever."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        name = Path(f"/proc/{child.pid}/comm").read_text().strip()
+        os.kill(child.pid, signal.SIGSTOP)  # of which its parent is told, too
+        monkeypatch.setattr(module, "_HELPER", name)
+        assert not module._helper_has_ended()
+        os.kill(child.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert module._helper_has_ended()
+        monkeypatch.setattr(module, "_HELPER", "another")
+        assert not module._helper_has_ended()
 
 
 def test_with_another_flower_no_superlink_is_started(monkeypatch):

@@ -9,18 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from dpfact_flower.data.site_data import Cohort
-from dpfact_flower.runtime.superlink import local_superlink
 from dpfact_flower.runtime.supervisor import supervised
 from tests.patience import PATIENCE, await_that
 from tests.processes import await_none_left, family_of, processes_of, running
-from tests.runtime.deployment import (
-    APP,
-    lines_of,
-    server_config,
-    site_config,
-    supernode,
-)
+from tests.runtime.deployment import APP, lines_of
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows others' environments")
 posix = pytest.mark.skipif(os.name != "posix", reason="needs a supervisor")
@@ -62,34 +54,6 @@ def start_server(folder: str) -> None:
         signal.pause()
 
 
-def start_deployment(folder: str) -> None:
-    """Deploy one hospital and begin a run of many rounds, until killed."""
-    place = Path(folder)
-    cohort = Cohort.load(place / "cohort")
-    config = {**server_config(cohort, place), "sites": 1, "min-sites": 1, "rounds": 10_000}
-    config |= {"rank": 4, "privacy": "none"}
-    with (
-        local_superlink(place / "flwr", simulation=False) as superlink,
-        supernode(superlink, place, site_config(place / "cohort", place, "site-1")),
-    ):
-        superlink.run(APP, config)
-
-
-@contextmanager
-def in_a_process(function: str, folder: Path):
-    """Run a function of this module in a process of its own."""
-    code = f"from tests.runtime import test_supervisor as t; t.{function}({str(folder)!r})"
-    with (folder / "log.txt").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-c", code], cwd=Path(__file__).parents[2], stdout=log, stderr=log
-        )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
 def kill_and_await_none_left(process: subprocess.Popen, home: Path) -> None:
     family = family_of(process.pid)
     assert len(family) > 1
@@ -102,14 +66,16 @@ def kill_and_await_none_left(process: subprocess.Popen, home: Path) -> None:
 @pytest.mark.process
 @linux
 def test_a_killed_process_takes_along_what_it_started_and_a_helper_that_left_its_session(tmp_path):
-    with in_a_process("start_server", tmp_path) as process:
+    code = f"from tests.runtime import test_supervisor as t; t.start_server({str(tmp_path)!r})"
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, cwd=Path(__file__).parents[2]) as process:
         await_that((tmp_path / "started").exists, "the start of both")
         kill_and_await_none_left(process, tmp_path)
 
 
 @pytest.mark.process
 @linux
-@pytest.mark.parametrize("stubborn", [(), pytest.param(("server",), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stubborn", [(), pytest.param(("server",), marks=pytest.mark.nightly)])
 def test_nothing_is_left_when_the_context_has_ended(tmp_path, stubborn):
     with supervised_server(tmp_path, *stubborn) as process:
         assert process.poll() is None
@@ -126,17 +92,6 @@ def test_a_command_that_ends_takes_its_helper_along(tmp_path):
         os.kill(int((tmp_path / "server").read_text()), signal.SIGTERM)
         assert process.wait(PATIENCE) == 128 + signal.SIGTERM
         assert processes_of(tmp_path) == []
-
-
-@linux
-@pytest.mark.nightly
-@pytest.mark.deployment
-def test_a_killed_process_leaves_nothing_of_a_deployment(cohort_folder, tmp_path):
-    with in_a_process("start_deployment", tmp_path) as process:
-        await_that(lambda: lines_of(tmp_path / "deployed" / "history.jsonl"), "a round")
-        # The process is not marked itself. SuperLink, SuperNode, their supervisors and helpers are.
-        assert len(processes_of(tmp_path / "flwr")) >= 6
-        kill_and_await_none_left(process, tmp_path / "flwr")
 
 
 @linux

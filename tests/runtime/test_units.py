@@ -1,8 +1,8 @@
 """What systemd makes of the page's units: it is PID 1 of namespaces of its own here.
 
 For root, on a machine whose groups of processes are of version 1 beside version 2, as under
-`systemd.unified_cgroup_hierarchy=0`. Once it starts the units' own commands, and once, in their
-place, probes of what a hospital's can see.
+`systemd.unified_cgroup_hierarchy=0`. In place of the units' own commands, which the fault campaign
+starts, it starts probes of what a hospital's can see.
 """
 
 import json
@@ -11,26 +11,20 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import tomli_w
 
-from dpfact_flower.runtime.connection import quiet_environment, tool
-from laboratory.campaign.deployed import CODE
-from tests.apart import apart
 from tests.patience import await_that
 from tests.processes import descendant
-from tests.runtime.certificates import make_certificates, make_key
-from tests.runtime.page import UIDS, Users, block_with, page_users
+from tests.runtime.page import UIDS, block_with
 
 SYSTEMD = Path("/lib/systemd/systemd")
 GROUPS = Path("/sys/fs/cgroup")
 NAME = f"dpfact-test-{os.getpid()}"
-USERS = {"centre": UIDS[1] + 1, "node": UIDS[0], "site": UIDS[1]}
+USERS = {"node": UIDS[0], "site": UIDS[1]}
 ELSEWHERE = "10.77.0.1"
 """Stands for another machine: an address of the namespace's own that is not 127.0.0.1."""
 
@@ -130,21 +124,6 @@ def probing(name: str) -> str:
     return re.sub(r"^ExecStart=.*$", start, text, flags=re.M)
 
 
-def starting(name: str) -> str:
-    """The page's unit with its own command, of the code that is tested; its log is a file."""
-    text = unit(name)
-    for old, new in {
-        "/opt/dpfact/bin": str(Path(sys.executable).parent),
-        "centre.example:443": "127.0.0.1:9190",
-        "RestartSec=10": "RestartSec=1",
-        "ProtectHome=yes\n": "",  # the tested Python may lie in somebody's
-        "[Service]\n": f"[Service]\nStandardOutput=append:/srv/logs/{name}\nStandardError=inherit\n"
-        f"Environment=PYTHONPATH={CODE} PYTHONDONTWRITEBYTECODE=1 OPENBLAS_NUM_THREADS=1\n",
-    }.items():
-        text = text.replace(old, new)
-    return text
-
-
 @contextmanager
 def machine(folder: Path, units: dict[str, str]) -> Iterator[int]:
     """A process above a systemd that has started these units; `srv` in the folder is /srv there."""
@@ -186,55 +165,6 @@ def own_folder(path: Path, user: str) -> Path:
     path.mkdir(mode=0o700, parents=True)
     os.chown(path, USERS[user], USERS[user])
     return path
-
-
-def own_file(path: Path, user: str, content: bytes) -> None:
-    """A file of one of the page's users."""
-    path.write_bytes(content)
-    path.chmod(0o600)
-    os.chown(path, USERS[user], USERS[user])
-
-
-def test_systemd_starts_the_pages_three_units(tmp_path):
-    """With its own PATH, in which nothing of the installation is."""
-    tls, logs = own_folder(tmp_path / "srv" / "tls", "centre"), tmp_path / "srv" / "logs"
-    node, site = (own_folder(tmp_path / "srv" / "dpfact" / each, each) for each in ("node", "site"))
-    logs.mkdir()
-    made, secret = make_certificates(tmp_path, "made"), os.urandom(32)
-    for name, path in (
-        ("ca.crt", made.authority), ("server.pem", made.certificate), ("server.key", made.key),
-    ):  # fmt: skip
-        own_file(tls / name, "centre", path.read_bytes())
-    own_file(node / "ca.crt", "node", made.authority.read_bytes())
-    own_file(node / "north", "node", make_key(tmp_path, "north").read_bytes())
-    own_file(node / "secret", "node", secret)
-    own_file(site / "secret", "site", secret)
-    own_file(site / "north.toml", "site", block_with("budget-delta =").encode())
-    own_folder(site / "state", "site")
-
-    def said(name: str, text: str) -> bool:
-        return (logs / name).exists() and text in (logs / name).read_text()
-
-    units = {f"dpfact-{name}.service": starting(name) for name in USERS}
-    with apart(), machine(tmp_path, units) as outside:
-        if page_users() != Users(*UIDS):
-            pytest.skip("other users cannot run the tested code")
-        await_that(lambda: said("centre", "startup complete"), "the SuperLink")
-        await_that(lambda: descendant(outside, "flower-superexec"), "its helper")
-        await_that(lambda: said("node", "[code: 2004]"), "a SuperNode that is not let in")
-        connection = {"address": "127.0.0.1:9190", "root-certificates": str(made.authority)}
-        config = {"superlink": {"centre": connection}}
-        (tmp_path / "config.toml").write_text(tomli_w.dumps(config))
-        subprocess.run(
-            ["nsenter", "--target", str(descendant(outside, "dpfact superlink")), "--net",
-             tool("flwr"), "supernode", "register", str(tmp_path / "north.pub"), "centre"],
-            env={**quiet_environment(), "FLWR_HOME": str(tmp_path)}, check=True,
-            capture_output=True,
-        )  # fmt: skip
-        await_that(lambda: said("node", "SuperNode ID"), "a SuperNode that is let in")
-        await_that(lambda: said("site", "answering the SuperNode"), "the executor")
-        await_that(lambda: descendant(outside, "flower-superexec"), "the helper, still")
-    assert not said("centre", "Traceback")
 
 
 @pytest.fixture
