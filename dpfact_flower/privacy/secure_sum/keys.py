@@ -1,0 +1,262 @@
+"""Who takes part in secure sums, signed by keys that the hospitals pinned; and what is asked.
+
+A hospital has one long-term key (Ed25519, RFC 8032). The others get its public half by a way that
+the server has no part in. For each job a site makes a fresh key (X25519, RFC 7748), and signs it
+together with the job's terms. So a server can't play a site whose long-term key it doesn't have.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+
+from dpfact_flower.errors import MessageError, PrivacyRefusedError, SettingsError, shown
+
+MOST_WIDTH = 6
+"""Bytes of a masked word that travel, at most."""
+_VERSION = "dpfact secure sum 1"
+_KIND = "ed25519:"
+_KEY, _SIGNATURE = 32, 64  # bytes
+_LEAST_HONEST = 2
+_MOST_ROUNDS = 2**32
+
+
+# --- Long-term keys -------------------------------------------------------------------------------
+
+
+def new_signing_key() -> bytes:
+    """A long-term key as the content of a PEM file, without a password: for its owner alone."""
+    return Ed25519PrivateKey.generate().private_bytes(
+        Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
+    )
+
+
+def read_signing_key(pem: bytes) -> Ed25519PrivateKey:
+    """The key of a PEM file; a SettingsError if it holds anything else."""
+    try:
+        key = load_pem_private_key(pem, password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise SettingsError("secure key: need an Ed25519 private key in PEM, without a password")
+    return key
+
+
+def public_text(key: Ed25519PrivateKey) -> str:
+    """The public half of a key on one line: what others pin."""
+    return _KIND + base64.b64encode(key.public_key().public_bytes_raw()).decode()
+
+
+def read_public_key(text: str) -> bytes:
+    """The 32 bytes of a `public_text`; a SettingsError if it is none."""
+    kind, colon, encoded = text.strip().partition(":")
+    try:
+        key = base64.b64decode(encoded, validate=True)
+    except ValueError:
+        key = b""
+    if kind + colon != _KIND or len(key) != _KEY:
+        raise SettingsError(f"public key: need {_KIND} and 44 base64 characters, got {shown(text)}")
+    return key
+
+
+def fingerprint(public_key: bytes) -> str:
+    """Half of the SHA-256 of a public key in groups of four: to compare on the telephone."""
+    digest = hashlib.sha256(public_key).hexdigest()[:32]
+    return " ".join(digest[start : start + 4] for start in range(0, 32, 4))
+
+
+# --- A job's terms, and its members ---------------------------------------------------------------
+
+
+def hashed(*parts: str | bytes | int) -> bytes:
+    """SHA-256 of a list of parts: any other list, and any other version, has another."""
+    digest = hashlib.sha256()
+    for part in (_VERSION, *parts):
+        raw = part.to_bytes(8, "little") if isinstance(part, int) else part
+        raw = raw.encode() if isinstance(raw, str) else raw
+        digest.update(len(raw).to_bytes(8, "little") + raw)
+    return digest.digest()
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What all sums of a job are made with: public, and the same for every site.
+
+    Attributes
+    ----------
+    settings : str
+        Digest of whatever else the sites must agree on.
+    sites : tuple of str
+        Names of all H sites, sorted.
+    colluding, dropouts : int
+        T, how many sites may collude with the server, and D, how many may be lost during a sum.
+    """
+
+    job: str
+    settings: str
+    sites: tuple[str, ...]
+    colluding: int
+    dropouts: int
+
+    def __post_init__(self) -> None:
+        if list(self.sites) != sorted({*self.sites}):
+            raise SettingsError("secure sums: need the names of all sites, sorted, once each")
+        if min(self.colluding, self.dropouts) < 0:
+            raise SettingsError("secure sums: colluding and dropouts must be 0 or more")
+        if self.honest < _LEAST_HONEST or self.threshold > len(self.sites) - self.dropouts:
+            raise SettingsError(
+                f"secure sums: {len(self.sites)} sites are too few for {self.colluding} colluding "
+                f"and {self.dropouts} lost; need sites - colluding - lost of {_LEAST_HONEST} or "
+                "more, and sites - colluding above 2 x lost"
+            )
+
+    @property
+    def honest(self) -> int:
+        """Shares of the noise that are in a sum whatever happens: m = H - T - D."""
+        return len(self.sites) - self.colluding - self.dropouts
+
+    @property
+    def threshold(self) -> int:
+        """Sites that open a sum: all that collude, and more than half of the others.
+
+        So no two attempts at a sum are both opened.
+        """
+        return (len(self.sites) + self.colluding) // 2 + 1
+
+    @property
+    def digest(self) -> bytes:
+        """Hash of the terms."""
+        return hashed("terms", self.job, self.settings, self.colluding, self.dropouts, *self.sites)
+
+
+def default_losses(sites: int) -> tuple[int, int]:
+    """T and D where nobody chose them: a tenth of the sites each; D is 0 where `Terms` need it."""
+    tenth = -(-sites // 10)
+    return tenth, tenth if sites - 2 * tenth >= _LEAST_HONEST and sites > 3 * tenth else 0
+
+
+@dataclass(frozen=True)
+class Member:
+    """A site's public key of a job, signed with its long-term key."""
+
+    site: str
+    key: bytes
+    signature: bytes
+
+    def __post_init__(self) -> None:
+        if len(self.key) != _KEY or len(self.signature) != _SIGNATURE:
+            raise MessageError(
+                f"member {shown(self.site)}: need {_KEY} bytes of key and {_SIGNATURE} of signature"
+            )
+
+
+def signed_member(terms: Terms, site: str, key: bytes, signing_key: Ed25519PrivateKey) -> Member:
+    """A site's own entry in the list of members."""
+    return Member(site, key, signing_key.sign(_statement(terms, site, key)))
+
+
+def check_members(
+    terms: Terms, members: tuple[Member, ...], peers: Mapping[str, bytes], own: Member
+) -> None:
+    """Refuse a list with a stranger, a key that its owner did not sign, or too few sites.
+
+    `peers` holds the pinned long-term public keys by the site's name.
+    """
+    names = [member.site for member in members]
+    if names != sorted({*names}) or not {*names} <= {*terms.sites} or own not in members:
+        raise PrivacyRefusedError(
+            "members: need names from the terms, sorted, once each, and this site with its own key"
+        )
+    if len(names) < len(terms.sites) - terms.dropouts:
+        raise PrivacyRefusedError(
+            f"members: {len(names)} are too few; of {len(terms.sites)} sites the terms allow "
+            f"{terms.dropouts} to be lost"
+        )
+    if len({member.key for member in members}) < len(members):
+        raise PrivacyRefusedError("members: two sites have the same key")
+    for member in members:
+        if member != own:
+            _check_signature(terms, member, pinned(peers, member.site))
+
+
+def pinned(peers: Mapping[str, bytes], site: str) -> bytes:
+    """A site's long-term public key; refused where none is pinned."""
+    if site not in peers:
+        raise PrivacyRefusedError(f"members: no key of {shown(site)} is pinned at this site")
+    return peers[site]
+
+
+def _check_signature(terms: Terms, member: Member, key: bytes) -> None:
+    try:
+        Ed25519PublicKey.from_public_bytes(key).verify(
+            member.signature, _statement(terms, member.site, member.key)
+        )
+    except (InvalidSignature, ValueError):
+        raise PrivacyRefusedError(
+            f"members: the key of {shown(member.site)} is not signed, for these terms, by the "
+            "long-term key that is pinned at this site"
+        ) from None
+
+
+def _statement(terms: Terms, site: str, key: bytes) -> bytes:
+    """What a site signs."""
+    return hashed("key", terms.digest, site, key)
+
+
+# --- A question -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the server asks for in one attempt at the sum of a round.
+
+    Attributes
+    ----------
+    request : bytes
+        Digest of everything else that the server asked. The masks of a site that was asked
+        something else cancel with nobody's.
+    attempt : int
+        From 1; a further one where a site was lost before its vector came.
+    width : int
+        Bytes of a masked word that travel; see `masks.width_of`.
+    members : tuple of Member
+        Whose vectors are added up, sorted by name.
+    """
+
+    round: int
+    request: bytes
+    attempt: int
+    width: int
+    members: tuple[Member, ...]
+
+    def __post_init__(self) -> None:
+        numbers_fit = all(1 <= number < _MOST_ROUNDS for number in (self.round, self.attempt))
+        if not numbers_fit or not 1 <= self.width <= MOST_WIDTH:
+            raise MessageError(
+                f"secure sum: need a round and an attempt from 1, and a width of 1 to {MOST_WIDTH}"
+            )
+
+    @property
+    def sites(self) -> list[str]:
+        """The members' names."""
+        return [member.site for member in self.members]
+
+
+def context_of(terms: Terms, question: Question) -> bytes:
+    """Hash of everything that sites must agree on for their masks to cancel."""
+    members = [part for member in question.members for part in (member.site, member.key)]
+    return hashed(
+        "sum", terms.digest, question.round, question.request, question.attempt, question.width,
+        *members,
+    )  # fmt: skip

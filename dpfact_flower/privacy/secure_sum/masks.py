@@ -1,0 +1,112 @@
+"""Masks: keystreams modulo 2**64 and their keys, and the bits of a masked word that travel.
+
+Bits `LOW` to `LOW` + 8 width - 1 of a masked word travel. To drop bits of a *masked* word is
+post-processing of what the server may see. To round a vector before it is masked is not: a sum of
+rounded vectors is no function of the sum.
+
+ChaCha20 is that of RFC 8439, HKDF that of RFC 5869, X25519 that of RFC 7748.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from numpy.typing import NDArray
+
+from dpfact_flower.errors import MessageError, PrivacyRefusedError
+from dpfact_flower.privacy.secure_sum.keys import MOST_WIDTH, hashed
+
+Words = NDArray[np.uint64]
+LOW = 16
+"""Bits that never travel: below 1/256 of the standard deviation of a share of noise, 2**24."""
+_NOISE_BITS = 24
+_BLOCK = 1 << 14  # words of all keystreams that are added before the next; fits into a cache
+
+
+def width_of(patients: int | None, ratio: float) -> int:
+    """Bytes of a word that must travel so that no sum wraps round.
+
+    The sum's size is at most that of `patients` parts, each of at most `ratio` standard deviations
+    of a share of noise, and of 64 standard deviations for the noise. There is room for 16 times as
+    much of either sign. Where the number of patients is not known, all but the low bits travel.
+    """
+    if patients is None:
+        return MOST_WIDTH
+    bits = math.log2(32 * (patients * ratio + 64)) + _NOISE_BITS
+    return min(MOST_WIDTH, math.ceil((bits - LOW) / 8))
+
+
+def agreed(own: bytes, other: bytes) -> bytes:
+    """What the owners of two X25519 keys alone know: of the private key and the other's public."""
+    try:
+        return X25519PrivateKey.from_private_bytes(own).exchange(
+            X25519PublicKey.from_public_bytes(other)
+        )
+    except ValueError:
+        raise PrivacyRefusedError("members: a site's key is of low order") from None
+
+
+def derived(secret: bytes, context: bytes, *purpose: str) -> bytes:
+    """A key for one purpose in one context: HKDF-SHA256.
+
+    The purpose names the sites, so that no two keys are the same even where a site takes another's
+    public key for its own.
+    """
+    return HKDF(hashes.SHA256(), 32, salt=context, info=hashed(*purpose)).derive(secret)
+
+
+def mask(words: Words, added: Sequence[bytes], subtracted: Sequence[bytes]) -> None:
+    """Add and subtract the keystreams of some keys, in place.
+
+    A key makes one keystream and does nothing else, so the nonce is constant.
+    """
+    plus, minus = [[_keystream(key) for key in keys] for keys in (added, subtracted)]
+    zeros = memoryview(bytes(8 * _BLOCK))
+    buffer = bytearray(8 * _BLOCK)
+    stream = np.frombuffer(buffer, "<u8")
+    for start in range(0, len(words), _BLOCK):
+        block = words[start : start + _BLOCK]
+        for cipher in plus:
+            cipher.update_into(zeros[: block.nbytes], buffer)
+            block += stream[: len(block)]
+        for cipher in minus:
+            cipher.update_into(zeros[: block.nbytes], buffer)
+            block -= stream[: len(block)]
+
+
+def packed(words: Words, width: int) -> bytes:
+    """The bits of each word that travel."""
+    table = words.astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)
+    return table[:, LOW // 8 : LOW // 8 + width].tobytes()
+
+
+def summed(vectors: Sequence[bytes], width: int) -> Words:
+    """Sum of packed vectors: right in the bits that travel, and half of what was lost on average.
+
+    Each vector lost `LOW` bits of each word. They are uniform, since the words were masked.
+    """
+    size = len(vectors[0])
+    if size % width or any(len(vector) != size for vector in vectors):
+        raise MessageError(f"secure sum: need vectors of one length, {width} bytes a value")
+    total = np.zeros(size // width, np.uint64)
+    for vector in vectors:
+        # Words that overlap: what a word has of the next lies above the bits that travelled.
+        total += np.ndarray(len(total), "<u8", vector + bytes(8 - width), strides=(width,))
+    return (total << np.uint64(LOW)) + np.uint64(len(vectors) << (LOW - 1))
+
+
+def signed(words: Words, width: int) -> NDArray[np.int64]:
+    """Words modulo 2**(LOW + 8 width) as the integers that are nearest to 0."""
+    spare = 64 - LOW - 8 * width
+    return (words << np.uint64(spare)).view(np.int64) >> np.int64(spare)
+
+
+def _keystream(key: bytes) -> CipherContext:
+    return Cipher(ChaCha20(key, bytes(16)), None).encryptor()

@@ -1,0 +1,71 @@
+"""What shares of noise are worth: in the sum, and alone if all other sites collude.
+
+A site draws the discrete Gaussian of `privacy.noise`, of standard deviation 2**24 in units of its
+own grid. The sum of m such shares is no discrete Gaussian, but all but one: by Kairouz, Liu &
+Steinke 2021 ("The distributed discrete Gaussian mechanism for federated learning with secure
+aggregation"), whose tau bounds the difference.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from dpfact_flower.privacy.conversions import epsilon_gaussian_discrete
+
+
+def own_sigma(sigma: float, honest: int) -> float:
+    """Standard deviation of a site's own noise, where `honest` shares together have `sigma`."""
+    return sigma / math.sqrt(honest)
+
+
+def total_sigma(sigma: float, honest: int, sites: int, slots: int) -> float:
+    """Standard deviation of the noise in the total over `slots` sums, each with all shares."""
+    return sigma * math.sqrt(slots * sites / honest)
+
+
+def log10_tau(honest: int, sigma: float = 2.0**24) -> float:
+    """Logarithm of tau: by how much `honest` shares differ from one discrete Gaussian, a value.
+
+    ``tau = 10 sum_{k=1}^{m-1} exp(-2 pi^2 s^2 k / (k + 1))``, for shares of standard deviation s in
+    units (Kairouz, Liu & Steinke 2021, Theorem 1). No logarithm of a ratio of probabilities exceeds
+    tau/2. A single share is the discrete Gaussian itself.
+    """
+    exponents = [-2 * (math.pi * sigma) ** 2 * k / (k + 1) for k in range(1, honest)]
+    if not exponents:
+        return -math.inf
+    largest = exponents[0]
+    rest = math.fsum(math.exp(exponent - largest) for exponent in exponents)
+    return 1 + (largest + math.log(rest)) / math.log(10)
+
+
+def shares_slack(count: int, honest: int) -> float:
+    """What `honest` shares may cost beyond exact Gaussian noise, over `count` released values.
+
+    As `gaussian_slack`, whose proof holds for the m-fold variance, plus tau for each value and each
+    of two data sets.
+    """
+    from dpfact_flower.privacy.noise import gaussian_slack  # noqa: PLC0415  # numba is slow
+
+    tau: float = 10.0 ** max(log10_tau(honest), -400.0)
+    return gaussian_slack(count) / honest + 2 * count * tau
+
+
+class Epsilons(NamedTuple):
+    """Both epsilons of a run with secure sums."""
+
+    together: float
+    """At most T sites collude with the server, and at most D are lost in a sum."""
+    alone: float
+    """All other sites collude with the server, or the masks are broken."""
+
+
+def epsilons(mu: float, delta: float, count: int, honest: int) -> Epsilons:
+    """Both epsilons of releases of `count` values in all, which together are `mu`-Gaussian-DP.
+
+    `shares_slack` is below `gaussian_slack`, and so within what the conversion allows for.
+    """
+    return Epsilons(
+        epsilon_gaussian_discrete(mu, delta, count),
+        epsilon_gaussian_discrete(mu * math.sqrt(honest), delta, count),
+    )

@@ -1,0 +1,96 @@
+"""The server's half of secure sums: masked vectors and openings in, the sum out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfact_flower.errors import MessageError, QuorumError, shown
+from dpfact_flower.privacy.secure_sum import masks, shamir
+from dpfact_flower.privacy.secure_sum.keys import Question, Terms, context_of
+from dpfact_flower.privacy.secure_sum.site import Masked, Opening, own_key
+
+
+def sealed_for(site: str, answers: Mapping[str, Masked]) -> dict[str, bytes]:
+    """What a site gets with the request to open: the shares that the others sealed for it."""
+    return {
+        other: answered.sealed[site] for other, answered in answers.items()
+        if site in answered.sealed
+    }  # fmt: skip
+
+
+def unopened(terms: Terms, question: Question, openings: Mapping[str, Opening]) -> list[str]:
+    """Members whose seed is neither given nor known from enough shares; none: it can be summed."""
+    if not terms.dropouts:
+        return []
+    return [
+        site for site in question.sites
+        if site not in openings
+        and len(_shares(site, question, openings)) < terms.threshold
+    ]  # fmt: skip
+
+
+def summed(
+    terms: Terms,
+    question: Question,
+    answers: Mapping[str, Masked],
+    openings: Mapping[str, Opening],
+) -> NDArray[np.int64]:
+    """Sum of the vectors of all members, but for the low bits that did not travel.
+
+    Those are made up for by their mean. What remains has the variance of as many uniform numbers
+    below 2**16 as there are members: a millionth of that of the noise.
+
+    Parameters
+    ----------
+    answers, openings : mapping of str to Masked, and to Opening
+        By the site's name. Without dropouts nothing is opened.
+
+    Raises
+    ------
+    QuorumError
+        If a vector is missing: begin a further attempt. If openings are: ask for them again.
+    MessageError
+        If a vector answers another question or has another length.
+    """
+    missing = [site for site in question.sites if site not in answers]
+    if missing:
+        raise QuorumError(f"secure sum: no vector of {', '.join(map(shown, missing))}")
+    context = context_of(terms, question)
+    for site in question.sites:
+        if answers[site].context != context:
+            raise MessageError(f"secure sum: {shown(site)} answered another question")
+    total = masks.summed([answers[site].words for site in question.sites], question.width)
+    if terms.dropouts:
+        seeds = _seeds(terms, question, openings)
+        masks.mask(total, (), [own_key(seed, context, site) for site, seed in seeds.items()])
+    return masks.signed(total, question.width)
+
+
+def _seeds(terms: Terms, question: Question, openings: Mapping[str, Opening]) -> dict[str, bytes]:
+    """The seed of each member: its own word, else recovered from the others' shares."""
+    closed = unopened(terms, question, openings)
+    if closed:
+        raise QuorumError(
+            f"secure sum: {len(openings)} openings, too few for {', '.join(map(shown, closed))}; "
+            f"need {terms.threshold}"
+        )
+    seeds = {}
+    for site in question.sites:
+        if site in openings:
+            seeds[site] = openings[site].seed
+        else:
+            shares = list(_shares(site, question, openings).items())
+            seeds[site] = shamir.recover(dict(shares[: terms.threshold]))
+    return seeds
+
+
+def _shares(site: str, question: Question, openings: Mapping[str, Opening]) -> dict[int, bytes]:
+    """The shares of a site's seed that others have opened, by their places."""
+    return {
+        place: openings[other].shares[site]
+        for place, other in enumerate(question.sites, start=1)
+        if other in openings and site in openings[other].shares
+    }

@@ -1,0 +1,48 @@
+"""Shamir's sharing of a 32-byte secret among numbered places, modulo the prime 2**255 - 19.
+
+Any `threshold` shares give the secret; fewer say nothing about it (Shamir 1979). Shares are not
+authenticated: with a false one among them, what `recover` gives is another number.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+
+PRIME = 2**255 - 19
+SIZE = 32
+"""Bytes of a secret and of a share, lowest first."""
+
+
+def new_secret() -> bytes:
+    """A uniform secret, which is below the prime."""
+    return secrets.randbelow(PRIME).to_bytes(SIZE, "little")
+
+
+def share(secret: bytes, threshold: int, places: int) -> list[bytes]:
+    """Shares for the places 1, 2, ..., `places`: values of a random polynomial, secret at 0."""
+    rest = [secrets.randbelow(PRIME) for _ in range(threshold - 1)]
+    polynomial = [int.from_bytes(secret, "little"), *rest]
+    return [_value(polynomial, place).to_bytes(SIZE, "little") for place in range(1, places + 1)]
+
+
+def recover(shares: Mapping[int, bytes]) -> bytes:
+    """The secret from the shares of at least `threshold` places: Lagrange's polynomial at 0."""
+    secret = 0
+    for place, share_of_place in shares.items():
+        above, below = 1, 1
+        for other in shares:
+            if other != place:
+                above = above * other % PRIME
+                below = below * (other - place) % PRIME
+        weight = above * pow(below, -1, PRIME)
+        secret += int.from_bytes(share_of_place, "little") * weight
+    return (secret % PRIME).to_bytes(SIZE, "little")
+
+
+def _value(polynomial: Sequence[int], place: int) -> int:
+    """A polynomial's value, by Horner's rule; coefficients from the constant on."""
+    value = 0
+    for coefficient in reversed(polynomial):
+        value = (value * place + coefficient) % PRIME
+    return value

@@ -1,0 +1,294 @@
+"""A site's half of secure sums: pure functions from what it keeps to what it keeps next.
+
+A site keeps two values, and has them on its disk before anything that follows from them leaves: its
+`JobSecrets`, and a `RoundState` with its noisy vector, the seed of its own mask, and what it
+opened. The functions here hold the rules, so that whoever stores these values has none to know:
+
+- a vector is drawn once a round;
+- the same question gets the same bytes, and another question, member or key is refused;
+- one opening a round, of its last attempt; afterwards no other attempt is answered.
+
+Why: a server that got two sums of a round, one of them without a site, would know that site's
+vector under a single share of noise. So a site covers its words by a mask of its own as well, whose
+seed it shares among the others (Bonawitz et al. 2017). Where no site may be lost there is one
+attempt, and neither own mask nor opening.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from numpy.typing import NDArray
+
+from dpfact_flower.errors import MessageError, PrivacyRefusedError, StateError
+from dpfact_flower.privacy.secure_sum import masks, shamir
+from dpfact_flower.privacy.secure_sum.keys import (
+    Member,
+    Question,
+    Terms,
+    check_members,
+    context_of,
+    pinned,
+    signed_member,
+)
+
+Vector = NDArray[np.int64]
+Step = Literal["round", "attempt", "repeat"]
+_NONCE = bytes(12)  # each key seals one share
+
+
+# --- What a site keeps ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class JobSecrets:
+    """A site's fresh key of a job (X25519). Deleted with the job, so old words stay closed."""
+
+    terms: Terms
+    key: bytes = field(repr=False)
+    member: Member
+
+    @classmethod
+    def from_json(cls, kept: Mapping[str, Any]) -> JobSecrets:
+        """The value that `to_json` was given; a StateError if it is damaged."""
+        try:
+            terms = Terms(**kept["terms"] | {"sites": tuple(kept["terms"]["sites"])})
+            return cls(terms, bytes.fromhex(kept["key"]), _member(kept["member"]))
+        except (KeyError, TypeError, ValueError):
+            raise StateError("secure sums: the job's key is damaged") from None
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What opens an attempt: a site's own seed, and its shares of the others' seeds."""
+
+    seed: bytes = field(repr=False)
+    shares: Mapping[str, bytes] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if any(len(secret) != shamir.SIZE for secret in (self.seed, *self.shares.values())):
+            raise MessageError(f"opening: need a seed and shares of {shamir.SIZE} bytes each")
+
+
+@dataclass(frozen=True, eq=False)
+class RoundState:
+    """What a site keeps of a round: the last question it answered, and what with.
+
+    Attributes
+    ----------
+    noisy : ndarray of int64
+        The site's vector under its own share of the noise; it must not leave the site.
+    seed : bytes
+        Of the site's own mask; empty where no site may be lost.
+    sealed : mapping of str to bytes
+        For each other member its share of the seed, which nobody else can read.
+    opening : Opening or None
+        What the site has opened: the question is then the last of its round.
+    """
+
+    question: Question
+    noisy: Vector = field(repr=False)
+    seed: bytes = field(default=b"", repr=False)
+    sealed: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    opening: Opening | None = None
+
+    @classmethod
+    def from_json(cls, kept: Mapping[str, Any], noisy: Vector) -> RoundState:
+        """The value that `to_json` was given, and its vector; a StateError if it is damaged."""
+        try:
+            asked, opened = kept["question"], kept["opening"]
+            members = tuple(map(_member, asked["members"]))
+            request = bytes.fromhex(asked["request"])
+            question = Question(**asked | {"request": request, "members": members})
+            opening = opened and Opening(bytes.fromhex(opened["seed"]), _bytes(opened["shares"]))
+            return cls(
+                question, noisy, bytes.fromhex(kept["seed"]), _bytes(kept["sealed"]), opening
+            )
+        except (KeyError, TypeError, ValueError):
+            raise StateError("secure sums: the round's state is damaged") from None
+
+
+def to_json(value: object) -> Any:
+    """What a site keeps as plain values, fit for JSON: all but a round's vector."""
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, Mapping):
+        return {name: to_json(part) for name, part in value.items()}
+    if isinstance(value, tuple):
+        return [to_json(part) for part in value]
+    if is_dataclass(value):
+        names = [part.name for part in fields(value) if part.name != "noisy"]
+        return {name: to_json(getattr(value, name)) for name in names}
+    return value
+
+
+def _bytes(kept: Mapping[str, str]) -> dict[str, bytes]:
+    return {name: bytes.fromhex(text) for name, text in kept.items()}
+
+
+def _member(kept: Mapping[str, str]) -> Member:
+    return Member(kept["site"], bytes.fromhex(kept["key"]), bytes.fromhex(kept["signature"]))
+
+
+# --- 1. Keys --------------------------------------------------------------------------------------
+
+
+def join(
+    terms: Terms,
+    site: str,
+    signing_key: Ed25519PrivateKey,
+    peers: Mapping[str, bytes],
+    *,
+    kept: JobSecrets | None = None,
+    state: RoundState | None = None,
+) -> JobSecrets:
+    """A fresh key for a job; its `member` is what leaves. Asked again, the same.
+
+    `kept` and `state` are what the site has of this job. Other terms get a fresh key as long as no
+    round was answered.
+    """
+    if kept is not None and kept.terms == terms:
+        return kept
+    if state is not None:
+        raise PrivacyRefusedError("terms: the job was begun with others; start a new job")
+    if site not in terms.sites:
+        raise PrivacyRefusedError("terms: this site is not among the job's sites")
+    for other in terms.sites:
+        if other != site:
+            pinned(peers, other)
+    key = X25519PrivateKey.generate()
+    member = signed_member(terms, site, key.public_key().public_bytes_raw(), signing_key)
+    return JobSecrets(terms, key.private_bytes_raw(), member)
+
+
+# --- 2. Masked sum --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Masked:
+    """A site's answer to an attempt: its masked words, and the sealed shares of its seed."""
+
+    context: bytes
+    words: bytes = field(repr=False)
+    sealed: Mapping[str, bytes] = field(repr=False)
+
+
+def check_question(
+    job: JobSecrets, state: RoundState | None, question: Question, peers: Mapping[str, bytes]
+) -> Step:
+    """Whether a question may be answered; what for, or a PrivacyRefusedError. Touches no data.
+
+    A new "round" needs a new vector. A further "attempt" has the vector of the one before. To
+    "repeat" an attempt takes no more than what is kept.
+    """
+    check_members(job.terms, question.members, peers, job.member)
+    for member in question.members:
+        masks.agreed(job.key, member.key)  # refuses keys that nothing can be agreed with
+    if not job.terms.dropouts and question.attempt != 1:
+        raise PrivacyRefusedError("secure sum: where no site may be lost there is one attempt")
+    if state is None or question.round > state.question.round:
+        return "round"
+    if question == state.question:
+        return "repeat"
+    last = state.question
+    if question.round < last.round:
+        raise PrivacyRefusedError(f"secure sum: round {question.round} is over")
+    if (question.request, question.width) != (last.request, last.width):
+        raise PrivacyRefusedError("secure sum: this round was answered to another request")
+    if state.opening is not None:
+        raise PrivacyRefusedError("secure sum: this round was opened; it has no further attempt")
+    if question.attempt <= last.attempt:
+        raise PrivacyRefusedError(
+            f"secure sum: attempt {last.attempt} was answered; other members need a later one"
+        )
+    return "attempt"
+
+
+def answer(
+    job: JobSecrets,
+    state: RoundState | None,
+    question: Question,
+    peers: Mapping[str, bytes],
+    draw: Callable[[], Vector],
+) -> RoundState:
+    """The state after a question: what must be on disk before its `masked` leaves.
+
+    `draw` makes the site's vector, with its share of noise; it is called once a round.
+    """
+    step = check_question(job, state, question, peers)
+    if step == "repeat" and state is not None:
+        return state
+    noisy = draw() if step == "round" or state is None else state.noisy
+    if not job.terms.dropouts:
+        return RoundState(question, noisy)
+    seed = shamir.new_secret()
+    shares = shamir.share(seed, job.terms.threshold, len(question.members))
+    context = context_of(job.terms, question)
+    sealed = {
+        member.site: _cipher(job, member, context, sender=job.member.site).encrypt(
+            _NONCE, share, context
+        )
+        for member, share in zip(question.members, shares, strict=True)
+        if member != job.member
+    }
+    return RoundState(question, noisy, seed, sealed)
+
+
+def masked(job: JobSecrets, state: RoundState) -> Masked:
+    """What leaves in answer to the question of a state: always the same bytes."""
+    context, own = context_of(job.terms, state.question), job.member.site
+    added = [own_key(state.seed, context, own)] if job.terms.dropouts else []
+    subtracted: list[bytes] = []
+    for member in state.question.members:
+        if member.site != own:
+            pair = sorted((own, member.site))
+            key = masks.derived(masks.agreed(job.key, member.key), context, "mask", *pair)
+            (added if own == pair[0] else subtracted).append(key)
+    words = state.noisy.astype(np.int64).view(np.uint64)
+    masks.mask(words, added, subtracted)
+    return Masked(context, masks.packed(words, state.question.width), state.sealed)
+
+
+def own_key(seed: bytes, context: bytes, site: str) -> bytes:
+    """Key of a site's own mask, for whoever knows its seed."""
+    return masks.derived(seed, context, "own", site)
+
+
+# --- 3. Opening -----------------------------------------------------------------------------------
+
+
+def opened(
+    job: JobSecrets, state: RoundState | None, context: bytes, sealed: Mapping[str, bytes]
+) -> RoundState:
+    """The state after opening its attempt: what must be on disk before its `opening` leaves.
+
+    `sealed` holds the shares that others sealed for this site, by their names. A share that was
+    damaged on its way is left out. Asked again, the opening is the same.
+    """
+    if state is None or not job.terms.dropouts or context != context_of(job.terms, state.question):
+        raise PrivacyRefusedError("opening: only the last attempt of this round can be opened")
+    if state.opening is not None:
+        return state
+    shares = {}
+    for member in state.question.members:
+        if member != job.member and member.site in sealed:
+            cipher = _cipher(job, member, context, sender=member.site)
+            with suppress(InvalidTag):
+                shares[member.site] = cipher.decrypt(_NONCE, sealed[member.site], context)
+    usable = {site: share for site, share in shares.items() if len(share) == shamir.SIZE}
+    return replace(state, opening=Opening(state.seed, usable))
+
+
+def _cipher(job: JobSecrets, other: Member, context: bytes, *, sender: str) -> ChaCha20Poly1305:
+    """What seals one share between this site and another, in one direction (RFC 8439)."""
+    receiver = other.site if sender == job.member.site else job.member.site
+    secret = masks.agreed(job.key, other.key)
+    return ChaCha20Poly1305(masks.derived(secret, context, "share", sender, receiver))

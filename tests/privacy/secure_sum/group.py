@@ -1,0 +1,97 @@
+"""All sites of a job and an honest server, step by step: what the tests of secure sums play."""
+
+import secrets
+from dataclasses import replace
+
+import numpy as np
+
+from dpfact_flower.privacy.secure_sum import server, site
+from dpfact_flower.privacy.secure_sum.keys import (
+    Question,
+    Terms,
+    new_signing_key,
+    public_text,
+    read_public_key,
+    read_signing_key,
+)
+from dpfact_flower.privacy.secure_sum.masks import LOW
+
+COUNT = 500
+
+
+class Group:
+    """H sites with pinned keys; `states` is what each has on its disk."""
+
+    def __init__(self, sites, colluding=0, dropouts=0, *, job="job", count=COUNT, like=None):
+        names = [f"site-{number:02d}" for number in range(sites)]
+        self.signing = (
+            like.signing if like else {n: read_signing_key(new_signing_key()) for n in names}
+        )
+        self.peers = {n: read_public_key(public_text(key)) for n, key in self.signing.items()}
+        self.terms = Terms(job, "settings", tuple(names), colluding, dropouts)
+        self.jobs = {n: site.join(self.terms, n, self.signing[n], self.peers) for n in names}
+        self.members = tuple(job.member for job in self.jobs.values())
+        rng = np.random.default_rng(sites)
+        self.vectors = {n: rng.integers(-(2**40), 2**40, count) for n in names}
+        self.states = dict.fromkeys(names)
+        self.drawn = dict.fromkeys(names, 0)
+
+    @property
+    def names(self):
+        return list(self.jobs)
+
+    def question(self, *, without=(), **changes):
+        members = tuple(member for member in self.members if member.site not in without)
+        return replace(Question(1, b"request", 1, 4, members), **changes)
+
+    def ask(self, name, question=None):
+        """A site's answer to the server's question."""
+
+        def draw():
+            self.drawn[name] += 1
+            return self.vectors[name]
+
+        question = question or self.question()
+        state = site.answer(self.jobs[name], self.states[name], question, self.peers, draw)
+        self.states[name] = state
+        return site.masked(self.jobs[name], state)
+
+    def ask_all(self, question=None):
+        question = question or self.question()
+        return {name: self.ask(name, question) for name in question.sites}
+
+    def open(self, name, answers):
+        """A site's opening of the attempt that these answers are of."""
+        context = next(iter(answers.values())).context
+        sealed = server.sealed_for(name, answers)
+        self.states[name] = site.opened(self.jobs[name], self.states[name], context, sealed)
+        return self.states[name].opening
+
+    def sum(self, question, answers, openers):
+        openings = {name: self.open(name, answers) for name in openers}
+        return server.summed(self.terms, question, answers, openings)
+
+    def exact(self, names):
+        return sum(self.vectors[name] for name in names)
+
+
+def close(found, exact, sites):
+    """Equal but for the bits that do not travel."""
+    return bool(np.abs(found - exact).max() <= sites << (LOW - 1))
+
+
+def looks_uniform(raw):
+    """Bytes, bits and neighbours of a vector of bytes are as those of a uniform one."""
+    counts = np.bincount(np.frombuffer(raw, np.uint8), minlength=256)
+    expected = len(raw) / 256
+    chi_squared = float(((counts - expected) ** 2 / expected).sum())
+    bits = np.unpackbits(np.frombuffer(raw, np.uint8)) - 0.5
+    return bool(
+        abs(chi_squared - 255) < 6 * np.sqrt(2 * 255)
+        and abs(bits.mean()) < 6 * 0.5 / np.sqrt(len(bits))
+        and abs((bits[:-32] * bits[32:]).mean()) < 6 * 0.25 / np.sqrt(len(bits))
+    )
+
+
+def random_words(question, count=COUNT):
+    return secrets.token_bytes(question.width * count)

@@ -1,0 +1,211 @@
+"""The sum is right whoever is lost, and a site goes on from what it kept."""
+
+import json
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from dpfact_flower.errors import MessageError, PrivacyRefusedError, QuorumError, StateError
+from dpfact_flower.privacy.secure_sum import masks, server, site
+from tests.privacy.secure_sum.group import COUNT, Group, close
+
+
+@pytest.mark.parametrize(
+    ("sites", "colluding", "dropouts"),
+    [(2, 0, 0), (3, 1, 0), (6, 1, 1), (20, 2, 2), (50, 5, 5), (50, 5, 0)],
+)
+def test_masks_cancel(sites, colluding, dropouts):
+    group = Group(sites, colluding, dropouts)
+    question, answers = group.question(), group.ask_all()
+    openers = group.names if dropouts else []
+    assert close(group.sum(question, answers, openers), group.exact(group.names), sites)
+    assert all(len(answer.words) == 4 * COUNT for answer in answers.values())
+
+
+@pytest.mark.parametrize(("sites", "colluding", "dropouts"), [(4, 0, 1), (5, 0, 2), (6, 1, 2)])
+def test_every_set_of_losses(sites, colluding, dropouts):
+    """Lost before their vectors, or before they open, at most so many in all."""
+    every = Group(sites, colluding, dropouts).names
+    for early in range(dropouts + 1):
+        for absent in combinations(every, early):
+            for silent in combinations(sorted({*every} - {*absent}), dropouts - early):
+                group = Group(sites, colluding, dropouts, count=8)
+                asked = [name for name in every if name not in absent]
+                first = {name: group.ask(name) for name in asked}
+                question = group.question()
+                if absent:
+                    with pytest.raises(QuorumError, match=f"no vector of '{absent[0]}'"):
+                        server.summed(group.terms, question, first, {})
+                    question = group.question(without=absent, attempt=2)
+                answers = group.ask_all(question) if absent else first
+                openers = [name for name in asked if name not in silent]
+                found = group.sum(question, answers, openers)
+                assert close(found, group.exact(asked), sites)
+                assert [group.drawn[name] for name in asked] == [1] * len(asked)
+
+
+def test_too_few_openings_are_told_and_enough_give_the_sum():
+    group = Group(6, 1, 2)
+    question, answers = group.question(), group.ask_all()
+    openings = {name: group.open(name, answers) for name in group.names[:3]}
+    assert server.unopened(group.terms, question, openings) == group.names[3:]
+    with pytest.raises(QuorumError, match=r"3 openings.*'site-05'; need 4"):
+        server.summed(group.terms, question, answers, openings)
+    openings[group.names[3]] = group.open(group.names[3], answers)
+    assert server.unopened(group.terms, question, openings) == []
+    found = server.summed(group.terms, question, answers, openings)
+    assert close(found, group.exact(group.names), 6)
+
+
+def test_pairwise_masks_cancel_in_all_64_bits():
+    group = Group(5, 1, 1)
+    context = group.ask_all()[group.names[0]].context
+    total, own = np.zeros(COUNT, np.uint64), []
+    for name, state in group.states.items():
+        words = state.noisy.view(np.uint64).copy()
+        pairs = [(name, other) for other in group.names if other != name]
+        keys = {
+            other: masks.derived(
+                masks.agreed(group.jobs[name].key, group.jobs[other].member.key),
+                context, "mask", *sorted((name, other)),
+            )
+            for _, other in pairs
+        }  # fmt: skip
+        own.append(site.own_key(state.seed, context, name))
+        later = [key for other, key in keys.items() if other > name]
+        masks.mask(words, [*later, own[-1]], [k for other, k in keys.items() if other < name])
+        assert masks.packed(words, 4) == site.masked(group.jobs[name], state).words
+        total += words
+    masks.mask(total, (), own)
+    assert np.array_equal(total.view(np.int64), group.exact(group.names))
+
+
+def test_what_is_lost_in_the_low_bits_is_uniform_and_has_mean_0():
+    group = Group(6, 1, 0, count=20_000)
+    question, answers = group.question(), group.ask_all()
+    lost = group.sum(question, answers, []) - group.exact(group.names)
+    scale = 2.0**masks.LOW * np.sqrt(6 / 12)
+    assert abs(lost.mean()) < 6 * scale / np.sqrt(len(lost))
+    assert abs(lost.std() / scale - 1) < 0.05
+
+
+# --- What a site keeps ----------------------------------------------------------------------------
+
+
+def restarted(group, name):
+    """The site's process ended; what it had on disk is read again."""
+    job, state = group.jobs[name], group.states[name]
+    group.jobs[name] = site.JobSecrets.from_json(json.loads(json.dumps(site.to_json(job))))
+    assert group.jobs[name] == job
+    if state is not None:
+        text = json.dumps(site.to_json(state))
+        group.states[name] = site.RoundState.from_json(json.loads(text), state.noisy.copy())
+
+
+@pytest.mark.parametrize("dropouts", [0, 1])
+def test_a_site_that_was_killed_says_the_same_again(dropouts):
+    group = Group(4, 1, dropouts)
+    name = group.names[0]
+    restarted(group, name)
+    answers = group.ask_all()
+    restarted(group, name)
+    assert group.ask(name) == answers[name]
+    openers = group.names if dropouts else []
+    if dropouts:
+        opening = group.open(name, answers)
+        restarted(group, name)
+        assert group.open(name, answers) == opening
+        assert group.ask(name) == answers[name]
+    found = group.sum(group.question(), answers, openers)
+    assert close(found, group.exact(group.names), 4)
+    assert group.drawn[name] == 1
+
+
+@pytest.mark.parametrize("key", ["question", "seed", "sealed", "opening"])
+@pytest.mark.parametrize("damage", ["gone", "wrong"])
+def test_damaged_state_is_said_to_be(key, damage):
+    group = Group(4, 1, 1)
+    group.ask(group.names[0])
+    kept = site.to_json(group.states[group.names[0]])
+    if damage == "gone":
+        del kept[key]
+    else:
+        kept[key] = {"seed": "xyz"}
+    with pytest.raises(StateError, match="round's state is damaged"):
+        site.RoundState.from_json(kept, np.zeros(3, np.int64))
+    job = site.to_json(group.jobs[group.names[0]])
+    with pytest.raises(StateError, match="job's key is damaged"):
+        site.JobSecrets.from_json({**job, "member": None})
+
+
+def test_nothing_secret_is_in_a_text():
+    group = Group(4, 1, 1)
+    answers = group.ask_all()
+    name = group.names[0]
+    group.open(name, answers)
+    job, state = group.jobs[name], group.states[name]
+    secret = [job.key, state.seed, *state.opening.shares.values(), *state.sealed.values()]
+    for text in map(repr, (job, state, state.opening, answers[name])):
+        assert not any(repr(each)[2:-1] in text for each in secret)
+        assert "array" not in text
+
+
+# --- Rounds, keys and jobs ------------------------------------------------------------------------
+
+
+def test_rounds_go_on_and_never_back():
+    group = Group(4, 1, 1)
+    first = group.ask_all()
+    for name in group.names:
+        group.open(name, first)
+    second = group.ask_all(group.question(round=2))
+    name = group.names[0]
+    assert group.drawn[name] == 2
+    assert group.ask(name, group.question(round=2)) == second[name]
+    with pytest.raises(PrivacyRefusedError, match="round 1 is over"):
+        group.ask(name)
+    with pytest.raises(PrivacyRefusedError, match="only the last attempt"):
+        group.open(name, first)
+    found = group.sum(group.question(round=2), second, group.names)
+    assert close(found, group.exact(group.names), 4)
+
+
+def test_a_key_is_made_once_a_job_and_anew_only_before_the_first_round():
+    group = Group(4, 1, 1)
+    name = group.names[0]
+    job, signing, peers = group.jobs[name], group.signing[name], group.peers
+    assert site.join(group.terms, name, signing, peers, kept=job) is job
+    fewer = Group(3, 1, 0).terms
+    other = site.join(fewer, name, signing, peers, kept=job)
+    assert other.terms == fewer
+    assert other.key != job.key
+    group.ask(name)
+    with pytest.raises(PrivacyRefusedError, match="start a new job"):
+        site.join(fewer, name, signing, peers, kept=job, state=group.states[name])
+    with pytest.raises(PrivacyRefusedError, match="not among"):
+        site.join(fewer, "elsewhere", signing, peers)
+    with pytest.raises(PrivacyRefusedError, match="no key of 'site-01' is pinned"):
+        site.join(fewer, name, signing, {name: peers[name]})
+
+
+def test_two_jobs_beside_each_other():
+    one = Group(3, 1, 0)
+    two = Group(3, 1, 0, job="other", like=one)
+    for group, answers in [(group, group.ask_all()) for group in (one, two)]:
+        found = group.sum(group.question(), answers, [])
+        assert close(found, group.exact(group.names), 3)
+    with pytest.raises(PrivacyRefusedError, match="not signed"):
+        one.ask(one.names[0], one.question(round=2, members=(one.members[0], *two.members[1:])))
+
+
+def test_vectors_that_do_not_fit():
+    group = Group(3, 1, 0)
+    question, answers = group.question(), group.ask_all()
+    name = group.names[2]
+    short = site.Masked(answers[name].context, answers[name].words[:-4], {})
+    with pytest.raises(MessageError, match="one length"):
+        server.summed(group.terms, question, answers | {name: short}, {})
+    odd = {n: site.Masked(a.context, a.words[:-1], {}) for n, a in answers.items()}
+    with pytest.raises(MessageError, match="one length"):
+        server.summed(group.terms, question, odd, {})
