@@ -1,0 +1,322 @@
+"""What a server learns that does not keep to the protocol, or that plays some of the sites."""
+
+from contextlib import suppress
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+from dpfact_flower.errors import MessageError, PrivacyRefusedError, QuorumError
+from dpfact_flower.privacy.secure_sum import keys, masks, server, shamir, site
+from tests.privacy.secure_sum.group import COUNT, Group, close, looks_uniform
+
+
+def total_without_own_masks(group, answers, seeds):
+    """What is left of some answers, as they travelled, for whoever has these seeds."""
+    words = masks.summed([answer.words for answer in answers.values()], 4)
+    own = [site.own_key(seeds[name], answers[name].context, name) for name in answers]
+    masks.mask(words, (), own)
+    return masks.packed(words, 4)
+
+
+def seeds_of(group):
+    return {name: state.seed for name, state in group.states.items() if state}
+
+
+# --- Masked words ---------------------------------------------------------------------------------
+
+
+def test_a_masked_vector_is_uniform_and_so_is_every_sum_but_the_whole():
+    group = Group(4, 1, 1, count=3000)
+    for vector in group.vectors.values():
+        vector[:] = 7  # as far from uniform as can be
+    answers, seeds = group.ask_all(), seeds_of(group)
+    for size in range(1, 4):
+        for names in combinations(group.names, size):
+            some = {name: answers[name] for name in names}
+            assert looks_uniform(total_without_own_masks(group, some, seeds))
+    assert all(looks_uniform(answer.words) for answer in answers.values())
+    assert not looks_uniform(total_without_own_masks(group, answers, seeds))
+
+
+def test_where_no_site_may_be_lost_pairwise_masks_hide_all_but_the_sum():
+    group = Group(4, 1, 0, count=3000)
+    answers = group.ask_all()
+    for size in range(1, 4):
+        for names in combinations(group.names, size):
+            words = masks.summed([answers[name].words for name in names], 4)
+            assert looks_uniform(masks.packed(words, 4))
+    assert all(answer.sealed == {} for answer in answers.values())
+
+
+def test_words_of_one_vector_in_two_attempts_have_nothing_in_common():
+    group = Group(4, 1, 1, count=3000)
+    name = group.names[0]
+    one = group.ask(name)
+    two = group.ask(name, group.question(attempt=2))
+    difference = np.frombuffer(one.words, "<u4") - np.frombuffer(two.words, "<u4")
+    assert looks_uniform(difference.tobytes())
+    assert group.drawn[name] == 1
+
+
+# --- Two sums of a round --------------------------------------------------------------------------
+
+
+def test_without_own_masks_a_site_said_to_be_lost_would_be_given_away():
+    """Why there are own masks: the server has every vector, and asks the others once more."""
+    group = Group(4, 1, 1)
+    lost = group.names[3]
+    everybody, seeds = group.ask_all(), seeds_of(group)
+    whole = np.frombuffer(total_without_own_masks(group, everybody, seeds), "<u4")
+    rest = group.ask_all(group.question(without=[lost], attempt=2))
+    seeds |= seeds_of(group)
+    part = np.frombuffer(total_without_own_masks(group, rest, seeds), "<u4")
+    difference = (whole - part).astype(np.uint64) << np.uint64(masks.LOW)
+    assert np.abs(masks.signed(difference, 4) - group.vectors[lost]).max() < 8 << masks.LOW
+
+
+def test_of_a_site_said_to_be_lost_the_server_learns_nothing():
+    """The same with the protocol: only one of the two sums can be opened, whoever is asked."""
+    group = Group(4, 1, 1)
+    lost = group.names[3]
+    first = group.ask_all()
+    question = group.question(without=[lost], attempt=2)
+    second = group.ask_all(question)
+    for name in question.sites:
+        with pytest.raises(PrivacyRefusedError, match="only the last attempt"):
+            group.open(name, first)
+    opening = {lost: group.open(lost, first)}  # it was asked for nothing since
+    assert server.unopened(group.terms, group.question(), opening) == group.names[:3]
+    assert close(group.sum(question, second, question.sites), group.exact(question.sites), 4)
+
+
+def test_no_two_attempts_are_both_opened_whomever_the_server_tells_what():
+    """H = 6, T = 1, D = 2: any honest site may be asked to open either; the sixth opens both."""
+    for told_second in range(6):
+        for honest_second in combinations(range(5), told_second):
+            group = Group(6, 1, 2, count=4)
+            one, two = group.question(), group.question(attempt=2, without=group.names[4:5])
+            first, second = group.ask_all(one), group.ask_all(two)
+            helper = group.names[5]
+            openings = [{helper: opened_anyway(group, helper, each)} for each in (first, second)]
+            for number, name in enumerate(group.names[:5]):
+                which = int(number in honest_second)
+                with suppress(PrivacyRefusedError):
+                    openings[which][name] = group.open(name, (first, second)[which])
+            assert any(
+                server.unopened(group.terms, question, found)
+                for question, found in zip((one, two), openings, strict=True)
+            )
+
+
+def opened_anyway(group, name, answers):
+    """The opening of a site that breaks the rules, for any attempt at all."""
+    job, context = group.jobs[name], next(iter(answers.values())).context
+    shares = {}
+    for other, sealed in server.sealed_for(name, answers).items():
+        secret = masks.agreed(job.key, group.jobs[other].member.key)
+        cipher = ChaCha20Poly1305(masks.derived(secret, context, "share", other, name))
+        shares[other] = cipher.decrypt(bytes(12), sealed, context)
+    return site.Opening(group.states[name].seed, shares)
+
+
+def test_colluding_sites_and_too_few_others_open_nothing():
+    group = Group(7, 2, 1)
+    answers = group.ask_all()
+    openings = {name: opened_anyway(group, name, answers) for name in group.names[:2]}
+    openings |= {name: group.open(name, answers) for name in group.names[2:4]}
+    closed = server.unopened(group.terms, group.question(), openings)
+    assert closed == group.names[4:]
+    places = dict(enumerate(group.names, start=1))
+    for name in closed:
+        shares = {p: openings[n].shares[name] for p, n in places.items() if n in openings}
+        assert len(shares) == group.terms.threshold - 1
+        assert shamir.recover(shares) != group.states[name].seed
+
+
+# --- Questions that are refused -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "refusal"),
+    [
+        ({"request": b"other", "attempt": 2}, "another request"),
+        ({"width": 5}, "another request"),
+        ({"without": ["site-05"]}, "attempt 2 was answered"),
+        ({"attempt": 1}, "attempt 2 was answered"),
+    ],
+)
+def test_other_questions_in_a_round_that_was_answered(changes, refusal):
+    group = Group(6, 1, 1)
+    name = group.names[0]
+    answered = group.question(attempt=2)
+    sent = group.ask(name, answered)
+    with pytest.raises(PrivacyRefusedError, match=refusal):
+        group.ask(name, group.question(**{"attempt": 2} | changes))
+    assert group.ask(name, answered) == sent
+    group.open(name, group.ask_all(answered))
+    with pytest.raises(PrivacyRefusedError, match="this round was opened"):
+        group.ask(name, group.question(attempt=3))
+    assert group.drawn[name] == 1
+
+
+@pytest.mark.parametrize("changes", [{"attempt": 2}, {"request": b"other"}, {"width": 5}])
+def test_without_dropouts_there_is_one_question_a_round(changes):
+    group = Group(3, 1, 0)
+    name = group.names[0]
+    context = group.ask(name).context
+    with pytest.raises(PrivacyRefusedError):
+        group.ask(name, group.question(**changes))
+    with pytest.raises(PrivacyRefusedError, match="too few"):
+        group.ask(name, group.question(round=2, without=["site-02"]))
+    with pytest.raises(PrivacyRefusedError, match="only the last attempt"):
+        site.opened(group.jobs[name], group.states[name], context, {})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "refusal"),
+    [
+        (lambda m: m[:2], "too few"),
+        (lambda m: m[1:], "this site with its own key"),
+        (lambda m: (m[0], m[0], *m[1:]), "once each"),
+        (lambda m: m[::-1], "sorted"),
+        (lambda m: (*m, replace(m[2], site="site-07")), "from the terms"),
+        (lambda m: (replace(m[0], key=m[1].key), *m[1:]), "own key"),
+        (lambda m: (*m[:3], replace(m[3], key=bytes(31) + b"\x09")), "not signed"),
+        (lambda m: (*m[:3], replace(m[3], signature=m[2].signature)), "not signed"),
+        (lambda m: (*m[:3], replace(m[2], site="site-03")), "same key"),
+    ],
+)
+def test_wrong_members_are_refused_before_a_vector_is_drawn(wrong, refusal):
+    group = Group(4, 1, 1)
+    with pytest.raises(PrivacyRefusedError, match=refusal):
+        group.ask(group.names[0], group.question(members=wrong(group.members)))
+    assert group.drawn[group.names[0]] == 0
+
+
+def signed_by(group, name, key, signing_key=None):
+    return keys.signed_member(group.terms, name, key, signing_key or group.signing[name])
+
+
+def test_a_server_cannot_play_a_site_without_its_long_term_key():
+    group = Group(4, 1, 1)
+    name, played = group.names[0], group.names[3]
+    own = Ed25519PrivateKey.generate()
+    member = signed_by(group, played, Group(2).members[1].key, own)
+    with pytest.raises(PrivacyRefusedError, match="'site-03' is not signed"):
+        group.ask(name, group.question(members=(*group.members[:3], member)))
+    del group.peers[played]
+    with pytest.raises(PrivacyRefusedError, match="no key of 'site-03' is pinned"):
+        group.ask(name)
+
+
+def test_a_colluding_site_cannot_take_anothers_key_for_its_own():
+    """Masks with it would be those with the other, of the opposite sign where it stands between."""
+    group = Group(3, 1, 0)
+    first, second, third = group.names
+    copied = signed_by(group, third, group.jobs[second].member.key)
+    with pytest.raises(PrivacyRefusedError, match="two sites have the same key"):
+        group.ask(first, group.question(members=(*group.members[:2], copied)))
+    # Even if it were let in, each pair of names has its own key.
+    secret = masks.agreed(group.jobs[second].key, group.jobs[first].member.key)
+    pairs = [
+        masks.derived(secret, b"c", "mask", *pair) for pair in ((first, second), (second, third))
+    ]
+    assert pairs[0] != pairs[1]
+
+
+def test_a_key_of_low_order_is_refused_before_a_vector_is_drawn():
+    group = Group(3, 1, 0)
+    weak = signed_by(group, group.names[2], bytes(32))
+    with pytest.raises(PrivacyRefusedError, match="low order"):
+        group.ask(group.names[0], group.question(members=(*group.members[:2], weak)))
+    assert group.drawn[group.names[0]] == 0
+
+
+@pytest.mark.parametrize("changes", [{"request": b"with less noise"}, {"attempt": 2}, {"width": 4}])
+def test_sites_that_were_asked_different_things_add_up_to_noise(changes):
+    group = Group(4, 1, 1, count=3000)
+    odd, *rest = group.names
+    answers = {odd: group.ask(odd, group.question(**changes))} | {n: group.ask(n) for n in rest}
+    left = total_without_own_masks(group, answers, seeds_of(group))
+    assert looks_uniform(left) == (changes != {"width": 4})  # which is no change
+    if changes != {"width": 4}:
+        with pytest.raises(MessageError, match="'site-00' answered another question"):
+            server.summed(group.terms, group.question(), answers, {})
+
+
+def test_sites_that_were_told_of_different_keys_add_up_to_noise():
+    """A colluding site signs two keys: one for the first site, another for the rest."""
+    group = Group(4, 1, 0, count=3000)
+    other = signed_by(group, group.names[3], Group(2).members[0].key)
+    twice = group.question(members=(*group.members[:3], other))
+    answers = {group.names[0]: group.ask(group.names[0], twice)}
+    answers |= {name: group.ask(name) for name in group.names[1:]}
+    words = masks.summed([answer.words for answer in answers.values()], 4)
+    assert looks_uniform(masks.packed(words, 4))
+
+
+# --- Damage ---------------------------------------------------------------------------------------
+
+
+def test_a_flipped_byte_of_a_share_is_a_missing_share():
+    group = Group(5, 1, 1)
+    answers = group.ask_all()
+    victim, *others = group.names
+    for byte in (0, 31, 47):
+        broken = bytearray(answers[others[0]].sealed[victim])
+        broken[byte] ^= 1
+        sealed = server.sealed_for(victim, answers) | {others[0]: bytes(broken), others[1]: b""}
+        job, state = group.jobs[victim], group.states[victim]
+        opening = site.opened(job, state, answers[victim].context, sealed).opening
+        assert list(opening.shares) == others[2:]
+    swapped = server.sealed_for(victim, answers)
+    swapped[others[0]], swapped[others[1]] = swapped[others[1]], swapped[others[0]]
+    opening = site.opened(job, state, answers[victim].context, swapped).opening
+    assert list(opening.shares) == others[2:]
+
+
+def test_a_share_of_another_length_is_a_missing_share():
+    group = Group(4, 1, 1)
+    answers = group.ask_all()
+    name, cheat = group.names[:2]
+    job, context = group.jobs[cheat], answers[name].context
+    secret = masks.agreed(job.key, group.jobs[name].member.key)
+    cipher = ChaCha20Poly1305(masks.derived(secret, context, "share", cheat, name))
+    sealed = server.sealed_for(name, answers) | {cheat: cipher.encrypt(bytes(12), b"x", context)}
+    opening = site.opened(group.jobs[name], group.states[name], context, sealed).opening
+    assert list(opening.shares) == group.names[2:]
+    with pytest.raises(MessageError, match="32 bytes each"):
+        site.Opening(bytes(32), {"site-01": b"short"})
+
+
+def test_a_flipped_byte_of_a_vector_changes_one_value():
+    group = Group(4, 1, 1)
+    answers = group.ask_all()
+    words = bytearray(answers[group.names[2]].words)
+    words[9] ^= 1
+    broken = answers | {group.names[2]: replace(answers[group.names[2]], words=bytes(words))}
+    off = group.sum(group.question(), broken, group.names) - group.exact(group.names)
+    assert np.flatnonzero(np.abs(off) > 4 << masks.LOW).tolist() == [2]
+    assert len(off) == COUNT
+
+
+def test_a_late_vector_of_an_old_attempt_or_round_is_of_no_use():
+    group = Group(5, 1, 1)
+    late, *rest = group.names
+    old = group.ask_all()
+    question = group.question(without=[late], attempt=2)
+    answers = group.ask_all(question)
+    with pytest.raises(MessageError, match="answered another question"):
+        server.summed(group.terms, question, answers | {rest[0]: old[rest[0]]}, {})
+    openings = {name: group.open(name, answers) for name in rest}
+    alone = {late: group.open(late, old)}
+    with pytest.raises(QuorumError):
+        server.summed(group.terms, group.question(), old, alone)
+    assert close(server.summed(group.terms, question, answers, openings), group.exact(rest), 5)
+    again = group.ask_all(group.question(round=2))
+    with pytest.raises(MessageError, match="answered another question"):
+        server.summed(group.terms, group.question(round=2), again | {late: old[late]}, {})

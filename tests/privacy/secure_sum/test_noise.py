@@ -1,0 +1,119 @@
+"""Sums of shares of noise: their law, how far from a discrete Gaussian it is, and epsilon."""
+
+import os
+
+import mpmath
+import numpy as np
+import pytest
+from scipy import stats
+
+from dpfact_flower.privacy.conversions import mu_for_epsilon
+from dpfact_flower.privacy.noise import SIGMA, _sample, discrete_gaussian, gaussian_slack
+from dpfact_flower.privacy.secure_sum import noise
+from tests.privacy.secure_sum.group import Group
+
+ALPHA = 1e-6
+
+
+def law(sigma, span):
+    """Exact probabilities of the discrete Gaussian on -span .. span, with 60 digits."""
+    weights = [
+        mpmath.exp(-(mpmath.mpf(n) ** 2) / (2 * mpmath.mpf(sigma) ** 2)) for n in range(span + 1)
+    ]
+    whole = weights[:0:-1] + weights
+    total = sum(whole)
+    return [weight / total for weight in whole]
+
+
+def convolved(one, other):
+    out = [mpmath.mpf(0)] * (len(one) + len(other) - 1)
+    for i, a in enumerate(one):
+        for j, b in enumerate(other):
+            out[i + j] += a * b
+    return out
+
+
+@pytest.mark.parametrize("sigma", ["0.5", "0.7", "1.0"])
+@pytest.mark.parametrize("honest", [2, 3, 4])
+def test_tau_bounds_the_logarithm_of_every_ratio(sigma, honest):
+    """By exact laws on grids so coarse that it shows; two shares come near."""
+    with mpmath.workdps(60):
+        sigma = mpmath.mpf(sigma)
+        share = law(sigma, 22)
+        total = share
+        for _ in range(honest - 1):
+            total = convolved(total, share)
+        middle = len(total) // 2
+        single = law(sigma * mpmath.sqrt(honest), middle)
+        reach = int(8 * float(sigma) * honest**0.5)
+        ratio = max(
+            abs(mpmath.log(total[n] / single[n])) for n in range(middle - reach, middle + reach + 1)
+        )
+    tau = 10 ** noise.log10_tau(honest, float(sigma))
+    assert ratio <= tau / 2
+    assert honest > 2 or ratio > tau / 20
+
+
+@pytest.mark.parametrize("sigma", [0.8, 3.0, 2.0**24])
+@pytest.mark.parametrize("honest", [2, 4, 16, 40])
+def test_tau_is_exact(sigma, honest):
+    with mpmath.workdps(50):
+        terms = [
+            mpmath.exp(-2 * (mpmath.pi * mpmath.mpf(sigma)) ** 2 * k / (k + 1))
+            for k in range(1, honest)
+        ]
+        exact = mpmath.log10(10 * sum(terms))
+    assert noise.log10_tau(honest, sigma) == pytest.approx(float(exact), rel=1e-12, abs=1e-12)
+
+
+def test_at_the_products_grid_tau_is_nothing():
+    assert noise.log10_tau(1) == -np.inf
+    assert noise.log10_tau(50) < noise.log10_tau(2) + 1 < -1e15
+    assert noise.shares_slack(134_000, 4) == pytest.approx(gaussian_slack(134_000) / 4, rel=1e-15)
+    assert noise.shares_slack(134_000, 4) < 2e-10
+
+
+@pytest.mark.parametrize(("honest", "bits"), [(2, 1), (4, 1), (4, 2), (16, 1)])
+def test_sums_of_shares_have_the_discrete_gaussians_law(honest, bits):
+    """Chi-squared of 200,000 sums against the exact law, at standard deviations of 2 and 4."""
+    count, scale = 200_000, 2**bits * honest**0.5
+    shares = _sample(honest * count, bits, os.urandom, 4096).reshape(honest, count)
+    reach = int(3.5 * scale)  # what is beyond counts as one more value
+    values = np.arange(-12 * int(scale), 12 * int(scale) + 1)
+    exact = np.exp(-(values**2) / (2 * scale**2))
+    inner = exact[np.abs(values) <= reach] / exact.sum()
+    places = np.clip(shares.sum(axis=0), -reach - 1, reach + 1) + reach + 1
+    seen = np.bincount(places, minlength=2 * reach + 3)
+    beyond = (1 - inner.sum()) / 2
+    expected = count * np.array([beyond, *inner, beyond])
+    assert expected.min() > 5
+    assert stats.chisquare(seen, expected).pvalue > ALPHA
+
+
+def test_variance_at_the_products_grid_and_through_the_masks():
+    """Six sites, of which one colludes and one may be lost: a sum has 6 shares, 4 are sure."""
+    count = 20_000
+    group = Group(6, 1, 1, count=count)
+    for name in group.names:
+        group.vectors[name] = discrete_gaussian(count, os.urandom)
+    found = group.sum(group.question(), group.ask_all(), group.names)
+    assert abs((found / SIGMA).var() / 6 - 1) < 6 * np.sqrt(2 / count)
+    assert stats.kstest(found / SIGMA / np.sqrt(6), "norm").pvalue > ALPHA
+    own = noise.own_sigma(1.0, group.terms.honest)
+    total = noise.total_sigma(1.0, group.terms.honest, 6, 1)
+    assert own * np.sqrt(4) == pytest.approx(1.0)
+    assert total == pytest.approx(own * np.sqrt(6))
+    assert noise.total_sigma(1.0, 4, 6, 2) == pytest.approx(np.sqrt(2 * 6 / 4))
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "alone"),
+    [(8, (12.3, 19.1, 49.9, 99.6)), (4, (6.0, 9.1, 22.0, 41.3)), (1, (1.5, 2.2, 4.7, 8.2))],
+)
+def test_epsilon_alone_and_together(epsilon, alone):
+    mu = mu_for_epsilon(epsilon, 1e-5)
+    for honest, expected in zip((2, 4, 16, 40), alone, strict=True):
+        found = noise.epsilons(mu, 1e-5, 134_000, honest)
+        assert found.together == pytest.approx(epsilon, rel=1e-5)
+        assert found.alone == pytest.approx(expected, abs=0.051)
+    assert noise.epsilons(mu, 1e-5, 134_000, 1).alone == found.together
