@@ -16,7 +16,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, time
-from functools import cache
+from functools import cache, lru_cache
 from numbers import Integral, Real
 from pathlib import Path
 from typing import (
@@ -97,7 +97,10 @@ class Settings:
     def from_config(cls, config: Mapping[str, object]) -> Self:
         """Build from a config with hyphenated keys; keys of other classes are left alone."""
         given = {name: config[key] for key, name in cls._keys().items() if key in config}
-        return cls(**cast(Any, given))
+        try:
+            return cls._made(**given)
+        except TypeError:  # a value that cannot be hashed is no scalar, as the class will say
+            return cls(**cast(Any, given))
 
     def to_config(self) -> dict[str, Scalar]:
         """Scalars under hyphenated keys, as `from_config` reads them."""
@@ -108,6 +111,12 @@ class Settings:
     def _keys(cls) -> dict[str, str]:
         """Names of the fields by their config keys."""
         return {_key(field.name): field.name for field in dataclasses.fields(cls)}
+
+    @classmethod
+    @lru_cache(maxsize=32, typed=True)  # 1, 1.0 and True are equal, but not the same setting
+    def _made(cls, **given: Any) -> Self:
+        """An instance; message after message asks for the same, and instances are immutable."""
+        return cls(**given)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import zipfile
 from collections.abc import Sequence
+from functools import lru_cache
+from io import BytesIO
 from pathlib import Path
 from typing import IO, Any
 
@@ -13,10 +15,8 @@ from numpy.typing import NDArray
 
 from dpfact_flower.errors import DataError
 
-_READ_HEADER = {
-    (1, 0): np.lib.format.read_array_header_1_0,
-    (2, 0): np.lib.format.read_array_header_2_0,
-}
+_START = np.lib.format.MAGIC_LEN + 2
+"""Bytes before the header: what tells the format and its version, and the header's length."""
 _PART = 2**20
 
 
@@ -27,7 +27,9 @@ def read_npy(file: IO[bytes]) -> NDArray[Any]:
     stranger or a damaged file cannot exhaust the memory. The array can be written to.
     """
     try:
-        shape, by_columns, kind = _READ_HEADER[np.lib.format.read_magic(file)](file)
+        start = file.read(_START)
+        header = file.read(int.from_bytes(start[-2:], "little"))
+        shape, by_columns, kind = _described(start + header)
         content = bytearray()
         while part := file.read(_PART):
             content += part
@@ -37,6 +39,15 @@ def read_npy(file: IO[bytes]) -> NDArray[Any]:
         return numbers.reshape(shape, order="F" if by_columns else "C")
     except Exception as error:  # NumPy, its tokeniser and zlib each raise their own
         raise DataError(f"not an array in .npy format ({type(error).__name__})") from None
+
+
+@lru_cache(maxsize=64)  # a run's arrays have few kinds and shapes, and NumPy's parser is slow
+def _described(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, order and type by a file's beginning, of the version that arrays of numbers have."""
+    file = BytesIO(head)
+    if np.lib.format.read_magic(file) != (1, 0):
+        raise ValueError("version")
+    return np.lib.format.read_array_header_1_0(file)
 
 
 def load_npz(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from dpfact_flower.data.site_data import SiteSource
@@ -57,12 +58,12 @@ class Hospital:
         """Public; it stands in replies."""
         return self.settings.site or self.source.name
 
-    @property
+    @cached_property
     def root(self) -> Path:
         """The `state-dir`."""
         return Path(self.settings.state_dir).expanduser()
 
-    @property
+    @cached_property
     def folder(self) -> Path:
         """Of the ledger and the jobs."""
         return self.root / self.name

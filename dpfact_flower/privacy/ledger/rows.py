@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -101,6 +102,7 @@ class LedgerRow:
     events: tuple[ReleaseEvent, ...]
 
     @classmethod
+    @lru_cache(maxsize=1024)  # one request reads all rows several times
     def read(cls, number: int, document: str, hash_: str, kept: bool) -> Self:
         """The row of a document that `document_of` made."""
         fields = from_json(document)
