@@ -29,14 +29,12 @@ ELSEWHERE = (".ci/", ".devcontainer/", ".github/", ".pre-commit-config.yaml")
 PLAN = "plan --sizes 202x316 --patients 40000 --sites 6 --rank 20 --epsilon 4"
 RUN = "run --out run -q -s privacy=none -s rounds=2 -s rank=4"
 FLWR_RUN = """
-import subprocess
 from pathlib import Path
 from dpfact_flower.runtime.superlink import local_superlink
 with local_superlink(Path("flwr").resolve(), simulation=True) as superlink:
     config = {"out": str(Path("flower").resolve()), "rounds": 2, "privacy": "none"}
     nodes = "num-supernodes=6 client-resources-num-cpus=1"
-    command = superlink.run_command(Path("study"), config, federation_config=nodes)
-    subprocess.run(command, env=superlink.environment, check=True)
+    superlink.run(Path("study"), config, federation_config=nodes)
 """
 """`flwr run`, with a SuperLink that ends with it."""
 HIDDEN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")

@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    TaskID,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import Progress, TaskID
 
 if TYPE_CHECKING:
     from dpfact_flower.machine.logs import ProgressCallback
@@ -58,12 +50,8 @@ def progress() -> Iterator[ProgressCallback]:
     Nothing is drawn where that is no terminal, or the log or silence was asked for.
     """
     console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description:<12}"), BarColumn(), TaskProgressColumn(),
-        TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
-    )  # fmt: skip
     hidden = bool(_chosen) or not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=hidden) as bars:
+    with Progress(console=console, transient=True, disable=hidden) as bars:
         tasks: dict[str, TaskID] = {}
 
         def watch(name: str, share: float) -> None:

@@ -65,17 +65,6 @@ def tool(name: str) -> str:
     return str(path)
 
 
-def run_command(
-    app: Path, connection: str, config: Mapping[str, Scalar], federation_config: str = ""
-) -> list[str]:
-    """Arguments of `flwr run`."""
-    command = [tool("flwr"), "run", str(app), connection]
-    command += ["--run-config", " ".join(f"{key}={_toml(v)}" for key, v in config.items())]
-    if federation_config:
-        command += ["--federation-config", federation_config]
-    return command
-
-
 def _toml(value: Scalar) -> str:
     """A scalar as `flwr run --run-config` reads it."""
     if isinstance(value, str) and any(c in value for c in "\"'\n\\"):
@@ -102,7 +91,11 @@ class Connection:
         A run is never submitted twice. A SuperLink that went away while it was asked may have taken
         the run, and sites would be charged for both: so it must be back without unfinished runs.
         """
-        command = [*run_command(app, self.name, config, federation_config), "--format", "json"]
+        asked = " ".join(f"{key}={_toml(value)}" for key, value in config.items())
+        command = [tool("flwr"), "run", str(app), self.name, "--run-config", asked]
+        command += ["--format", "json"]
+        if federation_config:
+            command += ["--federation-config", federation_config]
         answer = self._ask(command)
         if _AWAY in _reason(answer):
             warn(

@@ -17,9 +17,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from dpfact_flower.errors import MissingDependencyError, SettingsError
+from dpfact_flower.errors import SettingsError
 from dpfact_flower.machine.access import user_id, user_name
 from dpfact_flower.machine.files import private_folder
 from dpfact_flower.machine.flower import QUIET, refuse_unknown_version, without_proxies
@@ -30,13 +30,11 @@ from dpfact_flower.site.check import MACHINE_CODE
 from dpfact_flower.site.config import read_node_config
 from dpfact_flower.site.metrics import ANSWERING
 
+if TYPE_CHECKING:
+    from dpfact_flower.runtime.supernode import Tasks
+
 _PAUSE_SECONDS = 0.5
-_HOME = ".flower"
 _logger = logging.getLogger(__name__)
-
-
-class _Claims(Protocol):
-    def claim(self) -> str | None: ...
 
 
 def execute(
@@ -58,10 +56,13 @@ def execute(
     environment = _environment(state)
     os.environ.clear()
     os.environ.update(environment)  # before Flower is imported
-    address = f"{uid}@{host}:{port}"
-    tasks = _tasks(address, _read_secret(secret))
+    from dpfact_flower.machine.logs import use_flower_handler  # noqa: PLC0415
+    from dpfact_flower.runtime.supernode import OwnSuperNode, Tasks  # noqa: PLC0415
     from dpfact_flower.runtime.worker import Answering  # noqa: PLC0415
 
+    use_flower_handler()
+    node = OwnSuperNode(host, port, uid)
+    tasks = Tasks(node, _read_secret(secret))
     (state / ANSWERING).unlink(missing_ok=True)  # of an executor that was killed
     _logger.info(
         "answering the SuperNode of %s at %s:%d for %s", user_name(uid), host, port, config
@@ -71,20 +72,10 @@ def execute(
             "who listens at %s:%d cannot be seen here (another machine or container, or no Linux): "
             "whoever gets that port is answered like the SuperNode", host, port,
         )  # fmt: skip
-    _serve(tasks, Answering(config.absolute(), address).answer)
+    _serve(tasks, Answering(config.absolute(), node).answer)
 
 
-def _tasks(address: str, secret: bytes) -> _Claims:
-    try:
-        from dpfact_flower.machine.logs import use_flower_handler  # noqa: PLC0415
-        from dpfact_flower.runtime.supernode import Tasks  # noqa: PLC0415
-    except ImportError as error:
-        raise MissingDependencyError(f"nothing was started: {error}") from None
-    use_flower_handler()
-    return Tasks(address, secret)
-
-
-def _serve(tasks: _Claims, answer: Callable[[str], None]) -> None:
+def _serve(tasks: Tasks, answer: Callable[[str], None]) -> None:
     """Answer one message after another, and never two at a time.
 
     A second process starts more slowly and runs out of memory earlier when the first one is busy
@@ -128,7 +119,7 @@ def _environment(state: Path) -> dict[str, str]:
     imported; nothing is put there.
     """
     code = os.environ.get("NUMBA_CACHE_DIR", str(state / MACHINE_CODE))
-    own = {"NUMBA_CACHE_DIR": code, "FLWR_HOME": str(state / _HOME)}
+    own = {"NUMBA_CACHE_DIR": code, "FLWR_HOME": str(state / ".flower")}
     return {**without_proxies(os.environ), **QUIET, **own}
 
 

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
@@ -29,7 +29,6 @@ from dpfact_flower.runtime.connection import (
     Connection,
     RunFailedError,
     quiet_environment,
-    run_command,
     tool,
 )
 from dpfact_flower.runtime.serve import MEASURING_LINE
@@ -98,21 +97,12 @@ class SuperLink:
         """
         link = Connection(_CONNECTION, self.environment)
         run = link.submit(app, config, federation_config)
-        if follower is None:
-            status = link.follow(run).get("status")
-        else:
-            with _followed(follower) as log:
-                status = link.follow(run, log).get("status")
+        with nullcontext() if follower is None else _followed(follower) as log:
+            status = link.follow(run, log).get("status")
         if status != COMPLETED:
             if follower:
                 follower.show_all()
             raise RunFailedError(f"the run ended as {status!r}; its log is above")
-
-    def run_command(
-        self, app: Path, config: Mapping[str, Scalar], *, federation_config: str = ""
-    ) -> list[str]:
-        """Arguments of `flwr run` against this SuperLink."""
-        return [*run_command(app, _CONNECTION, config, federation_config), "--stream"]
 
 
 @contextmanager

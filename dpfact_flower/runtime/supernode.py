@@ -64,7 +64,7 @@ _PATIENCE_SECONDS = 60.0
 
 
 class OwnSuperNode:
-    """Lets requests through to the SuperNode of one user alone.
+    """A SuperNode's place; lets requests through to that of one user (a number) alone.
 
     The SuperNode shows no secret: whoever else binds its port while it is down would be answered
     like it, out of the hospital's budget. So this looks who listens there before a request and,
@@ -72,9 +72,16 @@ class OwnSuperNode:
     its request: whoever had the port for a moment would go on answering.
     """
 
-    def __init__(self, server: str, uid: int) -> None:
-        self._host, _, port = server.rpartition(":")
-        self._port, self._uid, self._said = int(port), uid, ""
+    def __init__(self, host: str, port: int, uid: int) -> None:
+        self._host, self._port, self._uid, self._said = host, port, uid, ""
+
+    def client(
+        self, interceptors: list[Any], retries: RetryInvoker | None = None
+    ) -> RuntimeHttpClient:
+        """A connection to it, which is not encrypted: it is for one machine."""
+        return RuntimeHttpClient.from_server_address(
+            f"{self._host}:{self._port}", True, None, [self, *interceptors], retry_invoker=retries
+        )
 
     def intercept(
         self,
@@ -110,26 +117,12 @@ class OwnSuperNode:
         return found
 
 
-def _client(
-    address: str, interceptors: list[Any], retries: RetryInvoker | None = None
-) -> RuntimeHttpClient:
-    """Connection to USER@HOST:PORT, of the number of the user who alone may listen there.
-
-    It is not encrypted: it is for one machine.
-    """
-    user, _, server = address.rpartition("@")
-    own = OwnSuperNode(server, int(user))
-    return RuntimeHttpClient.from_server_address(
-        server, True, None, [own, *interceptors], retry_invoker=retries
-    )
-
-
 class Tasks:
     """The messages that wait at a SuperNode; `secret` is in its superexec-auth-secret-file."""
 
-    def __init__(self, address: str, secret: bytes) -> None:
+    def __init__(self, node: OwnSuperNode, secret: bytes) -> None:
         signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={_ACQUIRE})
-        self._client = _client(address, [RuntimeVersionHttpInterceptor("SuperExec"), signed])
+        self._client = node.client([RuntimeVersionHttpInterceptor("SuperExec"), signed])
 
     def claim(self) -> str | None:
         """Token of the message that has waited longest, which no other executor gets then.
@@ -165,7 +158,7 @@ class ClaimedMessage:
 
 
 @contextmanager
-def claimed(address: str, token: str) -> Iterator[ClaimedMessage]:
+def claimed(node: OwnSuperNode, token: str) -> Iterator[ClaimedMessage]:
     """The message of a token: fetched at the start, and reported as done at the end.
 
     After an error nothing is reported: a SuperNode waits for ever for the reply to a message that
@@ -174,7 +167,7 @@ def claimed(address: str, token: str) -> Iterator[ClaimedMessage]:
     retries = make_simple_http_retry_invoker()
     retries.max_time = _AWAY_SECONDS
     named = [RuntimeVersionHttpInterceptor("flwr-clientapp"), RuntimeTokenHttpInterceptor(token)]
-    client = _client(address, named, retries)
+    client = node.client(named, retries)
 
     def alive() -> bool:
         """Say so; Flower's own way ends the process where the SuperNode waits no longer."""

@@ -23,6 +23,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from dpfact_flower.errors import RoundFailedError, SettingsError
 from dpfact_flower.runtime.supernode import (
     ClaimedMessage,
+    OwnSuperNode,
     claimed,
     message_from_bytes,
     message_to_bytes,
@@ -72,19 +73,19 @@ class Question(NamedTuple):
 
 
 class Answering:
-    """Answers messages of the SuperNode at an address, each in a process that `command` starts.
+    """Answers messages of a SuperNode, each in a process that `command` starts.
 
     The hospital's settings, `config`, are read again for every message.
     """
 
-    def __init__(self, config: Path, address: str, command: Sequence[str] = _COMMAND) -> None:
-        self._config, self._address, self._command = config, address, command
+    def __init__(self, config: Path, node: OwnSuperNode, command: Sequence[str] = _COMMAND) -> None:
+        self._config, self._node, self._command = config, node, command
         self._last: subprocess.Popen[bytes] | None = None
 
     def answer(self, token: str) -> None:
         """Answer a claimed message; a failure stands in the log."""
         try:
-            with claimed(self._address, token) as work:
+            with claimed(self._node, token) as work:
                 work.send(self._reply(work))
         except Exception as error:  # the SuperNode has gone, or the run has ended
             log_privately("", error)

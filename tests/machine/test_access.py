@@ -37,12 +37,9 @@ def test_any_right_of_others_is_a_fault(file, mode):
     assert not_private(file, ME) == [f"others have rights to {file}: chmod 600 {file}"]
 
 
-def test_an_owner_who_is_another_is_a_fault(file):
+def test_a_link_and_another_owner_are_faults(file):
     (fault,) = [each for each in not_private(file, 61_777) if each.startswith(f"{file} ")]
     assert f"chown 61777 {file}" in fault
-
-
-def test_a_link_is_a_fault(file):
     link = file.with_name("link")
     link.symlink_to(file)
     assert not_private(link, ME) == [f"{link} is a link: name what it points to"]

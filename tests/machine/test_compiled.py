@@ -63,7 +63,7 @@ def run(folder: Path, home: Path) -> tuple[float, int]:
     return float(value), int(hits)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.process
 @pytest.mark.skipif(os.name != "posix", reason="file permissions are POSIX")
 @pytest.mark.parametrize("writable", [True, False], ids=["user's cache", "no cache at all"])

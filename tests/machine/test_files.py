@@ -4,8 +4,6 @@ import errno
 import os
 import shutil
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -37,14 +35,6 @@ def write(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-def test_a_file_is_written_and_replaced(tmp_path):
-    write(tmp_path / "x", b"old")
-    assert (tmp_path / "x").read_bytes() == b"old"
-    write(tmp_path / "x", b"new")
-    assert (tmp_path / "x").read_bytes() == b"new"
-    assert os.listdir(tmp_path) == ["x"]
-
-
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_an_exception_leaves_the_old_file_and_no_other(tmp_path, error):
     def fail(name: str) -> None:
@@ -52,6 +42,7 @@ def test_an_exception_leaves_the_old_file_and_no_other(tmp_path, error):
             file.write(b"half")
             raise error
 
+    write(tmp_path / "x", b"very old")
     write(tmp_path / "x", b"old")
     for name in ("x", "new"):
         with pytest.raises(error):
@@ -104,23 +95,6 @@ def test_where_nothing_need_last_the_disk_is_not_waited_for(tmp_path, monkeypatc
         file.write(b"new")
     assert (tmp_path / "x").read_bytes() == b"new"
     assert os.listdir(tmp_path) == ["x"]
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("durable", [True, False])
-def test_a_killed_process_leaves_the_old_file(tmp_path, durable):
-    write(tmp_path / "x", b"old")
-    program = (
-        "import os, pathlib, sys\n"
-        "from dpfact_flower.machine.files import replacing\n"
-        f"with replacing(pathlib.Path(sys.argv[1]), durable={durable}) as file:\n"
-        "    file.write(b'half'); file.flush(); os.kill(os.getpid(), 9)\n"
-    )
-    process = subprocess.run([sys.executable, "-c", program, tmp_path / "x"], check=False)
-    assert process.returncode == -9
-    assert (tmp_path / "x").read_bytes() == b"old"
-    write(tmp_path / "x", b"new")
-    assert (tmp_path / "x").read_bytes() == b"new"
 
 
 @pytest.mark.usefixtures("umask")

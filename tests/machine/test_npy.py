@@ -51,7 +51,7 @@ ODD_HEADERS = {
     "objects": described("'|O'"), "records": described("[('a', '<f4')]"),
     "no bytes": described("'|V0'"),
     "no type": described("'<x9'"), "code": described("__import__('os')"), "empty": "",
-    "an open bracket": "{'descr': (", "deep": "(" * 9000,
+    "an open bracket": "{'descr': (", "deep": "(" * 900,
     "an integer of Python 2": described(shape="(4L,)"),
 }  # fmt: skip
 

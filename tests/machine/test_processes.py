@@ -59,8 +59,11 @@ def inode(made: socket.socket) -> int:
     return os.fstat(made.fileno()).st_ino
 
 
+needs_ipv6 = pytest.mark.skipif(not Path("/proc/net/tcp6").exists(), reason="needs IPv6")
+
+
 @linux
-@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", pytest.param("::", marks=needs_ipv6)])
 def test_a_socket_is_found_with_its_user(address):
     with closing(bound(address)) as made:
         port = made.getsockname()[1]
@@ -71,63 +74,35 @@ def test_a_socket_is_found_with_its_user(address):
     assert listeners("127.0.0.1", port) == []
 
 
-@linux
-@pytest.mark.skipif(not Path("/proc/net/tcp6").exists(), reason="needs IPv6")
-def test_a_socket_of_both_kinds_is_found():
-    with closing(bound("::")) as made:
-        assert listeners("127.0.0.1", made.getsockname()[1]) == [
-            Listener(os.geteuid(), inode(made))
-        ]
-
-
-@linux
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-def test_another_users_socket_is_that_users():
-    os.seteuid(61501)
-    try:
-        made = bound("127.0.0.1")
-    finally:
-        os.seteuid(0)
-    with closing(made):
-        (found,) = listeners("127.0.0.1", made.getsockname()[1])
-    assert found.uid == 61501
-
-
 HEAD = "sl local rem st queues timer retrnsmt uid timeout inode\n"
 ROW = "0: {}:23F0 00000000:0000 {} 0:0 0:0 0 {} 0 77 1 0 100 0\n"
 
 
-@linux
-@pytest.mark.parametrize(
-    ("rows", "uids"),
-    [
-        ([("0100007F", "0A", 5), ("00000000", "0A", 6)], [5]),  # the closest has it
-        ([("0100007F", "01", 5), ("00000000", "0A", 6)], [6]),  # 01: a connection
-        ([("0500A8C0", "0A", 5)], []),  # 192.168.0.5
-        ([("0000000000000000FFFF00000100007F", "0A", 5), ("00000000", "0A", 6)], [5]),
-        ([("0" * 32, "0A", 5)], [5]),
-        ([("0" * 24 + "01000000", "0A", 5)], []),  # ::1 is not asked
-    ],
-)
-def test_the_closest_listener_counts(tmp_path, monkeypatch, rows, uids):
-    table = tmp_path / "tcp"
-    table.write_text(HEAD + "".join(ROW.format(*row) for row in rows))
-    monkeypatch.setattr(module, "_TABLES", (table,))
-    assert [each.uid for each in listeners("127.0.0.1", 0x23F0)] == uids
+HERE, ANY, LOOPBACK_6, ANY_6 = "0100007F", "00000000", "0" * 24 + "01000000", "0" * 32
+MAPPED = "0000000000000000FFFF00000100007F"
+LISTENS, CONNECTED = "0A", "01"
 
 
 @linux
 @pytest.mark.parametrize(
     ("hosts", "rows", "uids"),
     [
-        (["127.0.0.1", "::1"], [("0100007F", 5)], []),  # ::1 is free: who takes it is reached first
-        (["127.0.0.1", "::1"], [("0100007F", 5), ("0" * 24 + "01000000", 6)], [5, 6]),
-        (["::1"], [("00000000", 5), ("0" * 32, 6)], [6]),  # 0.0.0.0 takes no IPv6
+        # The closest listener has it.
+        (["127.0.0.1"], [(HERE, LISTENS, 5), (ANY, LISTENS, 6)], [5]),
+        (["127.0.0.1"], [(MAPPED, LISTENS, 5), (ANY, LISTENS, 6)], [5]),
+        (["127.0.0.1"], [(HERE, CONNECTED, 5), (ANY, LISTENS, 6)], [6]),
+        (["127.0.0.1"], [(ANY_6, LISTENS, 5)], [5]),
+        (["127.0.0.1"], [("0500A8C0", LISTENS, 5)], []),  # 192.168.0.5
+        (["127.0.0.1"], [(LOOPBACK_6, LISTENS, 5)], []),
+        (["::1"], [(ANY, LISTENS, 5), (ANY_6, LISTENS, 6)], [6]),  # 0.0.0.0 takes no IPv6
+        # Of two addresses each counts: who takes the free one is reached first.
+        (["127.0.0.1", "::1"], [(HERE, LISTENS, 5)], []),
+        (["127.0.0.1", "::1"], [(HERE, LISTENS, 5), (LOOPBACK_6, LISTENS, 6)], [5, 6]),
     ],
 )
-def test_each_address_of_a_name_counts(tmp_path, monkeypatch, hosts, rows, uids):
+def test_the_closest_listener_of_each_address_counts(tmp_path, monkeypatch, hosts, rows, uids):
     table = tmp_path / "tcp"
-    table.write_text(HEAD + "".join(ROW.format(place, "0A", uid) for place, uid in rows))
+    table.write_text(HEAD + "".join(ROW.format(*row) for row in rows))
     monkeypatch.setattr(module, "_TABLES", (table,))
     found = [(0, 0, 0, "", (host, 0x23F0)) for host in hosts]
     monkeypatch.setattr(module.socket, "getaddrinfo", lambda *_, **__: found)

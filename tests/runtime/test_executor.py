@@ -3,7 +3,6 @@
 import os
 import resource
 import signal
-import sys
 from contextlib import nullcontext
 
 import pytest
@@ -67,13 +66,6 @@ def test_with_another_flower_nothing_is_started(config, secret, tmp_path, monkey
     with pytest.raises(MissingDependencyError, match=rf"nothing was started: Flower {version}"):
         executor.execute(config, secret, 1)
     assert not (tmp_path / "state").exists()
-
-
-def test_with_a_flower_that_is_another_inside_nothing_is_started(config, secret, monkeypatch):
-    monkeypatch.setitem(sys.modules, "dpfact_flower.runtime.supernode", None)
-    monkeypatch.setattr(executor, "_serve", None)
-    with pytest.raises(MissingDependencyError, match="nothing was started"):
-        executor.execute(config, secret, 1)
 
 
 @pytest.mark.parametrize("content", [b"", b"x" * 31])

@@ -32,10 +32,12 @@ PAPER = {"rounds": 3, "rank": 4, "seed": 5, "tau": 1, "privacy": "paper", "epsil
 CPUS = "client-resources-num-cpus=1"
 
 
-@pytest.fixture
-def expected(cohort_folder, tmp_path):
+@pytest.fixture(scope="module")
+def expected(cohort, tmp_path_factory):
     """Global factors of the run in one process."""
-    out = federate({**CONFIG, "data": str(cohort_folder), "out": str(tmp_path / "inprocess")})
+    folder = tmp_path_factory.mktemp("expected")
+    cohort.save(folder)
+    out = federate({**CONFIG, "data": str(folder), "out": str(folder / "inprocess")})
     return read_model(out)[0]
 
 

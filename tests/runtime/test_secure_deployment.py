@@ -302,6 +302,7 @@ def test_a_run_whose_server_dies_is_gone_on_with_to_the_model_of_one_process(fed
         assert len(history.read_text().splitlines()) == rounds - 1
 
 
+@pytest.mark.nightly
 @pytest.mark.deployment
 def test_two_runs_at_once_are_charged_each_for_itself_and_learn_from_their_own_replies(
     federation, cohort

@@ -39,8 +39,10 @@ def test_the_superlink_waits_for_who_writes_to_its_database():
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("option", ["--database {}", "--database={}"])
-@pytest.mark.parametrize("damage", ["not a database", "a page of another"])
+@pytest.mark.parametrize(
+    ("option", "damage"),
+    [("--database {}", "not a database"), ("--database={}", "a page of another")],
+)
 def test_a_damaged_database_is_named_and_nothing_is_started(tmp_path, option, damage):
     """With the exit code that the unit does not start again on."""
     path = tmp_path / "superlink.db"

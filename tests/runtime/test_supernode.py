@@ -19,7 +19,10 @@ from dpfact_flower.errors import SettingsError
 from dpfact_flower.machine.access import user_name
 from dpfact_flower.machine.processes import Listener
 from dpfact_flower.runtime import supernode
-from dpfact_flower.runtime.supernode import Tasks, claimed, while_they_come
+from dpfact_flower.runtime.supernode import OwnSuperNode, Tasks, claimed, while_they_come
+
+ME = os.geteuid()
+NOBODY = OwnSuperNode("127.0.0.1", 9, 0)
 
 
 class Client:
@@ -36,7 +39,7 @@ class Client:
 
 
 def tasks(answer) -> tuple[Tasks, Client]:
-    found, client = Tasks("0@127.0.0.1:9", b"x" * 32), Client(answer)
+    found, client = Tasks(NOBODY, b"x" * 32), Client(answer)
     found._client = client
     return found, client
 
@@ -109,7 +112,7 @@ def test_a_message_that_comes_slowly_is_fetched_whole():
 def test_a_supernode_that_stays_away_is_not_waited_for_without_end(monkeypatch):
     """The executor would have no other message, and would not end."""
     monkeypatch.setattr(supernode, "_AWAY_SECONDS", 0.0)
-    with pytest.raises(httpx.ConnectError), claimed("0@127.0.0.1:9", "token"):
+    with pytest.raises(httpx.ConnectError), claimed(NOBODY, "token"):
         pass
 
 
@@ -144,37 +147,26 @@ def listening():
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc/net")
 def test_nobody_but_the_nodes_user_is_asked_or_answered(listening, caplog, monkeypatch):
     """Whoever gets the port while the SuperNode is down would have a run of their own answered."""
-    place = f"127.0.0.1:{listening.server_port}"
-    own, other = os.geteuid(), os.geteuid() + 1
-    assert Tasks(f"{own}@{place}", b"x" * 32).claim() == "t"
+    own, other = (OwnSuperNode("127.0.0.1", listening.server_port, ME + more) for more in (0, 1))
+    assert Tasks(own, b"x" * 32).claim() == "t"
     listening.asked.clear()
-    tasks = Tasks(f"{other}@{place}", b"x" * 32)
+    tasks = Tasks(other, b"x" * 32)
     assert [tasks.claim(), tasks.claim()] == [None, None]
     monkeypatch.setattr(supernode, "_AWAY_SECONDS", 0.0)
     refused = pytest.raises(httpx.ConnectError, match="nothing is asked or answered")
-    with refused, claimed(f"{other}@{place}", "token"):
+    with refused, claimed(other, "token"):
         pass
     assert listening.asked == []
-    said = [record.getMessage() for record in caplog.records]
-    assert len(said) == 2  # each process says it once
-    assert said[0].startswith(f"user {user_name(own)} listens on port {listening.server_port}, ")
+    (said,) = (record.getMessage() for record in caplog.records)  # once
+    assert said.startswith(f"user {user_name(ME)} listens on port {listening.server_port}, ")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc/net")
 def test_what_came_from_a_port_that_changed_hands_is_not_read(listening, monkeypatch):
-    place = f"127.0.0.1:{listening.server_port}"
-    seen = iter(
-        [
-            [Listener(7, 1)],
-            [Listener(8, 2)],
-            [Listener(7, 1)],
-            [Listener(7, 2)],
-            [Listener(7, 1)],
-            [],
-        ]
-    )
+    before = [Listener(7, 1)]
+    seen = iter([before, [Listener(8, 2)], before, [Listener(7, 2)], before, []])
     monkeypatch.setattr(supernode, "listeners", lambda host, port: next(seen))
-    tasks = Tasks(f"7@{place}", b"x" * 32)
+    tasks = Tasks(OwnSuperNode("127.0.0.1", listening.server_port, 7), b"x" * 32)
     assert [tasks.claim() for _ in range(3)] == [None] * 3
     assert len(listening.asked) == 3
 
@@ -182,13 +174,14 @@ def test_what_came_from_a_port_that_changed_hands_is_not_read(listening, monkeyp
 def test_nothing_is_asked_of_a_port_where_nobody_was_seen(listening, monkeypatch):
     """Somebody may take the port right after that look, and let go of it before the next."""
     monkeypatch.setattr(supernode, "listeners", lambda host, port: [])
-    assert Tasks(f"7@127.0.0.1:{listening.server_port}", b"x" * 32).claim() is None
+    node = OwnSuperNode("127.0.0.1", listening.server_port, 7)
+    assert Tasks(node, b"x" * 32).claim() is None
     assert listening.asked == []
 
 
 def test_no_connection_outlives_its_request(listening, monkeypatch):
     """Whoever had the port for a moment would go on answering, and is no listener any more."""
     monkeypatch.setattr(SuperNode, "protocol_version", "HTTP/1.1")
-    tasks = Tasks(f"{os.geteuid()}@127.0.0.1:{listening.server_port}", b"x" * 32)
+    tasks = Tasks(OwnSuperNode("127.0.0.1", listening.server_port, ME), b"x" * 32)
     assert [tasks.claim() for _ in range(3)] == ["t"] * 3
     assert len(listening.connections) == 3

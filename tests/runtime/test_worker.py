@@ -14,7 +14,7 @@ from flwr.proto.runtime_pb2 import PullTaskInputResponse, PushTaskOutputRequest
 from flwr.supercore.task_identity import TaskIdentity
 
 from dpfact_flower.runtime import supernode, worker
-from dpfact_flower.runtime.supernode import claimed, message_to_bytes
+from dpfact_flower.runtime.supernode import OwnSuperNode, claimed, message_to_bytes
 from dpfact_flower.runtime.worker import Answering, Question
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.config import read_node_config
@@ -23,6 +23,7 @@ from dpfact_flower.site.reply_timing import ReplyDelay
 from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.process
+NODE = OwnSuperNode("127.0.0.1", 1, 0)
 FAILED = "dpfact:failed (details are in the site's own log)"
 BEGUN = "import os, sys, time; sys.stdin.read(); print(5.5, flush=True); "
 
@@ -91,7 +92,7 @@ def waited(monkeypatch):
 
 
 def answering(config, code: str) -> Answering:
-    return Answering(config, "0@127.0.0.1:1", [sys.executable, "-S", "-c", code])
+    return Answering(config, NODE, [sys.executable, "-S", "-c", code])
 
 
 def assert_failed(client, waited, came_in=5.5):
@@ -125,7 +126,7 @@ def test_a_question_has_the_hospitals_settings_and_nothing_of_what_came_with_the
 def test_a_process_answers_and_the_executor_sends(client, message, config, monkeypatch, waited):
     """The real one, whose settings name no data: it says so with a code, and gets no token."""
     monkeypatch.setenv("DPFACT_LOG", "json")
-    Answering(config, "0@127.0.0.1:1").answer("a-token")
+    Answering(config, NODE).answer("a-token")
     reply = client.said[0]
     assert reply.error.reason.startswith("dpfact:data")
     assert reply.metadata.reply_to_message_id == "m" * 64
@@ -188,13 +189,13 @@ def test_a_process_that_hangs_is_ended_when_its_round_is_over(
 
 
 @pytest.mark.parametrize("ttl", [float("inf"), float("nan"), 1e300])
-def test_a_round_without_end_is_waited_for(client, config, message, ttl):
+def test_a_round_without_end_is_waited_for(client, config, waited, message, ttl):
     message.metadata.ttl = ttl
     answering(config, "raise SystemExit(1)").answer("t")
     assert client.said[0].error.reason == FAILED
 
 
-def test_since_when_a_message_is_answered_can_be_seen(client, config, tmp_path):
+def test_since_when_a_message_is_answered_can_be_seen(client, config, waited, tmp_path):
     state, seen = tmp_path / "state", tmp_path / "seen"
     code = f"import os; open({str(seen)!r}, 'w').write(str(os.listdir({str(state)!r})))"
     answering(config, f"{code}; raise SystemExit(1)").answer("t")
@@ -212,9 +213,9 @@ def settings_of(config):
 
 def test_a_supernode_that_has_settings_too_is_refused(client, config, waited, caplog):
     client.node_config = {"max-epsilon": 99.0}
-    Answering(config, "0@127.0.0.1:1").answer("t")
+    Answering(config, NODE).answer("t")
     config.write_text('site = "north"')  # damaged between two messages
-    Answering(config, "0@127.0.0.1:1").answer("t")
+    Answering(config, NODE).answer("t")
     reasons = [each.error.reason for each in client.said if isinstance(each, Message)]
     assert [reason.startswith("dpfact:settings") for reason in reasons] == [True] * 2
     assert "start the SuperNode without one" in caplog.text
@@ -223,7 +224,7 @@ def test_a_supernode_that_has_settings_too_is_refused(client, config, waited, ca
 
 def test_what_ends_in_an_error_is_not_reported_as_done(client):
     """A SuperNode waits for ever for the reply to a message that was."""
-    with pytest.raises(ValueError, match="broken"), claimed("0@127.0.0.1:1", "t"):
+    with pytest.raises(ValueError, match="broken"), claimed(NODE, "t"):
         raise ValueError("broken")
     assert client.said == ["still", "closed"]
 
@@ -233,6 +234,6 @@ def test_the_heart_stops_where_a_message_cannot_be_fetched(client, monkeypatch):
     stopped = []
     monkeypatch.setattr(supernode, "_fetched", lambda *_: 1 / 0)
     monkeypatch.setattr(supernode.HeartbeatSender, "stop", lambda _: stopped.append(True))
-    Answering(None, "0@127.0.0.1:1").answer("t")  # it lives on, and Flower says that it is gone
+    Answering(None, NODE).answer("t")  # it lives on, and Flower says that it is gone
     assert len(stopped) == 1
     assert client.said == ["closed"]
