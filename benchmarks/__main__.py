@@ -22,11 +22,12 @@ from benchmarks import (
     reading,
     rows,
     scaling,
+    secure,
     solver,
 )
 from benchmarks.scale import SCALES
 
-_SECTIONS = (processes, solver, kernel, peers, private, scaling, federation, reading)
+_SECTIONS = (processes, solver, kernel, peers, private, secure, scaling, federation, reading)
 _RESULTS = Path(__file__).parent / "results"
 
 

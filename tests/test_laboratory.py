@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from laboratory import follow, mutants
+from laboratory import flower_masks, follow, mutants
 from laboratory.campaign.network import FAULTS
 from laboratory.campaign.scenario import Scenario, carry_out, drawn
 from laboratory.endurance import slope
@@ -69,6 +69,12 @@ def test_every_rule_of_what_cannot_be_followed_leaves_something_out():
     for sign, reason in follow.LEFT_OUT:
         assert any(follow.re.search(sign, text) for text in texts), reason
     assert {page for page in follow.GIVEN if not (ROOT / page).is_file()} == set()
+
+
+def test_flowers_masks_are_found_to_have_few_bits_and_ours_all(capsys):
+    found = flower_masks.main(60)
+    assert list(found.values()) == [28, 32, 256]
+    assert "28 bits  all tried in" in capsys.readouterr().out
 
 
 @pytest.mark.process

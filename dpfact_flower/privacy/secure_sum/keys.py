@@ -11,6 +11,7 @@ import base64
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -134,7 +135,7 @@ class Terms:
         """
         return (len(self.sites) + self.colluding) // 2 + 1
 
-    @property
+    @cached_property
     def digest(self) -> bytes:
         """Hash of the terms."""
         return hashed("terms", self.job, self.settings, self.colluding, self.dropouts, *self.sites)

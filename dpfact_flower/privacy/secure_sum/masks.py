@@ -43,12 +43,10 @@ def width_of(patients: int | None, ratio: float) -> int:
     return min(MOST_WIDTH, math.ceil((bits - LOW) / 8))
 
 
-def agreed(own: bytes, other: bytes) -> bytes:
-    """What the owners of two X25519 keys alone know: of the private key and the other's public."""
+def agreed(own: X25519PrivateKey, other: bytes) -> bytes:
+    """What the owners of two X25519 keys alone know: of a private key and the other's public."""
     try:
-        return X25519PrivateKey.from_private_bytes(own).exchange(
-            X25519PublicKey.from_public_bytes(other)
-        )
+        return own.exchange(X25519PublicKey.from_public_bytes(other))
     except ValueError:
         raise PrivacyRefusedError("members: a site's key is of low order") from None
 

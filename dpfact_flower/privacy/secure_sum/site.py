@@ -190,8 +190,7 @@ def check_question(
     "repeat" an attempt takes no more than what is kept.
     """
     check_members(job.terms, question.members, peers, job.member)
-    for member in question.members:
-        masks.agreed(job.key, member.key)  # refuses keys that nothing can be agreed with
+    _agreed(job, question)  # refuses keys of low order
     if not job.terms.dropouts and question.attempt != 1:
         raise PrivacyRefusedError("secure sum: where no site may be lost there is one attempt")
     if state is None or question.round > state.question.round:
@@ -231,13 +230,11 @@ def answer(
         return RoundState(question, noisy)
     seed = shamir.new_secret()
     shares = shamir.share(seed, job.terms.threshold, len(question.members))
-    context = context_of(job.terms, question)
+    share_of = dict(zip(question.sites, shares, strict=True))
+    context, own = context_of(job.terms, question), job.member.site
     sealed = {
-        member.site: _cipher(job, member, context, sender=job.member.site).encrypt(
-            _NONCE, share, context
-        )
-        for member, share in zip(question.members, shares, strict=True)
-        if member != job.member
+        other: _sealing(secret, context, own, other).encrypt(_NONCE, share_of[other], context)
+        for other, secret in _agreed(job, question).items()
     }
     return RoundState(question, noisy, seed, sealed)
 
@@ -247,11 +244,10 @@ def masked(job: JobSecrets, state: RoundState) -> Masked:
     context, own = context_of(job.terms, state.question), job.member.site
     added = [own_key(state.seed, context, own)] if job.terms.dropouts else []
     subtracted: list[bytes] = []
-    for member in state.question.members:
-        if member.site != own:
-            pair = sorted((own, member.site))
-            key = masks.derived(masks.agreed(job.key, member.key), context, "mask", *pair)
-            (added if own == pair[0] else subtracted).append(key)
+    for other, secret in _agreed(job, state.question).items():
+        first, second = sorted((own, other))
+        pair = masks.derived(secret, context, "mask", first, second)
+        (added if own == first else subtracted).append(pair)
     words = state.noisy.astype(np.int64).view(np.uint64)
     masks.mask(words, added, subtracted)
     return Masked(context, masks.packed(words, state.question.width), state.sealed)
@@ -278,17 +274,22 @@ def opened(
     if state.opening is not None:
         return state
     shares = {}
-    for member in state.question.members:
-        if member != job.member and member.site in sealed:
-            cipher = _cipher(job, member, context, sender=member.site)
+    for other, secret in _agreed(job, state.question).items():
+        if other in sealed:
+            cipher = _sealing(secret, context, other, job.member.site)
             with suppress(InvalidTag):
-                shares[member.site] = cipher.decrypt(_NONCE, sealed[member.site], context)
-    usable = {site: share for site, share in shares.items() if len(share) == shamir.SIZE}
+                shares[other] = cipher.decrypt(_NONCE, sealed[other], context)
+    usable = {other: share for other, share in shares.items() if len(share) == shamir.SIZE}
     return replace(state, opening=Opening(state.seed, usable))
 
 
-def _cipher(job: JobSecrets, other: Member, context: bytes, *, sender: str) -> ChaCha20Poly1305:
-    """What seals one share between this site and another, in one direction (RFC 8439)."""
-    receiver = other.site if sender == job.member.site else job.member.site
-    secret = masks.agreed(job.key, other.key)
+def _agreed(job: JobSecrets, question: Question) -> dict[str, bytes]:
+    """What this site and each other member alone know, by the other's name."""
+    key = X25519PrivateKey.from_private_bytes(job.key)
+    others = [member for member in question.members if member != job.member]
+    return {member.site: masks.agreed(key, member.key) for member in others}
+
+
+def _sealing(secret: bytes, context: bytes, sender: str, receiver: str) -> ChaCha20Poly1305:
+    """The cipher of one share on its way from a site to another (RFC 8439)."""
     return ChaCha20Poly1305(masks.derived(secret, context, "share", sender, receiver))

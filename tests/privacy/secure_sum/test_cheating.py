@@ -7,6 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from dpfact_flower.errors import MessageError, PrivacyRefusedError, QuorumError
@@ -112,14 +113,23 @@ def test_no_two_attempts_are_both_opened_whomever_the_server_tells_what():
             )
 
 
+def secret_of(group, one, other):
+    key = X25519PrivateKey.from_private_bytes(group.jobs[one].key)
+    return masks.agreed(key, group.jobs[other].member.key)
+
+
+def sealing(group, sender, receiver, context):
+    secret = secret_of(group, sender, receiver)
+    return ChaCha20Poly1305(masks.derived(secret, context, "share", sender, receiver))
+
+
 def opened_anyway(group, name, answers):
     """The opening of a site that breaks the rules, for any attempt at all."""
-    job, context = group.jobs[name], next(iter(answers.values())).context
-    shares = {}
-    for other, sealed in server.sealed_for(name, answers).items():
-        secret = masks.agreed(job.key, group.jobs[other].member.key)
-        cipher = ChaCha20Poly1305(masks.derived(secret, context, "share", other, name))
-        shares[other] = cipher.decrypt(bytes(12), sealed, context)
+    context = next(iter(answers.values())).context
+    shares = {
+        other: sealing(group, other, name, context).decrypt(bytes(12), sealed, context)
+        for other, sealed in server.sealed_for(name, answers).items()
+    }
     return site.Opening(group.states[name].seed, shares)
 
 
@@ -221,7 +231,7 @@ def test_a_colluding_site_cannot_take_anothers_key_for_its_own():
     with pytest.raises(PrivacyRefusedError, match="two sites have the same key"):
         group.ask(first, group.question(members=(*group.members[:2], copied)))
     # Even if it were let in, each pair of names has its own key.
-    secret = masks.agreed(group.jobs[second].key, group.jobs[first].member.key)
+    secret = secret_of(group, first, second)
     pairs = [
         masks.derived(secret, b"c", "mask", *pair) for pair in ((first, second), (second, third))
     ]
@@ -283,10 +293,9 @@ def test_a_share_of_another_length_is_a_missing_share():
     group = Group(4, 1, 1)
     answers = group.ask_all()
     name, cheat = group.names[:2]
-    job, context = group.jobs[cheat], answers[name].context
-    secret = masks.agreed(job.key, group.jobs[name].member.key)
-    cipher = ChaCha20Poly1305(masks.derived(secret, context, "share", cheat, name))
-    sealed = server.sealed_for(name, answers) | {cheat: cipher.encrypt(bytes(12), b"x", context)}
+    context = answers[name].context
+    short = sealing(group, cheat, name, context).encrypt(bytes(12), b"x", context)
+    sealed = server.sealed_for(name, answers) | {cheat: short}
     opening = site.opened(group.jobs[name], group.states[name], context, sealed).opening
     assert list(opening.shares) == group.names[2:]
     with pytest.raises(MessageError, match="32 bytes each"):

@@ -58,11 +58,12 @@ def test_what_two_agree_on_is_rfc_7748s():
         "5dab087e624a8a4b79e17f8b83800ee66f3bb1292618b6fd1c2f8b27ff88e0eb",
         "4a5d9d5ba4ce2de1728e3bf480350f25e07e21c947d19e3376f09b3c1e161742",
     ))  # fmt: skip
+    private = X25519PrivateKey.from_private_bytes(alice)
     public = X25519PrivateKey.from_private_bytes(bob).public_key().public_bytes_raw()
-    assert masks.agreed(alice, public) == secret
+    assert masks.agreed(private, public) == secret
     for low_order in (bytes(32), b"\x01" + bytes(31)):
         with pytest.raises(PrivacyRefusedError, match="low order"):
-            masks.agreed(alice, low_order)
+            masks.agreed(private, low_order)
 
 
 def test_every_purpose_site_and_context_has_its_own_key():
