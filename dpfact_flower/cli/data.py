@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from inspect import Parameter, Signature, signature
+from collections.abc import Callable, Iterator, Sequence
+from inspect import Parameter, Signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_type_hints
 
@@ -15,7 +15,6 @@ from typer.core import TyperGroup
 from dpfact_flower.cli.option_parsing import (
     read_event_tables,
     read_files,
-    read_groups,
     read_labels,
     read_lists,
     read_named,
@@ -26,7 +25,7 @@ from dpfact_flower.cli.options import Force, Out, console, refuse_overwrite
 from dpfact_flower.cli.verbosity import progress
 
 if TYPE_CHECKING:
-    from dpfact_flower.data.readers.script import Script
+    from dpfact_flower.data.readers.script import Option, Script
     from dpfact_flower.data.readers.steps import Options
     from dpfact_flower.data.site_data import Cohort
 
@@ -88,92 +87,74 @@ class Asked(NamedTuple):
         return found
 
 
-def _command(
-    read: Callable[..., Cohort], name: str, help_: str, own: Iterable[Parameter], **defaults: Any
-) -> Callable[..., None]:
-    """Command of a function that reads a cohort: its own options, and those of `Asked`.
-
-    `defaults` are of fields of `Asked`, where they are others.
-    """
-    shared, usual = get_type_hints(Asked, include_extras=True), Asked._field_defaults | defaults
+def _script_command(script: Script) -> Callable[..., None]:
+    """Command of a reader that is a script: its own options, and those of `Asked`."""
 
     def command(**given: Any) -> None:
-        asked = Asked(**{field: given.pop(field) for field in Asked._fields})
-        _save(lambda: read(**given, asked=asked), asked.out, force=asked.force)
-
-    parameters = [
-        *(parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in own),
-        *(
-            Parameter(field, Parameter.KEYWORD_ONLY, annotation=shared[field],
-                      default=usual.get(field, Parameter.empty))
-            for field in Asked._fields
-        ),
-    ]  # fmt: skip
-    command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {p.name: p.annotation for p in parameters}
-    command.__name__, command.__doc__ = name, help_
-    return command
-
-
-def _reader(**defaults: Any) -> Callable[[Callable[..., Cohort]], Callable[..., Cohort]]:
-    """Register the command of a function, with its parameters beside `asked` as options."""
-
-    def register(read: Callable[..., Cohort]) -> Callable[..., Cohort]:
-        hints = get_type_hints(read, localns={"Cohort": Any}, include_extras=True)
-        own = [
-            parameter.replace(annotation=hints[parameter.name])
-            for parameter in signature(read).parameters.values()
-            if parameter.name != "asked"
-        ]
-        name = read.__name__.removeprefix("data_")
-        data_app.command(name)(_command(read, name, read.__doc__ or "", own, **defaults))
-        return read
-
-    return register
-
-
-def _script_command(script: Script) -> Callable[..., None]:
-    """Command of a reader that is a script."""
-
-    def read(source: str, asked: Asked, schema: str = "", **given: Any) -> Cohort:
         from dpfact_flower.data.readers import runner
 
-        own: dict[str, Any] = {}
-        for name, option in script.options.items():
-            value = given.pop(name)
-            if isinstance(option.default, dict):
-                value = read_named(f"--{name}", value)
-            own[name] = value or option.default
-        modes = script.chosen(own)
+        asked = Asked(**{field: given.pop(field) for field in Asked._fields})
         if "window" in given:
             days = given.pop("window")
             given["window_days"] = days if script.window == "days alone" else days or None
+        given |= {name: _option_value(name, option, given[name])
+                  for name, option in script.options.items()}  # fmt: skip
+        modes = script.chosen(given)
         default = "diagnoses" if "diagnoses" in modes else modes[min(1, len(modes) - 1)]
-        return runner.read(script, source, schema=schema, **given, **own,
-                           **asked.options(modes, default))  # fmt: skip
+        options = asked.options(modes, default)
+        _save(lambda: runner.read(script, **given, **options), asked.out, force=asked.force)
 
-    own: list[Parameter] = []
+    parameters = [
+        Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind, default=default)
+        for name, kind, default in (*_script_parameters(script), *_shared_parameters(script))
+    ]
+    command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    command.__name__, command.__doc__ = script.name, script.help
+    return command
 
-    def ask(name: str, kind: Any, default: Any = Parameter.empty) -> None:
-        own.append(Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind, default=default))
 
-    ask("source", Annotated[str, typer.Argument()])
+def _option_value(name: str, option: Option, given: Any) -> Any:
+    """Value of a script's option, from what is typed."""
+    if isinstance(option.default, dict):
+        return read_named(f"--{name}", given) or option.default
+    if isinstance(option.default, list) and given:
+        from dpfact_flower.data.vocabulary import load_codes
+
+        return [*load_codes(given, name).codes]
+    return option.default if given is None else given
+
+
+def _script_parameters(script: Script) -> Iterator[tuple[str, Any, Any]]:
+    """Name, type and default of what a script's command asks on its own."""
+    yield "source", Annotated[str, typer.Argument()], Parameter.empty
     if script.named:
-        ask("name", Annotated[str, typer.Option(help="Public name of the site, or of all sites.")])
+        told = typer.Option(help="Public name of the site, or of all sites.")
+        yield "name", Annotated[str, told], Parameter.empty
     if script.source == "tables":
-        ask("schema", Annotated[str, typer.Option(help="Of the tables in a database.")], "")
+        yield "schema", Annotated[str, typer.Option(help="Of the tables in a database.")], ""
     for name, option in script.options.items():
-        kind: Any = Literal[tuple(option.choices)] if option.choices else type(option.default)
+        kind: Any = type(option.default)
         flags = [f"--{name.replace('_', '-')}"] if kind is bool else []
         least, shape = (1 if kind is int else None), ("NAME=VALUE" if kind is dict else None)
+        asked = {dict: list[str], list: Path}.get(kind, kind)
+        asked = Literal[tuple(option.choices)] if option.choices else asked
+        usual = option.default if kind in (bool, int, str) and option.default != "" else None
         shown = typer.Option(*flags, help=option.help, min=least, metavar=shape)
-        usual = option.default if kind is not dict and option.default != "" else None
-        ask(name, Annotated[(list[str] if kind is dict else kind) | None, shown], usual)
+        yield name, Annotated[asked | None, shown], usual
     if script.window != "encounter":
-        ask("window", Window, 30)
+        yield "window", Window, 30
+
+
+def _shared_parameters(script: Script) -> Iterator[tuple[str, Any, Any]]:
+    """Name, type and default of what all scripts' commands ask."""
     sizes = "x".join(map(str, script.modes.values()))
-    top = "" if script.options.keys() & script.modes else sizes
-    return _command(read, script.name, script.help, own, top=top, min_patients=script.min_patients)
+    usual = Asked._field_defaults | {
+        "top": "" if script.options.keys() & script.modes else sizes,
+        "min_patients": script.min_patients,
+    }
+    for field, kind in get_type_hints(Asked, include_extras=True).items():
+        yield field, kind, usual.get(field, Parameter.empty)
 
 
 class _Readers(TyperGroup):
@@ -253,44 +234,9 @@ def data_tns(
     )
 
 
-@_reader(top="202x316")
-def data_synpuf(
-    folder: Tables,
-    asked: Asked,
-    claims: Annotated[
-        Literal["inpatient", "outpatient"], typer.Option(help="Which claims are read.")
-    ] = "inpatient",
-    window: Window = 30,
-    valid_procedures: Annotated[
-        Path | None,
-        typer.Option(help="List of valid ICD-9 procedures; about half of the values are others."),
-    ] = None,
-    drop_last_patient: Annotated[
-        bool, typer.Option(help="For a file that was cut off: its last patient is incomplete.")
-    ] = False,
-    group: Annotated[
-        list[str] | None,
-        typer.Option(metavar="SITE=1,2,3", help="Samples of a site; default: one site a sample."),
-    ] = None,
-) -> Cohort:
-    """CMS DE-SynPUF claims: one site per sample, or per --group of samples.
-
-    FOLDER holds their files, .csv or .csv.gz.
-    """
-    from dpfact_flower.data.readers import synpuf
-    from dpfact_flower.data.vocabulary import load_codes
-
-    valid = load_codes(valid_procedures, "procedures") if valid_procedures else None
-    return synpuf.read(
-        folder, care=claims, window_days=window or None, valid_procedures=valid,
-        groups=read_groups(group), drop_last_patient=drop_last_patient or None,
-        **asked.options(synpuf.MODES),
-    )  # fmt: skip
-
-
-@_reader(top="")
+@data_app.command("events")
 def data_events(
-    asked: Asked,
+    out: Out,
     mode: Annotated[
         list[str],
         typer.Option(
@@ -332,7 +278,13 @@ def data_events(
         str, typer.Option(help="Of CSV; default: what the first line has most of: , ; | or \\t.")
     ] = "",
     encoding: Annotated[str, typer.Option(help="Of CSV: utf-8, latin-1 or utf-16.")] = "utf-8",
-) -> Cohort:
+    top: Top = "",
+    codes: Codes = None,
+    rolled_up: Rolled = None,
+    min_patients: Least = 1,
+    memory: Memory = "2GB",
+    force: Force = False,
+) -> None:
     """Any EHR, from one table per feature mode, one row per event.
 
     A hospital makes its own file, NAME.npz, with the code lists that all sites
@@ -362,9 +314,14 @@ def data_events(
     columns = event_tables.Columns(patient, code, time, encounter, description)
     dialect = Dialect(delimiter, encoding)
     tables = read_event_tables(mode, columns, dialect, time_format)
-    return event_tables.read(
-        tables, name, columns=columns, window_days=window or None, sites=sites,
-        labels=read_labels(labels, label), dialect=dialect, **asked.options([*tables]),
+    asked = Asked(out, top, codes, rolled_up, min_patients, memory, force)
+    _save(
+        lambda: event_tables.read(
+            tables, name, columns=columns, window_days=window or None, sites=sites,
+            labels=read_labels(labels, label), dialect=dialect, **asked.options([*tables]),
+        ),
+        out,
+        force=force,
     )  # fmt: skip
 
 

@@ -70,16 +70,6 @@ def read_roll_ups(
     return found
 
 
-def read_groups(values: Sequence[str] | None) -> dict[str, list[int]] | None:
-    """Numbers of the samples of each site."""
-    found = {}
-    for site, numbers in read_named("--group", values).items():
-        if not re.fullmatch(r"\d{1,6}(,\d{1,6})*", numbers):
-            raise SettingsError(f"--group: need SITE=1,2,3, got {site}={numbers!r}")
-        found[site] = [int(number) for number in numbers.split(",")]
-    return found or None
-
-
 def _with_keys(text: str, keys: Sequence[str]) -> tuple[str, dict[str, str]]:
     """``FILE,KEY=VALUE,...`` in parts; a comma before no known key belongs to what is before it."""
     first, *others = re.split(rf",(?=(?:{'|'.join(keys)})=)", text)

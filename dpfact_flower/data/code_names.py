@@ -57,7 +57,7 @@ def name_of(system: str, code: str, *, exact: bool = False) -> str:
     exact : bool
         Whether the name must be the code's own.
     """
-    bare, table = _split(code)[1], _table(system)
+    bare, table = _split(code)[1], names_of(system)
     for first, last, name, _ in icd.CHAPTERS.get(system.removeprefix("icd").removesuffix("cm"), ()):
         if f"{first}-{last}" == bare:
             return name
@@ -179,15 +179,15 @@ def _known(system: str, codes: Sequence[str]) -> int:
 
     A number of two digits might be a procedure's group, and any other number.
     """
-    table = _table(system)
+    table = names_of(system)
     if system == "icd10cm":
         return sum(code in table or code[:6].rstrip("X") in table for code in codes)
     return sum(code in table and (system != "icd9pcs" or len(code) > 2) for code in codes)
 
 
 @cache
-def _table(system: str) -> dict[str, str]:
-    """All names of a system by code, as ``simulation.code_names`` packs them.
+def names_of(system: str) -> dict[str, str]:
+    """All names of a system by code without a dot, as ``simulation.code_names`` packs them.
 
     A line begins with how many characters it shares with the line before: a blank is none.
     """

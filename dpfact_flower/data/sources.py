@@ -10,14 +10,16 @@ from __future__ import annotations
 import bz2
 import csv
 import gzip
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TextIO
 
 from dpfact_flower.data.tables import (
+    Rows,
+    check_columns,
     find_table,
+    list_of,
     list_tables,
     literal,
     load_table,
@@ -40,10 +42,8 @@ class Table(NamedTuple):
 
     Attributes
     ----------
-    columns, optional : sequence of str
-        In lower case; an optional one that is not there is NULL.
-    where : str
-        SQL of DuckDB over the columns as text: which rows are kept.
+    columns, optional, where, may_be_cut
+        As in `dpfact_flower.data.tables.load_table`.
     there : str
         SQL over the table in its database: which rows are sent. ``$schema`` is its schema.
     """
@@ -53,6 +53,7 @@ class Table(NamedTuple):
     optional: Sequence[str] = ()
     where: str = "true"
     there: str = "true"
+    may_be_cut: bool = False
 
 
 class Source(Protocol):
@@ -61,8 +62,11 @@ class Source(Protocol):
     def tables(self) -> Iterable[str]:
         """Names of the tables, in lower case."""
 
-    def fetch(self, into: str, table: Table) -> str:
-        """Read a table into the temporary table `into`; returns what an error calls it."""
+    def fetch(self, into: str, table: Table) -> tuple[str, bool]:
+        """Read a table into the temporary table `into`.
+
+        Returns what an error calls it, and whether an incomplete last line was left out.
+        """
 
 
 @contextmanager
@@ -126,10 +130,9 @@ class _Folder:
     def tables(self) -> Iterable[str]:
         return [name for place in self._places for name in list_tables(place)]
 
-    def fetch(self, into: str, table: Table) -> str:
+    def fetch(self, into: str, table: Table) -> tuple[str, bool]:
         path = find_table(self._places, table.name)
-        _load(self._connection, into, path, table)
-        return str(path)
+        return str(path), _load(self._connection, into, path, table)
 
 
 class _Lines:
@@ -139,15 +142,15 @@ class _Lines:
     def tables(self) -> Iterable[str]:
         return ["lines"]
 
-    def fetch(self, into: str, table: Table) -> str:
+    def fetch(self, into: str, table: Table) -> tuple[str, bool]:
         packed: dict[str, Callable[..., Any]] = {".bz2": bz2.open, ".gz": gzip.open}
         path = self._path
         opened = packed.get(path.suffix.lower(), open)
         try:
             with opened(path, "rt", encoding="latin-1") as file:
                 rows = ((f"{n:06d}", line.rstrip()) for n, line in enumerate(file, start=1))
-                with _spilled(self._connection, into, table) as copy:
-                    csv.writer(copy).writerows(itertools.chain([("number", "line")], rows))
+                with _spilled(self._connection, into, table, ("number", "line")) as (_, writer):
+                    writer.writerows(rows)
         except FileNotFoundError:
             raise DataError(f"{path}: no such file") from None
         except (OSError, EOFError) as error:
@@ -155,7 +158,7 @@ class _Lines:
                 f"{path}: cannot be read ({type(error).__name__}); is it cut off, or not packed as "
                 "its name says?"
             ) from None
-        return str(path)
+        return str(path), False
 
 
 class _DuckDB:
@@ -170,33 +173,20 @@ class _DuckDB:
                 f"{path}: the DuckDB database cannot be opened ({type(error).__name__}); has "
                 f"another program opened it, or a newer DuckDB than {duckdb.__version__} made it?"
             ) from None
-        self._columns: dict[str, dict[str, str]] = {}
         found = connection.execute(
-            """SELECT lower(table_name), lower(column_name), column_name FROM duckdb_columns()
+            """SELECT lower(table_name), table_name FROM duckdb_columns()
                WHERE database_name = 'source' AND lower(schema_name) = lower($schema)""",
             {"schema": self._schema},
         )
-        for name, lower, column in found.fetchall():
-            self._columns.setdefault(name, {})[lower] = column
+        self._names = dict(found.fetchall())
 
     def tables(self) -> Iterable[str]:
-        return self._columns
+        return self._names
 
-    def fetch(self, into: str, table: Table) -> str:
-        found = self._columns.get(table.name.lower(), {})
-        _check(table, str(self._path), self._schema, found)
-        fields = ", ".join(
-            f"nullif(trim({quoted(found[name])}::VARCHAR), '') AS {quoted(name)}"
-            if name in found
-            else f"NULL::VARCHAR AS {quoted(name)}"
-            for name in (*table.columns, *table.optional)
-        )
-        place = f"source.{quoted(self._schema)}.{quoted(table.name)}"
-        self._connection.execute(
-            f"CREATE OR REPLACE TEMP TABLE {into} AS "
-            f"SELECT * FROM (SELECT {fields} FROM {place}) WHERE {table.where}"
-        )
-        return table.name
+    def fetch(self, into: str, table: Table) -> tuple[str, bool]:
+        place, name = _known(table, str(self._path), self._schema, self._names)
+        rows = f"source.{quoted(self._schema)}.{quoted(name)}"
+        return place, _load(self._connection, into, Rows(place, table=rows), table)
 
 
 class _Database:
@@ -214,22 +204,22 @@ class _Database:
     def tables(self) -> Iterable[str]:
         return self._names
 
-    def fetch(self, into: str, table: Table) -> str:
+    def fetch(self, into: str, table: Table) -> tuple[str, bool]:
         import sqlalchemy as sql  # noqa: PLC0415 - slow to import
 
-        name = self._names.get(table.name.lower())
-        columns = self._inspector.get_columns(name, self._schema) if name else []
+        place, name = _known(table, self._place, self._schema, self._names)
+        columns = self._inspector.get_columns(name, self._schema)
         found = {column["name"].lower(): column["name"] for column in columns}
-        _check(table, self._place, self._schema, found)
-        names = [column for column in (*table.columns, *table.optional) if column in found]
+        check_columns(Rows(place), table.columns, found)
+        wanted = {*table.columns, *table.optional}
+        names = [column for column in found if not wanted.isdisjoint((column, list_of(column)))]
         there = sql.text(table.there.replace("$schema", self._schema))
         query: Any = (
             sql.select(*(sql.column(found[column]) for column in names))
-            .select_from(sql.table(name or "", schema=self._schema))
+            .select_from(sql.table(name, schema=self._schema))
             .where(there)
         )
-        with _spilled(self._connection, into, table) as copy:
-            csv.writer(copy).writerow(names)
+        with _spilled(self._connection, into, table, names) as (copy, writer):
             if self._database.dialect.name == "postgresql":  # in two thirds of the time
                 text = query.compile(self._database, compile_kwargs={"literal_binds": True})
                 cursor: Any = self._database.connection.cursor()
@@ -238,8 +228,8 @@ class _Database:
                     copy.buffer.writelines(blocks)
             else:
                 streamed = self._database.execution_options(stream_results=True, yield_per=_CHUNK)
-                csv.writer(copy).writerows(streamed.execute(query))
-        return table.name
+                writer.writerows(streamed.execute(query))
+        return place, False
 
 
 @contextmanager
@@ -268,27 +258,30 @@ def _database(
         ) from None
 
 
-def _check(table: Table, place: str, schema: str, found: Mapping[str, str]) -> None:
-    """Refuse a table that is missing or lacks a column."""
+def _known(table: Table, place: str, schema: str, names: Mapping[str, str]) -> tuple[str, str]:
+    """What errors call a table of a database, and its name there."""
     of = f" in the schema {shown(schema)}" if schema else ""
-    if not found:
+    if (name := names.get(table.name.lower())) is None:
         raise DataError(f"{place}: lacks the table {table.name}{of} (--schema names another)")
-    if missing := [name for name in table.columns if name not in found]:
-        raise DataError(
-            f"{place}: table {table.name}{of} lacks the column(s) {', '.join(missing)}; "
-            f"it has {sorted(found)}"
-        )
+    return f"{place}: table {name}{of}", name
 
 
 @contextmanager
-def _spilled(connection: Connection, into: str, table: Table) -> Iterator[TextIO]:
-    """CSV file in DuckDB's private folder, which becomes a temporary table."""
+def _spilled(
+    connection: Connection, into: str, table: Table, columns: Sequence[str]
+) -> Iterator[tuple[TextIO, Any]]:
+    """CSV file in DuckDB's private folder, and its writer; it becomes a temporary table."""
     with scratch_of(connection) as folder:
         path = folder / f"{table.name}.csv"
         with path.open("w", encoding="utf-8", newline="") as file:
-            yield file
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(columns)
+            yield file, writer
         _load(connection, into, path, table)
 
 
-def _load(connection: Connection, into: str, path: Path, table: Table) -> None:
-    load_table(connection, into, path, table.columns, optional=table.optional, where=table.where)
+def _load(connection: Connection, into: str, place: Path | Rows, table: Table) -> bool:
+    return load_table(
+        connection, into, place, table.columns,
+        optional=table.optional, where=table.where, may_be_cut=table.may_be_cut,
+    )  # fmt: skip

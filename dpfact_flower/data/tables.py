@@ -15,7 +15,7 @@ import re
 import shutil
 import tempfile
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,18 +80,30 @@ class Dialect:
 _PLAIN = Dialect()
 
 
-class Frame(NamedTuple):
-    """Rows of DataFrames (pandas, polars, Arrow), one below the other, under a name for errors.
+class Rows(NamedTuple):
+    """Rows that DuckDB scans where they are, under a name for errors.
 
-    Where `mode` is given, only rows count whose column ``mode`` has it.
+    They are DataFrames (pandas, polars, Arrow), one below the other, or a table of an attached
+    database, in SQL. Where `mode` is given, only rows count whose column ``mode`` has it.
     """
 
     name: str
-    parts: Sequence[Any]
+    frames: Sequence[Any] = ()
+    table: str = ""
     mode: str = ""
 
     def __str__(self) -> str:
         return self.name
+
+    def sql(self, connection: Connection) -> str:
+        """SQL of them on a connection."""
+        for number, frame in enumerate(self.frames):
+            names = getattr(frame, "column_names", None) or frame.columns  # Arrow's, or all others'
+            _refuse_twins(self, [str(name).lower() for name in names])
+            connection.register(f"frame_{number}", frame)
+        below = " UNION ALL BY NAME ".join(f"FROM frame_{n}" for n in range(len(self.frames)))
+        rows = self.table or f"({below})"
+        return f"(FROM {rows} WHERE mode::VARCHAR = {literal(self.mode)})" if self.mode else rows
 
 
 @contextmanager
@@ -191,7 +203,7 @@ def find_table(folders: Sequence[Path], name: str) -> Path:
 def load_table(
     connection: Connection,
     table: str,
-    place: Path | Frame,
+    place: Path | Rows,
     columns: Sequence[str],
     *,
     optional: Sequence[str] = (),
@@ -206,13 +218,14 @@ def load_table(
     ----------
     table : str
         Name of the table to create.
-    place : Path or Frame
+    place : Path or Rows
         Text with a header line, plain or gzipped, fields perhaps in double quotes, lines ended
-        by LF or CRLF; or, in a frame, a file named ``.parquet`` or a folder of such files, columns
+        by LF or CRLF; or, in rows, a file named ``.parquet`` or a folder of such files, columns
         of text, whole numbers, dates or times. A time with a zone becomes that of UTC.
     columns : sequence of str
         Needed columns in lower case; the file's may be in any case, and there may be more. A blank
-        field is NULL.
+        field is NULL. ``code[]`` is a list of the columns ``code_1``, ``code_2``, ..., without
+        blanks and each value once.
     optional : sequence of str
         Likewise, but NULL in every row where the file lacks the column.
     select, where : str
@@ -229,30 +242,19 @@ def load_table(
     """
     import duckdb  # noqa: PLC0415 - the connection came from it
 
-    wanted = [*columns, *optional]
-    kind = "CSV"
+    wanted, kind = [*columns, *optional], _kind(place)
     try:
-        if isinstance(place, Frame):
-            kind, source = "a frame", _registered(connection, place)
-            found = _typed_columns(connection, place, source, wanted)
-        elif place.suffix.lower() == ".parquet" or place.is_dir():
-            below = "/**/*.parquet" if place.is_dir() else ""
-            kind, source = "Parquet", f"read_parquet({_literal_path(place, below)})"
-            if not place.exists():
-                raise DataError(f"{place}: no such file")
-            found = _typed_columns(connection, place, source, wanted)
-        else:
+        if isinstance(place, Path) and kind == "CSV":
             source, found = _csv(place, dialect)
-        _check_columns(place, columns, found, kind)
-        fields = ", ".join(
-            f"nullif(trim({found.get(name, 'NULL')}), '') AS {quoted(name)}" for name in wanted
-        )
+        else:
+            source, found = _typed(connection, place, wanted)
+        check_columns(place, columns, found, kind)
         query = (
-            f"CREATE OR REPLACE TEMP TABLE {table} AS "
-            f"SELECT {select} FROM (SELECT {fields} FROM {source}) WHERE {where}"
+            f"CREATE OR REPLACE TEMP TABLE {table} AS SELECT {select} "
+            f"FROM (SELECT {_fields(found, wanted)} FROM {source}) WHERE {where}"
         )
         with report_progress(connection, place.name):
-            if kind != "CSV" or isinstance(place, Frame):
+            if isinstance(place, Rows) or kind != "CSV":
                 connection.execute(query)
                 return False
             rejected = _run_csv(connection, query, place, dialect)
@@ -311,7 +313,7 @@ def _take_rejected(connection: Connection) -> list[tuple[int, str]]:
 
 
 def _check_rejected(
-    path: Path | Frame, rejected: list[tuple[int, str]], rows: int, may_be_cut: bool,
+    path: Path, rejected: list[tuple[int, str]], rows: int, may_be_cut: bool,
     dialect: Dialect,
 ) -> bool:  # fmt: skip
     if not rejected:
@@ -376,7 +378,7 @@ def _header(path: Path, dialect: Dialect) -> tuple[list[str], str, int]:
     return header, delimiter, skip
 
 
-def _refuse_twins(place: Path | Frame, names: Sequence[str]) -> None:
+def _refuse_twins(place: Path | Rows, names: Sequence[str]) -> None:
     if len(set(names)) < len(names):
         raise DataError(f"{place}: two columns have one name; rename one of them")
 
@@ -393,17 +395,39 @@ def _refuse_foreign(path: Path) -> None:
             raise DataError(f"{path}: is {what}, which is not read; {way_out}")
 
 
-def _check_columns(
-    place: Path | Frame, wanted: Sequence[str], found: Collection[str], kind: str
+def check_columns(
+    place: Path | Rows, wanted: Sequence[str], found: Collection[str], kind: str = "a table"
 ) -> None:
-    missing = [column for column in wanted if column not in found]
+    """Refuse a table that lacks a column; `wanted` is as in `load_table`."""
+    lists = set(map(list_of, found))
+    missing = [name for name in wanted if name not in found and name not in lists]
     if not missing:
         return
     if kind == "CSV" and len(missing) == len(wanted):  # it may be a line about a patient
         there = "nor any other that is looked for; does its first line name the columns?"
     else:
         there = f"it has {[*found]}"
-    raise DataError(f"{place}: lacks the column(s) {', '.join(missing)}; {there}")
+    named = ", ".join(name.replace("[]", "_1") for name in missing)
+    raise DataError(f"{place}: lacks the column(s) {named}; {there}")
+
+
+def list_of(column: str) -> str:
+    """What the list is called that a column such as ``code_1`` belongs to."""
+    return re.sub(r"_\d+$", "[]", column)
+
+
+def _fields(found: Mapping[str, str], wanted: Sequence[str]) -> str:
+    """SQL of the columns that are asked for, from that of those that are found."""
+    texts = {name: f"nullif(trim({sql}), '')" for name, sql in found.items()}
+    lists: dict[str, list[str]] = {}
+    for name, sql in texts.items():
+        lists.setdefault(list_of(name), []).append(sql)
+    texts |= {name: f"list_distinct([{', '.join(sqls)}])" for name, sqls in lists.items()
+              if name.endswith("[]")}  # fmt: skip
+    return ", ".join(
+        f"{texts.get(name, 'NULL::VARCHAR')} AS {quoted(name.removesuffix('[]'))}"
+        for name in wanted
+    )
 
 
 def quoted(name: str) -> str:
@@ -441,30 +465,30 @@ def _csv(path: Path, dialect: Dialect) -> tuple[str, dict[str, str]]:
     return source, {name: f"c{position}" for position, name in enumerate(header) if name}
 
 
-def _registered(connection: Connection, frame: Frame) -> str:
-    """SQL of a frame's rows."""
-    for number, part in enumerate(frame.parts):
-        names = getattr(part, "column_names", None) or part.columns  # Arrow's, or all others'
-        _refuse_twins(frame, [str(name).lower() for name in names])
-        connection.register(f"frame_{number}", part)
-    below = " UNION ALL BY NAME ".join(f"FROM frame_{n}" for n in range(len(frame.parts)))
-    return (
-        f"(FROM ({below}) WHERE mode::VARCHAR = {literal(frame.mode)})"
-        if frame.mode
-        else f"({below})"
-    )
+def _kind(place: Path | Rows) -> str:
+    if isinstance(place, Rows):
+        return "a table" if place.table else "a frame"
+    return "Parquet" if place.suffix.lower() == ".parquet" or place.is_dir() else "CSV"
 
 
-def _typed_columns(
-    connection: Connection, place: Path | Frame, source: str, wanted: Collection[str]
-) -> dict[str, str]:
-    """SQL of each column of a relation, as text, by its name in lower case."""
+def _typed(
+    connection: Connection, place: Path | Rows, wanted: Collection[str]
+) -> tuple[str, dict[str, str]]:
+    """SQL of rows whose columns have types, and of each column, as text, by its name."""
+    if isinstance(place, Rows):
+        source = place.sql(connection)
+    elif place.exists():
+        below = "/**/*.parquet" if place.is_dir() else ""
+        source = f"read_parquet({_literal_path(place, below)})"
+    else:
+        raise DataError(f"{place}: no such file")
     found: dict[str, str] = {}
     for name, kind, *_ in connection.execute(f"DESCRIBE SELECT * FROM {source}").fetchall():
         lower = name.strip().lower()
         if lower in found:
             raise DataError(f"{place}: two columns have one name")
-        if lower in wanted and not _TEXT_OR_WHOLE.fullmatch(kind):
+        asked = lower in wanted or list_of(lower) in wanted
+        if asked and not _TEXT_OR_WHOLE.fullmatch(kind):
             raise DataError(
                 f"{place}: column {lower} must hold text, whole numbers, dates or times; "
                 f"it holds {kind}"
@@ -473,7 +497,7 @@ def _typed_columns(
         if kind == "TIMESTAMP WITH TIME ZONE":  # else shown in the time zone of this machine
             column = f"make_timestamp(epoch_us({column}))"
         found[lower] = f"{column}::VARCHAR"
-    return found
+    return source, found
 
 
 def _literal_path(path: Path, below: str = "") -> str:

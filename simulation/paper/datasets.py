@@ -87,15 +87,13 @@ def available(name: str) -> bool:
 @lru_cache(maxsize=4)
 def load(name: str) -> Cohort:
     """The cohort of a data set."""
-    if name in ("eicu", "mimic3"):
+    if name in OPEN:
         from dpfact_flower.data.readers.runner import read  # noqa: PLC0415 - slow to import
 
+        if name == "synpuf":
+            valid = load_codes(open_data() / "mimic3_demo" / "D_ICD_PROCEDURES.csv", "procedures")
+            return read(name, open_data() / _FOLDERS[name], valid_procedures=[*valid.codes])
         return read(name, open_data() / _FOLDERS[name])
-    if name == "synpuf":
-        from dpfact_flower.data.readers import synpuf  # noqa: PLC0415
-
-        codes = load_codes(open_data() / "mimic3_demo" / "D_ICD_PROCEDURES.csv", "procedures")
-        return synpuf.read(open_data() / _FOLDERS[name], valid_procedures=codes)
     if Path(name).is_dir():
         return Cohort.load(name)
     return synthetic(reported(name))

@@ -131,9 +131,9 @@ def test_samples_of_synpuf_in_groups(ehr_data, tmp_path):
 @pytest.mark.parametrize(
     ("group", "says"),
     [
-        ("north=1;2", "--group: need SITE=1,2,3"),
-        ("north=1,1", "no sample may be at two sites"),
-        ("north=99", r"lacks inpatient claims, samples \[99\]"),
+        ("north=1;2", "--group: need sites as SITE=1,2,3"),
+        ("north=1,1", "--group: samples must be at one site each"),
+        ("north=99", "lacks sample 99: need DE1_0_2008"),
     ],
 )
 def test_groups_are_checked(group, says, tmp_path):

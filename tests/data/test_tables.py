@@ -205,7 +205,7 @@ def test_the_connection_is_closed():
 @pytest.mark.process
 def test_importing_the_readers_does_not_import_duckdb():
     code = (
-        "import sys; from dpfact_flower.data.readers import event_tables, runner, synpuf; "
+        "import sys; from dpfact_flower.data.readers import event_tables, runner; "
         "sys.exit('duckdb' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

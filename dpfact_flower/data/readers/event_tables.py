@@ -27,7 +27,7 @@ from dpfact_flower.data.readers.steps import Options, make_cohort, reading
 from dpfact_flower.data.site_data import DIED, Cohort
 from dpfact_flower.data.tables import (
     Dialect,
-    Frame,
+    Rows,
     count_rows,
     literal,
     load_table,
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 SITE = "site"
 """Column of the table of sites, beside the patient's."""
-Place = str | Path | Frame
+Place = str | Path | Rows
 
 # How programs write a missing value; and what could appear neither in a list nor in a message.
 _NO_VALUE = "lower({0}) IN ('nan', 'nat', 'null', 'none', '<na>', '#n/a', '#ref!', '#value!')"
@@ -265,8 +265,8 @@ def _load_events(connection: Connection, mode: str, source: EventTable, window: 
     connection.execute("DROP TABLE loaded")
 
 
-def _place(given: Place) -> Path | Frame:
-    return given if isinstance(given, Frame) else Path(given)
+def _place(given: Place) -> Path | Rows:
+    return given if isinstance(given, Rows) else Path(given)
 
 
 class _Found(NamedTuple):
@@ -303,7 +303,7 @@ class _Found(NamedTuple):
 
 
 def _load_rows(
-    connection: Connection, place: Path | Frame, source: EventTable, window: Window
+    connection: Connection, place: Path | Rows, source: EventTable, window: Window
 ) -> _Found:
     """Table ``loaded`` of one file, checked."""
     names = source.columns.names
@@ -346,7 +346,7 @@ def _load_rows(
     return found
 
 
-def _drop_headers(connection: Connection, place: Path | Frame, names: Mapping[str, str]) -> None:
+def _drop_headers(connection: Connection, place: Path | Rows, names: Mapping[str, str]) -> None:
     """Leave out header lines among the rows, as files have that were put one behind the other."""
     forms = (
         (what, {name, name.upper(), name.title(), name.capitalize()})
@@ -437,7 +437,7 @@ def _load_labels(connection: Connection, name: str, table: LabelTable, dialect: 
 
 
 def _load_facts(
-    connection: Connection, place: Path | Frame, patient: str, column: str, dialect: Dialect,
+    connection: Connection, place: Path | Rows, patient: str, column: str, dialect: Dialect,
     form: str = "{}",
 ) -> None:  # fmt: skip
     """Table ``facts``: patient and value, on which no two rows of a patient disagree."""

@@ -13,7 +13,7 @@ from typing import Any, Unpack
 from dpfact_flower.data.readers import event_tables
 from dpfact_flower.data.readers.steps import Options
 from dpfact_flower.data.site_data import DIED, Cohort
-from dpfact_flower.data.tables import Frame, connect
+from dpfact_flower.data.tables import Rows, connect
 from dpfact_flower.errors import DataError
 from dpfact_flower.settings import check_name
 
@@ -48,10 +48,10 @@ def read(
         `Options` of all readers.
     """
     if isinstance(events, Mapping):
-        frames = {mode: Frame(mode, [frame]) for mode, frame in events.items()}
+        frames = {mode: Rows(mode, [frame]) for mode, frame in events.items()}
         parts = list(events.values())
     elif holds_events(events) and MODE in _columns(events):
-        frames = {mode: Frame(mode, [events], mode) for mode in _modes(events)}
+        frames = {mode: Rows(mode, [events], mode=mode) for mode in _modes(events)}
         parts = [events]
     else:
         raise DataError(
@@ -69,9 +69,9 @@ def read(
     by_name = labels if isinstance(labels, Mapping) else {DIED: labels}
     return event_tables.read(
         frames, name, window_days=window_days,
-        sites=Frame("sites", parts) if all(having) else None,
+        sites=Rows("sites", parts) if all(having) else None,
         labels={
-            label: event_tables.LabelTable(Frame(f"labels of {label}", [frame]), label)
+            label: event_tables.LabelTable(Rows(f"labels of {label}", [frame]), label)
             for label, frame in by_name.items() if frame is not None
         },
         **options,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from dpfact_flower.data.clinical_events import add_events, count
+from dpfact_flower.data.code_names import names_of
 from dpfact_flower.data.cooccurrence import MINUTES_A_DAY, Window
 from dpfact_flower.data.readers.script import Script, Statement, find_script
 from dpfact_flower.data.readers.steps import Options, label_readmissions, make_cohort, reading
@@ -29,6 +30,11 @@ _MINUTES = {
 }
 
 
+_DATE = """coalesce(try_cast(left({0}, 10) AS DATE),
+    if(regexp_full_match({0}, '\\d{{8}}'), try_strptime({0}, '%Y%m%d')::DATE, NULL))"""
+"""Also 20240531."""
+
+
 class _Form(NamedTuple):
     """What a column of a type must hold: SQL of a wrong text, words for a right one, and a cast."""
 
@@ -42,15 +48,12 @@ _FORMS = {
         "NOT regexp_full_match({0}, '-?\\d{{1,15}}')", "a whole number", "{0}::BIGINT"
     ),
     "BOOLEAN": _Form("{0} NOT IN ('0', '1')", "0 or 1", "{0} = '1'"),
-    "DATE": _Form(
-        "{0} IS NOT NULL AND try_cast(left({0}, 10) AS DATE) IS NULL",
-        "a date as 2024-05-31",
-        "left({0}, 10)::DATE",
-    ),
+    "DATE": _Form(f"{{0}} IS NOT NULL AND {_DATE} IS NULL", "a date as 2024-05-31", _DATE),
     "TIMESTAMP": _Form(
         "{0} IS NOT NULL AND try_cast({0} AS TIMESTAMP) IS NULL", "a time", "{0}::TIMESTAMP"
     ),
     "VARCHAR": _Form("false", "a text", "{0}"),
+    "VARCHAR[]": _Form("false", "a text", "{0}"),
 }
 
 
@@ -135,7 +138,7 @@ class _Work:
         elif statement.kind in ("count", "refuse"):
             for place, number in connection.execute(sql).fetchall():
                 if number and statement.kind == "refuse":
-                    raise DataError(f"{place}: {what}; {number} row(s) are not")
+                    raise DataError(f"{place}: {what}; {number} are not")
                 count(connection, place, what, number)
         elif statement.kind == "events":
             self._add_events(sql)
@@ -146,7 +149,14 @@ class _Work:
             )
         elif statement.kind == "patients":
             connection.execute(f"CREATE TEMP TABLE patients AS {sql}")
-        elif statement.kind == "stays":
+        elif statement.kind == "names":
+            table, named = _created(self._script, sql), names_of(what)
+            connection.execute(sql)
+            connection.execute(
+                f"INSERT INTO {table} SELECT unnest($codes), unnest($names)",
+                {"codes": [*named], "names": [*named.values()]},
+            )
+        elif statement.kind == "stays" and self._holds(statement):
             self.labels += label_readmissions(connection, f"({sql})", "patients")
         elif statement.kind == "label" and self._holds(statement):
             connection.execute(
@@ -173,28 +183,48 @@ class _Work:
         self, statement: Statement, sql: str, source: Source, tables: Collection[str]
     ) -> None:
         """A table as `sql` creates it, filled from the source, or empty."""
-        connection, more, name = self._connection, statement.more, statement.what
-        created = _CREATED.match(sql)
-        if created is None:
-            raise DataError(f"{self._script.name}.sql: need CREATE TABLE and columns below @load")
-        into = created[1]
+        connection, name = self._connection, statement.what
+        into = _created(self._script, sql)
         connection.execute(sql)
-        if not self._holds(statement):
-            return
-        if "optional" in more and name.lower() not in tables:
-            count(connection, name, f"tables missing: {more['optional']}", 1, warn=True)
-            return
         columns = connection.execute(f"DESCRIBE {into}").fetchall()
-        connection.execute(f"DROP TABLE {into}")
-        optional = [column for column, *_, default, _ in columns if default == "NULL"]
-        place = source.fetch(
+        if "*" in name:
+            connection.execute(f"ALTER TABLE {into} ADD COLUMN part VARCHAR")
+            connection.execute(f"ALTER TABLE {into} ADD COLUMN cut BOOLEAN")
+            for part in _parts(name, tables) or [""]:
+                self._values["part"] = part
+                if self._holds(statement):
+                    own = name.replace("*", part or "*")
+                    cut = self._fetch(source, own, "fetched", columns, statement.more)
+                    connection.execute(
+                        f"INSERT INTO {into} BY NAME SELECT *, $part AS part, $cut AS cut "
+                        "FROM fetched",
+                        {"part": part, "cut": cut},
+                    )
+        elif not self._holds(statement):
+            return
+        elif "optional" in statement.more and name.lower() not in tables:
+            what = f"tables missing: {statement.more['optional']}"
+            count(connection, name, what, 1, warn=True)
+        else:
+            connection.execute(f"DROP TABLE {into}")
+            self._fetch(source, name, into, columns, statement.more)
+
+    def _fetch(
+        self, source: Source, name: str, into: str, columns: Sequence[Any], more: Mapping[str, str]
+    ) -> bool:
+        """Table `into` of a table of the source, checked; whether its last line was left out."""
+        connection = self._connection
+        asked = {column: column + "[]" * (kind == "VARCHAR[]") for column, kind, *_ in columns}
+        optional = [asked[column] for column, *_, default, _ in columns if default == "NULL"]
+        place, cut = source.fetch(
             into,
             Table(
                 name,
-                [column for column, *_ in columns if column not in optional],
+                [column for column in asked.values() if column not in optional],
                 optional,
                 self._filled(more.get("where", "true")),
                 more.get("there", "true"),
+                "cut" in more,
             ),
         )
         for column, kind, null, key, *_ in columns:
@@ -205,11 +235,12 @@ class _Work:
             if key:
                 twice = f"(SELECT {column} FROM {into} GROUP BY ALL HAVING count(*) > 1)"
                 refuse_rows(connection, into, f"{column} IN {twice}", place, column, "unique")
-            if kind != "VARCHAR":
+            if not kind.startswith("VARCHAR"):
                 cast = form.cast.format(column)
                 connection.execute(f"ALTER TABLE {into} ALTER {column} TYPE {kind} USING {cast}")
         what = "rows of use" if "where" in more else "rows"
         count(connection, name, what, count_rows(connection, into))
+        return cut
 
     def _add_events(self, sql: str) -> None:
         described = self._connection.execute(f"DESCRIBE {sql}").fetchall()
@@ -224,9 +255,28 @@ class _Work:
             add_events(self._connection, mode, query, without)
 
 
+def _created(script: Script, sql: str) -> str:
+    """Name of the table that a statement creates."""
+    created = _CREATED.match(sql)
+    if created is None:
+        raise DataError(f"{script.name}.sql: need CREATE TABLE and columns below @load or @names")
+    return created[1]
+
+
+def _parts(name: str, tables: Collection[str]) -> list[str]:
+    """What the star of a table's name stands for, in each table of such a name."""
+    before, _, behind = name.lower().partition("*")
+    return sorted(
+        table[len(before) : len(table) - len(behind)]
+        for table in tables
+        if table.startswith(before) and table.endswith(behind)
+    )
+
+
 def _as_sql(value: Any) -> str:
     if isinstance(value, dict):
-        return f"MAP {{{', '.join(f'{literal(k)}: {literal(v)}' for k, v in value.items())}}}"
+        pairs = ", ".join(f"{literal(name)}: {literal(given)}" for name, given in value.items())
+        return f"MAP {{{pairs}}}::MAP(VARCHAR, VARCHAR)"
     if isinstance(value, list):
         return f"[{', '.join(map(_as_sql, value))}]::VARCHAR[]"
     return literal(value) if isinstance(value, str) else str(value)

@@ -9,7 +9,13 @@ what the statement is for:
   types are checked: ``NOT NULL`` refuses blanks, ``UNIQUE`` repetitions, and a column with
   ``DEFAULT NULL`` need not be there. With it: ``-- @where SQL`` over the columns as text (which
   rows are kept), ``-- @there SQL`` over the table in its own database (which rows are sent), and
-  ``-- @optional WHAT FOLLOWS`` for a table that may be missing, and then is empty.
+  ``-- @optional WHAT FOLLOWS`` for a table that may be missing, and then is empty. A column of type
+  ``VARCHAR[]`` is a list of the file's columns of its name and a number (``code_1``, ``code_2``),
+  without blanks and each value once. In ``FILE`` a star may stand for a part: the table is made of
+  all such files, and has two more columns, ``part`` and ``cut``. With ``-- @cut`` a last line that
+  is incomplete is left out, and ``cut`` then true.
+- ``-- @names SYSTEM``: a ``CREATE TABLE`` of code and name, filled with the names that the package
+  has of one of `dpfact_flower.data.code_names.SYSTEMS`.
 - ``-- @count WHAT``: a query of places and numbers, for the report of what was read and left out.
 - ``-- @refuse WHAT WOULD BE RIGHT``: likewise; a number above 0 ends the reading.
 - ``-- @events``: a query of mode, patient, code and, as far as the window needs them, encounter
@@ -22,7 +28,8 @@ what the statement is for:
 
 ``-- @when SQL`` leaves a table empty, or out a label, where the condition does not hold. A name
 with a dollar is an option's value: ``$by``. There are also ``$name`` (of the site or cohort),
-``$source``, ``$file`` (the last part of it) and ``$tables`` (which there are, in lower case).
+``$source``, ``$file`` (the last part of it), ``$tables`` (which there are, in lower case), and in
+the condition of files with a star ``$part``.
 """
 
 from __future__ import annotations
@@ -44,8 +51,8 @@ _HEAD = re.compile(r"\s*/\*(.*?)\*/(.*)", re.DOTALL)
 _REMARK = re.compile(r"^--(?! @).*$", re.MULTILINE)
 _DIRECTIVE = re.compile(r"^-- @(\w+) *(.*)$", re.MULTILINE)
 _END = re.compile(r";[ \t]*$", re.MULTILINE)
-_KINDS = {"load", "count", "refuse", "events", "describe", "patients", "label", "stays"}
-_MORE = {"when", "where", "there", "optional"}
+_KINDS = {"load", "names", "count", "refuse", "events", "describe", "patients", "label", "stays"}
+_MORE = {"when", "where", "there", "optional", "cut"}
 
 
 @dataclass(frozen=True)
@@ -53,11 +60,11 @@ class Option:
     """What a script may be asked; its default says the type, and whole numbers are 1 or more.
 
     A table is asked for as ``NAME=VALUE``, and a map in SQL. That of an option ``mode`` names the
-    feature modes.
+    feature modes. An array is of codes; the command takes them from a list's file.
     """
 
     help: str
-    default: bool | int | str | dict[str, str]
+    default: bool | int | str | dict[str, str] | list[str]
     choices: Sequence[str] = ()
 
     def check(self, name: str, value: Any) -> None:
@@ -66,7 +73,9 @@ class Option:
             raise SettingsError(
                 f"{name}: must be one of {', '.join(self.choices)}; got {shown(value)}"
             )
-        blank = isinstance(value, dict) and not (value and all(value.values()))
+        blank = isinstance(value, dict) and not (
+            all(value.values()) and (value or not self.default)
+        )
         if type(value) is not type(self.default) or blank or (type(value) is int and value < 1):
             kinds = {bool: "true or false", int: "an integer of at least 1", str: "a text"}
             kind = kinds.get(type(self.default), "a value for each name")

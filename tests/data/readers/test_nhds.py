@@ -82,7 +82,7 @@ def test_sites_by_ownership_and_other_packings(file, tmp_path):
 def test_another_layout_is_refused(wrong, tmp_path):
     path = tmp_path / "x.txt"
     path.write_text("\n".join([*LINES, wrong, "secret, 4019", ""]))
-    with pytest.raises(DataError, match=r"x\.txt: need lines as NHDS.*; 2 row") as said:
+    with pytest.raises(DataError, match=r"x\.txt: need lines as NHDS.*; 2 are not") as said:
         read("nhds", path)
     assert "secret" not in str(said.value)
 

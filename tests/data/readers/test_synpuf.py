@@ -1,11 +1,9 @@
 import csv
 import gzip
-import logging
 
 import pytest
 
-from dpfact_flower.data.readers import synpuf
-from dpfact_flower.data.vocabulary import Vocabulary
+from dpfact_flower.data.readers.runner import read
 from dpfact_flower.errors import DataError, SettingsError
 from tests.data.readers.cells import cells_of
 
@@ -47,7 +45,7 @@ def folder(write):
 def test_a_diagnosis_among_the_procedures_is_called_one(write):
     rows = [*ONE, "E,8,1,20080101,20080102,,4019,4280,4019,3893,", "F,9,1,20080101,,,4019,,9671,,"]
     folder = write(INPATIENT.format(1), text_of(INPATIENT_COLUMNS, rows)).parent
-    procedures, _ = synpuf.read(folder).vocabularies
+    procedures, _ = read("synpuf", folder).vocabularies
     named = dict(zip(procedures.codes, procedures.descriptions, strict=True))
     assert named["4019"] == (
         "Unspecified essential hypertension (a diagnosis among the procedures)"
@@ -57,7 +55,7 @@ def test_a_diagnosis_among_the_procedures_is_called_one(write):
 
 
 def test_thirty_days_on_the_first_day_of_the_claim(folder):
-    assert cells_of(synpuf.read(folder)) == {
+    assert cells_of(read("synpuf", folder)) == {
         ("sample-1", "A", "0040", "0389"): 1,
         ("sample-1", "A", "0040", "4019"): 1,
         ("sample-1", "A", "0040", "V4581"): 1,
@@ -71,7 +69,7 @@ def test_thirty_days_on_the_first_day_of_the_claim(folder):
 
 
 def test_the_same_claim_joins_its_segments(folder):
-    found = cells_of(synpuf.read(folder, window_days=None))
+    found = cells_of(read("synpuf", folder, window_days=None))
     assert found == {
         ("sample-1", "A", "0040", "0389"): 1,
         ("sample-1", "A", "0040", "4019"): 1,
@@ -83,7 +81,7 @@ def test_the_same_claim_joins_its_segments(folder):
 
 
 def test_codes_vocabularies_and_labels(folder):
-    cohort = synpuf.read(folder)
+    cohort = read("synpuf", folder)
     procedures, diagnoses = cohort.vocabularies
     assert procedures.codes == ("0040", "331", "3893")
     assert diagnoses.codes[0] == "0389"
@@ -93,8 +91,8 @@ def test_codes_vocabularies_and_labels(folder):
 
 
 def test_a_list_of_valid_procedures(folder):
-    valid = Vocabulary("procedures", ("331", "E8859"))
-    assert cells_of(synpuf.read(folder, valid_procedures=valid)) == {
+    valid = ["331", "E8859"]
+    assert cells_of(read("synpuf", folder, valid_procedures=valid)) == {
         ("sample-1", "A", "E8859", "2859"): 1,
         ("sample-1", "A", "E8859", "V4581"): 1,
         ("sample-2", "D", "331", "0389"): 1,
@@ -106,7 +104,7 @@ def test_lower_case_gzipped_files_and_samples(tmp_path):
         name = INPATIENT.format(number).lower() + ".gz"
         text = text_of(INPATIENT_COLUMNS.lower(), rows)
         (tmp_path / name).write_bytes(gzip.compress(text.encode()))
-    (site,) = synpuf.read(tmp_path, groups={"ten": [10]}).sites
+    (site,) = read("synpuf", tmp_path, group={"ten": "10"}).sites
     assert (site.name, site.patients) == ("ten", ("D",))
 
 
@@ -114,7 +112,7 @@ def test_a_patient_of_two_samples_is_at_the_lower_one(write):
     write(INPATIENT.format(1), text_of(INPATIENT_COLUMNS, ONE[:1]))
     second = ["A,8,1,20081203,20081203,,2724,,,,", *TWO]
     folder = write(INPATIENT.format(2), text_of(INPATIENT_COLUMNS, second)).parent
-    cohort = synpuf.read(folder)
+    cohort = read("synpuf", folder)
     assert [site.patients for site in cohort.sites] == [("A",), ("D",)]
     assert ("sample-1", "A", "0040", "2724") in cells_of(cohort)
 
@@ -126,7 +124,7 @@ def test_outpatient_procedures_are_hcpcs(write):
         "B,2,1,20080101,OTHER,,,,",
     ]
     folder = write(OUTPATIENT.format(1), text_of(OUTPATIENT_COLUMNS, rows)).parent
-    assert cells_of(synpuf.read(folder, care="outpatient")) == {
+    assert cells_of(read("synpuf", folder, claims="outpatient")) == {
         ("sample-1", "A", "0851", "0389"): 1,
         ("sample-1", "A", "99213", "0389"): 1,
         ("sample-1", "A", "G0283", "0389"): 1,
@@ -134,20 +132,18 @@ def test_outpatient_procedures_are_hcpcs(write):
 
 
 @pytest.mark.parametrize("cut", ["B,5,1,2008", "B", "C,6,1,20080101,20080102,,0389,,V45"])
-def test_a_file_cut_inside_a_line_loses_the_line_and_the_last_patient(cut, write, caplog):
+def test_a_file_cut_inside_a_line_loses_the_line_and_the_last_patient(cut, write):
     text = text_of(INPATIENT_COLUMNS, [*ONE[:5], cut], end="")
     folder = write(INPATIENT.format(1), text).parent
-    with caplog.at_level(logging.WARNING):
-        (site,) = synpuf.read(folder).sites
-    assert site.patients == ("A",)
-    assert "last patient left out" in caplog.text
-    (site,) = synpuf.read(folder, drop_last_patient=False).sites
-    assert site.patients == ("A", "B")
+    cohort = read("synpuf", folder)
+    assert cohort.patients == ("A",)
+    what = "last patient left out, whose claims may be cut off"
+    assert ("sample 1", what, 1) in cohort.read_report
 
 
 def test_the_last_patient_can_be_left_out_of_a_file_cut_between_lines(folder):
-    (site,) = synpuf.read(
-        folder, groups={"one": [1]}, drop_last_patient=True, keep_empty=True
+    (site,) = read(
+        "synpuf", folder, group={"one": "1"}, drop_last_patient=True, keep_empty=True
     ).sites
     assert site.patients == ("A", "B")
 
@@ -156,8 +152,8 @@ def test_a_claim_without_any_date_counts_in_its_own_claim_alone(write):
     rows = ["A,1,2,,,,0389,,0040,,", "A,2,1,20080101,20080101,,4019,,3893,,"]
     folder = write(INPATIENT.format(1), text_of(INPATIENT_COLUMNS, rows)).parent
     dated = {("sample-1", "A", "3893", "4019"): 1}
-    assert cells_of(synpuf.read(folder)) == dated
-    assert cells_of(synpuf.read(folder, window_days=None)) == dated | {
+    assert cells_of(read("synpuf", folder)) == dated
+    assert cells_of(read("synpuf", folder, window_days=None)) == dated | {
         ("sample-1", "A", "0040", "0389"): 1
     }
 
@@ -165,26 +161,29 @@ def test_a_claim_without_any_date_counts_in_its_own_claim_alone(write):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"care": "carrier"}, SettingsError, "care: must be one of inpatient, outpatient"),
+        ({"claims": "carrier"}, SettingsError, "claims: must be one of inpatient, outpatient"),
         ({"window_days": 1.0}, SettingsError, "window days"),
-        ({"groups": {"x": [1, 7]}}, DataError, r"samples \[7\]; tried .*found samples \[1, 2\]"),
-        ({"groups": {"x": [1, 1]}}, SettingsError, "no sample may be at two sites"),
-        ({"care": "outpatient"}, DataError, r"Outpatient_Claims_Sample_<n>\.csv"),
+        ({"group": {"x": "1,7"}}, DataError, r"lacks sample 7: need DE1_0_.*_N\.csv"),
+        ({"group": {"x": "1,1"}}, DataError, "--group: samples must be at one site each"),
+        (
+            {"claims": "outpatient"},
+            DataError,
+            r"lacks the table DE1_0.*Outpatient_Claims_Sample_\*",
+        ),
     ],
 )
 def test_options_are_checked(options, error, message, folder):
     with pytest.raises(error, match=message):
-        synpuf.read(folder, **options)
+        read("synpuf", folder, **options)
 
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("ICD9_PRCDR_CD_", "PROCEDURE", "lacks the columns icd9_prcdr_cd_1"),
+        ("ICD9_PRCDR_CD_", "PROCEDURE", "lacks the column\\(s\\) icd9_prcdr_cd_1"),
         ('"CLM_ID"', '"CLAIM"', "lacks the column.*clm_id; it has"),
-        ("20090101", "2009-01-01", "CLM_FROM_DT must be YYYYMMDD or blank; 1 row"),
-        ("20090101", "2009101", "CLM_FROM_DT must be YYYYMMDD or blank; 1 row"),
-        ("20090101", "20090230", "CLM_FROM_DT must be YYYYMMDD or blank; 1 row"),
+        ("20090101", "2009101", "clm_from_dt must be a date as .*; 1 row"),
+        ("20090101", "20090230", "clm_from_dt must be a date as .*; 1 row"),
         ("A,2,1,20090101,20090102,,V4581,,,,", "secret", "row 4"),
     ],
 )
@@ -192,7 +191,7 @@ def test_a_malformed_file_is_named_and_not_quoted(old, new, message, folder):
     path = folder / INPATIENT.format(1)
     path.write_bytes(path.read_bytes().replace(old.encode(), new.encode()))
     with pytest.raises(DataError, match=message) as caught:
-        synpuf.read(folder)
+        read("synpuf", folder)
     assert path.name in str(caught.value)
     assert "secret" not in str(caught.value)
 
@@ -200,9 +199,10 @@ def test_a_malformed_file_is_named_and_not_quoted(old, new, message, folder):
 def test_real_inpatient_samples(ehr_data):
     with (ehr_data / "mimic3_demo" / "D_ICD_PROCEDURES.csv").open() as file:
         codes = [row["icd9_code"] for row in csv.DictReader(file)]
-    cohort = synpuf.read(
+    cohort = read(
+        "synpuf",
         ehr_data / "synpuf" / "inpatient",
-        valid_procedures=Vocabulary("procedures", tuple(codes)),
+        valid_procedures=codes,
         keep_empty=True,
     )
     assert [line.site for line in cohort.summary()] == [f"sample-{n}" for n in range(1, 6)]
@@ -215,9 +215,9 @@ def test_real_inpatient_samples(ehr_data):
 
 def test_real_outpatient_file_that_was_cut_between_two_lines(ehr_data):
     folder = ehr_data / "synpuf" / "outpatient_partial"
-    options = {"care": "outpatient", "top": (None, None), "keep_empty": True}
-    (whole,) = synpuf.read(folder, **options).sites
-    (site,) = synpuf.read(folder, drop_last_patient=True, **options).sites
+    options = {"claims": "outpatient", "top": (None, None), "keep_empty": True}
+    (whole,) = read("synpuf", folder, **options).sites
+    (site,) = read("synpuf", folder, drop_last_patient=True, **options).sites
     assert len(whole.patients) == 1198
     assert set(whole.patients) - set(site.patients) == {"286D3555B1415C68"}
     # The data's own figure, 230,935, is of rows with a date of their own: it leaves out later

@@ -1,0 +1,141 @@
+/*
+help = """
+CMS DE-SynPUF claims: one site per sample, or per --group of samples.
+
+SOURCE is a folder of their files, .csv or .csv.gz.
+"""
+modes = { procedures = 202, diagnoses = 316 }  # as in the paper
+
+[options.claims]
+default = "inpatient"
+choices = ["inpatient", "outpatient"]
+help = "Which claims are read."
+
+[options.valid_procedures]
+default = []
+help = "List of valid ICD-9 procedures; about half of the values are others."
+
+[options.drop_last_patient]
+default = false
+help = "For a file that was cut off between two lines: its last patient is incomplete."
+
+[options.group]
+default = {}
+help = "Samples of a site, as north=1,2; default: one site a sample."
+*/
+
+-- CMS DE-SynPUF 2008-2010. An encounter is a claim. A long claim has several rows, segments, and
+-- later segments may have blank dates: they take the claim's. The time of an event is the day its
+-- claim began. A patient of two samples is at the lower one.
+--
+-- Diagnoses are ICD9_DGNS_CD_*. The admitting diagnosis is a reason, not a finding, and left out. CMS
+-- writes OTHER where it suppressed a rare code; that is kept as a code. Procedures of outpatient
+-- claims are HCPCS_CD_* as they are. Their CPT descriptions are copyrighted: codes only are known.
+--
+-- The beneficiary files have dates of death, but not where somebody died, and are not read. Patients
+-- are those with a claim.
+
+CREATE TABLE asked AS
+SELECT unnest(map_keys($group)) AS site, unnest(map_values($group)) AS numbers;
+
+-- @refuse need sites as SITE=1,2,3
+SELECT '--group', count(*) FROM asked WHERE NOT regexp_full_match(numbers, '\d{1,6}(,\d{1,6})*');
+
+CREATE TABLE groups AS
+SELECT site, unnest(string_split(numbers, ','))::INTEGER::VARCHAR AS part FROM asked;
+
+-- @refuse samples must be at one site each
+SELECT '--group', count(*) - count(DISTINCT part) FROM groups;
+
+-- @refuse need DE1_0_2008_to_2010_Inpatient_Claims_Sample_N.csv (or Outpatient) for each sample N
+SELECT $source || ': lacks sample ' || part, 1 FROM groups
+WHERE NOT list_contains($tables, 'de1_0_2008_to_2010_' || $claims || '_claims_sample_' || part);
+
+-- The order of the lines says who is the last patient.
+SET preserve_insertion_order = true;
+
+-- @load DE1_0_2008_to_2010_Inpatient_Claims_Sample_*
+-- @when $claims = 'inpatient' AND ($part IN (SELECT part FROM groups) OR NOT EXISTS (FROM groups))
+-- @cut
+CREATE TABLE inpatient (
+    desynpuf_id VARCHAR, clm_id VARCHAR, clm_from_dt DATE, clm_admsn_dt DATE DEFAULT NULL,
+    nch_bene_dschrg_dt DATE DEFAULT NULL, icd9_prcdr_cd VARCHAR[], icd9_dgns_cd VARCHAR[]);
+
+-- @load DE1_0_2008_to_2010_Outpatient_Claims_Sample_*
+-- @when $claims = 'outpatient' AND ($part IN (SELECT part FROM groups) OR NOT EXISTS (FROM groups))
+-- @cut
+CREATE TABLE outpatient (
+    desynpuf_id VARCHAR, clm_id VARCHAR, clm_from_dt DATE, clm_admsn_dt DATE DEFAULT NULL,
+    nch_bene_dschrg_dt DATE DEFAULT NULL, hcpcs_cd VARCHAR[], icd9_dgns_cd VARCHAR[]);
+
+CREATE VIEW segments (
+    line, patient, claim, day, begun, ended, procedures, diagnoses, part, cut) AS
+SELECT rowid, * FROM inpatient UNION ALL SELECT rowid, * FROM outpatient;
+
+CREATE TABLE incomplete AS
+SELECT part, arg_max(patient, line) AS patient FROM segments
+WHERE cut OR $drop_last_patient GROUP BY part;
+
+-- @count last patient left out, whose claims may be cut off
+SELECT 'sample ' || part, count(*) FROM incomplete GROUP BY part;
+
+CREATE TABLE claims AS
+SELECT part::INTEGER AS sample, patient, claim, min(day) OVER of_claim AS day,
+    min(begun) OVER of_claim AS begun, min(ended) OVER of_claim AS ended, procedures, diagnoses
+FROM segments ANTI JOIN incomplete USING (part, patient)
+WHERE patient IS NOT NULL AND claim IS NOT NULL
+WINDOW of_claim AS (PARTITION BY part, patient, claim);
+
+DROP VIEW segments;
+
+DROP TABLE inpatient;
+
+DROP TABLE outpatient;
+
+-- @patients
+SELECT patient, coalesce(groups.site, 'sample-' || sample) AS site
+FROM (SELECT patient, min(sample) AS sample FROM claims GROUP BY patient)
+    LEFT JOIN groups ON part = sample::VARCHAR;
+
+-- @stays
+-- @when $claims = 'inpatient'
+SELECT DISTINCT patient, begun::TIMESTAMP AS begun, ended::TIMESTAMP AS ended FROM claims;
+
+-- Among the procedures of inpatient claims CMS's synthesis left diagnoses and other codes behind.
+-- Those that have the form of an ICD-9-CM procedure without its dot, three or four digits, are kept;
+-- that drops a third of the values. Some diagnoses have this form too (4280): a list of true
+-- procedures drops half.
+CREATE TABLE valid AS SELECT unnest($valid_procedures) AS code;
+
+CREATE VIEW listed AS
+SELECT mode, patient, encounter, time, code,
+    mode = 'diagnoses' OR code IN (FROM valid) OR NOT EXISTS (FROM valid)
+    AND ($claims = 'outpatient' OR regexp_full_match(code, '\d{3,4}')) AS is_valid
+FROM (SELECT 'procedures' AS mode, patient, claim AS encounter, day AS time,
+          unnest(procedures) AS code FROM claims
+      UNION ALL SELECT 'diagnoses', patient, claim, day, unnest(diagnoses) FROM claims);
+
+-- @count values
+SELECT mode, count(*) FROM listed GROUP BY mode;
+
+-- @count values that are no valid procedure, left out
+SELECT mode, count(*) FROM listed WHERE NOT is_valid GROUP BY mode;
+
+-- @events
+SELECT mode, patient, encounter, time, code FROM listed WHERE is_valid;
+
+-- What is both (4019: a lymphatic procedure in name, hypertension in truth) is described as the
+-- diagnosis that it is, where it is more frequent among those.
+-- @names icd9cm
+CREATE TABLE diagnosis_names (code VARCHAR, name VARCHAR);
+
+CREATE VIEW uses AS
+SELECT 'procedures' AS mode, code AS key FROM "events of procedures"
+UNION ALL SELECT 'diagnoses', code FROM "events of diagnoses";
+
+-- @describe
+SELECT mode, code, name || ' (a diagnosis among the procedures)' AS description
+FROM codes JOIN diagnosis_names USING (code)
+WHERE mode = 'procedures' AND $claims = 'inpatient' AND key IN (
+    SELECT key FROM uses GROUP BY key
+    HAVING count(*) FILTER (mode = 'diagnoses') > count(*) FILTER (mode = 'procedures'));
