@@ -40,8 +40,8 @@ def export(
     and config.toml for it, and nothing else.
     """
     from dpfact_flower.data.site_data import load_site
-    from dpfact_flower.evaluation.cards import titles
     from dpfact_flower.evaluation.model import GlobalModel, write_phenotype_table
+    from dpfact_flower.evaluation.prose import titles
 
     if phenotypes is None and patients is None:
         raise SettingsError("export: say what to write: --phenotypes FILE, --patients FILE or both")
@@ -131,20 +131,11 @@ def review(
 
 
 def _read_review(run: Path, sheet: Path) -> None:
-    from dpfact_flower.evaluation.review import LEAST_CHARTS, Tally, apply_verdicts, read_sheet
-
-    def counted(tally: Tally) -> str:
-        text = f"{tally.counts['yes']} of {tally.charts} charts confirmed"
-        unsure = f"; {tally.counts['unsure']} unsure" if tally.counts["unsure"] else ""
-        if tally.charts < LEAST_CHARTS:
-            return f"{text}{unsure}; too few for a share (needs {LEAST_CHARTS})"
-        low, high = tally.interval
-        share = tally.counts["yes"] / tally.charts
-        return f"{text}{unsure}: {share:.0%} (95 % interval {low:.0%} to {high:.0%})"
+    from dpfact_flower.evaluation.review import apply_verdicts, read_sheet
 
     found = read_sheet(run, sheet)
-    _say(f"phenotype {found.phenotype}, highest scores: {counted(found.highest)}")
-    _say(f"phenotype {found.phenotype}, near the threshold: {counted(found.near)}")
+    _say(f"phenotype {found.phenotype}, highest scores: {found.highest}")
+    _say(f"phenotype {found.phenotype}, near the threshold: {found.near}")
     if not found.decision:
         _say(f"No decision yet: write keep, drop or name in the last line of {sheet}.")
         return

@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dpfact_flower.errors import SettingsError
-from dpfact_flower.evaluation.cards import titles
 from dpfact_flower.evaluation.headline import uninformative_message
 from dpfact_flower.evaluation.model import GlobalModel
-from dpfact_flower.evaluation.page import belonging, check_libraries, render, svg
-from dpfact_flower.evaluation.replication import Pair, Replication, protection, replications
-from dpfact_flower.evaluation.run_folder import read_model, read_summary
+from dpfact_flower.evaluation.page import belonging, figure, write_page
+from dpfact_flower.evaluation.prose import titles
+from dpfact_flower.evaluation.replication import protection, replications
+from dpfact_flower.evaluation.run_folder import read_summary
 from dpfact_flower.evaluation.summary import AUC, Errors, GroupAUC, Summary
-from dpfact_flower.machine.files import replacing
 from dpfact_flower.privacy import SEEDED_CLAIM, rounded_up
 
 _UNKNOWN = "-"
@@ -27,17 +27,11 @@ _UNKNOWN = "-"
 
 def comparison(folders: Sequence[Path]) -> str:
     """Markdown table of several runs, one row each; what was not measured is ``-``."""
-    header = ("run", *_COLUMNS)
-    rows = [header, ("---",) * len(header)]
+    rows: list[tuple[str, ...]] = [("run", *_COLUMNS), ("---",) * (1 + len(_COLUMNS))]
     for folder in folders:
         summary = read_summary(folder)
-        rows.append((folder.resolve().name, *columns(summary).values()))
+        rows.append((folder.resolve().name, *(text(summary) for text in _COLUMNS.values())))
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
-
-
-def columns(summary: Summary) -> dict[str, str]:
-    """What is compared of a run, by the column's header."""
-    return {header: text(summary) for header, text in _COLUMNS.items()}
 
 
 def _privacy(summary: Summary) -> str:
@@ -106,15 +100,10 @@ _COLUMNS: dict[str, Callable[[Summary], str]] = {
 
 def write_comparison(folders: Sequence[Path], out: Path) -> Path:
     """Write a page about several finished runs, readable by its owner alone."""
-    check_libraries()
     if not out.absolute().parent.is_dir():
         raise SettingsError(f"--out: there is no folder {out.parent}")
-    runs = _read(folders)
     with belonging(folders[0]):
-        page = render("compare.html.j2", _content(runs))
-    with replacing(out) as file:
-        file.write(page)
-    return out
+        return write_page(out, "compare.html.j2", _content(_read(folders)))
 
 
 @dataclass(frozen=True)
@@ -122,7 +111,11 @@ class _Run:
     folder: Path
     name: str
     summary: Summary
-    modes: tuple[str, ...]
+    model: GlobalModel
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        return tuple(v.name for v in self.model.vocabularies)
 
     @property
     def uninformative(self) -> str:
@@ -138,51 +131,46 @@ def _read(folders: Sequence[Path]) -> list[_Run]:
             folder,
             name if counts[name] == 1 else f"{folder.resolve().parent.name}/{name}",
             read_summary(folder),
-            tuple(v.name for v in read_model(folder)[1]),
+            GlobalModel.read(folder),
         )
         for folder, name in zip(folders, names, strict=True)
     ]
 
 
 def _content(runs: Sequence[_Run]) -> dict[str, Any]:
-    from dpfact_flower.evaluation import plots  # noqa: PLC0415 - matplotlib is slow to import
-
+    """What the template shows."""
     first, *others = runs
     alike = [run for run in others if run.modes == first.modes and not run.uninformative]
     found = () if first.uninformative else replications(first.folder, [run.folder for run in alike])
-    summaries = {run.name: run.summary for run in runs}
-    qualities = plots.measured_qualities(summaries)
-    draw = lambda: plots.tradeoff(summaries)  # noqa: E731
+    titles_of = [titles(run.model) for run in alike]
+    qualities, picture = _qualities(runs)
     return {
         "runs": runs,
         "first": first,
-        "columns": {run.name: columns(run.summary) for run in runs},
+        "columns": {title: [text(run.summary) for run in runs] for title, text in _COLUMNS.items()},
         "protection": {run.name: protection(run.summary) for run in runs},
         "alike": alike,
         "left_out": [run for run in others if run not in alike],
-        "rows": _rows(first, alike, found),
-        "replications": found,
+        "titles": titles(first.model),
+        "matched": list(zip(alike, found, titles_of, strict=False)),
         "qualities": qualities,
-        "figure": svg("tradeoff", draw, "Quality against epsilon") if qualities else None,
+        "figure": picture,
     }
 
 
-def _rows(
-    first: _Run, others: Sequence[_Run], runs: Sequence[Replication]
-) -> list[tuple[int, str, list[tuple[Pair, str] | None]]]:
-    """Number and title of each phenotype of the first run, and its pairs in the others."""
-    if not runs:
-        return []
-    titles_of = [titles(GlobalModel.read(other.folder)) for other in others]
-    pairs_of = [{pair.number: pair for pair in run.pairs} for run in runs]
-    return [
-        (
-            number,
-            title,
-            [
-                (pairs[number], known[pairs[number].other]) if number in pairs else None
-                for pairs, known in zip(pairs_of, titles_of, strict=True)
-            ],
-        )
-        for number, title in titles(GlobalModel.read(first.folder)).items()
-    ]
+def _qualities(runs: Sequence[_Run]) -> tuple[dict[str, dict[str, float]], Any]:
+    """Each quality that some run has, by run; and their figure, None without any."""
+    from dpfact_flower.evaluation import plots  # noqa: PLC0415 - matplotlib is slow to import
+
+    found: dict[str, dict[str, float]] = {}
+    panels = []
+    for title, of in plots.QUALITIES.items():
+        values = {run.name: value for run in runs if (value := of(run.summary)) is not None}
+        if values:
+            found[title] = values
+            points = {run.name: (run.summary.spent, values[run.name])
+                      for run in runs if run.name in values}  # fmt: skip
+            panels.append(partial(plots.tradeoff, title=title, runs=points))
+    if not panels:
+        return found, None
+    return found, figure("tradeoff", "Quality against epsilon", 2.8, *panels)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 _SMALLEST_P = 0.001
 _OUTCOMES = {"died": "death in hospital", "readmitted": "readmission"}
@@ -65,3 +66,14 @@ def number(value: float) -> str:
 def percent(share: float) -> str:
     """Share with one decimal and a real minus."""
     return f"{100 * share:.1f} %".replace("-", "−")
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Ascending numbers: ``1–3, 7``."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number <= runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in runs)

@@ -11,7 +11,7 @@ import csv
 import html
 import io
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import chain
 from pathlib import Path
@@ -167,14 +167,32 @@ class GlobalModel:
         """
         if top is not None and top < 1:
             raise SettingsError(f"top: must be 1 or more, got {top}")
-        factors = [factor.astype(np.float64) for factor in self.factors]
-        modes = list(zip(self.vocabularies, factors, map(column_shares, factors), strict=True))
         return tuple(
             row
-            for component in range(self.rank)
-            for mode in modes
-            for row in self._code_rows(component, *mode, top)
+            for by_mode in self.codes_by_mode().values()
+            for rows in by_mode.values()
+            for row in rows[:top]
         )
+
+    def codes_by_mode(self) -> dict[int, dict[str, list[CodeRow]]]:
+        """Codes of each phenotype and mode that have some weight, the largest share first."""
+        found: dict[int, dict[str, list[CodeRow]]] = {r: {} for r in range(1, self.rank + 1)}
+        for vocabulary, weights in zip(self.vocabularies, self.factors, strict=True):
+            factor = weights.astype(np.float64)
+            shares = column_shares(factor)
+            means = np.abs(shares).mean(axis=1)
+            for number, by_mode in found.items():
+                weight, share = factor[:, number - 1], shares[:, number - 1]
+                order = np.argsort(-np.abs(share), kind="stable")
+                by_mode[vocabulary.name] = [
+                    CodeRow(
+                        number, self.names.get(number, ""), vocabulary.name, place,
+                        vocabulary.codes[at], vocabulary.descriptions[at],
+                        float(weight[at]), float(share[at]), float(share[at] / means[at]),
+                    )
+                    for place, at in enumerate(order[share[order] != 0].tolist(), start=1)
+                ]  # fmt: skip
+        return found
 
     def to_frame(self, *, top: int | None = None) -> DataFrame:
         """`rows` as a pandas DataFrame."""
@@ -221,38 +239,20 @@ class GlobalModel:
 
     def _repr_html_(self) -> str:
         """A table of the phenotypes' first codes, for notebooks."""
-        cells: dict[tuple[int, str], list[str]] = {}
-        for row in self.rows(top=_SHOWN_CODES):
-            text = f"{row.description or row.code} ({row.share:.0%})"
-            cells.setdefault((row.phenotype, row.mode), []).append(html.escape(text))
-        modes = [v.name for v in self.vocabularies]
-        head = "".join(f"<th>{html.escape(name)}</th>" for name in ("phenotype", *modes))
-        lines = [
-            f"<tr><th>{html.escape(name)}</th>"
-            + "".join(f"<td>{'<br>'.join(cells.get((r, mode), []))}</td>" for mode in modes)
-            + "</tr>"
-            for r, name in enumerate(self.headings, start=1)
-        ]
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 
-    def _code_rows(
-        self,
-        component: int,
-        vocabulary: Vocabulary,
-        factor: NDArray[np.float64],
-        shares: NDArray[np.float64],
-        top: int | None,
-    ) -> Iterator[CodeRow]:
-        """One mode of a phenotype."""
-        name, means = self.names.get(component + 1, ""), np.abs(shares).mean(axis=1)
-        own = shares[:, component]
-        order = np.argsort(-np.abs(own), kind="stable")[:top]
-        for place, code in enumerate(order[own[order] != 0].tolist(), start=1):
-            yield CodeRow(
-                component + 1, name, vocabulary.name, place,
-                vocabulary.codes[code], vocabulary.descriptions[code],
-                float(factor[code, component]), float(own[code]), float(own[code] / means[code]),
-            )  # fmt: skip
+        def cell(rows: Sequence[CodeRow]) -> str:
+            texts = (f"{row.description or row.code} ({row.share:.0%})" for row in rows)
+            return f"<td>{'<br>'.join(map(html.escape, texts))}</td>"
+
+        modes = (v.name for v in self.vocabularies)
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in ("phenotype", *modes))
+        lines = (
+            f"<tr><th>{html.escape(name)}</th>"
+            + "".join(cell(rows[:_SHOWN_CODES]) for rows in by_mode.values())
+            + "</tr>"
+            for name, by_mode in zip(self.headings, self.codes_by_mode().values(), strict=True)
+        )
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 
     def _fitted(self, tensor: SparseTensor, features: Factors) -> NDArray[np.float64]:
         """Scores of a tensor that has the codes of `features`, some of the model's."""

@@ -19,16 +19,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpfact_flower.data.icd import SYSTEMS
-from dpfact_flower.errors import DataError, MissingDependencyError
+from dpfact_flower.errors import DataError, DPFactError, MissingDependencyError
 from dpfact_flower.evaluation import formatting
 from dpfact_flower.evaluation.tables import Association
+from dpfact_flower.machine.files import replacing
 from dpfact_flower.privacy import rounded_up
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.axes import Axes
 
 _FOLDER = Path(__file__).parent / "templates"
 _FARTHEST = math.log(10)
+_WIDTH = 9.6
+"""Of figures, in inches."""
 
 
 def check_libraries() -> None:
@@ -48,18 +51,21 @@ def belonging(folder: Path) -> Iterator[None]:
 
     Each of its files can be read by itself, and they do not fit each other.
     """
+    check_libraries()
     from jinja2 import UndefinedError  # noqa: PLC0415
 
     try:
         yield
+    except DPFactError:
+        raise
     except (LookupError, TypeError, ValueError, ArithmeticError, UndefinedError) as error:
         raise DataError(
             f"{folder}: its files are damaged, or do not belong together ({type(error).__name__})"
         ) from error
 
 
-def render(template: str, content: Mapping[str, Any]) -> bytes:
-    """Fill in a template, by its file's name."""
+def write_page(out: Path, template: str, content: Mapping[str, Any]) -> Path:
+    """Fill in a template, by its file's name, and write the page for its owner alone."""
     import jinja2  # noqa: PLC0415
     from markupsafe import Markup  # noqa: PLC0415
 
@@ -75,27 +81,35 @@ def render(template: str, content: Mapping[str, Any]) -> bytes:
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assets = {"script": Markup(script), "style": Markup(style), "script_hash": digest}
     page = environment.get_template(template).render(content, **assets)
-    return page.encode()
+    with replacing(out) as file:
+        file.write(page.encode())
+    return out
 
 
-def svg(name: str, draw: Callable[[], Figure], label: str) -> Any:
+def figure(name: str, label: str, height: float, *panels: Callable[[Axes], None]) -> Any:
     """SVG element of a figure, in the page's colours, with ids that no other figure has.
 
     `name` is the figure's in its page, and `label` says what it shows to those who cannot see it.
-    `draw` makes the figure, under the style of `dpfact_flower.evaluation.plots`.
+    Each of the `panels`, which stand side by side, is drawn into axes of its own.
     """
     import matplotlib  # noqa: PLC0415
     from markupsafe import Markup, escape  # noqa: PLC0415
+    from matplotlib.figure import Figure  # noqa: PLC0415
 
     from dpfact_flower.evaluation import plots  # noqa: PLC0415
 
     style: Any = plots.STYLE  # matplotlib's own type lists the names of all settings
+    file = io.StringIO()
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # a user's matplotlibrc must not change the bytes
         matplotlib.rcParams.update(style)
-        file = io.StringIO()
+        drawn = Figure(figsize=(_WIDTH, height), layout="constrained")
+        for axes, draw in zip(
+            drawn.subplots(1, len(panels), squeeze=False)[0], panels, strict=True
+        ):
+            draw(axes)
         metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        draw().savefig(file, format="svg", metadata=metadata, transparent=True)
+        drawn.savefig(file, format="svg", metadata=metadata, transparent=True)
     text = file.getvalue()
     text = re.sub(r' xmlns(:\w+)?="[^"]*"', "", text[text.index("<svg") :])  # HTML knows them
     text = re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\g<1>{name}-", text)
@@ -122,6 +136,8 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     "number": formatting.number,
     "percent": formatting.percent,
     "odds": formatting.odds,
+    "outcome": formatting.outcome,
+    "ranges": formatting.ranges,
     "odds_place": _odds_place,
     "odds_tell": _odds_tell,
     "system_class": lambda system: f"s{SYSTEMS.index(system)}",

@@ -7,7 +7,6 @@ fewer than ten patients are hidden, and so is every number from which such a cou
 
 from __future__ import annotations
 
-import importlib
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import binomtest
+from scipy.stats import binomtest, norm
 from sklearn.linear_model import LogisticRegression
 
 from dpfact_flower.data.site_data import SiteData
@@ -45,7 +44,7 @@ _CODES = 8
 _FEWEST = 5
 """Fewest patients with a label, and fewest without it, for coefficients."""
 _LARGEST = 20.0
-"""Log odds per standard deviation: anything beyond is separation, not an estimate."""
+"""Log odds per standard deviation, and their error: more is separation, not an estimate."""
 
 
 def phenotype_table(
@@ -274,39 +273,25 @@ def _obstacle(column: NDArray[np.floating[Any]], label: NDArray[np.float64]) -> 
 
 
 def _logistic(design: NDArray[np.floating[Any]], label: NDArray[np.float64]) -> list[Association]:
-    """Maximum likelihood estimates; by statsmodels, without which there are no p-values."""
+    """Maximum likelihood estimates with Wald's tests."""
     patients, columns = design.shape
-    with_constant = np.column_stack([np.ones(patients), design])
-    if np.linalg.matrix_rank(with_constant) <= columns:
+    design = np.column_stack([np.ones(patients), design])
+    if np.linalg.matrix_rank(design) <= columns:
         return [Association(reason="memberships are linearly dependent")] * columns
-    try:
-        estimates = _by_statsmodels(with_constant, label)
-    except ImportError:
-        reason = "p-values need statsmodels, which is not installed"
-        coefficients = LogisticRegression(C=np.inf, max_iter=10_000, tol=1e-8).fit(design, label)
-        estimates = [Association(float(value), None, reason) for value in coefficients.coef_[0]]
-    odds = [np.nan if e.coefficient is None else e.coefficient for e in estimates or ()]
-    if estimates is None or not (np.abs(odds) < _LARGEST).all():
-        return [Association(reason="separation: the likelihood has no maximum")] * columns
-    return estimates
-
-
-def _by_statsmodels(
-    design: NDArray[np.float64], label: NDArray[np.float64]
-) -> list[Association] | None:
-    """Coefficients with p-values and intervals, without the intercept's; None if no maximum."""
-    statsmodels = importlib.import_module("statsmodels.api")  # optional and slow to import
+    model = LogisticRegression(C=np.inf, fit_intercept=False, solver="newton-cholesky", tol=1e-10)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the result is checked below
-        try:
-            result = statsmodels.Logit(label, design).fit(disp=0, maxiter=100)
-        except np.linalg.LinAlgError:
-            return None
-    if not result.mle_retvals["converged"] or not np.isfinite(result.pvalues).all():
-        return None
+        risk = model.fit(design, label).predict_proba(design)[:, 1]
+    estimates = model.coef_[0]
+    information = design.T @ (design * (risk * (1 - risk))[:, None])
+    errors = np.full(len(estimates), np.inf)
+    if np.linalg.matrix_rank(information) > columns:
+        errors = np.sqrt(np.diag(np.linalg.inv(information)))
+    if not (np.maximum(np.abs(estimates), errors)[1:] < _LARGEST).all():
+        return [Association(reason="separation: the likelihood has no maximum")] * columns
+    p_values = 2 * norm.sf(np.abs(estimates) / errors)
+    reach = norm.ppf(0.975) * errors
     return [
-        Association(float(value), float(p_value), None, (float(low), float(high)))
-        for value, p_value, (low, high) in list(
-            zip(result.params, result.pvalues, result.conf_int(), strict=True)
-        )[1:]
+        Association(value, p_value, None, (value - half, value + half))
+        for value, p_value, half in np.column_stack([estimates, p_values, reach])[1:].tolist()
     ]

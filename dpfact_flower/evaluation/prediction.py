@@ -55,40 +55,52 @@ def predict_outcome(
     For the overall figure, the columns of `patient_factors` must mean the same at every site, in
     the same unit. Sites without the label are left out.
     """
-    memberships = [np.asarray(factor, np.float64) for factor in patient_factors]
     labelled = [t for t, site in enumerate(sites) if label in site.labels]
-    if not labelled:
-        nobody = GroupAUC("overall", 0, reason="no labels")
-        return OutcomePrediction(nobody, tuple(map(_unlabelled, sites)), SPLITS, TRAIN)
-    labels = np.concatenate([sites[t].labels[label] for t in labelled])
-    home = np.repeat(labelled, [sites[t].tensor.n_patients for t in labelled])
-    rows = {_OVERALL: np.ones(len(labels), bool), **{t: home == t for t in labelled}}
-    strata = 2 * home + labels
-    scores = {
-        name: split_scores(
-            _MODELS[name], predictors, labels, rows,
-            training_masks(strata, TRAIN, SPLITS, seed=0), FEWEST,
-        )
-        for name, predictors in _predictors(labelled, memberships, sites).items()
-    }  # fmt: skip
+    found = _areas(labelled, patient_factors, sites, label) if labelled else {}
 
-    def group(key: int, name: str) -> GroupAUC:
-        patients = int(rows[key].sum())
-        if key not in scores["memberships"]:
-            return GroupAUC(
-                name, patients, reason=f"fewer than {FEWEST} patients with or without it"
-            )
-        aucs = {kind: _area(of_groups[key]) for kind, of_groups in scores.items()}
-        return GroupAUC(name, patients, aucs["memberships"], aucs["raw_codes"], aucs["volume"])
+    def group(key: int, name: str, of: Sequence[int]) -> GroupAUC:
+        patients = sum(len(sites[t]) for t in of)
+        if not patients:
+            return GroupAUC(name, 0, reason="no labels")
+        reason = None if found[key] else f"fewer than {FEWEST} patients with or without it"
+        return GroupAUC(name, patients, **found[key], reason=reason)
 
     return OutcomePrediction(
-        group(_OVERALL, "overall"),
-        tuple(
-            group(t, site.name) if t in rows else _unlabelled(site) for t, site in enumerate(sites)
-        ),
+        group(_OVERALL, "overall", labelled),
+        tuple(group(t, site.name, [t] if t in labelled else []) for t, site in enumerate(sites)),
         SPLITS,
         TRAIN,
     )
+
+
+def _areas(
+    labelled: Sequence[int],
+    memberships: Sequence[ArrayLike],
+    sites: Sequence[SiteData],
+    label: str,
+) -> dict[int, dict[str, AUC]]:
+    """Of each group of patients, by its key, each kind of predictor's AUC; none of a small one."""
+    tensors = [sites[t].tensor for t in labelled]
+    own = [np.asarray(memberships[t], np.float64) for t in labelled]
+    kinds: dict[str, tuple[Callable[[], Any], Any]] = {
+        "memberships": (scaled_regression, np.sqrt(np.abs(np.concatenate(own)))),
+        "raw_codes": (
+            plain_regression,
+            scipy.sparse.vstack([code_presence(tensor) for tensor in tensors], format="csr"),
+        ),
+        "volume": (scaled_regression, np.concatenate([code_volume(tensor) for tensor in tensors])),
+    }
+    labels = np.concatenate([sites[t].labels[label] for t in labelled])
+    home = np.repeat(labelled, [tensor.n_patients for tensor in tensors])
+    groups = {_OVERALL: np.ones(len(labels), bool), **{t: home == t for t in labelled}}
+    areas: dict[int, dict[str, AUC]] = {key: {} for key in groups}
+    for kind, (model, predictors) in kinds.items():
+        masks = training_masks(2 * home + labels, TRAIN, SPLITS, seed=0)
+        for key, of_splits in split_scores(
+            model, predictors, labels, groups, masks, FEWEST
+        ).items():
+            areas[key][kind] = AUC(float(np.mean(of_splits)), float(np.std(of_splits, ddof=1)))
+    return areas
 
 
 def split_scores(
@@ -109,26 +121,18 @@ def split_scores(
     scores: dict[int, list[float]] = {key: [] for key in groups if fewest[key] >= least}
 
     def split(training: NDArray[np.bool_]) -> list[float]:
-        return [_score(model(), predictors, labels, groups[key], training) for key in scores]
+        return [tested(groups[key] & training, groups[key] & ~training) for key in scores]
+
+    def tested(training: NDArray[np.bool_], testing: NDArray[np.bool_]) -> float:
+        train, test = np.flatnonzero(training), np.flatnonzero(testing)
+        fitted = model().fit(predictors[train], labels[train])
+        return float(roc_auc_score(labels[test], fitted.decision_function(predictors[test])))
 
     with one_blas_thread:  # the many small regressions take twice as long on two
         for of_split in in_order(split, masks, threads=thread_count()):
             for key, score in zip(scores, of_split, strict=True):
                 scores[key].append(score)
     return scores
-
-
-def _score(
-    model: Any,
-    predictors: Any,
-    labels: NDArray[np.int8],
-    group: NDArray[np.bool_],
-    training: NDArray[np.bool_],
-) -> float:
-    """AUC on the patients of a group who do not train."""
-    train, test = np.flatnonzero(group & training), np.flatnonzero(group & ~training)
-    fitted = model.fit(predictors[train], labels[train])
-    return float(roc_auc_score(labels[test], fitted.decision_function(predictors[test])))
 
 
 def code_presence(tensor: SparseTensor) -> scipy.sparse.csr_array:
@@ -153,25 +157,6 @@ def plain_regression() -> Any:
     return LogisticRegression(max_iter=_ITERATIONS)
 
 
-_MODELS: dict[str, Callable[[], Any]] = {
-    "memberships": scaled_regression,
-    "raw_codes": plain_regression,
-    "volume": scaled_regression,
-}
-
-
-def _predictors(
-    labelled: Sequence[int], memberships: Sequence[NDArray[np.float64]], sites: Sequence[SiteData]
-) -> dict[str, Any]:
-    """Predictors of all patients of labelled sites, site after site, by name."""
-    tensors = [sites[t].tensor for t in labelled]
-    return {
-        "memberships": np.concatenate([np.sqrt(np.abs(memberships[t])) for t in labelled]),
-        "raw_codes": scipy.sparse.vstack(list(map(code_presence, tensors)), format="csr"),
-        "volume": np.concatenate(list(map(code_volume, tensors))),
-    }
-
-
 def training_masks(
     strata: NDArray[np.int64], train: float, splits: int, seed: int
 ) -> Iterator[NDArray[np.bool_]]:
@@ -190,12 +175,3 @@ def training_masks(
                 count = min(max(count, 1), len(rows) - 1)
             training[rows[:count]] = True
         yield training
-
-
-def _area(scores: Sequence[float]) -> AUC:
-    """Mean and spread of one AUC per split, two or more."""
-    return AUC(float(np.mean(scores)), float(np.std(scores, ddof=1)))
-
-
-def _unlabelled(site: SiteData) -> GroupAUC:
-    return GroupAUC(site.name, 0, reason="no labels")

@@ -14,13 +14,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from dpfact_flower.evaluation.formatting import counted, outcome, percent
 from dpfact_flower.evaluation.membership import LEADING
-from dpfact_flower.evaluation.model import CodeRow
+from dpfact_flower.evaluation.model import CodeRow, GlobalModel
 from dpfact_flower.evaluation.replication import (
     NOT_FOUND,
     PARTLY,
     STABLE,
     UNCONFIRMED,
-    Replicate,
+    Pair,
     certainty,
 )
 from dpfact_flower.evaluation.run_folder import Review
@@ -68,7 +68,12 @@ Rows = Mapping[str, Sequence[CodeRow]]
 """A phenotype's codes by mode, the largest share first."""
 
 
-def titles_of(phenotypes: Mapping[int, Rows]) -> dict[int, str]:
+def titles(model: GlobalModel) -> dict[int, str]:
+    """Title of each phenotype: the name that a person gave it, else one made of its codes."""
+    return made_titles(model.codes_by_mode()) | dict(model.names)
+
+
+def made_titles(phenotypes: Mapping[int, Rows]) -> dict[int, str]:
     """Title of each phenotype of a model, each once.
 
     Diagnoses come before treatments. Codes that lead more than a third of all phenotypes are left
@@ -81,12 +86,11 @@ def titles_of(phenotypes: Mapping[int, Rows]) -> dict[int, str]:
         for row in leading(of_mode)
     )
     common = {code for code, times in led.items() if times > max(1, _COMMON * len(phenotypes))}
-    short = {number: _title(rows, common) for number, rows in phenotypes.items()}
-    taken = Counter(short.values())
-    whole = {n: _title(rows, set()) if taken[short[n]] > 1 else short[n]
-             for n, rows in phenotypes.items()}  # fmt: skip
-    taken = Counter(whole.values())
-    return {n: text if taken[text] == 1 else f"{text} ({n})" for n, text in whole.items()}
+    found = {number: _title(rows, common) for number, rows in phenotypes.items()}
+    taken = Counter(found.values())
+    found |= {n: _title(phenotypes[n], set()) for n, text in found.items() if taken[text] > 1}
+    taken = Counter(found.values())
+    return {n: text if taken[text] == 1 else f"{text} ({n})" for n, text in found.items()}
 
 
 def leading(rows: Sequence[CodeRow]) -> list[CodeRow]:
@@ -133,9 +137,7 @@ def _either(names: Sequence[str], most: int) -> str:
 # --- Sentences ------------------------------------------------------------------------------------
 
 
-def first_line(
-    table: PhenotypeTable | None, rank: int, words: Sequence[str], unit: str = "patients"
-) -> str:
+def first_line(table: PhenotypeTable | None, rank: int, words: Sequence[str], unit: str) -> str:
     """Say a run in one line: ``Twenty patterns; nine are stable; 36 % of the patients have one``.
 
     `table` is None where no patient was counted, `words` has the `certainty` of each phenotype, and
@@ -153,16 +155,10 @@ def first_line(
     return f"{text[0].upper()}{text[1:]}."
 
 
-def paragraph(
-    phenotype: Phenotype,
-    patients: int,
-    rates: Mapping[str, Share],
-    unit: str,
-) -> list[str]:
-    """Sentences about the patients who have a phenotype.
+def paragraph(phenotype: Phenotype, table: PhenotypeTable, unit: str) -> list[str]:
+    """Sentences about the patients who have a phenotype of the `table`.
 
-    `patients` are those of all sites, and `rates` by label their share with an outcome; `unit` is
-    what is counted, in the plural: ``patients``.
+    `unit` is what is counted, in the plural: ``patients``.
     """
     share = phenotype.prevalence
     if isinstance(share, str):
@@ -171,19 +167,19 @@ def paragraph(
     span = (
         f", from {percent(min(sites))} to {percent(max(sites))} by site" if len(sites) > 1 else ""
     )
-    sentences = [f"{share * patients:,.0f} {unit} ({percent(share)}{span})."]
+    sentences = [f"{share * table.patients:,.0f} {unit} ({percent(share)}{span})."]
     for mode in sorted(phenotype.codes, key=lambda mode: bool(TREATMENTS.search(mode))):
         observed = _observed(phenotype.codes[mode])
         if observed:
             first, *rest = observed
             sentences.append(", ".join([" had ".join(first), *map(" ".join, rest)]) + ".")
     for label, association in phenotype.outcomes.items():
-        text = rate(association, rates.get(label), unit)
+        text = rate(association, table.rates.get(label), unit)
         sentences.append(f"{outcome(label).capitalize()}: {text}.")
     return sentences
 
 
-def rate(association: Association, everybody: Share, unit: str = "patients") -> str:
+def rate(association: Association, everybody: Share, unit: str) -> str:
     """How often an outcome occurs, with its interval, beside all patients; or that nobody knows."""
     of_all = f"; of all {unit} {percent(everybody)}" if isinstance(everybody, float) else ""
     if not isinstance(association.rate, float) or association.rate_interval is None:
@@ -192,19 +188,18 @@ def rate(association: Association, everybody: Share, unit: str = "patients") -> 
     return f"{percent(association.rate)} (95 % interval {low} to {high} %){of_all}"
 
 
-def leading_sentence(codes: Mapping[str, Iterable[tuple[str, str]]]) -> str:
-    """A phenotype's leading codes, (code, description) by mode, where no patient was counted."""
-    parts = [
-        f"{mode}: " + ", ".join(named(description, code) for code, description in of_mode)
-        for mode, of_mode in codes.items()
-    ]
+def leading_sentence(rows: Rows) -> str:
+    """A phenotype's leading codes, where no patient was counted."""
+    parts = []
+    for mode, of_mode in rows.items():
+        first = of_mode[: min(_CODES, len(leading(of_mode)))]
+        parts.append(f"{mode}: {', '.join(named(row.description, row.code) for row in first)}")
     return f"Leading codes. {'; '.join(parts)}."
 
 
-def certainty_sentence(replicates: Sequence[Replicate]) -> str:
-    """How sure a phenotype is, in a sentence."""
-    runs = len(replicates)
-    count = sum(replicate.pair.is_replicated for replicate in replicates)
+def certainty_sentence(pairs: Sequence[Pair]) -> str:
+    """How sure a phenotype is, in a sentence, from its pair in each other run."""
+    runs, count = len(pairs), sum(pair.is_replicated for pair in pairs)
     repeats = {1: "the repeat", 2: "both repeats"}.get(runs, f"all {counted(runs)} repeats")
     any_of = {1: "the repeat", 2: "either repeat"}.get(runs, f"any of {counted(runs)} repeats")
     return {
@@ -213,7 +208,7 @@ def certainty_sentence(replicates: Sequence[Replicate]) -> str:
         PARTLY: f"Partly: found again in {counted(count)} of {counted(runs)} repeats.",
         UNCONFIRMED: "Unconfirmed: its codes are in so many patterns that a match proves nothing.",
         NOT_FOUND: f"Not found again in {any_of}: it may be an artefact of the noise.",
-    }[certainty(replicates)]
+    }[certainty(pairs)]
 
 
 def review_sentence(review: Review | None) -> str:

@@ -43,19 +43,26 @@ class Pair:
     """A phenotype and its partner in another run: numbers from 1, and their likeness.
 
     `match` is the product over the modes of the cosines between the two; 1 means equal. It has to
-    exceed `least`: cosines of .85, and what 95 in 100 of its partners stay below if the other run's
-    modes are tied to each other at random. Codes that are frequent everywhere give such partners.
+    exceed `fair`, cosines of .85, and `chance`, which 95 in 100 of its partners stay below if the
+    other run's modes are tied to each other at random. Codes that are frequent everywhere give such
+    partners.
     """
 
     number: int
     other: int
     match: float
-    least: float
+    fair: float
+    chance: float
 
     @property
     def is_replicated(self) -> bool:
         """Whether the other run has the phenotype too."""
-        return self.match > self.least
+        return self.match > max(self.fair, self.chance)
+
+    @property
+    def is_by_chance(self) -> bool:
+        """Whether codes that stand in many phenotypes would make it as alike."""
+        return self.fair < self.match <= self.chance
 
 
 @dataclass(frozen=True)
@@ -63,13 +70,12 @@ class Replication:
     """A run's phenotypes in another run, `name` by its folder.
 
     `how` says what protected the other run's patients, never an epsilon without its claim. `rank`
-    is that of the run whose phenotypes are looked for, and `modes` its number of feature modes.
+    is that of the run whose phenotypes are looked for.
     """
 
     name: str
     how: str
     rank: int
-    modes: int
     pairs: tuple[Pair, ...]
 
     @property
@@ -77,31 +83,22 @@ class Replication:
         """How many phenotypes are replicated."""
         return sum(pair.is_replicated for pair in self.pairs)
 
-
-@dataclass(frozen=True)
-class Replicate:
-    """One phenotype in another run."""
-
-    run: Replication
-    pair: Pair
-
-    @property
-    def by_chance(self) -> bool:
-        """Whether codes that stand in many phenotypes would make it as alike."""
-        return not self.pair.is_replicated and self.pair.match > _FAIR**self.run.modes
+    def partner(self, number: int) -> Pair | None:
+        """A phenotype's pair, where it has a partner."""
+        return next((pair for pair in self.pairs if pair.number == number), None)
 
 
 STABLE, PARTLY, UNCONFIRMED, NOT_FOUND = "stable", "partly", "unconfirmed", "not found"
 
 
-def certainty(replicates: Sequence[Replicate]) -> str:
-    """One word for a phenotype, from what it is in other runs; empty without any."""
-    if not replicates:
+def certainty(pairs: Sequence[Pair]) -> str:
+    """One word for a phenotype, from its pair in each other run; empty without any."""
+    if not pairs:
         return ""
-    count = sum(replicate.pair.is_replicated for replicate in replicates)
+    count = sum(pair.is_replicated for pair in pairs)
     if count:
-        return STABLE if count == len(replicates) else PARTLY
-    return UNCONFIRMED if any(replicate.by_chance for replicate in replicates) else NOT_FOUND
+        return STABLE if count == len(pairs) else PARTLY
+    return UNCONFIRMED if any(pair.is_by_chance for pair in pairs) else NOT_FOUND
 
 
 def replications(folder: Path, others: Sequence[Path]) -> tuple[Replication, ...]:
@@ -128,15 +125,6 @@ def read_replications(folder: Path, rank: int) -> tuple[Replication, ...]:
     return runs
 
 
-def by_phenotype(runs: Sequence[Replication]) -> dict[int, tuple[Replicate, ...]]:
-    """By phenotype, what it is in each other run."""
-    replicates: dict[int, tuple[Replicate, ...]] = {}
-    for run in runs:
-        for pair in run.pairs:
-            replicates[pair.number] = (*replicates.get(pair.number, ()), Replicate(run, pair))
-    return replicates
-
-
 def protection(summary: Summary) -> str:
     """What protects the patients of a run, in a few words."""
     if summary.spent is None:
@@ -146,17 +134,16 @@ def protection(summary: Summary) -> str:
 
 def _replication(folder: Path, other: Path) -> Replication:
     left, right = _aligned(read_model(folder), read_model(other), other)
-    match = match_columns(left, right)
-    least = _least(left, right)
+    match, chance = match_columns(left, right), _by_chance(left, right)
+    fair = round(_FAIR ** len(left), _DIGITS)
     pairs = [
-        Pair(int(mine) + 1, int(its) + 1, round(float(cosine), _DIGITS), least[mine])
+        Pair(int(mine) + 1, int(its) + 1, round(float(cosine), _DIGITS), fair, chance[mine])
         for mine, its, cosine in zip(match.estimate, match.truth, match.cosines, strict=True)
     ]
     return Replication(
         other.resolve().name,
         protection(read_summary(other)),
         left[0].shape[1],
-        len(left),
         tuple(sorted(pairs, key=lambda pair: pair.number)),
     )
 
@@ -177,15 +164,15 @@ def _aligned(ours: Model, theirs: Model, other: Path) -> tuple[Dense, Dense]:
     return tuple(left), tuple(right)
 
 
-def _least(ours: Dense, theirs: Dense) -> list[float]:
-    """`Pair.least` of each phenotype: its partners when the other's modes are tied differently."""
-    rank, fair = theirs[0].shape[1], _FAIR ** len(ours)
+def _by_chance(ours: Dense, theirs: Dense) -> list[float]:
+    """`Pair.chance` of each phenotype: its partners when the other's modes are tied differently."""
     partners: list[list[float]] = [[] for _ in range(ours[0].shape[1])]
-    for shift in range(1, min(rank, _CHANCES + 1)):
+    for shift in range(1, min(theirs[0].shape[1], _CHANCES + 1)):
         tied = tuple(np.roll(factor, mode * shift, axis=1) for mode, factor in enumerate(theirs))
         match = match_columns(ours, tied)
         for mine, cosine in zip(match.estimate, match.cosines, strict=True):
             partners[mine].append(float(cosine))
-    chance = [float(np.percentile(cosines, _CHANCE_LEVEL)) if cosines else 0.0
-              for cosines in partners]  # fmt: skip
-    return [round(max(fair, level), _DIGITS) for level in chance]
+    return [
+        round(float(np.percentile(cosines, _CHANCE_LEVEL)), _DIGITS) if cosines else 0.0
+        for cosines in partners
+    ]

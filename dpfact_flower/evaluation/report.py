@@ -8,40 +8,30 @@ nothing has no phenotypes to show: the page says so in place of all that.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from dpfact_flower.errors import DataError
-from dpfact_flower.evaluation.cards import Card, cards, odds_reach, systems_of
-from dpfact_flower.evaluation.formatting import outcome
+from dpfact_flower.evaluation.cards import cards, odds_reach, systems_of
+from dpfact_flower.evaluation.formatting import outcome, ranges
 from dpfact_flower.evaluation.headline import uninformative_message
 from dpfact_flower.evaluation.membership import LEAST_SCORE
 from dpfact_flower.evaluation.model import GlobalModel
-from dpfact_flower.evaluation.page import belonging, check_libraries, render, svg
+from dpfact_flower.evaluation.page import belonging, figure, write_page
 from dpfact_flower.evaluation.prediction import MOST_PREDICTED
-from dpfact_flower.evaluation.prose import (
-    certainty_sentence,
-    first_line,
-    paragraph,
-    review_sentence,
-)
-from dpfact_flower.evaluation.replication import Replication, by_phenotype, read_replications
+from dpfact_flower.evaluation.prose import first_line
+from dpfact_flower.evaluation.replication import read_replications
 from dpfact_flower.evaluation.run_folder import (
-    MODEL,
-    PHENOTYPES,
     REPORT,
-    SUMMARY,
     read_config,
     read_phenotypes,
     read_reviews,
     read_summary,
 )
 from dpfact_flower.evaluation.summary import OutcomePrediction, SiteSpending, Summary
-from dpfact_flower.evaluation.tables import PhenotypeTable, SharedPhenotypes, SiteUsage
-from dpfact_flower.machine.files import replacing
-from dpfact_flower.privacy import SEEDED_CLAIM
+from dpfact_flower.evaluation.tables import SharedPhenotypes
 from dpfact_flower.privacy.scope import NEIGHBOURS, NOT_COVERED, UNITS
 from dpfact_flower.server.history import RoundRecord, read_history
 from dpfact_flower.settings import (
@@ -62,162 +52,76 @@ def write_report(folder: Path) -> Path:
     The page of a deployed run leaves out what only the sites can measure. A `DataError` names a
     file that is missing or damaged.
     """
-    check_libraries()
-    run = _read(Path(folder))
-    with belonging(run.folder):
-        page = render("report.html.j2", _content(run))
-    with replacing(run.folder / REPORT) as file:
-        file.write(page)
-    return run.folder / REPORT
+    folder = Path(folder)
+    with belonging(folder):
+        return write_page(folder / REPORT, "report.html.j2", _content(folder))
 
 
-@dataclass(frozen=True)
-class _Run:
-    """The files of a run's folder, read; `table` and `usage` where patients were counted."""
-
-    folder: Path
-    summary: Summary
-    table: PhenotypeTable | None
-    usage: SiteUsage | None
-    records: list[RoundRecord]
-    codes: dict[str, int]
-    settings: dict[str, Any]
-    versions: dict[str, Any]
-    cards: list[Card]
-    replications: tuple[Replication, ...]
-
-    @property
-    def unit(self) -> str:
-        """What a row of the data is, in the plural."""
-        return f"{self.summary.row_unit}s"
-
-    @property
-    def predictions(self) -> dict[str, OutcomePrediction]:
-        """By the outcome in words."""
-        measured = self.summary.measured
-        return {outcome(k): v for k, v in measured.predictions.items()} if measured else {}
-
-
-def _read(folder: Path) -> _Run:
-    summary, phenotypes = read_summary(folder), read_phenotypes(folder)
-    config, model = read_config(folder), GlobalModel.read(folder)
-    shared = phenotypes if isinstance(phenotypes, SharedPhenotypes) else None
+def _content(folder: Path) -> dict[str, Any]:
+    """What the template shows."""
+    summary, config, model = read_summary(folder), read_config(folder), GlobalModel.read(folder)
+    records, found = read_history(folder), read_phenotypes(folder)
+    shared = found if isinstance(found, SharedPhenotypes) else None
+    table = shared.table if shared else None
+    measured = table.phenotypes if table else ()
+    ranks = {summary.rank, model.rank} | ({len(measured)} if table else set())
+    if len(ranks) > 1:
+        raise DataError(f"{folder}: its files do not belong together: they have {ranks} phenotypes")
     replications = read_replications(folder, summary.rank)
-    measured = shared.table.phenotypes if shared else ()
-    ranks = {SUMMARY: summary.rank, MODEL: model.rank}
-    ranks |= {PHENOTYPES: len(measured)} if shared else {}
-    if len(set(ranks.values())) > 1:
-        found = ", ".join(f"{rank} phenotypes in {name}" for name, rank in ranks.items())
-        raise DataError(f"{folder}: its files do not belong together: {found}")
-    return _Run(
-        folder,
-        summary,
-        shared.table if shared else None,
-        shared.usage if shared else None,
-        read_history(folder),
-        {vocabulary.name: len(vocabulary) for vocabulary in model.vocabularies},
-        config["run-config"],
-        config["versions"],
-        cards(model, measured, by_phenotype(replications)),
-        replications,
-    )
-
-
-# --- What the template shows ----------------------------------------------------------------------
-
-
-def _content(run: _Run) -> dict[str, Any]:
-    summary, table = run.summary, run.table
-    outcomes = list(dict.fromkeys(name for card in run.cards for name in card.outcomes))
-    words = [card.certainty for card in run.cards]
+    unit = f"{summary.row_unit}s"
+    own = cards(model, table, replications, read_reviews(folder, summary.rank), unit)
+    labels = list(dict.fromkeys(label for each in measured for label in each.outcomes))
+    shares = [share for each in measured for share in each.by_site.values()]
+    predictions = summary.measured.predictions if summary.measured else {}
     return {
         "summary": summary,
-        "first_line": first_line(table, summary.rank, words, run.unit),
-        "unit": run.unit,
-        "paragraphs": _paragraphs(run),
+        "first_line": first_line(table, summary.rank, [card.certainty for card in own], unit),
+        "unit": unit,
+        "cards": own,
+        "legend": systems_of(own),
+        "replications": replications,
+        "table": table,
+        "off": shared.usage.switched_off if shared else {},
+        "largest": max((share for share in shares if isinstance(share, float)), default=0) or 1,
+        "labels": labels,
+        "reach": {
+            label: odds_reach(each.outcomes[label] for each in measured if label in each.outcomes)
+            for label in labels
+        },
         "least_score": LEAST_SCORE,
-        "without": table.without if table else None,
-        "site_shares": _site_shares(run.cards),
+        "most_cells": _MOST_CELLS,
+        "most_predicted": MOST_PREDICTED,
+        "predictions": predictions,
         "uninformative": uninformative_message(summary),
-        "claim": _claim(summary.claim, run.settings),
-        "guarantees": _guarantees(summary, run.settings),
+        "guarantees": _guarantees(summary),
         "units": UNITS,
         "neighbours": NEIGHBOURS,
         "not_covered": NOT_COVERED,
-        "records": run.records,
-        "failures": _failures(run.records),
-        "arrivals": _arrivals(run.records),
-        "missed": _ranges(record.round for record in run.records if not record.updated),
-        "usage": _usage(run.usage) if run.usage else None,
-        "cards": run.cards,
-        "outcomes": outcomes,
-        "rates": {outcome(k): rate for k, rate in table.rates.items()} if table else {},
-        "reach": {name: odds_reach(run.cards, name) for name in outcomes},
-        "legend": systems_of(run.cards),
-        "replications": run.replications,
-        "most_cells": _MOST_CELLS,
-        "most_predicted": MOST_PREDICTED,
-        "patients": table.patients if table else None,
-        "predictions": run.predictions,
-        "codes": run.codes,
-        "settings": run.settings,
+        "records": records,
+        "failures": _failures(records),
+        "arrivals": _arrivals(records),
+        "missed": ranges(record.round for record in records if not record.updated),
+        "codes": {vocabulary.name: len(vocabulary) for vocabulary in model.vocabularies},
+        "settings": config["run-config"],
         "meanings": {
             row.key: row.help
             for kind in (AppSettings, RunSettings, SolverSettings, PrivacySettings)
             for row in describe(kind)
         },
-        "versions": run.versions,
-        "figures": _figures(run),
+        "versions": config["versions"],
+        "figures": _figures(summary, records, predictions),
     }
 
 
-def _paragraphs(run: _Run) -> dict[int, list[str]]:
-    """The sentences of each card, by its number."""
-    reviews, table = read_reviews(run.folder, run.summary.rank), run.table
-    return {
-        card.number: [
-            *(
-                paragraph(card.measured, table.patients, table.rates, run.unit)
-                if table and card.measured
-                else [card.leading]
-            ),
-            certainty_sentence(card.replicates),
-            review_sentence(reviews.get(card.number)),
-        ]
-        for card in run.cards
-    }
-
-
-def _site_shares(cards: Sequence[Card]) -> tuple[list[str], float]:
-    """The sites whose shares are known, and the largest share of all, that shades begin from."""
-    sites = list(cards[0].measured.by_site) if cards and cards[0].measured else []
-    return sites, max((share for card in cards for share in card.patients.values()), default=1.0)
-
-
-def _claim(claim: str, settings: Mapping[str, Any]) -> str:
-    """Words that must accompany every epsilon: the claim, and that seeded noise voids it."""
-    seeded = settings.get("noise-seed", -1) != -1
-    return f"{SEEDED_CLAIM} ({claim})" if seeded and SEEDED_CLAIM not in claim else claim
-
-
-@dataclass(frozen=True)
-class _Guarantee:
-    """The spending that some sites have in common, with the claim to print."""
-
-    spent: SiteSpending
-    sites: list[str]
-    claim: str
-
-
-def _guarantees(summary: Summary, settings: Mapping[str, Any]) -> list[_Guarantee]:
+def _guarantees(summary: Summary) -> list[tuple[SiteSpending, list[str]]]:
     """Each accountant's epsilon with its claim; sites that spent alike have one row."""
-    rows: list[_Guarantee] = []
+    rows: list[tuple[SiteSpending, list[str]]] = []
     for site, spent in summary.spent.per_site.items() if summary.spent else ():
-        alike = next((row for row in rows if row.spent == spent), None)
-        if alike:
-            alike.sites.append(site)
+        alike = next((sites for own, sites in rows if own == spent), None)
+        if alike is None:
+            rows.append((spent, [site]))
         else:
-            rows.append(_Guarantee(spent, [site], _claim(spent.claim, settings)))
+            alike.append(site)
     return rows
 
 
@@ -228,7 +132,7 @@ def _failures(records: Iterable[RoundRecord]) -> list[dict[str, str]]:
         for failure in record.failures:
             rounds.setdefault((failure.who, failure.reason), []).append(record.round)
     return [
-        {"who": who, "reason": reason, "rounds": _ranges(numbers), "count": str(len(numbers))}
+        {"who": who, "reason": reason, "rounds": ranges(numbers), "count": str(len(numbers))}
         for (who, reason), numbers in sorted(rounds.items())
     ]
 
@@ -242,50 +146,28 @@ def _arrivals(records: Iterable[RoundRecord]) -> list[tuple[str, int, float, int
     return [(site, len(n), mean(n), max(n)) for site, n in sorted(staleness.items())]
 
 
-def _ranges(numbers: Iterable[int]) -> str:
-    """Ascending numbers as text: ``1–3, 7``."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number <= runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in runs)
-
-
-def _usage(usage: SiteUsage) -> dict[str, Any]:
-    """Which phenotypes each site has switched off, and at which sites each is off."""
-    off: dict[str, tuple[int, str]] = {}
-    off_at: dict[int, list[str]] = {}
-    for site, row in zip(usage.sites, usage.off, strict=True):
-        numbers = [number for number, is_off in enumerate(row, start=1) if is_off]
-        off[site] = len(numbers), _ranges(numbers)
-        for number in numbers:
-            off_at.setdefault(number, []).append(site)
-    return {"off": off, "off_at": off_at}
-
-
-# --- Figures --------------------------------------------------------------------------------------
-
-
-def _figures(run: _Run) -> dict[str, Any]:
+def _figures(
+    summary: Summary,
+    records: Sequence[RoundRecord],
+    predictions: Mapping[str, OutcomePrediction],
+) -> dict[str, Any]:
     """Inline SVG by name; a figure without values is absent."""
     from dpfact_flower.evaluation import plots  # noqa: PLC0415 - matplotlib is slow to import
 
-    summary, figures = run.summary, {}
+    figures: dict[str, Any] = {"auc": {}}
     if summary.errors and len(summary.errors.error_by_round) > 1:
-        label = "Error of the sites' models by round"
-        figures["convergence"] = svg("convergence", lambda: plots.convergence(summary), label)
-    if run.records:
-        label = "Bytes sent by round"
-        figures["traffic"] = svg("traffic", lambda: plots.traffic(run.records), label)
-    auc = {
-        name: svg(
-            f"auc{number}",
-            lambda prediction=prediction: plots.auc(prediction),  # type: ignore[misc]
-            f"AUC of predicting {name}",
+        panels = (
+            partial(plots.errors, summary=summary, measure=measure) for measure in plots.ERRORS
         )
-        for number, (name, prediction) in enumerate(run.predictions.items())
-        if any(group.memberships for group in (prediction.overall, *prediction.sites))
-    }
-    return figures | {"auc": auc}
+        label = "Error of the sites' models by round"
+        figures["convergence"] = figure("convergence", label, 2.6, *panels)
+    if records:
+        draw = partial(plots.traffic, records=records)
+        figures["traffic"] = figure("traffic", "Bytes sent by round", 2.1, draw)
+    for number, (label, prediction) in enumerate(predictions.items()):
+        groups = sum(bool(g.memberships) for g in (prediction.overall, *prediction.sites))
+        if groups:
+            title = f"AUC of predicting {outcome(label)}"
+            draw = partial(plots.auc, prediction=prediction)
+            figures["auc"][label] = figure(f"auc{number}", title, 1.3 + 0.36 * groups, draw)
+    return figures

@@ -11,7 +11,7 @@ import csv
 import hashlib
 import io
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, SettingsError
-from dpfact_flower.evaluation.cards import titles
 from dpfact_flower.evaluation.membership import has_phenotype, leading_codes
 from dpfact_flower.evaluation.model import GlobalModel, write_csv
-from dpfact_flower.evaluation.page import check_libraries, render
+from dpfact_flower.evaluation.page import check_libraries, write_page
+from dpfact_flower.evaluation.prose import titles
 from dpfact_flower.evaluation.run_folder import (
     MODEL,
     Review,
@@ -33,15 +33,13 @@ from dpfact_flower.evaluation.run_folder import (
     write_name,
     write_review,
 )
-from dpfact_flower.machine.files import replacing
 from dpfact_flower.machine.parsed import parse_as
 
 CHART_COLUMNS = ("chart", "patient", "verdict", "comment")
 LEAST_CHARTS = 10
 """From so many charts on a share may leave the site."""
 LEAST_PATIENTS = 4
-VERDICTS = {"yes", "no", "unsure"}
-DECISIONS = {"keep", "drop", "name"}
+VERDICTS, DECISIONS = ("yes", "no", "unsure"), ("keep", "drop", "name")
 WHOLE = "phenotype"
 """What stands in place of a chart's number in the line that decides about the phenotype."""
 NOTE, ABOUT = "note", "About single patients: keep this at the hospital. No guarantee covers it."
@@ -69,32 +67,38 @@ class Key:
     note: str = ABOUT
 
 
-@dataclass
+@dataclass(frozen=True)
 class Tally:
-    """Verdicts on one group of charts; `unsure` is not confirmed."""
+    """How many charts of a group have each of the `VERDICTS`; only yes confirms."""
 
-    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(VERDICTS, 0))
+    yes: int
+    no: int
+    unsure: int
 
     @property
     def charts(self) -> int:
         """Charts with a verdict."""
-        return sum(self.counts.values())
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """Wilson's 95 % interval of the share that is confirmed."""
-        from scipy.stats import binomtest  # noqa: PLC0415 - slow to import
-
-        test = binomtest(self.counts["yes"], self.charts)
-        low, high = test.proportion_ci(method="wilson")
-        return float(low), float(high)
+        return self.yes + self.no + self.unsure
 
     @property
     def public_share(self) -> tuple[float, int] | tuple[None, None]:
         """Share confirmed in tenths and number of charts, from ten charts on."""
         if self.charts < LEAST_CHARTS:
             return None, None
-        return round(self.counts["yes"] / self.charts, 1), self.charts
+        return round(self.yes / self.charts, 1), self.charts
+
+    def __str__(self) -> str:
+        """For the hospital: with Wilson's 95 % interval of the share."""
+        from scipy.stats import binomtest  # noqa: PLC0415 - slow to import
+
+        text = f"{self.yes} of {self.charts} charts confirmed"
+        if self.unsure:
+            text += f"; {self.unsure} unsure"
+        if self.charts < LEAST_CHARTS:
+            return f"{text}; too few for a share (needs {LEAST_CHARTS})"
+        low, high = binomtest(self.yes, self.charts).proportion_ci(method="wilson")
+        share = self.yes / self.charts
+        return f"{text}: {share:.0%} (95 % interval {low:.0%} to {high:.0%})"
 
 
 @dataclass(frozen=True)
@@ -151,8 +155,7 @@ def write_sheet(
         "charts": [(name, _record(site, row)) for name, row in zip(names, rows, strict=True)],
     }
     write_json(key, asdict(Key(_digest(folder), number, charts)))
-    with replacing(page) as file:
-        file.write(render("review.html.j2", content))
+    write_page(page, "review.html.j2", content)
     lines = [(str(chart), name, "", "") for chart, name in enumerate(names, start=1)]
     write_csv(sheet, CHART_COLUMNS, [(NOTE, ABOUT, "", ""), *lines, (WHOLE, title, "", "")])
     return sheet
@@ -164,27 +167,29 @@ def read_sheet(folder: Path, sheet: Path) -> Verdicts:
     A `DataError` says what cannot be used; it quotes no verdict and no identifier.
     """
     key = _read_key(folder, sheet)
-    found = Verdicts(key.phenotype, Tally(), Tally(), "", "")
-    seen: set[str] = set()
+    charts = {str(number): chart for number, chart in enumerate(key.charts, start=1)}
+    given: dict[bool, list[str]] = {False: [], True: []}
+    decision, name, seen = "", "", set()
     for line, row in _lines(sheet):
         where, verdict = f"{sheet}, line {line}", row["verdict"].lower()
         if row["chart"] in seen:
             raise DataError(f"{where}: this chart stands twice; keep one of the two lines")
         seen.add(row["chart"])
+        allowed = DECISIONS if row["chart"] == WHOLE else VERDICTS
+        if verdict and verdict not in allowed:
+            raise DataError(f"{where}: verdict must be {', '.join(sorted(allowed))} or empty")
         if row["chart"] == WHOLE:
-            _check_word(where, verdict, DECISIONS)
-            found = Verdicts(key.phenotype, found.highest, found.near, verdict, row["comment"])
+            decision, name = verdict, row["comment"]
             continue
-        _check_word(where, verdict, VERDICTS)
-        chart = _chart(key, row)
-        if chart is None:
+        chart = charts.get(row["chart"])
+        if chart is None or _bare(chart.patient) != _bare(row["patient"]):
             raise DataError(
                 f"{where}: this patient is not in the sheet as it was made; the page beside it has "
                 "the number and identifier of every chart"
             )
-        if verdict:
-            (found.near if chart.near else found.highest).counts[verdict] += 1
-    return found
+        given[chart.near].append(verdict)
+    highest, near = (Tally(*map(given[group].count, VERDICTS)) for group in (False, True))
+    return Verdicts(key.phenotype, highest, near, decision, name)
 
 
 def apply_verdicts(folder: Path, found: Verdicts) -> None:
@@ -302,17 +307,6 @@ def _lines(sheet: Path) -> Iterator[tuple[int, dict[str, str]]]:
                 yield reader.line_num, cells
     except csv.Error:
         raise DataError(f"{sheet}: not readable as CSV") from None
-
-
-def _check_word(where: str, word: str, allowed: set[str]) -> None:
-    if word and word not in allowed:
-        raise DataError(f"{where}: verdict must be {', '.join(sorted(allowed))} or empty")
-
-
-def _chart(key: Key, row: dict[str, str]) -> Chart | None:
-    """The chart of a line, if number and patient agree."""
-    chart = {str(n): chart for n, chart in enumerate(key.charts, start=1)}.get(row["chart"])
-    return chart if chart and _bare(chart.patient) == _bare(row["patient"]) else None
 
 
 def _bare(patient: str) -> str:

@@ -36,9 +36,9 @@ class Association:
     coefficient : float or None
         Log odds per standard deviation of the membership.
     p_value : float or None
-        Two-sided Wald test, not corrected for the number of phenotypes; by statsmodels.
+        Two-sided Wald test, not corrected for the number of phenotypes.
     reason : str or None
-        Why one of them is missing.
+        Why they are missing.
     interval : tuple of two floats, or None
         95 % confidence interval of the coefficient, by the same test.
     rate : float, str or None
@@ -115,6 +115,14 @@ class SiteUsage:
     sites: tuple[str, ...]
     norms: tuple[tuple[float, ...], ...]
     off: tuple[tuple[bool, ...], ...]
+
+    @property
+    def switched_off(self) -> dict[str, list[int]]:
+        """Numbers of the phenotypes that each site has switched off."""
+        return {
+            site: [number for number, is_off in enumerate(row, start=1) if is_off]
+            for site, row in zip(self.sites, self.off, strict=True)
+        }
 
 
 @dataclass(frozen=True)

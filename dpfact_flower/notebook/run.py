@@ -217,7 +217,7 @@ class Run:
         """Heat map of which site uses which phenotype."""
         if not isinstance(self.tables, SharedPhenotypes):
             raise DataError("usage: only a simulation that was measured knows it")
-        return self._drawn("usage", ax, self.tables.usage, names=self.model.names)
+        return self._drawn("usage", ax, self.tables.usage, self.model.names)
 
     def plot_auc(self, ax: Axes | None = None, *, label: str = "") -> Axes:
         """How well phenotypes predict a label, else the first, beside what does without them."""
@@ -230,15 +230,15 @@ class Run:
             )
         return self._drawn("auc", ax, found[label])
 
-    def _drawn(self, what: str, ax: Axes | None, *values: Any, **options: Any) -> Axes:
-        """One of `plots`' figures, in the caller's axes or in pyplot's new ones."""
+    def _drawn(self, what: str, ax: Axes | None, *values: Any) -> Axes:
+        """One of the figures of `plots`, in the caller's axes or in pyplot's new ones."""
         from dpfact_flower.evaluation import plots  # noqa: PLC0415 - optional, and slow to import
 
         if ax is None:
             from matplotlib import pyplot  # noqa: PLC0415
 
             _, ax = pyplot.subplots(figsize=_FIGURE, layout="constrained")
-        getattr(plots, what)(*values, axes=ax, **options)
+        getattr(plots, what)(ax, *values)
         return ax
 
     # --- In a notebook -------------------------------------------------------------------------

@@ -4,19 +4,10 @@ import math
 
 import pytest
 
-from dpfact_flower.evaluation.cards import Card, odds_reach
+from dpfact_flower.evaluation.cards import odds_reach
 from dpfact_flower.evaluation.model import CodeRow
-from dpfact_flower.evaluation.prose import phrase, titles_of
+from dpfact_flower.evaluation.prose import made_titles, phrase
 from dpfact_flower.evaluation.tables import Association
-
-
-def reach(*found):
-    """Of phenotypes with an odds ratio and its interval each."""
-    logs = [[math.log(value) for value in odds] for odds in found]
-    outcomes = [Association(c, 0.01, None, (low, high)) for c, low, high in logs]
-    own = [Card(n, "", "", (), None, {"died": each}, (), "") for n, each in enumerate(outcomes)]
-    return odds_reach([*own, Card(9, "", "", (), None, {}, (), "")], "died")
-
 
 SMALL = (0.95, 0.9, 1.2)
 
@@ -33,7 +24,8 @@ SMALL = (0.95, 0.9, 1.2)
     ],
 )
 def test_the_scale_has_room_for_estimates_and_for_most_intervals(found, reached):
-    assert reach(*found) == reached
+    logs = [[math.log(value) for value in odds] for odds in found]  # odds ratio, its interval
+    assert odds_reach(Association(c, 0.01, None, (low, high)) for c, low, high in logs) == reached
 
 
 def made(*phenotypes):
@@ -47,7 +39,7 @@ def made(*phenotypes):
                 CodeRow(number, "", mode, place, f"C-{name}", name, w, w / sum(own.values()), 2.0)
                 for place, (name, w) in enumerate(own.items(), start=1)
             ]
-    return list(titles_of(rows).values())
+    return list(made_titles(rows).values())
 
 
 def test_titles_put_diagnoses_before_treatments():

@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 from dpfact_flower import cli
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, SettingsError
-from dpfact_flower.evaluation.cards import titles
 from dpfact_flower.evaluation.comparison import comparison, write_comparison
 from dpfact_flower.evaluation.model import GlobalModel
+from dpfact_flower.evaluation.prose import titles
 from dpfact_flower.evaluation.replication import replications
 from dpfact_flower.evaluation.run_folder import read_model, write_model, write_summary
 from dpfact_flower.runtime.federate import federate

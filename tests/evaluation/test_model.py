@@ -14,8 +14,8 @@ from dpfact_flower import cli
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, SettingsError
-from dpfact_flower.evaluation.cards import titles
 from dpfact_flower.evaluation.model import CodeRow, GlobalModel, write_phenotype_table
+from dpfact_flower.evaluation.prose import titles
 from dpfact_flower.evaluation.run_folder import read_model, read_names, write_name
 from dpfact_flower.runtime.federate import federate
 from dpfact_flower.tensor import SparseTensor

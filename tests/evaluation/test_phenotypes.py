@@ -1,7 +1,6 @@
 """Phenotype tables against loops, 2 x 2 tables, scikit-learn and planted risks."""
 
 import json
-import sys
 from dataclasses import asdict
 
 import numpy as np
@@ -198,25 +197,8 @@ def test_coefficients_agree_with_scikit_learn_and_find_the_risk():
     assert min(found[1].p_value, found[3].p_value) > 1e-3
 
 
-def test_without_statsmodels_there_are_coefficients_but_no_p_values(monkeypatch):
-    A = patients(2, 800)
-    died = labels_for(A, [0.8, -0.4])
-    full = described(A, died)
-    monkeypatch.setitem(sys.modules, "statsmodels.api", None)
-    bare = described(A, died)
-    for ours, theirs in zip(bare.phenotypes, full.phenotypes, strict=True):
-        assert ours.outcomes["died"].coefficient == pytest.approx(
-            theirs.outcomes["died"].coefficient, rel=1e-4
-        )
-        assert ours.outcomes["died"].p_value is None
-        assert "statsmodels" in ours.outcomes["died"].reason
-
-
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("library", [True, False])
-def test_designs_without_an_answer_say_why(monkeypatch, library):
-    if not library:
-        monkeypatch.setitem(sys.modules, "statsmodels.api", None)
+def test_designs_without_an_answer_say_why():
     A = patients(3, 300)
     died = labels_for(A, [0.5, 0, 0])
 

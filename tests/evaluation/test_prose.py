@@ -9,16 +9,13 @@ from dpfact_flower.evaluation.prose import (
     rate,
     search_words,
 )
-from dpfact_flower.evaluation.replication import Pair, Replicate, Replication, certainty
+from dpfact_flower.evaluation.replication import Pair, certainty
 from dpfact_flower.evaluation.tables import Association, CodeWeight, Phenotype, PhenotypeTable
 
 
 def found(*pairs):
-    """A phenotype's likeness to its partner in each other run, and what it has to exceed."""
-    return tuple(
-        Replicate(Replication("other", "", 5, 2, (pair,)), pair)
-        for pair in (Pair(1, 1, match, least) for match, least in pairs)
-    )
+    """A phenotype's likeness to its partner in each other run, and that of chance partners."""
+    return [Pair(1, 1, match, 0.85**2, chance) for match, chance in pairs]
 
 
 AGAIN, CHANCE, LOST = (0.9, 0.8), (0.9, 0.95), (0.7, 0.8)
@@ -56,7 +53,7 @@ def test_one_word_says_how_sure_a_phenotype_is(pairs, word, sentence):
 )  # fmt: skip
 def test_a_run_in_one_line(without, rank, words, line):
     table = None if without is None else PhenotypeTable(100, (), {}, without)
-    assert first_line(table, rank, words) == line
+    assert first_line(table, rank, words, "patients") == line
 
 
 def code(name, text, observed, everybody=0.05):
@@ -79,8 +76,11 @@ HEART = Phenotype(
 )  # fmt: skip
 
 
+TABLE = PhenotypeTable(62_651, (HEART,), {"died": 0.024})
+
+
 def test_a_paragraph_says_whom_what_and_how_it_ended():
-    assert paragraph(HEART, 62_651, {"died": 0.024}, "patients") == [
+    assert paragraph(HEART, TABLE, "patients") == [
         "1,316 patients (2.1 %).",
         "All had acute myocardial infarction (410), 77 % heart failure (428).",
         "90 % had insertion of stent (36.06).",
@@ -90,16 +90,17 @@ def test_a_paragraph_says_whom_what_and_how_it_ended():
 
 def test_a_paragraph_of_few_patients_has_no_figure():
     few = Phenotype(1, 1.0, "<10", HEART.codes, HEART.outcomes)
-    assert paragraph(few, 62_651, {"died": 0.024}, "stays") == ["Fewer than ten stays."]
+    assert paragraph(few, TABLE, "stays") == ["Fewer than ten stays."]
     for hidden in ("<10", "hidden", None):
-        assert rate(Association(rate=hidden), 0.024) == "too few to say; of all patients 2.4 %"
-        assert rate(Association(rate=hidden), "<10") == "too few to say"
+        association = Association(rate=hidden)
+        assert rate(association, 0.024, "stays") == "too few to say; of all stays 2.4 %"
+        assert rate(association, "<10", "stays") == "too few to say"
 
 
 def test_the_span_over_sites_leaves_hidden_ones_out():
     sites = {"a": 0.01, "b": 0.05, "c": "<10", "d": "hidden"}
     spread = Phenotype(1, 1.0, 0.02, {}, {}, sites)
-    assert paragraph(spread, 1000, {}, "patients") == [
+    assert paragraph(spread, PhenotypeTable(1000, ()), "patients") == [
         "20 patients (2.0 %, from 1.0 % to 5.0 % by site)."
     ]
 

@@ -38,7 +38,7 @@ def test_phenotypes_are_found_under_other_numbers_and_in_other_lists(tmp_path):
     assert [(p.number, p.other) for p in found.pairs] == [(1, 2), (2, 3), (3, 1), (4, 5), (5, 4)]
     np.testing.assert_allclose([p.match for p in found.pairs], 1.0, rtol=1e-6)
     assert found.count == 5
-    assert all(0.85**2 <= p.least < 0.9 for p in found.pairs)
+    assert all(p.fair == 0.7225 > p.chance for p in found.pairs)
     assert "epsilon 4.000, proven" in found.how
     turned(other, range(5), keep=slice(3, None))
     (less,) = replications(run, [other])
@@ -86,9 +86,9 @@ def test_what_was_found_is_kept_for_the_next_report(tmp_path):
     with pytest.raises(DataError, match="of another model"):
         read_replications(run, 6)
     content = json.loads((run / "beside.json").read_text())
-    del content[0]["pairs"][0]["least"]
+    del content[0]["pairs"][0]["chance"]
     (run / "beside.json").write_text(json.dumps(content))
-    with pytest.raises(DataError, match=r"beside\.json: lacks 0\.pairs\.0\.least"):
+    with pytest.raises(DataError, match=r"beside\.json: lacks 0\.pairs\.0\.chance"):
         write_report(run)
     write_replications(run, ())
     assert b"The patterns in other runs" not in write_report(run).read_bytes()

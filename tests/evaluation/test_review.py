@@ -16,6 +16,7 @@ from dpfact_flower.evaluation.membership import LEADING, LEAST_SCORE
 from dpfact_flower.evaluation.model import GlobalModel
 from dpfact_flower.evaluation.report import write_report
 from dpfact_flower.evaluation.review import (
+    Tally,
     apply_verdicts,
     read_sheet,
     write_sheet,
@@ -188,7 +189,7 @@ def test_who_is_unsure_does_not_confirm_and_who_was_not_read_does_not_count(run,
     left = iter([""] * 2 + ["unsure"] * 3 + ["yes"] * 5)
     fill(sheet, lambda chart: "yes" if chart["near"] else next(left), "drop")
     found = read_sheet(run, sheet)
-    assert found.highest.counts == {"yes": 5, "unsure": 3, "no": 0}
+    assert found.highest == Tally(yes=5, no=0, unsure=3)
     assert (found.highest.charts, found.near.charts) == (8, 10)
     apply_verdicts(run, found)
     assert read_reviews(run, RANK) == {NUMBER: Review("drop", None, None, 1.0, 10)}
@@ -232,7 +233,7 @@ def test_what_a_spreadsheet_makes_of_the_file_is_read(run, sheet):
     text = sheet.read_bytes().replace(b";00", b";") + b";;;\r\n"
     sheet.write_bytes(text)
     found = read_sheet(run, sheet)
-    assert (found.highest.counts["yes"], found.near.counts["no"]) == (10, 10)
+    assert (found.highest.yes, found.near.no) == (10, 10)
     assert found.name == "süßlich"
     sheet.write_bytes("\ufeff".encode() + text.decode("cp1252").encode())
     assert read_sheet(run, sheet) == found
