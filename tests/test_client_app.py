@@ -64,7 +64,7 @@ node, wire = pickle.load(sys.stdin.buffer)
 (reply,) = InProcessGrid(app, [node]).send_and_receive([Message(records.ask(*wire), 2, "train")])
 assert not reply.has_error(), reply.error
 heavy = {"torch", "matplotlib", "sklearn", "opacus", "dp_accounting", "duckdb", "ray", "pandas",
-         "statsmodels", "jinja2", "scipy.optimize", "scipy.sparse", "scipy.stats"}
+         "jinja2", "scipy.optimize", "scipy.sparse", "scipy.stats"}
 print(sorted(heavy & set(sys.modules)))
 """
 

@@ -34,7 +34,7 @@ def section(plan: Plan, results: Results) -> Section:
     """Leading phenotypes; the most site-specific one beside its private and global counterparts."""
     parts: list[Any] = [
         "The coefficient is the log odds of death per standard deviation of the membership, all "
-        "phenotypes together, by maximum likelihood (statsmodels); its p-value is Wald's, not "
+        "phenotypes together, by maximum likelihood; its p-value is Wald's, not "
         "corrected for the number of phenotypes. Prevalence is the share of patients with a score "
         "above 0.15. Counts under ten are not shown. "
         "These figures are computed from patients' factors, which no privacy guarantee covers.",
