@@ -142,9 +142,9 @@ class Terms:
 
 
 def default_losses(sites: int) -> tuple[int, int]:
-    """T and D where nobody chose them: a tenth of the sites each; D is 0 where `Terms` need it."""
+    """T and D where nobody chose them: a tenth of the sites each, but for D where `Terms` forbid."""
     tenth = -(-sites // 10)
-    return tenth, tenth if sites - 2 * tenth >= _LEAST_HONEST and sites > 3 * tenth else 0
+    return tenth, tenth if sites > 3 * tenth else 0
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,11 @@ def total_sigma(sigma: float, honest: int, sites: int, slots: int) -> float:
 
 
 def log10_tau(honest: int, sigma: float = 2.0**24) -> float:
-    """Logarithm of tau: by how much `honest` shares differ from one discrete Gaussian, a value.
+    """Logarithm of tau: how far `honest` shares are from one discrete Gaussian, for each value.
 
-    ``tau = 10 sum_{k=1}^{m-1} exp(-2 pi^2 s^2 k / (k + 1))``, for shares of standard deviation s in
-    units (Kairouz, Liu & Steinke 2021, Theorem 1). No logarithm of a ratio of probabilities exceeds
-    tau/2. A single share is the discrete Gaussian itself.
+    ``tau = 10 sum_{k=1}^{m-1} exp(-2 pi^2 s^2 k / (k + 1))``, for shares of standard deviation s
+    in units, 1/2 or more (Kairouz, Liu & Steinke 2021, Proposition 14). The logarithm of the ratio
+    of their probabilities is within tau/2. A single share is the discrete Gaussian itself.
     """
     exponents = [-2 * (math.pi * sigma) ** 2 * k / (k + 1) for k in range(1, honest)]
     if not exponents:

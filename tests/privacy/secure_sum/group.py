@@ -1,6 +1,5 @@
 """All sites of a job and an honest server, step by step: what the tests of secure sums play."""
 
-import secrets
 from dataclasses import replace
 
 import numpy as np
@@ -91,7 +90,3 @@ def looks_uniform(raw):
         and abs(bits.mean()) < 6 * 0.5 / np.sqrt(len(bits))
         and abs((bits[:-32] * bits[32:]).mean()) < 6 * 0.25 / np.sqrt(len(bits))
     )
-
-
-def random_words(question, count=COUNT):
-    return secrets.token_bytes(question.width * count)

@@ -103,11 +103,6 @@ def test_sums_of_the_bits_that_travel(width, sites):
         assert -modulus // 2 <= value < modulus // 2
 
 
-def test_numbers_of_both_signs_come_back():
-    values = np.array([-(2**46), -1, 0, 1, 2**46])
-    assert np.array_equal(masks.signed(values.view(np.uint64), 4), values)
-
-
 @pytest.mark.parametrize(
     ("patients", "ratio", "width"),
     [(None, 0.1, 6), (0, 1.0, 3), (40_000, 0.1, 4), (40_000, 100.0, 5), (2**27, 100.0, 6)],

@@ -75,10 +75,10 @@ def test_at_the_products_grid_tau_is_nothing():
 
 @pytest.mark.parametrize(("honest", "bits"), [(2, 1), (4, 1), (4, 2), (16, 1)])
 def test_sums_of_shares_have_the_discrete_gaussians_law(honest, bits):
-    """Chi-squared of 200,000 sums against the exact law, at standard deviations of 2 and 4."""
-    count, scale = 200_000, 2**bits * honest**0.5
+    """Chi-squared against the exact law, for shares of standard deviation 2 and 4."""
+    count, scale = 400_000 // honest, 2**bits * honest**0.5
     shares = _sample(honest * count, bits, os.urandom, 4096).reshape(honest, count)
-    reach = int(3.5 * scale)  # what is beyond counts as one more value
+    reach = int(3 * scale)  # what is beyond counts as one more value
     values = np.arange(-12 * int(scale), 12 * int(scale) + 1)
     exact = np.exp(-(values**2) / (2 * scale**2))
     inner = exact[np.abs(values) <= reach] / exact.sum()

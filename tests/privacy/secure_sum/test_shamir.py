@@ -35,15 +35,6 @@ def test_any_so_many_give_the_secret_and_fewer_another_number(secret, threshold,
     assert shamir.recover(shares) == secret
 
 
-@given(SECRETS, SECRETS, st.lists(SECRETS, min_size=3, max_size=3))
-def test_fewer_shares_than_the_threshold_fit_every_secret(secret, other, known):
-    """Two shares of three that are needed: each secret has its own third that fits them."""
-    shares = dict(enumerate(known[:2], start=1))
-    for each in (secret, other):
-        third = shamir.recover({-3: each} | {place - 3: share for place, share in shares.items()})
-        assert shamir.recover(shares | {3: third}) == each
-
-
 def test_new_secrets_are_below_the_prime_and_differ():
     made = [shamir.new_secret() for _ in range(500)]
     assert len({*made}) == 500
