@@ -142,7 +142,7 @@ class Terms:
 
 
 def default_losses(sites: int) -> tuple[int, int]:
-    """T and D where nobody chose them: a tenth of the sites each, but for D where `Terms` forbid."""
+    """T and D where nobody chose them: a tenth of the sites each; D is 0 where `Terms` need it."""
     tenth = -(-sites // 10)
     return tenth, tenth if sites > 3 * tenth else 0
 
