@@ -21,7 +21,7 @@ from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError
 from dpfact_flower.machine.files import Version, replacing, version
 from dpfact_flower.machine.logs import ProgressCallback, no_progress
-from dpfact_flower.machine.npy import load_npz
+from dpfact_flower.machine.npy import load_npz, save_npz
 from dpfact_flower.machine.parsed import from_json
 from dpfact_flower.settings import check_name
 from dpfact_flower.tensor import SparseTensor
@@ -152,7 +152,7 @@ class SiteData:
         if self.patients is not None:
             arrays["patients"] = np.array(self.patients)
         with replacing(Path(path)) as file:
-            np.savez_compressed(file, **arrays)
+            save_npz(file, arrays)
 
     def read(self) -> SiteData:
         """Itself: the patients are here; see `SiteSource`."""
@@ -398,7 +398,7 @@ class Cohort:
             arrays: dict[str, Any] = {"usage": self.truth.usage}
             arrays |= {f"factor{n}": factor for n, factor in enumerate(self.truth.factors, 1)}
             with replacing(folder / f"{_TRUTH}.npz") as file:
-                np.savez_compressed(file, **arrays)
+                save_npz(file, arrays)
         if self.read_report:
             names = ("where", "what", "count")
             lines = [dict(zip(names, line, strict=True)) for line in self.read_report]

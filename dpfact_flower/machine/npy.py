@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
@@ -18,6 +18,9 @@ from dpfact_flower.errors import DataError
 _START = np.lib.format.MAGIC_LEN + 2
 """Bytes before the header: what tells the format and its version, and the header's length."""
 _PART = 2**20
+_LEVEL = 2
+"""Of compression: a tensor takes a quarter of the time that zlib's own choice takes, and an eighth
+more bytes."""
 
 
 def read_npy(file: IO[bytes]) -> NDArray[Any]:
@@ -48,6 +51,14 @@ def _described(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     if np.lib.format.read_magic(file) != (1, 0):
         raise ValueError("version")
     return np.lib.format.read_array_header_1_0(file)
+
+
+def save_npz(file: IO[bytes], arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write a compressed .npz file as `numpy.savez_compressed` does, but fast."""
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=_LEVEL) as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
 
 
 def load_npz(

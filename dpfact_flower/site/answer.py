@@ -133,7 +133,10 @@ class Site:
                 "site %s: the end of job %s cannot be kept (%s)",
                 self.name, request.job, error.strerror,
             )  # fmt: skip
-        self._log(f"job {request.job} has ended; `dpfact site refit` fits this site's own model")
+        if not self._here.simulation:
+            _logger.info(
+                "job %s has ended; `dpfact site refit` fits this site's own model", request.job
+            )
         return release_nothing()
 
     def _replay(self, asked: Admitted, row: LedgerRow, progress: _Progress) -> Release:
@@ -226,8 +229,10 @@ class Site:
         charge(ledger, key, request.terms, outcome.release, delay.check_in_time)
         progress.charged = outcome.release
         self._clean_up(store, outcome)
-        # For the hospital, to compare the ledger with later.
-        self._log(f"round {request.round}: {outcome.release.label}; ledger: {ledger.head()}")
+        if not here.simulation:  # for the hospital, to compare the ledger with later
+            _logger.info(
+                "round %d: %s; ledger: %s", request.round, outcome.release.label, ledger.head()
+            )
         return outcome.release
 
     def _clean_up(self, store: SiteStore, outcome: RoundOutcome) -> None:
@@ -246,10 +251,6 @@ class Site:
             return error
         log_privately(self.name, error)
         return RoundFailedError(f"round {request.round} failed, see above")
-
-    def _log(self, text: str) -> None:
-        """A line of the hospital's log; a simulation has none."""
-        _logger.log(logging.DEBUG if self._here.simulation else logging.INFO, text)
 
 
 @dataclass(frozen=True)

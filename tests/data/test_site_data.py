@@ -74,11 +74,11 @@ def test_a_failed_save_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
     make_site().save(path)
     before = path.read_bytes()
 
-    def broken(file, **_):
+    def broken(file, _):
         file.write(b"half")
         raise OSError("disk full")
 
-    monkeypatch.setattr(site_data.np, "savez_compressed", broken)
+    monkeypatch.setattr(site_data, "save_npz", broken)
     with pytest.raises(OSError, match="disk full"):
         make_site(labels=None).save(path)
     assert path.read_bytes() == before
