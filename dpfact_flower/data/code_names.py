@@ -30,7 +30,6 @@ _PATHS = {
     "obstetrics": "pregnancy", "genitourinary": "genitourinary", "psychiatry": "mental",
 }  # fmt: skip
 """Body system by the first part of a path."""
-_PARTS = re.compile(r"(?:(icd9|icd10|ccsr|ccs):)?(.*)", re.DOTALL | re.IGNORECASE)
 _PROCEDURES = re.compile(r"proc|surg|operation", re.IGNORECASE)
 _OTHER_MODES = re.compile(r"cpt|hcpcs|drug|med|lab|atc", re.IGNORECASE)
 _ONLY_ICD9CM = re.compile(r"[VE].*|\d{5}|\d{3}\.\d+")
@@ -57,7 +56,7 @@ def name_of(system: str, code: str, *, exact: bool = False) -> str:
     exact : bool
         Whether the name must be the code's own.
     """
-    bare, table = _split(code)[1], names_of(system)
+    bare, table = icd.parts(code)[1], names_of(system)
     for first, last, name, _ in icd.CHAPTERS.get(system.removeprefix("icd").removesuffix("cm"), ()):
         if f"{first}-{last}" == bare:
             return name
@@ -83,7 +82,7 @@ def systems(mode: str, codes: Sequence[str]) -> list[str]:
     codes : sequence of str
         All of the mode, since one alone does not say what it is of.
     """
-    prefixes = [_split(code)[0] for code in codes]
+    prefixes = [icd.parts(code)[0] for code in codes]
     found = {
         prefix: _system(
             mode, prefix, [c for c, p in zip(codes, prefixes, strict=True) if p == prefix]
@@ -101,9 +100,8 @@ def body_systems(mode: str, codes: Sequence[str]) -> list[str]:
     by_path = [_PATHS.get(code.split("|", 1)[0].lower(), "") for code in codes]
     if any(by_path) and all("|" in code for code in codes):
         return by_path
-    versions = {"icd9cm": "9", "icd10cm": "10"}
     return [
-        icd.system(versions[own], icd.parts(code)[1]) if own in versions else ""
+        icd.system(own[3:-2], icd.parts(code)[1]) if own in ("icd9cm", "icd10cm") else ""
         for own, code in zip(systems(mode, codes), codes, strict=True)
     ]
 
@@ -152,24 +150,22 @@ def _is_cut(word: str, whole: str) -> bool:
     return len(word) + 2 <= len(whole) and word[0] == whole[0] and all(x in letters for x in word)
 
 
-def _split(code: str) -> tuple[str, str]:
-    match = _PARTS.fullmatch(code)
-    assert match is not None  # the last group takes anything
-    return (match[1] or "").lower(), match[2].replace(".", "").upper()
-
-
 def _system(mode: str, prefix: str, codes: Sequence[str]) -> str:
     """The system of codes with one prefix, or with none."""
     if prefix.startswith("ccs"):
         return prefix
-    bare, procedures = [_split(code)[1] for code in codes], bool(_PROCEDURES.search(mode))
+    bare, procedures = [icd.parts(code)[1] for code in codes], bool(_PROCEDURES.search(mode))
+    possible: tuple[str, ...] = ()
     if prefix:
         both = (f"{prefix}pcs",) if procedures else (f"{prefix}cm", f"{prefix}pcs")
         return max(both, key=lambda system: _known(system, bare))
-    possible: tuple[str, ...] = ("icd9pcs", "icd10pcs") if procedures else ()
-    if not possible and not _OTHER_MODES.search(mode):
-        possible += ("icd9cm",) * any(map(_ONLY_ICD9CM.fullmatch, map(str.upper, codes)))
-        possible += ("icd10cm",) * (len({code[:1] for code in bare}) >= _LETTERS)
+    if procedures:
+        possible = ("icd9pcs", "icd10pcs")
+    elif not _OTHER_MODES.search(mode):
+        if icd.version_of(codes) == "10":
+            possible = ("icd10cm",) * (len({code[:1] for code in bare}) >= _LETTERS)
+        else:
+            possible = ("icd9cm",) * any(map(_ONLY_ICD9CM.fullmatch, map(str.upper, codes)))
     best = max(possible, key=lambda system: _known(system, bare), default="")
     return best if best and _known(best, bare) >= _MOST * len(codes) else ""
 

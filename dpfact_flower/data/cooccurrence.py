@@ -35,7 +35,7 @@ import numpy as np
 from dpfact_flower.data.clinical_events import count, read_report, table_of
 from dpfact_flower.data.site_data import PATIENT, Cohort, SiteData
 from dpfact_flower.data.tables import count_rows, quoted
-from dpfact_flower.data.vocabulary import Vocabulary, by_frequency
+from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, SettingsError, shown
 from dpfact_flower.tensor import SparseTensor
 
@@ -101,7 +101,9 @@ def choose_vocabularies(
 ) -> tuple[Vocabulary, ...]:
     """Vocabularies as given, or of the most frequent codes of the patients' events.
 
-    `top` is how many codes of each mode to keep, by number of events; None: all.
+    `top` is how many codes of each mode to keep, by number of events; None: all. The paper selects
+    its 202 and 316 so. That depends on patients, and no privacy guarantee of this package covers
+    it: it is for open data and experiments, and public lists are for all else.
     """
     if given is not None:
         if [v.name for v in given] != list(modes):
@@ -110,8 +112,7 @@ def choose_vocabularies(
                 f"got {', '.join(v.name for v in given) or 'none'}"
             )
         return tuple(given)
-    if top is None:
-        top = [None] * len(modes)
+    top = top or [None] * len(modes)
     if len(top) != len(modes) or not all(
         size is None or (type(size) is int and size > 0) for size in top
     ):
@@ -179,21 +180,23 @@ def build_cohort(
 
 
 def _most_frequent(connection: Connection, mode: str, top: int | None) -> Vocabulary:
-    counts = connection.execute(
-        f"""SELECT c.code, e.count FROM (
-                SELECT code, count(*) AS count FROM {_events(connection, mode)} GROUP BY code) e
-            JOIN codes c ON c.key = e.code AND c.mode = $mode""",
+    """Codes that are equally frequent are in the order of their text."""
+    found = connection.execute(
+        f"""SELECT c.code, d.description
+            FROM (SELECT code AS key, count(*) AS uses
+                  FROM {_events(connection, mode)} GROUP BY code)
+            JOIN codes c USING (key)
+            LEFT JOIN (SELECT code, max(description) AS description FROM descriptions
+                       WHERE mode = $mode GROUP BY code) d ON d.code = c.code
+            WHERE c.mode = $mode ORDER BY uses DESC, c.code""",
         {"mode": mode},
     ).fetchall()
-    if not counts:
+    if not found:
         raise DataError(f"the tables hold no {mode} of these patients")
-    descriptions = connection.execute(
-        "SELECT code, description FROM descriptions WHERE mode = $mode", {"mode": mode}
-    ).fetchall()
-    vocabulary = by_frequency(mode, dict(counts), top, dict(descriptions))
-    count(connection, mode, "codes", len(counts))
-    count(connection, mode, "codes left out as less frequent", len(counts) - len(vocabulary))
-    return vocabulary
+    kept = found[:top]
+    count(connection, mode, "codes", len(found))
+    count(connection, mode, "codes left out as less frequent", len(found) - len(kept))
+    return Vocabulary(mode, tuple(code for code, _ in kept), tuple(text or "" for _, text in kept))
 
 
 def _events(connection: Connection, mode: str) -> str:

@@ -1,6 +1,6 @@
 """Chapters and categories of ICD-9-CM and ICD-10-CM, and the one word for a body system.
 
-A code may say which version it is of by a prefix, ``icd9:`` or ``icd10:``; dots do not matter. Both
+A code may say what it is of by a prefix, such as ``icd9:`` or ``icd10:``; dots do not matter. Both
 versions order their codes by chapter, so the first code of a chapter says where it begins.
 """
 
@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from collections.abc import Iterable
 from typing import NamedTuple
 
-_PREFIX = re.compile(r"(?:icd(9|10):)?(.*)", re.DOTALL | re.IGNORECASE)
+_PARTS = re.compile(r"(?:(icd9|icd10|ccsr|ccs):)?(.*)", re.DOTALL | re.IGNORECASE)
+VERSIONS = {"icd9": "9", "icd10": "10"}
+"""Version of ICD by the prefix that says so."""
 FORMS = {
     "9": re.compile(r"(\d{3}|V\d{2}|E\d{3})\d{0,2}"),
     "10": re.compile(r"([A-Z]\d[0-9A-Z])[0-9A-Z]{0,4}"),
@@ -105,10 +108,17 @@ _STARTS = {
 
 
 def parts(code: str) -> tuple[str, str]:
-    """Version, where a prefix says it, and the code in capitals without its dot."""
-    match = _PREFIX.fullmatch(code)
+    """Prefix in lower case, if there is one, and the code in capitals without its dot."""
+    match = _PARTS.fullmatch(code)
     assert match is not None  # the last group takes anything
-    return match[1] or "", match[2].replace(".", "").upper()
+    return (match[1] or "").lower(), match[2].replace(".", "").upper()
+
+
+def version_of(codes: Iterable[str]) -> str:
+    """Version, 9 or 10, whose form alone fits more codes without prefix; V and E codes fit both."""
+    bare = {code for prefix, code in map(parts, codes) if not prefix}
+    nine, ten = ({code for code in bare if category(version, code)} for version in ("9", "10"))
+    return "10" if len(ten - nine) > len(nine - ten) else "9"
 
 
 def category(version: str, code: str) -> str:

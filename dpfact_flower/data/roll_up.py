@@ -25,13 +25,13 @@ from __future__ import annotations
 import csv
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpfact_flower.data.clinical_events import count, replace_codes, table_of
 from dpfact_flower.data.code_names import clearer, holds_procedures, name_of, systems
-from dpfact_flower.data.icd import category, chapter, parts
+from dpfact_flower.data.icd import VERSIONS, category, chapter, parts, version_of
 from dpfact_flower.data.vocabulary import read_text
 from dpfact_flower.errors import DataError, MissingDependencyError, SettingsError
 
@@ -85,10 +85,11 @@ def _groups(
     mode: str, uses: Mapping[str, tuple[str, int]], how: RollUp
 ) -> dict[str, list[tuple[str, str]]]:
     """Groups of each code that has any, with descriptions; `uses` begins with the most frequent."""
-    default, grouping = _version(uses), _grouping(how)
+    default, grouping = version_of(uses), _grouping(how)
     raw = {}
     for code, system in zip(uses, systems(mode, list(uses)), strict=True):
-        version, bare = parts(code)
+        named, bare = parts(code)
+        version = VERSIONS.get(named, "")
         prefix = f"icd{version}:" if version and how != "ccs" else ""
         own = _system(how, version or default, system)
         found = grouping(version or default, bare)
@@ -124,12 +125,6 @@ def _described(group: str, codes: list[str], uses: Mapping[str, tuple[str, int]]
     if not text or own or len(codes) == 1:
         return text
     return f"{text}, and {len(codes) - 1} more"
-
-
-def _version(codes: Iterable[str]) -> str:
-    bare = [code for version, code in map(parts, codes) if not version]
-    nine, ten = ({c for c in bare if category(version, c)} for version in ("9", "10"))
-    return "10" if len(ten - nine) > len(nine - ten) else "9"
 
 
 def _check_how(how: RollUp) -> None:
@@ -200,8 +195,8 @@ def _from_file(path: Path) -> Grouping:
         row = dict(zip(header, (value.strip() for value in values), strict=False))
         if not row.get("code") or not row.get("group") or not row["group"].isprintable():
             raise DataError(f"{path}: row {number} needs a code and a group, in printable text")
-        version, code = parts(row["code"])
-        version = row.get("version") or version
+        prefix, code = parts(row["code"])
+        version = row.get("version") or VERSIONS.get(prefix, "")
         if version not in ("", "9", "10"):
             raise DataError(f"{path}: row {number} has another version of ICD than 9 or 10")
         table.setdefault((version, code), []).append((row["group"], row.get("description") or ""))

@@ -7,12 +7,12 @@ process. A `Cohort` exists only in simulations and tests.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,25 +32,8 @@ PATIENT = "patient"
 DIED = "died"
 """Label of a patient who died in hospital."""
 COHORT = "cohort.json"
-READ_REPORT = "read_report.json"
-"""What was read, kept and left out, beside a cohort."""
 _LABEL = "label "
 """What the array of a label is called in a site's file, before its name."""
-
-
-class SiteSource(Protocol):
-    """A site whose patients are read when they are asked for, and not before."""
-
-    @property
-    def name(self) -> str:
-        """The site's public name."""
-
-    @property
-    def vocabularies(self) -> tuple[Vocabulary, ...]:
-        """Its public code lists, one a feature mode."""
-
-    def read(self) -> SiteData:
-        """Everything that it holds."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -60,7 +43,7 @@ class SiteData:
     Attributes
     ----------
     name : str
-        Public name of the site, of the form `dpfact_flower.settings.NAME`.
+        Public, of the form `dpfact_flower.settings.NAME`.
     tensor : SparseTensor, shape (patients, codes of mode 1, ...)
         Counts of co-occurrences.
     vocabularies : tuple of Vocabulary
@@ -72,11 +55,6 @@ class SiteData:
         The hospital's own identifiers, for its own use; distinct.
     row_unit : str
         What a row is: a patient, or where patients cannot be told apart a discharge, say.
-
-    Raises
-    ------
-    DataError
-        Naming the site, the field, and what would be right.
     """
 
     name: str
@@ -122,10 +100,8 @@ class SiteData:
     def select_codes(self, kept: Sequence[NDArray[np.int32]]) -> SiteData:
         """The same patients with only the codes at the given positions.
 
-        Parameters
-        ----------
-        kept : sequence of ndarray of int, one per feature mode
-            Ascending positions in the vocabulary; an empty sequence keeps all codes.
+        `kept` has, for each feature mode, ascending positions in the vocabulary; if it is empty,
+        all codes are kept.
         """
         if not kept:
             return self
@@ -155,7 +131,7 @@ class SiteData:
             save_npz(file, arrays)
 
     def read(self) -> SiteData:
-        """Itself: the patients are here; see `SiteSource`."""
+        """Itself: the patients are here; see `SiteFile`."""
         return self
 
     @cached_property
@@ -165,13 +141,7 @@ class SiteData:
 
     @classmethod
     def load(cls, path: str | Path) -> SiteData:
-        """Read what `save` wrote.
-
-        Raises
-        ------
-        DataError
-            If the file is missing or damaged, or another program wrote it.
-        """
+        """Read what `save` wrote, validating it again."""
         names = ("name", "row_unit", "indices", "values", "shape", "vocabularies")
         arrays = load_npz(path, names)
         labels = {key.removeprefix(_LABEL): arrays[key] for key in arrays if key.startswith(_LABEL)}
@@ -189,17 +159,12 @@ class SiteData:
         sizes = self.tensor.feature_shape
         if not all(isinstance(v, Vocabulary) for v in self.vocabularies):
             raise DataError(f"site {self.name}: vocabularies must be Vocabulary objects")
-        if len(self.vocabularies) != len(sizes):
+        found = tuple(map(len, self.vocabularies))
+        if found != sizes:
             raise DataError(
-                f"site {self.name}: need one vocabulary for each of {len(sizes)} feature modes, "
-                f"got {len(self.vocabularies)}"
+                f"site {self.name}: need one vocabulary for each of {len(sizes)} feature modes, of "
+                f"{sizes} codes; got {found}"
             )
-        for mode, (vocabulary, size) in enumerate(zip(self.vocabularies, sizes, strict=True), 1):
-            if len(vocabulary) != size:
-                raise DataError(
-                    f"site {self.name}: mode {mode} of the tensor has {size} codes, "
-                    f"vocabulary {vocabulary.name} has {len(vocabulary)}"
-                )
         if len({v.name for v in self.vocabularies}) != len(sizes):
             raise DataError(f"site {self.name}: vocabularies must have distinct names")
 
@@ -238,12 +203,8 @@ class SiteData:
 class Truth:
     """Planted phenotypes, known where the data was made up.
 
-    Attributes
-    ----------
-    factors : tuple of ndarray of float64, shapes (codes of the mode, R)
-        Feature factors with columns of unit Euclidean norm.
-    usage : ndarray of bool, shape (T, R)
-        Which site has which phenotype.
+    `factors` are feature factors, one per mode and of shape (codes, R), with columns of unit
+    Euclidean norm; `usage`, of shape (sites, R), says which site has which phenotype.
     """
 
     factors: tuple[NDArray[np.float64], ...]
@@ -290,12 +251,7 @@ class Cohort:
     truth : Truth or None
         Planted phenotypes, where they are known.
     read_report : tuple of (where, what, count)
-        What a reader read, kept and left out; beside the files, not part of them.
-
-    Raises
-    ------
-    DataError
-        Naming the site and what would be right.
+        What a reader read, kept and left out.
     """
 
     name: str
@@ -386,8 +342,7 @@ class Cohort:
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        for name in (COHORT, READ_REPORT):
-            (folder / name).unlink(missing_ok=True)
+        (folder / COHORT).unlink(missing_ok=True)
         for number, site in enumerate(self.sites):
             watch("writing", number / len(self.sites))
             site.save(folder / f"{site.name}.npz")
@@ -399,34 +354,27 @@ class Cohort:
             arrays |= {f"factor{n}": factor for n, factor in enumerate(self.truth.factors, 1)}
             with replacing(folder / f"{_TRUTH}.npz") as file:
                 save_npz(file, arrays)
-        if self.read_report:
-            names = ("where", "what", "count")
-            lines = [dict(zip(names, line, strict=True)) for line in self.read_report]
-            _write_json(folder / READ_REPORT, lines)
         content = {
             "name": self.name,
             "sites": [site.name for site in self.sites],
             "vocabularies": {v.name: v.digest for v in self.vocabularies},
             "truth": self.truth is not None,
+            "read_report": self.read_report,
         }
-        _write_json(folder / COHORT, content)
+        with replacing(folder / COHORT) as file:
+            file.write(json.dumps(content, indent=1, ensure_ascii=False).encode())
 
     @classmethod
     def load(cls, folder: str | Path) -> Cohort:
-        """Read what `save` wrote, validating it again.
-
-        Raises
-        ------
-        DataError
-            If a file is missing or damaged, or the files do not belong together.
-        """
+        """Read what `save` wrote, validating it again."""
         folder = Path(folder)
         content = _read_cohort(folder / COHORT)
         sites = tuple(load_site(path) for path in site_files(folder))  # shared with the clients
         try:
             truth = _load_truth(folder) if content["truth"] else None
-            cohort = cls(content["name"], sites, truth, _load_report(folder / READ_REPORT))
-        except (DataError, KeyError, TypeError) as error:
+            report = tuple((where, what, count) for where, what, count in content["read_report"])
+            cohort = cls(content["name"], sites, truth, report)
+        except (DataError, KeyError, TypeError, ValueError) as error:
             raise DataError(f"{folder / COHORT}: {error}") from None
         if content["vocabularies"] != {v.name: v.digest for v in cohort.vocabularies}:
             raise DataError(f"{folder}: the sites' vocabularies are not those of {COHORT}")
@@ -467,8 +415,7 @@ def remove_cohort(folder: str | Path) -> None:
     for path in (*site_files(folder), *(folder / name for name in [*others, f"{_TRUTH}.npz"])):
         if path.parent == folder:  # a damaged file may name anything
             path.unlink(missing_ok=True)
-    for name in (READ_REPORT, COHORT):
-        (folder / name).unlink(missing_ok=True)
+    (folder / COHORT).unlink()
 
 
 def site_files(folder: str | Path) -> list[Path]:
@@ -487,27 +434,13 @@ def _read_cohort(path: Path) -> dict[str, Any]:
         raise DataError(f"{path}: no such file; is this a folder that dpfact data wrote?") from None
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: not readable as JSON ({type(error).__name__})") from None
-    fields = {"name": str, "sites": list, "vocabularies": dict, "truth": bool}
+    fields = {"name": str, "sites": list, "vocabularies": dict, "truth": bool,
+              "read_report": list}  # fmt: skip
     if not isinstance(content, dict) or any(
         not isinstance(content.get(field), kind) for field, kind in fields.items()
     ):
         raise DataError(f"{path}: need an object with {', '.join(fields)}")
     return content
-
-
-def _load_report(path: Path) -> tuple[tuple[str, str, int], ...]:
-    if not path.exists():
-        return ()
-    try:
-        lines = from_json(path.read_text(encoding="utf-8"))
-        return tuple((line["where"], line["what"], line["count"]) for line in lines)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise DataError(f"{path}: not readable as a report ({type(error).__name__})") from None
-
-
-def _write_json(path: Path, content: object) -> None:
-    with replacing(path) as file:
-        file.write(json.dumps(content, indent=1, ensure_ascii=False).encode())
 
 
 def _vocabularies(arrays: Mapping[str, NDArray[Any]]) -> tuple[Vocabulary, ...]:
@@ -532,15 +465,19 @@ class SiteFile:
 
     def read(self) -> SiteData:
         """All of the file, kept in memory for as long as it stays the same."""
-        return _by_version(_load_version, self.path)
+        return _load_version(_version_of(self.path))
 
     def __repr__(self) -> str:
         return f"SiteFile({self.name!r})"
 
 
+SiteSource = SiteData | SiteFile
+"""A site whose patients are read when they are asked for, and not before."""
+
+
 def open_site(path: str | Path) -> SiteFile:
     """A site's data file, of which no patient is read yet."""
-    return _by_version(_open_version, Path(path))
+    return _open_version(_version_of(Path(path)))
 
 
 def load_site(path: str | Path) -> SiteData:
@@ -548,12 +485,9 @@ def load_site(path: str | Path) -> SiteData:
     return open_site(path).read()
 
 
-_Made = TypeVar("_Made")
-
-
-def _by_version(make: Callable[[Version], _Made], path: Path) -> _Made:
+def _version_of(path: Path) -> Version:
     try:
-        return make(version(path))
+        return version(path)
     except OSError:
         raise DataError(f"{path}: no such file") from None
 
@@ -575,5 +509,5 @@ def _open_version(file: Version) -> SiteFile:
         name = arrays["name"].item()
         check_name("site name", name)
         return SiteFile(file.path, name, _vocabularies(arrays))
-    except (DataError, ValueError) as error:
+    except (DataError, TypeError, ValueError) as error:
         raise DataError(f"{file.path}: {error}") from None

@@ -2,7 +2,7 @@
 
 All sites of a run must number their codes alike. A vocabulary is therefore a public thing: the
 server sends its `digest`, and a site whose own differs refuses to take part. Take it from a public
-list (`load_codes`) wherever a privacy guarantee is wanted; `by_frequency` looks at patients.
+list (`load_codes`) wherever a privacy guarantee is wanted.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import csv
 import hashlib
 import io
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -38,11 +38,6 @@ class Vocabulary:
     descriptions : tuple of str
         One for each code, ``""`` where none is known; none at all stands for ``""`` everywhere.
         They are for reading only and not part of the vocabulary's identity.
-
-    Raises
-    ------
-    DataError
-        Naming the vocabulary, the field and the position that is wrong.
     """
 
     name: str
@@ -80,13 +75,7 @@ class Vocabulary:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def select(self, kept: Iterable[int]) -> Vocabulary:
-        """Vocabulary of the codes at the given positions.
-
-        Raises
-        ------
-        DataError
-            If there is no such position, or one is given twice.
-        """
+        """Vocabulary of the codes at the given positions."""
         positions = [int(position) for position in kept]
         if not all(0 <= position < len(self) for position in positions):
             raise DataError(f"vocabulary {self.name}: positions must lie in [0, {len(self)})")
@@ -103,13 +92,7 @@ class Vocabulary:
 
     @classmethod
     def from_json(cls, text: str) -> Vocabulary:
-        """Read what `to_json` wrote, validating it again.
-
-        Raises
-        ------
-        DataError
-            If it is not JSON, not of that form, or holds an invalid vocabulary.
-        """
+        """Read what `to_json` wrote, validating it again."""
         try:
             fields = from_json(text)
         except ValueError:
@@ -124,17 +107,12 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: str | Path) -> Vocabulary:
-        """Read what `save` wrote.
-
-        Raises
-        ------
-        DataError
-            If the file is missing, is not text or holds no valid vocabulary.
-        """
+        """Read what `save` wrote, validating it again."""
+        text = read_text(Path(path))
         try:
-            return cls.from_json(read_text(Path(path)))
+            return cls.from_json(text)
         except DataError as error:
-            raise DataError(_located(path, error)) from None
+            raise DataError(f"{path}: {error}") from None
 
     def _texts(self, field: str, values: object) -> tuple[str, ...]:
         if not isinstance(values, (tuple, list)):
@@ -164,36 +142,6 @@ class Vocabulary:
                 )
 
 
-def by_frequency(
-    name: str,
-    counts: Mapping[str, int],
-    top: int | None = None,
-    descriptions: Mapping[str, str] | None = None,
-) -> Vocabulary:
-    """Vocabulary of the most frequent codes, as the paper selects its 202 and 316.
-
-    The selection depends on patients and no privacy guarantee of this package covers it: use it
-    with open data and in experiments, and a public list (`load_codes`) elsewhere.
-
-    Parameters
-    ----------
-    name : str
-        Name of the vocabulary.
-    top : int, optional
-        How many to keep; all by default and at most.
-
-    Returns
-    -------
-    Vocabulary
-        Most frequent first; codes that are equally frequent in the order of their text.
-    """
-    if top is not None and (type(top) is not int or top < 1):
-        raise DataError(f"vocabulary {name}: top must be a whole number, 1 or more; got {top!r}")
-    ranked = sorted(counts, key=lambda code: (-counts[code], code))[:top]
-    known = descriptions or {}
-    return Vocabulary(name, tuple(ranked), tuple(known.get(code, "") for code in ranked))
-
-
 def load_codes(path: str | Path, name: str) -> Vocabulary:
     """Read a public list of codes; the order of the file is the order in the tensor.
 
@@ -208,12 +156,16 @@ def load_codes(path: str | Path, name: str) -> Vocabulary:
         Name of the vocabulary; a file that holds one of its own must agree.
     """
     path = Path(path)
-    readers: dict[str, Callable[[str, str], Vocabulary]] = {".json": _from_list, ".csv": _from_csv}
     text = read_text(path)
     try:
-        return readers.get(path.suffix.lower(), _from_lines)(text, name)
+        if path.suffix.lower() == ".json":
+            return _from_list(text, name)
+        if path.suffix.lower() == ".csv":
+            return _from_csv(text, name)
+        lines = (line.strip() for line in text.splitlines())
+        return Vocabulary(name, tuple(line for line in lines if line and line[0] != "#"))
     except DataError as error:
-        raise DataError(_located(path, error)) from None
+        raise DataError(f"{path}: {error}") from None
 
 
 def joint_digest(vocabularies: Iterable[Vocabulary]) -> str:
@@ -235,15 +187,13 @@ def _from_list(text: str, name: str) -> Vocabulary:
 
 
 def _from_csv(text: str, name: str) -> Vocabulary:
+    rows = csv.DictReader(io.StringIO(text, newline=""))
     try:
-        return _from_rows(csv.DictReader(io.StringIO(text, newline="")), name)
+        fields, table = rows.fieldnames or (), [*rows]
     except csv.Error:
         raise DataError("not readable as CSV: is a quote open?") from None
-
-
-def _from_rows(rows: csv.DictReader[str], name: str) -> Vocabulary:
-    header = [column.strip().lower() for column in rows.fieldnames or ()]
-    columns = dict(zip(header, rows.fieldnames or (), strict=True))
+    header = [column.strip().lower() for column in fields]
+    columns = dict(zip(header, fields, strict=True))
     code = next((columns[key] for key in _CODE_COLUMNS if key in columns), None)
     if code is None:
         raise DataError(
@@ -253,17 +203,8 @@ def _from_rows(rows: csv.DictReader[str], name: str) -> Vocabulary:
     if header.count(code.strip().lower()) > 1:
         raise DataError(f"has the column {shown(code.strip())} twice")
     description = next((columns[key] for key in _DESCRIPTION_COLUMNS if key in columns), "")
-    table = [((row[code] or "").strip(), (row.get(description) or "").strip()) for row in rows]
-    return Vocabulary(name, tuple(code for code, _ in table), tuple(text for _, text in table))
-
-
-def _from_lines(text: str, name: str) -> Vocabulary:
-    lines = (line.strip() for line in text.splitlines())
-    return Vocabulary(name, tuple(line for line in lines if line and not line.startswith("#")))
-
-
-def _located(path: str | Path, error: DataError) -> str:
-    return str(error) if str(error).startswith(str(path)) else f"{path}: {error}"
+    codes = tuple((row[code] or "").strip() for row in table)
+    return Vocabulary(name, codes, tuple((row.get(description) or "").strip() for row in table))
 
 
 def read_text(path: Path) -> str:

@@ -28,7 +28,7 @@ FILES: dict[str, bytes] = {
     "p.json": b'["3605", "40"]',
     "d.json": b'["4019", "41401"]',
     "used/cohort.json": json.dumps(
-        {"name": "old", "sites": [], "vocabularies": {}, "truth": False}
+        {"name": "old", "sites": [], "vocabularies": {}, "truth": False, "read_report": []}
     ).encode(),
 }
 EVENTS = "events --name north --out out --mode procedures=p.csv --mode diagnoses=d.csv"

@@ -100,10 +100,10 @@ def test_tables_with_columns_of_their_own_and_files_by_a_pattern(tables, tmp_pat
 
 def test_what_was_read_is_printed_and_kept_beside_the_cohort(tables, tmp_path):
     text = data_events("--name", "north", *tables)
-    lines = json.loads((tmp_path / "out" / "read_report.json").read_text(encoding="utf-8"))
-    assert {"where": "p.csv", "what": "rows", "count": 2} in lines
-    assert {"where": "patients", "what": "kept", "count": 1} in lines
-    assert all(line["what"] in text for line in lines if len(line["what"]) < 20)
+    lines = json.loads((tmp_path / "out" / "cohort.json").read_text("utf-8"))["read_report"]
+    assert ["p.csv", "rows", 2] in lines
+    assert ["patients", "kept", 1] in lines
+    assert all(what in text for _, what, _ in lines if len(what) < 20)
     assert "p.csv" in data("show", str(tmp_path / "out"))
 
 

@@ -5,10 +5,10 @@ import pytest
 from dpfact_flower.data.code_names import (
     FOLDER,
     SYSTEMS,
-    _table,
     abbreviates,
     name_of,
     named,
+    names_of,
     systems,
 )
 from dpfact_flower.data.icd import CHAPTERS, category
@@ -62,7 +62,7 @@ def test_a_code_without_a_name_has_that_of_the_closest_group(system, code, name)
 def test_every_category_chapter_and_group_has_a_name():
     for version, least in (("9", 1_200), ("10", 1_900)):
         system = f"icd{version}cm"
-        categories = {category(version, code) for code in _table(system)} - {""}
+        categories = {category(version, code) for code in names_of(system)} - {""}
         assert len(categories) > least
         assert all(name_of(system, code, exact=True) for code in categories)
         for chapter in CHAPTERS[version]:

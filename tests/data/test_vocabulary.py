@@ -1,14 +1,12 @@
 import dataclasses
 import hashlib
-import itertools
 import pickle
-from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpfact_flower.data.vocabulary import Vocabulary, by_frequency, joint_digest, load_codes
+from dpfact_flower.data.vocabulary import Vocabulary, joint_digest, load_codes
 from dpfact_flower.errors import DataError
 
 CODES = ("0040", "40", "V45.81", "pulmonary|medications|é")
@@ -104,28 +102,6 @@ def test_a_refused_code_is_not_quoted():
 def test_load_refuses_what_is_no_vocabulary(text, write):
     with pytest.raises(DataError, match=r"v\.json"):
         Vocabulary.load(write("v.json", text))
-
-
-@given(events=st.lists(st.sampled_from("abcdefg"), min_size=1), top=st.integers(1, 9))
-def test_by_frequency_keeps_the_most_frequent(events, top):
-    counts = Counter(events)
-    kept = by_frequency("x", counts, top).codes
-    assert len(kept) == min(top, len(counts))
-    assert [counts[code] for code in kept] == sorted(counts.values(), reverse=True)[:top]
-    for first, second in itertools.pairwise(kept):
-        assert counts[first] > counts[second] or first < second
-
-
-def test_by_frequency_describes_what_it_can():
-    vocabulary = by_frequency("x", {"a": 1, "b": 2}, None, {"a": "first", "z": "unused"})
-    assert (vocabulary.codes, vocabulary.descriptions) == (("b", "a"), ("", "first"))
-
-
-def test_by_frequency_refuses_to_keep_nothing():
-    with pytest.raises(DataError, match="1 or more; got 0"):
-        by_frequency("x", {"a": 1}, 0)
-    with pytest.raises(DataError, match=r"whole number, 1 or more; got 1\.5"):
-        by_frequency("x", {"a": 1}, 1.5)
 
 
 @pytest.mark.parametrize("position", [-1, 4])

@@ -38,7 +38,7 @@ class Options(TypedDict, total=False):
     ----------
     top : sequence of (int or None), or None
         How many of the most frequent codes of each mode to keep, None for all. This looks at
-        patients: see `dpfact_flower.data.vocabulary.by_frequency`.
+        patients: see `dpfact_flower.data.cooccurrence.choose_vocabularies`.
     vocabularies : sequence of Vocabulary, optional
         Public code lists instead, one per mode and in the same order.
     rolled_up : mapping of str to RollUp, optional
