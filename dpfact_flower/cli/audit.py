@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 # What the command needs is imported inside it: `dpfact --help` must not wait for numba.
 # ruff: noqa: PLC0415
 
-_WIDE = 120
-"""Columns from which a table has room for details."""
-
 Data = Annotated[
     str,
     typer.Option(help="Folder that dpfact data wrote, a site's .npz file, or synthetic:PRESET."),
@@ -64,22 +61,18 @@ def audit(
     audited = _load(config, data)
     with progress() as watch:
         findings = run_audits(
-            audited,
-            config.solver,
-            config.privacy,
-            site=site,
-            state_dir=state_dir,
-            quick=quick,
-            seed=seed,
-            watch=watch,
-        )
-    failed = sum(not finding.passed for finding in findings)
+            audited, config.solver, config.privacy,
+            site=site, state_dir=state_dir, quick=quick, seed=seed, watch=watch,
+        )  # fmt: skip
+    failed = [finding for finding in findings if not finding.passed]
     if as_json:
         echo_json([{**asdict(found), "passed": found.passed} for found in findings])
         raise typer.Exit(bool(failed))
     console.print(_table(findings))
     if failed:
-        console.print(f"[red]{failed} of {len(findings)} checks failed[/red]: do not release")
+        for finding in failed:
+            console.print(f"[red]{escape(finding.name)}[/red]: {escape(finding.detail)}")
+        console.print(f"[red]{len(failed)} of {len(findings)} checks failed[/red]: do not release")
         raise typer.Exit(1)
     console.print(f"all {len(findings)} checks passed; audits find faults, but prove nothing")
 
@@ -98,16 +91,10 @@ def _load(config: RunConfig, data: str) -> Cohort | SiteData:
 
 
 def _table(findings: Sequence[Finding]) -> Table:
-    """One row per check; in a narrow window details are left out, except where one failed."""
+    """One row per check; what exactly was measured is in the JSON."""
     table = Table("check", "measured", "allowed", "", title="Audit")
-    wide = console.width >= _WIDE
-    detailed = wide or not all(finding.passed for finding in findings)
-    if detailed:
-        table.add_column("what was measured")
     for finding in findings:
         verdict = "[green]passed[/green]" if finding.passed else "[red]FAILED[/red]"
-        row = [escape(finding.name), f"{finding.measured:.5g}", finding.allowed_text, verdict]
-        if detailed:
-            row.append(escape(finding.detail) if wide or not finding.passed else "")
-        table.add_row(*row)
+        name, allowed = escape(finding.name), finding.allowed_text
+        table.add_row(name, f"{finding.measured:.5g}", allowed, verdict)
     return table

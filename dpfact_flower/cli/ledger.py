@@ -47,7 +47,7 @@ def show(folder: Folder, site: Site = "", delta: Delta = 1e-5, as_json: AsJson =
     with Ledger(_find(folder, site), create=False) as ledger:
         ledger.events()  # which refuses a damaged ledger: no total is printed over damage
         head, rows, path = ledger.head(), ledger.rows(), ledger.path
-    running, totals = _running(rows, delta), _totals(rows, delta)
+    running, totals = _accounted(rows, delta)
     if as_json:
         releases = [
             {
@@ -154,31 +154,23 @@ def _find(folder: Path, site: str) -> Path:
     raise StateError(f"--site: need one of {', '.join(found)}; got {site!r}")
 
 
-def _by_unit(rows: Sequence[LedgerRow]) -> dict[tuple[str, str], list[ReleaseEvent]]:
-    """Events by unit and neighbouring relation: only those of one can be added up."""
-    found: dict[tuple[str, str], list[ReleaseEvent]] = {}
+def _accounted(
+    rows: Sequence[LedgerRow], delta: float
+) -> tuple[list[Guarantee | None], list[Guarantee]]:
+    """After each row the total of its unit so far, None where it charged nothing; and the totals.
+
+    Only events of one unit and neighbouring relation can be added up.
+    """
+    from dpfact_flower.privacy import account
+
+    running: list[Guarantee | None] = []
+    so_far: dict[tuple[str, str], list[ReleaseEvent]] = {}
     for row in rows:
         for event in row.events:
-            found.setdefault((event.unit, event.neighbours), []).append(event)
-    return found
-
-
-def _totals(rows: Sequence[LedgerRow], delta: float) -> list[Guarantee]:
-    from dpfact_flower.privacy import account
-
-    return [account(events, delta) for _, events in sorted(_by_unit(rows).items())]
-
-
-def _running(rows: Sequence[LedgerRow], delta: float) -> list[Guarantee | None]:
-    """After each row, the total of its own unit so far; None where it charged nothing."""
-    from dpfact_flower.privacy import account
-
-    found: list[Guarantee | None] = []
-    for number, row in enumerate(rows, 1):
-        last = row.events[-1] if row.events else None
-        so_far = _by_unit(rows[:number])
-        found.append(account(so_far[last.unit, last.neighbours], delta) if last else None)
-    return found
+            own = so_far.setdefault((event.unit, event.neighbours), [])
+            own.append(event)
+        running.append(account(own, delta) if row.events else None)
+    return running, [account(events, delta) for _, events in sorted(so_far.items())]
 
 
 def _table(rows: Sequence[LedgerRow], running: Sequence[Guarantee | None], delta: float) -> Table:

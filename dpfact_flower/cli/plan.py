@@ -58,10 +58,11 @@ def plan(
     rank = SolverSettings(rank=rank).rank  # refused here if a run would refuse it
     codes = read_sizes("--sizes", sizes)
     made = plan_patient(chosen, sizes=codes, rank=rank, sites=sites)
+    modes = [f"mode {mode}" for mode in range(1, len(codes) + 1)]
     if as_json:
-        echo_json(_as_dict(made, len(codes)))
+        echo_json(_as_dict(made, modes))
         return
-    console.print(_releases(made, len(codes)))
+    console.print(_releases(made, modes))
     console.print(f"{made.rounds} Flower rounds; the last one releases nothing")
     for figure in made.guarantee().figures:
         console.print(f"  {figure}", markup=False, soft_wrap=True)
@@ -117,17 +118,13 @@ def _privacy(settings: Sequence[str] | None, **facts: float) -> PrivacySettings:
     return PrivacySettings.from_config({**given, **facts})
 
 
-def _modes(count: int) -> list[str]:
-    return [f"mode {mode}" for mode in range(1, count + 1)]
-
-
-def _releases(made: PatientPlan, modes: int) -> Table:
+def _releases(made: PatientPlan, modes: list[str]) -> Table:
     table = Table(title="Releases of each site")
     table.add_column("what")
     for name in ("values", "sensitivity", "sigma", "rho"):
         table.add_column(name, justify="right", no_wrap=True)
     for release in made.releases:
-        what, count = escape(release.name(_modes(modes))), f"{release.count:,}"
+        what, count = escape(release.name(modes)), f"{release.count:,}"
         noise = f"{release.sensitivity:g}", f"{release.sigma:.4g}", f"{release.rho:.4g}"
         table.add_row(what, count, *noise)
     return table
@@ -193,7 +190,7 @@ def _short(signal: float) -> str:
     return f"{signal:.2g}" if signal < 100 else f"{signal:,.0f}"
 
 
-def _as_dict(made: PatientPlan, modes: int) -> dict[str, Any]:
+def _as_dict(made: PatientPlan, modes: list[str]) -> dict[str, Any]:
     outlook: dict[str, Any] = {"verdict": "unknown"}
     if made.outlook.verdict != "unknown":
         levers = [lever._asdict() for lever in made.outlook.levers]
@@ -203,9 +200,7 @@ def _as_dict(made: PatientPlan, modes: int) -> dict[str, Any]:
         "start_share": made.start_share,
         "refine_rounds": made.refine_rounds,
         "delta": made.delta,
-        "releases": [
-            {"name": release.name(_modes(modes)), **asdict(release)} for release in made.releases
-        ],
+        "releases": [{"name": each.name(modes), **asdict(each)} for each in made.releases],
         "guarantee": made.guarantee().to_dict(),
         "outlook": outlook,
         "needs": made.needs._asdict(),
