@@ -42,7 +42,7 @@ check: $(VENV)/.installed
 test: $(VENV)/.installed
 	$(PYTEST) -n auto -m "not nightly"
 
-# What takes hours: everything else that is started, random kills, and the laboratory.
+# What takes hours: everything else that is started, and the laboratory.
 nightly: $(VENV)/.installed
 	$(PYTEST) -n auto -m nightly
 	$(BIN)/python -m pytest tests/hostile --hypothesis-profile long

@@ -11,8 +11,18 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from dpfact_flower.cli.options import APP_FOLDER, AsJson, FlowerApp, Set, console, run_config
-from dpfact_flower.cli.verbosity import Quiet, Verbose, echo_json, progress
+from dpfact_flower.cli.options import (
+    APP_FOLDER,
+    AsJson,
+    FlowerApp,
+    Quiet,
+    Set,
+    Verbose,
+    console,
+    echo_json,
+    progress,
+    run_config,
+)
 from dpfact_flower.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -59,7 +69,7 @@ def audit(
 
     config = RunConfig.read(run_config(flower_app, settings, data=data))
     audited = _load(config, data)
-    with progress() as watch:
+    with progress(hidden=verbose or quiet) as watch:
         findings = run_audits(
             audited, config.solver, config.privacy,
             site=site, state_dir=state_dir, quick=quick, seed=seed, watch=watch,

@@ -21,8 +21,7 @@ from dpfact_flower.cli.option_parsing import (
     read_roll_ups,
     read_top,
 )
-from dpfact_flower.cli.options import Force, Out, console, refuse_overwrite
-from dpfact_flower.cli.verbosity import progress
+from dpfact_flower.cli.options import Force, Out, console, progress, refuse_overwrite
 
 if TYPE_CHECKING:
     from dpfact_flower.data.readers.script import Option, Script

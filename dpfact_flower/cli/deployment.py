@@ -18,9 +18,9 @@ from dpfact_flower.cli.options import (
     Set,
     check_app,
     console,
+    echo_json,
     run_config,
 )
-from dpfact_flower.cli.verbosity import echo_json
 
 if TYPE_CHECKING:
     from rich.console import JustifyMethod

@@ -11,8 +11,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from dpfact_flower.cli.options import AsJson, console
-from dpfact_flower.cli.verbosity import echo_json
+from dpfact_flower.cli.options import AsJson, console, echo_json
 from dpfact_flower.errors import StateError
 
 if TYPE_CHECKING:

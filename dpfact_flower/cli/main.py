@@ -25,11 +25,11 @@ from dpfact_flower.cli.options import (
     FlowerApp,
     app_config,
     console,
+    echo_json,
 )
 from dpfact_flower.cli.plan import budget, plan
 from dpfact_flower.cli.run import compare, demo, report, run, simulate
 from dpfact_flower.cli.site import site_app
-from dpfact_flower.cli.verbosity import echo_json, reset
 from dpfact_flower.errors import DPFactError
 from dpfact_flower.settings import (
     AppSettings,
@@ -91,7 +91,6 @@ def every_command(
 
     Begin with: dpfact demo. Each command explains itself: dpfact run --help
     """
-    reset()
 
 
 @app.command(rich_help_panel=_BEFORE)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.progress import Progress, TaskID
 
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.settings import AppSettings, Scalar, parse_assignments
+
+if TYPE_CHECKING:
+    from dpfact_flower.machine.logs import ProgressCallback
 
 Set = Annotated[
     list[str] | None,
@@ -27,6 +33,8 @@ FlowerApp = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the whole log, Flower's too.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress, only results.")]
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Settings of a command that hands its options on to one of Flower's."""
 _PACKAGE = Path(__file__).parents[1]
@@ -126,3 +134,27 @@ def refuse_overwrite(folder: Path, file: str, what: str, *, force: bool) -> bool
             f"--out: {folder} holds {what} already; name another folder, or replace it with --force"
         )
     return used
+
+
+@contextmanager
+def progress(*, hidden: bool = False) -> Iterator[ProgressCallback]:
+    """A bar with the time left for each piece of work that is told of, on standard error.
+
+    Nothing is drawn where that is no terminal.
+    """
+    console = Console(stderr=True)
+    hidden = hidden or not console.is_terminal
+    with Progress(console=console, transient=True, disable=hidden) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def watch(name: str, share: float) -> None:
+            if name not in tasks:
+                tasks[name] = bars.add_task(name, total=1.0)
+            bars.update(tasks[name], completed=share)
+
+        yield watch
+
+
+def echo_json(content: Any) -> None:
+    """Print JSON for another program; not through rich, which would wrap the lines."""
+    typer.echo(json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False))

@@ -10,8 +10,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from dpfact_flower.cli.options import AsJson, Set, assigned, console, read_sizes
-from dpfact_flower.cli.verbosity import echo_json
+from dpfact_flower.cli.options import AsJson, Set, assigned, console, echo_json, read_sizes
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.settings import PrivacySettings, SolverSettings, refuse_unknown
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -17,17 +17,17 @@ from dpfact_flower.cli.options import (
     FlowerApp,
     Force,
     Out,
+    Quiet,
     Set,
+    Verbose,
     check_app,
     console,
+    echo_json,
+    progress,
     refuse_overwrite,
     run_config,
 )
-from dpfact_flower.cli.verbosity import Quiet, Verbose, echo_json, is_verbose, progress
 from dpfact_flower.errors import MissingDependencyError, SettingsError
-
-if TYPE_CHECKING:
-    from dpfact_flower.machine.logs import ProgressCallback
 
 # What each command needs is imported inside it: `dpfact --help` must not wait for numba.
 # ruff: noqa: PLC0415
@@ -62,14 +62,14 @@ def run(
     --out runs/eicu -s rank=20 -s epsilon=4
     """
     _refuse_finished(out, settings, force=force)
-    with progress() as watch:
+    with progress(hidden=verbose or quiet) as watch:
         watch("starting", 0.0)
         config = run_config(flower_app, settings, data=data, out=str(out))
         from dpfact_flower.machine.logs import flower_quiet
         from dpfact_flower.runtime.federate import federate
 
         watch("starting", 1.0)
-        with flower_quiet(not is_verbose()):
+        with flower_quiet(not verbose):
             folder = federate(config, watch=watch)
     _finish(folder, as_json)
 
@@ -91,9 +91,35 @@ def simulate(
     """
     check_app(flower_app)
     _refuse_finished(out, settings, force=force)
-    with progress() as watch:
-        folder = _simulated(out, data, settings, flower_app, cpus, watch)
-    _finish(folder, as_json)
+    if find_spec("ray") is None:
+        raise MissingDependencyError(
+            'Flower\'s simulation needs Ray: pip install "dpfact-flower[simulation]"; dpfact run '
+            "does the same in one process"
+        )
+    with progress(hidden=verbose or quiet) as watch:
+        watch("starting", 0.0)
+        from dpfact_flower.machine.logs import flower_quiet
+        from dpfact_flower.runtime.config import RunConfig, prepare_data
+        from dpfact_flower.runtime.superlink import LogFollower, local_superlink
+
+        config = run_config(flower_app, settings, data=data, out=str(out))
+        places = RunConfig.read(config).app
+        with flower_quiet(not verbose):
+            sites = len(prepare_data(places))
+        if sites == 0:
+            raise SettingsError("data: a simulation needs data")
+        # A SuperLink resolves relative paths against a folder of its own.
+        config["out"] = str(places.run_folder)
+        if places.state_dir:
+            config["state-dir"] = str(places.sites_folder)
+        if not places.synthetic_preset:
+            config["data"] = str(places.cohort_folder)
+        federation = f"num-supernodes={sites} client-resources-num-cpus={cpus}"
+        follower = None if verbose else LogFollower(watch, partial(typer.echo, err=True))
+        with local_superlink(places.sites_folder / "flwr", simulation=True) as superlink:
+            watch("starting", 1.0)
+            superlink.run(flower_app, config, federation_config=federation, follower=follower)
+    _finish(places.run_folder, as_json)
 
 
 def demo(
@@ -106,7 +132,7 @@ def demo(
 
     Nothing has to be prepared. The last line is the path of the report.
     """
-    simulate(out, "synthetic:demo", force=True, as_json=as_json)
+    simulate(out, "synthetic:demo", force=True, as_json=as_json, verbose=verbose, quiet=quiet)
 
 
 def report(
@@ -152,44 +178,6 @@ def compare(
     if out is not None:
         page = escape(str(write_comparison(folders, out)))
         console.print("page:", page, soft_wrap=True)
-
-
-def _simulated(
-    out: Path,
-    data: str | None,
-    settings: list[str] | None,
-    flower_app: Path,
-    cpus: int,
-    watch: ProgressCallback,
-) -> Path:
-    if find_spec("ray") is None:
-        raise MissingDependencyError(
-            'Flower\'s simulation needs Ray: pip install "dpfact-flower[simulation]"; dpfact run '
-            "does the same in one process"
-        )
-    watch("starting", 0.0)
-    from dpfact_flower.machine.logs import flower_quiet
-    from dpfact_flower.runtime.config import RunConfig, prepare_data
-    from dpfact_flower.runtime.superlink import LogFollower, local_superlink
-
-    config = run_config(flower_app, settings, data=data, out=str(out))
-    places = RunConfig.read(config).app
-    with flower_quiet(not is_verbose()):
-        sites = len(prepare_data(places))
-    if sites == 0:
-        raise SettingsError("data: a simulation needs data")
-    # A SuperLink resolves relative paths against a folder of its own.
-    config["out"] = str(places.run_folder)
-    if places.state_dir:
-        config["state-dir"] = str(places.sites_folder)
-    if not places.synthetic_preset:
-        config["data"] = str(places.cohort_folder)
-    federation = f"num-supernodes={sites} client-resources-num-cpus={cpus}"
-    follower = None if is_verbose() else LogFollower(watch, partial(typer.echo, err=True))
-    with local_superlink(places.sites_folder / "flwr", simulation=True) as superlink:
-        watch("starting", 1.0)
-        superlink.run(flower_app, config, federation_config=federation, follower=follower)
-    return places.run_folder
 
 
 def _refuse_finished(out: Path, settings: list[str] | None, *, force: bool) -> None:

@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from dpfact_flower.cli.options import PASSED_ON, AsJson, console
-from dpfact_flower.cli.verbosity import echo_json, progress
+from dpfact_flower.cli.options import PASSED_ON, AsJson, console, echo_json, progress
 from dpfact_flower.errors import StateError
 
 # What each command needs is imported inside it: `dpfact --help` must not wait for numba.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ def federate(
                     "max_epsilon: needs state_dir, where what was spent before is written down"
                 )
             run = Run.read(_federated(cohort, checked, own, measure, bool(out), watch))
-    return run if out else run.without_folder()
+    return run if out else replace(run, folder=None)
 
 
 def _federated(

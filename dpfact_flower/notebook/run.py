@@ -109,10 +109,6 @@ class Run:
             write_name(place, number, name, self.model.rank)
         return replace(self, folder=place)
 
-    def without_folder(self) -> Run:
-        """The same, when its folder is gone."""
-        return replace(self, folder=None)
-
     def __fspath__(self) -> str:
         if self.folder is None:
             raise DataError("run: has no folder; save(folder) gives it one")

@@ -125,30 +125,21 @@ def _followed(follower: LogFollower) -> Iterator[int]:
 
 
 @contextmanager
-def local_superlink(
-    home: Path,
-    *,
-    simulation: bool,
-    options: Sequence[str] = ("--insecure",),
-    authority: Path | None = None,
-) -> Iterator[SuperLink]:
+def local_superlink(home: Path, *, simulation: bool) -> Iterator[SuperLink]:
     """Start a SuperLink on a free loopback port; stop it, and its helpers, at the end.
 
     It also ends with this process, however that ends: see `dpfact_flower.runtime.supervisor`. In a
-    simulation its clients are virtual (Ray), else real SuperNodes. `options` of `flower-superlink`
-    say how it is reached. With TLS, `authority` is the certificate of the authority that signed the
-    SuperLink's, which must hold for 127.0.0.1, where its helpers connect.
+    simulation its clients are virtual (Ray), else real SuperNodes.
     """
     home = home.absolute()
     private_folder(home)
     port, control = free_port(), free_port()
     superlink_address = f"127.0.0.1:{port}"
-    trust = {"root-certificates": str(authority.absolute())} if authority else {"insecure": True}
-    connection = {"address": superlink_address, **trust}
+    connection = {"address": superlink_address, "insecure": True}
     config = {"superlink": {"default": _CONNECTION, _CONNECTION: connection}}
     (home / "config.toml").write_text(tomli_w.dumps(config), encoding="utf-8")
     command = [
-        tool("flower-superlink"), *options, "--host", "127.0.0.1", "--port", str(port),
+        tool("flower-superlink"), "--insecure", "--host", "127.0.0.1", "--port", str(port),
         "--control-api-address", f"127.0.0.1:{control}", "--database", str(home / "state.db"),
         "--isolation", "subprocess", "--disable-runtime-dependency-installation",
         *(["--simulation"] if simulation else []),

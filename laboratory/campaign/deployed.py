@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -27,7 +26,7 @@ from dpfact_flower.runtime.supervisor import supervised
 from tests.patience import await_that
 from tests.processes import descendant, family_of
 from tests.runtime.certificates import make_certificates
-from tests.runtime.page import Hospital, Users, block_with, hospital, unit_of
+from tests.runtime.page import Hospital, Users, centre_command, hospital
 
 RESTART_SECONDS = 10
 """RestartSec of the page's units."""
@@ -148,13 +147,8 @@ def deployment(cohort: Cohort, folder: Path) -> Iterator[Deployment]:
     """Set three hospitals and their centre up, and end them."""
     (folder / "cohort").mkdir()
     cohort.save(folder / "cohort")
-    certificates, tls = make_certificates(folder, "centre"), folder / "tls"
-    tls.mkdir()
-    for path, name in (
-        (certificates.authority, "ca.crt"), (certificates.certificate, "server.pem"),
-        (certificates.key, "server.key"),
-    ):  # fmt: skip
-        shutil.copy(path, tls / name)
+    certificates = make_certificates(folder, "tls")
+    tls = certificates.folder
     port = free_port()
     address = f"127.0.0.1:{port}"
     home = folder / "flwr"
@@ -167,8 +161,9 @@ def deployment(cohort: Cohort, folder: Path) -> Iterator[Deployment]:
     made = Deployment(folder, hospitals, environment, _code_lists(cohort, folder))
     try:
         made.services["centre"] = Service(
-            *_centre(folder, tls, port), cwd=tls, env={**environment, "FLWR_HOME": str(tls / "f")}
-        )
+            centre_command(tls, port), folder / "centre.log", cwd=tls,
+            env={**environment, "FLWR_HOME": str(tls / "f")},
+        )  # fmt: skip
         await_that(lambda: made.look() or made.nodes() is not None, "the SuperLink")
         for each in hospitals:
             each.prepare(certificates.authority, folder / "cohort" / f"{each.name}.npz")
@@ -182,14 +177,6 @@ def deployment(cohort: Cohort, folder: Path) -> Iterator[Deployment]:
     finally:
         for service in reversed(made.services.values()):
             service.close()
-
-
-def _centre(folder: Path, tls: Path, port: int) -> tuple[list[str], Path]:
-    unit = block_with("User=dpfact-centre\n").replace("/srv/tls", str(tls))
-    beside = Path(tool("dpfact")).parent
-    unit = unit.replace("/opt/dpfact/bin", str(beside)).replace("--port 9190", f"--port {port}")
-    command, _ = unit_of(unit, {})
-    return [*command, "--control-api-address", f"127.0.0.1:{free_port()}"], folder / "centre.log"
 
 
 def _code_lists(cohort: Cohort, folder: Path) -> str:

@@ -42,6 +42,9 @@ def test_help_teaches_every_command():
             r"^[^\w-]+([a-z0-9]+) {2,}[A-Za-z]", dpfact(*group, "--help"), re.MULTILINE
         )
         assert sorted(listed) == sorted(names.split())
+    for command in ("mimic3", "eicu", "nhds"):
+        assert "SOURCE is" in dpfact("data", command, "--help")
+    assert set(PRESETS) <= set(re.findall(r"[\w-]+", dpfact("data", "synthetic", "--help")))
 
 
 @pytest.mark.slow
@@ -88,9 +91,6 @@ def test_budget_goes_both_ways_and_carries_the_claim():
     claims = [line for line in back.splitlines() if "epsilon" in line]
     assert len(claims) == 4
     assert all("not proven" in line for line in claims)
-
-
-def test_budget_plans_the_noise_of_the_papers_mechanism():
     steps = ("--tau", "3", "--clip", "0.5", "--eta", "0.02")
     text = dpfact("budget", "--rho", "0.001", "--rounds", "7", "--modes", "3", *steps)
     assert "rho per factor and round: 0.001 (total 0.021)" in text
@@ -145,27 +145,13 @@ def test_the_wheel_has_the_flower_app():
     assert wheel["sources"] == {ours: "dpfact_flower/flower_app"}
 
 
-def test_help_says_what_an_argument_is():
-    text = dpfact("data", "synthetic", "--help")
-    for preset in PRESETS:
-        assert re.search(rf"\b{preset}\b", text)
-    for command in ("mimic3", "eicu", "nhds"):
-        assert "SOURCE is" in dpfact("data", command, "--help")
-
-
-def test_settings_lists_every_key():
+def test_the_flower_app_has_every_setting_at_the_librarys_default(tmp_path):
+    """Flower takes no other keys on its command line; and a run is the same wherever it starts."""
+    assert app_config(APP) == RunConfig.read({}).write()
     text = dpfact("settings")
     for key in ("elastic-step", "mu-from-round", "allow-privacy", "state-dir", "epsilon"):
         assert key in text
-
-
-def test_the_flower_app_has_every_setting_at_the_librarys_default():
-    """Flower takes no other keys on its command line; and a run is the same wherever it starts."""
-    assert app_config(APP) == RunConfig.read({}).write()
-    assert "other defaults" not in dpfact("settings")
-
-
-def test_settings_name_what_another_app_has_in_place_of_them(tmp_path):
+    assert "other defaults" not in text
     own = (APP / "pyproject.toml").read_text().replace("rank = 12", "rank = 7")
     (tmp_path / "pyproject.toml").write_text(own)
     assert "has other defaults: rank = 7\n" in dpfact("settings", "--app", str(tmp_path))
@@ -246,14 +232,11 @@ def test_importing_the_package_is_light():
     assert done.stdout.strip() == "[]"
 
 
-def test_another_preset_is_other_data(tmp_path):
+def test_another_preset_is_other_data_and_an_unknown_one_leaves_nothing_behind(tmp_path):
     """Data that an earlier run left in the sites' folder is not taken for this run's."""
-    places = [AppSettings(data=f"synthetic:{name}", out=str(tmp_path / "run"))
-              for name in ("demo", "paper-synthetic")]  # fmt: skip
-    assert [len(prepare_data(place)) for place in places] == [6, 5]
-
-
-def test_an_unknown_preset_leaves_nothing_behind(tmp_path):
+    unknown, *places = [AppSettings(data=f"synthetic:{name}", out=str(tmp_path / "run"))
+                        for name in ("nonsense", "demo", "paper-synthetic")]  # fmt: skip
     with pytest.raises(DPFactError, match="nonsense"):
-        prepare_data(AppSettings(data="synthetic:nonsense", out=str(tmp_path / "run")))
+        prepare_data(unknown)
     assert not list(tmp_path.iterdir())
+    assert [len(prepare_data(place)) for place in places] == [6, 5]

@@ -13,7 +13,6 @@ from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from dpfact_flower import DPFactPhenotyper
-from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.errors import DataError, PrivacyRefusedError, SettingsError
 from dpfact_flower.privacy.ledger import Ledger
 from dpfact_flower.tensor.match import factor_match_score
@@ -149,7 +148,6 @@ def test_a_budget_that_cannot_last_is_refused(cohort, tmp_path):
 
 def test_rows_of_several_sites_keep_their_order(cohort):
     part = cohort[np.arange(10, 60)]
-    assert isinstance(part, Cohort)
     assert [len(site) for site in part.sites] == [30, 20]
     with pytest.raises(DataError, match="rows must ascend"):
         cohort[[3, 1]]

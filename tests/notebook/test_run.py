@@ -15,8 +15,6 @@ from matplotlib.figure import Figure
 from dpfact_flower import Run, federate
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.errors import DataError, SettingsError
-from dpfact_flower.evaluation.run_folder import read_model
-from dpfact_flower.runtime import federate as runtime
 
 SETTINGS = {"privacy": "none", "rank": 3, "rounds": 3}
 
@@ -37,28 +35,18 @@ def private(cohort):
 
 
 @pytest.mark.slow
-def test_memory_gives_the_numbers_of_files(run, cohort_folder, tmp_path):
-    config = {**SETTINGS, "data": str(cohort_folder), "out": str(tmp_path / "run")}
-    for ours, theirs in zip(
-        run.model.factors, read_model(runtime.federate(config))[0], strict=True
-    ):
-        np.testing.assert_array_equal(ours, theirs)
-
-
-@pytest.mark.slow
-def test_a_config_gives_a_run_that_stands_for_its_folder(run, cohort_folder, tmp_path):
+def test_a_config_gives_a_run_that_stands_for_its_folder_with_the_numbers_of_memory(
+    run, cohort_folder, tmp_path
+):
     found = federate({**SETTINGS, "data": str(cohort_folder), "out": str(tmp_path / "run")})
     assert os.fspath(found) == str(tmp_path / "run")
     assert (tmp_path / "run" / "report.html").exists()
-    np.testing.assert_array_equal(found.model.factors[0], run.model.factors[0])
-
-
-def test_the_summary_says_what_a_row_is(run, private):
-    assert run.summary.row_unit == "discharge"
-    assert private.summary.row_unit == "patient"
+    for ours, theirs in zip(run.model.factors, found.model.factors, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
 
 
 def test_what_a_run_knows_is_in_frames(run, private):
+    assert (run.summary.row_unit, private.summary.row_unit) == ("discharge", "patient")
     assert list(run.phenotypes(top=1)["place"].unique()) == [1]
     history = run.history()
     assert list(history.index) == [1, 2, 3]

@@ -2,6 +2,7 @@
 
 import datetime
 import ipaddress
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,26 +17,28 @@ PEM = serialization.Encoding.PEM
 class Certificates:
     """PEM files of a SuperLink that speaks TLS, and of its certificate's authority."""
 
-    authority: Path
-    certificate: Path
-    key: Path
+    folder: Path
 
     @property
-    def options(self) -> list[str]:
-        """Of flower-superlink."""
-        return [
-            "--ssl-ca-certfile", str(self.authority.absolute()),
-            "--ssl-certfile", str(self.certificate.absolute()),
-            "--ssl-keyfile", str(self.key.absolute()),
-        ]  # fmt: skip
+    def authority(self) -> Path:
+        return self.folder / "ca.crt"
+
+    @property
+    def certificate(self) -> Path:
+        return self.folder / "server.pem"
+
+    @property
+    def key(self) -> Path:
+        return self.folder / "server.key"
 
 
 def make_certificates(folder: Path, name: str) -> Certificates:
-    """An authority, and a server's certificate for 127.0.0.1 that it signed."""
+    """In a new folder of that name, an authority and a server's certificate for 127.0.0.1."""
     authority, server = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     issuer = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, f"{name} authority")])
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
-    files = Certificates(*(folder / f"{name}.{end}" for end in ("ca.crt", "crt", "key")))
+    files = Certificates(folder / name)
+    files.folder.mkdir()
     files.authority.write_bytes(
         _builder(issuer, issuer, authority, authority, days=61)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
@@ -50,21 +53,16 @@ def make_certificates(folder: Path, name: str) -> Certificates:
         .sign(authority, hashes.SHA256())
         .public_bytes(PEM)
     )
-    files.key.write_bytes(_private(server, serialization.PrivateFormat.PKCS8))
+    form, plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    files.key.write_bytes(server.private_bytes(PEM, form, plain))
     return files
 
 
 def make_key(folder: Path, site: str) -> Path:
-    """A SuperNode's key as ssh-keygen writes it: `site` is private, `site.pub` for the centre."""
-    key = ec.generate_private_key(ec.SECP384R1())
-    path = folder / site
-    path.write_bytes(_private(key, serialization.PrivateFormat.OpenSSH))
-    path.with_name(f"{site}.pub").write_bytes(
-        key.public_key().public_bytes(
-            serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-        )
-    )
-    return path
+    """A SuperNode's key: `site` is private, `site.pub` for the centre."""
+    command = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", site]
+    subprocess.run(command, cwd=folder, check=True)
+    return folder / site
 
 
 _LOOPBACK = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
@@ -91,7 +89,3 @@ def _builder(
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(identifier, critical=False)
     )
-
-
-def _private(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> bytes:
-    return key.private_bytes(PEM, form, serialization.NoEncryption())

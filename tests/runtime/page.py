@@ -11,9 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpfact_flower.runtime.superlink import free_port
-from dpfact_flower.runtime.supervisor import supervised
+import tomli_w
 
+from dpfact_flower.runtime.connection import quiet_environment
+from dpfact_flower.runtime.superlink import SuperLink, free_port
+from dpfact_flower.runtime.supervisor import supervised
+from tests.patience import await_that
+
+CONNECTION = "dpfact"
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "deploy.md"
 UIDS = (61501, 61502)
 """Stand for the page's two users; files and processes need no more than a number."""
@@ -29,17 +34,6 @@ def block_with(text: str) -> str:
     """The one block that holds a text."""
     (block,) = [block for block in page_blocks() if text in block]
     return block
-
-
-def page_options(command: str) -> set[str]:
-    """Options that the page gives a command, in the one block that starts with it."""
-    (block,) = [text for text in page_blocks() if text.lstrip().startswith(command)]
-    return options_of(block.split())
-
-
-def options_of(words) -> set[str]:
-    """Options among the words of a command."""
-    return {word for word in words if word.startswith("--")}
 
 
 @dataclass(frozen=True)
@@ -161,3 +155,34 @@ def unit_of(text: str, more: Mapping[str, str]) -> tuple[list[str], dict[str, st
 def hospital(folder: Path, name: str, users: Users, address: str) -> Hospital:
     """A hospital whose SuperNode has a free port of this machine."""
     return Hospital(name, folder / name, users, address, free_port())
+
+
+def centre_command(tls: Path, port: int) -> list[str]:
+    """The page's SuperLink as its unit starts it, on a free port and with its files in `tls`."""
+    unit = block_with("User=dpfact-centre\n").replace("/srv/tls", str(tls))
+    unit = unit.replace("/opt/dpfact/bin", str(Path(sys.executable).parent))
+    command, _ = unit_of(unit.replace("--port 9190", f"--port {port}"), {})
+    return [*command, "--control-api-address", f"127.0.0.1:{free_port()}"]
+
+
+@contextmanager
+def centre(folder: Path, tls: Path) -> Iterator[SuperLink]:
+    """The page's SuperLink, under way, and below `folder` a Flower home that knows it."""
+    port, home = free_port(), folder / "flwr"
+    home.mkdir()
+    address, log = f"127.0.0.1:{port}", home / "superlink.log"
+    connection = {"address": address, "root-certificates": str(tls / "ca.crt")}
+    config = {"superlink": {"default": CONNECTION, CONNECTION: connection}}
+    (home / "config.toml").write_text(tomli_w.dumps(config))
+    environment = {**quiet_environment(), "FLWR_HOME": str(home)}
+    with (
+        log.open("wb") as file,
+        supervised(
+            centre_command(tls, port), cwd=tls, env=environment, stdout=file, stderr=file
+        ) as process,
+    ):
+        await_that(
+            lambda: "startup complete" in log.read_text() or process.poll() is not None,
+            "the SuperLink",
+        )
+        yield SuperLink(home, address, process)

@@ -35,7 +35,7 @@ from dpfact_flower.privacy.ledger import Ledger, LedgerRow
 from dpfact_flower.runtime.config import RunConfig
 from dpfact_flower.runtime.connection import COMPLETED, Connection, RunFailedError, tool
 from dpfact_flower.runtime.federate import federate
-from dpfact_flower.runtime.superlink import SuperLink, local_superlink
+from dpfact_flower.runtime.superlink import SuperLink
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.status import run_status
 from dpfact_flower.wire.protocol import SiteReply
@@ -57,10 +57,10 @@ from tests.runtime.page import (
     PAGE,
     Hospital,
     block_with,
+    centre,
+    centre_command,
     hospital,
-    options_of,
     page_blocks,
-    page_options,
     page_users,
 )
 
@@ -122,17 +122,11 @@ def federation(cohort, folder) -> Iterator[Federation]:
         pytest.skip(f"the page's commands need {', '.join(missing)}")
     (folder / "cohort").mkdir()
     cohort.save(folder / "cohort")
-    certificates = make_certificates(folder, "centre")
-    home = folder / "flwr"
+    certificates = make_certificates(folder, "tls")
     with ExitStack() as stack:
         asked_elsewhere = stack.enter_context(apart())
         users = page_users()
-        superlink = stack.enter_context(
-            local_superlink(
-                home, simulation=False, authority=certificates.authority,
-                options=[*certificates.options, "--enable-supernode-auth"],
-            )
-        )  # fmt: skip
+        superlink = stack.enter_context(centre(folder, certificates.folder))
         hospitals = [hospital(folder, site.name, users, superlink.address) for site in cohort.sites]
         it = Federation(
             folder, folder / "cohort", superlink, certificates, hospitals, {}, [], asked_elsewhere
@@ -145,7 +139,7 @@ def federation(cohort, folder) -> Iterator[Federation]:
                 it.processes.append(stack.enter_context(each.unit(unit, more)))
         yield it
     assert all(process.poll() is not None for process in [superlink.process, *it.processes])
-    await_none_left(home)
+    await_none_left(superlink.home)
 
 
 def installed(folder: Path, user: int) -> dict[str, str]:
@@ -459,14 +453,6 @@ def test_a_supernode_that_is_not_let_in_ends_and_says_why(federation):
 
 
 @pytest.mark.deployment
-def test_the_page_starts_the_superlink_with_the_options_that_are_tested(federation):
-    superlink = options_of(federation.superlink.process.args)
-    assert page_options("flower-superlink") <= superlink
-    # Where to listen, and runs in processes of their own: the defaults, on other ports.
-    assert superlink - page_options("flower-superlink") == {"--control-api-address", "--isolation"}
-
-
-@pytest.mark.deployment
 def test_nothing_but_loopback_was_asked_for_by_all_of_this(federation):
     """As the kernel sees it, the centre and libraries in C included."""
     if federation.asked_elsewhere is None:
@@ -513,6 +499,15 @@ def test_the_pages_certificate_is_for_the_hospitals_and_the_superlinks_helpers_a
     for name in ("other.example", "127.0.0.2", "ca"):
         with pytest.raises(ssl.SSLCertVerificationError, match="not valid for"):
             handshake(page_files, name)
+
+
+def test_the_page_starts_flowers_superlink_with_the_options_of_its_unit():
+    (alone,) = [
+        text.split() for text in page_blocks() if text.lstrip().startswith("flower-superlink")
+    ]
+    unit = {word for word in centre_command(Path(), 9190) if word.startswith("--")}
+    own = {"--log-file", "--control-api-address"}
+    assert {word for word in alone if word.startswith("--")} == unit - own
 
 
 @pytest.mark.process

@@ -1,46 +1,15 @@
 """Runs of one SuperLink that this process starts; a real one is started in `test_runtimes`."""
 
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
+import os
+from types import SimpleNamespace
 
 import pytest
 
-from dpfact_flower.runtime import superlink
-from dpfact_flower.runtime.connection import COMPLETED, RunFailedError
+from dpfact_flower.runtime.connection import COMPLETED, Connection, RunFailedError
 from dpfact_flower.runtime.serve import MEASURING_LINE
-from dpfact_flower.runtime.superlink import LogFollower
-from dpfact_flower.runtime.supervisor import supervised
+from dpfact_flower.runtime.superlink import LogFollower, SuperLink
 
 LINES = ["INFO :      [ROUND 1/4]\n", "WARNING :   round 1: é\n"]
-
-
-@pytest.fixture
-def link(tmp_path, monkeypatch):
-    """A SuperLink whose runs end as their configs say; two of them begin at the same moment."""
-    begun = Barrier(2)
-
-    class Connection:
-        def __init__(self, name, environment):
-            assert environment["FLWR_HOME"] == str(tmp_path)
-
-        def submit(self, app, config, federation_config):
-            begun.wait()
-            return config["ends"]
-
-        def follow(self, run, log):
-            code = f"print({''.join(LINES)!r}, end='')"
-            command = [sys.executable, "-X", "utf8", "-c", code]
-            with supervised(command, stdout=log, stderr=log) as process:
-                process.wait()
-            begun.wait()
-            return {"status": run}
-
-    monkeypatch.setattr(superlink, "Connection", Connection)
-    nobody = subprocess.Popen([sys.executable, "-c", ""])
-    nobody.wait()
-    return superlink.SuperLink(tmp_path, "127.0.0.1:9", nobody)
 
 
 class Heard(list):
@@ -53,18 +22,19 @@ class Heard(list):
         self.append("all")
 
 
-@pytest.mark.process
-def test_of_two_runs_at_the_same_moment_each_has_its_own_outcome_and_log(link):
-    heard = Heard(), Heard()
-    with ThreadPoolExecutor(2) as pool:
-        good, bad = (
-            pool.submit(link.run, link.home, {"ends": ends}, follower=each)
-            for ends, each in zip((COMPLETED, "finished:failed"), heard, strict=True)
-        )
-        assert good.result() is None
-        with pytest.raises(RunFailedError, match="ended as 'finished:failed'"):
-            bad.result()
-    assert heard == (LINES, [*LINES, "all"])
+def test_a_runs_log_goes_to_its_follower_and_its_outcome_counts(tmp_path, monkeypatch):
+    def follow(link, run, log):
+        assert link.environment["FLWR_HOME"] == str(tmp_path)
+        os.write(log, "".join(LINES).encode())
+        return {"status": run}
+
+    monkeypatch.setattr(Connection, "submit", lambda link, app, config, _: config["ends"])
+    monkeypatch.setattr(Connection, "follow", follow)
+    link, good, bad = SuperLink(tmp_path, "127.0.0.1:9", SimpleNamespace()), Heard(), Heard()
+    link.run(tmp_path, {"ends": COMPLETED}, follower=good)
+    with pytest.raises(RunFailedError, match="ended as 'finished:failed'"):
+        link.run(tmp_path, {"ends": "finished:failed"}, follower=bad)
+    assert (good, bad) == (LINES, [*LINES, "all"])
 
 
 LOG = f"""\

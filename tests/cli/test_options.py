@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from dpfact_flower.cli import verbosity
+from dpfact_flower.cli import options
 
 
 @pytest.fixture
@@ -16,13 +16,12 @@ def screen(monkeypatch):
     def console(**_):
         return Console(file=drawn, force_terminal=True, width=100, color_system=None)
 
-    monkeypatch.setattr(verbosity, "Console", console)
-    yield drawn
-    verbosity.reset()
+    monkeypatch.setattr(options, "Console", console)
+    return drawn
 
 
-def report():
-    with verbosity.progress() as watch:
+def report(**how):
+    with options.progress(**how) as watch:
         watch("rounds", 0.0)
         watch("rounds", 0.5)
 
@@ -34,10 +33,8 @@ def test_each_piece_of_work_has_a_bar_with_the_time_left(screen):
     assert "-:--:--" in screen.getvalue()
 
 
-@pytest.mark.parametrize("chosen", ["verbose", "quiet"])
-def test_who_wants_the_log_or_silence_gets_no_bars(screen, chosen):
-    verbosity._chosen.add(chosen)
-    report()
+def test_who_wants_the_log_or_silence_gets_no_bars(screen):
+    report(hidden=True)
     assert screen.getvalue() == ""
 
 
