@@ -58,6 +58,11 @@ class DPFact(Strategy):
                 "grace: Flower's older strategies end a round by ServerConfig's round_timeout "
                 f"alone; got {self.coordinator.run.grace:g}"
             )
+        if self.coordinator.secure is not None:
+            raise SettingsError(
+                "secure-sums: Flower's older strategies have one message for a round, and secure "
+                "sums need several; use dpfact_flower.DPFact"
+            )
         self._resumed = self.coordinator.finished_rounds
         self._asked = 0
         self._bytes_down = 0

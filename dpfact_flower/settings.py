@@ -235,6 +235,24 @@ class PrivacySettings(Settings):
         "none", "patient: inverse-frequency lets a cell count less the more frequent its codes "
         "are, by that count",
     )  # fmt: skip
+    secure_sums: bool = setting(
+        False, "patient: the server learns sums over sites, and sites share one noise",
+    )  # fmt: skip
+    secure_sites: int = setting(
+        0, "secure sums: sites that take part; 0 takes the run's sites", low=0, high=1000
+    )
+    secure_colluding: int = setting(
+        -1, "secure sums: most sites that collude with the server; -1: a tenth of the sites",
+        low=-1, high=1000,
+    )  # fmt: skip
+    secure_dropouts: int = setting(
+        -1, "secure sums: most sites that may be lost in a round; -1: a tenth of the sites",
+        low=-1, high=1000,
+    )  # fmt: skip
+    secure_slots: int = setting(
+        0, "secure sums: groups of sites whose sums the server learns; 0 plans them", low=0,
+        high=1000,
+    )  # fmt: skip
 
     def check_solver(self, solver: SolverSettings) -> None:
         """Refuse a solver that this mode has no sensitivity for.
@@ -288,6 +306,7 @@ class PrivacySettings(Settings):
             ("noise_seed", -1, None),
             ("codes", "", "patient"),
             ("weighting", "none", "patient"),
+            ("secure_sums", False, "patient"),
         ):
             value = getattr(self, name)
             if value != unset and self.privacy != mode and (mode or self.privacy == "none"):
@@ -471,6 +490,20 @@ class SiteSettings(Settings):
         low=0, high=86_400,
     )  # fmt: skip
     site_mu: float = setting(-1.0, "this site's own l2,1 weight; -1 uses the run's", low=-1)
+    secure_key: str = setting(
+        "", "secure sums: the file of this site's signing key, as `dpfact keys make` writes it"
+    )
+    secure_peers: str = setting(
+        "", "secure sums: the file of all sites' names and public keys, one `NAME KEY` a line"
+    )
+    secure_min_sites: int = setting(3, "secure sums: fewest sites this site adds up with", low=3)
+    secure_min_colluding: int = setting(
+        1, "secure sums: this site wants to be safe from so many sites that collude", low=1
+    )
+    max_epsilon_alone: float = setting(
+        0.0, "secure sums: largest epsilon, over all jobs, should all other sites collude; must be "
+        "above 0 to take part", low=0,
+    )  # fmt: skip
 
     def _check_together(self) -> None:
         modes = get_args(PrivacySettings.hints["privacy"])

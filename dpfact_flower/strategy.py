@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from logging import INFO
 from typing import Unpack
@@ -17,6 +17,7 @@ from dpfact_flower.arriving import AsyncDispatcher
 from dpfact_flower.collect import RetryingGrid, RoundPolicy, format_error, is_lost
 from dpfact_flower.errors import MessageError, SettingsError
 from dpfact_flower.preflight import ask_ready
+from dpfact_flower.secure_rounds import SecureRounds
 from dpfact_flower.server.coordinator import Coordinator, CoordinatorOptions
 from dpfact_flower.server.history import Failure
 from dpfact_flower.server.on_arrival import OnArrival
@@ -81,7 +82,11 @@ class DPFact(TrainOnlyStrategy):
         self._began = 0.0
         self._timeout = self._seconds = self.coordinator.run.round_timeout
         self._grid: RetryingGrid | None = None
+        self._asking: Grid | None = None
         self._names = SiteNames()
+        secure = self.coordinator.secure is not None
+        self._secure = SecureRounds(self.coordinator, self._names, self._ask) if secure else None
+        self._came: list[Message] = []
 
     def start(
         self,
@@ -184,10 +189,16 @@ class DPFact(TrainOnlyStrategy):
         if server_round == 1:
             self._left_out = self._not_ready(grid, nodes, request)
         nodes = [node for node in nodes if node not in self._left_out]
-        coordinator.begin(len(nodes))
-        content = records.ask(*request.to_wire())
         self._began = time.perf_counter()
         self._seconds = min(self._timeout, coordinator.seconds_for(number))
+        self._came, self._asking = [], grid
+        if self._secure is None:
+            requests = dict.fromkeys(nodes, request)
+        else:
+            if server_round == 1:
+                self._secure.agree(nodes, number)
+            requests = self._secure.requests(number, nodes)
+        coordinator.begin(len(requests))
         if isinstance(grid, RetryingGrid):
             grid.policy = RoundPolicy(
                 charged=bool(coordinator.planned_events(number)),
@@ -196,11 +207,30 @@ class DPFact(TrainOnlyStrategy):
                 quorum=coordinator.run.min_sites,
                 grace=self._timeout if self._seconds < self._timeout else 0.0,
             )
-        self._sent[:] = [
-            Message(content, node, MessageType.TRAIN, ttl=self._seconds, group_id=str(number))
-            for node in nodes
-        ]
+        self._sent[:] = self._messages(requests)
         return list(self._sent)
+
+    def _messages(self, requests: Mapping[int, RoundRequest]) -> list[Message]:
+        """Requests to nodes; what nodes are asked alike is packed once."""
+        contents = {id(each): records.ask(*each.to_wire()) for each in requests.values()}
+        return [
+            Message(
+                contents[id(request)], node, MessageType.TRAIN, ttl=self._seconds,
+                group_id=str(request.round),
+            )
+            for node, request in requests.items()
+        ]  # fmt: skip
+
+    def _ask(self, requests: Mapping[int, RoundRequest], charged: bool) -> Mapping[int, Message]:
+        """Ask more of nodes within a round, and give the reply of each."""
+        if isinstance(self._asking, RetryingGrid):
+            self._asking.policy = RoundPolicy(charged=charged)
+        messages = self._messages(requests)
+        self._sent += messages
+        assert self._asking is not None
+        came = self._by_node(self._asking.send_and_receive(messages, timeout=self._seconds))
+        self._came += came.values()
+        return came
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -211,6 +241,40 @@ class DPFact(TrainOnlyStrategy):
         nothing in them comes from a patient.
         """
         number, came = self._resumed + server_round, self._by_node(replies)
+        self._came += came.values()
+        sums: Sequence[SiteReply] = ()
+        if self._secure is not None and self._secure.adding:
+            usable, failures, sums = self._secure.finish(number, came)
+        else:
+            usable, failures = self._usable(number, came)
+        record = self.coordinator.close_round(
+            number,
+            usable,
+            failures,
+            bytes_down=records.serialised_bytes(*self._sent),
+            bytes_up=sum(map(records.serialised_bytes, self._came)),
+            seconds=time.perf_counter() - self._began,
+            quorum_seconds=self._quorum_seconds(),
+            sums=sums,
+        )
+        log(
+            INFO, "round %d of %d: %s answered in %.0f s", number, self.coordinator.rounds,
+            ", ".join(record.sites) or "no site", record.seconds,
+        )  # fmt: skip
+        metrics = MetricRecord(
+            {
+                "sites": len(record.sites),
+                "failures": len(record.failures),
+                "bytes-down": record.bytes_down,
+                "bytes-up": record.bytes_up,
+            }
+        )
+        return (self.arrays if record.updated else None), metrics
+
+    def _usable(
+        self, number: int, came: Mapping[int, Message]
+    ) -> tuple[list[SiteReply], list[Failure]]:
+        """What sites released, and why other replies cannot be used."""
         lost = {node: self._names.of(node) for node, reply in came.items() if is_lost(reply)}
         asked = {message.metadata.dst_node_id for message in self._sent}
         shapes = self.coordinator.reply_shapes(number)
@@ -226,32 +290,11 @@ class DPFact(TrainOnlyStrategy):
             if (node := message.metadata.dst_node_id) not in came:
                 failed[node] = f"no reply within {self._seconds:g} s"
         back = {reply.site for reply in usable}  # under another number than the one that was lost
-        record = self.coordinator.close_round(
-            number,
-            usable,
-            [
-                Failure(called(node, self._names.of(node)), reason)
-                for node, reason in failed.items()
-                if lost.get(node) not in back
-            ],
-            bytes_down=records.serialised_bytes(*self._sent),
-            bytes_up=sum(map(records.serialised_bytes, came.values())),
-            seconds=time.perf_counter() - self._began,
-            quorum_seconds=self._quorum_seconds(),
-        )
-        log(
-            INFO, "round %d of %d: %s answered in %.0f s", number, self.coordinator.rounds,
-            ", ".join(record.sites) or "no site", record.seconds,
-        )  # fmt: skip
-        metrics = MetricRecord(
-            {
-                "sites": len(record.sites),
-                "failures": len(record.failures),
-                "bytes-down": record.bytes_down,
-                "bytes-up": record.bytes_up,
-            }
-        )
-        return (self.arrays if record.updated else None), metrics
+        return usable, [
+            Failure(called(node, self._names.of(node)), reason)
+            for node, reason in failed.items()
+            if lost.get(node) not in back
+        ]
 
     def _by_node(self, replies: Iterable[Message]) -> dict[int, Message]:
         """Replies of this round, by the node that was asked.
@@ -289,7 +332,8 @@ class DPFact(TrainOnlyStrategy):
         """Nodes that would not answer, asked before anybody pays; in a simulation nobody does."""
         coordinator = self.coordinator
         run = coordinator.run
-        if run.preflight == "off" or not coordinator.durable:
+        judged = run.preflight != "off" and coordinator.durable
+        if not judged and self._secure is None:
             return frozenset()
         patience = min(self._timeout, run.wait_timeout)
         if coordinator.resumed:
@@ -299,6 +343,8 @@ class DPFact(TrainOnlyStrategy):
                 patience)  # fmt: skip
         found = ask_ready(grid, nodes, request, timeout=self._timeout, patience=patience)
         found = self._names.checked(found)
+        if not judged:  # secure sums need to know who is there
+            return frozenset()
         if coordinator.run_dir is not None:
             write_readiness(coordinator.run_dir, found)
         return judge(

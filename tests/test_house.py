@@ -23,7 +23,7 @@ FLOORS = (
     {"site", "server"},
     {"collect"},
     {"preflight"},
-    {"arriving"},
+    {"arriving", "secure_rounds"},
     {"client", "strategy", "legacy"},
     {"client_app"},
     {"evaluation"},
@@ -33,7 +33,7 @@ FLOORS = (
 )
 """Rooms and doors from the ground up; one imports what is below it, and nothing beside it."""
 DOORS = {"arriving", "collect", "preflight", "client", "client_app", "server_app", "strategy"}
-DOORS |= {"legacy"}
+DOORS |= {"legacy", "secure_rounds"}
 FLOWER = {"wire/records.py", "machine/logs.py"}
 """Where Flower may appear beside its doors and `runtime`."""
 

@@ -177,8 +177,11 @@ class SimulatedSite:
         total = work.bounded(planned, self).total.copy()
         outcome = work.run(self)
         self._state = outcome.state
-        self._released.setdefault(planned.round, outcome.release)
-        return total, outcome.release
+        released = outcome.release
+        if not isinstance(released, Release):
+            raise SettingsError("secure-sums: an audit plays runs in which sites add all noise")
+        self._released.setdefault(planned.round, released)
+        return total, released
 
     def _work(self, planned: PlannedRelease) -> PatientRound:
         request = replace(self._transcript.requests[planned.round], job=self._job)

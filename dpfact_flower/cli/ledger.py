@@ -217,6 +217,8 @@ def _sentences(rows: Sequence[LedgerRow], totals: Sequence[Guarantee]) -> Iterat
         )
         for figure in total.figures:
             yield f"  {figure}"
+        if total.alone:
+            yield f"  {total.alone}"
     if len(totals) > 1:
         yield (
             "totals of different units cannot be added up; each covers only its own releases, and "

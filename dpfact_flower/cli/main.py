@@ -17,6 +17,7 @@ from dpfact_flower.cli.data import data_app
 from dpfact_flower.cli.deployment import status, submit, superlink
 from dpfact_flower.cli.export import export, label, review
 from dpfact_flower.cli.init import init
+from dpfact_flower.cli.keys import keys_app
 from dpfact_flower.cli.ledger import ledger_app
 from dpfact_flower.cli.options import (
     APP_FOLDER,
@@ -72,6 +73,7 @@ for panel, commands in _PANELS.items():
 app.command(context_settings=PASSED_ON, add_help_option=False, rich_help_panel=_RUNS)(superlink)
 app.add_typer(data_app, name="data", rich_help_panel=_BEFORE)
 app.add_typer(ledger_app, name="ledger", rich_help_panel=_PRIVACY)
+app.add_typer(keys_app, name="keys", rich_help_panel=_PRIVACY)
 app.add_typer(site_app, name="site", rich_help_panel=_PRIVACY)
 
 

@@ -63,7 +63,8 @@ def plan(
         return
     console.print(_releases(made, modes))
     console.print(f"{made.rounds} Flower rounds; the last one releases nothing")
-    for figure in made.guarantee().figures:
+    guarantee = made.guarantee()
+    for figure in (*guarantee.figures, *filter(None, [guarantee.alone])):
         console.print(f"  {figure}", markup=False, soft_wrap=True)
     if made.outlook.verdict != "unknown":
         console.print(_prospects(chosen, codes, rank, sites))

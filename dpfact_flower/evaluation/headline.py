@@ -49,9 +49,10 @@ def _promise(summary: Summary) -> str:
     spent = summary.spent
     if spent is None:
         return summary.claim
+    alone = "" if spent.alone is None else f"; if all others collude: {rounded_up(spent.alone)}"
     return (
         f"epsilon {rounded_up(spent.epsilon)} at delta {spent.delta:g} "
-        f"({spent.accountant}{price_of_replacing(spent.replacing)}) [{spent.claim}]"
+        f"({spent.accountant}{price_of_replacing(spent.replacing)}) [{spent.claim}]{alone}"
     )
 
 

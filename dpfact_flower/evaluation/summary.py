@@ -31,6 +31,7 @@ class SpentRelease:
     neighbours: Neighbours
     claim: str
     seeded: bool
+    own_sigma: float
     rho: float
 
 
@@ -41,7 +42,7 @@ class Spending:
     `epsilon` is by `accountant`; `epsilons` has every accountant's, and `rho` and `mu` are in zCDP
     and Gaussian DP. `claim` says who vouches for them, and stands wherever one is shown.
     `replacing` is the epsilon for replacing a patient's record, where `epsilon` is for adding or
-    removing one.
+    removing one. `alone` is that of secure sums should all other sites collude with the server.
     """
 
     epsilon: float
@@ -55,6 +56,7 @@ class Spending:
     mu: float
     epsilons: dict[str, float]
     replacing: float | None
+    alone: float | None
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,8 @@ from dpfact_flower.privacy.paper import (
 )
 from dpfact_flower.privacy.release import (
     Release,
+    Share,
+    release_masked,
     release_nothing,
     release_unprotected,
     release_unprotected_sum,
@@ -62,6 +64,7 @@ __all__ = [
     "PaperPlan",
     "Release",
     "ReleaseEvent",
+    "Share",
     "account",
     "compose_parallel",
     "compose_serial",
@@ -78,6 +81,7 @@ __all__ = [
     "planned_events",
     "price_of_replacing",
     "psgd_sensitivity",
+    "release_masked",
     "release_nothing",
     "release_unprotected",
     "release_unprotected_sum",

@@ -19,6 +19,7 @@ Unit = Literal["entry", "patient"]
 Neighbours = Literal["replace", "add-remove"]
 
 PATIENT_CLAIM = "proven: patient-level, add or remove one patient"
+ALONE_CLAIM = f"{PATIENT_CLAIM}; even if all other sites collude"
 PAPER_CLAIM = "claimed by DPFact, Theorem 4.1; entry-level; not proven"
 SEEDED_CLAIM = "seeded: not private"
 NO_CLAIM = "none: no privacy guarantee"
@@ -46,6 +47,9 @@ class ReleaseEvent:
         Who claims that `sensitivity` holds; every figure computed from the event repeats it.
     seeded : bool
         Whether the noise can be recomputed from a seed, and so hides nothing.
+    own_sigma : float
+        Under secure sums, where sites share one noise: standard deviation of what this site adds
+        of it, less than `sigma`. 0 where it adds all of it.
     """
 
     name: str
@@ -56,6 +60,7 @@ class ReleaseEvent:
     neighbours: Neighbours
     claim: str
     seeded: bool = False
+    own_sigma: float = 0.0
 
     def __post_init__(self) -> None:
         for text in ("name", "claim"):
@@ -63,6 +68,8 @@ class ReleaseEvent:
                 raise SettingsError(f"release event: {text} must be a non-empty string")
         for number in ("sensitivity", "sigma"):
             object.__setattr__(self, number, positive(number, getattr(self, number)))
+        if self.own_sigma and not positive("own_sigma", self.own_sigma) < self.sigma:
+            raise SettingsError("own_sigma: a site adds less noise than all sites together")
         object.__setattr__(self, "count", at_least_one("count", self.count))
         for field, allowed in (("unit", get_args(Unit)), ("neighbours", get_args(Neighbours))):
             if (given := getattr(self, field)) not in allowed:
@@ -77,6 +84,18 @@ class ReleaseEvent:
                 f"sensitivity {self.sensitivity:g} and sigma {self.sigma:g}: "
                 "their ratio is out of floating-point range"
             )
+
+    @property
+    def shared(self) -> bool:
+        """Whether what was released is hidden by the noise of several sites, in secure sums."""
+        return self.own_sigma > 0
+
+    @property
+    def alone(self) -> ReleaseEvent:
+        """The release as it costs if all other sites collude: under this site's noise alone."""
+        if not self.shared:
+            return self
+        return dataclasses.replace(self, sigma=self.own_sigma, own_sigma=0.0, claim=ALONE_CLAIM)
 
     @property
     def mu(self) -> float:
@@ -99,11 +118,18 @@ class ReleaseEvent:
 
 
 def patient_event(
-    name: str, sensitivity: float, sigma: float, count: int, *, seeded: bool
+    name: str,
+    sensitivity: float,
+    sigma: float,
+    count: int,
+    *,
+    seeded: bool,
+    own_sigma: float = 0.0,
+    claim: str = PATIENT_CLAIM,
 ) -> ReleaseEvent:
     """A release of patient mode."""
     return ReleaseEvent(
-        name, sensitivity, sigma, count, "patient", "add-remove", PATIENT_CLAIM, seeded
+        name, sensitivity, sigma, count, "patient", "add-remove", claim, seeded, own_sigma
     )
 
 

@@ -95,6 +95,8 @@ class Guarantee:
         Epsilon under each accountant; the first is the headline.
     claim : str
         Who vouches for it; says so when the noise was seeded.
+    alone : Figure or None
+        Of secure sums: what holds even if all other sites collude with the server.
     """
 
     releases: int
@@ -105,6 +107,7 @@ class Guarantee:
     unit: Unit
     neighbours: Neighbours
     claim: str
+    alone: Figure | None = None
 
     @property
     def headline(self) -> Figure:
@@ -120,6 +123,7 @@ class Guarantee:
         return (
             f"{numbers}; rho {self.rho:.4g}, mu {self.mu:.4g} over {self.releases} releases; "
             f"unit: {self.unit}, neighbours: {self.neighbours} [{self.claim}]"
+            + (f"; {self.alone}" if self.alone else "")
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -136,6 +140,7 @@ class Guarantee:
             "mu": self.mu,
             "epsilons": {figure.accountant: figure.epsilon for figure in self.figures},
             "replacing": self.headline.replacing,
+            "alone": self.alone.epsilon if self.alone else None,
         }
 
 
@@ -187,7 +192,9 @@ def account(
         for name, epsilon in epsilons.items()
     )
     mu = math.sqrt(2 * rho)
-    return Guarantee(len(events), rho, mu, figures, delta, unit, neighbours, claim)
+    shared = any(event.shared for event in events)
+    alone = account([event.alone for event in events], delta).headline if shared else None
+    return Guarantee(len(events), rho, mu, figures, delta, unit, neighbours, claim, alone)
 
 
 def _doubled(events: Sequence[ReleaseEvent]) -> list[ReleaseEvent]:

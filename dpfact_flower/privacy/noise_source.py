@@ -69,6 +69,10 @@ class Noise:
             raise PrivacyRefusedError("noise-seed: allowed in simulation only; a site needs -1")
         return cls.from_seed(settings.noise_seed, *stream)
 
+    def random_bytes(self, count: int) -> bytes:
+        """Bytes for the masks of secure sums, from the same source as the noise."""
+        return self._random_bytes(count)
+
     def gaussian(self, shape: tuple[int, ...], sigma: float) -> NDArray[np.float64]:
         """Independent Gaussian values of mean 0 and standard deviation `sigma`."""
         count = int(np.prod(shape))

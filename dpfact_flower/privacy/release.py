@@ -1,7 +1,8 @@
 """What leaves a site: `Release` is the only type that the Flower client puts into a message.
 
-Every way to make one is a function in this room: `replay` and the three without noise here,
-`perturb` in `paper`, `release` in `patient`. So a search for these shows everything that leaves.
+Every way to make one is a function in this room: `replay`, `release_masked` and the three without
+noise here, `perturb` in `paper`, `release` in `patient`. So a search for these shows everything
+that leaves.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ class Release:
 
     Attributes
     ----------
-    arrays : tuple of ndarray of float32
-        Feature factors, each of shape (I_n, R), or one vector of statistics. Read-only.
+    arrays : tuple of ndarray
+        In float32 and read-only: feature factors, each of shape (I_n, R), or one vector of
+        statistics. In a secure sum, bytes.
     events : tuple of ReleaseEvent
         One per array; none if nothing protects them.
     """
 
-    arrays: tuple[NDArray[np.float32], ...]
+    arrays: tuple[Array, ...]
     events: tuple[ReleaseEvent, ...]
 
     @property
@@ -45,6 +47,43 @@ class Release:
     def __repr__(self) -> str:
         # Shapes only: what was released does not belong in a log.
         return f"Release({[array.shape for array in self.arrays]}, {self.label!r})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Share:
+    """A site's part of a secure sum, under its own noise: it leaves the site only masked.
+
+    Attributes
+    ----------
+    values : ndarray of int64
+        In units of the noise's grid, slot after slot.
+    events : tuple of ReleaseEvent
+        What it costs to give it away, and all its sums with the others'.
+    """
+
+    values: NDArray[np.int64]
+    events: tuple[ReleaseEvent, ...]
+
+    @property
+    def arrays(self) -> tuple[NDArray[np.int64], ...]:
+        """As of a `Release`, for the ledger."""
+        return (self.values,)
+
+    @property
+    def label(self) -> str:
+        """What is claimed for it, in the words to print."""
+        return claim_of(self.events)
+
+    def __repr__(self) -> str:
+        return f"Share({len(self.values)} values, {self.label!r})"
+
+
+def release_masked(parts: Sequence[Array]) -> Release:
+    """Bytes of the secure-sum exchange: keys, masked words of a charged `Share`, shares of seeds.
+
+    What they cost is charged with the `Share` that is in the sum.
+    """
+    return Release(tuple(parts), ())
 
 
 def replay(arrays: Sequence[Array], events: Sequence[ReleaseEvent]) -> Release:

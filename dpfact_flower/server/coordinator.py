@@ -17,9 +17,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar, TypedDict
 
+import numpy as np
+
 from dpfact_flower.errors import QuorumError, SettingsError, StateError, shown
 from dpfact_flower.machine.files import disk_errors, reserved
 from dpfact_flower.privacy import ReleaseEvent
+from dpfact_flower.privacy.patient.kinds import PlannedRelease
+from dpfact_flower.privacy.patient.sharing import Sharing
 from dpfact_flower.server.checkpoint import CHECKPOINT, RECEIVED, Checkpoint
 from dpfact_flower.server.history import Failure, RoundRecord, write_history
 from dpfact_flower.server.rule import numbered, unnumbered
@@ -99,9 +103,8 @@ class Coordinator:
             )
         privacy = privacy or PrivacySettings()
         self.solver = privacy.resolved(solver or SolverSettings())
-        self.rule = rule_for(self._feature_shape, self.solver, privacy, self.run, rule)
-        self.rule.check_sites(max(self.run.sites, self.run.min_sites))
-        self.privacy = self.rule.privacy
+        self._open_settings, self._make_rule = privacy, rule
+        self._plan(max(self.run.sites, self.run.min_sites))
         self.vocabulary = vocabulary
         self.run_dir = None if run_dir is None else Path(run_dir)
         self.durable = durable
@@ -114,6 +117,24 @@ class Coordinator:
             self._open(self.run_dir, resume=resume)
         if not self.run.job:
             self.run = replace(self.run, job=f"job-{uuid.uuid4().hex[:12]}")
+
+    def _plan(self, sites: int) -> None:
+        """Make the rule, for so many sites."""
+        self.rule = rule_for(
+            self._feature_shape, self.solver, self._open_settings, self.run, self._make_rule
+        )
+        self.rule.check_sites(sites)
+        self.privacy = self.rule.privacy
+
+    def resize(self, sites: int) -> None:
+        """Plan the run for so many sites as there are, before any was asked for a release."""
+        if self.records:
+            raise QuorumError(
+                f"{sites} sites are there; secure sums go on with the number they began with"
+            )
+        _logger.warning("secure sums of %d sites, of %d expected", sites, self.run.sites)
+        self.run = replace(self.run, sites=sites)
+        self._plan(sites)
 
     @property
     def finished_rounds(self) -> int:
@@ -134,6 +155,16 @@ class Coordinator:
     def rounds(self) -> int:
         """Rounds the run has."""
         return self.rule.rounds
+
+    @property
+    def secure(self) -> Sharing | None:
+        """How sites share one noise, in runs of secure sums."""
+        return getattr(self.rule, "sharing", None)
+
+    def planned_release(self, round_number: int) -> PlannedRelease | None:
+        """What patient mode's plan has for a round; None in the last, and in other modes."""
+        plan = getattr(self.rule, "plan", None)
+        return plan.release_of(round_number) if plan else None
 
     def reply_shapes(self, round_number: int) -> list[tuple[int, ...]]:
         """Shapes of the arrays in a reply, for checking it."""
@@ -159,7 +190,7 @@ class Coordinator:
                 f"rounds: the run has {self.rounds}, round {round_number} was asked for; give "
                 "Flower and the run settings the same number"
             )
-        weights = getattr(self.rule, "weights", None)
+        weights, usages = (getattr(self.rule, name, None) for name in ("weights", "usages"))
         answers = [each for record in self.records for each in record.answers]
         before = sorted((number, site) for site, number, _ in answers if number < round_number)
         return RoundRequest(
@@ -174,6 +205,7 @@ class Coordinator:
             selection=self.selection,
             weights=weights(round_number) if weights else (),
             rule=self.rule.name,
+            usages=usages(round_number) if usages else None,
             answered={site: number for number, site in before},
         )
 
@@ -231,8 +263,9 @@ class Coordinator:
         bytes_up: int,
         seconds: float,
         quorum_seconds: float = 0.0,
+        sums: Sequence[SiteReply] = (),
     ) -> RoundRecord:
-        """Move on from the replies, note the round, write the checkpoint.
+        """Move on from the replies, or from `sums` of them; note the round, write the checkpoint.
 
         Below the quorum the factors stay as they are, and the record says so. Replies that later
         rounds build on are written first, since sites paid for them and the work may take minutes:
@@ -258,8 +291,8 @@ class Coordinator:
             bytes_down, bytes_up, seconds, utc_now(), quorum_seconds,
         )  # fmt: skip
         if enough:
-            self._keep(record, unique)
-            self.rule.update(round_number, unique)
+            self._keep(record, sums or unique)
+            self.rule.update(round_number, sums or unique)
         elif self.rule.needs_quorum(round_number):
             if self.run_dir is not None:  # for who looks why; the round will be asked for again
                 write_history(self.run_dir, [*self.records, record], durable=self.durable)
@@ -336,6 +369,7 @@ class Coordinator:
         arrays: dict[str, Array] = {}
         for number, reply in enumerate(replies):
             arrays |= numbered(f"reply_{number}", reply.arrays)
+        arrays["names"] = np.array([reply.site for reply in replies])
         with disk_errors(self.run_dir):
             received = self._checkpoint([*self.records, record], arrays)
             received.write(self.run_dir / RECEIVED, durable=self.durable)
@@ -345,14 +379,16 @@ class Coordinator:
         if (found.job, found.finished_rounds) != (self.run.job, self.finished_rounds + 1):
             return
         record = found.records[-1]
-        replies = [
-            SiteReply(name, unnumbered(found.arrays, f"reply_{number}"))
-            for number, name in enumerate(record.sites)
+        replies = [SiteReply(site, ()) for site in record.sites]
+        sums = [
+            SiteReply(str(name), unnumbered(found.arrays, f"reply_{number}"))
+            for number, name in enumerate(found.arrays["names"])
         ]
         _logger.info("round %d: going on from the replies that were in", record.round)
         self.close_round(
             record.round, replies, record.failures, bytes_down=record.bytes_down,
             bytes_up=record.bytes_up, seconds=record.seconds, quorum_seconds=record.quorum_seconds,
+            sums=sums,
         )  # fmt: skip
 
     def _open(self, folder: Path, *, resume: bool) -> None:

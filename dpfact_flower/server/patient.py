@@ -11,16 +11,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.estimation.codes import code_weights, kept_codes, unweighted
 from dpfact_flower.estimation.refine import refine_factor
 from dpfact_flower.estimation.running_average import RunningAverage
-from dpfact_flower.estimation.start import start_factors
+from dpfact_flower.estimation.start import start_factors, usage_of
 from dpfact_flower.machine.memory import give_back
 from dpfact_flower.privacy import ReleaseEvent
 from dpfact_flower.privacy.patient.kinds import PlannedRelease, carried_by
 from dpfact_flower.privacy.patient.plan import plan_patient
+from dpfact_flower.privacy.patient.sharing import Sharing
 from dpfact_flower.server.rule import initial_factors, numbered, unnumbered
 from dpfact_flower.server.surrogate_fit import fitted_to_surrogates
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
@@ -67,7 +69,14 @@ class PatientRule:
         self._solver = solver
         self._run = run
         self._started = False
+        self._totals: tuple[Array, ...] = ()
+        """The start's, of slots, from which sites' l2,1 weights follow under secure sums."""
         self._memory = RunningAverage(self.plan.memory)
+
+    @property
+    def sharing(self) -> Sharing | None:
+        """How sites share one noise, in runs of secure sums."""
+        return self.plan.sharing
 
     def anchors(self, round_number: int) -> Factors:
         """Global factors once there are some: as learned, and in the end those of the cells."""
@@ -79,6 +88,14 @@ class PatientRule:
         """Weights of codes, for the rounds that learn phenotypes."""
         wanted = "weights" in carried_by(self.plan.release_of(round_number))
         return self._weights if wanted else ()
+
+    def usages(self, round_number: int) -> NDArray[np.float64] | None:
+        """How each phenotype is used in each slot, for a site whose own usage nobody knows."""
+        planned = self.plan.release_of(round_number)
+        if not self._totals or planned is None or planned.kind != "refine":
+            return None
+        sigma = self.plan.start.seen_sigma
+        return np.array([usage_of(total, self._learned, sigma) for total in self._totals])
 
     def reply_shapes(self, round_number: int) -> list[tuple[int, ...]]:
         """One vector, as long as the plan says; none in the last round."""
@@ -113,22 +130,26 @@ class PatientRule:
         released = _released(replies)
         self.selection = kept_codes(released, self._all_codes, self.privacy.codes_kept)
         if self.privacy.weighting != "none":
-            self._weights = code_weights(released, self._all_codes, self.selection, planned.sigma)
+            sigma = planned.seen_sigma
+            self._weights = code_weights(released, self._all_codes, self.selection, sigma)
 
     def _start(self, planned: PlannedRelease, replies: Sequence[SiteReply]) -> None:
         released, sizes = _released(replies), [len(factor) for factor in self.factors]
         rng = np.random.default_rng([self._run.seed, self._solver.rank, *sizes])
         give_back()  # of what sites took in this process, and of unpacking what they sent
-        start = start_factors(released, sizes, self._solver.rank, planned.sigma, rng)
+        sigma = planned.seen_sigma
+        start = start_factors(released, sizes, self._solver.rank, sigma, rng)
+        self._totals = tuple(released) if planned.sharing and self._solver.relative_l21 else ()
         if self._weights:  # surrogates have cells of 1, weighted ones are others
             self._learn(start.factors)
         else:
-            self._learn(fitted_to_surrogates(start, released, planned.sigma, rng))
+            self._learn(fitted_to_surrogates(start, released, sigma, rng))
 
     def _refine(self, planned: PlannedRelease, replies: Sequence[SiteReply]) -> None:
         assert planned.mode is not None
+        sigma = planned.seen_sigma
         sites = [reply.site for reply in replies]
-        average = self._memory.averaged(planned.mode, sites, _released(replies), planned.sigma)
+        average = self._memory.averaged(planned.mode, sites, _released(replies), sigma)
         refined = refine_factor(
             list(average.values), self._learned, planned.mode, sigma=average.sigma,
             shrink=self._run.shrink, tau=self._solver.tau,
@@ -146,6 +167,7 @@ class PatientRule:
             **numbered("factor", self._learned),
             **numbered("kept", self.selection),
             **numbered("weights", self._weights),
+            **numbered("total", self._totals),
             "started": np.array(self._started),
             **self._memory.arrays(),
         }
@@ -154,6 +176,7 @@ class PatientRule:
         """Take over a checkpoint."""
         self.selection = unnumbered(arrays, "kept")
         self._weights = unnumbered(arrays, "weights")
+        self._totals = unnumbered(arrays, "total")
         self._memory.restore(arrays, len(self.factors))
         self._learn(unnumbered(arrays, "factor"))
         self._started = bool(arrays["started"])

@@ -19,16 +19,19 @@ from dpfact_flower.errors import MessageError, PrivacyRefusedError, StateError, 
 from dpfact_flower.machine.access import check_own, check_way
 from dpfact_flower.machine.files import disk_errors, locked
 from dpfact_flower.machine.memory import memory_limit, memory_used
-from dpfact_flower.privacy import account
+from dpfact_flower.privacy import Noise, account
 from dpfact_flower.privacy.ledger import LEDGER, Ledger, LedgerRow, read_key
 from dpfact_flower.privacy.patient.outlook import BYTES_A_VALUE
+from dpfact_flower.privacy.patient.sharing import Sharing
 from dpfact_flower.privacy.patient.statistics import sum_threads
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.disk_reservation import bytes_to_reserve, reserve
+from dpfact_flower.site.keyring import keyring_of, simulated_keyring
 from dpfact_flower.site.lockout import check_attempts, check_not_rolled_back
 from dpfact_flower.site.reply_timing import ReplyDelay
-from dpfact_flower.site.round import RoundWork, localised
+from dpfact_flower.site.round import RoundWork, localised, stream
 from dpfact_flower.site.rules import site_rules
+from dpfact_flower.site.secure import SecureRound, secure_round
 from dpfact_flower.site.store import SiteStore, has_jobs
 from dpfact_flower.solver.solvers import solvers
 from dpfact_flower.wire.protocol import RoundRequest
@@ -98,8 +101,8 @@ class Admitted:
 
     The ledger is open; None where the site is about to begin one. `rows` has all that the site
     answered, `last` the latest of the job, and `repeated` what answered this very request, if that
-    may be sent again. `store` is for what is not of the patients. `free_disk` gives the reserved
-    disk space back, right before it is needed.
+    may be sent again. `secure` is the request's stage of a secure sum. `store` is for what is not
+    of the patients. `free_disk` gives the reserved disk space back, right before it is needed.
     """
 
     request: RoundRequest
@@ -109,7 +112,13 @@ class Admitted:
     rows: Sequence[LedgerRow]
     last: LedgerRow | None
     repeated: LedgerRow | None
+    secure: SecureRound | None = None
     free_disk: Callable[[], None] = lambda: None
+
+    @property
+    def shares(self) -> bool:
+        """Whether what the round releases may leave in a secure sum only."""
+        return self.work.planned is not None and self.work.planned.sharing is not None
 
 
 @contextmanager
@@ -129,7 +138,9 @@ def admitted(here: Hospital, request: RoundRequest, delay: ReplyDelay) -> Iterat
         of_job = [row for row in rows if row.job == request.job]
         last = of_job[-1] if of_job else None
         repeated = _repeated(request, of_job)
-        asked = Admitted(request, work, here.store(request.job), ledger, rows, last, repeated)
+        secure = _secure(here, request, work, answered=repeated is not None)
+        store = here.store(request.job)
+        asked = Admitted(request, work, store, ledger, rows, last, repeated, secure)
         if not here.simulation:
             check_not_rolled_back(request, here.name, last, here.folder)
         if work.is_final:
@@ -149,6 +160,49 @@ def _fitting_work(here: Hospital, request: RoundRequest) -> RoundWork:
     rule = site_rules.find(request.rule_name)
     request = localised(request, here.settings)
     return rule(here.source, request, site=here.name, simulation=here.simulation)
+
+
+def _secure(
+    here: Hospital, request: RoundRequest, work: RoundWork, *, answered: bool
+) -> SecureRound | None:
+    """The stage of a secure sum that is asked for; None in a preflight, and without secure sums."""
+    planned = work.planned
+    if planned is None or planned.sharing is None:
+        if request.secure is not None:
+            raise MessageError("request: there is nothing to add up in secret in this round")
+        return None
+    check_sharing(planned.sharing, here)
+    stage = request.secure
+    if here.simulation:
+        keyring = simulated_keyring(stage.names if stage else (), here.name)
+    else:
+        keyring = keyring_of(here.settings, here.name)
+    if stage is None:
+        return None
+    source = stream(request, here.name)
+    noise = Noise.from_settings(request.privacy, stream=source, simulation=here.simulation)
+    return secure_round(
+        request, planned, keyring, noise, here.folder / request.job,
+        site=here.name, answered=answered, durable=not here.simulation,
+    )  # fmt: skip
+
+
+def check_sharing(sharing: Sharing, here: Hospital) -> None:
+    """Refuse secure sums among fewer sites, or safe from fewer, than the hospital wants."""
+    settings = here.settings
+    for key, given, least in (
+        ("sites", sharing.sites, settings.secure_min_sites),
+        ("colluding", sharing.colluding, settings.secure_min_colluding),
+    ):
+        if given < least:
+            raise PrivacyRefusedError(
+                f"secure-{key} is {given} in this run; this site's secure-min-{key} is {least}"
+            )
+    if not (settings.max_epsilon_alone or here.simulation):
+        raise PrivacyRefusedError(
+            "max-epsilon-alone: must be set in the site's node config to take part in secure sums: "
+            "what the patients may lose at most, should all other sites collude"
+        )
 
 
 def _repeated(request: RoundRequest, of_job: Sequence[LedgerRow]) -> LedgerRow | None:
@@ -280,15 +334,16 @@ def check_budget(work: RoundWork, rows: Sequence[LedgerRow], settings: SiteSetti
             "the ledger holds releases of another unit of privacy, which do not add up with "
             f"what is asked: {' and '.join(sorted(map('/'.join, relations)))}"
         )
-    limit = settings.max_epsilon
-    if not limit:
-        return
-    guarantee = account(total, settings.budget_delta)
-    if guarantee.headline.epsilon > limit:
-        raise PrivacyRefusedError(
-            f"max-epsilon is {limit:g}; with {work.cost_scope} the site would stand at "
-            f"{guarantee.headline}"
-        )
+    alone = [event.alone for event in total]
+    for key, limit, counted in (
+        ("max-epsilon", settings.max_epsilon, total),
+        ("max-epsilon-alone", settings.max_epsilon_alone, alone),
+    ):
+        figure = account(counted, settings.budget_delta).headline if limit else None
+        if figure is not None and figure.epsilon > limit:
+            raise PrivacyRefusedError(
+                f"{key} is {limit:g}; with {work.cost_scope} the site would stand at {figure}"
+            )
 
 
 def check_rounds(work: RoundWork, answered: int, settings: SiteSettings, *, begun: bool) -> None:

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from traceback import clear_frames
 
 from dpfact_flower.data.site_data import SiteSource, forget_patients
-from dpfact_flower.errors import RoundFailedError, StateError, code_in
-from dpfact_flower.privacy import Release, release_nothing, release_unprotected
+from dpfact_flower.errors import MessageError, RoundFailedError, StateError, code_in
+from dpfact_flower.privacy import Release, Share, release_nothing, release_unprotected
 from dpfact_flower.privacy.ledger import Ledger, LedgerRow, ReleaseKey, data_key, data_tag
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.admission import (
@@ -35,6 +35,7 @@ from dpfact_flower.site.lockout import counting_attempt
 from dpfact_flower.site.metrics import count_refusal
 from dpfact_flower.site.reply_timing import ReplyDelay
 from dpfact_flower.site.round import JobState, RoundOutcome, RoundWork
+from dpfact_flower.site.secure import SecureRound
 from dpfact_flower.site.store import SiteState, SiteStore
 from dpfact_flower.wire.protocol import RoundRequest
 
@@ -98,6 +99,10 @@ class Site:
             with admitted(self._here, request, delay) as asked:
                 if asked.work.is_final:
                     return self._end(asked)
+                if asked.secure is not None and asked.secure.question is None:
+                    return asked.secure.keys()
+                if asked.shares and asked.secure is None:
+                    raise MessageError("request: its release is for a secure sum, and names none")
                 if asked.repeated is not None:
                     return self._replay(asked, asked.repeated, progress)
                 delay.check_in_time()
@@ -142,11 +147,21 @@ class Site:
     def _replay(self, asked: Admitted, row: LedgerRow, progress: _Progress) -> Release:
         """What was sent when this was asked before; in modes with noise no patient is read."""
         assert asked.ledger is not None
+        if asked.secure is not None:
+            return self._summed_again(asked, asked.secure, row)
         sent = asked.ledger.release_of(row.job, row.round)
         if sent is None:
             sent = self._made_again(asked, asked.ledger, row, progress)
         _logger.info("round %d asked again: sending what was sent", row.round)
         return sent
+
+    def _summed_again(self, asked: Admitted, secure: SecureRound, row: LedgerRow) -> Release:
+        """A further stage of a secure sum, with the vector that was charged."""
+        assert asked.ledger is not None
+        share = Share(secure.vector, row.events)
+        if not asked.ledger.has(row.key, asked.request.terms, share):
+            check_follows(asked.request, row)  # which refuses: the round is over
+        return secure.opened() if secure.opening else secure.answer(lambda: share.values)
 
     def _made_again(
         self, asked: Admitted, ledger: Ledger, row: LedgerRow, progress: _Progress
@@ -158,7 +173,8 @@ class Site:
             made = release_unprotected(state.factors[1:])
         elif not request.anchors:  # a start leaves no state
             with self._reading_patients(request, progress):
-                made = compute(asked.work, _KeptJob(store, ledger, row)).release
+                found = compute(asked.work, _KeptJob(store, ledger, row)).release
+                made = found if isinstance(found, Release) else None
         if made is None or not ledger.has(row.key, request.terms, made):
             check_follows(request, row)  # which refuses: the round is over
         assert made is not None
@@ -225,15 +241,15 @@ class Site:
         asked.free_disk()
         if outcome.state is not None:
             store.save(outcome.state)
+        made = outcome.release
+        sent = _sent(made, asked.secure)
         key = ReleaseKey(fingerprint, request.job, request.round, request.digest)
-        charge(ledger, key, request.terms, outcome.release, delay.check_in_time)
-        progress.charged = outcome.release
+        charge(ledger, key, request.terms, made, delay.check_in_time)
+        progress.charged = sent
         self._clean_up(store, outcome)
         if not here.simulation:  # for the hospital, to compare the ledger with later
-            _logger.info(
-                "round %d: %s; ledger: %s", request.round, outcome.release.label, ledger.head()
-            )
-        return outcome.release
+            _logger.info("round %d: %s; ledger: %s", request.round, made.label, ledger.head())
+        return sent
 
     def _clean_up(self, store: SiteStore, outcome: RoundOutcome) -> None:
         """Delete what no round needs, and note the site's own measures, if that works."""
@@ -270,6 +286,15 @@ class _KeptJob:
         return self.ledger.release_of(self.last.job, round_number) if self.last else None
 
 
+def _sent(made: Release | Share, secure: SecureRound | None) -> Release:
+    """What leaves: a share only masked, and kept before."""
+    if isinstance(made, Release):
+        return made
+    if secure is None:
+        raise StateError("the rule makes a share of a secure sum, and no sum is asked for")
+    return secure.answer(lambda: made.values)
+
+
 def compute(work: RoundWork, kept: JobState) -> RoundOutcome:
     """Run a round, and hold its rule to its word: what costs more than `cost` was not admitted."""
     outcome = work.run(kept)
@@ -286,7 +311,7 @@ def charge(
     ledger: Ledger,
     key: ReleaseKey,
     terms: str,
-    release: Release,
+    release: Release | Share,
     check_in_time: Callable[[], None],
 ) -> None:
     """Charge a release; an error that comes after the charge is none."""

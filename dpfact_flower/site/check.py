@@ -33,6 +33,7 @@ from dpfact_flower.privacy.ledger import LEDGER, Ledger
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.config import check_choices, check_data_site, read_node_config
 from dpfact_flower.site.disk_reservation import largest_run
+from dpfact_flower.site.keyring import keyring_of
 from dpfact_flower.site.lockout import check_attempts, rolled_back_faults
 from dpfact_flower.site.metrics import answering_seconds
 from dpfact_flower.site.server_check import server_faults
@@ -168,6 +169,16 @@ def _data(place: Place) -> list[str]:
 @check("the key is its owner's alone")
 def _key(place: Place) -> list[str]:
     return not_private(place.key, place.node_user)
+
+
+@check("the keys of secure sums are whole, and its own is its owner's alone")
+def _secure_keys(place: Place) -> list[str]:
+    settings = place.settings
+    if not (settings.secure_key or settings.secure_peers):
+        return []
+    keyring_of(settings, place.site_folder().name)
+    peers = changeable(Path(settings.secure_peers), {place.executor_user})
+    return not_private(Path(settings.secure_key), place.executor_user) + peers
 
 
 @check("nobody else can change the settings")

@@ -19,6 +19,8 @@ from dpfact_flower.tensor.triangle import strict_size, whole_size
 
 _LEAST = 2**24
 _FILE = ".reservation"  # no job can have this name
+_SHARED = 4
+"""A share of a secure sum takes 8 bytes a value, and is written beside the one before."""
 _BESIDE = 2**18
 """Bytes for all that is written beside released values: 64 pages of SQLite."""
 
@@ -31,7 +33,8 @@ def bytes_to_reserve(events: Sequence[ReleaseEvent], sizes: Sequence[int], rank:
     """
     if not events:
         return _LEAST
-    size, needed = largest_run(sizes, rank), bytes_needed(sum(event.count for event in events))
+    values = sum(event.count * (_SHARED if event.shared else 1) for event in events)
+    size, needed = largest_run(sizes, rank), bytes_needed(values)
     while size < needed:
         size *= 4
     return size

@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from dpfact_flower.data.site_data import SiteSource
 from dpfact_flower.errors import MessageError, SettingsError, shown
 from dpfact_flower.estimation.start import usage_of
-from dpfact_flower.privacy import Noise, Release, ReleaseEvent, release_nothing
-from dpfact_flower.privacy.patient import release
+from dpfact_flower.privacy import Noise, ReleaseEvent, release_nothing
+from dpfact_flower.privacy.patient import release, share
 from dpfact_flower.privacy.patient.kinds import KINDS, PlannedRelease, carried_by
 from dpfact_flower.privacy.patient.plan import PatientPlan, plan_patient
+from dpfact_flower.privacy.patient.sharing import Sharing
 from dpfact_flower.privacy.patient.statistics import BoundedSum
 from dpfact_flower.site.round import (
     JobState,
@@ -52,11 +53,12 @@ class PatientRound:
         check_carries(request, planned)
         check_modes(request, sizes)
         self.is_final = planned is None
+        self.planned: PlannedRelease | None = planned
         self.charged_rounds = len(
             {r.round for r in self._plan.releases if r.round >= request.round}
         )
         self._modes = [vocabulary.name for vocabulary in source.vocabularies]
-        self._source, self._request = source, request
+        self._source, self._request, self._site = source, request, site
         self._noise = Noise.from_settings(
             request.privacy, stream=stream(request, site), simulation=simulation
         )
@@ -74,8 +76,17 @@ class PatientRound:
         planned = self._plan.release_of(self._request.round)
         if planned is None:
             return RoundOutcome(release_nothing())
-        name = planned.name(self._modes)
-        return RoundOutcome(release(self.bounded(planned, kept), self._noise, name=name))
+        name, bounded = planned.name(self._modes), self.bounded(planned, kept)
+        if planned.sharing is None:
+            return RoundOutcome(release(bounded, self._noise, name=name))
+        slot = self._slot(planned.sharing)
+        return RoundOutcome(share(bounded, self._noise, planned.sharing, slot, name=name))
+
+    def _slot(self, sharing: Sharing) -> int:
+        """Where this site's statistic stands in a secure sum."""
+        assert self._request.secure is not None
+        names = [member.site for member in self._request.secure.members]
+        return sharing.slot(names.index(self._site))
 
     def _tensor(self) -> SparseTensor:
         """The patients, with the codes that are in use, cells weighted as the request says."""
@@ -84,13 +95,23 @@ class PatientRound:
 
     def bounded(self, planned: PlannedRelease, kept: JobState) -> BoundedSum:
         """The sum that a planned release adds noise to; un-noised, so it must not leave."""
-        start = self._plan.start
         return KINDS[planned.kind].statistic(
-            self._tensor(),
-            planned,
-            self._request.anchors,
-            lambda: ridge_of(self._request, kept.release(start.round), start.sigma),
+            self._tensor(), planned, self._request.anchors, lambda: self._ridge(kept)
         )
+
+    def _ridge(self, kept: JobState) -> NDArray[np.float64]:
+        """l2,1 weights by the site's own released start, or by the total of its slot."""
+        request, start, rank = self._request, self._plan.start, self._request.solver.rank
+        if request.solver.relative_l21 == 0:
+            return np.zeros(rank)
+        if start.sharing is not None:
+            assert request.usages is not None
+            usage, spread = request.usages[self._slot(start.sharing)]
+            return ridge_of(request, usage, spread)
+        own_start = kept.release(start.round)
+        if own_start is None:
+            return np.zeros(rank)
+        return ridge_of(request, *usage_of(own_start.arrays[0], request.anchors, start.sigma))
 
 
 def plan_of(request: RoundRequest, feature_shape: Sequence[int]) -> PatientPlan:
@@ -124,6 +145,11 @@ def check_carries(request: RoundRequest, planned: PlannedRelease | None) -> None
     got = tuple(len(positions) for positions in request.selection)
     if got != kept:
         raise MessageError(f"{where} needs a selection of {kept or 'no'} codes, got {shown(got)}")
+    shape = None
+    if planned and planned.sharing and planned.kind == "refine" and request.solver.relative_l21:
+        shape = (planned.sharing.slots, 2, request.solver.rank)
+    if (None if request.usages is None else request.usages.shape) != shape:
+        raise MessageError(f"{where} needs {shape or 'no'} usages of slots")
     weighted = request.privacy.weighting != "none" and "weights" in carries
     given = tuple(len(weights) for weights in request.weights)
     if given != (kept if weighted else ()):
@@ -132,18 +158,16 @@ def check_carries(request: RoundRequest, planned: PlannedRelease | None) -> None
         )
 
 
-def ridge_of(request: RoundRequest, own_start: Release | None, sigma: float) -> NDArray[np.float64]:
+def ridge_of(
+    request: RoundRequest, usage: NDArray[np.float64], spread: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """l2,1 weight on a patient's factor, phenotype by phenotype, from released values alone.
 
     The l2,1 norm of A is majorised by ``sum_r mu / n_r |A_r|^2 / 2`` with n_r the norm of column r;
-    that of the site's own released start stands for it. `relative_l21` is relative: a
-    phenotype used as much as the average has that ridge, one that the noise could have made is off.
+    its `usage_of` what was released stands for it. `relative_l21` is relative: a phenotype
+    used as much as the average has that ridge, one that the noise could have made is off.
     """
-    rank = request.solver.rank
     weight = request.solver.relative_l21
-    if weight == 0 or own_start is None:
-        return np.zeros(rank)
-    usage, spread = usage_of(own_start.arrays[0], request.anchors, sigma)
     norms = np.sqrt(np.maximum(usage, 0))
     average = float(np.sqrt(np.mean(np.maximum(usage, 0))))
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -16,7 +16,8 @@ import numpy as np
 
 from dpfact_flower.errors import DataError, DivergenceError, shown
 from dpfact_flower.machine.threads import one_blas_thread
-from dpfact_flower.privacy import Release, ReleaseEvent
+from dpfact_flower.privacy import Release, ReleaseEvent, Share
+from dpfact_flower.privacy.patient.kinds import PlannedRelease
 from dpfact_flower.settings import SiteSettings, SolverSettings
 from dpfact_flower.site.store import RoundMeasures, SiteState
 from dpfact_flower.solver import LocalResult, solve
@@ -35,7 +36,7 @@ _ALL_FIRST, _ONE_OF = 2, 10
 class RoundOutcome:
     """What a round leaves behind: a release for the server, state and measures for the site."""
 
-    release: Release
+    release: Release | Share
     state: SiteState | None = None
     measures: RoundMeasures | None = None
 
@@ -63,6 +64,9 @@ class RoundWork(Protocol):
     is_final: bool
     """Whether this is a last round that asks for no release: then the site keeps the request, which
     is public, and looks at no patient."""
+
+    planned: PlannedRelease | None
+    """What patient mode's plan has for this round; None in other modes, and in a last round."""
 
     def cost(self) -> tuple[ReleaseEvent, ...]:
         """What has to fit the budget, from public facts."""

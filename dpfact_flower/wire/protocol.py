@@ -26,6 +26,7 @@ from dpfact_flower.settings import LARGEST, PrivacySettings, Scalar, SolverSetti
 from dpfact_flower.tensor import Factors, Selection, Weights
 from dpfact_flower.tensor.arrays import LEAST_WEIGHT
 from dpfact_flower.wire.packing import pack, unpack
+from dpfact_flower.wire.secure import SecureStage
 
 PROTOCOL_VERSION = 4
 SPEAKERS = "the server must run the strategy dpfact_flower.DPFact or dpfact_flower.legacy.DPFact"
@@ -40,6 +41,8 @@ MAX_STATISTIC = 1e15
 ROUND_TIMEOUT = "round-timeout"
 """Beside a request in a preflight: the seconds that its round will have."""
 _ANSWERED = "answered"
+_USAGES = "usages"
+_SECURE = "secure"
 VERSION = "version"
 """Beside a site's name in the reply to a preflight: that of this package."""
 _T = TypeVar("_T", str, int, float)
@@ -67,9 +70,14 @@ class RoundRequest:
         What a cell is multiplied by for each of these codes; none where cells count alike.
     rule : str
         What the run does with releases, if that is not the privacy mode's own rule.
+    usages : ndarray of float64, shape (slots, 2, R), or None
+        Under secure sums, where nobody knows a site's own: how much of its slot each phenotype
+        explains, and the noise of that.
     answered : mapping
         By a site's name, the last round before this one that the server has its answer to. It asks
         for nothing, so it is no part of `digest` and `terms`.
+    secure : SecureStage or None
+        Stage of a secure sum that the request is made for; no part of `digest` and `terms` either.
     """
 
     job: str
@@ -83,7 +91,9 @@ class RoundRequest:
     selection: Selection = ()
     weights: Weights = ()
     rule: str = ""
+    usages: NDArray[np.float64] | None = None
     answered: Mapping[str, int] = field(default_factory=dict)
+    secure: SecureStage | None = None
 
     def to_wire(self) -> tuple[list[NDArray[Any]], dict[str, Scalar]]:
         """Arrays and config as they travel: without empty texts, which Flower cannot measure."""
@@ -96,6 +106,8 @@ class RoundRequest:
             "seed": self.seed,
             "vocabulary": self.vocabulary,
             _ANSWERED: json.dumps(dict(self.answered)) if self.answered else "",
+            _USAGES: "" if self.usages is None else json.dumps(self.usages.tolist()),
+            _SECURE: self.secure.to_text() if self.secure else "",
             **self.solver.to_config(),
             **self.privacy.to_config(),
         }
@@ -140,7 +152,9 @@ class RoundRequest:
             selection=checked_selection(selection),
             weights=checked_weights(weights),
             rule=_name(config, "rule") if "rule" in config else "",
+            usages=_usages(config),
             answered=_answered(config),
+            secure=_secure(config),
         )
 
     @property
@@ -155,7 +169,7 @@ class RoundRequest:
         State carries un-noised factors, so noise made for one round's settings must not be the
         noise on another's.
         """
-        lasting = [item for item in self._config if item[0] != "round"]
+        lasting = [item for item in self._config if item[0] not in ("round", _USAGES)]
         return hashlib.sha256(repr(lasting).encode()).hexdigest()
 
     @cached_property
@@ -176,7 +190,8 @@ class RoundRequest:
     @cached_property
     def _config(self) -> list[tuple[str, Scalar]]:
         """What the config asks, sorted by key."""
-        return sorted(item for item in self.to_wire()[1].items() if item[0] != _ANSWERED)
+        beside = (_ANSWERED, _SECURE)
+        return sorted(item for item in self.to_wire()[1].items() if item[0] not in beside)
 
 
 @dataclass(frozen=True, eq=False)
@@ -311,6 +326,23 @@ def _answered(config: Mapping[str, object]) -> dict[str, int]:
         return {str(site): int(number) for site, number in found.items()}
     except (AttributeError, TypeError, ValueError, OverflowError):
         raise MessageError(f"{_ANSWERED}: need rounds by site") from None
+
+
+def _secure(config: Mapping[str, object]) -> SecureStage | None:
+    return SecureStage.from_text(_field(config, _SECURE, str)) if _SECURE in config else None
+
+
+def _usages(config: Mapping[str, object]) -> NDArray[np.float64] | None:
+    """Usages of slots, and their noise: finite and not below 0."""
+    if _USAGES not in config:
+        return None
+    try:
+        found = np.array(from_json(_field(config, _USAGES, str)), np.float64)
+    except (TypeError, ValueError):
+        found = np.empty(0)
+    if found.ndim != 3 or not (np.isfinite(found).all() and (found >= 0).all()):
+        raise MessageError(f"{_USAGES}: need two numbers of 0 or more by slot and phenotype")
+    return found
 
 
 def _field(

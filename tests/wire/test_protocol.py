@@ -16,6 +16,7 @@ from dpfact_flower.settings import PrivacySettings, SolverSettings
 from dpfact_flower.site.disclosure import public_reason
 from dpfact_flower.wire.packing import pack
 from dpfact_flower.wire.protocol import PROTOCOL_VERSION, RoundRequest, SiteReply, checked_factors
+from dpfact_flower.wire.secure import SecureStage
 
 SECRET = 987654
 RANK = 3
@@ -178,7 +179,7 @@ def test_arrays_in_another_order_of_memory_are_made_contiguous():
 NEEDS = {
     "mu": {"relative_l21": 0.0},
     "rho": {"privacy": "paper"}, "codes": {"privacy": "patient"}, "clip": {"solver": "psgd"},
-    "weighting": {"codes": "5x4"},
+    "weighting": {"codes": "5x4"}, "secure_sums": {"privacy": "patient"},
 }  # fmt: skip
 
 
@@ -240,6 +241,8 @@ def patient_variants():
     yield "weighting", replace(base, privacy=weighting(base.privacy))
     yield "weights", replace(base, weights=make_weights())
     yield "other weights", replace(base, weights=make_weights()[::-1])
+    yield "usages", replace(base, usages=np.ones((2, 2, 3)))
+    yield "other usages", replace(base, usages=np.ones((2, 2, 3)) * 2)
     yield "order", replace(base, selection=(second, first))
     yield "one fewer", replace(base, selection=(first,))
     yield (
@@ -262,7 +265,9 @@ def test_the_digest_changes_with_everything_that_is_asked():
 
 def test_the_terms_change_with_what_must_stay_the_same_and_with_nothing_else():
     base = make_patient_request()
-    for changes in ({"round": 3}, {"anchors": ()}, {"selection": ()}, {"weights": make_weights()}):
+    usages, stage = np.ones((2, 2, 3)), SecureStage("keys", asked=("a",))
+    for changes in ({"round": 3}, {"anchors": ()}, {"selection": ()}, {"weights": make_weights()},
+                    {"usages": usages}, {"secure": stage}):  # fmt: skip
         assert replace(base, **changes).terms == base.terms
     changed = [replace(base, **changes) for changes in
                ({"rounds": 6}, {"seed": 8}, {"vocabulary": "x"}, {"job": "job-2"})]  # fmt: skip

@@ -32,7 +32,7 @@ from dpfact_flower.privacy.ledger.rows import (
     pack,
     unpack,
 )
-from dpfact_flower.privacy.release import Release, replay
+from dpfact_flower.privacy.release import Release, Share, replay
 
 
 class Ledger:
@@ -100,7 +100,7 @@ class Ledger:
             raise self._damaged(problem)
         return None if payload is None else replay(unpack(row.shapes, payload), row.events)
 
-    def has(self, key: ReleaseKey, terms: str, release: Release) -> bool:
+    def has(self, key: ReleaseKey, terms: str, release: Release | Share) -> bool:
         """Whether this very release is recorded, so that it may be sent again.
 
         A StateError says where the round has another release, a later one of the job was answered,
@@ -129,7 +129,7 @@ class Ledger:
         self,
         key: ReleaseKey,
         terms: str,
-        release: Release,
+        release: Release | Share,
         last_look: Callable[[], object] = lambda: None,
     ) -> Head:
         """Record a release with its cost; on return it is on the disk, and may be sent.
@@ -172,6 +172,8 @@ class Ledger:
             document = document_of(key, terms, release, payload, self._opened)
             head = Head(head.rows + 1, chained(head.hash, document))
             kept = payload if release.events or not payload else None
+            if isinstance(release, Share):  # under one site's noise: it goes with the job's folder
+                kept = None
             connection.execute(
                 "INSERT INTO releases (number, document, hash, payload) VALUES (?, ?, ?, ?)",
                 (head.rows, document, head.hash, kept),
@@ -245,7 +247,7 @@ class Ledger:
         return tuple(rows)
 
     def _has(
-        self, rows: Sequence[LedgerRow], key: ReleaseKey, terms: str, release: Release
+        self, rows: Sequence[LedgerRow], key: ReleaseKey, terms: str, release: Release | Share
     ) -> bool:
         """Whether this very release is recorded; refuse any other for what has been answered."""
         last = _last(rows, key.job)
@@ -317,7 +319,7 @@ def _payload_of(connection: sqlite3.Connection, row: LedgerRow) -> bytes | None:
 
 def _payload_problems(row: LedgerRow, payload: bytes | None) -> Iterator[str]:
     """Released bytes that are missing or not what was sent; without charge none need be there."""
-    if payload is None and row.events:
+    if payload is None and row.events and not row.shared:
         yield f"row {row.number}: the released bytes are missing"
     elif payload is not None and digest_of(payload) != row.payload_sha256:
         yield f"row {row.number}: the released bytes are not what their hash was made of"

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.machine.parsed import from_json
 from dpfact_flower.privacy.events import ReleaseEvent
-from dpfact_flower.privacy.release import Release
+from dpfact_flower.privacy.release import Release, Share
 
 START = "0" * 64
 """Stands for the hash of the row before the first."""
@@ -117,11 +117,16 @@ class LedgerRow:
         return ReleaseKey(self.fingerprint, self.job, self.round, self.request)
 
     @property
+    def shared(self) -> bool:
+        """Whether a share of a secure sum was charged: its values are not kept here."""
+        return any(event.shared for event in self.events)
+
+    @property
     def unprotected(self) -> bool:
         """Whether values left the site without noise, which no epsilon bounds."""
         return bool(self.shapes) and not self.events
 
-    def holds(self, terms: str, release: Release) -> bool:
+    def holds(self, terms: str, release: Release | Share) -> bool:
         """Whether it recorded this very release."""
         shapes = tuple(array.shape for array in release.arrays)
         digest = digest_of(pack(release.arrays))
@@ -135,7 +140,7 @@ def chained(previous: str, document: str) -> str:
 
 
 def document_of(
-    key: ReleaseKey, terms: str, release: Release, payload: bytes, recorded: datetime
+    key: ReleaseKey, terms: str, release: Release | Share, payload: bytes, recorded: datetime
 ) -> str:
     """A new row as JSON; its random bytes hide all else from whoever has the hash alone."""
     return json.dumps({
@@ -152,11 +157,12 @@ def digest_of(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def pack(arrays: Sequence[NDArray[np.float32]]) -> bytes:
-    """All values as little-endian float32, array by array in C order."""
-    if any(array.dtype != np.float32 for array in arrays):
-        raise DataError("release: every array must be float32")
-    return b"".join(np.ascontiguousarray(array, "<f4").data for array in arrays)
+def pack(arrays: Sequence[NDArray[np.float32 | np.int64]]) -> bytes:
+    """All values as little-endian float32, or the int64 of a share, array by array in C order."""
+    if any(array.dtype not in (np.float32, np.int64) for array in arrays):
+        raise DataError("release: every array must be float32, or the int64 of a share")
+    little = (array.astype(array.dtype.newbyteorder("<"), copy=False) for array in arrays)
+    return b"".join(np.ascontiguousarray(array).data for array in little)
 
 
 def unpack(shapes: Iterable[tuple[int, ...]], payload: bytes) -> list[NDArray[np.float32]]:

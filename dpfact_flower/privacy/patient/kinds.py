@@ -8,19 +8,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpfact_flower.privacy.events import ReleaseEvent, patient_event
+from dpfact_flower.privacy.patient.sharing import Sharing
 from dpfact_flower.privacy.patient.statistics import (
     BoundedSum,
     code_counts,
     cooccurrence,
     refinement,
 )
+from dpfact_flower.privacy.secure_sum.keys import Member, Question
+from dpfact_flower.privacy.secure_sum.masks import width_of
+from dpfact_flower.settings import PrivacySettings
 from dpfact_flower.tensor import Factors, SparseTensor
 from dpfact_flower.tensor.triangle import strict_size, whole_size
+
+
+class Asked(Protocol):
+    """A round's request, as far as a sum depends on it."""
+
+    @property
+    def privacy(self) -> PrivacySettings:
+        """The run's."""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of everything asked."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +57,11 @@ class PlannedRelease:
     sigma : float
         Standard deviation of the noise on each value, in real units.
     count : int
-        Number of values.
+        Number of values; under secure sums, of each slot.
     rho : float
         Cost in zCDP; the Gaussian-DP cost is ``sqrt(2 rho)``.
+    sharing : Sharing or None
+        How sites share the noise; None where each adds all of it.
     """
 
     kind: str
@@ -52,6 +71,22 @@ class PlannedRelease:
     sigma: float
     count: int
     rho: float
+    sharing: Sharing | None = None
+
+    @property
+    def own_sigma(self) -> float:
+        """Noise that a site adds."""
+        return self.sharing.own_sigma(self.sigma) if self.sharing else self.sigma
+
+    @property
+    def seen_sigma(self) -> float:
+        """Noise on what the server learns: a site's values, or a slot's total."""
+        return self.sharing.sum_sigma(self.sigma) if self.sharing else self.sigma
+
+    def question(self, asked: Asked, attempt: int, members: Sequence[Member]) -> Question:
+        """What is added up in an attempt, as the sites and the server must agree on it."""
+        width = width_of(asked.privacy.patients or None, self.sensitivity / self.own_sigma)
+        return Question(self.round, bytes.fromhex(asked.digest), attempt, width, tuple(members))
 
     def name(self, modes: Sequence[str]) -> str:
         """What is released, in words; `modes` are the names of the feature modes."""
@@ -60,9 +95,13 @@ class PlannedRelease:
 
     def event(self, modes: Sequence[str], *, seeded: bool) -> ReleaseEvent:
         """The release as an accountant takes it."""
+        name, sharing = self.name(modes), self.sharing
+        if sharing is None:
+            return patient_event(name, self.sensitivity, self.sigma, self.count, seeded=seeded)
         return patient_event(
-            self.name(modes), self.sensitivity, self.sigma, self.count, seeded=seeded
-        )
+            name, self.sensitivity, self.sigma, self.count * sharing.slots, seeded=seeded,
+            own_sigma=self.own_sigma, claim=sharing.claim,
+        )  # fmt: skip
 
 
 Ridge = Callable[[], NDArray[np.float64]]
@@ -103,7 +142,7 @@ def _refined(
     assert planned.mode is not None
     return refinement(
         tensor, factors, planned.mode,
-        ridge=ridge(), bound=planned.sensitivity, sigma=planned.sigma,
+        ridge=ridge(), bound=planned.sensitivity, sigma=planned.own_sigma,
     )  # fmt: skip
 
 
@@ -114,13 +153,13 @@ def _refined_size(_: Sequence[int], kept: Sequence[int], mode: int | None, rank:
 
 KINDS: Mapping[str, ReleaseKind] = {
     "codes": ReleaseKind(
-        statistic=lambda tensor, planned, *_: code_counts(tensor, sigma=planned.sigma),
+        statistic=lambda tensor, planned, *_: code_counts(tensor, sigma=planned.own_sigma),
         size=lambda every, *_: sum(every),
         clipped=False,
         carries=(),
     ),
     "start": ReleaseKind(
-        statistic=lambda tensor, planned, *_: cooccurrence(tensor, sigma=planned.sigma),
+        statistic=lambda tensor, planned, *_: cooccurrence(tensor, sigma=planned.own_sigma),
         size=lambda _, kept, *__: strict_size(sum(kept)),
         clipped=False,
         carries=("selection", "weights"),

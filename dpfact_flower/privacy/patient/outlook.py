@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from dpfact_flower.privacy.conversions import epsilon_gaussian_discrete
+from dpfact_flower.privacy.patient.sharing import Sharing
 from dpfact_flower.tensor.triangle import strict_size
 
 Verdict = Literal["good", "weak", "hopeless", "unknown"]
@@ -40,6 +41,8 @@ _SURROGATE_BYTES = 80_000_000
 """The server's memory for surrogates, which come after that: 60 and 80 MB are measured."""
 _SENT_BITS = 12
 """Of one value in a message (docs/explanation/noise.md)."""
+_MASKED_BITS = 32
+"""Of one masked value, which does not get smaller; 48 where patients are unknown."""
 _NOISE_SECONDS, _REFIT_SECONDS = 1e-6, 2e-7
 """Of one value's noise, and of one patient's refit for each phenotype, on a quiet core."""
 _FIT_STEPS, _SEARCH_STEPS = 100, 12
@@ -54,13 +57,15 @@ and 3 to 12 s; where patients have many codes there are no surrogates."""
 class Facts(NamedTuple):
     """Public facts about a run; 0 patients or sites means unknown.
 
-    `sizes` are the codes of each feature mode that are kept.
+    `sizes` are the codes of each feature mode that are kept. `sharing` says how sites share one
+    noise, if they do.
     """
 
     sizes: tuple[int, ...]
     rank: int
     sites: int
     patients: int
+    sharing: Sharing | None = None
 
     @property
     def known(self) -> bool:
@@ -68,9 +73,20 @@ class Facts(NamedTuple):
         return self.patients > 0 and self.sites > 0
 
     @property
+    def noises(self) -> float:
+        """How often the noise of one whole budget is in all that the server learns."""
+        shared = self.sharing
+        return shared.slots * shared.sites / shared.honest if shared else self.sites
+
+    @property
+    def sums(self) -> int:
+        """Vectors that the server learns of each release."""
+        return self.sharing.slots if self.sharing else self.sites
+
+    @property
     def start_scale(self) -> float:
         """Signal of a start whose noise multiplier is 1: see `Outlook.signal`."""
-        return self.patients / self.rank / math.sqrt(2 * sum(self.sizes) * self.sites)
+        return self.patients / self.rank / math.sqrt(2 * sum(self.sizes) * self.noises)
 
     def signal(self, rho: float) -> float:
         """Signal of a refinement that had all of a budget, of a bound of 1; 0 if unknown.
@@ -79,7 +95,7 @@ class Facts(NamedTuple):
         """
         if not self.known:
             return 0.0
-        noise = math.sqrt(max(self.sizes) * self.sites / (2 * rho))
+        noise = math.sqrt(max(self.sizes) * self.noises / (2 * rho))
         return self.patients / self.rank / noise
 
 
@@ -202,28 +218,29 @@ def needs_of(counts: tuple[int, ...], refinements: int, facts: Facts, offered: s
     `counts` are the values of each release, of which some are `refinements`. `offered` is the
     setting `codes`; where it is empty and codes are many, one is proposed.
     """
-    values = sum(counts)
+    slots, bits = (facts.sums, _MASKED_BITS) if facts.sharing else (1, _SENT_BITS)
+    values = sum(counts) * slots
     each = facts.patients / facts.sites if facts.known else 0.0
     refits = _REFIT_SECONDS * each * facts.rank * refinements
     codes = "" if offered or sum(facts.sizes) <= _MANY_CODES else _fewer(facts.sizes, _MANY_CODES)
     return Needs(
-        BYTES_A_VALUE * max(counts),
+        BYTES_A_VALUE * max(counts) * slots,
         _server_bytes(facts) if facts.sites else 0,
         _server_seconds(facts) if facts.sites else 0.0,
-        values * _SENT_BITS // 8,
+        values * bits // 8,
         _NOISE_SECONDS * values + refits,
         codes,
     )
 
 
 def _server_bytes(facts: Facts) -> int:
-    values, apart = strict_size(sum(facts.sizes)), min(facts.sites, _APART)
+    values, apart = strict_size(sum(facts.sizes)), min(facts.sums, _APART)
     each = _REPLY_BYTES * facts.sites + _APART_BYTES * apart + _BESIDE_BYTES
     return max(values * each, _SURROGATE_BYTES)
 
 
 def _server_seconds(facts: Facts) -> float:
-    rank, apart = facts.rank, min(facts.sites, _APART)
+    rank, apart = facts.rank, min(facts.sums, _APART)
     columns = rank * (_FIT_STEPS + rank + _SEARCH_STEPS * (apart + 4))
     products = 2 * apart * sum(facts.sizes) ** 2 * columns
     return products / _PRODUCTS + _SURROGATE_SECONDS * rank
@@ -232,7 +249,10 @@ def _server_seconds(facts: Facts) -> float:
 def _levers(
     facts: Facts, strength: float, mu: float, epsilon: float, delta: float
 ) -> tuple[Lever, ...]:
-    """Strength goes with mu and patients, and with the root of the others."""
+    """Strength goes with mu and patients, and with the root of the others.
+
+    Where sites share one noise, more of them bring patients and hardly any noise.
+    """
     lacking = good_strength() / strength
     twice = epsilon_gaussian_discrete(2 * mu, delta, 1)
     # mu goes nearly with epsilon: how nearly, from what twice the mu would cost.
@@ -241,12 +261,13 @@ def _levers(
     needed = needed if math.isfinite(needed) else 0.0  # beyond the proof for discrete noise
     codes, fewest = sum(facts.sizes), 2 * len(facts.sizes)
     fewer, root = math.floor(codes / lacking**2), math.sqrt(2)
+    steep, gain = (1, 2.0) if facts.sharing else (2, root)
     found = (
         Lever("rank", float(math.floor(facts.rank / lacking**2)), root if facts.rank > 1 else 1.0),
         Lever("epsilon", needed, 2.0**power),
         Lever("patients", float(math.ceil(facts.patients * lacking)), 2.0),
         Lever("codes", float(fewer if fewer >= fewest else 0), root),
-        Lever("sites", float(math.ceil(facts.sites * lacking**2)), root),
+        Lever("sites", float(math.ceil(facts.sites * lacking**steep)), gain),
     )
     changed = (lever._replace(chance=chance_of(strength * lever.chance)) for lever in found)
     return tuple(sorted(changed, key=lambda lever: -lever.chance))  # stable: of equals, rank first

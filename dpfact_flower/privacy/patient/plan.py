@@ -35,6 +35,7 @@ from dpfact_flower.privacy.events import ReleaseEvent, at_least_one, positive
 from dpfact_flower.privacy.guarantee import Guarantee, account
 from dpfact_flower.privacy.patient.kinds import KINDS, PlannedRelease
 from dpfact_flower.privacy.patient.outlook import Facts, Needs, Outlook, needs_of, outlook_of
+from dpfact_flower.privacy.patient.sharing import Sharing, sharing_of
 from dpfact_flower.privacy.patient.statistics import MOST_REFINED
 from dpfact_flower.settings import PrivacySettings
 from dpfact_flower.tensor.triangle import strict_size
@@ -84,6 +85,8 @@ class PatientPlan:
     memory : float
         Share of earlier rounds in the average of refinements that the server works with: the
         server's own affair, post-processing of what was released.
+    sharing : Sharing or None
+        How sites share one noise under secure sums; None where each adds its own.
     """
 
     releases: tuple[PlannedRelease, ...]
@@ -95,12 +98,20 @@ class PatientPlan:
     delta: float
     outlook: Outlook
     needs: Needs
+    sharing: Sharing | None = None
 
     def settle(self, settings: PrivacySettings) -> PrivacySettings:
         """The settings with nothing left to plan: what a server sends, and what a site asks for."""
-        return replace(
+        settled = replace(
             settings, start_share=self.start_share, refine_rounds=self.refine_rounds,
             bound=self.bound,
+        )  # fmt: skip
+        if self.sharing is None:
+            return settled
+        sites, colluding, dropouts, slots = self.sharing
+        return replace(
+            settled, secure_sites=sites, secure_colluding=colluding, secure_dropouts=dropouts,
+            secure_slots=slots,
         )  # fmt: skip
 
     @property
@@ -148,9 +159,10 @@ def plan_patient(
     if sum(kept) < 2:
         raise SettingsError("sizes: need at least 2 codes in all for a co-occurrence")
     _check_size(every, kept, at_least_one("rank", rank))
-    facts = Facts(kept, rank, sites, settings.patients)
     if sites < 0:
         raise SettingsError(f"sites: must be an integer of 0 or more, got {sites!r}")
+    sharing = sharing_of(settings, sites)
+    facts = Facts(kept, rank, sites, settings.patients, sharing)
 
     total = total_rho(settings.epsilon, settings.delta)
     split = _split(settings, facts, total)
@@ -172,7 +184,7 @@ def plan_patient(
     needs = needs_of(counts, split.rounds * len(kept), facts, settings.codes)
     return PatientPlan(
         releases, len(releases) + 1, split.share, split.rounds, bound, memory, settings.delta,
-        outlook, needs,
+        outlook, needs, sharing,
     )  # fmt: skip
 
 
@@ -183,7 +195,8 @@ def _planned(
     """A release with all that follows from its kind and cost."""
     sensitivity = KINDS[kind].sensitivity(bound)
     count = KINDS[kind].size(every, facts.sizes, mode, facts.rank)
-    return PlannedRelease(kind, number, mode, sensitivity, sigma_of(rho, sensitivity), count, rho)
+    sigma = sigma_of(rho, sensitivity)
+    return PlannedRelease(kind, number, mode, sensitivity, sigma, count, rho, facts.sharing)
 
 
 def _check_size(every: Sequence[int], kept: Sequence[int], rank: int) -> None:

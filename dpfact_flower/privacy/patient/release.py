@@ -1,4 +1,4 @@
-"""Patient mode's one way out: exact integer noise on a bounded sum.
+"""Patient mode's two ways out: exact integer noise on a bounded sum, all of it or a site's share.
 
 Unit: one patient. Neighbours: they are in only one of the two data sets. Sensitivity and noise
 are those that the `BoundedSum` carries; `release` takes neither as a number. The proof is in
@@ -7,13 +7,16 @@ are those that the `BoundedSum` carries; `release` takes neither as a number. Th
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from dpfact_flower.privacy.events import ReleaseEvent, patient_event
 from dpfact_flower.privacy.noise import SIGMA_BITS
 from dpfact_flower.privacy.noise_source import Noise
+from dpfact_flower.privacy.patient.sharing import Sharing
 from dpfact_flower.privacy.patient.statistics import BoundedSum
-from dpfact_flower.privacy.release import Release, replay
+from dpfact_flower.privacy.release import Release, Share, replay
 
 _FINE_BITS = 8
 """A released value is a whole multiple of 1/256 of its noise's standard deviation. Below, there is
@@ -44,3 +47,20 @@ def step_of(release: Release) -> float:
 
 def _step(event: ReleaseEvent) -> np.float64:
     return np.float64(event.sigma) / (1 << _FINE_BITS)
+
+
+def share(bounded: BoundedSum, noise: Noise, sharing: Sharing, slot: int, *, name: str) -> Share:
+    """Add this site's part of a noise that sites share, and say what that costs.
+
+    The sum stands in its slot; noise is in all slots. The integers are not rounded: a sum of
+    rounded values would be no function of the sum. They must be masked before they leave.
+    `bounded` was made for this site's own noise.
+    """
+    slots = np.zeros((sharing.slots, len(bounded.total)), np.int64)
+    slots[slot] = bounded.total
+    noisy = slots.ravel() + noise.integers(slots.size)
+    event = patient_event(
+        name, bounded.sensitivity, bounded.sigma * math.sqrt(sharing.honest), len(noisy),
+        seeded=noise.seeded, own_sigma=bounded.sigma, claim=sharing.claim,
+    )  # fmt: skip
+    return Share(noisy, (event,))

@@ -7,16 +7,17 @@ authenticated: with a false one among them, what `recover` gives is another numb
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 PRIME = 2**255 - 19
 SIZE = 32
 """Bytes of a secret and of a share, lowest first."""
 
 
-def new_secret() -> bytes:
-    """A uniform secret, which is below the prime."""
-    return secrets.randbelow(PRIME).to_bytes(SIZE, "little")
+def new_secret(random_bytes: Callable[[int], bytes]) -> bytes:
+    """A secret below the prime: uniform, but for less than 2**-256, where the bytes are."""
+    number = int.from_bytes(random_bytes(2 * SIZE), "little") % PRIME
+    return number.to_bytes(SIZE, "little")
 
 
 def share(secret: bytes, threshold: int, places: int) -> list[bytes]:

@@ -16,6 +16,7 @@ attempt, and neither own mask nor opening.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass, replace
@@ -42,6 +43,8 @@ from dpfact_flower.privacy.secure_sum.keys import (
 
 Vector = NDArray[np.int64]
 Step = Literal["round", "attempt", "repeat"]
+RandomBytes = Callable[[int], bytes]
+KEY_BYTES = 32
 _NONCE = bytes(12)  # each key seals one share
 
 
@@ -149,6 +152,7 @@ def join(
     *,
     kept: JobSecrets | None = None,
     state: RoundState | None = None,
+    random_bytes: RandomBytes = os.urandom,
 ) -> JobSecrets:
     """A fresh key for a job; its `member` is what leaves. Asked again, the same.
 
@@ -164,7 +168,7 @@ def join(
     for other in terms.sites:
         if other != site:
             pinned(peers, other)
-    key = X25519PrivateKey.generate()
+    key = X25519PrivateKey.from_private_bytes(random_bytes(KEY_BYTES))
     member = signed_member(terms, site, key.public_key().public_bytes_raw(), signing_key)
     return JobSecrets(terms, key.private_bytes_raw(), member)
 
@@ -217,10 +221,12 @@ def answer(
     question: Question,
     peers: Mapping[str, bytes],
     draw: Callable[[], Vector],
+    random_bytes: RandomBytes = os.urandom,
 ) -> RoundState:
     """The state after a question: what must be on disk before its `masked` leaves.
 
-    `draw` makes the site's vector, with its share of noise; it is called once a round.
+    `draw` makes the site's vector, with its share of noise; it is called once a round. Where
+    `random_bytes` are seeded, which only a simulation may do, a sum is the same to the last bit.
     """
     step = check_question(job, state, question, peers)
     if step == "repeat" and state is not None:
@@ -228,7 +234,7 @@ def answer(
     noisy = draw() if step == "round" or state is None else state.noisy
     if not job.terms.dropouts:
         return RoundState(question, noisy)
-    seed = shamir.new_secret()
+    seed = shamir.new_secret(random_bytes)
     shares = shamir.share(seed, job.terms.threshold, len(question.members))
     share_of = dict(zip(question.sites, shares, strict=True))
     context, own = context_of(job.terms, question), job.member.site

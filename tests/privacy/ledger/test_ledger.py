@@ -251,7 +251,8 @@ def test_nothing_but_keys_charges_and_released_bytes_is_in_the_file(ledger, fold
         "shapes": [[5, 3], [4, 3]], "payload_sha256": hashlib.sha256(payload).hexdigest(),
         "events": [
             {"name": f"round 1, {mode}", "sensitivity": 1.1, "sigma": 100 / 3, "count": 7,
-             "unit": "entry", "neighbours": "replace", "claim": PAPER_CLAIM, "seeded": False}
+             "unit": "entry", "neighbours": "replace", "claim": PAPER_CLAIM, "seeded": False,
+             "own_sigma": 0.0}
             for mode in MODES
         ],
     }  # fmt: skip

@@ -1,5 +1,6 @@
 """Shares of a secret: Shamir 1979, by hand and by chance."""
 
+import os
 from itertools import combinations
 
 import numpy as np
@@ -36,7 +37,7 @@ def test_any_so_many_give_the_secret_and_fewer_another_number(secret, threshold,
 
 
 def test_new_secrets_are_below_the_prime_and_differ():
-    made = [shamir.new_secret() for _ in range(500)]
+    made = [shamir.new_secret(os.urandom) for _ in range(500)]
     assert len({*made}) == 500
     assert max(int.from_bytes(secret, "little") for secret in made) < shamir.PRIME
     assert np.unpackbits(np.frombuffer(b"".join(made), np.uint8)).mean() == pytest.approx(

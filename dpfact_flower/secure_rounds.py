@@ -1,0 +1,195 @@
+"""Secure sums over Flower: keys once a run, and the further messages of a round.
+
+What to ask and what it means is the business of `dpfact_flower.server.secure`; here it is asked of
+nodes, and what came back is read.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from flwr.app import Message
+
+from dpfact_flower.collect import MOST_ASKED, format_error
+from dpfact_flower.errors import DataError, MessageError, QuorumError
+from dpfact_flower.machine.files import replacing
+from dpfact_flower.machine.parsed import from_json
+from dpfact_flower.server.coordinator import Coordinator
+from dpfact_flower.server.history import Failure
+from dpfact_flower.server.readiness import SiteNames, called
+from dpfact_flower.server.secure import Attempt, SecureSum, SecureSums
+from dpfact_flower.wire import records
+from dpfact_flower.wire.protocol import RoundRequest, SiteReply
+from dpfact_flower.wire.secure import MemberKey, read_parts
+
+_logger = logging.getLogger(__name__)
+SECURE = "secure.json"
+_KEY_PARTS, _VECTOR_PARTS, _OPENING_PARTS = 2, 3, 2
+
+Ask = Callable[[Mapping[int, RoundRequest], bool], Mapping[int, Message]]
+"""Sends each node its request, and gives the replies; whether lost sites are waited for."""
+
+
+class SecureRounds:
+    """A run's secure sums over Flower's nodes."""
+
+    def __init__(self, coordinator: Coordinator, names: SiteNames, ask: Ask) -> None:
+        self._coordinator, self._names, self._ask = coordinator, names, ask
+        self._sums: SecureSums | None = None
+        self._sum: SecureSum | None = None
+        self._nodes: dict[str, int] = {}
+        self._failed: dict[str, str] = {}
+
+    def agree(self, nodes: Sequence[int], number: int) -> None:
+        """Get every site's key, and plan the run for the sites that gave one.
+
+        A run that goes on has them from its folder, as long as enough of these sites are there.
+        """
+        coordinator = self._coordinator
+        self._nodes = {self._names.of(node): node for node in nodes if self._names.of(node)}
+        self._sums = self._begin()
+        if coordinator.resumed and _read(coordinator.run_dir, self._sums):
+            return
+        for _ in range(MOST_ASKED):
+            least = max(coordinator.run.min_sites, 1)
+            if len(self._nodes) < least:
+                break
+            if len(self._nodes) != self._begin().sharing.sites:
+                coordinator.resize(len(self._nodes))
+            self._sums = self._begin()
+            stage = self._sums.ask_keys(list(self._nodes))
+            request = replace(coordinator.request(number), secure=stage)
+            replies = self._replies(
+                self._ask(dict.fromkeys(self._nodes.values(), request), False), _KEY_PARTS
+            )
+            if replies.keys() == self._nodes.keys():
+                self._sums.take_keys(replies)
+                _write(coordinator.run_dir, self._sums)
+                return
+            self._nodes = {site: self._nodes[site] for site in replies}
+        raise QuorumError(
+            f"secure sums: {len(self._nodes)} sites gave their keys, the quorum (min-sites) is "
+            f"{coordinator.run.min_sites}; nobody paid. {_why(self._failed)}"
+        )
+
+    def _begin(self) -> SecureSums:
+        assert self._coordinator.secure is not None
+        return SecureSums(self._coordinator.secure)
+
+    def requests(self, number: int, nodes: Sequence[int]) -> dict[int, RoundRequest]:
+        """What to ask of nodes at the beginning of a round; those without a key are not asked."""
+        coordinator = self._coordinator
+        self._sum, self._failed = None, {}
+        request, planned = coordinator.request(number), coordinator.planned_release(number)
+        self._nodes |= {self._names.of(node): node for node in nodes if self._names.of(node)}
+        if planned is None or self._sums is None:
+            return dict.fromkeys(nodes, request)
+        self._sum = self._sums.begin(request, planned)
+        return self._attempt(request)
+
+    def _attempt(self, request: RoundRequest) -> dict[int, RoundRequest]:
+        assert self._sum is not None
+        assert self._sums is not None
+        asked = replace(request, secure=self._sum.attempt())
+        _write(self._coordinator.run_dir, self._sums)
+        return {self._nodes[site]: asked for site in self._sum.names if site in self._nodes}
+
+    @property
+    def adding(self) -> bool:
+        """Whether the round that was begun is a sum."""
+        return self._sum is not None
+
+    def finish(
+        self, number: int, came: Mapping[int, Message]
+    ) -> tuple[list[SiteReply], list[Failure], list[SiteReply]]:
+        """From the replies to a round's first attempt to the sum: sites, failures, totals of slots.
+
+        Without a sum there are neither sites nor totals, and the failures say why.
+        """
+        assert self._sum is not None
+        adding, request = self._sum, self._coordinator.request(number)
+        while True:
+            self._take(came, _VECTOR_PARTS, adding.take_vector)
+            if adding.complete or not adding.may_go_on:
+                break
+            came = self._ask(self._attempt(request), True)
+        if not adding.complete:
+            return [], self._failures(), []
+        for _ in range(MOST_ASKED):
+            if not adding.closed:
+                sites = [SiteReply(site, ()) for site in adding.names]
+                return sites, self._failures(), adding.slots()
+            stages = adding.openings()
+            asked = {self._nodes[site]: replace(request, secure=stages[site]) for site in stages}
+            self._take(self._ask(asked, True), _OPENING_PARTS, adding.take_opening)
+        for site in adding.closed:
+            self._failed.setdefault(site, "its mask was not opened by enough sites")
+        return [], self._failures(), []
+
+    def _take(
+        self,
+        came: Mapping[int, Message],
+        number: int,
+        take: Callable[[str, Sequence[bytes]], None],
+    ) -> None:
+        for site, parts in self._replies(came, number).items():
+            try:
+                take(site, parts)
+            except MessageError as error:
+                self._failed[site] = str(error)
+
+    def _replies(self, came: Mapping[int, Message], number: int) -> dict[str, list[bytes]]:
+        """Parts of each site's reply; why others cannot be used is noted."""
+        found: dict[str, list[bytes]] = {}
+        sites = {node: site for site, node in self._nodes.items()}
+        for node, reply in came.items():
+            try:
+                if reply.has_error():
+                    raise MessageError(format_error(reply.error))
+                payload = records.read_reply(reply)
+                site, parts = read_parts(payload.arrays, payload.config, number)
+                if site != sites.get(node):
+                    raise MessageError(f"calls itself {site!r}")
+                found[site] = parts
+            except MessageError as error:
+                self._failed[sites.get(node, str(node))] = str(error)
+        for site in set(sites.values()) - found.keys() - self._failed.keys():
+            self._failed[site] = "no reply in time"
+        return found
+
+    def _failures(self) -> list[Failure]:
+        return [
+            Failure(called(self._nodes.get(site, 0), site), reason)
+            for site, reason in sorted(self._failed.items())
+        ]
+
+
+def _why(failed: Mapping[str, str]) -> str:
+    return "; ".join(f"{site}: {reason}" for site, reason in sorted(failed.items()))
+
+
+def _write(folder: Path | None, sums: SecureSums) -> None:
+    """Keep in a run's folder whose public keys it has, and the newest attempt."""
+    if folder is not None:
+        members = [[each.site, each.key.hex(), each.signature.hex()] for each in sums.members]
+        with replacing(folder / SECURE) as file:
+            file.write(json.dumps({"members": members, "last": sums.last}).encode())
+
+
+def _read(folder: Path | None, sums: SecureSums) -> bool:
+    """Take over what `_write` kept, if there is any."""
+    path = (folder or Path()) / SECURE
+    if folder is None or not path.exists():
+        return False
+    try:
+        found = from_json(path.read_bytes())
+        sums.members = tuple(MemberKey(s, *map(bytes.fromhex, k)) for s, *k in found["members"])
+        number, attempt, asked = found["last"]
+        sums.last = Attempt(number, attempt, tuple(asked))
+    except (OSError, KeyError, TypeError, ValueError):
+        raise DataError(f"{path}: damaged; restore it from a copy, or start a new run") from None
+    return True

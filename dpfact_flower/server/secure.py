@@ -1,0 +1,164 @@
+"""The server's half of secure sums, without messages: what to ask next, and the sum in the end.
+
+A round begins with an attempt at the sum of all sites. Where a site is lost before its vector came,
+a further attempt follows among those that answered, at least all but `Sharing.dropouts`. Then every
+site opens the last attempt. Without dropouts there is one attempt, and nothing is opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from dpfact_flower.errors import MessageError
+from dpfact_flower.privacy.noise import SIGMA
+from dpfact_flower.privacy.patient.kinds import PlannedRelease
+from dpfact_flower.privacy.patient.sharing import Sharing
+from dpfact_flower.privacy.secure_sum import keys
+from dpfact_flower.privacy.secure_sum import server as rules
+from dpfact_flower.privacy.secure_sum.site import Masked, Opening
+from dpfact_flower.wire.protocol import RoundRequest, SiteReply
+from dpfact_flower.wire.secure import MemberKey, SecureStage, read_sealed
+
+_ROUNDING_BITS = 16
+"""Bits below 1/256 of a site's noise: of a sum, the server keeps no more than sites send of one."""
+
+
+class Attempt(NamedTuple):
+    """An attempt at a round's sum, and the sites that it adds up."""
+
+    round: int
+    number: int
+    asked: tuple[str, ...]
+
+
+class SecureSums:
+    """A run's secure sums.
+
+    Attributes
+    ----------
+    members : tuple of MemberKey
+        All sites with their keys of the job, sorted; empty until all gave them.
+    last : Attempt
+        The newest. A server that goes on after a crash asks the same again: what was answered once
+        has no other answer, and once it was opened there is no further attempt.
+    """
+
+    def __init__(self, sharing: Sharing) -> None:
+        self.sharing = sharing
+        self.members: tuple[MemberKey, ...] = ()
+        self.last = Attempt(0, 0, ())
+
+    # --- Keys, once a job
+
+    def ask_keys(self, names: Sequence[str]) -> SecureStage:
+        """Ask these sites, which must be as many as the plan has, for their keys."""
+        return SecureStage("keys", asked=tuple(sorted(names)))
+
+    def take_keys(self, replies: Mapping[str, Sequence[bytes]]) -> None:
+        """Take every site's key and signature, which the sites check."""
+        self.members = tuple(
+            MemberKey(site, key, signature) for site, (key, signature) in sorted(replies.items())
+        )
+
+    # --- The sum of a round
+
+    def begin(self, request: RoundRequest, planned: PlannedRelease) -> SecureSum:
+        """The sum of a round, which has no attempt yet."""
+        terms = self.sharing.terms(request.job, request.terms, [m.site for m in self.members])
+        return SecureSum(self, terms, request, planned)
+
+
+class SecureSum:
+    """One round's sum: attempts, openings, total."""
+
+    def __init__(
+        self, run: SecureSums, terms: keys.Terms, request: RoundRequest, planned: PlannedRelease
+    ) -> None:
+        self._run, self._terms, self._request, self._planned = run, terms, request, planned
+        self._question: keys.Question | None = None
+        self._masked: dict[str, Masked] = {}
+        self._openings: dict[str, Opening] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """Sites that the last attempt adds up."""
+        assert self._question is not None
+        return self._question.sites
+
+    @property
+    def needed(self) -> int:
+        """Sites without which there is no sum."""
+        return self._run.sharing.sites - self._run.sharing.dropouts
+
+    @property
+    def complete(self) -> bool:
+        """Whether every vector of the last attempt is there."""
+        return self._question is not None and self._masked.keys() == set(self.names)
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether a further attempt, among those that answered, is worth it."""
+        answered = len(self._masked)
+        return bool(self._run.sharing.dropouts) and self.needed <= answered < len(self.names)
+
+    @property
+    def closed(self) -> list[str]:
+        """Sites whose mask is not known yet, after the openings that came."""
+        assert self._question is not None
+        return rules.unopened(self._terms, self._question, self._openings)
+
+    def attempt(self) -> SecureStage:
+        """The next attempt: among all sites, or those that answered the one before."""
+        last, number = self._run.last, self._request.round
+        if self._question is None and last.round == number:
+            asked = last.asked
+        else:
+            again = last.number + 1 if last.round == number else 1
+            asked = tuple(sorted(self._masked)) or self._terms.sites
+            self._run.last = last = Attempt(number, again, asked)
+        members = tuple(
+            keys.Member(*member) for member in self._run.members if member.site in set(asked)
+        )
+        self._question = self._planned.question(self._request, last.number, members)
+        self._masked = {}
+        return SecureStage("sum", last.number, self._run.members, asked)
+
+    def take_vector(self, site: str, parts: Sequence[bytes]) -> None:
+        """Take a site's masked vector."""
+        context, words, sealed = parts
+        assert self._question is not None
+        size = self._planned.count * self._run.sharing.slots * self._question.width
+        if len(words) != size:
+            raise MessageError(f"reply of site {site!r}: need {size} bytes, got {len(words)}")
+        if context != keys.context_of(self._terms, self._question):
+            raise MessageError(f"reply of site {site!r}: answers another question")
+        self._masked[site] = Masked(context, words, read_sealed(sealed, self.names))
+
+    def openings(self) -> dict[str, SecureStage]:
+        """What to ask of each site that has not opened, to open the last attempt."""
+        assert self._question is not None
+        return {
+            site: SecureStage(
+                "open", self._question.attempt, self._run.members, tuple(self.names),
+                rules.sealed_for(site, self._masked),
+            )
+            for site in self.names if site not in self._openings
+        }  # fmt: skip
+
+    def take_opening(self, site: str, parts: Sequence[bytes]) -> None:
+        """Take what a site opens."""
+        seed, shares = parts
+        self._openings[site] = Opening(seed, read_sealed(shares, self.names))
+
+    def slots(self) -> list[SiteReply]:
+        """Each slot's total, as if a site had released it."""
+        assert self._question is not None
+        total = rules.summed(self._terms, self._question, self._masked, self._openings)
+        planned, slots = self._planned, self._run.sharing.slots
+        fine = (total + (1 << (_ROUNDING_BITS - 1))) >> _ROUNDING_BITS
+        unit = planned.own_sigma / (SIGMA >> _ROUNDING_BITS)
+        values = (fine * unit).astype(np.float32).reshape(slots, planned.count)
+        return [SiteReply(f"slot-{slot + 1}", (row,)) for slot, row in enumerate(values)]

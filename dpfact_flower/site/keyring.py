@@ -1,0 +1,87 @@
+"""A hospital's keys for secure sums: its own long-term one, and the public ones of all sites.
+
+The hospitals give each other the public keys by a way that the server has no part in. Whoever could
+put a key of their own among them could play a site.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from dpfact_flower.errors import SettingsError
+from dpfact_flower.machine.access import check_own
+from dpfact_flower.privacy.secure_sum import keys
+from dpfact_flower.settings import SiteSettings
+
+
+@dataclass(frozen=True)
+class Keyring:
+    """A site's long-term key, and the public ones of all sites, by name."""
+
+    own: Ed25519PrivateKey
+    peers: Mapping[str, bytes]
+
+
+def keyring_of(settings: SiteSettings, site: str) -> Keyring:
+    """The keys that a hospital's settings name; a SettingsError says what is wrong with them."""
+    for name, value in (("key", settings.secure_key), ("peers", settings.secure_peers)):
+        if not value or not Path(value).is_absolute():
+            raise SettingsError(
+                f"secure-{name}: must be set, to an absolute path, to take part in secure sums; "
+                "`dpfact keys` makes the file"
+            )
+    own = read_key_file(Path(settings.secure_key))
+    peers = read_peers(Path(settings.secure_peers))
+    if peers.get(site) != _public(own):
+        raise SettingsError(
+            f"secure-peers: {settings.secure_peers} must have this site's own name, {site!r}, with "
+            "the public key of secure-key"
+        )
+    return Keyring(own, peers)
+
+
+def simulated_keyring(sites: Sequence[str], site: str) -> Keyring:
+    """Keys of simulated sites: from their names, since there is nobody to deceive."""
+    return Keyring(_simulated_key(site), {name: _public(_simulated_key(name)) for name in sites})
+
+
+def _simulated_key(site: str) -> Ed25519PrivateKey:
+    return Ed25519PrivateKey.from_private_bytes(hashlib.sha256(site.encode()).digest())
+
+
+def _public(key: Ed25519PrivateKey) -> bytes:
+    return key.public_key().public_bytes_raw()
+
+
+def read_key_file(path: Path) -> Ed25519PrivateKey:
+    """A signing key from its file, which must be its owner's alone."""
+    check_own(path, reading=True)
+    return keys.read_signing_key(_read(path))
+
+
+def read_peers(path: Path) -> dict[str, bytes]:
+    """Names and public keys, one ``NAME KEY`` a line; a `#` begins a comment."""
+    peers: dict[str, bytes] = {}
+    for number, line in enumerate(_read(path).decode(errors="replace").splitlines(), start=1):
+        said = line.partition("#")[0].split()
+        if not said:
+            continue
+        if len(said) != 2 or said[0] in peers:
+            raise SettingsError(f"{path}: line {number} must be NAME KEY, each name once")
+        try:
+            peers[said[0]] = keys.read_public_key(said[1])
+        except SettingsError as error:
+            raise SettingsError(f"{path}: line {number}: {error}") from None
+    return peers
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise SettingsError(f"{path}: cannot be read ({error.strerror})") from None

@@ -1,0 +1,206 @@
+"""A site's half of secure sums: what it takes part in, and what it keeps of a job.
+
+The rules of the exchange are in `dpfact_flower.privacy.secure_sum.site`, the policy in `admission`.
+Here its values meet the hospital's keys, the request, and the disk. What is kept lies in the job's
+folder and goes with it: the job's key, and of the latest round this site's noisy vector and what it
+answered. Both are on the disk before anything leaves that follows from them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfact_flower.errors import PrivacyRefusedError, StateError
+from dpfact_flower.machine.access import check_own
+from dpfact_flower.machine.files import private_folder, replacing
+from dpfact_flower.machine.npy import load_npz
+from dpfact_flower.machine.parsed import from_json
+from dpfact_flower.privacy import Noise, Release, release_masked
+from dpfact_flower.privacy.patient.kinds import PlannedRelease
+from dpfact_flower.privacy.secure_sum import keys
+from dpfact_flower.privacy.secure_sum import site as rules
+from dpfact_flower.site.keyring import Keyring
+from dpfact_flower.wire.protocol import RoundRequest
+from dpfact_flower.wire.secure import packed_bytes, sealed_text
+
+_JOB, _ROUND = "secure-job.json", "secure-round.npz"
+_PENDING = ".secure-job"  # no job can have this name
+_NEW_JOB = "ask the centre for a new job"
+
+
+# --- A request's stage ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SecureRound:
+    """A request for a stage of a secure sum that this site may answer; see `secure_round`.
+
+    Attributes
+    ----------
+    job : JobSecrets
+        This site's key of the job; made anew where it has none yet.
+    question : Question or None
+        What is added up; None when keys are asked for.
+    state : RoundState or None
+        What this site answered in this very round.
+    """
+
+    keyring: Keyring
+    files: _Files
+    job: rules.JobSecrets
+    question: keys.Question | None
+    state: rules.RoundState | None
+    sealed: Mapping[str, bytes]
+    noise: Noise
+    opening: bool = False
+
+    @property
+    def vector(self) -> NDArray[np.int64]:
+        """The noisy vector of this round, as it was charged."""
+        if self.state is None:
+            raise StateError(
+                f"{self.files.folder}: what this site added to the sum is gone; {_NEW_JOB}"
+            )
+        return self.state.noisy
+
+    def keys(self) -> Release:
+        """Answer with this site's key of the job, kept first."""
+        self.files.keep_pending(self.job)
+        member = self.job.member
+        return release_masked([packed_bytes(part) for part in (member.key, member.signature)])
+
+    def answer(self, draw: Callable[[], NDArray[np.int64]]) -> Release:
+        """The answer to the question; on return what it follows from is on the disk."""
+        assert self.question is not None
+        state = rules.answer(
+            self.job, self.state, self.question, self.keyring.peers, draw,
+            self.noise.random_bytes,
+        )  # fmt: skip
+        if state is not self.state:
+            self.files.keep(self.job, state)
+        answer = rules.masked(self.job, state)
+        parts = (answer.context, answer.words, sealed_text(answer.sealed))
+        return release_masked([packed_bytes(part) for part in parts])
+
+    def opened(self) -> Release:
+        """Open the attempt that was answered; on return that is on the disk."""
+        assert self.question is not None
+        context = keys.context_of(self.job.terms, self.question)
+        state = rules.opened(self.job, self.state, context, self.sealed)
+        if state is not self.state:
+            self.files.keep(self.job, state)
+        assert state.opening is not None
+        parts = (state.opening.seed, sealed_text(state.opening.shares))
+        return release_masked([packed_bytes(part) for part in parts])
+
+
+def secure_round(
+    request: RoundRequest,
+    planned: PlannedRelease,
+    keyring: Keyring,
+    noise: Noise,
+    folder: Path,
+    *,
+    site: str,
+    answered: bool,
+    durable: bool,
+) -> SecureRound:
+    """Check a stage against this site's keys and what it answered before; no patient is read.
+
+    Parameters
+    ----------
+    folder : path
+        Of the job.
+    answered : bool
+        Whether the ledger has this very request, so that what is kept of the round counts.
+    """
+    stage, sharing = request.secure, planned.sharing
+    assert stage is not None
+    assert sharing is not None
+    files = _Files(folder, durable)
+    terms = sharing.terms(request.job, request.terms, stage.names)
+    state = files.round() if answered else None
+    job = rules.join(
+        terms, site, keyring.own, keyring.peers, kept=files.job(terms), state=state,
+        random_bytes=noise.random_bytes,
+    )  # fmt: skip
+    if stage.stage == "keys":
+        return SecureRound(keyring, files, job, None, state, {}, noise)
+    asked = tuple(
+        keys.Member(*member) for member in stage.members if member.site in set(stage.asked)
+    )
+    question = planned.question(request, stage.attempt, asked)
+    if stage.stage == "open" and (state is None or question != state.question):
+        raise PrivacyRefusedError("secure sum: only the last attempt of a round can be opened")
+    rules.check_question(job, state, question, keyring.peers)
+    opening = stage.stage == "open"
+    return SecureRound(keyring, files, job, question, state, stage.sealed, noise, opening)
+
+
+# --- What is kept ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Files:
+    """A job's secrets on the disk.
+
+    A key that nothing was answered with yet lies beside the jobs, one for all of them: a server may
+    ask for the keys of ever new jobs, and fill the disk.
+    """
+
+    folder: Path
+    durable: bool
+
+    @cached_property
+    def _pending(self) -> Path:
+        return self.folder.parent / _PENDING
+
+    def job(self, terms: keys.Terms) -> rules.JobSecrets | None:
+        """The job's key, if there is one for these terms."""
+        for path in (self.folder / _JOB, self._pending):
+            check_own(path)
+            if path.exists():
+                job = rules.JobSecrets.from_json(self._json(path))
+                if job.terms == terms:
+                    return job
+        return None
+
+    def round(self) -> rules.RoundState | None:
+        """What was answered last; None where nothing is kept."""
+        path = self.folder / _ROUND
+        check_own(path)
+        if not path.exists():
+            return None
+        found = load_npz(path, ["head", "noisy"])
+        return rules.RoundState.from_json(from_json(str(found["head"])), found["noisy"])
+
+    def keep_pending(self, job: rules.JobSecrets) -> None:
+        """Keep the key of a job that has not begun."""
+        if not (self.folder / _JOB).exists():
+            private_folder(self._pending.parent)
+            self._write(self._pending, job)
+
+    def keep(self, job: rules.JobSecrets, state: rules.RoundState) -> None:
+        """Keep what was answered in a round, and the job's key with it."""
+        if not (self.folder / _JOB).exists():
+            self._write(self.folder / _JOB, job)
+        with replacing(self.folder / _ROUND, durable=self.durable) as file:
+            np.savez(file, noisy=state.noisy, head=np.array(json.dumps(rules.to_json(state))))
+
+    def _write(self, path: Path, job: rules.JobSecrets) -> None:
+        with replacing(path, durable=self.durable) as file:
+            file.write(json.dumps(rules.to_json(job)).encode())
+
+    def _json(self, path: Path) -> Mapping[str, object]:
+        try:
+            found: Mapping[str, object] = from_json(path.read_bytes())
+        except (OSError, ValueError):
+            raise StateError(f"{path}: damaged; {_NEW_JOB}") from None
+        return found

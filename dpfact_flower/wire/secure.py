@@ -1,0 +1,146 @@
+"""What server and sites say to each other, beside a round's request, to add up in secret.
+
+Three stages: `keys`, once a job, then for each release `sum` and, where sites may be lost, `open`.
+A stage travels as one JSON text of the request's config. It asks for nothing that the request does
+not ask for, so it is no part of its digest.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfact_flower.errors import DataError, MessageError, shown
+from dpfact_flower.machine.parsed import from_json
+from dpfact_flower.settings import LARGEST, check_name
+
+STAGES = ("keys", "sum", "open")
+_MOST_SITES = 1000
+_MOST_TEXT = 4096
+
+
+class MemberKey(NamedTuple):
+    """A site's public key for a job, and its signature."""
+
+    site: str
+    key: bytes
+    signature: bytes
+
+
+@dataclass(frozen=True)
+class SecureStage:
+    """A stage of the exchange.
+
+    Attributes
+    ----------
+    attempt : int
+        Of a sum: another one, among fewer sites, follows where a site was lost.
+    members : tuple of MemberKey
+        All sites that gave keys, sorted by name; none when keys are asked for.
+    asked : tuple of str
+        Names of those that this attempt adds up, or that are asked for keys.
+    sealed : mapping of str to bytes
+        When a sum is opened: by sender, the share of its seed that is sealed for this site.
+    """
+
+    stage: Literal["keys", "sum", "open"]
+    attempt: int = 0
+    members: tuple[MemberKey, ...] = ()
+    asked: tuple[str, ...] = ()
+    sealed: Mapping[str, bytes] = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All sites that take part."""
+        return tuple(member.site for member in self.members) or self.asked
+
+    def to_text(self) -> str:
+        """As it travels."""
+        return json.dumps({
+            "stage": self.stage, "attempt": self.attempt,
+            "members": [[m.site, _text(m.key), _text(m.signature)] for m in self.members],
+            "asked": list(self.asked),
+            "sealed": {site: _text(share) for site, share in self.sealed.items()},
+        })  # fmt: skip
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """Check a stage at the site's door; a MessageError names what is wrong, never a value."""
+        try:
+            found = from_json(text)
+            members = tuple(
+                MemberKey(_site(site), _bytes(key), _bytes(signature))
+                for site, key, signature in found["members"]
+            )
+            asked = tuple(map(_site, found["asked"]))
+            sealed = {_site(site): _bytes(share) for site, share in found["sealed"].items()}
+            stage, attempt = found["stage"], found["attempt"]
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise MessageError(f"secure sum: damaged ({type(error).__name__})") from None
+        if stage not in STAGES or type(attempt) is not int or not 0 <= attempt <= LARGEST:
+            raise MessageError(f"secure sum: no such stage or attempt, got {shown(stage)}")
+        names = [member.site for member in members]
+        for what, given in (("members", names), ("asked", list(asked))):
+            if given != sorted(set(given)) or len(given) > _MOST_SITES:
+                raise MessageError(f"secure sum: {what} must be different names in order")
+        if stage == "keys":
+            names = list(asked)
+        if not names or not {*asked, *sealed} <= set(names):
+            raise MessageError("secure sum: asked and sealed must be of members")
+        return cls(stage, attempt, members, asked, sealed)
+
+
+def packed_bytes(content: bytes) -> NDArray[np.uint8]:
+    """Bytes as an array of a reply."""
+    return np.frombuffer(content, np.uint8)
+
+
+def read_parts(
+    arrays: Sequence[NDArray[Any]], config: Mapping[str, object], number: int
+) -> tuple[str, list[bytes]]:
+    """A site's name and the parts of its reply; a MessageError if there are not so many."""
+    site = config.get("site")
+    try:
+        name = _site(site)
+    except DataError as error:
+        raise MessageError(str(error)) from None
+    if len(arrays) != number or any(a.dtype != np.uint8 or a.ndim != 1 for a in arrays):
+        raise MessageError(f"reply of site {name!r}: need {number} arrays of bytes")
+    return name, [array.tobytes() for array in arrays]
+
+
+def sealed_text(shares: Mapping[str, bytes]) -> bytes:
+    """Sealed shares, by receiver, as bytes of a reply."""
+    return json.dumps({site: _text(share) for site, share in shares.items()}).encode()
+
+
+def read_sealed(content: bytes, names: Sequence[str]) -> dict[str, bytes]:
+    """What `sealed_text` wrote, for these sites and no others."""
+    try:
+        found = {_site(site): _bytes(share) for site, share in from_json(content).items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise MessageError(f"secure sum: damaged shares ({type(error).__name__})") from None
+    if not found.keys() <= set(names):
+        raise MessageError("secure sum: shares of sites that were not asked")
+    return found
+
+
+def _text(content: bytes) -> str:
+    return b64encode(content).decode()
+
+
+def _bytes(text: object) -> bytes:
+    if not isinstance(text, str) or len(text) > _MOST_TEXT:
+        raise ValueError("text")
+    return b64decode(text, validate=True)
+
+
+def _site(name: object) -> str:
+    check_name("secure sum: site", name)
+    return str(name)

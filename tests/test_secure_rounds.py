@@ -1,0 +1,382 @@
+"""Secure sums through Flower's messages: whole runs, sites that fail, servers that start again."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from flwr.app import Error, Message
+from flwr.clientapp import ClientApp
+
+from dpfact_flower.client import DPFactClient
+from dpfact_flower.client_app import answered
+from dpfact_flower.data.site_data import SiteData
+from dpfact_flower.data.vocabulary import joint_digest
+from dpfact_flower.errors import QuorumError, SettingsError
+from dpfact_flower.legacy import DPFact as LegacyDPFact
+from dpfact_flower.privacy import account
+from dpfact_flower.privacy.ledger import Ledger
+from dpfact_flower.privacy.secure_sum.keys import new_signing_key, public_text, read_signing_key
+from dpfact_flower.runtime.federate import _sites_app
+from dpfact_flower.runtime.grid import InProcessGrid
+from dpfact_flower.settings import PrivacySettings, RunSettings, SiteSettings, SolverSettings
+from dpfact_flower.site.disclosure import log_privately
+from dpfact_flower.strategy import DPFact
+from dpfact_flower.wire import records
+from dpfact_flower.wire.secure import SecureStage
+from tests.conftest import CODES, count_tensor, make_vocabularies
+
+SOLVER = SolverSettings(rank=3)
+PRIVACY = PrivacySettings(
+    epsilon=4.0, start_share=0.7, refine_rounds=1, bound=0.1, secure_sums=True, noise_seed=7,
+    patients=200,
+)  # fmt: skip
+ROUNDS = 3  # with a release: the start, and two modes refined
+NAMES = [f"site-{number}" for number in range(1, 8)]
+
+
+class Lossy(InProcessGrid):
+    """A grid that loses what a test says: (site, stage, round) to the times that it is lost.
+
+    With "reply" in place of the times, the site answers and its reply is lost, once.
+    """
+
+    def __init__(self, app, names, lost=()) -> None:
+        super().__init__(app, [{"partition-id": n} for n in range(len(names))])
+        self.names = dict(zip(self._contexts, names, strict=True))
+        self.lost = dict(lost)
+        self.asked: list[tuple[str, str, int]] = []
+
+    def _deliver(self, message: Message) -> Message:
+        site = self.names[message.metadata.dst_node_id]
+        config = records.read_request(message).config
+        text = config.get("secure")
+        stage = SecureStage.from_text(text).stage if text else message.metadata.message_type
+        key = (site, stage, config["round"])
+        self.asked.append(key)
+        left = self.lost.get(key, 0)
+        if left == "reply":
+            self.lost[key] = 0
+            super()._deliver(message)
+        elif not left:
+            return super()._deliver(message)
+        else:
+            self.lost[key] = left - 1
+        return Message(Error(3, "lost"), reply_to=message)
+
+
+class Clock:
+    """A clock that nobody waits for."""
+
+    def __init__(self) -> None:
+        self.now = 1e9
+
+    def monotonic(self) -> float:
+        return self.now
+
+    time = perf_counter = monotonic
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch) -> Clock:
+    it = Clock()
+    monkeypatch.setattr("dpfact_flower.strategy.time", it)
+    monkeypatch.setattr("dpfact_flower.collect.time", it)
+    return it
+
+
+def sites(number: int = 7) -> list[SiteData]:
+    vocabularies = make_vocabularies()
+    return [
+        SiteData(name, count_tensor(20 + 3 * n, seed=n), vocabularies)
+        for n, name in enumerate(NAMES[:number], start=1)
+    ]
+
+
+def simulated(tmp_path, number: int = 7, lost=()) -> Lossy:
+    settings = SiteSettings(state_dir=str(tmp_path / "state"), allow_privacy="none,paper,patient")
+    app = _sites_app(sites(number), settings, simulation=True)
+    return Lossy(app, NAMES[:number], lost)
+
+
+def strategy(privacy=PRIVACY, *, number: int = 7, **options) -> DPFact:
+    run = RunSettings(job="job", sites=number, min_sites=3, seed=3)
+    return DPFact(
+        tuple(CODES.values()), solver=SOLVER, privacy=privacy, run=run,
+        vocabulary=joint_digest(make_vocabularies()), durable=False, **options,
+    )  # fmt: skip
+
+
+def learned(made: DPFact) -> list[np.ndarray]:
+    return list(made.coordinator.factors)
+
+
+def charged(tmp_path, site: str):
+    with Ledger(tmp_path / "state" / site, create=False) as ledger:
+        return ledger.rows()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The factors of a run in which nothing is lost; losses may change nothing but noise."""
+    made = strategy(PRIVACY)
+    made.start(simulated(tmp_path_factory.mktemp("whole")))
+    return learned(made)
+
+
+def test_a_run_learns_from_sums_and_charges_each_release_once(tmp_path, whole):
+    made = strategy()
+    made.start(simulated(tmp_path))
+    plan = made.coordinator.rule.plan
+    assert plan.sharing == (7, 1, 1, 2)
+    for mine, theirs in zip(learned(made), whole, strict=True):
+        np.testing.assert_array_equal(mine, theirs)  # masks differ from run to run, sums don't
+    for site in NAMES:
+        rows = charged(tmp_path, site)
+        assert [row.round for row in rows] == [1, 2, 3]
+        events = [event for row in rows for event in row.events]
+        assert all(event.own_sigma * 5**0.5 == pytest.approx(event.sigma) for event in events)
+        guarantee = account(events, 1e-5)
+        assert guarantee.headline.epsilon <= 4
+        assert guarantee.alone.epsilon > 9
+        assert "at most 1 of 7 sites collude" in guarantee.claim
+        assert not any(row.payload_kept for row in rows)
+
+
+@pytest.mark.parametrize(("stage", "number"), [("sum", 1), ("sum", 2), ("open", 1), ("open", 3)])
+def test_a_site_that_is_lost_leaves_a_sum_of_the_others(tmp_path, stage, number):
+    made = strategy()
+    grid = simulated(tmp_path, lost={("site-4", stage, number): 99})
+    made.start(grid)
+    record = made.coordinator.records[number - 1]
+    lost_before = stage == "sum"
+    assert record.updated
+    assert ("site-4" in record.sites) is not lost_before
+    assert [failure.who.split()[0] for failure in record.failures] == ["site-4"]
+    asked = [key for key in grid.asked if key[2] == number and key[1] == "sum"]
+    assert len(asked) > 7 if lost_before else len(asked) == 7
+    for site in NAMES:
+        wanted = [1, 2, 3]
+        if lost_before and site == "site-4":
+            wanted.remove(number)
+        assert [row.round for row in charged(tmp_path, site)] == wanted
+
+
+def test_a_reply_that_is_lost_after_the_charge_is_sent_again_for_nothing(tmp_path, whole):
+    made = strategy()
+    lost = {("site-2", "sum", 1): "reply", ("site-3", "open", 2): "reply"}
+    made.start(simulated(tmp_path, lost=lost))
+    for mine, theirs in zip(learned(made), whole, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    assert [row.round for row in charged(tmp_path, "site-2")] == [1, 2, 3]
+
+
+def test_more_losses_than_the_plan_allows_end_a_round_and_the_run_says_why(tmp_path):
+    lost = {(site, "sum", 1): 99 for site in ("site-2", "site-5")}
+    with pytest.raises(QuorumError, match=r"site-2.*site-5"):
+        strategy().start(simulated(tmp_path, lost=lost))
+    assert not (tmp_path / "state" / "site-2" / "ledger.sqlite").exists()
+
+
+def test_a_round_of_refinement_that_cannot_be_summed_is_passed_over(tmp_path):
+    made = strategy()
+    made.start(simulated(tmp_path, lost={(s, "sum", 2): 99 for s in ("site-2", "site-5")}))
+    assert [record.updated for record in made.coordinator.records] == [True, False, True, True]
+
+
+def test_a_site_that_is_lost_before_its_key_is_not_in_the_plan(tmp_path):
+    made = strategy()
+    made.start(simulated(tmp_path, lost={("site-7", "keys", 1): 99}))
+    assert made.coordinator.rule.plan.sharing == (6, 1, 1, 2)
+    assert made.coordinator.records[0].sites == tuple(NAMES[:6])
+    assert made.coordinator.run.sites == 6
+
+
+def test_three_sites_have_one_attempt_and_nothing_to_open(tmp_path):
+    made = strategy(number=3)
+    grid = simulated(tmp_path, 3)
+    made.start(grid)
+    assert made.coordinator.rule.plan.sharing == (3, 1, 0, 1)
+    assert {stage for _, stage, _ in grid.asked} == {"query", "keys", "sum", "train"}
+
+
+@pytest.mark.parametrize("number", [3, 7])
+def test_a_server_that_died_goes_on_and_nobody_pays_twice(tmp_path, monkeypatch, number):
+    folder = tmp_path / "run"
+    grid = simulated(tmp_path, number)
+    made = strategy(number=number, run_dir=folder)
+
+    def die(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(made.coordinator, "close_round", die)
+        with pytest.raises(KeyboardInterrupt):
+            made.start(grid)
+    again = strategy(number=number, run_dir=folder, resume=True)
+    again.start(grid)
+    assert [record.updated for record in again.coordinator.records] == [True] * 4
+    for site in NAMES[:number]:
+        assert [row.round for row in charged(tmp_path, site)] == [1, 2, 3]
+
+
+def test_a_slot_s_total_is_the_sum_of_its_sites_statistics(tmp_path, monkeypatch):
+    near = replace(PRIVACY, epsilon=1e5, delta=1e-3)  # hardly any noise
+    totals = []
+    for folder, privacy in ("a", near), ("b", replace(near, secure_sums=False)):
+        made, learns = strategy(privacy), []
+        update = made.coordinator.rule.update
+        monkeypatch.setattr(
+            made.coordinator.rule, "update",
+            lambda number, found, update=update, learns=learns: (
+                learns.append(found), update(number, found)),
+        )  # fmt: skip
+        made.start(simulated(tmp_path / folder))
+        totals.append([reply.arrays[0] for reply in learns[0]])
+    slots, own = totals
+    assert len(slots) == 2
+    for slot, total in enumerate(slots):
+        np.testing.assert_allclose(total, sum(own[slot::2]), atol=0.05)
+        assert np.abs(total).max() > 1
+
+
+def test_flowers_older_strategies_refuse():
+    with pytest.raises(SettingsError, match="one message for a round"):
+        LegacyDPFact((5, 7), solver=SOLVER, privacy=PRIVACY, run=RunSettings(sites=3, min_sites=3))
+
+
+# --- Real sites, with keys of their own -----------------------------------------------------------
+
+
+@pytest.fixture
+def hospitals(tmp_path):
+    """Clients of three real sites, and the grid that asks them."""
+    return real_sites(tmp_path)
+
+
+def real_sites(tmp_path, number=3, **changed):
+    lines = []
+    for name in NAMES[:number]:
+        pem = new_signing_key()
+        (tmp_path / f"{name}.pem").write_bytes(pem)
+        (tmp_path / f"{name}.pem").chmod(0o600)
+        lines.append(f"{name} {public_text(read_signing_key(pem))}")
+    (tmp_path / "peers").write_text("# all of us\n" + "\n".join(lines) + "\n")
+    clients = []
+    for data in sites(number):
+        given = {
+            "state_dir": str(tmp_path / "state" / data.name), "allow_privacy": "patient",
+            "max_epsilon": 4.0, "max_epsilon_alone": 40.0, "reply_after": 0.0,
+            "secure_key": str(tmp_path / f"{data.name}.pem"),
+            "secure_peers": str(tmp_path / "peers"),
+            **changed,
+        }  # fmt: skip
+        clients.append(DPFactClient(data, SiteSettings(**given)))
+    return clients
+
+
+def grid_of(clients) -> Lossy:
+    app = ClientApp()
+
+    def reply(message, context, ask):
+        client = clients[int(context.node_config["partition-id"])]
+        return answered(message, client, lambda e: log_privately(client.site.name, e), ask)
+
+    app.train()(lambda message, context: reply(message, context, DPFactClient.fit))
+    app.query()(lambda message, context: reply(message, context, DPFactClient.preflight))
+    return Lossy(app, NAMES[: len(clients)])
+
+
+REAL = replace(PRIVACY, noise_seed=-1)
+
+
+def test_real_sites_take_part_with_the_keys_that_they_pinned(hospitals):
+    made = strategy(REAL, number=3)
+    made.start(grid_of(hospitals))
+    assert all(record.updated for record in made.coordinator.records)
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"secure_key": ""}, "secure-key: must be set"),
+        ({"max_epsilon_alone": 0.0}, "max-epsilon-alone: must be set"),
+        ({"max_epsilon_alone": 5.0}, "max-epsilon-alone is 5"),
+        ({"secure_min_sites": 4}, "secure-sites is 3 in this run; this site's secure-min-sites"),
+        ({"secure_min_colluding": 2}, "secure-colluding is 1 in this run"),
+    ],
+)
+def test_what_a_hospital_did_not_agree_to_is_refused_before_anything(
+    tmp_path, caplog, changed, says
+):
+    clients = real_sites(tmp_path, **changed)
+    with pytest.raises(QuorumError):
+        strategy(REAL, number=3).start(grid_of(clients))
+    assert says in caplog.text
+    assert not list((tmp_path / "state").glob("*/*/ledger.sqlite"))
+
+
+def test_a_stranger_s_key_among_the_members_is_refused(tmp_path, hospitals, caplog):
+    pem = new_signing_key()
+    (tmp_path / "site-2.pem").write_bytes(pem)
+    lines = (tmp_path / "peers").read_text().splitlines()
+    lines[2] = f"site-2 {public_text(read_signing_key(pem))}"
+    (tmp_path / "peers-2").write_text("\n".join(lines))
+    settings = SiteSettings(
+        state_dir=str(tmp_path / "state" / "site-2"), allow_privacy="patient", max_epsilon=4.0,
+        max_epsilon_alone=40.0, secure_key=str(tmp_path / "site-2.pem"),
+        secure_peers=str(tmp_path / "peers-2"),
+    )  # fmt: skip
+    hospitals[1] = DPFactClient(sites(3)[1], settings)
+    with pytest.raises(QuorumError):
+        strategy(REAL, number=3).start(grid_of(hospitals))
+    assert "not signed" in caplog.text
+    assert not list((tmp_path / "state").glob("site-[13]/*/ledger.sqlite"))
+
+
+def test_a_site_whose_vector_is_gone_refuses_the_rest_of_the_round(tmp_path, hospitals, caplog):
+    made = strategy(REAL, number=3, run_dir=tmp_path / "run")
+    grid = grid_of(hospitals)
+    grid.lost = {("site-1", "sum", 1): "reply"}
+    kept = tmp_path / "state" / "site-1" / "site-1" / "job" / "secure-round.npz"
+    deliver = grid._deliver
+
+    def forget(message):
+        found = deliver(message)
+        kept.unlink(missing_ok=True)
+        return found
+
+    grid._deliver = forget
+    with pytest.raises(QuorumError):
+        made.start(grid)
+    assert "is gone" in caplog.text
+    with Ledger(tmp_path / "state" / "site-1" / "site-1", create=False) as ledger:
+        assert len(ledger.rows()) == 1
+
+
+def test_the_vector_is_in_no_reply_and_no_folder_of_the_run(tmp_path):
+    grid, sent = simulated(tmp_path, 3), []
+    deliver = grid._deliver
+
+    def watch(message):
+        found = deliver(message)
+        sent.append(found)
+        return found
+
+    grid._deliver = watch
+    made = strategy(number=3, run_dir=tmp_path / "run")
+    made.start(grid)
+    with np.load(tmp_path / "state" / "site-1" / "job" / "secure-round.npz") as kept:
+        vector = kept["noisy"].tobytes()
+    assert len(vector) > 100
+    for message in sent:
+        if not message.has_error():
+            for array in records.read_reply(message).arrays:
+                assert vector[:64] not in array.tobytes()
+    for path in (tmp_path / "run").rglob("*"):
+        assert not path.is_file() or vector[:64] not in path.read_bytes()
+    members = json.loads((tmp_path / "run" / "secure.json").read_text())
+    assert [line[0] for line in members["members"]] == NAMES[:3]
