@@ -21,8 +21,8 @@ from dpfact_flower.machine.files import disk_errors, locked
 from dpfact_flower.machine.memory import memory_limit, memory_used
 from dpfact_flower.privacy import Noise, account
 from dpfact_flower.privacy.ledger import LEDGER, Ledger, LedgerRow, read_key
+from dpfact_flower.privacy.patient.kinds import PlannedRelease
 from dpfact_flower.privacy.patient.outlook import BYTES_A_VALUE
-from dpfact_flower.privacy.patient.sharing import Sharing
 from dpfact_flower.privacy.patient.statistics import sum_threads
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.disk_reservation import bytes_to_reserve, reserve
@@ -118,7 +118,7 @@ class Admitted:
     @property
     def shares(self) -> bool:
         """Whether what the round releases may leave in a secure sum only."""
-        return self.work.planned is not None and self.work.planned.sharing is not None
+        return _planned(self.work) is not None
 
 
 @contextmanager
@@ -166,12 +166,12 @@ def _secure(
     here: Hospital, request: RoundRequest, work: RoundWork, *, answered: bool
 ) -> SecureRound | None:
     """The stage of a secure sum that is asked for; None in a preflight, and without secure sums."""
-    planned = work.planned
-    if planned is None or planned.sharing is None:
+    planned = _planned(work)
+    if planned is None:
         if request.secure is not None:
             raise MessageError("request: there is nothing to add up in secret in this round")
         return None
-    check_sharing(planned.sharing, here)
+    check_sharing(planned, here)
     stage = request.secure
     if here.simulation:
         keyring = simulated_keyring(stage.names if stage else (), here.name)
@@ -187,9 +187,16 @@ def _secure(
     )  # fmt: skip
 
 
-def check_sharing(sharing: Sharing, here: Hospital) -> None:
+def _planned(work: RoundWork) -> PlannedRelease | None:
+    """The round's release, if it is for a secure sum, which is patient mode's alone."""
+    planned: PlannedRelease | None = getattr(work, "planned", None)
+    return planned if planned and planned.sharing else None
+
+
+def check_sharing(planned: PlannedRelease, here: Hospital) -> None:
     """Refuse secure sums among fewer sites, or safe from fewer, than the hospital wants."""
-    settings = here.settings
+    settings, sharing = here.settings, planned.sharing
+    assert sharing is not None
     for key, given, least in (
         ("sites", sharing.sites, settings.secure_min_sites),
         ("colluding", sharing.colluding, settings.secure_min_colluding),

@@ -26,7 +26,6 @@ from dpfact_flower.privacy import (
     release_unprotected_sum,
 )
 from dpfact_flower.privacy.noise import SIGMA
-from dpfact_flower.privacy.patient.kinds import PlannedRelease
 from dpfact_flower.privacy.patient.statistics import BoundedSum, code_counts, cooccurrence
 from dpfact_flower.site.round import (
     JobState,
@@ -54,7 +53,6 @@ class ElasticRound:
 
     cost_scope = "this round"
     is_final = False
-    planned: PlannedRelease | None = None
 
     def __init__(
         self, source: SiteSource, request: RoundRequest, *, site: str, simulation: bool

@@ -31,6 +31,8 @@ from dpfact_flower.site.round import (
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.wire.protocol import RoundRequest
 
+Usage = tuple[NDArray[np.float64], NDArray[np.float64]]
+
 
 class PatientRound:
     """A round of patient mode as `RoundWork`: one statistic of the plan.
@@ -96,22 +98,20 @@ class PatientRound:
     def bounded(self, planned: PlannedRelease, kept: JobState) -> BoundedSum:
         """The sum that a planned release adds noise to; un-noised, so it must not leave."""
         return KINDS[planned.kind].statistic(
-            self._tensor(), planned, self._request.anchors, lambda: self._ridge(kept)
+            self._tensor(),
+            planned,
+            self._request.anchors,
+            lambda: ridge_of(self._request, self._usage(kept)),
         )
 
-    def _ridge(self, kept: JobState) -> NDArray[np.float64]:
-        """l2,1 weights by the site's own released start, or by the total of its slot."""
-        request, start, rank = self._request, self._plan.start, self._request.solver.rank
-        if request.solver.relative_l21 == 0:
-            return np.zeros(rank)
-        if start.sharing is not None:
-            assert request.usages is not None
+    def _usage(self, kept: JobState) -> Usage | None:
+        """How much each phenotype is used at this site, or in its slot, by the released start."""
+        request, start = self._request, self._plan.start
+        if start.sharing is not None and request.usages is not None:
             usage, spread = request.usages[self._slot(start.sharing)]
-            return ridge_of(request, usage, spread)
-        own_start = kept.release(start.round)
-        if own_start is None:
-            return np.zeros(rank)
-        return ridge_of(request, *usage_of(own_start.arrays[0], request.anchors, start.sigma))
+            return usage, spread
+        own = kept.release(start.round) if request.solver.relative_l21 else None
+        return usage_of(own.arrays[0], request.anchors, start.sigma) if own else None
 
 
 def plan_of(request: RoundRequest, feature_shape: Sequence[int]) -> PatientPlan:
@@ -158,16 +158,18 @@ def check_carries(request: RoundRequest, planned: PlannedRelease | None) -> None
         )
 
 
-def ridge_of(
-    request: RoundRequest, usage: NDArray[np.float64], spread: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def ridge_of(request: RoundRequest, used: Usage | None) -> NDArray[np.float64]:
     """l2,1 weight on a patient's factor, phenotype by phenotype, from released values alone.
 
     The l2,1 norm of A is majorised by ``sum_r mu / n_r |A_r|^2 / 2`` with n_r the norm of column r;
-    its `usage_of` what was released stands for it. `relative_l21` is relative: a phenotype
-    used as much as the average has that ridge, one that the noise could have made is off.
+    its usage in the released start, with the noise of that, stands for it. `relative_l21` is
+    relative: a phenotype used as much as the average has that ridge, one that the noise could have
+    made is off.
     """
     weight = request.solver.relative_l21
+    if weight == 0 or used is None:
+        return np.zeros(request.solver.rank)
+    usage, spread = used
     norms = np.sqrt(np.maximum(usage, 0))
     average = float(np.sqrt(np.mean(np.maximum(usage, 0))))
     with np.errstate(divide="ignore", invalid="ignore"):

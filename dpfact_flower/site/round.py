@@ -17,7 +17,6 @@ import numpy as np
 from dpfact_flower.errors import DataError, DivergenceError, shown
 from dpfact_flower.machine.threads import one_blas_thread
 from dpfact_flower.privacy import Release, ReleaseEvent, Share
-from dpfact_flower.privacy.patient.kinds import PlannedRelease
 from dpfact_flower.settings import SiteSettings, SolverSettings
 from dpfact_flower.site.store import RoundMeasures, SiteState
 from dpfact_flower.solver import LocalResult, solve
@@ -64,9 +63,6 @@ class RoundWork(Protocol):
     is_final: bool
     """Whether this is a last round that asks for no release: then the site keeps the request, which
     is public, and looks at no patient."""
-
-    planned: PlannedRelease | None
-    """What patient mode's plan has for this round; None in other modes, and in a last round."""
 
     def cost(self) -> tuple[ReleaseEvent, ...]:
         """What has to fit the budget, from public facts."""

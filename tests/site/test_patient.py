@@ -211,12 +211,12 @@ def test_labels_and_identifiers_are_not_in_it(data):
 
 def test_without_off_there_is_no_ridge(data):
     request = make_request(data, 2, solver=replace(SOLVER, relative_l21=0.0))
-    assert ridge_of(request, own_start(data), 1.0).tolist() == [0.0] * 4
+    assert ridge_of(request, (np.ones(4), np.ones(4))).tolist() == [0.0] * 4
 
 
 def test_a_site_without_a_start_of_its_own_has_no_ridge(data):
     request = make_request(data, 2, solver=replace(SOLVER, relative_l21=0.5))
-    assert ridge_of(request, None, 1.0).tolist() == [0.0] * 4
+    assert ridge_of(request, None).tolist() == [0.0] * 4
 
 
 @pytest.mark.parametrize("off", [0.1, 2.0])
@@ -227,8 +227,8 @@ def test_ridge_weighs_a_phenotype_by_its_usage_in_the_released_start(data, off):
     for scale in (0.0, 1e-3, 1.0, 1e3):
         values = (scale * np.abs(rng.standard_normal(210))).astype(np.float32)
         for sigma in (1e-3, 1.0, 1e3):
-            ridge = ridge_of(request, own_start(data, values), sigma)
             usage, spread = usage_of(values, request.anchors, sigma)
+            ridge = ridge_of(request, (usage, spread))
             spread = np.broadcast_to(spread, (4,))
             average = np.sqrt(sum(max(u, 0) for u in usage) / 4)
             assert ridge.shape == (4,)
