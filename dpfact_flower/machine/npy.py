@@ -66,10 +66,7 @@ def load_npz(
 ) -> dict[str, NDArray[Any]]:
     """Arrays of an .npz file, of which none may be missing, in memory bounded by its size.
 
-    Parameters
-    ----------
-    others : bool
-        Whether to read the file's other arrays, too.
+    With `others` the file's other arrays are read, too.
     """
     arrays = {}
     try:

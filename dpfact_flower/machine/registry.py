@@ -14,18 +14,9 @@ _Thing = TypeVar("_Thing")
 class Registry(Generic[_Thing]):
     """What a name in a config stands for.
 
-    `find` looks among this package's own things, then among those that this process registered,
-    then among the entry points of installed packages. A package is imported only when one of its
-    names is asked for.
-
-    Parameters
-    ----------
-    what : str
-        What the things are, for errors.
-    group : str
-        The entry-point group in which an installed package may name more of them.
-    **known
-        This package's own, whose names cannot be taken.
+    `find` looks among this package's own things, `known`, whose names cannot be taken; then among
+    those that this process registered; then among the entry points, in `group`, of installed
+    packages. A package is imported only when one of its names is asked for.
     """
 
     def __init__(self, what: str, group: str, **known: _Thing) -> None:

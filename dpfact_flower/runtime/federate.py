@@ -28,22 +28,8 @@ def federate(config: Mapping[str, Scalar], *, watch: ProgressCallback = no_progr
     The ClientApp, the strategy and the numbers are those of `flwr run`; only Ray and the network
     are missing.
 
-    Parameters
-    ----------
-    config : mapping
-        A run config with hyphenated keys, at least `data` and `out`; see ``dpfact settings``.
-    watch : callable
-        Called with the name of a piece of work and the share of it that is done.
-
-    Returns
-    -------
-    Path
-        The run folder.
-
-    Examples
-    --------
-    >>> federate({"data": "synthetic:demo", "out": "runs/first", "rounds": 5})  # doctest: +SKIP
-    PosixPath('runs/first')
+    The config has hyphenated keys, at least `data` and `out`; see ``dpfact settings``. Gives the
+    run folder.
     """
     checked = RunConfig.read(config)
     total = len(prepare_data(checked.app))

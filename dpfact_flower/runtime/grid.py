@@ -26,12 +26,7 @@ _RUN_ID = 1
 class InProcessGrid(Grid):
     """Runs a ClientApp for each of several nodes in this process, as many at a time as threads.
 
-    Parameters
-    ----------
-    node_configs : sequence of mapping
-        One per node: what a SuperNode's `--node-config` would hold.
-    run_config : mapping, optional
-        What the Flower App's run config would hold.
+    A node config is what a SuperNode's `--node-config` would hold.
     """
 
     def __init__(

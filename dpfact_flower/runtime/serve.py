@@ -57,18 +57,8 @@ def serve(
 ) -> Path:
     """Run DPFact on a Grid and write the run folder, whose path it gives.
 
-    Parameters
-    ----------
-    grid : Grid
-        Flower's, or an `InProcessGrid`.
-    cohort : Cohort, optional
-        The simulated sites' data, where it is in memory instead of the config's folder.
-    measured : bool
-        Whether a simulation measures what was learned; without it only phenotypes are kept.
-    report : bool
-        Whether to write the report.
-    watch : callable
-        Called with the name of a piece of work and the share of it that is done.
+    `cohort` is the simulated sites' data, where it is in memory instead of the config's folder. A
+    simulation that is not `measured` keeps phenotypes alone of what was learned.
     """
     app, run, solver, privacy = config
     if cohort is None and prepare_data(app):
