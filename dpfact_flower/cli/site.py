@@ -104,15 +104,8 @@ def site_metrics(
 
 @site_app.command("refit")
 def site_refit(
-    data: Annotated[Path, typer.Option(help="The site's .npz file: data-path of its node config.")],
-    state: Annotated[Path, typer.Option(help="Its folder: state-dir of its node config.")],
-    name: Annotated[
-        str, typer.Option(help="Its name: site of its node config (default: the data file's).")
-    ] = "",
+    config: Config,
     job: Annotated[str, typer.Option(help="One run alone (default: all that have ended).")] = "",
-    mu: Annotated[
-        float, typer.Option(help="Its own l2,1 weight: site-mu of its node config.", min=-1)
-    ] = -1.0,
 ) -> None:
     """Fit the site's own model around the global phenotypes of runs in patient mode.
 
@@ -122,11 +115,12 @@ def site_refit(
     """
     from dpfact_flower.data.site_data import load_site
     from dpfact_flower.settings import SiteSettings
+    from dpfact_flower.site.config import read_node_config
     from dpfact_flower.site.refit import refit, unfitted
 
-    site = load_site(data)
-    settings = SiteSettings(state_dir=str(state), site=name, site_mu=mu)
-    folder = state.expanduser() / (name or site.name)
+    settings = SiteSettings.from_config(read_node_config(config))
+    site = load_site(settings.data_path)
+    folder = Path(settings.state_dir, settings.site or site.name)
     jobs = [job] if job else unfitted(folder)
     if not jobs:
         raise StateError(f"{folder}: no run in patient mode has ended here that is not fitted yet")

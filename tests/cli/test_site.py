@@ -20,12 +20,19 @@ def state(cohort_folder, tmp_path):
     return tmp_path / "run.sites"
 
 
-def test_metrics_say_what_is_left(cohort_folder, state, tmp_path):
-    config, out = tmp_path / "north.toml", tmp_path / "dpfact.prom"
-    config.write_text(
+@pytest.fixture
+def config(cohort_folder, state, tmp_path):
+    """Settings of one of them."""
+    path = tmp_path / "north.toml"
+    path.write_text(
         f'site = "site-1"\ndata-path = "{cohort_folder}/site-1.npz"\nstate-dir = "{state}"\n'
         'allow-privacy = "patient"\nmax-epsilon = 10.0\n'
     )
+    return path
+
+
+def test_metrics_say_what_is_left(config, state, tmp_path):
+    out = tmp_path / "dpfact.prom"
     (state / "site-1" / ".failed-attempts").write_bytes(b"+++")
     for code in ("late", "late", "message"):
         count_refusal(state / "site-1", code)
@@ -49,18 +56,14 @@ def test_metrics_say_what_is_left(cohort_folder, state, tmp_path):
     assert 'dpfact_site_epsilon_left{site="new"} 10\n' in text
 
 
-def refit(cohort_folder, state, *more):
-    arguments = ["--data", str(cohort_folder / "site-1.npz"), "--state", str(state), *more]
-    return CliRunner().invoke(cli.app, ["site", "refit", *arguments])
+def test_refit_fits_every_run_that_has_ended_and_one_by_its_name_again(config, state):
+    def refit(*more):
+        return CliRunner().invoke(cli.app, ["site", "refit", "--config", str(config), *more])
 
-
-def test_refit_fits_every_run_that_has_ended_and_one_by_its_name_again(cohort_folder, state):
-    done = refit(cohort_folder, state)
+    done = refit()
     assert done.exit_code == 0, done.output
     assert "explains" in done.output
     (job,) = [path.parent.name for path in (state / "site-1").glob("*/state-*.npz")]
-    again = refit(cohort_folder, state)
-    assert "no run in patient mode has ended here that is not fitted yet" in str(again.exception)
-    assert job in refit(cohort_folder, state, "--job", job).output
-    done = refit(cohort_folder, state, "--job", "other")
-    assert "has not ended here" in str(done.exception)
+    assert "no run in patient mode has ended here that is not fitted yet" in str(refit().exception)
+    assert job in refit("--job", job).output
+    assert "has not ended here" in str(refit("--job", "other").exception)

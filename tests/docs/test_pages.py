@@ -64,11 +64,11 @@ ELSEWHERE = {
     ("docs/how-to/deploy.md", "sudo /opt/dpfact/bin/dpfact site check"):
     "tests/runtime/test_secure_deployment.py::test_the_pages_check_finds_the_page_in_force",
     ("docs/how-to/deploy.md", "flower-superlink "): "tests/runtime/test_secure_deployment.py::"
-    "test_the_page_starts_the_superlink_with_the_options_that_are_tested",
+    "test_the_page_starts_flowers_superlink_with_the_options_of_its_unit",
     ("docs/how-to/deploy.md", "dpfact data events "): "tests/cli/test_data.py::"
     "test_hospitals_with_event_tables_and_public_lists_run_patient_mode",
     ("docs/how-to/deploy.md", "dpfact site refit "): "tests/cli/test_site.py::"
-    "test_refit_fits_a_run_by_its_name_again",
+    "test_refit_fits_every_run_that_has_ended_and_one_by_its_name_again",
     ("docs/how-to/deploy.md", "dpfact site metrics "): "tests/cli/test_site.py::"
     "test_metrics_say_what_is_left",
     ("docs/how-to/deploy.md", "dpfact submit "): "tests/cli/test_deployment.py::"
