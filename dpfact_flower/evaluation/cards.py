@@ -60,20 +60,11 @@ class CodeList:
 class Card:
     """One phenotype.
 
-    Attributes
-    ----------
-    title : str
-        The name that a person gave it, else one made of its codes.
-    made : str
-        The title made of its codes, where a person has given another; else empty.
-    text : str
-        Sentences about it: its patients, how sure it is, its chart review.
-    measured : Phenotype or None
-        From the patients of a simulation.
-    certainty : str
-        One word for how sure it is; empty where no other run is beside this one.
-    search : str
-        Words that people use for what its codes name.
+    Its `title` is the name that a person gave it, and then `made` is the title made of its codes;
+    else that is its title. The `text` tells of its patients, how sure it is and its chart review;
+    `certainty` says the second in a word, or nothing where no other run is beside this one.
+    `measured` comes from the patients of a simulation. `search` has words that people use for what
+    its codes name.
     """
 
     number: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dpfact_flower.evaluation.formatting import duration, number, outcome, percent, size
-from dpfact_flower.evaluation.summary import Errors, GroupAUC, Summary
+from dpfact_flower.evaluation.summary import GroupAUC, Summary
 from dpfact_flower.privacy import price_of_replacing, rounded_up
 
 _WAYS_OUT = {
@@ -16,16 +16,13 @@ _WAYS_OUT = {
 
 def headline(summary: Summary) -> list[tuple[str, str]]:
     """Label and text of each line; what only the sites of a deployment can measure is left out."""
-    s = summary
+    s, sent = summary, summary.exchange
     lines = {
         "run": f"{s.name}: {s.sites} sites, {s.rounds} rounds, {s.rank} phenotypes",
         "privacy": _promise(summary),
-        "fit": _fit(summary.errors),
-        "shared fit": _shared_fit(summary),
-        "nothing": uninformative_message(summary),
-        "factor match": _match(summary),
-        **_outcomes(summary),
-        "sent": _traffic(summary),
+        **_measured(summary),
+        "sent": f"{size(sent.bytes_up)} up, {size(sent.bytes_down)} down (so many rounds of the "
+        f"paper's scheme {size(sent.bytes_paper)}, of TRIP {size(sent.bytes_trip)})",
         "time": _time(summary),
         "failures": _failures(summary),
     }
@@ -56,35 +53,26 @@ def _promise(summary: Summary) -> str:
     )
 
 
-def _fit(errors: Errors | None) -> str:
-    if errors is None:
-        return ""
-    return (
-        f"{percent(errors.fit)} of the data, RMSE {number(errors.rmse)} over all cells, "
-        f"{number(errors.rmse_nonzeros)} over non-zeros"
-    )
-
-
-def _shared_fit(summary: Summary) -> str:
-    """What can be compared with systems whose sites share all but the patients' factors."""
-    measured = summary.measured
+def _measured(summary: Summary) -> dict[str, str]:
+    measured, lines = summary.measured, {}
     if measured is None:
-        return ""
-    return (
+        return {}
+    if measured.errors:
+        errors = measured.errors
+        lines["fit"] = (
+            f"{percent(errors.fit)} of the data, RMSE {number(errors.rmse)} over all cells, "
+            f"{number(errors.rmse_nonzeros)} over non-zeros"
+        )
+    # What can be compared with systems whose sites share all but the patients' factors.
+    lines["shared fit"] = (
         f"{percent(measured.fit_shared)} by the shared phenotypes alone, patients refitted; "
         f"{percent(measured.fit_frequencies)} by code frequencies"
     )
-
-
-def _match(summary: Summary) -> str:
-    fms = summary.measured.fms if summary.measured else None
-    return "" if fms is None else f"{fms:.3f} with the planted phenotypes, of 1"
-
-
-def _outcomes(summary: Summary) -> dict[str, str]:
-    """AUC of each label, beside what predicts it without phenotypes."""
-    predictions = summary.measured.predictions if summary.measured else {}
-    return {outcome(label): _auc(prediction.overall) for label, prediction in predictions.items()}
+    lines["nothing"] = uninformative_message(summary)
+    if measured.fms is not None:
+        lines["factor match"] = f"{measured.fms:.3f} with the planted phenotypes, of 1"
+    aucs = {outcome(label): _auc(each.overall) for label, each in measured.predictions.items()}
+    return lines | aucs
 
 
 def _auc(overall: GroupAUC) -> str:
@@ -94,14 +82,6 @@ def _auc(overall: GroupAUC) -> str:
     return (
         f"AUC {auc:.3f} ± {spread:.3f} by phenotypes, {overall.raw_codes.mean:.3f} by raw codes, "
         f"{overall.volume.mean:.3f} by volume"
-    )
-
-
-def _traffic(summary: Summary) -> str:
-    sent = summary.exchange
-    return (
-        f"{size(sent.bytes_up)} up, {size(sent.bytes_down)} down (so many rounds of the paper's "
-        f"scheme {size(sent.bytes_paper)}, of TRIP {size(sent.bytes_trip)})"
     )
 
 

@@ -57,68 +57,62 @@ def measure(
     """The summary's part of it, and tables of phenotypes, None where they would describe noise."""
     watch(_MEASURING, 0.0)
     give_back()  # of what the rounds took
-    stores = [
-        SiteStore(
-            sites_folder, site.name, coordinator.run.job,
-            data_tag(sites_folder / site.name, site.tensor.fingerprint()),
-        )
-        for site in cohort.sites
-    ]  # fmt: skip
-    cohort = cohort.select_codes(coordinator.selection)
-    loaded = [
-        (site, store)
-        for site, store in zip(cohort.sites, stores, strict=True)
-        if store.load() is not None
-    ]
+    job, solver, features = coordinator.run.job, coordinator.solver, coordinator.factors
+    selected = cohort.select_codes(coordinator.selection)
+    loaded = []
+    for whole, site in zip(cohort.sites, selected.sites, strict=True):
+        tag = data_tag(sites_folder / whole.name, whole.tensor.fingerprint())
+        store = SiteStore(sites_folder, whole.name, job, tag)
+        if store.load() is not None:
+            loaded.append((site, store))
     if not loaded:
         raise StateError(f"{sites_folder}: no site finished a round of this run")
-    sites = [site for site, _ in loaded]
-    features, nonnegative = coordinator.factors, coordinator.solver.nonnegative
+    sites, stores = zip(*loaded, strict=True)
 
     def models() -> Iterator[tuple[SparseTensor, Factors]]:
         """Each site's tensor as it was factorised, and its factors: of one site at a time."""
         for site, store in loaded:
             state = store.load()
             assert state is not None  # it was there a moment ago
-            yield scaled(site.tensor, coordinator.solver), state.factors
+            yield scaled(site.tensor, solver), state.factors
 
     def fit(of: Factors) -> float:
-        return shared_error((tensor for tensor, _ in models()), of, nonnegative=nonnegative).fit
+        tensors = (tensor for tensor, _ in models())
+        return shared_error(tensors, of, nonnegative=solver.nonnegative).fit
 
     memberships = [
-        scores(site.tensor, features, nonnegative=nonnegative).astype(np.float32) for site in sites
+        scores(site.tensor, features, nonnegative=solver.nonnegative).astype(np.float32)
+        for site in sites
     ]
-    measured = Measured(
-        fms=factor_match_score(features, cohort.truth.factors) if cohort.truth else None,
-        auc=None,
-        predictions={},
-        sites_without_a_round=tuple(site.name for site in cohort.sites if site not in sites),
-        errors=(
-            _errors([store for _, store in loaded], sites, models())
-            if losses.find(coordinator.solver.loss).is_squared
-            else None  # a squared error is not what these sites minimised
-        ),
-        fit_shared=fit(features),
-        fit_frequencies=fit(code_frequencies(tensor for tensor, _ in models())),
-    )
+    # A squared error is not what sites with another loss minimised.
+    errors = _errors(stores, sites, models()) if losses.find(solver.loss).is_squared else None
+    fit_shared, fit_frequencies = fit(features), fit(code_frequencies(t for t, _ in models()))
+    is_informative = fit_shared > fit_frequencies
     watch(_MEASURING, 0.3)
-    if measured.is_uninformative:
-        watch(_MEASURING, 1.0)
-        predictions = dict.fromkeys(cohort.labels, _unpredicted(sites))
-        return replace(measured, predictions=predictions), None
     some = _some(memberships, sites)
-    measured = replace(
-        measured, predictions={label: predict_outcome(*some, label) for label in cohort.labels}
+    predictions = {
+        label: predict_outcome(*some, label) if is_informative else _unpredicted(sites)
+        for label in cohort.labels
+    }
+    aucs = [prediction.overall.memberships for prediction in predictions.values()]
+    measured = Measured(
+        fms=factor_match_score(features, selected.truth.factors) if selected.truth else None,
+        auc=aucs[0].mean if aucs and aucs[0] else None,
+        predictions=predictions,
+        sites_without_a_round=tuple(s.name for s in selected.sites if s not in sites),
+        errors=errors,
+        fit_shared=fit_shared,
+        fit_frequencies=fit_frequencies,
     )
-    if measured.prediction and measured.prediction.overall.memberships:
-        measured = replace(measured, auc=measured.prediction.overall.memberships.mean)
-    watch(_MEASURING, 0.8)
-    give_back()
-    own = (CPModel.of(*model).with_unit_features().factors[0] for _, model in models())
-    tables = SharedPhenotypes(
-        phenotype_table(memberships, features, sites),
-        site_usage(list(own), [site.name for site in sites]),
-    )
+    tables = None
+    if is_informative:
+        watch(_MEASURING, 0.8)
+        give_back()
+        own = [CPModel.of(*model).with_unit_features().factors[0] for _, model in models()]
+        tables = SharedPhenotypes(
+            phenotype_table(memberships, features, sites),
+            site_usage(own, [site.name for site in sites]),
+        )
     watch(_MEASURING, 1.0)
     return measured, tables
 

@@ -74,15 +74,9 @@ def leading_codes(factor: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
 class PatientCounts:
     """Patients of one site, or of several: who has a phenotype, and who carries its codes.
 
-    Attributes
-    ----------
-    has, led, carriers : ndarray of int, shape (R,)
-        Patients who have it; of these, those who carry a leading code of every mode; of all, those
-        who do.
-    codes : tuple of ndarray of int, each (R, I_n)
-        Patients who have it and carry a code.
-    everybody : tuple of ndarray of int, each (I_n,)
-        Patients who carry a code.
+    Of each phenotype, so many patients have it (`has`), so many of these carry a leading code of
+    every mode (`led`), and so many of all patients do (`carriers`). By mode, `codes` (R, I_n)
+    counts patients who have the phenotype and carry a code, `everybody` (I_n,) all who carry it.
     """
 
     patients: int
@@ -129,13 +123,13 @@ def mode_presence(tensor: SparseTensor, mode: int) -> Any:
 Count = int | np.integer[Any]
 
 
-def share(count: Count, patients: Count, least: int = SMALL) -> float | str:
-    """A share of patients, unless it is of fewer than `least`."""
-    return f"<{SMALL}" if count < least else float(count / patients)
+def share(count: Count, patients: Count) -> float | str:
+    """A share of patients, unless it is of few."""
+    return f"<{SMALL}" if count < SMALL else float(count / patients)
 
 
-def guarded(count: Count, patients: Count, least: int = SMALL) -> float | str | None:
-    """As `share`, and ``all`` where fewer than `least` are left over; None of no patients."""
+def guarded(count: Count, patients: Count) -> float | str | None:
+    """As `share`, and ``all`` where few are left over; None of no patients."""
     if not patients:
         return None
-    return "all" if patients - count < least <= count else share(count, patients, least)
+    return "all" if patients - count < SMALL <= count else share(count, patients)

@@ -46,23 +46,11 @@ _FORMULA = ("=", "+", "-", "@", "\t")
 
 @dataclass(frozen=True)
 class CodeRow:
-    """A code in a phenotype.
+    """A code in a phenotype, which counts from 1; its `name` is empty where nobody gave it one.
 
-    Attributes
-    ----------
-    phenotype : int
-        From 1.
-    name : str
-        What people call the phenotype; empty where nobody has named it.
-    place : int
-        From 1: the largest share of the mode in this phenotype is first.
-    weight : float
-        The factor's entry.
-    share : float
-        Of the column's absolute sum.
-    lift : float
-        `share` over the code's mean share in all phenotypes: above 1 it marks this phenotype, near
-        1 it belongs to everything.
+    `place` 1 has the largest share of its mode. `weight` is the factor's entry, `share` that entry
+    over the column's absolute sum, and `lift` the share over the code's mean share in all
+    phenotypes: above 1 the code marks this phenotype, near 1 it belongs to everything.
     """
 
     phenotype: int
@@ -80,18 +68,10 @@ class CodeRow:
 class Memberships:
     """How much of each phenotype each patient of a site has; never for anybody but the site.
 
-    Attributes
-    ----------
-    patients : tuple of str
-        The site's own identifiers; row numbers from 1 where the site's file has none.
-    names : tuple of str, length R
-        Of the columns: what people call a phenotype, else ``phenotype_3``.
-    scores : ndarray of float64, shape (patients, R)
-        As `dpfact_flower.evaluation.membership.scores`: 0 is nothing of a phenotype, 1 all.
-    without : int
-        Patients who have none of the model's codes in all modes together: their scores are 0.
-    missing : int
-        Codes of the model that the site's lists do not have.
+    `patients` are the site's own identifiers, or row numbers from 1 where its file has none;
+    `names` are those of the R columns of `scores` (`dpfact_flower.evaluation.membership.scores`).
+    So many patients are `without` any of the model's codes and score 0, and so many codes of the
+    model are `missing` in the site's lists.
     """
 
     patients: tuple[str, ...]
@@ -123,16 +103,10 @@ class Memberships:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class GlobalModel:
-    """What all sites of a run share.
+    """What all sites of a run share: a factor for each feature mode, float32 and (I_n, R).
 
-    Attributes
-    ----------
-    factors : tuple of ndarray of float32, each (I_n, R)
-        One per feature mode.
-    vocabularies : tuple of Vocabulary
-        Their rows' codes.
-    names : mapping of int to str
-        What people call a phenotype, by its number from 1.
+    `vocabularies` have the codes of their rows; `names` is what people call a phenotype, by its
+    number from 1.
     """
 
     factors: Factors
@@ -145,7 +119,7 @@ class GlobalModel:
         """The model of a finished run, with the names that it was given."""
         factors, vocabularies = read_model(folder)
         solver = SolverSettings.from_config(read_config(folder)["run-config"])
-        names = read_names(folder, factors[0].shape[1])
+        names = read_names(folder, factors[0].shape[1]).phenotypes
         return cls(factors, vocabularies, solver.nonnegative, names)
 
     @property
@@ -206,14 +180,14 @@ class GlobalModel:
         lists may be longer than the model's, in another order, and lack some. A `DataError` refuses
         a site of other modes, or without any of the model's codes.
         """
-        positions, features, missing = self._shared_codes(site)
+        positions, features = self._shared_codes(site)
         tensor = site.tensor.select_features(positions)
         return Memberships(
             site.patients or tuple(str(row) for row in range(1, tensor.n_patients + 1)),
             self.headings,
             self._fitted(tensor, features),
             tensor.n_patients - len(np.unique(tensor.indices[:, 0])),
-            missing,
+            sum(map(len, self.vocabularies)) - sum(map(len, positions)),
         )
 
     def transform(self, patients: SiteData | SparseTensor) -> NDArray[np.float64]:
@@ -259,36 +233,32 @@ class GlobalModel:
         norms = column_norms(self.factors)
         return scores(tensor, features, nonnegative=self.nonnegative, norms=norms)
 
-    def _shared_codes(self, site: SiteData) -> tuple[list[NDArray[np.int64]], Factors, int]:
-        """Positions in the site's lists of the model's codes, factors' rows for them, the rest."""
+    def _shared_codes(self, site: SiteData) -> tuple[list[NDArray[np.int64]], Factors]:
+        """Positions in the site's lists of the model's codes, ascending; factors' rows for them."""
         own, wanted = ([v.name for v in lists] for lists in (site.vocabularies, self.vocabularies))
         if own != wanted:
             raise DataError(
                 f"site {site.name}: its modes are {', '.join(own)}; the model's are "
                 f"{', '.join(wanted)}"
             )
-        shared = [
-            _shared(site.name, *mode)
-            for mode in zip(site.vocabularies, self.factors, self.vocabularies, strict=True)
-        ]
-        missing = sum(map(len, self.vocabularies)) - sum(len(at) for at, _ in shared)
-        return [at for at, _ in shared], tuple(rows for _, rows in shared), missing
-
-
-def _shared(
-    site: str, known: Vocabulary, factor: NDArray[np.float32], model: Vocabulary
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Positions of one mode in the site's list, ascending, and the factor's rows for them."""
-    pairs: Sequence[tuple[int, int]] = sorted(
-        (known.index[code], row) for row, code in enumerate(model.codes) if code in known.index
-    )
-    if not pairs:
-        raise DataError(
-            f"site {site}: none of the model's {len(model)} codes of {model.name} is in the "
-            "site's list; are they of the same code system?"
-        )
-    at, row = np.array(pairs).T
-    return at, np.ascontiguousarray(factor[row])
+        positions, features = [], []
+        for known, factor, codes in zip(
+            site.vocabularies, self.factors, self.vocabularies, strict=True
+        ):
+            pairs = sorted(
+                (known.index[code], row)
+                for row, code in enumerate(codes.codes)
+                if code in known.index
+            )
+            if not pairs:
+                raise DataError(
+                    f"site {site.name}: none of the model's {len(codes)} codes of {codes.name} is "
+                    "in the site's list; are they of the same code system?"
+                )
+            at, rows = np.array(pairs).T
+            positions.append(at)
+            features.append(np.ascontiguousarray(factor[rows]))
+        return positions, tuple(features)
 
 
 def pandas() -> Any:

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import math
 import re
+import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
 
 from dpfact_flower.evaluation.formatting import counted, outcome, percent
 from dpfact_flower.evaluation.membership import LEADING
@@ -51,6 +54,7 @@ _CODES = 4
 _OFTEN, _MORE = 0.2, 1.5
 """A code marks a phenotype if this share of its patients have it, so many times that of all."""
 _LONGEST_CODE = 10
+_SEARCH_WORDS = Path(__file__).parent / "templates" / "search_words.toml"
 
 
 # --- Titles ---------------------------------------------------------------------------------------
@@ -250,38 +254,12 @@ def _how_many(observed: Share) -> str:
     return "All" if observed == "all" else f"{100 * observed:.0f} %"  # type: ignore[operator]
 
 
-_PEOPLE_SAY = {
-    "heart attack": r"myocardial infarct|\bami\b|stemi",
-    "stroke": r"cerebrovascular|cerebral art|cerebral infarct|intracerebral|crbl|subarachnoid",
-    "high blood pressure": r"hypertens",
-    "irregular heartbeat": r"dysrhythmia|fibrillation|arrhythm",
-    "heart disease": r"heart|cardi|coronary|myocard",
-    "kidney": r"renal|nephr|kidney|dialysis",
-    "lungs": r"pulmon|pneumon|bronch|respirat|airway|ventilat",
-    "copd": r"chronic airway|obstructive pulmonary|chronic bronchitis|emphysema",
-    "diabetes": r"diabet|\bdm\b|insulin",
-    "cancer": r"neopl|malign|carcinoma|leuk|lymphoma|metasta|chemotherap",
-    "blood poisoning, sepsis": r"septic|sepsis",
-    "infection": r"infect|pneumonia|septic|sepsis|cellulitis|bacter|viral",
-    "blood clot": r"thromb|embol",
-    "bleeding": r"hemorrh|bleed",
-    "low blood count": r"anemi",
-    "broken bone": r"fracture|\bfx\b",
-    "joints, arthritis": r"arthr|osteoarth|joint",
-    "liver": r"hepat|liver|cirrho",
-    "stomach, bowel": r"gastr|intestin|colon|bowel|digest|stomach|ulcer",
-    "mental health": r"depress|psych|schizo|bipolar|mood|anxiety",
-    "drinking": r"alcohol",
-    "overweight": r"obes",
-    "thyroid": r"thyroid",
-    "pregnancy, birth": r"pregnan|deliver|obstet|labor|newborn",
-    "skin": r"cellulitis|skin|dermat|ulcer",
-    "dementia": r"dementia|alzheimer|delirium",
-    "breathing machine": r"mechanical ventilation",
-}
+@cache
+def _people_say() -> dict[str, str]:
+    return tomllib.loads(_SEARCH_WORDS.read_text("utf-8"))
 
 
 def search_words(texts: Iterable[str]) -> str:
     """Words that people use for what a phenotype's codes name, for a page's search."""
     text = " ".join(texts).lower()
-    return ", ".join(word for word, names in _PEOPLE_SAY.items() if re.search(names, text))
+    return ", ".join(word for word, names in _people_say().items() if re.search(names, text))

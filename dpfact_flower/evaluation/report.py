@@ -26,8 +26,8 @@ from dpfact_flower.evaluation.replication import read_replications
 from dpfact_flower.evaluation.run_folder import (
     REPORT,
     read_config,
+    read_names,
     read_phenotypes,
-    read_reviews,
     read_summary,
 )
 from dpfact_flower.evaluation.summary import OutcomePrediction, SiteSpending, Summary
@@ -69,7 +69,8 @@ def _content(folder: Path) -> dict[str, Any]:
         raise DataError(f"{folder}: its files do not belong together: they have {ranks} phenotypes")
     replications = read_replications(folder, summary.rank)
     unit = f"{summary.row_unit}s"
-    own = cards(model, table, replications, read_reviews(folder, summary.rank), unit)
+    reviews = read_names(folder, summary.rank).reviewed
+    own = cards(model, table, replications, reviews, unit)
     labels = list(dict.fromkeys(label for each in measured for label in each.outcomes))
     shares = [share for each in measured for share in each.by_site.values()]
     predictions = summary.measured.predictions if summary.measured else {}

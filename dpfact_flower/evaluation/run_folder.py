@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -38,8 +39,6 @@ REPORT = "report.html"
 NAMES = "names.toml"
 _NUMPYS_OWN = {"file", "allow_pickle"}  # parameters of np.savez_compressed
 _LONGEST_NAME = 120
-_NAMED, _REVIEWED = "phenotypes", "reviewed"
-"""Tables of ``names.toml``."""
 
 
 def write_model(
@@ -73,23 +72,24 @@ def read_model(folder: Path) -> tuple[tuple[NDArray[np.float32], ...], tuple[Voc
     if not path.exists():
         raise DataError(f"{path}: no such file; is this the folder of a finished run?")
     arrays = load_npz(path, ["modes"])
-    try:
-        vocabularies = tuple(
-            named(Vocabulary(name, *(arrays[f"{name}_{x}"].tolist() for x in ("codes", "text"))))
-            for name in np.atleast_1d(arrays["modes"]).tolist()
-        )
-        factors = tuple(arrays[v.name] for v in vocabularies)
-    except KeyError as error:
-        raise DataError(f"{path}: lacks the array {shown(error.args[0])}") from None
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from None
-    for factor, vocabulary in zip(factors, vocabularies, strict=True):
-        wanted = (len(vocabulary), *factors[0].shape[1:])
-        if factor.dtype != np.float32 or factor.ndim != 2 or factor.shape != wanted:
-            raise DataError(
-                f"{path}: the array {vocabulary.name} must be float32, with one row per code and "
-                f"the rank of the first; it is {factor.dtype}, {factor.shape}"
+    with _naming(path):
+        try:
+            vocabularies = tuple(
+                named(
+                    Vocabulary(name, *(arrays[f"{name}_{x}"].tolist() for x in ("codes", "text")))
+                )
+                for name in np.atleast_1d(arrays["modes"]).tolist()
             )
+            factors = tuple(arrays[v.name] for v in vocabularies)
+        except KeyError as error:
+            raise DataError(f"lacks the array {shown(error.args[0])}") from None
+        for factor, vocabulary in zip(factors, vocabularies, strict=True):
+            wanted = (len(vocabulary), *factors[0].shape[1:])
+            if factor.dtype != np.float32 or factor.ndim != 2 or factor.shape != wanted:
+                raise DataError(
+                    f"the array {vocabulary.name} must be float32, with one row per code and the "
+                    f"rank of the first; it is {factor.dtype}, {factor.shape}"
+                )
     return factors, vocabularies
 
 
@@ -155,18 +155,26 @@ class Review:
     near_charts: int | None = None
 
 
-def read_names(folder: Path, rank: int) -> dict[int, str]:
-    """Names by phenotype, which counts from 1; none where nobody gave any.
+@dataclass(frozen=True)
+class Names:
+    """Content of ``names.toml``: names and chart reviews by phenotype, which counts from 1."""
+
+    phenotypes: dict[int, str] = field(default_factory=dict)
+    reviewed: dict[int, Review] = field(default_factory=dict)
+
+
+def read_names(folder: Path, rank: int) -> Names:
+    """Names and reviews; none where nobody gave any.
 
     The file may be written by hand: a table ``[phenotypes]`` of lines such as ``3 = "renal"``. A
     `DataError` says what is wrong with it.
     """
-    return _read_table(folder, _NAMED, rank, _checked_name)
-
-
-def read_reviews(folder: Path, rank: int) -> dict[int, Review]:
-    """Chart reviews by phenotype; none where nobody made any."""
-    return _read_table(folder, _REVIEWED, rank, lambda value: parse_as(Review, value))
+    path = folder / NAMES
+    if not path.exists():
+        return Names()
+    content = _parsed(path, tomllib.loads, "TOML")
+    with _naming(path):
+        return _checked(parse_as(Names, content), rank)
 
 
 def write_name(folder: Path, number: int, name: str, rank: int) -> None:
@@ -174,38 +182,18 @@ def write_name(folder: Path, number: int, name: str, rank: int) -> None:
 
     A `DataError` refuses a phenotype that the model does not have, and a name of several lines.
     """
-    names = read_names(folder, rank)
-    names.pop(_checked_number(str(number), rank), None)
-    if name.strip():
-        names[number] = _checked_name(name)
-    _write_names(folder, names, read_reviews(folder, rank))
+    known = read_names(folder, rank)
+    _write_names(folder, replace(known, phenotypes=known.phenotypes | {number: name}), rank)
 
 
 def write_review(folder: Path, number: int, review: Review, rank: int) -> None:
     """Note a chart review of a phenotype, in the place of an earlier one."""
-    _write_names(folder, read_names(folder, rank), read_reviews(folder, rank) | {number: review})
+    known = read_names(folder, rank)
+    _write_names(folder, replace(known, reviewed=known.reviewed | {number: review}), rank)
 
 
-def _read_table(folder: Path, title: str, rank: int, parse: Callable[[Any], T]) -> dict[int, T]:
-    """One table of ``names.toml``, by phenotype."""
-    path = folder / NAMES
-    if not path.exists():
-        return {}
-    table = _parsed(path, tomllib.loads, "TOML").get(title, {})
-    if not isinstance(table, dict):
-        raise DataError(f"{path}: need a table [{title}] with phenotypes' numbers as its keys")
-    try:
-        return {_checked_number(key, rank): parse(value) for key, value in table.items()}
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from None
-
-
-def _write_names(folder: Path, names: Mapping[int, str], reviews: Mapping[int, Review]) -> None:
-    known = {
-        number: {key: value for key, value in asdict(review).items() if value is not None}
-        for number, review in reviews.items()
-    }
-    tables: dict[str, Mapping[int, Any]] = {_NAMED: names, _REVIEWED: known}
+def _write_names(folder: Path, names: Names, rank: int) -> None:
+    tables = asdict(_checked(names, rank), dict_factory=_known)
     text = {
         title: {str(number): table[number] for number in sorted(table)}
         for title, table in tables.items()
@@ -214,17 +202,21 @@ def _write_names(folder: Path, names: Mapping[int, str], reviews: Mapping[int, R
         file.write(tomli_w.dumps(text).encode())
 
 
-def _checked_number(key: str, rank: int) -> int:
-    if key not in map(str, range(1, rank + 1)):
-        raise DataError(f"phenotype: must be a number from 1 to {rank}, got {key[:20]!r}")
-    return int(key)
+def _known(fields: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Without None, which TOML does not have."""
+    return {name: value for name, value in fields if value is not None}
 
 
-def _checked_name(value: object) -> str:
-    text = value.strip() if isinstance(value, str) else ""
-    if not text or not text.isprintable() or len(text) > _LONGEST_NAME:
-        raise DataError(f"name: must be one line of at most {_LONGEST_NAME} characters")
-    return text
+def _checked(names: Names, rank: int) -> Names:
+    """The same without empty names; a `DataError` refuses what a model of this rank has not."""
+    for number in (*names.phenotypes, *names.reviewed):
+        if not 1 <= number <= rank:
+            raise DataError(f"phenotype: must be a number from 1 to {rank}, got {number}")
+    bare = {number: name.strip() for number, name in names.phenotypes.items()}
+    for name in bare.values():
+        if len(name) > _LONGEST_NAME or not name.isprintable():
+            raise DataError(f"name: must be one line of at most {_LONGEST_NAME} characters")
+    return replace(names, phenotypes={number: name for number, name in bare.items() if name})
 
 
 # --- Reading and writing --------------------------------------------------------------------------
@@ -244,8 +236,15 @@ def read_json(path: Path) -> Any:
 def read_json_as(path: Path, parse: Callable[[object], T]) -> T:
     """What `parse` makes of a JSON file; its errors name the file."""
     content = read_json(path)
-    try:
+    with _naming(path):
         return parse(content)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Let errors about a file's content name the file."""
+    try:
+        yield
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
 

@@ -174,21 +174,12 @@ class OutcomePrediction:
 class Measured:
     """What a simulation can measure, since all sites' data is on one machine.
 
-    Attributes
-    ----------
-    fms : float or None
-        Factor match score with the planted phenotypes, where these are known.
-    auc : float or None
-        Of the first label's overall prediction by memberships.
-    predictions : dict of str to OutcomePrediction
-        By name of the label.
-    sites_without_a_round : tuple of str
-        Sites that finished none; nothing was measured there.
-    errors : Errors or None
-        None if there is no round after which all sites measured them, or the run had another loss.
-    fit_shared, fit_frequencies : float
-        Share of the data that the shared factors explain with every patient refitted to them, and
-        that the frequencies of codes explain: a single component that knows no phenotype.
+    `fms` is the factor match score with the planted phenotypes, where these are known, and `auc`
+    that of the first label's overall prediction by memberships; `predictions` are by label.
+    `errors` is None if there is no round after which all sites measured them, or the run had
+    another loss. The fits are the shares of the data that the shared factors explain with every
+    patient refitted to them, and that the frequencies of codes explain: a single component that
+    knows no phenotype.
     """
 
     fms: float | None
@@ -212,24 +203,11 @@ class Measured:
 
 @dataclass(frozen=True)
 class Summary:
-    """The result of a run.
+    """The result of a run; its name is the cohort's, or in a deployment the job's.
 
-    Attributes
-    ----------
-    name : str
-        Of the cohort, or in a deployment of the job.
-    sites : int
-        Sites whose releases were used.
-    rounds : int
-        Rounds in which the model was updated.
-    row_unit : str
-        What the sites' rows are, as far as the server knows: ``patient``, or ``discharge``.
-    claim : str
-        What protects the patients, in words; that of `spent` where noise was added.
-    spent : RunSpending or None
-        None in mode "none".
-    measured : Measured or None
-        None in a deployment.
+    `sites` counts those whose releases were used, and `rounds` those that updated the model. A row
+    of the data is one `row_unit`, as far as the server knows: ``patient``, or ``discharge``.
+    `claim` says what protects the patients. Mode "none" has no `spent`, a deployment no `measured`.
     """
 
     name: str

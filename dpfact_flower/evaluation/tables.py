@@ -31,20 +31,10 @@ class CodeWeight:
 class Association:
     """How a phenotype goes with an outcome, all other phenotypes held equal.
 
-    Attributes
-    ----------
-    coefficient : float or None
-        Log odds per standard deviation of the membership.
-    p_value : float or None
-        Two-sided Wald test, not corrected for the number of phenotypes.
-    reason : str or None
-        Why they are missing.
-    interval : tuple of two floats, or None
-        95 % confidence interval of the coefficient, by the same test.
-    rate : float, str or None
-        Share with the outcome among the patients who have the phenotype.
-    rate_interval : tuple of two floats, or None
-        95 % confidence interval of `rate` (Wilson), where `rate` is a number.
+    The `coefficient` is in log odds per standard deviation of the membership, with a two-sided Wald
+    test, not corrected for the number of phenotypes, and its 95 % interval; or there is a `reason`
+    why not. `rate` is the share with the outcome among the patients who have the phenotype, with
+    Wilson's 95 % interval where it is a number.
     """
 
     coefficient: float | None = None
@@ -57,27 +47,13 @@ class Association:
 
 @dataclass(frozen=True)
 class Phenotype:
-    """One component.
+    """One component, by its number from 1, as the paper counts.
 
-    Attributes
-    ----------
-    number : int
-        From 1, as the paper counts.
-    weight : float
-        lambda_r, the product of the column norms of all factors.
-    prevalence : float or str
-        Share of the patients who have it.
-    codes : dict of str to tuple of CodeWeight
-        Largest weights first, by name of the mode.
-    outcomes : dict of str to Association
-        By name of the label.
-    by_site : dict of str to float or str
-        Prevalence among the patients of each site.
-    precision : float, str or None
-        Share of its patients who carry a leading code of every mode
-        (`dpfact_flower.evaluation.membership.leading_codes`).
-    carriers : float or str
-        Share of all patients who carry a leading code of every mode.
+    `weight` is lambda_r, the product of the column norms of all factors. `prevalence` is the share
+    of the patients who have it, `by_site` that at each site, `precision` the share of these who
+    carry a leading code of every mode (`dpfact_flower.evaluation.membership.leading_codes`), and
+    `carriers` that of all patients. `codes` are by mode, the largest weights first, and `outcomes`
+    by label.
     """
 
     number: int

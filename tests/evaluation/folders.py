@@ -10,14 +10,15 @@ from numpy.typing import ArrayLike
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.evaluation.membership import LEAST_SCORE, leading_codes
-from dpfact_flower.evaluation.phenotypes import phenotype_table, site_usage
+from dpfact_flower.evaluation.phenotypes import phenotype_table, site_usage, top_codes
 from dpfact_flower.evaluation.run_folder import (
     write_config,
     write_model,
     write_phenotypes,
     write_summary,
 )
-from dpfact_flower.evaluation.tables import SharedPhenotypes
+from dpfact_flower.evaluation.summary import Summary
+from dpfact_flower.evaluation.tables import GlobalCodes, SharedPhenotypes
 from dpfact_flower.server.history import Failure, RoundRecord, write_history
 from dpfact_flower.tensor import SparseTensor
 from tests.evaluation.summaries import SIMULATED
@@ -48,9 +49,15 @@ def site_of(
 
 
 def run_folder(
-    folder: Path, *, rank: int = 5, codes: int = 20, seed: int = 0, noise: float = 0.0
+    folder: Path,
+    summary: Summary = SIMULATED,
+    *,
+    rank: int = 5,
+    codes: int = 20,
+    seed: int = 0,
+    noise: float = 0.0,
 ) -> Path:
-    """A simulated run with deaths; equal seeds have equal phenotypes, but for the noise."""
+    """A run, simulated or deployed; equal seeds have equal phenotypes, but for the noise."""
     rng, extra = np.random.default_rng(seed), np.random.default_rng(seed + 1)
     names = ("procedures", "diagnoses")
     lists = ((*(f"{n:04d}" for n in range(codes)),), icd9(codes))
@@ -77,9 +84,12 @@ def run_folder(
     table = phenotype_table(scores, factors, sites)
     folder.mkdir()
     write_model(folder, factors, vocabularies)
-    usage = site_usage(scores, list(SITES))
-    write_phenotypes(folder, SharedPhenotypes(table, usage))
-    write_summary(folder, replace(SIMULATED, rank=rank))
+    if summary.measured:
+        write_phenotypes(folder, SharedPhenotypes(table, site_usage(scores, list(SITES))))
+    else:
+        known = zip(names, vocabularies, factors, strict=True)
+        write_phenotypes(folder, GlobalCodes({n: tuple(top_codes(v, f)) for n, v, f in known}))
+    write_summary(folder, replace(summary, rank=rank))
     write_config(folder, {"epsilon": 4.0, "rank": rank, "resume": False}, {"numpy": "2"})
     records = [RoundRecord(n, tuple(SITES), (Failure("west", "late"),), True, 9_000, 7_000, 1.5)
                for n in (1, 2)]  # fmt: skip

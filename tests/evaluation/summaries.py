@@ -1,5 +1,7 @@
 """Summaries that tests change with `dataclasses.replace`: a deployment's, and a simulation's."""
 
+from dataclasses import replace
+
 from dpfact_flower.evaluation.summary import (
     AUC,
     Errors,
@@ -91,17 +93,7 @@ MEASURED = Measured(
     fit_shared=0.031,
     fit_frequencies=0.012,
 )
-SIMULATED = Summary(
-    name="demo",
-    sites=2,
-    rounds=4,
-    rank=12,
-    solver="exact",
-    scale="patient",
-    privacy="patient",
-    row_unit="patient",
-    claim=PATIENT_CLAIM,
-    spent=SPENT,
-    exchange=DEPLOYED.exchange,
+SIMULATED = replace(
+    DEPLOYED, name="demo", sites=2, privacy="patient", claim=PATIENT_CLAIM, spent=SPENT,
     measured=MEASURED,
-)
+)  # fmt: skip

@@ -1,3 +1,5 @@
+"""A run's page: what stands where, and that nothing is promised or loaded that may not be."""
+
 import base64
 import dataclasses
 import hashlib
@@ -12,28 +14,36 @@ from pathlib import Path
 import matplotlib
 import pytest
 
-from dpfact_flower.client_app import app as client_app
-from dpfact_flower.data.site_data import Cohort, SiteData
-from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, MissingDependencyError
 from dpfact_flower.evaluation.model import GlobalModel
 from dpfact_flower.evaluation.report import write_report
 from dpfact_flower.evaluation.run_folder import (
     read_json,
     read_model,
+    write_config,
     write_json,
     write_model,
     write_name,
 )
-from dpfact_flower.privacy import NO_CLAIM, PAPER_CLAIM, SEEDED_CLAIM, rounded_up
-from dpfact_flower.runtime.config import RunConfig
-from dpfact_flower.runtime.federate import federate
-from dpfact_flower.runtime.grid import InProcessGrid
-from dpfact_flower.runtime.serve import serve
+from dpfact_flower.privacy import NO_CLAIM, PAPER_CLAIM, PATIENT_CLAIM, rounded_up
+from tests.evaluation.folders import run_folder
+from tests.evaluation.summaries import DEPLOYED, MEASURED, SIMULATED, SPENT
 
-PUBLIC = {"rounds": 3, "rank": 4, "privacy": "none", "relative-l21": 0.0}
-PAPER = {"rounds": 3, "rank": 4, "privacy": "paper", "solver": "psgd", "clip": 1.0, "eta": 1e-3,
-         "epsilon": 1.2}  # fmt: skip
+RANK = 4
+OPEN = {"privacy": "none", "claim": NO_CLAIM, "spent": None}
+PROMISED = {"privacy": "patient", "claim": PATIENT_CLAIM, "spent": SPENT}
+PAPER = {"unit": "entry", "neighbours": "replace", "claim": PAPER_CLAIM, "replacing": None}
+PAPERS = {site: dataclasses.replace(own, **PAPER) for site, own in SPENT.per_site.items()}
+KINDS = {
+    "simulated": SIMULATED,
+    "open": dataclasses.replace(SIMULATED, **OPEN),
+    "deployed": dataclasses.replace(DEPLOYED, **PROMISED),
+    "nothing": dataclasses.replace(
+        SIMULATED, privacy="paper", claim=PAPER_CLAIM,
+        spent=dataclasses.replace(SPENT, **PAPER, per_site=PAPERS),
+        measured=dataclasses.replace(MEASURED, fit_shared=0.0),
+    ),
+}  # fmt: skip
 FILES = ["summary.json", "phenotypes.json", "history.jsonl", "global_model.npz", "config.toml"]
 SECTIONS = [
     "phenotypes", "usage", "details", "prediction", "convergence", "privacy", "settings"
@@ -120,60 +130,16 @@ def page_of(folder: Path) -> Page:
 
 
 @pytest.fixture(scope="module")
-def labelled(cohort) -> Cohort:
-    """The small cohort with outcomes and descriptions; the third site has nobody who died."""
-    words = [
-        Vocabulary(v.name, v.codes, tuple(f"about {c}" for c in v.codes))
-        for v in cohort.vocabularies
-    ]
-    sites = []
-    for site in cohort.sites:
-        many = site.tensor.n_patients
-        labels = [int(n % 4 == 0 and site.name != "site-3") for n in range(many)]
-        sites.append(SiteData(site.name, site.tensor, tuple(words), labels))
-    return dataclasses.replace(cohort, sites=tuple(sites))
-
-
-@pytest.fixture(scope="module")
-def data(labelled, tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("data")
-    labelled.save(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def public_run(data, tmp_path_factory) -> Path:
-    out = tmp_path_factory.mktemp("public") / "run"
-    return federate({**PUBLIC, "data": str(data), "out": str(out)})
-
-
-@pytest.fixture(scope="module")
-def paper_run(data, tmp_path_factory) -> Path:
-    out = tmp_path_factory.mktemp("paper") / "run"
-    return federate({**PAPER, "data": str(data), "out": str(out)})
-
-
-@pytest.fixture(scope="module")
-def deployed_run(data, labelled, tmp_path_factory) -> Path:
-    """What a server leaves that has never seen a patient; its third site refuses to take part."""
-    folder = tmp_path_factory.mktemp("deployed")
-    nodes = [
-        {"site": site.name, "data-path": str(data / f"{site.name}.npz"),
-         "state-dir": str(folder / site.name),
-         "allow-privacy": "none" if site.name == "site-3" else "paper",
-         "max-epsilon": 0.0 if site.name == "site-3" else 10.0}
-        for site in labelled.sites
-    ]  # fmt: skip
-    lists = [str(data / f"{v.name}.vocabulary.json") for v in labelled.vocabularies]
-    config = {**PAPER, "data": "", "vocabulary": ",".join(lists), "out": str(folder / "run"),
-              "job": "trial-7", "sites": 3, "preflight": "off"}  # fmt: skip
-    return serve(InProcessGrid(client_app, nodes, config), RunConfig.read(config))
+def runs(tmp_path_factory) -> dict[str, Path]:
+    """Folders of each of `KINDS`, which no test changes."""
+    top = tmp_path_factory.mktemp("runs")
+    return {name: run_folder(top / name, own, rank=RANK) for name, own in KINDS.items()}
 
 
 @pytest.fixture
-def run(public_run, tmp_path) -> Path:
-    """A run's folder to change."""
-    return Path(shutil.copytree(public_run, tmp_path / "copy"))
+def run(runs, tmp_path) -> Path:
+    """A simulation's folder to change."""
+    return Path(shutil.copytree(runs["simulated"], tmp_path / "copy"))
 
 
 def change(path: Path, edit) -> None:
@@ -182,10 +148,10 @@ def change(path: Path, edit) -> None:
     write_json(path, content)
 
 
-@pytest.mark.parametrize("kind", ["public_run", "paper_run", "deployed_run"])
-def test_a_report_is_whole_well_formed_and_loads_nothing(kind, request):
-    page = page_of(request.getfixturevalue(kind))
-    learned = kind != "paper_run"  # its noise leaves nothing: the page says so, and no more
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_report_is_whole_well_formed_and_loads_nothing(runs, kind):
+    page = page_of(runs[kind])
+    learned = kind != "nothing"  # the page says so, and no more
     assert [s for s in page.texts if s in SECTIONS] == SECTIONS[0 if learned else 4 :]
     assert ("Nothing was learned" in page.texts["header"]) == (not learned)
     assert "http:" not in page.source
@@ -202,24 +168,17 @@ def test_a_report_is_whole_well_formed_and_loads_nothing(kind, request):
     assert not [name for name, _ in page.attributes if name.startswith("on")]
 
 
-def test_headline_figures_are_those_of_the_summary(public_run):
-    summary = read_json(public_run / "summary.json")
-    page = page_of(public_run)
-    header, fit = page.texts["header"], page.texts["convergence"]
-    assert summary["name"] in header
-    assert "Four patterns" in header
-    for shown in (f"{100 * summary['fit_shared']:.1f} %",
-                  f"{100 * summary['fit_frequencies']:.1f} %"):  # fmt: skip
-        assert shown in fit
-    for shown in (f"{100 * summary['fit']:.1f} %", f"{summary['rmse']:.4g}",
-                  f"{summary['auc']:.3f}", f"{summary['bytes_up'] / 1000:.3g} kB",
-                  f"{(summary['bytes_up'] + summary['bytes_down']) / summary['bytes_paper']:.2f}",
-                  "procedures: 9, diagnoses: 12"):  # fmt: skip
-        assert shown in fit
+def test_headline_figures_are_those_of_the_summary(runs):
+    page = page_of(runs["simulated"])
+    for shown in ("demo", "Four patterns", "260 patients at 2 sites"):
+        assert shown in page.texts["header"]
+    for shown in ("3.1 %", "1.2 %", "−1.2 %", "0.005145", "0.97", "0.788", "1.23 MB", "999 B",
+                  "2 h 5 min", "procedures: 20, diagnoses: 20"):  # fmt: skip
+        assert shown in page.texts["convergence"]
 
 
-def test_a_run_without_privacy_says_so(public_run):
-    page = page_of(public_run)
+def test_a_run_without_privacy_says_so(runs):
+    page = page_of(runs["open"])
     assert NO_CLAIM in page.texts["privacy"]
     assert "ε" not in page.texts["privacy"]
     (row,) = [row for row in page.rows("settings") if row.startswith("epsilon ")]
@@ -227,133 +186,106 @@ def test_a_run_without_privacy_says_so(public_run):
     assert NO_CLAIM in row
 
 
-def test_what_is_printed_of_a_paper_run_has_unit_relation_and_limits(paper_run):
-    summary = read_json(paper_run / "summary.json")
-    text = " ".join(page_of(paper_run).texts["privacy"].split())
-    for shown in (PAPER_CLAIM, "unit “entry”", "neighbours “replace”", *summary["epsilons"],
+def test_what_is_printed_of_a_paper_run_has_unit_relation_and_limits(runs):
+    text = " ".join(page_of(runs["nothing"]).texts["privacy"].split())
+    for shown in (PAPER_CLAIM, "unit “entry”", "neighbours “replace”", *SPENT.epsilons,
                   "Patient factors", "mortality coefficients", "Other runs"):  # fmt: skip
         assert shown in text
+    assert "replacing a" not in text  # it is what is counted
 
 
-@pytest.mark.parametrize("kind", ["paper_run", "deployed_run"])
-def test_no_epsilon_stands_without_its_claim(kind, request):
-    folder = request.getfixturevalue(kind)
-    summary = read_json(folder / "summary.json")
-    spent = [summary, *summary["per_site"].values()]
-    figures = {rounded_up(e) for guarantee in spent for e in guarantee["epsilons"].values()}
-    assert len(figures) >= 3
-    page = page_of(folder)
+@pytest.mark.parametrize("kind", ["simulated", "deployed"])
+def test_no_epsilon_stands_without_its_claim(runs, kind):
+    figures = {rounded_up(epsilon) for epsilon in SPENT.epsilons.values()}
+    assert len(figures) == 2
+    page = page_of(runs[kind])
     found = set()
     for section, _, text in page.blocks:
         here = {figure for figure in figures if figure in text}
         if section == "privacy" and here:
-            assert PAPER_CLAIM in text
+            assert PATIENT_CLAIM in text
             found |= here
     assert found == figures
     assert not [s for s in SECTIONS if s != "privacy" and "ε" in page.texts.get(s, "")]
     (headline,) = [t for s, tag, t in page.blocks if (s, tag) == ("header", "p") and "ε" in t]
-    assert PAPER_CLAIM in headline
+    assert PATIENT_CLAIM in headline
     (row,) = [row for row in page.rows("settings") if row.startswith("epsilon ")]
-    assert PAPER_CLAIM in row
+    assert PATIENT_CLAIM in row
 
 
-def test_sites_that_spent_differently_have_a_row_each(paper_run, tmp_path):
-    folder = Path(shutil.copytree(paper_run, tmp_path / "copy"))
-    alike = [row for row in page_of(paper_run).rows("privacy") if PAPER_CLAIM in row]
-    assert len(alike) == 1
-    assert alike[0].startswith("each of the 3 sites")
-
+def test_sites_that_spent_differently_have_a_row_each(run):
     def spend_less(summary):
-        summary["per_site"]["site-2"] |= {"releases": 4, "claim": "another claim"}
-        summary["per_site"]["site-2"]["epsilons"]["zCDP, tight"] = 0.123
+        summary["per_site"]["south"] |= {"claim": "another claim"}
+        summary["per_site"]["south"]["epsilons"]["zCDP, tight"] = 0.123
 
-    change(folder / "summary.json", spend_less)
-    rows = [
-        row for row in Page(folder).rows("privacy") if row.endswith("claim") or PAPER_CLAIM in row
-    ]
-    rows = [row for row in rows if row.startswith("site-")]
-    assert [row.split(" 1.200")[0] for row in rows] == ["site-1, site-3", "site-2"]
-    assert PAPER_CLAIM in rows[0]
-    assert "0.1230" in rows[1]
-    assert "another claim" in rows[1]
-
-
-def test_the_price_of_replacing_a_record_stands_beside_the_epsilon(paper_run, tmp_path):
-    folder = Path(shutil.copytree(paper_run, tmp_path / "copy"))
-    assert "replacing a" not in page_of(paper_run).texts["privacy"]  # it is what is counted
-
-    def as_if_of_patients(summary):
-        for spent in (summary, *summary["per_site"].values()):
-            spent |= {"neighbours": "add-remove", "replacing": 7.654321}
-
-    change(folder / "summary.json", as_if_of_patients)
-    page = Page(folder)
+    change(run / "summary.json", spend_less)
+    page = Page(run)
+    north, south = [r for r in page.rows("privacy") if r.startswith(("north ", "south "))]
+    assert PATIENT_CLAIM in north
+    assert "4.320" in north
+    assert "0.1230" in south
+    assert "another claim" in south
+    assert all("9.086" in row for row in (north, south))
+    assert any("ε for replacing" in row for row in page.rows("privacy"))
     (claim,) = [t for _, tag, t in page.blocks if tag == "p" and "replacing a patient" in t]
-    assert "replacing a patient's record: 7.655" in claim
-    assert PAPER_CLAIM in claim
-    rows = page.rows("privacy")
-    assert any("ε for replacing" in row for row in rows)
-    assert sum("7.655" in row for row in rows) == 1
+    assert "replacing a patient's record: 9.086" in claim
+    assert PATIENT_CLAIM in claim
+    alike = lambda summary: summary["per_site"].update(south=summary["per_site"]["north"])  # noqa: E731
+    change(run / "summary.json", alike)
+    (row,) = [row for row in Page(run).rows("privacy") if PATIENT_CLAIM in row]
+    assert row.startswith("each of the 2 sites")
 
 
-def test_seeded_noise_voids_every_figure(data, tmp_path):
-    config = {**PAPER, "data": str(data), "out": str(tmp_path / "run"), "noise-seed": 3}
-    page = Page(federate(config))
-    claims = [text for section, _, text in page.blocks if section == "privacy" and "1.200" in text]
-    assert len(claims) == 2
-    assert all(f"{SEEDED_CLAIM} ({PAPER_CLAIM})" in text for text in claims)
-    assert "came from a seed" in page.texts["privacy"]
+def test_seeded_noise_is_said(runs, run):
+    assert "came from a seed" not in page_of(runs["simulated"]).texts["privacy"]
+    write_config(run, {"noise-seed": 3}, {})
+    assert "came from a seed" in Page(run).texts["privacy"]
 
 
-def test_a_deployment_shows_what_a_server_can_know(deployed_run):
-    page = page_of(deployed_run)
-    assert "trial-7" in page.texts["header"]
+def test_a_deployment_shows_what_a_server_can_know(runs):
+    page = page_of(runs["deployed"])
+    assert "job-1" in page.texts["header"]
     for section in ("convergence", "usage", "phenotypes", "prediction"):
         assert "measured only where the data is" in page.texts[section]
-    codes = read_json(deployed_run / "phenotypes.json")["codes"]
+    codes = read_json(runs["deployed"] / "phenotypes.json")["codes"]
     assert list(page.cards()) == [1, 2, 3, 4]
     for r, card in page.cards().items():
         for columns in codes.values():
-            assert all(f"{c['code']} {c['description']}" in card for c in columns[r - 1])
+            assert all(c["code"] in card for c in columns[r - 1])
         assert "Leading codes. procedures: " in card
         assert "patients" not in card
     assert "patients" not in page.rows("phenotypes")[0]
     (failure,) = page.rows_of("Sites that were asked and gave no usable reply")[1:]
-    assert " 3 1–3 " in failure
-    assert "dpfact:privacy-refused" in failure
+    assert failure == "west 2 1–2 late"
     assert 'id="traffic-figure_1"' in page.source
     assert "convergence-figure_1" not in page.source
 
 
-def test_phenotypes_come_by_number_with_the_codes_of_the_model(public_run):
-    page = page_of(public_run)
+def test_phenotypes_come_by_number_with_the_codes_of_the_model(runs):
+    page = page_of(runs["simulated"])
     assert list(page.cards()) == [1, 2, 3, 4]
     overview = page.rows("phenotypes")[1:]
-    for row in GlobalModel.read(public_run).rows():
-        if row.share > 0.02:
-            code = f"{100 * row.share:.1f} {row.lift:.1f} {row.code} about {row.code}"
-            assert code in page.cards()[row.phenotype]
+    for row in GlobalModel.read(runs["simulated"]).rows(top=16):
+        text = row.description.replace("|", " › ")
+        code = f"{100 * row.share:.1f} {row.lift:.1f} {row.code} {text}"
+        assert code in page.cards()[row.phenotype]
     for number, card in page.cards().items():
         title = card.split(" #")[0].removeprefix(f"{number} · ")
-        assert title.startswith("About ")
+        assert title.startswith("What ")
         assert overview[number - 1].startswith(f"{number} {title} ")
 
 
-def test_whom_a_phenotype_concerns_stands_in_the_overview_and_by_site(public_run):
-    table = read_json(public_run / "phenotypes.json")["table"]
-    page = page_of(public_run)
-    for phenotype, row in zip(table["phenotypes"], page.rows("phenotypes")[1:], strict=False):
-        share = phenotype["prevalence"]
-        assert (share if isinstance(share, str) else f"{100 * share:.1f} %") in row
-    (caption,) = [
-        t for _, tag, t in page.blocks if tag == "caption" and t.startswith("Share of each")
-    ]
-    for phenotype, row in zip(table["phenotypes"], page.rows_of(caption)[1:], strict=True):
-        shown = [
-            v if isinstance(v, str) else f"{100 * v:.1f}" for v in phenotype["by_site"].values()
-        ]
-        assert len(shown) == 3
-        assert row.endswith(" ".join(shown))
+def test_whom_a_phenotype_concerns_stands_in_the_overview_and_by_site(runs):
+    table = read_json(runs["simulated"] / "phenotypes.json")["table"]
+    page = page_of(runs["simulated"])
+    (caption,) = [t for _, tag, t in page.blocks if tag == "caption" and "darker is more" in t]
+    rows = zip(table["phenotypes"], page.rows("phenotypes")[1:], page.rows_of(caption)[1:],
+               strict=True)  # fmt: skip
+    for phenotype, overview, by_site in rows:
+        assert f"{100 * phenotype['prevalence']:.1f} %" in overview
+        shares = phenotype["by_site"].values()
+        assert len(shares) == 2
+        assert by_site.endswith(" ".join(f"{100 * share:.1f}" for share in shares))
 
 
 def test_an_outcome_has_its_rate_and_odds_or_the_reason_why_not(run):
@@ -391,66 +323,67 @@ def test_an_outcome_has_its_rate_and_odds_or_the_reason_why_not(run):
     assert all(row.endswith(" too few p = 0.300") for row in rows)  # odds of up to 10.01
 
 
-def test_phenotypes_switched_off_are_marked(public_run, run):
+def test_phenotypes_switched_off_are_marked(runs, run):
     def switch_off(phenotypes):
         usage = phenotypes["usage"]
-        for site, number in ((0, 1), (2, 1), (2, 2), (2, 3)):
+        for site, number in ((0, 1), (1, 1), (1, 2), (1, 3)):
             usage["off"][site][number] = True
             usage["norms"][site][number] = 0.0
 
-    before = page_of(public_run)
+    before = page_of(runs["simulated"])
     assert all(row.endswith(" none") for row in before.rows_of("Sites")[1:])
     assert "Switched off" not in before.texts["phenotypes"]
     change(run / "phenotypes.json", switch_off)
     page = Page(run)
-    first, second, third = page.rows_of("Sites")[1:]
+    first, second = page.rows_of("Sites")[1:]
     assert first.endswith(" 1 of 4: 2")
-    assert second.endswith(" none")
-    assert third.endswith(" 3 of 4: 2–4")
-    assert "Switched off by site-1, site-3." in page.cards()[2]
+    assert second.endswith(" 3 of 4: 2–4")
+    assert "Switched off by north, south." in page.cards()[2]
+    assert "Switched off by south." in page.cards()[3]
     assert "Switched off" not in page.cards()[1]
     (caption,) = [t for _, tag, t in page.blocks if tag == "caption" and "darker is more" in t]
     assert [row.count("off") for row in page.rows_of(caption)[1:]] == [0, 2, 1, 1]
 
 
-def test_auc_stands_beside_its_baselines_with_the_warning(public_run):
-    page = page_of(public_run)
-    prediction = read_json(public_run / "summary.json")["predictions"]["died"]
-    overall, *sites = page.rows("prediction")[1:]
-    for key in ("memberships", "raw_codes", "volume"):
-        found = prediction["overall"][key]
-        assert f"{found['mean']:.3f} ± {found['spread']:.3f}" in overall
-    assert "fewer than 5 patients with or without it" in sites[2]
+def test_auc_stands_beside_its_baselines_with_the_warning(runs):
+    page = page_of(runs["simulated"])
+    overall, south, *others = page.rows("prediction")[1:]
+    assert overall == "overall 50 0.788 ± 0.012 0.812 ± 0.010 0.600 ± 0.020"
+    assert south == "south 5 – – – fewer than 5 patients with or without it"
+    assert "overall 50 – – – few" in others  # of the second outcome
     assert "AUC alone is no evidence of phenotype quality" in page.texts["prediction"]
 
 
-def test_a_model_that_explains_nothing_is_not_to_be_read(public_run, run):
-    warning = "should not be read as clinical findings"
-    assert read_json(run / "summary.json")["fit"] > 0
-    assert warning not in page_of(public_run).source
-    change(run / "summary.json", lambda summary: summary.update(fit=-0.01))
-    assert warning in Page(run).source
+@pytest.mark.parametrize(("fit", "is_noise"), [(-0.01, True), (0.01, False)])
+def test_a_model_that_explains_nothing_is_not_to_be_read(run, fit, is_noise):
+    change(run / "summary.json", lambda summary: summary.update(fit=fit))
+    assert ("should not be read as clinical findings" in Page(run).source) == is_noise
 
 
-def test_failures_are_gathered_and_missed_quorums_named(public_run, run):
-    lines = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
-    assert "No site failed in 3 rounds" in page_of(public_run).texts["convergence"]
-    lines[0]["failures"] = [{"who": "site-2", "reason": "late"}]
-    lines[2]["failures"] = [{"who": "site-2", "reason": "late"}, {"who": "x", "reason": "gone"}]
-    lines[2]["updated"] = False
-    (run / "history.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    page = Page(run)
-    failures = page.rows_of("Sites that were asked and gave no usable reply")
+def test_failures_are_gathered_and_missed_quorums_named(run):
+    first, second = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
+
+    def page(*failures, updated=True):
+        lines = [record | {"round": number, "failures": own, "updated": updated or number < 3}
+                 for number, (record, own) in enumerate(zip((first, second, second), failures,
+                 strict=True), start=1)]  # fmt: skip
+        (run / "history.jsonl").write_text("\n".join(map(json.dumps, lines)))
+        return Page(run)
+
+    assert "No site failed in 3 rounds" in page([], [], []).texts["convergence"]
+    late, gone = {"who": "site-2", "reason": "late"}, {"who": "x", "reason": "gone"}
+    found = page([late], [], [late, gone], updated=False)
+    failures = found.rows_of("Sites that were asked and gave no usable reply")
     assert failures[1:] == ["site-2 2 1, 3 late", "x 1 3 gone"]
-    assert "Quorum missed in round 3:" in page.texts["convergence"]
+    assert "Quorum missed in round 3:" in found.texts["convergence"]
 
 
-def test_everything_from_outside_is_escaped(public_run, run):
+def test_everything_from_outside_is_escaped(runs, run):
     bad = "<script>alert('&')</script><b onclick=x>"
 
     def poison_phenotypes(phenotypes):
+        reason = {"coefficient": None, "p_value": None, "reason": bad}
         for phenotype in phenotypes["table"]["phenotypes"]:
-            reason = {"coefficient": None, "p_value": None, "reason": bad}
             phenotype["outcomes"] = {"died": reason, bad: reason}
             phenotype["by_site"] = {bad: 0.5}
         phenotypes["table"]["rates"][bad] = None
@@ -469,11 +402,11 @@ def test_everything_from_outside_is_escaped(public_run, run):
     factors, vocabularies = read_model(run)
     texts = [dataclasses.replace(v, descriptions=(bad,) * len(v)) for v in vocabularies]
     write_model(run, factors, texts)
-    write_name(run, 2, bad, 4)
+    write_name(run, 2, bad, RANK)
     page = Page(run)
-    assert page.scripts == page_of(public_run).scripts
+    assert page.scripts == page_of(runs["simulated"]).scripts
     assert page.cards()[2].startswith(f"2 · {bad} ")
-    assert all(f"P01 {bad}" in card for card in page.cards().values())
+    assert all(f" {bad}" in card for card in page.cards().values())
     assert "onclick" not in dict(page.attributes)
     for section in ("header", "privacy", "convergence", "phenotypes", "usage", "details",
                     "prediction"):  # fmt: skip
@@ -490,13 +423,13 @@ def test_a_damaged_file_is_named_and_leaves_the_old_report(run, name):
     assert (run / "report.html").read_text() == "old"
 
 
-DAMAGES = {
-    "a site's row too few": ("phenotypes.json", lambda p: p["usage"]["off"].pop()),
-    "a model without phenotypes": ("summary.json", lambda summary: summary.update(rank=0)),
-}
-
-
-@pytest.mark.parametrize(("name", "edit"), DAMAGES.values(), ids=DAMAGES)
+@pytest.mark.parametrize(
+    ("name", "edit"),
+    [
+        ("phenotypes.json", lambda phenotypes: phenotypes["usage"]["off"].pop()),
+        ("summary.json", lambda summary: summary.update(rank=0)),
+    ],
+)
 def test_files_that_do_not_belong_together_are_refused(run, name, edit):
     change(run / name, edit)
     with pytest.raises(DataError, match="do not belong together"):
@@ -504,8 +437,8 @@ def test_files_that_do_not_belong_together_are_refused(run, name, edit):
 
 
 @pytest.mark.process
-def test_the_same_folder_gives_the_same_bytes(public_run, run):
-    first = page_of(public_run).source.encode()
+def test_the_same_folder_gives_the_same_bytes(runs, run):
+    first = page_of(runs["simulated"]).source.encode()
     with matplotlib.rc_context({"axes.linewidth": 5, "svg.hashsalt": None}):
         assert write_report(run).read_bytes() == first
         assert matplotlib.rcParams["axes.linewidth"] == 5

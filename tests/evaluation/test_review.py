@@ -25,7 +25,6 @@ from dpfact_flower.evaluation.run_folder import (
     Review,
     read_model,
     read_names,
-    read_reviews,
     write_name,
 )
 from dpfact_flower.tensor import SparseTensor
@@ -95,13 +94,8 @@ def confirm_highest(chart):
 
 
 def test_half_have_the_highest_scores_and_half_lie_on_both_sides_of_the_threshold(run, site, sheet):
-    scores = dict(
-        zip(
-            site.patients,
-            GlobalModel.read(run).memberships(site).scores[:, NUMBER - 1],
-            strict=True,
-        )
-    )
+    found = GlobalModel.read(run).memberships(site).scores[:, NUMBER - 1]
+    scores = dict(zip(site.patients, found, strict=True))
     ordered = sorted(scores, key=scores.get, reverse=True)
     has = [name for name in ordered if scores[name] > LEAST_SCORE]
     assert 20 < len(has) < PATIENTS - 20
@@ -180,8 +174,8 @@ def test_a_sheet_that_is_read_back_counts_and_notes_its_decision(run, sheet):
     # Wilson, 10 of 10 and 0 of 10, as in Brown, Cai and DasGupta (2001).
     assert "10 of 10 charts confirmed: 100% (95 % interval 72% to 100%)" in done.output
     assert "0 of 10 charts confirmed: 0% (95 % interval 0% to 28%)" in done.output
-    assert read_names(run, RANK) == {NUMBER: "renal failure"}
-    assert read_reviews(run, RANK) == {NUMBER: Review("keep", 1.0, 10, 0.0, 10)}
+    assert read_names(run, RANK).phenotypes == {NUMBER: "renal failure"}
+    assert read_names(run, RANK).reviewed == {NUMBER: Review("keep", 1.0, 10, 0.0, 10)}
     assert "renal failure" in (run / "report.html").read_text()
 
 
@@ -192,7 +186,7 @@ def test_who_is_unsure_does_not_confirm_and_who_was_not_read_does_not_count(run,
     assert found.highest == Tally(yes=5, no=0, unsure=3)
     assert (found.highest.charts, found.near.charts) == (8, 10)
     apply_verdicts(run, found)
-    assert read_reviews(run, RANK) == {NUMBER: Review("drop", None, None, 1.0, 10)}
+    assert read_names(run, RANK).reviewed == {NUMBER: Review("drop", None, None, 1.0, 10)}
     done = CliRunner().invoke(cli.app, ["review", str(run), "--read", str(sheet)])
     assert "5 of 8 charts confirmed; 3 unsure; too few for a share (needs 10)" in done.output
 
@@ -202,7 +196,7 @@ def test_the_runs_folder_learns_shares_in_tenths_and_no_patient(run, site, tmp_p
     left = iter(["no"] + ["yes"] * 11)
     fill(sheet, lambda chart: "unsure" if chart["near"] else next(left), "keep")
     apply_verdicts(run, read_sheet(run, sheet))
-    assert read_reviews(run, RANK)[NUMBER].confirmed == 0.9  # of 11 / 12
+    assert read_names(run, RANK).reviewed[NUMBER].confirmed == 0.9  # of 11 / 12
     written = (run / "names.toml").read_text()
     assert not any(name in written for name in site.patients)
 
@@ -220,11 +214,13 @@ def test_names_and_reviews_leave_each_other_alone(run, sheet):
     fill(sheet, confirm_highest, "keep")
     apply_verdicts(run, read_sheet(run, sheet))
     write_name(run, 2, "b", RANK)
-    assert read_names(run, RANK) == {1: "a", 2: "b"}
-    assert read_reviews(run, RANK)[NUMBER].verdict == "keep"
+    assert read_names(run, RANK).phenotypes == {1: "a", 2: "b"}
+    assert read_names(run, RANK).reviewed[NUMBER].verdict == "keep"
     (run / "names.toml").write_text('[reviewed.3]\nverdict = "perhaps"')
-    with pytest.raises(DataError, match=r"names\.toml: verdict must be 'keep' or 'drop'"):
-        read_reviews(run, RANK)
+    with pytest.raises(
+        DataError, match=r"names\.toml: reviewed\.3\.verdict must be 'keep' or 'drop'"
+    ):
+        read_names(run, RANK)
 
 
 def test_what_a_spreadsheet_makes_of_the_file_is_read(run, sheet):

@@ -71,15 +71,9 @@ def test_a_model_reads_without_this_package(tmp_path):
         assert model["procedures_text"].tolist() == ["", "a, b", "ü"]
 
 
-CLASHES = {
-    "twice the same": ("a", "a"),
-    "another's texts": ("a_text", "a"),
-    "the list of modes": ("modes", "a"),
-    "savez's allow_pickle": ("a", "allow_pickle"),
-}
-
-
-@pytest.mark.parametrize("names", CLASHES.values(), ids=CLASHES)
+@pytest.mark.parametrize(
+    "names", [("a", "a"), ("a_text", "a"), ("modes", "a"), ("a", "allow_pickle")], ids=str
+)
 def test_names_that_would_overwrite_each_other_are_refused(tmp_path, names):
     vocabularies = [Vocabulary(name, v.codes) for name, v in zip(names, VOCABULARIES, strict=True)]
     with pytest.raises(DataError, match=rf"{MODEL}: vocabulary names .* got {', '.join(names)}$"):
@@ -87,32 +81,29 @@ def test_names_that_would_overwrite_each_other_are_refused(tmp_path, names):
     assert os.listdir(tmp_path) == []
 
 
-def rewrite(path, changes):
-    with np.load(path) as archive:
-        arrays = dict(archive) | changes
-    np.savez(path, **{name: array for name, array in arrays.items() if array is not None})
+NO_FLOATS = "diagnoses must be float32"
 
 
-DAMAGED = {
-    "no modes": ({"modes": None}, "lacks the array"),
-    "no factor": ({"diagnoses": None}, "lacks the array 'diagnoses'"),
-    "another mode's name": ({"modes": np.array(["procedures", "x"])}, "lacks the array"),
-    "a code twice": ({"diagnoses_codes": np.array(["E11", "E11"])}, "position 1"),
-    "a row too many": ({"diagnoses": np.ones((3, 4), np.float32)}, "diagnoses must be float32"),
-    "another rank": ({"diagnoses": np.ones((2, 3), np.float32)}, "diagnoses must be float32"),
-    "vectors": (
-        {"procedures": np.ones(3, np.float32), "diagnoses": np.ones(2, np.float32)},
-        "procedures must be float32",
-    ),
-    "a number": ({"procedures": np.float32(1)}, "procedures must be float32"),
-    "float64": ({"diagnoses": np.ones((2, 4))}, "diagnoses must be float32"),
-}
-
-
-@pytest.mark.parametrize(("changes", "says"), DAMAGED.values(), ids=DAMAGED)
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"modes": None}, "lacks the array"),
+        ({"diagnoses": None}, "lacks the array 'diagnoses'"),
+        ({"modes": np.array(["procedures", "x"])}, "lacks the array"),
+        ({"diagnoses_codes": np.array(["E11", "E11"])}, "position 1"),
+        ({"diagnoses": np.ones((3, 4), "f4")}, NO_FLOATS),
+        ({"diagnoses": np.ones((2, 3), "f4")}, NO_FLOATS),
+        ({"procedures": np.ones(3, "f4"), "diagnoses": np.ones(2, "f4")}, "procedures must be"),
+        ({"procedures": np.float32(1)}, "procedures must be float32"),
+        ({"diagnoses": np.ones((2, 4))}, NO_FLOATS),
+    ],
+)
 def test_a_damaged_model_is_refused(tmp_path, changes, says):
     write_model(tmp_path, FACTORS, VOCABULARIES)
-    rewrite(tmp_path / MODEL, changes)
+    with np.load(tmp_path / MODEL) as archive:
+        arrays = dict(archive) | changes
+    kept = {name: array for name, array in arrays.items() if array is not None}
+    np.savez(tmp_path / MODEL, **kept)
     with pytest.raises(DataError, match=says) as caught:
         read_model(tmp_path)
     assert str(caught.value).startswith(str(tmp_path / MODEL))
@@ -173,9 +164,6 @@ def test_a_config_has_two_tables(tmp_path):
     (tmp_path / CONFIG).write_text("rank 3")
     with pytest.raises(DataError, match=rf"{CONFIG}: not readable as TOML$"):
         read_config(tmp_path)
-
-
-# --- history
 
 
 # --- missing

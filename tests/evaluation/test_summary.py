@@ -1,6 +1,5 @@
 """The typed summary: what was written is read again, and what does not fit is named."""
 
-import copy
 import json
 from dataclasses import asdict, replace
 
@@ -57,9 +56,6 @@ MEASURED_KEYS = (
 def test_a_summary_is_read_as_it_was_written(summary, tmp_path):
     write_summary(tmp_path, summary)
     assert read_summary(tmp_path) == summary
-    before = (tmp_path / SUMMARY).read_bytes()
-    write_summary(tmp_path, read_summary(tmp_path))
-    assert (tmp_path / SUMMARY).read_bytes() == before
 
 
 def test_the_file_keeps_its_keys_in_order():
@@ -84,12 +80,10 @@ def test_every_key_that_is_missing_is_named(kind, tmp_path):
             read_summary(tmp_path)
 
 
-INSIDE = {
-    "predictions.died.overall.patients": ("predictions", "died", "overall", "patients"),
-    "error_by_round.1.fit": ("error_by_round", 1, "fit"),
-    "per_site.north.rho": ("per_site", "north", "rho"),
-    "per_site.north.ledger.1.sigma": ("per_site", "north", "ledger", 1, "sigma"),
-}
+INSIDE = (
+    ("predictions", "died", "overall", "patients"), ("error_by_round", 1, "fit"),
+    ("per_site", "north", "rho"), ("per_site", "north", "ledger", 1, "sigma"),
+)  # fmt: skip
 
 
 def inside(content, path):
@@ -98,11 +92,11 @@ def inside(content, path):
     return content
 
 
-@pytest.mark.parametrize("name", INSIDE)
-def test_what_is_missing_inside_is_named_with_its_place(name):
+@pytest.mark.parametrize("path", INSIDE, ids=str)
+def test_what_is_missing_inside_is_named_with_its_place(path):
     content = plain(SIMULATED)
-    del inside(content, INSIDE[name])[INSIDE[name][-1]]
-    with pytest.raises(DataError, match=rf"^lacks {name}$"):
+    del inside(content, path)[path[-1]]
+    with pytest.raises(DataError, match=rf"^lacks {'.'.join(map(str, path))}$"):
         Summary.from_dict(content)
 
 
@@ -119,9 +113,9 @@ def test_nothing_is_taken_for_another_type(key, value):
 
 
 @pytest.mark.parametrize("text", ["NaN", "Infinity", "-Infinity", "1e999"])
-@pytest.mark.parametrize("path", [("seconds",), *INSIDE.values()], ids=str)
+@pytest.mark.parametrize("path", [("seconds",), *INSIDE], ids=str)
 def test_numbers_that_are_not_finite_are_refused(tmp_path, text, path):
-    content = copy.deepcopy(plain(SIMULATED))
+    content = plain(SIMULATED)
     inside(content, path)[path[-1]] = "HERE"
     (tmp_path / SUMMARY).write_text(json.dumps(content).replace('"HERE"', text))
     with pytest.raises(DataError, match=rf"{SUMMARY}: has a number that is not finite"):
@@ -157,18 +151,18 @@ def test_phenotypes_are_read_as_they_were_written(phenotypes, tmp_path):
     assert read_phenotypes(tmp_path) == phenotypes
 
 
-BAD_PHENOTYPES = {
-    "no table": ({"usage": {}}, r"lacks codes$"),
-    "no usage": ({"table": asdict(SHARED.table)}, r"lacks usage$"),
-    "not an object": ([], r"must be an object$"),
-    "a weight of text": (
-        {"codes": {"drugs": [[{"code": "A", "description": "", "weight": "1"}]]}},
-        r"codes\.drugs\.0\.0\.weight must be a valid number$",
-    ),
-}
-
-
-@pytest.mark.parametrize(("content", "says"), BAD_PHENOTYPES.values(), ids=BAD_PHENOTYPES)
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ({"usage": {}}, r"lacks codes$"),
+        ({"table": asdict(SHARED.table)}, r"lacks usage$"),
+        ([], r"must be an object$"),
+        (
+            {"codes": {"drugs": [[{"code": "A", "description": "", "weight": "1"}]]}},
+            r"codes\.drugs\.0\.0\.weight must be a valid number$",
+        ),
+    ],
+)
 def test_damaged_phenotypes_are_named(tmp_path, content, says):
     (tmp_path / PHENOTYPES).write_text(json.dumps(content))
     with pytest.raises(DataError, match=rf"{PHENOTYPES}: {says}"):
