@@ -16,7 +16,7 @@ from dpfact_flower.evaluation.replication import replications
 from dpfact_flower.evaluation.run_folder import read_model, write_model, write_summary
 from dpfact_flower.privacy import PAPER_CLAIM, PATIENT_CLAIM, SEEDED_CLAIM
 from tests.evaluation.folders import run_folder
-from tests.evaluation.summaries import DEPLOYED, SIMULATED
+from tests.evaluation.summaries import DEPLOYED, SIMULATED, SPENT
 
 EPSILON = "epsilon (replacing a record)"
 
@@ -40,7 +40,8 @@ def rows_of(folder, **summaries):
     ],
 )
 def test_a_row_has_its_promise(tmp_path, privacy, claim, shown):
-    (row,) = rows_of(tmp_path, run=replace(SIMULATED, privacy=privacy, claim=claim))
+    spent = replace(SPENT, claim=claim)
+    (row,) = rows_of(tmp_path, run=replace(SIMULATED, privacy=privacy, claim=claim, spent=spent))
     assert row["privacy"] == shown
 
 
