@@ -107,5 +107,5 @@ def read_labels(died: Path | None, others: Sequence[str] | None) -> dict[str, La
         if name in found:
             raise SettingsError("--label: --labels names the table of died already")
         file, own = _with_keys(given, ["column", "patient", "missing"])
-        found[name] = LabelTable(file, **{"column": name, **own})
+        found[name] = LabelTable(file, **own)
     return found

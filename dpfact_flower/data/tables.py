@@ -153,33 +153,26 @@ def scratch_of(connection: Connection) -> Iterator[Path]:
         yield Path(folder)
 
 
-def find_files(folder: str | Path, pattern: str, ending: str = r"\.csv(\.gz)?") -> dict[str, Path]:
-    """Files whose stem matches `pattern` and whose ending `ending`, whatever the case.
+def list_tables(folder: str | Path, pattern: str = ".*") -> dict[str, Path]:
+    """Files that hold tables, and folders of Parquet, by the tables' names in lower case.
 
-    They are found by the text of the pattern's one group, in lower case, and sorted by it. Of
-    several files with one stem, the one with the shortest name counts.
+    Of several with one name a file counts, and of files the one with the shortest name.
     """
     folder = Path(folder)
     if folder.is_file():
         raise DataError(f"{folder}: is a file; need the folder of the tables, unpacked")
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder")
-    found: dict[str, Path] = {}
+    parts: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for path in sorted(folder.iterdir(), key=lambda path: (len(path.name), path.name)):
-        match = re.fullmatch(rf"{pattern}{ending}", path.name, re.IGNORECASE)
-        if match and path.is_file():
-            found.setdefault(match[1].lower(), path)
-    return dict(sorted(found.items()))
-
-
-def list_tables(folder: str | Path, pattern: str = ".*") -> dict[str, Path]:
-    """Files that hold tables, and folders of Parquet, by the tables' names in lower case."""
-    files = find_files(folder, f"({pattern})", r"\.(csv|csv\.gz|parquet)")
-    parts = {
-        path.name.lower(): path
-        for path in Path(folder).iterdir()
-        if re.fullmatch(pattern, path.name, re.IGNORECASE) and next(path.rglob("*.parquet"), None)
-    }
+        name = re.sub(r"\.(csv|csv\.gz|parquet)$", "", path.name, flags=re.IGNORECASE)
+        if not re.fullmatch(pattern, name, re.IGNORECASE):
+            continue
+        if path.is_file() and name != path.name:
+            files.setdefault(name.lower(), path)
+        elif next(path.rglob("*.parquet"), None):
+            parts[name.lower()] = path
     return parts | files
 
 
@@ -333,19 +326,12 @@ def _check_rejected(
     )
 
 
-def read_header(path: Path, dialect: Dialect = _PLAIN) -> list[str]:
-    """Names of a CSV file's columns, in lower case.
-
-    A first line that is no header is not quoted, since it may be a patient's.
-    """
-    return _header(path, dialect)[0]
-
-
 def _header(path: Path, dialect: Dialect) -> tuple[list[str], str, int]:
     """Names of a CSV file's columns, what separates them, and how many lines come before.
 
-    DuckDB's own sniffer takes a file with an open quote for one of a single column, renames the
-    second of two equal columns, and names columns after a first patient.
+    A first line that is no header is not quoted, since it may be a patient's. DuckDB's own sniffer
+    takes a file with an open quote for one of a single column, renames the second of two equal
+    columns, and names columns after a first patient.
     """
     _refuse_foreign(path)
     encoding = "utf-8-sig" if dialect.encoding == "utf-8" else dialect.encoding
@@ -444,6 +430,13 @@ def count_rows(connection: Connection, table: str, where: str = "true") -> int:
     """Rows of a table for which a condition holds."""
     (row,) = connection.execute(f"SELECT count(*) FROM {table} WHERE {where}").fetchall()
     return int(row[0])
+
+
+def count_each(connection: Connection, table: str, conditions: Sequence[str]) -> dict[str, int]:
+    """Rows of a table for which each condition holds, in one pass."""
+    filters = ", ".join(f"count(*) FILTER ({where})" for where in conditions)
+    (row,) = connection.execute(f"SELECT {filters} FROM {table}").fetchall()
+    return dict(zip(conditions, row, strict=True))
 
 
 def refuse_rows(

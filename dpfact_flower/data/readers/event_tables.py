@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from dpfact_flower.data.clinical_events import add_events, count, table_of
 from dpfact_flower.data.cooccurrence import COLUMNS, Window
@@ -28,6 +28,7 @@ from dpfact_flower.data.site_data import DIED, Cohort
 from dpfact_flower.data.tables import (
     Dialect,
     Rows,
+    count_each,
     count_rows,
     literal,
     load_table,
@@ -60,6 +61,7 @@ _YEAR_1 = 1_035_593_280
 """Minutes from the year 1 to 1970: a quotient of whole numbers is cut towards zero, not down."""
 _ZONED, _MISTIMED = 10**12, -(10**12)
 """What is added to minutes in UTC, and what stands for no time: another column costs more."""
+_SOME = {"encounter": "encounter IS NOT NULL", "time": "time IS NOT NULL"}
 _YES = ("1", "1.0", "1,0", "yes", "true")
 _NO = ("0", "0.0", "0,0", "no", "false")
 
@@ -126,12 +128,12 @@ class EventTable:
 class LabelTable:
     """A table of one row a patient, and in which column the label is: 0 or 1, no or yes.
 
-    An empty `patient` is the column of the event tables. `missing` is what patients have who are
-    not in the table, 0 or 1; where it is empty, every patient must be in it.
+    Without a `column` it is the label's name, without a `patient` the event tables'. `missing` is
+    what patients have who are not in the table, 0 or 1; where it is empty, all must be in it.
     """
 
     file: Place
-    column: str = DIED
+    column: str = ""
     patient: str = ""
     missing: str = ""
 
@@ -147,7 +149,7 @@ def read(
     columns: Columns | None = None,
     window_days: int | None = 30,
     sites: Place | None = None,
-    labels: Place | LabelTable | Mapping[str, LabelTable] | None = None,
+    labels: Mapping[str, LabelTable] | None = None,
     dialect: Dialect | None = None,
     **options: Unpack[Options],
 ) -> Cohort:
@@ -164,8 +166,8 @@ def read(
         Largest distance in time between the events of a cell; None: they have the same encounter.
     sites : path, optional
         Table of patient and ``site``; patients who are not in it are left out.
-    labels : path, LabelTable or mapping of name to LabelTable, optional
-        A path is a table of patient and ``died``.
+    labels : mapping of str to LabelTable, optional
+        By name.
     dialect : Dialect, optional
         Of tables given as paths, and of those of sites and labels.
     **options
@@ -193,45 +195,31 @@ def read(
     window = Window(days=window_days, same_encounter=window_days is None)
     if unknown := (options.get("rolled_up") or {}).keys() - sources.keys():
         raise SettingsError(f"roll-up: no mode is named {', '.join(sorted(unknown))}")
-    by_name = _label_tables(labels, columns)
+    labels = labels or {}
+    _check_labels(labels)
     with reading(options) as connection:
         for mode, source in sources.items():
             _load_events(connection, mode, source, window)
         _load_patients(connection, sources, name, columns.patient, sites, dialect)
-        for label, label_table in by_name.items():
-            _load_labels(connection, label, label_table, dialect)
+        for label, label_table in labels.items():
+            _load_label(connection, label, label_table, columns.patient, dialect)
         if vocabularies is None:
             logger.warning(
                 "the code lists are made from these patients, which no guarantee covers: sites of "
                 "a federation need the same lists, from a public source (--codes)"
             )
-        return make_cohort(connection, name, modes, window, options, tuple(by_name))
+        return make_cohort(connection, name, modes, window, options, tuple(labels))
 
 
-def _label_tables(
-    given: Place | LabelTable | Mapping[str, LabelTable] | None, columns: Columns
-) -> dict[str, LabelTable]:
-    """Table of each label, with the names of its columns as they are looked for."""
-    if isinstance(given, LabelTable):
-        given = {given.column.strip().lower(): given}
-    elif not isinstance(given, Mapping):
-        given = {DIED: LabelTable(given)} if given is not None else {}
-    for name in given:
+def _check_labels(labels: Mapping[str, LabelTable]) -> None:
+    for name in labels:
         check_name("name of label", name)
-    lower = [name.lower() for name in given]
-    if set(lower) & COLUMNS or len(set(lower)) < len(lower):
+    lower = {name.lower() for name in labels}
+    if lower & COLUMNS or len(lower) < len(labels):
         raise SettingsError(
             f"labels: names must differ by more than their case, and from "
-            f"{', '.join(sorted(COLUMNS))}; got {', '.join(given)}"
+            f"{', '.join(sorted(COLUMNS))}; got {', '.join(labels)}"
         )
-    return {
-        name: replace(
-            table,
-            patient=(table.patient or columns.patient).strip().lower(),
-            column=table.column.strip().lower(),
-        )
-        for name, table in given.items()
-    }
 
 
 def _load_events(connection: Connection, mode: str, source: EventTable, window: Window) -> None:
@@ -242,15 +230,16 @@ def _load_events(connection: Connection, mode: str, source: EventTable, window: 
         place, names = _place(file), source.columns.names
         found = _load_rows(connection, place, source, window)
         with report_progress(connection, mode):
-            added = add_events(connection, mode, "loaded", found.empty)
+            empty = [what for what, some in _SOME.items() if not found[some]]
+            added = add_events(connection, mode, "loaded", empty)
         for what, texts in (("patient", "people"), ("code", f"(FROM codes WHERE mode = '{mode}')")):
             if count_rows(connection, texts, _NO_TEXT.format(what)):  # far fewer than rows
                 refuse_rows(connection, "loaded", _NO_TEXT.format(what), place, names[what], _TEXT)
-        count(connection, place.name, "rows", found.rows)
+        count(connection, place.name, "rows", found["true"])
         what = "rows that repeat another one, and count once"
-        count(connection, place.name, what, found.rows - added, warn=True)
+        count(connection, place.name, what, found["true"] - added, warn=True)
         what = f"rows without {names[window.column]}, in no window"
-        count(connection, place.name, what, found.unplaced, warn=True)
+        count(connection, place.name, what, found[window.unplaced], warn=True)
         connection.execute(
             """INSERT INTO described SELECT code, description, count(*) FROM loaded
                WHERE description IS NOT NULL GROUP BY ALL"""
@@ -269,43 +258,10 @@ def _place(given: Place) -> Path | Rows:
     return given if isinstance(given, Rows) else Path(given)
 
 
-class _Found(NamedTuple):
-    """How many rows of a table are, or have, what."""
-
-    rows: int
-    no_patient: int
-    no_code: int
-    no_encounter: int
-    mistimed: int
-    zoned: int
-    unzoned: int
-    unplaced: int
-    encounters: int
-
-    @classmethod
-    def of(cls, connection: Connection, window: Window) -> _Found:
-        """Of the table ``loaded``, in one pass."""
-        counted = cls._make(
-            ("true", "patient IS NULL", "code IS NULL",
-             f"length(encounter) < 5 AND {_NO_VALUE.format('encounter')}",
-             f"time < {-_YEAR_1}", f"time > {_ZONED // 2}", f"time <= {_ZONED // 2}",
-             window.unplaced, "encounter IS NOT NULL")
-        )  # fmt: skip
-        filters = ", ".join(f"count(*) FILTER ({where})" for where in counted)
-        (row,) = connection.execute(f"SELECT {filters} FROM loaded").fetchall()
-        return cls._make(row)
-
-    @property
-    def empty(self) -> list[str]:
-        """Columns that are NULL in every row."""
-        held = {"encounter": self.encounters, "time": self.zoned + self.unzoned}
-        return [column for column, count in held.items() if not count]
-
-
 def _load_rows(
     connection: Connection, place: Path | Rows, source: EventTable, window: Window
-) -> _Found:
-    """Table ``loaded`` of one file, checked."""
+) -> dict[str, int]:
+    """Table ``loaded`` of one file, checked; in how many of its rows a condition holds."""
     names = source.columns.names
     if not names[window.column]:
         raise SettingsError(f"column {window.column}: need a name: the window is made from it")
@@ -320,29 +276,37 @@ def _load_rows(
         dialect=source.dialect,
     )  # fmt: skip
     _drop_headers(connection, place, names)
-    found = _Found.of(connection, window)
-    if not found.rows:
-        raise DataError(f"{place}: holds no event, that is no row below its first line")
-
-    def refuse(what: str, right: str, wrong: int | str) -> None:
-        if wrong:
-            many = f"{wrong} row(s) are not" if isinstance(wrong, int) else wrong
-            raise DataError(f"{place}: column {names[what]} must {right}; {many}")
-
-    refuse("patient", f"be {_TEXT}", found.no_patient)
-    refuse("code", f"be {_TEXT}", found.no_code)
-    refuse("encounter", "be text other than NaN or NULL, or blank", found.no_encounter)
     form = "a date or time as 2024-05-31 or 2024-05-31 14:05 (--time-format for another)"
     form = f"a time as {source.time_format}" if source.time_format else form
-    refuse("time", f"be {form}, or blank", found.mistimed)
-    if found.zoned and found.unzoned:
-        some = f"{found.zoned} of {found.rows} row(s) have one"
-        refuse("time", "have an offset from UTC in every row or in none", some)
-    if found.zoned:
+    rules = [  # of what, what is wrong, and what would be right
+        ("patient", "patient IS NULL", f"be {_TEXT}"),
+        ("code", "code IS NULL", f"be {_TEXT}"),
+        ("encounter", f"length(encounter) < 5 AND {_NO_VALUE.format('encounter')}",
+         "be text other than NaN or NULL, or blank"),
+        ("time", f"time < {-_YEAR_1}", f"be {form}, or blank"),
+    ]  # fmt: skip
+    zoned = f"time > {_ZONED // 2}"
+    asked = ["true", zoned, window.unplaced, *_SOME.values(), *(wrong for _, wrong, _ in rules)]
+    found = count_each(connection, "loaded", asked)
+    rows, some_zoned = found["true"], found[zoned]
+    if not rows:
+        raise DataError(f"{place}: holds no event, that is no row below its first line")
+    for what, wrong, right in rules:
+        if found[wrong]:
+            many = f"{found[wrong]} row(s) are not"
+            raise DataError(f"{place}: column {names[what]} must {right}; {many}")
+    if some_zoned and some_zoned < found[_SOME["time"]]:
+        raise DataError(
+            f"{place}: column {names['time']} must have an offset from UTC in every row or in "
+            f"none; {some_zoned} of {rows} row(s) have one"
+        )
+    if some_zoned:
         connection.execute(f"UPDATE loaded SET time = time - {_ZONED}")
-    if found.unplaced == found.rows:
-        blank = f"all {found.rows} row(s) are blank"
-        refuse(window.column, "place events in a window", blank)
+    if found[window.unplaced] == rows:
+        raise DataError(
+            f"{place}: column {names[window.column]} must place events in a window; all {rows} "
+            "row(s) are blank"
+        )
     return found
 
 
@@ -417,15 +381,19 @@ def _load_patients(
         )
 
 
-def _load_labels(connection: Connection, name: str, table: LabelTable, dialect: Dialect) -> None:
+def _load_label(
+    connection: Connection, name: str, table: LabelTable, patient: str, dialect: Dialect
+) -> None:
     place, own = _place(table.file), quoted(name)
-    _load_facts(connection, place, table.patient, table.column, dialect, "lower({})")
+    patient = table.patient.strip().lower() or patient
+    column = (table.column or name).strip().lower()
+    _load_facts(connection, place, patient, column, dialect, "lower({})")
     bad = f"coalesce(value NOT IN {_YES + _NO}, true)"
-    refuse_rows(connection, "facts", bad, place, table.column, "0 or 1 (or no, yes, false, true)")
+    refuse_rows(connection, "facts", bad, place, column, "0 or 1 (or no, yes, false, true)")
     missing = count_rows(connection, "(FROM patients ANTI JOIN facts USING (patient))")
     if missing and not table.missing:
         raise DataError(
-            f"{place}: column {table.patient} must hold every patient; {missing} patient(s) are "
+            f"{place}: column {patient} must hold every patient; {missing} patient(s) are "
             "missing (--label with missing=0 takes them for 0)"
         )
     count(connection, place.name, f"patients not in it, labelled {table.missing}", missing)

@@ -36,16 +36,9 @@ def read(
 ) -> Cohort:
     """Read frames of events into one tensor per site.
 
-    Parameters
-    ----------
-    name : str
-        Name of the one site, or, where there is a column ``site``, of the cohort.
-    window_days : int or None
-        Largest distance in time between the events of a cell; None: they have the same encounter.
-    labels : DataFrame of ``patient`` and ``died``, optional
-        Or a mapping of each label's name to such a frame, with the column of that name.
-    **options
-        `Options` of all readers.
+    `name` is that of the one site, or, where there is a column ``site``, of the cohort.
+    `window_days` and `options` are as in `event_tables.read`. `labels` is a frame of ``patient``
+    and ``died``, or a mapping of each label's name to such a frame, with the column of that name.
     """
     if isinstance(events, Mapping):
         frames = {mode: Rows(mode, [frame]) for mode, frame in events.items()}
@@ -58,8 +51,7 @@ def read(
             "events: need a DataFrame with the columns patient, code, mode, or a frame for each "
             "feature mode by its name"
         )
-    placing = "encounter" if window_days is None else "time"
-    if any(placing not in _columns(frame) for frame in parts) and placing == "time":
+    if window_days is not None and not all("time" in _columns(frame) for frame in parts):
         raise DataError(
             "events: lacks the column(s) time; window_days=None needs an encounter instead"
         )
@@ -71,7 +63,7 @@ def read(
         frames, name, window_days=window_days,
         sites=Rows("sites", parts) if all(having) else None,
         labels={
-            label: event_tables.LabelTable(Rows(f"labels of {label}", [frame]), label)
+            label: event_tables.LabelTable(Rows(f"labels of {label}", [frame]))
             for label, frame in by_name.items() if frame is not None
         },
         **options,

@@ -117,11 +117,11 @@ def test_times_are_cut_to_the_minute(one, other, together, tables):
 
 
 def test_sites_and_labels(tables, write):
-    sites, labels = write("sites.csv", SITES), write("labels.csv", LABELS)
-    cohort = events.read(tables, "region", sites=sites, labels=labels)
+    sites, labels = write("sites.csv", SITES), events.LabelTable(write("labels.csv", LABELS))
+    cohort = events.read(tables, "region", sites=sites, labels={"died": labels})
     found = [(site.name, site.patients, site.labels["died"].tolist()) for site in cohort.sites]
     assert found == [("north", ("1",), [0]), ("south-east", ("2",), [1])]
-    (whole,) = events.read(tables, "north", labels=labels, keep_empty=True).sites
+    (whole,) = events.read(tables, "north", labels={"died": labels}, keep_empty=True).sites
     assert (whole.patients, whole.labels["died"].tolist()) == (("1", "2", "3"), [0, 1, 1])
 
 
@@ -217,8 +217,10 @@ def test_a_column_of_any_name_is_looked_for_and_no_sql(tables):
     ],
 )
 def test_sites_and_labels_are_checked(table, text, message, tables, write):
+    place = write(f"{table}.csv", text)
+    given = {"died": events.LabelTable(place)} if table == "labels" else place
     with pytest.raises(DataError, match=rf"{table}\.csv.*: {message}"):
-        events.read(tables, "north", **{table: write(f"{table}.csv", text)})
+        events.read(tables, "north", **{table: given})
 
 
 @pytest.mark.parametrize(
@@ -325,8 +327,8 @@ def test_a_label_of_any_column_and_patients_who_are_not_in_its_table(tables, wri
     table = events.LabelTable(
         write("readmitted.csv", "ID;Readmitted\n1;Yes\n4;no\n"), "readmitted", "id", missing="0"
     )
-    (site,) = events.read(tables, "north", labels=table).sites
-    assert (site.patients, site.labels["readmitted"].tolist()) == (("1", "2"), [1, 0])
+    (site,) = events.read(tables, "north", labels={"back": table}).sites
+    assert (site.patients, site.labels["back"].tolist()) == (("1", "2"), [1, 0])
     died = events.LabelTable(write("labels.csv", LABELS))
     (site,) = events.read(tables, "north", labels={"died": died, "back": table}).sites
     assert {name: values.tolist() for name, values in site.labels.items()} == {
@@ -336,7 +338,7 @@ def test_a_label_of_any_column_and_patients_who_are_not_in_its_table(tables, wri
         with pytest.raises(SettingsError, match="labels: names must differ"):
             events.read(tables, "north", labels=dict.fromkeys(names, table))
     with pytest.raises(DataError, match="column id must hold every patient; 2 patient"):
-        events.read(tables, "north", labels=replace(table, missing=""))
+        events.read(tables, "north", labels={"back": replace(table, missing="")})
     with pytest.raises(SettingsError, match="label's missing"):
         replace(table, missing="2")
 
@@ -370,7 +372,7 @@ def test_the_tables_of_mimic_are_event_tables(ehr_data, tmp_path):
         {"procedures": folder / "PROCEDURES_ICD.csv", "diagnoses": folder / "DIAGNOSES_ICD.csv"},
         "mimic3",
         columns=events.Columns(patient="subject_id", code="icd9_code", encounter="hadm_id"),
-        window_days=None, sites=tmp_path / "sites.csv", labels=tmp_path / "labels.csv",
-        top=(202, 316),
+        window_days=None, sites=tmp_path / "sites.csv", top=(202, 316),
+        labels={"died": events.LabelTable(tmp_path / "labels.csv")},
     )  # fmt: skip
     assert_same_sites(cohort, read("mimic3", folder))
