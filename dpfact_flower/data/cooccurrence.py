@@ -138,22 +138,9 @@ def build_cohort(
     """Tensors of all sites from the tables that the module describes.
 
     Events of codes that are in no vocabulary are left out. Sites are in the order of their names,
-    patients in the order of their identifiers. A label that is NULL is 0.
-
-    Parameters
-    ----------
-    name : str
-        Name of the cohort.
-    vocabularies : sequence of Vocabulary
-        One per feature mode.
-    labels : sequence of str
-        Columns of ``patients`` that are labels.
-    min_patients : int
-        Sites that hold fewer are merged into one, ``other``, which may still be smaller.
-    keep_empty : bool
-        Keep patients without a cell as empty rows.
-    row_unit : str
-        As `SiteData` has it.
+    patients in the order of their identifiers. `labels` are columns of ``patients``; where one is
+    NULL, the label is 0. Sites that hold fewer than `min_patients` are merged into one, ``other``,
+    which may still be smaller. Patients without a cell are rows only with `keep_empty`.
     """
     if type(min_patients) is not int or min_patients < 1:
         raise SettingsError(f"min-patients: need an integer of at least 1, got {min_patients!r}")

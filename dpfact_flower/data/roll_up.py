@@ -22,7 +22,6 @@ most frequent code.
 
 from __future__ import annotations
 
-import csv
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -32,7 +31,7 @@ from typing import TYPE_CHECKING
 from dpfact_flower.data.clinical_events import count, replace_codes, table_of
 from dpfact_flower.data.code_names import clearer, holds_procedures, name_of, systems
 from dpfact_flower.data.icd import VERSIONS, category, chapter, parts, version_of
-from dpfact_flower.data.vocabulary import read_text
+from dpfact_flower.data.vocabulary import csv_rows, read_text
 from dpfact_flower.errors import DataError, MissingDependencyError, SettingsError
 
 if TYPE_CHECKING:
@@ -184,15 +183,13 @@ def _of_categories(table: Mapping[str, str]) -> dict[str, str]:
 
 
 def _from_file(path: Path) -> Grouping:
-    rows = list(csv.reader(read_text(path).splitlines()))
-    header = [name.strip().lower() for name in rows[0]] if rows else []
+    header, rows = csv_rows(read_text(path))
     if not {"code", "group"} <= set(header):
         raise DataError(f"{path}: a mapping needs the columns code and group in its first line")
     table: dict[tuple[str, str], list[tuple[str, str]]] = {}
-    for number, values in enumerate(rows[1:], start=2):
-        if not any(values):
+    for number, row in enumerate(rows, start=2):
+        if not any(row.values()):
             continue
-        row = dict(zip(header, (value.strip() for value in values), strict=False))
         if not row.get("code") or not row.get("group") or not row["group"].isprintable():
             raise DataError(f"{path}: row {number} needs a code and a group, in printable text")
         prefix, code = parts(row["code"])

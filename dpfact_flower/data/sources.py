@@ -10,10 +10,10 @@ from __future__ import annotations
 import bz2
 import csv
 import gzip
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from dpfact_flower.data.tables import (
     Rows,
@@ -56,17 +56,20 @@ class Table(NamedTuple):
     may_be_cut: bool = False
 
 
-class Source(Protocol):
-    """Where tables are."""
+class Source(NamedTuple):
+    """Where tables are.
 
-    def tables(self) -> Iterable[str]:
-        """Names of the tables, in lower case."""
+    Attributes
+    ----------
+    tables : collection of str
+        Their names, in lower case.
+    fetch : callable
+        Reads a table into a temporary table of a name. Returns what an error calls it, and whether
+        an incomplete last line was left out.
+    """
 
-    def fetch(self, into: str, table: Table) -> tuple[str, bool]:
-        """Read a table into the temporary table `into`.
-
-        Returns what an error calls it, and whether an incomplete last line was left out.
-        """
+    tables: Collection[str]
+    fetch: Callable[[str, Table], tuple[str, bool]]
 
 
 @contextmanager
@@ -93,7 +96,7 @@ def open_source(
         Whether the place is one file of lines: the table ``lines`` of ``number`` and ``line``.
     """
     if lines:
-        yield _Lines(connection, Path(place))
+        yield _lines(connection, Path(place))
         return
     if "://" in str(place):
         with _database(connection, str(place), schema) as source:
@@ -101,7 +104,7 @@ def open_source(
         return
     path = Path(place)
     if path.is_dir():
-        yield _Folder(connection, path, folders)
+        yield _folder(connection, path, folders)
         return
     try:
         with path.open("rb") as file:
@@ -116,40 +119,31 @@ def open_source(
         with _database(connection, url, "", str(path)) as source:
             yield source
     elif head[8:12] == b"DUCK":
-        yield _DuckDB(connection, path, schema)
+        yield _duckdb_file(connection, path, schema or "main")
     else:
         raise DataError(f"{path}: is neither a DuckDB nor an SQLite database, nor a folder")
 
 
-class _Folder:
-    def __init__(self, connection: Connection, folder: Path, parts: Sequence[str]) -> None:
-        inside = sorted(folder.iterdir())
-        named = [path for path in inside if path.is_dir() and path.name.lower() in parts]
-        self._connection, self._places = connection, (*named, folder)
+def _folder(connection: Connection, folder: Path, parts: Sequence[str]) -> Source:
+    inside = sorted(folder.iterdir())
+    places = [*(path for path in inside if path.is_dir() and path.name.lower() in parts), folder]
 
-    def tables(self) -> Iterable[str]:
-        return [name for place in self._places for name in list_tables(place)]
+    def fetch(into: str, table: Table) -> tuple[str, bool]:
+        path = find_table(places, table.name)
+        return str(path), _load(connection, into, path, table)
 
-    def fetch(self, into: str, table: Table) -> tuple[str, bool]:
-        path = find_table(self._places, table.name)
-        return str(path), _load(self._connection, into, path, table)
+    return Source([name for place in places for name in list_tables(place)], fetch)
 
 
-class _Lines:
-    def __init__(self, connection: Connection, path: Path) -> None:
-        self._connection, self._path = connection, path
+def _lines(connection: Connection, path: Path) -> Source:
+    packed: dict[str, Callable[..., Any]] = {".bz2": bz2.open, ".gz": gzip.open}
+    opened = packed.get(path.suffix.lower(), open)
 
-    def tables(self) -> Iterable[str]:
-        return ["lines"]
-
-    def fetch(self, into: str, table: Table) -> tuple[str, bool]:
-        packed: dict[str, Callable[..., Any]] = {".bz2": bz2.open, ".gz": gzip.open}
-        path = self._path
-        opened = packed.get(path.suffix.lower(), open)
+    def fetch(into: str, table: Table) -> tuple[str, bool]:
         try:
             with opened(path, "rt", encoding="latin-1") as file:
                 rows = ((f"{n:06d}", line.rstrip()) for n, line in enumerate(file, start=1))
-                with _spilled(self._connection, into, table, ("number", "line")) as (_, writer):
+                with _spilled(connection, into, table, ("number", "line")) as (_, writer):
                     writer.writerows(rows)
         except FileNotFoundError:
             raise DataError(f"{path}: no such file") from None
@@ -160,82 +154,72 @@ class _Lines:
             ) from None
         return str(path), False
 
-
-class _DuckDB:
-    def __init__(self, connection: Connection, path: Path, schema: str) -> None:
-        self._connection, self._path, self._schema = connection, path, schema or "main"
-        import duckdb  # noqa: PLC0415 - the connection came from it
-
-        try:
-            connection.execute(f"ATTACH {literal(str(path))} AS source (READ_ONLY)")
-        except duckdb.Error as error:
-            raise DataError(
-                f"{path}: the DuckDB database cannot be opened ({type(error).__name__}); has "
-                f"another program opened it, or a newer DuckDB than {duckdb.__version__} made it?"
-            ) from None
-        found = connection.execute(
-            """SELECT lower(table_name), table_name FROM duckdb_columns()
-               WHERE database_name = 'source' AND lower(schema_name) = lower($schema)""",
-            {"schema": self._schema},
-        )
-        self._names = dict(found.fetchall())
-
-    def tables(self) -> Iterable[str]:
-        return self._names
-
-    def fetch(self, into: str, table: Table) -> tuple[str, bool]:
-        place, name = _known(table, str(self._path), self._schema, self._names)
-        rows = f"source.{quoted(self._schema)}.{quoted(name)}"
-        return place, _load(self._connection, into, Rows(place, table=rows), table)
+    return Source(["lines"], fetch)
 
 
-class _Database:
-    def __init__(
-        self, connection: Connection, database: sqlalchemy.Connection, place: str, schema: str
-    ) -> None:
-        import sqlalchemy  # noqa: PLC0415 - slow to import
+def _duckdb_file(connection: Connection, path: Path, schema: str) -> Source:
+    import duckdb  # noqa: PLC0415 - the connection came from it
 
-        self._connection, self._database, self._place = connection, database, place
-        self._inspector = sqlalchemy.inspect(database)
-        self._schema = schema or self._inspector.default_schema_name or ""
-        names = (self._inspector.get_table_names, self._inspector.get_view_names)
-        self._names = {name.lower(): name for found in names for name in found(self._schema)}
+    try:
+        connection.execute(f"ATTACH {literal(str(path))} AS source (READ_ONLY)")
+    except duckdb.Error as error:
+        raise DataError(
+            f"{path}: the DuckDB database cannot be opened ({type(error).__name__}); has "
+            f"another program opened it, or a newer DuckDB than {duckdb.__version__} made it?"
+        ) from None
+    found = connection.execute(
+        """SELECT lower(table_name), table_name FROM duckdb_columns()
+           WHERE database_name = 'source' AND lower(schema_name) = lower($schema)""",
+        {"schema": schema},
+    )
+    names = dict(found.fetchall())
 
-    def tables(self) -> Iterable[str]:
-        return self._names
+    def fetch(into: str, table: Table) -> tuple[str, bool]:
+        place, name = _known(table, str(path), schema, names)
+        rows = f"source.{quoted(schema)}.{quoted(name)}"
+        return place, _load(connection, into, Rows(place, table=rows), table)
 
-    def fetch(self, into: str, table: Table) -> tuple[str, bool]:
-        import sqlalchemy as sql  # noqa: PLC0415 - slow to import
+    return Source(names, fetch)
 
-        place, name = _known(table, self._place, self._schema, self._names)
-        columns = self._inspector.get_columns(name, self._schema)
-        found = {column["name"].lower(): column["name"] for column in columns}
+
+def _tables_of(
+    connection: Connection, database: sqlalchemy.Connection, database_name: str, schema: str
+) -> Source:
+    import sqlalchemy as sql  # noqa: PLC0415 - slow to import
+
+    inspector = sql.inspect(database)
+    schema = schema or inspector.default_schema_name or ""
+    listed = (inspector.get_table_names, inspector.get_view_names)
+    known = {name.lower(): name for names in listed for name in names(schema)}
+
+    def fetch(into: str, table: Table) -> tuple[str, bool]:
+        place, name = _known(table, database_name, schema, known)
+        found = {c["name"].lower(): c["name"] for c in inspector.get_columns(name, schema)}
         check_columns(Rows(place), table.columns, found)
         wanted = {*table.columns, *table.optional}
         names = [column for column in found if not wanted.isdisjoint((column, list_of(column)))]
-        there = sql.text(table.there.replace("$schema", self._schema))
         query: Any = (
             sql.select(*(sql.column(found[column]) for column in names))
-            .select_from(sql.table(name, schema=self._schema))
-            .where(there)
+            .select_from(sql.table(name, schema=schema))
+            .where(sql.text(table.there.replace("$schema", schema)))
         )
-        with _spilled(self._connection, into, table, names) as (copy, writer):
-            if self._database.dialect.name == "postgresql":  # in two thirds of the time
-                text = query.compile(self._database, compile_kwargs={"literal_binds": True})
-                cursor: Any = self._database.connection.cursor()
+        with _spilled(connection, into, table, names) as (copy, writer):
+            if database.dialect.name == "postgresql":  # in two thirds of the time
+                text = query.compile(database, compile_kwargs={"literal_binds": True})
+                cursor: Any = database.connection.cursor()
                 copy.flush()
                 with cursor.copy(f"COPY ({text}) TO STDOUT (FORMAT csv)") as blocks:
                     copy.buffer.writelines(blocks)
             else:
-                streamed = self._database.execution_options(stream_results=True, yield_per=_CHUNK)
+                streamed = database.execution_options(stream_results=True, yield_per=_CHUNK)
                 writer.writerows(streamed.execute(query))
         return place, False
 
+    return Source(known, fetch)
+
 
 @contextmanager
-def _database(
-    connection: Connection, url: str, schema: str, place: str = ""
-) -> Iterator[_Database]:
+def _database(connection: Connection, url: str, schema: str, place: str = "") -> Iterator[Source]:
     import sqlalchemy  # noqa: PLC0415 - slow to import
 
     kind = url.partition(":")[0]
@@ -246,7 +230,7 @@ def _database(
         failures += (engine.dialect.loaded_dbapi.Error,)
         with engine.connect() as database:
             options = {"postgresql_readonly": True} if kind in _DRIVERS else {}
-            yield _Database(connection, database.execution_options(**options), place, schema)
+            yield _tables_of(connection, database.execution_options(**options), place, schema)
     except (ImportError, sqlalchemy.exc.NoSuchModuleError) as error:
         extra = ': pip install "dpfact-flower[postgres]"' if kind in _DRIVERS else ""
         missing = getattr(error, "name", None) or kind

@@ -190,16 +190,7 @@ class _Windows(NamedTuple):
 
 
 def preset(name: str, /, **changes: Scalar) -> SyntheticSettings:
-    """Look up a preset, with some fields changed.
-
-    Parameters
-    ----------
-    name : str
-        One of `PRESETS`: ``demo``, ``demo-icu``, ``paper-synthetic``, ``paper-mimic``,
-        ``paper-icu`` or ``paper-cms``.
-    **changes
-        Fields of `SyntheticSettings`.
-    """
+    """One of `PRESETS`, such as ``demo`` or ``paper-mimic``, with some fields changed."""
     if name not in PRESETS:
         raise SettingsError(f"preset: must be one of {', '.join(PRESETS)}; got {name!r}")
     try:
@@ -210,25 +201,12 @@ def preset(name: str, /, **changes: Scalar) -> SyntheticSettings:
 
 
 def synthetic(settings: SyntheticSettings | str = "demo") -> Cohort:
-    """Make up a cohort.
+    """Make up a cohort, of a preset where its name is given.
 
-    Parameters
-    ----------
-    settings : SyntheticSettings or str
-        A str is the name of a preset.
-
-    Returns
-    -------
-    Cohort
-        Sites ``site-1``, ``site-2``, ... with labels, patients' identifiers and the truth.
+    Its sites are ``site-1``, ``site-2``, ..., with labels, patients' identifiers and the truth.
     """
     if isinstance(settings, str):
         settings = preset(settings)
-    if not isinstance(settings, SyntheticSettings):
-        raise SettingsError(
-            "settings: need SyntheticSettings or the name of a preset, "
-            f"got {type(settings).__name__}"
-        )
     planting, drawing, seeing, dying = np.random.default_rng(settings.seed).spawn(4)
     planted = _plant(settings, planting)
     members = _members(settings, planted, drawing)
@@ -246,13 +224,9 @@ def synthetic(settings: SyntheticSettings | str = "demo") -> Cohort:
 
 
 def true_memberships(settings: SyntheticSettings | str = "demo") -> tuple[NDArray[np.bool_], ...]:
-    """Which patient has which phenotype, for each site of ``synthetic(settings)``.
+    """Which patient has which phenotype, for each site of ``synthetic(settings)``: (I_t, R).
 
     The ceiling for anything predicted from memberships.
-
-    Returns
-    -------
-    tuple of ndarray of bool, each of shape (I_t, R)
     """
     if isinstance(settings, str):
         settings = preset(settings)

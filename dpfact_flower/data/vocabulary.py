@@ -187,24 +187,29 @@ def _from_list(text: str, name: str) -> Vocabulary:
 
 
 def _from_csv(text: str, name: str) -> Vocabulary:
-    rows = csv.DictReader(io.StringIO(text, newline=""))
-    try:
-        fields, table = rows.fieldnames or (), [*rows]
-    except csv.Error:
-        raise DataError("not readable as CSV: is a quote open?") from None
-    header = [column.strip().lower() for column in fields]
-    columns = dict(zip(header, fields, strict=True))
-    code = next((columns[key] for key in _CODE_COLUMNS if key in columns), None)
+    header, rows = csv_rows(text)
+    code = next((column for column in _CODE_COLUMNS if column in header), None)
     if code is None:
         raise DataError(
-            f"lacks a column {' or '.join(_CODE_COLUMNS)}; it has "
-            f"{shown(', '.join(sorted(columns)))}"
+            f"lacks a column {' or '.join(_CODE_COLUMNS)}; it has {shown(', '.join(header))}"
         )
-    if header.count(code.strip().lower()) > 1:
-        raise DataError(f"has the column {shown(code.strip())} twice")
-    description = next((columns[key] for key in _DESCRIPTION_COLUMNS if key in columns), "")
-    codes = tuple((row[code] or "").strip() for row in table)
-    return Vocabulary(name, codes, tuple((row.get(description) or "").strip() for row in table))
+    if header.count(code) > 1:
+        raise DataError(f"has the column {code!r} twice")
+    text_of = next((column for column in _DESCRIPTION_COLUMNS if column in header), "")
+    codes = tuple(row.get(code, "") for row in rows)
+    return Vocabulary(name, codes, tuple(row.get(text_of, "") for row in rows))
+
+
+def csv_rows(text: str) -> tuple[list[str], list[dict[str, str]]]:
+    """Names of the columns in lower case, and each row that is not blank by them."""
+    try:
+        names, *rows = [*csv.reader(io.StringIO(text, newline=""))] or [[]]
+    except csv.Error:
+        raise DataError("not readable as CSV: is a quote open?") from None
+    header = [name.strip().lower() for name in names]
+    return header, [
+        dict(zip(header, (value.strip() for value in row), strict=False)) for row in rows if row
+    ]
 
 
 def read_text(path: Path) -> str:

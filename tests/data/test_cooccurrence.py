@@ -116,39 +116,6 @@ def test_counts_are_those_of_the_definition(connection, modes, window, events):
     assert cells_of(cohort) == expected
 
 
-@pytest.mark.parametrize(("minutes", "counted"), [(30 * DAY, True), (30 * DAY + 1, False)])
-def test_the_edge_of_thirty_days_is_inside(minutes, counted, connection):
-    near = ("diagnoses", "p", "e1", 100, "x")
-    fill(
-        connection,
-        [("p", "north", None)],
-        [("procedures", "p", "e1", 100, "01"), ("diagnoses", "p", "e2", 100 + minutes, "1"), near],
-    )
-    window = Window(days=30, same_encounter=False)
-    cells = cells_of(build_cohort(connection, "c", vocabularies(MODES[:2]), window, labels=()))
-    assert (("north", "p", "01", "1") in cells) is counted
-
-
-@pytest.mark.parametrize(("last", "counted"), [(30 * DAY, True), (30 * DAY + 1, False)])
-@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_any_two_of_three_modes_lie_within_the_window(order, last, counted, connection):
-    times = (0, 15 * DAY, last)
-    events = [(MODES[mode], "p", None, times[n], CODES[0]) for mode, n in enumerate(order)]
-    near = [(mode, "p", None, 900 * DAY, CODES[1]) for mode in MODES]
-    fill(connection, [("p", "north", None)], events + near)
-    window = Window(days=30, same_encounter=False)
-    cells = cells_of(build_cohort(connection, "c", vocabularies(), window, labels=()))
-    assert (("north", "p", *CODES[:1] * 3) in cells) is counted
-
-
-def test_a_repeated_event_counts_once_and_a_recurring_one_each_time(connection):
-    repeated = [("procedures", "p", "e1", None, "01")] * 3
-    at_two_times = [("diagnoses", "p", "e1", time, "x") for time in (1, 2, 2)]
-    fill(connection, [("p", "north", None)], repeated + at_two_times)
-    cohort = build_cohort(connection, "c", vocabularies(MODES[:2]), Window(), labels=())
-    assert cells_of(cohort) == {("north", "p", "01", "x"): 2}
-
-
 EVENTS = [
     *(("procedures", f"p{n}", "e", 0, "01") for n in range(6)),
     *(("diagnoses", f"p{n}", "e", 0, "x") for n in range(5)),

@@ -103,17 +103,11 @@ def test_it_is_refused_in_one_line(what, tmp_path, caplog):
 
 
 def test_utf_16_is_read_where_it_is_named(tmp_path):
-    content = ("\ufeff" + D).encode("utf-16-le")
-    table = events.EventTable(
-        [write(tmp_path, "d.csv", content)], dialect=Dialect(encoding="utf-16")
-    )
-    tables = {"procedures": write(tmp_path, "p.csv", P), "diagnoses": table}
+    (tmp_path / "p.csv").write_bytes(P)
+    (tmp_path / "d.csv").write_bytes(("\ufeff" + D).encode("utf-16-le"))
+    table = events.EventTable([tmp_path / "d.csv"], dialect=Dialect(encoding="utf-16"))
+    tables = {"procedures": tmp_path / "p.csv", "diagnoses": table}
     assert cells_of(events.read(tables, "north")) == CELLS
-
-
-def write(folder, name, content):
-    (folder / name).write_bytes(content)
-    return folder / name
 
 
 def test_repeated_headers_are_counted(tmp_path):

@@ -1,6 +1,5 @@
 import dataclasses
 import json
-import logging
 
 import numpy as np
 import pytest
@@ -294,18 +293,6 @@ def test_cohort_load_refuses(change, message, tmp_path):
         Cohort.load(tmp_path)
 
 
-def test_cohort_load_names_a_folder_that_holds_none(tmp_path):
-    with pytest.raises(DataError, match=r"cohort\.json: no such file"):
-        Cohort.load(tmp_path)
-
-
 def test_descriptions_may_differ_between_sites():
     undescribed = tuple(dataclasses.replace(v, descriptions=()) for v in VOCABULARIES)
     Cohort("c", (make_site("a"), make_site("b", vocabularies=undescribed)))
-
-
-def test_nothing_is_logged_about_patients(caplog, tmp_path):
-    with caplog.at_level(logging.DEBUG):
-        Cohort("c", (make_site(),)).save(tmp_path)
-        Cohort.load(tmp_path)
-    assert "p-007" not in caplog.text

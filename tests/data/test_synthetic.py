@@ -254,9 +254,3 @@ def test_more_phenotypes_than_a_site_has_do_not_break_the_draw():
     for has, used in zip(members, usage, strict=True):
         assert not has[:, ~used].any()
         assert has.any(axis=1).all()
-
-
-@pytest.mark.parametrize("given", [None, 3, {"patients": 100}], ids=repr)
-def test_settings_of_another_kind_are_refused(given):
-    with pytest.raises(SettingsError, match="need SyntheticSettings or the name of a preset"):
-        synthetic(given)

@@ -133,7 +133,7 @@ def test_load_codes_reads_descriptions(write):
     ("file", "text", "message"),
     [
         ("codes.csv", "icd,title\n1,a\n", r"lacks a column code .* it has 'icd, title'"),
-        ("codes.csv", "code,Code\n1,2\n", "has the column 'Code' twice"),
+        ("codes.csv", "code,Code\n1,2\n", "has the column 'code' twice"),
         ("codes.csv", 'code\n"' + "1\n" * 100_000, "not readable as CSV: is a quote open"),
         ("codes.txt", "# nothing\n", "at least one code"),
         ("codes.json", '{"name": "y", "codes": ["1"]}', "'y', need 'x'"),

@@ -124,17 +124,16 @@ class _Work:
 
     def run(self, source: Source) -> None:
         """Run every statement."""
-        tables = {name.lower() for name in source.tables()}
-        self._values["tables"] = sorted(tables)
+        self._values["tables"] = sorted(set(source.tables))
         for statement in self._script.statements:
             with _explained(self._script.name):
-                self._run(statement, source, tables)
+                self._run(statement, source)
 
-    def _run(self, statement: Statement, source: Source, tables: Collection[str]) -> None:
+    def _run(self, statement: Statement, source: Source) -> None:
         connection, what = self._connection, statement.what
         sql = self._filled(statement.sql)
         if statement.kind == "load":
-            self._load(statement, sql, source, tables)
+            self._load(statement, sql, source)
         elif statement.kind in ("count", "refuse"):
             for place, number in connection.execute(sql).fetchall():
                 if number and statement.kind == "refuse":
@@ -179,9 +178,7 @@ class _Work:
         ((holds,),) = self._connection.execute(f"SELECT {condition}").fetchall()
         return bool(holds)
 
-    def _load(
-        self, statement: Statement, sql: str, source: Source, tables: Collection[str]
-    ) -> None:
+    def _load(self, statement: Statement, sql: str, source: Source) -> None:
         """A table as `sql` creates it, filled from the source, or empty."""
         connection, name = self._connection, statement.what
         into = _created(self._script, sql)
@@ -190,7 +187,7 @@ class _Work:
         if "*" in name:
             connection.execute(f"ALTER TABLE {into} ADD COLUMN part VARCHAR")
             connection.execute(f"ALTER TABLE {into} ADD COLUMN cut BOOLEAN")
-            for part in _parts(name, tables) or [""]:
+            for part in _parts(name, source.tables) or [""]:
                 self._values["part"] = part
                 if self._holds(statement):
                     own = name.replace("*", part or "*")
@@ -202,7 +199,7 @@ class _Work:
                     )
         elif not self._holds(statement):
             return
-        elif "optional" in statement.more and name.lower() not in tables:
+        elif "optional" in statement.more and name.lower() not in source.tables:
             what = f"tables missing: {statement.more['optional']}"
             count(connection, name, what, 1, warn=True)
         else:
@@ -267,9 +264,11 @@ def _parts(name: str, tables: Collection[str]) -> list[str]:
     """What the star of a table's name stands for, in each table of such a name."""
     before, _, behind = name.lower().partition("*")
     return sorted(
-        table[len(before) : len(table) - len(behind)]
-        for table in tables
-        if table.startswith(before) and table.endswith(behind)
+        {
+            table[len(before) : len(table) - len(behind)]
+            for table in tables
+            if table.startswith(before) and table.endswith(behind)
+        }
     )
 
 

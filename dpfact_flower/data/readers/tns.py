@@ -38,10 +38,9 @@ def read(
         Of the one site, or of the cohort.
     patients : int
         Which mode is the patients', from 1.
-    modes : sequence of str, optional
-        Names of the others in their order; default ``mode-2``, ``mode-3``, ... by place.
-    vocabularies : sequence of Vocabulary, optional
-        Codes of the others in their order, as many as the mode has, instead of numbers and names.
+    modes, vocabularies : sequence of str, of Vocabulary, optional
+        Names of the others in their order, by default ``mode-2``, ``mode-3``, ... by place; or
+        their codes, as many as the mode has, instead of numbers.
     parts : int
         Sites ``part-1``, ``part-2``, ...: patient n is at site 1 + (n - 1) mod `parts`.
     """

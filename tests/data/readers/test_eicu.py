@@ -1,7 +1,7 @@
 import pytest
 
 from dpfact_flower.data.readers.runner import read
-from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.errors import DataError
 from tests.data.readers.cells import cells_of_site
 
 # Patient A: hospital stay 1 has two unit stays, 11 (MICU, 1000 minutes after admission to the
@@ -145,24 +145,10 @@ def test_the_hospital_table_is_needed_for_regions_alone(folder):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"by": "ward"}, "region, unittype, hospital; got 'ward'"),
-        ({"treatment_level": 0}, "treatment-level"),
-        ({"treatment_level": True}, "treatment-level"),
-    ],
-)
-def test_options_are_checked(options, message, folder):
-    with pytest.raises(SettingsError, match=message):
-        read("eicu", folder, **options)
-
-
-@pytest.mark.parametrize(
     ("table", "old", "new", "message"),
     [
         ("patient", "-1000", "secret", "hospitaladmitoffset must be a whole number; 1 row"),
         ("patient", "2015", "", "hospitaldischargeyear must be a whole number; 1 row"),
-        ("patient", "uniquepid", "pid", "lacks the column.*uniquepid; it has"),
         ("treatment", "4,13,5", "4,13,secret", "treatmentoffset must be a whole number, or blank"),
         ("diagnosis", "43206", "1.5", "diagnosisoffset must be a whole number, or blank"),
         ("hospital", "57,,South", "56,,South", "hospitalid must be unique"),
