@@ -85,18 +85,22 @@ def test_a_run_with_one_kind_of_fault_ends_well(cohort, tmp_path, kind):
     assert any(kind in what for what in outcome.happened)
 
 
+WHOLE = Scenario(2, "none", 0.0, (), None)
+"""Nothing goes wrong, and there is no noise."""
+
+
+@pytest.fixture(scope="module")
+def whole(cohort, tmp_path_factory):
+    return carry_out(WHOLE, cohort, tmp_path_factory.mktemp("whole"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [1, 9, 25])
-def test_a_run_whose_server_dies_reaches_the_same_bits(cohort, tmp_path, step):
-    """Nothing else goes wrong, and there is no noise."""
-    whole = Scenario(2, "none", 0.0, (), None)
-    one, two = (
-        carry_out(scenario, cohort, tmp_path / str(scenario.server))
-        for scenario in (whole, whole._replace(server=step))
-    )
-    assert one.problems == two.problems == []
-    assert (one.starts, two.starts) == (1, 2)
-    assert one.factors == two.factors
+def test_a_run_whose_server_dies_reaches_the_same_bits(whole, cohort, tmp_path, step):
+    died = carry_out(WHOLE._replace(server=step), cohort, tmp_path)
+    assert whole.problems == died.problems == []
+    assert (whole.starts, died.starts) == (1, 2)
+    assert whole.factors == died.factors
 
 
 def test_a_scenario_is_its_seeds():
