@@ -19,9 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfact_flower.data.site_data import SiteData
-from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, SettingsError
-from dpfact_flower.evaluation.membership import has_phenotype, leading_codes
+from dpfact_flower.evaluation.membership import LEADING, has_phenotype
 from dpfact_flower.evaluation.model import GlobalModel, write_csv
 from dpfact_flower.evaluation.page import check_libraries, write_page
 from dpfact_flower.evaluation.prose import titles
@@ -241,29 +240,29 @@ def _chosen(
 
 
 def _leading(model: GlobalModel, number: int) -> dict[str, list[tuple[str, str]]]:
-    """A phenotype's leading codes by mode."""
+    """A phenotype's leading codes by mode, with their descriptions, most weight first."""
     return {
-        vocabulary.name: _named(
-            vocabulary, np.where(leading_codes(factor), np.abs(factor), 0.0)[:, number - 1]
-        )
-        for vocabulary, factor in zip(model.vocabularies, model.factors, strict=True)
+        mode: [
+            (row.code, row.description)
+            for row in rows
+            if abs(row.weight) >= LEADING * abs(rows[0].weight)
+        ]
+        for mode, rows in model.codes_by_mode()[number].items()
     }
 
 
 def _record(site: SiteData, row: int) -> dict[str, list[tuple[str, str]]]:
-    """A patient's codes by mode."""
+    """A patient's codes by mode, with their descriptions, most weight first."""
     mine = site.tensor.indices[:, 0] == row
     cells, values = site.tensor.indices[mine, 1:], site.tensor.values[mine]
-    return {
-        vocabulary.name: _named(vocabulary, np.bincount(cells[:, mode], values, len(vocabulary)))
-        for mode, vocabulary in enumerate(site.vocabularies)
-    }
-
-
-def _named(vocabulary: Vocabulary, weights: NDArray[Any]) -> list[tuple[str, str]]:
-    """Codes of some weight with their descriptions, most weight first."""
-    order = np.argsort(-weights, kind="stable")[: np.count_nonzero(weights)]
-    return [(vocabulary.codes[at], vocabulary.descriptions[at]) for at in order]
+    record = {}
+    for mode, vocabulary in enumerate(site.vocabularies):
+        weights = np.bincount(cells[:, mode], values, len(vocabulary))
+        order = np.argsort(-weights, kind="stable")[: np.count_nonzero(weights)]
+        record[vocabulary.name] = [
+            (vocabulary.codes[at], vocabulary.descriptions[at]) for at in order
+        ]
+    return record
 
 
 def _digest(folder: Path) -> str:

@@ -53,10 +53,12 @@ _COST = {
     "mu": 0.93,
     "epsilons": {"Gaussian DP": 3.99996, "zCDP, tight": 4.32},
     "replacing": 9.0851,
+    "alone": None,
 }
 _RELEASE = SpentRelease(
-    "round 1, start", 1.0, 1.29, 51040, "patient", "add-remove", PATIENT_CLAIM, False, 0.3
-)
+    name="round 1, start", sensitivity=1.0, sigma=1.29, count=51040, unit="patient",
+    neighbours="add-remove", claim=PATIENT_CLAIM, seeded=False, own_sigma=1.29, rho=0.3,
+)  # fmt: skip
 SPENT = RunSpending(
     **_COST,
     unit_in_words="everything",

@@ -6,14 +6,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dpfact_flower.evaluation.comparison import write_comparison
+from dpfact_flower.evaluation.membership import leading_codes
 from dpfact_flower.evaluation.replication import replications, write_replications
 from dpfact_flower.evaluation.report import write_report
+from dpfact_flower.evaluation.review import write_sheet
 from dpfact_flower.evaluation.run_folder import read_model, write_model, write_name, write_summary
 from tests.browser import UNFOLD, browser, faults
-from tests.evaluation.folders import run_folder
+from tests.evaluation.folders import run_folder, site_of
 from tests.evaluation.summaries import MEASURED, SIMULATED
 
 pytestmark = pytest.mark.process
@@ -43,8 +46,14 @@ def pages(tmp_path_factory) -> dict[str, Path]:
     write_replications(run, replications(run, [other]))
     measured = replace(MEASURED, fit_shared=0.0, auc=None)
     write_summary(nothing, replace(SIMULATED, rank=5, measured=measured))
-    out = write_comparison([run, other, nothing], top / "compare.html")
-    return {"report": write_report(run), "nothing": write_report(nothing), "compare": out}
+    has, noise = np.arange(40)[:, None] < 20, np.random.default_rng(0).random((40, 20)) < 0.4
+    site = site_of([np.where(has, leading_codes(f)[:, 0], noise) for f in factors], lists)
+    return {
+        "report": write_report(run),
+        "nothing": write_report(nothing),
+        "compare": write_comparison([run, other, nothing], top / "compare.html"),
+        "review": write_sheet(run, site, 1, top / "r", patients=4).with_suffix(".html"),
+    }
 
 
 @pytest.fixture
@@ -61,7 +70,7 @@ def page(chromium, pages):
     ("name", "width", "scheme"),
     [
         ("report", 390, "light"), ("report", 1280, "dark"), ("nothing", 390, "dark"),
-        ("compare", 390, "light"),
+        ("compare", 390, "light"), ("review", 390, "light"), ("review", 1280, "dark"),
     ],
 )  # fmt: skip
 def test_a_page_fits_its_screen_and_shuts_nobody_out(chromium, pages, name, width, scheme):

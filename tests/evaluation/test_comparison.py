@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from dpfact_flower import cli
 from dpfact_flower.data.vocabulary import Vocabulary
-from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.errors import SettingsError
 from dpfact_flower.evaluation.comparison import comparison, write_comparison
 from dpfact_flower.evaluation.model import GlobalModel
 from dpfact_flower.evaluation.prose import titles
@@ -43,15 +43,6 @@ def test_a_row_has_its_promise(tmp_path, privacy, claim, shown):
     spent = replace(SPENT, claim=claim)
     (row,) = rows_of(tmp_path, run=replace(SIMULATED, privacy=privacy, claim=claim, spent=spent))
     assert row["privacy"] == shown
-
-
-@pytest.mark.parametrize(
-    ("content", "says"), [("{}", "lacks .*sites, rounds"), ("[]", "must be an object")]
-)
-def test_a_summary_that_is_none_is_refused(tmp_path, content, says):
-    (tmp_path / "summary.json").write_text(content)
-    with pytest.raises(DataError, match=rf"summary\.json: {says}"):
-        comparison([tmp_path])
 
 
 def test_what_was_measured_stands_in_its_column(tmp_path):

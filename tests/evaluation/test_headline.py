@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from dpfact_flower.evaluation.headline import headline
+from dpfact_flower.evaluation.headline import headline, uninformative_message
 from dpfact_flower.privacy import NO_CLAIM, PATIENT_CLAIM
 from tests.evaluation.summaries import DEPLOYED, MEASURED, SIMULATED
 
@@ -52,3 +52,12 @@ def test_failures_are_named(failures, never, says):
         measured=replace(MEASURED, sites_without_a_round=never),
     )
     assert dict(headline(summary))["failures"] == says
+
+
+@pytest.mark.parametrize("mode", ["none", "paper", "patient"])
+def test_every_mode_names_its_ways_out_of_noise(mode):
+    measured = replace(MEASURED, fit_shared=1e-6, fit_frequencies=1e-3)
+    text = uninformative_message(replace(SIMULATED, privacy=mode, measured=measured))
+    assert "What can help: " in text
+    assert "0.1" in text
+    assert uninformative_message(DEPLOYED) == uninformative_message(SIMULATED) == ""

@@ -3,11 +3,29 @@
 import gc
 
 import numpy as np
+import pytest
+from typer.testing import CliRunner
 
+from dpfact_flower.cli.main import app
+from dpfact_flower.data.synthetic import preset, synthetic
 from dpfact_flower.evaluation import measured as module
+from dpfact_flower.evaluation.headline import headline
+from dpfact_flower.evaluation.measured import code_frequencies, shared_error
+from dpfact_flower.evaluation.run_folder import read_phenotypes, read_summary
+from dpfact_flower.evaluation.tables import GlobalCodes
 from dpfact_flower.runtime.config import RunConfig
 from dpfact_flower.runtime.federate import federate_cohort
+from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.tensor import SparseTensor, remembered
+from dpfact_flower.tensor.cp import CPModel
+
+
+@pytest.fixture(scope="module")
+def planted():
+    return synthetic(
+        preset("demo", patients=300, phenotypes=3, shares="0.6,0.4", local=0.0,
+               modes="procedures:20:3,diagnoses:25:3")
+    )  # fmt: skip
 
 
 def test_outcomes_are_predicted_of_some_patients_where_there_are_many(cohort, monkeypatch):
@@ -38,3 +56,45 @@ def test_sites_are_measured_one_at_a_time(cohort, tmp_path, monkeypatch):
     federate_cohort(cohort, config, report=False)
     assert len(alive) > 3
     assert max(alive) - min(alive) <= 1
+
+
+def test_a_model_that_has_learned_nothing_is_called_that_and_no_figure_describes_it(
+    planted, tmp_path
+):
+    planted.save(tmp_path / "data")
+    out = tmp_path / "run"
+    settings = ("epsilon=0.01", "noise-seed=1", "rank=3", "refine-rounds=1", "start-share=0.8")
+    given = [part for setting in settings for part in ("-s", setting)]
+    arguments = ["run", "--data", str(tmp_path / "data"), "--out", str(out), *given]
+    assert CliRunner().invoke(app, arguments).exit_code == 3
+    summary = read_summary(out)
+    says = dict(headline(summary))["nothing"]
+    assert says.startswith("the shared phenotypes explain")
+    assert "a larger epsilon" in says
+    assert summary.measured.auc is None
+    assert summary.measured.prediction.overall.memberships is None
+    assert isinstance(read_phenotypes(out), GlobalCodes)
+    page = (out / "report.html").read_text()
+    assert "Nothing was learned" in page
+    assert "odds of" not in page
+
+
+def test_the_shared_fit_is_that_of_patients_refitted_to_the_shared_factors(planted):
+    tensors = [site.tensor.scaled_to_unit_patients() for site in planted.sites]
+    truth = tuple(factor.astype(np.float32) for factor in planted.truth.factors)
+    error = shared_error(tensors, truth)
+    for tensor in tensors:  # no other patients do better: here, none and those of a random draw
+        zero = np.zeros((tensor.n_patients, 3), np.float32)
+        assert CPModel((zero, *truth)).squared_error(tensor).fit == pytest.approx(0)
+    random = shared_error(tensors, initial_factors(tensors[0].feature_shape, 3, 0))
+    frequencies = shared_error(tensors, code_frequencies(tensors))
+    assert error.fit > 2 * frequencies.fit > 0
+    assert error.data == pytest.approx(sum(t.norm_squared() for t in tensors))
+    assert random.fit < error.fit
+
+
+def test_code_frequencies_are_one_component_of_norm_1(planted):
+    tensors = [site.tensor for site in planted.sites]
+    for mode, factor in enumerate(code_frequencies(tensors), start=1):
+        sums = sum(t.to_dense().sum(axis=tuple(set(range(3)) - {mode})) for t in tensors)
+        np.testing.assert_allclose(factor[:, 0], sums / np.linalg.norm(sums), rtol=1e-5)

@@ -28,7 +28,6 @@ from dpfact_flower.evaluation.run_folder import (
     write_name,
 )
 from dpfact_flower.tensor import SparseTensor
-from tests.browser import browser, faults
 from tests.evaluation.folders import run_folder
 
 RANK, NUMBER, PATIENTS = 5, 3, 80
@@ -76,11 +75,9 @@ def lines_of(sheet):
 
 def fill(sheet, verdict, decision="", comment="", **dialect):
     """Fill in a sheet: `verdict` says what each chart of the key gets, by its number from 0."""
-    charts = key_of(sheet)["charts"]
     rows = lines_of(sheet)
-    for row in rows:
-        if row["chart"].isdecimal():
-            row["verdict"] = verdict(charts[int(row["chart"]) - 1])
+    for row, chart in zip(rows[1:], key_of(sheet)["charts"], strict=False):
+        row["verdict"] = verdict(chart)
     rows[-1] |= {"verdict": decision, "comment": comment}
     encoding = dialect.pop("encoding", "utf-8")
     with sheet.open("w", encoding=encoding, newline="") as file:
@@ -91,6 +88,12 @@ def fill(sheet, verdict, decision="", comment="", **dialect):
 
 def confirm_highest(chart):
     return "no" if chart["near"] else "yes"
+
+
+def dpfact(*arguments):
+    done = CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
+    assert done.exit_code == 0, done.output
+    return done.output
 
 
 def test_half_have_the_highest_scores_and_half_lie_on_both_sides_of_the_threshold(run, site, sheet):
@@ -169,11 +172,10 @@ def test_the_files_are_their_owners_alone_and_say_so(sheet):
 def test_a_sheet_that_is_read_back_counts_and_notes_its_decision(run, sheet):
     write_report(run)
     fill(sheet, confirm_highest, "Name", "renal failure")
-    done = CliRunner().invoke(cli.app, ["review", str(run), "--read", str(sheet)])
-    assert done.exit_code == 0, done.output
+    said = dpfact("review", run, "--read", sheet)
     # Wilson, 10 of 10 and 0 of 10, as in Brown, Cai and DasGupta (2001).
-    assert "10 of 10 charts confirmed: 100% (95 % interval 72% to 100%)" in done.output
-    assert "0 of 10 charts confirmed: 0% (95 % interval 0% to 28%)" in done.output
+    assert "10 of 10 charts confirmed: 100% (95 % interval 72% to 100%)" in said
+    assert "0 of 10 charts confirmed: 0% (95 % interval 0% to 28%)" in said
     assert read_names(run, RANK).phenotypes == {NUMBER: "renal failure"}
     assert read_names(run, RANK).reviewed == {NUMBER: Review("keep", 1.0, 10, 0.0, 10)}
     assert "renal failure" in (run / "report.html").read_text()
@@ -187,8 +189,8 @@ def test_who_is_unsure_does_not_confirm_and_who_was_not_read_does_not_count(run,
     assert (found.highest.charts, found.near.charts) == (8, 10)
     apply_verdicts(run, found)
     assert read_names(run, RANK).reviewed == {NUMBER: Review("drop", None, None, 1.0, 10)}
-    done = CliRunner().invoke(cli.app, ["review", str(run), "--read", str(sheet)])
-    assert "5 of 8 charts confirmed; 3 unsure; too few for a share (needs 10)" in done.output
+    said = dpfact("review", run, "--read", sheet)
+    assert "5 of 8 charts confirmed; 3 unsure; too few for a share (needs 10)" in said
 
 
 def test_the_runs_folder_learns_shares_in_tenths_and_no_patient(run, site, tmp_path):
@@ -203,9 +205,7 @@ def test_the_runs_folder_learns_shares_in_tenths_and_no_patient(run, site, tmp_p
 
 def test_without_a_decision_nothing_is_noted(run, sheet):
     fill(sheet, confirm_highest)
-    done = CliRunner().invoke(cli.app, ["review", str(run), "--read", str(sheet)])
-    assert done.exit_code == 0, done.output
-    assert "No decision yet" in done.output
+    assert "No decision yet" in dpfact("review", run, "--read", sheet)
     assert not (run / "names.toml").exists()
 
 
@@ -326,20 +326,12 @@ def test_the_command_makes_a_sheet_beside_where_it_is_run(run, site, tmp_path, m
     monkeypatch.chdir(tmp_path)
     site.save(tmp_path / "site.npz")
     made = ["review", str(run), "--data", "site.npz", "--phenotype", str(NUMBER)]
-    done = CliRunner().invoke(cli.app, [*made, "--patients", "12", "--seed", "4"])
-    assert done.exit_code == 0, done.output
-    assert "no guarantee covers them: keep them here" in done.output
-    assert sorted(path.name for path in tmp_path.glob("review*")) == [
+    said = dpfact(*made, "--patients", 12, "--seed", 4)
+    assert "no guarantee covers them: keep them here" in said
+    assert {p.name for p in tmp_path.glob("review*")} == {
         f"review-{NUMBER}{part}" for part in (".csv", ".html", ".key.json")
-    ]
+    }
     assert len(key_of(tmp_path / f"review-{NUMBER}.csv")["charts"]) == 12
     for wrong in (made[:4], [*made, "--read", "x.csv"], made[:2]):
         done = CliRunner().invoke(cli.app, wrong)
         assert "make a sheet with --data SITE.npz" in str(done.exception)
-
-
-@pytest.mark.process
-@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1280, "dark")])
-def test_the_page_fits_its_screen_and_shuts_nobody_out(sheet, width, scheme):
-    with browser() as chromium:
-        assert faults(chromium, sheet.with_suffix(".html"), width, scheme) == []

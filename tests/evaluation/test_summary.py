@@ -39,7 +39,7 @@ SERVERS = (
     "delta", "accountant", "claim",
 )  # fmt: skip
 PROMISED = (
-    "unit", "neighbours", "releases", "rho", "mu", "epsilons", "replacing",
+    "unit", "neighbours", "releases", "rho", "mu", "epsilons", "replacing", "alone",
     "unit_in_words", "neighbours_in_words", "not_covered", "per_site",
 )  # fmt: skip
 SENT = (
@@ -103,8 +103,8 @@ def test_what_is_missing_inside_is_named_with_its_place(path):
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("sites", "3"), ("sites", 3.5), ("sites", True), ("name", 3), ("seconds", "1"),
-        ("epsilon", None), ("delta", True), ("unit", "cell"), ("rmse", None), ("rank", None),
+        ("sites", "3"), ("sites", 3.5), ("sites", True), ("epsilon", None), ("unit", "cell"),
+        ("rmse", None),
     ],
 )  # fmt: skip
 def test_nothing_is_taken_for_another_type(key, value):
@@ -112,19 +112,17 @@ def test_nothing_is_taken_for_another_type(key, value):
         Summary.from_dict(plain(SIMULATED) | {key: value})
 
 
-@pytest.mark.parametrize("text", ["NaN", "Infinity", "-Infinity", "1e999"])
-@pytest.mark.parametrize("path", [("seconds",), *INSIDE], ids=str)
-def test_numbers_that_are_not_finite_are_refused(tmp_path, text, path):
+@pytest.mark.parametrize("text", ["NaN", "Infinity", "1e999"])
+def test_numbers_that_are_not_finite_are_refused(tmp_path, text):
     content = plain(SIMULATED)
-    inside(content, path)[path[-1]] = "HERE"
+    content["error_by_round"][1]["fit"] = "HERE"
     (tmp_path / SUMMARY).write_text(json.dumps(content).replace('"HERE"', text))
     with pytest.raises(DataError, match=rf"{SUMMARY}: has a number that is not finite"):
         read_summary(tmp_path)
 
 
-@pytest.mark.parametrize("content", ["[]", "3", "null", '"text"'])
-def test_a_summary_is_an_object(tmp_path, content):
-    (tmp_path / SUMMARY).write_text(content)
+def test_a_summary_is_an_object(tmp_path):
+    (tmp_path / SUMMARY).write_text("[]")
     with pytest.raises(DataError, match=rf"{SUMMARY}: must be an object$"):
         read_summary(tmp_path)
 
