@@ -22,6 +22,7 @@ from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.privacy import Noise, Release, mu_for_epsilon, release_nothing, sigma_of
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.rule import initial_factors
+from dpfact_flower.server.secure import slot_totals
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.site.elastic import run_round
 from dpfact_flower.site.patient import PatientRound
@@ -32,6 +33,7 @@ from dpfact_flower.solver import solve
 from dpfact_flower.tensor import Factors, SparseTensor
 from dpfact_flower.tensor.arrays import distinct
 from dpfact_flower.wire.protocol import RoundRequest, SiteReply
+from dpfact_flower.wire.secure import MemberKey, SecureStage
 from simulation.baselines import Snapshot
 
 NO_NOISE = 1e6
@@ -73,6 +75,9 @@ def play(coordinator: Coordinator, cohort: Cohort, *, own_refit: bool = True) ->
     patient, seconds = coordinator.privacy.privacy == "patient", 0.0
     for number in range(1, coordinator.rounds + (1 if own_refit or not patient else 0)):
         request = coordinator.request(number)
+        if coordinator.secure is not None and coordinator.planned_release(number):
+            members = tuple(MemberKey(site.name, b"", b"") for site in cohort.sites)
+            request = replace(request, secure=SecureStage("sum", members=members))
         replies, outcomes = [], []
         for site, own in zip(cohort.sites, kept, strict=True):
             began = time.perf_counter()
@@ -89,13 +94,24 @@ def play(coordinator: Coordinator, cohort: Cohort, *, own_refit: bool = True) ->
             replies.append(SiteReply(site.name, outcome.release.arrays))
             outcomes.append(outcome)
         began = time.perf_counter()
-        coordinator.close_round(number, replies, [], bytes_down=0, bytes_up=0, seconds=0)
+        sums = _sums(coordinator, number, outcomes) if request.secure else ()
+        coordinator.close_round(number, replies, [], bytes_down=0, bytes_up=0, seconds=0, sums=sums)
         seconds += time.perf_counter() - began
         models = tuple(outcome.state.factors for outcome in outcomes if outcome.state)
         errors = [outcome.measures.error for outcome in outcomes if outcome.measures]
         if len(models) == len(errors) == len(outcomes):
             error = reduce(add, errors)
             yield Snapshot(number, models, coordinator.factors, error, seconds)
+
+
+def _sums(
+    coordinator: Coordinator, number: int, outcomes: Sequence[RoundOutcome]
+) -> list[SiteReply]:
+    """What the server learns of a secure sum, in which masks have cancelled."""
+    planned = coordinator.planned_release(number)
+    assert planned is not None
+    total = reduce(add, (outcome.release.arrays[0] for outcome in outcomes))
+    return slot_totals(total, planned)
 
 
 def _refitted(site: SiteData, request: RoundRequest) -> RoundOutcome:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dpfact_flower.errors import MessageError
 from dpfact_flower.privacy.noise import SIGMA
@@ -157,8 +158,12 @@ class SecureSum:
         """Each slot's total, as if a site had released it."""
         assert self._question is not None
         total = rules.summed(self._terms, self._question, self._masked, self._openings)
-        planned, slots = self._planned, self._run.sharing.slots
-        fine = (total + (1 << (_ROUNDING_BITS - 1))) >> _ROUNDING_BITS
-        unit = planned.own_sigma / (SIGMA >> _ROUNDING_BITS)
-        values = (fine * unit).astype(np.float32).reshape(slots, planned.count)
-        return [SiteReply(f"slot-{slot + 1}", (row,)) for slot, row in enumerate(values)]
+        return slot_totals(total, self._planned)
+
+
+def slot_totals(total: NDArray[np.int64], planned: PlannedRelease) -> list[SiteReply]:
+    """A sum in units of the noise's grid as the slots' values, rounded as a site's own would be."""
+    fine = (total + (1 << (_ROUNDING_BITS - 1))) >> _ROUNDING_BITS
+    unit = planned.own_sigma / (SIGMA >> _ROUNDING_BITS)
+    values = (fine * unit).astype(np.float32).reshape(-1, planned.count)
+    return [SiteReply(f"slot-{slot + 1}", (row,)) for slot, row in enumerate(values)]

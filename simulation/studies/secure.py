@@ -1,0 +1,112 @@
+"""What secure sums are worth: patients dealt to sites at random, one noise beside each site's own.
+
+    python -m simulation.studies.secure data/nhds --sites 6 20 50 --ranks 10 20 --epsilons 1 0.5
+
+Systems, at each number of sites: *own noise*, patient mode as it is by default; *G slots*, secure
+sums as the package plans them, or with so many slots; *one noise*, all patients at one site, which
+nothing can beat. Share of the best fit, factor match, and the rule by which a cell passes are those
+of `simulation.studies.real_data`. Masks are left out here, since they cancel: the server gets the
+same integers (tests/test_secure_rounds.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpfact_flower.data.site_data import Cohort, SiteData
+from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
+from dpfact_flower.tensor import Factors
+from simulation.arguments import at_least, one_line_errors, read_epsilon
+from simulation.baselines import pooled
+from simulation.paper.report import Table
+from simulation.studies.halves import HALVES, half
+from simulation.studies.real_data import Study
+from simulation.systems import run
+
+_OWN, _ONE = -1, -2
+"""In the place of a number of slots: each site's own noise, and one site with all patients."""
+
+
+def dealt(cohort: Cohort, sites: int, patients: int, seed: int) -> Cohort:
+    """So many patients at most, drawn at random and dealt to sites."""
+    tensor = pooled(cohort)
+    order = np.random.default_rng(seed).permutation(tensor.n_patients)[:patients]
+    parts = [np.sort(part) for part in np.array_split(order, sites)]
+    homes = tuple(
+        SiteData(f"site-{n:02d}", tensor.select_patients(part), cohort.vocabularies)
+        for n, part in enumerate(parts, start=1)
+    )
+    return replace(cohort, sites=homes, truth=None)
+
+
+class SecureStudy(Study):
+    """A study whose private models are of one system."""
+
+    slots = _OWN
+
+    def _private(self, epsilon: float, seed: int) -> Factors:
+        cohort = dealt(self.cohort, 1, len(self.cohort), 0) if self.slots == _ONE else self.cohort
+        privacy = PrivacySettings(
+            epsilon=epsilon, patients=len(cohort), secure_sums=self.slots >= 0,
+            secure_slots=max(self.slots, 0),
+        )  # fmt: skip
+        solver = SolverSettings(rank=self.rank, relative_l21=0.0)
+        return run(cohort, solver, privacy, RunSettings(seed=seed))
+
+
+def rows(given: argparse.Namespace, cohort: Cohort) -> Iterator[dict[str, Any]]:
+    """A row for each system, as it is measured; fits and nulls are kept in the folder."""
+    for rank in given.ranks:
+        for place, sites in enumerate(given.sites):
+            parts = dealt(cohort, sites, given.patients, given.draw)
+            folder = given.out / "models" / f"{cohort.name}-{rank}"
+            study = SecureStudy(parts, rank, given.references, folder)
+            systems = {"own noise": _OWN} | {f"{g or 'planned'} slots": g for g in given.slots}
+            for name, slots in (systems | ({"one noise": _ONE} if not place else {})).items():
+                study.slots = slots
+                folder.mkdir(parents=True, exist_ok=True)
+                for row in study.rows(given.epsilons, given.seeds):
+                    if row["epsilon"] is not None or (not place and slots == _OWN):
+                        yield {**row, "system": name}
+                for path in folder.glob("epsilon-*"):  # of this system
+                    path.unlink()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Study every cohort."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("data", type=Path, nargs="+", help="folders that dpfact data wrote")
+    parser.add_argument("--out", type=Path, default=Path("runs/secure"))
+    parser.add_argument("--sites", type=at_least(3), nargs="+", default=[6, 20, 50])
+    parser.add_argument("--slots", type=int, nargs="+", default=[0], help="0: as planned")
+    parser.add_argument("--ranks", type=at_least(1), nargs="+", default=[10, 20])
+    parser.add_argument("--epsilons", type=read_epsilon, nargs="+", default=[4, 2, 1, 0.5])
+    parser.add_argument("--patients", type=at_least(10), default=10_000, help="at all sites")
+    parser.add_argument("--seeds", type=at_least(1), default=4)
+    parser.add_argument("--references", type=at_least(2), default=4)
+    parser.add_argument("--half", choices=HALVES, default="report")
+    parser.add_argument("--draw", type=int, default=0, help="seed of the patients that are drawn")
+    given = parser.parse_args(arguments)
+    found: list[dict[str, Any]] = []
+    with one_line_errors(parser):
+        for folder in given.data:
+            for row in rows(given, half(Cohort.load(folder), given.half)):
+                found.append(row)
+                Table("table", found).write(given.out)
+                print(  # noqa: T201 - the table is what this script is for
+                    "{data} R={rank} sites={sites} {system} eps={epsilon} "
+                    "{share_of_fit:.2f}/{fms:.2f} {models_that_beat}/{models} auc={auc}".format(
+                        **row
+                    ),
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()
