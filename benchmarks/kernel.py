@@ -23,8 +23,8 @@ from benchmarks.scale import Scale, claims
 from benchmarks.solver import ETA, drawn_pass, in_turn, start, step_of
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.site.round import scaled
-from dpfact_flower.solver.kernels.choice import sgd_kernels
 from dpfact_flower.solver.kernels.order import visits
+from dpfact_flower.solver.kernels.vector import sgd
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.cp import squared_error
 from dpfact_flower.tensor.stack import row_offsets, stack_factors
@@ -59,9 +59,7 @@ def _against_c(name: str, tensor: SparseTensor, scale: Scale) -> list[Row]:
         except MissingCompilerError as error:
             c, reason = None, str(error)
         for step, label in ((replace(elastic, gamma=0.0), ""), (elastic, ", elastic")):
-            kinds = {"vector": sgd_kernels("vector"), "plain": sgd_kernels("plain")} | (
-                {"C": c} if c else {}
-            )
+            kinds = {"vector": sgd} | ({"C": c} if c else {})
             stacks = {kind: stack_factors([first]) for kind in kinds}
 
             def call(kind: str) -> None:
@@ -111,7 +109,7 @@ def digits(tensor: SparseTensor, rank: int, passes: int = 2) -> float:
     offsets = row_offsets(tensor.shape)
     for rng in (np.random.default_rng(n) for n in range(passes)):
         for rows, counts in visits(tensor, 0, rng):
-            sgd_kernels("vector").visit(stack, unused, rows, counts, step)
+            sgd.visit(stack, unused, rows, counts, step)
             naive_pass(rows - offsets[:-1].astype(np.int32), counts, A, B, C, step.eta)
     single = np.split(stack[:, :rank], offsets[1:-1])
     errors = [squared_error(tensor, model).rmse.nonzeros for model in (single, (A, B, C))]

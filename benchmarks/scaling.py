@@ -16,8 +16,8 @@ from dpfact_flower.privacy.patient.statistics import refinement
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.site.round import scaled
 from dpfact_flower.solver import exact, psgd
-from dpfact_flower.solver.kernels.choice import sgd_kernels
 from dpfact_flower.solver.kernels.order import visits
+from dpfact_flower.solver.kernels.vector import sgd
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.stack import stack_factors
 
@@ -52,7 +52,7 @@ def _solvers(label: str, tensor: SparseTensor, rank: int, scale: Scale) -> list[
 
     def one_pass() -> None:
         for rows, counts in visits(tensor, 0, np.random.default_rng(2)):
-            sgd_kernels().visit(stack, anchored, rows, counts, step)
+            sgd.visit(stack, anchored, rows, counts, step)
 
     timing = in_turn(
         {"psgd pass": one_pass, "exact call": _exact_call(tensor, rank)}, scale.repetitions

@@ -15,10 +15,10 @@ from dpfact_flower.settings import SolverSettings
 from dpfact_flower.site.elastic import initial_state
 from dpfact_flower.site.round import local_settings, scaled
 from dpfact_flower.solver import exact, psgd
-from dpfact_flower.solver.kernels.choice import sgd_kernels
 from dpfact_flower.solver.kernels.fibres import Fibres
 from dpfact_flower.solver.kernels.order import visits, zero_visits
 from dpfact_flower.solver.kernels.step import Step
+from dpfact_flower.solver.kernels.vector import sgd
 from dpfact_flower.solver.mttkrp import stacked_mttkrp
 from dpfact_flower.solver.solvers import solvers
 from dpfact_flower.tensor import Factors, SparseTensor
@@ -73,7 +73,7 @@ def drawn_steps(
         began, stepping = time.thread_time(), 0.0
         for rows, counts in visits(tensor, 0, np.random.default_rng(2)):
             before = time.thread_time()
-            sgd_kernels().visit(stack, anchored, rows, counts, step)
+            sgd.visit(stack, anchored, rows, counts, step)
             stepping += time.thread_time() - before
         steps.append(stepping)
         order.append(time.thread_time() - began - stepping)
@@ -106,7 +106,7 @@ def in_turn(calls: Mapping[str, Callable[[], object]], repetitions: int) -> dict
 
 
 def _psgd(name: str, tensor: SparseTensor, scale: Scale) -> list[Row]:
-    per_nonzero, unit, visit = 1e9 / tensor.nnz, "ns/nnz", sgd_kernels().visit
+    per_nonzero, unit, visit = 1e9 / tensor.nnz, "ns/nnz", sgd.visit
     settings = _settings(scale, zeros="none")
     stack, anchors, drawn = drawn_pass(tensor, settings)
     step = step_of(settings)
@@ -139,7 +139,7 @@ def _psgd_zeros(name: str, tensor: SparseTensor, scale: Scale) -> list[Row]:
 
     def whole() -> None:
         for rows, counts in visits(tensor, zeros, np.random.default_rng(2), model):
-            sgd_kernels().visit(stack, anchors, rows, counts, step)
+            sgd.visit(stack, anchors, rows, counts, step)
 
     total = timed(whole, *scale.timing)
     _check_finite(stack)

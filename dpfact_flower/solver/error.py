@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dpfact_flower.machine.threads import in_batches, thread_count
-from dpfact_flower.solver.kernels.choice import fibre_kernels, sgd_kernels
 from dpfact_flower.solver.kernels.fibres import fibres_of
+from dpfact_flower.solver.kernels.vector import fibres as fibre_kernels
+from dpfact_flower.solver.kernels.vector import sgd
 from dpfact_flower.tensor import Factors, SparseTensor
 from dpfact_flower.tensor.arrays import Array
 from dpfact_flower.tensor.cp import gram, hadamard
@@ -23,13 +24,12 @@ def squared_error(
     factors, where they are known.
     """
     fibres, features = fibres_of(tensor), stack_factors(factors[1:])
-    squares = fibre_kernels().squares
     offsets = tuple(row - tensor.n_patients for row in fibres.offsets)
 
     def part(chunk: tuple[int, int]) -> tuple[float, float]:
         first, end = chunk  # patients; only theirs are padded at a time
         patients = stack_factors([factors[0][first:end]])
-        return squares(
+        return fibre_kernels.squares(
             tensor.indices, tensor.values, fibres.starts, fibres.patients[first],
             fibres.patients[end], patients, first, features, offsets,
         )  # fmt: skip
@@ -51,4 +51,4 @@ def inner_product(tensor: SparseTensor, factors: Factors) -> float:
     """``<X, M>`` for float32 factors; sums are float64."""
     stack = stack_factors(factors)
     offsets = row_offsets(tensor.shape)
-    return sgd_kernels().squares(stack, tensor.indices, tensor.values, offsets)[1]
+    return sgd.squares(stack, tensor.indices, tensor.values, offsets)[1]

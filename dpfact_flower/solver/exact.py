@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from dpfact_flower.errors import DivergenceError
 from dpfact_flower.machine.threads import one_blas_thread, thread_count
 from dpfact_flower.settings import SolverSettings
-from dpfact_flower.solver.kernels.choice import vectors
 from dpfact_flower.solver.kernels.columns import descend
 from dpfact_flower.solver.kernels.fibres import fibres_of
+from dpfact_flower.solver.kernels.vector.patients import update_rows
 from dpfact_flower.solver.mttkrp import mttkrp, stacked_mttkrp
 from dpfact_flower.solver.objective import LocalResult, elastic, group_norm, loss
 from dpfact_flower.tensor import Factors, SparseTensor
@@ -130,10 +130,8 @@ class _Site:
     def _patients(self) -> tuple[Array | None, float]:
         """Update A; the MTTKRP of mode 1 with the new A where that is known, and <X, M> before."""
         mu, q = self.settings.mu, self._others(0)
-        if mu == 0 and vectors():
-            from dpfact_flower.solver.kernels.vector import patients  # noqa: PLC0415  # see `choice`
-
-            product, before, self.grams[0] = patients.update_rows(
+        if mu == 0:
+            product, before, self.grams[0] = update_rows(
                 self.fibres, self.stack, q,
                 floor=self.floor, sweeps=_PATIENT_SWEEPS, threads=self.threads,
             )  # fmt: skip

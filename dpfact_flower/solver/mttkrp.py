@@ -15,8 +15,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from dpfact_flower.machine.threads import in_batches, thread_count
-from dpfact_flower.solver.kernels.choice import fibre_kernels
 from dpfact_flower.solver.kernels.fibres import Fibres
+from dpfact_flower.solver.kernels.vector.fibres import add_fibres
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.arrays import Array
 from dpfact_flower.tensor.stack import aligned_zeros, stack_factors
@@ -34,7 +34,6 @@ def stacked_mttkrp(fibres: Fibres, stack: Array, mode: int, *, threads: int | No
     Of the stack's type for the patients, whose rows collect few entries; float64 for features.
     """
     tensor, size, width = fibres.tensor, fibres.tensor.shape[mode], stack.shape[1]
-    add_fibres = fibre_kernels().add_fibres
     entries = (tensor.indices, tensor.values, fibres.starts)
     patients = aligned_zeros(size if mode == 0 else 0, width, stack.dtype)
 

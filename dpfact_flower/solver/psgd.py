@@ -36,9 +36,9 @@ from numpy.typing import NDArray
 
 from dpfact_flower.errors import DivergenceError
 from dpfact_flower.settings import SolverSettings
-from dpfact_flower.solver.kernels.choice import sgd_kernels
 from dpfact_flower.solver.kernels.order import entries_by_row, first_entries, visits, zero_visits
 from dpfact_flower.solver.kernels.step import Step
+from dpfact_flower.solver.kernels.vector import sgd
 from dpfact_flower.solver.losses import Loss, losses
 from dpfact_flower.solver.objective import LocalResult, elastic, group_norm, loss
 from dpfact_flower.tensor import Factors, SparseTensor
@@ -161,9 +161,8 @@ class _Site:
             patients=self.patients,
             loss=self.loss,
         )
-        visit = sgd_kernels().visit
         for rows, counts in visits(tensor, self.zeros, rng, model, self.starts):
-            visit(stack, self.anchor_stack, rows, counts, step)
+            sgd.visit(stack, self.anchor_stack, rows, counts, step)
             del rows, counts  # before the next block is drawn
         if settings.mu > 0:
             A = stack[: tensor.n_patients]
@@ -177,9 +176,7 @@ class _Site:
             if not self.loss.is_squared:
                 error = _sampled_loss(self.loss, self.sample, stack, factors, zeros=self.zeros > 0)
             else:
-                squares, inner = sgd_kernels().squares(
-                    stack, tensor.indices, tensor.values, self.offsets
-                )
+                squares, inner = sgd.squares(stack, tensor.indices, tensor.values, self.offsets)
                 error = 0.5 * squares
                 if settings.zeros != "none":
                     error = loss(self.norm_squared, inner, [patients, *map(gram, factors[1:])])

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from benchmarks.c_kernel import CKernel, MissingCompilerError
-from dpfact_flower.solver.kernels.choice import sgd_kernels
 from dpfact_flower.solver.kernels.step import Step
+from dpfact_flower.solver.kernels.vector import sgd
 from dpfact_flower.tensor.stack import stack_factors
 from tests.problems import visit_one_by_one
 from tests.rounding import assert_within
@@ -33,7 +33,7 @@ def test_c_makes_the_same_steps(tmp_path, gamma, rank):
         eta=0.05, gamma=gamma, clip=0.0, floor=0.0,
     )  # fmt: skip
     value, bound = (np.concatenate([getattr(f, of) for f in expected]) for of in ("value", "bound"))
-    for visit in (c.visit, sgd_kernels("vector").visit):
+    for visit in (c.visit, sgd.visit):
         found = stack_factors([stack])
         visit(found, anchors, rows, counts, Step(eta=0.05, gamma=gamma))
         assert_within(found[:, :rank], value, bound)

@@ -77,10 +77,12 @@ def test_a_package_that_may_not_be_written_to_works(installed, writable):
 
 
 WIDTHS = """
+import numpy as np
 from dpfact_flower.machine.compiled import WIDTH
-from dpfact_flower.solver.kernels.vector import instructions
-works = instructions.works()
-print(WIDTH, works, sum(instructions._some_operations.stats.cache_hits.values()), sep="|")
+from dpfact_flower.solver.kernels.vector import sgd
+stack, cell = np.ones((2, 16), np.float32), np.zeros((1, 2), np.int32)
+squares, inner = sgd.squares(stack, cell, np.ones(1, np.float32), np.arange(3))
+print(WIDTH, squares, inner, sum(sgd._squares.stats.cache_hits.values()), sep="|")
 """
 
 
@@ -95,7 +97,7 @@ def test_two_widths_that_share_a_cache_each_get_their_own_code(tmp_path):
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         found.append(done.stdout.strip())
-    assert found == ["4|True|0", "8|True|0", "4|True|1"]
+    assert found == ["4|225.0|16.0|0", "8|225.0|16.0|0", "4|225.0|16.0|1"]
 
 
 @pytest.mark.parametrize(("features", "widest"), [("+avx2,+avx512f", 512), ("+avx2,+fma", 256)])

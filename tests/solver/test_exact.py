@@ -12,7 +12,6 @@ from scipy.optimize import minimize, nnls
 from dpfact_flower.errors import DivergenceError
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver.exact import exact, update_features, update_patients
-from dpfact_flower.solver.kernels.choice import VARIABLE
 from dpfact_flower.solver.mttkrp import mttkrp
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.cp import CPModel
@@ -186,10 +185,8 @@ def assert_is_the_objective(case, found, factors, expected):
     )
 
 
-@pytest.mark.parametrize("kernels", ["vector", "plain"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_objective_is_that_of_the_dense_tensor(problem, monkeypatch, objective, shape, kernels):
-    monkeypatch.setenv(VARIABLE, kernels)
+def test_objective_is_that_of_the_dense_tensor(problem, objective, shape):
     case = problem(shape)
     options = exact_settings(tau=4, gamma=1.5, mu=0.8)
     result = exact(case.tensor, case.factors, case.anchors, options, RNG)

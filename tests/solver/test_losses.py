@@ -7,9 +7,9 @@ import pytest
 
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver import solve
-from dpfact_flower.solver.kernels.choice import VARIABLE, sgd_kernels
 from dpfact_flower.solver.kernels.order import visits, zero_visits
 from dpfact_flower.solver.kernels.step import Step
+from dpfact_flower.solver.kernels.vector import sgd
 from dpfact_flower.solver.losses import Loss, losses
 from dpfact_flower.solver.psgd import _sampled_loss, psgd
 from dpfact_flower.tensor.stack import row_offsets, stack_factors
@@ -51,12 +51,11 @@ def test_nothing_is_the_best_model_that_is_alike_at_all_cells(problem, name):
 
 
 @pytest.mark.parametrize("name", LIKELIHOODS)
-@pytest.mark.parametrize("kernels", ["vector", "plain"])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(
     "terms", [{}, {"gamma": 3.0, "patients": 4.0}, {"clip": 0.3}, {"clip": 0.3, "patients": 4.0}]
 )
-def test_visits_equal_the_plain_loop(problem, name, kernels, shape, terms):
+def test_visits_equal_the_plain_loop(problem, name, shape, terms):
     case, loss = problem(shape, rank=21), losses.find(name)
     rng = np.random.default_rng(1)
     cells = np.stack([rng.integers(0, n, 20) for n in shape], axis=1)
@@ -64,7 +63,7 @@ def test_visits_equal_the_plain_loop(problem, name, kernels, shape, terms):
     stack, anchors = stack_factors(case.factors), stack_factors(case.anchors)
     rows = (cells + row_offsets(shape)[:-1]).astype(np.int32)
     step = Step(eta=0.01, loss=loss, **terms)
-    sgd_kernels(kernels).visit(stack, anchors, rows, counts, step)
+    sgd.visit(stack, anchors, rows, counts, step)
     expected = visit_one_by_one(
         case.factors, case.anchors, cells, counts, eta=0.01, floor=0.0, loss=loss,
         **{"gamma": 0.0, "clip": 0.0, **terms},
@@ -157,12 +156,10 @@ def test_machine_code_is_told_apart_by_the_gradient():
     assert first.tag != second.tag
 
 
-def test_a_clip_bounds_rows_as_paper_mode_claims(problem, monkeypatch):
-    for kernels in ("vector", "plain"):
-        monkeypatch.setenv(VARIABLE, kernels)
-        case = problem(highest=2)
-        settings = asked("poisson", clip=0.05, eta=0.01, zeros="none")
-        moved = psgd(case.tensor, case.factors, case.anchors, settings, np.random.default_rng(0))
-        often = case.tensor.nnz
-        for before, after in zip(case.factors, moved.factors, strict=True):
-            assert np.linalg.norm(after - before) <= 0.01 * 0.05 * often * (1 + 1e-5)
+def test_a_clip_bounds_rows_as_paper_mode_claims(problem):
+    case = problem(highest=2)
+    settings = asked("poisson", clip=0.05, eta=0.01, zeros="none")
+    moved = psgd(case.tensor, case.factors, case.anchors, settings, np.random.default_rng(0))
+    for before, after in zip(case.factors, moved.factors, strict=True):
+        furthest = 0.01 * 0.05 * case.tensor.nnz
+        assert np.linalg.norm(after - before) <= furthest * (1 + 1e-5)

@@ -11,7 +11,6 @@ from dpfact_flower.machine.compiled import WIDTH
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver.error import squared_error
 from dpfact_flower.solver.exact import exact
-from dpfact_flower.solver.kernels.choice import VARIABLE
 from dpfact_flower.solver.kernels.fibres import BLOCK, Fibres
 from dpfact_flower.solver.kernels.vector.patients import STRIP, update_rows
 from dpfact_flower.solver.mttkrp import mttkrp, stacked_mttkrp
@@ -51,12 +50,6 @@ def large():
     )
 
 
-@pytest.fixture(params=["vector", "plain"])
-def _kernels(request, monkeypatch):
-    monkeypatch.setenv(VARIABLE, request.param)
-
-
-@pytest.mark.usefixtures("_kernels")
 @pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -72,7 +65,6 @@ def test_mttkrp_is_the_sum_over_entries(shape, rank, dtype):
         assert_within(product, mttkrp_by_entries(tensor, factors, mode), bound)
 
 
-@pytest.mark.usefixtures("_kernels")
 def test_sums_of_whole_numbers_are_exact(large):
     """Below 2^24 float32 has every whole number, so no order of the sums can change a bit."""
     rng = np.random.default_rng(4)
@@ -83,7 +75,6 @@ def test_sums_of_whole_numbers_are_exact(large):
         np.testing.assert_array_equal(mttkrp(large, factors, mode), expected)
 
 
-@pytest.mark.usefixtures("_kernels")
 def test_chunks_are_added_up_in_float64(large):
     """A chunk's sums stay below 2^24, theirs do not, and odd ones have no float32."""
     factors = [
@@ -206,7 +197,6 @@ def test_threads_change_no_bit(large, monkeypatch, mu):
             assert ours.tobytes() == theirs.tobytes()
 
 
-@pytest.mark.usefixtures("_kernels")
 @pytest.mark.parametrize("rank", [3, 130])
 @pytest.mark.parametrize("shape", SHAPES[:3])
 def test_squared_errors_are_those_of_the_dense_model(model, shape, rank):
@@ -239,10 +229,9 @@ def sparse_objective(tensor, factors, start, options):
     )
 
 
-@pytest.mark.usefixtures("_kernels")
 @pytest.mark.parametrize("mu", [0.0, 0.5])
 @pytest.mark.parametrize("nonnegative", [True, False])
-def test_either_kernels_objective_is_its_factors_and_falls(large, mu, nonnegative):
+def test_the_objective_is_its_factors_and_falls(large, mu, nonnegative):
     """Of whole solves this is what holds everywhere: single values part within a few sweeps."""
     factors = [np.abs(f) for f in random_factors(large.shape, 12)]
     last = math.inf

@@ -15,7 +15,6 @@ from scipy import stats
 import dpfact_flower.tensor.sparse as tensor_module
 from dpfact_flower.errors import DivergenceError
 from dpfact_flower.settings import SolverSettings
-from dpfact_flower.solver.kernels.choice import VARIABLE
 from dpfact_flower.solver.kernels.order import visits, zero_visits
 from dpfact_flower.solver.psgd import psgd
 from dpfact_flower.tensor import SparseTensor
@@ -66,20 +65,16 @@ def assert_moved_as(found, before, expected, share=2e-3):
 @pytest.mark.parametrize(
     "terms", [{}, {"gamma": 4.0, "mu": 2.0}, {"gamma": 4.0, "clip": 0.5, "nonnegative": False}]
 )
-def test_a_pass_equals_algorithm_1_by_hand(
-    problem, monkeypatch, reference_visits, shape, zeros, terms
-):
+def test_a_pass_equals_algorithm_1_by_hand(problem, reference_visits, shape, zeros, terms):
     case = problem(shape, signed=not terms.get("nonnegative", True))
     options = psgd_settings(zeros=zeros, zero_ratio=0.7, **terms)
-    for kernels in ("vector", "plain"):
-        monkeypatch.setenv(VARIABLE, kernels)
-        result = psgd(case.tensor, case.factors, case.anchors, options, np.random.default_rng(4))
-        rng, eta = np.random.default_rng(4), options.eta
-        for _ in range(result.rollbacks):  # undone passes leave nothing but the draws they used
-            drawn_by(case, case.factors, options, rng)
-            eta /= 2
-        expected = one_pass_by_hand(case, case.factors, options, eta, rng, reference_visits)
-        assert_moved_as(result.factors, case.factors, expected)
+    result = psgd(case.tensor, case.factors, case.anchors, options, np.random.default_rng(4))
+    rng, eta = np.random.default_rng(4), options.eta
+    for _ in range(result.rollbacks):  # undone passes leave nothing but the draws they used
+        drawn_by(case, case.factors, options, rng)
+        eta /= 2
+    expected = one_pass_by_hand(case, case.factors, options, eta, rng, reference_visits)
+    assert_moved_as(result.factors, case.factors, expected)
 
 
 @pytest.mark.parametrize("zeros", ["none", "stratified"])
@@ -162,13 +157,9 @@ def test_a_dense_tensor_has_no_zero_cells_to_visit(zeros, wanted):
     assert result.objective[-1] < result.objective[0]
 
 
-@pytest.mark.parametrize("kernels", ["vector", "plain"])
 @pytest.mark.parametrize("zeros", ["none", "stratified"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_objective_is_that_of_the_dense_tensor(
-    problem, monkeypatch, objective, shape, zeros, kernels
-):
-    monkeypatch.setenv(VARIABLE, kernels)
+def test_objective_is_that_of_the_dense_tensor(problem, objective, shape, zeros):
     case = problem(shape)
     options = psgd_settings(tau=3, gamma=1.5, mu=0.8, zeros=zeros)
     result = psgd(case.tensor, case.factors, case.anchors, options, np.random.default_rng(0))

@@ -1,4 +1,4 @@
-"""Kernels are right whatever the width of the registers, and without vector instructions.
+"""Kernels are right whatever the width of the registers, and without AVX.
 
 Here a few tests of each kernel, where the suite itself has not run them so. All of them, and other
 processors as well: ``make test-widths``.
@@ -21,7 +21,7 @@ CHOSEN = """
 """
 
 
-HERE = [name for name in variants() if name.endswith(("bits", "loops")) and name != f"{BITS} bits"]
+HERE = [name for name in variants() if name.endswith(("bits", "x86-64")) and name != f"{BITS} bits"]
 
 
 @pytest.mark.nightly

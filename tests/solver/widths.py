@@ -14,7 +14,6 @@ from pathlib import Path
 from llvmlite.binding import get_host_cpu_features
 
 from dpfact_flower.machine import compiled
-from dpfact_flower.solver.kernels import choice
 
 CHECKOUT = Path(__file__).parents[2]
 TESTS = ("tests/solver", "tests/tensor/test_stack.py")
@@ -24,7 +23,7 @@ def variants() -> dict[str, dict[str, str]]:
     """What there is to run on this machine: a name, and environment variables.
 
     A processor that is named without features has those of its name: `haswell` is AVX2 with fused
-    multiply-adds and 16 registers, `nehalem` has 128 bits and no fused multiply-add.
+    multiply-adds and 16 registers, `x86-64` has 128 bits, no AVX and no fused multiply-add.
     """
     try:
         has = get_host_cpu_features()
@@ -33,9 +32,8 @@ def variants() -> dict[str, dict[str, str]]:
     found = {f"{bits} bits": {compiled.VARIABLE: str(bits)} for bits in (128, 256)}
     if has.get("avx512f", False):
         found["512 bits"] = {compiled.VARIABLE: "512"}
-    found["plain loops"] = {choice.VARIABLE: "plain"}
     if platform.machine().lower() in {"x86_64", "amd64"}:
-        for name, needs in (("haswell", ("avx2", "fma")), ("nehalem", ("sse4.2",))):
+        for name, needs in (("haswell", ("avx2", "fma")), ("x86-64", ())):
             if all(has.get(feature, False) for feature in needs):
                 found[name] = {"NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": ""}
     return found
@@ -43,7 +41,7 @@ def variants() -> dict[str, dict[str, str]]:
 
 def run(changes: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     """Tests in a process of their own: registers are fixed when the package is imported."""
-    dropped = {compiled.VARIABLE, choice.VARIABLE, "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES"}
+    dropped = {compiled.VARIABLE, "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES"}
     kept = {
         name: value
         for name, value in os.environ.items()

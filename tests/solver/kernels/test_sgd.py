@@ -1,29 +1,19 @@
-"""Stochastic gradient steps of both sets of kernels against the plain loop."""
+"""Stochastic gradient steps against the plain loop."""
 
 from __future__ import annotations
-
-import logging
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpfact_flower.errors import SettingsError
-from dpfact_flower.solver.kernels import choice
-from dpfact_flower.solver.kernels.choice import sgd_kernels, vectors
 from dpfact_flower.solver.kernels.step import Step
-from dpfact_flower.solver.kernels.vector import instructions as vector
+from dpfact_flower.solver.kernels.vector import sgd
 from dpfact_flower.tensor.stack import row_offsets, stack_factors
 from tests.problems import fit_bounds
 from tests.rounding import assert_within
 
 SHAPES = [(7, 5), (7, 5, 6), (5, 4, 3, 6)]
-
-
-@pytest.fixture(params=["vector", "plain"])
-def steps(request):
-    return sgd_kernels(request.param)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -40,11 +30,9 @@ def test_visits_equal_the_plain_loop(problem, reference_visits, shape, gamma, cl
     expected = reference_visits(case.factors, case.anchors, cells, counts, **numbers)
     offsets = row_offsets(shape)
     rows = (cells + offsets[:-1]).astype(np.int32)
-    step = Step(**numbers)
-    for name in ("vector", "plain"):
-        stack = stack_factors(case.factors)
-        sgd_kernels(name).visit(stack, stack_factors(case.anchors), rows, counts, step)
-        assert_moved_as(stack, case.factors, expected)
+    stack = stack_factors(case.factors)
+    sgd.visit(stack, stack_factors(case.anchors), rows, counts, Step(**numbers))
+    assert_moved_as(stack, case.factors, expected)
 
 
 def assert_moved_as(stack, before, expected):
@@ -58,103 +46,46 @@ def assert_moved_as(stack, before, expected):
 
 @settings(max_examples=60, deadline=None)
 @given(
-    name=st.sampled_from(["vector", "plain"]),
     seed=st.integers(0, 2**32 - 1),
     modes=st.integers(2, 4),
     clip=st.floats(1e-3, 10),
     count=st.sampled_from([-1e3, 0, 1, 328]),
     size=st.floats(1e-3, 100),
 )
-def test_no_row_moves_further_than_the_clip_allows(name, seed, modes, clip, count, size):
+def test_no_row_moves_further_than_the_clip_allows(seed, modes, clip, count, size):
     rng = np.random.default_rng(seed)
     factors = [(size * rng.normal(size=(1, 6))).astype(np.float32) for _ in range(modes)]
     stack = stack_factors(factors)
     rows = np.arange(modes, dtype=np.int32)[None]
     step = Step(eta=1.0, clip=clip, floor=-np.inf)
     before = stack.astype(np.float64)
-    sgd_kernels(name).visit(stack, stack[1:].copy(), rows, np.array([count], np.float32), step)
+    sgd.visit(stack, stack[1:].copy(), rows, np.array([count], np.float32), step)
     rounding = 8 * np.finfo(np.float32).eps * np.linalg.norm(before, axis=1)
     assert (np.linalg.norm(stack - before, axis=1) <= clip * (1 + 1e-5) + rounding).all()
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_projection_does_not_hide_a_nan(problem, steps, shape):
+def test_projection_does_not_hide_a_nan(problem, shape):
     case = problem(shape)
     stack = stack_factors(case.factors)
     stack[0, 1] = np.nan
     rows = row_offsets(shape)[:-1].astype(np.int32)[None]
-    steps.visit(
+    sgd.visit(
         stack, stack_factors(case.anchors), rows, np.ones(1, np.float32),
         Step(eta=0.1, floor=0.0),
     )  # fmt: skip
     assert np.isnan(stack[rows[0], :3]).all()
 
 
-def many_visits(problem, shape, rank, visits, seed=0):
-    """Stacks, and visits of random cells that come back to the same rows over and over."""
-    case = problem(shape, rank=rank, signed=True, scale=0.5)
-    rng = np.random.default_rng(seed)
-    cells = np.stack([rng.integers(0, n, visits) for n in shape], axis=1)
-    rows = (cells + row_offsets(shape)[:-1]).astype(np.int32)
-    counts = rng.choice([-1.5, 1, 2], visits).astype(np.float32)
-    return stack_factors(case.factors), stack_factors(case.anchors), rows, counts
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("rank", [3, 21])
-def test_the_fit_is_that_of_the_dense_model(problem, model, steps, shape, rank):
+def test_the_fit_is_that_of_the_dense_model(problem, model, shape, rank):
     case = problem(shape, rank=rank, signed=True)
     data, dense = case.tensor.to_dense(), model(case.factors)
-    squares, inner = steps.squares(
+    squares, inner = sgd.squares(
         stack_factors(case.factors), case.tensor.indices, case.tensor.values, row_offsets(shape)
     )
     expected = np.sum((data - dense)[data > 0] ** 2)
     of_squares, of_inner = fit_bounds(case.tensor, case.factors)
     assert squares == pytest.approx(expected, rel=0, abs=of_squares)
     assert inner == pytest.approx(np.sum(data * dense), rel=0, abs=of_inner)
-
-
-@pytest.fixture
-def _nothing_chosen_yet():
-    choice._taken.cache_clear()
-    yield
-    choice._taken.cache_clear()
-
-
-@pytest.mark.usefixtures("_nothing_chosen_yet")
-def test_vector_kernels_are_taken_where_they_work():
-    assert vectors("auto")
-    assert sgd_kernels("auto") is sgd_kernels("vector")
-    assert sgd_kernels("auto") is not sgd_kernels("plain")
-
-
-def raise_as_another_llvm_would():
-    raise AttributeError("no such instruction")
-
-
-@pytest.mark.usefixtures("_nothing_chosen_yet")
-@pytest.mark.parametrize("works", [lambda: False, raise_as_another_llvm_would])
-def test_plain_kernels_are_taken_where_vectors_fail_and_a_warning_says_so(
-    monkeypatch, caplog, works
-):
-    monkeypatch.setattr(vector, "works", works)
-    with caplog.at_level(logging.WARNING):
-        assert not vectors("auto")
-        assert sgd_kernels("auto") is sgd_kernels("plain")
-    assert "taking plain ones" in caplog.text
-
-
-@pytest.mark.parametrize("name", ["vector", "plain"])
-def test_the_environment_chooses(problem, monkeypatch, name):
-    stack, anchors, rows, counts = many_visits(problem, (7, 5, 6), 21, 2000)
-    expected, found = stack.copy(), stack.copy()
-    sgd_kernels(name).visit(expected, anchors, rows, counts, Step(eta=0.02))
-    monkeypatch.setenv(choice.VARIABLE, name)
-    sgd_kernels().visit(found, anchors, rows, counts, Step(eta=0.02))
-    assert found.tobytes() == expected.tobytes()
-
-
-def test_kernels_that_there_are_not_are_refused(monkeypatch):
-    monkeypatch.setenv(choice.VARIABLE, "fast")
-    with pytest.raises(SettingsError, match="DPFACT_KERNELS: must be auto, vector or plain"):
-        sgd_kernels()

@@ -19,13 +19,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, models, register_model
 
-from dpfact_flower.machine.compiled import WIDTH, compiled
-from dpfact_flower.tensor.arrays import Array
+from dpfact_flower.machine.compiled import WIDTH
 
 _INT32 = ir.IntType(32)
 _FLAGS = ("contract", "nsz")
@@ -288,20 +286,3 @@ def _splat(builder: Any, register: Any, number: Any) -> Any:
 def _shuffled(builder: Any, x: Any, y: Any, lanes: Sequence[int]) -> Any:
     mask = ir.Constant(ir.VectorType(_INT32, WIDTH), list(lanes))
     return builder.shuffle_vector(x, y, mask)
-
-
-@compiled()
-def _some_operations(values: Array, result: Array) -> float:
-    """(max(values, 2) / 2 + 1) * values + 1; returns the sum of what was written."""
-    x = load((0,), pointer(values), 0)
-    y = add(mul(fma(np.float32(0.5), at_least(x, np.float32(2)), np.float32(1)), x), np.float32(1))
-    store(pointer(result), 0, y)
-    return float(total(y))
-
-
-def works() -> bool:
-    """Whether these operations compute on this machine what they should."""
-    values, result = np.arange(WIDTH, dtype=np.float32), np.zeros(WIDTH, np.float32)
-    expected = (np.maximum(values, 2) / 2 + 1) * values + 1  # exact in float32
-    found = _some_operations(values, result)
-    return bool((result == expected).all() and found == expected.sum())

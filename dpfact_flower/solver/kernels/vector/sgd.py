@@ -1,4 +1,4 @@
-"""Stochastic gradient steps in vector instructions; see `choice.SgdKernels`.
+"""Stochastic gradient steps in vector instructions.
 
 A row is as many slices as `slices` has elements, each of `registers`, see `instructions`: numba
 compiles one kernel per padded rank, with its loops unrolled. That is a fifth faster than a rank
@@ -50,7 +50,13 @@ Float = Any  # numba's float32
 
 
 def visit(stack: Array, anchors: Array, rows: Array, counts: Array, step: Step) -> None:
-    """See `choice.SgdKernels`."""
+    """One stochastic gradient step per visit, in the order given; eqs. (ai), (bj).
+
+    `stack` is updated in place, as of `dpfact_flower.tensor.stack.stack_factors`, and `anchors`
+    that of the global feature factors: row q belongs to row I_0 + q of `stack`. `rows` are rows
+    of `stack`, and `counts` the cells' counts; of a sampled zero cell its weight, negative.
+    That of an entry is 1, and a count of 0 moves nothing.
+    """
     whole, numbers = stack.shape[1] // WIDTH, step.numbers()
     three, any_number = _visits(step.loss)
     if rows.shape[1] == 3:
@@ -63,7 +69,10 @@ def visit(stack: Array, anchors: Array, rows: Array, counts: Array, step: Step) 
 
 
 def squares(stack: Array, indices: Array, values: Array, offsets: Array) -> tuple[float, float]:
-    """See `choice.SgdKernels`."""
+    """Squared error over a tensor's entries, and their inner product <X, M> with the model.
+
+    The model's values are formed in float32, the sums in float64.
+    """
     registers = (0,) * (stack.shape[1] // WIDTH)
     return _squares(registers, stack, indices, values, tuple(offsets.tolist()))
 
