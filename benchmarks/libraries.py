@@ -21,7 +21,7 @@ from benchmarks.rows import Row, Timing, ratio, timed, value_of
 from benchmarks.scale import Scale
 from benchmarks.solver import in_turn, start
 from dpfact_flower.settings import SolverSettings
-from dpfact_flower.solver import exact
+from dpfact_flower.solver import LocalProblem, exact
 from dpfact_flower.tensor import SparseTensor
 
 _DENSE = 20_000_000
@@ -176,7 +176,9 @@ def _tensorly(name: str, tensor: SparseTensor, scale: Scale) -> list[Row]:
     settings = SolverSettings(rank=scale.rank, nonnegative=False, gamma=0.0)
     factors, anchors = start(thinned, settings)
     rng = np.random.default_rng(0)
-    ours = in_turn({"exact": lambda: exact(thinned, factors, anchors, settings, rng)}, 3)["exact"]
+    ours = in_turn(
+        {"exact": lambda: exact(LocalProblem(thinned, factors, anchors, settings, rng))}, 3
+    )["exact"]
     peer = Row.of(
         f"peer {name}, thinned: TensorLy parafac iteration", _further(call, 1, 2), "ns/nnz",
         1e9 / thinned.nnz,

@@ -15,7 +15,7 @@ from dpfact_flower.machine.threads import in_order, thread_count
 from dpfact_flower.privacy.patient.statistics import refinement
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.site.round import scaled
-from dpfact_flower.solver import exact, psgd
+from dpfact_flower.solver import LocalProblem, exact, psgd
 from dpfact_flower.solver.kernels.order import visits
 from dpfact_flower.solver.kernels.vector import sgd
 from dpfact_flower.tensor import SparseTensor
@@ -69,7 +69,7 @@ def _exact_call(tensor: SparseTensor, rank: int) -> Callable[[], None]:
     factors, anchors = start(tensor, settings)
 
     def call() -> None:
-        exact(tensor, factors, anchors, settings, np.random.default_rng(0))
+        exact(LocalProblem(tensor, factors, anchors, settings, np.random.default_rng(0)))
 
     return call
 

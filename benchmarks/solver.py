@@ -14,7 +14,7 @@ from benchmarks.scale import Scale, first_request
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.site.elastic import initial_state
 from dpfact_flower.site.round import local_settings, scaled
-from dpfact_flower.solver import exact, psgd
+from dpfact_flower.solver import LocalProblem, exact, psgd
 from dpfact_flower.solver.kernels.fibres import Fibres
 from dpfact_flower.solver.kernels.order import visits, zero_visits
 from dpfact_flower.solver.kernels.step import Step
@@ -155,10 +155,13 @@ def _psgd_epoch(name: str, tensor: SparseTensor, scale: Scale) -> Row:
     tau = 2
     settings = _settings(scale, zeros="none", tau=tau)
     factors, anchors = start(tensor, settings)
-    passes = tau + psgd(tensor, factors, anchors, settings, np.random.default_rng(3)).rollbacks
+    passes = (
+        tau
+        + psgd(LocalProblem(tensor, factors, anchors, settings, np.random.default_rng(3))).rollbacks
+    )
 
     def call() -> None:
-        psgd(tensor, factors, anchors, settings, np.random.default_rng(3))
+        psgd(LocalProblem(tensor, factors, anchors, settings, np.random.default_rng(3)))
 
     return Row.of(
         f"psgd {name} joint: epoch", timed(call, *scale.timing), "ns/nnz",
@@ -181,7 +184,7 @@ def _exact(name: str, tensor: SparseTensor, scale: Scale) -> list[Row]:
 
         def call(tau: int) -> None:
             many = replace(local, tau=tau)  # noqa: B023
-            exact(tensor, factors, anchors, many, np.random.default_rng(0))  # noqa: B023
+            exact(LocalProblem(tensor, factors, anchors, many, np.random.default_rng(0)))  # noqa: B023
 
         timing = in_turn(
             {"one": lambda: call(1), "several": lambda: call(1 + _MORE)},

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dpfact_flower.settings import SolverSettings
+from dpfact_flower.solver import LocalProblem
 from dpfact_flower.tensor import SparseTensor
 from tests.rounding import DIVISION, Bounded, gamma
 
@@ -22,6 +24,11 @@ class Problem:
     @property
     def rank(self) -> int:
         return self.factors[0].shape[1]
+
+    def ask(self, settings: SolverSettings, seed: int = 0, **changes) -> LocalProblem:
+        """What a solver is given."""
+        given = {"tensor": self.tensor, "factors": self.factors, "anchors": self.anchors}
+        return LocalProblem(**given | changes, settings=settings, rng=np.random.default_rng(seed))
 
 
 def make_problem(

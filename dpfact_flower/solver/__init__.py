@@ -1,8 +1,8 @@
 """What a site computes on its own data; knows nothing of Flower or privacy."""
 
 from dpfact_flower.solver.exact import exact
-from dpfact_flower.solver.objective import LocalResult
+from dpfact_flower.solver.objective import LocalProblem, LocalResult
 from dpfact_flower.solver.psgd import psgd
 from dpfact_flower.solver.solvers import solve
 
-__all__ = ["LocalResult", "exact", "psgd", "solve"]
+__all__ = ["LocalProblem", "LocalResult", "exact", "psgd", "solve"]

@@ -18,12 +18,11 @@ from numpy.typing import NDArray
 
 from dpfact_flower.errors import DivergenceError
 from dpfact_flower.machine.threads import one_blas_thread, thread_count
-from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver.kernels.columns import descend
 from dpfact_flower.solver.kernels.fibres import fibres_of
 from dpfact_flower.solver.kernels.vector.patients import update_rows
 from dpfact_flower.solver.mttkrp import mttkrp, stacked_mttkrp
-from dpfact_flower.solver.objective import LocalResult, elastic, group_norm, loss
+from dpfact_flower.solver.objective import LocalProblem, LocalResult, elastic, group_norm, loss
 from dpfact_flower.tensor import Factors, SparseTensor
 from dpfact_flower.tensor.arrays import Array
 from dpfact_flower.tensor.cp import gram, hadamard
@@ -44,21 +43,12 @@ _RTOL = 1e-6
 """Eigenvalues of a Gram matrix, relative to the largest, that float32 sums can't tell from 0."""
 
 
-def exact(
-    tensor: SparseTensor,
-    factors: Factors,
-    anchors: Factors,
-    settings: SolverSettings,
-    rng: np.random.Generator,
-    *,
-    eta: float | None = None,
-) -> LocalResult:
-    """`solve` by block coordinate descent; `rng` is not used."""
-    del rng
-    site = _Site(tensor, factors, anchors, settings)
+def exact(problem: LocalProblem) -> LocalResult:
+    """`solve` by block coordinate descent."""
+    site = _Site(problem)
     trace, after = [site.objective(0.0)], 0.0
     with np.errstate(over="ignore", invalid="ignore"):
-        for iteration in range(settings.tau):
+        for iteration in range(problem.settings.tau):
             before, after = site.iterate()
             if iteration == 0:  # the objective is linear in <X, M>
                 trace[0] -= before
@@ -68,22 +58,21 @@ def exact(
                     f"exact: the objective is not finite after {iteration + 1} iterations; "
                     "the factors are too large for float32"
                 )
-    step = settings.eta if eta is None else min(eta, settings.eta)
-    return LocalResult(site.factors(), tuple(trace), step, 0, tuple(site.grams), site.error(after))
+    return LocalResult(
+        site.factors(), tuple(trace), problem.step_size, 0, tuple(site.grams), site.error(after)
+    )
 
 
 class _Site:
     """Factors in one stack, their Gram matrices, and what stays the same."""
 
-    def __init__(
-        self, tensor: SparseTensor, factors: Factors, anchors: Factors, settings: SolverSettings
-    ) -> None:
-        self.anchors, self.settings = anchors, settings
-        self.floor = 0.0 if settings.nonnegative else -math.inf
-        self.modes = tensor.ndim
-        self.fibres = fibres_of(tensor)
+    def __init__(self, problem: LocalProblem) -> None:
+        self.anchors, self.settings = problem.anchors, problem.settings
+        self.floor = 0.0 if self.settings.nonnegative else -math.inf
+        self.modes = problem.tensor.ndim
+        self.fibres = fibres_of(problem.tensor)
         self.threads = thread_count()
-        self.stack = stack_factors(factors)
+        self.stack = stack_factors(problem.factors)
         np.maximum(self.stack, np.float32(self.floor), out=self.stack)
         self.grams = [gram(self.factor(n)) for n in range(self.modes)]
 

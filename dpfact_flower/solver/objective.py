@@ -1,4 +1,4 @@
-"""The local objective, eq. (norm), and what a solver returns."""
+"""The local objective, eq. (norm), and what a solver is given and returns."""
 
 from __future__ import annotations
 
@@ -7,9 +7,32 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpfact_flower.tensor import Array, Factors
+from dpfact_flower.settings import SolverSettings
+from dpfact_flower.tensor import Array, Factors, SparseTensor
 from dpfact_flower.tensor.cp import hadamard
 from dpfact_flower.tensor.error import SquaredError
+
+
+@dataclass(frozen=True, eq=False)
+class LocalProblem:
+    """What a solver is given, checked by `dpfact_flower.solver.solvers.solve`; it is left alone.
+
+    `factors` is where to start, patients first, and `anchors` are the global feature factors. `rng`
+    orders psgd's visits and draws its zero cells; exact draws nothing. `eta` is the step size that
+    the previous round ended with.
+    """
+
+    tensor: SparseTensor
+    factors: Factors
+    anchors: Factors
+    settings: SolverSettings
+    rng: np.random.Generator
+    eta: float | None = None
+
+    @property
+    def step_size(self) -> float:
+        """Step size to start from: never above `settings.eta`, on which the paper's bound rests."""
+        return self.settings.eta if self.eta is None else min(self.eta, self.settings.eta)
 
 
 @dataclass(frozen=True)
@@ -18,18 +41,18 @@ class LocalResult:
 
     Attributes
     ----------
-    factors : tuple of N ndarrays of float32, each (I_n, R), C-contiguous
-        Patients first. New arrays; what went in is left alone.
+    factors : tuple of C-contiguous arrays
+        Patients first.
     objective : tuple of float, length tau + 1
-        Eq. (norm) at the start and after each pass or iteration, in float64. The start is taken
-        after negative values are set to 0 when `nonnegative` asks for it. With ``zeros="none"`` the
-        loss is that of the non-zero cells alone, because psgd then fits no others. Of losses but
-        the squared one, the part of zero cells is estimated from a sample, see `psgd`.
+        Eq. (norm) at the start and after each pass or iteration. The start is taken after negative
+        values are set to 0 when `nonnegative` asks for it. With ``zeros="none"`` the loss is that
+        of the non-zero cells alone, because psgd then fits no others. Of losses but the squared
+        one, the part of zero cells is estimated from a sample, see `psgd`.
     eta : float
         psgd: the step size to continue with. exact: what it was given, since it takes no steps.
     rollbacks : int
         Passes of psgd that were undone and tried again with half the step size.
-    grams : tuple of N ndarrays of float64, each (R, R)
+    grams : tuple of (R, R) arrays
         `gram` of every factor.
     error : SquaredError or None
         Of the factors, to 1e-6 of the data's ||X||^2, where the solver knows it: psgd does where it

@@ -35,13 +35,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfact_flower.errors import DivergenceError
-from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver.kernels.order import entries_by_row, first_entries, visits, zero_visits
 from dpfact_flower.solver.kernels.step import Step
 from dpfact_flower.solver.kernels.vector import sgd
 from dpfact_flower.solver.losses import Loss, losses
-from dpfact_flower.solver.objective import LocalResult, elastic, group_norm, loss
-from dpfact_flower.tensor import Factors, SparseTensor
+from dpfact_flower.solver.objective import LocalProblem, LocalResult, elastic, group_norm, loss
+from dpfact_flower.tensor import Factors
 from dpfact_flower.tensor.arrays import Array
 from dpfact_flower.tensor.cp import gram
 from dpfact_flower.tensor.error import SquaredError
@@ -66,33 +65,24 @@ class Value:
     descended: float
 
 
-def psgd(
-    tensor: SparseTensor,
-    factors: Factors,
-    anchors: Factors,
-    settings: SolverSettings,
-    rng: np.random.Generator,
-    *,
-    eta: float | None = None,
-) -> LocalResult:
+def psgd(problem: LocalProblem) -> LocalResult:
     """`solve` by permutation SGD.
 
     A phenotype that the proximal step, eq. (an2), switched off comes back only through its own
     gradient: the next pass moves the column away from zero by more than eta * mu.
     """
-    stack = stack_factors(factors)
-    site = _Site(tensor, stack, anchors, settings, rng)
+    settings = problem.settings
+    stack = stack_factors(problem.factors)
+    site = _Site(problem, stack)
     np.maximum(stack, np.float32(site.floor), out=stack)
     filled, padding = stack[:, : settings.rank], stack[:, settings.rank :]
     before = np.empty_like(filled)
     values = [site.value(stack)]
-    # The privacy bound 2 * tau * L * eta relies on this: settings.eta is never exceeded.
-    step_size = settings.eta if eta is None else min(eta, settings.eta)
-    rollbacks = 0
+    step_size, rollbacks = problem.step_size, 0
     for _ in range(settings.tau):
         before[:], first = filled, step_size
         while True:
-            site.run_pass(stack, before, step_size, rng)
+            site.run_pass(stack, before, step_size)
             now = site.value(stack)
             if site.stands(now, values[-1]):
                 break
@@ -116,15 +106,14 @@ def psgd(
 class _Site:
     """What stays the same from pass to pass."""
 
-    def __init__(
-        self, tensor: SparseTensor, stack: Array, anchors: Factors, settings: SolverSettings,
-        rng: np.random.Generator,
-    ) -> None:  # fmt: skip
-        self.tensor, self.anchors, self.settings = tensor, anchors, settings
+    def __init__(self, problem: LocalProblem, stack: Array) -> None:
+        self.tensor, self.anchors, self.rng = problem.tensor, problem.anchors, problem.rng
+        self.settings = settings = problem.settings
+        tensor = self.tensor
         self.loss = losses.find(settings.loss)
         self.floor = 0.0 if settings.nonnegative else -math.inf
         self.offsets = row_offsets(tensor.shape)
-        self.anchor_stack = stack_factors(anchors)
+        self.anchor_stack = stack_factors(self.anchors)
         self.zeros = zero_visits(tensor, settings)
         often = entries_by_row(tensor)
         self.starts, self.visits = first_entries(often[0]), often[1:]
@@ -140,14 +129,14 @@ class _Site:
             self.patients = max(1.0, lengths[0] / others) if others > 0 else 1.0
         if not self.loss.is_squared:
             model = stack[:, : settings.rank].copy()
-            self.sample = [*visits(tensor, self.zeros, rng, model, self.starts)]
+            self.sample = [*visits(tensor, self.zeros, self.rng, model, self.starts)]
 
     def factors(self, stack: Array) -> Factors:
         """Views of the stack, without its padding."""
         parts = np.split(stack[:, : self.settings.rank], self.offsets[1:-1])
         return tuple(parts)
 
-    def run_pass(self, stack: Array, model: Array, eta: float, rng: np.random.Generator) -> None:
+    def run_pass(self, stack: Array, model: Array, eta: float) -> None:
         """Visit everything once, then take the proximal step; Algorithm 1, lines 4 to 9.
 
         `model` is a copy of the stack, by which zero cells are drawn.
@@ -161,7 +150,7 @@ class _Site:
             patients=self.patients,
             loss=self.loss,
         )
-        for rows, counts in visits(tensor, self.zeros, rng, model, self.starts):
+        for rows, counts in visits(tensor, self.zeros, self.rng, model, self.starts):
             sgd.visit(stack, self.anchor_stack, rows, counts, step)
             del rows, counts  # before the next block is drawn
         if settings.mu > 0:

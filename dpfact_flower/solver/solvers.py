@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +14,7 @@ from dpfact_flower.machine.registry import Registry
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver.exact import exact
 from dpfact_flower.solver.losses import Loss, losses
-from dpfact_flower.solver.objective import LocalResult, curvature
+from dpfact_flower.solver.objective import LocalProblem, LocalResult, curvature
 from dpfact_flower.solver.psgd import psgd
 from dpfact_flower.tensor import Factors, SparseTensor
 
@@ -24,28 +23,14 @@ _SGD_PULL = 0.3
 so all of it would hold psgd back more. Found on the synthetic demo and on half of the eICU demo."""
 
 
-class Compute(Protocol):
-    """One round's local work, on arguments that `solve` has checked."""
-
-    def __call__(
-        self,
-        tensor: SparseTensor,
-        factors: Factors,
-        anchors: Factors,
-        settings: SolverSettings,
-        rng: np.random.Generator,
-        *,
-        eta: float | None = None,
-    ) -> LocalResult:
-        """Improve the factors by `settings.tau` passes; what goes in is left alone."""
-
-
 @dataclass(frozen=True)
 class Solver:
     """How a site computes, and what can be asked of it.
 
     Attributes
     ----------
+    compute : callable
+        `settings.tau` passes.
     any_loss : bool
         Whether it minimises whatever loss a run names, or squared errors alone.
     steps : bool
@@ -59,7 +44,7 @@ class Solver:
         Share of the relative elastic weight that it applies.
     """
 
-    compute: Compute
+    compute: Callable[[LocalProblem], LocalResult]
     any_loss: bool = False
     steps: bool = False
     relative_l21: bool = True
@@ -148,23 +133,8 @@ def solve(
 ) -> LocalResult:
     """One round's local work at a site: `settings.tau` passes on eq. (norm).
 
-    Parameters
-    ----------
-    tensor : SparseTensor
-        The site's counts; must not be empty.
-    factors : tuple of N ndarrays, each (I_n, R)
-        Where to start, patients first.
-    anchors : tuple of N - 1 ndarrays, each (I_n, R)
-        Global feature factors.
-    rng : numpy.random.Generator
-        Order of the visits and sampled zero cells of psgd; exact draws nothing.
-    eta : float, optional
-        Step size to start from, carried from the previous round; capped at `settings.eta`.
-
-    Raises
-    ------
-    DivergenceError
-        If no step size makes the objective fall.
+    Arguments are those of `LocalProblem`, of any float type. A `DivergenceError` says that no step
+    size makes the objective fall.
     """
     if tensor.nnz == 0:
         raise DataError("tensor: holds no non-zero cells, so there is nothing to fit")
@@ -175,7 +145,7 @@ def solve(
     solver = solvers.find(settings.solver)
     solver.check(settings)
     settings = replace(settings, gamma=solver.elastic_weight(tensor, start, settings))
-    return solver.compute(tensor, start, pulled_to, settings, rng, eta=eta)
+    return solver.compute(LocalProblem(tensor, start, pulled_to, settings, rng, eta))
 
 
 def _checked(

@@ -29,14 +29,6 @@ def distinct(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
 
     NumPy 2.3 and later fill a hash table, which takes 50 times as long as the sort for some
     millions of numbers that are made of a patient and a code.
-
-    Parameters
-    ----------
-    numbers : ndarray of int64, shape (n,)
-
-    Returns
-    -------
-    ndarray of int64, shape (distinct numbers,)
     """
     ordered: NDArray[np.int64] = np.sort(numbers)
     different: NDArray[np.bool_] = np.diff(ordered, prepend=ordered[:1] - 1) != 0

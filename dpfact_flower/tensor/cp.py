@@ -7,6 +7,7 @@ values at the non-zeros and from Gram matrices, in float64.
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -34,17 +35,10 @@ _MANY = 1 << 12  # rows from which a block is multiplied in float32
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
 class CPModel:
-    """A CP model, one factor matrix per mode; mode 0 is the patients.
+    """A CP model, one factor matrix per mode, two or more; mode 0 is the patients.
 
-    Attributes
-    ----------
-    factors : tuple of ndarray of float64, each of shape (I_n, R)
-        Any sequence of arrays is accepted and kept as read-only float64.
-
-    Raises
-    ------
-    DataError
-        Unless there are two modes or more, all 2-D, not empty, finite and of one rank.
+    Any sequence of matrices is accepted, if they are not empty, finite and of one rank, and kept as
+    read-only float64.
     """
 
     factors: Matrices
@@ -81,11 +75,11 @@ class CPModel:
 
     @property
     def weights(self) -> NDArray[np.float64]:
-        """Weight lambda_r of each component, the product of its column norms; shape (R,)."""
+        """Weight lambda_r of each component, the product of its column norms."""
         return column_weights(self.factors)
 
     def normalized(self) -> tuple[NDArray[np.float64], CPModel]:
-        """Weights of shape (R,) and the model with unit columns, for display and matching only.
+        """Weights, and the model with unit columns, for display and matching only.
 
         The product of both is this model. A column of zeros stays zero.
         """
@@ -108,13 +102,7 @@ class CPModel:
 
     @classmethod
     def load(cls, path: str | Path) -> CPModel:
-        """Read what `save` wrote, validating it again.
-
-        Raises
-        ------
-        DataError
-            If the file is missing, is not an .npz, lacks an array or holds no valid model.
-        """
+        """Read what `save` wrote, validating it again."""
         arrays = load_npz(path, ("factor0", "factor1"))
         try:
             return cls(tuple(arrays[f"factor{n}"] for n in range(len(arrays))))
@@ -124,47 +112,19 @@ class CPModel:
             raise DataError(f"{path}: {error}") from None
 
     def to_tensorly(self) -> Any:
-        """As a TensorLy `CPTensor` of NumPy arrays: the weights, and columns of norm 1.
-
-        Raises
-        ------
-        MissingDependencyError
-            If TensorLy is not installed.
-        """
-        try:
-            from tensorly.cp_tensor import CPTensor  # noqa: PLC0415 - optional
-        except ImportError:
-            raise MissingDependencyError(
-                "TensorLy is not installed; install it with: pip install tensorly"
-            ) from None
+        """As a TensorLy `CPTensor` of NumPy arrays: the weights, and columns of norm 1."""
         weights, unit = self.normalized()
+        CPTensor = _optional("TensorLy", "tensorly.cp_tensor").CPTensor
         return CPTensor((weights, [np.array(factor) for factor in unit.factors]))
 
     def to_pyttb(self) -> Any:
-        """As a pyttb `ktensor`: the weights, and columns of norm 1.
-
-        Raises
-        ------
-        MissingDependencyError
-            If pyttb is not installed.
-        """
-        try:
-            from pyttb.ktensor import ktensor  # noqa: PLC0415 - optional
-        except ImportError:
-            raise MissingDependencyError(
-                "pyttb is not installed; install it with: pip install pyttb"
-            ) from None
+        """As a pyttb `ktensor`: the weights, and columns of norm 1."""
         weights, unit = self.normalized()
+        ktensor = _optional("pyttb", "pyttb.ktensor").ktensor
         return ktensor([np.array(factor) for factor in unit.factors], weights)
 
     def to_dense(self) -> NDArray[np.float64]:
-        """Every cell, for tests and small examples.
-
-        Raises
-        ------
-        DataError
-            Above ten million cells.
-        """
+        """Every cell, for tests and small examples of up to ten million cells."""
         cells = math.prod(self.shape)
         if cells > 10_000_000:
             raise DataError(f"refusing to densify {cells:,} cells (limit 10,000,000)")
@@ -199,10 +159,6 @@ def squared_error(tensor: SparseTensor, factors: Sequence[NDArray[Any]]) -> Squa
 
     Over the zero cells the error is ||M||^2 minus what M puts on the non-zeros, so the total
     equals ||X||^2 - 2<X,M> + ||M||^2 with less cancellation.
-
-    Parameters
-    ----------
-    factors : sequence of N ndarrays of float32 or float64, each (I_n, R), patients first
     """
     parts = [((x - m) @ (x - m), m @ m) for x, m in _at_nonzeros(tensor, factors)]
     nonzeros = math.fsum(error for error, _ in parts)
@@ -214,6 +170,16 @@ def squared_error(tensor: SparseTensor, factors: Sequence[NDArray[Any]]) -> Squa
         cells=tensor.cells,
         nnz=tensor.nnz,
     )
+
+
+def _optional(library: str, module: str) -> Any:
+    """A module of a library that need not be installed."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise MissingDependencyError(
+            f"{library} is not installed; install it with: pip install {library.lower()}"
+        ) from None
 
 
 def norm_squared(factors: Sequence[NDArray[Any]]) -> float:
@@ -259,7 +225,7 @@ def checked_matrices(given: Sequence[ArrayLike] | Any) -> Matrices:
 
 
 def column_weights(factors: Matrices) -> Floats:
-    """Product over the modes of the norms of each component's columns; shape (R,)."""
+    """Product over the modes of the norms of each component's columns."""
     return np.asarray(reduce(np.multiply, (np.linalg.norm(f, axis=0) for f in factors)))
 
 
@@ -270,9 +236,9 @@ def unit_columns(factor: Floats) -> Floats:
 
 
 def gram(factor: Array) -> NDArray[np.float64]:
-    """``factor.T @ factor``, shape (R, R).
+    """``factor.T @ factor``, summed in float64.
 
-    Summed in float64. The products of a factor of many rows are made in its own precision, block
+    The products of a factor of many rows are made in its own precision, block
     by block; the relative error stays below 1e-6 for float32.
     """
     total = np.zeros((factor.shape[1], factor.shape[1]))
@@ -285,5 +251,5 @@ def gram(factor: Array) -> NDArray[np.float64]:
 
 
 def hadamard(grams: Sequence[Array]) -> NDArray[np.float64]:
-    """Element-wise product of Gram matrices, shape (R, R)."""
+    """Element-wise product of Gram matrices."""
     return np.asarray(math.prod(grams[1:], start=grams[0]))

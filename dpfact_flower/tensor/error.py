@@ -10,39 +10,22 @@ from dpfact_flower.errors import DataError
 
 @dataclass(frozen=True)
 class RMSE:
-    """Three root mean square errors that must not be mixed up.
-
-    Attributes
-    ----------
-    all_cells : float
-        Over every cell, zeros included: ||X - M|| / sqrt(cells).
-    nonzeros : float or None
-        Over the non-zero cells alone; says nothing about the model where there is no count. None
-        where that was not measured.
-    authors : float
-        ||X - M|| / sqrt(nnz), the measure of the authors' published code: the error of all
-        cells divided by the number of non-zero ones. Not a mean; for reproduction only.
-    """
+    """Three root mean square errors that must not be mixed up."""
 
     all_cells: float
+    """Over every cell, zeros included: ||X - M|| / sqrt(cells)."""
     nonzeros: float | None
+    """Over the non-zero cells alone: says nothing of the model elsewhere. None: not measured."""
     authors: float
+    """||X - M|| / sqrt(nnz), as in the authors' published code: no mean, for reproduction only."""
 
 
 @dataclass(frozen=True)
 class SquaredError:
     """Sums from which every error measure follows; those of several sites add up with ``+``.
 
-    Attributes
-    ----------
-    all_cells : float
-        ||X - M||^2 over every cell.
-    nonzeros : float or None
-        The part of it from the non-zero cells; None where that was not measured.
-    data : float
-        ||X||^2.
-    cells, nnz : int
-        Number of cells, and of non-zero ones.
+    `all_cells` is ||X - M||^2, `nonzeros` the part of it from the non-zero cells (None where that
+    was not measured), and `data` ||X||^2.
     """
 
     all_cells: float

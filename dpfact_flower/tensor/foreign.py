@@ -14,10 +14,8 @@ from dpfact_flower.tensor.sparse import SparseTensor
 def as_tensor(given: Any) -> SparseTensor:
     """A tensor of counts from what other libraries call one; the first mode is the patients.
 
-    Parameters
-    ----------
-    given : SparseTensor, scipy.sparse matrix or array, pyttb.sptensor, sparse.COO, or array_like
-        With two modes or more. A dense array keeps its cells that are not zero.
+    That is a scipy.sparse matrix or array, a pyttb.sptensor, a sparse.COO, or an array, of which
+    the cells that are not zero are kept.
     """
     if isinstance(given, SparseTensor):
         return given

@@ -19,17 +19,11 @@ from dpfact_flower.tensor.sparse import SparseTensor, check_whole, refuse
 def read_tns(
     path: str | Path, *, shape: Sequence[int] | None = None, one_based: bool | None = None
 ) -> SparseTensor:
-    """Read a tensor of counts from FROSTT text.
+    """Read a tensor of counts from FROSTT text, which may be packed (.gz).
 
-    Parameters
-    ----------
-    path : path
-        May end in .gz. Lines that begin with ``#`` and empty lines are skipped, except for a line
-        such as ``# shape: 3 4 5``.
-    shape : sequence of int, optional
-        Sizes of the modes. Default: the file's ``# shape:`` line, else the largest indices.
-    one_based : bool, optional
-        Whether the indices begin at 1. Default: yes, as in FROSTT, unless a 0 occurs.
+    Lines that begin with ``#`` and empty lines are skipped, except for a line such as
+    ``# shape: 3 4 5``, which says the sizes unless `shape` does; else the largest indices do.
+    Indices begin at 1, as in FROSTT, unless a 0 occurs or `one_based` says otherwise.
     """
     try:
         table, declared = _read_table(Path(path))

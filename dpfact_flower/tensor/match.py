@@ -23,13 +23,8 @@ from dpfact_flower.tensor.cp import (
 class Match:
     """A one-to-one matching of the components of two models, min(R) pairs.
 
-    Attributes
-    ----------
-    estimate, truth : ndarray of int, shape (pairs,)
-        Component ``estimate[p]`` of the first model is matched with ``truth[p]`` of the second;
-        ordered by `truth`.
-    cosines : ndarray of float64, shape (pairs,)
-        Product over the modes of the cosines of the matched columns.
+    Component ``estimate[p]`` of the first model is matched with ``truth[p]`` of the second, ordered
+    by `truth`; `cosines` are the products over the modes of the matched columns' cosines.
     """
 
     estimate: NDArray[np.intp]
@@ -50,16 +45,10 @@ def match_columns(
     with everything. Signs count, as in the paper: a component is unchanged when two of its
     columns change sign, but a model compared without one of its modes should be non-negative.
 
-    Parameters
-    ----------
-    estimate, truth : CPModel or sequence of (I_n, R) arrays
-        Two models, or two tuples of factors such as the feature factors alone; the sizes I_n
-        must agree, the ranks need not.
-    modes : sequence of int, optional
-        Positions of the factors to compare. Default: all.
+    Both are models, or factors such as the feature factors alone; sizes must agree, ranks need not.
+    `modes` are positions of the factors to compare, all by default.
     """
-    ours, theirs = _comparable(estimate, truth, modes)
-    return _match(ours, theirs)
+    return _match(*_comparable(estimate, truth, modes))
 
 
 def factor_match_score(
@@ -76,23 +65,9 @@ def factor_match_score(
     product of a component's column norms. When ranks differ, the min(R) pairs found are divided
     by max(R), so a missing or spurious component counts 0 (pyttb divides by the smaller rank).
 
-    Parameters
-    ----------
-    estimate, truth, modes
-        As for `match_columns`; xi is taken over the modes compared.
-    with_weights : bool, optional
-        Whether the weights xi count. Default: between two models yes; between tuples of factors
-        no, since without the patients' factor a component's scale is arbitrary.
-
-    Returns
-    -------
-    float
-        At most 1; at least 0 for non-negative factors.
-
-    Raises
-    ------
-    DataError
-        On factors that cannot be compared.
+    Arguments are those of `match_columns`; xi is taken over the modes compared. `with_weights` says
+    whether xi counts: by default between two models, and not between tuples of factors, since
+    without the patients' factor a component's scale is arbitrary.
     """
     ours, theirs = _comparable(estimate, truth, modes)
     match = _match(ours, theirs)

@@ -27,18 +27,11 @@ _PART = 1 << 20
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
 class SparseTensor:
-    """A validated sparse tensor of counts.
+    """A validated sparse tensor of counts, of two modes or more.
 
-    Build one with `from_coo`; the constructor itself trusts its arguments.
-
-    Attributes
-    ----------
-    indices : ndarray of int32, shape (nnz, N)
-        C-contiguous, unique, sorted lexicographically (by patient first).
-    values : ndarray of float32, shape (nnz,)
-        Positive and finite. Counts above 2**24 lose their last digits.
-    shape : tuple of int, length N >= 2
-        (patients, features of mode 1, ...); every size is at least 1.
+    Build one with `from_coo`; the constructor itself trusts its arguments. `indices` has a row for
+    each cell that is not zero: C-contiguous, unique, sorted lexicographically (by patient first).
+    `values` are positive and finite; counts above 2**24 lose their last digits.
     """
 
     indices: NDArray[np.int32]
@@ -47,23 +40,11 @@ class SparseTensor:
 
     @classmethod
     def from_coo(cls, indices: ArrayLike, values: ArrayLike, shape: Sequence[int]) -> SparseTensor:
-        """Validate coordinates; duplicates are summed, explicit zeros dropped.
+        """Validate zero-based coordinates; duplicates are summed, explicit zeros dropped.
 
         Whatever their type and order, the entries are converted and sorted part by part: besides
-        what is given, memory holds the tensor and little else.
-
-        Parameters
-        ----------
-        indices : array_like of integers, shape (entries, N)
-            Zero-based.
-        values : array_like of numbers, shape (entries,)
-            Finite, non-negative.
-        shape : sequence of int, length N
-
-        Raises
-        ------
-        DataError
-            Naming what is wrong, and the first place where it is.
+        what is given, memory holds the tensor and little else. An error names what is wrong, and
+        the first place where it is.
         """
         size = _checked_shape(shape)
         index = _checked_indices(indices, size)
@@ -124,13 +105,7 @@ class SparseTensor:
         return _parts(self.nnz)
 
     def to_dense(self) -> NDArray[np.float64]:
-        """Dense copy, for tests and small examples.
-
-        Raises
-        ------
-        DataError
-            Above ten million cells: nothing in this package needs a dense tensor that large.
-        """
+        """Dense copy, for tests and small examples of up to ten million cells."""
         if self.cells > 10_000_000:
             raise DataError(f"refusing to densify {self.cells:,} cells (limit 10,000,000)")
         dense = np.zeros(self.shape)
@@ -138,28 +113,12 @@ class SparseTensor:
         return dense
 
     def select_patients(self, patients: ArrayLike) -> SparseTensor:
-        """Tensor of the given patients only, renumbered in the order given.
-
-        Parameters
-        ----------
-        patients : array_like of int, shape (m,)
-            Distinct rows of mode 0.
-
-        Raises
-        ------
-        DataError
-            If they are not distinct rows of mode 0, or none.
-        """
-        rows = _as_array("patients", patients)
-        if rows.ndim != 1 or rows.size == 0 or rows.dtype.kind not in "iu":
-            raise DataError("patients: need a non-empty one-dimensional array of integers")
-        if rows.min() < 0 or rows.max() >= self.n_patients:
-            raise DataError(f"patients: rows must lie in [0, {self.n_patients})")
-        position = np.full(self.n_patients, -1, np.int32)
-        position[rows] = np.arange(len(rows), dtype=np.int32)
-        if np.count_nonzero(position >= 0) != len(rows):
+        """Tensor of some patients, distinct rows of mode 0, renumbered in the order given."""
+        rows = _positions("patients", patients, self.n_patients)
+        renumbered = _renumbered(rows, self.n_patients)
+        if np.count_nonzero(renumbered >= 0) != len(rows):
             raise DataError("patients: a row is listed twice")
-        row = position[self.indices[:, 0]]
+        row = renumbered[self.indices[:, 0]]
         keep = row >= 0
         indices = self.indices[keep]
         indices[:, 0] = row[keep]
@@ -171,31 +130,16 @@ class SparseTensor:
         )
 
     def select_features(self, kept: Sequence[ArrayLike]) -> SparseTensor:
-        """Tensor of the given feature indices only, renumbered; the patients stay as they are.
-
-        Parameters
-        ----------
-        kept : sequence of array_like of int, one per feature mode
-            Ascending indices of that mode.
-
-        Raises
-        ------
-        DataError
-            If they are not ascending indices of each feature mode.
-        """
+        """Tensor of some features, ascending indices of each feature mode, renumbered."""
         if len(kept) != self.ndim - 1:
             raise DataError(f"features: need indices for {self.ndim - 1} modes, got {len(kept)}")
         indices = self.indices.copy()
         inside = np.ones(self.nnz, np.bool_)
         for mode, chosen in enumerate(kept, start=1):
-            rows, size = _as_array("features", chosen), self.shape[mode]
-            if rows.ndim != 1 or rows.size == 0 or rows.dtype.kind not in "iu":
-                raise DataError(f"features: mode {mode} needs a list of integers that is not empty")
-            if rows[0] < 0 or rows[-1] >= size or (np.diff(rows.astype(np.int64)) <= 0).any():
-                raise DataError(f"features: mode {mode} needs ascending indices in [0, {size})")
-            position = np.full(size, -1, np.int32)
-            position[rows] = np.arange(len(rows), dtype=np.int32)
-            indices[:, mode] = position[indices[:, mode]]
+            rows = _positions(f"features: mode {mode}", chosen, self.shape[mode])
+            if (np.diff(rows.astype(np.int64)) <= 0).any():
+                raise DataError(f"features: mode {mode} needs ascending indices")
+            indices[:, mode] = _renumbered(rows, self.shape[mode])[indices[:, mode]]
             inside &= indices[:, mode] >= 0
         return SparseTensor(  # ascending indices keep the order of the non-zeros
             np.ascontiguousarray(indices[inside]),
@@ -206,11 +150,8 @@ class SparseTensor:
     def weighted(self, weights: Weights) -> SparseTensor:
         """Each cell multiplied by the weights of its codes; without weights, the tensor itself.
 
-        Parameters
-        ----------
-        weights : tuple of ndarray of float32, one per feature mode, or none at all
-            Above 0. A product that float32 has no room for is its least or largest number, so no
-            cell comes or goes.
+        Weights are above 0. A product that float32 has no room for is its least or largest number,
+        so no cell comes or goes.
         """
         if not weights:
             return self
@@ -251,12 +192,7 @@ class SparseTensor:
 def patient_rows(rows: Any, patients: int) -> NDArray[np.int64]:
     """Numbers of the patients that an index of rows means, as NumPy takes it.
 
-    Parameters
-    ----------
-    rows : array_like of int or bool, or slice
-        Or a tuple of one of these and ``...``.
-    patients : int
-        How many there are.
+    That is numbers, a mask or a slice, or a tuple of one of these and ``...``.
     """
     if isinstance(rows, tuple) and len(rows) == 2 and rows[1] in (Ellipsis, slice(None)):
         rows = rows[0]
@@ -275,6 +211,23 @@ def _as_array(field: str, given: ArrayLike) -> NDArray[Any]:
         return np.asarray(given)
     except (TypeError, ValueError, OverflowError):
         raise DataError(f"{field}: need numbers in rows of equal length") from None
+
+
+def _positions(field: str, given: ArrayLike, size: int) -> NDArray[Any]:
+    """Positions in a mode of so many rows, one or more."""
+    rows = _as_array(field, given)
+    if rows.ndim != 1 or rows.size == 0 or rows.dtype.kind not in "iu":
+        raise DataError(f"{field}: need a one-dimensional list of integers that is not empty")
+    if rows.min() < 0 or rows.max() >= size:
+        raise DataError(f"{field}: must lie in [0, {size})")
+    return rows
+
+
+def _renumbered(kept: NDArray[Any], size: int) -> NDArray[np.int32]:
+    """The new number of each of so many rows; -1 for those that are not kept."""
+    numbers = np.full(size, -1, np.int32)
+    numbers[kept] = np.arange(len(kept), dtype=np.int32)
+    return numbers
 
 
 def _parts(entries: int) -> Iterator[slice]:

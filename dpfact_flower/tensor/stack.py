@@ -26,12 +26,8 @@ _LINE = 64  # bytes of a cache line
 def slices(rank: int) -> tuple[tuple[int, ...], int]:
     """How a row of `rank` values is cut into slices that fit the processor's registers.
 
-    Returns
-    -------
-    registers : tuple of zeros
-        As many as a slice has registers; see `dpfact_flower.solver.kernels.vector.instructions`.
-    width : int
-        Length that a row is padded to, a multiple of a slice.
+    Returns as many zeros as a slice has registers, for
+    `dpfact_flower.solver.kernels.vector.instructions`, and the length that a row is padded to.
     """
     whole = -(-rank // WIDTH)
     count = -(-whole // _MOST)
@@ -40,7 +36,7 @@ def slices(rank: int) -> tuple[tuple[int, ...], int]:
 
 
 def aligned_zeros(rows: int, columns: int, dtype: Any = np.float32) -> Array:
-    """Array of zeros, shape (rows, columns), that begins where a cache line does."""
+    """Array of zeros that begins where a cache line does."""
     size = np.dtype(dtype).itemsize * rows * columns
     memory = np.zeros(size + _LINE, np.uint8)
     first = -memory.ctypes.data % _LINE
@@ -49,17 +45,7 @@ def aligned_zeros(rows: int, columns: int, dtype: Any = np.float32) -> Array:
 
 
 def stack_factors(factors: Sequence[Array]) -> Array:
-    """Rows of all modes in one array, padded with zero columns.
-
-    Parameters
-    ----------
-    factors : sequence of ndarray, each (I_n, R), all of one dtype
-
-    Returns
-    -------
-    ndarray, shape (sum of I_n, R padded as by `slices`), C-contiguous
-        It begins where a cache line does.
-    """
+    """Rows of all modes, all of one type, in one array padded with zero columns as by `slices`."""
     rank = factors[0].shape[1]
     stack = aligned_zeros(sum(map(len, factors)), slices(rank)[1], factors[0].dtype)
     np.concatenate(factors, out=stack[:, :rank])
@@ -67,23 +53,12 @@ def stack_factors(factors: Sequence[Array]) -> Array:
 
 
 def row_offsets(sizes: Sequence[int]) -> NDArray[np.int64]:
-    """First row of each mode in the stack, then the number of rows; shape (N + 1,)."""
+    """First row of each mode in the stack, then the number of rows."""
     return np.cumsum([0, *sizes], dtype=np.int64)
 
 
 def model_values(indices: NDArray[np.int32], factors: Sequence[Array]) -> NDArray[np.float64]:
-    """Value of the CP model at the given cells.
-
-    Parameters
-    ----------
-    indices : ndarray of int32, shape (cells, N)
-    factors : sequence of N ndarrays of float32 or float64, each (I_n, R)
-
-    Returns
-    -------
-    ndarray of float64, shape (cells,)
-        Each a sum over the R components in the factors' own precision.
-    """
+    """Value of the CP model at some cells, a row of `indices` each, in the factors' precision."""
     offsets = row_offsets([len(factor) for factor in factors])
     return stacked_values(indices, stack_factors(factors), offsets)
 

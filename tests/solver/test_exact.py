@@ -13,6 +13,7 @@ from dpfact_flower.errors import DivergenceError
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver.exact import exact, update_features, update_patients
 from dpfact_flower.solver.mttkrp import mttkrp
+from dpfact_flower.solver.objective import LocalProblem
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.cp import CPModel
 from tests.problems import loss_bound, mttkrp_by_entries
@@ -20,7 +21,6 @@ from tests.rounding import DIVISION, assert_within, unit
 from tests.rounding import gamma as gamma_of
 
 SHAPES = [(9, 5), (7, 5, 6), (5, 4, 3, 6)]
-RNG = np.random.default_rng(0)  # exact draws nothing from it
 
 
 def exact_settings(**changes) -> SolverSettings:
@@ -168,7 +168,7 @@ def test_the_objective_never_rises(problem, objective, seed, shape, gamma, mu, n
     before, start, last = objective(case, case.factors, gamma=gamma, mu=mu), case.factors, 0
     for tau in (1, 2, 3, 5, 8, 13, 21, 30):
         options = exact_settings(tau=tau, gamma=gamma, mu=mu, nonnegative=nonnegative)
-        result = exact(case.tensor, case.factors, case.anchors, options, RNG)
+        result = exact(case.ask(options))
         now = objective(case, result.factors, gamma=gamma, mu=mu)
         updates = (tau - last) * case.rank * (4 + 2 * (len(shape) - 1))  # sweeps of A, of others
         assert now <= before + updates * rise_by_rounding(case, start, result.factors)
@@ -189,7 +189,7 @@ def assert_is_the_objective(case, found, factors, expected):
 def test_objective_is_that_of_the_dense_tensor(problem, objective, shape):
     case = problem(shape)
     options = exact_settings(tau=4, gamma=1.5, mu=0.8)
-    result = exact(case.tensor, case.factors, case.anchors, options, RNG)
+    result = exact(case.ask(options))
     assert len(result.objective) == 5
     for value, factors in (
         (result.objective[0], case.factors),
@@ -203,7 +203,7 @@ def test_objective_is_that_of_the_dense_tensor(problem, objective, shape):
 def test_the_gram_matrices_it_reports_are_those_of_its_factors(problem, mu):
     case = problem((7, 5, 6))
     options = exact_settings(tau=2, gamma=0.5, mu=mu)
-    found = exact(case.tensor, case.factors, case.anchors, options, RNG)
+    found = exact(case.ask(options))
     for mine, factor in zip(found.grams, found.factors, strict=True):
         wide = factor.astype(np.float64)
         # A's may be summed in float32 over the patients: a product, and as many sums.
@@ -214,9 +214,7 @@ def test_the_gram_matrices_it_reports_are_those_of_its_factors(problem, mu):
 @pytest.mark.parametrize("mu", [0.0, 0.1])
 def test_the_error_it_reports_is_that_of_its_factors(problem, mu):
     case = problem((30, 6, 5), seed=3)
-    result = exact(
-        case.tensor, case.factors, case.anchors, exact_settings(tau=3, mu=mu, gamma=0.3), RNG
-    )
+    result = exact(case.ask(exact_settings(tau=3, mu=mu, gamma=0.3)))
     expected = CPModel.of(*result.factors).squared_error(case.tensor)
     assert result.error.all_cells == pytest.approx(
         expected.all_cells, rel=0, abs=1e-6 * expected.data
@@ -234,7 +232,7 @@ def test_it_fits_a_tensor_that_can_be_fitted(problem, model, nonnegative):
     tensor = SparseTensor.from_coo(np.argwhere(counts), counts[counts > 0], counts.shape)
     start = problem((30, 6, 7), rank=2, seed=9).factors
     options = exact_settings(rank=2, tau=300, nonnegative=nonnegative)
-    result = exact(tensor, start, start[1:], options, RNG)
+    result = exact(LocalProblem(tensor, start, start[1:], options, np.random.default_rng(0)))
     assert result.objective[-1] < 1e-5 * tensor.norm_squared()
 
 
@@ -247,7 +245,7 @@ def test_dead_columns_make_no_nan(problem, nonnegative, gamma, mu, dead):
     for column in range(2):  # one dead column, then none but dead ones
         case.factors[dead][:, column:] = 0
         options = exact_settings(tau=5, gamma=gamma, mu=mu, nonnegative=nonnegative)
-        result = exact(case.tensor, case.factors, case.anchors, options, RNG)
+        result = exact(case.ask(options))
         assert all(np.isfinite(f).all() for f in result.factors)
         assert np.isfinite(result.objective).all()
 
@@ -258,7 +256,7 @@ def test_a_mu_beyond_every_gradient_switches_all_off_and_features_follow_their_a
 ):
     case = problem()
     options = exact_settings(mu=1e5, gamma=2.0, nonnegative=nonnegative)
-    result = exact(case.tensor, case.factors, case.anchors, options, RNG)
+    result = exact(case.ask(options))
     assert not result.factors[0].any()
     for ours, anchor in zip(result.factors[1:], case.anchors, strict=True):
         np.testing.assert_allclose(ours, anchor, rtol=1e-5, atol=1e-6)
@@ -271,7 +269,7 @@ def test_a_phenotype_that_is_off_comes_back_by_its_own_gradient_alone(problem, s
     case.factors[0][:] = 0
     pull = np.linalg.norm(np.maximum(mttkrp(case.tensor, case.factors, 0), 0))
     options = exact_settings(rank=1, mu=float(share * pull))
-    result = exact(case.tensor, case.factors, case.anchors, options, RNG)
+    result = exact(case.ask(options))
     assert bool(result.factors[0].any()) is back
 
 
@@ -282,7 +280,7 @@ def test_equal_phenotypes_make_a_singular_system_but_no_rise(problem, objective)
     before, start = objective(case, case.factors), case.factors
     for tau in range(1, 11):
         options = exact_settings(tau=tau, nonnegative=False)
-        result = exact(case.tensor, case.factors, case.anchors, options, RNG)
+        result = exact(case.ask(options))
         now = objective(case, result.factors)
         updates = case.rank * (4 + 2 * 2)  # sweeps of A, and of two others
         assert now <= before + updates * rise_by_rounding(case, start, result.factors)
@@ -294,15 +292,13 @@ def test_factors_beyond_float32_are_a_divergence_error(problem, nonnegative):
     case = problem(scale=1e30)
     options = exact_settings(nonnegative=nonnegative)
     with pytest.raises(DivergenceError, match="float32"):
-        exact(case.tensor, case.factors, case.anchors, options, RNG)
+        exact(case.ask(options))
 
 
 def test_inputs_are_left_alone(problem):
     case = problem(signed=True)
     copies = [f.copy() for f in (*case.factors, *case.anchors)]
-    result = exact(
-        case.tensor, case.factors, case.anchors, exact_settings(tau=2, mu=0.1), RNG, eta=0.003
-    )
+    result = exact(case.ask(exact_settings(tau=2, mu=0.1), eta=0.003))
     for f, copy in zip((*case.factors, *case.anchors), copies, strict=True):
         np.testing.assert_array_equal(f, copy)
     assert all((f >= 0).all() for f in result.factors)

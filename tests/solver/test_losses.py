@@ -135,9 +135,7 @@ def test_it_comes_near_pyttbs_gcp_opt(problem, model, name):
     )
     theirs = of_all_cells(loss, tensor, peer.full().data)
     assert theirs == pytest.approx(info["final_f"])
-    result = psgd(
-        tensor, case.factors, case.anchors, asked(name, tau=100), np.random.default_rng(0)
-    )
+    result = psgd(case.ask(asked(name, tau=100), tensor=tensor))
     ours, nothing = of_all_cells(loss, tensor, model(result.factors)), loss.of_nothing(tensor)
     assert nothing - ours > 0.75 * (nothing - theirs), "less than a stochastic gradient can"
 
@@ -159,7 +157,7 @@ def test_machine_code_is_told_apart_by_the_gradient():
 def test_a_clip_bounds_rows_as_paper_mode_claims(problem):
     case = problem(highest=2)
     settings = asked("poisson", clip=0.05, eta=0.01, zeros="none")
-    moved = psgd(case.tensor, case.factors, case.anchors, settings, np.random.default_rng(0))
+    moved = psgd(case.ask(settings))
     for before, after in zip(case.factors, moved.factors, strict=True):
         furthest = 0.01 * 0.05 * case.tensor.nnz
         assert np.linalg.norm(after - before) <= furthest * (1 + 1e-5)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from dpfact_flower.machine.compiled import WIDTH
 from dpfact_flower.settings import SolverSettings
+from dpfact_flower.solver import LocalProblem, exact
 from dpfact_flower.solver.error import squared_error
-from dpfact_flower.solver.exact import exact
 from dpfact_flower.solver.kernels.fibres import BLOCK, Fibres
 from dpfact_flower.solver.kernels.vector.patients import STRIP, update_rows
 from dpfact_flower.solver.mttkrp import mttkrp, stacked_mttkrp
@@ -186,7 +186,9 @@ def test_threads_change_no_bit(large, monkeypatch, mu):
     results = []
     for threads in ("1", "2", "3"):
         monkeypatch.setenv("OMP_NUM_THREADS", threads)
-        results.append(exact(large, factors, factors[1:], options, np.random.default_rng(0)))
+        results.append(
+            exact(LocalProblem(large, factors, factors[1:], options, np.random.default_rng(0)))
+        )
         fibres = Fibres.of(large)
         for mode in range(3):
             product = stacked_mttkrp(fibres, stack_factors(factors), mode, threads=int(threads))
@@ -237,7 +239,7 @@ def test_the_objective_is_its_factors_and_falls(large, mu, nonnegative):
     last = math.inf
     for tau in (1, 2, 3):
         options = SolverSettings(rank=12, tau=tau, mu=mu, relative_l21=0.0, nonnegative=nonnegative)
-        found = exact(large, factors, factors[1:], options, np.random.default_rng(0))
+        found = exact(LocalProblem(large, factors, factors[1:], options, np.random.default_rng(0)))
         now = sparse_objective(large, found.factors, factors, options)
         # <X, M> comes from the last mode's MTTKRP, ||M||^2 from Gram matrices whose own sums are
         # float32 over at most nine blocks of patients: few roundings beside the former's.

@@ -16,6 +16,7 @@ import dpfact_flower.tensor.sparse as tensor_module
 from dpfact_flower.errors import DivergenceError
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver.kernels.order import visits, zero_visits
+from dpfact_flower.solver.objective import LocalProblem
 from dpfact_flower.solver.psgd import psgd
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.cp import squared_error
@@ -68,7 +69,7 @@ def assert_moved_as(found, before, expected, share=2e-3):
 def test_a_pass_equals_algorithm_1_by_hand(problem, reference_visits, shape, zeros, terms):
     case = problem(shape, signed=not terms.get("nonnegative", True))
     options = psgd_settings(zeros=zeros, zero_ratio=0.7, **terms)
-    result = psgd(case.tensor, case.factors, case.anchors, options, np.random.default_rng(4))
+    result = psgd(case.ask(options, 4))
     rng, eta = np.random.default_rng(4), options.eta
     for _ in range(result.rollbacks):  # undone passes leave nothing but the draws they used
         drawn_by(case, case.factors, options, rng)
@@ -81,7 +82,7 @@ def test_a_pass_equals_algorithm_1_by_hand(problem, reference_visits, shape, zer
 def test_an_undone_pass_leaves_no_trace(problem, reference_visits, zeros):
     case = problem(highest=40, scale=2.0)
     options = psgd_settings(eta=0.5, zeros=zeros)
-    result = psgd(case.tensor, case.factors, case.anchors, options, np.random.default_rng(8))
+    result = psgd(case.ask(options, 8))
     assert result.rollbacks > 0
     rng, eta = np.random.default_rng(8), options.eta
     for _ in range(result.rollbacks):
@@ -153,7 +154,7 @@ def test_a_dense_tensor_has_no_zero_cells_to_visit(zeros, wanted):
     options = psgd_settings(rank=1, zeros=zeros, tau=3)
     assert zero_visits(tensor, options) == wanted
     factors = (np.ones((2, 1), np.float32), np.ones((2, 1), np.float32))
-    result = psgd(tensor, factors, factors[1:], options, np.random.default_rng(0))
+    result = psgd(LocalProblem(tensor, factors, factors[1:], options, np.random.default_rng(0)))
     assert result.objective[-1] < result.objective[0]
 
 
@@ -162,7 +163,7 @@ def test_a_dense_tensor_has_no_zero_cells_to_visit(zeros, wanted):
 def test_objective_is_that_of_the_dense_tensor(problem, objective, shape, zeros):
     case = problem(shape)
     options = psgd_settings(tau=3, gamma=1.5, mu=0.8, zeros=zeros)
-    result = psgd(case.tensor, case.factors, case.anchors, options, np.random.default_rng(0))
+    result = psgd(case.ask(options))
     assert len(result.objective) == 4
     terms = {"gamma": 1.5, "mu": 0.8, "zeros": zeros}
     for value, factors in (
@@ -180,7 +181,7 @@ def test_objective_is_that_of_the_dense_tensor(problem, objective, shape, zeros)
 def test_the_error_it_reports_is_that_of_its_factors(problem, shape, zeros):
     case = problem(shape)
     options = psgd_settings(tau=2, mu=0.2, zeros=zeros)
-    found = psgd(case.tensor, case.factors, case.anchors, options, np.random.default_rng(0))
+    found = psgd(case.ask(options))
     wide = [factor.astype(np.float64) for factor in found.factors]
     expected = squared_error(case.tensor, wide)
     of_squares, of_inner = fit_bounds(case.tensor, found.factors)
@@ -196,7 +197,7 @@ def test_it_fits_a_tensor_that_can_be_fitted(problem, model):
     tensor = SparseTensor.from_coo(np.argwhere(counts), counts[counts > 0], counts.shape)
     start = problem((30, 6, 7), rank=2, seed=9).factors
     options = psgd_settings(rank=2, tau=300, eta=0.1)
-    result = psgd(tensor, start, start[1:], options, np.random.default_rng(0))
+    result = psgd(LocalProblem(tensor, start, start[1:], options, np.random.default_rng(0)))
     assert result.objective[-1] < 1e-3 * tensor.norm_squared()
 
 
@@ -217,7 +218,7 @@ def test_overdispersed_counts_at_eta_1_end_finite_or_with_an_error(
     factors = problem((12, 5, 6), seed=seed, scale=size).factors
     options = psgd_settings(eta=1.0, tau=4, zeros=zeros, nonnegative=nonnegative)
     try:
-        result = psgd(tensor, factors, factors[1:], options, rng)
+        result = psgd(LocalProblem(tensor, factors, factors[1:], options, rng))
     except DivergenceError:
         return
     assert all(np.isfinite(f).all() for f in result.factors)
@@ -230,7 +231,7 @@ def test_a_pass_that_leaves_float32_is_undone_whole(problem, nonnegative):
     """Also where a row is padded: what is not finite there would spoil every pass after it."""
     case = problem((30, 6, 7), density=0.4, highest=100)
     options = psgd_settings(tau=2, eta=1.0, zeros="none", nonnegative=nonnegative)
-    result = psgd(case.tensor, case.factors, case.anchors, options, np.random.default_rng(0))
+    result = psgd(case.ask(options))
     assert result.rollbacks > 5
     assert result.objective[-1] < result.objective[0]
     assert all(np.isfinite(factor).all() for factor in result.factors)
@@ -240,16 +241,14 @@ def test_factors_beyond_float32_are_a_divergence_error(problem):
     case = problem(scale=1e30)
     options = psgd_settings()
     with pytest.raises(DivergenceError, match=r"step size from 0\.02 down to"):
-        psgd(case.tensor, case.factors, case.anchors, options, np.random.default_rng(0))
+        psgd(case.ask(options))
 
 
 @pytest.mark.parametrize("carried", [None, 1e-3, 5.0])
 def test_the_step_size_grows_by_5_percent_and_never_beyond_the_settings(problem, carried):
     case = problem(scale=0.3)
     options = psgd_settings(eta=0.004, tau=3, zeros="none")
-    result = psgd(
-        case.tensor, case.factors, case.anchors, options, np.random.default_rng(0), eta=carried
-    )
+    result = psgd(case.ask(options, eta=carried))
     assert result.rollbacks == 0
     assert result.eta == pytest.approx(0.001 * 1.05**3 if carried == 1e-3 else 0.004)
 
@@ -260,7 +259,7 @@ def test_anchors_far_from_the_data_are_no_divergence(problem):
     case = problem((40, 5, 6), scale=0.3)
     far = tuple(np.full_like(a, 3.0) for a in case.anchors)
     options = psgd_settings(gamma=0.5, tau=5, zeros="none")
-    result = psgd(case.tensor, case.factors, far, options, np.random.default_rng(0))
+    result = psgd(case.ask(options, anchors=far))
     assert max(np.diff(result.objective)) > 0
     for ours, start, anchor in zip(result.factors[1:], case.factors[1:], far, strict=True):
         assert np.linalg.norm(ours - anchor) < np.linalg.norm(start - anchor)
@@ -274,7 +273,7 @@ def test_clipped_passes_all_stand_unless_the_fit_is_worse_than_none(problem):
     values[0] = 60
     tensor = SparseTensor.from_coo(case.tensor.indices, values, case.tensor.shape)
     options = psgd_settings(clip=0.05, tau=60, eta=0.05, zeros="none")
-    result = psgd(tensor, case.factors, case.anchors, options, np.random.default_rng(0))
+    result = psgd(case.ask(options, tensor=tensor))
     assert max(np.diff(result.objective)) > 0
     assert (result.rollbacks, result.eta) == (0, 0.05)
     assert max(result.objective) <= 0.5 * tensor.norm_squared()
@@ -282,15 +281,11 @@ def test_clipped_passes_all_stand_unless_the_fit_is_worse_than_none(problem):
 
 def test_a_large_mu_switches_phenotypes_off_and_their_own_gradient_on_again(problem):
     case = problem()
-    off = psgd(
-        case.tensor, case.factors, case.anchors, psgd_settings(mu=1e4), np.random.default_rng(0)
-    )
+    off = psgd(case.ask(psgd_settings(mu=1e4)))
     assert not off.factors[0].any()
-    on = psgd(case.tensor, off.factors, case.anchors, psgd_settings(), np.random.default_rng(0))
+    on = psgd(case.ask(psgd_settings(), factors=off.factors))
     assert on.factors[0].any(axis=0).all()
-    still = psgd(
-        case.tensor, off.factors, case.anchors, psgd_settings(mu=1e4), np.random.default_rng(0)
-    )
+    still = psgd(case.ask(psgd_settings(mu=1e4), factors=off.factors))
     assert not still.factors[0].any()
 
 
@@ -299,10 +294,7 @@ def test_same_seed_same_bits_and_inputs_left_alone(problem, zeros):
     case = problem((1100, 5, 6), density=0.05, signed=True)
     copies = [f.copy() for f in (*case.factors, *case.anchors)]
     options = psgd_settings(tau=2, zeros=zeros, gamma=1.0, mu=0.1)
-    first, again, other = (
-        psgd(case.tensor, case.factors, case.anchors, options, np.random.default_rng(seed))
-        for seed in (1, 1, 2)
-    )
+    first, again, other = (psgd(case.ask(options, seed)) for seed in (1, 1, 2))
     for a, b in zip(first.factors, again.factors, strict=True):
         assert a.tobytes() == b.tobytes()
     assert first.objective == again.objective
@@ -317,7 +309,7 @@ def test_sites_at_once_in_threads_get_what_each_gets_alone(problem):
     options = psgd_settings(rank=20, tau=5, gamma=1.0, mu=0.1)
 
     def solved(case):
-        return psgd(case.tensor, case.factors, case.anchors, options, np.random.default_rng(0))
+        return psgd(case.ask(options))
 
     alone = [solved(case) for case in cases]
     with ThreadPoolExecutor(4) as pool:
@@ -333,9 +325,9 @@ def test_memory_is_that_of_the_factors(problem, monkeypatch):
     monkeypatch.setattr(tensor_module, "_PART", 1 << 12)
     case = problem((20_000, 10, 10), rank=16, density=0.4)
     options = psgd_settings(rank=16, tau=3, mu=0.1, zeros="none")
-    psgd(case.tensor, case.factors, case.anchors, options, np.random.default_rng(0))  # compiles
+    psgd(case.ask(options))  # compiles
     tracemalloc.start()
-    psgd(case.tensor, case.factors, case.anchors, options, np.random.default_rng(0))
+    psgd(case.ask(options))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     block = 32 * 512 * 10 * 10 * 0.4  # visits of a block, and what their order takes

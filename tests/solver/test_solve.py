@@ -23,9 +23,7 @@ def test_solve_runs_the_solver_asked_for(problem, solver):
     case = problem()
     name = solver.__name__
     settings = SolverSettings(rank=3, gamma=1.0, tau=2, solver=name)
-    direct = solver(
-        case.tensor, case.factors, case.anchors, settings, np.random.default_rng(0), eta=0.004
-    )
+    direct = solver(case.ask(settings, eta=0.004))
     result = run(case, solver=name, eta=0.004)
     assert result.objective == direct.objective
     for n, (ours, theirs) in enumerate(zip(result.factors, direct.factors, strict=True)):
