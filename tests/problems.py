@@ -10,7 +10,6 @@ import numpy as np
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver import LocalProblem
 from dpfact_flower.tensor import SparseTensor
-from tests.rounding import DIVISION, Bounded, gamma
 
 LETTERS = "abcd"
 
@@ -66,32 +65,40 @@ def dense_objective(problem, factors, *, gamma=0.0, mu=0.0, zeros="stratified") 
 def visit_one_by_one(
     factors, anchors, cells, counts, *, eta, gamma, clip, floor, loss=None, patients=1.0
 ):
-    """Algorithm 1's inner loop, one visit after the other; `Bounded` factors.
-
-    Of another `loss`, values alone are right: its bounds leave out what its gradient rounds.
-    """
-    factors = [Bounded.of(f) for f in factors]
-    eta, pull = Bounded.of(eta), Bounded.of(eta) * float(gamma)
+    """Algorithm 1's inner loop, one visit after the other, in float64."""
+    factors = [f.astype(np.float64) for f in factors]
     for cell, count in zip(cells, counts, strict=True):
-        old = [f[i] for f, i in zip(factors, cell, strict=True)]
+        old = [f[i].copy() for f, i in zip(factors, cell, strict=True)]
+        model, x = np.prod(old, axis=0).sum(), max(float(count), 0.0)
+        slope = model - x if loss is None else loss.gradient(x, model)
+        if count <= 0:  # a zero cell, of this weight
+            slope *= -float(count)
         for n, i in enumerate(cell):
-            others = math.prod(old[m] for m in range(len(old)) if m != n)
-            model, x = (old[n] * others).total(), np.float32(max(count, 0))
-            gradient = model - x if loss is None else Bounded.of(loss.gradient(x, model.value))
-            if count <= 0:  # a zero cell, of this weight
-                gradient = Bounded.of(float(-count)) * gradient
             far = patients if n == 0 else 1.0
-            if far != 1:
-                gradient = Bounded.of(far) * gradient
-            if clip:
-                length = Bounded(np.abs(gradient.value), gradient.bound) * others.norm()
-                share = length.share_of(clip * math.sqrt(far))
-                gradient = (gradient * share).rounded()  # eta * clip may be one
+            step = far * slope * np.prod(old[:n] + old[n + 1 :], axis=0)
+            length = np.linalg.norm(step)
+            if clip and length > clip * math.sqrt(far):
+                step *= clip * math.sqrt(far) / length
             new = old[n]
-            if n > 0 and count > 0 and gamma:
-                new = (np.float32(1) - pull) * new + pull * anchors[n - 1][i]
-            factors[n][i] = (new - eta * gradient * others).at_least(floor)
+            if n > 0 and count > 0:
+                new = (1 - eta * gamma) * new + eta * gamma * anchors[n - 1][i]
+            factors[n][i] = np.maximum(new - eta * step, floor)
     return factors
+
+
+def assert_near(found, expected, share=1e-5):
+    """Equal to a share of the largest value, as for roundings of float32; a NaN is too far."""
+    found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
+    assert found.shape == expected.shape
+    assert np.abs(found - expected).max() <= share * np.abs(expected).max()
+
+
+def assert_moved(found, before, expected, share=1e-3):
+    """Factors are where the reference says, to a share of the furthest that any value moved."""
+    for ours, start, theirs in zip(found, before, expected, strict=True):
+        moved = np.abs(theirs - start).max()
+        assert moved > 0
+        assert np.abs(ours - theirs).max() < share * moved
 
 
 def mttkrp_by_entries(tensor, factors, mode) -> np.ndarray:
@@ -111,68 +118,26 @@ def mttkrp_by_entries(tensor, factors, mode) -> np.ndarray:
     return total
 
 
-def mttkrp_bound(tensor, factors, mode, dtype=np.float32) -> np.ndarray:
-    """What rounding may change of an MTTKRP: an entry's N - 1 products, and its row's sum."""
-    size = mttkrp_by_entries(tensor, [np.abs(f) for f in factors], mode)
-    entries = np.bincount(tensor.indices[:, mode], minlength=len(size))
-    roundings = len(factors) - 1 + entries
-    return np.array([gamma(n, dtype) for n in roundings.tolist()])[:, None] * size
+def model_size(factors) -> float:
+    """Norms of a model's components, added up."""
+    return float(np.prod([np.linalg.norm(f.astype(float), axis=0) for f in factors], axis=0).sum())
 
 
-def cells_bound(factors, cells) -> np.ndarray:
-    """What float32 may change of the model at some cells: N - 1 products, and a sum over R."""
-    rows = [np.abs(np.asarray(f, np.float64))[i] for f, i in zip(factors, cells.T, strict=True)]
-    return gamma(len(factors) - 1 + factors[0].shape[1]) * np.multiply.reduce(rows).sum(axis=1)
-
-
-def fit_bounds(tensor, factors) -> tuple[float, float]:
-    """What float32 may change of sum (x - m)^2 over the entries, and of <X, M>.
-
-    A cell's value m is off by d: then (x - m)^2 by d (2 |x - m| + d), and x m by x d.
-    """
-    off, x = cells_bound(factors, tensor.indices), tensor.values.astype(np.float64)
-    error = x - dense_model(factors)[tuple(tensor.indices.T)]
-    return float(np.sum(off * (2 * np.abs(error) + off))), float(np.sum(x * off))
-
-
-def loss_bound(tensor, factors, roundings) -> float:
-    """What so many roundings a term may change of ``1/2 ||X||^2 - <X, M> + 1/2 ||M||^2``."""
-    size = dense_model([np.abs(f) for f in factors])
-    return gamma(roundings) * float(np.sum(tensor.to_dense() * size) + 0.5 * np.sum(size**2))
-
-
-def column_by_column(old, new, target, q, floor, mu=0.0, panel=8) -> Bounded:
+def column_by_column(old, new, target, q, floor, mu=0.0) -> np.ndarray:
     """One sweep of block coordinate descent: what each column is to be, given those before it.
 
-    The columns before it are taken as the kernel left them (`new`), so no column inherits an
-    earlier one's rounding, and the bound is that of one column's update alone.
-
-    A column's gradient is ``target - sum_k q_rk F_k``. Its terms go through R + 1 sums at most,
-    one product and the rounding of q, and for the columns before it in the same panel, whose change
-    is subtracted later, through two more operations each.
+    These are taken as the kernel left them (`new`): no column inherits the rounding of another.
     """
     old, new, q = (np.asarray(x, np.float64) for x in (old, new, q))
-    rank = len(q)
-    columns, expected = old.copy(), Bounded(old)
-    for r in range(rank):
-        changes = np.abs(new - old)[:, r - r % panel : r] @ np.abs(q[r - r % panel : r, r])
-        size = np.abs(target.value[:, r]) + np.abs(columns) @ np.abs(q[r])
-        size += np.abs(old) @ np.abs(q[r]) + 2 * changes
-        gradient = target.value[:, r] - columns @ q[r]
-        slack = target.bound[:, r] + gamma(rank + 2 * panel + 3) * size
-        step = Bounded(1 / q[r, r]).rounded(DIVISION + 1)
-        best = (Bounded(old[:, r]) + step * Bounded(gradient, slack)).at_least(floor)
-        if mu > 0:
-            best = shrunk(best, mu / q[r, r])
-        expected[:, r] = best
+    columns, expected = old.copy(), old.copy()
+    for r in range(len(q)):
+        slope = target[:, r] - columns @ q[r]
+        best = np.maximum(old[:, r] + slope / q[r, r], floor)
+        expected[:, r] = shrunk(best, mu / q[r, r])
         columns[:, r] = new[:, r]
     return expected
 
 
-def shrunk(column: Bounded, threshold: float) -> Bounded:
-    """``column * max(1 - threshold / ||column||, 0)``, which grows with the norm."""
-    norm = column.norm()
-    threshold = threshold * np.array([1 + gamma(DIVISION), 1, 1 - gamma(DIVISION)])
-    norms = np.maximum(norm.value + norm.bound * np.array([-1, 0, 1]), 1e-300)
-    least, keep, most = np.maximum(1 - threshold / norms, 0)
-    return column * Bounded(keep, max(most - keep, keep - least)).rounded(DIVISION)
+def shrunk(column, threshold):
+    """``column * max(1 - threshold / ||column||, 0)``."""
+    return column * max(1 - threshold / max(np.linalg.norm(column), 1e-300), 0)

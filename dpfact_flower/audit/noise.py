@@ -59,10 +59,9 @@ def audit_noise(
 ) -> tuple[Finding, ...]:
     """Measure the noise of every release of the plan, over at least so many values of each.
 
-    `rng` chooses transcripts and is not involved in the noise; `seeded` says that the settings ask
-    for noise that is known to whoever has the seed. Found are, for each release, its standard
-    deviation as a share of the planned one, in the range that chance allows; then mean, shape, and
-    the largest correlation of each kind.
+    `rng` chooses transcripts; `seeded` says that the settings ask for noise known by its
+    seed. Found are each release's standard deviation as a share of the planned one, in the range
+    that chance allows; then mean, shape, and the largest correlation of each kind.
     """
     scales: list[Finding] = []
     own: list[_Sample] = []
@@ -86,8 +85,7 @@ def _at_bound(target: AuditTarget, bound: float) -> AuditTarget:
     """The same run with another bound, planned again."""
     if bound == target.privacy.bound:
         return target
-    privacy = replace(target.privacy, bound=bound)
-    return AuditTarget.of(target.site, target.solver, privacy)
+    return AuditTarget.of(target.site, target.solver, replace(target.privacy, bound=bound))
 
 
 def _sample(
@@ -144,10 +142,8 @@ def _mean(samples: Sequence[_Sample]) -> Finding:
 
 
 def _shape(samples: Sequence[_Sample]) -> Finding:
-    distances = []
-    for values in (sample.values() for sample in samples):
-        distance = stats.kstest(values, "norm").statistic
-        distances.append(float(distance) * math.sqrt(len(values)))
+    noises = [sample.values() for sample in samples]
+    distances = [float(stats.kstest(n, "norm").statistic) * math.sqrt(len(n)) for n in noises]
     high = float(stats.kstwobign.isf(ALPHA / len(samples)))
     return Finding(
         "noise shape", max(distances), (0.0, high), "Kolmogorov-Smirnov distance from a Gaussian"
@@ -156,14 +152,10 @@ def _shape(samples: Sequence[_Sample]) -> Finding:
 
 def _source(samples: Sequence[_Sample], *, seeded: bool) -> Finding:
     """Any two releases that share values, and settings that make noise known."""
-    seen: set[bytes] = set()
-    twice = 0
-    for sample in samples:
-        for stream in sample.streams.values():
-            for row in stream:
-                mark = row.tobytes()  # of the release as a whole; single values may coincide
-                twice += mark in seen
-                seen.add(mark)
+    # Of releases as a whole; single values may coincide.
+    streams = [stream for sample in samples for stream in sample.streams.values()]
+    noises = [row.tobytes() for stream in streams for row in stream]
+    twice = len(noises) - len(set(noises))
     detail = "releases whose noise came before"
     if seeded:
         detail = "noise-seed is set: whoever knows it can take the noise away; real sites refuse it"

@@ -53,7 +53,7 @@ def unpack(releases: Sequence[NDArray[Any]] | NDArray[Any], codes: int) -> NDArr
 
 
 def times(sites: Sites, F: Floats) -> Sites:
-    """``P_t F`` of every site, shape (T, codes, R)."""
+    """``P_t F`` of every site; (T, codes, R)."""
     codes, count, _ = sites.shape
     flat = sites.reshape(codes, -1).T  # matrices are symmetric
     return (flat @ F.astype(sites.dtype)).reshape(count, codes, -1)
@@ -73,17 +73,11 @@ def explained(sites: Sites, model: Model) -> float:
 def fit(
     sites: Sites, start: Model, *, threshold: float, iterations: int, settled: float = 0.0
 ) -> Model:
-    """Improve F and d in turn.
+    """Improve F and d in turn, in so many `iterations` at most.
 
-    Parameters
-    ----------
-    threshold : float
-        Soft threshold on F, in units of a released matrix's entries: a code stays in a factor if
-        its part stands out from noise of that standard deviation.
-    iterations : int
-        At most.
-    settled : float
-        Stop when an iteration changes what is explained by less than this share of it.
+    `threshold` is a soft threshold on F, in units of a released matrix's entries: a code stays in a
+    factor if its part stands out from noise of that standard deviation. The fit is over when an
+    iteration changes what is explained by less than the share `settled` of it.
     """
     F, d = start.F.copy(), start.d.copy()
     products = times(sites, F)

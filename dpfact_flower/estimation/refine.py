@@ -69,21 +69,13 @@ def pack(product: ArrayLike, gram: ArrayLike) -> NDArray[np.float32]:
 
 
 def unpack(release: NDArray[Any], size: int, rank: int) -> tuple[Floats, Floats]:
-    """M of shape (size, rank) and the full G of shape (rank, rank) from what a site released."""
-    vector = np.asarray(release, np.float64)
-    if vector.shape != (packed_size(size, rank),):
+    """M and the full G from what a site released."""
+    vector, expected = np.asarray(release, np.float64), packed_size(size, rank)
+    if vector.shape != (expected,) or not np.isfinite(vector).all():
         raise DataError(
-            f"refinement: need {packed_size(size, rank)} values for {size} codes and rank {rank}, "
-            f"got shape {vector.shape}"
+            f"refinement: need {expected} finite values for {size} codes and rank {rank}"
         )
-    if not np.isfinite(vector).all():
-        raise DataError("refinement: a release holds values that are not finite")
     return vector[: size * rank].reshape(size, rank), unpack_whole(vector[size * rank :], rank)
-
-
-def energies(releases: Sequence[NDArray[Any]], size: int, rank: int) -> Floats:
-    """How much each site's patients use each phenotype: the noisy diagonals of G; (T, R)."""
-    return np.array([np.diag(unpack(release, size, rank)[1]) for release in releases])
 
 
 def refine_factor(
@@ -96,24 +88,12 @@ def refine_factor(
     tau: int = 3,
     pull: float = 0.1,
 ) -> Factors:
-    """Update one mode's global factor from one release of each site.
+    """Update one mode's global factor, to columns of norm 1, from one release of each site.
 
-    Parameters
-    ----------
-    releases : sequence of ndarray, one per site
-        As `pack` orders them, with noise of deviation `sigma` on each value; made with `factors`.
-    shrink : float
-        Soft threshold, in standard deviations of the pooled noise.
-    tau : int
-        Elastic passes over all columns.
-    pull : float
-        Weight of the previous factor, relative to a column's own curvature.
-
-    Returns
-    -------
-    tuple of ndarray of float32
-        `factors` with the mode's replaced: non-negative columns of norm 1. A column on which the
-        releases leave nothing keeps its previous value.
+    Releases are as `pack` orders them, made with `factors`, with noise of deviation `sigma` on each
+    value. `shrink` is the soft threshold in standard deviations of the pooled noise, `tau` the
+    number of elastic passes over all columns, and `pull` the weight of the previous factor relative
+    to a column's own curvature. A column on which the releases leave nothing stays as it was.
     """
     problem = pooled(releases, factors, mode, sigma=sigma, shrink=shrink, pull=pull)
     found = problem.previous.copy()
@@ -168,7 +148,7 @@ def plausible_usage(noisy: Floats, sigma: float) -> Floats:
 
     The prior mean is a site's share times a phenotype's total; its variance is what the noise does
     not explain of the deviations from that. Much noise leaves the prior mean, little the values.
-    `noisy` is as from `energies`, with noise of deviation `sigma`.
+    `noisy` are the diagonals of the sites' G, with noise of deviation `sigma`.
     """
     share = np.maximum(noisy.sum(axis=1), 0)
     share = share / share.sum() if share.sum() > 0 else np.full(len(noisy), 1 / len(noisy))
@@ -209,13 +189,8 @@ def _curvature(gram: Floats, energy: Floats, others: Floats, noise: float) -> Fl
 
 
 def _gram_of_others(factors: Factors, mode: int) -> Floats:
-    rank = factors[mode].shape[1]
-    gram = np.ones((rank, rank))
-    for other, factor in enumerate(factors):
-        if other != mode:
-            columns = np.asarray(factor, np.float64)
-            gram *= _product(columns.T, columns)
-    return gram
+    others = [np.asarray(f, np.float64) for n, f in enumerate(factors) if n != mode]
+    return np.asarray(np.prod([_product(columns.T, columns) for columns in others], axis=0))
 
 
 def _product(left: Floats, right: Floats) -> Floats:

@@ -36,8 +36,8 @@ from numpy.typing import NDArray
 
 from dpfact_flower.errors import DivergenceError
 from dpfact_flower.solver.kernels.order import entries_by_row, first_entries, visits, zero_visits
-from dpfact_flower.solver.kernels.step import Step
 from dpfact_flower.solver.kernels.vector import sgd
+from dpfact_flower.solver.kernels.vector.sgd import Step
 from dpfact_flower.solver.losses import Loss, losses
 from dpfact_flower.solver.objective import LocalProblem, LocalResult, elastic, group_norm, loss
 from dpfact_flower.tensor import Factors

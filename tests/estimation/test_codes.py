@@ -53,23 +53,6 @@ def test_the_most_frequent_codes_are_kept(given_counts):
     assert {codes.dtype for codes in found} == {np.dtype(np.int32)}
 
 
-@given(counts(), st.randoms(use_true_random=False))
-def test_the_order_of_sites_does_not_matter(given_counts, random):
-    releases, sizes, kept = given_counts
-    shuffled = releases.copy()
-    random.shuffle(shuffled)
-    for one, other in zip(
-        kept_codes(releases, sizes, kept), kept_codes(shuffled, sizes, kept), strict=True
-    ):
-        np.testing.assert_array_equal(one, other)
-
-
-def test_sites_are_added_up_not_averaged_by_mode():
-    """A code that is second everywhere beats two that are first at one site each."""
-    releases = [np.array([5, 4, 0], np.float32), np.array([0, 4, 5], np.float32)]
-    assert kept_codes(releases, [3], [1])[0].tolist() == [1]
-
-
 def test_a_cell_counts_by_the_inverse_of_its_codes_frequency():
     releases = [np.array([4, 1, 8, 0.5], np.float32), np.array([12, 3, 1, 0.5], np.float32)]
     kept = (np.array([0, 1], np.int32), np.array([0, 1], np.int32))

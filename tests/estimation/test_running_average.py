@@ -11,12 +11,6 @@ RNG = np.random.default_rng(0)
 FIRST, SECOND = (RNG.normal(size=(2, 5)).astype(np.float32) for _ in range(2))
 
 
-def test_the_first_release_is_taken_as_it_is():
-    average = RunningAverage(0.5).averaged(0, "ab", list(FIRST), 3.0)
-    np.testing.assert_array_equal(average.values, FIRST)
-    assert average.sigma == 3.0
-
-
 def test_the_second_is_averaged_and_its_noise_is_that_of_the_average():
     memory = RunningAverage(0.25)
     memory.averaged(0, "ab", FIRST, 3.0)
@@ -36,27 +30,6 @@ def test_the_noise_of_an_average_is_what_it_says():
     assert average.sigma < 0.6 * 2.0
 
 
-def test_modes_have_averages_of_their_own():
-    memory = RunningAverage(0.5)
-    memory.averaged(0, "ab", FIRST, 3.0)
-    np.testing.assert_array_equal(memory.averaged(1, "ab", SECOND, 3.0).values, SECOND)
-
-
-def test_other_sites_begin_anew():
-    memory = RunningAverage(0.5)
-    memory.averaged(0, "ab", FIRST, 3.0)
-    average = memory.averaged(0, "ac", SECOND, 4.0)
-    np.testing.assert_array_equal(average.values, SECOND)
-    assert average.sigma == 4.0
-
-
-def test_without_a_share_nothing_is_remembered():
-    memory = RunningAverage(0.0)
-    memory.averaged(0, "ab", FIRST, 3.0)
-    np.testing.assert_array_equal(memory.averaged(0, "ab", SECOND, 3.0).values, SECOND)
-    assert memory.arrays() == {}
-
-
 def test_what_was_remembered_is_restored():
     memory, again = RunningAverage(0.5), RunningAverage(0.5)
     memory.averaged(1, ["north", "south"], FIRST, 3.0)
@@ -65,3 +38,17 @@ def test_what_was_remembered_is_restored():
     np.testing.assert_array_equal(one.values, other.values)
     assert one.sites == other.sites
     assert one.sigma == other.sigma
+
+
+@pytest.mark.parametrize(
+    ("share", "mode", "sites"),
+    [(0.5, 1, "ab"), (0.5, 0, "ac"), (0.0, 0, "ab")],
+    ids=["another mode", "other sites", "no share"],
+)
+def test_what_is_not_averaged_is_taken_as_it_is(share, mode, sites):
+    memory = RunningAverage(share)
+    memory.averaged(0, "ab", FIRST, 3.0)
+    average = memory.averaged(mode, sites, SECOND, 4.0)
+    np.testing.assert_array_equal(average.values, SECOND)
+    assert average.sigma == 4.0
+    assert bool(memory.arrays()) == bool(share)

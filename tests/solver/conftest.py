@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from tests.problems import Problem, dense_model, dense_objective, make_problem, visit_one_by_one
-from tests.rounding import Bounded
 
 
 @pytest.fixture(scope="session")
@@ -27,5 +26,5 @@ def objective() -> Callable[..., float]:
 
 
 @pytest.fixture(scope="session")
-def reference_visits() -> Callable[..., list[Bounded]]:
+def reference_visits() -> Callable[..., list[np.ndarray]]:
     return visit_one_by_one

@@ -9,16 +9,10 @@ from hypothesis import strategies as st
 from scipy.linalg import khatri_rao
 from scipy.optimize import minimize, nnls
 
-from dpfact_flower.errors import DivergenceError
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver.exact import exact, update_features, update_patients
 from dpfact_flower.solver.mttkrp import mttkrp
-from dpfact_flower.solver.objective import LocalProblem
-from dpfact_flower.tensor import SparseTensor
-from dpfact_flower.tensor.cp import CPModel
-from tests.problems import loss_bound, mttkrp_by_entries
-from tests.rounding import DIVISION, assert_within, unit
-from tests.rounding import gamma as gamma_of
+from tests.problems import assert_near, model_size, mttkrp_by_entries
 
 SHAPES = [(9, 5), (7, 5, 6), (5, 4, 3, 6)]
 
@@ -59,22 +53,7 @@ def test_free_feature_update_is_dense_least_squares(problem, shape, gamma):
             case.factors[mode], mttkrp_by_entries(case.tensor, case.factors, mode),
             plain.T @ plain, case.anchors[mode - 1], gamma, -math.inf,
         )  # fmt: skip
-        # Solved in float64, whose roundings the normal equations' condition multiplies by a few
-        # terms' worth, and rounded to float32 once.
-        solved = 100 * np.finfo(float).eps * np.linalg.cond(design) ** 2 * np.abs(expected).max()
-        assert_within(updated, expected, unit() * np.abs(expected) + solved)
-
-
-def least_change(rank, factor, target, q, moved, panel=8):
-    """What a column update sees in a gradient: less than this from zero, it leaves alone.
-
-    Its own roundings, as in `column_by_column`; that the columns after it have `moved` since; and
-    that the new column itself is rounded. So where nothing moves any more, factors minimise the
-    objective exactly for a target that is at most this far from the given one.
-    """
-    size = np.abs(target) + np.abs(factor) @ np.abs(q)
-    own = (moved + DIVISION * unit() * np.abs(factor)) @ np.abs(q)
-    return own + gamma_of(2 * rank + 2 * panel + 4) * size
+        assert_near(updated, expected, 1e-6)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -86,20 +65,13 @@ def test_repeated_column_updates_reach_nonnegative_least_squares(problem, shape,
         expected = np.stack([nnls(design, row)[0] for row in data])
         factor, product = case.factors[mode], mttkrp_by_entries(case.tensor, case.factors, mode)
         plain = unfolded(case, mode)[1]
-        before = factor
         for _ in range(500):
-            before = factor
             if mode:
                 anchor = case.anchors[mode - 1]
                 factor = update_features(factor, product, plain.T @ plain, anchor, gamma, 0.0)
             else:
                 factor = update_patients(factor, product, plain.T @ plain, 0.0, 0.0)
-        # The solution follows the target by at most the reciprocal of the least eigenvalue.
-        q, target = design.T @ design, data @ design
-        moved = np.abs(factor.astype(np.float64) - before)
-        bound = np.linalg.norm(least_change(case.rank, factor, target, q, moved), axis=1)
-        assert moved.max() <= 4 * unit() * factor.max()
-        assert_within(factor, expected, bound[:, None] / np.linalg.eigvalsh(q)[0])
+        assert_near(factor, expected, 1e-4)
 
 
 @pytest.mark.parametrize("nonnegative", [True, False])
@@ -121,36 +93,18 @@ def test_repeated_patient_updates_reach_the_group_lasso(problem, nonnegative, mu
         value, np.full(24, 0.2), jac=True, bounds=bounds, method="L-BFGS-B", options=options
     )
     A = case.factors[0]
-    before, product = A, mttkrp_by_entries(case.tensor, case.factors, 0)
+    product = mttkrp_by_entries(case.tensor, case.factors, 0)
     for _ in range(1000):
-        before, A = A, update_patients(A, product, q, mu, 0.0 if nonnegative else -math.inf)
-    # With a least eigenvalue e, a gradient of norm g is no more than g^2 / (2 e) above the least.
-    moved = np.abs(A.astype(np.float64) - before)
-    left = np.linalg.norm(least_change(3, A, cross, q, moved))
-    bound = left**2 / (2 * np.linalg.eigvalsh(q)[0])
-    reference = 1e-9 * abs(best.fun) + 1e-8 * 3 * mu  # the minimiser's own, and that of its norms
-    assert value(A.astype(float).ravel())[0] == pytest.approx(
-        best.fun, rel=0, abs=bound + reference
-    )
+        A = update_patients(A, product, q, mu, 0.0 if nonnegative else -math.inf)
+    assert value(A.astype(float).ravel())[0] == pytest.approx(best.fun, rel=1e-7)
     if mu == 3.0:
         assert not A.any(axis=0).all(), "this mu is meant to switch a column off"
 
 
-def rise_by_rounding(case, *models):
-    """What roundings alone may raise the objective by in one update of a column, at most.
-
-    An update misses a column's minimum by its gradient's roundings over q_rr, and costs half their
-    square over q_rr. With k of them, each relative to the gradient's terms, these are at most
-    k u sqrt(q_rr) (||x|| + sum_s ||m_s||) for a row x of the tensor and the model's components m_s
-    of it (Cauchy-Schwarz). So q_rr cancels, and rows add up to the whole tensor and components.
-    """
-    wide = [[f.astype(np.float64) for f in model] for model in models]
-    components = max(
-        np.prod([np.linalg.norm(f, axis=0) for f in model], axis=0).sum() for model in wide
-    )
-    size = math.sqrt(case.tensor.norm_squared()) + components
-    roundings = len(case.factors) + case.tensor.nnz + 2 * case.rank + 2 * 8 + 4
-    return 0.5 * (gamma_of(roundings) * size) ** 2
+def rounding(case, *models) -> float:
+    """What roundings may change of an objective that is summed from its terms, and more."""
+    largest = max(model_size(model) for model in models)
+    return 1e-8 * (math.sqrt(case.tensor.norm_squared()) + largest) ** 2
 
 
 @pytest.mark.slow
@@ -165,75 +119,19 @@ def rise_by_rounding(case, *models):
 def test_the_objective_never_rises(problem, objective, seed, shape, gamma, mu, nonnegative):
     """That of the factors, summed over the dense tensor; the reported one has float32's digits."""
     case = problem(shape, seed=seed, highest=300, signed=not nonnegative)
-    before, start, last = objective(case, case.factors, gamma=gamma, mu=mu), case.factors, 0
+    before, start = objective(case, case.factors, gamma=gamma, mu=mu), case.factors
     for tau in (1, 2, 3, 5, 8, 13, 21, 30):
         options = exact_settings(tau=tau, gamma=gamma, mu=mu, nonnegative=nonnegative)
         result = exact(case.ask(options))
         now = objective(case, result.factors, gamma=gamma, mu=mu)
-        updates = (tau - last) * case.rank * (4 + 2 * (len(shape) - 1))  # sweeps of A, of others
-        assert now <= before + updates * rise_by_rounding(case, start, result.factors)
+        assert now <= before + rounding(case, start, result.factors)
         assert_is_the_objective(case, result.objective[-1], result.factors, now)
-        before, start, last = now, result.factors, tau
+        before, start = now, result.factors
 
 
 def assert_is_the_objective(case, found, factors, expected):
-    """<X, M> is made of N products an entry and sums over entries and R; ||M||^2 of A's Gram
-    matrix, summed in float32 over patients. All else is float64."""
-    roundings = len(factors) + case.tensor.nnz + case.tensor.n_patients + case.rank
-    assert found == pytest.approx(
-        expected, rel=1e-12, abs=loss_bound(case.tensor, factors, roundings)
-    )
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_objective_is_that_of_the_dense_tensor(problem, objective, shape):
-    case = problem(shape)
-    options = exact_settings(tau=4, gamma=1.5, mu=0.8)
-    result = exact(case.ask(options))
-    assert len(result.objective) == 5
-    for value, factors in (
-        (result.objective[0], case.factors),
-        (result.objective[-1], result.factors),
-    ):
-        expected = objective(case, factors, gamma=1.5, mu=0.8)
-        assert_is_the_objective(case, value, factors, expected)
-
-
-@pytest.mark.parametrize("mu", [0.0, 0.3])
-def test_the_gram_matrices_it_reports_are_those_of_its_factors(problem, mu):
-    case = problem((7, 5, 6))
-    options = exact_settings(tau=2, gamma=0.5, mu=mu)
-    found = exact(case.ask(options))
-    for mine, factor in zip(found.grams, found.factors, strict=True):
-        wide = factor.astype(np.float64)
-        # A's may be summed in float32 over the patients: a product, and as many sums.
-        bound = gamma_of(len(wide) + 1) * (np.abs(wide).T @ np.abs(wide))
-        assert_within(mine, wide.T @ wide, bound)
-
-
-@pytest.mark.parametrize("mu", [0.0, 0.1])
-def test_the_error_it_reports_is_that_of_its_factors(problem, mu):
-    case = problem((30, 6, 5), seed=3)
-    result = exact(case.ask(exact_settings(tau=3, mu=mu, gamma=0.3)))
-    expected = CPModel.of(*result.factors).squared_error(case.tensor)
-    assert result.error.all_cells == pytest.approx(
-        expected.all_cells, rel=0, abs=1e-6 * expected.data
-    )
-    assert (result.error.data, result.error.cells, result.error.nnz) == (
-        pytest.approx(expected.data), expected.cells, expected.nnz,
-    )  # fmt: skip
-    assert result.error.nonzeros is None
-
-
-@pytest.mark.parametrize("nonnegative", [True, False])
-def test_it_fits_a_tensor_that_can_be_fitted(problem, model, nonnegative):
-    case = problem((30, 6, 7), rank=2)
-    counts = model(case.factors)
-    tensor = SparseTensor.from_coo(np.argwhere(counts), counts[counts > 0], counts.shape)
-    start = problem((30, 6, 7), rank=2, seed=9).factors
-    options = exact_settings(rank=2, tau=300, nonnegative=nonnegative)
-    result = exact(LocalProblem(tensor, start, start[1:], options, np.random.default_rng(0)))
-    assert result.objective[-1] < 1e-5 * tensor.norm_squared()
+    """<X, M> and A's Gram matrix are summed in float32 over entries and patients."""
+    assert found == pytest.approx(expected, rel=1e-12, abs=1e3 * rounding(case, factors))
 
 
 @pytest.mark.parametrize("nonnegative", [True, False])
@@ -282,24 +180,5 @@ def test_equal_phenotypes_make_a_singular_system_but_no_rise(problem, objective)
         options = exact_settings(tau=tau, nonnegative=False)
         result = exact(case.ask(options))
         now = objective(case, result.factors)
-        updates = case.rank * (4 + 2 * 2)  # sweeps of A, and of two others
-        assert now <= before + updates * rise_by_rounding(case, start, result.factors)
+        assert now <= before + rounding(case, start, result.factors)
         before, start = now, result.factors
-
-
-@pytest.mark.parametrize("nonnegative", [True, False])
-def test_factors_beyond_float32_are_a_divergence_error(problem, nonnegative):
-    case = problem(scale=1e30)
-    options = exact_settings(nonnegative=nonnegative)
-    with pytest.raises(DivergenceError, match="float32"):
-        exact(case.ask(options))
-
-
-def test_inputs_are_left_alone(problem):
-    case = problem(signed=True)
-    copies = [f.copy() for f in (*case.factors, *case.anchors)]
-    result = exact(case.ask(exact_settings(tau=2, mu=0.1), eta=0.003))
-    for f, copy in zip((*case.factors, *case.anchors), copies, strict=True):
-        np.testing.assert_array_equal(f, copy)
-    assert all((f >= 0).all() for f in result.factors)
-    assert (result.eta, result.rollbacks) == (0.003, 0)

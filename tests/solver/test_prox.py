@@ -23,18 +23,13 @@ def minimiser(column: np.ndarray, threshold: float, lower: float | None) -> np.n
     return found.x
 
 
+@pytest.mark.parametrize("lower", [None, 0.0])
 @pytest.mark.parametrize("threshold", [0.0, 0.4, 1.3, 50.0])
-def test_shrink_is_the_minimiser_of_its_definition(threshold):
+def test_project_then_shrink_is_the_minimiser_of_its_definition(threshold, lower):
     A = np.random.default_rng(0).normal(size=(6, 4))
-    expected = np.stack([minimiser(column, threshold, None) for column in A.T], axis=1)
-    np.testing.assert_allclose(shrink_columns(A, threshold), expected, atol=1e-5)
-
-
-@pytest.mark.parametrize("threshold", [0.4, 1.3, 50.0])
-def test_project_then_shrink_is_the_minimiser_under_nonnegativity(threshold):
-    A = np.random.default_rng(1).normal(size=(6, 4))
-    expected = np.stack([minimiser(column, threshold, 0.0) for column in A.T], axis=1)
-    np.testing.assert_allclose(shrink_columns(np.maximum(A, 0), threshold), expected, atol=1e-5)
+    expected = np.stack([minimiser(column, threshold, lower) for column in A.T], axis=1)
+    projected = A if lower is None else np.maximum(A, lower)
+    np.testing.assert_allclose(shrink_columns(projected, threshold), expected, atol=1e-5)
 
 
 def test_columns_no_longer_than_the_threshold_become_zero():

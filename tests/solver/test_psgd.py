@@ -4,7 +4,6 @@ import itertools
 import math
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import astuple
 
 import numpy as np
 import pytest
@@ -19,10 +18,8 @@ from dpfact_flower.solver.kernels.order import visits, zero_visits
 from dpfact_flower.solver.objective import LocalProblem
 from dpfact_flower.solver.psgd import psgd
 from dpfact_flower.tensor import SparseTensor
-from dpfact_flower.tensor.cp import squared_error
 from dpfact_flower.tensor.stack import model_values, row_offsets, stack_factors
-from tests.problems import fit_bounds, shrunk
-from tests.rounding import assert_within
+from tests.problems import assert_moved, shrunk
 
 SHAPES = [(9, 5), (7, 5, 6), (5, 4, 3, 6)]
 
@@ -54,13 +51,6 @@ def one_pass_by_hand(case, factors, options, eta, rng, reference_visits):
     return moved
 
 
-def assert_moved_as(found, before, expected, share=2e-3):
-    """Factors are where the reference says, to bounds of at most a share of what they moved."""
-    for ours, start, theirs in zip(found, before, expected, strict=True):
-        assert_within(ours, theirs.value, theirs.bound)
-        assert theirs.bound.max() < share * np.abs(theirs.value - start).max()
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("zeros", ["none", "stratified"])
 @pytest.mark.parametrize(
@@ -75,7 +65,7 @@ def test_a_pass_equals_algorithm_1_by_hand(problem, reference_visits, shape, zer
         drawn_by(case, case.factors, options, rng)
         eta /= 2
     expected = one_pass_by_hand(case, case.factors, options, eta, rng, reference_visits)
-    assert_moved_as(result.factors, case.factors, expected)
+    assert_moved(result.factors, case.factors, expected)
 
 
 @pytest.mark.parametrize("zeros", ["none", "stratified"])
@@ -89,7 +79,7 @@ def test_an_undone_pass_leaves_no_trace(problem, reference_visits, zeros):
         drawn_by(case, case.factors, options, rng)
         eta /= 2
     expected = one_pass_by_hand(case, case.factors, options, eta, rng, reference_visits)
-    assert_moved_as(result.factors, case.factors, expected, share=0.02)  # bounds grow with counts
+    assert_moved(result.factors, case.factors, expected)
     assert result.eta == pytest.approx(eta * 1.05)
 
 
@@ -148,57 +138,14 @@ def test_zero_cells_are_spread_over_blocks_by_their_zero_cells():
     assert orders == set(itertools.permutations(range(3)))
 
 
-@pytest.mark.parametrize(("zeros", "wanted"), [("none", 0), ("stratified", 0)])
-def test_a_dense_tensor_has_no_zero_cells_to_visit(zeros, wanted):
+@pytest.mark.parametrize("zeros", ["none", "stratified"])
+def test_a_dense_tensor_has_no_zero_cells_to_visit(zeros):
     tensor = SparseTensor.from_coo([[0, 0], [0, 1], [1, 0], [1, 1]], [1, 2, 3, 4], (2, 2))
     options = psgd_settings(rank=1, zeros=zeros, tau=3)
-    assert zero_visits(tensor, options) == wanted
+    assert zero_visits(tensor, options) == 0
     factors = (np.ones((2, 1), np.float32), np.ones((2, 1), np.float32))
     result = psgd(LocalProblem(tensor, factors, factors[1:], options, np.random.default_rng(0)))
     assert result.objective[-1] < result.objective[0]
-
-
-@pytest.mark.parametrize("zeros", ["none", "stratified"])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_objective_is_that_of_the_dense_tensor(problem, objective, shape, zeros):
-    case = problem(shape)
-    options = psgd_settings(tau=3, gamma=1.5, mu=0.8, zeros=zeros)
-    result = psgd(case.ask(options))
-    assert len(result.objective) == 4
-    terms = {"gamma": 1.5, "mu": 0.8, "zeros": zeros}
-    for value, factors in (
-        (result.objective[0], case.factors), (result.objective[-1], result.factors),
-    ):  # fmt: skip
-        # Half the squares, or <X, M>; Gram matrices and what the other terms take are float64.
-        bound = max(fit_bounds(case.tensor, factors))
-        assert value == pytest.approx(objective(case, factors, **terms), rel=0, abs=bound)
-        assert bound < 1e-4 * value
-    assert result.objective[-1] < 0.95 * result.objective[0]
-
-
-@pytest.mark.parametrize("zeros", ["none", "stratified"])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_the_error_it_reports_is_that_of_its_factors(problem, shape, zeros):
-    case = problem(shape)
-    options = psgd_settings(tau=2, mu=0.2, zeros=zeros)
-    found = psgd(case.ask(options))
-    wide = [factor.astype(np.float64) for factor in found.factors]
-    expected = squared_error(case.tensor, wide)
-    of_squares, of_inner = fit_bounds(case.tensor, found.factors)
-    bound = of_squares + 2 * of_inner  # of ||X||^2 - 2 <X, M> + ||M||^2
-    assert astuple(found.error) == pytest.approx(astuple(expected), rel=0, abs=bound)
-    for mine, factor in zip(found.grams, wide, strict=True):
-        np.testing.assert_allclose(mine, factor.T @ factor, rtol=1e-12)
-
-
-def test_it_fits_a_tensor_that_can_be_fitted(problem, model):
-    case = problem((30, 6, 7), rank=2)
-    counts = model(case.factors)
-    tensor = SparseTensor.from_coo(np.argwhere(counts), counts[counts > 0], counts.shape)
-    start = problem((30, 6, 7), rank=2, seed=9).factors
-    options = psgd_settings(rank=2, tau=300, eta=0.1)
-    result = psgd(LocalProblem(tensor, start, start[1:], options, np.random.default_rng(0)))
-    assert result.objective[-1] < 1e-3 * tensor.norm_squared()
 
 
 @settings(max_examples=40, deadline=None)
@@ -235,13 +182,6 @@ def test_a_pass_that_leaves_float32_is_undone_whole(problem, nonnegative):
     assert result.rollbacks > 5
     assert result.objective[-1] < result.objective[0]
     assert all(np.isfinite(factor).all() for factor in result.factors)
-
-
-def test_factors_beyond_float32_are_a_divergence_error(problem):
-    case = problem(scale=1e30)
-    options = psgd_settings()
-    with pytest.raises(DivergenceError, match=r"step size from 0\.02 down to"):
-        psgd(case.ask(options))
 
 
 @pytest.mark.parametrize("carried", [None, 1e-3, 5.0])

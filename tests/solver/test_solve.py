@@ -1,15 +1,19 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 import numpy as np
 import pytest
 
-from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.errors import DataError, DivergenceError, SettingsError
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver import exact, psgd, solve
 from dpfact_flower.solver.solvers import solvers
 from dpfact_flower.tensor import SparseTensor
+from dpfact_flower.tensor.cp import CPModel
+from tests.problems import assert_near
+
+SHAPES = [(9, 5), (7, 5, 6), (5, 4, 3, 6)]
 
 
 def run(case, **changes):
@@ -109,7 +113,69 @@ def test_the_exact_solver_takes_any_elastic_weight():
     assert solvers.find("exact").check(asked).is_squared
 
 
-# --- elastic weight
+# --- What holds of every solver -------------------------------------------------------------------
+
+
+def asked(solver, **changes) -> SolverSettings:
+    given = {"rank": 3, "solver": solver.__name__, "eta": 0.02, "gamma": 0.0, "relative_l21": 0.0}
+    return SolverSettings(**given | changes)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("mu", [0.0, 0.8])
+@pytest.mark.parametrize(
+    ("solver", "zeros"), [(exact, "stratified"), (psgd, "none"), (psgd, "stratified")]
+)
+def test_what_it_reports_is_of_its_factors(problem, objective, solver, zeros, mu, shape):
+    case, terms = problem(shape), {"gamma": 1.5, "mu": mu, "zeros": zeros}
+    result = solver(case.ask(asked(solver, tau=3, **terms)))
+    assert len(result.objective) == 4
+    for value, factors in zip(
+        (result.objective[0], result.objective[-1]), (case.factors, result.factors), strict=True
+    ):
+        assert value == pytest.approx(objective(case, factors, **terms), rel=1e-5)
+    assert result.objective[-1] < 0.95 * result.objective[0]
+    for mine, factor in zip(result.grams, result.factors, strict=True):
+        assert_near(mine, factor.astype(np.float64).T @ factor)
+    found, expected = result.error, CPModel.of(*result.factors).squared_error(case.tensor)
+    if solver is exact:  # which does not visit the non-zero cells
+        assert found.nonzeros is None
+        found = replace(found, nonzeros=expected.nonzeros)
+    assert astuple(found) == pytest.approx(astuple(expected), rel=1e-5)
+
+
+@pytest.mark.parametrize("nonnegative", [True, False])
+@pytest.mark.parametrize(("solver", "eta", "left"), [(exact, 0.02, 1e-5), (psgd, 0.1, 1e-3)])
+def test_it_fits_a_tensor_that_can_be_fitted(problem, model, solver, eta, left, nonnegative):
+    counts = model(problem((30, 6, 7), rank=2).factors)
+    tensor = SparseTensor.from_coo(np.argwhere(counts), counts[counts > 0], counts.shape)
+    options = asked(solver, rank=2, tau=300, eta=eta, nonnegative=nonnegative)
+    result = solver(problem((30, 6, 7), rank=2, seed=9).ask(options, tensor=tensor))
+    assert result.objective[-1] < left * tensor.norm_squared()
+
+
+@pytest.mark.parametrize("nonnegative", [True, False])
+@pytest.mark.parametrize(
+    ("solver", "says"), [(exact, "float32"), (psgd, r"step size from 0\.02 down to")]
+)
+def test_factors_beyond_float32_are_a_divergence_error(problem, solver, says, nonnegative):
+    with pytest.raises(DivergenceError, match=says):
+        solver(problem(scale=1e30).ask(asked(solver, nonnegative=nonnegative)))
+
+
+@pytest.mark.parametrize("solver", [exact, psgd])
+def test_inputs_are_left_alone(problem, solver):
+    case = problem(signed=True)
+    copies = [f.copy() for f in (*case.factors, *case.anchors)]
+    result = solver(case.ask(asked(solver, tau=2, mu=0.1), eta=0.003))
+    for f, copy in zip((*case.factors, *case.anchors), copies, strict=True):
+        np.testing.assert_array_equal(f, copy)
+    assert all((f >= 0).all() for f in result.factors)
+    if solver is exact:
+        assert (result.eta, result.rollbacks) == (0.003, 0)
+
+
+# --- Elastic weight -------------------------------------------------------------------------------
 
 
 def elastic_weight(tensor, factors, settings):

@@ -196,13 +196,6 @@ def test_matching_is_the_best_of_all_matchings(seed, ours, theirs, signed):
     assert factor_match_score(a, b, with_weights=False) == pytest.approx(best / large, abs=1e-12)
 
 
-def test_column_cosines_agree_with_the_definition():
-    a, b = np.random.default_rng(0).standard_normal((2, 5, 3))
-    for r, s in itertools.product(range(3), repeat=2):
-        cosine = a[:, r] @ b[:, s] / math.sqrt((a[:, r] @ a[:, r]) * (b[:, s] @ b[:, s]))
-        assert column_cosines(a, b)[r, s] == pytest.approx(cosine)
-
-
 def disturbed(model, seed, noise=0.2):
     """The model with its components shuffled, and its entries and weights disturbed."""
     rng = np.random.default_rng(seed)

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from dpfact_flower.tensor.stack import model_values
-from tests.problems import cells_bound, dense_model, make_problem
-from tests.rounding import assert_within
+from tests.problems import assert_near, dense_model, make_problem
 
 SHAPES = [(7, 5), (7, 5, 6), (5, 4, 3, 6)]
 
@@ -21,10 +20,7 @@ def test_model_values_are_those_of_the_dense_model(shape, rank, dtype):
     cells = np.argwhere(np.ones(shape)).astype(np.int32)
     values = model_values(cells, factors)
     assert values.dtype == np.float64
-    bound = cells_bound(factors, cells)
-    if dtype == np.float64:  # rounds 2^29 times finer, here and in what is expected
-        bound = 2 * bound / 2**29
-    assert_within(values, dense_model(factors).ravel(), bound)
+    assert_near(values, dense_model(factors).ravel(), 1e-5 if dtype == np.float32 else 1e-13)
 
 
 @pytest.mark.process

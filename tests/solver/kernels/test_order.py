@@ -119,15 +119,6 @@ def test_random_numbers_are_splitmix64():
     assert [random_number(seed, k) for k in range(1, 6)] == [(z >> 11) * 2.0**-53 for z in expected]
 
 
-def test_every_order_of_the_entries_is_as_likely():
-    tensor = SparseTensor.from_coo([[0, 0], [0, 1], [1, 0], [1, 1]], [1, 2, 3, 4], (2, 2))
-    rng = np.random.default_rng(1)
-    orders = [drawn(tensor, 0, rng)[1] for _ in range(24 * 200)]
-    _, often = np.unique(np.array(orders), axis=0, return_counts=True)
-    assert len(often) == 24
-    assert stats.chisquare(often).pvalue > 1e-4
-
-
 def test_zero_cells_of_a_nearly_full_block_are_told_from_its_entries():
     """Every second look at the table finds a bit, so the search in the indices must decide."""
     shape, rng = (40, 6, 7), np.random.default_rng(2)

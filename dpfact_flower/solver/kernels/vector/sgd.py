@@ -10,12 +10,12 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from dpfact_flower.machine.compiled import FAST, REGISTERS, WIDTH, compiled, inlined
-from dpfact_flower.solver.kernels.step import Step
 from dpfact_flower.solver.kernels.vector.fibres import Registers
 from dpfact_flower.solver.kernels.vector.instructions import (
     add,
@@ -29,7 +29,7 @@ from dpfact_flower.solver.kernels.vector.instructions import (
     total,
     zeros,
 )
-from dpfact_flower.solver.losses import Loss
+from dpfact_flower.solver.losses import Loss, squared
 from dpfact_flower.tensor.arrays import Array
 from dpfact_flower.tensor.stack import aligned_zeros
 
@@ -47,6 +47,29 @@ Slices = tuple[int, ...]
 Pointer = Any
 Vector = Any
 Float = Any  # numba's float32
+
+
+@dataclass(frozen=True)
+class Step:
+    """How one visit moves the rows that it touches.
+
+    `gamma` is the elastic weight: the pull to the anchors applies at entries, not at sampled zero
+    cells. `clip` bounds the 2-norm of a visit's data gradient for each row, weight included; 0 is
+    no bound. `floor` is the least value of a factor, 0 or minus infinity. `patients` is how many
+    times as far a patient's row goes; its bound is that of so much larger an eta.
+    """
+
+    eta: float
+    gamma: float = 0.0
+    clip: float = 0.0
+    floor: float = 0.0
+    patients: float = 1.0
+    loss: Loss = squared
+
+    def numbers(self) -> tuple[np.float32, ...]:
+        """What a kernel takes: eta, gamma, clip, floor and the patients' factor."""
+        given = (self.eta, self.gamma, self.clip, self.floor, self.patients)
+        return tuple(map(np.float32, given))
 
 
 def visit(stack: Array, anchors: Array, rows: Array, counts: Array, step: Step) -> None:
