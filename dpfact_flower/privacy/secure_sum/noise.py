@@ -47,7 +47,7 @@ def shares_slack(count: int, honest: int) -> float:
     """
     from dpfact_flower.privacy.noise import gaussian_slack  # noqa: PLC0415  # numba is slow
 
-    tau: float = 10.0 ** max(log10_tau(honest), -400.0)
+    tau: float = 10.0 ** log10_tau(honest)
     return gaussian_slack(count) / honest + 2 * count * tau
 
 

@@ -41,7 +41,6 @@ from dpfact_flower.privacy.secure_sum.keys import (
     signed_member,
 )
 
-Vector = NDArray[np.int64]
 Step = Literal["round", "attempt", "repeat"]
 RandomBytes = Callable[[int], bytes]
 KEY_BYTES = 32
@@ -98,13 +97,13 @@ class RoundState:
     """
 
     question: Question
-    noisy: Vector = field(repr=False)
+    noisy: NDArray[np.int64] = field(repr=False)
     seed: bytes = field(default=b"", repr=False)
     sealed: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     opening: Opening | None = None
 
     @classmethod
-    def from_json(cls, kept: Mapping[str, Any], noisy: Vector) -> RoundState:
+    def from_json(cls, kept: Mapping[str, Any], noisy: NDArray[np.int64]) -> RoundState:
         """The value that `to_json` was given, and its vector; a StateError if it is damaged."""
         try:
             asked, opened = kept["question"], kept["opening"]
@@ -220,7 +219,7 @@ def answer(
     state: RoundState | None,
     question: Question,
     peers: Mapping[str, bytes],
-    draw: Callable[[], Vector],
+    draw: Callable[[], NDArray[np.int64]],
     random_bytes: RandomBytes = os.urandom,
 ) -> RoundState:
     """The state after a question: what must be on disk before its `masked` leaves.
