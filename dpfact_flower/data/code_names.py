@@ -12,15 +12,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
-from importlib.resources import files
-from pathlib import Path
 
 from dpfact_flower.data import icd
 from dpfact_flower.data.vocabulary import Vocabulary
 
 SYSTEMS = ("icd9cm", "icd10cm", "icd9pcs", "icd10pcs", "ccs", "ccsr")
 """Diagnoses and procedures of ICD-9-CM and ICD-10, and AHRQ's groups of diagnoses of each."""
-FOLDER = Path(str(files("dpfact_flower.data"))) / "names"
 
 _PATHS = {
     "cardiovascular": "cardiovascular", "pulmonary": "respiratory", "renal": "renal",
@@ -188,7 +185,7 @@ def names_of(system: str) -> dict[str, str]:
     A line begins with how many characters it shares with the line before: a blank is none.
     """
     lines, last = [], ""
-    for line in lzma.decompress((FOLDER / f"{system}.xz").read_bytes()).decode().split("\n"):
+    for line in lzma.decompress((icd.FOLDER / f"{system}.xz").read_bytes()).decode().split("\n"):
         last = last[: ord(line[0]) - ord(" ")] + line[1:]
         lines.append(last)
     half = len(lines) // 2

@@ -55,7 +55,7 @@ def roll_up(connection: Connection, mode: str, how: RollUp) -> None:
 
     The connection has events (`dpfact_flower.data.clinical_events`) and the table ``descriptions``.
     """
-    _check_how(how)
+    grouping = _grouping(how)
     found = connection.execute(
         f"""SELECT c.code, any_value(d.description), count(*)
             FROM codes c JOIN {table_of(mode)} e ON e.code = c.key
@@ -69,22 +69,22 @@ def roll_up(connection: Connection, mode: str, how: RollUp) -> None:
             f"roll-up: {how} groups diagnoses, and {mode} holds procedures; "
             f"{mode}=first2 groups those of ICD-9, {mode}=first3 those of ICD-10-PCS"
         )
-    groups = _groups(mode, uses, how)
+    groups = _groups(mode, uses, how, grouping)
     if not groups:
         raise DataError(
             f"roll-up: no code of {mode} has a group by {how}; is it for codes of another kind?"
         )
     events, codes = replace_codes(connection, mode, groups)
-    count(connection, mode, f"codes before the roll-up by {_name(how)}", len(uses))
+    count(connection, mode, f"codes before the roll-up by {Path(how).name}", len(uses))
     count(connection, mode, "codes without a group, left out", codes)
     count(connection, mode, "events of codes without a group, left out", events)
 
 
 def _groups(
-    mode: str, uses: Mapping[str, tuple[str, int]], how: RollUp
+    mode: str, uses: Mapping[str, tuple[str, int]], how: RollUp, grouping: Grouping
 ) -> dict[str, list[tuple[str, str]]]:
     """Groups of each code that has any, with descriptions; `uses` begins with the most frequent."""
-    default, grouping = version_of(uses), _grouping(how)
+    default = version_of(uses)
     raw = {}
     for code, system in zip(uses, systems(mode, list(uses)), strict=True):
         named, bare = parts(code)
@@ -126,14 +126,6 @@ def _described(group: str, codes: list[str], uses: Mapping[str, tuple[str, int]]
     return f"{text}, and {len(codes) - 1} more"
 
 
-def _check_how(how: RollUp) -> None:
-    if how not in _OF_DIAGNOSES and not _FIRST.fullmatch(str(how)) and not Path(how).is_file():
-        raise SettingsError(
-            "roll-up: need icd3, chapter, ccs, first2 (any number of characters), or a file with "
-            f"columns code and group; got {str(how)!r}"
-        )
-
-
 def _grouping(how: RollUp) -> Grouping:
     if how == "icd3":
         return lambda version, code: [(found, "")] if (found := category(version, code)) else []
@@ -144,6 +136,11 @@ def _grouping(how: RollUp) -> Grouping:
     if match := _FIRST.fullmatch(str(how)):
         length = int(match[1])
         return lambda _, code: [(code[:length], "")] if len(code) >= length else []
+    if not Path(how).is_file():
+        raise SettingsError(
+            "roll-up: need icd3, chapter, ccs, first2 (any number of characters), or a file with "
+            f"columns code and group; got {str(how)!r}"
+        )
     return _from_file(Path(how))
 
 
@@ -198,7 +195,3 @@ def _from_file(path: Path) -> Grouping:
             raise DataError(f"{path}: row {number} has another version of ICD than 9 or 10")
         table.setdefault((version, code), []).append((row["group"], row.get("description") or ""))
     return lambda version, code: table.get((version, code)) or table.get(("", code)) or []
-
-
-def _name(how: RollUp) -> str:
-    return Path(how).name

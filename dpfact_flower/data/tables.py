@@ -83,8 +83,9 @@ _PLAIN = Dialect()
 class Rows(NamedTuple):
     """Rows that DuckDB scans where they are, under a name for errors.
 
-    They are DataFrames (pandas, polars, Arrow), one below the other, or a table of an attached
-    database, in SQL. Where `mode` is given, only rows count whose column ``mode`` has it.
+    They are frames (of pandas, polars or Arrow, or DuckDB's relations), one below the other, or a
+    table of an attached database, in SQL. Where `mode` is given, only rows count whose column
+    ``mode`` has it.
     """
 
     name: str
@@ -100,6 +101,10 @@ class Rows(NamedTuple):
         for number, frame in enumerate(self.frames):
             names = getattr(frame, "column_names", None) or frame.columns  # Arrow's, or all others'
             _refuse_twins(self, [str(name).lower() for name in names])
+            if hasattr(type(frame), "write_parquet"):  # another connection's, or polars'
+                path = Path(_spill_of(connection)) / f"frame_{number}.parquet"
+                frame.write_parquet(str(path))
+                frame = connection.read_parquet(str(path))  # noqa: PLW2901
             connection.register(f"frame_{number}", frame)
         below = " UNION ALL BY NAME ".join(f"FROM frame_{n}" for n in range(len(self.frames)))
         rows = self.table or f"({below})"
@@ -148,9 +153,13 @@ def connect(memory: str = MEMORY) -> Iterator[Connection]:
 @contextmanager
 def scratch_of(connection: Connection) -> Iterator[Path]:
     """A folder of its own in the one that DuckDB spills to, removed at the end."""
-    ((spill,),) = connection.execute("SELECT current_setting('temp_directory')").fetchall()
-    with tempfile.TemporaryDirectory(dir=spill) as folder:
+    with tempfile.TemporaryDirectory(dir=_spill_of(connection)) as folder:
         yield Path(folder)
+
+
+def _spill_of(connection: Connection) -> str:
+    ((spill,),) = connection.execute("SELECT current_setting('temp_directory')").fetchall()
+    return str(spill)
 
 
 def list_tables(folder: str | Path, pattern: str = ".*") -> dict[str, Path]:

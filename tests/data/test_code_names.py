@@ -3,7 +3,6 @@
 import pytest
 
 from dpfact_flower.data.code_names import (
-    FOLDER,
     SYSTEMS,
     abbreviates,
     name_of,
@@ -11,7 +10,7 @@ from dpfact_flower.data.code_names import (
     names_of,
     systems,
 )
-from dpfact_flower.data.icd import CHAPTERS, category
+from dpfact_flower.data.icd import CHAPTERS, FOLDER, category
 from dpfact_flower.data.vocabulary import Vocabulary
 
 

@@ -1,5 +1,6 @@
 """What a site may be given as."""
 
+import duckdb
 import numpy as np
 import pandas as pd
 import pytest
@@ -45,6 +46,14 @@ def test_a_column_of_sites_makes_sites(time):
     assert cells(cohort.sites[1]) == {("bob", "P1", "D2")}
 
 
+def test_a_relation_of_duckdb_does_as_well():
+    with duckdb.connect() as connection:
+        relation = connection.from_df(EVENTS)
+        found = read_events(relation)
+        assert as_cohort(relation).patients == found.patients
+    assert [cells(site) for site in found.sites] == [cells(s) for s in read_events(EVENTS).sites]
+
+
 def test_a_frame_for_each_mode_does_as_well():
     tables = {mode: HERE[HERE["mode"] == mode].drop(columns="mode")
               for mode in ("procedures", "diagnoses")}  # fmt: skip
@@ -60,7 +69,7 @@ def test_an_encounter_may_be_the_window():
 
 def test_a_column_that_stands_there_twice_is_refused():
     twice = pd.concat([HERE, HERE["code"]], axis=1)
-    with pytest.raises(DataError, match="procedures: two columns have one name; rename one"):
+    with pytest.raises(DataError, match="events: two columns have one name; rename one"):
         read_events(twice)
 
 

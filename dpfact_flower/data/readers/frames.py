@@ -1,4 +1,4 @@
-"""Events in DataFrames (pandas, polars, Arrow): the checks and cells of `event_tables`.
+"""Events in frames of pandas, polars, Arrow or DuckDB: the checks and cells of `event_tables`.
 
 A frame has a row per event and the columns ``patient``, ``code``, and ``time`` or ``encounter``;
 ``description`` and ``site`` may be there. Either there is one frame for each feature mode, or a
@@ -78,10 +78,10 @@ def _columns(frame: Any) -> set[str]:
 def _modes(events: Any) -> list[str]:
     """Modes of a frame, in the order in which they first appear; numbers may name them too."""
     with connect() as connection:
-        connection.register("events", events)
+        rows = Rows("events", [events]).sql(connection)
         found = connection.execute(
-            """SELECT mode::VARCHAR FROM (SELECT mode, row_number() OVER () AS place FROM events)
-               WHERE mode IS NOT NULL GROUP BY mode ORDER BY min(place)"""
+            f"""SELECT mode::VARCHAR FROM (SELECT mode, row_number() OVER () AS place FROM {rows})
+                WHERE mode IS NOT NULL GROUP BY mode ORDER BY min(place)"""
         ).fetchall()
     for (mode,) in found:
         check_name("mode", mode)
