@@ -72,15 +72,11 @@ def submit(
         flower_app, settings, data="", vocabulary=lists, out=str(out.expanduser().resolve())
     )
     load_vocabularies(RunConfig.read(config).app)
-    link = Connection(connection)
-
-    def warn(text: str) -> None:
-        typer.echo(f"warning: {text}", err=True)
-
-    run = link.submit(flower_app, config, warn=warn)
+    link = Connection(connection, warn=lambda text: typer.echo(f"warning: {text}", err=True))
+    run = link.submit(flower_app, config)
     typer.echo(f"run {run} on {connection}; its folder: {config['out']}", err=as_json)
     try:
-        ended = link.follow(run, _STDERR if as_json else None, warn)
+        ended = link.follow(run, _STDERR if as_json else None)
     except RunUnknownError as error:
         typer.echo(f"error ({error.code}): {error}", err=True)
         ended = {"status": "unknown"}

@@ -6,7 +6,6 @@ lists them, tries each with the Flower that is installed, and says where it is u
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 
 from dpfact_flower.errors import MissingDependencyError
@@ -41,8 +40,3 @@ def refuse_unknown_version() -> None:
     """Refuse a Flower whose inside may differ from that of the known ones."""
     if faults := version_faults():
         raise MissingDependencyError(f"nothing was started: {faults[0]}")
-
-
-def without_proxies(environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment that sends nothing by way of a proxy, what is meant for loopback included."""
-    return {key: each for key, each in environment.items() if not key.lower().endswith("_proxy")}

@@ -74,36 +74,30 @@ def _toml(value: Scalar) -> str:
 
 @dataclass(frozen=True)
 class Connection:
-    """A SuperLink by its name in Flower's ``config.toml``."""
+    """A SuperLink by its name in Flower's ``config.toml``; a person sees what `warn` gets."""
 
     name: str
     environment: dict[str, str] = field(default_factory=quiet_environment)
+    warn: Callable[[str], object] = _logger.warning
 
-    def submit(
-        self,
-        app: Path,
-        config: Mapping[str, Scalar],
-        federation_config: str = "",
-        warn: Callable[[str], object] = _logger.warning,
-    ) -> str:
+    def submit(self, app: Path, config: Mapping[str, Scalar], federation_config: str = "") -> str:
         """Submit a run of a Flower App and give its number; wait five minutes for the SuperLink.
 
         A run is never submitted twice. A SuperLink that went away while it was asked may have taken
         the run, and sites would be charged for both: so it must be back without unfinished runs.
         """
-        asked = " ".join(f"{key}={_toml(value)}" for key, value in config.items())
-        command = [tool("flwr"), "run", str(app), self.name, "--run-config", asked]
-        command += ["--format", "json"]
+        settings = " ".join(f"{key}={_toml(value)}" for key, value in config.items())
+        words = ["run", str(app), self.name, "--run-config", settings]
         if federation_config:
-            command += ["--federation-config", federation_config]
-        answer = self._ask(command)
+            words += ["--federation-config", federation_config]
+        answer = self._ask(*words)
         if _AWAY in _reason(answer):
-            warn(
+            self.warn(
                 f"the SuperLink ({self.name}) does not answer: waiting {_GONE_SECONDS:g} s for it; "
                 "Ctrl-C ends that"
             )
             if self._is_back_and_idle():
-                answer = self._ask(command)
+                answer = self._ask(*words)
         if not answer.get("run-id"):
             raise RunFailedError(f"nothing was started: {_reason(answer)}")
         return str(answer["run-id"])
@@ -113,7 +107,7 @@ class Connection:
         begun = time.monotonic()
         while time.monotonic() - begun < _GONE_SECONDS:
             time.sleep(_POLL_SECONDS)
-            runs = self._ask([tool("flwr"), "ls", self.name, "--format", "json"]).get("runs")
+            runs = self._ask("ls", self.name).get("runs")
             if runs is None:
                 continue
             states = {str(run.get("run-id")): str(run.get("status")) for run in runs}
@@ -126,18 +120,15 @@ class Connection:
             return True
         return False
 
-    def follow(
-        self, run: str, log: int | None = None, warn: Callable[[str], object] = _logger.warning
-    ) -> dict[str, Any]:
+    def follow(self, run: str, log: int | None = None) -> dict[str, Any]:
         """Stream a run's log until it ends; give `status` and what else `flwr ls` says of it then.
 
-        The log goes to a file descriptor, by default to this process's output. `warn` gets a line
-        if the run does not begin: Flower itself says nothing then. A RunUnknownError comes where
-        the SuperLink has said nothing of the run for five minutes.
+        The log goes to a file descriptor, by default to this process's output. A RunUnknownError
+        comes where the SuperLink has said nothing of the run for five minutes.
         """
         command = [tool("flwr"), "log", run, self.name, "--stream"]
         with supervised(command, env=self.environment, stdout=log, stderr=log) as process:
-            self._await_log(run, process, warn)
+            self._await_log(run, process)
         known = time.monotonic()
         while True:
             state = self.state(run)
@@ -153,10 +144,11 @@ class Connection:
                 )
             time.sleep(_POLL_SECONDS)
 
-    def _await_log(
-        self, run: str, process: subprocess.Popen[bytes], warn: Callable[[str], object]
-    ) -> None:
-        """Wait until the log ends, the run has, or the SuperLink is gone without a word."""
+    def _await_log(self, run: str, process: subprocess.Popen[bytes]) -> None:
+        """Wait until the log ends, the run has, or the SuperLink is gone without a word.
+
+        Of a run that does not begin Flower itself says nothing.
+        """
         seconds = _PENDING_SECONDS
         while True:
             try:
@@ -165,7 +157,7 @@ class Connection:
             except subprocess.TimeoutExpired:
                 status = str(self.state(run).get("status", ""))
             if status == "pending" and seconds == _PENDING_SECONDS:
-                warn(
+                self.warn(
                     f"run {run} has not begun for {_PENDING_SECONDS:g} s: the SuperLink's log "
                     "says why; a machine that takes 30 s to start a process never begins one. "
                     f"flwr stop {run} {self.name} ends it"
@@ -176,11 +168,12 @@ class Connection:
 
     def state(self, run: str) -> dict[str, Any]:
         """What Flower says of a run now; nothing if the SuperLink does not answer."""
-        command = [tool("flwr"), "ls", self.name, "--run-id", run, "--format", "json"]
-        runs = self._ask(command).get("runs") or [{}]
+        runs = self._ask("ls", self.name, "--run-id", run).get("runs") or [{}]
         return dict(runs[0])
 
-    def _ask(self, command: list[str]) -> dict[str, Any]:
+    def _ask(self, *words: str) -> dict[str, Any]:
+        """What a command of Flower's answers; why it does not, as `error-message`."""
+        command = [tool("flwr"), *words, "--format", "json"]
         done = subprocess.run(command, env=self.environment, capture_output=True, check=False)
         text = done.stdout.decode(errors="replace")
         try:

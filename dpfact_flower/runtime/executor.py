@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.machine.access import user_id, user_name
 from dpfact_flower.machine.files import private_folder
-from dpfact_flower.machine.flower import QUIET, refuse_unknown_version, without_proxies
+from dpfact_flower.machine.flower import QUIET, refuse_unknown_version
 from dpfact_flower.machine.memory import leave_no_dump
 from dpfact_flower.machine.processes import listeners
 from dpfact_flower.settings import SiteSettings
@@ -114,13 +114,14 @@ class _Ending:
 def _environment(state: Path) -> dict[str, str]:
     """What this process has, without proxies and telemetry, and with folders of the site's own.
 
-    numba's cache is unpickled, and holds the code that draws the noise: whoever can write there is
-    this site. Nobody else can write to the state folder. Flower asks for a home when it is
-    imported; nothing is put there.
+    A proxy would get what is meant for loopback, too. numba's cache is unpickled, and holds the
+    code that draws the noise: whoever can write there is this site. Nobody else can write to the
+    state folder. Flower asks for a home when it is imported; nothing is put there.
     """
     code = os.environ.get("NUMBA_CACHE_DIR", str(state / MACHINE_CODE))
     own = {"NUMBA_CACHE_DIR": code, "FLWR_HOME": str(state / ".flower")}
-    return {**without_proxies(os.environ), **QUIET, **own}
+    direct = {key: each for key, each in os.environ.items() if not key.lower().endswith("_proxy")}
+    return {**direct, **QUIET, **own}
 
 
 def _read_secret(path: Path) -> bytes:

@@ -1,14 +1,10 @@
 """A real deployment on loopback for the tests: SuperNodes and configs."""
 
-import subprocess
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
 from dpfact_flower.evaluation.run_folder import read_model
-from dpfact_flower.runtime.superlink import SuperLink, local_supernode
 from dpfact_flower.server.history import read_history
 from tests.patience import PATIENCE
 
@@ -22,19 +18,6 @@ PATIENT = {
     "epsilon": 4.0,
     "delta": 1e-5,
 }
-
-
-@contextmanager
-def supernode(
-    superlink: SuperLink,
-    folder: Path,
-    config: dict[str, object],
-    security: Sequence[str] = ("--insecure",),
-) -> Iterator[subprocess.Popen[bytes]]:
-    """A SuperNode process for one hospital; its log is `<site>.log` in `folder`."""
-    log = folder / f"{config['site']}.log"
-    with local_supernode(superlink, config, log, security=security) as process:
-        yield process
 
 
 def site_config(cohort_folder: Path, tmp_path: Path, site: str, **changes) -> dict[str, object]:

@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 import pytest
-from flwr.app import Error, Message, MessageType, RecordDict
+from flwr.app import Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 
 from dpfact_flower.errors import SettingsError
@@ -45,17 +45,12 @@ def test_each_node_has_its_own_config_and_its_reply_is_told_by_message_id(echo):
     assert grid.pull_messages([m.metadata.message_id for m in asked]) == []  # pulled once
 
 
-def test_an_exception_becomes_an_error_reply(echo):
+def test_an_exception_and_an_unknown_node_become_error_replies(echo):
     grid = InProcessGrid(echo, [{"fails": True}])
-    (reply,) = grid.send_and_receive([request(grid.get_node_ids()[0])])
-    assert isinstance(reply.error, Error)
-    assert reply.error.code == 2
-    assert records.serialised_bytes(reply) > 0
-
-
-def test_an_unknown_node_is_an_error_reply(echo):
-    (reply,) = InProcessGrid(echo, [{}]).send_and_receive([request(999)])
-    assert reply.has_error()
+    failed, unknown = grid.send_and_receive([request(*grid.get_node_ids()), request(999)])
+    assert failed.error.code == 2
+    assert records.serialised_bytes(failed) > 0
+    assert unknown.has_error()
 
 
 def test_no_nodes_is_refused(echo):

@@ -35,7 +35,7 @@ from dpfact_flower.privacy.ledger import Ledger, LedgerRow
 from dpfact_flower.runtime.config import RunConfig
 from dpfact_flower.runtime.connection import COMPLETED, Connection, RunFailedError, tool
 from dpfact_flower.runtime.federate import federate
-from dpfact_flower.runtime.superlink import SuperLink
+from dpfact_flower.runtime.superlink import SuperLink, local_supernode
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.status import run_status
 from dpfact_flower.wire.protocol import SiteReply
@@ -46,12 +46,13 @@ from tests.processes import await_none_left, descendant
 from tests.runtime.certificates import Certificates, make_certificates, make_key
 from tests.runtime.deployment import (
     APP,
+    CONFIG,
+    PATIENT,
     assert_arrived,
     assert_same,
     lines_of,
     server_config,
     site_config,
-    supernode,
 )
 from tests.runtime.page import (
     PAGE,
@@ -64,9 +65,7 @@ from tests.runtime.page import (
     page_users,
 )
 
-CONFIG = {"rank": 4, "seed": 5, "relative-l21": 0.0, "privacy": "patient", "epsilon": 4.0,
-          "delta": 1e-5, "refine-rounds": 1}  # fmt: skip
-PLAIN = {"rounds": 3, "rank": 4, "seed": 5, "privacy": "none", "tau": 2}
+NOISY = {**PATIENT, "refine-rounds": 1}
 HOSTILE = Path(__file__).with_name("hostile_app")
 
 
@@ -191,7 +190,8 @@ def test_a_hostile_app_runs_with_flowers_executor_and_not_with_the_hospitals_own
     node = federation.register(key, "control")
     robbed = federation.hospitals[0].name
     config = {**site_config(federation.cohort_folder, folder, robbed), "site": "control"}
-    with supernode(superlink, folder, config, secured(federation.certificates, key)):
+    security = secured(federation.certificates, key)
+    with local_supernode(superlink, config, folder / "control.log", security=security):
         nodes = 1 + len(federation.hospitals)
         superlink.run(app, {"out": str(out), "nodes": nodes})
     loot = json.loads(out.read_text())
@@ -214,12 +214,13 @@ def test_an_honest_run_is_answered_and_spends_each_hospitals_budget_once(federat
         "site": "stranger", "state-dir": str(folder / "state-stranger"),
     }  # fmt: skip
     security = secured(federation.certificates, make_key(folder, "stranger"))
-    config = {**CONFIG, **server_config(cohort, folder)}
+    config = {**NOISY, **server_config(cohort, folder)}
     runs = (superlink.home / "superlink.log").read_text().count("Created run")
-    with supernode(superlink, folder, stranger, security) as refused:
+    log = folder / "stranger.log"
+    with local_supernode(superlink, stranger, log, security=security) as refused:
         superlink.run(APP, config)
         assert refused.wait(PATIENCE) == 1
-    assert "[code: 2004] Failed to activate SuperNode" in (folder / "stranger.log").read_text()
+    assert "[code: 2004] Failed to activate SuperNode" in log.read_text()
     assert not (folder / "state-stranger").exists()
 
     spent = [ledger_of(each) for each in federation.hospitals]
@@ -227,7 +228,7 @@ def test_an_honest_run_is_answered_and_spends_each_hospitals_budget_once(federat
         superlink.run(APP, {**config, "out": str(folder / "second")})
     assert [ledger_of(each) for each in federation.hospitals] == spent
     summary = read_json(folder / "deployed" / "summary.json")
-    assert summary["epsilon"] == pytest.approx(CONFIG["epsilon"], rel=1e-6)
+    assert summary["epsilon"] == pytest.approx(NOISY["epsilon"], rel=1e-6)
     assert summary["claim"].startswith("proven: patient-level")
     assert summary["sites"] == len(federation.hospitals)
     for (events, sent), ledger in zip(spent, summary["per_site"].values(), strict=True):
@@ -265,8 +266,8 @@ def settings_for(hospitals: list[Hospital], name: str, **changes: object) -> Ite
 def test_a_run_whose_server_dies_is_gone_on_with_to_the_model_of_one_process(federation, cohort):
     """With everything that the page asks for; bit for bit, as there is no noise."""
     folder, superlink = federation.folder, federation.superlink
-    one = federate({**PLAIN, "data": str(federation.cohort_folder), "out": str(folder / "one")})
-    config = {**PLAIN, **server_config(cohort, folder), "out": str(folder / "plain")}
+    one = federate({**CONFIG, "data": str(federation.cohort_folder), "out": str(folder / "one")})
+    config = {**CONFIG, **server_config(cohort, folder), "out": str(folder / "plain")}
     link, out = Connection("dpfact", superlink.environment), folder / "plain"
     await_online(federation)
     with settings_for(federation.hospitals, "plain", **WITHOUT_NOISE):
@@ -277,7 +278,7 @@ def test_a_run_whose_server_dies_is_gone_on_with_to_the_model_of_one_process(fed
         assert link.follow(run)["status"] != COMPLETED
         run = link.submit(APP, {**config, "resume": True})
         assert link.follow(run)["status"] == COMPLETED
-    status, rounds = run_status(out), PLAIN["rounds"]
+    status, rounds = run_status(out), CONFIG["rounds"]
     assert status.is_finished
     assert [(site.name, site.used, site.failed) for site in status.sites] == [
         (site.name, rounds, 0) for site in cohort.sites
@@ -310,7 +311,7 @@ def test_two_runs_at_once_are_charged_each_for_itself_and_learn_from_their_own_r
     link = Connection("dpfact", federation.superlink.environment)
     configs = {
         job: {
-            **CONFIG, **server_config(cohort, folder), "epsilon": epsilon,
+            **NOISY, **server_config(cohort, folder), "epsilon": epsilon,
             "seed": seed, "job": job, "out": str(folder / job), "min-sites": 1,
             "round-timeout": 150.0,
         }
@@ -348,7 +349,7 @@ def test_two_runs_at_once_are_charged_each_for_itself_and_learn_from_their_own_r
 @pytest.mark.deployment
 def test_a_run_on_arrival_is_answered_and_charged_round_by_round(federation, cohort):
     folder, sites = federation.folder, len(cohort.sites)
-    config = {**PLAIN, **server_config(cohort, folder), "aggregation": "async", "rounds": 2}
+    config = {**CONFIG, **server_config(cohort, folder), "aggregation": "async", "rounds": 2}
     await_online(federation)
     with settings_for(federation.hospitals, "arriving", **WITHOUT_NOISE):
         federation.superlink.run(APP, {**config, "out": str(folder / "arriving")})
@@ -437,12 +438,11 @@ def test_a_supernode_that_is_not_let_in_ends_and_says_why(federation):
     page = PAGE.read_text()
     await_online(federation)
     with ExitStack() as stack:
-        started = {
-            name: stack.enter_context(
-                supernode(superlink, folder, site_config(folder, folder, name), security)
-            )
-            for name, (security, _) in cases.items()
-        }
+        started = {}
+        for name, (security, _) in cases.items():
+            own, log = site_config(folder, folder, name), folder / f"{name}.log"
+            node = local_supernode(superlink, own, log, security=security)
+            started[name] = stack.enter_context(node)
         for name, (_, word) in cases.items():
             assert started[name].wait(PATIENCE) == 1
             text = (folder / f"{name}.log").read_text()

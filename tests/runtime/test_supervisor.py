@@ -123,27 +123,6 @@ def test_the_supervisor_exits_as_its_command_does(code, found):
         assert process.wait(PATIENCE) == found
 
 
-# The command has ended before the supervisor first looks at it.
-QUICK = """
-import os, subprocess, sys
-from dpfact_flower.runtime import supervisor
-whole = subprocess.Popen
-def ended(*words, **options):
-    process = whole(*words, **options)
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    return process
-subprocess.Popen = ended
-sys.exit(supervisor.supervise([sys.executable, "-S", "-c", "raise SystemExit(7)"]))
-"""
-
-
-@pytest.mark.process
-@posix
-def test_a_command_that_has_ended_already_is_not_waited_for():
-    with subprocess.Popen([sys.executable, "-c", QUICK], stdin=subprocess.PIPE) as process:
-        assert process.wait(PATIENCE) == 7
-
-
 @pytest.mark.process
 @posix
 def test_a_supervisor_that_is_asked_to_end_ends_its_command(tmp_path):
