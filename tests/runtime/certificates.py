@@ -34,25 +34,25 @@ class Certificates:
 
 def make_certificates(folder: Path, name: str) -> Certificates:
     """In a new folder of that name, an authority and a server's certificate for 127.0.0.1."""
-    authority, server = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
-    issuer = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, f"{name} authority")])
-    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
-    files = Certificates(folder / name)
+    files, now = Certificates(folder / name), datetime.datetime.now(datetime.UTC)
     files.folder.mkdir()
-    files.authority.write_bytes(
-        _builder(issuer, issuer, authority, authority, days=61)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .add_extension(_SIGNS_CERTIFICATES, critical=True)
-        .sign(authority, hashes.SHA256())
-        .public_bytes(PEM)
-    )
-    files.certificate.write_bytes(
-        _builder(subject, issuer, server, authority)
-        .add_extension(_LOOPBACK, critical=False)
-        .add_extension(_SERVES, critical=False)
-        .sign(authority, hashes.SHA256())
-        .public_bytes(PEM)
-    )
+    authority, server = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    signed_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key())
+    for path, subject, key, days, extensions in (
+        (files.authority, f"{name} authority", authority, 61, _OF_AN_AUTHORITY),
+        (files.certificate, name, server, 60, _OF_A_SERVER),
+    ):
+        builder = x509.CertificateBuilder(
+            _named(f"{name} authority"), _named(subject), key.public_key(),
+            x509.random_serial_number(), now - datetime.timedelta(hours=1),
+            now + datetime.timedelta(days=days),
+        )  # fmt: skip
+        # Python 3.13 asks for both key identifiers.
+        own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+        for extension in (own, signed_by, *extensions):
+            is_critical = extension in _OF_AN_AUTHORITY
+            builder = builder.add_extension(extension, critical=is_critical)
+        path.write_bytes(builder.sign(authority, hashes.SHA256()).public_bytes(PEM))
     form, plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     files.key.write_bytes(server.private_bytes(PEM, form, plain))
     return files
@@ -65,27 +65,19 @@ def make_key(folder: Path, site: str) -> Path:
     return folder / site
 
 
-_LOOPBACK = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-_SERVES = x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH])
-_SIGNS_CERTIFICATES = x509.KeyUsage(
-    digital_signature=False, content_commitment=False, key_encipherment=False,
-    data_encipherment=False, key_agreement=False, key_cert_sign=True, crl_sign=True,
-    encipher_only=False, decipher_only=False,
+_OF_AN_AUTHORITY = (
+    x509.BasicConstraints(ca=True, path_length=None),
+    x509.KeyUsage(
+        digital_signature=False, content_commitment=False, key_encipherment=False,
+        data_encipherment=False, key_agreement=False, key_cert_sign=True, crl_sign=True,
+        encipher_only=False, decipher_only=False,
+    ),
 )  # fmt: skip
+_OF_A_SERVER = (
+    x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]),
+    x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH]),
+)
 
 
-def _builder(
-    subject: x509.Name, issuer: x509.Name, key, signer, *, days: int = 60
-) -> x509.CertificateBuilder:
-    # Python 3.13 asks for both key identifiers.
-    now = datetime.datetime.now(datetime.UTC)
-    identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
-    return (
-        x509.CertificateBuilder(issuer_name=issuer, subject_name=subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + datetime.timedelta(days=days))
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(identifier, critical=False)
-    )
+def _named(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, text)])
