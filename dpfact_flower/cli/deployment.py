@@ -158,11 +158,8 @@ def _gauges(found: RunStatus) -> list[Gauge]:
     job = {"job": found.job}
 
     def of_sites(name: str, text: str, key: str) -> Gauge:
-        values = [(site.name, getattr(site, key)) for site in found.sites]
-        return Gauge(name, text, tuple(
-            ((("job", found.job), ("site", site)), float(value))
-            for site, value in values if value is not None
-        ))  # fmt: skip
+        values = [({**job, "site": site.name}, getattr(site, key)) for site in found.sites]
+        return Gauge(name, text, [each for each in values if each[1] is not None])
 
     last = datetime.fromisoformat(found.last).timestamp() if found.last else 0.0
     return [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,17 +11,17 @@ from dpfact_flower.machine.files import replacing
 
 
 class Gauge(NamedTuple):
-    """One figure, or one for each value of a label; `kind` is ``gauge`` or ``counter``."""
+    """Figures of one name, each with its labels; `kind` is ``gauge`` or ``counter``."""
 
     name: str
     help: str
-    values: tuple[tuple[tuple[tuple[str, str], ...], float], ...]
+    values: Sequence[tuple[Mapping[str, str], float]]
     kind: str = "gauge"
 
 
 def gauge(name: str, text: str, value: float, **labels: str) -> Gauge:
     """A gauge with one figure."""
-    return Gauge(name, text, ((tuple(labels.items()), value),))
+    return Gauge(name, text, [(labels, value)])
 
 
 def exposition(gauges: Iterable[Gauge]) -> str:
@@ -31,7 +31,7 @@ def exposition(gauges: Iterable[Gauge]) -> str:
         name = f"dpfact_{each.name}"
         lines += [f"# HELP {name} {each.help}", f"# TYPE {name} {each.kind}"]
         for labels, value in each.values:
-            inside = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels)
+            inside = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
             lines.append(f"{name}{f'{{{inside}}}' if inside else ''} {value:.10g}")
     return "".join(f"{line}\n" for line in lines)
 

@@ -65,8 +65,8 @@ def site_gauges(settings: SiteSettings) -> list[Gauge]:
         gauge("site_answering_seconds", "How long the message that is being answered has been; 0 "
               "where none is.", answering_seconds(folder.parent), site=name),
         Gauge("site_refusals_total", "Requests that were refused or failed, by the code that left.",
-              tuple(((("site", name), ("code", code)), float(refused.get(code, 0)))
-                    for code in sorted({*PUBLIC_CODES, *refused})), "counter"),
+              [({"site": name, "code": code}, refused.get(code, 0))
+               for code in sorted({*PUBLIC_CODES, *refused})], "counter"),
     ]  # fmt: skip
 
 

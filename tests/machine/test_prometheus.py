@@ -4,7 +4,7 @@ from dpfact_flower.machine.prometheus import Gauge, exposition, gauge, write_exp
 
 
 def test_the_text_is_prometheus_own():
-    values = (((("site", 'a"b\\c\nd'),), 3.0), ((("site", "e"),), 4.5))
+    values = [({"site": 'a"b\\c\nd'}, 3), ({"site": "e"}, 4.5)]
     both = Gauge("replies_total", "Of a site.", values, "counter")
     assert exposition([gauge("round", "Now.", 7), both]) == (
         "# HELP dpfact_round Now.\n# TYPE dpfact_round gauge\ndpfact_round 7\n"
