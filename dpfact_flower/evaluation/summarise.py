@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from dpfact_flower.data.site_data import PATIENT, Cohort
@@ -16,7 +16,6 @@ from dpfact_flower.evaluation.summary import (
     Measured,
     RunSpending,
     SiteSpending,
-    SpentRelease,
     Summary,
 )
 from dpfact_flower.evaluation.tables import GlobalCodes, SharedPhenotypes
@@ -126,12 +125,7 @@ def _spent(
         neighbours_in_words=NEIGHBOURS[worst.neighbours],
         not_covered=NOT_COVERED,
         per_site={
-            site: SiteSpending(
-                **guarantee.to_dict(),
-                ledger=tuple(
-                    SpentRelease(**asdict(event), rho=event.rho) for event in events[site]
-                ),
-            )
+            site: SiteSpending(**guarantee.to_dict(), ledger=tuple(events[site]))
             for site, guarantee in spent.items()
         },
     )

@@ -13,26 +13,10 @@ from typing import Any
 
 from dpfact_flower.errors import DataError
 from dpfact_flower.machine.parsed import parse_as
-from dpfact_flower.privacy.events import Neighbours, Unit
+from dpfact_flower.privacy.events import Neighbours, ReleaseEvent, Unit
 
 UNINFORMATIVE = "the phenotypes explain nothing"
 """Why a figure is missing where it would describe noise."""
-
-
-@dataclass(frozen=True)
-class SpentRelease:
-    """A line of a site's ledger: the fields of `ReleaseEvent`, and the event's cost in zCDP."""
-
-    name: str
-    sensitivity: float
-    sigma: float
-    count: int
-    unit: Unit
-    neighbours: Neighbours
-    claim: str
-    seeded: bool
-    own_sigma: float
-    rho: float
 
 
 @dataclass(frozen=True)
@@ -61,9 +45,12 @@ class Spending:
 
 @dataclass(frozen=True)
 class SiteSpending(Spending):
-    """What one site has spent in the run, and on which releases."""
+    """What one site has spent in the run, and on which releases.
 
-    ledger: tuple[SpentRelease, ...]
+    In the file each of these has its cost in zCDP too, as ``rho``.
+    """
+
+    ledger: tuple[ReleaseEvent, ...]
 
 
 @dataclass(frozen=True)
@@ -231,6 +218,11 @@ class Summary:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, in the order of ``summary.json``."""
         content = asdict(self)
+        for site, own in self.spent.per_site.items() if self.spent else ():
+            for line, event in zip(
+                content["spent"]["per_site"][site]["ledger"], own.ledger, strict=True
+            ):
+                line["rho"] = event.rho
         nothing = {
             "epsilon": None,
             "delta": None,

@@ -148,7 +148,9 @@ class Run:
         """What each site released with noise, and what each release costs; empty without noise."""
         spent = self.summary.spent.per_site if self.summary.spent else {}
         rows = [
-            {"site": site, **asdict(line)} for site, own in spent.items() for line in own.ledger
+            {"site": site, **asdict(event), "rho": event.rho}
+            for site, own in spent.items()
+            for event in own.ledger
         ]
         columns = ["site", "name", "count", "sensitivity", "sigma", "rho", "claim", "seeded"]
         return pandas().DataFrame(rows, columns=columns)

@@ -13,10 +13,9 @@ from dpfact_flower.evaluation.summary import (
     RunSpending,
     SiteFit,
     SiteSpending,
-    SpentRelease,
     Summary,
 )
-from dpfact_flower.privacy import NO_CLAIM, PATIENT_CLAIM
+from dpfact_flower.privacy import NO_CLAIM, PATIENT_CLAIM, ReleaseEvent
 
 DEPLOYED = Summary(
     name="job-1",
@@ -55,9 +54,9 @@ _COST = {
     "replacing": 9.0851,
     "alone": None,
 }
-_RELEASE = SpentRelease(
+_RELEASE = ReleaseEvent(
     name="round 1, start", sensitivity=1.0, sigma=1.29, count=51040, unit="patient",
-    neighbours="add-remove", claim=PATIENT_CLAIM, seeded=False, own_sigma=1.29, rho=0.3,
+    neighbours="add-remove", claim=PATIENT_CLAIM, seeded=False,
 )  # fmt: skip
 SPENT = RunSpending(
     **_COST,
