@@ -6,7 +6,7 @@ Everything on the page is compared with the first run.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,19 +19,44 @@ from dpfact_flower.evaluation.page import belonging, figure, write_page
 from dpfact_flower.evaluation.prose import titles
 from dpfact_flower.evaluation.replication import protection, replications
 from dpfact_flower.evaluation.run_folder import read_summary
-from dpfact_flower.evaluation.summary import AUC, Errors, GroupAUC, Summary
+from dpfact_flower.evaluation.summary import AUC, RunSpending, Summary
 from dpfact_flower.privacy import SEEDED_CLAIM, rounded_up
-
-_UNKNOWN = "-"
 
 
 def comparison(folders: Sequence[Path]) -> str:
     """Markdown table of several runs, one row each; what was not measured is ``-``."""
-    rows: list[tuple[str, ...]] = [("run", *_COLUMNS), ("---",) * (1 + len(_COLUMNS))]
-    for folder in folders:
-        summary = read_summary(folder)
-        rows.append((folder.resolve().name, *(text(summary) for text in _COLUMNS.values())))
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    rows = [{"run": folder.resolve().name, **columns(read_summary(folder))} for folder in folders]
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *(row.values() for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def columns(summary: Summary) -> dict[str, str]:
+    """What is compared of a run, by the column's header."""
+    errors, measured, sent = summary.errors, summary.measured, summary.exchange
+    fits = errors.per_site_data if errors else ()
+    first = measured.prediction.overall if measured and measured.prediction else None
+    known = {
+        "data": summary.name,
+        "sites": str(summary.sites),
+        "patients": errors and f"{sum(site.patients for site in fits):,}",
+        "non-zeros": errors and f"{sum(site.nonzeros for site in fits):,}",
+        "R": str(summary.rank),
+        "rounds": str(summary.rounds),
+        "privacy": _privacy(summary),
+        "epsilon (replacing a record)": _epsilon(summary.spent),
+        "fit": errors and f"{errors.fit:.3f}",
+        "RMSE all cells": errors and f"{errors.rmse:.5f}",
+        "RMSE non-zeros": errors and f"{errors.rmse_nonzeros:.4f}",
+        "AUC": first and _area(first.memberships),
+        "AUC raw codes": first and _area(first.raw_codes),
+        "AUC volume": first and _area(first.volume),
+        "FMS": f"{measured.fms:.2f}" if measured and measured.fms is not None else None,
+        "MB down": f"{sent.bytes_down / 1e6:.1f}",
+        "MB up": f"{sent.bytes_up / 1e6:.1f}",
+        "seconds": f"{sent.seconds:.0f}",
+        "of them solver": errors and f"{errors.solver_seconds:.1f}",
+    }
+    return {header: text or "-" for header, text in known.items()}
 
 
 def _privacy(summary: Summary) -> str:
@@ -43,56 +68,16 @@ def _privacy(summary: Summary) -> str:
     return summary.privacy
 
 
-def _epsilon(summary: Summary) -> str:
+def _epsilon(spent: RunSpending | None) -> str | None:
     """With the price of replacing a patient's record in brackets, as `dpfact ledger` has it."""
-    if summary.spent is None:
-        return _UNKNOWN
-    epsilon, replacing = summary.spent.epsilon, summary.spent.replacing
-    return rounded_up(epsilon) + (f" ({rounded_up(replacing)})" if replacing is not None else "")
+    if spent is None:
+        return None
+    replacing = "" if spent.replacing is None else f" ({rounded_up(spent.replacing)})"
+    return rounded_up(spent.epsilon) + replacing
 
 
-def _of_errors(text: Callable[[Errors], str]) -> Callable[[Summary], str]:
-    """A column of what is known where errors were measured."""
-    return lambda summary: text(summary.errors) if summary.errors else _UNKNOWN
-
-
-def _of_auc(kind: Callable[[GroupAUC], AUC | None]) -> Callable[[Summary], str]:
-    """A column of an AUC of all sites' patients."""
-
-    def text(summary: Summary) -> str:
-        first = summary.measured.prediction if summary.measured else None
-        auc = kind(first.overall) if first else None
-        return f"{auc.mean:.3f} ± {auc.spread:.3f}" if auc else _UNKNOWN
-
-    return text
-
-
-def _match(summary: Summary) -> str:
-    fms = summary.measured.fms if summary.measured else None
-    return _UNKNOWN if fms is None else f"{fms:.2f}"
-
-
-_COLUMNS: dict[str, Callable[[Summary], str]] = {
-    "data": lambda s: s.name,
-    "sites": lambda s: str(s.sites),
-    "patients": _of_errors(lambda e: f"{sum(site.patients for site in e.per_site_data):,}"),
-    "non-zeros": _of_errors(lambda e: f"{sum(site.nonzeros for site in e.per_site_data):,}"),
-    "R": lambda s: str(s.rank),
-    "rounds": lambda s: str(s.rounds),
-    "privacy": _privacy,
-    "epsilon (replacing a record)": _epsilon,
-    "fit": _of_errors(lambda e: f"{e.fit:.3f}"),
-    "RMSE all cells": _of_errors(lambda e: f"{e.rmse:.5f}"),
-    "RMSE non-zeros": _of_errors(lambda e: f"{e.rmse_nonzeros:.4f}"),
-    "AUC": _of_auc(lambda group: group.memberships),
-    "AUC raw codes": _of_auc(lambda group: group.raw_codes),
-    "AUC volume": _of_auc(lambda group: group.volume),
-    "FMS": _match,
-    "MB down": lambda s: f"{s.exchange.bytes_down / 1e6:.1f}",
-    "MB up": lambda s: f"{s.exchange.bytes_up / 1e6:.1f}",
-    "seconds": lambda s: f"{s.exchange.seconds:.0f}",
-    "of them solver": _of_errors(lambda e: f"{e.solver_seconds:.1f}"),
-}
+def _area(auc: AUC | None) -> str | None:
+    return f"{auc.mean:.3f} ± {auc.spread:.3f}" if auc else None
 
 
 # --- The page -------------------------------------------------------------------------------------
@@ -147,7 +132,7 @@ def _content(runs: Sequence[_Run]) -> dict[str, Any]:
     return {
         "runs": runs,
         "first": first,
-        "columns": {title: [text(run.summary) for run in runs] for title, text in _COLUMNS.items()},
+        "columns": {run.name: columns(run.summary) for run in runs},
         "protection": {run.name: protection(run.summary) for run in runs},
         "alike": alike,
         "left_out": [run for run in others if run not in alike],

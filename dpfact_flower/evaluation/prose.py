@@ -98,10 +98,8 @@ def made_titles(phenotypes: Mapping[int, Rows]) -> dict[int, str]:
 
 
 def leading(rows: Sequence[CodeRow]) -> list[CodeRow]:
-    """Codes that lead one mode of a phenotype, the most relevant first."""
-    most = max((abs(row.weight) for row in rows), default=0.0)
-    found = (row for row in rows if abs(row.weight) >= LEADING * most)
-    return sorted(found, key=lambda row: -relevance(row))
+    """Codes that lead one mode of a phenotype, the largest first, as its `rows` are."""
+    return [row for row in rows if abs(row.weight) >= LEADING * abs(rows[0].weight)]
 
 
 def phrase(description: str, code: str) -> str:
@@ -122,6 +120,7 @@ def _title(rows: Rows, common: set[tuple[str, str]]) -> str:
         kept = [row for row in leading(rows[mode]) if (mode, row.code) not in common]
         if kept and max(abs(row.weight) for row in kept) < _ENOUGH * abs(rows[mode][0].weight):
             kept = []
+        kept.sort(key=lambda row: -relevance(row))
         short = (phrase(row.description, row.code).split(", ")[0] for row in kept)
         names = [name for name in dict.fromkeys(short) if name not in parts]
         if names:
@@ -196,8 +195,8 @@ def leading_sentence(rows: Rows) -> str:
     """A phenotype's leading codes, where no patient was counted."""
     parts = []
     for mode, of_mode in rows.items():
-        first = of_mode[: min(_CODES, len(leading(of_mode)))]
-        parts.append(f"{mode}: {', '.join(named(row.description, row.code) for row in first)}")
+        names = (named(row.description, row.code) for row in leading(of_mode)[:_CODES])
+        parts.append(f"{mode}: {', '.join(names)}")
     return f"Leading codes. {'; '.join(parts)}."
 
 

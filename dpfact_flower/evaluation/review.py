@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.errors import DataError, SettingsError
-from dpfact_flower.evaluation.membership import LEADING, has_phenotype
+from dpfact_flower.evaluation.membership import has_phenotype
 from dpfact_flower.evaluation.model import GlobalModel, write_csv
 from dpfact_flower.evaluation.page import check_libraries, write_page
-from dpfact_flower.evaluation.prose import titles
+from dpfact_flower.evaluation.prose import leading, titles
 from dpfact_flower.evaluation.run_folder import (
     MODEL,
     Review,
@@ -150,7 +150,10 @@ def write_sheet(
         "run": folder,
         "whole": WHOLE,
         "first": _FIRST,
-        "codes_of": _leading(model, number),
+        "codes_of": {
+            mode: [(row.code, row.description) for row in leading(rows)]
+            for mode, rows in model.codes_by_mode()[number].items()
+        },
         "charts": [(name, _record(site, row)) for name, row in zip(names, rows, strict=True)],
     }
     write_json(key, asdict(Key(_digest(folder), number, charts)))
@@ -237,18 +240,6 @@ def _chosen(
     rows = np.append(order[:highest], order[have - above : have + below])
     shuffled = rng.permutation(len(rows))
     return rows[shuffled].tolist(), (shuffled >= highest).tolist()
-
-
-def _leading(model: GlobalModel, number: int) -> dict[str, list[tuple[str, str]]]:
-    """A phenotype's leading codes by mode, with their descriptions, most weight first."""
-    return {
-        mode: [
-            (row.code, row.description)
-            for row in rows
-            if abs(row.weight) >= LEADING * abs(rows[0].weight)
-        ]
-        for mode, rows in model.codes_by_mode()[number].items()
-    }
 
 
 def _record(site: SiteData, row: int) -> dict[str, list[tuple[str, str]]]:
