@@ -72,9 +72,9 @@ def audit_likelihood(
 ) -> tuple[Finding, ...]:
     """Tell two neighbouring sites apart by their replies, as well as it can be done.
 
-    A made-up tiny site has the target's epsilon, delta and bound. Found is by how many standard
-    errors the estimated mu differs from the ledger's (-5 to 5), for a run and for each release, and
-    how much of the bound the canaries reach (at least 0.99).
+    A made-up tiny site has the target's epsilon, delta and bound. Found are by how many standard
+    errors the estimated mu differs from the ledger's, for a run and for each release, and how much
+    of the bound the canaries reach.
     """
     game = _game(target, rng)
     releases = game.target.plan.releases

@@ -1,10 +1,9 @@
 """Noise: it has the planned standard deviation, a Gaussian's shape, and never repeats.
 
-What a site's rounds release, minus their un-noised sums, over tens of thousands of values, at the
-settings' bound and at 0.1 and 1: a variance in place of a standard deviation goes unseen at 1.
-Noise is compared between rounds, between jobs, between two sites that are asked the same, between
-one request and the very same to a site that has forgotten it, and within one release; at every
-offset, so that a stream of random numbers that begins again shows up wherever it does.
+What a site's rounds release, minus their un-noised sums, at the settings' bound and at 0.1 and 1: a
+variance in place of a standard deviation goes unseen at 1. Noise is compared between rounds, jobs
+and sites, between one request and the very same to a site that has forgotten it, and within one
+release; at every offset, so that random numbers that begin again show up wherever they do.
 """
 
 from __future__ import annotations
@@ -12,11 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import fft, stats
+from scipy import signal, stats
 
 from dpfact_flower.audit.finding import ALPHA, Finding, ShareDone, count_of, silent
 from dpfact_flower.audit.hostile import as_release
@@ -190,7 +188,7 @@ def _correlation(kind: str, pairs: Iterable[tuple[Floats, Floats | None]]) -> Fi
         mate = one[:jobs] if two is None else two[:jobs]
         products, overlaps = _lagged(one[:jobs], mate)
         if two is None:
-            overlaps[0] = 0  # a value with itself
+            overlaps[one.shape[1] - 1] = 0  # offset 0: a value with itself
         looked = overlaps * jobs >= _LEAST_OVERLAP
         if not looked.any():
             continue
@@ -210,15 +208,10 @@ def _correlation(kind: str, pairs: Iterable[tuple[Floats, Floats | None]]) -> Fi
 def _lagged(one: Floats, two: Floats) -> tuple[Floats, NDArray[np.int64]]:
     """Sums of products of paired rows at every offset, and how many values overlap there."""
     n, m = one.shape[1], two.shape[1]
-    size = fft.next_fast_len(n + m - 1, real=True)
-    spectrum: Any = np.zeros(size // 2 + 1, np.complex128)
-    for a, b in zip(one, two, strict=True):
-        spectrum += fft.rfft(a, size) * np.conj(fft.rfft(b, size))
-    products = fft.irfft(spectrum, size)
-    lag = np.arange(size)
-    lag = np.where(lag < n, lag, lag - size)  # of `one` against `two`
-    overlap = np.minimum(n, m + lag) - np.maximum(0, lag)
-    return products, np.maximum(overlap, 0).astype(np.int64)
+    pairs = zip(one, two, strict=True)
+    products = np.sum([signal.correlate(a, b, method="fft") for a, b in pairs], axis=0)
+    lag = signal.correlation_lags(n, m)
+    return products, np.minimum(n, m + lag) - np.maximum(0, lag)
 
 
 def _standardised(rows: Floats) -> Floats:

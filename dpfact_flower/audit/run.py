@@ -40,10 +40,10 @@ def audit(
 ) -> tuple[Finding, ...]:
     """Audit patient mode on a site's own settings and data.
 
-    At most 200 patients of one site are used, drawn at random: of the first site of a cohort, or of
-    the one that is named. A noise seed of the settings is left out, and reported. `state_dir` is
-    where the site keeps its ledger; without one, it is not looked at. `seed` is of what the auditor
-    chooses, for the noise has none. An audit that breaks off is a finding too, and fails.
+    At most 200 patients of one site take part: of the first one of a cohort, or of the one that is
+    named. A noise seed of the settings is left out, and reported. Without the `state_dir` of the
+    site its ledger is not looked at. `seed` is of what the auditor chooses, for the noise has none.
+    An audit that breaks off is a finding too, and fails.
     """
     chosen, sites = _site_of(data, site)
     rng = np.random.default_rng(seed)

@@ -1,8 +1,7 @@
 """What is audited, and how an auditor plays a site: the site's own code, with other people's parts.
 
-An `AuditTarget` is a site's data with the settings of a run, planned. A `Transcript` is everything
-the server says in a run, chosen by the auditor, who may be as hostile as a server can be. A
-`SimulatedSite` plays one data set through `PatientRound`, the code that a site runs.
+The auditor chooses the `Transcript`, and may be as hostile as a server can be. A `SimulatedSite`
+plays one data set through `PatientRound`, the code that a site runs.
 """
 
 from __future__ import annotations
@@ -79,8 +78,7 @@ class AuditTarget:
     ) -> Transcript:
         """What a server says if it sends these factors in every round that has any.
 
-        `selection` holds the codes that were kept, `releases` what the site is told that it
-        released in a round; `relative_l21` takes the place of the settings' own.
+        `relative_l21` takes the place of the settings' own.
         """
         solver = self.solver
         if relative_l21 is not None:
@@ -131,8 +129,8 @@ class AuditTarget:
 class Transcript:
     """What a site is told in a run, the same in every world; made by `AuditTarget.transcript`.
 
-    `requests` and `releases` are by round; for a round without a release, the site is told what it
-    did release.
+    `selection` holds the codes that were kept. `releases` is what the site is told that it released
+    in a round; for a round without one, it is told what it did release.
     """
 
     anchors: Factors

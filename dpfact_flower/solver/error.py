@@ -38,13 +38,7 @@ def squared_error(
     nonzeros = sum(error for error, _ in parts)
     model = float(hadamard(grams or [gram(factor) for factor in factors]).sum())
     zeros = model - sum(mass for _, mass in parts)
-    return SquaredError(
-        all_cells=nonzeros + max(zeros, 0.0),  # rounding alone can make it negative
-        nonzeros=nonzeros,
-        data=fibres.norm_squared,
-        cells=tensor.cells,
-        nnz=tensor.nnz,
-    )
+    return SquaredError.on(tensor, nonzeros + zeros, nonzeros, fibres.norm_squared)
 
 
 def inner_product(tensor: SparseTensor, factors: Factors) -> float:

@@ -94,13 +94,7 @@ class _Site:
     def error(self, inner: float) -> SquaredError:
         """Of all cells, with <X, M> given; that of the non-zero ones would take a pass."""
         everywhere = 2 * loss(self.fibres.norm_squared, inner, self.grams)
-        return SquaredError(
-            all_cells=max(everywhere, 0.0),  # rounding alone can make it negative
-            nonzeros=None,
-            data=self.fibres.norm_squared,
-            cells=self.fibres.tensor.cells,
-            nnz=self.fibres.tensor.nnz,
-        )
+        return SquaredError.on(self.fibres.tensor, everywhere, None, self.fibres.norm_squared)
 
     def iterate(self) -> tuple[float, float]:
         """Update every factor once; <X, M> before and after."""

@@ -26,30 +26,21 @@ CellFunction = Callable[[Any, Any], Any]
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss f(x, m) of a cell's data x and the model's value m.
-
-    Attributes
-    ----------
-    value, gradient : callable
-        f and df/dm, of two numbers or two arrays. Gradients are compiled: arithmetic of the
-        arguments and of numbers alone.
-    nothing : callable
-        The model's value, alike at all cells, that explains nothing of data with a given mean.
-    counts : bool
-        Whether it is a likelihood of the data themselves: then patients' counts are not scaled.
-    binary : bool
-        Whether it only looks at whether there is a count: then data are 0 or 1.
-    positive : bool
-        Whether the model must not be negative.
-    """
+    """A loss f(x, m) of a cell's data x and the model's value m."""
 
     name: str
     value: CellFunction
+    """f, of two numbers or two arrays."""
     gradient: CellFunction
+    """df/dm. It is compiled: arithmetic of the arguments and of numbers alone."""
     nothing: Callable[[float], float]
+    """The model's value, alike at all cells, that explains nothing of data with a given mean."""
     counts: bool = True
+    """Whether it is a likelihood of the data themselves: then patients' counts are not scaled."""
     binary: bool = False
+    """Whether it only looks at whether there is a count: then data are 0 or 1."""
     positive: bool = True
+    """Whether the model must not be negative."""
 
     @property
     def is_squared(self) -> bool:

@@ -37,34 +37,24 @@ class LocalProblem:
 
 @dataclass(frozen=True)
 class LocalResult:
-    """Outcome of a solver's call at one site.
-
-    Attributes
-    ----------
-    factors : tuple of C-contiguous arrays
-        Patients first.
-    objective : tuple of float, length tau + 1
-        Eq. (norm) at the start and after each pass or iteration. The start is taken after negative
-        values are set to 0 when `nonnegative` asks for it. With ``zeros="none"`` the loss is that
-        of the non-zero cells alone, because psgd then fits no others. Of losses but the squared
-        one, the part of zero cells is estimated from a sample, see `psgd`.
-    eta : float
-        psgd: the step size to continue with. exact: what it was given, since it takes no steps.
-    rollbacks : int
-        Passes of psgd that were undone and tried again with half the step size.
-    grams : tuple of (R, R) arrays
-        `gram` of every factor.
-    error : SquaredError or None
-        Of the factors, to 1e-6 of the data's ||X||^2, where the solver knows it: psgd does where it
-        minimises it, exact of all cells alone.
-    """
+    """Outcome of a solver's call at one site."""
 
     factors: Factors
+    """C-contiguous, patients first."""
     objective: tuple[float, ...]
+    """Eq. (norm) at the start and after each of tau passes or iterations. The start is taken after
+    negative values are set to 0 when `nonnegative` asks for it. With ``zeros="none"`` the loss is
+    that of the non-zero cells alone, because psgd then fits no others. Of losses but the squared
+    one, the part of zero cells is estimated from a sample, see `psgd`."""
     eta: float
+    """psgd: the step size to continue with. exact: what it was given, since it takes no steps."""
     rollbacks: int
+    """Passes of psgd that were undone and tried again with half the step size."""
     grams: tuple[Array, ...]
+    """`gram` of every factor."""
     error: SquaredError | None = None
+    """Of the factors, to 1e-6 of the data's ||X||^2, where the solver knows it: psgd does where it
+    minimises it, exact of all cells alone."""
 
 
 def loss(norm_squared: float, inner: float, grams: Sequence[Array]) -> float:

@@ -3,16 +3,12 @@
 What a pass descends
     The pull to the anchors acts at every visit of a feature row, eq. (bj), so over a pass it weighs
     gamma times the row's number of visits, not gamma as in eq. (norm). It is left out at sampled
-    zero cells: sampling zeros changes nothing but the loss, whose gradient over the pass is an
-    unbiased estimate of that over all cells (Kolda & Hong 2020; where they are drawn, and why, is
-    in `dpfact_flower.solver.kernels.zero_cells`).
+    zero cells, see `dpfact_flower.solver.kernels.zero_cells`.
 
 Step control (bold driver)
     A pass after which both eq. (norm) and what the pass descends have risen, or are not finite, is
-    undone and tried again at half the step size; a pass that stands raises it by 5 %. One of the
-    two is enough, because a small step lowers the second but need not lower the first when the
-    anchors are far away. Whatever happens, no more than tau passes stand, and no step size
-    exceeds `settings.eta`.
+    undone and tried again at half the step size; a pass that stands raises it by 5 %. A small step
+    lowers the second, and need not lower the first when the anchors are far away.
 
 Losses
     Of squared errors, Gram matrices give the sum over all cells. Of another loss, the entries' part
@@ -184,13 +180,7 @@ class _Site:
         if not self.loss.is_squared:
             return None
         everywhere = 2 * loss(self.norm_squared, value.inner, grams)
-        return SquaredError(
-            all_cells=max(everywhere, value.squares),  # rounding alone can make it the smaller one
-            nonzeros=value.squares,
-            data=self.norm_squared,
-            cells=self.tensor.cells,
-            nnz=self.tensor.nnz,
-        )
+        return SquaredError.on(self.tensor, everywhere, value.squares, self.norm_squared)
 
     def stands(self, now: Value, before: Value) -> bool:
         """Whether a pass is to be kept."""

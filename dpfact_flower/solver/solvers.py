@@ -25,31 +25,21 @@ so all of it would hold psgd back more. Found on the synthetic demo and on half 
 
 @dataclass(frozen=True)
 class Solver:
-    """How a site computes, and what can be asked of it.
-
-    Attributes
-    ----------
-    compute : callable
-        `settings.tau` passes.
-    any_loss : bool
-        Whether it minimises whatever loss a run names, or squared errors alone.
-    steps : bool
-        Whether it takes a step of eta at every visit of a cell. Then the elastic weight acts at
-        every visit of a row, and eq. (global) gives the server's step.
-    relative_l21 : bool
-        Whether `relative_l21` gives its l2,1 weight, in place of `mu`.
-    clips : bool
-        Whether `clip` bounds an entry's gradient per factor: paper mode's claim rests on it.
-    pull : float
-        Share of the relative elastic weight that it applies.
-    """
+    """How a site computes, and what can be asked of it."""
 
     compute: Callable[[LocalProblem], LocalResult]
+    """`settings.tau` passes."""
     any_loss: bool = False
+    """Whether it minimises whatever loss a run names, or squared errors alone."""
     steps: bool = False
+    """Whether it takes a step of eta at every visit of a cell. Then the elastic weight acts at
+    every visit of a row, and eq. (global) gives the server's step."""
     relative_l21: bool = True
+    """Whether `relative_l21` gives its l2,1 weight, in place of `mu`."""
     clips: bool = False
+    """Whether `clip` bounds an entry's gradient per factor: paper mode's claim rests on it."""
     pull: float = 1.0
+    """Share of the relative elastic weight that it applies."""
 
     def check(self, settings: SolverSettings) -> Loss:
         """The loss that the settings name; refuses what this solver cannot do."""

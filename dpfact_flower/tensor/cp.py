@@ -163,13 +163,7 @@ def squared_error(tensor: SparseTensor, factors: Sequence[NDArray[Any]]) -> Squa
     parts = [((x - m) @ (x - m), m @ m) for x, m in _at_nonzeros(tensor, factors)]
     nonzeros = math.fsum(error for error, _ in parts)
     zeros = norm_squared(factors) - math.fsum(mass for _, mass in parts)
-    return SquaredError(
-        all_cells=nonzeros + max(zeros, 0.0),  # rounding alone can make it negative
-        nonzeros=nonzeros,
-        data=tensor.norm_squared(),
-        cells=tensor.cells,
-        nnz=tensor.nnz,
-    )
+    return SquaredError.on(tensor, nonzeros + zeros, nonzeros, tensor.norm_squared())
 
 
 def _optional(library: str, module: str) -> Any:

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from dpfact_flower.errors import DataError
+from dpfact_flower.tensor.sparse import SparseTensor
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,14 @@ class SquaredError:
     data: float
     cells: int
     nnz: int
+
+    @classmethod
+    def on(
+        cls, tensor: SparseTensor, all_cells: float, nonzeros: float | None, data: float
+    ) -> SquaredError:
+        """Of a model on a tensor; rounding alone can make the error of all cells too small."""
+        least = nonzeros or 0.0
+        return cls(max(all_cells, least), nonzeros, data, tensor.cells, tensor.nnz)
 
     def __add__(self, other: SquaredError) -> SquaredError:
         ours, theirs = self.nonzeros, other.nonzeros

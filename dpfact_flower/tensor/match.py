@@ -48,7 +48,14 @@ def match_columns(
     Both are models, or factors such as the feature factors alone; sizes must agree, ranks need not.
     `modes` are positions of the factors to compare, all by default.
     """
-    return _match(*_comparable(estimate, truth, modes))
+    similarity = reduce(np.multiply, map(column_cosines, *_comparable(estimate, truth, modes)))
+    # Importing scipy.optimize takes 0.1 s and more, and a site never matches models.
+    from scipy.optimize import linear_sum_assignment  # noqa: PLC0415
+
+    rows, columns = linear_sum_assignment(similarity, maximize=True)
+    order = np.argsort(columns)
+    rows, columns = rows[order], columns[order]
+    return Match(rows, columns, similarity[rows, columns])
 
 
 def factor_match_score(
@@ -70,7 +77,7 @@ def factor_match_score(
     without the patients' factor a component's scale is arbitrary.
     """
     ours, theirs = _comparable(estimate, truth, modes)
-    match = _match(ours, theirs)
+    match = match_columns(ours, theirs)
     scores = match.cosines
     if with_weights is None:
         with_weights = isinstance(estimate, CPModel) and isinstance(truth, CPModel)
@@ -88,17 +95,6 @@ def column_cosines(
 ) -> NDArray[np.float64]:
     """Cosine of every column of one (I, R) array with every column of another; (R, R')."""
     return np.asarray(unit_columns(estimate).T @ unit_columns(truth))
-
-
-def _match(ours: Matrices, theirs: Matrices) -> Match:
-    similarity = reduce(np.multiply, map(column_cosines, ours, theirs))
-    # Importing scipy.optimize takes 0.1 s and more, and a site never matches models.
-    from scipy.optimize import linear_sum_assignment  # noqa: PLC0415
-
-    rows, columns = linear_sum_assignment(similarity, maximize=True)
-    order = np.argsort(columns)
-    rows, columns = rows[order], columns[order]
-    return Match(rows, columns, similarity[rows, columns])
 
 
 def _comparable(

@@ -89,10 +89,8 @@ def test_sums_at_every_offset_are_numpys_correlate(rng):
     products, overlaps = _lagged(one, two)
     expected = sum(np.correlate(a, b, "full") for a, b in zip(one, two, strict=True))
     counts = np.correlate(np.ones(7), np.ones(5), "full")
-    lags = np.arange(-4, 7)
-    np.testing.assert_allclose(products[lags], expected, atol=1e-12)
-    np.testing.assert_array_equal(overlaps[lags], counts)
-    assert overlaps.sum() == counts.sum()
+    np.testing.assert_allclose(products, expected, atol=1e-12)
+    np.testing.assert_array_equal(overlaps, counts)
 
 
 def test_noise_that_comes_again_later_is_found_and_independent_noise_is_not(rng):

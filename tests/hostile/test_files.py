@@ -221,9 +221,3 @@ def test_the_watch_notices_an_error(error):
 def test_the_watch_notices_a_line_of_the_log(line):
     with pytest.raises(AssertionError), Watch():
         logging.getLogger("dpfact_flower.site").info("a patient: %s", line)
-
-
-def test_the_watch_has_nothing_against_an_honest_error():
-    with Watch():
-        assert read(failing(DataError("x: damaged")), names="x:") == "data"
-        logging.getLogger("dpfact_flower.site").info("round 3: fine")

@@ -264,11 +264,6 @@ def test_duplicates_that_overflow_are_refused():
     assert "sum of duplicate entries" in message
 
 
-def test_a_message_counts_the_wrong_entries():
-    message = refused(SparseTensor.from_coo, [[0, 0], [1, 5], [0, 6]], [1, 1, 1], (2, 2))
-    assert message.endswith("2 entries break this, the first at position 1")
-
-
 def test_a_large_tensor_is_not_densified():
     tensor = SparseTensor.from_coo([[0, 0]], [SECRET], (10_000, 1001))
     assert "refusing to densify" in refused(tensor.to_dense)
@@ -337,13 +332,9 @@ BAD_FEATURES = {
     "none": [[0], []],
     "twice": [[0, 0], [0]],
     "descending": [[1, 0], [0]],
-    "negative": [[-SECRET, 0], [0]],
     "one too large": [[0, 4], [0]],
     "too large": [[0], [SECRET]],
     "mask": [[0], np.ones(3, bool)],
-    "fractions": [[0.5], [0]],
-    "2-D": [[[0, 1]], [0]],
-    "text": [[str(SECRET)], [0]],
 }
 
 

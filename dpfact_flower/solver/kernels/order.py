@@ -28,7 +28,7 @@ def zero_visits(tensor: SparseTensor, settings: SolverSettings) -> int:
 
 
 def entries_by_row(tensor: SparseTensor) -> list[NDArray[np.int64]]:
-    """Number of entries in each row of each mode; N arrays of shapes (I_n,)."""
+    """Number of entries in each row of each mode."""
     offsets = row_offsets(tensor.shape)
     counts = np.zeros(offsets[-1], np.int64)
     _count(tensor.indices, offsets, counts)
@@ -55,12 +55,8 @@ def visits(
 
     `model` says where zero cells are drawn, see `ZeroCells`; `starts` is from `first_entries`.
 
-    Yields
-    ------
-    rows : ndarray of int32, shape (visits, N)
-        Rows of the factor stack.
-    counts : ndarray of float32, shape (visits,)
-        Of a zero cell its weight, negative; 0 where a draw was none.
+    Yields rows of the factor stack, and counts: of a zero cell its weight, negative; 0 where a draw
+    was none.
     """
     starts = first_entries(entries_by_row(tensor)[0]) if starts is None else starts
     first = np.arange(0, tensor.n_patients, _BLOCK)

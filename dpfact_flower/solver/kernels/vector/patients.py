@@ -55,14 +55,8 @@ def update_rows(
 ) -> tuple[Array, float, Array]:
     """Sweep over the columns of A, which is updated in place; q is as for `update_patients`.
 
-    Returns
-    -------
-    product : ndarray of float64, shape (I_1, R padded)
-        MTTKRP of mode 1 with the new rows of A; zeros if mode 1 is the last.
-    inner : float
-        <X, M> with the rows as they were.
-    gram : ndarray of float64, shape (R, R)
-        Of the new rows.
+    Returns the MTTKRP of mode 1 with the new rows of A (zeros if mode 1 is the last), <X, M> with
+    the rows as they were, and the Gram matrix of the new ones.
     """
     tensor, rank, width = fibres.tensor, len(q), stack.shape[1]
     registers, _ = slices(width)
