@@ -73,6 +73,41 @@ def plan(
     sentence = f"[{_COLOURS[verdict]}]{verdict}[/]: {escape(made.outlook.sentence)}"
     console.print(sentence, soft_wrap=True)
     console.print(_asked(made.needs), soft_wrap=True)
+    if other := _other_way(chosen, codes, rank, sites):
+        console.print(_compared(made, other), soft_wrap=True)
+
+
+def _other_way(
+    chosen: PrivacySettings, codes: tuple[int, ...], rank: int, sites: int
+) -> PatientPlan | None:
+    """The same run with secure sums where it has none, and without where it has."""
+    from dpfact_flower.privacy.patient.plan import plan_patient
+    from dpfact_flower.privacy.patient.sharing import LEAST_SITES
+
+    if sites < LEAST_SITES or not chosen.patients:
+        return None
+    other = replace(chosen, secure_sums=not chosen.secure_sums)
+    return plan_patient(other, sizes=codes, rank=rank, sites=sites)
+
+
+def _compared(made: PatientPlan, other: PatientPlan) -> str:
+    """What secure sums are worth in this run, and what they rest on."""
+    from dpfact_flower.privacy import rounded_up
+
+    shared, own = (made, other) if made.sharing else (other, made)
+    alone, sharing = shared.guarantee().alone, shared.sharing
+    assert alone is not None
+    assert sharing is not None
+    chances = (100 * plan.outlook.chance for plan in (own, shared))
+    before, after = (f"{_short(plan.outlook.signal)}" for plan in (own, shared))
+    return (
+        "[bold]secure sums[/] (secure-sums = true): signal {} instead of {}, chance {:.0f} "
+        "instead of {:.0f} in 100. ".format(after, before, *reversed(list(chances)))
+        + f"They hold if at most {sharing.colluding} of {sharing.sites} sites collude with the "
+        f"server, and a sum survives the loss of {sharing.dropouts}. If all others collude, a "
+        f"patient has epsilon {rounded_up(alone.epsilon)} instead of "
+        f"{rounded_up(shared.guarantee().headline.epsilon)}."
+    )
 
 
 def budget(

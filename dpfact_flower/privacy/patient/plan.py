@@ -34,7 +34,14 @@ from dpfact_flower.privacy.conversions import (
 from dpfact_flower.privacy.events import ReleaseEvent, at_least_one, positive
 from dpfact_flower.privacy.guarantee import Guarantee, account
 from dpfact_flower.privacy.patient.kinds import KINDS, PlannedRelease
-from dpfact_flower.privacy.patient.outlook import Facts, Needs, Outlook, needs_of, outlook_of
+from dpfact_flower.privacy.patient.outlook import (
+    Facts,
+    Needs,
+    Outlook,
+    good_strength,
+    needs_of,
+    outlook_of,
+)
 from dpfact_flower.privacy.patient.sharing import Sharing, sharing_of
 from dpfact_flower.privacy.patient.statistics import MOST_REFINED
 from dpfact_flower.settings import PrivacySettings
@@ -166,6 +173,9 @@ def plan_patient(
 
     total = total_rho(settings.epsilon, settings.delta)
     split = _split(settings, facts, total)
+    if sharing and not settings.secure_slots and _is_weak(facts, split):
+        facts = facts._replace(sharing=sharing._replace(slots=1))
+        split = _split(settings, facts, total)
     bound = settings.bound or _planned_bound(facts, total - split.codes)
     memory = _MEMORY if facts.signal(total - split.codes) < _CLEAR else 0.0
     releases = tuple(
@@ -184,8 +194,14 @@ def plan_patient(
     needs = needs_of(counts, split.rounds * len(kept), facts, settings.codes)
     return PatientPlan(
         releases, len(releases) + 1, split.share, split.rounds, bound, memory, settings.delta,
-        outlook, needs, sharing,
+        outlook, needs, facts.sharing,
     )  # fmt: skip
+
+
+def _is_weak(facts: Facts, split: _Split) -> bool:
+    """Whether the start has no signal to spare: then it is not divided among slots."""
+    signal = facts.start_scale * math.sqrt(2 * split.start)
+    return facts.known and signal * math.sqrt(facts.rank) < good_strength()
 
 
 def _planned(

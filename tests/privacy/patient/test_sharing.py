@@ -1,0 +1,95 @@
+"""How sites share one noise: who is honest, what each adds, and what that costs."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dpfact_flower.errors import SettingsError
+from dpfact_flower.privacy import Noise, account
+from dpfact_flower.privacy.noise import SIGMA
+from dpfact_flower.privacy.patient import share
+from dpfact_flower.privacy.patient.plan import plan_patient
+from dpfact_flower.privacy.patient.sharing import Sharing, sharing_of
+from dpfact_flower.privacy.patient.statistics import BoundedSum
+from dpfact_flower.settings import PrivacySettings
+
+SECURE = PrivacySettings(secure_sums=True, epsilon=4.0, patients=10_000)
+
+
+def planned(privacy=SECURE, sites=20, rank=10):
+    return plan_patient(privacy, sizes=(202, 316), rank=rank, sites=sites)
+
+
+@pytest.mark.parametrize(("sites", "honest"), [(3, 2), (4, 2), (6, 4), (10, 8), (20, 16), (50, 40)])
+def test_a_tenth_may_collude_and_a_tenth_be_lost(sites, honest):
+    sharing = sharing_of(SECURE, sites)
+    assert sharing.honest == honest
+    assert 2 * sharing.dropouts < sites - sharing.colluding
+
+
+@pytest.mark.parametrize(
+    ("sites", "changed"),
+    [
+        (0, {}), (2, {}), (6, {"secure_colluding": 0}), (6, {"secure_colluding": 5}),
+        (6, {"secure_dropouts": 3}), (6, {"secure_slots": 7}),
+    ],
+)  # fmt: skip
+def test_sharing_that_cannot_hold_is_refused(sites, changed):
+    with pytest.raises(SettingsError, match="secure"):
+        sharing_of(replace(SECURE, **changed), sites)
+
+
+def test_without_secure_sums_there_is_no_sharing():
+    assert sharing_of(replace(SECURE, secure_sums=False), 6) is None
+    assert planned(replace(SECURE, secure_sums=False)).guarantee().alone is None
+
+
+def test_honest_sites_have_the_noise_of_the_plan_together():
+    for release in planned().releases:
+        assert release.own_sigma**2 * 16 == pytest.approx(release.sigma**2)
+        assert release.seen_sigma**2 == pytest.approx(20 * release.own_sigma**2)
+
+
+@pytest.mark.parametrize(
+    ("sites", "epsilon", "alone"),
+    [(3, 4.0, 6.0), (6, 4.0, 9.1), (20, 4.0, 22.0), (6, 1.0, 2.155), (20, 1.0, 4.747), (3, 8.0, 12.3)],
+)
+def test_alone_costs_as_much_as_a_site_s_own_noise(sites, epsilon, alone):
+    guarantee = planned(replace(SECURE, epsilon=epsilon), sites).guarantee()
+    assert guarantee.headline.epsilon <= epsilon
+    assert guarantee.alone.epsilon == pytest.approx(alone, rel=0.02)
+    assert guarantee.alone.claim.endswith("even if all other sites collude")
+
+
+def test_slots_are_as_many_as_the_signal_bears():
+    assert planned(replace(SECURE, epsilon=1.0)).sharing.slots == 1
+    assert planned(replace(SECURE, patients=100_000)).sharing.slots == 2
+    assert planned(replace(SECURE, patients=0)).sharing.slots == 2  # nobody knows
+    assert planned(replace(SECURE, epsilon=1.0, secure_slots=3)).sharing.slots == 3
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 8.0])
+def test_a_site_finds_the_same_plan_from_settings_that_are_settled(epsilon):
+    made = planned(replace(SECURE, epsilon=epsilon))
+    settled = made.settle(replace(SECURE, epsilon=epsilon))
+    again = planned(settled, sites=0)
+    assert again.releases == made.releases
+    assert again.settle(settled) == settled
+
+
+def test_noise_is_in_all_slots_and_the_statistic_in_one():
+    sharing, total = Sharing(20, 2, 2, 3), np.full(4000, 2**40)
+    made = share(BoundedSum(total, 1.0, 2.5), Noise.from_seed(1), sharing, 1, name="x")
+    values = made.values.reshape(3, 4000)
+    for slot, row in enumerate(values):
+        noise = row - (total if slot == 1 else 0)
+        assert np.abs(noise).max() < 8 * SIGMA
+        assert np.std(noise) == pytest.approx(SIGMA, rel=0.05)
+    (event,) = made.events
+    assert (event.sigma, event.own_sigma, event.count) == (2.5 * 4, 2.5, 12_000)
+    assert event.rho == pytest.approx(1 / (2 * 10.0**2))
+    assert event.alone.rho == pytest.approx(1 / (2 * 2.5**2))
+    assert "noise" not in repr(made)
+    assert str(made.values[0]) not in repr(made)
+    assert account(made.events, 1e-5).alone.epsilon > account(made.events, 1e-5).headline.epsilon
