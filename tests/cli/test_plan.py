@@ -79,7 +79,8 @@ def test_the_price_of_replacing_a_record_stands_beside_every_epsilon():
 
 @pytest.mark.parametrize("secure", ["false", "true"])
 def test_it_says_what_secure_sums_are_worth_and_rest_on(secure):
-    shown = plan("--patients", "10000", "--sites", "20", "--epsilon", "1", "--rank", "10",
+    shown = plan("--sizes", "202x316", "--patients", "10000", "--sites", "20", "--epsilon", "1",
+                 "--rank", "10",
                  "--set", f"secure-sums={secure}")  # fmt: skip
     assert "signal 6.2 instead of 1.6, chance 39 instead of 0 in 100" in shown
     assert "at most 2 of 20 sites collude" in shown
@@ -88,7 +89,7 @@ def test_it_says_what_secure_sums_are_worth_and_rest_on(secure):
 
 
 def test_two_sites_have_no_secure_sums():
-    assert "secure" not in plan("--patients", "10000", "--sites", "2")
+    assert "secure" not in plan("--sizes", "202x316", "--patients", "10000", "--sites", "2")
 
 
 def test_without_patients_and_sites_it_says_that_it_does_not_know():
