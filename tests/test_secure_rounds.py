@@ -29,7 +29,7 @@ from tests.conftest import CODES, count_tensor, make_vocabularies
 SOLVER = SolverSettings(rank=3)
 PRIVACY = PrivacySettings(
     epsilon=4.0, start_share=0.7, refine_rounds=1, bound=0.1, secure_sums=True, noise_seed=7,
-    patients=200,
+    patients=200, secure_slots=2,
 )  # fmt: skip
 ROUNDS = 3  # with a release: the start, and two modes refined
 NAMES = [f"site-{number}" for number in range(1, 8)]
@@ -199,7 +199,7 @@ def test_three_sites_have_one_attempt_and_nothing_to_open(tmp_path):
     made = strategy(number=3)
     grid = simulated(tmp_path, 3)
     made.start(grid)
-    assert made.coordinator.rule.plan.sharing == (3, 1, 0, 1)
+    assert made.coordinator.rule.plan.sharing == (3, 1, 0, 2)
     assert {stage for _, stage, _ in grid.asked} == {"query", "keys", "sum", "train"}
 
 

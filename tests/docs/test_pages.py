@@ -73,6 +73,10 @@ ELSEWHERE = {
     "test_metrics_say_what_is_left",
     ("docs/how-to/deploy.md", "dpfact submit "): "tests/cli/test_deployment.py::"
     "test_the_exit_code_is_the_runs",
+    ("docs/explanation/secure-sums.md", "dpfact plan "): "tests/cli/test_plan.py::"
+    "test_it_says_what_secure_sums_are_worth_and_rest_on",
+    ("docs/how-to/deploy.md", "dpfact keys make "): "tests/cli/test_keys.py::"
+    "test_keys_of_two_hospitals_fit_each_other",
     ("docs/how-to/deploy.md", "dpfact status "): "tests/cli/test_deployment.py::"
     "test_status_exits_with_1_until_the_run_is_finished",
 }  # fmt: skip
