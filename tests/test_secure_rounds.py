@@ -357,6 +357,15 @@ def test_a_site_whose_vector_is_gone_refuses_the_rest_of_the_round(tmp_path, hos
         assert len(ledger.rows()) == 1
 
 
+def test_a_job_s_key_lies_in_its_folder_alone_and_goes_with_it(tmp_path, hospitals):
+    made = strategy(REAL, number=3)
+    made.start(grid_of(hospitals))
+    own = tmp_path / "state" / "site-1" / "site-1"
+    key = json.loads((own / "job" / "secure-job.json").read_text())["key"].encode()
+    holding = [p for p in own.rglob("*") if p.is_file() and key in p.read_bytes()]
+    assert [path.parent.name for path in holding] == ["job"]
+
+
 def test_the_vector_is_in_no_reply_and_no_folder_of_the_run(tmp_path):
     grid, sent = simulated(tmp_path, 3), []
     deliver = grid._deliver

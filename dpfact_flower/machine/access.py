@@ -54,6 +54,13 @@ def check_own(path: Path, *, reading: bool = False) -> None:
         )
 
 
+def check_private(path: Path) -> None:
+    """Refuse a secret in a file that others may write to or read, as `check_own` does."""
+    check_own(path, reading=True)
+    if path.exists() and path.stat().st_mode & _ANY:
+        raise StateError(f"{path}: others may read it; chmod 600 {shlex.quote(str(path))}")
+
+
 def check_way(folder: Path) -> None:
     """Refuse a folder that anybody could move away, or that lies behind another user's link."""
     try:

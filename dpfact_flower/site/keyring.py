@@ -14,7 +14,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from dpfact_flower.errors import SettingsError
-from dpfact_flower.machine.access import check_own
+from dpfact_flower.machine.access import check_own, check_private
 from dpfact_flower.privacy.secure_sum import keys
 from dpfact_flower.settings import SiteSettings
 
@@ -60,12 +60,16 @@ def _public(key: Ed25519PrivateKey) -> bytes:
 
 def read_key_file(path: Path) -> Ed25519PrivateKey:
     """A signing key from its file, which must be its owner's alone."""
-    check_own(path, reading=True)
+    check_private(path)
     return keys.read_signing_key(_read(path))
 
 
 def read_peers(path: Path) -> dict[str, bytes]:
-    """Names and public keys, one ``NAME KEY`` a line; a `#` begins a comment."""
+    """Names and public keys, one ``NAME KEY`` a line; a `#` begins a comment.
+
+    Whoever may write to the file could pin a key of their own, and play a site.
+    """
+    check_own(path, reading=True)
     peers: dict[str, bytes] = {}
     for number, line in enumerate(_read(path).decode(errors="replace").splitlines(), start=1):
         said = line.partition("#")[0].split()

@@ -191,6 +191,7 @@ class _Files:
         """Keep what was answered in a round, and the job's key with it."""
         if not (self.folder / _JOB).exists():
             self._write(self.folder / _JOB, job)
+            self._pending.unlink(missing_ok=True)  # or the key would outlive the job's folder
         with replacing(self.folder / _ROUND, durable=self.durable) as file:
             np.savez(file, noisy=state.noisy, head=np.array(json.dumps(rules.to_json(state))))
 

@@ -1,0 +1,38 @@
+"""A hospital's keys for secure sums, and who else may touch their files."""
+
+import pytest
+
+from dpfact_flower.errors import StateError
+from dpfact_flower.privacy.secure_sum.keys import new_signing_key, public_text, read_signing_key
+from dpfact_flower.settings import SiteSettings
+from dpfact_flower.site.keyring import keyring_of
+
+
+@pytest.fixture
+def settings(tmp_path) -> SiteSettings:
+    """Of a site whose two files are as they ought to be."""
+    pem = new_signing_key()
+    key, peers = tmp_path / "site.pem", tmp_path / "peers"
+    key.write_bytes(pem)
+    key.chmod(0o600)
+    peers.write_text(f"here {public_text(read_signing_key(pem))}\n")
+    peers.chmod(0o644)
+    return SiteSettings(secure_key=str(key), secure_peers=str(peers))
+
+
+def test_a_site_has_its_own_key_and_those_it_pinned(settings):
+    assert [*keyring_of(settings, "here").peers] == ["here"]
+
+
+@pytest.mark.parametrize(("file", "mode"), [("peers", 0o664), ("site.pem", 0o622)])
+def test_a_file_that_others_may_write_to_pins_nobody(tmp_path, settings, file, mode):
+    (tmp_path / file).chmod(mode)
+    with pytest.raises(StateError, match="others may write to it"):
+        keyring_of(settings, "here")
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604])
+def test_a_key_that_others_may_read_is_refused(tmp_path, settings, mode):
+    (tmp_path / "site.pem").chmod(mode)
+    with pytest.raises(StateError, match="others may read it"):
+        keyring_of(settings, "here")
