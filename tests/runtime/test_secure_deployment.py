@@ -262,6 +262,87 @@ def settings_for(hospitals: list[Hospital], name: str, **changes: object) -> Ite
             each.config.write_text(text)
 
 
+@pytest.fixture(scope="module")
+def signing(federation) -> dict[str, Path]:
+    """Each hospital's keys as its own user makes them, and all public lines in every hospital."""
+    keys = {each.name: each.config.with_name("signing.pem") for each in federation.hospitals}
+    lines = []
+    for each in federation.hospitals:
+        made = as_site(each, "keys", "make", str(keys[each.name]), "--site", each.name)
+        lines.append(made.splitlines()[0])
+    for each in federation.hospitals:
+        peers_of(each).write_text("\n".join(lines) + "\n")
+    return keys
+
+
+def peers_of(each: Hospital) -> Path:
+    """Where a hospital has all sites' public keys."""
+    return each.config.with_name("peers")
+
+
+def as_site(each: Hospital, *words: str) -> str:
+    """What a command of the hospital's own user prints."""
+    other = {"user": each.users.site, "group": each.users.site, "extra_groups": []}
+    done = subprocess.run(
+        [tool("dpfact"), *words], capture_output=True, text=True, check=True, cwd="/",
+        **(other if each.users.two else {}),
+    )  # fmt: skip
+    return done.stdout
+
+
+@pytest.mark.deployment
+def test_hospitals_share_one_noise_and_both_figures_stand_in_summary_and_ledgers(
+    federation, cohort, signing
+):
+    folder, sites = federation.folder, len(federation.hospitals)
+    await_online(federation)
+    config = {
+        **CONFIG, **server_config(cohort, folder), "secure-sums": True, "out": str(folder / "sums"),
+    }  # fmt: skip
+    with ExitStack() as stack:
+        for each in federation.hospitals:
+            chosen = {
+                "secure-key": str(signing[each.name]), "secure-peers": str(peers_of(each)),
+                "max-epsilon-alone": 30.0,
+            }  # fmt: skip
+            stack.enter_context(settings_for([each], "sums", **chosen))
+        federation.superlink.run(APP, config)
+        for each in federation.hospitals:
+            assert faults_of(each) == []
+        each = federation.hospitals[0]
+        public = peers_of(each).read_text()
+        swapped = [line.split()[1] for line in public.splitlines()][::-1]
+        names = [line.split()[0] for line in public.splitlines()]
+        peers_of(each).write_text("\n".join(map(" ".join, zip(names, swapped, strict=True))))
+        assert "with the public key of secure-key" in faults_of(each)[0]
+        peers_of(each).write_text(public)
+        signing[each.name].chmod(0o644)
+        assert "0644" in faults_of(each)[0]
+        signing[each.name].chmod(0o600)
+    summary = read_json(folder / "sums" / "summary.json")
+    assert summary["sites"] == sites
+    assert summary["epsilon"] == pytest.approx(CONFIG["epsilon"], rel=1e-6)
+    assert summary["alone"] > summary["epsilon"]
+    assert f"at most 1 of {sites} sites collude" in summary["claim"]
+    for each in federation.hospitals:
+        state = each.folder / "site" / "state" / "sums" / each.name
+        shown = json.loads(as_site(each, "ledger", "show", str(state), "--json"))
+        (total,) = shown["totals"]
+        assert total["epsilon"] == pytest.approx(summary["epsilon"])
+        assert total["alone"] == pytest.approx(summary["alone"])
+        assert "should all other sites collude" in as_site(each, "ledger", "show", str(state))
+        assert [row.round for row in rows_of(state)] == [1, 2, 3]
+
+
+def faults_of(each: Hospital) -> list[str]:
+    """What the page's check finds wrong with a hospital's keys of secure sums."""
+    command = each.text(block_with("site check")).splitlines()[-1].split()
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
+    found = {one["check"]: one["faults"] for one in json.loads(done.stdout)}
+    (faults,) = [faults for check, faults in found.items() if "secure sums" in check]
+    return faults
+
+
 @pytest.mark.deployment
 def test_a_run_whose_server_dies_is_gone_on_with_to_the_model_of_one_process(federation, cohort):
     """With everything that the page asks for; bit for bit, as there is no noise."""
