@@ -3,7 +3,6 @@
 The simulation is a real `flwr run` on a SuperLink with Ray. Deployed: test_secure_deployment.py.
 """
 
-import json
 from pathlib import Path
 
 import pytest
@@ -32,20 +31,12 @@ PAPER = {"rounds": 3, "rank": 4, "seed": 5, "tau": 1, "privacy": "paper", "epsil
 CPUS = "client-resources-num-cpus=1"
 
 
-@pytest.fixture(scope="module")
-def expected(cohort, tmp_path_factory):
-    """Global factors of the run in one process."""
-    folder = tmp_path_factory.mktemp("expected")
-    cohort.save(folder)
-    out = federate({**CONFIG, "data": str(folder), "out": str(folder / "inprocess")})
-    return read_model(out)[0]
-
-
 @pytest.mark.nightly
 @pytest.mark.ray
-def test_simulation_gives_the_numbers_of_one_process(cohort_folder, tmp_path, expected):
+def test_simulation_gives_the_numbers_of_one_process(cohort_folder, tmp_path):
     out = tmp_path / "ray"
     config = {**CONFIG, "data": str(cohort_folder), "out": str(out)}
+    one = federate({**config, "out": str(tmp_path / "inprocess")})
     with local_superlink(tmp_path / "flwr", simulation=True) as superlink:
         superlink.run(APP, config, federation_config="num-supernodes=3 client-resources-num-cpus=1")
         arriving = {**config, "aggregation": "async", "out": str(tmp_path / "arriving")}
@@ -56,23 +47,11 @@ def test_simulation_gives_the_numbers_of_one_process(cohort_folder, tmp_path, ex
         with pytest.raises(RunFailedError):  # the data has three sites
             superlink.run(APP, wrong, federation_config=f"num-supernodes=2 {CPUS}")
     assert superlink.process.poll() is not None
-    assert_same(out, expected)
+    assert_same(out, read_model(one)[0])
     assert read_json(out / "summary.json")["sites"] == 3
     assert_arrived(tmp_path / "arriving", rounds=CONFIG["rounds"])
     assert_arrived(tmp_path / "paper", rounds=PAPER["rounds"])
     assert_paid(tmp_path / "paper")
-
-
-@pytest.mark.slow
-def test_on_arrival_one_process_gives_the_numbers_of_a_run_in_step(
-    cohort_folder, tmp_path, expected
-):
-    """There all are equally fast: they are asked together, and answer together."""
-    out = tmp_path / "arriving"
-    config = {**CONFIG, "aggregation": "async", "data": str(cohort_folder), "out": str(out)}
-    assert_same(federate(config), expected)
-    assert_arrived(out, rounds=CONFIG["rounds"])
-    assert "used on arrival" in (out / "report.html").read_text()
 
 
 def charges(sites: Path) -> dict[str, dict[int, float]]:
@@ -109,6 +88,10 @@ def test_paper_mode_on_arrival_pays_as_planned_and_repeats_itself_with_seeded_no
     for out in outs:
         assert_arrived(out, rounds=PAPER["rounds"])
         assert_paid(out)
+        assert "used on arrival" in (out / "report.html").read_text()
+        assert (tmp_path / f"{out.name}.sites" / "site-1").is_dir()
+        assert not list(out.glob("**/state-*.npz"))  # nothing of a patient is in the run's folder
+        assert not list(out.glob("**/ledger.sqlite"))
 
 
 @pytest.mark.ray
@@ -130,14 +113,3 @@ def test_the_command_runs_in_flowers_simulation_and_its_config_repeats_it_elsewh
     assert {path.name for path in Path("runs").iterdir()} == {
         "one", "one.sites", "again", "again.sites",
     }  # fmt: skip
-
-
-@pytest.mark.slow
-def test_one_process_repeats_itself_and_leaves_no_patient_value(cohort_folder, tmp_path, expected):
-    out = federate({**CONFIG, "data": str(cohort_folder), "out": str(tmp_path / "again")})
-    assert_same(out, expected)
-    summary = json.loads((out / "summary.json").read_text())
-    assert summary["rounds"] == CONFIG["rounds"]
-    assert (tmp_path / "again.sites" / "site-1").is_dir()
-    assert not list(out.glob("**/state-*.npz"))
-    assert not list(out.glob("**/ledger.sqlite"))
