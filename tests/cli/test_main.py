@@ -65,15 +65,12 @@ def test_data_run_and_report(tmp_path):
     assert (out / "report.html").exists()
 
 
-def test_as_many_phenotypes_are_sought_as_were_planted(tmp_path, monkeypatch):
+def test_as_many_phenotypes_are_sought_as_were_planted_or_an_app_says(tmp_path, monkeypatch):
     assert run_config(APP_FOLDER, [], data="synthetic:paper-synthetic")["rank"] == 20
     assert run_config(APP_FOLDER, [], data=str(tmp_path))["rank"] == 12
     monkeypatch.chdir(tmp_path)  # the app is found wherever a command starts
     assert run_config(APP_FOLDER, [], data="synthetic")["rank"] == 12
     assert run_config(APP_FOLDER, ["rank=3"], data="synthetic")["rank"] == 3
-
-
-def test_an_apps_own_data_and_rank_are_its_own(tmp_path):
     own = (APP / "pyproject.toml").read_text().replace("rank = 12", "rank = 7")
     (tmp_path / "pyproject.toml").write_text(own.replace("synthetic:demo", "data/ours"))
     config = run_config(tmp_path, [], data=None)
