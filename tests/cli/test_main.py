@@ -31,7 +31,7 @@ def dpfact(*arguments: str) -> str:
 
 def test_help_teaches_every_command():
     commands = {
-        (): "data ledger site plan budget audit run simulate demo init superlink submit status "
+        (): "data ledger site keys plan budget audit run simulate demo init superlink submit status "
         "report compare export label review settings",
         ("data",): "synthetic mimic3 mimic4 eicu synpuf omop meds nhds tns events show",
         ("ledger",): "show verify backup restore",
