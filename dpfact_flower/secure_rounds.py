@@ -68,7 +68,7 @@ class SecureRounds:
             )
             if replies.keys() == self._nodes.keys():
                 self._sums.take_keys(replies)
-                _write(coordinator.run_dir, self._sums)
+                _write(coordinator, self._sums)
                 return
             self._nodes = {site: self._nodes[site] for site in replies}
         raise QuorumError(
@@ -95,7 +95,7 @@ class SecureRounds:
         assert self._sum is not None
         assert self._sums is not None
         asked = replace(request, secure=self._sum.attempt())
-        _write(self._coordinator.run_dir, self._sums)
+        _write(self._coordinator, self._sums)
         return {self._nodes[site]: asked for site in self._sum.names if site in self._nodes}
 
     @property
@@ -172,11 +172,11 @@ def _why(failed: Mapping[str, str]) -> str:
     return "; ".join(f"{site}: {reason}" for site, reason in sorted(failed.items()))
 
 
-def _write(folder: Path | None, sums: SecureSums) -> None:
+def _write(coordinator: Coordinator, sums: SecureSums) -> None:
     """Keep in a run's folder whose public keys it has, and the newest attempt."""
-    if folder is not None:
+    if (folder := coordinator.run_dir) is not None:
         members = [[each.site, each.key.hex(), each.signature.hex()] for each in sums.members]
-        with replacing(folder / SECURE) as file:
+        with replacing(folder / SECURE, durable=coordinator.durable) as file:
             file.write(json.dumps({"members": members, "last": sums.last}).encode())
 
 

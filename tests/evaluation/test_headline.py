@@ -37,6 +37,11 @@ def test_a_simulation_shows_what_was_measured():
     assert "readmission" not in shown
 
 
+def test_what_secure_sums_promise_if_all_others_collude_stands_beside():
+    shared = replace(SIMULATED, spent=replace(SIMULATED.spent, alone=9.0003))
+    assert dict(headline(shared))["privacy"].endswith("; if all others collude: 9.001")
+
+
 @pytest.mark.parametrize(
     ("failures", "never", "says"),
     [

@@ -230,6 +230,10 @@ def test_sites_that_spent_differently_have_a_row_each(run):
     (claim,) = [t for _, tag, t in page.blocks if tag == "p" and "replacing a patient" in t]
     assert "replacing a patient's record: 9.086" in claim
     assert PATIENT_CLAIM in claim
+    assert "collude" not in claim
+    change(run / "summary.json", lambda summary: summary.update(alone=9.0003))
+    (claim,) = [t for _, tag, t in Page(run).blocks if tag == "p" and "replacing a patient" in t]
+    assert "Should all other sites collude with the server: ε = 9.001" in claim
     alike = lambda summary: summary["per_site"].update(south=summary["per_site"]["north"])  # noqa: E731
     change(run / "summary.json", alike)
     (row,) = [row for row in Page(run).rows("privacy") if PATIENT_CLAIM in row]
