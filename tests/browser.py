@@ -35,11 +35,14 @@ def _chromium(playwright) -> str:
     pytest.skip("no Chromium found: apt-get install chromium, or playwright install chromium")
 
 
-def faults(browser, path: Path, width: int, scheme: str, site: Path | None = None) -> list[str]:
+def faults(
+    browser, path: Path, width: int, scheme: str, site: Path | None = None, *, access: bool = True
+) -> list[str]:
     """What is wrong with a page on a screen, everything unfolded.
 
     It is wider than the screen, says something on the console, asks for more than itself (or, of a
-    site, its files), or axe-core finds something that shuts people out.
+    site, its files), or axe-core finds something that shuts people out. Without `access` axe-core,
+    which takes seconds, is not asked.
     """
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is missing")
     context = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme)
@@ -56,6 +59,8 @@ def faults(browser, path: Path, width: int, scheme: str, site: Path | None = Non
     wide = page.evaluate("document.documentElement.scrollWidth")
     found += [f"{wide} pixels wide"] if wide != width else []
     seen = list(found)  # axe-core itself asks for style sheets, which files may not
-    checked = axe.Axe().run(page)
+    if access:
+        checked = axe.Axe().run(page)
+        seen += [checked.generate_report()] if checked.violations_count else []
     context.close()
-    return seen + ([checked.generate_report()] if checked.violations_count else [])
+    return seen

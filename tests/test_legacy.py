@@ -27,7 +27,7 @@ MODES = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # test_client_app.py shows the same of a strategy in a grid
 @pytest.mark.parametrize("mode", MODES)
 def test_a_legacy_server_app_gives_the_numbers_of_the_new_strategy(mode, cohort_folder, tmp_path):
     privacy, rounds = MODES[mode]
