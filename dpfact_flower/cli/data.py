@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 # ruff: noqa: PLC0415
 
 
-Tables = Annotated[Path, typer.Argument()]
 Top = Annotated[
     str,
     typer.Option(help="How many of each mode's most frequent codes to keep, as 202x316; 0: all."),
@@ -201,7 +200,7 @@ def data_synthetic(
 
 @data_app.command("tns")
 def data_tns(
-    file: Tables,
+    file: Annotated[Path, typer.Argument()],
     out: Out,
     name: Annotated[
         str, typer.Option(help="Public name of the site; with --parts, of the whole cohort.")

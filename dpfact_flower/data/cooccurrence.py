@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -158,7 +158,7 @@ def build_cohort(
     _assign_sites(connection, min_patients, keep_empty, row_unit)
     _sort_cells(connection, len(vocabularies))
     sites = [
-        replace(_site(connection, number, site, vocabularies, labels), row_unit=row_unit)
+        _site(connection, number, site, vocabularies, labels, row_unit)
         for number, site in connection.execute(
             "SELECT DISTINCT site_number, site FROM members ORDER BY site_number"
         ).fetchall()
@@ -319,6 +319,7 @@ def _site(
     site: str,
     vocabularies: Sequence[Vocabulary],
     labels: Sequence[str],
+    row_unit: str,
 ) -> SiteData:
     held = (f"coalesce({quoted(label)}, false)::TINYINT AS {quoted(label)}" for label in labels)
     people = connection.execute(
@@ -342,4 +343,5 @@ def _site(
         vocabularies=tuple(vocabularies),
         labels={label: people[label] for label in labels},
         patients=tuple(people["id"].tolist()),
+        row_unit=row_unit,
     )

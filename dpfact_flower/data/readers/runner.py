@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from dpfact_flower.data.clinical_events import add_events, count
-from dpfact_flower.data.code_names import names_of
+from dpfact_flower.data.code_names import SYSTEMS, names_of
 from dpfact_flower.data.cooccurrence import MINUTES_A_DAY, Window
 from dpfact_flower.data.readers.script import Script, Statement, find_script
 from dpfact_flower.data.readers.steps import Options, label_readmissions, make_cohort, reading
@@ -28,8 +28,6 @@ _MINUTES = {
     "DATE": f"(time - DATE '1970-01-01') * {MINUTES_A_DAY}",
     "TIMESTAMP": "epoch_us(date_trunc('minute', time)) // 60000000",
 }
-
-
 _DATE = """coalesce(try_cast(left({0}, 10) AS DATE),
     if(regexp_full_match({0}, '\\d{{8}}'), try_strptime({0}, '%Y%m%d')::DATE, NULL))"""
 """Also 20240531."""
@@ -149,6 +147,8 @@ class _Work:
         elif statement.kind == "patients":
             connection.execute(f"CREATE TEMP TABLE patients AS {sql}")
         elif statement.kind == "names":
+            if what not in SYSTEMS:
+                raise DataError(f"{self._script.name}.sql: @names of one of {', '.join(SYSTEMS)}")
             table, named = _created(self._script, sql), names_of(what)
             connection.execute(sql)
             connection.execute(

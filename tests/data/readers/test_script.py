@@ -98,6 +98,7 @@ def test_an_installed_package_brings_scripts(source, tmp_path, monkeypatch):
         (HEAD.replace("help =", "hlep ="), "cannot be read as a reader: .*hlep"),
         (HEAD + BODY.replace("@events", "@evnts"), "there is no @evnts"),
         (HEAD + BODY.replace("-- @load wards\n", ""), "need one kind .* below @optional"),
+        (HEAD + BODY.replace("-- @count stays", "-- @names"), "@names of one of icd9cm, "),
         (HEAD + BODY.replace("GROUP BY", "GROUP"), r"own\.sql: Parser Error"),
         (HEAD + BODY.replace("left(rx", "left(ry"), r"own\.sql: Binder Error"),
         (HEAD + BODY.replace("day DATE", "rx DATE"), r"own\.sql: Catalog Error"),
