@@ -40,6 +40,8 @@ LARGEST = 2**63 - 1
 """Of whole numbers, in messages and in ledgers."""
 MOST_REFINEMENTS = 100
 """Rounds of refinement of a run of patient mode."""
+MOST_SLOTS = 4
+"""Groups of sites in secure sums: a site reserves its disk for so many, whatever is asked."""
 _INFINITY = math.inf
 _LOSS = "squared"
 _STEP = 0.3
@@ -251,7 +253,7 @@ class PrivacySettings(Settings):
     )  # fmt: skip
     secure_slots: int = setting(
         0, "secure sums: groups of sites whose sums the server learns; 0 plans them", low=0,
-        high=1000,
+        high=MOST_SLOTS,
     )  # fmt: skip
 
     def check_solver(self, solver: SolverSettings) -> None:

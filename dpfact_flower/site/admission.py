@@ -91,7 +91,9 @@ class Hospital:
         if self.simulation:
             return nullcontext(lambda: None)
         sizes = [len(vocabulary) for vocabulary in self.source.vocabularies]
-        size = bytes_to_reserve(work.cost(), sizes, self.settings.max_rank)
+        size = bytes_to_reserve(
+            work.cost(), sizes, self.settings.max_rank, sharing=bool(self.settings.secure_key)
+        )
         return reserve(self.folder, size)
 
 

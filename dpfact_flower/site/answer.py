@@ -11,14 +11,20 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from traceback import clear_frames
 
 from dpfact_flower.data.site_data import SiteSource, forget_patients
 from dpfact_flower.errors import MessageError, RoundFailedError, StateError, code_in
-from dpfact_flower.privacy import Release, Share, release_nothing, release_unprotected
+from dpfact_flower.privacy import (
+    Release,
+    ReleaseEvent,
+    Share,
+    release_nothing,
+    release_unprotected,
+)
 from dpfact_flower.privacy.ledger import Ledger, LedgerRow, ReleaseKey, data_key, data_tag
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.admission import (
@@ -289,6 +295,8 @@ class _KeptJob:
 def _sent(made: Release | Share, secure: SecureRound | None) -> Release:
     """What leaves: a share only masked, and kept before."""
     if isinstance(made, Release):
+        if any(event.shared for event in made.events):
+            raise StateError("the rule releases in the clear what it charges as a share")
         return made
     if secure is None:
         raise StateError("the rule makes a share of a secure sum, and no sum is asked for")
@@ -299,12 +307,16 @@ def compute(work: RoundWork, kept: JobState) -> RoundOutcome:
     """Run a round, and hold its rule to its word: what costs more than `cost` was not admitted."""
     outcome = work.run(kept)
     release = outcome.release
-    announced = math.fsum(event.rho for event in work.cost())
-    spent = math.fsum(event.rho for event in release.events)
-    unprotected = bool(announced and release.arrays and not release.events)
-    if unprotected or spent > announced * (1 + 1e-12):
+    announced, spent = _costs(work.cost()), _costs(release.events)
+    unprotected = bool(announced[0] and release.arrays and not release.events)
+    if unprotected or any(s > a * (1 + 1e-12) for s, a in zip(spent, announced, strict=True)):
         raise StateError("the rule releases more than it announced")
     return outcome
+
+
+def _costs(events: Sequence[ReleaseEvent]) -> tuple[float, float]:
+    """What releases cost in zCDP, and what they cost if all other sites collude."""
+    return math.fsum(each.rho for each in events), math.fsum(each.alone.rho for each in events)
 
 
 def charge(

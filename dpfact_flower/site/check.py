@@ -219,7 +219,8 @@ def _room(place: Place) -> Iterator[str]:
     free, least = shutil.disk_usage(place.state).free, _LEAST_ROOM
     with suppress(DPFactError):  # a check of its own says what is wrong with the data file
         sizes = [len(vocabulary) for vocabulary in open_site(place.data).vocabularies]
-        least += largest_run(sizes, place.settings.max_rank)
+        sharing = bool(place.settings.secure_key)
+        least += largest_run(sizes, place.settings.max_rank, sharing=sharing)
     if free < least:
         yield (
             f"{place.state} has {free // 2**20} MiB left, {least // 2**20} are needed: make room, "

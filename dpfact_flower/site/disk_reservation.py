@@ -14,37 +14,43 @@ from pathlib import Path
 from dpfact_flower.errors import StateError
 from dpfact_flower.machine.files import reserved
 from dpfact_flower.privacy import ReleaseEvent
-from dpfact_flower.settings import MOST_REFINEMENTS
+from dpfact_flower.settings import MOST_REFINEMENTS, MOST_SLOTS
 from dpfact_flower.tensor.triangle import strict_size, whole_size
 
 _LEAST = 2**24
 _FILE = ".reservation"  # no job can have this name
-_SHARED = 4
-"""A share of a secure sum takes 8 bytes a value, and is written beside the one before."""
+_SHARED = 16
+"""Bytes for a value of a share, which is kept beside the one before until it takes its place."""
 _BESIDE = 2**18
 """Bytes for all that is written beside released values: 64 pages of SQLite."""
 
 
-def bytes_to_reserve(events: Sequence[ReleaseEvent], sizes: Sequence[int], rank: int) -> int:
+def bytes_to_reserve(
+    events: Sequence[ReleaseEvent], sizes: Sequence[int], rank: int, *, sharing: bool = False
+) -> int:
     """Bytes for what the rest of a run is charged: the same for whatever is asked.
 
-    They follow from the sizes of the hospital's code lists and its largest rank. No run of this
-    package's rules is larger; a run of another rule reserves in steps of four beyond.
+    They follow from the sizes of the hospital's code lists, its largest rank, and whether it takes
+    part in secure sums (`sharing`). No run of this package's rules is larger; a run of another rule
+    reserves in steps of four beyond.
     """
     if not events:
         return _LEAST
-    values = sum(event.count * (_SHARED if event.shared else 1) for event in events)
-    size, needed = largest_run(sizes, rank), bytes_needed(values)
+    own = sum(event.count for event in events if not event.shared)
+    share = max((event.count for event in events if event.shared), default=0)
+    size, needed = largest_run(sizes, rank, sharing=sharing), bytes_needed(own) + _SHARED * share
     while size < needed:
         size *= 4
     return size
 
 
-def largest_run(sizes: Sequence[int], rank: int) -> int:
+def largest_run(sizes: Sequence[int], rank: int, *, sharing: bool = False) -> int:
     """Bytes for the largest run that a hospital's code lists and largest rank allow."""
     refinement = sum(size * rank + whole_size(rank) for size in sizes)
     codes = sum(sizes)
-    return bytes_needed(codes + strict_size(codes) + MOST_REFINEMENTS * refinement)
+    start = codes + strict_size(codes)
+    share = MOST_SLOTS * max(start, refinement) if sharing else 0
+    return bytes_needed(start + MOST_REFINEMENTS * refinement) + _SHARED * share
 
 
 def bytes_needed(values: int) -> int:

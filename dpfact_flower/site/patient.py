@@ -146,9 +146,12 @@ def check_carries(request: RoundRequest, planned: PlannedRelease | None) -> None
     if got != kept:
         raise MessageError(f"{where} needs a selection of {kept or 'no'} codes, got {shown(got)}")
     shape = None
-    if planned and planned.sharing and planned.kind == "refine" and request.solver.relative_l21:
+    if planned and planned.sharing and planned.kind == "refine":
         shape = (planned.sharing.slots, 2, request.solver.rank)
-    if (None if request.usages is None else request.usages.shape) != shape:
+    usages = None if request.usages is None else request.usages.shape
+    # A site with a weight of its own has no use for them, and is sent them all the same.
+    needed = shape is not None and request.solver.relative_l21 > 0
+    if usages != shape and (usages is not None or needed):
         raise MessageError(f"{where} needs {shape or 'no'} usages of slots")
     weighted = request.privacy.weighting != "none" and "weights" in carries
     given = tuple(len(weights) for weights in request.weights)

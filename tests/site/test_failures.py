@@ -33,7 +33,13 @@ from dpfact_flower.privacy.patient.plan import plan_patient
 from dpfact_flower.runtime.grid import InProcessGrid
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.rule import initial_factors
-from dpfact_flower.settings import PrivacySettings, RunSettings, SiteSettings, SolverSettings
+from dpfact_flower.settings import (
+    MOST_SLOTS,
+    PrivacySettings,
+    RunSettings,
+    SiteSettings,
+    SolverSettings,
+)
 from dpfact_flower.site import admission, answer, patient, reply_timing
 from dpfact_flower.site.answer import Site
 from dpfact_flower.site.disk_reservation import (
@@ -282,7 +288,7 @@ def test_who_lacks_room_is_told_how_much_is_needed(tmp_path):
 def test_the_room_that_is_asked_for_is_the_same_for_runs_of_all_sizes():
     """Or a server that asks for ever larger ones finds out what the disk has left."""
     for sizes in ((9, 12), (202, 316), (2000, 3000)):
-        most = largest_run(sizes, 200)
+        most, sharing = largest_run(sizes, 200), largest_run(sizes, 200, sharing=True)
         for rank, rounds, codes in itertools.product((1, 20, 200), (0, 1, 40, 100), ("", "2x2")):
             asked = PrivacySettings(
                 epsilon=4.0, start_share=0.5 if rounds else 1.0, refine_rounds=rounds, bound=0.1,
@@ -291,6 +297,11 @@ def test_the_room_that_is_asked_for_is_the_same_for_runs_of_all_sizes():
             events = plan_patient(asked, sizes=sizes, rank=rank).events(["a", "b"], seeded=False)
             for rest in (events, events[-1:]):
                 assert bytes_to_reserve(rest, sizes, 200) == most
+            for slots in (1, MOST_SLOTS):
+                summed = replace(asked, secure_sums=True, secure_sites=1000, secure_slots=slots)
+                plan = plan_patient(summed, sizes=sizes, rank=rank)
+                shares = plan.events(["a", "b"], seeded=False)
+                assert bytes_to_reserve(shares, sizes, 200, sharing=True) == sharing
 
 
 def test_a_run_of_a_rule_of_ones_own_may_need_more_room_in_few_sizes():

@@ -129,6 +129,29 @@ def test_a_rule_that_releases_more_than_it_announced_releases_nothing(
     assert not rows(tmp_path)
 
 
+@pytest.mark.parametrize("own", [SIGMA / 2, SIGMA / 4], ids=["in the clear", "less own noise"])
+def test_a_rule_that_charges_a_share_and_releases_more_releases_nothing(
+    data, tmp_path, caplog, own
+):
+    """Figures of all others colluding have a cap of their own."""
+
+    class Liar(Counts):
+        def cost(self):
+            return tuple(replace(each, own_sigma=SIGMA / 2) for each in super().cost())
+
+        def run(self, kept):
+            made = self.counts(SIGMA)
+            events = tuple(replace(each, own_sigma=own) for each in made.events)
+            return RoundOutcome(replace(made, events=events))
+
+    site_rules.register("counts", Liar)
+    with pytest.raises(RoundFailedError):
+        make_site(data, tmp_path).answer(request())
+    says = "in the clear" if own == SIGMA / 2 else "more than it announced"
+    assert f"releases {says}" in caplog.text
+    assert not rows(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("rule", "privacy", "allowed"),
     [("elastic", "patient", "patient"), ("patient", "none", "none"), ("patient", "paper", "paper")],
