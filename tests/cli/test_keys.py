@@ -61,6 +61,7 @@ def test_names_and_files_that_cannot_be_are_refused(tmp_path):
         run("make", tmp_path / "a.pem", "--site", "no name")
     with pytest.raises(SettingsError, match="cannot be read"):
         run("show", tmp_path / "nothing")
+    (tmp_path / "text.pem").touch(mode=0o600)
     (tmp_path / "text.pem").write_text("no key")
     with pytest.raises(SettingsError, match="Ed25519"):
         run("show", tmp_path / "text.pem", "--site", "a")
