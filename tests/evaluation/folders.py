@@ -1,12 +1,18 @@
-"""Patients made by hand, and folders of finished runs, of any size: what a page is written from."""
+"""Patients made by hand, and folders of finished runs, of any size: what a page is written from.
 
+And the commands that read them, run in this process.
+"""
+
+import csv
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike
+from typer.testing import CliRunner
 
+from dpfact_flower import cli
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.evaluation.membership import LEAST_SCORE, leading_codes
@@ -22,6 +28,25 @@ from dpfact_flower.evaluation.tables import GlobalCodes, SharedPhenotypes
 from dpfact_flower.server.history import Failure, RoundRecord, write_history
 from dpfact_flower.tensor import SparseTensor
 from tests.evaluation.summaries import SIMULATED
+
+
+def dpfact(*arguments: object, code: int = 0) -> str:
+    """What a command prints; it has to end with this exit code."""
+    done = CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+def refusal(*arguments: object) -> str:
+    """With what error a command refuses."""
+    return str(CliRunner().invoke(cli.app, [str(argument) for argument in arguments]).exception)
+
+
+def lines_of(path: Path) -> list[dict[str, str]]:
+    """Lines of a CSV file by their columns."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
 
 SITES = {"north": 120, "south": 140}
 

@@ -4,9 +4,7 @@ import gc
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from dpfact_flower.cli.main import app
 from dpfact_flower.data.synthetic import preset, synthetic
 from dpfact_flower.evaluation import measured as module
 from dpfact_flower.evaluation.headline import headline
@@ -18,6 +16,7 @@ from dpfact_flower.runtime.federate import federate_cohort
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.tensor import SparseTensor, remembered
 from dpfact_flower.tensor.cp import CPModel
+from tests.evaluation.folders import dpfact
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +64,7 @@ def test_a_model_that_has_learned_nothing_is_called_that_and_no_figure_describes
     out = tmp_path / "run"
     settings = ("epsilon=0.01", "noise-seed=1", "rank=3", "refine-rounds=1", "start-share=0.8")
     given = [part for setting in settings for part in ("-s", setting)]
-    arguments = ["run", "--data", str(tmp_path / "data"), "--out", str(out), *given]
-    assert CliRunner().invoke(app, arguments).exit_code == 3
+    dpfact("run", "--data", tmp_path / "data", "--out", out, *given, code=3)
     summary = read_summary(out)
     says = dict(headline(summary))["nothing"]
     assert says.startswith("the shared phenotypes explain")

@@ -1,6 +1,5 @@
 """Tables for other programs: what stands in them, and that a site's own is right and its own."""
 
-import csv
 import os
 import stat
 from dataclasses import fields, replace
@@ -8,9 +7,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 from scipy.optimize import nnls
-from typer.testing import CliRunner
 
-from dpfact_flower import cli
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, SettingsError
@@ -19,6 +16,7 @@ from dpfact_flower.evaluation.prose import titles
 from dpfact_flower.evaluation.run_folder import read_model, read_names, write_name
 from dpfact_flower.runtime.federate import federate
 from dpfact_flower.tensor import SparseTensor
+from tests.evaluation.folders import dpfact, lines_of, refusal
 
 RANK = 3
 
@@ -117,28 +115,22 @@ def test_a_site_that_lacks_codes_is_told_so(model, cohort):
 
 def test_names_stand_in_both_tables_and_the_report(unnamed, cohort, tmp_path):
     name = 'renal, "ESRD" é'
-    done = CliRunner().invoke(cli.app, ["label", str(unnamed), "2", name])
-    assert done.exit_code == 0, done.output
+    dpfact("label", unnamed, 2, name)
     assert "2 · renal, " in (unnamed / "report.html").read_text()
     public, own, data = tmp_path / "p.csv", tmp_path / "m.csv", tmp_path / "s.npz"
     cohort.sites[0].save(data)
-    arguments = ["--phenotypes", str(public), "--patients", str(own), "--data", str(data)]
-    done = CliRunner().invoke(cli.app, ["export", str(unnamed), *arguments])
-    assert done.exit_code == 0, done.output
-    assert "no guarantee covers it" in done.output
-    with public.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
+    arguments = ("--phenotypes", public, "--patients", own, "--data", data)
+    assert "no guarantee covers it" in dpfact("export", unnamed, *arguments)
+    rows = lines_of(public)
     assert {row["name"] for row in rows if row["phenotype"] == "2"} == {name}
     shown = titles(GlobalModel.read(unnamed))
     assert [row["title"] for row in rows] == [shown[int(row["phenotype"])] for row in rows]
     assert shown[1] != shown[2] == name
-    with own.open(encoding="utf-8", newline="") as file:
-        header, *patients = csv.reader(file)
-    assert header == ["patient", "has", "phenotype_1", name, "phenotype_3"]
+    patients = lines_of(own)
+    assert list(patients[0]) == ["patient", "has", "phenotype_1", name, "phenotype_3"]
+    scores = [[float(x) for x in list(row.values())[2:]] for row in patients]
     expected = GlobalModel.read(unnamed).memberships(cohort.sites[0]).scores
-    np.testing.assert_allclose(
-        [[float(x) for x in row[2:]] for row in patients], expected, rtol=1e-5
-    )
+    np.testing.assert_allclose(scores, expected, rtol=1e-5)
     assert stat.S_IMODE(os.stat(own).st_mode) == 0o600
 
 
@@ -148,11 +140,8 @@ def test_who_has_what_stands_beside_the_patient_and_is_counted(run, cohort, tmp_
     wide = (site.tensor.n_patients + 1, *site.tensor.feature_shape)
     tensor = SparseTensor.from_coo(site.tensor.indices, site.tensor.values, wide)
     replace(site, tensor=tensor).save(data)
-    done = CliRunner().invoke(
-        cli.app, ["export", str(run), "--patients", str(own), "--data", str(data)]
-    )
-    with own.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
+    said = dpfact("export", run, "--patients", own, "--data", data)
+    rows = lines_of(own)
     found = [
         [str(r) for r in range(1, RANK + 1) if float(row[f"phenotype_{r}"]) > 0.15] for row in rows
     ]
@@ -160,7 +149,7 @@ def test_who_has_what_stands_beside_the_patient_and_is_counted(run, cohort, tmp_
     assert {len(own) for own in found} >= {0, 1, 2}
     some = sum(map(bool, found))
     assert f"41 patients; {some} have at least one phenotype, {41 - some} have none; 1 of these " \
-        "have no cell with" in done.output  # fmt: skip
+        "have no cell with" in said  # fmt: skip
 
 
 def test_no_two_columns_have_one_name(unnamed, cohort):
@@ -212,10 +201,8 @@ def test_what_is_missing_is_said(run, tmp_path):
         (["--patients", "x.csv"], "belong together"),
         (["--phenotypes", str(tmp_path / "none" / "x.csv")], "there is no folder"),
     ):
-        done = CliRunner().invoke(cli.app, ["export", str(run), *arguments])
-        assert says in str(done.exception)
-    done = CliRunner().invoke(cli.app, ["export", str(tmp_path), "--phenotypes", "x.csv"])
-    assert "no such file" in str(done.exception)
+        assert says in refusal("export", run, *arguments)
+    assert "no such file" in refusal("export", tmp_path, "--phenotypes", "x.csv")
 
 
 @pytest.mark.parametrize("begin", list("=+-@\t"))
@@ -227,8 +214,7 @@ def test_no_text_is_a_formula_to_a_spreadsheet(tmp_path, begin):
         for field in fields(CodeRow)
     })  # fmt: skip
     write_phenotype_table(target, [row], {1: "renal"})
-    with target.open(newline="") as file:
-        _, cells = csv.reader(file)
+    (cells,) = map(dict.values, lines_of(target))
     assert f"'{text}" in cells
     assert text not in cells
     assert "-0.5" in cells

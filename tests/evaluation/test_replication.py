@@ -4,9 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from dpfact_flower import cli
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError
 from dpfact_flower.evaluation.replication import (
@@ -16,7 +14,7 @@ from dpfact_flower.evaluation.replication import (
 )
 from dpfact_flower.evaluation.report import write_report
 from dpfact_flower.evaluation.run_folder import read_model, write_model
-from tests.evaluation.folders import run_folder
+from tests.evaluation.folders import dpfact, run_folder
 
 
 def turned(folder, order, keep=slice(None)):
@@ -77,8 +75,7 @@ def test_runs_of_other_modes_are_refused(tmp_path):
 
 def test_what_was_found_is_kept_for_the_next_report(tmp_path):
     run, other = run_folder(tmp_path / "run"), run_folder(tmp_path / "other", noise=0.05)
-    done = CliRunner().invoke(cli.app, ["report", str(run), "--beside", str(other)])
-    assert done.exit_code == 0, done.output
+    dpfact("report", run, "--beside", other)
     first = (run / "report.html").read_bytes()
     assert b"The patterns in other runs" in first
     assert write_report(run).read_bytes() == first

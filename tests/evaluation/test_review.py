@@ -7,9 +7,7 @@ import stat
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from dpfact_flower import cli
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.evaluation.membership import LEADING, LEAST_SCORE
@@ -28,7 +26,7 @@ from dpfact_flower.evaluation.run_folder import (
     write_name,
 )
 from dpfact_flower.tensor import SparseTensor
-from tests.evaluation.folders import run_folder
+from tests.evaluation.folders import dpfact, lines_of, refusal, run_folder
 
 RANK, NUMBER, PATIENTS = 5, 3, 80
 
@@ -68,11 +66,6 @@ def key_of(sheet):
     return json.loads(sheet.with_suffix(".key.json").read_text())
 
 
-def lines_of(sheet):
-    with sheet.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def fill(sheet, verdict, decision="", comment="", **dialect):
     """Fill in a sheet: `verdict` says what each chart of the key gets, by its number from 0."""
     rows = lines_of(sheet)
@@ -88,12 +81,6 @@ def fill(sheet, verdict, decision="", comment="", **dialect):
 
 def confirm_highest(chart):
     return "no" if chart["near"] else "yes"
-
-
-def dpfact(*arguments):
-    done = CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
-    assert done.exit_code == 0, done.output
-    return done.output
 
 
 def test_half_have_the_highest_scores_and_half_lie_on_both_sides_of_the_threshold(run, site, sheet):
@@ -333,5 +320,4 @@ def test_the_command_makes_a_sheet_beside_where_it_is_run(run, site, tmp_path, m
     }
     assert len(key_of(tmp_path / f"review-{NUMBER}.csv")["charts"]) == 12
     for wrong in (made[:4], [*made, "--read", "x.csv"], made[:2]):
-        done = CliRunner().invoke(cli.app, wrong)
-        assert "make a sheet with --data SITE.npz" in str(done.exception)
+        assert "make a sheet with --data SITE.npz" in refusal(*wrong)

@@ -5,15 +5,14 @@ from operator import add
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from dpfact_flower import federate
-from dpfact_flower.cli.main import app
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.data.synthetic import preset, synthetic, true_memberships
 from dpfact_flower.evaluation.membership import PatientCounts, leading_codes, mode_presence
 from dpfact_flower.tensor.match import match_columns
 from simulation.paper import datasets
+from tests.evaluation.folders import dpfact
 
 EXPECTED_DEATHS = 30
 """Fewer and a rate says little."""
@@ -42,12 +41,11 @@ def test_prevalence_is_the_truth_within_a_factor_of_one_and_a_half(seed, how):
 
 def diabetes(top, folder) -> Cohort:
     modes = [f"--mode={name}={folder / name}.csv.gz" for name in ("principal", "secondary")]
-    given = ["data", "events", "--name", "diabetes", "--out", str(top), "--window", "0",
-             "--top", "100x100", *modes,
-             "--sites", str(folder / "sites_payer.csv.gz"),
-             "--labels", str(folder / "labels_died.csv.gz")]  # fmt: skip
-    done = CliRunner().invoke(app, given)
-    assert done.exit_code == 0, done.output
+    dpfact(
+        "data", "events", "--name", "diabetes", "--out", top, "--window", 0, "--top", "100x100",
+        *modes, "--sites", folder / "sites_payer.csv.gz",
+        "--labels", folder / "labels_died.csv.gz",
+    )  # fmt: skip
     return Cohort.load(top)
 
 
