@@ -67,7 +67,14 @@ def phenotype_table(
     }
     outcomes = {name: _associations(everybody, who, label) for name, label in labels.items()}
     codes = _codes(sites[0].vocabularies, features, counts)
-    by_site = _by_site([site.name for site in sites], has, memberships)
+    sizes = {site.name: len(own) for site, own in zip(sites, has, strict=True)}
+    counts_at = [
+        {
+            site.name: int(own[:, r].sum()) if scores[:, r].any() else None
+            for site, own, scores in zip(sites, has, memberships, strict=True)
+        }
+        for r in range(who.shape[1])
+    ]
     patients, norms = len(who), np.linalg.norm(everybody, axis=0)
     return PhenotypeTable(
         patients,
@@ -78,7 +85,7 @@ def phenotype_table(
                 prevalence=share(counts.has[r], patients),
                 codes={mode: of_mode[r] for mode, of_mode in codes.items()},
                 outcomes={name: association[r] for name, association in outcomes.items()},
-                by_site=by_site[r],
+                by_site=_by_site(counts_at[r], sizes),
                 precision=guarded(counts.led[r], counts.has[r]),
                 carriers=_unless(
                     SMALL <= counts.led[r] > counts.carriers[r] - SMALL,
@@ -122,31 +129,12 @@ def _unless(tells: bool | np.bool_, shown: float | str | None) -> Any:
     return "hidden" if tells and isinstance(shown, float) else shown
 
 
-def _by_site(
-    names: Sequence[str], has: Sequence[NDArray[np.bool_]], memberships: Sequence[NDArray[Any]]
-) -> list[dict[str, float | str]]:
-    """Prevalence at each site, for each phenotype.
+def _by_site(counts: Mapping[str, int | None], sizes: Mapping[str, int]) -> dict[str, float | str]:
+    """Prevalence of a phenotype at each site; the count is None where nobody has any of it.
 
     With the prevalence of all patients, small numbers could be worked out: one alone, or several
     that are all 0 or all 9. Then the smallest of the other sites' numbers are hidden too.
     """
-    sizes = dict(zip(names, map(len, has), strict=True))
-    return [
-        _shown_by_site(
-            {
-                site: int(who[:, r].sum()) if scores[:, r].any() else None
-                for site, who, scores in zip(names, has, memberships, strict=True)
-            },
-            sizes,
-        )
-        for r in range(has[0].shape[1])
-    ]
-
-
-def _shown_by_site(
-    counts: Mapping[str, int | None], sizes: Mapping[str, int]
-) -> dict[str, float | str]:
-    """A phenotype's row; the count is None where no patient of the site has any of it."""
     shown = {
         site: 0.0 if count is None else share(count, sizes[site]) for site, count in counts.items()
     }

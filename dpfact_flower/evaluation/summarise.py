@@ -52,9 +52,10 @@ def summarise(
     deployment. Without `measured` a simulation's summary has no more than a deployment's.
     `counted` says that the run was planned with the simulation's exact number of patients.
     """
-    spent = _spent(coordinator, cohort, sites_folder)
-    if spent and cohort is not None and coordinator.privacy.privacy == "patient":
-        spent = _given(spent, GIVEN_CODES_AND_NUMBER if counted else GIVEN_CODES)
+    given = ""  # what was taken from the data without noise, in words that follow a claim
+    if cohort is not None and coordinator.privacy.privacy == "patient":
+        given = GIVEN_CODES_AND_NUMBER if counted else GIVEN_CODES
+    spent = _spent(coordinator, cohort, sites_folder, given)
     measures: Measured | None = None
     tables: SharedPhenotypes | None = None
     if cohort is not None and measured:
@@ -101,7 +102,7 @@ def _exchange(coordinator: Coordinator) -> Exchange:
 
 
 def _spent(
-    coordinator: Coordinator, cohort: Cohort | None, sites_folder: Path
+    coordinator: Coordinator, cohort: Cohort | None, sites_folder: Path, given: str
 ) -> RunSpending | None:
     """What the site that spent the most has spent, and every site; None if no noise was added.
 
@@ -115,7 +116,11 @@ def _spent(
         _planned(coordinator) if cohort is None else _recorded(coordinator, cohort, sites_folder)
     )
     delta = coordinator.privacy.delta
-    spent = {site: account(own, delta, second_opinions=True) for site, own in events.items() if own}
+    spent = {}
+    for site, own in events.items():
+        if own:
+            guarantee = account(own, delta, second_opinions=True)
+            spent[site] = replace(guarantee, claim=guarantee.claim + given)
     if not spent:
         raise StateError("no site's ledger holds a release of this run")
     worst = max(spent.values(), key=lambda guarantee: guarantee.rho)
@@ -128,16 +133,6 @@ def _spent(
             site: SiteSpending(**guarantee.to_dict(), ledger=tuple(events[site]))
             for site, guarantee in spent.items()
         },
-    )
-
-
-def _given(spent: RunSpending, what: str) -> RunSpending:
-    """The same, each claim with what was taken from the data without noise."""
-    sites = spent.per_site.items()
-    return replace(
-        spent,
-        claim=spent.claim + what,
-        per_site={site: replace(own, claim=own.claim + what) for site, own in sites},
     )
 
 

@@ -47,6 +47,7 @@ def test_titles_put_diagnoses_before_treatments():
     assert made(own) == ["Heart attack or heart failure with insertion of stent"]
     own = {"drugs": ("Insulin",), "principal": {"A": 9, "B": 8, "C": 4, "D": 1}}
     assert made(own) == ["A, B or others with insulin"]
+    assert made({"dx": {"A": 9, "B": 2}}) == ["A"]  # less than a third of the largest
 
 
 def test_titles_leave_out_what_leads_many_phenotypes_unless_nothing_else_does():
