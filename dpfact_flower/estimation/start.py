@@ -1,20 +1,11 @@
 """The server's start: feature factors from the sites' noisy co-occurrences.
 
-Every site's matrix is fitted at once, ``P_t ~ F diag(d_t) F^T`` off the diagonal (`pair_fit`).
-The noise is alike at all sites and phenotypes are not: least squares over all sites weighs each
-site by its usage, so a phenotype of one site is learned from one site's noise. Where there are many
-sites, groups of them take their place. The diagonal is not released and not needed.
-
-The problem is not convex, and two ways into it are tried. *Random*: dense random factors, fitted
-to the sites' sum, then to every site. *Grown*: factors are added where the residual is largest, and
-all are refitted in between (`growth`). Growth finds clear-cut phenotypes that random starts merge;
-where phenotypes are below the noise it follows the noise. So candidates are judged by data that
-they have not seen: with fresh noise z like that of the releases, P + z / 2 and P - 2 z have
-independent noises, and what was fitted to the first is tested on the second. Where a random one
-is best, what all say on average has less noise than any of them, and a last candidate begins from
-a fit to that; where growth is, an average would merge again what it has found.
-docs/explanation/start.md has the figures.
-
+Every site's matrix is fitted at once, ``P_t ~ F diag(d_t) F^T`` off the diagonal, which is not
+released (`pair_fit`). The problem is not convex, so there are several candidates: *random* ones are
+fitted to the sites' sum, then to every site; *grown* ones take a factor after the other where the
+residual is largest (`growth`). They are judged by data that they have not seen: with fresh noise z
+like that of the releases, P + z / 2 and P - 2 z have independent noises. Where a random one is
+best, another begins from what all say on average. docs/explanation/start.md has why, and figures.
 All of it is post-processing of what was released.
 """
 

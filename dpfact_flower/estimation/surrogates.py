@@ -1,18 +1,12 @@
 """Surrogate patients: drawn at the server from what the noisy co-occurrences say of pairs.
 
-Factors that explain co-occurrences are not those that explain patients of few codes. In the former
-a phenotype's codes are spread out as they occur. In the latter most of a patient is a single cell
-or two, which a factor explains by the squares of its entries. Refinement gets from the one to the
-other, but takes tens of rounds, each of which is paid for. Fitting patients who do not exist is
-free, so it goes first.
-
-A surrogate has as many codes of each mode as patients typically have, which the masses of the
-blocks tell. Codes are drawn one after another, each given all that are there as if these were
-independent given it (naive Bayes), but that some have nothing to do with each other: pairs then
-occur about as in the co-occurrences, and triples as pairs suggest. Of patients with very many codes
-pairs say too little, and there the factors of co-occurrences are good: no surrogates are drawn.
-
-All of it is post-processing of what was released. docs/explanation/start.md has the figures.
+Factors that explain co-occurrences are not those that explain patients of few codes; refinement
+gets from the one to the other in tens of rounds, each of which is paid for, and fitting patients
+who do not exist is free. A surrogate has as many codes of each mode as patients typically have,
+which the masses of the blocks tell. Codes are drawn one after another, each given all that are
+there as if these were independent given it (naive Bayes), but that some have nothing to do with
+each other. Of patients with very many codes pairs say too little: then none are drawn.
+docs/explanation/start.md has why, and figures. All of it is post-processing of what was released.
 """
 
 from __future__ import annotations
