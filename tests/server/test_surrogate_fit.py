@@ -54,7 +54,6 @@ def fitted(start, released):
     return fitted_to_surrogates(start, released, SIGMA, np.random.default_rng(2))
 
 
-@pytest.mark.slow
 def test_factors_explain_patients_of_few_codes_better_than_the_start_does(tensor, start, released):
     found = fitted(start, released)
     assert explained(tensor, found) > 1.02 * explained(tensor, start.factors)
