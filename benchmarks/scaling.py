@@ -104,7 +104,7 @@ def _threaded(
         def fit(part: tuple[SparseTensor, np.ndarray]) -> None:
             data, patients = part
             own = (patients, *factors[1:])
-            psgd(data, own, anchors, settings, np.random.default_rng(0))
+            psgd(LocalProblem(data, own, anchors, settings, np.random.default_rng(0)))
 
         list(in_order(fit, parts, threads=thread_count()))
 
