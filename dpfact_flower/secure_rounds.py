@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,11 +64,12 @@ class SecureRounds:
             stage = self._sums.ask_keys(list(self._nodes))
             request = replace(coordinator.request(number), secure=stage)
             replies = self._replies(
-                self._ask(dict.fromkeys(self._nodes.values(), request), False), _KEY_PARTS
-            )
+                self._nodes, self._ask(dict.fromkeys(self._nodes.values(), request), False),
+                _KEY_PARTS,
+            )  # fmt: skip
             if replies.keys() == self._nodes.keys():
                 self._sums.take_keys(replies)
-                _write(coordinator, self._sums)
+                self._keep()
                 return
             self._nodes = {site: self._nodes[site] for site in replies}
         raise QuorumError(
@@ -93,10 +94,13 @@ class SecureRounds:
 
     def _attempt(self, request: RoundRequest) -> dict[int, RoundRequest]:
         assert self._sum is not None
-        assert self._sums is not None
         asked = replace(request, secure=self._sum.attempt())
-        _write(self._coordinator, self._sums)
+        self._keep()
         return {self._nodes[site]: asked for site in self._sum.names if site in self._nodes}
+
+    def _keep(self) -> None:
+        assert self._sums is not None
+        _write(self._coordinator, self._sums)
 
     @property
     def adding(self) -> bool:
@@ -113,7 +117,7 @@ class SecureRounds:
         assert self._sum is not None
         adding, request = self._sum, self._coordinator.request(number)
         while True:
-            self._take(came, _VECTOR_PARTS, adding.take_vector)
+            self._take(adding.names, came, _VECTOR_PARTS, adding.take_vector)
             if adding.complete or not adding.may_go_on:
                 break
             came = self._ask(self._attempt(request), True)
@@ -121,29 +125,35 @@ class SecureRounds:
             return [], self._failures(), []
         for _ in range(MOST_ASKED):
             if not adding.closed:
-                sites = [SiteReply(site, ()) for site in adding.names]
-                return sites, self._failures(), adding.slots()
+                break
             stages = adding.openings()
+            self._keep()
             asked = {self._nodes[site]: replace(request, secure=stages[site]) for site in stages}
-            self._take(self._ask(asked, True), _OPENING_PARTS, adding.take_opening)
+            self._take(stages, self._ask(asked, True), _OPENING_PARTS, adding.take_opening)
         for site in adding.closed:
             self._failed.setdefault(site, "its mask was not opened by enough sites")
-        return [], self._failures(), []
+        if adding.closed:
+            return [], self._failures(), []
+        return [SiteReply(site, ()) for site in adding.names], self._failures(), adding.slots()
 
     def _take(
         self,
+        asked: Collection[str],
         came: Mapping[int, Message],
         number: int,
         take: Callable[[str, Sequence[bytes]], None],
     ) -> None:
-        for site, parts in self._replies(came, number).items():
+        for site, parts in self._replies(asked, came, number).items():
             try:
                 take(site, parts)
+                self._failed.pop(site, None)
             except MessageError as error:
                 self._failed[site] = str(error)
 
-    def _replies(self, came: Mapping[int, Message], number: int) -> dict[str, list[bytes]]:
-        """Parts of each site's reply; why others cannot be used is noted."""
+    def _replies(
+        self, asked: Collection[str], came: Mapping[int, Message], number: int
+    ) -> dict[str, list[bytes]]:
+        """Parts of the reply of each site that was asked; why others cannot be used is noted."""
         found: dict[str, list[bytes]] = {}
         sites = {node: site for site, node in self._nodes.items()}
         for node, reply in came.items():
@@ -157,7 +167,7 @@ class SecureRounds:
                 found[site] = parts
             except MessageError as error:
                 self._failed[sites.get(node, str(node))] = str(error)
-        for site in set(sites.values()) - found.keys() - self._failed.keys():
+        for site in set(asked) - found.keys() - self._failed.keys():
             self._failed[site] = "no reply in time"
         return found
 
@@ -188,8 +198,8 @@ def _read(folder: Path | None, sums: SecureSums) -> bool:
     try:
         found = from_json(path.read_bytes())
         sums.members = tuple(MemberKey(s, *map(bytes.fromhex, k)) for s, *k in found["members"])
-        number, attempt, asked = found["last"]
-        sums.last = Attempt(number, attempt, tuple(asked))
+        number, attempt, asked, opened = found["last"]
+        sums.last = Attempt(number, attempt, tuple(asked), opened)
     except (OSError, KeyError, TypeError, ValueError):
         raise DataError(f"{path}: damaged; restore it from a copy, or start a new run") from None
     return True

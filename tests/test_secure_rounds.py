@@ -174,6 +174,14 @@ def test_a_reply_that_is_lost_after_the_charge_is_sent_again_for_nothing(tmp_pat
     assert [row.round for row in charged(tmp_path, "site-2")] == [1, 2, 3]
 
 
+@pytest.mark.parametrize("times", [3, 8])
+def test_openings_that_come_late_leave_no_word_of_a_failure(tmp_path, times):
+    made = strategy()
+    made.start(simulated(tmp_path, lost={(site, "open", 1): times for site in NAMES[2:]}))
+    assert made.coordinator.records[0].updated
+    assert made.coordinator.records[0].failures == ()
+
+
 def test_more_losses_than_the_plan_allows_end_a_round_and_the_run_says_why(tmp_path):
     lost = {(site, "sum", 1): 99 for site in ("site-2", "site-5")}
     with pytest.raises(QuorumError, match=r"site-2.*site-5"):

@@ -2,7 +2,8 @@
 
 A round begins with an attempt at the sum of all sites. Where a site is lost before its vector came,
 a further attempt follows among those that answered, at least all but `Sharing.dropouts`. Then every
-site opens the last attempt. Without dropouts there is one attempt, and nothing is opened.
+site opens the last attempt, and there is no further one. Without dropouts there is one attempt, and
+nothing is opened.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ _ROUNDING_BITS = 16
 
 
 class Attempt(NamedTuple):
-    """An attempt at a round's sum, and the sites that it adds up."""
+    """An attempt at a round's sum, the sites that it adds up, and whether they may have opened."""
 
     round: int
     number: int
     asked: tuple[str, ...]
+    opened: bool = False
 
 
 class SecureSums:
@@ -43,8 +45,8 @@ class SecureSums:
     members : tuple of MemberKey
         All sites with their keys of the job, sorted; empty until all gave them.
     last : Attempt
-        The newest. A server that goes on after a crash asks the same again: what was answered once
-        has no other answer, and once it was opened there is no further attempt.
+        The newest. A server that goes on after a crash asks the same again if it was opened, or if
+        no site may be lost: there is no further one. Else it begins with all sites again.
     """
 
     def __init__(self, sharing: Sharing) -> None:
@@ -102,8 +104,14 @@ class SecureSum:
     @property
     def may_go_on(self) -> bool:
         """Whether a further attempt, among those that answered, is worth it."""
-        answered = len(self._masked)
-        return bool(self._run.sharing.dropouts) and self.needed <= answered < len(self.names)
+        return not self._is_last and self.needed <= len(self._masked) < len(self.names)
+
+    @property
+    def _is_last(self) -> bool:
+        """Whether sites answer no attempt of this round but the newest."""
+        last = self._run.last
+        begun = last.round == self._request.round
+        return begun and (last.opened or not self._run.sharing.dropouts)
 
     @property
     def closed(self) -> list[str]:
@@ -114,9 +122,8 @@ class SecureSum:
     def attempt(self) -> SecureStage:
         """The next attempt: among all sites, or those that answered the one before."""
         last, number = self._run.last, self._request.round
-        if self._question is None and last.round == number:
-            asked = last.asked
-        else:
+        asked = last.asked
+        if not self._is_last:
             again = last.number + 1 if last.round == number else 1
             asked = tuple(sorted(self._masked)) or self._terms.sites
             self._run.last = last = Attempt(number, again, asked)
@@ -131,6 +138,8 @@ class SecureSum:
         """Take a site's masked vector."""
         context, words, sealed = parts
         assert self._question is not None
+        if site not in self.names:
+            raise MessageError(f"reply of site {site!r}: was not asked")
         size = self._planned.count * self._run.sharing.slots * self._question.width
         if len(words) != size:
             raise MessageError(f"reply of site {site!r}: need {size} bytes, got {len(words)}")
@@ -141,6 +150,7 @@ class SecureSum:
     def openings(self) -> dict[str, SecureStage]:
         """What to ask of each site that has not opened, to open the last attempt."""
         assert self._question is not None
+        self._run.last = self._run.last._replace(opened=True)
         return {
             site: SecureStage(
                 "open", self._question.attempt, self._run.members, tuple(self.names),
