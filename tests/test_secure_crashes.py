@@ -26,6 +26,7 @@ from dpfact_flower.privacy.ledger import Ledger
 from dpfact_flower.runtime import grid as grids
 from dpfact_flower.runtime.federate import _sites_app
 from dpfact_flower.server import secure
+from dpfact_flower.server.checkpoint import CHECKPOINT
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.strategy import DPFact
@@ -83,7 +84,8 @@ class Watched:
                 self.why[reply.error.reason] += 1
             return
         sent = b"".join(array.tobytes() for array in records.read_reply(reply).arrays)
-        key = site, number, f"{stage.stage} {stage.attempt}"
+        asked = stage.asked if stage.stage == "keys" else ()  # other terms, another key
+        key = site, number, f"{stage.stage} {stage.attempt} {asked}"
         self.said[key].add(sent)
         assert len(self.said[key]) == 1, key
         opened = self.opened[site, number]
@@ -160,7 +162,9 @@ class Steady(grids.InProcessGrid):
     def _deliver(self, message: Message) -> Message:
         site = self.names[message.metadata.dst_node_id]
         stage, number = stage_of(message)
-        if stage and (site, stage.stage, number) in self.lost:
+        if stage and self.lost & {
+            (site, stage.stage, number), (site, f"{stage.stage} {stage.attempt}", number)
+        }:  # fmt: skip
             return Message(Error(5, "gone"), reply_to=message)
         self.asked.append(message)
         return self.watched.answer(site, message)
@@ -305,10 +309,11 @@ def dying(point: str, times: int):
 def test_a_server_that_dies_at_any_point_goes_on_to_the_same_sums(tmp_path, clock, point, times):
     watched = Watched(tmp_path / "state", FOUR)
     lost = {("site-4", "sum", 2)}  # so round 2 has a further attempt
-    made = watched.server(run_dir=tmp_path / "run")
     with dying(point, times), pytest.raises(Killed):
-        made.start(Steady(watched, lost))
-    again = watched.server(run_dir=tmp_path / "run", resume=True)
+        watched.server(run_dir=tmp_path / "run").start(Steady(watched, lost))
+    begun = (tmp_path / "run" / CHECKPOINT).exists()
+    assert begun or not watched.rows("site-1")
+    again = watched.server(run_dir=tmp_path / "run", resume=begun)
     again.start(Steady(watched, lost))
     assert [record.updated for record in again.coordinator.records] == [True] * 4
     assert watched.summed >= 3
@@ -338,11 +343,11 @@ def test_a_start_that_others_were_lost_from_is_made_again_with_whoever_is_there(
     watched = Watched(tmp_path / "state", FOUR)
     with pytest.raises(DPFactError, match=r"site-3.*site-4"):
         watched.server(run_dir=tmp_path / "run").start(
-            Steady(watched, {("site-3", "sum", 1), ("site-4", "sum", 1)})
+            Steady(watched, {("site-4", "sum 1", 1), ("site-3", "sum 2", 1)})
         )
     again = watched.server(run_dir=tmp_path / "run", resume=True)
-    again.start(Steady(watched, {("site-1", "sum", 1)}))
-    assert again.coordinator.records[0].sites == ("site-2", "site-3", "site-4")
+    again.start(Steady(watched, {("site-3", "sum", 1)}))
+    assert again.coordinator.records[0].sites == ("site-1", "site-2", "site-4")
     assert [record.updated for record in again.coordinator.records] == [True] * 4
     watched.check_charges(again.coordinator)
 
@@ -357,6 +362,20 @@ def test_a_run_that_began_with_fewer_sites_goes_on_with_these(tmp_path, clock):
     assert [record.updated for record in again.coordinator.records] == [True] * 4
     assert again.coordinator.records[1].sites == tuple(NAMES[:3])
     watched.check_charges(again.coordinator)
+
+
+def test_a_site_that_died_before_its_charge_takes_part_in_the_job_on_other_terms(
+    tmp_path, clock, monkeypatch
+):
+    watched = Watched(tmp_path / "state", FOUR)
+    monkeypatch.setattr(grids, "thread_count", lambda: 1)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Ledger, "charge", killed)
+        watched.server(run_dir=tmp_path / "run").start(Steady(watched))
+    assert (watched.folder / "site-1" / "job" / "secure-job.json").exists()
+    made = watched.server(run_dir=tmp_path / "other")
+    made.start(Steady(watched, {("site-4", "keys", 1)}))
+    assert [record.sites for record in made.coordinator.records[:3]] == [tuple(NAMES[:3])] * 3
 
 
 # --- A bad network --------------------------------------------------------------------------------
