@@ -405,6 +405,9 @@ class Coordinator:
                     f"{found.rounds}): set resume = true to continue it, or choose another folder"
                 )
             return
+        began_with = found.identity.get("secure-sites")
+        if self.secure and isinstance(began_with, int) and began_with < self.secure.sites:
+            self.resize(began_with)
         mine = self._identity() | {"job": self.run.job or found.job}
         theirs = found.identity | {"job": found.job}
         if differing := [key for key in mine if mine[key] != theirs.get(key)]:
