@@ -183,17 +183,22 @@ class _Files:
 
     def keep_pending(self, job: rules.JobSecrets) -> None:
         """Keep the key of a job that has not begun."""
-        if not (self.folder / _JOB).exists():
+        if not self._begun(job):
             private_folder(self._pending.parent)
             self._write(self._pending, job)
 
     def keep(self, job: rules.JobSecrets, state: rules.RoundState) -> None:
         """Keep what was answered in a round, and the job's key with it."""
-        if not (self.folder / _JOB).exists():
+        if not self._begun(job):
             self._write(self.folder / _JOB, job)
             self._pending.unlink(missing_ok=True)  # or the key would outlive the job's folder
         with replacing(self.folder / _ROUND, durable=self.durable) as file:
             np.savez(file, noisy=state.noisy, head=np.array(json.dumps(rules.to_json(state))))
+
+    def _begun(self, job: rules.JobSecrets) -> bool:
+        """Whether the job's folder has this key; one of other terms has answered nothing."""
+        path = self.folder / _JOB
+        return path.exists() and rules.JobSecrets.from_json(self._json(path)) == job
 
     def _write(self, path: Path, job: rules.JobSecrets) -> None:
         with replacing(path, durable=self.durable) as file:
