@@ -369,9 +369,11 @@ def test_a_site_that_died_before_its_charge_takes_part_in_the_job_on_other_terms
 ):
     watched = Watched(tmp_path / "state", FOUR)
     monkeypatch.setattr(grids, "thread_count", lambda: 1)
-    with monkeypatch.context() as patch, pytest.raises(Killed):
+    begun = watched.server(run_dir=tmp_path / "run")
+    with monkeypatch.context() as patch:
         patch.setattr(Ledger, "charge", killed)
-        watched.server(run_dir=tmp_path / "run").start(Steady(watched))
+        with pytest.raises(Killed):
+            begun.start(Steady(watched))
     assert (watched.folder / "site-1" / "job" / "secure-job.json").exists()
     made = watched.server(run_dir=tmp_path / "other")
     made.start(Steady(watched, {("site-4", "keys", 1)}))

@@ -330,7 +330,7 @@ def test_hospitals_share_one_noise_and_both_figures_stand_in_summary_and_ledgers
         (total,) = shown["totals"]
         assert total["epsilon"] == pytest.approx(summary["epsilon"])
         assert total["alone"] == pytest.approx(summary["alone"])
-        assert "should all other sites collude" in as_site(each, "ledger", "show", str(state))
+        assert "even if all other sites collude" in as_site(each, "ledger", "show", str(state))
         assert [row.round for row in rows_of(state)] == [1, 2, 3]
 
 
