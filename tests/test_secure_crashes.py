@@ -450,10 +450,10 @@ def on_a_bad_network(folder, clock: Clock, seed: int) -> tuple[Watched, str]:
     privacy = PRIVACY if rng.random() < 0.7 else replace(PRIVACY, secure_dropouts=0)
     watched, said = Watched(folder / "state", data), ""
     grid = Unsteady(watched, clock, rng)
-    for attempt in range(4):
-        made = None
+    for _ in range(4):
+        made, begun = None, (folder / "run" / CHECKPOINT).exists()
         try:
-            made = watched.server(privacy=privacy, run_dir=folder / "run", resume=attempt > 0)
+            made = watched.server(privacy=privacy, run_dir=folder / "run", resume=begun)
             made.start(grid)
             said = "finished"
             break
