@@ -342,7 +342,7 @@ class DPFact(TrainOnlyStrategy):
                 "sent a message when the run before was killed answers nobody for a minute or two",
                 patience)  # fmt: skip
         found = ask_ready(grid, nodes, request, timeout=self._timeout, patience=patience)
-        found = self._names.checked(found)
+        found = self._names.checked(found, warn=judged)
         if not judged:  # secure sums need to know who is there
             return frozenset()
         if coordinator.run_dir is not None:

@@ -157,8 +157,11 @@ class SiteNames:
         self._said[node] = site  # a site that came back without a key has a new number
         return ""
 
-    def checked(self, found: Sequence[Readiness]) -> list[Readiness]:
-        """What sites said before anybody paid, with a fault where a name is not theirs alone."""
+    def checked(self, found: Sequence[Readiness], *, warn: bool = True) -> list[Readiness]:
+        """What sites said before anybody paid, with a fault where a name is not theirs alone.
+
+        In a simulation no name is registered, and there is nothing to `warn` of.
+        """
         claims = {each.node: each.site for each in found if each.site}
         named = []
         for each in found:
@@ -166,7 +169,8 @@ class SiteNames:
             site = self.of(each.node) if fault else each.site
             named.append(replace(each, site=site, fault=fault))
         self._said |= {each.node: each.site for each in named if each.site and not each.fault}
-        if free := [each for each in found if each.node not in self.registered]:
+        free = [each for each in found if each.node not in self.registered]
+        if free and warn:
             _logger.warning(
                 "preflight: %d of %d SuperNodes have no registered name, so nothing binds what "
                 "they call themselves to their keys; %s", len(free), len(found), _REGISTER,
