@@ -367,6 +367,15 @@ def test_a_site_whose_vector_is_gone_refuses_the_rest_of_the_round(tmp_path, hos
         assert len(ledger.rows()) == 1
 
 
+def test_a_pending_key_that_is_damaged_shuts_out_no_job(tmp_path, hospitals):
+    own = tmp_path / "state" / "site-1" / "site-1"
+    own.mkdir(parents=True, mode=0o700)
+    (own / ".secure-job").write_bytes(b'{"terms":')
+    made = strategy(REAL, number=3)
+    made.start(grid_of(hospitals))
+    assert all(record.updated for record in made.coordinator.records)
+
+
 def test_a_job_s_key_lies_in_its_folder_alone_and_goes_with_it(tmp_path, hospitals):
     made = strategy(REAL, number=3)
     made.start(grid_of(hospitals))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -164,13 +165,14 @@ class _Files:
 
     def job(self, terms: keys.Terms) -> rules.JobSecrets | None:
         """The job's key, if there is one for these terms."""
-        for path in (self.folder / _JOB, self._pending):
-            check_own(path)
-            if path.exists():
-                job = rules.JobSecrets.from_json(self._json(path))
-                if job.terms == terms:
-                    return job
-        return None
+        kept = [self._kept(self.folder / _JOB)]
+        with suppress(StateError):  # damaged, it would shut out all jobs, and nobody needs it
+            kept.append(self._kept(self._pending))
+        return next((job for job in kept if job and job.terms == terms), None)
+
+    def _kept(self, path: Path) -> rules.JobSecrets | None:
+        check_own(path)
+        return rules.JobSecrets.from_json(self._json(path)) if path.exists() else None
 
     def round(self) -> rules.RoundState | None:
         """What was answered last; None where nothing is kept."""
