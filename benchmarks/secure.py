@@ -10,16 +10,16 @@ import numpy as np
 
 from benchmarks.rows import Row, timed
 from benchmarks.scale import Scale
+from dpfact_flower.privacy.patient.sharing import sharing_of
 from dpfact_flower.privacy.secure_sum import server, site
 from dpfact_flower.privacy.secure_sum.keys import (
     Question,
-    Terms,
-    default_losses,
     new_signing_key,
     public_text,
     read_public_key,
     read_signing_key,
 )
+from dpfact_flower.settings import PrivacySettings
 from dpfact_flower.tensor import SparseTensor
 
 _VALUES = 134_000
@@ -37,7 +37,9 @@ def _rows(sites: int, scale: Scale) -> list[Row]:
     names = tuple(f"site-{number:02d}" for number in range(sites))
     signing = {name: read_signing_key(new_signing_key()) for name in names}
     peers = {name: read_public_key(public_text(key)) for name, key in signing.items()}
-    terms = Terms("bench", "settings", names, *default_losses(sites))
+    sharing = sharing_of(PrivacySettings(secure_sums=True), sites)
+    assert sharing is not None
+    terms = sharing.terms("bench", "settings", names)
     jobs = [site.join(terms, name, signing[name], peers) for name in names]
     question = Question(1, b"request", 1, _WIDTH, tuple(job.member for job in jobs))
     vector = np.arange(_VALUES if scale.whole else 1000, dtype=np.int64)

@@ -141,12 +141,6 @@ class Terms:
         return hashed("terms", self.job, self.settings, self.colluding, self.dropouts, *self.sites)
 
 
-def default_losses(sites: int) -> tuple[int, int]:
-    """T and D where nobody chose them: a tenth of the sites each; D is 0 where `Terms` need it."""
-    tenth = -(-sites // 10)
-    return tenth, tenth if sites > 3 * tenth else 0
-
-
 @dataclass(frozen=True)
 class Member:
     """A site's public key of a job, signed with its long-term key."""

@@ -1,4 +1,4 @@
-"""What shares of noise are worth: in the sum, and alone if all other sites collude.
+"""How close the sum of several sites' shares of noise comes to Gaussian noise.
 
 A site draws the discrete Gaussian of `privacy.noise`, of standard deviation 2**24 in units of its
 own grid. The sum of m such shares is no discrete Gaussian, but all but one: by Kairouz, Liu &
@@ -9,19 +9,6 @@ aggregation"), whose tau bounds the difference.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
-
-from dpfact_flower.privacy.conversions import epsilon_gaussian_discrete
-
-
-def own_sigma(sigma: float, honest: int) -> float:
-    """Standard deviation of a site's own noise, where `honest` shares together have `sigma`."""
-    return sigma / math.sqrt(honest)
-
-
-def total_sigma(sigma: float, honest: int, sites: int, slots: int) -> float:
-    """Standard deviation of the noise in the total over `slots` sums, each with all shares."""
-    return sigma * math.sqrt(slots * sites / honest)
 
 
 def log10_tau(honest: int, sigma: float = 2.0**24) -> float:
@@ -49,23 +36,3 @@ def shares_slack(count: int, honest: int) -> float:
 
     tau: float = 10.0 ** log10_tau(honest)
     return gaussian_slack(count) / honest + 2 * count * tau
-
-
-class Epsilons(NamedTuple):
-    """Both epsilons of a run with secure sums."""
-
-    together: float
-    """At most T sites collude with the server, and at most D are lost in a sum."""
-    alone: float
-    """All other sites collude with the server, or the masks are broken."""
-
-
-def epsilons(mu: float, delta: float, count: int, honest: int) -> Epsilons:
-    """Both epsilons of releases of `count` values in all, which together are `mu`-Gaussian-DP.
-
-    `shares_slack` is below `gaussian_slack`, and so within what the conversion allows for.
-    """
-    return Epsilons(
-        epsilon_gaussian_discrete(mu, delta, count),
-        epsilon_gaussian_discrete(mu * math.sqrt(honest), delta, count),
-    )

@@ -66,8 +66,7 @@ def terms(sites, colluding, dropouts):
     ("sites", "colluding", "dropouts", "honest", "threshold"),
     [(3, 1, 0, 2, 3), (6, 1, 1, 4, 4), (20, 2, 2, 16, 12), (50, 5, 5, 40, 28)],
 )
-def test_defaults(sites, colluding, dropouts, honest, threshold):
-    assert keys.default_losses(sites) == (colluding, dropouts)
+def test_who_is_honest_and_who_must_open(sites, colluding, dropouts, honest, threshold):
     agreed = terms(sites, colluding, dropouts)
     assert (agreed.honest, agreed.threshold) == (honest, threshold)
 
@@ -88,8 +87,6 @@ def test_terms_are_refused_exactly_where_the_proof_ends():
         assert threshold <= sites - dropouts
         assert 2 * (threshold - colluding) > honest
         assert honest - (sites - dropouts - colluding) < threshold - colluding
-    for sites in range(3, 60):
-        terms(sites, *keys.default_losses(sites))
     for wrong in (("b", "a", "c"), ("a", "a", "b")):
         with pytest.raises(SettingsError, match="sorted, once each"):
             Terms("job", "settings", wrong, 0, 0)

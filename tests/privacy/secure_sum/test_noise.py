@@ -1,4 +1,4 @@
-"""Sums of shares of noise: their law, how far from a discrete Gaussian it is, and epsilon."""
+"""Sums of shares of noise: their law, and how far from a discrete Gaussian it is."""
 
 import os
 
@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpfact_flower.privacy.conversions import mu_for_epsilon
 from dpfact_flower.privacy.noise import SIGMA, _sample, discrete_gaussian, gaussian_slack
 from dpfact_flower.privacy.secure_sum import noise
 from tests.privacy.secure_sum.group import Group
@@ -99,21 +98,3 @@ def test_variance_at_the_products_grid_and_through_the_masks():
     found = group.sum(group.question(), group.ask_all(), group.names)
     assert abs((found / SIGMA).var() / 6 - 1) < 6 * np.sqrt(2 / count)
     assert stats.kstest(found / SIGMA / np.sqrt(6), "norm").pvalue > ALPHA
-    own = noise.own_sigma(1.0, group.terms.honest)
-    total = noise.total_sigma(1.0, group.terms.honest, 6, 1)
-    assert own * np.sqrt(4) == pytest.approx(1.0)
-    assert total == pytest.approx(own * np.sqrt(6))
-    assert noise.total_sigma(1.0, 4, 6, 2) == pytest.approx(np.sqrt(2 * 6 / 4))
-
-
-@pytest.mark.parametrize(
-    ("epsilon", "alone"),
-    [(8, (12.3, 19.1, 49.9, 99.6)), (4, (6.0, 9.1, 22.0, 41.3)), (1, (1.5, 2.2, 4.7, 8.2))],
-)
-def test_epsilon_alone_and_together(epsilon, alone):
-    mu = mu_for_epsilon(epsilon, 1e-5)
-    for honest, expected in zip((2, 4, 16, 40), alone, strict=True):
-        found = noise.epsilons(mu, 1e-5, 134_000, honest)
-        assert found.together == pytest.approx(epsilon, rel=1e-5)
-        assert found.alone == pytest.approx(expected, abs=0.051)
-    assert noise.epsilons(mu, 1e-5, 134_000, 1).alone == found.together
