@@ -222,6 +222,17 @@ def died_and_asked_again(watched, message, before, kill) -> bool:
     return lived
 
 
+def further_attempt(message: Message) -> Message:
+    """Another attempt at the sum that a message is about, as if site-4 was lost."""
+    asked = records.read_request(message)
+    stage = SecureStage.from_text(asked.config["secure"])
+    fewer = replace(stage, stage="sum", attempt=2, asked=tuple(NAMES[:3]), sealed={})
+    config = {**asked.config, "secure": fewer.to_text()}
+    changed = Message(records.ask(asked.arrays, config), 2, message.metadata.message_type)
+    changed.metadata.__dict__["_message_id"] = "further"
+    return changed
+
+
 def raising_at(step):
     """End a process at a call by an error that nothing catches."""
 
@@ -246,6 +257,7 @@ def dies_at_every_step(stages, kill, stride: int) -> Counter:
     deaths: Counter[str] = Counter()
     for (stage, number), (message, before) in found.items():
         for step in itertools.count(number % stride, stride):
+            watched = Watched(watched.folder, FOUR)
             lived = died_and_asked_again(watched, message, before, kill(step))
             if stage == "sum":
                 kept = load_npz(watched.folder / "site-2" / "job" / "secure-round.npz", ["noisy"])
@@ -253,6 +265,9 @@ def dies_at_every_step(stages, kill, stride: int) -> Counter:
                     row = ledger.rows()[-1]
                     assert row.round == number
                     assert ledger.has(row.key, row.terms, Share(kept["noisy"], row.events))
+            if stage != "keys":
+                further = watched.answer("site-2", further_attempt(message))
+                assert further.has_error() == (stage == "open")
             if lived:
                 break
             deaths[stage] += 1
@@ -262,14 +277,14 @@ def dies_at_every_step(stages, kill, stride: int) -> Counter:
 @pytest.mark.parametrize("stride", [5, pytest.param(1, marks=pytest.mark.nightly)])
 def test_a_site_that_dies_at_any_write_of_any_stage_says_the_same_again(stages, stride):
     deaths = dies_at_every_step(stages, raising_at, stride)
-    assert all(deaths[stage] * stride > 4 for stage in STAGES), deaths
+    assert all(deaths[stage] * stride >= 4 for stage in STAGES), deaths
 
 
 @pytest.mark.nightly
 @pytest.mark.process
 def test_a_site_that_is_killed_at_any_write_of_any_stage_says_the_same_again(stages):
     deaths = dies_at_every_step(stages, dying_at, 2)
-    assert all(deaths[stage] * 2 > 4 for stage in STAGES), deaths
+    assert all(deaths[stage] * 2 >= 4 for stage in STAGES), deaths
 
 
 # --- A server that dies ---------------------------------------------------------------------------
