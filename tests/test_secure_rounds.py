@@ -8,7 +8,7 @@ import pytest
 from flwr.app import Error, Message
 from flwr.clientapp import ClientApp
 
-from dpfact_flower.client import DPFactClient
+from dpfact_flower.client import DPFactClient, RoundRefusedError
 from dpfact_flower.client_app import answered
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import joint_digest
@@ -19,11 +19,12 @@ from dpfact_flower.privacy.ledger import Ledger
 from dpfact_flower.privacy.secure_sum.keys import new_signing_key, public_text, read_signing_key
 from dpfact_flower.runtime.federate import _sites_app
 from dpfact_flower.runtime.grid import InProcessGrid
+from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import PrivacySettings, RunSettings, SiteSettings, SolverSettings
 from dpfact_flower.site.disclosure import log_privately
 from dpfact_flower.strategy import DPFact
 from dpfact_flower.wire import records
-from dpfact_flower.wire.secure import SecureStage
+from dpfact_flower.wire.secure import MemberKey, SecureStage
 from tests.conftest import CODES, count_tensor, make_vocabularies
 
 SOLVER = SolverSettings(rank=3)
@@ -365,6 +366,30 @@ def test_a_site_whose_vector_is_gone_refuses_the_rest_of_the_round(tmp_path, hos
     assert "is gone" in caplog.text
     with Ledger(tmp_path / "state" / "site-1" / "site-1", create=False) as ledger:
         assert len(ledger.rows()) == 1
+
+
+def test_a_site_answers_a_round_under_one_list_of_names(tmp_path, caplog):
+    """Or a server makes two groups of a round, and opens a sum of each with this site in both."""
+    clients = {client.site.name: client for client in real_sites(tmp_path, 5)}
+    privacy = replace(REAL, secure_dropouts=1, secure_slots=1)
+    first = strategy(privacy, number=4).coordinator.request(1)
+    anchors = initial_factors(tuple(CODES.values()), 3, 0)
+    second = replace(first, round=2, anchors=anchors, usages=np.ones((1, 2, 3)))
+
+    def ask(site, request, stage):
+        return clients[site].fit(*replace(request, secure=stage).to_wire())[0]
+
+    def members(names, request):
+        stage = SecureStage("keys", asked=names)
+        found = {site: ask(site, request, stage) for site in names}
+        return tuple(MemberKey(site, *map(bytes, parts)) for site, parts in found.items())
+
+    one, other = NAMES[:4], [*NAMES[:3], NAMES[4]]
+    ask("site-1", first, SecureStage("sum", 1, members(tuple(one), first), tuple(one)))
+    stage = SecureStage("sum", 2, members(tuple(other), second), tuple(other))
+    with pytest.raises(RoundRefusedError):
+        ask("site-1", first, stage)
+    assert "was answered with another key" in caplog.text
 
 
 def test_a_pending_key_that_is_damaged_shuts_out_no_job(tmp_path, hospitals):

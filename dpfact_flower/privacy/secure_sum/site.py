@@ -205,6 +205,8 @@ def check_question(
         raise PrivacyRefusedError(f"secure sum: round {question.round} is over")
     if (question.request, question.width) != (last.request, last.width):
         raise PrivacyRefusedError("secure sum: this round was answered to another request")
+    if job.member not in last.members:  # nor under other names: then two attempts could be opened
+        raise PrivacyRefusedError("secure sum: this round was answered with another key")
     if state.opening is not None:
         raise PrivacyRefusedError("secure sum: this round was opened; it has no further attempt")
     if question.attempt <= last.attempt:
