@@ -71,7 +71,8 @@ def read_peers(path: Path) -> dict[str, bytes]:
     """
     check_own(path, reading=True)
     peers: dict[str, bytes] = {}
-    for number, line in enumerate(_read(path).decode(errors="replace").splitlines(), start=1):
+    lines = _read(path).decode(errors="replace").split("\n")  # no other character ends a line
+    for number, line in enumerate(lines, start=1):
         said = line.partition("#")[0].split()
         if not said:
             continue

@@ -36,3 +36,14 @@ def test_a_key_that_others_may_read_is_refused(tmp_path, settings, mode):
     (tmp_path / "site.pem").chmod(mode)
     with pytest.raises(StateError, match="others may read it"):
         keyring_of(settings, "here")
+
+
+@pytest.mark.parametrize("hidden", ["\u2028", "\x85", "\x0b"])
+def test_no_comment_of_another_hospital_hides_a_line_that_no_editor_shows(
+    tmp_path, settings, hidden
+):
+    peers = tmp_path / "peers"
+    stranger = public_text(read_signing_key(new_signing_key()))
+    line = f"{peers.read_text()}# ours{hidden}stranger {stranger}\n"
+    peers.write_text(line, encoding="utf-8")
+    assert [*keyring_of(settings, "here").peers] == ["here"]
