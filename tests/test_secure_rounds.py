@@ -402,12 +402,25 @@ def test_a_pending_key_that_is_damaged_shuts_out_no_job(tmp_path, hospitals):
 
 
 def test_a_job_s_key_lies_in_its_folder_alone_and_goes_with_it(tmp_path, hospitals):
-    made = strategy(REAL, number=3)
-    made.start(grid_of(hospitals))
-    own = tmp_path / "state" / "site-1" / "site-1"
-    key = json.loads((own / "job" / "secure-job.json").read_text())["key"].encode()
-    holding = [p for p in own.rglob("*") if p.is_file() and key in p.read_bytes()]
-    assert [path.parent.name for path in holding] == ["job"]
+    own, grid, seen = tmp_path / "state" / "site-1" / "site-1", grid_of(hospitals), []
+    deliver = grid._deliver
+
+    def look(message):
+        found = deliver(message)
+        if (own / "job" / "secure-job.json").exists():
+            key = json.loads((own / "job" / "secure-job.json").read_text())["key"].encode()
+            seen.append((key, holding(key)))
+        return found
+
+    def holding(secret):
+        found = [p for p in own.rglob("*") if p.is_file() and secret in p.read_bytes()]
+        return [path.parent.name for path in found]
+
+    grid._deliver = look
+    strategy(REAL, number=3).start(grid)
+    assert {tuple(folders) for _, folders in seen} == {("job",)}
+    assert holding(seen[0][0]) == []  # the run has ended
+    assert not (own / "job" / "secure-round.npz").exists()
 
 
 def test_the_vector_is_in_no_reply_and_no_folder_of_the_run(tmp_path):
@@ -417,13 +430,16 @@ def test_the_vector_is_in_no_reply_and_no_folder_of_the_run(tmp_path):
     def watch(message):
         found = deliver(message)
         sent.append(found)
+        if path.exists():
+            with np.load(path) as kept:
+                vectors.append(kept["noisy"].tobytes())
         return found
 
+    path, vectors = tmp_path / "state" / "site-1" / "job" / "secure-round.npz", []
     grid._deliver = watch
     made = strategy(number=3, run_dir=tmp_path / "run")
     made.start(grid)
-    with np.load(tmp_path / "state" / "site-1" / "job" / "secure-round.npz") as kept:
-        vector = kept["noisy"].tobytes()
+    vector = vectors[-1]
     assert len(vector) > 100
     for message in sent:
         if not message.has_error():

@@ -41,7 +41,7 @@ from dpfact_flower.site.lockout import counting_attempt
 from dpfact_flower.site.metrics import count_refusal
 from dpfact_flower.site.reply_timing import ReplyDelay
 from dpfact_flower.site.round import JobState, RoundOutcome, RoundWork
-from dpfact_flower.site.secure import SecureRound
+from dpfact_flower.site.secure import SecureRound, forget
 from dpfact_flower.site.store import SiteState, SiteStore
 from dpfact_flower.wire.protocol import RoundRequest
 
@@ -139,6 +139,7 @@ class Site:
             if request.selection:
                 store.note_selection(request.selection_digest)
             store.keep_ending(*request.to_wire())
+            forget(store.folder)
         except OSError as error:  # the run is over for the server, whatever is kept here
             _logger.error(
                 "site %s: the end of job %s cannot be kept (%s)",

@@ -148,6 +148,12 @@ def secure_round(
 # --- What is kept ---------------------------------------------------------------------------------
 
 
+def forget(folder: Path) -> None:
+    """Delete a job's key and vector once its run has ended: nobody needs them any more."""
+    for name in (_JOB, _ROUND):
+        (folder / name).unlink(missing_ok=True)
+
+
 @dataclass(frozen=True)
 class _Files:
     """A job's secrets on the disk.
