@@ -1,12 +1,14 @@
 """What secure sums are worth: patients dealt to sites at random, one noise beside each site's own.
 
     python -m simulation.studies.secure data/nhds --sites 6 20 50 --ranks 10 20 --epsilons 1 0.5
+    python -m simulation.studies.secure synthetic:paper-icu --sites 20 --slots 1 2 4
 
 Systems, at each number of sites: *own noise*, patient mode as it is by default; *G slots*, secure
 sums as the package plans them, or with so many slots; *one noise*, all patients at one site, which
 nothing can beat. Share of the best fit, factor match, and the rule by which a cell passes are those
 of `simulation.studies.real_data`. Masks are left out here, since they cancel: the server gets the
-same integers (tests/test_secure_rounds.py).
+same integers (tests/test_secure_rounds.py). Of synthetic data, where a site has phenotypes of its
+own, it is the match with what was planted that counts.
 """
 
 from __future__ import annotations
@@ -14,12 +16,15 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.optimize import linear_sum_assignment
 
 from dpfact_flower.data.site_data import Cohort, SiteData
+from dpfact_flower.data.synthetic import preset, synthetic
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.tensor import Factors
 from simulation.arguments import at_least, one_line_errors, read_epsilon
@@ -27,7 +32,7 @@ from simulation.baselines import pooled
 from simulation.paper.report import Table
 from simulation.studies.halves import HALVES, half
 from simulation.studies.real_data import Study
-from simulation.systems import run
+from simulation.systems import run, unit_columns
 
 _OWN, _ONE = -1, -2
 """In the place of a number of slots: each site's own noise, and one site with all patients."""
@@ -60,6 +65,32 @@ class SecureStudy(Study):
         return run(cohort, solver, privacy, RunSettings(seed=seed))
 
 
+def planted(name: str, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Match with a preset's planted phenotypes, and with those that one site alone has."""
+    for sites in given.sites:
+        shares = ",".join([str(1 / sites)] * sites)
+        cohort = synthetic(preset(name, shares=shares, distinct=sites))
+        assert cohort.truth is not None
+        truth, usage = cohort.truth.factors, cohort.truth.usage
+        only = np.logical_not(usage[:-1].any(axis=0))
+        solver = SolverSettings(rank=usage.shape[1], relative_l21=0.0)
+        for epsilon, slots in product(given.epsilons, (_OWN, *given.slots)):
+            privacy = PrivacySettings(
+                epsilon=epsilon, patients=len(cohort), secure_sums=slots >= 0,
+                secure_slots=max(slots, 0),
+            )  # fmt: skip
+            model = run(cohort, solver, privacy, RunSettings(seed=given.draw))
+            likeness = np.prod(
+                [a.T @ b for a, b in zip(truth, unit_columns(model), strict=True)], 0
+            )
+            mine, theirs = linear_sum_assignment(-likeness)
+            match = likeness[mine, theirs]
+            yield {
+                "data": name, "sites": sites, "slots": slots, "epsilon": epsilon,
+                "match": match.mean(), "match_at_one_site": match[only].mean(),
+            }  # fmt: skip
+
+
 def rows(given: argparse.Namespace, cohort: Cohort) -> Iterator[dict[str, Any]]:
     """A row for each system, as it is measured; fits and nulls are kept in the folder."""
     for rank in given.ranks:
@@ -81,7 +112,9 @@ def rows(given: argparse.Namespace, cohort: Cohort) -> Iterator[dict[str, Any]]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Study every cohort."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("data", type=Path, nargs="+", help="folders that dpfact data wrote")
+    parser.add_argument(
+        "data", nargs="+", help="folders that dpfact data wrote, or synthetic:PRESET"
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/secure"))
     parser.add_argument("--sites", type=at_least(3), nargs="+", default=[6, 20, 50])
     parser.add_argument("--slots", type=int, nargs="+", default=[0], help="0: as planned")
@@ -94,18 +127,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--draw", type=int, default=0, help="seed of the patients that are drawn")
     given = parser.parse_args(arguments)
     found: list[dict[str, Any]] = []
+    given.out.mkdir(parents=True, exist_ok=True)
     with one_line_errors(parser):
-        for folder in given.data:
-            for row in rows(given, half(Cohort.load(folder), given.half)):
+        for data in given.data:
+            kind, _, name = data.rpartition(":")
+            if kind == "synthetic":
+                lines = planted(name, given)
+            else:
+                lines = rows(given, half(Cohort.load(Path(data)), given.half))
+            for row in lines:
                 found.append(row)
                 Table("table", found).write(given.out)
-                print(  # noqa: T201 - the table is what this script is for
-                    "{data} R={rank} sites={sites} {system} eps={epsilon} "
-                    "{share_of_fit:.2f}/{fms:.2f} {models_that_beat}/{models} auc={auc}".format(
-                        **row
-                    ),
-                    flush=True,
-                )
+                shown = (f"{key}={value}" for key, value in row.items() if value is not None)
+                print(*shown, flush=True)  # noqa: T201 - the table is what this script is for
 
 
 if __name__ == "__main__":

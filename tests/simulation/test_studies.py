@@ -26,6 +26,7 @@ from simulation.studies import (
     phenotypes,
     real_data,
     roll_up,
+    secure,
     shared_fit,
     slow_site,
     spectrum,
@@ -98,6 +99,19 @@ def test_patients_needed_are_those_from_which_a_plan_is_good() -> None:
         settings = PrivacySettings(epsilon=2.0, delta=1e-5, patients=patients)
         made = plan_patient(settings, sizes=(100, 100), rank=20, sites=6)
         assert made.outlook.verdict == verdict
+
+
+def test_the_study_of_secure_sums_has_a_row_for_each_system(cohort_folder, tmp_path) -> None:
+    asked = [str(cohort_folder), "synthetic:demo-icu", "--out", str(tmp_path / "out"),
+             "--ranks", "2", "--sites", "4", "--seeds", "1", "--references", "2",
+             "--epsilons", "4", "--half", "both", "--slots", "0"]  # fmt: skip
+    secure.main(asked)
+    rows = json.loads((tmp_path / "out" / "table.json").read_text())
+    systems = [row["system"] for row in rows if "system" in row and row["epsilon"]]
+    assert systems == ["own noise", "planned slots", "one noise"]
+    planted = [row for row in rows if "match" in row]
+    assert [row["slots"] for row in planted] == [-1, 0]
+    assert all(row["match"] > 0.8 for row in planted)
 
 
 def test_the_study_of_planted_phenotypes_goes_on_where_it_was(
