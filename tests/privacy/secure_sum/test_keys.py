@@ -42,7 +42,9 @@ def test_keys_differ_and_so_do_their_fingerprints():
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"no key", pem(X25519PrivateKey.generate()), keys.new_signing_key()[:-40]]
+    "content",
+    [b"", b"no key", pem(X25519PrivateKey.generate()), keys.new_signing_key()[:-40]],
+    ids=["nothing", "no key", "of X25519", "cut off"],
 )
 def test_another_file_is_no_key(content):
     with pytest.raises(SettingsError, match="need an Ed25519 private key in PEM"):
