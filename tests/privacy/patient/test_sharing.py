@@ -100,3 +100,30 @@ def test_noise_is_in_all_slots_and_the_statistic_in_one():
     assert "noise" not in repr(made)
     assert str(made.values[0]) not in repr(made)
     assert account(made.events, 1e-5).alone.epsilon > account(made.events, 1e-5).headline.epsilon
+
+
+def test_the_likelihood_of_a_sum_of_honest_shares_is_that_of_mu():
+    """4,000 sums with a patient and 4,000 without, of 16 values and four honest sites each."""
+    sharing, own, blocks = Sharing(6, 1, 1, 2), 1.5, 4000
+    part = np.arange(16) * 1.0
+    part *= SIGMA / own / np.linalg.norm(part)  # of norm 1, in units of the grid
+
+    def likelihoods(patient):
+        total = np.tile(np.round(part * patient).astype(np.int64), blocks)
+        nobody = BoundedSum(np.zeros_like(total), 1.0, own)
+        shares = [BoundedSum(total, 1.0, own), nobody, nobody, nobody]
+        made = [
+            share(each, Noise.from_os(), sharing, n % 2, name="x") for n, each in enumerate(shares)
+        ]
+        event = made[0].events[0]
+        slot = sum(each.values.reshape(2, blocks, 16)[0] for each in made)
+        scale = np.linalg.norm(part) * SIGMA * np.sqrt(sharing.honest)
+        return slot @ part / scale, event
+
+    without, event = likelihoods(0)
+    within, _ = likelihoods(1)
+    assert event.mu == pytest.approx(1 / 3)
+    error = np.sqrt(2 / blocks)
+    assert within.mean() - without.mean() == pytest.approx(event.mu, abs=5 * error)
+    assert without.std() == pytest.approx(1, abs=5 * error)
+    assert within.std() == pytest.approx(1, abs=5 * error)
