@@ -112,7 +112,7 @@ class SecureRounds:
     ) -> tuple[list[SiteReply], list[Failure], list[SiteReply]]:
         """From the replies to a round's first attempt to the sum: sites, failures, totals of slots.
 
-        Without a sum there are neither sites nor totals, and the failures say why.
+        Without a sum there are no totals, the failures say why, and the sites are those that paid.
         """
         assert self._sum is not None
         adding, request = self._sum, self._coordinator.request(number)
@@ -122,7 +122,7 @@ class SecureRounds:
                 break
             came = self._ask(self._attempt(request), True)
         if not adding.complete:
-            return [], self._failures(), []
+            return self._paid(), self._failures(), []
         for _ in range(MOST_ASKED):
             if not adding.closed:
                 break
@@ -133,8 +133,12 @@ class SecureRounds:
         for site in adding.closed:
             self._failed.setdefault(site, "its mask was not opened by enough sites")
         if adding.closed:
-            return [], self._failures(), []
+            return self._paid(), self._failures(), []
         return [SiteReply(site, ()) for site in adding.names], self._failures(), adding.slots()
+
+    def _paid(self) -> list[SiteReply]:
+        assert self._sum is not None
+        return [SiteReply(site, ()) for site in sorted(self._sum.paid)]
 
     def _take(
         self,

@@ -242,7 +242,7 @@ class DPFact(TrainOnlyStrategy):
         """
         number, came = self._resumed + server_round, self._by_node(replies)
         self._came += came.values()
-        sums: Sequence[SiteReply] = ()
+        sums: Sequence[SiteReply] | None = None
         if self._secure is not None and self._secure.adding:
             usable, failures, sums = self._secure.finish(number, came)
         else:

@@ -94,7 +94,7 @@ def play(coordinator: Coordinator, cohort: Cohort, *, own_refit: bool = True) ->
             replies.append(SiteReply(site.name, outcome.release.arrays))
             outcomes.append(outcome)
         began = time.perf_counter()
-        sums = _sums(coordinator, number, outcomes) if request.secure else ()
+        sums = _sums(coordinator, number, outcomes) if request.secure else None
         coordinator.close_round(number, replies, [], bytes_down=0, bytes_up=0, seconds=0, sums=sums)
         seconds += time.perf_counter() - began
         models = tuple(outcome.state.factors for outcome in outcomes if outcome.state)

@@ -194,6 +194,8 @@ def test_a_round_of_refinement_that_cannot_be_summed_is_passed_over(tmp_path):
     made = strategy()
     made.start(simulated(tmp_path, lost={(s, "sum", 2): 99 for s in ("site-2", "site-5")}))
     assert [record.updated for record in made.coordinator.records] == [True, False, True, True]
+    paid = [site for site in NAMES if site not in ("site-2", "site-5")]
+    assert made.coordinator.records[1].sites == tuple(paid)  # for nothing, as the status says
 
 
 def test_a_site_that_is_lost_before_its_key_is_not_in_the_plan(tmp_path):

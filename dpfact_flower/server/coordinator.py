@@ -263,9 +263,12 @@ class Coordinator:
         bytes_up: int,
         seconds: float,
         quorum_seconds: float = 0.0,
-        sums: Sequence[SiteReply] = (),
+        sums: Sequence[SiteReply] | None = None,
     ) -> RoundRecord:
-        """Move on from the replies, or from `sums` of them; note the round, write the checkpoint.
+        """Move on from the replies, note the round, write the checkpoint.
+
+        In a secure sum the replies are empty, and the `sums` of what was in them count: none where
+        there was no sum.
 
         Below the quorum the factors stay as they are, and the record says so. Replies that later
         rounds build on are written first, since sites paid for them and the work may take minutes:
@@ -285,27 +288,28 @@ class Coordinator:
         ]
         for failure in failed:
             _logger.warning("round %d: %s: %s", round_number, failure.who, failure.reason)
-        enough = len(unique) >= self.run.min_sites
+        learned = unique if sums is None else sums
+        enough = len(unique) >= self.run.min_sites and (sums is None or len(sums) > 0)
+        short = f"{len(unique)} usable replies, the quorum is {self.run.min_sites}"
+        if sums is not None and not sums:
+            short = f"no sum of the {len(unique)} sites that answered"
         record = RoundRecord(
             round_number, tuple(reply.site for reply in unique), tuple(failed), enough,
             bytes_down, bytes_up, seconds, utc_now(), quorum_seconds,
         )  # fmt: skip
         if enough:
-            self._keep(record, sums or unique)
-            self.rule.update(round_number, sums or unique)
+            self._keep(record, learned)
+            self.rule.update(round_number, learned)
         elif self.rule.needs_quorum(round_number):
             if self.run_dir is not None:  # for who looks why; the round will be asked for again
                 write_history(self.run_dir, [*self.records, record], durable=self.durable)
             raise QuorumError(
-                f"round {round_number}: {len(unique)} usable replies, the quorum is "
-                f"{self.run.min_sites}, and later rounds build on this one. {_why(failed)}. What "
-                "sites were charged is kept: go on with resume = true, once they are back"
+                f"round {round_number}: {short}, and later rounds build on this one. "
+                f"{_why(failed)}. What sites were charged is kept: go on with resume = true, once "
+                "they are back"
             )
         else:
-            _logger.warning(
-                "round %d: %d usable replies, quorum is %d: the global model stays as it was",
-                round_number, len(unique), self.run.min_sites,
-            )  # fmt: skip
+            _logger.warning("round %d: %s: the global model stays as it was", round_number, short)
         self.records.append(record)
         self.save()
         return record

@@ -84,6 +84,8 @@ class SecureSum:
         self._question: keys.Question | None = None
         self._masked: dict[str, Masked] = {}
         self._openings: dict[str, Opening] = {}
+        self.paid: set[str] = set()
+        """Sites that answered any attempt."""
 
     @property
     def names(self) -> list[str]:
@@ -145,6 +147,7 @@ class SecureSum:
             raise MessageError(f"reply of site {site!r}: need {size} bytes, got {len(words)}")
         if context != keys.context_of(self._terms, self._question):
             raise MessageError(f"reply of site {site!r}: answers another question")
+        self.paid.add(site)
         self._masked[site] = Masked(context, words, read_sealed(sealed, self.names))
 
     def openings(self) -> dict[str, SecureStage]:

@@ -188,7 +188,7 @@ def test_below_the_quorum_nothing_moves_and_the_record_says_so(sites, caplog):
     assert_bits(coordinator.factors, before)
     assert not record.updated
     assert record.sites == tuple(sites)
-    assert f"{len(sites)} usable replies, quorum is 2" in caplog.text
+    assert f"{len(sites)} usable replies, the quorum is 2" in caplog.text
     assert not close(coordinator, 2, "abb").updated  # two sites of one name are none
     assert close(coordinator, 3, "ab").updated
 
