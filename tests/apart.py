@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 NEW_NETWORK, NEW_MOUNTS = 0x40000000, 0x00020000  # CLONE_NEWNET, CLONE_NEWNS of linux/sched.h
+_OWN_PATHS = 0x00000200  # CLONE_FS
 _SET_FLAGS, _UP = 0x8914, 0x1  # SIOCSIFFLAGS and IFF_UP
 _THREAD = Path("/proc/thread-self")
 _CODE = (Path(sys.base_prefix), Path(sys.prefix), Path(__file__).parents[1])
@@ -50,6 +51,9 @@ def apart() -> Iterator[Callable[[], int] | None]:
             yield _asked_elsewhere
         finally:
             assert libc.setns(network.fileno(), NEW_NETWORK) == 0
+            # Threads that were begun meanwhile share the folder that paths begin from, and whoever
+            # shares it may not go back.
+            assert libc.unshare(_OWN_PATHS) == 0
             assert libc.setns(mounts.fileno(), NEW_MOUNTS) == 0
 
 
