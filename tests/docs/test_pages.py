@@ -90,6 +90,7 @@ NOT_RUN = {
     ("docs/results.md", ""): HOURS,
     ("docs/gallery.md", ""): "made the reports beside it; README and tutorial run the same on "
     "little",
+    ("docs/how-to/audit.md", "python -m pytest"): "these tests themselves",
     ("docs/explanation/start.md", "python -m simulation"): HOURS,
     ("docs/explanation/algorithm.md", "dpfact run "): HOURS,
     ("docs/explanation/proof.md", "python -m simulation"): HOURS,
@@ -376,6 +377,8 @@ def spent(home: Path, names: dict[str, object]) -> dict[str, str]:
         head = ledger.head()
     state = home / "runs" / "demo.sites"
     return {
+        "/backup": str(home / "backup"),
+        "/srv/dpfact/site/state/north": str(home / "restored"),
         "/srv/dpfact/site/state": f"{state} --site site-1",
         "12:9eb1...4cee": f"{head.rows}:{head.hash}",
     }  # fmt: skip
