@@ -6,7 +6,7 @@ Three sites are asked the same, in turn: one with thousands of made-up patients,
 patient more like the others, and the same with one who has every code together with every other,
 which no time of anybody can exceed. A round is measured as a hospital's process runs it, from the
 request to the packed reply: with the site's file read anew, and with its ledger on the disk. The
-figures stand in docs/explanation/proof.md. They are of this machine; their ratio is not.
+figures stand in docs/explanation/what-leaves.md. They are of this machine; their ratio is not.
 """
 
 from __future__ import annotations

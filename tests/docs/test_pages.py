@@ -95,6 +95,7 @@ NOT_RUN = {
     ("docs/explanation/start.md", "python -m simulation"): HOURS,
     ("docs/explanation/algorithm.md", "dpfact run "): HOURS,
     ("docs/explanation/proof.md", "python -m simulation"): HOURS,
+    ("docs/explanation/what-leaves.md", "python -m simulation"): HOURS,
     ("docs/explanation/noise.md", "python -m timeit"): "a time",
     ("docs/explanation/noise.md", "python -m pytest"): "these tests themselves",
     ("docs/how-to/deploy.md", "python -m laboratory.campaign"): HOURS,
