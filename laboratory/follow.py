@@ -36,6 +36,7 @@ from tests.docs.test_extend import STAYS
 from tests.docs.test_pages import write_eicu, write_events
 
 LEFT_OUT = (
+    (r"^git clone |^cd dpfact-flower$|^python3 -m venv ", "the newcomer has done that already"),
     (r"^sudo |/srv/|/var/lib/|^export PATH=/opt/", "needs root, or what root has set up above"),
     (r"\bdocker ", "needs Docker's daemon"),
     (r"^flower-superlink |^flwr supernode |^curl |s_client|^dpfact submit ",

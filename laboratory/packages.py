@@ -89,6 +89,10 @@ def look_into(wheel: Path, archive: Path) -> None:
     files = tracked()
     with zipfile.ZipFile(wheel) as opened:
         held = {name for name in opened.namelist() if ".dist-info/" not in name}
+        (metadata,) = (name for name in opened.namelist() if name.endswith("/METADATA"))
+        text = opened.read(metadata).decode()
+    if relative := re.findall(r'(?:\]\(|src=")(?!https:)[^)"]*', text):
+        sys.exit(f"{wheel.name}: its description links to files that an index lacks: {relative}")
     ours = {name for name in files if name.startswith("dpfact_flower/")}
     app = {name.replace(APP, INSTALLED_APP) for name in files if name.startswith(APP)}
     check(wheel.name, held, ours | app)

@@ -85,6 +85,7 @@ NOT_RUN = {
     ("README.md", "make "): INSTALLS,
     ("README.md", ". "): INSTALLS,
     ("README.md", "pip install "): INSTALLS,
+    ("docs/install.md", ""): INSTALLS,
     ("docs/tutorial.md", "make demo"): INSTALLS,
     ("docs/tutorial.md", "pip install "): INSTALLS,
     ("docs/results.md", ""): HOURS,
@@ -197,7 +198,7 @@ def unknown(words: list[str]) -> list[str]:
         if found is None:
             break
         command, rest = found, rest[1:]
-    if isinstance(command, click.Group):
+    if isinstance(command, click.Group) and not (rest and rest[0].startswith("--")):
         return words
     known = {name for each in command.params for name in (*each.opts, *each.secondary_opts)}
     wrong = [word for word in rest if re.match(r"--?[a-z]", word) and word not in known]
@@ -239,6 +240,8 @@ def test_a_command_that_is_not_there_is_noticed():
     assert unknown(shlex.split("dpfact run --out x -s rank=3")) == []
     assert unknown(shlex.split("dpfact run --into x -s renk=3")) == ["--into", "renk=3"]
     assert unknown(["dpfact", "walk"])
+    assert unknown(["dpfact", "--version"]) == []
+    assert unknown(["dpfact", "--revision"]) == ["--revision"]
 
 
 # --- Pages that are followed ----------------------------------------------------------------------
