@@ -11,7 +11,7 @@ source = "lines"
 
 [options.by]
 default = "region"
-choices = ["region", "ownership"]
+choices = ["region", "beds", "ownership"]
 help = "What a site is; region: each in two, under 300 beds or more."
 */
 
@@ -41,6 +41,9 @@ DELETE FROM lines WHERE line[3] = '1';
 SELECT number AS patient,
     CASE $by WHEN 'region' THEN ['northeast', 'midwest', 'south', 'west'][line[18]::INTEGER]
         || if(line[19] < '4', '-under-300-beds', '-300-beds-or-more')
+    WHEN 'beds' THEN
+        ['6-to-99', '100-to-199', '200-to-299', '300-to-499', '500-or-more'][line[19]::INTEGER]
+        || '-beds'
     ELSE ['proprietary', 'government', 'nonprofit'][line[20]::INTEGER] END AS site
 FROM lines;
 

@@ -2,12 +2,18 @@
 
 import bz2
 import gzip
+import re
+from dataclasses import replace
 
 import pytest
 
 from dpfact_flower.data.readers.runner import read
 from dpfact_flower.data.site_data import Cohort
+from dpfact_flower.data.synthetic import preset, synthetic
 from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.evaluation.headline import headline
+from dpfact_flower.evaluation.report import write_report
+from dpfact_flower.notebook.federated import federate
 from tests.cli.test_data import data
 from tests.data.readers.cells import cells_of
 
@@ -59,13 +65,15 @@ def test_discharges_of_a_made_up_file(file):
     assert counts["discharges", "kept"] == 4
 
 
-def test_sites_by_ownership_and_other_packings(file, tmp_path):
+def test_sites_by_ownership_and_beds_and_other_packings(file, tmp_path):
     text = bz2.decompress(file.read_bytes())
     (tmp_path / "plain.txt").write_bytes(text)
     (tmp_path / "packed.gz").write_bytes(gzip.compress(text))
     for path in (file, tmp_path / "plain.txt", tmp_path / "packed.gz"):
         cohort = read("nhds", path, by="ownership")
         assert [site.name for site in cohort.sites] == ["government", "nonprofit", "proprietary"]
+    beds = [(site.name, len(site)) for site in read("nhds", file, by="beds").sites]
+    assert beds == [("200-to-299-beds", 1), ("300-to-499-beds", 1), ("500-or-more-beds", 2)]
 
 
 @pytest.mark.parametrize(
@@ -100,8 +108,8 @@ def test_what_cannot_be_read_is_named(file, tmp_path):
     cut.write_bytes(b"10")
     with pytest.raises(DataError, match=r"cut\.bz2: cannot be read \(OSError\)"):
         read("nhds", cut)
-    with pytest.raises(SettingsError, match="by: must be one of region, ownership"):
-        read("nhds", file, by="beds")
+    with pytest.raises(SettingsError, match="by: must be one of region, beds, ownership"):
+        read("nhds", file, by="size")
 
 
 def test_one_command_says_discharges(file, tmp_path):
@@ -113,6 +121,20 @@ def test_one_command_says_discharges(file, tmp_path):
     assert cohort.row_unit == "discharge"
     assert [len(v) for v in cohort.vocabularies] == [1, 1]
     assert cohort.sites[0][[0]].row_unit == "discharge"
+
+
+def test_a_runs_promise_is_for_a_discharge(tmp_path):
+    made = synthetic(preset("demo", patients=600))
+    rows = tuple(replace(site, row_unit="discharge") for site in made.sites)
+    run = federate(sites=replace(made, sites=rows), rank=2, epsilon=8.0, out=str(tmp_path / "run"))
+    page = write_report(tmp_path / "run").read_text("utf-8")
+    told = (*(text for _, text in headline(run.summary)), repr(run))
+    for text in (*told, page, (tmp_path / "run" / "summary.json").read_text("utf-8")):
+        assert not re.search("(one|a|that|each) patient( in|,|'s record| is in)", text), text
+    assert "discharge-level, add or remove one discharge" in page
+    assert "telling whether that discharge is in the data" in page
+    assert "discharge-level" in repr(run)
+    assert "; replacing a discharge's record: " in dict(headline(run.summary))["privacy"]
 
 
 def test_the_survey_has_the_discharges_it_is_known_for(ehr_data):
