@@ -1,6 +1,6 @@
 """The paper's evaluation from one command.
 
-    python -m simulation.paper [--quick] [--only EXPERIMENT ...] [--cohort FOLDER] [--out FOLDER]
+    python -m simulation.paper [--quick] [--only EXPERIMENT ...] [--cohort COHORT] [--out FOLDER]
 
 Runs what has not been run yet, and writes the tables (JSON, CSV), the figures (PNG, SVG) and one
 page. Interrupt it and start it again: it goes on. Open EHR data are looked for in $DPFACT_DATA.
@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 
 from dpfact_flower.data.site_data import site_files
+from dpfact_flower.errors import DataError
 from simulation.arguments import at_least, one_line_errors
 from simulation.paper import (
     convergence,
@@ -28,6 +29,7 @@ from simulation.paper import (
     traffic,
 )
 from simulation.paper.compute import computed, quiet
+from simulation.paper.datasets import OPEN, available, open_data
 from simulation.paper.jobs import Job, Result, Results, Store, merged
 from simulation.paper.plan import FULL, LARGE, QUICK, THOROUGH, Plan
 from simulation.paper.report import Section
@@ -119,7 +121,10 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="minutes instead of an hour")
     parser.add_argument("--thorough", action="store_true", help="many hours; see docs")
     parser.add_argument("--only", nargs="+", choices=[*EXPERIMENTS], default=[*EXPERIMENTS])
-    parser.add_argument("--cohort", type=Path, help="a folder that dpfact data wrote")
+    parser.add_argument(
+        "--cohort", help=f"on one alone: {', '.join(OPEN)}, or a folder that dpfact data wrote"
+    )
+    parser.add_argument("--ranks", type=at_least(1), nargs="+", help="of the table of AUC")
     parser.add_argument(
         "--out", type=Path, help="default: runs/paper, runs/paper-quick or runs/paper-thorough"
     )
@@ -135,8 +140,13 @@ def main() -> None:
     plan = QUICK if given.quick else THOROUGH if given.thorough else FULL
     if given.cohort is not None:
         with one_line_errors(parser):
-            site_files(given.cohort)
-        plan = plan.on(str(given.cohort))
+            if given.cohort not in OPEN:
+                site_files(Path(given.cohort))
+            elif not available(given.cohort):
+                raise DataError(f"--cohort: {given.cohort} is not in {open_data()}")
+        plan = plan.on(given.cohort)
+    if given.ranks:
+        plan = replace(plan, ranks=tuple(given.ranks))
     out = given.out or Path("runs/paper" if plan.name == "full" else f"runs/paper-{plan.name}")
     quiet()
     run(

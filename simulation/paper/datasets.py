@@ -62,9 +62,13 @@ _KNOWN = (
     Dataset("eicu", "eICU demo, by region", 1.2, None, 20, "MIMIC-III"),
     Dataset("synpuf", "CMS DE-SynPUF inpatient, 5 samples", 1.9, None, 20, "CMS"),
     Dataset("mimic3", "MIMIC-III demo, by first unit", 1.2, None, 10, "MIMIC-III"),
+    Dataset("nhds", "NHDS 2010 discharges, by region and beds", 1.2, None, 50, "MIMIC-III"),
 )  # fmt: skip
-OPEN = ("eicu", "synpuf", "mimic3")
-_FOLDERS = {"eicu": "eicu_demo", "synpuf": "synpuf/inpatient", "mimic3": "mimic3_demo"}
+OPEN = ("eicu", "synpuf", "mimic3", "nhds")
+_PLACES = {
+    "eicu": "eicu_demo", "synpuf": "synpuf/inpatient", "mimic3": "mimic3_demo",
+    "nhds": "nhds2010/NHDS10.PU.txt.bz2",
+}  # fmt: skip
 
 
 def dataset(name: str) -> Dataset:
@@ -81,7 +85,7 @@ def open_data() -> Path:
 
 def available(name: str) -> bool:
     """Whether the data can be had here."""
-    return name not in OPEN or (open_data() / _FOLDERS[name]).is_dir()
+    return name not in OPEN or (open_data() / _PLACES[name]).exists()
 
 
 @lru_cache(maxsize=4)
@@ -92,8 +96,8 @@ def load(name: str) -> Cohort:
 
         if name == "synpuf":
             valid = load_codes(open_data() / "mimic3_demo" / "D_ICD_PROCEDURES.csv", "procedures")
-            return read(name, open_data() / _FOLDERS[name], valid_procedures=[*valid.codes])
-        return read(name, open_data() / _FOLDERS[name])
+            return read(name, open_data() / _PLACES[name], valid_procedures=[*valid.codes])
+        return read(name, open_data() / _PLACES[name])
     if Path(name).is_dir():
         return Cohort.load(name)
     return synthetic(reported(name))

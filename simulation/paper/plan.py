@@ -68,7 +68,7 @@ class Plan:
         return sorted(name for name in self.names if not datasets.available(name))
 
     def on(self, cohort: str) -> Plan:
-        """The same plan on one cohort's folder instead of all data sets."""
+        """The same plan on one open data set, or one cohort's folder, instead of all."""
         one = (cohort,)
         return replace(self, convergence=one, prediction=one, epsilon=one, phenotypes=one)
 
@@ -78,7 +78,7 @@ THOROUGH = Plan(
     ranks=(10, 20, 30, 40, 50, 60), epsilons=(0.5, 1.0, 2.0, 4.0, 8.0),
     weights=(0.0, 0.1, 0.2, 0.3, 0.5, 0.8),
     convergence=("paper-synthetic", "demo-icu", "eicu", "synpuf", *LARGE),
-    prediction=("demo-icu", "eicu", "paper-icu"),
+    prediction=("demo-icu", "eicu", "nhds", "paper-icu"),
     epsilon=("demo-icu", "eicu", "synpuf", "paper-icu"),
     phenotypes=("paper-icu", "mimic3"),
 )  # fmt: skip
