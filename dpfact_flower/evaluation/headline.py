@@ -5,6 +5,7 @@ from __future__ import annotations
 from dpfact_flower.evaluation.formatting import duration, number, outcome, percent, size
 from dpfact_flower.evaluation.summary import GroupAUC, Summary
 from dpfact_flower.privacy import price_of_replacing, rounded_up
+from dpfact_flower.privacy.scope import about_rows
 
 _WAYS_OUT = {
     "none": "start = cooccurrence, more rounds, fewer or more frequent codes, or a lower rank",
@@ -46,10 +47,11 @@ def _promise(summary: Summary) -> str:
     spent = summary.spent
     if spent is None:
         return summary.claim
+    replacing = about_rows(price_of_replacing(spent.replacing), summary.row_unit)
     alone = "" if spent.alone is None else f"; if all others collude: {rounded_up(spent.alone)}"
     return (
         f"epsilon {rounded_up(spent.epsilon)} at delta {spent.delta:g} "
-        f"({spent.accountant}{price_of_replacing(spent.replacing)}) [{spent.claim}]{alone}"
+        f"({spent.accountant}{replacing}) [{spent.claim}]{alone}"
     )
 
 
@@ -65,8 +67,8 @@ def _measured(summary: Summary) -> dict[str, str]:
         )
     # What can be compared with systems whose sites share all but the patients' factors.
     lines["shared fit"] = (
-        f"{percent(measured.fit_shared)} by the shared phenotypes alone, patients refitted; "
-        f"{percent(measured.fit_frequencies)} by code frequencies"
+        f"{percent(measured.fit_shared)} by the shared phenotypes alone, {summary.row_unit}s "
+        f"refitted; {percent(measured.fit_frequencies)} by code frequencies"
     )
     lines["nothing"] = uninformative_message(summary)
     if measured.fms is not None:

@@ -107,7 +107,7 @@ def auc(axes: Axes, prediction: OutcomePrediction) -> None:
     axes.set_yticks(rows, [_short(group.group) for group in groups], parse_math=False)
     axes.set_ylim(len(groups) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel("AUC on test patients, mean and standard deviation over splits (0.5: chance)")
+    axes.set_xlabel("AUC on test data, mean and standard deviation over splits (0.5: chance)")
     _legend(axes)
 
 

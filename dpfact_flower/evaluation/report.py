@@ -32,7 +32,7 @@ from dpfact_flower.evaluation.run_folder import (
 )
 from dpfact_flower.evaluation.summary import OutcomePrediction, SiteSpending, Summary
 from dpfact_flower.evaluation.tables import SharedPhenotypes
-from dpfact_flower.privacy.scope import NEIGHBOURS, NOT_COVERED, UNITS
+from dpfact_flower.privacy.scope import NOT_COVERED
 from dpfact_flower.server.history import RoundRecord, read_history
 from dpfact_flower.settings import (
     AppSettings,
@@ -95,8 +95,6 @@ def _content(folder: Path) -> dict[str, Any]:
         "predictions": predictions,
         "uninformative": uninformative_message(summary),
         "guarantees": _guarantees(summary),
-        "units": UNITS,
-        "neighbours": NEIGHBOURS,
         "not_covered": NOT_COVERED,
         "records": records,
         "failures": _failures(records),

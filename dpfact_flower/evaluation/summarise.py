@@ -28,6 +28,7 @@ from dpfact_flower.privacy.scope import (
     NEIGHBOURS,
     NOT_COVERED,
     UNITS,
+    about_rows,
 )
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.solver.losses import losses
@@ -116,18 +117,19 @@ def _spent(
         _planned(coordinator) if cohort is None else _recorded(coordinator, cohort, sites_folder)
     )
     delta = coordinator.privacy.delta
+    row_unit = cohort.row_unit if cohort else PATIENT
     spent = {}
     for site, own in events.items():
         if own:
             guarantee = account(own, delta, second_opinions=True)
-            spent[site] = replace(guarantee, claim=guarantee.claim + given)
+            spent[site] = replace(guarantee, claim=about_rows(guarantee.claim + given, row_unit))
     if not spent:
         raise StateError("no site's ledger holds a release of this run")
     worst = max(spent.values(), key=lambda guarantee: guarantee.rho)
     return RunSpending(
         **worst.to_dict(),
-        unit_in_words=UNITS[worst.unit],
-        neighbours_in_words=NEIGHBOURS[worst.neighbours],
+        unit_in_words=about_rows(UNITS[worst.unit], row_unit),
+        neighbours_in_words=about_rows(NEIGHBOURS[worst.neighbours], row_unit),
         not_covered=NOT_COVERED,
         per_site={
             site: SiteSpending(**guarantee.to_dict(), ledger=tuple(events[site]))

@@ -27,6 +27,7 @@ from dpfact_flower.evaluation.summary import Summary
 from dpfact_flower.evaluation.tables import GlobalCodes, SharedPhenotypes
 from dpfact_flower.machine.files import replacing
 from dpfact_flower.privacy import price_of_replacing, rounded_up
+from dpfact_flower.privacy.scope import about_rows
 from dpfact_flower.server.history import RoundRecord, read_history, write_history
 
 if TYPE_CHECKING:
@@ -247,7 +248,8 @@ class Run:
         price = price_of_replacing(spent.replacing) if spent else ""
         return (
             f"Run({self.summary.rank} phenotypes, {self.summary.sites} sites, "
-            f"{self.summary.rounds} rounds, {cost}{price} [{self.summary.claim}])"
+            f"{self.summary.rounds} rounds, {cost}{about_rows(price, self.summary.row_unit)} "
+            f"[{self.summary.claim}])"
         )
 
     def _repr_html_(self) -> str:

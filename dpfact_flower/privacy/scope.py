@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from dpfact_flower.privacy.events import Neighbours, Unit
@@ -27,3 +28,8 @@ NOT_COVERED: tuple[str, ...] = (
     "Patients known to several sites: they can lose the sum of what those sites spent.",
     "That a hospital takes part, which rounds it answers, and how long it takes.",
 )
+
+
+def about_rows(text: str, row_unit: str) -> str:
+    """A text about patients, about what a row of the data is instead: a discharge, say."""
+    return re.sub(r"\bpatient(?=\b|s\b)", row_unit, text)
