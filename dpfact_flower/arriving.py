@@ -76,21 +76,21 @@ class AsyncDispatcher:
         for node in nodes:
             if request := waited_for.pop(self._who(node), None):
                 self._flights[node] = self._in_flight(node, request)
-        for who in waited_for:
-            self._coordinator.fail(who, "was asked before the run was gone on with; is not there")
+        for site in waited_for:
+            self._coordinator.fail(site, "was asked before the run was gone on with; is not there")
         self._send(nodes)
 
     def step(self) -> None:
         """Take what came, ask who may be asked, and rest if there was nothing to do."""
         coordinator = self._coordinator
-        here = self._here()
-        came = self._take(here)
+        connected = self._here()
+        received = self._take(connected)
         late = self._give_up()
         finished = coordinator.finished_rounds
-        coordinator.advance([self._who(node) for node in here], time.monotonic() - self._began)
+        coordinator.advance([self._who(node) for node in connected], time.monotonic() - self._began)
         closed = coordinator.finished_rounds > finished
-        asked = False if coordinator.is_over else self._ask(here)
-        if came or late or closed or asked:
+        added = False if coordinator.is_over else self._ask(connected)
+        if received or late or closed or added:
             coordinator.save()
         if closed:
             record = coordinator.records[-1]
@@ -99,7 +99,7 @@ class AsyncDispatcher:
                 coordinator.rounds, len(record.arrivals), ", ".join(record.sites) or "no site",
                 record.seconds,
             )  # fmt: skip
-        if not self._send(here) and not came:
+        if not self._send(connected) and not received:
             time.sleep(POLL_SECONDS)
 
     def _here(self) -> list[int]:
@@ -109,15 +109,15 @@ class AsyncDispatcher:
             nodes = self._wait(False)
         return nodes
 
-    def _take(self, here: Collection[int]) -> bool:
+    def _take(self, connected: Collection[int]) -> bool:
         """Take the replies that are there, in the order of the sites' names."""
         replies = self._exchange.pull()
         for node in sorted(replies, key=self._who):
             if node in self._flights:  # the site has not just answered as another node
-                self._take_one(node, replies[node], here)
+                self._take_one(node, replies[node], connected)
         return bool(replies)
 
-    def _take_one(self, node: int, reply: Message, here: Collection[int]) -> None:
+    def _take_one(self, node: int, reply: Message, connected: Collection[int]) -> None:
         flight, coordinator = self._flights[node], self._coordinator
         coordinator.count(bytes_up=records.serialised_bytes(reply))
         if reply.has_error() and (flight.waiting or flight.may_be_sent):
@@ -125,18 +125,19 @@ class AsyncDispatcher:
                 flight.deadline = min(flight.deadline, time.monotonic() + RETURN_SECONDS)
             return
         del self._flights[node]
-        outcome = self._read(reply, node, coordinator.reply_shapes(int(flight.group)), here)
+        outcome = self._read(reply, node, coordinator.reply_shapes(int(flight.group)), connected)
         if not isinstance(outcome, SiteReply):
             self._fail(node, flight, outcome)
             return
         coordinator.take(flight.who, outcome)
-        for other, same in list(self._flights.items()):  # the site's, before it came back
-            if same.who == outcome.site:
-                del self._flights[other]
+        # The same site may be asked under the number that it had before it came back.
+        for other in [n for n, flight in self._flights.items() if flight.who == outcome.site]:
+            del self._flights[other]
 
     def _give_up(self) -> bool:
         """Wait no longer for what is too late."""
-        late = [n for n, each in self._flights.items() if each.deadline <= time.monotonic()]
+        now = time.monotonic()
+        late = [node for node, flight in self._flights.items() if flight.deadline <= now]
         for node in late:
             flight = self._flights.pop(node)
             if flight.reply is not None and not flight.waiting:
@@ -150,23 +151,23 @@ class AsyncDispatcher:
         site = "" if flight.who == called(node, "") else flight.who
         self._coordinator.fail(flight.who, reason, shown=called(node, site))
 
-    def _ask(self, here: Collection[int]) -> bool:
+    def _ask(self, connected: Collection[int]) -> bool:
         """Make questions for the sites that have none; whether there are any."""
-        asked = False
-        for node in here:
+        added = False
+        for node in connected:
             if node not in self._flights and (request := self._coordinator.ask(self._who(node))):
                 self._flights[node] = self._in_flight(node, request)
-                asked = True
-        return asked
+                added = True
+        return added
 
     def _in_flight(self, node: int, request: RoundRequest) -> InFlight:
         content = records.ask(*request.to_wire())
         now = time.monotonic()
         return InFlight(content, str(request.round), now, now + self._timeout, self._who(node))
 
-    def _send(self, here: Collection[int]) -> bool:
+    def _send(self, connected: Collection[int]) -> bool:
         """Send what is new or was lost to the nodes that are there; whether there was any."""
-        due = self._exchange.due() & set(here)
+        due = self._exchange.due() & set(connected)
         self._exchange.send(due)
         return bool(due)
 
@@ -180,12 +181,12 @@ class AsyncDispatcher:
             unknown = [node for node in nodes if not self._names.of(node)]
             if not unknown:
                 return
-            found = self._names.checked(
+            sites = self._names.checked(
                 ask_ready(self._grid, unknown, request, timeout=self._timeout, patience=patience)
             )
-        for each in found:
-            if each.fault:
-                log(WARNING, "going on: %s", each.message)
+        for site in sites:
+            if site.fault:
+                log(WARNING, "going on: %s", site.message)
 
     def _who(self, node: int) -> str:
         return self._names.of(node) or called(node, "")

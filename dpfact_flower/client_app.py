@@ -54,9 +54,9 @@ def query(message: Message, context: Context) -> Message:
 
 def _answered(message: Message, context: Context, ask: Callable[..., Any]) -> Message:
     came_in = time.monotonic()
-    left = seconds_left(message.metadata.created_at, message.metadata.ttl)
+    seconds = seconds_left(message.metadata.created_at, message.metadata.ttl)
     try:
-        client = client_for(context, came_in=came_in, time_left=left)
+        client = client_for(context, came_in=came_in, time_left=seconds)
     except RoundRefusedError as error:  # which has waited for its time
         return _error(message, str(error))
     return answered(message, client, lambda error: _refusal(context, error, came_in), ask)
@@ -74,11 +74,11 @@ def answered(
     when the reply is due, what may leave about a message that is no request.
     """
     try:
-        asked = records.read_request(message)
+        request = records.read_request(message)
     except Exception as error:  # nothing an error says may reach the server
         return _error(message, refusal(error))
     try:
-        content = records.answer(*ask(client, asked.arrays, asked.config))
+        content = records.answer(*ask(client, request.arrays, request.config))
     except RoundRefusedError as error:  # which has waited, too
         return _error(message, str(error))
     except Exception as error:  # after the round: out of memory, say, which patients fill too
@@ -132,12 +132,12 @@ def client_for(
 
 
 def _client(context: Context, came_in: float, time_left: float) -> DPFactClient:
-    own = context.node_config.keys() - _SIMULATION_KEYS
+    keys = context.node_config.keys() - _SIMULATION_KEYS
     if context.node_config.keys() >= _SIMULATION_KEYS:
-        if own:  # a hospital's settings must not be ignored because of two stray keys
+        if keys:  # a hospital's settings must not be ignored because of two stray keys
             raise SettingsError(
                 f"node config: {', '.join(sorted(_SIMULATION_KEYS))} mark a simulated site, which "
-                f"has no settings of its own; got {', '.join(sorted(own))} too"
+                f"has no settings of its own; got {', '.join(sorted(keys))} too"
             )
         return _simulated_client(context)
     refuse_unknown(context.node_config, SiteSettings)

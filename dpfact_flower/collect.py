@@ -138,17 +138,19 @@ class Exchange:
         latest = time.monotonic() + LEAST_SECONDS
         return {
             node
-            for node, each in self.flights.items()
-            if each.may_be_sent and (not each.times or each.deadline >= latest)
+            for node, flight in self.flights.items()
+            if flight.may_be_sent and (not flight.times or flight.deadline >= latest)
         }
 
     def send(self, nodes: Iterable[int]) -> None:
         """Send these nodes their questions."""
         now, messages = time.monotonic(), []
         for node in sorted(nodes):
-            each = self.flights[node]
-            left = each.deadline - now
-            messages.append(Message(each.content, node, self._kind, ttl=left, group_id=each.group))
+            flight = self.flights[node]
+            left = flight.deadline - now
+            messages.append(
+                Message(flight.content, node, self._kind, ttl=left, group_id=flight.group)
+            )
         self.push(messages)
         for message in messages:
             self._sent(message)
@@ -165,7 +167,7 @@ class Exchange:
 
     def pull(self) -> dict[int, Message]:
         """Replies that came since, by node; none after one that is no error."""
-        numbers = {number: node for node, each in self.flights.items() for number in each.waiting}
+        numbers = {n: node for node, flight in self.flights.items() for n in flight.waiting}
         came = {}
         for reply in self._grid.pull_messages(list(numbers)) if numbers else ():
             number = reply.metadata.reply_to_message_id
@@ -222,9 +224,9 @@ class RetryingGrid(Grid):
 
     def get_nodes(self) -> Iterable[NodeInfo]:
         """As the given Grid."""
-        found = _again_while_busy(lambda: list(self._grid.get_nodes()))
-        self.registered |= {node.node_id: heard(node.name) for node in found if node.name}
-        return found
+        nodes = _again_while_busy(lambda: list(self._grid.get_nodes()))
+        self.registered |= {node.node_id: heard(node.name) for node in nodes if node.name}
+        return nodes
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """As the given Grid."""
@@ -252,19 +254,22 @@ class RetryingGrid(Grid):
         exchange.push(messages)
         self._collect(exchange, end)
         flights = exchange.flights
-        answered = sum(each.seconds < math.inf for each in flights.values())
-        more = policy.grace if answered < policy.quorum else 0.0
-        more = more or seconds * _EXTRA * policy.required
-        here = set(self.get_node_ids()) if more else ()
-        missing = [node for node in here if node in flights and _is_missing(flights[node].reply)]
+        answered = sum(flight.seconds < math.inf for flight in flights.values())
+        extra = policy.grace if answered < policy.quorum else 0.0
+        extra = extra or seconds * _EXTRA * policy.required
+        connected = set(self.get_node_ids()) if extra else ()
+        missing = [
+            node for node in connected if node in flights and _is_missing(flights[node].reply)
+        ]
         if missing:
-            end = time.monotonic() + more
+            end = time.monotonic() + extra
             for node in missing:
                 flights[node].deadline = end
             exchange.send(missing)
             self._collect(exchange, end)
-        self.seconds = {n: each.seconds for n, each in flights.items() if each.seconds < math.inf}
-        return [each.reply for each in flights.values() if each.reply is not None]
+        times = {node: flight.seconds for node, flight in flights.items()}
+        self.seconds = {node: seconds for node, seconds in times.items() if seconds < math.inf}
+        return [flight.reply for flight in flights.values() if flight.reply is not None]
 
     def _collect(self, exchange: Exchange, end: float) -> None:
         """Take replies, and ask again, until all are there or the time is over."""
@@ -273,16 +278,16 @@ class RetryingGrid(Grid):
             if any(map(is_lost, exchange.pull().values())) and self.policy.charged:
                 patience = time.monotonic() + RETURN_SECONDS
             left = end - time.monotonic()
-            lost = {node for node, each in flights.items() if each.reply and each.may_be_sent}
+            lost = {node for node, flight in flights.items() if flight.reply and flight.may_be_sent}
             due = exchange.due()
             if left >= LEAST_SECONDS and (due or self.policy.required):
-                here = set(self.get_node_ids()) - self.policy.left_out
-                if self.policy.required or lost - here:  # without a key it has a new number
-                    asked = next(iter(flights.values()))
-                    for node in here - flights.keys():
-                        flights[node] = InFlight(asked.content, asked.group, asked.began, end)
-                exchange.send(exchange.due() & here)
-            waiting = any(each.waiting for each in flights.values())
+                connected = set(self.get_node_ids()) - self.policy.left_out
+                if self.policy.required or lost - connected:  # without a key it has a new number
+                    example = next(iter(flights.values()))
+                    for node in connected - flights.keys():
+                        flights[node] = InFlight(example.content, example.group, example.began, end)
+                exchange.send(exchange.due() & connected)
+            waiting = any(flight.waiting for flight in flights.values())
             if left <= 0 or not (waiting or (lost and time.monotonic() < patience)):
                 return
             time.sleep(min(POLL_SECONDS, left))
@@ -321,5 +326,5 @@ def _is_missing(reply: Message | None) -> bool:
     return reply is None or is_lost(reply) or _says(reply, LateError)
 
 
-def _says(reply: Message, what: type[DPFactError]) -> bool:
-    return reply.has_error() and code_in(reply.error.reason or "") == what.code
+def _says(reply: Message, error: type[DPFactError]) -> bool:
+    return reply.has_error() and code_in(reply.error.reason or "") == error.code

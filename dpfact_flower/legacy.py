@@ -77,8 +77,8 @@ class DPFact(Strategy):
     ) -> list[tuple[ClientProxy, FitIns]]:
         """The round's request, for every connected client."""
         run = self.coordinator.run
-        wanted = max(run.sites, run.min_sites) if server_round == 1 else run.min_sites
-        client_manager.wait_for(wanted, timeout=math.ceil(run.wait_timeout))
+        expected = max(run.sites, run.min_sites) if server_round == 1 else run.min_sites
+        client_manager.wait_for(expected, timeout=math.ceil(run.wait_timeout))
         clients = [client for _, client in sorted(client_manager.all().items())]
         self.coordinator.check_connected(len(clients), first=server_round == 1)
         number = self._resumed + server_round
@@ -87,11 +87,11 @@ class DPFact(Strategy):
             return []
         self.coordinator.begin(len(clients))
         factors, config = self.coordinator.request(number).to_wire()
-        asked = FitIns(ndarrays_to_parameters(list(factors)), dict(config))
+        instruction = FitIns(ndarrays_to_parameters(list(factors)), dict(config))
         self._asked = len(clients)
-        self._bytes_down = len(clients) * sum(map(len, asked.parameters.tensors))
+        self._bytes_down = len(clients) * sum(map(len, instruction.parameters.tensors))
         self._began = time.perf_counter()
-        return [(client, asked) for client in clients]
+        return [(client, instruction) for client in clients]
 
     def aggregate_fit(
         self,

@@ -32,29 +32,29 @@ def ask_ready(
         Message(content, node, MessageType.QUERY, ttl=patience, group_id=str(request.round))
         for node in nodes
     ]
-    asked = time.time()
+    began = time.time()
     replies = RetryingGrid(grid, sent.append).send_and_receive(list(sent), timeout=patience)
     ended = time.time()
-    node_of = {each.metadata.message_id: each.metadata.dst_node_id for each in sent}
-    said = {node_of[reply.metadata.reply_to_message_id]: reply for reply in replies}
-    return [_read(node, said.get(node), asked, ended, patience) for node in nodes]
+    node_of = {message.metadata.message_id: message.metadata.dst_node_id for message in sent}
+    reply_of = {node_of[reply.metadata.reply_to_message_id]: reply for reply in replies}
+    return [_read(node, reply_of.get(node), began, ended, patience) for node in nodes]
 
 
 def _read(
-    node: int, reply: Message | None, asked: float, ended: float, patience: float
+    node: int, reply: Message | None, began: float, ended: float, patience: float
 ) -> Readiness:
     if reply is None:
         return Readiness(node, fault=f"no answer within {patience:g} s")
-    made = reply.metadata.created_at
-    seconds = min(max(made - asked, 0.0), ended - asked)
+    replied = reply.metadata.created_at
+    seconds = min(max(replied - began, 0.0), ended - began)
     if reply.has_error():
         reason = format_error(reply.error)
-        known = not any(text in reason for text in _UNKNOWN)
-        return Readiness(node, fault=reason if known else "", seconds=seconds)
+        can_answer = not any(text in reason for text in _UNKNOWN)
+        return Readiness(node, fault=reason if can_answer else "", seconds=seconds)
     try:
         payload = records.read_reply(reply)
         site = SiteReply.from_wire(payload.arrays, payload.config, []).site
     except MessageError as error:
         return Readiness(node, fault=str(error))
-    clock = made - ended if made > ended else min(made - asked, 0.0)
+    clock = replied - ended if replied > ended else min(replied - began, 0.0)
     return Readiness(node, site, "", str(payload.config.get(VERSION, ""))[:40], seconds, clock)

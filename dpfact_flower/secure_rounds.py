@@ -94,9 +94,9 @@ class SecureRounds:
 
     def _attempt(self, request: RoundRequest) -> dict[int, RoundRequest]:
         assert self._sum is not None
-        asked = replace(request, secure=self._sum.attempt())
+        staged = replace(request, secure=self._sum.attempt())
         self._keep()
-        return {self._nodes[site]: asked for site in self._sum.names if site in self._nodes}
+        return {self._nodes[site]: staged for site in self._sum.names if site in self._nodes}
 
     def _keep(self) -> None:
         assert self._sums is not None
@@ -128,8 +128,8 @@ class SecureRounds:
                 break
             stages = adding.openings()
             self._keep()
-            asked = {self._nodes[site]: replace(request, secure=stages[site]) for site in stages}
-            self._take(stages, self._ask(asked, True), _OPENING_PARTS, adding.take_opening)
+            requests = {self._nodes[site]: replace(request, secure=stages[site]) for site in stages}
+            self._take(stages, self._ask(requests, True), _OPENING_PARTS, adding.take_opening)
         for site in adding.closed:
             self._failed.setdefault(site, "its mask was not opened by enough sites")
         if adding.closed:
@@ -142,12 +142,12 @@ class SecureRounds:
 
     def _take(
         self,
-        asked: Collection[str],
-        came: Mapping[int, Message],
+        sites: Collection[str],
+        replies: Mapping[int, Message],
         number: int,
         take: Callable[[str, Sequence[bytes]], None],
     ) -> None:
-        for site, parts in self._replies(asked, came, number).items():
+        for site, parts in self._replies(sites, replies, number).items():
             try:
                 take(site, parts)
                 self._failed.pop(site, None)
@@ -155,12 +155,12 @@ class SecureRounds:
                 self._failed[site] = str(error)
 
     def _replies(
-        self, asked: Collection[str], came: Mapping[int, Message], number: int
+        self, asked: Collection[str], replies: Mapping[int, Message], number: int
     ) -> dict[str, list[bytes]]:
         """Parts of the reply of each site that was asked; why others cannot be used is noted."""
-        found: dict[str, list[bytes]] = {}
+        parts_of: dict[str, list[bytes]] = {}
         sites = {node: site for site, node in self._nodes.items()}
-        for node, reply in came.items():
+        for node, reply in replies.items():
             try:
                 if reply.has_error():
                     raise MessageError(format_error(reply.error))
@@ -168,12 +168,12 @@ class SecureRounds:
                 site, parts = read_parts(payload.arrays, payload.config, number)
                 if site != sites.get(node):
                     raise MessageError(f"calls itself {site!r}")
-                found[site] = parts
+                parts_of[site] = parts
             except MessageError as error:
                 self._failed[sites.get(node, str(node))] = str(error)
-        for site in set(asked) - found.keys() - self._failed.keys():
+        for site in set(asked) - parts_of.keys() - self._failed.keys():
             self._failed[site] = "no reply in time"
-        return found
+        return parts_of
 
     def _failures(self) -> list[Failure]:
         return [
@@ -189,7 +189,9 @@ def _why(failed: Mapping[str, str]) -> str:
 def _write(coordinator: Coordinator, sums: SecureSums) -> None:
     """Keep in a run's folder whose public keys it has, and the newest attempt."""
     if (folder := coordinator.run_dir) is not None:
-        members = [[each.site, each.key.hex(), each.signature.hex()] for each in sums.members]
+        members = [
+            [member.site, member.key.hex(), member.signature.hex()] for member in sums.members
+        ]
         with replacing(folder / SECURE, durable=coordinator.durable) as file:
             file.write(json.dumps({"members": members, "last": sums.last}).encode())
 
@@ -200,10 +202,10 @@ def _read(folder: Path | None, sums: SecureSums) -> bool:
     if folder is None or not path.exists():
         return False
     try:
-        found = from_json(path.read_bytes())
-        sums.members = tuple(MemberKey(s, *map(bytes.fromhex, k)) for s, *k in found["members"])
-        number, attempt, asked, opened = found["last"]
-        sums.last = Attempt(number, attempt, tuple(asked), opened)
+        kept = from_json(path.read_bytes())
+        sums.members = tuple(MemberKey(s, *map(bytes.fromhex, k)) for s, *k in kept["members"])
+        number, attempt, names, opened = kept["last"]
+        sums.last = Attempt(number, attempt, tuple(names), opened)
     except (OSError, KeyError, TypeError, ValueError):
         raise DataError(f"{path}: damaged; restore it from a copy, or start a new run") from None
     return True

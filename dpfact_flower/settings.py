@@ -98,11 +98,11 @@ class Settings:
     @classmethod
     def from_config(cls, config: Mapping[str, object]) -> Self:
         """Build from a config with hyphenated keys; keys of other classes are left alone."""
-        given = {name: config[key] for key, name in cls._keys().items() if key in config}
+        values = {name: config[key] for key, name in cls._keys().items() if key in config}
         try:
-            return cls._made(**given)
+            return cls._made(**values)
         except TypeError:  # a value that cannot be hashed is no scalar, as the class will say
-            return cls(**cast(Any, given))
+            return cls(**cast(Any, values))
 
     def to_config(self) -> dict[str, Scalar]:
         """Scalars under hyphenated keys, as `from_config` reads them."""
@@ -565,11 +565,11 @@ def _scalar(text: str) -> object:
 
 def refuse_unknown(config: Mapping[str, object], *classes: type[Settings]) -> None:
     """Refuse keys that no class knows: a misspelt key would silently keep its default."""
-    known = [name for settings in classes for name in settings.names()]
+    names = [name for settings in classes for name in settings.names()]
     for key in config:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
+        if key not in names:
+            near = difflib.get_close_matches(key, names, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(names)}"
             raise SettingsError(f"{key}: no such setting{hint}")
 
 

@@ -120,8 +120,8 @@ class DPFact(TrainOnlyStrategy):
         self._resumed = coordinator.finished_rounds
         self._timeout = coordinator.run.round_timeout if timeout is None else timeout
         if initial_arrays is not None and not (self._resumed or coordinator.resumed):
-            given, rank = initial_arrays.to_numpy_ndarrays(), coordinator.solver.rank
-            coordinator.start_from(checked_factors(given, rank=rank, who="initial arrays"))
+            arrays, rank = initial_arrays.to_numpy_ndarrays(), coordinator.solver.rank
+            coordinator.start_from(checked_factors(arrays, rank=rank, who="initial arrays"))
         rounds = planned if num_rounds is None else num_rounds
         in_step = coordinator.rounds_in_step if isinstance(coordinator, OnArrival) else rounds
         self._grid = RetryingGrid(grid, self._sent.append)
@@ -276,12 +276,12 @@ class DPFact(TrainOnlyStrategy):
     ) -> tuple[list[SiteReply], list[Failure]]:
         """What sites released, and why other replies cannot be used."""
         lost = {node: self._names.of(node) for node, reply in came.items() if is_lost(reply)}
-        asked = {message.metadata.dst_node_id for message in self._sent}
+        nodes = {message.metadata.dst_node_id for message in self._sent}
         shapes = self.coordinator.reply_shapes(number)
         usable: list[SiteReply] = []
         failed: dict[int, str] = {}
         for node, reply in came.items():
-            outcome = self._read(reply, node, shapes, asked.difference(lost))
+            outcome = self._read(reply, node, shapes, nodes.difference(lost))
             if isinstance(outcome, SiteReply):
                 usable.append(outcome)
             else:
@@ -302,10 +302,10 @@ class DPFact(TrainOnlyStrategy):
         An error that Flower makes for a lost node carries the SuperLink's node id, so a reply is
         identified by the message it replies to.
         """
-        asked = {message.metadata.message_id: message for message in self._sent}
+        sent = {message.metadata.message_id: message for message in self._sent}
         came: dict[int, Message] = {}
         for reply in replies:
-            request = asked.pop(reply.metadata.reply_to_message_id, None)
+            request = sent.pop(reply.metadata.reply_to_message_id, None)
             if request is not None:
                 came[request.metadata.dst_node_id] = reply
         return came
@@ -316,7 +316,11 @@ class DPFact(TrainOnlyStrategy):
         return came[quorum - 1] if len(came) >= (quorum := self.coordinator.run.min_sites) else 0.0
 
     def _read(
-        self, reply: Message, node: int, shapes: Sequence[tuple[int, ...]], others: Collection[int]
+        self,
+        reply: Message,
+        node: int,
+        shapes: Sequence[tuple[int, ...]],
+        connected: Collection[int],
     ) -> SiteReply | str:
         """What a site released, or why that cannot be used; no other node may have its name."""
         if reply.has_error():
@@ -326,7 +330,7 @@ class DPFact(TrainOnlyStrategy):
             outcome = SiteReply.from_wire(payload.arrays, payload.config, shapes)
         except MessageError as error:
             return str(error)
-        return self._names.refusal(node, outcome.site, others) or outcome
+        return self._names.refusal(node, outcome.site, connected) or outcome
 
     def _not_ready(self, grid: Grid, nodes: list[int], request: RoundRequest) -> frozenset[int]:
         """Nodes that would not answer, asked before anybody pays; in a simulation nobody does."""
@@ -341,14 +345,14 @@ class DPFact(TrainOnlyStrategy):
             log(INFO, "asking whether the sites are ready, for %g s at most: a site that was being "
                 "sent a message when the run before was killed answers nobody for a minute or two",
                 patience)  # fmt: skip
-        found = ask_ready(grid, nodes, request, timeout=self._timeout, patience=patience)
-        found = self._names.checked(found, warn=judged)
+        sites = ask_ready(grid, nodes, request, timeout=self._timeout, patience=patience)
+        sites = self._names.checked(sites, warn=judged)
         if not judged:  # secure sums need to know who is there
             return frozenset()
         if coordinator.run_dir is not None:
-            write_readiness(coordinator.run_dir, found)
+            write_readiness(coordinator.run_dir, sites)
         return judge(
-            found,
+            sites,
             version=version("dpfact-flower"),
             quorum=run.min_sites,
             leave_out=run.preflight == "leave-out",
@@ -357,9 +361,9 @@ class DPFact(TrainOnlyStrategy):
     def _wait_for_sites(self, grid: Grid, *, first: bool) -> list[int]:
         """Nodes that are there, once there are enough; at first, once the expected number is."""
         run = self.coordinator.run
-        wanted = max(run.sites, run.min_sites) if first else run.min_sites
+        expected = max(run.sites, run.min_sites) if first else run.min_sites
         deadline = time.monotonic() + run.wait_timeout
-        while len(nodes := set(grid.get_node_ids()) - self._left_out) < wanted:
+        while len(nodes := set(grid.get_node_ids()) - self._left_out) < expected:
             if time.monotonic() >= deadline:
                 break
             time.sleep(_POLL_SECONDS)

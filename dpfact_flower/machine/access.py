@@ -32,24 +32,24 @@ def check_own(path: Path, *, reading: bool = False) -> None:
     change what a name stands for. With `reading` the path may be another user's.
     """
     try:
-        found = path.lstat()
+        status = path.lstat()
     except FileNotFoundError:
         return
     except OSError as error:
         raise StateError(f"{path}: {error.strerror}") from None
     user = os.geteuid()
-    if stat.S_ISLNK(found.st_mode):
+    if stat.S_ISLNK(status.st_mode):
         raise StateError(f"{path}: a link, which others may turn; name what it points to itself")
-    if not (stat.S_ISDIR(found.st_mode) or stat.S_ISREG(found.st_mode)):
+    if not (stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode)):
         raise StateError(f"{path}: neither a folder nor a file; remove it, if you know what it is")
-    if found.st_uid != user and not reading:
+    if status.st_uid != user and not reading:
         raise StateError(
-            f"{path}: belongs to user {found.st_uid}, and this process runs as user {user}; if its "
-            f"content can be trusted: sudo chown -R {user} {shlex.quote(str(path))}"
+            f"{path}: belongs to user {status.st_uid}, and this process runs as user {user}; if "
+            f"its content can be trusted: sudo chown -R {user} {shlex.quote(str(path))}"
         )
-    if found.st_mode & _WRITE:
+    if status.st_mode & _WRITE:
         raise StateError(
-            f"{path}: others may write to it (mode {stat.S_IMODE(found.st_mode):04o}); if its "
+            f"{path}: others may write to it (mode {stat.S_IMODE(status.st_mode):04o}); if its "
             f"content can be trusted: chmod -R go-w {shlex.quote(str(path))}"
         )
 
@@ -75,10 +75,10 @@ def check_way(folder: Path) -> None:
 
 
 def _check_above(above: Path, folder: Path) -> None:
-    found = above.lstat()
-    if stat.S_ISLNK(found.st_mode) and found.st_uid not in (0, os.geteuid()):
+    status = above.lstat()
+    if stat.S_ISLNK(status.st_mode) and status.st_uid not in (0, os.geteuid()):
         raise StateError(
-            f"{above}: a link of user {found.st_uid}, on the way to {folder}; name the folder "
+            f"{above}: a link of user {status.st_uid}, on the way to {folder}; name the folder "
             "that it points to itself"
         )
     if _lets_move(above.stat(), stat.S_IWOTH):
@@ -114,15 +114,15 @@ def user_id(name: str) -> int:
 
 def not_private(path: Path, uid: int) -> list[str]:
     """What lets anybody but one user (and root) at a file or folder; in words, with the way out."""
-    found, quoted = path.lstat(), shlex.quote(str(path))
+    status, quoted = path.lstat(), shlex.quote(str(path))
     faults = []
-    if stat.S_ISLNK(found.st_mode):
+    if stat.S_ISLNK(status.st_mode):
         return [f"{path} is a link: name what it points to"]
-    if found.st_uid != uid:
-        owner, wanted = user_name(found.st_uid), user_name(uid)
-        faults.append(f"{path} belongs to {owner}: chown {wanted} {quoted}")
-    if found.st_mode & _ANY:
-        mode = "700" if stat.S_ISDIR(found.st_mode) else "600"
+    if status.st_uid != uid:
+        owner, expected = user_name(status.st_uid), user_name(uid)
+        faults.append(f"{path} belongs to {owner}: chown {expected} {quoted}")
+    if status.st_mode & _ANY:
+        mode = "700" if stat.S_ISDIR(status.st_mode) else "600"
         faults.append(f"others have rights to {path}: chmod {mode} {quoted}")
     return faults + _changeable_above(path, {uid})
 
@@ -151,11 +151,11 @@ def _changeable_above(path: Path, uids: Collection[int]) -> list[str]:
 
 
 def _changeable(path: Path, uids: Collection[int], *, is_written: bool | None = None) -> list[str]:
-    found, quoted = path.lstat(), shlex.quote(str(path))
+    status, quoted = path.lstat(), shlex.quote(str(path))
     faults = []
-    if found.st_mode & _WRITE if is_written is None else is_written:
+    if status.st_mode & _WRITE if is_written is None else is_written:
         faults.append(f"others can write to {path}: chmod go-w {quoted}")
-    if found.st_uid not in {0, *uids}:
-        owner = user_name(found.st_uid)
+    if status.st_uid not in {0, *uids}:
+        owner = user_name(status.st_uid)
         faults.append(f"{path} belongs to {owner}, who can change it: chown root {quoted}")
     return faults

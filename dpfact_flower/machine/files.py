@@ -85,8 +85,8 @@ class Version(NamedTuple):
 
 def version(path: Path) -> Version:
     """The present version of a file."""
-    found = path.stat()
-    return Version(path, found.st_ino, found.st_mtime_ns, found.st_size)
+    status = path.stat()
+    return Version(path, status.st_ino, status.st_mtime_ns, status.st_size)
 
 
 @contextmanager
@@ -170,12 +170,12 @@ def private_scratch() -> Iterator[Path]:
     home = Path(os.environ.get("TMPDIR") or cache)
     try:
         private_folder(home)
-        made = tempfile.TemporaryDirectory(prefix="dpfact-", dir=home)
+        scratch = tempfile.TemporaryDirectory(prefix="dpfact-", dir=home)
     except OSError as error:
         raise StateError(
             f"{home}: {error.strerror}; set TMPDIR to a folder of your own for temporary files"
         ) from None
-    with made as folder:
+    with scratch as folder:
         yield Path(folder)
 
 

@@ -25,13 +25,13 @@ QUIET = {
 def version_faults() -> list[str]:
     """What is wrong with the version of Flower that is installed; nothing if it is a known one."""
     try:
-        found = version("flwr")
+        installed = version("flwr")
     except PackageNotFoundError:
-        found = "of no known version"
-    if ".".join(found.split(".")[:2]) in KNOWN:
+        installed = "of no known version"
+    if ".".join(installed.split(".")[:2]) in KNOWN:
         return []
     return [
-        f"Flower {found} is installed, and a deployment knows {' and '.join(KNOWN)} alone from "
+        f"Flower {installed} is installed, and a deployment knows {' and '.join(KNOWN)} alone from "
         f"inside: pip install 'flwr{RANGE}'"
     ]
 

@@ -57,8 +57,8 @@ def in_one_line(record: logging.LogRecord) -> bool:
 
 def as_json(record: logging.LogRecord) -> str:
     """A line of a log for programs: time (UTC), level, logger and text."""
-    made = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-    line = {"time": made, "level": record.levelname, "logger": record.name,
+    time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+    line = {"time": time, "level": record.levelname, "logger": record.name,
             "message": record.getMessage().strip()}  # fmt: skip
     return json.dumps(line)
 

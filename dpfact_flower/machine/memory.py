@@ -61,15 +61,15 @@ def _group_limits() -> Iterator[int]:
     """The limit of each control group that the process is in: its own and all above it."""
     with suppress(OSError):
         for line in _OWN_GROUP.read_text(encoding="utf-8").splitlines():
-            number, kinds, own = line.split(":", 2)
+            number, kinds, group = line.split(":", 2)
             if number == "0":  # of version 2, all kinds at once
-                yield from _limits(_GROUPS, own, "memory.max")
+                yield from _limits(_GROUPS, group, "memory.max")
             elif "memory" in kinds.split(","):
-                yield from _limits(_GROUPS / "memory", own, "memory.limit_in_bytes")
+                yield from _limits(_GROUPS / "memory", group, "memory.limit_in_bytes")
 
 
-def _limits(top: Path, own: str, file: str) -> Iterator[int]:
-    folder = top / own.strip("/")
+def _limits(top: Path, group: str, file: str) -> Iterator[int]:
+    folder = top / group.strip("/")
     while folder.is_relative_to(top):
         with suppress(OSError, ValueError):  # no such file at the top; "max" where none is set
             yield int((folder / file).read_text(encoding="ascii"))

@@ -50,14 +50,14 @@ class Process:
 
 def processes() -> list[Process]:
     """Every process, except those that end meanwhile or have no command line yet, within exec."""
-    found = []
+    running = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # gone
             words = (folder / "cmdline").read_text(errors="replace").split("\0")[:-1]
             if words:
                 place = _readable(folder)
-                found.append(Process(int(folder.name), folder.stat().st_uid, words, *place))
-    return found
+                running.append(Process(int(folder.name), folder.stat().st_uid, words, *place))
+    return running
 
 
 def _readable(folder: Path) -> tuple[dict[str, str] | None, Path | None]:
@@ -83,16 +83,16 @@ def listeners(host: str, port: int) -> list[Listener] | None:
     nobody listens at one of the host's addresses: whoever takes that address is reached, too.
     """
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         tables = [table.read_text().splitlines()[1:] for table in _TABLES if table.exists()]
     except OSError:
         return None
-    addresses = {ipaddress.ip_address(str(each[4][0])) for each in found}
+    addresses = {ipaddress.ip_address(str(entry[4][0])) for entry in resolved}
     if not tables or not all(address.is_loopback for address in addresses):
         return None
-    listening = [each for table in tables for each in _listening(table, port)]
+    listening = [entry for table in tables for entry in _listening(table, port)]
     reached = [_reached(address, listening) for address in addresses]
-    return [each for found in reached for each in found] if all(reached) else []
+    return [listener for found in reached for listener in found] if all(reached) else []
 
 
 def _listening(table: list[str], port: int) -> Iterator[tuple[_Address, Listener]]:
@@ -107,14 +107,14 @@ def _address(text: str) -> _Address:
     """Words of 32 bits in the order of the machine, which is little-endian wherever this runs."""
     words = bytes.fromhex(text)
     packed = b"".join(words[at : at + 4][::-1] for at in range(0, len(words), 4))
-    found = ipaddress.ip_address(packed)
-    return getattr(found, "ipv4_mapped", None) or found
+    address = ipaddress.ip_address(packed)
+    return getattr(address, "ipv4_mapped", None) or address
 
 
 def _reached(address: _Address, listening: list[tuple[_Address, Listener]]) -> list[Listener]:
     """Linux prefers the closest listener; `::` may take IPv4 connections, too."""
     older = [ipaddress.ip_address("0.0.0.0")] if address.version == 4 else []
-    for wanted in (address, *older, ipaddress.ip_address("::")):
-        if reached := [each for place, each in listening if place == wanted]:
+    for local in (address, *older, ipaddress.ip_address("::")):
+        if reached := [listener for place, listener in listening if place == local]:
             return reached
     return []

@@ -27,10 +27,10 @@ def gauge(name: str, text: str, value: float, **labels: str) -> Gauge:
 def exposition(gauges: Iterable[Gauge]) -> str:
     """Text in Prometheus' format."""
     lines = []
-    for each in gauges:
-        name = f"dpfact_{each.name}"
-        lines += [f"# HELP {name} {each.help}", f"# TYPE {name} {each.kind}"]
-        for labels, value in each.values:
+    for gauge in gauges:
+        name = f"dpfact_{gauge.name}"
+        lines += [f"# HELP {name} {gauge.help}", f"# TYPE {name} {gauge.kind}"]
+        for labels, value in gauge.values:
             inside = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
             lines.append(f"{name}{f'{{{inside}}}' if inside else ''} {value:.10g}")
     return "".join(f"{line}\n" for line in lines)

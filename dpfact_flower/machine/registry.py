@@ -38,8 +38,8 @@ class Registry(Generic[_Thing]):
             if name in things:
                 return things[name]
         for entry in entry_points(group=self._group, name=name):
-            found: _Thing = entry.load()
-            return self.register(name, found)
+            thing: _Thing = entry.load()
+            return self.register(name, thing)
         raise SettingsError(
             f"{self._what}: there is no {shown(name)}; there are {', '.join(self.names())} "
             f"(others: register them, or install a package with an entry point {self._group!r})"

@@ -35,9 +35,9 @@ def thread_count() -> int:
     """
     if getattr(_here, "is_worker", False):
         return 1
-    given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
-    if given.isdecimal() and int(given) > 0:
-        return int(given)
+    text = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -72,9 +72,9 @@ class ReleaseEvent:
             raise SettingsError("own_sigma: a site adds less noise than all sites together")
         object.__setattr__(self, "count", at_least_one("count", self.count))
         for field, allowed in (("unit", get_args(Unit)), ("neighbours", get_args(Neighbours))):
-            if (given := getattr(self, field)) not in allowed:
+            if (value := getattr(self, field)) not in allowed:
                 raise SettingsError(
-                    f"{field}: must be one of {', '.join(allowed)}; got {shown(given)}"
+                    f"{field}: must be one of {', '.join(allowed)}; got {shown(value)}"
                 )
         if type(self.seeded) is not bool:
             raise SettingsError(f"seeded: need bool, got {shown(self.seeded)}")

@@ -207,11 +207,11 @@ def _doubled(events: Sequence[ReleaseEvent]) -> list[ReleaseEvent]:
 
 
 def _opinions(events: Sequence[ReleaseEvent], delta: float) -> dict[str, float]:
-    found: dict[str, float] = {}
+    epsilons: dict[str, float] = {}
     for name in accountants.names() if events else ():
         with suppress(MissingDependencyError):
-            found[name] = accountants.find(name)(events, delta)
-    return found
+            epsilons[name] = accountants.find(name)(events, delta)
+    return epsilons
 
 
 def epsilons_of_replacing(rho: float, delta: float, *, count: int, unit: Unit) -> dict[str, float]:
@@ -230,15 +230,15 @@ def epsilons_of_replacing(rho: float, delta: float, *, count: int, unit: Unit) -
 def _epsilons(rho: float, delta: float, count: int, unit: Unit) -> dict[str, float]:
     """Epsilon by accountant, the headline's first."""
     mu = math.sqrt(2 * rho)
-    others = {
+    bounds = {
         PROPOSITION_2_8: epsilon_proposition_2_8(rho, delta),
         ZCDP_TIGHT: epsilon_zcdp_tight(rho, delta),
         RDP: epsilon_rdp(rho, delta),
     }
     if unit == "entry":
-        return others | {GAUSSIAN_DP: epsilon_gaussian(mu, delta)}
+        return bounds | {GAUSSIAN_DP: epsilon_gaussian(mu, delta)}
     # Noise is discrete here, and the guarantee is what it supports.
     discrete = epsilon_gaussian_discrete(mu, delta, count)
     if math.isfinite(discrete):
-        return {GAUSSIAN_DP_DISCRETE: discrete} | others
-    return {ZCDP_TIGHT: others[ZCDP_TIGHT]} | others  # the smallest that is proven then
+        return {GAUSSIAN_DP_DISCRETE: discrete} | bounds
+    return {ZCDP_TIGHT: bounds[ZCDP_TIGHT]} | bounds  # the smallest that is proven then

@@ -75,13 +75,13 @@ def _busy_for_failing(send: Callable[..., httpx.Response]) -> Callable[..., http
 
     def sent(client: Any, context: Any) -> httpx.Response:
         response = send(client, context)
-        what = context.request.url.path
+        path = context.request.url.path
         if response.status_code != HTTPStatus.INTERNAL_SERVER_ERROR:
-            since.pop(what, None)
+            since.pop(path, None)
             return response
-        if time.monotonic() - since.setdefault(what, time.monotonic()) >= _FAILING_SECONDS:
-            since.pop(what)  # or it would be ended twice, and could not say that it leaves
-            _end(f"the SuperLink has failed inside (500) at {what} for {_FAILING_SECONDS:g} s")
+        if time.monotonic() - since.setdefault(path, time.monotonic()) >= _FAILING_SECONDS:
+            since.pop(path)  # or it would be ended twice, and could not say that it leaves
+            _end(f"the SuperLink has failed inside (500) at {path} for {_FAILING_SECONDS:g} s")
         response.status_code = HTTPStatus.SERVICE_UNAVAILABLE
         return response
 
@@ -94,9 +94,9 @@ def _or_send(pull: Callable[..., int | None]) -> Callable[..., int | None]:
     def pulled(*, state: Any, **others: Any) -> int | None:
         run = pull(state=state, **others)
         if run is None:
-            for kept in list(state.msg_store.values()):
-                if kept.message.metadata.reply_to_message_id and not kept.is_retrieved:
-                    return int(kept.message.metadata.run_id)
+            for message in list(state.msg_store.values()):
+                if message.message.metadata.reply_to_message_id and not message.is_retrieved:
+                    return int(message.message.metadata.run_id)
         return run
 
     return pulled

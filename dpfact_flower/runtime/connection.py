@@ -129,14 +129,14 @@ class Connection:
         command = [tool("flwr"), "log", run, self.name, "--stream"]
         with supervised(command, env=self.environment, stdout=log, stderr=log) as process:
             self._await_log(run, process)
-        known = time.monotonic()
+        updated = time.monotonic()
         while True:
             state = self.state(run)
             if str(state.get("status", "")).startswith(_FINISHED):
                 return state
             if state:
-                known = time.monotonic()
-            elif time.monotonic() - known > _GONE_SECONDS:
+                updated = time.monotonic()
+            elif time.monotonic() - updated > _GONE_SECONDS:
                 raise RunUnknownError(
                     f"the SuperLink ({self.name}) has said nothing of run {run} for "
                     f"{_GONE_SECONDS:g} s: flwr ls {self.name}; a run that has ended without "

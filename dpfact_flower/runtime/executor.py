@@ -119,9 +119,9 @@ def _environment(state: Path) -> dict[str, str]:
     state folder. Flower asks for a home when it is imported; nothing is put there.
     """
     code = os.environ.get("NUMBA_CACHE_DIR", str(state / MACHINE_CODE))
-    own = {"NUMBA_CACHE_DIR": code, "FLWR_HOME": str(state / ".flower")}
-    direct = {key: each for key, each in os.environ.items() if not key.lower().endswith("_proxy")}
-    return {**direct, **QUIET, **own}
+    folders = {"NUMBA_CACHE_DIR": code, "FLWR_HOME": str(state / ".flower")}
+    direct = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
+    return {**direct, **QUIET, **folders}
 
 
 def _read_secret(path: Path) -> bytes:

@@ -73,14 +73,14 @@ class InProcessGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Hand each message to its node and keep the reply; an exception becomes an error reply."""
-        asked = {f"message-{next(self._ids)}": message for message in messages}
-        for message_id, message in asked.items():
+        numbered = {f"message-{next(self._ids)}": message for message in messages}
+        for message_id, message in numbered.items():
             message.metadata.__dict__["_message_id"] = message_id
-        threads = min(thread_count(), len(asked))
+        threads = min(thread_count(), len(numbered))
         with one_blas_thread:
-            replies = in_order(self._deliver, asked.values(), threads=threads)
-            self._replies.update(zip(asked, replies, strict=True))
-        return list(asked)
+            replies = in_order(self._deliver, numbered.values(), threads=threads)
+            self._replies.update(zip(numbered, replies, strict=True))
+        return list(numbered)
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Replies to the given messages that were not pulled before."""

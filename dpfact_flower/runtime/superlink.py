@@ -53,8 +53,8 @@ class LogFollower:
     def __call__(self, line: str) -> None:
         """Take the next line."""
         self._last = [*self._last[1 - _KEPT_LINES :], line]
-        if found := _ROUND.search(line):
-            number, rounds = map(int, found.groups())
+        if match := _ROUND.search(line):
+            number, rounds = map(int, match.groups())
             self._report_progress("rounds", (number - 1) / rounds)
         elif MEASURING_LINE in line:
             self._report_progress("rounds", 1.0)

@@ -60,14 +60,14 @@ def refuse_damaged(options: Sequence[str]) -> None:
         return
     try:
         with closing(sqlite3.connect(path)) as database:
-            (found,) = database.execute("PRAGMA quick_check(1)").fetchone()
+            (damage,) = database.execute("PRAGMA quick_check(1)").fetchone()
     except sqlite3.OperationalError:  # busy, or closed to this user: Flower says so itself
         return
     except sqlite3.DatabaseError as error:
-        found = str(error)
-    if found != "ok":
+        damage = str(error)
+    if damage != "ok":
         raise StateError(
-            f"{path}: the SuperLink's database is damaged ({found}): restore a copy, or move the "
+            f"{path}: the SuperLink's database is damaged ({damage}): restore a copy, or move the "
             "file away and register every hospital again"
         )
 
@@ -76,8 +76,8 @@ def wait_for_the_database() -> None:
     """Have the SuperLink wait for other writers; call it before the SuperLink is imported."""
     from flwr.supercore import constant  # noqa: PLC0415
 
-    own = {**dict(constant.SQLITE_PRAGMAS), "busy_timeout": str(_BUSY_MILLISECONDS)}
-    constant.SQLITE_PRAGMAS = tuple(own.items())  # type: ignore[assignment]
+    pragmas = {**dict(constant.SQLITE_PRAGMAS), "busy_timeout": str(_BUSY_MILLISECONDS)}
+    constant.SQLITE_PRAGMAS = tuple(pragmas.items())  # type: ignore[assignment]
 
 
 def _end_without_helper() -> None:

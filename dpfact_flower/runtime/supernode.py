@@ -98,23 +98,25 @@ class OwnSuperNode:
         return response
 
     def _listening(self) -> list[Listener]:
-        found = listeners(self._host, self._port)
-        if found is None:  # it cannot be seen, as the executor said at its start
+        listening = listeners(self._host, self._port)
+        if listening is None:  # it cannot be seen, as the executor said at its start
             return []
-        if not found:
+        if not listening:
             raise httpx.ConnectError("nobody listens there")
-        said = ""
-        if others := {user_name(each.uid) for each in found if each.uid != self._uid}:
-            said = (
-                f"user {', '.join(sorted(others))} listens on port {self._port}, and the SuperNode "
-                f"is {user_name(self._uid)}'s (--node-user): nothing is asked or answered there"
+        note = ""
+        strangers = {listener.uid for listener in listening} - {self._uid}
+        if strangers:
+            names = ", ".join(sorted(map(user_name, strangers)))
+            note = (
+                f"user {names} listens on port {self._port}, and the SuperNode is "
+                f"{user_name(self._uid)}'s (--node-user): nothing is asked or answered there"
             )
-        if said and said != self._said:
-            _logger.error("%s", said)
-        self._said = said
-        if said:
-            raise httpx.ConnectError(said)
-        return found
+        if note and note != self._said:
+            _logger.error("%s", note)
+        self._said = note
+        if note:
+            raise httpx.ConnectError(note)
+        return listening
 
 
 class Tasks:
@@ -220,14 +222,14 @@ def while_they_come(
     def pulled(identifier: str) -> bytes:
         nonlocal last
         try:
-            found = pull(identifier)
+            response = pull(identifier)
         except ObjectUnavailableError:
             if now() - last < patience:
                 raise
             reason = f"no part of the message has come for {patience:g} s; its server has gone"
             raise ObjectPullError(identifier, reason) from None
         last = now()
-        return found
+        return response
 
     return pulled
 

@@ -57,26 +57,26 @@ def supervise(command: Sequence[str]) -> int:
     """Run a command until it ends, or stdin does, or SIGTERM comes; then end what it has left."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    asked = Event()
-    signal.signal(signal.SIGTERM, lambda *_: asked.set())
+    stop = Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
     for number in (signal.SIGINT, signal.SIGHUP):
         # Handlers that do nothing: the command would inherit that a signal is ignored.
         signal.signal(number, lambda *_: None)
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-    Thread(target=_await_parents_end, args=(asked,), daemon=True).start()
-    Thread(target=_end_when_asked, args=(child, asked), daemon=True).start()
+    Thread(target=_await_parents_end, args=(stop,), daemon=True).start()
+    Thread(target=_end_when_asked, args=(child, stop), daemon=True).start()
     code = child.wait()
     _end_descendants()
     return code if code >= 0 else 128 - code
 
 
-def _await_parents_end(asked: Event) -> None:
+def _await_parents_end(stop: Event) -> None:
     os.read(0, 1)  # nothing is ever written: it returns at the end
-    asked.set()
+    stop.set()
 
 
-def _end_when_asked(child: subprocess.Popen[bytes], asked: Event) -> None:
-    asked.wait()
+def _end_when_asked(child: subprocess.Popen[bytes], stop: Event) -> None:
+    stop.wait()
     child.terminate()
     try:
         child.wait(_STOP_SECONDS)
@@ -99,14 +99,14 @@ def _end_descendants() -> None:
 
 def _children() -> list[int]:
     """Ids of this process's children, with the orphans that it has adopted."""
-    found = []
+    children = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has gone
             # The name stands in brackets and may hold anything; after it come state and parent.
             parent = (folder / "stat").read_bytes().rpartition(b")")[2].split()[1]
             if int(parent) == os.getpid():
-                found.append(int(folder.name))
-    return found
+                children.append(int(folder.name))
+    return children
 
 
 if __name__ == "__main__":

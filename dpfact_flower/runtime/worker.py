@@ -104,16 +104,18 @@ class Answering:
                 )
             question = Question(work.message, work.context.run_id, work.context.node_id, own)
             metadata = work.message.metadata
-            left = seconds_left(metadata.created_at, metadata.ttl)
-            seconds = min(max(settings.reply_after, left) + _GRACE_SECONDS, _MOST_SECONDS)
+            seconds_to_live = seconds_left(metadata.created_at, metadata.ttl)
+            seconds = min(
+                max(settings.reply_after, seconds_to_live) + _GRACE_SECONDS, _MOST_SECONDS
+            )
             end = time.monotonic() + seconds
             with _noted(Path(settings.state_dir)):
-                came_in, *said = self._ask(question, seconds)
+                came_in, *answer = self._ask(question, seconds)
             if came_in:
                 delay = ReplyDelay(settings.reply_after, float(came_in))
-            if len(said) < 2 or len(said[1]) != int(said[0]):
+            if len(answer) < 2 or len(answer[1]) != int(answer[0]):
                 raise RoundFailedError(_fault(seconds, hung=time.monotonic() >= end))
-            return message_from_bytes(said[1])
+            return message_from_bytes(answer[1])
         except Exception as error:  # nothing an error says may reach the server
             reason = log_privately(site, error)
             delay.wait()
@@ -134,22 +136,22 @@ class Answering:
         end.daemon = True
         end.start()
         try:
-            with suppress(BrokenPipeError), process.stdin as asked:
-                asked.write(question.to_bytes())
-            with process.stdout as said:
-                return said.read().split(b"\n", 2)
+            with suppress(BrokenPipeError), process.stdin as stdin:
+                stdin.write(question.to_bytes())
+            with process.stdout as stdout:
+                return stdout.read().split(b"\n", 2)
         finally:
             end.cancel()
             process.kill()
 
 
 def _fault(seconds: float, *, hung: bool) -> str:
-    what = (
+    fault = (
         f"was ended: it hung, or needed more than {seconds:.0f} s"
         if hung
         else "has died, of want of memory perhaps (see the system's log)"
     )
-    return f"the process that answered {what}; the reply says that the round failed"
+    return f"the process that answered {fault}; the reply says that the round failed"
 
 
 @contextmanager

@@ -191,7 +191,7 @@ class Coordinator:
                 "Flower and the run settings the same number"
             )
         weights, usages = (getattr(self.rule, name, None) for name in ("weights", "usages"))
-        answers = [each for record in self.records for each in record.answers]
+        answers = [answer for record in self.records for answer in record.answers]
         before = sorted((number, site) for site, number, _ in answers if number < round_number)
         return RoundRequest(
             job=self.run.job,
@@ -230,7 +230,8 @@ class Coordinator:
         before, at their slowest. That must be known when the sites are asked. What later rounds
         build on is waited for in any case.
         """
-        run, slowest = self.run, max((each.quorum_seconds for each in self.records), default=0.0)
+        run = self.run
+        slowest = max((record.quorum_seconds for record in self.records), default=0.0)
         if not run.grace or not slowest or self.rule.needs_quorum(round_number):
             return run.round_timeout
         return min(slowest + run.grace, run.round_timeout)
@@ -318,8 +319,8 @@ class Coordinator:
         """Write checkpoint and history."""
         if self.run_dir is None:
             return
-        now = self._checkpoint(self.records, self._state())
-        now.write(self.run_dir / CHECKPOINT, durable=self.durable)
+        checkpoint = self._checkpoint(self.records, self._state())
+        checkpoint.write(self.run_dir / CHECKPOINT, durable=self.durable)
         write_history(self.run_dir, self.records, durable=self.durable)
         (self.run_dir / RECEIVED).unlink(missing_ok=True)  # the factors have moved on from these
 
@@ -359,8 +360,8 @@ class Coordinator:
         """What the run of so many sites will have on the disk at most."""
         factors = sum(array.nbytes for array in self._state().values())
         copies = _COPIES + self._copies_of_each_site * sites
-        kept = filter(self.rule.needs_quorum, range(1, self.rounds + 1))
-        values = max((sum(map(math.prod, self.reply_shapes(n))) for n in kept), default=0)
+        built_on = filter(self.rule.needs_quorum, range(1, self.rounds + 1))
+        values = max((sum(map(math.prod, self.reply_shapes(n))) for n in built_on), default=0)
         records = self.rounds * (_ROUND_BYTES + _SITE_BYTES * sites)
         return copies * factors + 4 * sites * values + records + _MORE_BYTES
 
@@ -378,15 +379,15 @@ class Coordinator:
             received = self._checkpoint([*self.records, record], arrays)
             received.write(self.run_dir / RECEIVED, durable=self.durable)
 
-    def _close_received(self, found: Checkpoint) -> None:
+    def _close_received(self, received: Checkpoint) -> None:
         """Close the round whose replies were in when the run stopped."""
-        if (found.job, found.finished_rounds) != (self.run.job, self.finished_rounds + 1):
+        if (received.job, received.finished_rounds) != (self.run.job, self.finished_rounds + 1):
             return
-        record = found.records[-1]
+        record = received.records[-1]
         replies = [SiteReply(site, ()) for site in record.sites]
         sums = [
-            SiteReply(str(name), unnumbered(found.arrays, f"reply_{number}"))
-            for number, name in enumerate(found.arrays["names"])
+            SiteReply(str(name), unnumbered(received.arrays, f"reply_{number}"))
+            for number, name in enumerate(received.arrays["names"])
         ]
         _logger.info("round %d: going on from the replies that were in", record.round)
         self.close_round(
@@ -401,28 +402,29 @@ class Coordinator:
             if resume:
                 raise StateError(f"{path}: no checkpoint to resume from")
             return
-        found = Checkpoint.read(path)
+        checkpoint = Checkpoint.read(path)
         if not resume:
-            if found.finished_rounds < found.rounds:
+            if checkpoint.finished_rounds < checkpoint.rounds:
                 raise StateError(
-                    f"{folder} holds an unfinished run (round {found.finished_rounds} of "
-                    f"{found.rounds}): set resume = true to continue it, or choose another folder"
+                    f"{folder} holds an unfinished run (round {checkpoint.finished_rounds} of "
+                    f"{checkpoint.rounds}): set resume = true to continue it, or choose another "
+                    "folder"
                 )
             return
-        began_with = found.identity.get("secure-sites")
+        began_with = checkpoint.identity.get("secure-sites")
         if self.secure and isinstance(began_with, int) and began_with < self.secure.sites:
             self.resize(began_with)
-        mine = self._identity() | {"job": self.run.job or found.job}
-        theirs = found.identity | {"job": found.job}
-        if differing := [key for key in mine if mine[key] != theirs.get(key)]:
-            there = ", ".join(f"{key} = {shown(theirs.get(key))}" for key in differing)
+        expected = self._identity() | {"job": self.run.job or checkpoint.job}
+        stored = checkpoint.identity | {"job": checkpoint.job}
+        if differing := [key for key in expected if expected[key] != stored.get(key)]:
+            values = ", ".join(f"{key} = {shown(stored.get(key))}" for key in differing)
             raise StateError(
                 f"{path}: a checkpoint of another run; they differ in {', '.join(differing)}; "
-                f"there: {there}"
+                f"there: {values}"
             )
-        self.run, self.resumed = replace(self.run, job=found.job), True
-        self.records = found.records
-        self._restore(found.arrays)
+        self.run, self.resumed = replace(self.run, job=checkpoint.job), True
+        self.records = checkpoint.records
+        self._restore(checkpoint.arrays)
         write_history(folder, self.records, durable=self.durable)
         _logger.info("resumed from %s after round %d", path, self.finished_rounds)
         if (folder / RECEIVED).exists():

@@ -159,9 +159,9 @@ class ElasticRule:
         # Sites that joined after the first round may be more than the step is stable for.
         step = min(elastic_step(self._solver, self._run.elastic_step, 1), 1 / len(replies))
         if parts > 1:
-            left = 1 - step * len(replies)
-            left = left if left > _ROUNDING else 0.0  # T * (1 / T) need not be 1
-            step = (1 - left ** (1 / parts)) / len(replies)
+            remaining = 1 - step * len(replies)
+            remaining = remaining if remaining > _ROUNDING else 0.0  # T * (1 / T) need not be 1
+            step = (1 - remaining ** (1 / parts)) / len(replies)
         self._factors = elastic_average(self._factors, arrays, step, shares)
 
     @property
@@ -186,9 +186,9 @@ class ElasticRule:
         if not self.selection:
             return factors
         wide = []
-        for factor, kept, size in zip(factors, self.selection, self._sizes, strict=True):
+        for factor, positions, size in zip(factors, self.selection, self._sizes, strict=True):
             whole = np.full((size, factor.shape[1]), _LEAST, np.float32)
-            whole[kept] = factor
+            whole[positions] = factor
             wide.append(whole)
         return tuple(wide)
 
@@ -282,6 +282,8 @@ def elastic_average(
 def weighted_mean(replies: Sequence[Factors], weights: Floats) -> Factors:
     """Mean of the sites' factors, in a fixed order; columns of the weights (T, R) add up to 1."""
     return tuple(
-        sum(own * weight for own, weight in zip(factors, weights, strict=True)).astype(np.float32)
+        sum(factor * weight for factor, weight in zip(factors, weights, strict=True)).astype(
+            np.float32
+        )
         for factors in zip(*replies, strict=True)
     )

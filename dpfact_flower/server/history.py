@@ -79,7 +79,7 @@ class RoundRecord:
     @property
     def answers(self) -> list[tuple[str, int, bool]]:
         """Each site that answered, the round that it answered, and whether that was used."""
-        answered = [(each.site, each.round) for each in self.arrivals]
+        answered = [(arrival.site, arrival.round) for arrival in self.arrivals]
         answered = answered or [(site, self.round) for site in self.sites]
         return [(site, number, self.updated) for site, number in answered]
 
@@ -109,13 +109,13 @@ def read_lines(lines: Sequence[bytes | str]) -> list[RoundRecord]:
     for number, text in enumerate(lines, start=1):
         try:
             line = from_json(text)
-            own = {
+            values = {
                 "round": int(line["round"]),
                 "sites": tuple(line["sites"]),
                 "failures": tuple(Failure(**failure) for failure in line["failures"]),
-                "arrivals": tuple(Arrival(*each) for each in line["arrivals"]),
+                "arrivals": tuple(Arrival(*fields) for fields in line["arrivals"]),
             }
-            records.append(RoundRecord(**{**line, **own}))
+            records.append(RoundRecord(**{**line, **values}))
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
             raise DataError(f"line {number} is damaged") from None
     return records

@@ -121,7 +121,7 @@ class OnArrival(Coordinator):
     @property
     def waited_for(self) -> dict[str, RoundRequest]:
         """Open requests by site; after a resume, those that were open before."""
-        return {who: site.asked for who, site in self._sites.items() if site.asked}
+        return {name: site.asked for name, site in self._sites.items() if site.asked}
 
     def close_round(
         self,
@@ -142,45 +142,45 @@ class OnArrival(Coordinator):
         self.save()
         return record
 
-    def ask(self, who: str) -> RoundRequest | None:
+    def ask(self, name: str) -> RoundRequest | None:
         """What to ask of a site that is there now; None if it has to answer first, or to wait.
 
         Save before sending it. Then whoever continues asks for the very same again, and a reply
         that was charged and did not come through comes then, for nothing.
         """
-        number = self._next(who)
+        number = self._next(name)
         if number is None:
             return None
-        site = self._sites.setdefault(who, _Site())
+        site = self._sites.setdefault(name, _Site())
         site.asked = self.request(number)
         site.round, site.version = number, self._version
         return site.asked
 
-    def take(self, who: str, reply: SiteReply) -> None:
+    def take(self, name: str, reply: SiteReply) -> None:
         """Move on from a reply that came from whom it was asked of."""
-        site = self._sites.pop(who)
-        known = self._sites.get(reply.site)
-        if known and known.answered >= site.round:  # it has moved on under another number
-            known.asked = None
+        site = self._sites.pop(name)
+        before = self._sites.get(reply.site)
+        if before and before.answered >= site.round:  # it has moved on under another number
+            before.asked = None
             return
         self._sites[reply.site] = site
         site.asked, site.failed = None, False
         site.answered, site.last, site.based = site.round, reply.arrays, site.version
         staleness = self._version - site.version
         self._round.arrivals.append(Arrival(reply.site, site.round, staleness))
-        latest = sorted((name, each) for name, each in self._sites.items() if each.last)
+        latest = sorted((site, kept) for site, kept in self._sites.items() if kept.last)
         if len(latest) >= self.run.min_sites:
-            replies = [SiteReply(name, each.last) for name, each in latest]
-            shares = [self._share(each, len(latest)) for _, each in latest]
+            replies = [SiteReply(site, kept.last) for site, kept in latest]
+            shares = [self._share(kept, len(latest)) for _, kept in latest]
             cast(ArrivalRule, self.rule).arrive(site.round, replies, shares)
             self._version += 1
             self._round.updated = True
 
-    def fail(self, who: str, reason: str, *, shown: str = "") -> None:
+    def fail(self, name: str, reason: str, *, shown: str = "") -> None:
         """Note that a site gave no usable reply; it is asked again in the next round."""
-        site = self._sites.setdefault(who, _Site())
+        site = self._sites.setdefault(name, _Site())
         site.asked, site.failed = None, True
-        failure = Failure(shown or who, reason)
+        failure = Failure(shown or name, reason)
         _logger.warning("round %d: %s: %s", self.current_round, failure.who, failure.reason)
         self._round.failures.append(failure)
 
@@ -189,12 +189,12 @@ class OnArrival(Coordinator):
         self._round.bytes_down += bytes_down
         self._round.bytes_up += bytes_up
 
-    def advance(self, here: Collection[str], now: float) -> None:
+    def advance(self, connected: Collection[str], now: float) -> None:
         """Close the round if most of the sites that are here have answered it, or none will.
 
         `now` are the seconds since the last round in step, or since this process took up the run.
         """
-        if self.is_over or not self._is_done(here):
+        if self.is_over or not self._is_done(connected):
             return
         noted, self._round = self._round, _Open(began=now)
         if not noted.updated:
@@ -204,7 +204,7 @@ class OnArrival(Coordinator):
             )  # fmt: skip
         self.records.append(
             RoundRecord(
-                self.current_round, tuple(sorted({each.site for each in noted.arrivals})),
+                self.current_round, tuple(sorted({arrival.site for arrival in noted.arrivals})),
                 tuple(noted.failures), noted.updated, noted.bytes_down, noted.bytes_up,
                 now - noted.began, utc_now(), arrivals=tuple(noted.arrivals),
             )
@@ -216,12 +216,12 @@ class OnArrival(Coordinator):
         For finding out, with no charge, which site a node is: one that has finished its rounds
         answers none.
         """
-        last = [asked for asked in self.waited_for.values() if asked.round == self.rounds]
+        last = [request for request in self.waited_for.values() if request.round == self.rounds]
         return [self.request(self.rounds), *last]
 
-    def _next(self, who: str) -> int | None:
+    def _next(self, name: str) -> int | None:
         """The round that a site may be asked for now."""
-        site = self._sites.get(who, _Site())
+        site = self._sites.get(name, _Site())
         number = max(site.round + 1, self.current_round)
         ahead = 0 if site.failed else _AHEAD
         over = self._answered(self.rounds) >= self._enough(len(self._sites))
@@ -229,11 +229,11 @@ class OnArrival(Coordinator):
             return None
         return number
 
-    def _is_done(self, here: Collection[str]) -> bool:
-        idle = not self.waited_for and all(self._next(who) is None for who in here)
+    def _is_done(self, connected: Collection[str]) -> bool:
+        idle = not self.waited_for and all(self._next(name) is None for name in connected)
         if self.current_round == self.rounds:  # what was asked may have been charged
             return idle
-        return idle or self._answered(self.current_round) >= self._enough(len(here))
+        return idle or self._answered(self.current_round) >= self._enough(len(connected))
 
     def _answered(self, number: int) -> int:
         return sum(site.answered >= number for site in self._sites.values())
@@ -254,8 +254,8 @@ class OnArrival(Coordinator):
             "version": self._version,
             "open": asdict(self._round),
             "sites": {
-                who: {name: getattr(site, name) for name in _NOTED}
-                for who, site in self._sites.items()
+                label: {name: getattr(site, name) for name in _NOTED}
+                for label, site in self._sites.items()
             },
         }
         arrays[_STATE] = np.array(json.dumps(noted))
@@ -268,12 +268,12 @@ class OnArrival(Coordinator):
         super()._restore(arrays)
         noted = json.loads(str(arrays[_STATE]))
         was = noted["open"]
-        was["arrivals"] = [Arrival(*each) for each in was["arrivals"]]
-        was["failures"] = [Failure(**each) for each in was["failures"]]
+        was["arrivals"] = [Arrival(*fields) for fields in was["arrivals"]]
+        was["failures"] = [Failure(**fields) for fields in was["failures"]]
         was["began"] = 0.0  # seconds are those of a process, which is another by now
         self._version, self._round = noted["version"], _Open(**was)
-        for number, (who, kept) in enumerate(noted["sites"].items()):
+        for number, (name, fields) in enumerate(noted["sites"].items()):
             anchors = unnumbered(arrays, f"asked_{number}")
-            asked = replace(self.request(kept["round"]), anchors=anchors) if anchors else None
+            request = replace(self.request(fields["round"]), anchors=anchors) if anchors else None
             last = unnumbered(arrays, f"last_{number}")
-            self._sites[who] = _Site(asked=asked, last=last, **kept)
+            self._sites[name] = _Site(asked=request, last=last, **fields)

@@ -86,8 +86,8 @@ class PatientRule:
 
     def weights(self, round_number: int) -> Weights:
         """Weights of codes, for the rounds that learn phenotypes."""
-        wanted = "weights" in carried_by(self.plan.release_of(round_number))
-        return self._weights if wanted else ()
+        needed = "weights" in carried_by(self.plan.release_of(round_number))
+        return self._weights if needed else ()
 
     def usages(self, round_number: int) -> NDArray[np.float64] | None:
         """How each phenotype is used in each slot, for a site whose own usage nobody knows."""

@@ -76,62 +76,62 @@ class Readiness:
         """What is wrong, with what it means; empty where nothing is."""
         code = code_in(self.fault)
         meaning = f": {_MEANING[code]}; its own log says more" if code in _MEANING else ""
-        who = called(self.node, self.site)
-        return f"{who}: {self.fault.partition(' (')[0]}{meaning}" if self.fault else ""
+        name = called(self.node, self.site)
+        return f"{name}: {self.fault.partition(' (')[0]}{meaning}" if self.fault else ""
 
     def warnings(self, version: str) -> list[str]:
         """What does not stop a run, and may stop it later."""
-        found, who = [], called(self.node, self.site)
+        warnings, name = [], called(self.node, self.site)
         if self.version and self.version != version:
-            found.append(f"{who} has version {self.version} of dpfact-flower, here {version}")
+            warnings.append(f"{name} has version {self.version} of dpfact-flower, here {version}")
         if self.seconds > _SLOW_SECONDS:
-            found.append(
-                f"{who} took {self.seconds:.0f} s to answer a question that costs no "
+            warnings.append(
+                f"{name} took {self.seconds:.0f} s to answer a question that costs no "
                 f"computing: its reply-after, or a machine on which, beyond {_SLOW_SECONDS:g} s, "
                 "Flower starts processes twice"
             )
         if abs(self.clock) > _CLOCK_SECONDS:
             side = "ahead" if self.clock > 0 else "behind"
-            found.append(f"{who}: its clock is {abs(self.clock):.0f} s {side}; use NTP")
-        return found
+            warnings.append(f"{name}: its clock is {abs(self.clock):.0f} s {side}; use NTP")
+        return warnings
 
 
 def judge(
-    found: Sequence[Readiness], *, version: str, quorum: int, leave_out: bool
+    sites: Sequence[Readiness], *, version: str, quorum: int, leave_out: bool
 ) -> frozenset[int]:
     """Decide whether a run may begin, with `version` of this package here; nodes left out of it.
 
     A `QuorumError` names every fault, and the way out, unless `leave_out` and the quorum is ready.
     """
-    for warning in (warning for each in found for warning in each.warnings(version)):
+    for warning in (warning for readiness in sites for warning in readiness.warnings(version)):
         _logger.warning("preflight: %s", warning)
-    faulty = [each for each in found if each.fault]
-    for each in faulty:
-        _logger.error("preflight: %s", each.message)
-    ready = len(found) - len(faulty)
+    faulty = [readiness for readiness in sites if readiness.fault]
+    for readiness in faulty:
+        _logger.error("preflight: %s", readiness.message)
+    ready = len(sites) - len(faulty)
     if faulty and not (leave_out and ready >= quorum):
         way = (
             f"{ready} site(s) are ready, the quorum (min-sites) is {quorum}"
             if leave_out
             else 'mend them, or set preflight = "leave-out" to begin without them'
         )
-        faults = "; ".join(each.message for each in faulty)
+        faults = "; ".join(readiness.message for readiness in faulty)
         raise QuorumError(f"nothing was asked and nobody paid: {faults}. {way}")
     _logger.info("preflight: %d site(s) ready%s", ready, f", {len(faulty)} not" if faulty else "")
-    return frozenset(each.node for each in faulty)
+    return frozenset(readiness.node for readiness in faulty)
 
 
-def write_readiness(folder: Path, found: Sequence[Readiness]) -> None:
+def write_readiness(folder: Path, sites: Sequence[Readiness]) -> None:
     """Keep what the sites said in a run's folder."""
     with replacing(folder / READINESS, durable=False) as file:
-        file.write(json.dumps([asdict(each) for each in found], indent=1).encode())
+        file.write(json.dumps([asdict(readiness) for readiness in sites], indent=1).encode())
 
 
 def read_readiness(folder: Path) -> list[Readiness]:
     """What `write_readiness` kept; empty where nothing was. A `DataError` if it is damaged."""
     path = folder / READINESS
     try:
-        return [Readiness(**each) for each in from_json(path.read_bytes())]
+        return [Readiness(**fields) for fields in from_json(path.read_bytes())]
     except FileNotFoundError:
         return []
     except (OSError, TypeError, ValueError) as error:
@@ -149,43 +149,47 @@ class SiteNames:
         """The site that a node is; empty where that is not known."""
         return self.registered.get(node) or self._said.get(node, "")
 
-    def refusal(self, node: int, site: str, others: Collection[int]) -> str:
+    def refusal(self, node: int, site: str, connected: Collection[int]) -> str:
         """Why a node may not call itself so beside these others; empty, and noted, if it may."""
-        if fault := self._fault(node, site, {each: self.of(each) for each in others}):
+        if fault := self._fault(node, site, {other: self.of(other) for other in connected}):
             return fault
-        self._said = {each: name for each, name in self._said.items() if name != site}
+        self._said = {other: name for other, name in self._said.items() if name != site}
         self._said[node] = site  # a site that came back without a key has a new number
         return ""
 
-    def checked(self, found: Sequence[Readiness], *, warn: bool = True) -> list[Readiness]:
+    def checked(self, sites: Sequence[Readiness], *, warn: bool = True) -> list[Readiness]:
         """What sites said before anybody paid, with a fault where a name is not theirs alone.
 
         In a simulation no name is registered, and there is nothing to `warn` of.
         """
-        claims = {each.node: each.site for each in found if each.site}
+        claims = {readiness.node: readiness.site for readiness in sites if readiness.site}
         named = []
-        for each in found:
-            fault = each.fault or self._fault(each.node, each.site, claims)
-            site = self.of(each.node) if fault else each.site
-            named.append(replace(each, site=site, fault=fault))
-        self._said |= {each.node: each.site for each in named if each.site and not each.fault}
-        free = [each for each in found if each.node not in self.registered]
+        for readiness in sites:
+            fault = readiness.fault or self._fault(readiness.node, readiness.site, claims)
+            site = self.of(readiness.node) if fault else readiness.site
+            named.append(replace(readiness, site=site, fault=fault))
+        self._said |= {
+            readiness.node: readiness.site
+            for readiness in named
+            if readiness.site and not readiness.fault
+        }
+        free = [readiness for readiness in sites if readiness.node not in self.registered]
         if free and warn:
             _logger.warning(
                 "preflight: %d of %d SuperNodes have no registered name, so nothing binds what "
-                "they call themselves to their keys; %s", len(free), len(found), _REGISTER,
+                "they call themselves to their keys; %s", len(free), len(sites), _REGISTER,
             )  # fmt: skip
         return named
 
     def _fault(self, node: int, site: str, claims: Mapping[int, str]) -> str:
-        mine, before = self.registered.get(node), self._said.get(node)
-        if mine and site and mine != site:
-            return f"calls itself {site!r}, and its key is registered as {mine!r}"
-        if not mine and before and site and before != site:
+        registered, before = self.registered.get(node), self._said.get(node)
+        if registered and site and registered != site:
+            return f"calls itself {site!r}, and its key is registered as {registered!r}"
+        if not registered and before and site and before != site:
             return f"calls itself {site!r}, and called itself {before!r} before; {_REGISTER}"
         for other in sorted({*claims, *self.registered} - {node}):
-            theirs = self.registered.get(other)
-            counts = theirs and other in claims if mine else theirs or other in claims
-            if site and counts and (theirs or claims[other]) == site:
+            other_name = self.registered.get(other)
+            counts = other_name and other in claims if registered else other_name or other in claims
+            if site and counts and (other_name or claims[other]) == site:
                 return f"calls itself {site!r}, as node {other} does; {_REGISTER}"
         return ""

@@ -124,17 +124,17 @@ class SecureSum:
     def attempt(self) -> SecureStage:
         """The next attempt: among all sites, or those that answered the one before."""
         last, number = self._run.last, self._request.round
-        asked = last.asked
+        names = last.asked
         if not self._is_last:
             again = last.number + 1 if last.round == number else 1
-            asked = tuple(sorted(self._masked)) or self._terms.sites
-            self._run.last = last = Attempt(number, again, asked)
+            names = tuple(sorted(self._masked)) or self._terms.sites
+            self._run.last = last = Attempt(number, again, names)
         members = tuple(
-            keys.Member(*member) for member in self._run.members if member.site in set(asked)
+            keys.Member(*member) for member in self._run.members if member.site in set(names)
         )
         self._question = self._planned.question(self._request, last.number, members)
         self._masked = {}
-        return SecureStage("sum", last.number, self._run.members, asked)
+        return SecureStage("sum", last.number, self._run.members, names)
 
     def take_vector(self, site: str, parts: Sequence[bytes]) -> None:
         """Take a site's masked vector."""

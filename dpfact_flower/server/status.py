@@ -71,21 +71,21 @@ def run_status(folder: Path) -> RunStatus:
     """Read how a run stands; a `StateError` if none was begun, or its checkpoint is damaged."""
     path, ready = folder / CHECKPOINT, read_readiness(folder)
     if not path.exists():
-        said = "; ".join(each.message for each in ready if each.fault)
-        why = f"; in the preflight: {said}" if said else ""
+        faults = "; ".join(site.message for site in ready if site.fault)
+        why = f"; in the preflight: {faults}" if faults else ""
         raise StateError(f"{folder}: no run was begun here (no {CHECKPOINT}){why}")
-    found = Checkpoint.read(path)
-    records = read_history(folder) if (folder / HISTORY).exists() else found.records
-    privacy, cost = PrivacySettings.from_config(found.identity), _cost(found.identity)
-    names = {_name(called(each.node, each.site)) for each in ready}
+    checkpoint = Checkpoint.read(path)
+    records = read_history(folder) if (folder / HISTORY).exists() else checkpoint.records
+    privacy, cost = PrivacySettings.from_config(checkpoint.identity), _cost(checkpoint.identity)
+    names = {_name(called(site.node, site.site)) for site in ready}
     for record in records:
         names |= {*record.sites, *(_name(failure.who) for failure in record.failures)}
     return RunStatus(
-        found.job,
+        checkpoint.job,
         privacy.privacy,
         privacy.delta,
-        found.finished_rounds,
-        found.rounds,
+        checkpoint.finished_rounds,
+        checkpoint.rounds,
         records[-1].ended if records else "",
         tuple(record.round for record in records if record.sites and not record.updated),
         tuple(_site(name, records, cost, ready) for name in sorted(names)),
@@ -110,15 +110,15 @@ def _cost(identity: Mapping[str, Any]) -> Cost:
     return epsilon
 
 
-def _name(who: str) -> str:
+def _name(label: str) -> str:
     """The site's name in ``north (node 12)``; ``node 12`` where it has none."""
-    return who.partition(" (node ")[0]
+    return label.partition(" (node ")[0]
 
 
 def _site(
     name: str, records: Sequence[RoundRecord], cost: Cost, ready: Sequence[Readiness]
 ) -> SiteStatus:
-    seen = [record.ended for record in records if name in record.sites]
+    ended = [record.ended for record in records if name in record.sites]
     answers = [
         (number, used)
         for record in records
@@ -130,7 +130,7 @@ def _site(
     faults = [e.fault for e in ready if e.fault and name in (e.site, f"node {e.node}")]
     return SiteStatus(
         name,
-        seen[-1] if seen else "",
+        ended[-1] if ended else "",
         len(answers) - len(unused),
         len(unused),
         len(reasons),

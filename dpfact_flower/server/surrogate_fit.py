@@ -46,19 +46,19 @@ def fitted_to_surrogates(
     `releases` are those that `start` was made of, one per site, with noise of standard deviation
     `sigma` on each value. Factors are positive, and their columns have norm 1.
     """
-    found = surrogates_of(releases, start, sigma, CROSS, rng, number=_MANY)
-    if found is None:
+    surrogates = surrogates_of(releases, start, sigma, CROSS, rng, number=_MANY)
+    if surrogates is None:
         return start.factors
-    few = _scaled(found, _FEW)
+    few = _scaled(surrogates, _FEW)
     beginnings = [start.factors] + [_random(start.factors, rng) for _ in range(_RANDOM)]
     seeded = list(zip(beginnings, rng.spawn(len(beginnings)), strict=True))
-    tried = list(in_order(lambda each: _fit(few, *each), seeded, threads=thread_count()))
-    best, explained = max(tried, key=lambda fitted: fitted[1])  # the first of equals
+    fits = list(in_order(lambda each: _fit(few, *each), seeded, threads=thread_count()))
+    best, explained = max(fits, key=lambda fitted: fitted[1])  # the first of equals
     _logger.info(
         "start: fitted to surrogate patients, explains %.4g of them, from other beginnings %s",
-        explained, ", ".join(f"{other:.4g}" for factors, other in tried if factors is not best),
+        explained, ", ".join(f"{other:.4g}" for factors, other in fits if factors is not best),
     )  # fmt: skip
-    return _fit(_scaled(found, _MANY), best, rng)[0]
+    return _fit(_scaled(surrogates, _MANY), best, rng)[0]
 
 
 def _scaled(surrogates: SparseTensor, number: int) -> SparseTensor:
@@ -81,5 +81,5 @@ def _fit(tensor: SparseTensor, factors: Factors, rng: np.random.Generator) -> tu
 
 
 def _unit(factors: Sequence[NDArray[np.floating[Any]]]) -> Factors:
-    raised = [factor.astype(np.float64) + _LEAST for factor in factors]
-    return tuple((f / np.linalg.norm(f, axis=0)).astype(np.float32) for f in raised)
+    positive = [factor.astype(np.float64) + _LEAST for factor in factors]
+    return tuple((f / np.linalg.norm(f, axis=0)).astype(np.float32) for f in positive)

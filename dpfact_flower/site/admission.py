@@ -124,48 +124,48 @@ class Admitted:
 
 
 @contextmanager
-def admitted(here: Hospital, request: RoundRequest, delay: ReplyDelay) -> Iterator[Admitted]:
+def admitted(hospital: Hospital, request: RoundRequest, delay: ReplyDelay) -> Iterator[Admitted]:
     """Admit a request or refuse it; the site's folder stays locked until the reply is due.
 
     Without the lock another request, which waits for the folder, could find out when the round was
     over, by being late itself. The time of that request begins when it has the folder.
     """
-    work = _fitting_work(here, request)
-    with disk_errors(here.folder), locked(here.folder) as waited, ExitStack() as held:
+    work = _fitting_work(hospital, request)
+    with disk_errors(hospital.folder), locked(hospital.folder) as waited, ExitStack() as held:
         if waited:
             delay.restart()
         held.callback(delay.wait)
-        ledger = held.enter_context(here.ledger()) if here.has_ledger() else None
+        ledger = held.enter_context(hospital.ledger()) if hospital.has_ledger() else None
         rows = ledger.count() if ledger else ()
         of_job = [row for row in rows if row.job == request.job]
         last = of_job[-1] if of_job else None
         repeated = _repeated(request, of_job)
-        secure = _secure(here, request, work, answered=repeated is not None)
-        store = here.store(request.job)
-        asked = Admitted(request, work, store, ledger, rows, last, repeated, secure)
-        if not here.simulation:
-            check_not_rolled_back(request, here.name, last, here.folder)
+        secure = _secure(hospital, request, work, answered=repeated is not None)
+        store = hospital.store(request.job)
+        admission = Admitted(request, work, store, ledger, rows, last, repeated, secure)
+        if not hospital.simulation:
+            check_not_rolled_back(request, hospital.name, last, hospital.folder)
         if work.is_final:
             check_paid(request, of_job)
-            check_selection(request, asked.store)
+            check_selection(request, admission.store)
         elif repeated is None:
-            _check_new_round(here, asked)
-            asked = replace(asked, free_disk=held.enter_context(here.disk_space(work)))
-        yield asked
+            _check_new_round(hospital, admission)
+            admission = replace(admission, free_disk=held.enter_context(hospital.disk_space(work)))
+        yield admission
 
 
-def _fitting_work(here: Hospital, request: RoundRequest) -> RoundWork:
+def _fitting_work(hospital: Hospital, request: RoundRequest) -> RoundWork:
     """The rule's work for a request that fits this site, by public facts."""
-    check_allowed(request, here.settings)
-    check_vocabulary(request, here.source)
-    check_folders(here, request.job)
+    check_allowed(request, hospital.settings)
+    check_vocabulary(request, hospital.source)
+    check_folders(hospital, request.job)
     rule = site_rules.find(request.rule_name)
-    request = localised(request, here.settings)
-    return rule(here.source, request, site=here.name, simulation=here.simulation)
+    request = localised(request, hospital.settings)
+    return rule(hospital.source, request, site=hospital.name, simulation=hospital.simulation)
 
 
 def _secure(
-    here: Hospital, request: RoundRequest, work: RoundWork, *, answered: bool
+    hospital: Hospital, request: RoundRequest, work: RoundWork, *, answered: bool
 ) -> SecureRound | None:
     """The stage of a secure sum that is asked for; None in a preflight, and without secure sums."""
     planned = _planned(work)
@@ -173,19 +173,19 @@ def _secure(
         if request.secure is not None:
             raise MessageError("request: there is nothing to add up in secret in this round")
         return None
-    check_sharing(planned, here)
+    check_sharing(planned, hospital)
     stage = request.secure
-    if here.simulation:
-        keyring = simulated_keyring(stage.names if stage else (), here.name)
+    if hospital.simulation:
+        keyring = simulated_keyring(stage.names if stage else (), hospital.name)
     else:
-        keyring = keyring_of(here.settings, here.name)
+        keyring = keyring_of(hospital.settings, hospital.name)
     if stage is None:
         return None
-    source = stream(request, here.name)
-    noise = Noise.from_settings(request.privacy, stream=source, simulation=here.simulation)
+    source = stream(request, hospital.name)
+    noise = Noise.from_settings(request.privacy, stream=source, simulation=hospital.simulation)
     return secure_round(
-        request, planned, keyring, noise, here.folder / request.job,
-        site=here.name, answered=answered, durable=not here.simulation,
+        request, planned, keyring, noise, hospital.folder / request.job,
+        site=hospital.name, answered=answered, durable=not hospital.simulation,
     )  # fmt: skip
 
 
@@ -195,19 +195,19 @@ def _planned(work: RoundWork) -> PlannedRelease | None:
     return planned if planned and planned.sharing else None
 
 
-def check_sharing(planned: PlannedRelease, here: Hospital) -> None:
+def check_sharing(planned: PlannedRelease, hospital: Hospital) -> None:
     """Refuse secure sums among fewer sites, or safe from fewer, than the hospital wants."""
-    settings, sharing = here.settings, planned.sharing
+    settings, sharing = hospital.settings, planned.sharing
     assert sharing is not None
-    for key, given, least in (
+    for key, value, least in (
         ("sites", sharing.sites, settings.secure_min_sites),
         ("colluding", sharing.colluding, settings.secure_min_colluding),
     ):
-        if given < least:
+        if value < least:
             raise PrivacyRefusedError(
-                f"secure-{key} is {given} in this run; this site's secure-min-{key} is {least}"
+                f"secure-{key} is {value} in this run; this site's secure-min-{key} is {least}"
             )
-    if not (settings.max_epsilon_alone or here.simulation):
+    if not (settings.max_epsilon_alone or hospital.simulation):
         raise PrivacyRefusedError(
             "max-epsilon-alone: must be set in the site's node config to take part in secure sums: "
             "what the patients may lose at most, should all other sites collude"
@@ -222,40 +222,43 @@ def _repeated(request: RoundRequest, of_job: Sequence[LedgerRow]) -> LedgerRow |
     return None
 
 
-def _check_new_round(here: Hospital, asked: Admitted) -> None:
+def _check_new_round(hospital: Hospital, admission: Admitted) -> None:
     """Refuse a round that the site's record, its budgets or its machine rule out."""
-    check_follows(asked.request, asked.last)
-    check_budget(asked.work, asked.rows, here.settings)
-    if not here.simulation:
-        if asked.ledger is None:
-            check_only_ledger(here)
-        check_rounds(asked.work, len(asked.rows), here.settings, begun=asked.last is not None)
-        check_memory(asked.work)
-        check_attempts(here.folder)
-    read_key(here.folder)
-    if asked.store.closed:
-        raise StateError(_OTHER_DATA.format(job=asked.request.job))
-    check_selection(asked.request, asked.store)
+    check_follows(admission.request, admission.last)
+    check_budget(admission.work, admission.rows, hospital.settings)
+    if not hospital.simulation:
+        if admission.ledger is None:
+            check_only_ledger(hospital)
+        check_rounds(
+            admission.work, len(admission.rows), hospital.settings, begun=admission.last is not None
+        )
+        check_memory(admission.work)
+        check_attempts(hospital.folder)
+    read_key(hospital.folder)
+    if admission.store.closed:
+        raise StateError(_OTHER_DATA.format(job=admission.request.job))
+    check_selection(admission.request, admission.store)
 
 
-def check_folders(here: Hospital, job: str) -> None:
+def check_folders(hospital: Hospital, job: str) -> None:
     """Refuse a state-dir, or a folder in it, that others could have made, change or move away."""
-    own = here.folder
-    for path in (here.root, own, own / LEDGER, own / f"{LEDGER}-journal", own / job):
+    folder = hospital.folder
+    names = (LEDGER, f"{LEDGER}-journal", job)
+    for path in (hospital.root, folder, *(folder / name for name in names)):
         check_own(path)
-    if not here.simulation:
-        check_way(here.root)
+    if not hospital.simulation:
+        check_way(hospital.root)
 
 
 def check_allowed(request: RoundRequest, settings: SiteSettings) -> None:
     """Refuse what the hospital does not take part in, or not at that size."""
-    for name, asked, allowed in (
+    for name, value, allowed in (
         ("privacy", request.privacy.privacy, settings.allow_privacy),
         ("rules", request.rule_name, settings.allow_rules),
     ):
-        if asked not in allowed.split(","):
+        if value not in allowed.split(","):
             raise PrivacyRefusedError(
-                f"the run asks for {name} {shown(asked)}; this site's allow-{name} is {allowed!r}"
+                f"the run asks for {name} {shown(value)}; this site's allow-{name} is {allowed!r}"
             )
     for name, size, most in (
         ("rank", request.solver.rank, settings.max_rank),
@@ -303,11 +306,11 @@ def check_selection(request: RoundRequest, store: SiteStore) -> None:
         )
 
 
-def check_same_data(asked: Admitted, fingerprint: str) -> None:
+def check_same_data(admission: Admitted, fingerprint: str) -> None:
     """Refuse data that changes in the middle of a job, and note it: it is not looked for again."""
-    if asked.last is not None and asked.last.fingerprint != fingerprint:
-        asked.store.close()
-        raise StateError(_OTHER_DATA.format(job=asked.request.job))
+    if admission.last is not None and admission.last.fingerprint != fingerprint:
+        admission.store.close()
+        raise StateError(_OTHER_DATA.format(job=admission.request.job))
 
 
 def check_paid(request: RoundRequest, of_job: Sequence[LedgerRow]) -> None:
@@ -395,13 +398,13 @@ def _bytes_for(values: int) -> int:
     return values * (BYTES_A_VALUE + _BYTES_A_COPY * (sum_threads(values) - 1))
 
 
-def check_only_ledger(here: Hospital) -> None:
+def check_only_ledger(hospital: Hospital) -> None:
     """Refuse to begin a ledger beside one that is unknown: its patients may be the same."""
-    known = {here.name, *here.beside}
-    others = sorted({path.parent.name for path in here.root.glob(f"*/{LEDGER}")} - known)
-    if others:
+    expected = {hospital.name, *hospital.beside}
+    strange = sorted({path.parent.name for path in hospital.root.glob(f"*/{LEDGER}")} - expected)
+    if strange:
         raise StateError(
-            f"{here.root}: holds the ledger of {', '.join(others)}, which is not this site's name; "
+            f"{hospital.root}: holds the ledger of {', '.join(strange)}, not this site's name; "
             "if these are the same patients, set site to that name in the node config; other "
             "patients need a state-dir of their own"
         )

@@ -82,8 +82,8 @@ class Site:
         if not simulation:
             check_choices(settings)
             check_data_site(source.name, settings)
-        self._here = Hospital(source, settings, simulation, beside)
-        self.name = self._here.name
+        self._hospital = Hospital(source, settings, simulation, beside)
+        self.name = self._hospital.name
 
     def preflight(self, request: RoundRequest, delay: ReplyDelay | None = None) -> None:
         """Refuse now what `answer` would refuse before it reads a patient.
@@ -91,7 +91,7 @@ class Site:
         Nothing is read of a patient, charged or kept, and no ledger is begun. Parameters and errors
         are those of `answer`.
         """
-        with admitted(self._here, request, delay or ReplyDelay(0)):
+        with admitted(self._hospital, request, delay or ReplyDelay(0)):
             pass
 
     def answer(self, request: RoundRequest, delay: ReplyDelay | None = None) -> Release:
@@ -102,18 +102,18 @@ class Site:
         """
         delay, progress = delay or ReplyDelay(0), _Progress()
         try:
-            with admitted(self._here, request, delay) as asked:
-                if asked.work.is_final:
-                    return self._end(asked)
-                if asked.secure is not None and asked.secure.question is None:
-                    return asked.secure.keys()
-                if asked.shares and asked.secure is None:
+            with admitted(self._hospital, request, delay) as admission:
+                if admission.work.is_final:
+                    return self._end(admission)
+                if admission.secure is not None and admission.secure.question is None:
+                    return admission.secure.keys()
+                if admission.shares and admission.secure is None:
                     raise MessageError("request: its release is for a secure sum, and names none")
-                if asked.repeated is not None:
-                    return self._replay(asked, asked.repeated, progress)
+                if admission.repeated is not None:
+                    return self._replay(admission, admission.repeated, progress)
                 delay.check_in_time()
-                with self._begun(asked) as ledger, self._reading_patients(request, progress):
-                    return self._release(asked, ledger, delay, progress)
+                with self._begun(admission) as ledger, self._reading_patients(request, progress):
+                    return self._release(admission, ledger, delay, progress)
         except Exception as error:
             if not progress.patients_read:
                 raise
@@ -127,14 +127,16 @@ class Site:
 
         Whatever that meets, a want of memory too, is not to change what leaves.
         """
-        if not self._here.simulation:
+        if not self._hospital.simulation:
             with suppress(Exception):
-                count_refusal(self._here.folder, code_in(reason))
+                count_refusal(self._hospital.folder, code_in(reason))
 
-    def _end(self, asked: Admitted) -> Release:
+    def _end(self, admission: Admitted) -> Release:
         """Answer a last round that asks for nothing: keep what it says, and look at no patient."""
-        request = asked.request
-        store = self._here.store(request.job, asked.last.fingerprint if asked.last else "")
+        request = admission.request
+        store = self._hospital.store(
+            request.job, admission.last.fingerprint if admission.last else ""
+        )
         try:
             if request.selection:
                 store.note_selection(request.selection_digest)
@@ -145,75 +147,74 @@ class Site:
                 "site %s: the end of job %s cannot be kept (%s)",
                 self.name, request.job, error.strerror,
             )  # fmt: skip
-        if not self._here.simulation:
+        if not self._hospital.simulation:
             _logger.info(
                 "job %s has ended; `dpfact site refit` fits this site's own model", request.job
             )
         return release_nothing()
 
-    def _replay(self, asked: Admitted, row: LedgerRow, progress: _Progress) -> Release:
+    def _replay(self, admission: Admitted, row: LedgerRow, progress: _Progress) -> Release:
         """What was sent when this was asked before; in modes with noise no patient is read."""
-        assert asked.ledger is not None
-        if asked.secure is not None:
-            return self._summed_again(asked, asked.secure, row)
-        sent = asked.ledger.release_of(row.job, row.round)
+        assert admission.ledger is not None
+        if admission.secure is not None:
+            return self._summed_again(admission, admission.secure, row)
+        sent = admission.ledger.release_of(row.job, row.round)
         if sent is None:
-            sent = self._made_again(asked, asked.ledger, row, progress)
+            sent = self._made_again(admission, admission.ledger, row, progress)
         _logger.info("round %d asked again: sending what was sent", row.round)
         return sent
 
-    def _summed_again(self, asked: Admitted, secure: SecureRound, row: LedgerRow) -> Release:
+    def _summed_again(self, admission: Admitted, secure: SecureRound, row: LedgerRow) -> Release:
         """A further stage of a secure sum, with the vector that was charged."""
-        assert asked.ledger is not None
+        assert admission.ledger is not None
         share = Share(secure.vector, row.events)
-        if not asked.ledger.has(row.key, asked.request.terms, share):
-            check_follows(asked.request, row)  # which refuses: the round is over
+        if not admission.ledger.has(row.key, admission.request.terms, share):
+            check_follows(admission.request, row)  # which refuses: the round is over
         return secure.opened() if secure.opening else secure.answer(lambda: share.values)
 
     def _made_again(
-        self, asked: Admitted, ledger: Ledger, row: LedgerRow, progress: _Progress
+        self, admission: Admitted, ledger: Ledger, row: LedgerRow, progress: _Progress
     ) -> Release:
         """A release without noise: its bytes are not kept, but what they were made of."""
-        request, store = asked.request, self._here.store(row.job, row.fingerprint)
-        state, made = store.load(row.round), None
+        request, store = admission.request, self._hospital.store(row.job, row.fingerprint)
+        state, release = store.load(row.round), None
         if state is not None:
-            made = release_unprotected(state.factors[1:])
+            release = release_unprotected(state.factors[1:])
         elif not request.anchors:  # a start leaves no state
             with self._reading_patients(request, progress):
-                found = compute(asked.work, _KeptJob(store, ledger, row)).release
-                made = found if isinstance(found, Release) else None
-        if made is None or not ledger.has(row.key, request.terms, made):
+                remade = compute(admission.work, _KeptJob(store, ledger, row)).release
+                release = remade if isinstance(remade, Release) else None
+        if release is None or not ledger.has(row.key, request.terms, release):
             check_follows(request, row)  # which refuses: the round is over
-        assert made is not None
-        return made
+        assert release is not None
+        return release
 
     @contextmanager
-    def _begun(self, asked: Admitted) -> Iterator[Ledger]:
+    def _begun(self, admission: Admitted) -> Iterator[Ledger]:
         """The ledger and the job's folder, begun where there are none, and an attempt counted.
 
         No request that is refused gets here: a server may ask for ever new jobs, and fill the disk.
         """
-        here, request = self._here, asked.request
-        with (
-            self._new_ledger(asked) if asked.ledger is None else nullcontext(asked.ledger) as ledger
-        ):
-            data_key(here.folder)  # from now on there is one
-            asked.store.begin()  # from now on, a ledger that is gone was taken away
+        hospital, request = self._hospital, admission.request
+        known = admission.ledger
+        with self._new_ledger(admission) if known is None else nullcontext(known) as ledger:
+            data_key(hospital.folder)  # from now on there is one
+            admission.store.begin()  # from now on, a ledger that is gone was taken away
             if request.selection:
-                asked.store.note_selection(request.selection_digest)
-            with nullcontext() if here.simulation else counting_attempt(here.folder):
+                admission.store.note_selection(request.selection_digest)
+            with nullcontext() if hospital.simulation else counting_attempt(hospital.folder):
                 yield ledger
 
-    def _new_ledger(self, asked: Admitted) -> Ledger:
+    def _new_ledger(self, admission: Admitted) -> Ledger:
         """A ledger where none ever was: it has a whole budget."""
-        if not self._here.simulation:
+        if not self._hospital.simulation:
             logging.getLogger(NEW_LEDGERS).warning(
                 "site %s: begins a new ledger in %s, with a whole budget",
-                self.name, self._here.root,
+                self.name, self._hospital.root,
             )  # fmt: skip
-        ledger = self._here.ledger(create=True)
+        ledger = self._hospital.ledger(create=True)
         # Again: without a lock another process may have begun it. From here on that is noticed.
-        check_budget(asked.work, ledger.count(), self._here.settings)
+        check_budget(admission.work, ledger.count(), self._hospital.settings)
         return ledger
 
     @contextmanager
@@ -229,33 +230,33 @@ class Site:
             clear_frames(error.__traceback__)  # they hold patients, too
             raise self._failed(request, error) from None
         finally:
-            if not self._here.simulation:  # whose sites are read for all their rounds at once
+            if not self._hospital.simulation:  # whose sites are read for all their rounds at once
                 forget_patients()
 
     def _release(
-        self, asked: Admitted, ledger: Ledger, delay: ReplyDelay, progress: _Progress
+        self, admission: Admitted, ledger: Ledger, delay: ReplyDelay, progress: _Progress
     ) -> Release:
         """Compute, keep and charge.
 
         A round that is over by then is not charged: to the server it is one that failed. After the
         charge nothing fails any more: the release stands.
         """
-        here, request = self._here, asked.request
-        fingerprint = data_tag(here.folder, here.source.read().fingerprint)
-        check_same_data(asked, fingerprint)
-        store = here.store(request.job, fingerprint)
-        outcome = compute(asked.work, _KeptJob(store, ledger, asked.last))
-        asked.free_disk()
+        hospital, request = self._hospital, admission.request
+        fingerprint = data_tag(hospital.folder, hospital.source.read().fingerprint)
+        check_same_data(admission, fingerprint)
+        store = hospital.store(request.job, fingerprint)
+        outcome = compute(admission.work, _KeptJob(store, ledger, admission.last))
+        admission.free_disk()
         if outcome.state is not None:
             store.save(outcome.state)
-        made = outcome.release
-        sent = _sent(made, asked.secure)
+        release = outcome.release
+        sent = _sent(release, admission.secure)
         key = ReleaseKey(fingerprint, request.job, request.round, request.digest)
-        charge(ledger, key, request.terms, made, delay.check_in_time)
+        charge(ledger, key, request.terms, release, delay.check_in_time)
         progress.charged = sent
         self._clean_up(store, outcome)
-        if not here.simulation:  # for the hospital, to compare the ledger with later
-            _logger.info("round %d: %s; ledger: %s", request.round, made.label, ledger.head())
+        if not hospital.simulation:  # for the hospital, to compare the ledger with later
+            _logger.info("round %d: %s; ledger: %s", request.round, release.label, ledger.head())
         return sent
 
     def _clean_up(self, store: SiteStore, outcome: RoundOutcome) -> None:
@@ -293,15 +294,15 @@ class _KeptJob:
         return self.ledger.release_of(self.last.job, round_number) if self.last else None
 
 
-def _sent(made: Release | Share, secure: SecureRound | None) -> Release:
+def _sent(release: Release | Share, secure: SecureRound | None) -> Release:
     """What leaves: a share only masked, and kept before."""
-    if isinstance(made, Release):
-        if any(event.shared for event in made.events):
+    if isinstance(release, Release):
+        if any(event.shared for event in release.events):
             raise StateError("the rule releases in the clear what it charges as a share")
-        return made
+        return release
     if secure is None:
         raise StateError("the rule makes a share of a secure sum, and no sum is asked for")
-    return secure.answer(lambda: made.values)
+    return secure.answer(lambda: release.values)
 
 
 def compute(work: RoundWork, kept: JobState) -> RoundOutcome:
@@ -317,7 +318,7 @@ def compute(work: RoundWork, kept: JobState) -> RoundOutcome:
 
 def _costs(events: Sequence[ReleaseEvent]) -> tuple[float, float]:
     """What releases cost in zCDP, and what they cost if all other sites collude."""
-    return math.fsum(each.rho for each in events), math.fsum(each.alone.rho for each in events)
+    return math.fsum(event.rho for event in events), math.fsum(event.alone.rho for event in events)
 
 
 def charge(

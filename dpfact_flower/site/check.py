@@ -72,7 +72,9 @@ class Place:
         self.executor_user = self.data.lstat().st_uid  # who has the data, and so answers
         self.node_user = key.lstat().st_uid  # who has the key, and so the network
         self.processes = processes()
-        answering = [each for each in self.processes if "answer" in each.words]  # not this check
+        answering = [
+            process for process in self.processes if "answer" in process.words
+        ]  # not this check
         self.executor = _running(answering, "--config", config, *_OURS)
         key_option = "--auth-supernode-private-key"
         self.supernode = _running(self.processes, key_option, key, *_OURS, _SUPERNODE)
@@ -82,9 +84,16 @@ class Place:
         return self.state / (self.settings.site or open_site(self.data).name)
 
 
-def _running(found: Iterable[Process], option: str, path: Path, *names: str) -> Process | None:
+def _running(candidates: Iterable[Process], option: str, path: Path, *names: str) -> Process | None:
     path = path.resolve()
-    return next((each for each in found if each.runs(*names) and each.path(option) == path), None)
+    return next(
+        (
+            process
+            for process in candidates
+            if process.runs(*names) and process.path(option) == path
+        ),
+        None,
+    )
 
 
 @dataclass(frozen=True)
@@ -111,16 +120,16 @@ def check(says: str) -> Callable[[Check], Check]:
 
 def check_site(config: Path, key: Path) -> list[Finding]:
     """Run every check; where the settings or the key cannot be read, that one alone."""
-    found: list[Place] = []
+    places: list[Place] = []
 
     def look() -> Iterable[str]:
-        found.append(Place(config, key))
+        places.append(Place(config, key))
         return ()
 
     first = Finding("the settings, the data and the key are there", _faults(look))
     return [
         first,
-        *(Finding(says, _faults(partial(run, place))) for place in found for says, run in CHECKS),
+        *(Finding(says, _faults(partial(run, place))) for place in places for says, run in CHECKS),
     ]
 
 
@@ -292,23 +301,23 @@ def _port(place: Place) -> Iterator[str]:
     if (executor.uid if answered is None else user_id(answered)) != place.node_user:
         yield f"the executor answers another user's SuperNode: give it --node-user {node}"
     host, port = executor.option("--host") or "127.0.0.1", int(executor.option("--port") or 9094)
-    found = listeners(host, port)
-    if found is None:
+    listening = listeners(host, port)
+    if listening is None:
         yield f"who listens at {host}:{port} cannot be seen here: nobody else may"
-    for other in sorted({user_name(e.uid) for e in found or () if e.uid != place.node_user}):
+    for stranger in {listener.uid for listener in listening or ()} - {place.node_user}:
         yield (
-            f"{other} listens at {host}:{port}, where the executor asks: end that, and start the "
-            f"SuperNode as {node}"
+            f"{user_name(stranger)} listens at {host}:{port}, where the executor asks: end that, "
+            f"and start the SuperNode as {node}"
         )
 
 
 @check("no executor of Flower's own runs")
 def _nothing_of_flowers(place: Place) -> Iterator[str]:
-    for each in place.processes:
-        if each.uid in {place.node_user, place.executor_user} and each.runs(*FLOWERS_OWN):
+    for process in place.processes:
+        if process.uid in {place.node_user, place.executor_user} and process.runs(*FLOWERS_OWN):
             yield (
-                f"process {each.pid} of {user_name(each.uid)} runs what the SuperLink sends "
-                f"({' '.join(each.words[:2])}): end it; dpfact site answer stands in for it"
+                f"process {process.pid} of {user_name(process.uid)} runs what the SuperLink sends "
+                f"({' '.join(process.words[:2])}): end it; dpfact site answer stands in for it"
             )
 
 
@@ -352,8 +361,8 @@ def _no_network(place: Place) -> Iterator[str]:
 def _runs_as(process: Process, uid: int, name: str) -> list[str]:
     if process.uid == uid:
         return []
-    found, wanted = user_name(process.uid), user_name(uid)
-    return [f"{name} runs as {found}: start it as {wanted}"]
+    actual, expected = user_name(process.uid), user_name(uid)
+    return [f"{name} runs as {actual}: start it as {expected}"]
 
 
 def _secret(process: Process, option: str, uid: int) -> list[str]:

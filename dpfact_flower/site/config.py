@@ -51,8 +51,8 @@ def check_choices(settings: SiteSettings) -> None:
 
 def check_data_site(name: str, settings: SiteSettings) -> None:
     """Refuse a data file with another site's name: its patients would be charged to this ledger."""
-    wanted = settings.data_site or settings.site
-    if wanted and name != wanted:
+    expected = settings.data_site or settings.site
+    if expected and name != expected:
         raise SettingsError(
             f"data-path: the file is that of site {name!r}, and site is {settings.site!r}; name "
             f"the right file, or set data-site = {name!r} if these are this site's patients"

@@ -36,9 +36,9 @@ def bytes_to_reserve(
     """
     if not events:
         return _LEAST
-    own = sum(event.count for event in events if not event.shared)
+    values = sum(event.count for event in events if not event.shared)
     share = max((event.count for event in events if event.shared), default=0)
-    size, needed = largest_run(sizes, rank, sharing=sharing), bytes_needed(own) + _SHARED * share
+    size, needed = largest_run(sizes, rank, sharing=sharing), bytes_needed(values) + _SHARED * share
     while size < needed:
         size *= 4
     return size

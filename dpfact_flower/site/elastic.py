@@ -188,8 +188,8 @@ def unprotected_cooccurrences(tensor: SparseTensor) -> Release:
     return _unprotected(cooccurrence(tensor, sigma=_FINEST))
 
 
-def _unprotected(found: BoundedSum) -> Release:
-    return release_unprotected_sum(found.total * found.grid)
+def _unprotected(statistic: BoundedSum) -> Release:
+    return release_unprotected_sum(statistic.total * statistic.grid)
 
 
 def make_release(

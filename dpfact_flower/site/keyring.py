@@ -35,14 +35,14 @@ def keyring_of(settings: SiteSettings, site: str) -> Keyring:
                 f"secure-{name}: must be set, to an absolute path, to take part in secure sums; "
                 "`dpfact keys` makes the file"
             )
-    own = read_key_file(Path(settings.secure_key))
+    own_key = read_key_file(Path(settings.secure_key))
     peers = read_peers(Path(settings.secure_peers))
-    if peers.get(site) != _public(own):
+    if peers.get(site) != _public(own_key):
         raise SettingsError(
             f"secure-peers: {settings.secure_peers} must have this site's own name, {site!r}, with "
             "the public key of secure-key"
         )
-    return Keyring(own, peers)
+    return Keyring(own_key, peers)
 
 
 def simulated_keyring(sites: Sequence[str], site: str) -> Keyring:
@@ -73,13 +73,13 @@ def read_peers(path: Path) -> dict[str, bytes]:
     peers: dict[str, bytes] = {}
     lines = _read(path).decode(errors="replace").split("\n")  # no other character ends a line
     for number, line in enumerate(lines, start=1):
-        said = line.partition("#")[0].split()
-        if not said:
+        words = line.partition("#")[0].split()
+        if not words:
             continue
-        if len(said) != 2 or said[0] in peers:
+        if len(words) != 2 or words[0] in peers:
             raise SettingsError(f"{path}: line {number} must be NAME KEY, each name once")
         try:
-            peers[said[0]] = keys.read_public_key(said[1])
+            peers[words[0]] = keys.read_public_key(words[1])
         except SettingsError as error:
             raise SettingsError(f"{path}: line {number}: {error}") from None
     return peers

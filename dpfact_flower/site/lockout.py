@@ -75,10 +75,10 @@ def check_not_rolled_back(
     request: RoundRequest, site: str, last: LedgerRow | None, folder: Path
 ) -> None:
     """Refuse where the server has, or had, answers that the ledger does not know of; note it."""
-    said = request.answered.get(site, 0)
-    if said > (last.round if last else 0):
-        found = f"round {last.round} as its last" if last else "no round of it"
+    answered = request.answered.get(site, 0)
+    if answered > (last.round if last else 0):
+        latest = f"round {last.round} as its last" if last else "no round of it"
         with replacing(folder / _NOTE) as file:
-            file.write(_TEXT.format(said=said, job=request.job, found=found).encode())
+            file.write(_TEXT.format(said=answered, job=request.job, found=latest).encode())
     for fault in rolled_back_faults(folder):
         raise StateError(fault)

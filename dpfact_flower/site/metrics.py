@@ -54,10 +54,10 @@ def site_gauges(settings: SiteSettings) -> list[Gauge]:
             spent = account(events, settings.budget_delta).headline.epsilon
             last = datetime.fromisoformat(charged[-1].recorded).timestamp()
     refused = refusals(folder)
-    left = max(settings.max_epsilon - spent, 0.0)
+    remaining = max(settings.max_epsilon - spent, 0.0)
     return [
         gauge("site_epsilon_spent", "Epsilon at budget-delta, over all jobs.", spent, site=name),
-        gauge("site_epsilon_left", "What max-epsilon leaves.", left, site=name),
+        gauge("site_epsilon_left", "What max-epsilon leaves.", remaining, site=name),
         gauge("site_charged_seconds", "When the latest charge was, since 1970.", last, site=name),
         gauge("site_releases", "Rows of the ledger.", rows, site=name),
         gauge("site_failed_attempts", "Rounds in a row that failed after patients were read; 10 "
@@ -73,9 +73,9 @@ def site_gauges(settings: SiteSettings) -> list[Gauge]:
 def refusals(folder: Path) -> dict[str, int]:
     """Refusals since the count began, by code; none where there is no file, or a damaged one."""
     with suppress(OSError, ValueError):
-        found = from_json((folder / _REFUSALS).read_bytes())
-        if isinstance(found, dict) and all(type(count) is int for count in found.values()):
-            return found
+        counts = from_json((folder / _REFUSALS).read_bytes())
+        if isinstance(counts, dict) and all(type(count) is int for count in counts.values()):
+            return counts
     return {}
 
 

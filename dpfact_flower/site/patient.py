@@ -92,8 +92,8 @@ class PatientRound:
 
     def _tensor(self) -> SparseTensor:
         """The patients, with the codes that are in use, cells weighted as the request says."""
-        kept = self._source.read().select_codes(self._request.selection).tensor
-        return kept.weighted(self._request.weights)
+        tensor = self._source.read().select_codes(self._request.selection).tensor
+        return tensor.weighted(self._request.weights)
 
     def bounded(self, planned: PlannedRelease, kept: JobState) -> BoundedSum:
         """The sum that a planned release adds noise to; un-noised, so it must not leave."""
@@ -110,8 +110,8 @@ class PatientRound:
         if start.sharing is not None and request.usages is not None:
             usage, spread = request.usages[self._slot(start.sharing)]
             return usage, spread
-        own = kept.release(start.round) if request.solver.relative_l21 else None
-        return usage_of(own.arrays[0], request.anchors, start.sigma) if own else None
+        started = kept.release(start.round) if request.solver.relative_l21 else None
+        return usage_of(started.arrays[0], request.anchors, start.sigma) if started else None
 
 
 def plan_of(request: RoundRequest, feature_shape: Sequence[int]) -> PatientPlan:
@@ -139,12 +139,14 @@ def check_carries(request: RoundRequest, planned: PlannedRelease | None) -> None
     carries = carried_by(planned)
     where = f"request: round {request.round} ({planned.kind if planned else 'finish'})"
     if bool(request.anchors) != ("anchors" in carries):
-        what = "takes no" if request.anchors else "needs the"
-        raise MessageError(f"{where} {what} global factors")
-    kept = request.privacy.codes_kept if "selection" in carries else ()
-    got = tuple(len(positions) for positions in request.selection)
-    if got != kept:
-        raise MessageError(f"{where} needs a selection of {kept or 'no'} codes, got {shown(got)}")
+        verb = "takes no" if request.anchors else "needs the"
+        raise MessageError(f"{where} {verb} global factors")
+    expected = request.privacy.codes_kept if "selection" in carries else ()
+    selected = tuple(len(positions) for positions in request.selection)
+    if selected != expected:
+        raise MessageError(
+            f"{where} needs a selection of {expected or 'no'} codes, got {shown(selected)}"
+        )
     shape = None
     if planned and planned.sharing and planned.kind == "refine":
         shape = (planned.sharing.slots, 2, request.solver.rank)
@@ -154,10 +156,10 @@ def check_carries(request: RoundRequest, planned: PlannedRelease | None) -> None
     if usages != shape and (usages is not None or needed):
         raise MessageError(f"{where} needs {shape or 'no'} usages of slots")
     weighted = request.privacy.weighting != "none" and "weights" in carries
-    given = tuple(len(weights) for weights in request.weights)
-    if given != (kept if weighted else ()):
+    lengths = tuple(len(weights) for weights in request.weights)
+    if lengths != (expected if weighted else ()):
         raise MessageError(
-            f"{where} needs weights of {kept if weighted else 'no'} codes, got {shown(given)}"
+            f"{where} needs weights of {expected if weighted else 'no'} codes, got {shown(lengths)}"
         )
 
 

@@ -129,9 +129,9 @@ def measure(
     The error of the non-zero cells alone, which a solver may leave open, is for looking at: it is
     measured in the first two rounds, in one of ten from then on, and in the `last`.
     """
-    wanted = last or round_number <= _ALL_FIRST or round_number % _ONE_OF == 0
+    is_measured = last or round_number <= _ALL_FIRST or round_number % _ONE_OF == 0
     error = local.error
-    if error is None or (error.nonzeros is None and wanted):
+    if error is None or (error.nonzeros is None and is_measured):
         error = squared_error(tensor, local.factors, local.grams)
     return RoundMeasures(
         round=round_number,
@@ -148,14 +148,14 @@ def check_modes(request: RoundRequest, sizes: Sequence[int]) -> None:
     """Refuse a selection beyond the vocabularies, or factors of other modes: public matters."""
     if request.selection and len(request.selection) != len(sizes):
         raise DataError(f"selection: need one of {len(sizes)} modes, got {len(request.selection)}")
-    for mode, (kept, size) in enumerate(zip(request.selection, sizes, strict=False), start=1):
-        if kept[-1] >= size:
+    for mode, (positions, size) in enumerate(zip(request.selection, sizes, strict=False), start=1):
+        if positions[-1] >= size:
             raise DataError(f"selection: mode {mode} needs positions in [0, {size})")
-    own = tuple(len(kept) for kept in request.selection) or tuple(sizes)
-    asked = tuple(len(anchor) for anchor in request.anchors)
-    if asked and asked != own:
+    sizes_in_use = tuple(len(positions) for positions in request.selection) or tuple(sizes)
+    given = tuple(len(anchor) for anchor in request.anchors)
+    if given and given != sizes_in_use:
         raise DataError(
-            f"the run's feature modes have sizes {shown(asked)}, this site's {own}: "
+            f"the run's feature modes have sizes {shown(given)}, this site's {sizes_in_use}: "
             "the vocabularies differ"
         )
 

@@ -134,10 +134,10 @@ def secure_round(
     )  # fmt: skip
     if stage.stage == "keys":
         return SecureRound(keyring, files, job, None, state, {}, noise)
-    asked = tuple(
+    members = tuple(
         keys.Member(*member) for member in stage.members if member.site in set(stage.asked)
     )
-    question = planned.question(request, stage.attempt, asked)
+    question = planned.question(request, stage.attempt, members)
     if stage.stage == "open" and (state is None or question != state.question):
         raise PrivacyRefusedError("secure sum: only the last attempt of a round can be opened")
     rules.check_question(job, state, question, keyring.peers)
@@ -171,10 +171,10 @@ class _Files:
 
     def job(self, terms: keys.Terms) -> rules.JobSecrets | None:
         """The job's key, if there is one for these terms."""
-        kept = [self._kept(self.folder / _JOB)]
+        candidates = [self._kept(self.folder / _JOB)]
         with suppress(StateError):  # damaged, it would shut out all jobs, and nobody needs it
-            kept.append(self._kept(self._pending))
-        return next((job for job in kept if job and job.terms == terms), None)
+            candidates.append(self._kept(self._pending))
+        return next((job for job in candidates if job and job.terms == terms), None)
 
     def _kept(self, path: Path) -> rules.JobSecrets | None:
         check_own(path)
@@ -186,8 +186,8 @@ class _Files:
         check_own(path)
         if not path.exists():
             return None
-        found = load_npz(path, ["head", "noisy"])
-        return rules.RoundState.from_json(from_json(str(found["head"])), found["noisy"])
+        arrays = load_npz(path, ["head", "noisy"])
+        return rules.RoundState.from_json(from_json(str(arrays["head"])), arrays["noisy"])
 
     def keep_pending(self, job: rules.JobSecrets) -> None:
         """Keep the key of a job that has not begun."""
@@ -214,7 +214,7 @@ class _Files:
 
     def _json(self, path: Path) -> Mapping[str, object]:
         try:
-            found: Mapping[str, object] = from_json(path.read_bytes())
+            content: Mapping[str, object] = from_json(path.read_bytes())
         except (OSError, ValueError):
             raise StateError(f"{path}: damaged; {_NEW_JOB}") from None
-        return found
+        return content

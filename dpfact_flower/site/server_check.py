@@ -46,7 +46,11 @@ def server_faults(address: str, certificates: Path) -> list[str]:
         ]
     finally:
         connection.close()
-    ends = [str(each["notAfter"]) for each in (peer, *trusted.get_ca_certs()) if "notAfter" in each]
+    ends = [
+        str(certificate["notAfter"])
+        for certificate in (peer, *trusted.get_ca_certs())
+        if "notAfter" in certificate
+    ]
     return [*_clock_faults(sent), *_expiry_faults(address, ends)]
 
 

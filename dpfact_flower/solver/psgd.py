@@ -120,7 +120,7 @@ class _Site:
         self.patients, self.bounded = 1.0, not (self.loss.is_squared or settings.clip)
         if self.bounded:
             factors = self.factors(stack)
-            lengths = [_length(*each) for each in zip(factors, often, strict=True)]
+            lengths = [_length(*pair) for pair in zip(factors, often, strict=True)]
             others = math.prod(lengths[1:]) ** (1 / len(lengths[1:]))
             self.patients = max(1.0, lengths[0] / others) if others > 0 else 1.0
         if not self.loss.is_squared:
@@ -233,6 +233,6 @@ def shrink_columns(
     shrinking, is the operator of the sum of both. `out` may be A.
     """
     norms = np.sqrt(np.einsum("ir,ir->r", A, A, dtype=np.float64))
-    kept = np.maximum(norms - threshold, 0) / np.where(norms > 0, norms, 1)
-    shrunk: NDArray[_Float] = np.multiply(A, kept.astype(A.dtype), out=out)
+    shares = np.maximum(norms - threshold, 0) / np.where(norms > 0, norms, 1)
+    shrunk: NDArray[_Float] = np.multiply(A, shares.astype(A.dtype), out=out)
     return shrunk

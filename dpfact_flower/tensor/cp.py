@@ -197,10 +197,10 @@ def _at_nonzeros(
         yield tensor.values[part].astype(np.float64), model_values(index, (patients, *features))
 
 
-def checked_matrices(given: Sequence[ArrayLike] | Any) -> Matrices:
+def checked_matrices(matrices: Sequence[ArrayLike] | Any) -> Matrices:
     """Factors as read-only float64, of one rank."""
     try:
-        factors = tuple(np.asarray(factor, dtype=np.float64).view() for factor in given)
+        factors = tuple(np.asarray(factor, dtype=np.float64).view() for factor in matrices)
     except (TypeError, ValueError):
         raise DataError("factors: need a sequence of arrays of numbers") from None
     if not factors:

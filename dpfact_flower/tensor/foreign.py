@@ -11,21 +11,21 @@ from dpfact_flower.errors import DataError
 from dpfact_flower.tensor.sparse import SparseTensor
 
 
-def as_tensor(given: Any) -> SparseTensor:
+def as_tensor(value: Any) -> SparseTensor:
     """A tensor of counts from what other libraries call one; the first mode is the patients.
 
     That is a scipy.sparse matrix or array, a pyttb.sptensor, a sparse.COO, or an array, of which
     the cells that are not zero are kept.
     """
-    if isinstance(given, SparseTensor):
-        return given
-    if hasattr(given, "subs") and hasattr(given, "vals"):  # pyttb.sptensor
-        return _of_coordinates(given.subs, given.vals, given.shape)
-    if hasattr(given, "tocoo"):  # scipy.sparse
-        given = given.tocoo()
-    if hasattr(given, "coords") and hasattr(given, "data"):  # scipy.sparse, and sparse.COO
-        return _of_coordinates(np.transpose(np.asarray(given.coords)), given.data, given.shape)
-    return _of_cells(np.asarray(getattr(given, "data", given) if _is_pyttb(given) else given))
+    if isinstance(value, SparseTensor):
+        return value
+    if hasattr(value, "subs") and hasattr(value, "vals"):  # pyttb.sptensor
+        return _of_coordinates(value.subs, value.vals, value.shape)
+    if hasattr(value, "tocoo"):  # scipy.sparse
+        value = value.tocoo()
+    if hasattr(value, "coords") and hasattr(value, "data"):  # scipy.sparse, and sparse.COO
+        return _of_coordinates(np.transpose(np.asarray(value.coords)), value.data, value.shape)
+    return _of_cells(np.asarray(getattr(value, "data", value) if _is_pyttb(value) else value))
 
 
 def _of_coordinates(indices: Any, values: Any, shape: Any) -> SparseTensor:
@@ -41,5 +41,5 @@ def _of_cells(cells: NDArray[Any]) -> SparseTensor:
     return SparseTensor.from_coo(np.transpose(places), cells[places], cells.shape)
 
 
-def _is_pyttb(given: Any) -> bool:
-    return type(given).__module__.partition(".")[0] == "pyttb"
+def _is_pyttb(value: Any) -> bool:
+    return type(value).__module__.partition(".")[0] == "pyttb"

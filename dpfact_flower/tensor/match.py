@@ -103,17 +103,17 @@ def _comparable(
     modes: Sequence[int] | None,
 ) -> tuple[Matrices, Matrices]:
     ours, theirs = (
-        given.factors if isinstance(given, CPModel) else checked_matrices(given)
-        for given in (estimate, truth)
+        model.factors if isinstance(model, CPModel) else checked_matrices(model)
+        for model in (estimate, truth)
     )
     if len(ours) != len(theirs):
         raise DataError(f"factors: cannot compare {len(ours)} modes with {len(theirs)}")
-    wanted = range(len(ours)) if modes is None else modes
-    if not wanted or any(mode not in range(len(ours)) for mode in wanted):
-        raise DataError(f"modes: need some of 0..{len(ours) - 1}, got {list(wanted)}")
-    for mode in wanted:
+    compared = range(len(ours)) if modes is None else modes
+    if not compared or any(mode not in range(len(ours)) for mode in compared):
+        raise DataError(f"modes: need some of 0..{len(ours) - 1}, got {list(compared)}")
+    for mode in compared:
         if len(ours[mode]) != len(theirs[mode]):
             raise DataError(
                 f"factors: mode {mode} has {len(ours[mode])} rows against {len(theirs[mode])}"
             )
-    return tuple(ours[m] for m in wanted), tuple(theirs[m] for m in wanted)
+    return tuple(ours[m] for m in compared), tuple(theirs[m] for m in compared)

@@ -21,20 +21,20 @@ _Made = TypeVar("_Made")
 
 def remembered(make: Callable[[SparseTensor], _Made]) -> Callable[[SparseTensor], _Made]:
     """The function, which remembers what it made of the tensors that came last."""
-    found: OrderedDict[SparseTensor, _Made] = OrderedDict()
+    values: OrderedDict[SparseTensor, _Made] = OrderedDict()
     lock = Lock()
 
     @wraps(make)
     def known(tensor: SparseTensor) -> _Made:
         with lock:
-            if tensor in found:
-                found.move_to_end(tensor)
-                return found[tensor]
-        made = make(tensor)
+            if tensor in values:
+                values.move_to_end(tensor)
+                return values[tensor]
+        value = make(tensor)
         with lock:
-            found[tensor] = made
-            while len(found) > 1 and sum(each.nnz for each in found) > _MOST:
-                found.popitem(last=False)
-        return made
+            values[tensor] = value
+            while len(values) > 1 and sum(each.nnz for each in values) > _MOST:
+                values.popitem(last=False)
+        return value
 
     return known

@@ -129,13 +129,15 @@ class SparseTensor:
             (len(rows), *self.feature_shape),
         )
 
-    def select_features(self, kept: Sequence[ArrayLike]) -> SparseTensor:
+    def select_features(self, positions: Sequence[ArrayLike]) -> SparseTensor:
         """Tensor of some features, ascending indices of each feature mode, renumbered."""
-        if len(kept) != self.ndim - 1:
-            raise DataError(f"features: need indices for {self.ndim - 1} modes, got {len(kept)}")
+        if len(positions) != self.ndim - 1:
+            raise DataError(
+                f"features: need indices for {self.ndim - 1} modes, got {len(positions)}"
+            )
         indices = self.indices.copy()
         inside = np.ones(self.nnz, np.bool_)
-        for mode, chosen in enumerate(kept, start=1):
+        for mode, chosen in enumerate(positions, start=1):
             rows = _positions(f"features: mode {mode}", chosen, self.shape[mode])
             if (np.diff(rows.astype(np.int64)) <= 0).any():
                 raise DataError(f"features: mode {mode} needs ascending indices")
@@ -144,7 +146,7 @@ class SparseTensor:
         return SparseTensor(  # ascending indices keep the order of the non-zeros
             np.ascontiguousarray(indices[inside]),
             self.values[inside],
-            (self.n_patients, *(len(np.asarray(chosen)) for chosen in kept)),
+            (self.n_patients, *(len(np.asarray(chosen)) for chosen in positions)),
         )
 
     def weighted(self, weights: Weights) -> SparseTensor:
@@ -206,16 +208,16 @@ def patient_rows(rows: Any, patients: int) -> NDArray[np.int64]:
     return found
 
 
-def _as_array(field: str, given: ArrayLike) -> NDArray[Any]:
+def _as_array(field: str, value: ArrayLike) -> NDArray[Any]:
     try:
-        return np.asarray(given)
+        return np.asarray(value)
     except (TypeError, ValueError, OverflowError):
         raise DataError(f"{field}: need numbers in rows of equal length") from None
 
 
-def _positions(field: str, given: ArrayLike, size: int) -> NDArray[Any]:
+def _positions(field: str, positions: ArrayLike, size: int) -> NDArray[Any]:
     """Positions in a mode of so many rows, one or more."""
-    rows = _as_array(field, given)
+    rows = _as_array(field, positions)
     if rows.ndim != 1 or rows.size == 0 or rows.dtype.kind not in "iu":
         raise DataError(f"{field}: need a one-dimensional list of integers that is not empty")
     if rows.min() < 0 or rows.max() >= size:
@@ -223,10 +225,10 @@ def _positions(field: str, given: ArrayLike, size: int) -> NDArray[Any]:
     return rows
 
 
-def _renumbered(kept: NDArray[Any], size: int) -> NDArray[np.int32]:
+def _renumbered(positions: NDArray[Any], size: int) -> NDArray[np.int32]:
     """The new number of each of so many rows; -1 for those that are not kept."""
     numbers = np.full(size, -1, np.int32)
-    numbers[kept] = np.arange(len(kept), dtype=np.int32)
+    numbers[positions] = np.arange(len(positions), dtype=np.int32)
     return numbers
 
 
@@ -241,10 +243,10 @@ def refuse(entries: int, wrong: Callable[[slice], NDArray[np.bool_]], rule: str)
     """
     count, position = 0, 0
     for part in _parts(entries):
-        found = wrong(part)
-        if found.any():
-            position = position if count else part.start + int(found.argmax())
-            count += int(np.count_nonzero(found))
+        fault = wrong(part)
+        if fault.any():
+            position = position if count else part.start + int(fault.argmax())
+            count += int(np.count_nonzero(fault))
     if count:
         raise DataError(f"{rule}; {count} entries break this, the first at position {position}")
 
@@ -295,17 +297,17 @@ def check_whole(index: NDArray[Any]) -> None:
 
 
 def _checked_values(values: ArrayLike, entries: int) -> NDArray[Any]:
-    given = _as_array("values", values)
-    if given.dtype.kind not in "biuf":
-        raise DataError(f"values: need numbers, got dtype {given.dtype}")
-    if given.shape != (entries,):
-        raise DataError(f"values: need shape ({entries},) to match indices, got {given.shape}")
+    array = _as_array("values", values)
+    if array.dtype.kind not in "biuf":
+        raise DataError(f"values: need numbers, got dtype {array.dtype}")
+    if array.shape != (entries,):
+        raise DataError(f"values: need shape ({entries},) to match indices, got {array.shape}")
     refuse(
-        entries, lambda part: ~np.isfinite(_single(given[part])), "values: must be finite (float32)"
+        entries, lambda part: ~np.isfinite(_single(array[part])), "values: must be finite (float32)"
     )
     # Checked as given: a tiny negative number is a zero in float32.
-    refuse(entries, lambda part: given[part] < 0, "values: must be non-negative")
-    return given
+    refuse(entries, lambda part: array[part] < 0, "values: must be non-negative")
+    return array
 
 
 def _single(value: NDArray[Any]) -> NDArray[np.float32]:

@@ -111,8 +111,8 @@ class RoundRequest:
             **self.solver.to_config(),
             **self.privacy.to_config(),
         }
-        said = {k: value for k, value in config.items() if value != ""}
-        return [*self.anchors, *self.selection, *self.weights] or [*_NO_ARRAYS], said
+        sent = {k: value for k, value in config.items() if value != ""}
+        return [*self.anchors, *self.selection, *self.weights] or [*_NO_ARRAYS], sent
 
     @classmethod
     def from_wire(cls, arrays: Sequence[NDArray[Any]], config: Mapping[str, object]) -> Self:
@@ -133,10 +133,12 @@ class RoundRequest:
         rounds = _field(config, "rounds", int, low=1)
         # Beyond the rounds that the budget was planned for, a round has no budget.
         number = _field(config, "round", int, low=1, high=rounds)
-        given = _present(arrays)
-        anchors, selection, weights = _split(given)
+        present = _present(arrays)
+        anchors, selection, weights = _split(present)
         # Without noise, a start is asked for by nothing, and then by a selection alone.
-        starts = (number == 1 and not given) or (number == 2 and 0 < len(given) == len(selection))
+        starts = (number == 1 and not present) or (
+            number == 2 and 0 < len(present) == len(selection)
+        )
         fits = starts if privacy.privacy == "none" and not anchors else anchors and not selection
         if not (fits or privacy.privacy == "patient"):
             raise MessageError("request: need one float32 array per feature mode, and nothing else")
@@ -175,7 +177,7 @@ class RoundRequest:
     @cached_property
     def selection_digest(self) -> str:
         """SHA-256 of the codes that are kept; "" where all are."""
-        positions = repr([kept.tolist() for kept in self.selection])
+        positions = repr([codes.tolist() for codes in self.selection])
         return hashlib.sha256(positions.encode()).hexdigest() if self.selection else ""
 
     @cached_property
@@ -223,17 +225,17 @@ class SiteReply:
         """Check a reply at the server's door; `shapes` are those that were asked for."""
         site = _name(config, "site")
         who = f"reply of site {site!r}"
-        found = _present(arrays)
-        for place, (array, shape) in enumerate(zip(found, shapes, strict=False)):
+        received = _present(arrays)
+        for place, (array, shape) in enumerate(zip(received, shapes, strict=False)):
             if array.dtype == np.uint8 and array.ndim == len(shape) == 1:  # a vector as bytes
-                found[place] = unpack(array, shape[0], f"{who}, array {place + 1}")
-        got = [array.shape for array in found]
-        if got != list(shapes):
-            raise MessageError(f"{who}: need shapes {list(shapes)}, got {shown(got)}")
-        for number, array in enumerate(found, start=1):
+                received[place] = unpack(array, shape[0], f"{who}, array {place + 1}")
+        shapes_got = [array.shape for array in received]
+        if shapes_got != list(shapes):
+            raise MessageError(f"{who}: need shapes {list(shapes)}, got {shown(shapes_got)}")
+        for number, array in enumerate(received, start=1):
             limit = MAX_FACTOR if array.ndim == 2 else MAX_STATISTIC
             _check_values(array, f"{who}, array {number}", limit)
-        return cls(site, tuple(np.ascontiguousarray(array) for array in found))
+        return cls(site, tuple(np.ascontiguousarray(array) for array in received))
 
 
 @cache
@@ -243,7 +245,7 @@ def _always_said() -> tuple[str, ...]:
     All but empty texts, which do not travel.
     """
     settings = {**SolverSettings().to_config(), **PrivacySettings().to_config()}
-    return tuple(key for key, own in settings.items() if own != "")
+    return tuple(key for key, default in settings.items() if default != "")
 
 
 def round_timeout(config: Mapping[str, object]) -> float:
@@ -279,10 +281,15 @@ def checked_selection(arrays: Sequence[NDArray[Any]]) -> Selection:
 
     Whether they lie in the vocabulary is checked where it is known.
     """
-    for mode, kept in enumerate(arrays, start=1):
-        if kept.ndim != 1 or len(kept) == 0 or kept[0] < 0 or (kept[1:] <= kept[:-1]).any():
+    for mode, positions in enumerate(arrays, start=1):
+        if (
+            positions.ndim != 1
+            or len(positions) == 0
+            or positions[0] < 0
+            or (positions[1:] <= positions[:-1]).any()
+        ):
             raise MessageError(f"selection, mode {mode}: need ascending positions of codes")
-    return tuple(np.ascontiguousarray(kept) for kept in arrays)
+    return tuple(np.ascontiguousarray(positions) for positions in arrays)
 
 
 def checked_weights(arrays: Sequence[NDArray[Any]]) -> Weights:
@@ -298,13 +305,13 @@ def _split(
 ) -> tuple[list[NDArray[Any]], list[NDArray[Any]], list[NDArray[Any]]]:
     """Factors, selection and weights of a request, told apart by their types and dimensions."""
     selection = [array for array in arrays if array.dtype == np.int32]
-    others = [array for array in arrays if array.dtype != np.int32]
-    weights = [a for a in others if selection and a.dtype == np.float32 and a.ndim == 1]
-    factors = [a for a in others if not any(a is weight for weight in weights)]
-    for what, found in (("factors", factors), ("weights", weights)):
-        if selection and found and len(selection) != len(found):
+    floats = [array for array in arrays if array.dtype != np.int32]
+    weights = [a for a in floats if selection and a.dtype == np.float32 and a.ndim == 1]
+    factors = [a for a in floats if not any(a is weight for weight in weights)]
+    for name, part in (("factors", factors), ("weights", weights)):
+        if selection and part and len(selection) != len(part):
             raise MessageError(
-                f"request: {len(found)} {what}, but a selection for {len(selection)} modes"
+                f"request: {len(part)} {name}, but a selection for {len(selection)} modes"
             )
     return factors, selection, weights
 
@@ -322,8 +329,8 @@ def _check_values(array: NDArray[Any], where: str, limit: float) -> None:
 def _answered(config: Mapping[str, object]) -> dict[str, int]:
     """Rounds that the server has answers to, by site."""
     try:
-        found = from_json(_field({_ANSWERED: "{}", **config}, _ANSWERED, str))
-        return {str(site): int(number) for site, number in found.items()}
+        rounds = from_json(_field({_ANSWERED: "{}", **config}, _ANSWERED, str))
+        return {str(site): int(number) for site, number in rounds.items()}
     except (AttributeError, TypeError, ValueError, OverflowError):
         raise MessageError(f"{_ANSWERED}: need rounds by site") from None
 
@@ -337,12 +344,12 @@ def _usages(config: Mapping[str, object]) -> NDArray[np.float64] | None:
     if _USAGES not in config:
         return None
     try:
-        found = np.array(from_json(_field(config, _USAGES, str)), np.float64)
+        usages = np.array(from_json(_field(config, _USAGES, str)), np.float64)
     except (TypeError, ValueError):
-        found = np.empty(0)
-    if found.ndim != 3 or not (np.isfinite(found).all() and (found >= 0).all()):
+        usages = np.empty(0)
+    if usages.ndim != 3 or not (np.isfinite(usages).all() and (usages >= 0).all()):
         raise MessageError(f"{_USAGES}: need two numbers of 0 or more by slot and phenotype")
-    return found
+    return usages
 
 
 def _field(

@@ -101,7 +101,7 @@ def serialised_bytes(*messages: Message) -> int:
     """
     # To serialise an object, Flower names its children by their hashes, and makes each of these
     # again at every level. This is Flower's own way to have each made once (see its test).
-    known: dict[int, int] = {0: 0}
+    sizes: dict[int, int] = {0: 0}
 
     def below(node: Any) -> int:
         return sum(len(child.deflate()) + below(child) for child in (node.children or {}).values())
@@ -110,7 +110,7 @@ def serialised_bytes(*messages: Message) -> int:
     with no_object_id_recompute():
         for message in messages:
             key = id(message.content) if message.has_content() else 0
-            if key not in known:
-                known[key] = below(message)
-            total += len(message.deflate()) + known[key]
+            if key not in sizes:
+                sizes[key] = below(message)
+            total += len(message.deflate()) + sizes[key]
     return total

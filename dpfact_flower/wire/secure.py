@@ -73,22 +73,22 @@ class SecureStage:
     def from_text(cls, text: str) -> Self:
         """Check a stage at the site's door; a MessageError names what is wrong, never a value."""
         try:
-            found = from_json(text)
+            content = from_json(text)
             members = tuple(
                 MemberKey(_site(site), _bytes(key), _bytes(signature))
-                for site, key, signature in found["members"]
+                for site, key, signature in content["members"]
             )
-            asked = tuple(map(_site, found["asked"]))
-            sealed = {_site(site): _bytes(share) for site, share in found["sealed"].items()}
-            stage, attempt = found["stage"], found["attempt"]
+            asked = tuple(map(_site, content["asked"]))
+            sealed = {_site(site): _bytes(share) for site, share in content["sealed"].items()}
+            stage, attempt = content["stage"], content["attempt"]
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise MessageError(f"secure sum: damaged ({type(error).__name__})") from None
         if stage not in STAGES or type(attempt) is not int or not 0 <= attempt <= LARGEST:
             raise MessageError(f"secure sum: no such stage or attempt, got {shown(stage)}")
         names = [member.site for member in members]
-        for what, given in (("members", names), ("asked", list(asked))):
-            if given != sorted(set(given)) or len(given) > _MOST_SITES:
-                raise MessageError(f"secure sum: {what} must be different names in order")
+        for key, sites in (("members", names), ("asked", list(asked))):
+            if sites != sorted(set(sites)) or len(sites) > _MOST_SITES:
+                raise MessageError(f"secure sum: {key} must be different names in order")
         if stage == "keys":
             names = list(asked)
         if not names or not {*asked, *sealed} <= set(names):
@@ -123,12 +123,12 @@ def sealed_text(shares: Mapping[str, bytes]) -> bytes:
 def read_sealed(content: bytes, names: Sequence[str]) -> dict[str, bytes]:
     """What `sealed_text` wrote, for these sites and no others."""
     try:
-        found = {_site(site): _bytes(share) for site, share in from_json(content).items()}
+        sealed = {_site(site): _bytes(share) for site, share in from_json(content).items()}
     except (AttributeError, TypeError, ValueError) as error:
         raise MessageError(f"secure sum: damaged shares ({type(error).__name__})") from None
-    if not found.keys() <= set(names):
+    if not sealed.keys() <= set(names):
         raise MessageError("secure sum: shares of sites that were not asked")
-    return found
+    return sealed
 
 
 def _text(content: bytes) -> str:

@@ -47,10 +47,10 @@ def restore(backup: Path, folder: Path, noted: Head) -> Head:
     path = folder / LEDGER
     head = _checked(backup, noted)
     with locked(folder), translated(path):
-        for each in (path, Path(f"{path}-journal")):
-            if each.exists():
+        for old in (path, Path(f"{path}-journal")):
+            if old.exists():
                 raise StateError(
-                    f"{each}: is there; a ledger is never replaced. If it is damaged for good, "
+                    f"{old}: is there; a ledger is never replaced. If it is damaged for good, "
                     "move both files aside together, and keep them"
                 )
         content = (backup / LEDGER).read_bytes()

@@ -171,12 +171,12 @@ class Ledger:
                 )
             document = document_of(key, terms, release, payload, self._opened)
             head = Head(head.rows + 1, chained(head.hash, document))
-            kept = payload if release.events or not payload else None
+            stored = payload if release.events or not payload else None
             if isinstance(release, Share):  # under one site's noise: it goes with the job's folder
-                kept = None
+                stored = None
             connection.execute(
                 "INSERT INTO releases (number, document, hash, payload) VALUES (?, ?, ?, ?)",
-                (head.rows, document, head.hash, kept),
+                (head.rows, document, head.hash, stored),
             )
             last_look()
         if self._counted is not None:
@@ -197,21 +197,21 @@ class Ledger:
         rows may have been cut off without a trace. Each problem names its row and no released
         value.
         """
-        found: list[str] = []
+        problems: list[str] = []
         try:
             with self._transaction("DEFERRED") as connection:
                 for (line,) in connection.execute("PRAGMA integrity_check"):
                     if line != "ok":
-                        found.append(f"SQLite's integrity check: {line}")
+                        problems.append(f"SQLite's integrity check: {line}")
                 rows: list[LedgerRow] = []
-                found.extend(self._problems(connection, rows))
+                problems.extend(self._problems(connection, rows))
                 for row in rows:
-                    found.extend(_payload_problems(row, _payload_of(connection, row)))
+                    problems.extend(_payload_problems(row, _payload_of(connection, row)))
                 if noted is not None:
-                    found.extend(_rolled_back(connection, noted))
+                    problems.extend(_rolled_back(connection, noted))
         except StateError as error:  # a page that cannot be read ends the search
-            found.append(str(error))
-        return found
+            problems.append(str(error))
+        return problems
 
     def _problems(self, connection: sqlite3.Connection, rows: list[LedgerRow]) -> Iterator[str]:
         """Anything that leaves it unknown what was spent; `rows` gets what can be read."""
@@ -219,14 +219,14 @@ class Ledger:
         found = connection.execute(
             "SELECT number, document, hash, payload IS NOT NULL FROM releases ORDER BY number"
         ).fetchall()
-        for expected, (number, document, hash_, kept) in enumerate(found, start=1):
+        for expected, (number, document, hash_, has_payload) in enumerate(found, start=1):
             if number != expected:
                 yield f"row {number}: stands where row {expected} should: rows are missing"
             elif hash_ != chained(previous, document):
                 yield f"row {number}: its content or place is not what its hash was made of"
             else:
                 try:
-                    rows.append(LedgerRow.read(number, document, hash_, bool(kept)))
+                    rows.append(LedgerRow.read(number, document, hash_, bool(has_payload)))
                 except (DPFactError, KeyError, TypeError, ValueError):
                     yield f"row {number}: cannot be read"
             previous = hash_

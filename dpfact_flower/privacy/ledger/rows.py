@@ -59,10 +59,10 @@ class Head(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read what `str` wrote."""
-        found = re.fullmatch(r"([0-9]{1,18}):([0-9a-f]{64})", text.strip())
-        if not found:
+        match = re.fullmatch(r"([0-9]{1,18}):([0-9a-f]{64})", text.strip())
+        if not match:
             raise SettingsError(f"head: need ROWS:HASH as in the site's log; got {text[:80]!r}")
-        return cls(int(found[1]), found[2])
+        return cls(int(match[1]), match[2])
 
 
 @dataclass(frozen=True)

@@ -90,8 +90,8 @@ class PlannedRelease:
 
     def name(self, modes: Sequence[str]) -> str:
         """What is released, in words; `modes` are the names of the feature modes."""
-        what = self.kind if self.mode is None else f"{self.kind} {modes[self.mode]}"
-        return f"round {self.round}, {what}"
+        kind = self.kind if self.mode is None else f"{self.kind} {modes[self.mode]}"
+        return f"round {self.round}, {kind}"
 
     def event(self, modes: Sequence[str], *, seeded: bool) -> ReleaseEvent:
         """The release as an accountant takes it."""
@@ -146,9 +146,9 @@ def _refined(
     )  # fmt: skip
 
 
-def _refined_size(_: Sequence[int], kept: Sequence[int], mode: int | None, rank: int) -> int:
+def _refined_size(_: Sequence[int], sizes: Sequence[int], mode: int | None, rank: int) -> int:
     assert mode is not None
-    return kept[mode] * rank + whole_size(rank)
+    return sizes[mode] * rank + whole_size(rank)
 
 
 KINDS: Mapping[str, ReleaseKind] = {

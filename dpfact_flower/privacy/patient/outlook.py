@@ -275,11 +275,11 @@ def _levers(
 
 def _fewer(sizes: tuple[int, ...], most: int) -> str:
     """The setting `codes` that keeps at most so many in all; short modes stay as they are."""
-    left, kept = most, dict.fromkeys(range(len(sizes)), 0)
-    for place, mode in enumerate(sorted(kept, key=lambda mode: sizes[mode])):
-        kept[mode] = min(sizes[mode], left // (len(sizes) - place))
-        left -= kept[mode]
-    return "x".join(str(kept[mode]) for mode in range(len(sizes)))
+    left, positions = most, dict.fromkeys(range(len(sizes)), 0)
+    for place, mode in enumerate(sorted(positions, key=lambda mode: sizes[mode])):
+        positions[mode] = min(sizes[mode], left // (len(sizes) - place))
+        left -= positions[mode]
+    return "x".join(str(positions[mode]) for mode in range(len(sizes)))
 
 
 def _sentence(

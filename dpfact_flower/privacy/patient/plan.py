@@ -224,9 +224,9 @@ def _check_size(every: Sequence[int], kept: Sequence[int], rank: int) -> None:
         ("rank", rank * max(kept) + rank * rank, MOST_REFINED, "fewer phenotypes"),
     ):
         if count > most:
-            given = rank if what == "rank" else "x".join(map(str, every))
+            got = rank if what == "rank" else "x".join(map(str, every))
             raise SettingsError(
-                f"{what}: {given} makes a release of {count:,} values, the limit is {most:,}: "
+                f"{what}: {got} makes a release of {count:,} values, the limit is {most:,}: "
                 f"choose {advice}"
             )
 

@@ -234,21 +234,21 @@ def _offsets(tensor: SparseTensor) -> NDArray[np.int64]:
 
 @compiled()
 def _count_codes(starts: Array, indices: Array, offsets: Array, scale: float, total: Array) -> None:
-    seen = np.zeros(offsets[-1], np.bool_)
+    counted = np.zeros(offsets[-1], np.bool_)
     codes = np.empty(offsets[-1], np.int64)
     for patient in range(len(starts) - 1):
         count = 0
         for entry in range(starts[patient], starts[patient + 1]):
             for mode in range(len(offsets) - 1):
                 code = offsets[mode] + indices[entry, mode + 1]
-                if not seen[code]:
-                    seen[code] = True
+                if not counted[code]:
+                    counted[code] = True
                     codes[count] = code
                     count += 1
         if count > 0:
             units = int(scale / math.sqrt(count))
             for place in range(count):
-                seen[codes[place]] = False
+                counted[codes[place]] = False
                 total[codes[place]] += units
 
 
@@ -301,10 +301,10 @@ def _products(
                 code = offsets[other - 1] + indices[entry, other]
                 for r in range(rank):
                     column[r] *= stack[code, r]
-        own = offsets[mode - 1] + row
+        position = offsets[mode - 1] + row
         for r in range(rank):
             product[slot[row], r] += column[r]
-            score[r] += column[r] * stack[own, r]
+            score[r] += column[r] * stack[position, r]
     for place in range(used):
         slot[rows[place]] = -1
     return used

@@ -162,14 +162,14 @@ def signed_member(terms: Terms, site: str, key: bytes, signing_key: Ed25519Priva
 
 
 def check_members(
-    terms: Terms, members: tuple[Member, ...], peers: Mapping[str, bytes], own: Member
+    terms: Terms, members: tuple[Member, ...], peers: Mapping[str, bytes], own_member: Member
 ) -> None:
     """Refuse a list with a stranger, a key that its owner did not sign, or too few sites.
 
     `peers` holds the pinned long-term public keys by the site's name.
     """
     names = [member.site for member in members]
-    if names != sorted({*names}) or not {*names} <= {*terms.sites} or own not in members:
+    if names != sorted({*names}) or not {*names} <= {*terms.sites} or own_member not in members:
         raise PrivacyRefusedError(
             "members: need names from the terms, sorted, once each, and this site with its own key"
         )
@@ -181,7 +181,7 @@ def check_members(
     if len({member.key for member in members}) < len(members):
         raise PrivacyRefusedError("members: two sites have the same key")
     for member in members:
-        if member != own:
+        if member != own_member:
             _check_signature(terms, member, pinned(peers, member.site))
 
 

@@ -43,10 +43,10 @@ def width_of(patients: int | None, ratio: float) -> int:
     return min(MOST_WIDTH, math.ceil((bits - LOW) / 8))
 
 
-def agreed(own: X25519PrivateKey, other: bytes) -> bytes:
+def agreed(private_key: X25519PrivateKey, public_key: bytes) -> bytes:
     """What the owners of two X25519 keys alone know: of a private key and the other's public."""
     try:
-        return own.exchange(X25519PublicKey.from_public_bytes(other))
+        return private_key.exchange(X25519PublicKey.from_public_bytes(public_key))
     except ValueError:
         raise PrivacyRefusedError("members: a site's key is of low order") from None
 

@@ -132,12 +132,12 @@ def to_json(value: object) -> Any:
     return value
 
 
-def _bytes(kept: Mapping[str, str]) -> dict[str, bytes]:
-    return {name: bytes.fromhex(text) for name, text in kept.items()}
+def _bytes(texts: Mapping[str, str]) -> dict[str, bytes]:
+    return {name: bytes.fromhex(text) for name, text in texts.items()}
 
 
-def _member(kept: Mapping[str, str]) -> Member:
-    return Member(kept["site"], bytes.fromhex(kept["key"]), bytes.fromhex(kept["signature"]))
+def _member(texts: Mapping[str, str]) -> Member:
+    return Member(texts["site"], bytes.fromhex(texts["key"]), bytes.fromhex(texts["signature"]))
 
 
 # --- 1. Keys --------------------------------------------------------------------------------------
@@ -238,9 +238,9 @@ def answer(
     seed = shamir.new_secret(random_bytes)
     shares = shamir.share(seed, job.terms.threshold, len(question.members))
     share_of = dict(zip(question.sites, shares, strict=True))
-    context, own = context_of(job.terms, question), job.member.site
+    context, site = context_of(job.terms, question), job.member.site
     sealed = {
-        other: _sealing(secret, context, own, other).encrypt(_NONCE, share_of[other], context)
+        other: _sealing(secret, context, site, other).encrypt(_NONCE, share_of[other], context)
         for other, secret in _agreed(job, question).items()
     }
     return RoundState(question, noisy, seed, sealed)
@@ -248,13 +248,13 @@ def answer(
 
 def masked(job: JobSecrets, state: RoundState) -> Masked:
     """What leaves in answer to the question of a state: always the same bytes."""
-    context, own = context_of(job.terms, state.question), job.member.site
-    added = [own_key(state.seed, context, own)] if job.terms.dropouts else []
+    context, site = context_of(job.terms, state.question), job.member.site
+    added = [own_key(state.seed, context, site)] if job.terms.dropouts else []
     subtracted: list[bytes] = []
     for other, secret in _agreed(job, state.question).items():
-        first, second = sorted((own, other))
+        first, second = sorted((site, other))
         pair = masks.derived(secret, context, "mask", first, second)
-        (added if own == first else subtracted).append(pair)
+        (added if site == first else subtracted).append(pair)
     words = state.noisy.astype(np.int64).view(np.uint64)
     masks.mask(words, added, subtracted)
     return Masked(context, masks.packed(words, state.question.width), state.sealed)
