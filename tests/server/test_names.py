@@ -36,9 +36,9 @@ def test_no_name_but_the_registered_one_is_taken_whether_its_owner_is_there_or_n
     assert faults(it, {9: "north"}) == {
         9: "calls itself 'north', and its key is registered as 'south'"
     }
-    assert it.refusal(9, "north", others=[9])
-    assert it.refusal(9, "south", others=[9]) == ""
-    assert it.refusal(7, "north", others=[7])  # without a registration
+    assert it.refusal(9, "north", connected=[9])
+    assert it.refusal(9, "south", connected=[9]) == ""
+    assert it.refusal(7, "north", connected=[7])  # without a registration
 
 
 def test_two_keys_with_one_name_are_told_from_one_key_of_two():
@@ -55,9 +55,9 @@ def test_a_site_that_refuses_has_the_name_that_is_registered():
 
 def test_who_answered_first_keeps_its_name_and_one_that_came_back_has_it_again():
     it = names()
-    assert it.refusal(2, "north", others=[2, 3]) == ""
-    assert "as node 2 does" in it.refusal(3, "north", others=[2, 3])
-    assert it.refusal(4, "north", others=[3, 4]) == ""  # node 2 is lost
+    assert it.refusal(2, "north", connected=[2, 3]) == ""
+    assert "as node 2 does" in it.refusal(3, "north", connected=[2, 3])
+    assert it.refusal(4, "north", connected=[3, 4]) == ""  # node 2 is lost
     assert (it.of(2), it.of(4)) == ("", "north")
 
 
@@ -65,9 +65,9 @@ def test_nobody_changes_its_name_while_the_one_that_has_it_is_away():
     """It would be used in its place, and that one be told that its ledger lacks a round."""
     it = names()
     assert faults(it, {2: "north", 3: "east"}) == {}
-    assert "and called itself 'east' before" in it.refusal(3, "north", others=[3])
+    assert "and called itself 'east' before" in it.refusal(3, "north", connected=[3])
     assert (it.of(2), it.of(3)) == ("north", "east")
-    assert it.refusal(7, "north", others=[3]) == ""  # north itself, under another number
+    assert it.refusal(7, "north", connected=[3]) == ""  # north itself, under another number
 
 
 def test_a_missing_registration_is_warned_of(caplog):
