@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Where the system can: what make starts ends with make, also when make is killed.
 BOUND := $(shell setpriv --pdeathsig TERM true 2>/dev/null && echo setpriv --pdeathsig TERM)
 
-.PHONY: demo check test nightly test-widths mutants lint docs follow packages bench paper lock clean
+.PHONY: demo check test nightly test-widths mutants lint docs follow packages bench paper lock sbom clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "Installing everything that the tests need into $(VENV): 2.3 GB, some minutes"
@@ -98,6 +98,17 @@ lock: $(VENV)/.installed
 	{ echo "# Made by make lock: what the tests ran with, on Python $$($(BIN)/python -c 'import platform; print(platform.python_version())')."; \
 	  echo "# pip install -c tested.txt -e '.[all]'"; \
 	  $(BIN)/pip freeze --exclude-editable; } > tested.txt
+
+# What a deployment's parts are made of, in the versions of tested.txt: a CycloneDX file. In an
+# environment of its own, without Opacus and torch, which no part of a deployment installs.
+sbom:
+	rm -rf build/sbom
+	$(PYTHON) -m venv build/sbom/installed
+	$(PYTHON) -m venv build/sbom/tools
+	build/sbom/installed/bin/pip install --quiet -c tested.txt '.[simulation,data,postgres,report]'
+	build/sbom/tools/bin/pip install --quiet 'cyclonedx-bom>=7'
+	build/sbom/tools/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
+		--output-file build/sbom/dpfact-flower.cdx.json build/sbom/installed
 
 clean:
 	rm -rf $(VENV) runs build dist *.egg-info
