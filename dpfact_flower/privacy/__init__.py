@@ -1,9 +1,9 @@
-"""The one door: whatever leaves a site is bounded, perturbed and charged here.
+"""The only way out: everything that leaves a site is bounded, perturbed and charged here.
 
-`events` says what happened, `conversions` and `guarantee` what it cost. `release` is what may
-leave: made by `patient` in patient mode and by `paper` in paper mode, with noise from `noise` and
-`noise_source`. `ledger` keeps what a site released. The bridge to Opacus is
-`dpfact_flower.privacy.opacus_accountant`; it imports torch, so nothing here imports it.
+`events` records releases, `conversions` and `guarantee` compute their cost. A `release` is made by
+`patient` in patient mode and by `paper` in paper mode, with noise from `noise` and `noise_source`.
+`ledger` keeps what a site released. The accountant for Opacus is in
+`dpfact_flower.privacy.opacus_accountant`. It imports torch, so nothing here imports it.
 """
 
 from dpfact_flower.privacy.conversions import (

@@ -1,7 +1,7 @@
-"""What left a site: one immutable record per perturbed array, separate from what it costs.
+"""Records of releases: one immutable event per perturbed array.
 
-An event holds everything an accountant needs and nothing about the data. Costs are in
-`conversions` and `guarantee`; the records are made where releases are, in `paper` and `patient`.
+An event has everything that an accountant needs, and nothing about the data. `paper` and `patient`
+make the events, `conversions` and `guarantee` compute their cost.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ NO_CLAIM = "none: no privacy guarantee"
 
 @dataclass(frozen=True)
 class ReleaseEvent:
-    """One release of Gaussian-perturbed values; a bad value is named in a SettingsError.
+    """One release of values with Gaussian noise.
 
     Attributes
     ----------
     name : str
-        What was released, e.g. ``"round 3, diagnoses"``; never anything of a patient.
+        Such as ``"round 3, diagnoses"``; never anything about a patient.
     sensitivity : float
-        L2 distance that neighbouring data sets are taken to move the values by, at most.
+        Largest L2 distance between the values of neighbouring data sets, as claimed.
     sigma : float
         Standard deviation (not variance) of the noise on each value.
     count : int
         Number of values released.
     unit : {"entry", "patient"}
-        What neighbouring data sets differ in: one tensor entry, or all entries of one patient.
+        Neighbouring data sets differ in one tensor entry, or in all entries of one patient.
     neighbours : {"replace", "add-remove"}
-        Whether that unit is changed, or is present in only one of the two.
+        That unit has another value, or is present in only one of the two data sets.
     claim : str
-        Who claims that `sensitivity` holds; every figure computed from the event repeats it.
+        Whether the sensitivity is proven; every figure computed from the event repeats it.
     seeded : bool
         Whether the noise can be recomputed from a seed, and so hides nothing.
     own_sigma : float
-        Under secure sums, where sites share one noise: standard deviation of what this site adds
-        of it, less than `sigma`. 0 where it adds all of it.
+        Under secure sums: standard deviation of the noise that this site adds, less than `sigma`.
+        0 where the site adds all the noise.
     """
 
     name: str
@@ -87,12 +87,12 @@ class ReleaseEvent:
 
     @property
     def shared(self) -> bool:
-        """Whether what was released is hidden by the noise of several sites, in secure sums."""
+        """Whether several sites' noise hides the values, in secure sums."""
         return self.own_sigma > 0
 
     @property
     def alone(self) -> ReleaseEvent:
-        """The release as it costs if all other sites collude: under this site's noise alone."""
+        """The same release under this site's noise alone: its cost if all others collude."""
         if not self.shared:
             return self
         return dataclasses.replace(self, sigma=self.own_sigma, own_sigma=0.0, claim=ALONE_CLAIM)
@@ -113,7 +113,7 @@ class ReleaseEvent:
         return 0.5 * self.mu * self.mu
 
     def to_dict(self) -> dict[str, str | float | int | bool]:
-        """Plain scalars, fit for JSON, which make an equal event."""
+        """Plain scalars for JSON, from which an equal event can be made."""
         return dataclasses.asdict(self)
 
 
@@ -134,7 +134,7 @@ def patient_event(
 
 
 def claim_of(events: Sequence[ReleaseEvent]) -> str:
-    """Everything that the events claim, in the words to print; seeded noise comes first."""
+    """All claims of the events, as text to print; seeded noise comes first."""
     if not events:
         return NO_CLAIM
     claim = "; and ".join(sorted({event.claim for event in events}))
@@ -142,7 +142,7 @@ def claim_of(events: Sequence[ReleaseEvent]) -> str:
 
 
 def positive(name: str, value: object) -> float:
-    """`value` as a float, if it is a finite number above 0; else a SettingsError names it."""
+    """Return `value` as a float; a SettingsError unless it is finite and above 0."""
     # NumPy's scalars are Real and Integral too; so is bool, which is a mistake here.
     number = math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
     if not 0 < number < math.inf:
@@ -151,7 +151,7 @@ def positive(name: str, value: object) -> float:
 
 
 def at_least_one(name: str, value: object) -> int:
-    """`value` as an int, if it is an integer of 1 or more; else a SettingsError names it."""
+    """Return `value` as an int; a SettingsError unless it is an integer of 1 or more."""
     number = 0 if isinstance(value, bool) or not isinstance(value, Integral) else int(value)
     if number < 1:
         raise SettingsError(f"{name}: must be an integer of 1 or more, got {shown(value)}")

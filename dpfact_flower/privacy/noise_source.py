@@ -1,10 +1,9 @@
-"""Where noise comes from: the operating system, or in simulation a seed.
+"""The source of noise: the operating system, or a seed in simulation.
 
-Limits of the Gaussian noise (`Noise.gaussian`, for paper mode alone)
----------------------------------------------------------------------
-Values are float64 Gaussians that are rounded to float32. Which floats can come out depends on the
-value under the noise, and that leaks (Mironov 2012); only exact integer noise (`Noise.integers`)
-closes it. Tails end at 9.2 standard deviations, beyond which lies 2**-64 of the mass.
+`Noise.gaussian` is for paper mode only. Its values are float64 Gaussians rounded to float32. Which
+floats can result depends on the value under the noise, which leaks (Mironov 2012). The exact
+integers of `Noise.integers` do not. Tails end at 9.2 standard deviations, with 2**-64 of the mass
+beyond.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from dpfact_flower.settings import PrivacySettings
 
 @dataclass(frozen=True)
 class Noise:
-    """Source of Gaussian noise. Build one with `from_os`, `from_seed` or `from_settings`.
+    """Source of noise. Make one with `from_os`, `from_seed` or `from_settings`.
 
     Attributes
     ----------
     seeded : bool
-        Whether anybody with the seed can recompute the noise.
+        Whether anyone with the seed can recompute the noise.
     """
 
     _random_bytes: Callable[[int], bytes] = field(repr=False)
@@ -38,15 +37,15 @@ class Noise:
 
     @classmethod
     def from_os(cls) -> Noise:
-        """Every bit from the operating system's cryptographic generator; nothing to leak."""
+        """Take every bit from the operating system's cryptographic generator."""
         return cls(os.urandom, seeded=False)
 
     @classmethod
     def from_seed(cls, *key: int) -> Noise:
         """Repeatable noise for simulation; releases are marked "seeded: not private".
 
-        The key is the seed, and whatever tells this stream from others (site, round): otherwise two
-        sites would add the same noise.
+        The key is the seed, followed by site and round. Without these, two sites would add the same
+        noise.
         """
         if not key or any(type(part) is not int or part < 0 for part in key):
             raise SettingsError(f"noise-seed: need integers of 0 or more, got {key!r}")
@@ -58,10 +57,10 @@ class Noise:
     def from_settings(
         cls, settings: PrivacySettings, *, stream: Sequence[int], simulation: bool
     ) -> Noise:
-        """Build the source that the settings ask for; ``noise_seed`` -1 is the operating system.
+        """Make the source that the settings name; ``noise_seed`` -1 is the operating system.
 
-        `stream` tells a seeded stream from others: the run's seed, the site, the round. A real
-        site refuses a seed, because its noise must not be computable.
+        `stream` distinguishes seeded streams: the run's seed, the site, the round. A real site
+        refuses a seed.
         """
         if settings.noise_seed < 0:
             return cls.from_os()
@@ -80,7 +79,7 @@ class Noise:
         return positive("sigma", sigma) * _standard_normal(words).reshape(shape)
 
     def integers(self, count: int) -> NDArray[np.int64]:
-        """Exact discrete Gaussian values, of the one standard deviation that `noise` has."""
+        """Exact discrete Gaussian values of standard deviation `noise.SIGMA`."""
         from dpfact_flower.privacy.noise import discrete_gaussian  # noqa: PLC0415  # numba is slow
 
         return discrete_gaussian(count, self._random_bytes)

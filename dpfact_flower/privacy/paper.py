@@ -1,9 +1,9 @@
 """The paper's mode: its noise on feature factors, its plan, its claim.
 
-Unit one tensor entry, neighbours differ in its value, L2 sensitivity 2 tau L eta per factor,
+Unit: one tensor entry. Neighbours: its value differs. L2 sensitivity: 2 tau L eta per factor.
 Gaussian noise of variance sensitivity**2 / (2 rho). The sensitivity is the paper's claim and does
-NOT hold (see `psgd_sensitivity`), so nothing here is a privacy guarantee. It is kept to reproduce
-the paper, and every release says so.
+NOT hold (see `psgd_sensitivity`), so nothing here is a privacy guarantee. The mode is for
+reproducing the paper, and every release says so.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dpfact_flower.tensor.arrays import Array
 
 @dataclass(frozen=True)
 class PaperPlan:
-    """The paper's schedule: every feature factor of every round at the same cost.
+    """The paper's schedule: every feature factor of every round costs the same.
 
     Attributes
     ----------
@@ -55,7 +55,7 @@ class PaperPlan:
         return sigma_of(self.rho, sensitivity)
 
     def guarantee(self) -> Guarantee:
-        """Return what the paper claims for the whole run."""
+        """The paper's claim for the whole run."""
         event = ReleaseEvent("factor", 1.0, self.sigma(1.0), 1, "entry", "replace", PAPER_CLAIM)
         return account([event] * (self.rounds * self.factors), self.delta)
 
@@ -67,22 +67,20 @@ def plan_paper(epsilon: float, delta: float, rounds: int, factors: int = 2) -> P
 
 
 def paper_rho(settings: PrivacySettings, rounds: int, factors: int = 2) -> float:
-    """Cost of one factor in one round that the settings ask for: given, or planned from epsilon."""
+    """Cost of one factor in one round: as set, or planned from epsilon."""
     return settings.rho or plan_paper(settings.epsilon, settings.delta, rounds, factors).rho
 
 
 def psgd_sensitivity(tau: int, clip: float, eta: float) -> float:
     """L2 sensitivity 2 tau L eta that the paper claims for one factor after `tau` P-SGD passes.
 
-    It assumes (Wu et al. 2017) that one loss, convex in all that is updated and L-Lipschitz, is
-    visited entry by entry, each entry once per pass in an order that does not depend on the data,
-    with eta <= 2/beta, from a start that does not depend on the data. Clipping each entry's data
-    gradient to `clip` enforces L whatever the loss (the elastic pull is the same for both
-    neighbours). The rest does not hold: the joint pass over the factors is not convex (one pass can
-    exceed the bound), the factors carry over un-noised from round to round (the excess grows), the
-    l2,1 prox couples all patients, a zero that becomes a one changes the pass's length, sampled
-    zeros may repeat, and the step size adapts to the data. So the number is a noise scale, not a
-    bound.
+    It assumes (Wu et al. 2017) one L-Lipschitz loss that is convex in all that is updated,
+    eta <= 2/beta, each entry visited once per pass, and an order and a start that do not depend on
+    the data. Clipping each entry's data gradient to `clip` enforces L, whatever the loss. The rest
+    does not hold: the joint pass over the factors is not convex, factors carry over un-noised from
+    round to round, the l2,1 step couples all patients, a zero that becomes a one changes the pass's
+    length, sampled zeros may repeat, and the step size adapts to the data. So the number is a noise
+    scale, not a bound.
     """
     return 2 * at_least_one("tau", tau) * positive("clip", clip) * positive("eta", eta)
 
@@ -99,13 +97,10 @@ def perturb(
     """Paper mode: add Gaussian noise of variance sensitivity**2 / (2 rho), eq. (priv).
 
     Unit: one tensor entry. Neighbours: its value replaced. Sensitivity: `psgd_sensitivity` per
-    factor, claimed by the paper and not proven.
+    factor, computed from the settings that made the factors; claimed by the paper, not proven.
 
-    The sensitivity follows from the settings that made the factors. No function takes it as a
-    number, so noise can't be calibrated to another.
-
-    `rho` is the cost in zCDP of each factor. The number of the round, from 1, and `modes`, the
-    feature modes' names, name the events.
+    `rho` is the cost in zCDP of each factor. `round_number` (from 1) and `modes` (names of the
+    feature modes) name the events.
     """
     matrices = checked_factors(factors)
     sizes = {mode: factor.size for mode, factor in zip(modes, matrices, strict=True)}
@@ -122,7 +117,7 @@ def planned_events(
     round_number: int,
     seeded: bool,
 ) -> tuple[ReleaseEvent, ...]:
-    """What `perturb` will have released, known before any patient's data is touched.
+    """The events of a coming `perturb`, computed before any patient is read.
 
     `sizes` has the number of values of each feature mode.
     """

@@ -1,8 +1,8 @@
-"""What leaves a site: `Release` is the only type that the Flower client puts into a message.
+"""`Release`, the only type that the Flower client puts into a message.
 
-Every way to make one is a function in this room: `replay`, `release_masked` and the three without
-noise here, `perturb` in `paper`, `release` in `patient`. So a search for these shows everything
-that leaves.
+Only functions of this package make one: `replay`, `release_masked` and the three without noise
+here, `perturb` in `paper`, `release` in `patient`. Search for their names to see everything that
+leaves a site.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from dpfact_flower.tensor.arrays import Array
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Release:
-    """What a site sends.
+    """The values that a site sends.
 
     Attributes
     ----------
     arrays : tuple of ndarray
-        In float32 and read-only: feature factors, each of shape (I_n, R), or one vector of
-        statistics. In a secure sum, bytes.
+        Read-only float32: feature factors, each of shape (I_n, R), or one vector of statistics. In
+        a secure sum, bytes.
     events : tuple of ReleaseEvent
-        One per array; none if nothing protects them.
+        One per array; none if no noise protects them.
     """
 
     arrays: tuple[Array, ...]
@@ -41,7 +41,7 @@ class Release:
 
     @property
     def label(self) -> str:
-        """What is claimed for this release, in the words to print."""
+        """The claim for this release, as text to print."""
         return claim_of(self.events) if self.arrays else "nothing was released"
 
     def __repr__(self) -> str:
@@ -51,14 +51,14 @@ class Release:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Share:
-    """A site's part of a secure sum, under its own noise: it leaves the site only masked.
+    """A site's part of a secure sum, with its own noise. It leaves the site only masked.
 
     Attributes
     ----------
     values : ndarray of int64
         In units of the noise's grid, slot after slot.
     events : tuple of ReleaseEvent
-        What it costs to give it away, and all its sums with the others'.
+        The cost of the values, and of all sums with the other sites' values.
     """
 
     values: NDArray[np.int64]
@@ -66,12 +66,12 @@ class Share:
 
     @property
     def arrays(self) -> tuple[NDArray[np.int64], ...]:
-        """As of a `Release`, for the ledger."""
+        """The values, as the ledger takes them from a `Release`."""
         return (self.values,)
 
     @property
     def label(self) -> str:
-        """What is claimed for it, in the words to print."""
+        """The claim for this share, as text to print."""
         return claim_of(self.events)
 
     def __repr__(self) -> str:
@@ -81,13 +81,13 @@ class Share:
 def release_masked(parts: Sequence[Array]) -> Release:
     """Bytes of the secure-sum exchange: keys, masked words of a charged `Share`, shares of seeds.
 
-    What they cost is charged with the `Share` that is in the sum.
+    Their cost was charged with the `Share`.
     """
     return Release(tuple(parts), ())
 
 
 def replay(arrays: Sequence[Array], events: Sequence[ReleaseEvent]) -> Release:
-    """Read a release back as it was kept: for a repeated request, and nothing else."""
+    """Make a release again from what was kept. For repeated requests only."""
     copies = [np.array(array) for array in arrays]
     for number, array in enumerate(copies, start=1):
         if array.dtype.kind != "f" or not np.isfinite(array).all():
@@ -96,24 +96,24 @@ def replay(arrays: Sequence[Array], events: Sequence[ReleaseEvent]) -> Release:
 
 
 def release_nothing() -> Release:
-    """An empty release: the answer to a round in which nothing leaves the site."""
+    """An empty release, for a round in which nothing leaves the site."""
     return Release((), ())
 
 
 def release_unprotected(factors: Sequence[Array]) -> Release:
-    """Factors as they are, for ``privacy = "none"``: no noise, no events, no guarantee."""
+    """Factors without noise, for ``privacy = "none"``: no events, no guarantee."""
     return Release(tuple(fixed(factor) for factor in checked_factors(factors)), ())
 
 
 def release_unprotected_sum(values: Array) -> Release:
-    """A sum over a site's patients as it is, for ``privacy = "none"``: no noise, no guarantee."""
+    """A sum over a site's patients without noise, for ``privacy = "none"``: no guarantee."""
     if values.ndim != 1 or not np.isfinite(values).all():
         raise DataError("release: need a vector of finite numbers")
     return Release((fixed(values),), ())
 
 
 def checked_factors(factors: Sequence[Array]) -> tuple[Array, ...]:
-    """Read-only copies of feature factors: finite matrices of floats, of one rank."""
+    """Read-only copies of feature factors; a DataError unless finite and of one rank."""
     matrices = tuple(np.array(factor) for factor in factors)
     if not matrices:
         raise DataError("factors: need at least one feature factor")
@@ -129,7 +129,7 @@ def checked_factors(factors: Sequence[Array]) -> tuple[Array, ...]:
 
 
 def fixed(values: Array) -> NDArray[np.float32]:
-    """Values that nobody else holds, for a release: in float32 and not to be changed."""
+    """Values as read-only float32; the caller must hold the only reference."""
     with np.errstate(over="ignore"):
         rounded = values.astype(np.float32, copy=False)
     if not np.isfinite(rounded).all():
