@@ -28,14 +28,14 @@ COMPARED = (
     "published",
 )
 Systems = dict[str, dict[int, Result]]
-"""Fits by system and start."""
+"""Fits by system and seed of the start."""
 _SUMMED_UP = ("cp-als", "trip", "psgd", "paper", "exact-no-l21", "patient")
 _DRAWN = ("cp-als", "sgd", "trip", "psgd", "paper", "exact", "patient")
 _RIVALS = ("cp-als", "trip")
 _JUDGED = ("paper", "psgd", "exact-no-l21", "patient")
-"""Of DPFact's versions: with the paper's noise, without noise by either solver, and ours."""
+"""Versions of DPFact: with the paper's noise, without noise by either solver, and ours."""
 _NEAR = 0.01
-"""Converged: within this share of the way from the first to the lowest RMSE."""
+"""A fit has converged within this share of the way from its first to its lowest RMSE."""
 
 
 def fit_job(plan: Plan, data: Dataset, system: str, *, rank: int, seed: int, tables: bool) -> Job:
@@ -106,23 +106,23 @@ def section(plan: Plan, results: Results) -> Section:
     pairs = [pair for data, systems in found.items() for pair in _pairs(data, systems)]
     return Section(
         "Accuracy: RMSE against rounds",
+        "RMSE is over all cells, zeros included, of each site's own model on its own patients, as "
+        "in the paper. A site's own model has feature factors of its own, so a federated system "
+        "has more parameters than a centralised one. *RMSE shared* is of the shared factors with "
+        "every patient refitted. A system has converged when its RMSE is within "
+        f"{100 * _NEAR:g} % of the way from the first round's to the lowest. The paper prints no "
+        "numbers.",
+        _figure(found),
         [
-            "RMSE is over all cells, zeros too, of every site's own model on its own patients: the "
-            "paper's measure. A site's own model has feature factors of its own, so a federated "
-            "system has more parameters than a centralised one. *Shared* is the RMSE of the shared "
-            "factors alone, every patient refitted on them: what a hospital that joins later gets. "
-            "The paper gives its accuracy as a figure without numbers. Converged is within "
-            f"{100 * _NEAR:g} % of the way from the first round's RMSE to the lowest; a system "
-            "that comes there in the last round played has not converged.",
-            *_figure(found),
-            Table("convergence", rows, _DIGITS),
-            "Paired differences over starts, as a share of the rival's RMSE; below zero where "
-            "DPFact is the more accurate:",
-            Table("convergence_paired", pairs),
+            Table("convergence", rows, _DIGITS, "error, fit, rounds and seconds of every system"),
+            Table(
+                "convergence_paired", pairs,
+                about="differences as a share of the rival's RMSE; below zero, DPFact is better",
+            ),
         ],
         [_verdict(rows, pairs)],
         summary=_glance(rows),
-    )
+    )  # fmt: skip
 
 
 _DIGITS = {"RMSE": 6, "± seeds": 6, "RMSE non-zeros": 4, "RMSE shared": 6, "fit": 3,
@@ -134,9 +134,9 @@ def _glance(rows: Sequence[dict[str, Any]]) -> tuple[str, Table]:
     titles = [SYSTEMS[system].title for system in _SUMMED_UP]
     cells = {(row["data"], row["system"]): _fit_and_match(row) for row in rows}
     return (
-        "What the sites' own models explain of the data (fit: 1 for all of it, below 0 for less "
-        "than no model at all), and behind it, where phenotypes were planted, how well the shared "
-        "ones match them (FMS); noise at the paper's own epsilons, 1.2 to 1.9:",
+        "Fit of the sites' own models: 1 explains everything, below 0 is worse than no model. "
+        "After it stands the factor match of the shared phenotypes with planted ones. Epsilon is "
+        "the paper's, 1.2 to 1.9.",
         Table(
             "at_a_glance",
             [
@@ -231,7 +231,7 @@ def _draw(ax: Any, data: Dataset, found: Systems) -> None:
 
 
 def _verdict(rows: list[dict[str, Any]], pairs: list[dict[str, Any]]) -> Verdict:
-    """The claim is of the paper's DPFact, so its answer is of the rows with the paper's noise."""
+    """Verdict by the rows with the paper's noise, because the claim is about that system."""
 
     def cases(system: str) -> list[Case]:
         return [row["below?"] for row in pairs if row["system"] == SYSTEMS[system].title]
@@ -244,7 +244,7 @@ def _verdict(rows: list[dict[str, Any]], pairs: list[dict[str, Any]]) -> Verdict
     )
     return Verdict(
         "DPFact (with its noise) converges to a smaller RMSE than CP-ALS and TRIP", said,
-        f"Cases are data sets and both rivals.<br>{why}{_published(rows)}",
+        f"A case is a data set and a rival.<br>{why}{_published(rows)}",
     )  # fmt: skip
 
 
@@ -254,13 +254,12 @@ def _extent(pairs: list[dict[str, Any]], system: str) -> str:
 
 
 def _published(rows: list[dict[str, Any]]) -> str:
-    """Whether fitting non-zeros alone, as the paper writes, gives a small error over all cells."""
+    """Error over all cells of a model fitted to non-zeros alone, as the paper writes."""
     fits = [row["fit"] for row in rows if row["system"] == SYSTEMS["published"].title]
     if not fits:
         return ""
     worse = sum(fit < 0 for fit in fits)
     return (
-        "<br>Fitted to non-zeros alone, as the paper writes, P-SGD's model is over all cells worse "
-        f"than none at all on {worse} of {len(fits)} data sets (fit {min(fits):.2f} to "
-        f"{max(fits):.2f})."
+        "<br>P-SGD fitted to non-zeros alone, as the paper writes, is over all cells worse than no "
+        f"model on {worse} of {len(fits)} data sets (fit {min(fits):.2f} to {max(fits):.2f})."
     )

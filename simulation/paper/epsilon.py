@@ -1,4 +1,4 @@
-"""Factor match score against epsilon, beside the seed-to-seed ceiling and a shuffled null."""
+"""Factor match score against epsilon, with a ceiling of other seeds and a shuffled null."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from dpfact_flower.tensor import Factors
 from dpfact_flower.tensor.match import factor_match_score
@@ -65,27 +66,35 @@ def section(plan: Plan, results: Results) -> Section:
         if results.complete([*references, _null(plan, data)]):
             data_sets.append(data)
             rows += _rows(plan, data, results)
-    parts: list[Any] = [
-        "FMS of the shared factors, columns matched first. *With itself*: against the same system, "
-        "same start, without noise, which is the paper's measure. *With a fit*: mean over "
-        f"{len(_REFERENCES)} fits without noise from other starts. That has a ceiling, another "
-        "such fit, and a floor: a fit to shuffled patients, each with the procedures of one and "
-        "the diagnoses of another, has seen no tie between them. FMS near 1 with itself alone "
-        "proves nothing: a system that noise or its bound keeps at its start matches itself too.",
-    ]
-    if data_sets:
-        figure, axes = panels(len(data_sets))
-        for data, ax in zip(data_sets, axes, strict=True):
-            _draw(ax, [row for row in rows if row["data"] == data.title])
-        legend(figure, axes)
-        parts.append(
-            ("fms_against_epsilon", "FMS with a fit without noise against epsilon", figure)
-        )
-    parts.append(
-        Table("fms_against_epsilon", rows, {"FMS with itself": 2, "FMS with a fit": 2,
-                                            "FMS planted": 2, "fit, shared": 3})
+    return Section(
+        "Privacy: factor match against epsilon",
+        "Factor match score (FMS) of the shared factors. *With itself*: with the same system from "
+        "the same start without noise, which is the paper's measure. *With a fit*: mean over "
+        f"{len(_REFERENCES)} fits without noise from other starts. The ceiling is another such "
+        "fit, and the null is a fit to shuffled patients. A high match with itself alone proves "
+        "nothing, because a system that never leaves its start matches itself too.",
+        _figures(data_sets, rows),
+        [
+            Table(
+                "fms_against_epsilon", rows,
+                {"FMS with itself": 2, "FMS with a fit": 2, "FMS planted": 2, "fit, shared": 3},
+                "every system and epsilon, with ceiling and null",
+            )
+        ],
+        _verdicts(rows),
     )  # fmt: skip
-    return Section("Privacy: factor match score against epsilon", parts, _verdicts(rows))
+
+
+def _figures(
+    data_sets: Sequence[Dataset], rows: list[dict[str, Any]]
+) -> list[tuple[str, str, Figure]]:
+    if not data_sets:
+        return []
+    figure, axes = panels(len(data_sets))
+    for data, ax in zip(data_sets, axes, strict=True):
+        _draw(ax, [row for row in rows if row["data"] == data.title])
+    legend(figure, axes)
+    return [("fms_against_epsilon", "FMS with a fit without noise against epsilon", figure)]
 
 
 def _title(system: str) -> str:
@@ -157,7 +166,7 @@ def _verdicts(rows: list[dict[str, Any]]) -> list[Verdict]:
     private = {system: _risen(rows, system) for system in PRIVATE}
     paper = [case for system in ("paper", "paper-small") for case in private[system].values()]
     why = "".join(
-        f"<br>{SYSTEMS[system].title}: {tally(list(cases.values()))}; {_told(rows, system)}"
+        f"<br>{SYSTEMS[system].title}: {tally(list(cases.values()))}{_told(rows, system)}"
         for system, cases in private.items()
         if cases
     )
@@ -165,8 +174,9 @@ def _verdicts(rows: list[dict[str, Any]]) -> list[Verdict]:
         Verdict(
             "FMS with the model without noise rises to 1 with epsilon",
             answer(paper),
-            f"A case is a data set: FMS with itself above {_HIGH:g} at the largest finite epsilon, "
-            f"and above that at the smallest; one fit each.{why}{_empty(rows)}",
+            "A case is a data set, one fit each. Its FMS with itself must exceed "
+            f"{_HIGH:g} at the largest finite epsilon, and the FMS at the smallest."
+            f"{why}{_empty(rows)}",
         )
     ]
 
@@ -190,8 +200,8 @@ def _risen(rows: list[dict[str, Any]], system: str) -> dict[str, Case]:
 
 
 def _told(rows: list[dict[str, Any]], system: str) -> str:
-    return "; ".join(
-        f"{data} " + ", ".join(
+    return "".join(
+        f"<br>{SYSTEMS[system].title}, {data}: " + ", ".join(
             f"{row['FMS with itself']:.2f} at {row['epsilon']}" for row in own
             if row["epsilon"] != "inf"
         )
@@ -200,7 +210,7 @@ def _told(rows: list[dict[str, Any]], system: str) -> str:
 
 
 def _empty(rows: list[dict[str, Any]]) -> str:
-    """Whether the paper's noise matches itself where it explains nothing: that is no recovery."""
+    """Models with the paper's noise that match themselves and explain nothing."""
     empty = [
         row
         for system in ("paper", "paper-small")
@@ -214,7 +224,7 @@ def _empty(rows: list[dict[str, Any]]) -> str:
         return ""
     fits = [row["fit, shared"] for row in empty]
     return (
-        f"<br>Of the models with the paper's noise and an FMS with itself above {_HIGH:g}, "
-        f"{len(empty)} have shared factors that explain less than {100 * _NOTHING:g} % of the data "
-        f"(fit {min(fits):.3f} to {max(fits):.3f}): what matches is not what the data hold."
+        f"<br>{len(empty)} models with the paper's noise have an FMS with themselves above "
+        f"{_HIGH:g} and explain less than {100 * _NOTHING:g} % of the data (fit {min(fits):.3f} to "
+        f"{max(fits):.3f}), so they match without having learned."
     )

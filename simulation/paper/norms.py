@@ -30,35 +30,32 @@ def jobs(plan: Plan) -> list[Job]:
 
 
 def section(plan: Plan, results: Results) -> Section:
-    """Column norms, what is switched off, and whether it is what a site lacks."""
+    """Column norms, phenotypes that sites switch off, and whether sites really lack them."""
     done = [job for job in jobs(plan) if job in results]
     found = [(job.relative_l21, results[job].values) for job in done]
-    parts: list[Any] = [
-        "`relative-l21` is the l2,1 weight relative to a site's own model, `mu` over the length of "
-        "an average column of its patients' factor, so that one number means the same at sites of "
-        f"any size; it acts from half of the {_ROUNDS} "
-        "rounds on. The paper chose one mu by hand for every unit. A column is off where it is "
-        "exactly zero.",
-    ]
-    if found:
-        sites, rank = found[0][1]["sites"], len(found[0][1]["norms"][0])
-        parts += [
-            ("norms", "Column norms of every site's patient factor against mu", _figure(found)),
-            f"Phenotypes of {rank} that are switched off:",
-            Table("norms", [_row(*one) for one in found], {"relative-l21": 1, "FMS planted": 2}),
-        ]
-        planted = [row for job in done for row in _planted(job, results[job])]
-        if planted:
-            parts += [
-                "Planted phenotypes that exist at one site alone, and the norms of the matching "
-                "column at every site; *cosine* is of the shared factors with the planted ones:",
-                Table(
-                    "norms_planted",
-                    planted,
-                    {"relative-l21": 1, "cosine": 2, **dict.fromkeys(sites, 1)},
-                ),
-            ]
-    return Section("Column norms against mu", parts, _verdicts(found))
+    sites = found[0][1]["sites"] if found else []
+    planted = [row for job in done for row in _planted(job, results[job])]
+    return Section(
+        "Column norms against mu",
+        "`relative-l21` is the weight `mu` relative to an average column of a site's patient "
+        "factor, so that it means the same at sites of any size. It acts from half of the "
+        f"{_ROUNDS} rounds on. The paper chose one `mu` by hand for every unit. A site has "
+        "switched a phenotype off when its column is exactly zero.",
+        [("norms", "Column norms of every site's patient factor against mu", _figure(found))]
+        if found else [],
+        [
+            Table(
+                "norms", [_row(*one) for one in found], {"relative-l21": 1, "FMS planted": 2},
+                "phenotypes that each site switches off",
+            ),
+            Table(
+                "norms_planted", planted,
+                {"relative-l21": 1, "cosine": 2, **dict.fromkeys(sites, 1)},
+                "planted phenotypes of one site, and the norm of the matching column at every site",
+            ),
+        ],
+        _verdicts(found),
+    )  # fmt: skip
 
 
 def _figure(found: list[tuple[float, dict[str, Any]]]) -> Figure:
@@ -87,21 +84,20 @@ def _row(weight: float, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _verdicts(found: list[tuple[float, dict[str, Any]]]) -> list[Verdict]:
-    """Whether sites differ in what they switch off, and none does so without the term."""
+    """Whether sites switch off different phenotypes, and none without the term."""
 
     def unshared(values: dict[str, Any]) -> int:
         off = np.asarray(values["norms"]) == 0
         return int((off.any(axis=0) & ~off.all(axis=0)).sum())
 
     counts = {weight: unshared(values) for weight, values in found}
-    text = ", ".join(f"{count} at relative-l21 = {weight:g}" for weight, count in counts.items())
+    text = ", ".join(f"{count} at {weight:g}" for weight, count in counts.items())
     return [
         Verdict(
             "With the l2,1 term, sites switch phenotypes off that others keep",
             answer([held((count > 0) == (weight > 0)) for weight, count in counts.items()]),
-            "A case is a weight: above zero some must be switched off at some sites and not at "
-            f"all, at zero none. Found: {text}. Whether these are the ones that a site really "
-            "lacks is in the table of planted phenotypes.",
+            "A case is a weight. Above zero, some phenotypes must be off at some sites and not at "
+            f"all; at zero, none. Found: {text}.",
         )
     ]
 

@@ -1,4 +1,4 @@
-"""The page: every experiment's tables, figures and verdicts, written from the results alone."""
+"""The page: verdicts, figures and links to the tables, written from the results alone."""
 
 from __future__ import annotations
 
@@ -21,30 +21,28 @@ With access to the full MIMIC-III or all of SynPUF, make a cohort and run the sa
     dpfact data synpuf PATH/TO/all-of-synpuf --claims outpatient --top 0x0 --out data/synpuf-full
     python -m simulation.paper --cohort data/synpuf-full --out runs/paper-synpuf
 
-The commands are the same for the demos, on which they are tested; nobody here has run them on the
-full data."""
-"""For those who have the data that is not available here."""
+These commands were tested on the demos only."""
+"""For readers who have the data that are not available here."""
 
 _COMPARED = """\
-Ma et al. (CIKM 2019) hold DPFact against CP-ALS, SGD and TRIP, by accuracy, traffic, prediction and
-privacy. Here is the same, on data that anybody can have; the paper's own are not at hand, and what
-stands for them is named in [every table](#the-data).
+Ma et al. (CIKM 2019) compare DPFact with CP-ALS, SGD and TRIP in accuracy, traffic, prediction and
+privacy. This page repeats the comparison on made-up and open data, because the paper's own data are
+not at hand. The CSV files have every figure.
 
-- **CP-ALS** and **SGD, centralised**: all patients in one place. **TRIP**: federated, no noise.
-- **DPFact (P-SGD)**: the paper's method; *w/o DP*, or with *the paper's noise*, whose epsilon is
-  claimed for an entry and not proven.
-- **DPFact (exact)**: the same objective by this package's solver, without noise; with the l2,1 term
-  or without.
-- **DPFact, patient mode (ours)**: what this package is for. Its epsilon is
-  [proven for a patient](explanation/proof.md), and is the same number at the same delta."""
+- **CP-ALS** and **SGD, centralised** have all patients in one place. **TRIP** is federated and adds
+  no noise.
+- **DPFact (P-SGD)** is the paper's method: *w/o DP*, or with *the paper's noise*. Its epsilon is
+  claimed for an entry of the tensor and not proven.
+- **DPFact (exact)** has the same objective and this package's solver, without noise.
+- **DPFact, patient mode (ours)** is what this package is for. Its epsilon is
+  [proven for a patient](explanation/proof.md). Epsilon and delta have the same values as the
+  paper's."""
 """What a reader must know of the systems."""
 _HEADLINED = (
-    SYSTEMS["paper"].title, SYSTEMS["patient"].title,
+    SYSTEMS["paper"].title, SYSTEMS["paper-small"].title, SYSTEMS["patient"].title,
     f"Patient mode against {SYSTEMS['raw-codes'].title}",
 )  # fmt: skip
-"""Whose cases the top of the page has."""
-_FOLDED = 8
-"""Rows from which a table is folded."""
+"""Systems whose cases the page has; the file has all."""
 
 _MADE_BY = {
     "quick": "make paper QUICK=1", "full": "make paper", "thorough": "make paper THOROUGH=1",
@@ -59,7 +57,7 @@ class State(NamedTuple):
     finished, wanted : int
         Fits.
     seconds : float
-        What the finished ones took, added up.
+        Sum over the finished ones.
     code : str
         Digest of the code that computed them.
     """
@@ -83,7 +81,8 @@ def write(
     sections : sequence of Section
     state : State
     page : Path or None
-        Written too, with its figures in ``images/evaluation`` beside it.
+        A second place of the page. Its figures go to ``images/evaluation`` beside it, and its CSV
+        files to a folder of its name.
 
     Returns
     -------
@@ -91,55 +90,58 @@ def write(
         Of the page.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for section in sections:
-        for part in section.parts:
-            if isinstance(part, Table):
-                part.write(folder)
+    tables = [*(table for section in sections for table in section.tables), *_own(sections)]
+    for table in tables:
+        table.write(folder)
     own = folder / "evaluation.md"
-    _write(own, folder, plan, sections, state)
-    if page is not None:
-        _write(page, page.parent / "images" / "evaluation", plan, sections, state)
-    return page or own
+    _write(own, folder, folder, plan, sections, state)
+    if page is None:
+        return own
+    beside = page.with_suffix("")
+    beside.mkdir(parents=True, exist_ok=True)
+    for table in tables:
+        table.write_rounded(beside)
+    _write(page, beside, page.parent / "images" / "evaluation", plan, sections, state)
+    return page
 
 
-def _write(page: Path, images: Path, plan: Plan, sections: Sequence[Section], state: State) -> None:
+def _own(sections: Sequence[Section]) -> list[Table]:
+    """Tables of the whole page: every case of the verdicts, and the systems' settings."""
+    cases = [
+        {"claim": verdict.claim, "verdict": verdict.answer, "cases": line}
+        for verdict in _verdicts(sections)
+        for line in verdict.why.split("<br>")
+    ]
+    settings = [{"system": system, "settings": how} for system, how in described().items()]
+    return [Table("verdicts", cases), Table("settings", settings)]
+
+
+def _write(
+    page: Path, tables: Path, images: Path, plan: Plan, sections: Sequence[Section], state: State
+) -> None:
     images.mkdir(parents=True, exist_ok=True)
     for section in sections:
-        for part in section.parts:
-            if isinstance(part, tuple):
-                save_figure(part[2], images / part[0])
-    relative = os.path.relpath(images, page.parent)
+        for name, _, figure in section.figures:
+            save_figure(figure, images / name)
+    files, pictures = (os.path.relpath(folder, page.parent) for folder in (tables, images))
     lines = [
-        "# The paper's evaluation, and ours", "", _COMPARED, "",
-        *_digest(plan, state), *_found(sections),
-        *(line for section in sections for line in _section(section, relative)),
-        *_cases(sections),
-        "## How the systems were run", "", described(), "",
-        *_made(plan, state),
+        "# The paper's evaluation, repeated", "", _COMPARED, "",
+        *_verdict_lines(sections, files),
+        *(line for section in sections for line in _section(section, files, pictures)),
+        *_made(plan, state, files),
         "## On the full data", "", COMMANDS, "",
     ]  # fmt: skip
     page.write_text("\n".join(lines), encoding="utf-8")
 
 
-def _digest(plan: Plan, state: State) -> list[str]:
-    lines = [
-        f"Figures are of the code with digest `{state.code}`, made by "
-        f"`{_MADE_BY.get(plan.name, plan.name)}` ([how](#how-this-page-was-made)).", "",
-    ]  # fmt: skip
-    if state.finished < state.wanted:
-        lines += [f"**Not complete: {state.finished} of {state.wanted} fits are done.**", ""]
-    return lines
-
-
-def _found(sections: Sequence[Section]) -> list[str]:
-    """What came out: the claims, and the tables that sum up a section."""
-    lines = ["## What came out", ""]
+def _verdict_lines(sections: Sequence[Section], files: str) -> list[str]:
+    """The claims with their verdicts, and the tables that sum up a section."""
+    lines = ["## Verdicts", ""]
     verdicts = _verdicts(sections)
     if verdicts:
         rows = [f"| {v.claim} | **{v.answer}** | {_brief(v.why)} |" for v in verdicts]
-        head = ["| the paper's claim | here | cases ([all](#all-cases)) |", "|---|---|---|"]
-        said = "A case supports a claim where the 95 % interval lies on the claimed side, and "
-        lines += [said + "contradicts it where it lies on the other.", "", *head, *rows, ""]
+        head = ["| the paper's claim | verdict | cases |", "|---|---|---|"]
+        lines += [f"{RULE} {_link('verdicts', files)} has all cases.", "", *head, *rows, ""]
     for section in sections:
         if section.summary is not None:
             lead, table = section.summary
@@ -147,17 +149,8 @@ def _found(sections: Sequence[Section]) -> list[str]:
     return lines
 
 
-def _cases(sections: Sequence[Section]) -> list[str]:
-    verdicts = _verdicts(sections)
-    if not verdicts:
-        return []
-    rows = [f"| {v.claim} | **{v.answer}** | {v.why} |" for v in verdicts]
-    table = ["| claim | here | why |", "|---|---|---|", *rows]
-    return ["## All cases", "", RULE, "", *_fold(f"{len(rows)} claims", table)]
-
-
 def _brief(why: str) -> str:
-    """Its lines about what a reader comes for; all of it where there are none."""
+    """The lines about `_HEADLINED`; all of it where there are none."""
     lines = why.split("<br>")
     own = [line for line in lines if line.startswith(tuple(f"{name}: " for name in _HEADLINED))]
     return "<br>".join(own) or why
@@ -167,48 +160,38 @@ def _verdicts(sections: Sequence[Section]) -> list[Verdict]:
     return [verdict for section in sections for verdict in section.verdicts]
 
 
-def _made(plan: Plan, state: State) -> list[str]:
+def _made(plan: Plan, state: State, files: str) -> list[str]:
+    made = _MADE_BY.get(plan.name, plan.name)
     lines = [
         "## How this page was made", "",
-        f"`{_MADE_BY.get(plan.name, plan.name)}` ({plan.name} variant). A rerun gives the "
-        "same numbers, seconds aside. Numbers and answers are written from the results; typed by "
-        "hand are explanations and the paper's own numbers.", "",
-        "**Noise is drawn from a seed here, so that runs repeat: seeded, so not private.** "
-        f"Delta is {DELTA:g}.", "",
-        f"The {state.finished} fits took {state.seconds / 60:.0f} minutes in all, added up, each "
-        f"on one core of a machine that did other things too (code {state.code}).", "",
+        f"`{made}` wrote the page, its verdicts and its CSV files from {state.finished} fits "
+        f"({state.seconds / 60:.0f} minutes on one core, code {state.code}). "
+        f"{_link('settings', files)} has the settings of every system. Delta is {DELTA:g}. "
+        "Noise is drawn from a seed here, so that runs repeat; such noise protects nobody.", "",
     ]  # fmt: skip
+    if state.finished < state.wanted:
+        lines += [f"**Not complete: {state.finished} of {state.wanted} fits are done.**", ""]
     less = reductions(plan)
     if less:
-        lines += [f"Less than in the thorough variant: {'; '.join(less)}.", ""]
+        lines += [f"Less than `{_MADE_BY['thorough']}`: {'; '.join(less)}.", ""]
     if plan.missing():
         lines += [
-            f"Not found here, so left out: {', '.join(plan.missing())} (set DPFACT_DATA to the "
-            "folder of the open data).", ""
+            f"Left out, because they were not found: {', '.join(plan.missing())}. Set DPFACT_DATA "
+            "to the folder of the open data.", ""
         ]  # fmt: skip
     return lines
 
 
-def _section(section: Section, images: str) -> list[str]:
+def _section(section: Section, files: str, images: str) -> list[str]:
     lines = [f"## {section.title}", ""]
     if section.missing:
         lines += [f"**Not complete: {section.missing} fits of this section are missing.**", ""]
-    for part in section.parts:
-        if isinstance(part, Table):
-            lines += _folded(part) if part.shown else []
-        elif isinstance(part, tuple):
-            name, caption, _ = part
-            lines += [f"![{caption}]({os.path.join(images, name)}.png)", ""]
-        else:
-            lines += [part, ""]
-    return lines
+    lines += [section.text, ""]
+    for name, caption, _ in section.figures:
+        lines += [f"![{caption}]({os.path.join(images, name)}.png)", ""]
+    links = [f"- {_link(t.name, files)}: {t.about}" for t in section.tables if t.rows]
+    return [*lines, *links, ""] if links else lines
 
 
-def _folded(table: Table) -> list[str]:
-    """A table, to be unfolded if it is long."""
-    lines, count = table.markdown().splitlines(), len(table.rows)
-    return _fold(f"Table, {count} rows", lines) if count >= _FOLDED else [*lines, ""]
-
-
-def _fold(title: str, lines: Sequence[str]) -> list[str]:
-    return [f"<details><summary>{title}</summary>", "", *lines, "", "</details>", ""]
+def _link(name: str, files: str) -> str:
+    return f"[{name}.csv]({os.path.join(files, name)}.csv)"

@@ -1,4 +1,4 @@
-"""Tables of phenotypes: the leading ones, a site's own, private beside non-private."""
+"""Tables of phenotypes: the leading ones, a site's own, with and without noise."""
 
 from __future__ import annotations
 
@@ -31,38 +31,43 @@ def jobs(plan: Plan) -> list[Job]:
 
 
 def section(plan: Plan, results: Results) -> Section:
-    """Leading phenotypes; the most site-specific one beside its private and global counterparts."""
-    parts: list[Any] = [
-        "The coefficient is the log odds of death per standard deviation of the membership, all "
-        "phenotypes together, by maximum likelihood; its p-value is Wald's, not "
-        "corrected for the number of phenotypes. Prevalence is the share of patients with a score "
-        "above 0.15. Counts under ten are not shown. "
-        "These figures are computed from patients' factors, which no privacy guarantee covers.",
-    ]
+    """Leading phenotypes; the most site-specific one and its private and global counterparts."""
+    tables = []
     for data in plan.sets(plan.phenotypes):
         jobs_of = {system: _job(plan, data, system) for system in _MODELS}
         if results.complete(list(jobs_of.values())):
-            parts += _tables(data, {system: results[job] for system, job in jobs_of.items()})
-    return Section("Phenotypes", parts, [])
+            tables += _tables(data, {system: results[job] for system, job in jobs_of.items()})
+    return Section(
+        "Phenotypes",
+        "The coefficient is the log odds of death per standard deviation of the membership, all "
+        "phenotypes together, by maximum likelihood. Wald's p-value is not corrected for the "
+        "number of phenotypes. Prevalence is the share of patients with a score above 0.15. "
+        "Counts under ten are not shown. No privacy guarantee covers these figures, because they "
+        "are computed from patients' factors.",
+        [],
+        tables,
+        [],
+    )
 
 
-def _tables(data: Dataset, found: dict[str, Result]) -> list[str | Table]:
-    """Of one data set, by model."""
+def _tables(data: Dataset, found: dict[str, Result]) -> list[Table]:
+    """Tables of one data set."""
     name, tables = Path(data.name).name, found["exact"].values["tables"]
-    parts: list[str | Table] = [
-        f"**{data.title}**, leading phenotypes by lambda, all patients ({SYSTEMS['exact'].title}):",
-        Table(f"phenotypes_{name}", _leading(tables["global"]), _DIGITS),
-    ]
+    made = [
+        Table(
+            f"phenotypes_{name}", _leading(tables["global"]), _DIGITS,
+            f"the leading ones by lambda, {SYSTEMS['exact'].title}",
+        )
+    ]  # fmt: skip
     if data.distinct:
-        parts += [
-            f"The same for {data.distinct}, whose population is unlike all others', by the size of "
-            "the coefficient, from its own factors:",
+        made.append(
             Table(
                 f"phenotypes_{name}_{data.distinct}",
                 _leading(tables["sites"][data.distinct], by="coefficient"), _DIGITS,
-            ),
-        ]  # fmt: skip
-    return parts + _beside(data, found, data.distinct or max(tables["sites"]), name)
+                f"{data.distinct}'s own factors, by the size of the coefficient",
+            )
+        )  # fmt: skip
+    return [*made, _beside(data, found, data.distinct or max(tables["sites"]), name)]
 
 
 _DIGITS = {"lambda": 1, "prevalence": 3, "coefficient": 2}
@@ -92,8 +97,8 @@ def _row(phenotype: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _beside(data: Dataset, found: dict[str, Result], site: str, name: str) -> list[str | Table]:
-    """The phenotype that is most the site's own, and what the other models have for it."""
+def _beside(data: Dataset, found: dict[str, Result], site: str, name: str) -> Table:
+    """The phenotype that is most the site's own, and its counterparts in the other models."""
     exact = found["exact"]
     norms = np.square(np.asarray(exact.values["norms"]))
     own = exact.values["sites"].index(site)
@@ -111,13 +116,11 @@ def _beside(data: Dataset, found: dict[str, Result], site: str, name: str) -> li
         row = _texts(title, codes[system][int(match.estimate[position])])
         rows.append(row | {"cosine": float(match.cosines[position])})
     rows = [{"cosine": None, **row} for row in rows]
-    return [
-        f"The phenotype that is most {site}'s own ({100 * weight[column]:.0f} % of its squared "
-        "norm), beside what the sites share, without and with noise; the cosine is with the shared "
-        "factors without noise:",
-        Table(f"counterparts_{name}", [{"model": r.pop("model"), **r} for r in rows],
-              {"cosine": 2}),
-    ]  # fmt: skip
+    return Table(
+        f"counterparts_{name}", [{"model": r.pop("model"), **r} for r in rows], {"cosine": 2},
+        f"the one that is most {site}'s own ({100 * weight[column]:.0f} % of its squared norm), in "
+        "all three models, with the cosine to the shared factors w/o DP",
+    )  # fmt: skip
 
 
 def _codes(model: str, codes: dict[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from simulation.paper import published
 from simulation.paper.convergence import fit_job
@@ -30,7 +31,7 @@ _PAIRS = (
     ("paper", "paper-no-l21"), ("psgd", "psgd-no-l21"), ("exact", "exact-no-l21"),
 )  # fmt: skip
 _JUDGED = ("paper", "psgd", "exact", "patient")
-"""Of DPFact's versions: with the paper's noise, without noise by either solver, and ours."""
+"""Versions of DPFact: with the paper's noise, without noise by either solver, and ours."""
 _LEAST = 20
 """Rank from which the paper has DPFact above its rivals."""
 _L21 = (("paper", "paper-no-l21"), ("psgd", "psgd-no-l21"), ("exact", "exact-no-l21"))
@@ -44,7 +45,7 @@ def _job(plan: Plan, data: Dataset, system: str, rank: int) -> Job:
 
 
 def jobs(plan: Plan) -> list[Job]:
-    """A fit for every system and rank; seed 0, for splits vary more than starts."""
+    """A fit for every system and rank; seed 0 only, because splits vary more than starts."""
     found = []
     for data in plan.sets(plan.prediction):
         found += [_job(plan, data, system, 0) for system in _PLAIN]
@@ -53,7 +54,7 @@ def jobs(plan: Plan) -> list[Job]:
 
 
 def section(plan: Plan, results: Results) -> Section:
-    """Tables, figures, paired comparisons, and the paper's claims about utility."""
+    """Figure, tables, paired differences and the paper's claims about utility."""
     rows, pairs = [], []
     groups = [
         (data, group)
@@ -64,32 +65,38 @@ def section(plan: Plan, results: Results) -> Section:
     for data, group in groups:
         rows += _rows(plan, data, group, results)
         pairs += _paired(plan, data, group, results)
-    parts: list[Any] = [
-        f"Logistic regression on the memberships of 60 % of the patients, AUC on the others, "
-        f"{plan.splits} splits; mean ± standard deviation over splits. No factorisation sees a "
-        "label; the patients' factors are computed for all patients at once, as the paper does; "
-        "what scales them is fitted on the training part. Splits are the same for all systems. "
-        "*Random factors* are the exact solver's with the rows of every column shuffled, patients "
-        "refitted: their AUC needs no phenotype. The last site's population is unlike all others', "
-        "as the paper's neonatal unit: a model of its own is trained and tested there. "
-        "The paper's column is for MIMIC-III, which we do not have."
-    ]
-    if groups:
-        figure, axes = panels(len(groups))
-        for (data, group), ax in zip(groups, axes, strict=True):
-            _draw(ax, plan, data, group, results)
-        legend(figure, axes)
-        parts.append(("auc", "AUC against rank", figure))
-    parts += [
-        Table("auc", rows),
-        "Paired differences over the same splits. The p-value is of the corrected resampled t-test "
-        "(Nadeau and Bengio 2003), which allows for splits that share patients; not corrected for "
-        "the number of comparisons. Every rank is in `auc_paired.csv`; here their range.",
-        Table("auc_paired", pairs, shown=False),
-        Table("auc_paired_by_rank", _over_ranks(pairs)),
-    ]
-    return Section("Utility: AUC of in-hospital death against rank", parts,
-                   _verdicts(plan, pairs, groups))  # fmt: skip
+    return Section(
+        "Utility: AUC of in-hospital death against rank",
+        "Logistic regression on the memberships of 60 % of the patients, AUC on the others, "
+        f"{plan.splits} splits that are the same for all systems. No factorisation sees a label. "
+        "As in the paper, patient factors are computed for all patients at once. *Random factors* "
+        "are the exact solver's with shuffled rows. The last site's patients are unlike all "
+        "others, as in the paper's neonatal unit, so it has its own regression. Intervals are of "
+        "the corrected resampled t-test (Nadeau and Bengio 2003).",
+        _figures(plan, groups, results),
+        [
+            Table("auc", rows, about="every system and rank, with the paper's AUC for MIMIC-III"),
+            Table("auc_paired", pairs, about="paired differences at every rank"),
+            Table(
+                "auc_paired_by_rank",
+                _over_ranks(pairs),
+                about="the range of paired differences over ranks",
+            ),
+        ],
+        _verdicts(plan, pairs, groups),
+    )
+
+
+def _figures(
+    plan: Plan, groups: Sequence[tuple[Dataset, str]], results: Results
+) -> list[tuple[str, str, Figure]]:
+    if not groups:
+        return []
+    figure, axes = panels(len(groups))
+    for (data, group), ax in zip(groups, axes, strict=True):
+        _draw(ax, plan, data, group, results)
+    legend(figure, axes)
+    return [("auc", "AUC against rank", figure)]
 
 
 def _scores(results: Results, job: Job, group: str) -> list[float] | None:
@@ -219,11 +226,11 @@ def _verdicts(
         Verdict(
             "The l2,1 term is worth .05 to .2 AUC",
             answer([row[".05 to .2?"] for rows in l21 for row in rows]),
-            "A case contradicts where the interval lies outside that range. Cases are data sets "
-            "and ranks."
+            "A case is a data set and a rank. It contradicts if the interval lies outside the "
+            "range."
             + "".join(
-                f"<br>{SYSTEMS[system].title}: {tally([row['.05 to .2?'] for row in rows])}, "
-                f"{_extent(rows)}"
+                f"<br>{SYSTEMS[system].title}: {tally([row['.05 to .2?'] for row in rows])} "
+                f"({_extent(rows)})"
                 for (system, _), rows in zip(_L21, l21, strict=True) if rows
             ),
         ),
@@ -238,14 +245,14 @@ def _between(
 
 
 def _against(claim: str, rows: list[dict[str, Any]], rivals: Sequence[str], more: str) -> Verdict:
-    """The claim is of the paper's DPFact, so its answer is of the rows with the paper's noise."""
+    """Verdict by the rows with the paper's noise, because the claim is about that system."""
     of = {system: _between(rows, system, rivals) for system in _JUDGED}
     why = "".join(
-        f"<br>{SYSTEMS[system].title}: {tally(_cases(found))}, {_extent(found)}"
+        f"<br>{SYSTEMS[system].title}: {tally(_cases(found))} ({_extent(found)})"
         for system, found in of.items()
         if found
     )
-    text = f"Cases are data sets, ranks and rivals.{why}{more}"
+    text = f"A case is a data set, a rank and a rival.{why}{more}"
     return Verdict(claim, answer(_cases(of["paper"])), text)
 
 
@@ -254,10 +261,10 @@ def _cases(rows: list[dict[str, Any]]) -> list[Case]:
 
 
 def _beside(rows: list[dict[str, Any]]) -> str:
-    """What no phenotypes, and random ones, predict beside patient mode."""
+    """Patient mode against all codes, and against random phenotypes."""
     found = {rival: _between(rows, "patient", (rival,)) for rival in ("raw-codes", "random")}
     return "".join(
-        f"<br>Patient mode against {SYSTEMS[rival].title}: {tally(_cases(rows))}, {_extent(rows)}"
+        f"<br>Patient mode against {SYSTEMS[rival].title}: {tally(_cases(rows))} ({_extent(rows)})"
         for rival, rows in found.items()
         if rows
     )
@@ -265,4 +272,4 @@ def _beside(rows: list[dict[str, Any]]) -> str:
 
 def _extent(rows: list[dict[str, Any]]) -> str:
     values = [row["difference"] for row in rows]
-    return f"{min(values):+.3f} to {max(values):+.3f}"
+    return f"{min(values):+.3f} to {max(values):+.3f} AUC"

@@ -1,4 +1,4 @@
-"""Tables, figures and verdicts of an experiment, and their files."""
+"""Tables, figures and verdicts of an experiment, and the files they are written to."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ class Table:
     rows : list of dict
         Their keys, in order of appearance, are the columns.
     digits : dict
-        Decimals of a column on the page; the files hold all.
-    shown : bool
-        Whether the page shows it; its files are written in any case.
+        Decimals of a column on the page and in the file beside it; three if not named.
+    about : str
+        What the page says of the file.
     """
 
     name: str
     rows: list[dict[str, Any]]
     digits: dict[str, int] = field(default_factory=dict)
-    shown: bool = True
+    about: str = ""
 
     @property
     def columns(self) -> list[str]:
@@ -61,26 +61,32 @@ class Table:
             return "(no data)"
         columns = self.columns
         lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
-        lines += [
-            "| " + " | ".join(self._cell(name, row.get(name)) for name in columns) + " |"
-            for row in self.rows
-        ]
+        for row in self.rows:
+            cells = [self._text(name, row.get(name)).replace("|", "/") or "-" for name in columns]
+            lines.append("| " + " | ".join(cells) + " |")
         return "\n".join(lines)
 
     def write(self, folder: Path) -> None:
-        """Write JSON and CSV."""
+        """Write JSON and CSV with all digits."""
         write_json(folder / f"{self.name}.json", self.rows)
-        with open(folder / f"{self.name}.csv", "w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, self.columns)
-            writer.writeheader()
-            writer.writerows(self.rows)
+        self._csv(folder, self.rows)
 
-    def _cell(self, column: str, value: Any) -> str:
+    def write_rounded(self, folder: Path) -> None:
+        """Write CSV with the digits of the page, so that a rerun changes little."""
+        self._csv(folder, [{k: self._text(k, value) for k, value in r.items()} for r in self.rows])
+
+    def _csv(self, folder: Path, rows: Sequence[dict[str, Any]]) -> None:
+        with open(folder / f"{self.name}.csv", "w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, self.columns, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+
+    def _text(self, column: str, value: Any) -> str:
         if value is None:
-            return "-"
+            return ""
         if isinstance(value, float):
             return f"{value:.{self.digits.get(column, 3)}f}"
-        return str(value).replace("|", "/")
+        return str(value)
 
 
 @dataclass(frozen=True)
@@ -89,18 +95,21 @@ class Section:
 
     Attributes
     ----------
-    title : str
-    parts : list of str, Table or (name, caption, Figure)
-        In the order of the page.
+    title, text : str
+    figures : list of (name, caption, Figure)
+    tables : list of Table
+        Files beside the page, which links to them.
     verdicts : list of Verdict
     missing : int
         Fits that are not done yet.
     summary : (str, Table) or None
-        What the top of the page shows of it, and how it is introduced.
+        A table that the top of the page shows, and its introduction.
     """
 
     title: str
-    parts: list[str | Table | tuple[str, str, Figure]]
+    text: str
+    figures: list[tuple[str, str, Figure]]
+    tables: list[Table]
     verdicts: list[Verdict]
     missing: int = 0
     summary: tuple[str, Table] | None = None

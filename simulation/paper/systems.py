@@ -112,25 +112,27 @@ def _planted_match(shared: Factors, cohort: Cohort) -> float | None:
     return factor_match_score(shared, cohort.truth.factors)
 
 
-def described() -> str:
-    """The settings that the systems were run with, as the page says them."""
+def described() -> dict[str, str]:
+    """Settings of every system, in words."""
     own, noisy = _psgd(_ANY), paper_solver(_ANY.rank)
     share = inspect.signature(trip).parameters["share"].default
-    return (
-        f"P-SGD: eta {own.eta:g}, relative-elastic {own.relative_elastic:g}, {own.tau} passes a "
-        f"round, zeros sampled, l2,1 weight {_MU:g}, the server's step 1 / T. With "
-        "the paper's noise, which grows with "
-        f"eta, passes and clip: eta {noisy.eta:g}, gamma {noisy.gamma:g}, {noisy.tau} passes, "
-        f"gradients clipped to {noisy.clip:g}, the best of a search on the demo's data at epsilon "
-        f"8; small steps are eta {_SMALL_STEP:g}, {own.tau} passes, clipped to 1. "
-        f"The exact solver: one iteration a round, relative-elastic "
-        f"{SolverSettings().relative_elastic:g}, `relative-l21` {_OFF:g} from half of the rounds "
-        f"on. TRIP: omega {share:g} of a phenotype's average share of the "
-        "data, the best of four on the synthetic EHR. CP-ALS: pyttb's defaults. Patient mode: "
-        "everything planned from epsilon, delta and public sizes. *As published*: the paper's "
-        "eta, gamma and passes, on non-zeros alone, signs free. The paper's mu are thresholds for "
-        "its counts and mean nothing here."
-    )
+    return {
+        "P-SGD": f"eta {own.eta:g}, relative-elastic {own.relative_elastic:g}, {own.tau} passes a "
+        f"round, zeros sampled, l2,1 weight {_MU:g}, the server's step 1 / T",
+        "the paper's noise": f"eta {noisy.eta:g}, gamma {noisy.gamma:g}, {noisy.tau} passes, "
+        f"gradients clipped to {noisy.clip:g}: the best of a search on the demo's data at epsilon "
+        "8 (the noise grows with eta, passes and clip)",
+        "the paper's noise, small steps": f"eta {_SMALL_STEP:g}, {own.tau} passes, gradients "
+        "clipped to 1",
+        "exact": "one iteration a round, relative-elastic "
+        f"{SolverSettings().relative_elastic:g}, relative-l21 {_OFF:g} from half of the rounds on",
+        "TRIP": f"omega {share:g} of a phenotype's average share of the data, the best of four on "
+        "the synthetic EHR",
+        "CP-ALS": "pyttb's defaults",
+        "patient mode": "planned from epsilon, delta and public sizes",
+        "P-SGD as published": "the paper's eta, gamma and passes, non-zeros alone, signs free; "
+        "no l2,1, because the paper's mu are thresholds for its counts",
+    }
 
 
 # --- Factorisations -------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ _SITES = {"paper-icu": 6, "paper-cms": 5, "paper-synthetic": 5}
 _COUNTS = (1, 5, 10)
 _LINEAR = 0.01
 """Deviation from proportional that counts as none."""
+_PAPER_SECONDS = tuple(f"paper: s, T = {count}" for count in _COUNTS)
 _TITLES = {
     "dpfact": "DPFact", "patient": "DPFact, patient mode (ours)", "trip": "TRIP",
     "trip-lean": "TRIP, multipliers kept at the sites",
@@ -35,7 +36,7 @@ def _job(data: str, system: str, sites: int) -> Job:
 def jobs(plan: Plan) -> list[Job]:
     """Messages of every system at every size.
 
-    Of patient mode, whose start takes minutes there, at the data set's own number of sites, and not
+    Patient mode takes minutes here, so it has the data set's own number of sites only, and is not
     in the quick variant.
     """
     return [
@@ -54,23 +55,23 @@ def section(plan: Plan, results: Results) -> Section:
     sites = [_by_sites(data, results) for data in _SITES]
     return Section(
         "Traffic",
+        "Bytes of real Flower messages, both directions, all sites, R = 50 (1 MB is 10^6 bytes). A "
+        "site of TRIP sends its factors and as many multipliers, so a round takes three sets of "
+        "factors where DPFact's takes two. The multipliers of all sites sum to zero after every "
+        "round, so TRIP need not send them (`tests/simulation/test_baselines.py`). The paper gives "
+        "seconds at 15 MB/s for an unknown number of rounds, so compare ratios only.",
+        [],
         [
-            "Bytes of real Flower messages with everything in them, R = 50, both directions, all "
-            "sites; a MB is 10^6 bytes. They depend on the numbers of codes and sites, not on "
-            "patients; but patient mode sends its integers in the bits they need, and is counted "
-            "on as many patients as the size has. The paper's seconds are totals over a number of "
-            "rounds that it does not state, at 15 MB/s, so that ratios are compared. DPFact's "
-            "rounds have the same size with the paper's noise and without.",
-            Table("traffic", rows, {"MB a round": 3, "of TRIP's": 3, "paper: of TRIP's": 3,
-                                    "MB in all": 1, "seconds at 15 MB/s": 2}),
-            "By number of sites, a round of DPFact, and the paper's seconds for the whole run:",
-            Table("traffic_by_sites", sites, {"linear within": 5}),
-            "A site of TRIP sends its factors and as many multipliers: three sets of factors a "
-            "round where DPFact has two, down and up. The multipliers of all sites add up to zero "
-            "after every round, so TRIP need not send them "
-            "(`tests/simulation/test_baselines.py` shows it); that is the row with the multipliers "
-            "kept. Rounds are those to converge (DPFact: the exact solver with l2,1). The paper's "
-            "MIMIC-III figure for its six units is its figure for five random sites.",
+            Table(
+                "traffic", rows,
+                {"MB a round": 3, "of TRIP's": 3, "paper: of TRIP's": 3, "MB in all": 1,
+                 "seconds at 15 MB/s": 2, "paper: seconds": 2},
+                "a round, and all rounds until convergence",
+            ),
+            Table(
+                "traffic_by_sites", sites, {"linear within": 5, **dict.fromkeys(_PAPER_SECONDS, 2)},
+                "1, 5 and 10 sites",
+            ),
         ],
         _verdicts(rows, sites),
     )  # fmt: skip
@@ -139,7 +140,8 @@ def _by_sites(data: str, results: Results) -> dict[str, Any]:
         row |= {f"MB, T = {n}": s / 1e6 for n, s in zip(_COUNTS, sizes, strict=True)}
         off = [abs(s / (n * sizes[0]) - 1) for n, s in zip(_COUNTS, sizes, strict=True)]
         row["linear within"] = max(off)
-    return row | {f"paper: s, T = {n}": published.TRAFFIC_BY_SITES[data][n] for n in _COUNTS}
+    seconds = [published.TRAFFIC_BY_SITES[data][count] for count in _COUNTS]
+    return row | dict(zip(_PAPER_SECONDS, seconds, strict=True))
 
 
 def _verdicts(rows: list[dict[str, Any]], sites: list[dict[str, Any]]) -> list[Verdict]:
@@ -148,16 +150,15 @@ def _verdicts(rows: list[dict[str, Any]], sites: list[dict[str, Any]]) -> list[V
         Verdict(
             "DPFact's traffic is 20 to 47 % below TRIP's",
             answer(held(0.2 <= 1 - ratio <= 0.47) for ratio in _ratios(rows, "dpfact")),
-            f"A case is a size; bytes of a round. Below TRIP's as published: DPFact "
-            f"{_below(rows, 'dpfact')}; TRIP that keeps its multipliers at the sites "
-            f"{_below(rows, 'trip-lean')}. {_lean(rows)}{_in_all(rows)}".strip(),
+            f"A case is a size. A round of DPFact is {_below(rows, 'dpfact')} below TRIP's as "
+            f"published, and one of TRIP without multipliers {_below(rows, 'trip-lean')}. "
+            f"{_lean(rows)}{_in_all(rows)}".strip(),
         ),
         Verdict(
             "Traffic grows in proportion to the number of sites",
             answer(held(value < _LINEAR) for value in linear),
-            f"A case is a size. Within {100 * max(linear, default=float('nan')):.2f} % of "
-            "proportional up to 10 sites; proportional is within "
-            f"{100 * _LINEAR:g} %.",
+            f"A case is a size. Up to 10 sites, traffic is within "
+            f"{100 * max(linear, default=float('nan')):.2f} % of proportional.",
         ),
     ]
 
@@ -172,12 +173,12 @@ def _below(rows: list[dict[str, Any]], system: str) -> str:
 
 
 def _lean(rows: list[dict[str, Any]]) -> str:
-    """Whether anything is left of the saving once TRIP keeps what it need not send."""
+    """A sentence if nothing is left of the saving once TRIP keeps its multipliers."""
     pairs = zip(_ratios(rows, "dpfact"), _ratios(rows, "trip-lean"), strict=False)
     left = [lean - own for own, lean in pairs]
     if not left or max(left) > _LINEAR:
         return ""
-    return "So all of the saving in a round is multipliers that TRIP need not send. "
+    return "So the whole saving is multipliers that TRIP need not send. "
 
 
 def _in_all(rows: list[dict[str, Any]]) -> str:
@@ -190,9 +191,9 @@ def _in_all(rows: list[dict[str, Any]]) -> str:
         and (trip := found.get((title, _TITLES["trip"]))) is not None
     ]
     return (
-        "Until both have converged (below zero: DPFact sends more): "
+        "Until both have converged, DPFact sends less than TRIP by "
         + ", ".join(told)
-        + " less than TRIP."
+        + " (below zero: more)."
         if told
         else ""
     )

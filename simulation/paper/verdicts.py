@@ -21,13 +21,11 @@ Case = Literal["supports", "contradicts", "open"]
 Answer = Literal["yes", "partly", "no", "undecided", "not measured"]
 LEVEL = 0.95
 RULE = (
-    "Each claim has cases: a data set, and where they vary a rank and a rival. A case supports the "
-    f"claim where the {100 * LEVEL:.0f} % interval of the paired difference, over starts (RMSE) or "
-    "splits of the patients (AUC), lies on the claimed side; it contradicts where the interval "
-    "lies on the other; else it is open, as is one that was measured only once. **Yes**: all cases "
-    "support. **No**: none does and some contradict. **Partly**: some support. **Undecided**: all "
-    "are open. Intervals are not corrected for the number of cases. Answers and numbers are "
-    "written from the results by this rule."
+    f"A case supports a claim if the {100 * LEVEL:.0f} % interval of the paired difference, over "
+    "starts (RMSE) or splits of the patients (AUC), lies on the claimed side. It contradicts the "
+    "claim if the interval lies on the other side, and is open otherwise. **Yes**: all cases "
+    "support. **No**: none supports and some contradict. **Partly**: some support. **Undecided**: "
+    "all are open. Intervals are not corrected for the number of cases."
 )
 """As the page states it."""
 

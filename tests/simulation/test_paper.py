@@ -1,6 +1,7 @@
 """The paper's evaluation: jobs, what is measured, statistics, verdicts, and the whole on little."""
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import fields, replace
@@ -135,12 +136,15 @@ def test_the_whole_evaluation_repeats_and_goes_on(plan, tmp_path, capsys):
         rows = json.loads((tmp_path / "a" / f"{table}.json").read_text())
         assert rows
         assert (tmp_path / "a" / f"{table}.csv").read_text().count("\n") >= len(rows)
-    # What a reader comes for is above every table, and long tables are folded.
+    # The verdicts are above everything else, and a link leads to each table.
     top, rest = text.split("\n## The data\n")
-    assert top.count("| **") == text.split("\n## All cases\n")[1].count("| **") > 0
+    verdicts = json.loads((tmp_path / "a" / "verdicts.json").read_text())
+    assert top.count("| **") == len({row["claim"] for row in verdicts}) > 0
     assert "| DPFact, patient mode (ours) |" in top
-    assert "<details>" not in top
-    assert rest.count("<details>") == rest.count("</details>") >= 2
+    assert "|---" not in rest
+    linked = set(re.findall(r"\(evaluation/([\w.-]+\.csv)\)", text))
+    assert linked == {path.name for path in (tmp_path / "docs" / "evaluation").iterdir()}
+    assert {"verdicts.csv", "settings.csv", "auc_paired.csv"} < linked
     for figure in ("convergence", "auc", "norms", "fms_against_epsilon"):
         assert (tmp_path / "a" / f"{figure}.svg").read_bytes()
         assert f"(images/evaluation/{figure}.png)" in text
@@ -230,7 +234,7 @@ def test_the_commands_for_full_data_run_on_the_demos(
     monkeypatch.setattr("sys.argv", ["paper", *given, "--only", "data", "phenotypes"])
     main()
     text = (tmp_path / "runs" / "paper-full" / "evaluation.md").read_text()
-    assert "leading phenotypes by lambda" in text
+    assert "the leading ones by lambda" in text
     assert "Not complete" not in text
 
 
@@ -330,6 +334,9 @@ def test_a_table_shows_rounded_values_and_keeps_all_digits(tmp_path):
     assert table.markdown() == "| a | b| |\n|---|---|\n| 0.12 | - |"
     table.write(tmp_path)
     assert json.loads((tmp_path / "t.json").read_text())[0]["a"] == 0.123456
+    assert (tmp_path / "t.csv").read_text() == "a,b|\n0.123456,\n"
+    table.write_rounded(tmp_path)
+    assert (tmp_path / "t.csv").read_text() == "a,b|\n0.12,\n"
 
 
 def test_the_papers_numbers_are_the_papers():
