@@ -241,7 +241,7 @@ def data_events(
             metavar="NAME=FILE[,COLUMN=NAME]",
             help="A feature mode and its table (.csv, .csv.gz, .parquet, or a pattern such as "
             "rx_*.csv); two or more. Columns of its own as patient=, code=, time=, encounter=, "
-            "description=.",
+            "description=; and time-format=.",
         ),
     ],
     name: Annotated[

@@ -87,14 +87,15 @@ def read_event_tables(
 
     tables = {}
     for mode, text in read_named("--mode", values).items():
-        pattern, own = _with_keys(text, [*columns.names])
+        pattern, own = _with_keys(text, [*columns.names, "time-format"])
+        form = own.pop("time-format", time_format)
         path = Path(pattern)
         files = [path]
         if not path.exists() and any(mark in path.name for mark in "*?["):
             files = sorted(path.parent.glob(path.name))
             if not files:
                 raise SettingsError(f"--mode: no file of {mode} is named {pattern}")
-        tables[mode] = EventTable(files, replace(columns, **own), dialect, time_format)
+        tables[mode] = EventTable(files, replace(columns, **own), dialect, form)
     return tables
 
 

@@ -47,6 +47,8 @@ logger = logging.getLogger(__name__)
 MINUTES_A_DAY = 1440
 SMALL_SITES = "other"
 UNKNOWN_SITE = "unknown"
+_MANY_LEFT_OUT = 0.1
+"""Share of patients without a cell from which their number is a warning."""
 COLUMNS = {"patient", "site", "id", "given", "site_number", "position"}
 """What no label can be called: columns of patients here."""
 
@@ -152,8 +154,8 @@ def build_cohort(
             for n, vocabulary in enumerate(vocabularies, 1)
         )
         raise DataError(
-            f"{name}: no two events of the vocabularies {events} lie in one window ({window}); is "
-            "--window too short, or is a code list another hospital's?"
+            f"{name}: no patient has an event of each of {events} within {window}; is the window "
+            "too short, or is a code list another hospital's?"
         )
     _assign_sites(connection, min_patients, keep_empty, row_unit)
     _sort_cells(connection, len(vocabularies))
@@ -297,8 +299,8 @@ def _assign_sites(
     place = f"{row_unit}s"
     everybody, kept = count_rows(connection, "named"), count_rows(connection, "members")
     count(connection, place, "in the tables", everybody)
-    count(connection, place, "left out, since no two of their codes lie in a window",
-         everybody - kept)  # fmt: skip
+    count(connection, place, "left out, since no window holds a code of each mode",
+         everybody - kept, warn=everybody - kept > _MANY_LEFT_OUT * everybody)  # fmt: skip
     count(connection, place, "kept", kept)
 
 

@@ -15,7 +15,7 @@ import re
 import shutil
 import tempfile
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,13 +85,15 @@ class Rows(NamedTuple):
 
     They are frames (of pandas, polars or Arrow, or DuckDB's relations), one below the other, or a
     table of an attached database, in SQL. Where `mode` is given, only rows count whose column
-    ``mode`` has it.
+    ``mode`` has it. Where `sites` names the site of each frame, the rows get a column ``site``, and
+    patients of two sites are two: the identifier in the column `patient` becomes ``SITE/PATIENT``.
     """
 
     name: str
     frames: Sequence[Any] = ()
     table: str = ""
     mode: str = ""
+    sites: Sequence[str] = ()
 
     def __str__(self) -> str:
         return self.name
@@ -99,16 +101,25 @@ class Rows(NamedTuple):
     def sql(self, connection: Connection) -> str:
         """SQL of them on a connection."""
         for number, frame in enumerate(self.frames):
-            names = getattr(frame, "column_names", None) or frame.columns  # Arrow's, or all others'
-            _refuse_twins(self, [str(name).lower() for name in names])
+            _refuse_twins(self, [name.lower() for name in columns_of(frame)])
             if hasattr(type(frame), "write_parquet"):  # another connection's, or polars'
                 path = Path(_spill_of(connection)) / f"frame_{number}.parquet"
                 frame.write_parquet(str(path))
                 frame = connection.read_parquet(str(path))  # noqa: PLW2901
             connection.register(f"frame_{number}", frame)
-        below = " UNION ALL BY NAME ".join(f"FROM frame_{n}" for n in range(len(self.frames)))
+        own = [f"* REPLACE ({literal(site + '/')} || patient AS patient), {literal(site)} AS site"
+               for site in self.sites] or ["*"] * len(self.frames)  # fmt: skip
+        below = " UNION ALL BY NAME ".join(
+            f"SELECT {columns} FROM frame_{n}" for n, columns in enumerate(own)
+        )
         rows = self.table or f"({below})"
         return f"(FROM {rows} WHERE mode::VARCHAR = {literal(self.mode)})" if self.mode else rows
+
+
+def columns_of(frame: Any) -> list[str]:
+    """Names of the columns of a frame of pandas, polars, Arrow or DuckDB; of all else none."""
+    names = getattr(frame, "column_names", None)  # Arrow's; the others have columns
+    return [*map(str, getattr(frame, "columns", ()) if names is None else names)]
 
 
 @contextmanager
@@ -139,7 +150,7 @@ def connect(memory: str = MEMORY) -> Iterator[Connection]:
         except duckdb.OutOfMemoryException:
             raise DataError(
                 f"{memory} of memory, or the room for temporary files in {spill.parent}, is "
-                "too little to build the tensors; allow more (--memory), or keep fewer codes"
+                "too little to build the tensors; allow more memory, or keep fewer codes"
             ) from None
         except duckdb.Error as error:
             raise DataError(
@@ -213,6 +224,7 @@ def load_table(
     where: str = "true",
     may_be_cut: bool = False,
     dialect: Dialect = _PLAIN,
+    hint: Callable[[Collection[str]], str] = lambda _: "",
 ) -> bool:
     """Read columns into the temporary table `table`, as trimmed text.
 
@@ -236,6 +248,8 @@ def load_table(
         Leave out a last line of CSV that ends too early instead of refusing the file.
     dialect : Dialect
         Of CSV.
+    hint : callable
+        What to do where a column is missing, from the names of those that are there; or nothing.
 
     Returns
     -------
@@ -250,7 +264,7 @@ def load_table(
             source, found = _csv(place, dialect)
         else:
             source, found = _typed(connection, place, wanted)
-        check_columns(place, columns, found, kind)
+        check_columns(place, columns, found, kind, hint(found))
         query = (
             f"CREATE OR REPLACE TEMP TABLE {table} AS SELECT {select} "
             f"FROM (SELECT {_fields(found, wanted)} FROM {source}) WHERE {where}"
@@ -391,17 +405,22 @@ def _refuse_foreign(path: Path) -> None:
 
 
 def check_columns(
-    place: Path | Rows, wanted: Sequence[str], found: Collection[str], kind: str = "a table"
+    place: Path | Rows,
+    wanted: Sequence[str],
+    found: Collection[str],
+    kind: str = "a table",
+    hint: str = "",
 ) -> None:
-    """Refuse a table that lacks a column; `wanted` is as in `load_table`."""
+    """Refuse a table that lacks a column; `wanted` is as in `load_table`, `hint` what to do."""
     lists = set(map(list_of, found))
     missing = [name for name in wanted if name not in found and name not in lists]
     if not missing:
         return
-    if kind == "CSV" and len(missing) == len(wanted):  # it may be a line about a patient
-        there = "nor any other that is looked for; does its first line name the columns?"
-    else:
-        there = f"it has {[*found]}"
+    if kind != "CSV" or len(missing) < len(wanted):
+        there = f"it has {[*found]}" + f"; try {hint}" * bool(hint)
+    else:  # its first line may be about a patient, and is not quoted
+        other = "nor any other that is looked for; does its first line name the columns?"
+        there = f"try {hint}" if hint else other
     named = ", ".join(name.replace("[]", "_1") for name in missing)
     raise DataError(f"{place}: lacks the column(s) {named}; {there}")
 

@@ -6,8 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from dpfact_flower.data.readers import frames
 from dpfact_flower.data.site_data import Cohort, SiteData
+from dpfact_flower.data.tables import columns_of
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError
 from dpfact_flower.tensor.foreign import as_tensor
@@ -73,6 +76,11 @@ def is_matrix(given: Any) -> bool:
     return len(getattr(given, "shape", ())) == 2 and not hasattr(given, "subs")
 
 
+def rows_of(given: Any) -> tuple[str, ...] | None:
+    """Names of a frame's rows: pandas has an index, the others have none."""
+    return tuple(map(str, given.index)) if hasattr(given, "index") else None
+
+
 def numbered(sizes: Sequence[int]) -> tuple[Vocabulary, ...]:
     """Vocabularies of codes that nobody has named."""
     modes = [f"mode-{mode}" for mode in range(1, len(sizes) + 1)] if len(sizes) > 1 else [ONE_MODE]
@@ -113,10 +121,14 @@ def _site(name: str, given: Any, vocabularies: Sequence[Vocabulary] | None) -> S
             f"site {name}: is a DataFrame of events, and other sites are not; make a SiteData of "
             "each with the same vocabularies"
         )
-    if hasattr(given, "columns"):  # a DataFrame with a row per patient
-        named = vocabularies or (Vocabulary(ONE_MODE, tuple(map(str, given.columns))),)
-        rows = tuple(map(str, given.index))
-        return SiteData(name, as_tensor(given.to_numpy()), tuple(named), patients=rows)
+    if codes := columns_of(given):  # a frame with a row per patient
+        lists = vocabularies or (Vocabulary(ONE_MODE, tuple(codes)),)
+        if hasattr(given, "to_numpy"):  # of pandas, or polars
+            return SiteData(
+                name, as_tensor(given.to_numpy()), tuple(lists), patients=rows_of(given)
+            )
+        held = given.fetchnumpy() if hasattr(given, "fetchnumpy") else given  # DuckDB's, or Arrow's
+        return SiteData(name, as_tensor(np.column_stack([held[c] for c in codes])), tuple(lists))
     tensor = as_tensor(given)
     return SiteData(name, tensor, tuple(vocabularies or numbered(tensor.feature_shape)))
 
@@ -133,19 +145,4 @@ def _of_events(
     if len(named) == 1:
         ((name, frame),) = named.items()
         return frames.read(frame, name, **options)
-    import pandas  # noqa: PLC0415 - there are frames
-
-    if any(frames.SITE in frame for frame in named.values()):
-        raise DataError(f"sites: each frame is a site, so none may have a column {frames.SITE}")
-    # Two hospitals may use one identifier for two people. No site's name holds the slash.
-    parts = [
-        frame.assign(**{frames.SITE: name, "patient": f"{name}/" + frame["patient"].astype(str)})
-        for name, frame in named.items()
-    ]
-    cohort = frames.read(pandas.concat(parts, ignore_index=True), NAME, **options)
-    return Cohort(NAME, tuple(map(_with_own_names, cohort.sites)))
-
-
-def _with_own_names(site: SiteData) -> SiteData:
-    own = tuple(name.partition("/")[2] for name in site.patients or ())
-    return replace(site, patients=own)
+    return frames.read_sites(named, NAME, **options)

@@ -14,6 +14,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, check_non_negative, validate_data
 
 from dpfact_flower.data.site_data import Cohort, SiteData
+from dpfact_flower.data.tables import columns_of
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError
 from dpfact_flower.evaluation.model import GlobalModel, Memberships, pandas
@@ -26,6 +27,7 @@ from dpfact_flower.notebook.inputs import (
     is_matrix,
     is_site,
     numbered,
+    rows_of,
 )
 from dpfact_flower.notebook.run import Run
 from dpfact_flower.settings import Scalar
@@ -226,7 +228,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
     def _site_of_matrix(
         self, X: Any, lists: Sequence[Vocabulary] | None, *, reset: bool
     ) -> SiteData:
-        rows = tuple(map(str, X.index)) if hasattr(X, "columns") else None
+        rows = rows_of(X) if columns_of(X) else None
         checked = validate_data(
             self, X, reset=reset, accept_sparse="csr", dtype=np.float64,
             accept_large_sparse=False, ensure_min_features=2 if reset else 1,

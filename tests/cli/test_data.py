@@ -1,6 +1,7 @@
 """`dpfact data events`, as a hospital's data engineer uses it."""
 
 import json
+import shlex
 
 import pytest
 from typer.testing import CliRunner
@@ -82,17 +83,33 @@ def test_tables_with_columns_of_their_own_and_files_by_a_pattern(tables, tmp_pat
     header = "pid;started;drug\n"
     (tmp_path / "rx_1.csv").write_text(header + "17;01.03.2024;a\n")
     (tmp_path / "rx_2.csv").write_text(header + "17;02.03.2024;b\n")
-    (tmp_path / "d.csv").write_text("patient;time;code\n17;05.03.2024;41401\n")
+    (tmp_path / "d.csv").write_text("patient;time;code\n17;2024-03-05;41401\n")
     (tmp_path / "r.csv").write_text("patient;again\n17;yes\n")
     data_events(
-        "--name", "north", "--out", str(tmp_path / "out"), "--time-format", "%d.%m.%Y",
-        "--mode", f"drugs={tmp_path}/rx_*.csv,patient=pid,time=started,code=drug",
+        "--name", "north", "--out", str(tmp_path / "out"),
+        "--mode",
+        f"drugs={tmp_path}/rx_*.csv,patient=pid,time=started,time-format=%d.%m.%Y,code=drug",
         "--mode", f"diagnoses={tmp_path / 'd.csv'}",
         "--label", f"readmitted={tmp_path / 'r.csv'},column=again",
     )  # fmt: skip
     site = SiteData.load(tmp_path / "out" / "north.npz")
     assert site.vocabularies[0].codes == ("a", "b")
     assert site.labels["readmitted"].tolist() == [1]
+
+
+def test_columns_with_other_names_are_read_as_the_error_says(tables, tmp_path):
+    other = tmp_path / "other names.csv"
+    lines = (tmp_path / "d.csv").read_text().splitlines()[1:]
+    other.write_text("\n".join(["subject_id,charttime,icd9_code,dob", *(f"{x},a" for x in lines)]))
+    options = [f"diagnoses={other}" if x.startswith("diagnoses=") else x for x in tables]
+    with pytest.raises(DPFactError, match="; try --mode ") as caught:
+        data_events("--name", "north", *options)
+    worked = shlex.split(str(caught.value).partition("try --mode ")[2])
+    at = next(n for n, x in enumerate(options) if x.startswith("diagnoses="))
+    data_events("--name", "north", *options[:at], *worked, *options[at + 1 :])
+    data_events("--name", "south", *tables[:-1], str(tmp_path / "same"))
+    one, same = (SiteData.load(tmp_path / x) for x in ("out/north.npz", "same/south.npz"))
+    assert one.fingerprint == same.fingerprint
 
 
 def test_what_was_read_is_printed_and_kept_beside_the_cohort(tables, tmp_path):

@@ -111,7 +111,7 @@ def test_counts_are_those_of_the_definition(connection, modes, window, events):
     fill(connection, [(patient, site, False) for patient, site in sites.items()], events)
     expected = reference(sites, events, modes, window)
     if not expected:
-        with pytest.raises(DataError, match="lie in one window"):
+        with pytest.raises(DataError, match="no patient has an event of each of"):
             build_cohort(connection, "c", vocabularies(modes), window, labels=())
         return
     cohort = build_cohort(connection, "c", vocabularies(modes), window, labels=())
@@ -135,15 +135,16 @@ def build(connection, **options):
 def test_patients_without_a_cell_are_left_out_with_their_labels(connection, caplog):
     with caplog.at_level(logging.INFO):
         cohort = build(connection)
+    assert [r.levelname for r in caplog.records if "no window" in r.message] == ["WARNING"]
     assert [(s.name, s.patients, s.labels["died"].tolist()) for s in cohort.sites] == [
         ("big", ("p0", "p1", "p2"), [1, 0, 1]),
         ("small-3", ("p3",), [0]),
         ("small-4", ("p4",), [1]),
     ]
-    assert "patients: 1 left out, since no two of their codes lie in a window" in caplog.text
+    assert "patients: 1 left out, since no window holds a code of each mode" in caplog.text
     assert cohort.read_report[-3:] == (
         ("patients", "in the tables", 6),
-        ("patients", "left out, since no two of their codes lie in a window", 1),
+        ("patients", "left out, since no window holds a code of each mode", 1),
         ("patients", "kept", 5),
     )
 

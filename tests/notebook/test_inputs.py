@@ -1,5 +1,7 @@
 """What a site may be given as."""
 
+import ast
+
 import duckdb
 import numpy as np
 import pandas as pd
@@ -54,6 +56,55 @@ def test_a_relation_of_duckdb_does_as_well():
     assert [cells(site) for site in found.sites] == [cells(s) for s in read_events(EVENTS).sites]
 
 
+def as_polars(frame):
+    return pytest.importorskip("polars").DataFrame(frame.to_dict("list"))
+
+
+def as_arrow(frame):
+    return pytest.importorskip("pyarrow").table(frame.to_dict("list"))
+
+
+@pytest.mark.parametrize("other", [as_polars, as_arrow])
+def test_frames_of_polars_and_arrow_are_read_as_those_of_pandas(other):
+    assert [cells(s) for s in read_events(other(EVENTS)).sites] == [
+        cells(s) for s in read_events(EVENTS).sites
+    ]
+
+
+@pytest.mark.parametrize("other", [as_polars, as_arrow, duckdb.from_df])
+def test_frames_of_polars_arrow_and_duckdb_are_sites(other):
+    cohort = as_cohort({"a": other(HERE), "b": other(HERE[HERE["patient"] == "bob"])})
+    assert cohort.patients == ("ann", "bob", "bob")
+    assert cells(cohort.sites[1]) == {("bob", "P1", "D2")}
+    counts = pd.DataFrame({"D1": [1, 0, 2], "D2": [0, 3, 1]})
+    (site,) = as_cohort(other(counts)).sites
+    assert site.vocabularies[0].codes == ("D1", "D2")
+    np.testing.assert_array_equal(site.tensor.to_dense(), counts)
+
+
+NAMES = {"patient": "subject_id", "code": "icd_code", "time": "charttime"}
+
+
+def test_columns_with_other_names_are_read_as_the_error_says():
+    elsewhere = HERE.rename(columns=NAMES).assign(birth_date="1960-01-01", icd_version=9)
+    with pytest.raises(DataError, match=r"it has \['subject_id', .*; try columns=") as caught:
+        read_events(elsewhere)
+    columns = ast.literal_eval(str(caught.value).partition("try columns=")[2])
+    assert columns == NAMES
+    assert cells(read_events(elsewhere, columns=columns).sites[0]) == cells(
+        read_events(HERE).sites[0]
+    )
+
+
+def test_times_in_another_form_are_read_with_a_format():
+    german = HERE.assign(time=pd.to_datetime(HERE["time"]).dt.strftime("%d.%m.%Y"))
+    with pytest.raises(DataError, match=r"14:05 \(time_format= for another\)"):
+        read_events(german)
+    assert cells(read_events(german, time_format="%d.%m.%Y").sites[0]) == cells(
+        read_events(HERE).sites[0]
+    )
+
+
 def test_a_frame_for_each_mode_does_as_well():
     tables = {mode: HERE[HERE["mode"] == mode].drop(columns="mode")
               for mode in ("procedures", "diagnoses")}  # fmt: skip
@@ -63,7 +114,7 @@ def test_a_frame_for_each_mode_does_as_well():
 def test_an_encounter_may_be_the_window():
     frame = HERE.rename(columns={"time": "encounter"}).assign(encounter=[1, 1, 2, 3, 3])
     assert len(cells(read_events(frame, window_days=None).sites[0])) == 2
-    with pytest.raises(DataError, match=r"lacks the column\(s\) time; window_days=None needs"):
+    with pytest.raises(DataError, match=r"lacks the column\(s\) time; .* try window_days=None"):
         read_events(frame)
 
 
@@ -92,7 +143,9 @@ def test_what_is_wrong_is_said_by_the_frames_name_and_no_value():
     with pytest.raises(DataError, match=r"^diagnoses: column time must be a date") as caught:
         read_events(wrong)
     assert "yesterday" not in str(caught.value)
-    with pytest.raises(DataError, match="need a DataFrame with the columns patient, code, mode"):
+    with pytest.raises(
+        DataError, match=r"need a DataFrame with a column mode, .* it has \['patient'"
+    ):
         read_events(HERE.drop(columns="mode"))
     two = EVENTS.assign(site=["north", "south", "north", "south", "south"])
     with pytest.raises(DataError, match="sites: column site must be one and the same"):

@@ -14,8 +14,11 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Mapping, Sequence
+import re
+import shlex
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
@@ -59,9 +62,28 @@ _OFFSET = rf"\d{{4}}-\d{{2}}-\d{{2}}{_CLOCK}[+-]\d{{2}}(:?\d{{2}})?"
 _USUAL = "length({0}) IN (10, 16, 19) AND NOT contains({0}, '/')"
 _YEAR_1 = 1_035_593_280
 """Minutes from the year 1 to 1970: a quotient of whole numbers is cut towards zero, not down."""
+_ODD_YEAR = f"time NOT BETWEEN {-25_567 * 1440} AND {120_530 * 1440}"
 _ZONED, _MISTIMED = 10**12, -(10**12)
 """What is added to minutes in UTC, and what stands for no time: another column costs more."""
 _SOME = {"encounter": "encounter IS NOT NULL", "time": "time IS NOT NULL"}
+_LIKELY = {
+    "patient": ("patient", "subject", "person", "member", "bene", "mrn", "pid"),
+    "code": ("code", "icd", "diag", "proc", "drug", "ndc", "atc", "cpt", "concept", "medication"),
+    "time": ("time", "date", "day"),
+    "encounter": ("encounter", "visit", "hadm", "stay", "admission", "episode"),
+}
+"""Parts of the names that columns have in EHRs, the most telling first."""
+_LIKE_A_NAME = re.compile(
+    "(?!.*(version|type|system|seq|birth|death|dob|dod|desc|title|text|unit))([a-z_ .]|icd(9|10))+"
+)
+"""What is not of this form may be a value: a first line without names may be a patient's."""
+_ODD_CODES = {
+    "codes of more than 60 characters": "(FROM codes WHERE length(code) > 60)",
+    "codes that differ from another in leading zeros, dots or case alone": """
+        (FROM codes WHERE code <> '' QUALIFY count(*) OVER (
+            PARTITION BY mode, ltrim(replace(lower(code), '.', ''), '0')) > 1)""",
+}
+"""What is read as it stands, and may be a mistake: free text, ``0389`` beside ``389``."""
 _YES = ("1", "1.0", "1,0", "yes", "true")
 _NO = ("0", "0.0", "0,0", "no", "false")
 
@@ -200,13 +222,14 @@ def read(
     with reading(options) as connection:
         for mode, source in sources.items():
             _load_events(connection, mode, source, window)
+        _count_twins(connection, sources)
         _load_patients(connection, sources, name, columns.patient, sites, dialect)
         for label, label_table in labels.items():
             _load_label(connection, label, label_table, columns.patient, dialect)
         if vocabularies is None:
             logger.warning(
                 "the code lists are made from these patients, which no guarantee covers: sites of "
-                "a federation need the same lists, from a public source (--codes)"
+                "a federation need the same lists, from a public source (--codes, or vocabularies=)"
             )
         return make_cohort(connection, name, modes, window, options, tuple(labels))
 
@@ -228,7 +251,7 @@ def _load_events(connection: Connection, mode: str, source: EventTable, window: 
     )
     for file in source.files:
         place, names = _place(file), source.columns.names
-        found = _load_rows(connection, place, source, window)
+        found = _load_rows(connection, mode, place, source, window)
         with report_progress(connection, mode):
             empty = [what for what, some in _SOME.items() if not found[some]]
             added = add_events(connection, mode, "loaded", empty)
@@ -240,6 +263,8 @@ def _load_events(connection: Connection, mode: str, source: EventTable, window: 
         count(connection, place.name, what, found["true"] - added, warn=True)
         what = f"rows without {names[window.column]}, in no window"
         count(connection, place.name, what, found[window.unplaced], warn=True)
+        what = "rows of a year before 1900 or after 2300"
+        count(connection, place.name, what, count_rows(connection, "loaded", _ODD_YEAR), warn=True)
         connection.execute(
             """INSERT INTO described SELECT code, description, count(*) FROM loaded
                WHERE description IS NOT NULL GROUP BY ALL"""
@@ -252,6 +277,17 @@ def _load_events(connection: Connection, mode: str, source: EventTable, window: 
         {"mode": mode},
     )
     connection.execute("DROP TABLE loaded")
+    for what, odd in _ODD_CODES.items():
+        count(connection, mode, what, count_rows(connection, odd, f"mode = '{mode}'"), warn=True)
+
+
+def _count_twins(connection: Connection, sources: Mapping[str, EventTable]) -> None:
+    """Count the modes that hold the very events of another one."""
+    for one, other in itertools.combinations(sources, 2):
+        events = count_rows(connection, table_of(one))
+        both = f"(FROM {table_of(one)} INTERSECT ALL FROM {table_of(other)})"
+        if events == count_rows(connection, table_of(other)) == count_rows(connection, both):
+            count(connection, other, f"events, all of which are those of {one}", events, warn=True)
 
 
 def _place(given: Place) -> Path | Rows:
@@ -259,7 +295,7 @@ def _place(given: Place) -> Path | Rows:
 
 
 def _load_rows(
-    connection: Connection, place: Path | Rows, source: EventTable, window: Window
+    connection: Connection, mode: str, place: Path | Rows, source: EventTable, window: Window
 ) -> dict[str, int]:
     """Table ``loaded`` of one file, checked; in how many of its rows a condition holds."""
     names = source.columns.names
@@ -273,10 +309,11 @@ def _load_rows(
         select=", ".join(
             f"{sql[what]} AS {what}" for what in ("patient", "encounter", "code", "description")
         ) + f", {_minutes(sql['time'], source.time_format)} AS time",
-        dialect=source.dialect,
+        dialect=source.dialect, hint=lambda found: _hint(mode, place, names, window, found),
     )  # fmt: skip
     _drop_headers(connection, place, names)
-    form = "a date or time as 2024-05-31 or 2024-05-31 14:05 (--time-format for another)"
+    option = "time_format=" if isinstance(place, Rows) else "--time-format"
+    form = f"a date or time as 2024-05-31 or 2024-05-31 14:05 ({option} for another)"
     form = f"a time as {source.time_format}" if source.time_format else form
     rules = [  # of what, what is wrong, and what would be right
         ("patient", "patient IS NULL", f"be {_TEXT}"),
@@ -308,6 +345,34 @@ def _load_rows(
             "row(s) are blank"
         )
     return found
+
+
+def _hint(
+    mode: str, place: Path | Rows, names: Mapping[str, str], window: Window, found: Collection[str]
+) -> str:
+    """Arguments with which a table would be read whose columns have other names, if any would."""
+    taken = {what: name for what, name in names.items() if name in found}
+    for what in ("patient", "code", "time", "encounter"):
+        if what not in taken and (name := _likely(what, set(found) - set(taken.values()), found)):
+            taken[what] = name
+    if not taken.keys() >= {"patient", "code"} or not taken.keys() & {"time", "encounter"}:
+        return ""
+    other = {what: name for what, name in taken.items() if name != names[what]}
+    if isinstance(place, Rows):
+        options, unbounded = [f"columns={other}"], "window_days=None"
+    else:
+        pairs = ",".join(f"{what}={name}" for what, name in other.items())
+        options, unbounded = [f"--mode {shlex.quote(f'{mode}={place},{pairs}')}"], "--window 0"
+    if window.column not in taken:
+        options.append(unbounded if window.column == "time" else "a window in days")
+    return " and ".join(options[not other :])
+
+
+def _likely(what: str, free: Collection[str], found: Collection[str]) -> str:
+    """The first column whose name says that it holds something; empty where none does."""
+    fits = (name for part in _LIKELY[what] for name in found
+            if name in free and part in name and _LIKE_A_NAME.fullmatch(name))  # fmt: skip
+    return next(fits, "")
 
 
 def _drop_headers(connection: Connection, place: Path | Rows, names: Mapping[str, str]) -> None:
@@ -392,9 +457,10 @@ def _load_label(
     refuse_rows(connection, "facts", bad, place, column, "0 or 1 (or no, yes, false, true)")
     missing = count_rows(connection, "(FROM patients ANTI JOIN facts USING (patient))")
     if missing and not table.missing:
+        option = "" if isinstance(place, Rows) else " (--label with missing=0 takes them for 0)"
         raise DataError(
             f"{place}: column {patient} must hold every patient; {missing} patient(s) are "
-            "missing (--label with missing=0 takes them for 0)"
+            f"missing{option}"
         )
     count(connection, place.name, f"patients not in it, labelled {table.missing}", missing)
     connection.execute(

@@ -8,12 +8,13 @@ column ``mode`` says which of them an event belongs to.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Unpack
 
 from dpfact_flower.data.readers import event_tables
 from dpfact_flower.data.readers.steps import Options
 from dpfact_flower.data.site_data import DIED, Cohort
-from dpfact_flower.data.tables import Rows, connect
+from dpfact_flower.data.tables import Rows, columns_of, connect
 from dpfact_flower.errors import DataError
 from dpfact_flower.settings import check_name
 
@@ -30,37 +31,40 @@ def read(
     events: Any,
     name: str = "own",
     *,
+    columns: Mapping[str, str] | None = None,
+    time_format: str = "",
     window_days: int | None = 30,
     labels: Any = None,
     **options: Unpack[Options],
 ) -> Cohort:
     """Read frames of events into one tensor per site.
 
-    `name` is that of the one site, or, where there is a column ``site``, of the cohort.
-    `window_days` and `options` are as in `event_tables.read`. `labels` is a frame of ``patient``
-    and ``died``, or a mapping of each label's name to such a frame, with the column of that name.
+    `name` is that of the one site, or, where there is a column ``site``, of the cohort. `columns`
+    says which columns have other names: ``{"patient": "subject_id", "code": "icd_code"}``.
+    `time_format` is as in ``strptime``; without it times are ISO 8601. `window_days` and `options`
+    are as in `event_tables.read`. `labels` is a frame of ``patient`` and ``died``, or a mapping of
+    each label's name to such a frame, with the column of that name.
     """
     if isinstance(events, Mapping):
-        frames = {mode: Rows(mode, [frame]) for mode, frame in events.items()}
         parts = list(events.values())
-    elif holds_events(events) and MODE in _columns(events):
-        frames = {mode: Rows(mode, [events], mode=mode) for mode in _modes(events)}
+        tables = {mode: Rows(mode, [frame]) for mode, frame in events.items()}
+    elif MODE in _columns(events):
         parts = [events]
+        tables = _by_mode(Rows("events", parts))
     else:
         raise DataError(
-            "events: need a DataFrame with the columns patient, code, mode, or a frame for each "
-            "feature mode by its name"
-        )
-    if window_days is not None and not all("time" in _columns(frame) for frame in parts):
-        raise DataError(
-            "events: lacks the column(s) time; window_days=None needs an encounter instead"
+            "events: need a DataFrame with a column mode, or a frame for each feature mode by its "
+            f'name, as {{"diagnoses": frame, ...}}; it has {columns_of(events)}'
         )
     having = [SITE in _columns(frame) for frame in parts]
     if any(having) and not all(having):
         raise DataError(f"events: the column {SITE} must be in the frames of all modes, or of none")
     by_name = labels if isinstance(labels, Mapping) else {DIED: labels}
+    names = event_tables.Columns(**(columns or {}))
     return event_tables.read(
-        frames, name, window_days=window_days,
+        {mode: event_tables.EventTable([rows], names, time_format=time_format)
+         for mode, rows in tables.items()},
+        name, columns=names, window_days=window_days,
         sites=Rows("sites", parts) if all(having) else None,
         labels={
             label: event_tables.LabelTable(Rows(f"labels of {label}", [frame]))
@@ -70,19 +74,34 @@ def read(
     )  # fmt: skip
 
 
+def read_sites(
+    frames: Mapping[str, Any], name: str, *, window_days: int | None, **options: Unpack[Options]
+) -> Cohort:
+    """Read a frame of events for each site, with a column ``mode``, into one tensor per site."""
+    if any(SITE in _columns(frame) for frame in frames.values()):
+        raise DataError(f"sites: each frame is a site, so none may have a column {SITE}")
+    rows = Rows("events", list(frames.values()), sites=list(frames))
+    cohort = event_tables.read(
+        _by_mode(rows), name, window_days=window_days, sites=rows._replace(name="sites"), **options
+    )
+    return Cohort(name, tuple(
+        replace(site, patients=tuple(known.partition("/")[2] for known in site.patients or ()))
+        for site in cohort.sites
+    ))  # fmt: skip
+
+
 def _columns(frame: Any) -> set[str]:
-    names = getattr(frame, "column_names", None)  # Arrow's; pandas and polars have columns
-    return set(getattr(frame, "columns", ()) if names is None else names)
+    return {name.strip().lower() for name in columns_of(frame)}
 
 
-def _modes(events: Any) -> list[str]:
-    """Modes of a frame, in the order in which they first appear; numbers may name them too."""
+def _by_mode(events: Rows) -> dict[str, Rows]:
+    """Rows of each mode, in the order in which they first appear; numbers may name them too."""
     with connect() as connection:
-        rows = Rows("events", [events]).sql(connection)
         found = connection.execute(
-            f"""SELECT mode::VARCHAR FROM (SELECT mode, row_number() OVER () AS place FROM {rows})
+            f"""SELECT mode::VARCHAR FROM
+                    (SELECT mode, row_number() OVER () AS place FROM {events.sql(connection)})
                 WHERE mode IS NOT NULL GROUP BY mode ORDER BY min(place)"""
         ).fetchall()
     for (mode,) in found:
         check_name("mode", mode)
-    return [mode for (mode,) in found]
+    return {mode: events._replace(name=mode, mode=mode) for (mode,) in found}

@@ -267,6 +267,27 @@ def read_pair(write, diagnoses, procedures=PROCEDURES, **options):
     return cells_of(events.read(tables, "north", **options))
 
 
+def test_what_may_be_a_mistake_is_counted(tables, write, caplog):
+    tables["diagnoses"] = write(
+        "odd.csv",
+        "patient,time,code\n1,0024-01-01,0389\n1,2024-01-01,389\n1,2024-01-01,38.9\n"
+        f"2,2024-05-05,{'and so on ' * 9}\n2,2024-05-05,4019\n",
+    )
+    found = events.read(tables, "north").read_report
+    assert {
+        ("odd.csv", "rows of a year before 1900 or after 2300", 1),
+        ("diagnoses", "codes of more than 60 characters", 1),
+        ("diagnoses", "codes that differ from another in leading zeros, dots or case alone", 3),
+    } <= set(found)
+    assert not {what for _, what, _ in events.read(tables, "north").read_report} & {
+        "events, all of which are those of procedures"
+    }
+    twice = {"procedures": tables["procedures"], "diagnoses": tables["procedures"]}
+    found = events.read(twice, "north").read_report
+    assert ("diagnoses", "events, all of which are those of procedures", 4) in found
+    assert sum("those of procedures" in r.message for r in caplog.records) == 1
+
+
 def test_semicolons_tabulators_and_headers_in_any_script(write):
     text = "Größe;Médicament;Дата\n1;41401;2024-01-31\n"
     columns = events.Columns(patient="größe", code="MÉDICAMENT", time="дата")

@@ -126,7 +126,7 @@ def test_what_is_left_out_is_counted(folder):
     assert counts["diagnoses_icd", "rows whose icd_version is neither 9 nor 10, left out"] == 1
     assert counts["admissions", "rows without hospital_expire_flag, taken for no death"] == 1
     assert counts["admissions", "patients without a care unit or service, left out"] == 1
-    assert counts["patients", "left out, since no two of their codes lie in a window"] == 1
+    assert counts["patients", "left out, since no window holds a code of each mode"] == 1
     assert counts["patients", "kept"] == 2
 
 
