@@ -14,3 +14,18 @@ def await_that(holds: Callable[[], object], what: str) -> None:
     while not holds():
         assert time.monotonic() < give_up, f"not in {PATIENCE:g} s: {what}"
         time.sleep(0.05)
+
+
+class Clock:
+    """Stands for the module `time` in code that a test does not wait for."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+
+    def monotonic(self) -> float:
+        return self.now
+
+    time = perf_counter = monotonic
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds

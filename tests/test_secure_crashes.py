@@ -34,7 +34,8 @@ from dpfact_flower.wire import records
 from dpfact_flower.wire.secure import SecureStage
 from tests.conftest import count_tensor, make_vocabularies
 from tests.crash import answered_in_a_child, failing_at
-from tests.test_secure_rounds import NAMES, PRIVACY, Clock, sites, strategy
+from tests.patience import Clock
+from tests.test_secure_rounds import NAMES, PRIVACY, sites, strategy
 
 ALL = [f"site-{number:02d}" for number in range(1, 13)]
 
@@ -50,7 +51,7 @@ def killed(*_: object, **__: object) -> None:
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
     """Nobody waits."""
-    it = Clock()
+    it = Clock(1e9)
     monkeypatch.setattr("dpfact_flower.strategy.time", it)
     monkeypatch.setattr("dpfact_flower.collect.time", it)
     return it

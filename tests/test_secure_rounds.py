@@ -26,6 +26,7 @@ from dpfact_flower.strategy import DPFact
 from dpfact_flower.wire import records
 from dpfact_flower.wire.secure import MemberKey, SecureStage
 from tests.conftest import CODES, count_tensor, make_vocabularies
+from tests.patience import Clock
 
 SOLVER = SolverSettings(rank=3)
 PRIVACY = PrivacySettings(
@@ -66,24 +67,9 @@ class Lossy(InProcessGrid):
         return Message(Error(3, "lost"), reply_to=message)
 
 
-class Clock:
-    """A clock that nobody waits for."""
-
-    def __init__(self) -> None:
-        self.now = 1e9
-
-    def monotonic(self) -> float:
-        return self.now
-
-    time = perf_counter = monotonic
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-
 @pytest.fixture(autouse=True)
 def clock(monkeypatch) -> Clock:
-    it = Clock()
+    it = Clock(1e9)
     monkeypatch.setattr("dpfact_flower.strategy.time", it)
     monkeypatch.setattr("dpfact_flower.collect.time", it)
     return it

@@ -13,6 +13,7 @@ from dpfact_flower.server.elastic import elastic_average
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.strategy import DPFact
 from dpfact_flower.wire import records
+from tests.patience import Clock
 
 SHAPE = (5, 7)
 SOLVER = SolverSettings(rank=3)
@@ -46,21 +47,6 @@ class FakeGrid(InProcessGrid):
 def reply(site: object, value: float = 0.5, shapes=((5, 3), (7, 3)), dtype=np.float32):
     arrays = [np.full(shape, value, dtype) for shape in shapes]
     return records.answer(arrays, 1, {"site": site})
-
-
-class Clock:
-    """A clock that nobody waits for."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    perf_counter = monotonic
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
 
 
 @pytest.fixture(autouse=True)
