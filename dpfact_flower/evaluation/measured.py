@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.errors import StateError
+from dpfact_flower.evaluation.coherence import coherence
 from dpfact_flower.evaluation.membership import scores
 from dpfact_flower.evaluation.phenotypes import phenotype_table, site_usage
 from dpfact_flower.evaluation.prediction import MOST_PREDICTED, predict_outcome
@@ -103,6 +104,7 @@ def measure(
         errors=errors,
         fit_shared=fit_shared,
         fit_frequencies=fit_frequencies,
+        coherence=coherence(features, (site.tensor for site in sites)) if is_informative else None,
     )
     tables = None
     if is_informative:

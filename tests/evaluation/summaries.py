@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from dpfact_flower.evaluation.summary import (
     AUC,
+    Coherence,
     Errors,
     Exchange,
     GroupAUC,
@@ -93,6 +94,7 @@ MEASURED = Measured(
     errors=ERRORS,
     fit_shared=0.031,
     fit_frequencies=0.012,
+    coherence=Coherence(0.1374, -0.2513),
 )
 SIMULATED = replace(
     DEPLOYED, name="demo", sites=2, privacy="patient", claim=PATIENT_CLAIM, spent=SPENT,

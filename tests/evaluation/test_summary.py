@@ -48,7 +48,7 @@ SENT = (
 )  # fmt: skip
 MEASURED_KEYS = (
     "rmse_nonzeros", "rmse_authors", "error_by_round", "solver_seconds", "per_site_data",
-    "predictions", "sites_without_a_round", "fit_shared", "fit_frequencies",
+    "predictions", "sites_without_a_round", "fit_shared", "fit_frequencies", "coherence",
 )  # fmt: skip
 
 

