@@ -1,8 +1,7 @@
-"""What Gaussian releases cost in zCDP, RDP and Gaussian DP, and epsilon by named conversions.
+"""The cost of Gaussian releases in zCDP, RDP and Gaussian DP, and conversions to epsilon.
 
-Everything here is arithmetic on public numbers; no data, no noise. Costs are exact for full-batch
-Gaussian noise and hold for whatever neighbouring relation the sensitivity was bounded under.
-Whether that bound is true is up to the mechanism; a `Guarantee` repeats what it claims.
+Everything here is arithmetic on public numbers. Costs are exact for full-batch Gaussian noise,
+under the neighbouring relation of the sensitivity. The mechanism must ensure that sensitivity.
 
 Sources
 -------
@@ -57,36 +56,36 @@ def rho_of(sigma: float, sensitivity: float) -> float:
 def sigma_of(rho: float, sensitivity: float) -> float:
     """Return the standard deviation of noise that costs `rho`: sensitivity / sqrt(2 rho).
 
-    The variance is sensitivity**2 / (2 rho). The paper's text calls that the standard deviation;
-    its Proposition 2.7 and Bun & Steinke have it right.
+    The paper's text calls the variance, sensitivity**2 / (2 rho), the standard deviation. Its
+    Proposition 2.7 and Bun & Steinke have it right.
     """
     return positive("sensitivity", sensitivity) / math.sqrt(2 * positive("rho", rho))
 
 
 def compose_serial(rhos: Iterable[float]) -> float:
-    """Cost of releases that see the same patients: the sum, also when chosen adaptively."""
+    """Cost of releases of the same patients: the sum, also when chosen adaptively."""
     return math.fsum(_costs(rhos))
 
 
 def compose_parallel(rhos: Iterable[float]) -> float:
     """Cost over sites that share no patient: the MAXIMUM.
 
-    The paper averages (Proposition 2.10, after Yu et al. 2019). Neighbouring data sets differ at
-    one site, and that may be the one that spent the most: with one site at rho = 1 and nine near 0
-    the average says 0.1, yet the patients of the first lose 1. Yu et al. average over a random
-    partition that nobody may know; here everybody knows who is treated where.
+    The paper averages (Proposition 2.10, after Yu et al. 2019). But neighbouring data sets differ
+    at one site, which may have spent the most: with one site at rho = 1 and nine near 0 the average
+    is 0.1, yet the patients of the first lose 1. Yu et al. average over a secret random partition;
+    here everybody knows who is treated where.
     """
     return max(_costs(rhos))
 
 
 def epsilon_proposition_2_8(rho: float, delta: float) -> float:
-    """Epsilon as the paper converts it: rho + 2 sqrt(rho log(1/delta)). Valid, not tight."""
+    """Epsilon by the paper's conversion, rho + 2 sqrt(rho log(1/delta)): valid, not tight."""
     cost = positive("rho", rho)
     return cost + 2 * math.sqrt(cost * log_of_inverse(delta))
 
 
 def rho_for_epsilon(epsilon: float, delta: float) -> float:
-    """Largest rho for which `epsilon_proposition_2_8` stays within `epsilon`: its exact inverse."""
+    """Largest rho whose `epsilon_proposition_2_8` is at most `epsilon`."""
     target, log_inverse = positive("epsilon", epsilon), log_of_inverse(delta)
     return (target / (math.sqrt(log_inverse + target) + math.sqrt(log_inverse))) ** 2
 
@@ -96,8 +95,8 @@ def epsilon_zcdp_tight(rho: float, delta: float) -> float:
 
     Each order alpha > 1 gives a valid
     ``epsilon = alpha rho + log(1 - 1/alpha) + log(1/(alpha delta)) / (alpha - 1)``. Its derivative
-    vanishes where ``rho (alpha - 1)^2 + log(alpha) = log(1/delta)``, whose left side increases, so
-    there is one minimum, and a root found inexactly still gives a valid epsilon.
+    vanishes where ``rho (alpha - 1)^2 + log(alpha) = log(1/delta)``. The left side increases, so
+    there is one minimum, and an inexact root still gives a valid epsilon.
     """
     cost, log_inverse = positive("rho", rho), log_of_inverse(delta)
 
@@ -114,9 +113,9 @@ def epsilon_zcdp_tight(rho: float, delta: float) -> float:
 
 
 def epsilon_rdp(rho: float, delta: float) -> float:
-    """Epsilon of Gaussian releases of cost `rho` by Renyi DP, as Opacus has it (Mironov 2017).
+    """Epsilon of Gaussian releases of cost `rho` by Renyi DP, as in Opacus (Mironov 2017).
 
-    At order alpha they cost alpha rho. So this is `epsilon_zcdp_tight` at the best order of a list.
+    The cost at order alpha is alpha rho: this is `epsilon_zcdp_tight` at the best order of a list.
     """
     cost, log_inverse = positive("rho", rho), log_of_inverse(delta)
     return max(0.0, min(
@@ -139,7 +138,7 @@ def delta_gaussian(mu: float, epsilon: float) -> float:
 
 
 def epsilon_gaussian(mu: float, delta: float) -> float:
-    """Smallest epsilon of a mu-Gaussian-DP release at `delta`: exact, no conversion is smaller."""
+    """Smallest epsilon of a mu-Gaussian-DP release at `delta`, exactly."""
     size, log_delta = positive("mu", mu), -log_of_inverse(delta)
     if _log_delta(size, 0.0) <= log_delta:
         return 0.0
@@ -151,9 +150,8 @@ def epsilon_gaussian(mu: float, delta: float) -> float:
 def epsilon_gaussian_discrete(mu: float, delta: float, count: int) -> float:
     """Epsilon of `count` integer values in all, under the discrete Gaussian of `privacy.noise`.
 
-    Such noise is so close to Gaussian noise rounded to the grid, which is post-processing of a
-    Gaussian mechanism, that `epsilon_gaussian` holds up to `DISCRETE_SLACK`. Infinite where the
-    proof of that ends (``docs/explanation/noise.md``).
+    This noise is so close to Gaussian noise rounded to the grid that `epsilon_gaussian` holds up to
+    `DISCRETE_SLACK`. Infinite outside the proof's range (``docs/explanation/noise.md``).
     """
     if at_least_one("count", count) > _MOST_DISCRETE_VALUES or delta < _LEAST_DISCRETE_DELTA:
         return math.inf
@@ -162,7 +160,7 @@ def epsilon_gaussian_discrete(mu: float, delta: float, count: int) -> float:
 
 
 def mu_for_epsilon(epsilon: float, delta: float) -> float:
-    """Largest mu whose `epsilon_gaussian` stays within `epsilon`: its inverse."""
+    """Largest mu whose `epsilon_gaussian` is at most `epsilon`."""
     target, log_delta = positive("epsilon", epsilon), -log_of_inverse(delta)
     z = -float(ndtri(delta))
     root = math.sqrt(z * z + 2 * target)
@@ -186,10 +184,9 @@ def _log_delta(mu: float, epsilon: float) -> float:
 
 
 def sign_change(function: Callable[[float], float], low: float, high: float) -> float:
-    """Where `function` changes sign in [low, high], to the last bit.
+    """Find where `function` changes sign in [low, high], to the last bit, by halving.
 
-    By halving: importing scipy.optimize takes 0.13 s, in deployment for every message again, and
-    these functions take microseconds.
+    Importing scipy.optimize would take 0.13 s for every message of a deployment.
     """
     end = function(high)
     if end == 0:

@@ -1,7 +1,7 @@
-"""What a site's releases promise together: one epsilon per accountant, each with its claim.
+"""The guarantee of a site's releases together: one epsilon per accountant, each with its claim.
 
-Whether the sensitivities named by the events hold is up to the mechanism; a `Guarantee` repeats
-what they claim.
+Whether the sensitivities of the events hold depends on the mechanism. A `Guarantee` repeats their
+claims.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from dpfact_flower.privacy.events import Neighbours, ReleaseEvent, Unit, claim_o
 
 
 def rounded_up(epsilon: float) -> str:
-    """Four digits of an epsilon, never less than it is: a printed one may not promise more.
+    """Format an epsilon with four digits, rounded up, so that it never promises too much.
 
-    An excess of no more than a rounding error of float64 does not round it up.
+    An excess within a rounding error of float64 is ignored.
     """
     up = Context(prec=4, rounding=ROUND_CEILING)
     return f"{up.create_decimal_from_float(epsilon * (1 - SLACK)):f}"
 
 
 def price_of_replacing(epsilon: float | None) -> str:
-    """What stands beside an epsilon that is for adding or removing one; nothing for any other."""
+    """Text after an epsilon for adding or removing a patient; empty for None."""
     if epsilon is None:
         return ""
     return f"; replacing a patient's record: {rounded_up(epsilon)}"
@@ -50,17 +50,17 @@ def price_of_replacing(epsilon: float | None) -> str:
 
 @dataclass(frozen=True)
 class Figure:
-    """One epsilon with what makes it readable; printing it prints all of it.
+    """One epsilon with its delta, accountant and claim; printing it prints all of them.
 
     Attributes
     ----------
     accountant : str
         Name of the conversion.
     claim : str
-        Who vouches for it, as the events say.
+        The events' claims.
     replacing : float or None
-        Epsilon by the same accountant for replacing a patient's record by another, where `epsilon`
-        is for adding or removing one; see `epsilons_of_replacing`. Else None.
+        Epsilon by the same accountant for replacing a patient's record, if `epsilon` is for adding
+        or removing one; see `epsilons_of_replacing`.
     """
 
     accountant: str
@@ -83,7 +83,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Guarantee:
-    """What a list of releases costs together. Its text always carries the claim.
+    """The cost of a list of releases together. Its text always includes the claim.
 
     Attributes
     ----------
@@ -94,9 +94,9 @@ class Guarantee:
     figures : tuple of Figure
         Epsilon under each accountant; the first is the headline.
     claim : str
-        Who vouches for it; says so when the noise was seeded.
+        The events' claims; says when the noise was seeded.
     alone : Figure or None
-        Of secure sums: what holds even if all other sites collude with the server.
+        Under secure sums: the figure that holds even if all other sites collude with the server.
     """
 
     releases: int
@@ -113,8 +113,7 @@ class Guarantee:
     def headline(self) -> Figure:
         """The figure to print where there is room for one.
 
-        The paper's own conversion for what the paper claims; for what is proven, the smallest
-        epsilon that the noise supports.
+        In paper mode by the paper's own conversion; in patient mode the smallest proven epsilon.
         """
         return self.figures[0]
 
@@ -145,16 +144,15 @@ class Guarantee:
 
 
 Accountant = Callable[[Sequence[ReleaseEvent], float], float]
-"""Epsilon of the releases of one site at a delta; `MissingDependencyError` where it can't say."""
+"""Epsilon of one site's releases at a delta; a `MissingDependencyError` without its package."""
 accountants: Registry[Accountant] = Registry("accountant", "dpfact_flower.privacy.guarantee")
-"""Second opinions, by the name shown beside their figure. What a site admits does not depend
-on them."""
+"""Second opinions, by the name printed with their figure. A site's decisions do not use them."""
 
 
 def account(
     events: Sequence[ReleaseEvent], delta: float, *, second_opinions: bool = False
 ) -> Guarantee:
-    """Compose the releases of one site, all of which may see the same patient.
+    """Compose the releases of one site, all of which may involve the same patient.
 
     Parameters
     ----------
@@ -218,11 +216,10 @@ def epsilons_of_replacing(rho: float, delta: float, *, count: int, unit: Unit) -
     """Epsilon, by accountant, for replacing one patient's record by any other.
 
     `rho` is the cost of adding or removing a patient, `count` the number of values in all releases.
-    To replace a record is to remove one and to add one, so by the triangle inequality a sum over
-    patients moves by at most twice the sensitivity. The same noise then costs 4 rho in zCDP and
-    2 mu in Gaussian DP, which is also what group privacy gives for two (Bun & Steinke 2016,
-    Proposition 1.9; Dong, Roth & Su 2022). The slack of discrete noise does not depend on the data,
-    so it is the same. There is no Gaussian DP where the proof for discrete noise ends.
+    Replacing is removing and adding, so by the triangle inequality a sum over patients moves by at
+    most twice the sensitivity. That costs 4 rho in zCDP and 2 mu in Gaussian DP, as group privacy
+    does for two (Bun & Steinke 2016, Proposition 1.9; Dong, Roth & Su 2022). The slack of discrete
+    noise does not depend on the data. Outside that proof's range there is no Gaussian DP figure.
     """
     return _epsilons(4 * rho, delta, count, unit)
 

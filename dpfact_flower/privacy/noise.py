@@ -1,19 +1,18 @@
-"""Exact integer noise: the discrete Gaussian of standard deviation `SIGMA`, and how close it comes.
+"""Exact integer noise: the discrete Gaussian of standard deviation `SIGMA`.
 
-Floating-point noise leaks through its low bits (Mironov 2012). Here a value is an integer, drawn
-with integer arithmetic alone, so its distribution is the one that the proof speaks of:
-P(n) proportional to exp(-n**2 / (2 SIGMA**2)) on all integers, with no truncation and no rounding.
+Floating-point noise leaks through its low bits (Mironov 2012). Here a value is an integer drawn in
+integer arithmetic, so it has exactly the distribution of the proof: P(n) proportional to
+exp(-n**2 / (2 SIGMA**2)) on all integers, with no truncation and no rounding.
 
 The sampler is that of Canonne, Kamath & Steinke 2020, Algorithms 1 to 3. `SIGMA` is a power of two
-and also the scale of the Laplace proposals; so every exponent is a binary fraction, a coin of a
+and also the scale of the Laplace proposals. So every exponent is a binary fraction, a coin of a
 binary fraction is a comparison of random bits, and no number here exceeds 2**49.
 
-Random bytes are read as one stream of bits, lowest first. Coins take from it bit by bit, and
-nothing else decides a value: buffers can end anywhere. A draw that finds no more bits is dropped,
-and starts again at its own first bit once more bits are available, so it comes out the same.
+Random bytes form one stream of bits, lowest first, and a value depends on its bits alone. A draw
+that runs out of bits starts again at its own first bit once there are more, so buffers can end
+anywhere.
 
-Limits: the time of a draw depends on the noise (never on the data); see
-``docs/explanation/noise.md``.
+The time of a draw depends on the noise, never on the data (``docs/explanation/noise.md``).
 """
 
 from __future__ import annotations
@@ -38,20 +37,20 @@ _ROUNDING = 1 + 1e-12  # more than the rounding of a few float operations
 
 
 def discrete_gaussian(count: int, random_bytes: Callable[[int], bytes]) -> NDArray[np.int64]:
-    """Independent samples of the discrete Gaussian on the integers, sampled exactly.
+    """Draw independent, exact samples of the discrete Gaussian of mean 0 and deviation `SIGMA`.
 
-    Mean 0, standard deviation `SIGMA`. `random_bytes` gives as many independent uniform bytes as it
-    is asked for: `os.urandom`, or in simulation the bytes of a seeded generator. About 24 bytes per
-    sample; asked for 32 KiB at a time, and what is left over at the end is dropped.
+    `random_bytes` returns a number of independent uniform bytes: `os.urandom`, or a seeded
+    generator's in simulation. A sample takes about 24 bytes. Bytes are requested 32 KiB at a time,
+    and those left over are dropped.
     """
     return _sample(count, SIGMA_BITS, random_bytes, _WORDS)
 
 
 def gaussian_slack(count: int) -> float:
-    """What this noise may cost beyond exact Gaussian noise, over `count` released values.
+    """Extra epsilon of this noise over exact Gaussian noise, for `count` released values.
 
-    If the same integer statistics with Gaussian noise of standard deviation `SIGMA`, rounded to
-    integers, are (epsilon, delta)-DP, then with the noise of `discrete_gaussian` they are
+    If integer statistics with Gaussian noise of standard deviation `SIGMA`, rounded to integers,
+    are (epsilon, delta)-DP, then with the noise of `discrete_gaussian` they are
     (epsilon + slack, exp(slack) delta)-DP. This holds for any adaptive sequence of releases with
     `count` values in all, for epsilon <= 500 and delta >= 1e-100.
 
@@ -59,13 +58,12 @@ def gaussian_slack(count: int) -> float:
 
         -1 / (24 SIGMA**2) <= log(q(n) / p(n)) <= n**2 / (24 SIGMA**4) + (less than 1e-1000000)
 
-    The first bounds p by q in all of a transcript. The second bounds q by p wherever the noise
-    keeps sum(n**2) <= (2 count + 3200) SIGMA**2; rounded Gaussian noise leaves that set with
-    probability below exp(-800), which is within exp(slack) at these epsilon and delta. Proof:
-    ``docs/explanation/noise.md``.
+    The first bounds p by q in all of a transcript. The second bounds q by p wherever the noise has
+    sum(n**2) <= (2 count + 3200) SIGMA**2. Rounded Gaussian noise leaves that set with probability
+    below exp(-800). Proof: ``docs/explanation/noise.md``.
 
-    The slack is (3 count + 3200) / (24 SIGMA**2), rounded up: 4.5e-10 for a million values. It is
-    refused where it exceeds `DISCRETE_SLACK`, at 2.2e9 values.
+    The slack is (3 count + 3200) / (24 SIGMA**2), rounded up: 4.5e-10 for a million values. A slack
+    above `DISCRETE_SLACK`, from 2.2e9 values on, is refused.
     """
     slack = (3 * at_least_one("count", count) + 3200) / (24 * SIGMA**2) * _ROUNDING
     if slack > DISCRETE_SLACK:

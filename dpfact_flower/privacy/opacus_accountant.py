@@ -1,12 +1,12 @@
-"""Our zCDP accountant as one of Opacus' own.
+"""A zCDP accountant for Opacus.
 
-Importing this module imports Opacus, and so torch. After `register`, Opacus takes the name:
+Importing this module imports Opacus, and so torch. After `register`, Opacus accepts the name:
 ``PrivacyEngine(accountant="zcdp")``, ``get_noise_multiplier(..., accountant="zcdp")``.
 
-Full-batch steps (sample rate 1) cost 1 / (2 noise_multiplier**2) in zCDP, and epsilon is the tight
-zCDP conversion, optimised over all orders where Opacus' RDP tries a fixed list. A
-Poisson-subsampled Gaussian gains nothing from subsampling under zCDP, so a history with any step of
-sample rate below 1 is composed, whole, by Opacus' RDP analysis.
+Full-batch steps (sample rate 1) cost 1 / (2 noise_multiplier**2) in zCDP. Epsilon is the tight zCDP
+conversion, over all orders, while Opacus' RDP tries a fixed list. Under zCDP a Poisson-subsampled
+Gaussian gains nothing from subsampling. So a history with any sample rate below 1 is composed as a
+whole by Opacus' RDP analysis.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ Step = tuple[float, float, int]
 
 
 class ZCDPAccountant(IAccountant):  # type: ignore[misc]  # Opacus is not typed
-    """Opacus accountant under zCDP; add/remove one sample, as everywhere in Opacus.
+    """Opacus accountant under zCDP, for adding or removing one sample.
 
     Attributes
     ----------
     history : list of (noise multiplier, sample rate, steps)
-        As in Opacus' own accountants; its calibration sets it directly.
+        As in Opacus' own accountants; Opacus' calibration sets it directly.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class ZCDPAccountant(IAccountant):  # type: ignore[misc]  # Opacus is not typed
         """Charge one step.
 
         The multiplier is the noise's standard deviation over the clipping norm; 0 costs infinity.
-        A rate of 1 is the full batch, less is Poisson sampling.
+        A rate of 1 is the full batch, a smaller one Poisson sampling.
         """
         multiplier, rate, _ = _checked_step((noise_multiplier, sample_rate, 1))
         if self.history and tuple(self.history[-1][:2]) == (multiplier, rate):
@@ -94,7 +94,7 @@ class ZCDPAccountant(IAccountant):  # type: ignore[misc]  # Opacus is not typed
         return MECHANISM
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over the history of `state_dict`; the present one stays if that is invalid."""
+        """Load the history of `state_dict`; an invalid one leaves the present history."""
         before = self.history
         super().load_state_dict(state_dict)
         try:
@@ -105,7 +105,7 @@ class ZCDPAccountant(IAccountant):  # type: ignore[misc]  # Opacus is not typed
 
 
 def register() -> None:
-    """Make ``"zcdp"`` known to Opacus; calling it again changes nothing."""
+    """Register ``"zcdp"`` with Opacus; calling it again has no effect."""
     try:
         register_accountant(MECHANISM, ZCDPAccountant)
     except ValueError:  # the name is taken

@@ -1,4 +1,4 @@
-"""A ledger's backup, and its way back where the ledger is lost. Neither replaces a ledger."""
+"""Back up a ledger, and restore it where it is lost. Neither replaces an existing ledger."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from dpfact_flower.privacy.ledger.rows import Head
 
 
 def back_up(folder: Path, target: Path) -> Head:
-    """Copy the ledger of a site's folder between two charges into `target`, and check the copy.
+    """Copy the ledger of a site's folder into `target`, and check the copy.
 
     Returns
     -------
     Head
-        Of the copy, to be noted where the copy is not.
+        Of the copy. Note it in another place than the copy.
     """
     path = target / LEDGER
     with Ledger(folder, create=False):  # it is there, and its owner's
@@ -35,14 +35,14 @@ def back_up(folder: Path, target: Path) -> Head:
 
 
 def restore(backup: Path, folder: Path, noted: Head) -> Head:
-    """Put a backup in the place of a ledger that is lost, if nothing was charged since.
+    """Restore a lost ledger from a backup, if nothing was charged since.
 
     Parameters
     ----------
     backup, folder : Path
         Folder with the copy, and the site's, without a ledger.
     noted : Head
-        The last that the site's log has.
+        The last one in the site's log.
     """
     path = folder / LEDGER
     head = _checked(backup, noted)

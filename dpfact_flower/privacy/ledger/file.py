@@ -1,4 +1,4 @@
-"""The ledger's file and the note of its newest head, and the disk's errors as our own."""
+"""The ledger's file, the note of its newest head, and the translation of the disk's errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MOST_BYTES_OF_A_HEAD = 100
 
 
 def create_ledger(path: Path) -> None:
-    """Give an empty ledger its name, whole and on the disk; one that exists by now stays."""
+    """Create an empty ledger, complete and on the disk; an existing one stays."""
     private_folder(path.parent)
     try:
         with closing(sqlite3.connect(":memory:", isolation_level=None)) as empty:
@@ -81,7 +81,7 @@ def _check_identity(connection: sqlite3.Connection, path: Path) -> None:
 
 @contextmanager
 def translated(path: Path) -> Iterator[None]:
-    """Errors of SQLite and of the disk as our own; their texts hold no values."""
+    """Turn errors of SQLite and the disk into our own; their texts have no values."""
     try:
         yield
     except DPFactError:  # which may be an OSError too, and is ours already
@@ -97,24 +97,24 @@ def translated(path: Path) -> Iterator[None]:
 
 # --- The newest head, noted beside the ledger -----------------------------------------------------
 #
-# It is written after the charge. So a ledger that lacks its row was rolled back, or is another one:
-# what was charged since is forgotten, and no budget is known any more. If the note is missing,
-# damaged or cannot be written, nothing is lost but this alarm.
+# It is written after the charge. A ledger without that row was rolled back, or is another one, and
+# its budget is not known. If the note is missing, damaged or cannot be written, only this alarm is
+# lost.
 
 
 def head_file(ledger: Path) -> Path:
-    """Where the newest head is noted: a name that no job may have."""
+    """File with the newest head; no job may have its name."""
     return ledger.with_name(f"{ledger.name}-head")
 
 
 def verified_head(ledger: Path) -> Head | None:
-    """The newest row that the ledger had, whatever file it is now; None where none is noted."""
+    """The noted newest head; None where none is noted."""
     with suppress(OSError, ValueError, SettingsError), head_file(ledger).open("rb") as file:
         return Head.parse(file.read(_MOST_BYTES_OF_A_HEAD).decode())
     return None
 
 
 def note_head(ledger: Path, head: Head) -> None:
-    """Note the newest row, if that works: the charge stands, whatever fails here."""
+    """Note the newest head; a failure is ignored, since the charge stands."""
     with suppress(Exception), replacing(head_file(ledger), durable=False) as file:
         file.write(str(head).encode())

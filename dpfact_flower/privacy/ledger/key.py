@@ -1,9 +1,9 @@
-"""The data's fingerprint as a ledger holds it: under a key that lies beside the ledger.
+"""The data's fingerprint as the ledger stores it: under a key beside the ledger.
 
-A plain hash of the data tells whoever knows all other patients whether one more is among them. The
-key is random, stays at the site and is in no backup that `dpfact ledger backup` makes. Without it
-the tag tells nothing. No budget depends on it: where it is lost, a new one is made, jobs under way
-cannot go on (their data is then not known to be the same), and all that was charged still counts.
+A plain hash of the data would tell anyone who knows all other patients whether one more is among
+them. The key is random, stays at the site, and is in no backup of `dpfact ledger backup`. Without
+the key the tag reveals nothing. No budget depends on it: a lost key is replaced, jobs under way
+cannot continue, and all charges still count.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A site's ledger, open: what was asked before, what it cost, and whether it is whole."""
+"""An open ledger: earlier answers, their cost, and whether the ledger is intact."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ from dpfact_flower.privacy.release import Release, Share, replay
 class Ledger:
     """A site's ledger, open; close it, or use it as a context manager.
 
-    Every method but `verify` reads all rows, and refuses a ledger that is not what was written.
+    Every method but `verify` reads all rows, and refuses a ledger with a wrong hash.
 
     Parameters
     ----------
     folder : path
         The site's.
     create : bool
-        Create folder and ledger if there is none. The caller must know whether there ought to be
-        one: an empty ledger has a whole budget.
+        Create folder and ledger if there is none. The caller must know that there never was one: an
+        empty ledger has a whole budget.
     durable : bool
         Whether `charge` waits for the disk. False is for simulations only.
     """
@@ -72,7 +72,7 @@ class Ledger:
         self.close()
 
     def close(self) -> None:
-        """Let go of the file; what was charged has long been on the disk."""
+        """Close the file; charges are on the disk already."""
         self._connection.close()
 
     # --- What was answered ------------------------------------------------------------------------
@@ -83,13 +83,13 @@ class Ledger:
             return self._rows(connection)
 
     def head(self) -> Head:
-        """Where the ledger stands."""
+        """Number of rows, and the newest hash."""
         return _head(self.rows())
 
     def release_of(self, job: str, round_number: int) -> Release | None:
-        """What was released in a round of a job, bit for bit.
+        """The release of a round of a job, bit for bit.
 
-        None if that round was never answered, or nothing was charged and the bytes are not kept.
+        None if that round was never answered, or its bytes are not kept.
         """
         with self._transaction("DEFERRED") as connection:
             row = _row_of(self._rows(connection), job, round_number)
@@ -103,20 +103,20 @@ class Ledger:
     def has(self, key: ReleaseKey, terms: str, release: Release | Share) -> bool:
         """Whether this very release is recorded, so that it may be sent again.
 
-        A StateError says where the round has another release, a later one of the job was answered,
-        or the job was begun with other data.
+        A StateError if the round has another release, a later round of the job was answered, or the
+        job was begun with other data.
         """
         return self._has(self.rows(), key, terms, release)
 
     # --- What it cost -----------------------------------------------------------------------------
 
     def events(self, job: str | None = None) -> tuple[ReleaseEvent, ...]:
-        """Everything ever charged, or what was charged in one job, in order."""
+        """All charged events, or those of one job, in order."""
         rows = self.rows()
         return tuple(event for row in rows if job in (None, row.job) for event in row.events)
 
     def count(self) -> tuple[LedgerRow, ...]:
-        """Every release, for a budget: if another process charges from now on, `charge` refuses.
+        """Every release, to check a budget; if another process charges then, `charge` refuses.
 
         The lock of the site's folder prevents that, unless the platform has no locks or somebody
         deleted the lock's file.
@@ -134,20 +134,16 @@ class Ledger:
     ) -> Head:
         """Record a release with its cost; on return it is on the disk, and may be sent.
 
-        The head is for the site's log.
-
-        The bytes are kept where they cost something; without a charge, only their hash is.
-
-        All or nothing: after an exception nothing may be sent. (Where the disk failed late, the row
-        may still turn out to be there: then budget is wasted, never hidden.) Recording the same
-        release again changes nothing.
+        Returns the new head, for the site's log. Bytes are kept if they were charged, otherwise
+        only their hash. After an exception nothing may be sent. (If the disk failed late, the row
+        may still be there, which wastes budget.) Recording the same release again changes nothing.
 
         Parameters
         ----------
         terms : str
-            Digest of what must stay the same from round to round of the job.
+            Digest of the settings that must not change within the job.
         last_look : callable
-            Called when all is written and nothing holds yet; what it raises takes it back.
+            Called after writing and before the commit; an exception from it undoes the charge.
 
         Raises
         ------
@@ -188,14 +184,13 @@ class Ledger:
     # --- Whether it is whole ----------------------------------------------------------------------
 
     def verify(self, noted: Head | None = None) -> list[str]:
-        """Check all there is to check; an empty list means that nothing is wrong.
+        """Check the ledger; an empty list means that nothing is wrong.
 
-        SQLite's own check of the file, the chain of hashes, released bytes against their hash, and
-        the head that is noted beside the ledger.
+        Checks the file (by SQLite), the chain of hashes, released bytes against their hash, and the
+        head noted beside the ledger.
 
-        `noted` is a head noted earlier: its row must be there, unchanged. Without one, the newest
-        rows may have been cut off without a trace. Each problem names its row and no released
-        value.
+        `noted` is a head noted earlier: its row must be there, unchanged. Without one, a cut of the
+        newest rows may go unnoticed. Each problem names its row and no released value.
         """
         problems: list[str] = []
         try:

@@ -1,4 +1,4 @@
-"""What a row of the ledger holds: one JSON document, chained to the row before by its hash."""
+"""Rows of the ledger: JSON documents, each chained to the row before by its hash."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _RANDOM_BYTES = 32
 
 
 class ReleaseKey(NamedTuple):
-    """What a release answers: the same key is answered with the same bytes.
+    """Identifies a request: the same key gets the same bytes.
 
     Attributes
     ----------
     fingerprint : str
         Of the site's tensor, under the site's own key: see `data_tag`.
     request : str
-        Digest of everything that was asked.
+        Digest of the whole request.
     """
 
     fingerprint: str
@@ -44,10 +44,10 @@ class ReleaseKey(NamedTuple):
 
 
 class Head(NamedTuple):
-    """Where a ledger stands: its number of rows, and the newest row's hash.
+    """A ledger's number of rows, and the newest row's hash.
 
-    Noted elsewhere, it shows later whether rows are missing. It tells nothing of the rows, because
-    each has random bytes.
+    Noted elsewhere, it shows later whether rows are missing. It reveals nothing about the rows,
+    because each has random bytes.
     """
 
     rows: int
@@ -58,7 +58,7 @@ class Head(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read what `str` wrote."""
+        """Read a head from its text."""
         match = re.fullmatch(r"([0-9]{1,18}):([0-9a-f]{64})", text.strip())
         if not match:
             raise SettingsError(f"head: need ROWS:HASH as in the site's log; got {text[:80]!r}")
@@ -67,7 +67,7 @@ class Head(NamedTuple):
 
 @dataclass(frozen=True)
 class LedgerRow:
-    """One release as people may see it: everything but the bytes.
+    """One release without its bytes.
 
     Attributes
     ----------
@@ -76,16 +76,16 @@ class LedgerRow:
     hash : str
         Over the hash of the row before and this row's document.
     payload_kept : bool
-        Whether the bytes are there: those of a release with charge.
+        Whether the bytes are kept, as for charged releases.
     recorded : str
-        When the round was asked for, by the site's clock, in UTC. When it was charged would tell
-        how long the patients took.
+        Time of the request, by the site's clock, in UTC. The time of the charge would reveal how
+        long the computation took.
     terms : str
-        Digest of what must stay the same from round to round of the job.
+        Digest of the settings that must not change within the job.
     shapes : tuple of tuple of int
-        Of the released arrays; none for a round in which nothing left the site.
+        Of the released arrays; none where nothing left the site.
     events : tuple of ReleaseEvent
-        What was charged; none for a release without noise.
+        The charge; none for a release without noise.
     """
 
     number: int
@@ -113,17 +113,17 @@ class LedgerRow:
 
     @property
     def key(self) -> ReleaseKey:
-        """What it answered."""
+        """The request that it answered."""
         return ReleaseKey(self.fingerprint, self.job, self.round, self.request)
 
     @property
     def shared(self) -> bool:
-        """Whether a share of a secure sum was charged: its values are not kept here."""
+        """Whether it is a share of a secure sum, whose values are not kept here."""
         return any(event.shared for event in self.events)
 
     @property
     def unprotected(self) -> bool:
-        """Whether values left the site without noise, which no epsilon bounds."""
+        """Whether values left the site without noise."""
         return bool(self.shapes) and not self.events
 
     def holds(self, terms: str, release: Release | Share) -> bool:
@@ -142,7 +142,7 @@ def chained(previous: str, document: str) -> str:
 def document_of(
     key: ReleaseKey, terms: str, release: Release | Share, payload: bytes, recorded: datetime
 ) -> str:
-    """A new row as JSON; its random bytes hide all else from whoever has the hash alone."""
+    """A new row as JSON; its random bytes hide the rest from anyone who has only the hash."""
     return json.dumps({
         "recorded": recorded.isoformat(timespec="seconds"), **key._asdict(), "terms": terms,
         "shapes": [array.shape for array in release.arrays],
@@ -166,7 +166,7 @@ def pack(arrays: Sequence[NDArray[np.float32 | np.int64]]) -> bytes:
 
 
 def unpack(shapes: Iterable[tuple[int, ...]], payload: bytes) -> list[NDArray[np.float32]]:
-    """Arrays of the shapes, which `pack` made the bytes of."""
+    """Read arrays of these shapes from the bytes of `pack`."""
     arrays, start = [], 0
     for shape in shapes:
         size = math.prod(shape)

@@ -1,8 +1,7 @@
-"""All that patient mode releases: what is planned, summed up, and given noise.
+"""The releases of patient mode, from plan to noise.
 
-`plan` says from public facts what will be released and what that costs; `statistics` (with `pairs`)
-makes bounded sums; `release` and `share` are the ways out. ``docs/explanation/proof.md`` has the
-proof.
+`plan` computes releases and their cost from public facts. `statistics` (with `pairs`) makes bounded
+sums. `release` and `share` add noise. The proof is in ``docs/explanation/proof.md``.
 """
 
 from dpfact_flower.privacy.patient.release import release, share, step_of

@@ -1,7 +1,7 @@
-"""The kinds of release of patient mode: what each sums up over patients, and what it needs for it.
+"""The kinds of release of patient mode: the statistic of each, its size and its inputs.
 
-A new kind is an object in `KINDS`, a place in the schedule of `plan`, and what the server does with
-it (`server.patient`). Everybody else looks it up by its name.
+A new kind needs an object in `KINDS`, a place in the schedule of `plan`, and a use at the server
+(`server.patient`). All other code finds it by its name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dpfact_flower.tensor.triangle import strict_size, whole_size
 
 
 class Asked(Protocol):
-    """A round's request, as far as a sum depends on it."""
+    """The part of a round's request that a sum depends on."""
 
     @property
     def privacy(self) -> PrivacySettings:
@@ -37,7 +37,7 @@ class Asked(Protocol):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of everything asked."""
+        """SHA-256 of the whole request."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class PlannedRelease:
     rho : float
         Cost in zCDP; the Gaussian-DP cost is ``sqrt(2 rho)``.
     sharing : Sharing or None
-        How sites share the noise; None where each adds all of it.
+        How sites share the noise; None if each adds all of it.
     """
 
     kind: str
@@ -75,26 +75,26 @@ class PlannedRelease:
 
     @property
     def own_sigma(self) -> float:
-        """Noise that a site adds."""
+        """Deviation of the noise that a site adds."""
         return self.sharing.own_sigma(self.sigma) if self.sharing else self.sigma
 
     @property
     def seen_sigma(self) -> float:
-        """Noise on what the server learns: a site's values, or a slot's total."""
+        """Deviation of the noise on a site's values, or on a slot's total."""
         return self.sharing.sum_sigma(self.sigma) if self.sharing else self.sigma
 
     def question(self, asked: Asked, attempt: int, members: Sequence[Member]) -> Question:
-        """What is added up in an attempt, as the sites and the server must agree on it."""
+        """The question of one attempt at a secure sum."""
         width = width_of(asked.privacy.patients or None, self.sensitivity / self.own_sigma)
         return Question(self.round, bytes.fromhex(asked.digest), attempt, width, tuple(members))
 
     def name(self, modes: Sequence[str]) -> str:
-        """What is released, in words; `modes` are the names of the feature modes."""
+        """The name of the release's event; `modes` are the names of the feature modes."""
         kind = self.kind if self.mode is None else f"{self.kind} {modes[self.mode]}"
         return f"round {self.round}, {kind}"
 
     def event(self, modes: Sequence[str], *, seeded: bool) -> ReleaseEvent:
-        """The release as an accountant takes it."""
+        """The release's event for the accountant."""
         name, sharing = self.name(modes), self.sharing
         if sharing is None:
             return patient_event(name, self.sensitivity, self.sigma, self.count, seeded=seeded)
@@ -105,7 +105,7 @@ class PlannedRelease:
 
 
 Ridge = Callable[[], NDArray[np.float64]]
-"""Makes the ridge of a refinement, from what was released before."""
+"""Makes the ridge of a refinement from earlier releases."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,15 +115,15 @@ class ReleaseKind:
     Attributes
     ----------
     statistic : callable
-        From the patients, what is planned, the released factors and the ridge to the sum that noise
-        is added to.
+        Computes the bounded sum from the patients, the planned release, the released factors and
+        the ridge.
     size : callable
-        Number of values, from each mode's codes before any are chosen, those that are kept, the
-        mode, and the rank.
+        Computes the number of values from each mode's number of codes before selection, the number
+        kept, the mode, and the rank.
     clipped : bool
-        Whether a patient's part is clipped to the run's `bound`. Otherwise its norm is 1 at most.
+        Whether a patient's part is clipped to the run's `bound`. Otherwise its norm is at most 1.
     carries : tuple of str
-        Fields that a request for it has beside its settings, where the run has them.
+        Fields of its request beside the settings, where the run has them.
     """
 
     statistic: Callable[[SparseTensor, PlannedRelease, Factors, Ridge], BoundedSum]
@@ -174,8 +174,8 @@ KINDS: Mapping[str, ReleaseKind] = {
 
 
 def carried_by(planned: PlannedRelease | None) -> tuple[str, ...]:
-    """Fields that a round's request has beside its settings, where the run has them.
+    """Fields of a round's request beside the settings, where the run has them.
 
-    The last round plans no release, and ends the run with the model.
+    The last round has no release; its request carries the final model.
     """
     return KINDS[planned.kind].carries if planned else ("anchors", "selection")

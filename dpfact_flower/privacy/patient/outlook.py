@@ -1,7 +1,7 @@
-"""What to hope for from a run of patient mode, and what it asks of a site: public facts alone.
+"""Forecast of a run of patient mode, and the resources that it needs, from public facts alone.
 
-The chance is that of the rule by which real data are judged (docs/results.md): every model beats
-every fit to shuffled patients. It was calibrated on runs of real cohorts, in signal alone.
+The chance is that every model beats every fit to shuffled patients, which is how real data are
+judged (docs/results.md). It depends on the signal alone, and was calibrated on real cohorts.
 """
 
 from __future__ import annotations
@@ -18,40 +18,39 @@ from dpfact_flower.tensor.triangle import strict_size
 Verdict = Literal["good", "weak", "hopeless", "unknown"]
 
 _MIDDLE, _STEEP = 22.0, 4.0
-"""Strength of an even chance, and how fast the chance rises with its logarithm
+"""Strength of an even chance, and the slope of the chance in its logarithm
 (docs/explanation/start.md)."""
 _GOOD, _HOPELESS = 0.9, 0.1
-"""Chances. Below the second, nearly every run fails; clear-cut phenotypes may still come back."""
+"""Chances. Below the second nearly every run fails, unless phenotypes are clear-cut."""
 _CLEAR = 1.5
-"""Signal from which planted, clear-cut phenotypes come back: no run is hopeless there."""
+"""Signal from which planted, clear-cut phenotypes come back. No such run is called hopeless."""
 _SIGNALS = (0.0, 0.2, 0.4, 0.65, 0.9, 1.15, 1.65, 2.5, 3.5, 6.0)
 _SCORES = (0.0, 0.03, 0.14, 0.32, 0.60, 0.71, 0.85, 0.93, 0.96, 0.98)
 """Mean factor match score of planted phenotypes after one refinement, by signal."""
 _MANY_CODES = 2_000
-"""Codes in all above which the start is so large that fewer are proposed whatever the chance."""
+"""With more codes than this in all, the start is so large that fewer are always proposed."""
 BYTES_A_VALUE = 48
-"""Memory for one value of a release: the sum by one thread, its noise, and packing; 37 are
-measured."""
+"""Memory for one value of a release: one thread's sum, noise and packing (37 measured)."""
 _APART = 20
-"""Sites that the server's start tells apart, of more their sums (`estimation.start`)."""
+"""Sites that the server's start keeps apart; more are summed in groups (`estimation.start`)."""
 _REPLY_BYTES, _APART_BYTES, _BESIDE_BYTES = 4, 12, 60
-"""The server's memory for one value of a site's start; of a site or sum that is told apart, what
-candidates are fitted to; and of single matrices at work."""
+"""The server's memory per value: of a site's start, of a site or group that candidates are fitted
+to, and of work matrices."""
 _SURROGATE_BYTES = 80_000_000
-"""The server's memory for surrogates, which come after that: 60 and 80 MB are measured."""
+"""The server's memory for surrogates, which come after that (60 and 80 MB measured)."""
 _SENT_BITS = 12
 """Of one value in a message (docs/explanation/noise.md)."""
 _MASKED_BITS = 32
-"""Of one masked value, which does not get smaller; 48 where patients are unknown."""
+"""Of one masked value, which can't be compressed; 48 if `patients` is unknown."""
 _NOISE_SECONDS, _REFIT_SECONDS = 1e-6, 2e-7
 """Of one value's noise, and of one patient's refit for each phenotype, on a quiet core."""
 _FIT_STEPS, _SEARCH_STEPS = 100, 12
-"""Iterations of the server's start beside growth's, which are as many as phenotypes; and steps of
-growth's search for one phenotype, in each of which it looks from all sites and four places more."""
+"""Iterations of the server's start beside growth's one per phenotype, and steps of growth's search
+for a phenotype, each from all sites and four other directions."""
 _PRODUCTS, _SURROGATE_SECONDS = 3e10, 0.2
-"""Products that a quiet core makes in a second, with their sums; and its seconds for one phenotype
-of surrogates. Measured: 518 and 200 codes, 20 and 50 phenotypes, 6 to 200 sites took .2 to 8
-and 3 to 12 s; where patients have many codes there are no surrogates."""
+"""Multiply-adds of a quiet core in a second, and its seconds per phenotype for surrogates.
+Measured: 518 and 200 codes, 20 and 50 phenotypes, 6 to 200 sites took .2 to 8 and 3 to 12 s.
+Patients with many codes get no surrogates."""
 
 
 class Facts(NamedTuple):
@@ -69,12 +68,12 @@ class Facts(NamedTuple):
 
     @property
     def known(self) -> bool:
-        """Whether somebody has said how many patients and sites there are."""
+        """Whether the numbers of patients and sites are given."""
         return self.patients > 0 and self.sites > 0
 
     @property
     def noises(self) -> float:
-        """How often the noise of one whole budget is in all that the server learns."""
+        """Variance of the noise in the sum of all that the server learns, relative to sigma**2."""
         shared = self.sharing
         return shared.slots * shared.sites / shared.honest if shared else self.sites
 
@@ -85,11 +84,11 @@ class Facts(NamedTuple):
 
     @property
     def start_scale(self) -> float:
-        """Signal of a start whose noise multiplier is 1: see `Outlook.signal`."""
+        """Signal of a start with noise multiplier 1, see `Outlook.signal`."""
         return self.patients / self.rank / math.sqrt(2 * sum(self.sizes) * self.noises)
 
     def signal(self, rho: float) -> float:
-        """Signal of a refinement that had all of a budget, of a bound of 1; 0 if unknown.
+        """Signal of one refinement with the whole budget and a bound of 1; 0 if unknown.
 
         The noise is that of a column of the largest mode, summed over sites.
         """
@@ -100,16 +99,16 @@ class Facts(NamedTuple):
 
 
 class Lever(NamedTuple):
-    """One thing that could be otherwise, all else equal.
+    """One quantity that could be changed, all else equal.
 
     Attributes
     ----------
     name : str
-        More sites bring patients of their own, as many as the others have.
+        More sites bring their own patients, as many as the others have.
     good : float
-        From where on the verdict would be good; 0 where no value would do.
+        Value from which the verdict would be good; 0 if there is none.
     chance : float
-        If it were half of what it is (rank, codes) or twice (the others).
+        The chance with half the value (rank, codes) or twice the value (the others).
     """
 
     name: Literal["rank", "epsilon", "patients", "codes", "sites"]
@@ -118,17 +117,17 @@ class Lever(NamedTuple):
 
 
 class Outlook(NamedTuple):
-    """What to expect of a plan, from public facts alone.
+    """A plan's forecast, from public facts alone.
 
     Attributes
     ----------
     verdict : str
-        "unknown" where nobody has said how many patients or sites there are.
+        "unknown" if the number of patients or sites is not given.
     sentence : str
         The verdict in plain words, and what would help.
     rank : int
-        Number of phenotypes for which the verdict would be good, at most the plan's own. 1 where
-        there is none.
+        Largest number of phenotypes with a good verdict, at most the plan's own; 1 if there is
+        none.
     signal : float
         Patients per phenotype against the noise in the start:
         ``(I / R) / (sigma sqrt(2 n T))``, for I patients, n codes and T sites. The noise is a
@@ -139,7 +138,7 @@ class Outlook(NamedTuple):
     chance : float
         That every model of a real cohort beats every null, at this signal. NaN if unknown.
     levers : tuple
-        What helps most first; of equals, what costs nothing.
+        The most helpful first.
     """
 
     verdict: Verdict
@@ -152,7 +151,7 @@ class Outlook(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """What a run asks of one site, beside its patients' own memory and reading them; and a server.
+    """Resources that a run needs at one site, without its patients' own memory, and at the server.
 
     Attributes
     ----------
@@ -162,9 +161,9 @@ class Needs(NamedTuple):
         The server's bytes for all sites' starts, and a quiet core's time for the start, by a simple
         model of what was measured; 0 if the number of sites is unknown.
     seconds : float
-        Of a quiet core for all releases; without patients, that of the noise alone.
+        Of a quiet core for all releases; of the noise alone if patients are unknown.
     codes : str
-        Setting that would make the start smaller; empty where it is small.
+        Setting that would make the start smaller; empty if it is small already.
     """
 
     memory: int
@@ -213,10 +212,10 @@ def outlook_of(facts: Facts, multiplier: float, mu: float, epsilon: float, delta
 
 
 def needs_of(counts: tuple[int, ...], refinements: int, facts: Facts, offered: str) -> Needs:
-    """What the releases of a plan ask of a site.
+    """Resources that a plan's releases need.
 
-    `counts` are the values of each release, of which some are `refinements`. `offered` is the
-    setting `codes`; where it is empty and codes are many, one is proposed.
+    `counts` has the number of values of each release; `refinements` of them are refinements.
+    `offered` is the setting `codes`. If it is empty and there are many codes, one is proposed.
     """
     slots, bits = (facts.sums, _MASKED_BITS) if facts.sharing else (1, _SENT_BITS)
     values = sum(counts) * slots
@@ -249,9 +248,9 @@ def _server_seconds(facts: Facts) -> float:
 def _levers(
     facts: Facts, strength: float, mu: float, epsilon: float, delta: float
 ) -> tuple[Lever, ...]:
-    """Strength goes with mu and patients, and with the root of the others.
+    """Strength is proportional to mu and patients, and to the root of the others.
 
-    Where sites share one noise, more of them bring patients and hardly any noise.
+    If sites share one noise, more sites bring patients and hardly any noise.
     """
     lacking = good_strength() / strength
     twice = epsilon_gaussian_discrete(2 * mu, delta, 1)
@@ -308,7 +307,7 @@ def _sentence(
 
 
 def _way(lever: Lever, facts: Facts) -> str:
-    """How a lever would make the verdict good; empty where it can't."""
+    """How a lever would make the verdict good; empty if it can't."""
     if lever.name == "rank":
         return f"rank = {lever.good:.0f}" if lever.good >= 2 else "fewer phenotypes"
     if lever.name == "codes" and lever.good > 0:

@@ -1,12 +1,13 @@
-"""A patient's part of the start: which of their codes go together, and how much; compiled.
+"""A patient's part of the start: the co-occurrences of their codes; compiled.
 
 X is the patient's slice, and X_(n) its unfolding along mode n. Block (n, n) is X_(n) X_(n)^T off
-its diagonal: codes of one mode that go with the same codes of the others. Block (m, n) is X summed
-over all modes but these two. Blocks are scaled to norm 1 each, weighted, and all of them scaled to
-norm 1. So the unit of the patient's counts does not matter, nor how many cells there are.
+its diagonal: codes of one mode that occur with the same codes of the others. Block (m, n) is X
+summed over all modes but these two. Each block is scaled to norm 1 and weighted, and then all of
+them are scaled to norm 1. So neither the unit of counts nor the number of cells matters.
 
-IEEE arithmetic, one patient after another; from one to the next there is only work space, which is
-reset for each, and the total. Cells come sorted, so sums are the same whatever made them.
+IEEE arithmetic, one patient after another. Between patients only the total and work space remain,
+and the work space is reset for each patient. Cells are sorted, so sums do not depend on their
+source.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ CROSS = 2.0
 def add_pairs(
     starts: Array, indices: Array, values: Array, offsets: Array, scale: float, total: Array
 ) -> None:
-    """Add the patients' parts to `total`, each of norm `scale` before it is truncated toward zero.
+    """Add the patients' parts to `total`, each of norm `scale` before truncation toward zero.
 
     Parameters
     ----------
@@ -80,8 +81,8 @@ def _number_codes(
 ) -> None:  # fmt: skip
     """Number one patient's distinct codes, mode after mode and ascending in each.
 
-    Fills `codes` (in the numbering of all modes' codes), `bounds` (first of each mode, then how
-    many there are) and `places` (number of each cell's codes). `slot` is -1 before and after.
+    Fills `codes` (numbered over all modes), `bounds` (first code of each mode, then their number)
+    and `places` (number of each cell's codes). `slot` is -1 before and after.
     """
     count = 0
     for mode in range(len(offsets) - 1):
@@ -117,10 +118,10 @@ def _cross(counts: Array, places: Array, cells: int, count: int, pairs: Array) -
 def _sort_by_column(
     places: Array, cells: int, bounds: Array, mode: int, order: Array, spare: Array, heads: Array
 ) -> None:
-    """Order cells by their codes of all modes but one: a column of the unfolding is a stretch.
+    """Order cells by their codes of all other modes, so a column of the unfolding is a stretch.
 
-    A stable counting sort for each mode, the last first. Cells of a column stay in the order they
-    come in, which ascends in `mode`.
+    A stable counting sort for each mode, the last first. Within a column, cells keep their order,
+    which ascends in `mode`.
     """
     for cell in range(cells):
         order[cell] = cell
@@ -169,7 +170,7 @@ def _gram(
 
 @compiled()
 def _scale_blocks(pairs: Array, bounds: Array, scale: float, blocks: Array) -> None:
-    """What each block is to be multiplied by; 0 for one in which there is nothing."""
+    """The factor of each block; 0 for an empty one."""
     modes = len(bounds) - 1
     squares = 0.0
     for mode in range(modes):
@@ -186,7 +187,7 @@ def _scale_blocks(pairs: Array, bounds: Array, scale: float, blocks: Array) -> N
 def _block_norm(pairs: Array, bounds: Array, mode: int, other: int) -> float:
     """Norm of a block.
 
-    Values are taken relative to the largest, so a square that underflows is nothing beside 1, and
+    Values are divided by the largest, so a square that underflows is negligible beside 1. They are
     summed row by row, so errors grow with the number of codes, not of pairs.
     """
     count = bounds[-1]

@@ -1,13 +1,13 @@
-"""Patient mode's plan: which releases a run makes, how much noise each has, and what to hope for.
+"""Patient mode's plan: the releases of a run, the noise of each, and a forecast.
 
-A plan is arithmetic on public facts, made before anything touches a patient: epsilon and delta,
-the number of codes, phenotypes and sites, and a public estimate of the number of patients. Server
-and sites make the same plan from the same settings.
+A plan is arithmetic on public facts: epsilon and delta, the numbers of codes, phenotypes and sites,
+and a public estimate of the number of patients. It is made before any patient is read. Server and
+sites make the same plan from the same settings.
 
-The budget is planned in Gaussian DP: all releases together cost ``rho = mu^2 / 2``, with mu the
-largest for which (epsilon, delta) holds after the slack of discrete noise is taken off both. Where
-that figure is not proven for discrete noise (epsilon above 500), tight zCDP takes its place. So
-what `account` prints for the plan's releases is epsilon, not more.
+The budget is planned in Gaussian DP. All releases together cost ``rho = mu^2 / 2``, with the
+largest mu for which (epsilon, delta) holds after the slack of discrete noise is subtracted from
+both. Above epsilon 500, where this is not proven for discrete noise, tight zCDP is used. So
+`account` gives at most epsilon for the plan's releases.
 
 The rules below were found on planted cohorts of 1,000 to 160,000 patients with 10 to 50 phenotypes,
 518 codes and six sites at epsilon 0.5 to 8, and on one half of two real cohorts
@@ -48,31 +48,30 @@ from dpfact_flower.settings import PrivacySettings
 from dpfact_flower.tensor.triangle import strict_size
 
 _START_SHARE = 0.7
-"""Share of the model's budget for the start, which decides near which optimum refinement ends. With
-less, real cohorts lose factor match where patients are few, and planted ones at epsilon 1."""
+"""Share of the model's budget for the start, which decides which optimum refinement reaches. With
+less, small real cohorts lose factor match, and planted ones at epsilon 1."""
 _ROUND = 4.0
-"""Signal of the whole budget, as a refinement would have it, for each round of refinement."""
+"""Signal of the whole budget, if one refinement had it, for each round of refinement."""
 _MOST_ROUNDS, _QUICK_RANK = 40, 20
-"""From this rank on rounds become fewer in proportion: each takes a site longer."""
+"""Above this rank the number of rounds falls in proportion, because each takes longer."""
 _BOUND, _WIDEST = 0.1, 1.0
 """Least and largest norm to which parts of a refinement are clipped. Clipping biases: a patient
-whom the model explains well counts less. At 1 hardly anybody is clipped."""
+whom the model explains well counts less. At 1 hardly any part is clipped."""
 _WIDER = 0.1
-"""Bound for each unit of signal per phenotype and code: with codes, what the model explains of a
-patient becomes less, and with it the norm of their part; a wider bound is then noise alone."""
+"""Bound for each unit of signal per phenotype and code. With more codes the model explains less of
+a patient, parts have smaller norms, and a wider bound would add only noise."""
 _CLEAR = 100.0
-"""Signal of the whole budget from which refinements need no averaging over rounds."""
+"""Signal of the whole budget above which refinements are not averaged over rounds."""
 _MEMORY = 0.5
 """Share of the earlier rounds in that average."""
 _MOST_NOISE = 1e4
 """Largest sigma, in sensitivities. A release that costs next to nothing still has the site read its
-patients, which takes time; of these there shall be no more than a budget is worth, and none in what
-rounding leaves of a budget that is spent."""
+patients, and the time of that is visible. This limits how many of them a budget allows."""
 MOST_VALUES = 2 * 10**8
-"""Values of one release. A site sums them in 8 bytes each, and its ledger keeps them in one field,
-of which SQLite takes a billion bytes."""
+"""Values of one release. A site sums them in 8 bytes each. Its ledger keeps them in one field, and
+SQLite allows a billion bytes."""
 _ROUNDING = 1 - 1e-12
-"""Taken off the budget, so that sums and square roots of the parts can't exceed the whole."""
+"""Factor on the budget, so that rounding in sums and square roots can't exceed it."""
 
 
 @dataclass(frozen=True)
@@ -90,10 +89,9 @@ class PatientPlan:
     bound : float
         Norm to which a patient's part of a refinement is clipped.
     memory : float
-        Share of earlier rounds in the average of refinements that the server works with: the
-        server's own affair, post-processing of what was released.
+        Share of earlier rounds in the server's average of refinements, which is post-processing.
     sharing : Sharing or None
-        How sites share one noise under secure sums; None where each adds its own.
+        How sites share one noise under secure sums; None if each adds its own.
     """
 
     releases: tuple[PlannedRelease, ...]
@@ -108,7 +106,7 @@ class PatientPlan:
     sharing: Sharing | None = None
 
     def settle(self, settings: PrivacySettings) -> PrivacySettings:
-        """The settings with nothing left to plan: what a server sends, and what a site asks for."""
+        """The settings with all planned values filled in, as a server must send them."""
         settled = replace(
             settings, start_share=self.start_share, refine_rounds=self.refine_rounds,
             bound=self.bound,
@@ -127,15 +125,15 @@ class PatientPlan:
         return next(release for release in self.releases if release.kind == "start")
 
     def release_of(self, round_number: int) -> PlannedRelease | None:
-        """What is released in a round; None in the last, and in any other."""
+        """The release of a round; None in the last round, and for any other number."""
         return next((r for r in self.releases if r.round == round_number), None)
 
     def events(self, modes: Sequence[str], *, seeded: bool) -> tuple[ReleaseEvent, ...]:
-        """The releases as an accountant takes them; `modes` are the names of the feature modes."""
+        """The releases' events for the accountant; `modes` are the names of the feature modes."""
         return tuple(release.event(modes, seeded=seeded) for release in self.releases)
 
     def guarantee(self, *, seeded: bool = False) -> Guarantee:
-        """What the whole run costs each site's patients."""
+        """The cost of the whole run for each site's patients."""
         modes = [f"mode {mode}" for mode, _ in enumerate(self.releases, start=1)]
         return account(self.events(modes, seeded=seeded), self.delta)
 
@@ -145,9 +143,9 @@ def plan_patient(
 ) -> PatientPlan:
     """Plan a run of patient mode.
 
-    ``start_share = 0``, ``refine_rounds = -1`` and ``bound = 0`` are planned here, from `rank`,
-    `sites` and ``settings.patients`` too. Given settings that have all of them, as a server sends
-    them, the schedule depends on epsilon, delta, sizes and rank alone, so a site finds the same.
+    ``start_share = 0``, ``refine_rounds = -1`` and ``bound = 0`` mean: planned here, also from
+    `sites` and ``settings.patients``. A server sends settings with all three filled in. Then the
+    schedule depends on epsilon, delta, sizes and rank alone, so a site computes the same.
 
     Parameters
     ----------
@@ -232,10 +230,10 @@ def _check_size(every: Sequence[int], kept: Sequence[int], rank: int) -> None:
 
 
 def total_rho(epsilon: float, delta: float) -> float:
-    """Cost in zCDP of all releases together such that their epsilon, as `account` has it, is met.
+    """Largest cost in zCDP of all releases together whose epsilon by `account` is within `epsilon`.
 
-    `DISCRETE_SLACK`, by which discrete noise may fall short of Gaussian noise, is taken off epsilon
-    and relatively off delta first.
+    `DISCRETE_SLACK`, by which discrete noise may fall short of Gaussian noise, is subtracted from
+    epsilon, and relatively from delta, first.
     """
     if positive("epsilon", epsilon) <= 2 * DISCRETE_SLACK:
         raise SettingsError(

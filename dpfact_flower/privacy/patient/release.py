@@ -1,7 +1,7 @@
-"""Patient mode's two ways out: exact integer noise on a bounded sum, all of it or a site's share.
+"""Exact integer noise on a bounded sum: all of the noise (`release`), or a site's part (`share`).
 
-Unit: one patient. Neighbours: they are in only one of the two data sets. Sensitivity and noise
-are those that the `BoundedSum` carries; `release` takes neither as a number. The proof is in
+Unit: one patient. Neighbours: one patient is in only one of the two data sets. Sensitivity and
+noise come from the `BoundedSum` and are never passed as numbers. The proof is in
 ``docs/explanation/proof.md``.
 """
 
@@ -19,18 +19,18 @@ from dpfact_flower.privacy.patient.statistics import BoundedSum
 from dpfact_flower.privacy.release import Release, Share, replay
 
 _FINE_BITS = 8
-"""A released value is a whole multiple of 1/256 of its noise's standard deviation. Below, there is
-nothing but noise: the rounding adds a millionth to its variance."""
+"""A released value is a multiple of 1/256 of its noise's standard deviation. This rounding adds a
+millionth to the noise's variance."""
 
 
 def release(bounded: BoundedSum, noise: Noise, *, name: str) -> Release:
-    """Add discrete Gaussian noise to the sum, and say what that costs.
+    """Add discrete Gaussian noise to the sum.
 
-    Everything after the noise is post-processing: the integers are rounded to steps that still
-    mean something under the noise (`step_of`), and become float32 in real units.
+    Unit: one patient. Sensitivity: that of `bounded`. Everything after the noise is
+    post-processing: the integers are rounded to steps (`step_of`) and become float32 in real units.
 
-    `name` says what is released: of the plan, never of a patient. The values come in the order that
-    the function which made the sum documents.
+    `name` is that of the planned release, never anything about a patient. The values are in the
+    order of `bounded`.
     """
     noisy = bounded.total + noise.integers(len(bounded.total))
     fine = SIGMA_BITS - _FINE_BITS
@@ -40,7 +40,7 @@ def release(bounded: BoundedSum, noise: Noise, *, name: str) -> Release:
 
 
 def step_of(release: Release) -> float:
-    """What the values of a release are whole multiples of, in real units; 0 if nothing is known."""
+    """The step that the values are multiples of, in real units; 0 if it is not known."""
     events = release.events
     return float(_step(events[0])) if len(events) == 1 and events[0].unit == "patient" else 0.0
 
@@ -50,9 +50,9 @@ def _step(event: ReleaseEvent) -> np.float64:
 
 
 def share(bounded: BoundedSum, noise: Noise, sharing: Sharing, slot: int, *, name: str) -> Share:
-    """Add this site's part of a noise that sites share, and say what that costs.
+    """Add this site's part of the noise that sites share.
 
-    The sum stands in its slot; noise is in all slots. The integers are not rounded: a sum of
+    The sum is in its slot; noise is in all slots. The integers are not rounded, because a sum of
     rounded values would be no function of the sum. They must be masked before they leave.
     `bounded` was made for this site's own noise.
     """

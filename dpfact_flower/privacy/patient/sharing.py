@@ -1,9 +1,9 @@
-"""How sites share one noise under secure sums: how many there are, and what each adds.
+"""How sites share one noise under secure sums.
 
-Of `sites`, at most `colluding` tell the server what they added, and at most `dropouts` are lost
-while a sum is made. So whatever happens, the noise of `honest` sites is in a sum, and hides what is
-known of it. A sum has `slots`: the statistic of a site stands in one, its noise in all, and the
-server learns each slot's total. Proof: ``docs/explanation/secure-sums.md``.
+Of `sites`, at most `colluding` tell the server their noise, and at most `dropouts` are lost during
+a sum. So each sum has noise of at least `honest` sites that the server does not know. A sum has
+`slots`: a site's statistic is in one, its noise in all, and the server learns each slot's total.
+Proof: ``docs/explanation/secure-sums.md``.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from dpfact_flower.settings import PrivacySettings
 LEAST_SITES = 3
 _TENTH = 10
 _SLOTS = 2
-"""With one sum of all sites, phenotypes that exist at one site alone are lost."""
+"""With one sum of all sites, phenotypes of a single site are lost."""
 
 
 class Sharing(NamedTuple):
-    """Who takes part in secure sums."""
+    """Numbers of sites and slots in secure sums."""
 
     sites: int
     colluding: int
@@ -32,15 +32,15 @@ class Sharing(NamedTuple):
 
     @property
     def honest(self) -> int:
-        """Sites whose noise hides a sum, whatever happens."""
+        """Least number of sites whose noise hides a sum."""
         return self.sites - self.colluding - self.dropouts
 
     def own_sigma(self, sigma: float) -> float:
-        """Noise of one site, such that the honest ones together have `sigma`."""
+        """Deviation of one site's noise, such that the honest sites together have `sigma`."""
         return sigma / math.sqrt(self.honest)
 
     def sum_sigma(self, sigma: float) -> float:
-        """Noise of a slot's total: that of all sites."""
+        """Deviation of the noise on a slot's total, which has all sites' noise."""
         return self.own_sigma(sigma) * math.sqrt(self.sites)
 
     def slot(self, place: int) -> int:
@@ -48,14 +48,14 @@ class Sharing(NamedTuple):
         return place % self.slots
 
     def terms(self, job: str, settings: str, names: Sequence[str]) -> Terms:
-        """What these sites sign to take part in a job; `settings` is a digest of all they share."""
+        """The terms that the sites sign for a job; `settings` is a digest of shared settings."""
         if len(names) != self.sites:
             raise MessageError(f"secure sum: {len(names)} names for {self.sites} sites")
         return Terms(job, settings, tuple(names), self.colluding, self.dropouts)
 
     @property
     def claim(self) -> str:
-        """What holds of what the sites release together, and on which condition."""
+        """The claim for the sites' releases together, with its condition."""
         return (
             f"proven under secure sums: patient-level, add or remove one patient, at most "
             f"{self.colluding} of {self.sites} sites collude"
@@ -63,13 +63,13 @@ class Sharing(NamedTuple):
 
 
 def sharing_of(settings: PrivacySettings, sites: int) -> Sharing | None:
-    """Plan secure sums over so many sites; None where the settings ask for none.
+    """Plan secure sums over this number of sites; None if the settings have no secure sums.
 
     Raises
     ------
     SettingsError
-        If sites are too few or unknown, or fewer than two honest ones may be left. A sum can be
-        finished after a loss only if the honest sites that may be lost are less than half of them.
+        If there are too few sites, their number is unknown, or fewer than two honest ones may be
+        left. Fewer than half of the sites that do not collude may be lost.
     """
     if not settings.secure_sums:
         return None

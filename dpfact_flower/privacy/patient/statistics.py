@@ -1,17 +1,17 @@
-"""What patient mode sums up over a site's patients, each patient's part bounded.
+"""The statistics of patient mode: sums over a site's patients, each patient's part bounded.
 
-Unit of privacy: one patient, that is all cells of one slice of mode 0. Neighbouring data sets: one
-patient is present in only one of the two. Three statistics, one per kind of release: `code_counts`,
-`cooccurrence`, `refinement`.
+Unit of privacy: one patient, that is, all cells of one slice of mode 0. Neighbouring data sets: one
+patient is present in only one of the two. There is one statistic per kind of release:
+`code_counts`, `cooccurrence`, `refinement`.
 
-Why the sensitivity holds. A patient's part is a function of their own cells and of public values
-alone (settings, and what was released before). It has an L2 norm of at most the sensitivity, and is
-truncated toward zero to a grid of integers, which can't lengthen it. Parts are added up as
-integers, hence exactly: with one patient more or less, the total moves by that patient's part.
-A factor of 1 - 1e-9 before the truncation outweighs all rounding errors in a norm.
+Why the sensitivity holds: a patient's part is a function of their own cells and of public values
+alone (settings and earlier releases). Its L2 norm is at most the sensitivity. It is truncated
+toward zero to a grid of integers, which can't lengthen it. Parts are added as integers, hence
+exactly, so one patient more or less moves the total by that patient's part. A factor of 1 - 1e-9
+before the truncation outweighs all rounding errors in a norm.
 
 A `BoundedSum` carries its sensitivity and the noise it was made for. `patient.release` takes both
-from there and takes no number, so noise can't be calibrated to anything else.
+from it and accepts no number, so noise can't be calibrated to anything else.
 """
 
 from __future__ import annotations
@@ -37,35 +37,35 @@ _SAFETY = 1 - 1e-9
 _SWEEPS = 30
 """Most sweeps of coordinate descent over one patient's factor."""
 _SETTLED = 1e-6
-"""Largest change in a sweep at which a patient's factor counts as found; its scale is 1."""
+"""A patient's factor is found when a sweep changes it by no more than this; its scale is 1."""
 _LEAST_ENTRY, _LEAST_CHANGE, _LEAST_PRODUCT = 1e-20, 1e-40, 1e-200
 """Entries of factors, changes of a patient's factor, and entries of Gram matrices and ridges that
-are closer to 0 count as 0. Products of smaller ones would be subnormal numbers, which processors
-take a hundred times as long for: a server could choose factors by which a single patient is seen
-in the time of a round."""
+are closer to 0 count as 0. Products of smaller ones would be subnormal numbers, which take a
+hundred times as long: a server could choose factors that reveal a single patient by the time of a
+round."""
 _MOST_RIDGE = 1e100
-"""A larger ridge switches a phenotype off; quotients by it would be subnormal, too."""
+"""A larger ridge counts as infinite; quotients by it would be subnormal, too."""
 MOST_REFINED = 16_000_000
-"""Codes times phenotypes, and phenotypes squared, of a refinement: up to here the safety of a sum
-exceeds the rounding of a norm."""
+"""Codes times phenotypes, plus phenotypes squared, of a refinement. Up to here `_SAFETY` exceeds
+the rounding of a norm."""
 MAX_PATIENTS = 2**27
-"""Patients of a site that sums have room for; a constant, so that no refusal depends on them."""
+"""Patients of a site that sums have room for; constant, so that no refusal depends on patients."""
 _MOST_UNITS = 2.0**62
 _MOST_SHARED = 4_000_000  # values of a sum up to which every thread has its own
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BoundedSum:
-    """Exact sum over a site's patients, ready for noise. Made by the functions of this module.
+    """Exact sum over a site's patients, ready for noise.
 
     Attributes
     ----------
     total : ndarray of int64, shape (count,)
         In units of `grid`; un-noised, so it must not leave the site.
     sensitivity : float
-        Largest L2 norm of one patient's part: how far adding or removing one patient moves it.
+        Largest L2 norm of one patient's part, so of the change by adding or removing one patient.
     sigma : float
-        Standard deviation of the noise it was made for.
+        Standard deviation of the noise that it was made for.
     """
 
     total: NDArray[np.int64]
@@ -83,10 +83,10 @@ class BoundedSum:
 
 
 def code_counts(tensor: SparseTensor, *, sigma: float) -> BoundedSum:
-    """How many patients have a code, each patient's part scaled to norm 1 over all codes.
+    """Sum over patients of 1 at each of their codes, each patient's part scaled to norm 1.
 
-    One value per code, mode after mode. Sensitivity 1, unit one patient, add or remove. The grid is
-    made for noise of `sigma`.
+    One value per code, mode after mode. Unit: one patient. Neighbours: add or remove. Sensitivity:
+    1. The grid is made for noise of `sigma`.
     """
     offsets = _offsets(tensor)
     scale = _units(1.0, sigma)
@@ -98,14 +98,13 @@ def code_counts(tensor: SparseTensor, *, sigma: float) -> BoundedSum:
 
 
 def cooccurrence(tensor: SparseTensor, *, sigma: float) -> BoundedSum:
-    """Which pairs of codes go together in the same patient, over all codes of all modes.
+    """Sum over patients of the co-occurrences of all pairs of codes.
 
-    Of a patient's counts X: for two codes of one mode, the sum of products of their counts over all
-    combinations of the other modes' codes; for codes of two modes, the sum of counts of both. Each
-    block of two modes, or of one, is scaled to norm 1, blocks of two modes then weigh twice as
-    much, and all of it is scaled to norm 1. Pairs of a code with itself are left out: the server
-    would not use them: the sum is the strict `triangle`. Sensitivity 1, unit one patient, add or
-    remove.
+    A patient's part has, for two codes of one mode, the sum of products of their counts over all
+    combinations of the other modes' codes; for codes of two modes, the sum of the counts of cells
+    with both. Each block (two modes, or one) is scaled to norm 1, blocks of two modes are doubled,
+    and all of it is scaled to norm 1. The sum is the strict `triangle`, without pairs of a code
+    with itself. Unit: one patient. Neighbours: add or remove. Sensitivity: 1.
     """
     offsets = _offsets(tensor)
     codes = int(offsets[-1])
@@ -132,11 +131,11 @@ def refinement(
 
     Patient i, scaled to norm 1, is refitted on the released factors: a_i minimises
     ``||X_i - sum_r a_ir f_r||^2 + sum_r ridge_r a_ir^2`` over a_i >= 0, with f_r the outer product
-    of the factors' columns. Their part is (M_i, a_i a_i^T), M_i being the matricised tensor times
-    Khatri-Rao product of X_i for `mode`, its columns weighted by a_i. Both parts are scaled by one
-    weight that brings their joint norm down to `bound`: the update stays a weighted least squares.
-    The sum is M row after row, then the `triangle` of the Gram matrix with its diagonal.
-    Sensitivity `bound`, unit one patient, add or remove.
+    of the factors' columns. The patient's part is (M_i, a_i a_i^T). M_i is the matricised tensor
+    times Khatri-Rao product of X_i for `mode`, its columns weighted by a_i. One weight scales both
+    to a joint norm of at most `bound`, so the update stays a weighted least squares. The sum is M
+    row after row, then the `triangle` of the Gram matrix with its diagonal. Unit: one patient.
+    Neighbours: add or remove. Sensitivity: `bound`.
 
     Parameters
     ----------
@@ -145,7 +144,7 @@ def refinement(
     mode : int
         Feature mode to update, from 0.
     ridge : ndarray of float64, shape (R,)
-        From public or released values; infinity switches a phenotype off.
+        From public or released values; infinity removes a phenotype.
     """
     whole = [_without_least(np.asarray(factor, np.float64), _LEAST_ENTRY) for factor in factors]
     stack = np.concatenate(whole)
@@ -179,7 +178,7 @@ def _without_least(values: NDArray[np.float64], least: float) -> NDArray[np.floa
 
 
 def _units(sensitivity: float, sigma: float) -> float:
-    """Units of the grid in 1.0, less the safety; refuses what could overflow int64."""
+    """Units of the grid in 1.0, times `_SAFETY`; refuses a sum that could overflow int64."""
     scale = SIGMA / positive("sigma", sigma) * _SAFETY
     if sensitivity * scale * MAX_PATIENTS > _MOST_UNITS:
         raise SettingsError(
@@ -190,18 +189,18 @@ def _units(sensitivity: float, sigma: float) -> float:
 
 
 def sum_threads(size: int) -> int:
-    """Threads for a sum of so many values, each with a copy of it; never by the patients' cells."""
+    """Threads for a sum of this size, each with a copy of it; does not depend on patients."""
     return thread_count() if size <= _MOST_SHARED else 1
 
 
 def _summed(
     tensor: SparseTensor, size: int, add_up: Callable[[Array, Array], None]
 ) -> NDArray[np.int64]:
-    """Sum of the patients' parts, by as many threads as there are.
+    """Sum of the patients' parts, by several threads.
 
-    Each thread has patients and a total of `size` values of its own. A part is made from its
-    patient alone and integers add up exactly, so how patients are divided does not affect the
-    result. `add_up` is given a stretch of `_patients` and a total, and adds their parts to it.
+    Each thread has its own patients and its own total of `size` values. Integers add up exactly, so
+    the division of patients among threads does not affect the result. `add_up` takes a stretch of
+    `_patients` and a total, and adds their parts to it.
     """
     starts = _patients(tensor)
     threads = sum_threads(size)
@@ -254,7 +253,7 @@ def _count_codes(starts: Array, indices: Array, offsets: Array, scale: float, to
 
 @compiled()
 def _refit(score: Array, gram: Array, ridge: Array, a: Array, pull: Array) -> None:
-    """One patient's factor by coordinate descent from 0; `pull` is room for gram @ a."""
+    """One patient's factor by coordinate descent from 0; `pull` is work space for gram @ a."""
     rank = len(a)
     a[:] = 0.0
     pull[:] = 0.0
@@ -284,7 +283,7 @@ def _products(
 ) -> int:  # fmt: skip
     """MTTKRP of one patient's cells for `mode`, row by row as rows occur, and their `score`.
 
-    Fills `rows`, `product` and `score`; returns how many rows there are. `slot` is restored.
+    Fills `rows`, `product` and `score`; returns the number of rows. `slot` is restored.
     """
     rank, used = len(score), 0
     score[:] = 0.0
@@ -312,7 +311,7 @@ def _products(
 
 @compiled()
 def _joint_norm(product: Array, used: int, a: Array) -> float:
-    """Norm of one patient's part; weighs the columns of `product` by `a`, but those of weight 0."""
+    """Norm of one patient's part; multiplies the columns of `product` by `a`, except by 0."""
     squares, energy = 0.0, 0.0
     for r in range(len(a)):
         if a[r] == 0.0:  # as most are; `_add_part` leaves them out, too

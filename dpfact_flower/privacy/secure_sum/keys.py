@@ -1,8 +1,8 @@
-"""Who takes part in secure sums, signed by keys that the hospitals pinned; and what is asked.
+"""The participants of secure sums, signed by keys that the hospitals pinned, and the question.
 
-A hospital has one long-term key (Ed25519, RFC 8032). The others get its public half by a way that
-the server has no part in. For each job a site makes a fresh key (X25519, RFC 7748), and signs it
-together with the job's terms. So a server can't play a site whose long-term key it doesn't have.
+A hospital has one long-term key (Ed25519, RFC 8032). The others get its public half without the
+server. For each job a site makes a fresh key (X25519, RFC 7748), and signs it together with the
+job's terms. So a server can't impersonate a site without that site's long-term key.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.serialization import (
 from dpfact_flower.errors import MessageError, PrivacyRefusedError, SettingsError, shown
 
 MOST_WIDTH = 6
-"""Bytes of a masked word that travel, at most."""
+"""Most bytes of a masked word that are sent."""
 _VERSION = "dpfact secure sum 1"
 _KIND = "ed25519:"
 _KEY, _SIGNATURE = 32, 64  # bytes
@@ -37,14 +37,14 @@ _MOST_ROUNDS = 2**32
 
 
 def new_signing_key() -> bytes:
-    """A long-term key as the content of a PEM file, without a password: for its owner alone."""
+    """A new long-term key as the content of a PEM file without a password."""
     return Ed25519PrivateKey.generate().private_bytes(
         Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
     )
 
 
 def read_signing_key(pem: bytes) -> Ed25519PrivateKey:
-    """The key of a PEM file; a SettingsError if it holds anything else."""
+    """Read the key of a PEM file; a SettingsError if it has anything else."""
     try:
         key = load_pem_private_key(pem, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
@@ -55,12 +55,12 @@ def read_signing_key(pem: bytes) -> Ed25519PrivateKey:
 
 
 def public_text(key: Ed25519PrivateKey) -> str:
-    """The public half of a key on one line: what others pin."""
+    """The public half of a key on one line, for the others to pin."""
     return _KIND + base64.b64encode(key.public_key().public_bytes_raw()).decode()
 
 
 def read_public_key(text: str) -> bytes:
-    """The 32 bytes of a `public_text`; a SettingsError if it is none."""
+    """The 32 bytes of a `public_text`; a SettingsError for other text."""
     kind, colon, encoded = text.strip().partition(":")
     try:
         key = base64.b64decode(encoded, validate=True)
@@ -72,7 +72,7 @@ def read_public_key(text: str) -> bytes:
 
 
 def fingerprint(public_key: bytes) -> str:
-    """Half of the SHA-256 of a public key in groups of four: to compare on the telephone."""
+    """Half of the SHA-256 of a public key in groups of four, to compare by telephone."""
     digest = hashlib.sha256(public_key).hexdigest()[:32]
     return " ".join(digest[start : start + 4] for start in range(0, 32, 4))
 
@@ -81,7 +81,7 @@ def fingerprint(public_key: bytes) -> str:
 
 
 def hashed(*parts: str | bytes | int) -> bytes:
-    """SHA-256 of a list of parts: any other list, and any other version, has another."""
+    """SHA-256 of the version and a list of parts; other lists have other hashes."""
     digest = hashlib.sha256()
     for part in (_VERSION, *parts):
         raw = part.to_bytes(8, "little") if isinstance(part, int) else part
@@ -92,16 +92,16 @@ def hashed(*parts: str | bytes | int) -> bytes:
 
 @dataclass(frozen=True)
 class Terms:
-    """What all sums of a job are made with: public, and the same for every site.
+    """The terms of all sums of a job: public, and the same for every site.
 
     Attributes
     ----------
     settings : str
-        Digest of whatever else the sites must agree on.
+        Digest of everything else that the sites must agree on.
     sites : tuple of str
         Names of all H sites, sorted.
     colluding, dropouts : int
-        T, how many sites may collude with the server, and D, how many may be lost during a sum.
+        T, the sites that may collude with the server, and D, those that may be lost in a sum.
     """
 
     job: str
@@ -124,7 +124,7 @@ class Terms:
 
     @property
     def honest(self) -> int:
-        """Shares of the noise that are in a sum whatever happens: m = H - T - D."""
+        """Least number of honest shares of noise in a sum: m = H - T - D."""
         return len(self.sites) - self.colluding - self.dropouts
 
     @property
@@ -166,7 +166,7 @@ def check_members(
 ) -> None:
     """Refuse a list with a stranger, a key that its owner did not sign, or too few sites.
 
-    `peers` holds the pinned long-term public keys by the site's name.
+    `peers` has the pinned long-term public keys by site name.
     """
     names = [member.site for member in members]
     if names != sorted({*names}) or not {*names} <= {*terms.sites} or own_member not in members:
@@ -214,19 +214,18 @@ def _statement(terms: Terms, site: str, key: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Question:
-    """What the server asks for in one attempt at the sum of a round.
+    """The server's question in one attempt at the sum of a round.
 
     Attributes
     ----------
     request : bytes
-        Digest of everything else that the server asked. The masks of a site that was asked
-        something else cancel with nobody's.
+        Digest of the rest of the request. Masks cancel only among sites with the same request.
     attempt : int
-        From 1; a further one where a site was lost before its vector came.
+        From 1; a further one if a site was lost before it sent its vector.
     width : int
-        Bytes of a masked word that travel; see `masks.width_of`.
+        Bytes of a masked word that are sent; see `masks.width_of`.
     members : tuple of Member
-        Whose vectors are added up, sorted by name.
+        The sites whose vectors are added, sorted by name.
     """
 
     round: int
@@ -249,7 +248,7 @@ class Question:
 
 
 def context_of(terms: Terms, question: Question) -> bytes:
-    """Hash of everything that sites must agree on for their masks to cancel."""
+    """Hash of everything that sites must agree on so that their masks cancel."""
     members = [part for member in question.members for part in (member.site, member.key)]
     return hashed(
         "sum", terms.digest, question.round, question.request, question.attempt, question.width,

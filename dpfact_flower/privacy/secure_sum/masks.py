@@ -1,8 +1,8 @@
-"""Masks: keystreams modulo 2**64 and their keys, and the bits of a masked word that travel.
+"""Masks: keystreams modulo 2**64, their keys, and the bits of a masked word that are sent.
 
-Bits `LOW` to `LOW` + 8 width - 1 of a masked word travel. To drop bits of a *masked* word is
-post-processing of what the server may see. To round a vector before it is masked is not: a sum of
-rounded vectors is no function of the sum.
+Bits `LOW` to `LOW` + 8 width - 1 of a masked word are sent. Dropping bits of a *masked* word is
+post-processing. Rounding a vector before it is masked is not, because a sum of rounded vectors is
+no function of the sum.
 
 ChaCha20 is that of RFC 8439, HKDF that of RFC 5869, X25519 that of RFC 7748.
 """
@@ -25,17 +25,17 @@ from dpfact_flower.privacy.secure_sum.keys import MOST_WIDTH, hashed
 
 Words = NDArray[np.uint64]
 LOW = 16
-"""Bits that never travel: below 1/256 of the standard deviation of a share of noise, 2**24."""
+"""Low bits that are never sent: below 1/256 of a share's standard deviation, 2**24."""
 _NOISE_BITS = 24
 _BLOCK = 1 << 14  # words of all keystreams that are added before the next; fits into a cache
 
 
 def width_of(patients: int | None, ratio: float) -> int:
-    """Bytes of a word that must travel so that no sum wraps round.
+    """Bytes of a word to send so that no sum wraps round.
 
-    The sum's size is at most that of `patients` parts, each of at most `ratio` standard deviations
-    of a share of noise, and of 64 standard deviations for the noise. There is room for 16 times as
-    much of either sign. Where the number of patients is not known, all but the low bits travel.
+    The sum is at most `patients` parts, each of at most `ratio` standard deviations of a share of
+    noise, plus 64 standard deviations of noise. There is room for 16 times as much of either sign.
+    If the number of patients is unknown, all but the low bits are sent.
     """
     if patients is None:
         return MOST_WIDTH
@@ -44,7 +44,7 @@ def width_of(patients: int | None, ratio: float) -> int:
 
 
 def agreed(private_key: X25519PrivateKey, public_key: bytes) -> bytes:
-    """What the owners of two X25519 keys alone know: of a private key and the other's public."""
+    """The shared secret of two X25519 keys, from a private key and the other's public key."""
     try:
         return private_key.exchange(X25519PublicKey.from_public_bytes(public_key))
     except ValueError:
@@ -52,10 +52,9 @@ def agreed(private_key: X25519PrivateKey, public_key: bytes) -> bytes:
 
 
 def derived(secret: bytes, context: bytes, *purpose: str) -> bytes:
-    """A key for one purpose in one context: HKDF-SHA256.
+    """A key for one purpose in one context, by HKDF-SHA256.
 
-    The purpose names the sites, so that no two keys are the same even where a site takes another's
-    public key for its own.
+    The purpose names the sites, so keys differ even if a site claims another's public key.
     """
     return HKDF(hashes.SHA256(), 32, salt=context, info=hashed(*purpose)).derive(secret)
 
@@ -63,7 +62,7 @@ def derived(secret: bytes, context: bytes, *purpose: str) -> bytes:
 def mask(words: Words, added: Sequence[bytes], subtracted: Sequence[bytes]) -> None:
     """Add and subtract the keystreams of some keys, in place.
 
-    A key makes one keystream and does nothing else, so the nonce is constant.
+    Each key makes one keystream only, so the nonce is constant.
     """
     plus, minus = [[_keystream(key) for key in keys] for keys in (added, subtracted)]
     zeros = memoryview(bytes(8 * _BLOCK))
@@ -80,15 +79,15 @@ def mask(words: Words, added: Sequence[bytes], subtracted: Sequence[bytes]) -> N
 
 
 def packed(words: Words, width: int) -> bytes:
-    """The bits of each word that travel."""
+    """The bits of each word that are sent."""
     table = words.astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)
     return table[:, LOW // 8 : LOW // 8 + width].tobytes()
 
 
 def summed(vectors: Sequence[bytes], width: int) -> Words:
-    """Sum of packed vectors: right in the bits that travel, and half of what was lost on average.
+    """Sum of packed vectors, exact in the sent bits, plus the mean of the dropped bits.
 
-    Each vector lost `LOW` bits of each word. They are uniform, since the words were masked.
+    Each vector lost `LOW` bits of each word, which are uniform because the words were masked.
     """
     size = len(vectors[0])
     if size % width or any(len(vector) != size for vector in vectors):
@@ -101,7 +100,7 @@ def summed(vectors: Sequence[bytes], width: int) -> Words:
 
 
 def signed(words: Words, width: int) -> NDArray[np.int64]:
-    """Words modulo 2**(LOW + 8 width) as the integers that are nearest to 0."""
+    """Words modulo 2**(LOW + 8 width) as the integers nearest to 0."""
     spare = 64 - LOW - 8 * width
     return (words << np.uint64(spare)).view(np.int64) >> np.int64(spare)
 

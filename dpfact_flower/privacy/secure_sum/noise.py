@@ -1,9 +1,9 @@
-"""How close the sum of several sites' shares of noise comes to Gaussian noise.
+"""How close the sum of several sites' shares of noise is to Gaussian noise.
 
 A site draws the discrete Gaussian of `privacy.noise`, of standard deviation 2**24 in units of its
-own grid. The sum of m such shares is no discrete Gaussian, but all but one: by Kairouz, Liu &
-Steinke 2021 ("The distributed discrete Gaussian mechanism for federated learning with secure
-aggregation"), whose tau bounds the difference.
+own grid. The sum of m such shares is almost a discrete Gaussian. The tau of Kairouz, Liu & Steinke
+2021 ("The distributed discrete Gaussian mechanism for federated learning with secure aggregation")
+bounds the difference.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 
 
 def log10_tau(honest: int, sigma: float = 2.0**24) -> float:
-    """Logarithm of tau: how far `honest` shares are from one discrete Gaussian, for each value.
+    """Logarithm of tau, the distance of `honest` shares from one discrete Gaussian per value.
 
     ``tau = 10 sum_{k=1}^{m-1} exp(-2 pi^2 s^2 k / (k + 1))``, for shares of standard deviation s
     in units, 1/2 or more (Kairouz, Liu & Steinke 2021, Proposition 14). The logarithm of the ratio
@@ -27,10 +27,10 @@ def log10_tau(honest: int, sigma: float = 2.0**24) -> float:
 
 
 def shares_slack(count: int, honest: int) -> float:
-    """What `honest` shares may cost beyond exact Gaussian noise, over `count` released values.
+    """Extra epsilon of `honest` shares over exact Gaussian noise, for `count` released values.
 
-    As `gaussian_slack`, whose proof holds for the m-fold variance, plus tau for each value and each
-    of two data sets.
+    This is `gaussian_slack` for the m-fold variance, plus tau for each value and each of two data
+    sets.
     """
     from dpfact_flower.privacy.noise import gaussian_slack  # noqa: PLC0415  # numba is slow
 

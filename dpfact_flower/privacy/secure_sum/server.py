@@ -14,7 +14,7 @@ from dpfact_flower.privacy.secure_sum.site import Masked, Opening, own_key
 
 
 def sealed_for(site: str, answers: Mapping[str, Masked]) -> dict[str, bytes]:
-    """What a site gets with the request to open: the shares that the others sealed for it."""
+    """The shares that the others sealed for a site, sent with the request to open."""
     return {
         other: answered.sealed[site] for other, answered in answers.items()
         if site in answered.sealed
@@ -22,7 +22,7 @@ def sealed_for(site: str, answers: Mapping[str, Masked]) -> dict[str, bytes]:
 
 
 def unopened(terms: Terms, question: Question, openings: Mapping[str, Opening]) -> list[str]:
-    """Members whose seed is neither given nor known from enough shares; none: it can be summed."""
+    """Members whose seed is neither given nor recoverable; if none, the sum can be made."""
     if not terms.dropouts:
         return []
     return [
@@ -38,10 +38,10 @@ def summed(
     answers: Mapping[str, Masked],
     openings: Mapping[str, Opening],
 ) -> NDArray[np.int64]:
-    """Sum of the vectors of all members, but for the low bits that did not travel.
+    """Sum of the vectors of all members, with the mean in place of the low bits.
 
-    Those are made up for by their mean. What remains has the variance of as many uniform numbers
-    below 2**16 as there are members: a millionth of that of the noise.
+    The error has the variance of one uniform number below 2**16 per member, a millionth of that of
+    the noise.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ def summed(
     Raises
     ------
     QuorumError
-        If a vector is missing: begin a further attempt. If openings are: ask for them again.
+        If a vector is missing (begin a further attempt), or openings (ask for them again).
     MessageError
         If a vector answers another question or has another length.
     """
@@ -70,7 +70,7 @@ def summed(
 
 
 def _seeds(terms: Terms, question: Question, openings: Mapping[str, Opening]) -> dict[str, bytes]:
-    """The seed of each member: its own word, else recovered from the others' shares."""
+    """The seed of each member: given by itself, or recovered from the others' shares."""
     closed = unopened(terms, question, openings)
     if closed:
         raise QuorumError(
@@ -88,7 +88,7 @@ def _seeds(terms: Terms, question: Question, openings: Mapping[str, Opening]) ->
 
 
 def _shares(site: str, question: Question, openings: Mapping[str, Opening]) -> dict[int, bytes]:
-    """The shares of a site's seed that others have opened, by their places."""
+    """The opened shares of a site's seed, by place."""
     return {
         place: openings[other].shares[site]
         for place, other in enumerate(question.sites, start=1)

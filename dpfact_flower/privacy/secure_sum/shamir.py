@@ -1,7 +1,7 @@
 """Shamir's sharing of a 32-byte secret among numbered places, modulo the prime 2**255 - 19.
 
-Any `threshold` shares give the secret; fewer say nothing about it (Shamir 1979). Shares are not
-authenticated: with a false one among them, what `recover` gives is another number.
+Any `threshold` shares give the secret; fewer reveal nothing about it (Shamir 1979). Shares are not
+authenticated: with a false share, `recover` returns another number.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ SIZE = 32
 
 
 def new_secret(random_bytes: Callable[[int], bytes]) -> bytes:
-    """A secret below the prime: uniform, but for less than 2**-256, where the bytes are."""
+    """A secret below the prime, uniform up to 2**-256 if the bytes are."""
     number = int.from_bytes(random_bytes(2 * SIZE), "little") % PRIME
     return number.to_bytes(SIZE, "little")
 

@@ -1,17 +1,17 @@
-"""A site's half of secure sums: pure functions from what it keeps to what it keeps next.
+"""A site's half of secure sums: pure functions from its kept values to the next ones.
 
-A site keeps two values, and has them on its disk before anything that follows from them leaves: its
-`JobSecrets`, and a `RoundState` with its noisy vector, the seed of its own mask, and what it
-opened. The functions here hold the rules, so that whoever stores these values has none to know:
+A site keeps its `JobSecrets`, and a `RoundState` with its noisy vector, the seed of its own mask,
+and its opening. Both must be on its disk before anything that follows from them leaves. These
+functions enforce the rules:
 
 - a vector is drawn once a round;
 - the same question gets the same bytes, and another question, member or key is refused;
-- one opening a round, of its last attempt; afterwards no other attempt is answered.
+- there is one opening a round, of its last attempt, and no other attempt is answered after it.
 
-Why: a server that got two sums of a round, one of them without a site, would know that site's
-vector under a single share of noise. So a site covers its words by a mask of its own as well, whose
-seed it shares among the others (Bonawitz et al. 2017). Where no site may be lost there is one
-attempt, and neither own mask nor opening.
+Otherwise a server that got two sums of a round, one of them without a site, would know that site's
+vector under a single share of noise. So a site also adds a mask of its own, whose seed it shares
+among the others (Bonawitz et al. 2017). Where no site may be lost there is one attempt, without own
+mask and opening.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _NONCE = bytes(12)  # each key seals one share
 
 @dataclass(frozen=True)
 class JobSecrets:
-    """A site's fresh key of a job (X25519). Deleted with the job, so old words stay closed."""
+    """A site's fresh key of a job (X25519). It is deleted with the job."""
 
     terms: Terms
     key: bytes = field(repr=False)
@@ -70,7 +70,7 @@ class JobSecrets:
 
 @dataclass(frozen=True)
 class Opening:
-    """What opens an attempt: a site's own seed, and its shares of the others' seeds."""
+    """A site's opening of an attempt: its own seed, and its shares of the others' seeds."""
 
     seed: bytes = field(repr=False)
     shares: Mapping[str, bytes] = field(repr=False)
@@ -82,18 +82,18 @@ class Opening:
 
 @dataclass(frozen=True, eq=False)
 class RoundState:
-    """What a site keeps of a round: the last question it answered, and what with.
+    """A site's state of a round: the last question that it answered, and the values it used.
 
     Attributes
     ----------
     noisy : ndarray of int64
-        The site's vector under its own share of the noise; it must not leave the site.
+        The site's vector with its own share of the noise; it must not leave the site.
     seed : bytes
         Of the site's own mask; empty where no site may be lost.
     sealed : mapping of str to bytes
-        For each other member its share of the seed, which nobody else can read.
+        Each other member's share of the seed, which only that member can read.
     opening : Opening or None
-        What the site has opened: the question is then the last of its round.
+        If there is one, the question is the last of its round.
     """
 
     question: Question
@@ -119,7 +119,7 @@ class RoundState:
 
 
 def to_json(value: object) -> Any:
-    """What a site keeps as plain values, fit for JSON: all but a round's vector."""
+    """A kept value as plain values for JSON, without a round's vector."""
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, Mapping):
@@ -153,10 +153,10 @@ def join(
     state: RoundState | None = None,
     random_bytes: RandomBytes = os.urandom,
 ) -> JobSecrets:
-    """A fresh key for a job; its `member` is what leaves. Asked again, the same.
+    """A fresh key for a job, or the kept one for the same terms; only its `member` leaves.
 
-    `kept` and `state` are what the site has of this job. Other terms get a fresh key as long as no
-    round was answered.
+    `kept` and `state` are the site's values of this job. Other terms get a fresh key if no round
+    was answered.
     """
     if kept is not None and kept.terms == terms:
         return kept
@@ -187,10 +187,10 @@ class Masked:
 def check_question(
     job: JobSecrets, state: RoundState | None, question: Question, peers: Mapping[str, bytes]
 ) -> Step:
-    """Whether a question may be answered; what for, or a PrivacyRefusedError. Touches no data.
+    """The step that a question asks for, or a PrivacyRefusedError. Reads no patient.
 
-    A new "round" needs a new vector. A further "attempt" has the vector of the one before. To
-    "repeat" an attempt takes no more than what is kept.
+    A new "round" needs a new vector. A further "attempt" uses the vector of the one before. A
+    "repeat" uses the kept answer.
     """
     check_members(job.terms, question.members, peers, job.member)
     _agreed(job, question)  # refuses keys of low order
@@ -224,10 +224,10 @@ def answer(
     draw: Callable[[], NDArray[np.int64]],
     random_bytes: RandomBytes = os.urandom,
 ) -> RoundState:
-    """The state after a question: what must be on disk before its `masked` leaves.
+    """The state after a question; it must be on disk before its `masked` leaves.
 
-    `draw` makes the site's vector, with its share of noise; it is called once a round. Where
-    `random_bytes` are seeded, which only a simulation may do, a sum is the same to the last bit.
+    `draw` makes the site's vector with its share of noise, and is called once a round. Seeded
+    `random_bytes` are for simulation only; they make a sum repeatable.
     """
     step = check_question(job, state, question, peers)
     if step == "repeat" and state is not None:
@@ -247,7 +247,7 @@ def answer(
 
 
 def masked(job: JobSecrets, state: RoundState) -> Masked:
-    """What leaves in answer to the question of a state: always the same bytes."""
+    """The answer to the question of a state: always the same bytes."""
     context, site = context_of(job.terms, state.question), job.member.site
     added = [own_key(state.seed, context, site)] if job.terms.dropouts else []
     subtracted: list[bytes] = []
@@ -261,7 +261,7 @@ def masked(job: JobSecrets, state: RoundState) -> Masked:
 
 
 def own_key(seed: bytes, context: bytes, site: str) -> bytes:
-    """Key of a site's own mask, for whoever knows its seed."""
+    """Key of a site's own mask, from its seed."""
     return masks.derived(seed, context, "own", site)
 
 
@@ -271,10 +271,10 @@ def own_key(seed: bytes, context: bytes, site: str) -> bytes:
 def opened(
     job: JobSecrets, state: RoundState | None, context: bytes, sealed: Mapping[str, bytes]
 ) -> RoundState:
-    """The state after opening its attempt: what must be on disk before its `opening` leaves.
+    """The state after opening its attempt; it must be on disk before its `opening` leaves.
 
-    `sealed` holds the shares that others sealed for this site, by their names. A share that was
-    damaged on its way is left out. Asked again, the opening is the same.
+    `sealed` has the shares that others sealed for this site, by their names. A damaged share is
+    left out. A repeated request gets the same opening.
     """
     if state is None or not job.terms.dropouts or context != context_of(job.terms, state.question):
         raise PrivacyRefusedError("opening: only the last attempt of this round can be opened")
@@ -291,12 +291,12 @@ def opened(
 
 
 def _agreed(job: JobSecrets, question: Question) -> dict[str, bytes]:
-    """What this site and each other member alone know, by the other's name."""
+    """The secret that this site shares with each other member, by name."""
     key = X25519PrivateKey.from_private_bytes(job.key)
     others = [member for member in question.members if member != job.member]
     return {member.site: masks.agreed(key, member.key) for member in others}
 
 
 def _sealing(secret: bytes, context: bytes, sender: str, receiver: str) -> ChaCha20Poly1305:
-    """The cipher of one share on its way from a site to another (RFC 8439)."""
+    """The cipher of one share between two sites (RFC 8439)."""
     return ChaCha20Poly1305(masks.derived(secret, context, "share", sender, receiver))
