@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 FAILED = 1
 """Exit code of a run that did not finish, or has not yet."""
 UNKNOWN = 4
-"""Exit code where the SuperLink does not say how a run ended."""
+"""Exit code if the SuperLink does not say how a run ended."""
 
 _STDERR = 2
 
 
 def superlink(context: typer.Context) -> None:
-    """Be Flower's SuperLink, which ends where its helper does; options of flower-superlink.
+    """Run Flower's SuperLink, and end if its helper ends; takes flower-superlink's options.
 
-    Flower's own command goes on then, and every run stays pending.
+    flower-superlink itself keeps running without its helper, and every run stays pending.
     """
     from dpfact_flower.runtime.superlink_main import superlink_main
 
@@ -57,11 +57,11 @@ def submit(
     flower_app: FlowerApp = APP_FOLDER,
     as_json: AsJson = False,
 ) -> None:
-    """Run on a deployed federation, follow it, and exit as the run does.
+    """Start a run on a deployed federation, follow it, and exit as the run does.
 
-    CONNECTION is the SuperLink's name in Flower's config.toml. The run's log is streamed, with
-    --json to standard error. Exit code 0: finished. 1: it failed. 2: it was not started. 4: the
-    SuperLink does not say. After Ctrl-C the run goes on.
+    CONNECTION is the folder of dpfact centre init, or the SuperLink's name in Flower's config.toml.
+    The run's log is streamed, with --json to standard error. Exit code 0: finished. 1: failed. 2:
+    not started. 4: the SuperLink does not say. After Ctrl-C the run continues.
     """
     from dpfact_flower.runtime.config import RunConfig, load_vocabularies
     from dpfact_flower.runtime.connection import COMPLETED, Connection, RunUnknownError
@@ -72,7 +72,7 @@ def submit(
         flower_app, settings, data="", vocabulary=lists, out=str(out.expanduser().resolve())
     )
     load_vocabularies(RunConfig.read(config).app)
-    link = Connection(connection, warn=lambda text: typer.echo(f"warning: {text}", err=True))
+    link = Connection.of(connection, lambda text: typer.echo(f"warning: {text}", err=True))
     run = link.submit(flower_app, config)
     typer.echo(f"run {run} on {connection}; its folder: {config['out']}", err=as_json)
     try:
@@ -81,7 +81,7 @@ def submit(
         typer.echo(f"error ({error.code}): {error}", err=True)
         ended = {"status": "unknown"}
     except KeyboardInterrupt:
-        typer.echo(f"run {run} goes on: flwr stop {run} {connection} ends it", err=True)
+        typer.echo(f"run {run} continues: flwr stop {run} {link.name} ends it", err=True)
         raise typer.Exit(130) from None
     status = str(ended["status"])
     if as_json:
@@ -100,9 +100,9 @@ def status(
         Path | None, typer.Option(help="Write figures for Prometheus' textfile collector here.")
     ] = None,
 ) -> None:
-    """How a deployed run stands: its sites, what each was charged, and what for nothing.
+    """Show how a deployed run stands: its sites, and the budget that each used or lost.
 
-    FOLDER is the run's (out). Exit code 1 until all rounds are finished.
+    FOLDER is the run's (--out). Exit code 1 until all rounds are finished.
     """
     from dpfact_flower.machine.prometheus import write_exposition
     from dpfact_flower.server.status import run_status

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from dpfact_flower.cli.audit import audit
+from dpfact_flower.cli.centre import centre_app
 from dpfact_flower.cli.data import data_app
 from dpfact_flower.cli.deployment import status, submit, superlink
 from dpfact_flower.cli.export import export, label, review
@@ -61,20 +62,25 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 _RUNS, _RESULTS, _BEFORE, _PRIVACY = "Runs", "Results", "Before a run", "Privacy"
+_DEPLOYMENT = "Deployment"
 _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
-    _RUNS: (demo, run, simulate, submit, status),
+    _RUNS: (demo, run, simulate),
     _RESULTS: (report, compare, export, label, review),
     _BEFORE: (plan, init),
     _PRIVACY: (budget, audit),
+    _DEPLOYMENT: (submit, status),
 }
 for panel, commands in _PANELS.items():
     for command in commands:
         app.command(rich_help_panel=panel)(command)
-app.command(context_settings=PASSED_ON, add_help_option=False, rich_help_panel=_RUNS)(superlink)
+app.command(context_settings=PASSED_ON, add_help_option=False, rich_help_panel=_DEPLOYMENT)(
+    superlink
+)
 app.add_typer(data_app, name="data", rich_help_panel=_BEFORE)
 app.add_typer(ledger_app, name="ledger", rich_help_panel=_PRIVACY)
 app.add_typer(keys_app, name="keys", rich_help_panel=_PRIVACY)
-app.add_typer(site_app, name="site", rich_help_panel=_PRIVACY)
+app.add_typer(centre_app, name="centre", rich_help_panel=_DEPLOYMENT)
+app.add_typer(site_app, name="site", rich_help_panel=_DEPLOYMENT)
 
 
 def _version(asked: bool) -> None:

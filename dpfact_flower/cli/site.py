@@ -2,26 +2,102 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
-from dpfact_flower.cli.options import PASSED_ON, AsJson, console, echo_json, progress
+from dpfact_flower.cli.centre import HOME, Folder
+from dpfact_flower.cli.options import (
+    PASSED_ON,
+    AsJson,
+    Set,
+    assigned,
+    console,
+    echo_json,
+    progress,
+)
 from dpfact_flower.errors import StateError
+from dpfact_flower.settings import Scalar, check_name
+
+if TYPE_CHECKING:
+    from dpfact_flower.site.check import Finding
 
 # What each command needs is imported inside it: `dpfact --help` must not wait for numba.
 # ruff: noqa: PLC0415
 
 site_app = typer.Typer(
-    help="At a hospital: answer, check the machine, figures, its own model.", no_args_is_help=True
+    help="At a hospital: set it up, run both parts, check the machine.", no_args_is_help=True
 )
 
 Config = Annotated[
     Path, typer.Option(help="The site's settings: a TOML file, as deploy.md has it.")
 ]
+
+
+@site_app.command("init")
+def site_init(
+    name: Annotated[str, typer.Argument()],
+    centre: Annotated[str, typer.Option(help="The centre's name, with :PORT unless that is 443.")],
+    ca: Annotated[Path, typer.Option(help="The ca.crt that the centre gave you.")],
+    data: Annotated[Path, typer.Option(help="The hospital's .npz file; it is copied.")],
+    max_epsilon: Annotated[
+        float, typer.Option(help="Largest epsilon for your patients, over all runs.")
+    ],
+    folder: Folder = HOME,
+    port: Annotated[
+        int, typer.Option(help="Of the SuperNode, on this machine alone.", min=1, max=65535)
+    ] = 9200,
+    settings: Set = None,
+) -> None:
+    """Write what a hospital needs: key, secret, settings, data, systemd units; then check it.
+
+    NAME is the hospital's public name. The hospital takes part in privacy mode patient, and each
+    reply leaves after 60 s; change that and more with -s, see dpfact settings (Site).
+    """
+    from dpfact_flower.data.site_data import open_site
+    from dpfact_flower.machine.credentials import read_certificate, read_node_key
+    from dpfact_flower.privacy.secure_sum.keys import fingerprint
+    from dpfact_flower.runtime.connection import tool
+    from dpfact_flower.runtime.installation import write_site
+    from dpfact_flower.settings import SiteSettings, refuse_unknown
+    from dpfact_flower.site.check import check_site
+    from dpfact_flower.site.config import check_choices, check_data_site
+
+    folder, data, ca = (each.expanduser().absolute() for each in (folder, data, ca))
+    given = assigned(settings, ("site", "data-path", "state-dir", "max-epsilon"))
+    check_name("NAME", name)
+    chosen = {"site": name, "max-epsilon": max_epsilon, **_SAFE, **given}
+    refuse_unknown(chosen, SiteSettings)
+    site = SiteSettings.from_config({**chosen, "state-dir": str(folder)})
+    check_choices(site)
+    check_data_site(open_site(data).name, site)
+    authority = ca.read_bytes()
+    issuer = fingerprint(read_certificate(authority))
+    public = write_site(
+        folder, chosen, centre=centre if ":" in centre else f"{centre}:443",
+        authority=authority, data=data, port=port,
+    )  # fmt: skip
+    config, key = folder / "site" / f"{name}.toml", folder / "node" / name
+    console.print(
+        f"Written to {folder}; your settings are in {config}.\n"
+        f"1. Send {folder}/{name}.pub to the centre, and read it this fingerprint by telephone:\n"
+        f"   {fingerprint(read_node_key(public))}\n"
+        f"   The centre reads you its own, of ca.crt, which must be:\n"
+        f"   {issuer}\n"
+        f"2. Start both parts. Read {folder}/install.sh, then: sudo sh {folder}/install.sh\n"
+        f"   To try it without root: sh {folder}/start.sh\n"
+        f"3. Check it: sudo {tool('dpfact')} site check --config {config} --key {key}\n"
+        "Checked so far:",
+        markup=False, highlight=False, soft_wrap=True,
+    )  # fmt: skip
+    _show(check_site(config, key, started=False))
+
+
+_SAFE: dict[str, Scalar] = {"allow-privacy": "patient", "budget-delta": 1e-5, "reply-after": 60.0}
 
 
 @site_app.command("answer")
@@ -38,8 +114,8 @@ def site_answer(
 ) -> None:
     """Answer what a SuperNode with --isolation process receives, with the installed code alone.
 
-    Stands in for flower-superexec, which would start what the SuperLink sends. Runs until it is
-    ended.
+    It takes the place of flower-superexec, which would run code that the SuperLink sends. It runs
+    until you end it.
     """
     from dpfact_flower.runtime.executor import execute
 
@@ -48,9 +124,9 @@ def site_answer(
 
 @site_app.command("connect", context_settings=PASSED_ON, add_help_option=False)
 def site_connect(context: typer.Context) -> None:
-    """Be Flower's SuperNode, which ends where it gives up; options of flower-supernode.
+    """Run Flower's SuperNode, and end if it gives up; takes flower-supernode's options.
 
-    Flower's own command goes on running then, offline, and nobody starts it again.
+    flower-supernode itself keeps running offline then, so systemd does not start it again.
     """
     from dpfact_flower.runtime.connect import connect
 
@@ -73,12 +149,16 @@ def site_check(
     if as_json:
         echo_json([asdict(finding) for finding in findings])
     else:
-        for finding in findings:
-            for line in finding.faults or (finding.check,):
-                mark = "[red]MEND[/red]" if finding.faults else "[green]OK[/green]  "
-                console.print(f"{mark} {escape(line)}", soft_wrap=True, highlight=False)
+        _show(findings)
     if any(finding.faults for finding in findings):
         raise typer.Exit(1)
+
+
+def _show(findings: Sequence[Finding]) -> None:
+    for finding in findings:
+        for line in finding.faults or (finding.check,):
+            mark = "[red]FIX[/red]" if finding.faults else "[green]OK[/green] "
+            console.print(f"{mark} {escape(line)}", soft_wrap=True, highlight=False)
 
 
 @site_app.command("metrics")

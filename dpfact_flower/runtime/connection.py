@@ -80,6 +80,21 @@ class Connection:
     environment: dict[str, str] = field(default_factory=quiet_environment)
     warn: Callable[[str], object] = _logger.warning
 
+    @classmethod
+    def of(cls, text: str, warn: Callable[[str], object] = _logger.warning) -> Connection:
+        """By its name, or by the folder that `dpfact centre init` wrote."""
+        home = Path(text).expanduser().absolute() / "flwr"
+        if not (home / "config.toml").exists():
+            return cls(text, warn=warn)
+        return cls("centre", {**quiet_environment(), "FLWR_HOME": str(home)}, warn)
+
+    def register(self, public_key: Path, name: str) -> str:
+        """Let in the SuperNode with this key, under a site's name; its node id."""
+        answer = self._ask("supernode", "register", str(public_key), self.name, "--name", name)
+        if not answer.get("node-id"):
+            raise SettingsError(f"{name} was not registered: {_reason(answer)}")
+        return str(answer["node-id"])
+
     def submit(self, app: Path, config: Mapping[str, Scalar], federation_config: str = "") -> str:
         """Submit a run of a Flower App and give its number; wait five minutes for the SuperLink.
 
@@ -185,4 +200,4 @@ class Connection:
 
 
 def _reason(answer: Mapping[str, Any]) -> str:
-    return " ".join(str(answer.get("error-message") or "flwr run gave no reason").split())
+    return " ".join(str(answer.get("error-message") or "flwr gave no reason").split())

@@ -118,8 +118,11 @@ def check(says: str) -> Callable[[Check], Check]:
     return add
 
 
-def check_site(config: Path, key: Path) -> list[Finding]:
-    """Run every check; where the settings or the key cannot be read, that one alone."""
+def check_site(config: Path, key: Path, *, started: bool = True) -> list[Finding]:
+    """Run every check; where the settings or the key cannot be read, that one alone.
+
+    Before both parts are `started`, by users of their own, only what can be seen by then.
+    """
     places: list[Place] = []
 
     def look() -> Iterable[str]:
@@ -127,9 +130,10 @@ def check_site(config: Path, key: Path) -> list[Finding]:
         return ()
 
     first = Finding("the settings, the data and the key are there", _faults(look))
+    checks = [(says, run) for says, run in CHECKS if started or run in _BEFORE_THE_START]
     return [
         first,
-        *(Finding(says, _faults(partial(run, place))) for place in places for says, run in CHECKS),
+        *(Finding(says, _faults(partial(run, place))) for place in places for says, run in checks),
     ]
 
 
@@ -388,3 +392,6 @@ def _denied(pid: int) -> bool:
     except (OSError, subprocess.CalledProcessError):
         return False
     return {"0.0.0.0/0", "::/0"} <= set(shown.split())
+
+
+_BEFORE_THE_START = {_flower, _complete, _opens, _time, _room, _secure_keys}

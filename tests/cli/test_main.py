@@ -31,11 +31,12 @@ def dpfact(*arguments: str) -> str:
 
 def test_help_teaches_every_command():
     commands = {
-        (): "data ledger site keys plan budget audit run simulate demo init superlink submit "
-        "status report compare export label review settings",
+        (): "data ledger centre site keys plan budget audit run simulate demo init superlink "
+        "submit status report compare export label review settings",
         ("data",): "synthetic mimic3 mimic4 eicu synpuf omop meds nhds tns events show",
         ("ledger",): "show verify backup restore",
-        ("site",): "answer check connect metrics refit",
+        ("centre",): "init admit",
+        ("site",): "init answer check connect metrics refit",
     }
     for group, names in commands.items():
         listed = re.findall(

@@ -236,7 +236,7 @@ def test_the_command_prints_what_to_do_and_exits_with_1(place):
     lines = done.output.splitlines()
     assert done.exit_code == 1
     assert len([line for line in lines if line.startswith("OK")]) == len(check.CHECKS)
-    assert any(line.startswith("MEND") and "of its own" in line for line in lines)
+    assert any(line.startswith("FIX") and "of its own" in line for line in lines)
     read = json.loads(CliRunner().invoke(cli.app, [*words, "--json"]).output)
     assert [each["check"] for each in read if each["faults"]] == [TWO_USERS]
 

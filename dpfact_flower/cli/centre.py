@@ -1,0 +1,95 @@
+"""`dpfact centre`: set up a coordinating centre, and admit hospitals to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dpfact_flower.cli.options import console
+from dpfact_flower.errors import SettingsError
+from dpfact_flower.settings import check_name
+
+# What each command needs is imported inside it: `dpfact --help` must not wait for it.
+# ruff: noqa: PLC0415
+
+centre_app = typer.Typer(help="At the centre: set it up, admit hospitals.", no_args_is_help=True)
+
+Folder = Annotated[
+    Path, typer.Option(help="Where all of it lies, for good. Only root can write to the default.")
+]
+HOME = Path("/srv/dpfact")
+"""The folder of a deployment, unless another is named."""
+
+
+@centre_app.command("init")
+def centre_init(
+    name: Annotated[str, typer.Argument()],
+    folder: Folder = HOME,
+    port: Annotated[
+        int, typer.Option(help="Of the SuperLink, on this machine alone.", min=1, max=65535)
+    ] = 9190,
+    renew: Annotated[
+        bool, typer.Option("--renew", help="Only make a new certificate, which lasts two years.")
+    ] = False,
+) -> None:
+    """Write what a centre needs: certificates, systemd unit, proxy, connection.
+
+    NAME is the DNS name (or address) under which hospitals reach the centre.
+    """
+    from dpfact_flower.machine.credentials import read_certificate
+    from dpfact_flower.privacy.secure_sum.keys import fingerprint
+    from dpfact_flower.runtime.installation import renew_centre, write_centre
+
+    folder = folder.expanduser().absolute()
+    if renew:
+        renew_centre(folder, name)
+        _say(f"Restart dpfact-centre and the proxy to use the new {folder}/server.pem.")
+        return
+    write_centre(folder, name, port)
+    authority = fingerprint(read_certificate((folder / "ca.crt").read_bytes()))
+    _say(
+        f"Written to {folder}.\n"
+        f"1. Start it. Read {folder}/install.sh, then: sudo sh {folder}/install.sh\n"
+        f"   To try it without root: sh {folder}/start.sh\n"
+        f"2. Move {folder}/ca.key to a safe. You need it again to renew the certificate.\n"
+        f"3. Give {folder}/ca.crt to each hospital, and read them its fingerprint by telephone:\n"
+        f"   {authority}\n"
+        f"4. Each hospital sends a .pub file: dpfact centre admit NAME.pub --folder {folder}"
+    )
+
+
+@centre_app.command("admit")
+def centre_admit(
+    public_key: Annotated[Path, typer.Argument(metavar="NAME.pub")],
+    folder: Folder = HOME,
+    fingerprint: Annotated[
+        str, typer.Option(help="What the hospital read to you; without it, you are asked.")
+    ] = "",
+) -> None:
+    """Register a hospital's key under its name, after a comparison by telephone.
+
+    NAME.pub is the file that dpfact site init wrote. The file's name is the hospital's, which binds
+    it to the key. The centre must be running.
+    """
+    from dpfact_flower.machine.credentials import read_node_key
+    from dpfact_flower.privacy.secure_sum import keys
+    from dpfact_flower.runtime.connection import Connection
+
+    path = public_key.expanduser().absolute()
+    check_name("NAME", path.stem)
+    found = keys.fingerprint(read_node_key(path.read_bytes()))
+    if not fingerprint:
+        typer.confirm(f"{path.stem}: {found}\nDid the hospital read the same to you?", abort=True)
+    elif fingerprint.split() != found.split():
+        raise SettingsError(
+            f"--fingerprint: the key in {path} has {found}; nothing was registered. Ask the "
+            "hospital for its file again"
+        )
+    node = Connection.of(str(folder.expanduser())).register(path, path.stem)
+    _say(f"{path.stem} is admitted, as node {node}. Its SuperNode comes online within a minute.")
+
+
+def _say(text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,150 @@
+"""Files of a deployment, written into one folder a side: keys, secrets, settings, units.
+
+Nothing here needs root. What does stands in ``install.sh``, to be read first; ``start.sh`` starts
+the units' commands as whoever types it, to try a deployment on one machine.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from string import Template
+
+import tomli_w
+
+from dpfact_flower.errors import SettingsError
+from dpfact_flower.machine.credentials import new_authority, new_node_key, new_server
+from dpfact_flower.machine.files import create_once, private_folder
+from dpfact_flower.settings import Scalar
+
+_TEMPLATES = Path(__file__).parent / "templates"
+_SAFE = r"[A-Za-z0-9/._:-]+"
+"""What units, shells and nginx all take as it stands."""
+_CENTRE, _SITE = ("dpfact-centre.service",), ("dpfact-node.service", "dpfact-site.service")
+_SECRET_BYTES = 32
+_START = """\
+# To try it without root: starts what the units start, as whoever types it. Ctrl-C ends it.
+trap 'kill $started' EXIT
+trap exit INT TERM
+"""
+
+
+def write_centre(folder: Path, name: str, port: int) -> None:
+    """A centre's authority, certificate, unit, proxy and connection.
+
+    Parameters
+    ----------
+    name : str
+        DNS name or address under which hospitals reach it.
+    port : int
+        On 127.0.0.1, of the SuperLink behind the proxy.
+    """
+    _new(folder, "ca.key")
+    key, certificate = new_authority()
+    create_once(folder / "ca.key", key)
+    (folder / "ca.crt").write_bytes(certificate)
+    renew_centre(folder, name)
+    for each in ("flwr", "runs", "codes"):
+        private_folder(folder / each)
+    values = {"folder": folder, "name": name, "port": port}
+    _fill(folder / "flwr" / "config.toml", "config.toml", values)
+    _fill(folder / "dpfact-proxy.conf", "dpfact-proxy.conf", values)
+    _fill(folder / "install.sh", "install-centre.sh", values)
+    _units(folder, _CENTRE, values)
+
+
+def renew_centre(folder: Path, name: str) -> None:
+    """A new certificate, and key, of the centre's server, signed by its authority."""
+    _check(name)
+    key, certificate = new_server(name, (folder / "ca.key").read_bytes())
+    (folder / "server.key").unlink(missing_ok=True)
+    create_once(folder / "server.key", key)
+    (folder / "server.pem").write_bytes(certificate)
+
+
+def write_site(
+    folder: Path,
+    settings: Mapping[str, Scalar],
+    *,
+    centre: str,
+    authority: bytes,
+    data: Path,
+    port: int,
+) -> bytes:
+    """A hospital's key, secret, settings, data and units; the public line of its key.
+
+    Parameters
+    ----------
+    settings : mapping
+        Of a node config; the folder's own paths are added.
+    centre : str
+        Name and port of the centre.
+    authority : bytes
+        The certificate, in PEM, that the centre's is signed by.
+    data : Path
+        Is copied: the copy is to be of a user of its own.
+    port : int
+        On 127.0.0.1, of the SuperNode, for the executor.
+    """
+    name = str(settings["site"])
+    _check(centre)
+    _new(folder, "node")
+    node, site = folder / "node", folder / "site"
+    for each in (node, site, site / "state"):
+        private_folder(each)
+    private, public = new_node_key(name)
+    secret = os.urandom(_SECRET_BYTES)
+    create_once(node / name, private)
+    create_once(node / "ca.crt", authority)
+    for each in (node, site):
+        create_once(each / "secret", secret)
+    create_once(site / f"{name}.npz", data.read_bytes())
+    paths = {"data-path": str(site / f"{name}.npz"), "state-dir": str(site / "state")}
+    text = tomli_w.dumps({"site": name, **paths, **settings})
+    create_once(site / f"{name}.toml", text.encode())
+    (folder / f"{name}.pub").write_bytes(public)
+    values = {"folder": folder, "name": name, "port": port, "centre": centre}
+    _fill(folder / "install.sh", "install-site.sh", values)
+    _units(folder, _SITE, values)
+    return public
+
+
+def _check(text: str) -> None:
+    if not re.fullmatch(_SAFE, text):
+        raise SettingsError(
+            f"{text!r}: use letters, digits and / . _ - : alone, as units take them"
+        )
+
+
+def _new(folder: Path, sign: str) -> None:
+    """Make the folder, which others may enter; refuse one that holds another installation."""
+    _check(str(folder))
+    if (folder / sign).exists():
+        raise SettingsError(
+            f"--folder: {folder} is set up already; its keys and ledger are never replaced. Name "
+            "another folder"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o755)
+
+
+def _fill(path: Path, template: str, values: Mapping[str, object]) -> str:
+    text = Template((_TEMPLATES / template).read_text(encoding="utf-8")).substitute(
+        values, bin=Path(sys.executable).parent
+    )
+    path.write_text(text, encoding="utf-8")
+    return text
+
+
+def _units(folder: Path, names: tuple[str, ...], values: Mapping[str, object]) -> None:
+    """Write units, and a script that starts their commands."""
+    script = _START
+    for name in names:
+        text = _fill(folder / name, name, values).replace("\\\n", " ")
+        entries = dict(re.findall(r"^(\w+)=(.*)$", text, re.MULTILINE))
+        command = f'env {entries["Environment"]} {entries["ExecStart"]} &\nstarted="$started $!"\n'
+        script += command.replace(" --node-user dpfact-node", "")
+    (folder / "start.sh").write_text(f"{script}wait\n", encoding="utf-8")

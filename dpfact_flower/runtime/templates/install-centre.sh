@@ -1,0 +1,11 @@
+# What needs root at the centre. Read it, then: sudo sh $folder/install.sh
+set -e
+id dpfact-centre >/dev/null 2>&1 || useradd --system dpfact-centre
+chmod 755 $folder
+chown -R dpfact-centre $folder
+chown root $folder/ca.key
+cp $folder/dpfact-centre.service /etc/systemd/system/
+cp $folder/dpfact-proxy.conf /etc/nginx/conf.d/
+systemctl daemon-reload
+systemctl enable --now dpfact-centre
+systemctl reload nginx

@@ -1,0 +1,156 @@
+"""`dpfact centre` and `dpfact site init`: what both sides are given, and what is refused."""
+
+import re
+import ssl
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from typer.testing import CliRunner
+
+from dpfact_flower import cli
+from dpfact_flower.errors import SettingsError
+from dpfact_flower.runtime import connection
+from dpfact_flower.settings import SiteSettings
+from dpfact_flower.site.config import read_node_config
+
+FINGERPRINT = r"(?:[0-9a-f]{4} ){7}[0-9a-f]{4}"
+FLWR = """#!/bin/sh
+echo "$FLWR_HOME $@" >> {folder}/asked
+cat {folder}/answer
+"""
+
+
+def run(*words, answer: str | None = None) -> str:
+    done = CliRunner().invoke(cli.app, [*map(str, words)], input=answer)
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def init(tmp_path, *more, name="north", ca="ca.crt", folder="site") -> str:
+    """Set up a hospital."""
+    words = ["--centre", "centre.example", "--ca", tmp_path / "centre" / ca, "--max-epsilon", 4]
+    words += ["--data", tmp_path / "north.npz", "--folder", tmp_path / folder]
+    return run("site", "init", name, *words, *more)
+
+
+@pytest.fixture
+def centre(cohort, tmp_path):
+    """A centre's folder, and beside it the data of a hospital, north."""
+    replace(cohort.sites[0], name="north").save(tmp_path / "north.npz")
+    run("centre", "init", "centre.example", "--folder", tmp_path / "centre")
+    return tmp_path / "centre"
+
+
+def test_a_hospital_gets_safe_settings_and_files_for_their_users_alone(centre, tmp_path):
+    said = init(tmp_path, "-s", "max-rank=30")
+    folder = tmp_path / "site"
+    settings = SiteSettings.from_config(read_node_config(folder / "site" / "north.toml"))
+    assert (settings.site, settings.allow_privacy, settings.max_epsilon) == ("north", "patient", 4)
+    assert (settings.budget_delta, settings.reply_after, settings.max_rank) == (1e-5, 60.0, 30)
+    assert settings.state_dir == str(folder / "site" / "state")
+    node, site = folder / "node", folder / "site"
+    assert (node / "secret").read_bytes() == (site / "secret").read_bytes()
+    assert len((node / "secret").read_bytes()) == 32
+    for part in (node, site):
+        for path in (part, *part.rglob("*")):
+            assert path.stat().st_mode & 0o077 == 0, path
+    key = serialization.load_ssh_private_key((node / "north").read_bytes(), None)
+    public = serialization.load_ssh_public_key((folder / "north.pub").read_bytes())
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    assert key.public_key() == public
+    lines = said.splitlines()
+    checked = lines[lines.index("Checked so far:") + 1 :]
+    assert len(checked) > 5
+    assert all(line.startswith("OK ") for line in checked)
+    assert len(set(re.findall(FINGERPRINT, said))) == 2
+
+
+@pytest.mark.process
+def test_both_sides_read_the_same_fingerprints_to_each_other(centre, tmp_path, monkeypatch):
+    again = run("centre", "init", "centre.example", "--folder", tmp_path / "other")
+    (own,) = re.findall(FINGERPRINT, again)
+    theirs, authority = re.findall(FINGERPRINT, init(tmp_path, ca="../other/ca.crt"))
+    assert authority == own
+    (tmp_path / "flwr").write_text(FLWR.format(folder=tmp_path))
+    (tmp_path / "flwr").chmod(0o700)
+    (tmp_path / "answer").write_text('{"success": true, "node-id": "77"}')
+    monkeypatch.setattr(connection, "tool", lambda name: str(tmp_path / name))
+    admit = ["centre", "admit", tmp_path / "site" / "north.pub", "--folder", centre]
+    for other in (own, theirs[:-4]):
+        with pytest.raises(SettingsError, match="nothing was registered"):
+            run(*admit, "--fingerprint", other)
+    assert CliRunner().invoke(cli.app, [*map(str, admit)], input="n\n").exit_code == 1
+    assert not (tmp_path / "asked").exists()
+    assert theirs in run(*admit, answer="y\n")
+    assert "as node 77" in run(*admit, "--fingerprint", theirs)
+    words = f"supernode register {admit[2]} centre --name north --format json"
+    assert (tmp_path / "asked").read_text() == f"{centre / 'flwr'} {words}\n" * 2
+    (tmp_path / "answer").write_text('{"error-message": "Public key already in use."}')
+    with pytest.raises(SettingsError, match=r"north was not registered: .*in use"):
+        run(*admit, answer="y\n")
+
+
+def test_the_certificate_is_for_the_centres_name_and_the_superlinks_helper_alone(centre):
+    for _ in range(2):
+        for name in ("centre.example", "127.0.0.1"):
+            handshake(centre, name)
+        for name in ("other.example", "127.0.0.2", "ca"):
+            with pytest.raises(ssl.SSLCertVerificationError, match="not valid for"):
+                handshake(centre, name)
+        before = (centre / "server.pem").read_bytes()
+        run("centre", "init", "centre.example", "--folder", centre, "--renew")
+        assert (centre / "server.pem").read_bytes() != before
+    for secret in ("ca.key", "server.key"):
+        assert (centre / secret).stat().st_mode & 0o077 == 0
+
+
+def handshake(folder, name):
+    """Shake hands in memory, as strictly as Python does from 3.13 on."""
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(folder / "server.pem", folder / "server.key")
+    client = ssl.create_default_context(cafile=folder / "ca.crt")
+    client.verify_flags |= ssl.VERIFY_X509_STRICT
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = (
+        client.wrap_bio(down, up, server_hostname=name),
+        server.wrap_bio(up, down, server_side=True),
+    )
+    for _ in range(3):
+        for end in ends:
+            with suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+    assert ends[0].version() == "TLSv1.3"
+
+
+def test_nothing_is_replaced(centre, tmp_path):
+    init(tmp_path)
+    key = (tmp_path / "site" / "node" / "north").read_bytes()
+    with pytest.raises(SettingsError, match="keys and ledger are never replaced"):
+        init(tmp_path)
+    with pytest.raises(SettingsError, match="never replaced"):
+        run("centre", "init", "centre.example", "--folder", centre)
+    assert (tmp_path / "site" / "node" / "north").read_bytes() == key
+
+
+@pytest.mark.parametrize(
+    ("changes", "words", "error"),
+    [
+        ({"name": "south"}, (), "the file is that of site 'north'"),
+        ({"ca": "ca.key"}, (), "--ca: need the ca.crt"),
+        ({"folder": "a b"}, (), "letters, digits"),
+        ({}, ("-s", "allow-privacy=none"), "max-epsilon: must be"),
+        ({}, ("-s", "max-epsilon=9"), "use --max-epsilon"),
+        ({}, ("-s", "max-epsilom=9"), "max-epsilom"),
+    ],
+)
+def test_what_would_not_work_is_refused_before_anything_is_written(
+    centre, tmp_path, changes, words, error
+):
+    with pytest.raises(SettingsError, match=error):
+        init(tmp_path, *words, **changes)
+    assert {path.name for path in tmp_path.iterdir()} == {"centre", "north.npz"}

@@ -1,0 +1,80 @@
+"""A centre and two hospitals on one machine, by the commands and scripts of one page, without root.
+
+The scripts are what `dpfact centre init` and `dpfact site init` write; one user plays all.
+"""
+
+import signal
+import subprocess
+from contextlib import ExitStack
+
+import pytest
+
+from dpfact_flower.evaluation.run_folder import read_json
+from dpfact_flower.runtime.connection import tool
+from dpfact_flower.runtime.superlink import free_port
+from tests.patience import PATIENCE, await_that
+from tests.processes import await_none_left
+
+
+def dpfact(*words) -> str:
+    done = subprocess.run(
+        [tool("dpfact"), *map(str, words)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.nightly
+@pytest.mark.deployment
+def test_a_centre_and_two_hospitals_are_set_up_by_one_command_each_and_run(cohort, tmp_path):
+    cohort.save(tmp_path / "cohort")
+    lists = []
+    for vocabulary in cohort.vocabularies:
+        vocabulary.save(tmp_path / f"{vocabulary.name}.json")
+        lists.append(f"{tmp_path / vocabulary.name}.json")
+    centre, port = tmp_path / "centre", free_port()
+    dpfact("centre", "init", "127.0.0.1", "--folder", centre, "--port", port)
+    names = [site.name for site in cohort.sites[:2]]
+    with ExitStack() as stack:
+        started = [start(centre, stack)]
+        await_that(lambda: "startup complete" in log(centre), "the SuperLink")
+        for name in names:
+            folder = tmp_path / name
+            dpfact(
+                "site", "init", name, "--centre", f"127.0.0.1:{port}", "--ca", centre / "ca.crt",
+                "--data", tmp_path / "cohort" / f"{name}.npz", "--max-epsilon", 4, "--folder",
+                folder, "--port", free_port(), "-s", "reply-after=0.0",
+            )  # fmt: skip
+            key = folder / f"{name}.pub"
+            said = subprocess.run(
+                [tool("dpfact"), "centre", "admit", key, "--folder", centre],
+                input="y\n", capture_output=True, text=True, check=True,
+            )  # fmt: skip
+            assert "is admitted" in said.stdout
+            started.append(start(folder, stack))
+        dpfact(
+            "submit", centre, "--out", tmp_path / "run", "--vocabulary", ",".join(lists),
+            "-s", "sites=2", "-s", "min-sites=2", "-s", "rank=4", "-s", "patients=100",
+            "-s", "refine-rounds=1", "-s", "relative-l21=0.0", "-s", f"wait-timeout={PATIENCE}",
+        )  # fmt: skip
+        for process in started:
+            process.send_signal(signal.SIGTERM)
+        for process in started:
+            process.wait(PATIENCE)
+    for home in (centre / "flwr", *(tmp_path / name / "node" for name in names)):
+        await_none_left(home)
+    summary = read_json(tmp_path / "run" / "summary.json")
+    assert set(summary["per_site"]) == set(names)
+    assert summary["claim"].startswith("proven: patient-level")
+
+
+def start(folder, stack: ExitStack) -> subprocess.Popen[bytes]:
+    """The script that stands for the units."""
+    file = stack.enter_context((folder / "log").open("wb"))
+    process = subprocess.Popen(["sh", folder / "start.sh"], stdout=file, stderr=file)
+    stack.callback(process.terminate)
+    return process
+
+
+def log(folder) -> str:
+    return (folder / "log").read_text()
