@@ -88,7 +88,12 @@ def memberships(model: Factors) -> NDArray[np.float64]:
 
 
 def death_scores(
-    predictors: Sequence[Any], cohort: Cohort, splits: int, *, codes: bool = False
+    predictors: Sequence[Any],
+    cohort: Cohort,
+    splits: int,
+    *,
+    codes: bool = False,
+    each_site: bool = True,
 ) -> dict[str, list[float]]:
     """AUC of each split, for all patients together (``overall``) and for each site by itself.
 
@@ -100,6 +105,7 @@ def death_scores(
     splits : int
     codes : bool
         Whether predictors are 0 or 1 and sparse, so that they are not scaled.
+    each_site : bool
     """
     sites = [site for site in cohort.sites if "died" in site.labels]
     if not predictors or len(sites) < len(cohort.sites) or splits == 0:
@@ -111,8 +117,9 @@ def death_scores(
     )
     died = np.concatenate([site.labels["died"] for site in sites])
     home = np.repeat(np.arange(len(sites)), [site.tensor.n_patients for site in sites])
-    names = ["overall", *(site.name for site in sites)]
-    rows = [np.ones(len(died), bool), *(home == t for t in range(len(sites)))]
+    apart = len(sites) if each_site else 0
+    names = ["overall", *(site.name for site in sites[:apart])]
+    rows = [np.ones(len(died), bool), *(home == t for t in range(apart))]
     scores = split_scores(
         plain_regression if codes else scaled_regression, design, died, dict(enumerate(rows)),
         training_masks(2 * home + died, TRAIN, splits, seed=0), _FEWEST,

@@ -1,10 +1,14 @@
 """The systems that DPFact is compared with: against references, a library and closed forms."""
 
+import itertools
+
 import numpy as np
 import pytest
 import pyttb
+import scipy.sparse
 
 from dpfact_flower.data.site_data import Cohort, SiteData
+from dpfact_flower.data.synthetic import synthetic
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import QuorumError, SettingsError
 from dpfact_flower.runtime.grid import InProcessGrid
@@ -15,9 +19,10 @@ from dpfact_flower.site.round import stream
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.cp import CPModel
 from dpfact_flower.tensor.match import factor_match_score
-from simulation.baselines import by_site, joined, pooled, site_tensors, start
+from simulation.baselines import by_site, joined, pooled, site_tensors, start, topics
 from simulation.baselines.centralised import centralised
 from simulation.baselines.cp_als import cp_als, to_pyttb, weighted
+from simulation.baselines.topics import Topics, lda, nmf, private_spectral_lda
 from simulation.baselines.trip import (
     TripState,
     consensus_of,
@@ -25,6 +30,7 @@ from simulation.baselines.trip import (
     site_round,
 )
 from simulation.baselines.trip_flower import Trip, TripClient, trip, trip_app
+from simulation.systems import NO_NOISE
 from tests.problems import assert_near, mttkrp_by_entries
 
 pytestmark = pytest.mark.nightly
@@ -230,3 +236,41 @@ def test_trip_through_flowers_own_loop_gives_the_same_consensus(cohort):
 def test_trip_refuses_a_penalty_of_zero(cohort):
     with pytest.raises(SettingsError, match="omega: must be above 0"):
         Trip(start(cohort, COUNTS, 0)[0][1:], 0.0)
+
+
+def test_topic_models_find_what_was_planted_and_noise_hides_it() -> None:
+    cohort = synthetic("demo")
+
+    def match(topics: Topics) -> float:
+        return factor_match_score(topics.factors, cohort.truth.factors)
+
+    clear = match(private_spectral_lda(cohort, 12, NO_NOISE))
+    assert clear > 0.6
+    assert match(nmf(cohort, 12)) > 0.6
+    assert match(lda(cohort, 12)) > 0.6
+    assert match(private_spectral_lda(cohort, 12, 0.1)) < 0.5 * clear
+
+
+def test_a_patient_moves_the_releases_of_spectral_lda_by_no_more_than_its_noise_is_for() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.random((40, 9)) * (rng.random((40, 9)) < 0.4)
+    x[0] = 1  # somebody with every code
+    x = scipy.sparse.csr_array(x / np.maximum(np.linalg.norm(x, axis=1), 1e-9)[:, None])
+    moved = topics._pairs(x) - topics._pairs(x[1:])
+    assert 0.6 < np.linalg.norm(moved) <= topics._PAIRS
+    whiten, clip, rows = rng.normal(size=(9, 3)), 2.0, 40
+    all_of_them = topics._triples(x, whiten, clip, rows)
+    for patient in range(rows):
+        others = np.delete(np.arange(rows), patient)
+        moved = all_of_them - topics._triples(x[others], whiten, clip, rows)
+        assert np.linalg.norm(moved) <= clip * (1 + 1e-9)
+
+
+def test_third_moments_are_of_distinct_codes() -> None:
+    rng = np.random.default_rng(1)
+    x = scipy.sparse.csr_array(rng.random((1, 5)))
+    values = x.toarray()[0]
+    expected = np.zeros((5, 5, 5))
+    for i, j, k in itertools.permutations(range(5), 3):
+        expected[i, j, k] = values[i] * values[j] * values[k]
+    np.testing.assert_allclose(topics._triples(x, np.eye(5), 1e9, 1), expected, atol=1e-12)

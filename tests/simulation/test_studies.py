@@ -19,10 +19,12 @@ from dpfact_flower.settings import PrivacySettings
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.match import factor_match_score
 from simulation.studies import (
+    against_epsilon,
     held_out,
     nameable,
     needed,
     one_patient_time,
+    peers,
     phenotypes,
     real_data,
     roll_up,
@@ -91,6 +93,35 @@ def test_a_study_finds_its_models_again(tmp_path: Path) -> None:
     named = real_data.named(Study(cohort, 3, 2, tmp_path), 1.0)
     assert named.startswith("## clear, 3 phenotypes, epsilon 1")
     assert named.count("\n") == 5
+
+
+def test_peers_are_measured_alike_and_go_on_where_they_were(cohort_folder, tmp_path) -> None:
+    asked = [str(cohort_folder), "--out", str(tmp_path), "--rank", "2", "--epsilon", "8"]
+    peers.main(asked)
+    rows = json.loads((tmp_path / "table.json").read_text())
+    assert [row["method"] for row in rows] == ["all codes", "code volume", *peers.SYSTEMS]
+    found = {row["method"]: row for row in rows}
+    assert found["sparse CP without noise"]["share"] > found["NMF"]["share"]
+    promised = [row["method"] for row in rows if row.get("epsilon")]
+    assert promised == [*peers.SYSTEMS][:4]
+    peers.main(asked)  # fresh noise: would differ if it were measured again
+    assert json.loads((tmp_path / "table.json").read_text()) == rows
+    assert (tmp_path / "table.md").read_text().count("\n") == 2 + len(rows)
+
+
+def test_a_figure_against_epsilon_fills_only_models_that_beat_chance() -> None:
+    cell = {"data": "x", "rank": 3, "share_of_fit": 0.9, "share_spread": 0.0, "fms": 0.8,
+            "fms_spread": 0.0, "auc": None, "auc_spread": None, "auc_raw_codes": None}  # fmt: skip
+    rows = [
+        {**cell, "model": "null: shuffled", "epsilon": None, "beats_null": None},
+        {**cell, "model": "patient mode", "epsilon": 1.0, "beats_null": False},
+        {**cell, "model": "patient mode", "epsilon": "inf", "beats_null": True},
+    ]
+    shares, _, areas = against_epsilon.figure(rows).axes
+    faces = [line.get_markerfacecolor() for line in shares.lines if line.get_marker() == "o"][:2]
+    assert faces == ["none", "C0"]
+    assert [label.get_text() for label in shares.get_xticklabels()] == ["1", "∞"]
+    assert len(areas.lines) == 1  # the legend's alone: there are no labels
 
 
 def test_patients_needed_are_those_from_which_a_plan_is_good() -> None:
