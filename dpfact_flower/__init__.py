@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dpfact_flower.notebook.phenotyper import DPFactPhenotyper
     from dpfact_flower.notebook.run import Run
     from dpfact_flower.runtime.grid import InProcessGrid
+    from dpfact_flower.runtime.serve import write_run
     from dpfact_flower.settings import PrivacySettings, RunSettings, SiteSettings, SolverSettings
     from dpfact_flower.solver import solve
     from dpfact_flower.strategy import DPFact
@@ -50,6 +51,7 @@ _HOMES = {
     "federate": "notebook.federated",
     "read_events": "data.readers.frames",
     "solve": "solver",
+    "write_run": "runtime.serve",
 }
 
 _THERE = {"read_events": "read"}
@@ -76,6 +78,7 @@ __all__ = [
     "federate",
     "read_events",
     "solve",
+    "write_run",
 ]
 
 

@@ -70,6 +70,9 @@ class DPFactClient(NumPyClient):
         self._came_in = came_in
         self._time_left = math.inf if simulation else time_left
 
+    def __repr__(self) -> str:
+        return f"DPFactClient({self.site.name!r})"
+
     def fit(self, parameters: list[NDArray[Any]], config: Mapping[str, Any]) -> Answer:
         """Answer one round: global feature factors in, released feature factors out.
 

@@ -68,6 +68,9 @@ class DPFact(Strategy):
         self._bytes_down = 0
         self._began = 0.0
 
+    def __repr__(self) -> str:
+        return f"DPFact({self.coordinator})"
+
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters:
         """Global factors from the public seed; no client is asked."""
         return ndarrays_to_parameters(list(self.coordinator.factors))

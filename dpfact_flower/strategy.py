@@ -73,8 +73,9 @@ class DPFact(TrainOnlyStrategy):
     """
 
     def __init__(self, feature_shape: Sequence[int], **options: Unpack[CoordinatorOptions]) -> None:
-        run = options.get("run") or RunSettings()
-        kind = OnArrival if run.aggregation == OnArrival.aggregation else Coordinator
+        run = options.get("run")
+        arriving = isinstance(run, RunSettings) and run.aggregation == OnArrival.aggregation
+        kind = OnArrival if arriving else Coordinator
         self.coordinator = kind(feature_shape, **options)
         self._resumed = self.coordinator.finished_rounds
         self._sent: list[Message] = []
@@ -87,6 +88,9 @@ class DPFact(TrainOnlyStrategy):
         secure = self.coordinator.secure is not None
         self._secure = SecureRounds(self.coordinator, self._names, self._ask) if secure else None
         self._came: list[Message] = []
+
+    def __repr__(self) -> str:
+        return f"DPFact({self.coordinator})"
 
     def start(
         self,

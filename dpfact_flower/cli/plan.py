@@ -200,8 +200,7 @@ def _levers(outlook: Outlook) -> Table:
     table.add_column("good from", justify="right")
     table.add_column("chance in 100 at half or twice", justify="right")
     for lever in outlook.levers:
-        good = f"{lever.good:,.3g}" if lever.name == "epsilon" else f"{lever.good:,.0f}"
-        table.add_row(lever.name, good if lever.good else "-", f"{100 * lever.chance:.0f}")
+        table.add_row(lever.name, lever.shown if lever.good else "-", f"{100 * lever.chance:.0f}")
     return table
 
 

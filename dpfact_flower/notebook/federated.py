@@ -120,11 +120,11 @@ def _federated(
             cohort, config, own=own, measured=measured, report=report, watch=watch
         )
     except QuorumError as error:
-        if own is None or PrivacyRefusedError.code not in str(error):
+        _, refused, reason = str(error).partition(f"{PrivacyRefusedError.code}: ")
+        if own is None or not refused:
             raise
         raise PrivacyRefusedError(
-            f"max_epsilon = {own.max_epsilon:g} does not allow this run beside what the sites have "
-            f"released before: dpfact ledger show {own.state_dir} --site NAME"
+            f"{reason}; see dpfact ledger show {own.state_dir} --site NAME"
         ) from None
 
 
@@ -135,6 +135,10 @@ def _own_settings(config: RunConfig, max_epsilon: float) -> SiteSettings:
         raise SettingsError(
             "patients: with a state_dir, give a public estimate of the number of patients at all "
             "sites; their exact number would be told without noise"
+        )
+    if privacy.privacy != "none" and not max_epsilon:
+        raise SettingsError(
+            "max_epsilon: with a state_dir, give what each site may spend over all runs"
         )
     return SiteSettings(
         state_dir=str(config.app.sites_folder),

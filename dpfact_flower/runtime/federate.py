@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,13 @@ from dpfact_flower.client import DPFactClient
 from dpfact_flower.client_app import answered
 from dpfact_flower.client_app import app as client_app
 from dpfact_flower.data.site_data import Cohort, SiteData
-from dpfact_flower.errors import SettingsError
+from dpfact_flower.errors import QuorumError, SettingsError
 from dpfact_flower.machine.logs import ProgressCallback, no_progress
 from dpfact_flower.runtime.config import RunConfig, prepare_data
 from dpfact_flower.runtime.grid import InProcessGrid
 from dpfact_flower.runtime.serve import serve
 from dpfact_flower.settings import Scalar, SiteSettings
-from dpfact_flower.site.disclosure import log_privately
+from dpfact_flower.site.disclosure import disclosure_logger, log_privately
 
 
 def federate(config: Mapping[str, Scalar], *, watch: ProgressCallback = no_progress) -> Path:
@@ -35,7 +37,9 @@ def federate(config: Mapping[str, Scalar], *, watch: ProgressCallback = no_progr
     total = len(prepare_data(checked.app))
     if total == 0:
         raise SettingsError("data: a run in one process needs data")
-    return serve(InProcessGrid(client_app, _nodes(total), checked.write()), checked, watch=watch)
+    grid = InProcessGrid(client_app, _nodes(total), checked.write())
+    with _told():
+        return serve(grid, checked, watch=watch)
 
 
 def federate_cohort(
@@ -58,9 +62,38 @@ def federate_cohort(
     )
     app = _sites_app(cohort.sites, own or simulated, simulation=own is None)
     grid = InProcessGrid(app, _nodes(len(cohort.sites)))
-    return serve(
-        grid, config, cohort=cohort, measured=measured, report=report and measured, watch=watch
-    )
+    with _told():
+        return serve(
+            grid, config, cohort=cohort, measured=measured, report=report and measured, watch=watch
+        )
+
+
+class _Refusals(logging.Handler):
+    """Keeps the sites' own log lines about refusals."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.lines: dict[str, None] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines[record.getMessage()] = None
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Where sites refuse a run, raise their own reasons: all sites are in this process."""
+    refusals = _Refusals()
+    disclosure_logger.addHandler(refusals)
+    try:
+        yield
+    except QuorumError as error:
+        if not refusals.lines:
+            raise
+        first, *others = refusals.lines
+        more = f" ({len(others)} more such lines are in the log)" if others else ""
+        raise QuorumError(f"{str(error).partition('. ')[0]}: {first}{more}") from None
+    finally:
+        disclosure_logger.removeHandler(refusals)
 
 
 def _nodes(total: int) -> list[dict[str, Scalar]]:

@@ -33,11 +33,12 @@ from dpfact_flower.evaluation.run_folder import (
     write_summary,
 )
 from dpfact_flower.evaluation.summarise import summarise
+from dpfact_flower.legacy import DPFact as Legacy
 from dpfact_flower.machine.logs import ProgressCallback, no_progress
 from dpfact_flower.machine.threads import in_order, one_blas_thread, thread_count
 from dpfact_flower.runtime.config import RunConfig, load_vocabularies, prepare_data
 from dpfact_flower.server.coordinator import Coordinator
-from dpfact_flower.settings import SiteSettings
+from dpfact_flower.settings import AppSettings, SiteSettings
 from dpfact_flower.site.disclosure import log_privately
 from dpfact_flower.site.refit import refit
 from dpfact_flower.strategy import DPFact
@@ -92,6 +93,29 @@ def serve(
     )  # fmt: skip
     if report:
         _report(app.run_folder)
+    return app.run_folder
+
+
+def write_run(strategy: DPFact | Legacy, vocabularies: Sequence[Vocabulary]) -> Path:
+    """Write what ``dpfact report``, ``export`` and ``label`` need into a strategy's `run_dir`.
+
+    For a ServerApp of your own, once its strategy has run. `vocabularies` are the public code
+    lists, one per feature mode; `Vocabulary.load` reads one. Gives the run folder.
+    """
+    coordinator = strategy.coordinator
+    if coordinator.run_dir is None:
+        raise SettingsError("write_run: give the strategy a run_dir, where its checkpoints go too")
+    if (named := [*map(len, vocabularies)]) != coordinator.feature_shape:
+        raise SettingsError(
+            f"write_run: need code lists of {coordinator.feature_shape} codes, got {named}"
+        )
+    app = AppSettings(data="", out=str(coordinator.run_dir))
+    asked = replace(coordinator.run, job="")
+    config = RunConfig(app, asked, coordinator.solver, coordinator.privacy)
+    _write(
+        coordinator, config, vocabularies, None, measured=False, counted=False, watch=no_progress
+    )
+    _report(app.run_folder)
     return app.run_folder
 
 

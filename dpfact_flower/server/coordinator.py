@@ -92,9 +92,22 @@ class Coordinator:
         durable: bool = True,
         rule: MakeRule | None = None,
     ) -> None:
-        self._feature_shape = [int(size) for size in feature_shape]
-        if min(self._feature_shape, default=0) < 1:
-            raise SettingsError(f"feature shape: need positive sizes, got {tuple(feature_shape)}")
+        try:
+            self.feature_shape = [int(size) for size in feature_shape]
+        except (TypeError, ValueError):
+            self.feature_shape = []
+        if min(self.feature_shape, default=0) < 1:
+            raise SettingsError(
+                "feature shape: need a number of codes for each feature mode, as (202, 316); got "
+                f"{shown(feature_shape)}"
+            )
+        for given, kind in (
+            (solver, SolverSettings),
+            (privacy, PrivacySettings),
+            (run, RunSettings),
+        ):
+            if not isinstance(given, kind | None):
+                raise SettingsError(f"DPFact: need {kind.__name__}(...), got {shown(given)}")
         self.run = run or RunSettings()
         if self.run.aggregation != self.aggregation:
             raise SettingsError(
@@ -118,10 +131,17 @@ class Coordinator:
         if not self.run.job:
             self.run = replace(self.run, job=f"job-{uuid.uuid4().hex[:12]}")
 
+    def __str__(self) -> str:
+        codes = "x".join(map(str, self.feature_shape))
+        return (
+            f"{codes} codes, {self.solver.rank} phenotypes, privacy {self.privacy.privacy!r}, "
+            f"{self.finished_rounds} of {self.rounds} rounds"
+        )
+
     def _plan(self, sites: int) -> None:
         """Make the rule, for so many sites."""
         self.rule = rule_for(
-            self._feature_shape, self.solver, self._open_settings, self.run, self._make_rule
+            self.feature_shape, self.solver, self._open_settings, self.run, self._make_rule
         )
         self.rule.check_sites(sites)
         self.privacy = self.rule.privacy
@@ -347,7 +367,7 @@ class Coordinator:
             "shrink": self.run.shrink,
             "start": self.run.start,
             "vocabulary": self.vocabulary,
-            "shape": self._feature_shape,
+            "shape": self.feature_shape,
         }
 
     def _state(self) -> dict[str, Array]:

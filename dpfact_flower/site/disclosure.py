@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dpfact_flower.errors import CODE_PREFIX, DPFactError
 
-_logger = logging.getLogger(__name__)
+disclosure_logger = logging.getLogger(__name__)
 _MOST_TEXT = 800
 """Characters of an error in the log, whoever made it so long: a line stays below 1 kB."""
 
@@ -21,11 +21,11 @@ def log_privately(site: str, error: Exception) -> str:
     """
     if isinstance(error, DPFactError):
         text = str(error)
-        _logger.error("site %s: %s: %s", site, error.code, text[:_MOST_TEXT])
+        disclosure_logger.error("site %s: %s: %s", site, error.code, text[:_MOST_TEXT])
     else:
         frames = traceback.extract_tb(error.__traceback__)[-3:]
         place = " > ".join(f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in frames)
-        _logger.error("site %s: unexpected %s at %s", site, type(error).__name__, place)
+        disclosure_logger.error("site %s: unexpected %s at %s", site, type(error).__name__, place)
     return public_reason(error)
 
 

@@ -110,7 +110,7 @@ def test_private_fits_are_charged_and_stopped_by_a_budget_that_lasts(cohort, tmp
     with Ledger(tmp_path / "site-1", create=False) as kept:
         assert len(kept.rows()) == (ledger["site"] == "site-1").sum()
         assert kept.verify() == []
-    with pytest.raises(PrivacyRefusedError, match="max_epsilon = 7 does not allow"):
+    with pytest.raises(PrivacyRefusedError, match="max-epsilon is 7; with the rest"):
         private.fit(cohort)
     with Ledger(tmp_path / "site-1", create=False) as kept:
         assert len(kept.rows()) == (ledger["site"] == "site-1").sum()

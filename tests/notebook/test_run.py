@@ -12,9 +12,11 @@ mpl.use("agg")
 from matplotlib import pyplot
 from matplotlib.figure import Figure
 
-from dpfact_flower import Run, federate
+from flwr.clientapp import ClientApp
+
+from dpfact_flower import DPFact, DPFactClient, InProcessGrid, Run, SiteSettings, federate
 from dpfact_flower.data.site_data import Cohort
-from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.errors import DataError, PrivacyRefusedError, QuorumError, SettingsError
 
 SETTINGS = {"privacy": "none", "rank": 3, "rounds": 3}
 
@@ -78,6 +80,36 @@ def test_a_run_is_saved_read_and_pickled(run, tmp_path):
         run.save(tmp_path / "kept")
     with pytest.raises(DataError, match="has no folder"):
         os.fspath(run)
+
+
+def test_a_sites_own_reason_is_raised_where_all_sites_are_here(cohort, cohort_folder, tmp_path):
+    reason = "rank: the run asks for 500, this site's limit is 200"
+    with pytest.raises(QuorumError, match=reason):
+        federate(sites=cohort, rank=500)
+    with pytest.raises(QuorumError, match=reason):
+        federate({"data": str(cohort_folder), "out": str(tmp_path / "run"), "rank": 500})
+
+
+def test_a_private_run_after_an_open_one_says_why_it_is_refused(cohort, tmp_path):
+    known = {"sites": cohort, "rank": 2, "measure": False, "state_dir": tmp_path}
+    federate(**known, privacy="none", rounds=1)
+    with pytest.raises(PrivacyRefusedError, match="holds releases without noise: no epsilon"):
+        federate(**known, patients=100, max_epsilon=9.0)
+    with pytest.raises(SettingsError, match="max_epsilon: with a state_dir, give what each"):
+        federate(**known, patients=100)
+
+
+def test_public_objects_show_what_they_are(cohort, run, tmp_path):
+    app = ClientApp()
+    settings = SiteSettings(state_dir=str(tmp_path), allow_privacy="none")
+    texts = {
+        "InProcessGrid(2 nodes)": InProcessGrid(app, [{}, {}]),
+        "DPFactClient('site-1')": DPFactClient(cohort.sites[0], settings, simulation=True),
+        "DPFact(3x4 codes, 12 phenotypes, privacy 'patient', 0 of 6 rounds)": DPFact((3, 4)),
+    }
+    assert {repr(thing): thing for thing in texts.values()} == texts
+    for thing in (run, run.model, cohort, cohort.sites[0], cohort.vocabularies[0], settings):
+        assert " object at 0x" not in repr(thing)
 
 
 def test_names_show_everywhere(run, tmp_path):

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from dpfact_flower import DPFact
 from dpfact_flower.errors import DataError, QuorumError, SettingsError, StateError
 from dpfact_flower.server import coordinator as coordinator_module
 from dpfact_flower.server.checkpoint import CHECKPOINT
@@ -80,10 +81,18 @@ def test_a_job_is_named_if_nobody_named_it():
     assert one.request(1).job == one.run.job
 
 
-@pytest.mark.parametrize("shape", [(), [], (5, 0), (5, -1), np.array([], int)], ids=str)
+@pytest.mark.parametrize("shape", [(), [], (5, 0), (5, -1), np.array([], int), 5, "x"], ids=str)
 def test_a_feature_shape_must_have_sizes(shape):
-    with pytest.raises(SettingsError, match="feature shape: need positive sizes"):
+    with pytest.raises(SettingsError, match="feature shape: need a number of codes for each"):
         make(shape=shape)
+
+
+@pytest.mark.parametrize("name", ["solver", "privacy", "run"])
+def test_settings_are_objects(name):
+    kind = f"{name.capitalize()}Settings"
+    for strategy in (Coordinator, DPFact):
+        with pytest.raises(SettingsError, match=rf"DPFact: need {kind}\(...\), got 'none'"):
+            strategy((3, 4), **{name: "none"})
 
 
 UNSTABLE = {

@@ -115,6 +115,15 @@ class Lever(NamedTuple):
     good: float
     chance: float
 
+    @property
+    def shown(self) -> str:
+        """`good` for people: what must grow is rounded up, so it is never what a run has already."""
+        if self.name in ("rank", "codes") or self.good <= 0:
+            return f"{self.good:,.0f}"
+        step = 10.0 ** (math.floor(math.log10(self.good)) - 1)  # two digits
+        step = step if self.name == "epsilon" else max(step, 1.0)
+        return f"{round(math.ceil(self.good / step - 1e-9) * step, 9):,.15g}"
+
 
 class Outlook(NamedTuple):
     """A plan's forecast, from public facts alone.
@@ -313,8 +322,8 @@ def _way(lever: Lever, facts: Facts) -> str:
     if lever.name == "codes" and lever.good > 0:
         return f"codes = {_fewer(facts.sizes, int(lever.good))}"
     if lever.name == "epsilon" and lever.good > 0:
-        return f"epsilon {lever.good:.2g}"
+        return f"epsilon {lever.shown}"
     if lever.name in ("patients", "sites"):
         same = " of the same size" if lever.name == "sites" else ""
-        return f"{lever.good:,.0f} {lever.name}{same}"
+        return f"{lever.shown} {lever.name}{same}"
     return ""

@@ -274,6 +274,13 @@ def test_a_lever_is_good_from_where_it_says(name):
         assert at(int(more if name == "rank" else less)).verdict == "weak"
 
 
+def test_a_lever_is_not_rounded_to_what_a_run_has():
+    made = plan(sizes=(202, 316), patients=56_240, rank=20, epsilon=1.0)
+    shown = {lever.name: lever.shown for lever in made.outlook.levers}
+    assert (shown["patients"], shown["epsilon"], shown["sites"]) == ("60,000", "1.1", "7")
+    assert "60,000 patients; or epsilon 1.1, rank = 17" in made.outlook.sentence
+
+
 def test_the_most_helpful_lever_comes_first_and_its_chance_is_that_of_a_plan():
     outlook = plan(epsilon=2.0).outlook
     chances = [lever.chance for lever in outlook.levers]

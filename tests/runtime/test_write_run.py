@@ -1,0 +1,74 @@
+"""`write_run`: the run folder of a ServerApp of one's own."""
+
+import pytest
+from flwr.app import Context, RecordDict
+from flwr.serverapp import Grid, ServerApp
+from typer.testing import CliRunner
+
+from dpfact_flower import (
+    DPFact,
+    InProcessGrid,
+    PrivacySettings,
+    RunSettings,
+    SolverSettings,
+    Vocabulary,
+    write_run,
+)
+from dpfact_flower.cli.main import app as command
+from dpfact_flower.client_app import app as client_app
+from dpfact_flower.errors import SettingsError
+from dpfact_flower.runtime.federate import federate
+
+
+def dpfact(*arguments):
+    result = CliRunner().invoke(command, [*map(str, arguments)])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def grid_of(cohort, cohort_folder, folder):
+    nodes = [{"partition-id": n, "num-partitions": len(cohort.sites)} for n in range(3)]
+    return InProcessGrid(client_app, nodes, {"data": str(cohort_folder), "out": str(folder)})
+
+
+@pytest.mark.parametrize("options", [{"privacy": "none"}, {"patients": 300, "codes": "3x5"}])
+def test_a_serverapp_of_ones_own_leaves_a_folder_that_report_export_and_label_take(
+    cohort, cohort_folder, tmp_path, options
+):
+    app = ServerApp()
+    lists = []
+    for vocabulary in cohort.vocabularies:
+        vocabulary.save(tmp_path / f"{vocabulary.name}.json")
+        lists.append(Vocabulary.load(tmp_path / f"{vocabulary.name}.json"))
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        strategy = DPFact(
+            [*map(len, lists)], solver=SolverSettings(rank=3),
+            privacy=PrivacySettings(**options), run=RunSettings(sites=3, rounds=3),
+            run_dir=tmp_path / "run",
+        )  # fmt: skip
+        strategy.start(grid)
+        write_run(strategy, lists)
+
+    context = Context(1, 1, {}, RecordDict(), {})
+    app(grid_of(cohort, cohort_folder, tmp_path / "other"), context)
+    run, site = tmp_path / "run", cohort_folder / "site-1.npz"
+    dpfact("label", run, 2, "renal failure")
+    dpfact("report", run)
+    assert "renal failure" in (run / "report.html").read_text()
+    dpfact("export", run, "--phenotypes", tmp_path / "p.csv", "--patients", tmp_path / "m.csv",
+           "--data", site)  # fmt: skip
+    assert "renal failure" in (tmp_path / "p.csv").read_text()
+    again = federate({**{"data": str(cohort_folder), "out": str(tmp_path / "again"), "rank": 3},
+                      **options, "rounds": 3})  # fmt: skip
+    assert {path.name for path in run.iterdir()} >= {path.name for path in again.iterdir()} - {
+        "names.toml"
+    }
+
+
+def test_a_strategy_without_a_folder_or_with_other_lists_is_refused(cohort, tmp_path):
+    with pytest.raises(SettingsError, match="write_run: give the strategy a run_dir"):
+        write_run(DPFact((3, 4)), cohort.vocabularies)
+    with pytest.raises(SettingsError, match=r"need code lists of \[3, 4\] codes, got \["):
+        write_run(DPFact((3, 4), run_dir=tmp_path), cohort.vocabularies)
