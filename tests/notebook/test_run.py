@@ -9,12 +9,19 @@ import numpy as np
 import pytest
 
 mpl.use("agg")
+from flwr.clientapp import ClientApp
 from matplotlib import pyplot
 from matplotlib.figure import Figure
 
-from flwr.clientapp import ClientApp
-
-from dpfact_flower import DPFact, DPFactClient, InProcessGrid, Run, SiteSettings, federate
+from dpfact_flower import (
+    DPFact,
+    DPFactClient,
+    InProcessGrid,
+    PrivacySettings,
+    Run,
+    SiteSettings,
+    federate,
+)
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.errors import DataError, PrivacyRefusedError, QuorumError, SettingsError
 
@@ -105,7 +112,9 @@ def test_public_objects_show_what_they_are(cohort, run, tmp_path):
     texts = {
         "InProcessGrid(2 nodes)": InProcessGrid(app, [{}, {}]),
         "DPFactClient('site-1')": DPFactClient(cohort.sites[0], settings, simulation=True),
-        "DPFact(3x4 codes, 12 phenotypes, privacy 'patient', 0 of 6 rounds)": DPFact((3, 4)),
+        "DPFact(3x4 codes, 12 phenotypes, privacy 'none', 0 of 40 rounds)": DPFact(
+            (3, 4), privacy=PrivacySettings(privacy="none")
+        ),
     }
     assert {repr(thing): thing for thing in texts.values()} == texts
     for thing in (run, run.model, cohort, cohort.sites[0], cohort.vocabularies[0], settings):

@@ -60,7 +60,7 @@ def test_a_serverapp_of_ones_own_leaves_a_folder_that_report_export_and_label_ta
     dpfact("export", run, "--phenotypes", tmp_path / "p.csv", "--patients", tmp_path / "m.csv",
            "--data", site)  # fmt: skip
     assert "renal failure" in (tmp_path / "p.csv").read_text()
-    again = federate({**{"data": str(cohort_folder), "out": str(tmp_path / "again"), "rank": 3},
+    again = federate({"data": str(cohort_folder), "out": str(tmp_path / "again"), "rank": 3,
                       **options, "rounds": 3})  # fmt: skip
     assert {path.name for path in run.iterdir()} >= {path.name for path in again.iterdir()} - {
         "names.toml"
