@@ -7,10 +7,6 @@ guarantee covers any of the three. A run's folder gets the decision and rounded 
 
 from __future__ import annotations
 
-import csv
-import hashlib
-import io
-from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,13 +21,13 @@ from dpfact_flower.evaluation.model import GlobalModel, write_csv
 from dpfact_flower.evaluation.page import check_libraries, write_page
 from dpfact_flower.evaluation.prose import leading, titles
 from dpfact_flower.evaluation.run_folder import (
-    MODEL,
     Review,
     read_json_as,
     write_json,
     write_name,
     write_review,
 )
+from dpfact_flower.evaluation.sheet import NOTE, check_place, digest, filled_lines
 from dpfact_flower.machine.parsed import parse_as
 
 CHART_COLUMNS = ("chart", "patient", "verdict", "comment")
@@ -41,7 +37,7 @@ LEAST_PATIENTS = 4
 VERDICTS, DECISIONS = ("yes", "no", "unsure"), ("keep", "drop", "name")
 WHOLE = "phenotype"
 """What stands in place of a chart's number in the line that decides about the phenotype."""
-NOTE, ABOUT = "note", "About single patients: keep this at the hospital. No guarantee covers it."
+ABOUT = "About single patients: keep this at the hospital. No guarantee covers it."
 _FIRST = 8
 """So many codes of a mode are shown before the others unfold."""
 _PARTS = (".csv", ".html", ".key.json")
@@ -131,7 +127,7 @@ def write_sheet(
     """
     check_libraries()
     sheet, page, key = (out.with_name(out.name + part) for part in _PARTS)
-    _check_place(folder, (sheet, page, key))
+    check_place(folder, (sheet, page, key))
     model = GlobalModel.read(folder)
     if not 1 <= number <= model.rank:
         raise SettingsError(f"--phenotype: must be 1 to {model.rank}, got {number}")
@@ -156,7 +152,7 @@ def write_sheet(
         },
         "charts": [(name, _record(site, row)) for name, row in zip(names, rows, strict=True)],
     }
-    write_json(key, asdict(Key(_digest(folder), number, charts)))
+    write_json(key, asdict(Key(digest(folder), number, charts)))
     write_page(page, "review.html.j2", content)
     lines = [(str(chart), name, "", "") for chart, name in enumerate(names, start=1)]
     write_csv(sheet, CHART_COLUMNS, [(NOTE, ABOUT, "", ""), *lines, (WHOLE, title, "", "")])
@@ -172,7 +168,7 @@ def read_sheet(folder: Path, sheet: Path) -> Verdicts:
     charts = {str(number): chart for number, chart in enumerate(key.charts, start=1)}
     given: dict[bool, list[str]] = {False: [], True: []}
     decision, name, seen = "", "", set()
-    for line, row in _lines(sheet):
+    for line, row in filled_lines(sheet, CHART_COLUMNS):
         where, verdict = f"{sheet}, line {line}", row["verdict"].lower()
         if row["chart"] in seen:
             raise DataError(f"{where}: this chart stands twice; keep one of the two lines")
@@ -207,17 +203,6 @@ def apply_verdicts(folder: Path, found: Verdicts) -> None:
 
 
 # --- Making a sheet -------------------------------------------------------------------------------
-
-
-def _check_place(folder: Path, files: Sequence[Path]) -> None:
-    place = files[0].resolve().parent
-    if not place.is_dir():
-        raise SettingsError(f"--out: there is no folder {files[0].parent}")
-    if place.is_relative_to(folder.resolve()):
-        raise SettingsError("--out: is in the run's folder, which others may read; write elsewhere")
-    for file in files:
-        if file.exists():
-            raise SettingsError(f"--out: {file} exists, perhaps with verdicts; name another file")
 
 
 def _chosen(
@@ -256,10 +241,6 @@ def _record(site: SiteData, row: int) -> dict[str, list[tuple[str, str]]]:
     return record
 
 
-def _digest(folder: Path) -> str:
-    return hashlib.sha256((folder / MODEL).read_bytes()).hexdigest()
-
-
 # --- Reading it back ------------------------------------------------------------------------------
 
 
@@ -268,35 +249,9 @@ def _read_key(folder: Path, sheet: Path) -> Key:
     if not path.exists():
         raise DataError(f"{path}: no such file; it was written with the sheet, and has the groups")
     key = read_json_as(path, lambda content: parse_as(Key, content))
-    if key.model != _digest(folder):
+    if key.model != digest(folder):
         raise DataError(f"{sheet}: was made from another run than {folder}")
     return key
-
-
-def _lines(sheet: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    """Lines that say something, with their numbers; a spreadsheet may have saved them its way."""
-    try:
-        content = sheet.read_bytes()
-    except OSError as error:
-        raise DataError(f"{sheet}: {error.strerror}") from None
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        text = content.decode("cp1252", "replace")
-    head = text.partition("\n")[0]
-    file = io.StringIO(text, newline="")
-    reader = csv.DictReader(file, delimiter=";" if ";" in head else ",")
-    try:
-        if missing := [name for name in CHART_COLUMNS if name not in (reader.fieldnames or ())]:
-            raise DataError(
-                f"{sheet}: lacks the column {missing[0]}; need {', '.join(CHART_COLUMNS)}"
-            )
-        for row in reader:
-            cells = {name: (row[name] or "").strip() for name in CHART_COLUMNS}
-            if any(cells.values()) and cells["chart"] != NOTE:
-                yield reader.line_num, cells
-    except csv.Error:
-        raise DataError(f"{sheet}: not readable as CSV") from None
 
 
 def _bare(patient: str) -> str:
