@@ -32,6 +32,7 @@ from dpfact_flower.cli.options import (
 from dpfact_flower.cli.plan import budget, plan
 from dpfact_flower.cli.run import compare, demo, report, run, simulate
 from dpfact_flower.cli.site import site_app
+from dpfact_flower.cli.survey import survey
 from dpfact_flower.errors import DPFactError
 from dpfact_flower.settings import (
     AppSettings,
@@ -65,7 +66,7 @@ _RUNS, _RESULTS, _BEFORE, _PRIVACY = "Runs", "Results", "Before a run", "Privacy
 _DEPLOYMENT = "Deployment"
 _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     _RUNS: (demo, run, simulate),
-    _RESULTS: (report, compare, export, label, review),
+    _RESULTS: (report, compare, export, label, review, survey),
     _BEFORE: (plan, init),
     _PRIVACY: (budget, audit),
     _DEPLOYMENT: (submit, status),

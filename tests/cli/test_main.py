@@ -32,7 +32,7 @@ def dpfact(*arguments: str) -> str:
 def test_help_teaches_every_command():
     commands = {
         (): "data ledger centre site keys plan budget audit run simulate demo init superlink "
-        "submit status report compare export label review settings",
+        "submit status report compare export label review survey settings",
         ("data",): "synthetic mimic3 mimic4 eicu synpuf omop meds nhds tns events show",
         ("ledger",): "show verify backup restore",
         ("centre",): "init admit",

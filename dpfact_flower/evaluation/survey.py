@@ -1,0 +1,233 @@
+"""A survey of whether people can tell a run's phenotypes from made-up ones.
+
+Half of the items are phenotypes of the model. Of the others, each is a phenotype with the codes of
+one mode from another phenotype, or with one leading code from another. The sheet (CSV) and its page
+(HTML) do not say which; the key does. All three come from the model alone, so they are as public
+as the model. The key has to stay unread until the answers are in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from scipy.stats import binomtest
+from sklearn.metrics import cohen_kappa_score
+
+from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.evaluation.clinical import LEADING_CODES
+from dpfact_flower.evaluation.model import GlobalModel, write_csv
+from dpfact_flower.evaluation.page import check_libraries, write_page
+from dpfact_flower.evaluation.run_folder import read_json_as, write_json
+from dpfact_flower.evaluation.sheet import check_place, digest, filled_lines
+from dpfact_flower.machine.parsed import parse_as
+
+COLUMNS = ("item", "answer", "comment")
+REAL, MADE_UP = "real", "made-up"
+ANSWERS = (REAL, MADE_UP, "unsure")
+_PARTS = (".csv", ".html", ".key.json")
+_FEWEST = 8
+"""Items: two of each made-up kind."""
+Kind = Literal["real", "other mode", "other code"]
+_WORDS: Mapping[str, str] = {
+    "real": "phenotypes of the model",
+    "other mode": "two phenotypes in one",
+    "other code": "one code exchanged",
+}
+Codes = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Item:
+    """What the page shows as one pattern: of each mode the leading codes, with descriptions.
+
+    A made-up one is `phenotype` with codes from the phenotype `other`; a real one has no other.
+    """
+
+    phenotype: int
+    kind: Kind
+    other: int | None
+    codes: dict[str, Codes]
+
+    @property
+    def truth(self) -> str:
+        """The right answer."""
+        return REAL if self.kind == "real" else MADE_UP
+
+
+@dataclass(frozen=True)
+class Key:
+    """What the sheet does not show: the digest of its model, and what each item is."""
+
+    model: str
+    items: tuple[Item, ...]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """One reader's answers: of each answered item, by number, its kind and the answer."""
+
+    name: str
+    items: tuple[Item, ...]
+    given: dict[int, str]
+
+    def __str__(self) -> str:
+        """Accuracy with Wilson's 95 % interval, Cohen's kappa with the truth, and by kind."""
+        right = [self.given[n] == self.items[n].truth for n in self.given]
+        if not right:
+            return f"{self.name}: no item is answered"
+        low, high = binomtest(sum(right), len(right)).proportion_ci(method="wilson")
+        truth = {n: self.items[n].truth for n in self.given}
+        parts = []
+        for kind, words in _WORDS.items():
+            own = [n for n in self.given if self.items[n].kind == kind]
+            if own:
+                told = sum(self.given[n] == truth[n] for n in own)
+                parts.append(f"{told} of {len(own)} {words}")
+        return (
+            f"{self.name}: {sum(right)} of {len(right)} right, {np.mean(right):.0%} (95 % interval "
+            f"{low:.0%} to {high:.0%}; guessing 50%); kappa {_kappa(truth, self.given)}; "
+            + ", ".join(parts)
+        )
+
+
+def agreement(one: Answers, two: Answers) -> str:
+    """Cohen's kappa of two readers over the items that both have answered."""
+    both = one.given.keys() & two.given.keys()
+    kappa = _kappa({n: one.given[n] for n in both}, two.given)
+    return f"{one.name} and {two.name}: kappa {kappa} over {len(both)} items"
+
+
+def write_survey(folder: Path, out: Path, *, items: int = 20, seed: int | None = None) -> Path:
+    """Write ``OUT.csv`` to fill in, ``OUT.html`` to read and ``OUT.key.json``, for their owner.
+
+    No phenotype has more than one item of its own, so a model of fewer phenotypes has fewer items.
+    `seed` is of the choice and the order. Returns ``OUT.csv``.
+    """
+    check_libraries()
+    sheet, page, key = (out.with_name(out.name + part) for part in _PARTS)
+    check_place(folder, (sheet, page, key))
+    model = GlobalModel.read(folder)
+    chosen = _items(model, items, np.random.default_rng(seed))
+    write_json(key, asdict(Key(digest(folder), chosen)))
+    content = {"items": chosen, "sheet": sheet.name, "run": folder, "leading": LEADING_CODES}
+    write_page(page, "survey.html.j2", content)
+    write_csv(sheet, COLUMNS, [(str(n), "", "") for n in range(1, len(chosen) + 1)])
+    return sheet
+
+
+def read_survey(folder: Path, key: Path, sheets: Sequence[Path]) -> list[Answers]:
+    """Every reader's answers, by the key that was written with the sheet."""
+    if not key.exists():
+        raise DataError(f"{key}: no such file; it was written with the sheet, name it with --out")
+    found = read_json_as(key, lambda content: parse_as(Key, content))
+    if found.model != digest(folder):
+        raise DataError(f"{key}: was made from another run than {folder}")
+    return [Answers(sheet.name, found.items, dict(_given(sheet, found))) for sheet in sheets]
+
+
+def _given(sheet: Path, key: Key) -> Iterator[tuple[int, str]]:
+    """Place in the key, and answer, of each item that is answered."""
+    places = {str(number): number - 1 for number in range(1, len(key.items) + 1)}
+    for line, row in filled_lines(sheet, COLUMNS):
+        where, answer = f"{sheet}, line {line}", row["answer"].lower()
+        if row["item"] not in places:
+            raise DataError(f"{where}: item must be a number that is not used yet, 1 to "
+                            f"{len(key.items)}")  # fmt: skip
+        if answer and answer not in ANSWERS:
+            raise DataError(f"{where}: answer must be {', '.join(ANSWERS)} or empty")
+        place = places.pop(row["item"])
+        if answer:
+            yield place, answer
+
+
+def _kappa(one: Mapping[int, str], two: Mapping[int, str]) -> str:
+    """Over the items of the first; undefined where all answers of both are the same."""
+    pairs = [(one[n], two[n]) for n in sorted(one)]
+    if len({answer for pair in pairs for answer in pair}) < 2:
+        return "undefined"
+    return f"{cohen_kappa_score(*zip(*pairs, strict=True)):.2f}"
+
+
+# --- Items ----------------------------------------------------------------------------------------
+
+
+Lists = Mapping[int, Mapping[str, Codes]]
+"""All codes with weight, the largest first, by phenotype and mode."""
+
+
+def _items(model: GlobalModel, most: int, rng: np.random.Generator) -> tuple[Item, ...]:
+    """Real and made-up items in a random order; of an odd number, one real one more."""
+    lists = {
+        number: {
+            mode: tuple((row.code, row.description) for row in rows)
+            for mode, rows in by_mode.items()
+        }
+        for number, by_mode in model.codes_by_mode().items()
+        if all(by_mode.values())
+    }
+    if most < _FEWEST:
+        raise SettingsError(f"--items: must be {_FEWEST} or more, got {most}")
+    if len(lists) < _FEWEST:
+        raise DataError(
+            f"survey: needs {_FEWEST} phenotypes with codes, the model has {len(lists)}"
+        )
+    numbers = rng.permutation([*lists])[:most].tolist()
+    made = len(numbers) // 2
+    items = [
+        *_exchanged_lists(lists, numbers[: made // 2]),
+        *(_exchanged_code(lists, number, rng) for number in numbers[made // 2 : made]),
+        *(Item(number, "real", None, _leading(lists[number])) for number in numbers[made:]),
+    ]
+    return tuple(items[place] for place in rng.permutation(len(items)))
+
+
+def _leading(by_mode: Mapping[str, Codes]) -> dict[str, Codes]:
+    return {mode: codes[:LEADING_CODES] for mode, codes in by_mode.items()}
+
+
+def _exchanged_lists(lists: Lists, numbers: Sequence[int]) -> list[Item]:
+    """Each phenotype with the codes of its last mode from another of the `numbers`.
+
+    So no list is on the page twice. The partners are those whose lists have the fewest codes in
+    common.
+    """
+    mode = [*lists[numbers[0]]][-1]
+    own = {number: _leading(lists[number]) for number in numbers}
+
+    def partners(shift: int) -> list[tuple[int, int]]:
+        return [(n, numbers[(at + shift) % len(numbers)]) for at, n in enumerate(numbers)]
+
+    def in_common(shift: int) -> int:
+        return sum(len({*own[a][mode]} & {*own[b][mode]}) for a, b in partners(shift))
+
+    best = min(range(1, len(numbers)), key=in_common)
+    return [
+        Item(number, "other mode", other, own[number] | {mode: own[other][mode]})
+        for number, other in partners(best)
+    ]
+
+
+def _exchanged_code(lists: Lists, number: int, rng: np.random.Generator) -> Item:
+    """The phenotype, with one leading code exchanged for one that leads another.
+
+    The new code is in the second half of the phenotype's codes, or not among them.
+    """
+    own = _leading(lists[number])
+    choices = [
+        (mode, other, code)
+        for mode, codes in own.items()
+        if len(codes) > 1
+        for other, theirs in lists.items()
+        for code in theirs[mode][:LEADING_CODES]
+        if code not in lists[number][mode][: max(LEADING_CODES, len(lists[number][mode]) // 2)]
+    ]
+    if not choices:
+        raise DataError("survey: the phenotypes have too few codes of their own to exchange one")
+    mode, other, code = choices[rng.integers(len(choices))]
+    place = int(rng.integers(len(own[mode])))
+    changed = (*own[mode][:place], code, *own[mode][place + 1 :])
+    return Item(number, "other code", other, own | {mode: changed})
