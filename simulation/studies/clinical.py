@@ -1,0 +1,112 @@
+"""Are phenotypes clinically real? Disease groups, known pairs and coherence, at each epsilon.
+
+    python -m simulation.studies.clinical data/nhds data/diabetes --out runs/clinical
+
+Models are those of `simulation.studies.real_data` on one half of each site's patients: private
+ones, fits without noise (*ceiling*) and fits to shuffled patients (*null*). Coherence is measured
+in the other half. Nothing is tuned. A cell has the mean over its models, and the range where they
+differ. Disease groups are those of CCS.
+
+The folder keeps the models: started again, the script measures them again. It writes clinical.json
+and clinical.csv.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpfact_flower.data.site_data import Cohort
+from dpfact_flower.evaluation.clinical import BODY_SYSTEMS, CCS, clinical_measures
+from dpfact_flower.evaluation.coherence import coherence
+from dpfact_flower.tensor import Factors
+from simulation.arguments import at_least, one_line_errors, read_epsilon
+from simulation.paper.report import Table
+from simulation.studies.halves import half
+from simulation.studies.real_data import Study
+from simulation.systems import NO_NOISE
+
+_OTHER = {"tune": "report", "report": "tune"}
+_SHORT = {CCS: "ccs", BODY_SYSTEMS: "system"}
+_COLUMNS = {
+    "about_ccs": "one disease group", "about_system": "one body system",
+    "pairs_ccs": "pairs of one group, AUC", "npmi": "NPMI, held out",
+}  # fmt: skip
+
+
+def measures(model: Factors, fitted: Cohort, held_out: Cohort) -> dict[str, float]:
+    """The measures of one model, each also of dealt models (``dealt_``)."""
+    together = coherence(model, (site.tensor for site in held_out.sites))
+    found = {"npmi": together.value, "dealt_npmi": together.by_chance}
+    for own in clinical_measures(model, fitted.vocabularies):
+        name = _SHORT[own.classification]
+        found |= {
+            f"about_{name}": own.about, f"dealt_about_{name}": own.about_by_chance,
+            f"pairs_{name}": own.pairs, f"dealt_pairs_{name}": own.pairs_by_chance,
+            f"grouped_{name}": own.grouped, f"codes_{name}": own.codes,
+        }  # fmt: skip
+    return found
+
+
+def rows(
+    cohort: Cohort, which: str, rank: int, epsilons: Sequence[float], models: int, folder: Path
+) -> Iterator[dict[str, Any]]:
+    """A row for each model of a cohort."""
+    fitted, held_out = half(cohort, which), half(cohort, _OTHER[which])
+    study = Study(fitted, rank, models, folder / "models" / f"{fitted.name}-{rank}")
+    for cell, found in study.cells(epsilons, models):
+        name = cell["model"].split(":")[0]
+        shown = f"{name}, epsilon {cell['epsilon']}" if cell["epsilon"] else name
+        for number, model in enumerate(found):
+            own = measures(model, fitted, held_out)
+            yield {"data": fitted.name, "rank": rank, "model": shown, "number": number, **own}
+
+
+def table(found: Sequence[dict[str, Any]]) -> str:
+    """Markdown: a line for each data set and kind of model."""
+    heads = ["data", "R", "model", *_COLUMNS.values()]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    kinds = dict.fromkeys((row["data"], row["rank"], row["model"]) for row in found)
+    for kind in kinds:
+        own = [row for row in found if (row["data"], row["rank"], row["model"]) == kind]
+        cells = [_cell([row[key] for row in own if key in row]) for key in _COLUMNS]
+        lines.append(f"| {' | '.join([*map(str, kind), *cells])} |")
+    return "\n".join(lines)
+
+
+def _cell(values: Sequence[float]) -> str:
+    """Mean and range; ``-`` where the codes have no such groups."""
+    if not values:
+        return "-"
+    mean, low, high = (f"{value:.3g}" for value in (np.mean(values), min(values), max(values)))
+    return mean if low == high else f"{mean} ({low} to {high})"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure every data set, and print a Markdown table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("data", type=Path, nargs="+", help="folders that dpfact data wrote")
+    parser.add_argument("--out", type=Path, default=Path("runs/clinical"))
+    parser.add_argument("--rank", type=at_least(1), default=20)
+    parser.add_argument("--epsilons", type=read_epsilon, nargs="+", default=[NO_NOISE, 4, 1])
+    parser.add_argument("--models", type=at_least(2), default=3, help="of each kind")
+    parser.add_argument("--half", choices=[*_OTHER], default="report", help="that models are of")
+    given = parser.parse_args(arguments)
+    found: list[dict[str, Any]] = []
+    with one_line_errors(parser):
+        for folder in given.data:
+            cohort = Cohort.load(folder)
+            for row in rows(
+                cohort, given.half, given.rank, given.epsilons, given.models, given.out
+            ):
+                found.append(row)
+                Table("clinical", found).write(given.out)
+    print(table(found))  # noqa: T201 - the table is what this script is for
+
+
+if __name__ == "__main__":
+    main()
