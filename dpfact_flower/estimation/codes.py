@@ -1,4 +1,4 @@
-"""Which codes a run keeps, and how much each counts, from the sites' counts of codes."""
+"""The codes that a run keeps, and their weights, from the sites' counts of codes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from dpfact_flower.tensor import Factors, Selection, Weights
 from dpfact_flower.tensor.arrays import LEAST_WEIGHT
 
 _MOST_PAIRED = 4000
-"""Codes of all modes up to which all are paired without noise: 8 million values of a site."""
+"""Without noise, all codes are paired up to this number in all: 8 million values per site."""
 _FREQUENT = 1000
-"""Codes that are paired where there are more. On 13,515 codes of a synthetic cohort a start from
-4,000 was no better, and took the server 65 s where this took 4."""
+"""Codes that are paired if there are more. On 13,515 codes of a synthetic cohort, 4,000 were no
+better and took the server 65 s instead of 4."""
 _SEEN = 3.0
-"""Deviations of a count's noise below which nothing is known of it but that it is small."""
+"""A count below so many deviations of its noise counts as that many deviations."""
 
 
 def kept_codes(
@@ -37,10 +37,9 @@ def kept_codes(
 
 
 def paired_codes(sizes: Sequence[int]) -> tuple[int, ...]:
-    """How many codes of each mode a start without noise is made from; empty: all of them.
+    """Number of codes of each mode that a start without noise pairs; empty means all of them.
 
-    Long lists are too long for all pairs of codes: `_FREQUENT` codes then, as many of each mode as
-    of another, but for modes that have fewer.
+    With long lists it is `_FREQUENT` codes, divided equally among modes, except those with fewer.
     """
     if sum(sizes) <= _MOST_PAIRED:
         return ()
@@ -57,13 +56,13 @@ def code_weights(
     selection: Selection,
     sigma: float,
 ) -> Weights:
-    """What to multiply cells by so that squared errors count by the inverse of their frequency.
+    """Weights of codes by which squared errors count with the inverse of code frequency.
 
-    A code that c patients have gets 1 / sqrt(c), relative to that of the rarest. A cell's squared
-    error then counts by the product of its codes' inverse frequencies, as in correspondence
-    analysis. Where the noise, of deviation `sigma` on each site's counts, is larger than a count,
-    `_SEEN` deviations stand for it. Weights lie in [`LEAST_WEIGHT`, 1], for the codes in
-    `selection` alone; `releases` and `sizes` are as for `kept_codes`.
+    A code that c patients have gets 1 / sqrt(c), relative to the rarest. A cell's squared error
+    then counts with the product of its codes' inverse frequencies, as in correspondence analysis.
+    `sigma` is the noise on each site's counts; a count below `_SEEN` deviations is raised to that.
+    Weights lie in [`LEAST_WEIGHT`, 1], for the codes in `selection`. `releases` and `sizes` are as
+    for `kept_codes`.
     """
     total = np.sum(np.asarray(releases, np.float64), axis=0)
     modes = np.split(total, np.cumsum(sizes)[:-1])
@@ -74,9 +73,6 @@ def code_weights(
 
 
 def unweighted(factors: Factors, weights: Weights) -> Factors:
-    """Factors of weighted cells as factors of the cells themselves, columns of norm 1.
-
-    The model of weighted cells is the weights times the model of the cells, mode by mode.
-    """
+    """Factors of the cells themselves from factors of weighted cells; columns have norm 1."""
     counted = (f / w.astype(np.float64)[:, None] for f, w in zip(factors, weights, strict=True))
     return tuple((f / np.linalg.norm(f, axis=0)).astype(np.float32) for f in counted)

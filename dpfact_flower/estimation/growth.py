@@ -1,8 +1,8 @@
-"""Growth: factors added where the residual of the factors so far is largest.
+"""Growth: factors are added where the residual of the present factors is largest.
 
-A new factor f with usages d_t is to take as much as it can from the sites' residuals,
-``max sum_t d_t f^T R_t f`` for a unit f >= 0: exact updates of f and d in turn, from several
-directions at once. A soft threshold on f keeps it from following the noise.
+A new unit factor f >= 0 with usages d_t maximises ``sum_t d_t f^T R_t f`` over the sites' residuals
+R_t. Exact updates of f and d alternate, from several directions at once. A soft threshold on f
+keeps it from following the noise.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dpfact_flower.tensor import Floats
 _STEP, _SWEEPS = 2, 4
 """Most factors added at a time, and iterations on all of them in between."""
 _THRESHOLD, _LOWER = 2.0, 0.7
-"""Soft threshold in standard deviations of an entry's noise: it suits clear-cut phenotypes under
-much noise. And by how much it is lowered where it leaves nothing new: faint ones need that."""
+"""Soft threshold in standard deviations of an entry's noise, for clear-cut phenotypes under much
+noise, and the factor that lowers it for faint ones when it leaves nothing new."""
 _LOWERED = (1.0, 0.7, 0.5, 0.35, 0.25, 0.0)
-"""Shares of the threshold, until one leaves anything of a new factor."""
+"""Shares of the threshold, tried until a new factor is not empty."""
 _TRIES, _POWER = 4, 15
-"""Random directions beside one for each site, and most iterations on them."""
+"""Random directions beside one for each site, and the most iterations on them."""
 _SETTLED = 0.01
 """A search ends when no direction's gain changes by more than this share of the largest."""
 _UNLIKE = 0.5
@@ -30,10 +30,9 @@ _UNLIKE = 0.5
 def grown(sites: Sites, rank: int, noise: float, rng: np.random.Generator) -> Model | None:
     """Add factors where the residual is largest, until there are `rank`.
 
-    The threshold may remove all of a factor: it is dropped, and another is looked for. When a step
-    leaves no more factors than there were, the threshold is lowered for all that follows. `noise`
-    is its standard deviation on an entry. None if there are fewer factors after `rank` steps: not
-    that many stand above the noise.
+    A factor that the threshold empties is dropped. When a step adds no factor, the threshold is
+    lowered for all later steps. `noise` is the standard deviation on an entry. None if `rank` steps
+    give fewer factors, because not enough stand above the noise.
     """
     codes, count, _ = sites.shape
     model = Model(np.zeros((codes, 0)), np.zeros((count, 0)))
@@ -53,11 +52,10 @@ def grown(sites: Sites, rank: int, noise: float, rng: np.random.Generator) -> Mo
 def greedy_init(
     sites: Sites, model: Model, threshold: float, most: int, rng: np.random.Generator
 ) -> Model:
-    """Unit f >= 0 and usages d >= 0 with which ``d_t f f^T`` takes most from the residual.
+    """Unit f >= 0 and usages d >= 0 for which ``d_t f f^T`` explains most of `model`'s residual.
 
-    From the residual of `model`, that is. The threshold, as for `pair_fit.fit`, is lowered as far
-    as it must be for anything to be left. At least one factor, and as many as `most`, the one that
-    takes most first; no two are alike.
+    The threshold, as for `pair_fit.fit`, is lowered until a factor is left. Returns one to `most`
+    factors, the best first, no two alike.
     """
     for share in _LOWERED:
         F, usage, gain = _power_iterations(sites, model, share * threshold, rng)
@@ -74,9 +72,9 @@ def greedy_init(
 def _power_iterations(
     sites: Sites, model: Model, threshold: float, rng: np.random.Generator
 ) -> tuple[Floats, Floats, Floats]:
-    """Directions, usages and gains where power iterations from random directions end.
+    """Directions, usages and gains at the end of power iterations from random directions.
 
-    Some begin for all sites alike, one for each site.
+    Some begin with equal usages, and one with each site's own.
     """
     codes, count, _ = sites.shape
     usage = np.hstack([np.ones((count, _TRIES)), np.eye(count)])
@@ -111,7 +109,7 @@ def residual_times(sites: Sites, model: Model, X: Floats) -> Sites:
 
 
 def _alive(model: Model) -> Model:
-    """The factors of which something is left."""
+    """The factors that are not empty."""
     alive = (model.F.sum(axis=0) > 0) & (model.d.sum(axis=0) > 0)
     return Model(np.ascontiguousarray(model.F[:, alive]), np.ascontiguousarray(model.d[:, alive]))
 

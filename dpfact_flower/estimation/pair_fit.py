@@ -1,12 +1,11 @@
 """Least squares of co-occurrences: ``P_t ~ F diag(d_t) F^T`` for all sites t at once.
 
-F >= 0 holds the feature factors of all modes stacked, d_t >= 0 site t's usage of each. Diagonals
-are not known and have no effect. An iteration is exact coordinate descent: one row of F after
+F >= 0 has the feature factors of all modes stacked, and d_t >= 0 site t's usage of each. Diagonals
+are unknown and have no effect. An iteration is exact coordinate descent: one row of F after
 another, then every site's usages. So without a threshold no iteration raises the squared error.
 
-The time goes into ``P_t F``, so it is made once and kept up to date: whenever a block of rows has
-changed, what the change adds to it is one matrix product over all sites. The usages need the same
-product, and find it ready.
+Most time goes into ``P_t F``. It is computed once and then updated: after each block of rows, one
+matrix product over all sites adds the change. The usages need the same product.
 """
 
 from __future__ import annotations
@@ -24,25 +23,25 @@ from dpfact_flower.tensor.triangle import unpack_strict
 
 Sites = NDArray[np.floating[Any]]
 """``sites[j, t, k]`` is P_t[j, k]; shape (codes, T, codes). Rows of one code lie together, so
-that a block of codes of all sites is one matrix. float32 is enough (docs/explanation/start.md)."""
+that a block of codes of all sites is one matrix. float32 is precise enough."""
 
 _BLOCK = 32
 """Rows between two updates of ``P_t F``; 64 and 128 are as fast."""
 _ROW_SWEEPS, _USAGE_SWEEPS = 2, 3
 """Coordinate descent within one row of F, and within the usages."""
 TINY = 1e-12
-"""Stands for zero where something is divided by it."""
+"""Stands for zero in a divisor."""
 
 
 class Model(NamedTuple):
-    """Factors of all modes stacked, (codes, R), and how much the sites use them, (T, R)."""
+    """Factors of all modes stacked, (codes, R), and the sites' usages of them, (T, R)."""
 
     F: Floats
     d: Floats
 
 
 def unpack(releases: Sequence[NDArray[Any]] | NDArray[Any], codes: int) -> NDArray[np.float32]:
-    """Lay out the sites' symmetric matrices, with diagonals of zeros, as `Sites`.
+    """Lay out the sites' symmetric matrices as `Sites`, with zeros on the diagonals.
 
     Releases are strict triangles, see `dpfact_flower.tensor.triangle`.
     """
@@ -60,24 +59,24 @@ def times(sites: Sites, F: Floats) -> Sites:
 
 
 def pairs_gram(F: Floats) -> Floats:
-    """Inner products of the f_r f_r^T, their diagonals left out."""
+    """Inner products of the f_r f_r^T without their diagonals."""
     gram, squares = F.T @ F, F * F
     return np.asarray(gram * gram - squares.T @ squares)
 
 
 def explained(sites: Sites, model: Model) -> float:
-    """By how much the squared error off the diagonals is less than without any factors."""
+    """Decrease of the squared error off the diagonals, relative to no factors at all."""
     return _explained(inner(times(sites, model.F), model.F), model.d, pairs_gram(model.F))
 
 
 def fit(
     sites: Sites, start: Model, *, threshold: float, iterations: int, settled: float = 0.0
 ) -> Model:
-    """Improve F and d in turn, in so many `iterations` at most.
+    """Improve F and d in turn, in at most `iterations` steps.
 
     `threshold` is a soft threshold on F, in units of a released matrix's entries: a code stays in a
-    factor if its part stands out from noise of that standard deviation. The fit is over when an
-    iteration changes what is explained by less than the share `settled` of it.
+    factor if its part stands out from noise of that standard deviation. The fit ends when a step
+    changes the explained part by less than the share `settled`.
     """
     F, d = start.F.copy(), start.d.copy()
     products = times(sites, F)

@@ -1,18 +1,17 @@
 """Refinement: one mode's global factor from the sites' noisy least-squares statistics.
 
-Each site releases, with noise of its own, ``M_t = sum_i w_i X_i(n) K diag(a_i)``, where X_i(n) is
-patient i's matricised slice and K the Khatri-Rao product of the other modes' factors, and
-``G_t = sum_i w_i a_i a_i'``. Without noise the best factor F of the mode minimises
-``tr(F (G_t * H) F') / 2 - <M_t, F>``, H being the product of the other factors' Gram matrices.
-Everything here is post-processing of what was released, so it costs no privacy.
+Each site releases, with its own noise, ``M_t = sum_i w_i X_i(n) K diag(a_i)`` and
+``G_t = sum_i w_i a_i a_i'``. Here X_i(n) is patient i's matricised slice, and K the Khatri-Rao
+product of the other modes' factors. Without noise the best factor F of the mode minimises
+``tr(F (G_t * H) F') / 2 - <M_t, F>``, with H the product of the other factors' Gram matrices.
+Everything here is post-processing, so it costs no privacy.
 
-The sites' statistics are pooled before anything is cut off: a threshold after the sum sees noise of
-sqrt(T) sites under the signal of T sites, where a threshold at each site would see one of each. A
-phenotype that only one site has would still drown in the noise of the others, so for each
-phenotype a site counts as much as it seems to use it.
+The sites' statistics are pooled before the threshold. After the sum, noise has grown with sqrt(T)
+and the signal with T. A phenotype of a single site would still drown in the others' noise, so each
+site is weighted, for each phenotype, by its estimated usage.
 
-After that, the elastic form of the paper remains: passes over the columns that minimise the pooled
-quadratic, a pull toward the previous global factor, and a soft threshold in units of the noise.
+The rest is the elastic form of the paper: passes over columns that minimise the pooled quadratic, a
+pull toward the previous global factor, and a soft threshold in units of the noise.
 """
 
 from __future__ import annotations
@@ -31,20 +30,20 @@ from dpfact_flower.tensor import Factors, Floats
 from dpfact_flower.tensor.triangle import ROOT2, pack_whole, unpack_whole, whole_size
 
 _LEAST_WEIGHT = 0.02
-"""Weight of a site that seems not to use a phenotype, against the one that uses it most."""
+"""Weight of a site that seems not to use a phenotype, relative to the largest user."""
 _FLOOR = 500.0
-"""Least pull toward the previous factor, in standard deviations of the noise on a column's energy:
-where a phenotype is weak the noisy statistic may move it a little, not replace it. Steps are short
-then, and several rounds average."""
+"""Least pull toward the previous factor, in standard deviations of the noise on a column's energy.
+So a noisy statistic moves a weak phenotype a little and does not replace it, and several rounds
+average."""
 _LEAST = 1e-9  # energy or norm of a column, which it is divided by
 
 
 @dataclass(frozen=True, eq=False)
 class Quadratic:
-    """What the passes minimise over F >= 0: a convex function, column by column.
+    """The convex function of F >= 0 that the passes minimise, column by column.
 
     ``tr(F Q F') / 2 - <target, F> + sum_r (pull_r |f_r - previous_r|^2 / 2 + shrink_r |f_r|_1)``,
-    Q being the curvature: symmetric, positive semi-definite.
+    with the curvature Q, symmetric and positive semi-definite.
     """
 
     target: Floats
@@ -55,21 +54,21 @@ class Quadratic:
 
 
 def packed_size(size: int, rank: int) -> int:
-    """Number of values in one release: M, and the Gram matrix's upper triangle."""
+    """Number of values in one release: M and the upper triangle of G."""
     return size * rank + whole_size(rank)
 
 
 def pack(product: ArrayLike, gram: ArrayLike) -> NDArray[np.float32]:
-    """Statistic (M, G) of one site as it is released; `unpack` gives it back.
+    """Statistic (M, G) of one site as it is released.
 
-    M row after row, then the `triangle` of G with its diagonal: the norm is that of (M, G).
+    M row after row, then the `triangle` of G with its diagonal. The norm is that of (M, G).
     """
     product, gram = np.asarray(product, np.float64), np.asarray(gram, np.float64)
     return np.concatenate([product.ravel(), pack_whole(gram)]).astype(np.float32)
 
 
 def unpack(release: NDArray[Any], size: int, rank: int) -> tuple[Floats, Floats]:
-    """M and the full G from what a site released."""
+    """M and the full G from a site's release."""
     vector, expected = np.asarray(release, np.float64), packed_size(size, rank)
     if vector.shape != (expected,) or not np.isfinite(vector).all():
         raise DataError(
@@ -88,12 +87,12 @@ def refine_factor(
     tau: int = 3,
     pull: float = 0.1,
 ) -> Factors:
-    """Update one mode's global factor, to columns of norm 1, from one release of each site.
+    """Update one mode's global factor from one release of each site; columns have norm 1.
 
-    Releases are as `pack` orders them, made with `factors`, with noise of deviation `sigma` on each
-    value. `shrink` is the soft threshold in standard deviations of the pooled noise, `tau` the
+    Releases are in the order of `pack`, made with `factors`, with noise of deviation `sigma` on
+    each value. `shrink` is the soft threshold in standard deviations of the pooled noise, `tau` the
     number of elastic passes over all columns, and `pull` the weight of the previous factor relative
-    to a column's own curvature. A column on which the releases leave nothing stays as it was.
+    to a column's own curvature. A column that would become empty stays as it was.
     """
     problem = pooled(releases, factors, mode, sigma=sigma, shrink=shrink, pull=pull)
     found = problem.previous.copy()
@@ -116,7 +115,7 @@ def pooled(
     shrink: float,
     pull: float,
 ) -> Quadratic:
-    """One convex problem out of all sites' noisy ones; arguments as for `refine_factor`.
+    """Pool the sites' noisy problems into one convex one; arguments as for `refine_factor`.
 
     With F^ the previous factor and Q_t = G_t * H, a site's residual is ``M_t - F^ Q_t``. The
     target is ``F^ Q + scale_r sum_t u_tr (residual_t)_r`` with weights u_tr in (0, 1] and
@@ -144,11 +143,11 @@ def pooled(
 
 
 def plausible_usage(noisy: Floats, sigma: float) -> Floats:
-    """Empirical Bayes: the sites' usage of each phenotype, noisy values shrunk to what is likely.
+    """The sites' usage of each phenotype by empirical Bayes.
 
-    The prior mean is a site's share times a phenotype's total; its variance is what the noise does
-    not explain of the deviations from that. Much noise leaves the prior mean, little the values.
-    `noisy` are the diagonals of the sites' G, with noise of deviation `sigma`.
+    The prior mean is a site's share times a phenotype's total. The prior variance is the part of
+    the deviations from it that noise does not explain. `noisy` has the diagonals of the sites' G,
+    with noise of deviation `sigma`.
     """
     share = np.maximum(noisy.sum(axis=1), 0)
     share = share / share.sum() if share.sum() > 0 else np.full(len(noisy), 1 / len(noisy))
@@ -163,13 +162,13 @@ def plausible_usage(noisy: Floats, sigma: float) -> Floats:
 
 
 def site_weights(usage: Floats, noise: float) -> Floats:
-    """Weight of each site's residual for each phenotype, the largest being 1; shape (T, R).
+    """Weight of each site's residual for each phenotype, shape (T, R); the largest is 1.
 
-    A residual grows with the usage, and so does its variance from patient to patient; the noise is
-    alike at all sites. So the signal-to-noise ratio of the sum is best with weights in proportion
-    to ``usage / (usage + noise)``: all alike, as in least squares, where there is hardly any noise,
-    and a matched filter where it is much. `noise` is the variance on a column of a site's
-    statistic, in squared patients: each patient's residual has norm 1 at most.
+    A residual and its variance between patients grow with the usage, and the noise is equal at all
+    sites. So the signal-to-noise ratio of the sum is best with weights in proportion to
+    ``usage / (usage + noise)``: equal weights under little noise, a matched filter under much.
+    `noise` is the variance on a column of a site's statistic, in squared patients, since each
+    patient's residual has norm 1 at most.
     """
     raised = usage + _LEAST_WEIGHT * usage.max(axis=0) + _LEAST
     weights = raised / (raised + noise)
@@ -177,7 +176,7 @@ def site_weights(usage: Floats, noise: float) -> Floats:
 
 
 def _curvature(gram: Floats, energy: Floats, others: Floats, noise: float) -> Floats:
-    """Q of the pooled problem: non-negative, without what noise could have made, made PSD."""
+    """Q of the pooled problem: thresholded at the noise and made positive semi-definite."""
     gram = np.where(gram < noise / ROOT2, 0.0, gram)
     np.fill_diagonal(gram, energy)
     with one_blas_thread:  # no result depends on the number of threads

@@ -1,8 +1,7 @@
-"""What earlier refinements said, averaged with the newest: their noises are independent.
+"""Running average of a mode's refinements over rounds, which have independent noise.
 
-A release says what the factors of its round should become. From one round to the next factors move
-little where noise is what holds them back, so the average over rounds has the same message and less
-noise. It is post-processing of what was released.
+Where noise limits refinement, factors move little from round to round. So the average of releases
+has the same signal and less noise. It is post-processing.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from dpfact_flower.tensor.arrays import Array
 
 
 class Average(NamedTuple):
-    """One mode's releases of some sites, averaged over rounds, and the noise left on each value."""
+    """Average over rounds of one mode's releases, and the deviation of the noise on its values."""
 
     sites: tuple[str, ...]
     values: NDArray[np.float32]
@@ -26,7 +25,7 @@ class Average(NamedTuple):
 
 
 class RunningAverage:
-    """Of each mode's releases: the last average makes up a `share` of the next one, 0 or more."""
+    """Average of each mode's releases; the last average has a `share` in the next, 0 or more."""
 
     def __init__(self, share: float) -> None:
         self._share = share
@@ -35,10 +34,10 @@ class RunningAverage:
     def averaged(
         self, mode: int, sites: Sequence[str], releases: Sequence[Array], sigma: float
     ) -> Average:
-        """Average of a mode's newest releases and the remembered ones; it is remembered instead.
+        """Average a mode's newest releases with the kept average, and keep the result.
 
-        Where other sites answered than before, what is remembered is dropped: each site's average
-        is to have the same noise.
+        If other sites answered than before, the kept average is dropped, because the averages of
+        all sites must have the same noise.
         """
         newest = Average(tuple(sites), np.asarray(releases, np.float32), sigma)
         if not self._share:
@@ -54,7 +53,7 @@ class RunningAverage:
         return newest
 
     def arrays(self) -> dict[str, Array]:
-        """What `restore` takes, for a checkpoint."""
+        """The averages as arrays for a checkpoint, see `restore`."""
         found: dict[str, Array] = {}
         for mode, average in self._averages.items():
             found[f"average_{mode}"] = average.values
@@ -63,7 +62,7 @@ class RunningAverage:
         return found
 
     def restore(self, arrays: Mapping[str, Array], modes: int) -> None:
-        """Take over what `arrays` gave of so many modes; other arrays are left alone."""
+        """Load the averages of `arrays` for this number of modes; other arrays are ignored."""
         self._averages = {
             mode: Average(
                 tuple(arrays[f"{name}_sites"].tolist()),

@@ -1,12 +1,11 @@
 """The server's start: feature factors from the sites' noisy co-occurrences.
 
-Every site's matrix is fitted at once, ``P_t ~ F diag(d_t) F^T`` off the diagonal, which is not
-released (`pair_fit`). The problem is not convex, so there are several candidates: *random* ones are
-fitted to the sites' sum, then to every site; *grown* ones take a factor after the other where the
-residual is largest (`growth`). They are judged by data that they have not seen: with fresh noise z
-like that of the releases, P + z / 2 and P - 2 z have independent noises. Where a random one is
-best, another begins from what all say on average. docs/explanation/start.md has why, and figures.
-All of it is post-processing of what was released.
+All sites' matrices are fitted at once, ``P_t ~ F diag(d_t) F^T`` off the diagonal, which is not
+released (`pair_fit`). The problem is not convex, so there are several candidates. *Random* ones are
+fitted to the sites' sum, then to every site. *Grown* ones add factors where the residual is largest
+(`growth`). They are judged on unseen noise: with fresh noise z of the releases' deviation,
+P + z / 2 and P - 2 z have independent noise. If a random one is best, another candidate begins from
+the average of all. All of this is post-processing (docs/explanation/start.md).
 """
 
 from __future__ import annotations
@@ -43,21 +42,21 @@ from dpfact_flower.tensor.triangle import strict_size
 
 _logger = logging.getLogger(__name__)
 _APART = 20
-"""Sites that are told apart. More are summed in so many groups: time and memory end to grow there;
-docs/explanation/start.md has what that does to models."""
+"""More sites than this are summed in so many groups, which bounds time and memory
+(docs/explanation/start.md)."""
 _RESTARTS, _GROWTHS = 6, 1
 """Candidates of each kind."""
 _POOLED, _JOINT, _COMMON, _LAST = 20, 10, 20, 30
-"""Iterations: of a random start on the sites' sum, of a candidate on all sites, of a fit to what
-candidates say on average, and of the best one on the releases; the last two at most."""
+"""Iterations of a random start on the sites' sum, of a candidate on all sites, and at most of a fit
+to the candidates' average and of the best one on the releases."""
 _SETTLED = 1e-4
-"""The last fit ends when an iteration changes what is explained by less than this share."""
+"""The last fit ends when an iteration changes the explained part by less than this share."""
 _THRESHOLD = 1.0
 """Soft threshold of a fit to all sites, in standard deviations of an entry's noise. 2 loses faint
-phenotypes of real data, which then are missing from the refinement too."""
+phenotypes of real data, and refinement cannot bring them back."""
 _SPLIT = 0.5
-"""Fresh noise that candidates are fitted with, relative to the releases' own; half of it makes that
-1.12 times as large. The data that they are tested on have its inverse."""
+"""Deviation of the fresh noise that candidates are fitted with, relative to the releases' own; half
+makes the total 1.12 times as large. The test data have the inverse."""
 _LEAST = 1e-6
 """Added to every entry, so that no column is empty."""
 _USAGE_SWEEPS = 50
@@ -67,11 +66,11 @@ _Candidate = Callable[[np.random.Generator], Model | None]
 
 @dataclass(frozen=True, eq=False)
 class Start:
-    """What the co-occurrences say.
+    """First factors, made from co-occurrences.
 
-    Factors are non-negative, with columns of norm 1; `stacked` has all modes' as they were fitted:
-    ``stacked diag(usage_t) stacked^T`` is site t's matrix off its diagonal. Where sites are more
-    than `_APART`, usages are those of each group's sum.
+    Factors are non-negative, with columns of norm 1. `stacked` has all modes' factors as fitted:
+    ``stacked diag(usage_t) stacked^T`` is site t's matrix off its diagonal. With more than `_APART`
+    sites, usages are those of the groups' sums.
     """
 
     factors: Factors
@@ -90,8 +89,8 @@ def start_factors(
 ) -> Start:
     """Fit all sites' co-occurrences at once.
 
-    `releases` are as `dpfact_flower.privacy.patient.statistics.cooccurrence` packs them, with noise
-    of deviation `sigma` on each value. `rng` draws the fresh noise, and what candidates begin with.
+    `releases` are packed as by `dpfact_flower.privacy.patient.statistics.cooccurrence`, with noise
+    of deviation `sigma` on each value. `rng` draws the fresh noise and the random beginnings.
     """
     codes, noise = sum(sizes), sigma / math.sqrt(2)
     packed, roots = _pooled(releases, codes)
@@ -112,12 +111,12 @@ def start_factors(
 
 
 def directions(sites: Sites, sigma: float) -> int:
-    """How many directions of all sites' noisy co-occurrences in sum are no noise.
+    """Number of directions of the sites' summed co-occurrences above the noise.
 
-    Noise alone has eigenvalues up to 2 s sqrt(n) or little more; an eigenvalue of the cohort above
-    s sqrt(n) lifts one beyond that (Baik, Ben Arous, Peche; Benaych-Georges and Nadakuditi 2011).
-    Sparse factors may be found below, so it is a guide: far fewer than phenotypes, and most of
-    these are the noise's. `sigma` is the deviation of the noise on each released value.
+    Noise alone has eigenvalues up to about 2 s sqrt(n). An eigenvalue of the cohort above s sqrt(n)
+    lifts one beyond that (Baik, Ben Arous, Peche; Benaych-Georges and Nadakuditi 2011). Sparse
+    factors may be found below, so this is a guide: with far fewer directions than phenotypes, most
+    phenotypes are noise. `sigma` is the deviation of the noise on each released value.
     """
     codes, count, _ = sites.shape
     noise = sigma * math.sqrt(count / 2)  # a released value is sqrt(2) of an entry
@@ -127,10 +126,10 @@ def directions(sites: Sites, sigma: float) -> int:
 
 
 def usage_of(release: NDArray[Any], factors: Factors, sigma: float) -> tuple[Floats, Floats]:
-    """How much of one site's released co-occurrences each phenotype explains, and its noise.
+    """Usage of each phenotype at one site by its released co-occurrences, and the noise of each.
 
-    By non-negative least squares, and the standard deviation that noise alone gives each value.
-    Only the direction of each mode's columns counts.
+    The usage is fitted by non-negative least squares. The noise is the standard deviation that
+    noise alone gives each value. Only the direction of each mode's columns counts.
     """
     units = [np.asarray(f, np.float64) for f in factors]
     units = [f / np.maximum(np.linalg.norm(f, axis=0), TINY) for f in units]
@@ -167,7 +166,7 @@ def _best_candidate(
     rng: np.random.Generator,
     restarts: int,
 ) -> Model:
-    """The candidate that best predicts what it was not fitted to; without noise, the best fit."""
+    """The candidate that best predicts unseen data; without noise, the best fit."""
     before, seen = deepcopy(rng), np.empty((codes, len(packed), codes), np.float32)
     _see(packed, sigma, rng, seen)
     noise = sigma / math.sqrt(2) * math.hypot(1, _SPLIT)
@@ -211,7 +210,7 @@ def _see(
     packed: Sequence[NDArray[Any]], sigma: float, rng: np.random.Generator,
     seen: NDArray[np.float32],
 ) -> None:  # fmt: skip
-    """Fill in what candidates are fitted to."""
+    """Fill in the data that candidates are fitted to."""
     for t, (own, z) in enumerate(_with_fresh(packed, sigma, rng)):
         seen[:, t] = unpack([own + _SPLIT * z], len(seen))[:, 0]
 
@@ -219,13 +218,13 @@ def _see(
 def _with_fresh(
     packed: Sequence[NDArray[Any]], sigma: float, rng: np.random.Generator
 ) -> Iterator[tuple[NDArray[Any], NDArray[np.float32]]]:
-    """Each release, and noise like its own: drawn again it is the same, and takes no memory."""
+    """Each release with fresh noise, which is drawn again when needed to save memory."""
     for own in packed:
         yield own, np.float32(sigma) * rng.standard_normal(own.shape, np.float32)
 
 
 def _candidates(sites: Sites, rank: int, noise: float, restarts: int) -> list[_Candidate]:
-    """Ways to find factors and usages to continue from."""
+    """Functions that make the candidates' first factors and usages."""
     total = sites.sum(axis=1, keepdims=True)
     random: _Candidate = partial(_random, total, sites.shape[1], rank)
     growth: _Candidate = partial(grown, sites, rank, noise)
@@ -233,7 +232,7 @@ def _candidates(sites: Sites, rank: int, noise: float, restarts: int) -> list[_C
 
 
 def _consensus(models: Sequence[Model], first: Model, mean: NDArray[np.float32]) -> Model:
-    """A fit to what candidates say on average, from one of them on; it is put into `mean`."""
+    """A fit to the candidates' average, which overwrites `mean`, starting from `first`."""
     mean[:] = 0
     for F, d in models:
         for t, usage in enumerate(d):
@@ -252,6 +251,6 @@ def _random(total: Sites, sites: int, rank: int, rng: np.random.Generator) -> Mo
 
 
 def _restore_empty(fitted: Model, before: Model) -> Model:
-    """Factors of which nothing is left above the noise become what they were before."""
+    """Replace factors that the threshold emptied by what they were before."""
     gone = fitted.F.sum(axis=0) == 0
     return Model(np.where(gone, before.F, fitted.F), np.where(gone, before.d, fitted.d))

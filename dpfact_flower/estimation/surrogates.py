@@ -1,12 +1,11 @@
-"""Surrogate patients: drawn at the server from what the noisy co-occurrences say of pairs.
+"""Surrogate patients, drawn at the server from noisy co-occurrences.
 
-Factors that explain co-occurrences are not those that explain patients of few codes; refinement
-gets from the one to the other in tens of rounds, each of which is paid for, and fitting patients
-who do not exist is free. A surrogate has as many codes of each mode as patients typically have,
-which the masses of the blocks tell. Codes are drawn one after another, each given all that are
-there as if these were independent given it (naive Bayes), but that some have nothing to do with
-each other. Of patients with very many codes pairs say too little: then none are drawn.
-docs/explanation/start.md has why, and figures. All of it is post-processing of what was released.
+Factors that explain co-occurrences are not those that explain patients with few codes. Refinement
+would need tens of charged rounds to get there, while fitting artificial patients is free. A
+surrogate has a typical number of codes of each mode, estimated from the masses of the blocks. Codes
+are drawn one after another, each given the codes before it (naive Bayes), with a chance that two
+codes are unrelated. For patients with very many codes pairs say too little, and none are drawn. All
+of this is post-processing (docs/explanation/start.md).
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from dpfact_flower.machine.threads import one_blas_thread
 from dpfact_flower.tensor import SparseTensor
 
 _FEW_CELLS, _DOUBTED = 16.0, 40.0
-"""Cells of a typical patient up to which pairs say enough of them: as counted, and by a count that
-is `_DEVIATIONS` of the noise higher."""
+"""Most cells of a typical patient: as estimated, and by an estimate that is `_DEVIATIONS` of the
+noise higher."""
 _DEVIATIONS = 2.0
 _THRESHOLD = 0.75
-"""Soft threshold on what the start leaves unexplained, in standard deviations of its noise."""
+"""Soft threshold on the start's residual, in standard deviations of its noise."""
 _UNRELATED = 0.5
-"""Chance that a code of a patient with very many has nothing to do with another of them."""
+"""Chance that two codes of a patient with very many codes are unrelated."""
 _CHUNK = 2_000
-"""Surrogates that are drawn at a time: so many times the number of codes in memory."""
+"""Surrogates drawn at a time; memory has this many values per code."""
 _MOST_CELLS, _MOST_CODES = 64, 8
-"""Of one surrogate: cells in all, and codes of one mode."""
+"""Most cells of one surrogate, and most codes of one mode."""
 _SETTLING = 50
 
 
@@ -43,12 +42,11 @@ def surrogates_of(
     releases: Sequence[NDArray[Any]], start: Start, sigma: float, cross: float,
     rng: np.random.Generator, *, number: int,
 ) -> SparseTensor | None:  # fmt: skip
-    """Patients like those that the sites' co-occurrences are of; None where pairs say too little.
+    """Draw patients like the sites' from co-occurrences; None if pairs say too little.
 
-    Where the start explains pairs there is no noise to follow, and what it leaves counts as far as
-    it stands out: pairs are the model's, and the residuals behind a soft threshold.
+    Pairs are the model's plus its residuals behind a soft threshold, so noise is not followed.
 
-    `releases` are those that `start` was made of, with noise of deviation `sigma` on each value;
+    `releases` are those that `start` was made of, with noise of deviation `sigma` on each value.
     `cross` is the weight of a block of two modes relative to that of one.
     """
     sizes = [len(factor) for factor in start.factors]
@@ -73,9 +71,9 @@ def surrogates_of(
 def likely_pairs(
     total: NDArray[np.floating[Any]], model: NDArray[np.floating[Any]], noise: float
 ) -> NDArray[np.floating[Any]]:
-    """How often codes go together: a model, and what stands out of the noise beside it.
+    """Co-occurrences by a model, plus its residuals that stand out of the noise.
 
-    Of the arguments' type; at least 0, zeros on the diagonal. `noise` is the deviation on an entry.
+    At least 0, with zeros on the diagonal. `noise` is the deviation on an entry.
     """
     rest = total - model
     rest -= np.clip(rest, -_THRESHOLD * noise, _THRESHOLD * noise)
@@ -89,11 +87,11 @@ def surrogate_patients(
     pairs: NDArray[np.floating[Any]], counts: Sequence[float], sizes: Sequence[int], number: int,
     rng: np.random.Generator,
 ) -> SparseTensor:  # fmt: skip
-    """Draw patients whose pairs of codes occur as told.
+    """Draw patients with these co-occurrences of codes.
 
-    `pairs` says how often codes of all modes go together: symmetric, zeros on the diagonal. Cells
-    are of value 1: each patient's codes of the modes in all combinations. Patients that no pair
-    leads to a code of every mode have none.
+    `pairs` has the co-occurrences of codes of all modes: symmetric, zeros on the diagonal. A
+    patient's cells have value 1, for all combinations of their codes. Patients who get no code of
+    some mode have no cells.
     """
     offsets = np.cumsum([0, *sizes])
     frequency, given = _conditionals(pairs, offsets, unrelated(counts))
@@ -118,9 +116,9 @@ def code_counts(
     ``cross sqrt(k_m k_n)`` and one of mode n alone of mass ``sqrt(k_n (k_n - 1) / 2)``, whatever
     they are scaled by together. So ``k_n = 1 + 2 (cross q)^2 k_m`` with q their quotient.
 
-    `total` holds noisy co-occurrences of all sites: sums over many pairs have little noise. Each
-    mass is taken to be off by `raised` units of an entry's noise, in the direction of more codes:
-    with its standard deviation, counts are those one deviation up. From 1 to `_MOST_CODES`.
+    `total` has the noisy co-occurrences of all sites; sums over many pairs have little noise. Each
+    mass is shifted toward more codes by its deviation under noise of `raised` on every entry.
+    Counts are from 1 to `_MOST_CODES`.
     """
     bounds = np.cumsum([0, *sizes])
     blocks = [slice(*each) for each in pairwise(bounds)]
@@ -139,11 +137,11 @@ def code_counts(
 
 
 def unrelated(counts: Sequence[float]) -> float:
-    """Chance that two codes of a patient have nothing to do with each other.
+    """Chance that two codes of a patient are unrelated.
 
-    Whoever has many codes has several things, and naive Bayes takes each code that is there for a
-    witness of all others. With this chance a witness says no more than how frequent its code is, so
-    none can rule a code out. Of patients with one code of each mode all pairs are as released.
+    Patients with many codes have several conditions, but naive Bayes lets each code vouch for all
+    others. With this chance a code is drawn by its frequency alone, so no code can rule another
+    out. The chance is 0 for patients with one code of each mode.
     """
     return _UNRELATED * (1 - 1 / math.sqrt(math.prod(counts)))
 
@@ -151,9 +149,9 @@ def unrelated(counts: Sequence[float]) -> float:
 def _conditionals(
     pairs: NDArray[np.floating[Any]], offsets: NDArray[Any], chance: float
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """How frequent codes are, by their pairs with other modes; and P(row's code | column's).
+    """Frequency of codes by their pairs with other modes, and P(row's code | column's code).
 
-    With so much chance the row's code has nothing to do with the column's.
+    `chance` is that of unrelated codes.
     """
     given = np.array(pairs, np.float32)
     frequency = np.zeros(len(given))
@@ -175,7 +173,7 @@ def _drawn(
     frequency: NDArray[np.float32], given: NDArray[np.float32], offsets: NDArray[Any],
     counts: Sequence[float], most: int, number: int, rng: np.random.Generator,
 ) -> list[NDArray[np.int64]]:  # fmt: skip
-    """Codes of each mode, (number, most) each, -1 where there are no more."""
+    """Codes of each mode, shape (number, most) each, padded with -1."""
     score = np.tile(frequency, (number, 1))
     codes = [np.full((number, most), -1, np.int64) for _ in counts]
     wanted = [1 + rng.poisson(count - 1, number) for count in counts]
@@ -192,7 +190,7 @@ def _drawn(
 
 
 def _cells(codes: list[NDArray[np.int64]]) -> NDArray[np.int64]:
-    """Patient, then a code of each mode: all combinations of each patient's."""
+    """Rows of patient and a code of each mode: all combinations of each patient's codes."""
     number, most = codes[0].shape
     places = np.indices((most,) * len(codes)).reshape(len(codes), -1)
     columns = [each[:, place] for each, place in zip(codes, places, strict=True)]
