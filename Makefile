@@ -8,7 +8,7 @@ BOUND := $(shell setpriv --pdeathsig TERM true 2>/dev/null && echo setpriv --pde
 .PHONY: demo check test nightly test-widths mutants lint docs follow packages bench paper lock sbom clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
-	@echo "Installing everything that the tests need into $(VENV): 2.3 GB, some minutes"
+	@echo "Installing everything that the tests need into $(VENV): 2.7 GB, some minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
@@ -21,6 +21,15 @@ $(VENV)/.demo: pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[simulation,report]'
 	touch $@
+
+# What the documentation and the linters need: no torch, no Ray.
+$(VENV)/.light: pyproject.toml constraints.txt
+	@echo "Installing what the documentation and the linters need into $(VENV): 1.2 GB, some minutes"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[docs,lint]'
+	touch $@
+LIGHT := $(if $(wildcard $(VENV)/.installed),$(VENV)/.installed,$(VENV)/.light)
 
 # The federated job on the embedded synthetic EHR: six sites in Flower's simulation.
 demo: $(if $(wildcard $(VENV)/.installed),$(VENV)/.installed,$(VENV)/.demo)
@@ -62,13 +71,13 @@ test-widths: $(VENV)/.installed
 mutants: $(VENV)/.installed
 	$(BIN)/python -m laboratory.mutants --sample $(or $(SAMPLE),60) --seed $(or $(SEED),0)
 
-lint: $(VENV)/.installed
+lint: $(LIGHT)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 # The documentation site, into build/docs; every warning is an error.
-docs: $(VENV)/.installed
+docs: $(LIGHT)
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
 	@echo "build/docs/index.html"
 
