@@ -1,4 +1,4 @@
-"""Arguments of the studies: what makes no sense is refused before hours of work, in one line."""
+"""Arguments of the studies, checked before hours of work, with errors of one line."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""DPFact's rounds on a cohort without messages or disks, and what its privacy is compared with.
+"""DPFact's rounds on a cohort without messages or disks, and schemes to compare its privacy with.
 
 `play` is the package's own sites and server; `patient_mode` and `paper_mode` are whole runs of it.
-`naive` is what one gets by making the paper's scheme rigorous in the plainest way. `shuffled` makes
-data in which there is nothing to be learned.
+`naive` is the paper's scheme made rigorous in the plainest way. `shuffled` makes data in which
+there is nothing to learn.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from dpfact_flower.wire.secure import MemberKey, SecureStage
 from simulation.baselines import Snapshot
 
 NO_NOISE = 1e6
-"""Epsilon whose noise is nothing beside the data: stands for infinity."""
+"""Epsilon that stands for infinity: its noise is negligible beside the data."""
 
 
 class _InMemory:
-    """What a simulated site keeps, in place of its ledger and state folder."""
+    """Releases and state of a simulated site, in place of its ledger and state folder."""
 
     def __init__(self) -> None:
         self.releases: dict[int, Release] = {}
@@ -63,12 +63,13 @@ def play(coordinator: Coordinator, cohort: Cohort, *, own_refit: bool = True) ->
         Before its first round.
     cohort : Cohort
     own_refit : bool
-        Whether patient mode's last round is played, in which sites learn for themselves alone.
+        Whether to play patient mode's last round, in which sites learn for themselves alone.
 
     Yields
     ------
     Snapshot
-        After each round in which every site has a model of its own: in patient mode the last.
+        After each round in which every site has its own model. In patient mode that is the last
+        one.
     """
     kept = [_InMemory() for _ in cohort.sites]
     modes = [vocabulary.name for vocabulary in cohort.vocabularies]
@@ -107,7 +108,7 @@ def play(coordinator: Coordinator, cohort: Cohort, *, own_refit: bool = True) ->
 def _sums(
     coordinator: Coordinator, number: int, outcomes: Sequence[RoundOutcome]
 ) -> list[SiteReply]:
-    """What the server learns of a secure sum, in which masks have cancelled."""
+    """The totals that the server learns from a secure sum, after masks have cancelled."""
     planned = coordinator.planned_release(number)
     assert planned is not None
     total = reduce(add, (outcome.release.arrays[0] for outcome in outcomes))
@@ -115,7 +116,7 @@ def _sums(
 
 
 def _refitted(site: SiteData, request: RoundRequest) -> RoundOutcome:
-    """What a site does for itself once a run has ended."""
+    """A site's own refit at the end of a run."""
     tensor = site.select_codes(request.selection).tensor
     if tensor.nnz == 0:
         return RoundOutcome(release_nothing())
@@ -152,10 +153,10 @@ def patient_mode(
 
 
 def paper_solver(rank: int, **changes: Any) -> SolverSettings:
-    """The paper's solver as its noise bears it best.
+    """The paper's solver with the settings that bear its noise best.
 
-    These settings did best at epsilon 8 on the demo's cohort, of eta .003 to .03, tau 2 and 5, clip
-    .01 to 1, and 10 and 40 rounds: a search on the data that no budget was charged for.
+    Best at epsilon 8 on the demo's cohort, of eta .003 to .03, tau 2 and 5, clip .01 to 1, and 10
+    and 40 rounds. The search used the data and charged no budget.
     """
     chosen = {"tau": 5, "eta": 1e-2, "gamma": 0.05, "clip": 0.1, "mu_from_round": 1, **changes}
     return SolverSettings(rank=rank, solver="psgd", **chosen)
@@ -183,9 +184,9 @@ def naive(
 ) -> Factors:
     """The paper's scheme made rigorous: a site's whole update clipped, noise for twice the bound.
 
-    Whatever a site computes, un-noised state included, its clipped update moves by at most twice
-    the bound. So this too is proven for each patient; it is also the whole of what can be said.
-    With a `noise_seed` a run repeats, and nothing is private.
+    A site's clipped update moves by at most twice the bound, whatever the site computes and
+    whatever state it keeps without noise. So this is proven for each patient. With a `noise_seed` a
+    run repeats and nothing is private.
     """
     rng = np.random.default_rng(seed)
     rho = mu_for_epsilon(epsilon, delta) ** 2 / 2 / rounds
@@ -221,7 +222,7 @@ def unit_columns(factors: Sequence[NDArray[Any]]) -> Factors:
 
 
 def shuffled(tensor: SparseTensor, seed: int) -> SparseTensor:
-    """Each patient gets the codes of every later mode from another patient; no tie is left."""
+    """Give each patient the codes of every later mode from another patient, so no tie is left."""
     rng = np.random.default_rng(seed)
     alive, patients = np.unique(tensor.indices[:, 0], return_inverse=True)
     everyone = np.arange(len(alive))
@@ -241,7 +242,7 @@ def shuffled(tensor: SparseTensor, seed: int) -> SparseTensor:
 def _codes_by_patient(
     tensor: SparseTensor, patients: NDArray[np.int64], mode: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """A mode's codes, each patient's once and together, and where each patient's begin."""
+    """Distinct codes of a mode, grouped by patient, and the index where each patient's begin."""
     size = tensor.shape[mode]
     owners, codes = np.divmod(distinct(patients * size + tensor.indices[:, mode]), size)
     return codes, np.searchsorted(owners, np.arange(patients.max() + 2))

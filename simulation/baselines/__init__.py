@@ -1,7 +1,7 @@
-"""The systems that DPFact is compared with, each playing its rounds on a cohort in this process.
+"""The systems that DPFact is compared with, run on a cohort in this process.
 
-Every system starts where DPFact starts, fits the same tensor, and is measured in the same way: it
-is a generator of `Snapshot`, one per round.
+Every system starts where DPFact starts and fits the same tensor. It is a generator that yields a
+`Snapshot` per round, so all are measured alike.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dpfact_flower.wire.protocol import RoundRequest
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """Where a system stands after a round.
+    """State of a system after a round.
 
     Attributes
     ----------
@@ -40,7 +40,7 @@ class Snapshot:
     error : SquaredError
         Of the sites' own models on their data, added up: the paper's measure of accuracy.
     seconds : float
-        Of computing, since the start, all sites one after the other; measuring is left out.
+        Of computing since the start, all sites one after the other, without measuring.
     """
 
     round: int
@@ -81,12 +81,12 @@ def pooled(cohort: Cohort) -> SparseTensor:
 
 
 def site_tensors(cohort: Cohort, solver: SolverSettings) -> list[SparseTensor]:
-    """What each site fits: its counts, or each patient's scaled to norm 1."""
+    """The tensor that each site fits: its counts, or each patient's scaled to norm 1."""
     return [scaled(site.tensor, solver) for site in cohort.sites]
 
 
 def start(cohort: Cohort, solver: SolverSettings, seed: int) -> list[Factors]:
-    """Where DPFact's sites stand before round 1: own patients, and the public feature factors."""
+    """State of DPFact's sites before round 1: own patients, and the public feature factors."""
     anchors = initial_factors(cohort.sites[0].tensor.feature_shape, solver.rank, seed)
     request = RoundRequest(
         job="start", round=1, rounds=1, seed=seed, solver=solver,

@@ -25,7 +25,7 @@ def centralised(
     ----------
     cohort : Cohort
     solver : SolverSettings
-        Its gamma, relative_elastic, mu and relative_l21 are set to 0: no other site to agree with.
+        Its gamma, relative_elastic, mu and relative_l21 are set to 0, as there is no other site.
     rounds : int
     seed : int
         The public seed of DPFact's start, and of the visiting order.

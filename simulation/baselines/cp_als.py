@@ -22,8 +22,9 @@ pyttb: Any = _pyttb  # exports its names only at run time
 def cp_als(cohort: Cohort, solver: SolverSettings, *, rounds: int, seed: int) -> Iterator[Snapshot]:
     """Alternating least squares on the pooled patients, one iteration per round.
 
-    pyttb keeps no trace of its iterates, so each is a call of its own that continues from the last:
-    an iteration depends only on the columns' directions, which pyttb keeps.
+    pyttb keeps no trace of its iterates, so each iteration is a call that continues from the last
+    one. That is exact, because an iteration depends only on the columns' directions, which pyttb
+    keeps.
 
     Parameters
     ----------
@@ -56,7 +57,7 @@ def cp_als(cohort: Cohort, solver: SolverSettings, *, rounds: int, seed: int) ->
 
 
 def to_pyttb(tensor: SparseTensor) -> Any:
-    """The tensor as pyttb has it."""
+    """The tensor as a pyttb tensor."""
     values = tensor.values.astype(np.float64)[:, None]
     return pyttb.sptensor(tensor.indices.astype(np.int64), values, tensor.shape)
 

@@ -7,12 +7,12 @@ A site's round, from the consensus ``F^`` of every feature mode::
     F_t <- (M_F + omega F^ - H_t) (G_F + omega I)^-1                one feature mode after the other
 
 and the server's: ``F^ <- mean over sites of F_t + H_t / omega``. M is the MTTKRP of the site's
-tensor, G the Hadamard product of the other modes' Gram matrices. Nothing is constrained and nothing
-is private. A site sends F_t AND H_t: twice what DPFact's sites send.
+tensor, G the Hadamard product of the other modes' Gram matrices. There are no constraints and no
+privacy. A site sends F_t and H_t, twice as much as DPFact's sites.
 
-It need not. After the server's step the multipliers of all sites add up to zero, so that from the
-second round on the server's mean is that of F_t alone; with `multipliers=False` they stay at
-home, and the numbers are the same up to rounding.
+It need not send H_t. After the server's step the multipliers of all sites add up to zero, so from
+the second round on the server's mean is that of F_t alone. With `multipliers=False` sites keep
+them, and the results are the same up to rounding.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from dpfact_flower.tensor import Factors, SparseTensor
 from dpfact_flower.tensor.cp import gram, hadamard
 
 _RTOL = 1e-6
-"""Eigenvalues of a Gram matrix, relative to the largest, that float32 sums can't tell from 0."""
+"""Eigenvalues of a Gram matrix, relative to the largest, that float32 sums cannot tell from 0."""
 
 
 @dataclass(frozen=True, eq=False)
 class TripState:
-    """What a site keeps between rounds: its feature factors and their multipliers."""
+    """State of a site between rounds: its feature factors and their multipliers."""
 
     features: Factors
     multipliers: Factors
@@ -76,7 +76,7 @@ def site_round(
 
 
 def least_squares_patients(tensor: SparseTensor, features: Factors) -> NDArray[np.float32]:
-    """``A = M_A G_A^-1``; of several solutions the shortest."""
+    """``A = M_A G_A^-1``, the shortest of several solutions."""
     rank = features[0].shape[1]
     nothing = np.zeros((tensor.n_patients, rank), np.float32)
     product = mttkrp(tensor, [nothing, *features], 0)

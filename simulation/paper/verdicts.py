@@ -1,4 +1,4 @@
-"""Paired differences with intervals, and what they say of a claim, by one rule for every claim.
+"""Paired differences with intervals, and verdicts on claims by one rule.
 
 Each claim has cases: a data set, a rank, a pair of systems. A case supports the claim where the
 95 % interval of the paired difference lies on the claimed side, contradicts it where the interval
@@ -32,7 +32,7 @@ RULE = (
 
 @dataclass(frozen=True)
 class Verdict:
-    """A claim of the paper, and what our numbers say of it."""
+    """A claim of the paper, and our verdict with its cases."""
 
     claim: str
     answer: Answer
@@ -65,14 +65,14 @@ class Difference:
         return {"low": self.low if known else None, "high": self.high if known else None}
 
     def case(self, wanted: Literal["below", "above"]) -> Case:
-        """What it says of a claim that the difference is below, or above, zero."""
+        """Case of a claim that the difference is below, or above, zero."""
         below, above = self.high < 0, self.low > 0
         if below or above:
             return "supports" if below == (wanted == "below") else "contradicts"
         return "open"
 
     def case_within(self, low: float, high: float) -> Case:
-        """What it says of a claim that the difference lies from `low` to `high`, above zero."""
+        """Case of a claim that the difference lies from `low` to `high`, above zero."""
         if self.high < low or self.low > high:
             return "contradicts"
         return "supports" if self.low > 0 and low <= self.mean <= high else "open"
@@ -105,7 +105,7 @@ def difference(one: ArrayLike, other: ArrayLike, *, overlap: float = 0.0) -> Dif
 
 
 def held(flag: bool) -> Case:
-    """A case that is measured without chance, as bytes are."""
+    """A case that is measured without chance, such as bytes."""
     return "supports" if flag else "contradicts"
 
 

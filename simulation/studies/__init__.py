@@ -1,1 +1,1 @@
-"""Studies of what privacy costs, of what time tells, and of where the paper's bound breaks."""
+"""Studies of the cost of privacy, of reply times, and of the paper's bound."""

@@ -4,15 +4,13 @@ Runs the solver and the accountant on small fixed instances and prints one table
 
     python -m simulation.studies.bound
 
-The theorem rests on a sensitivity: replacing one entry of a site's tensor moves a feature factor
-by at most ``2 tau L eta`` (Wu et al. 2017). Every instance gives that bound its best case: the
-gradients are clipped to L, so that there is an L at all (except in the rows about L); both runs
-visit the entries in the same order (except in the rows about zeros); the start is public; the step
-size is constant, below 2 / beta with the paper's own beta, and no pass is undone. Visiting orders
-come from public seeds, so a bound has to hold for each seed; those below were chosen.
-
-Where "claimed" is 0, it is what happens without the l2,1 step. What all this means for patients is
-in docs/explanation/proof.md.
+The theorem rests on a sensitivity: replacing one entry of a site's tensor moves a feature factor by
+at most ``2 tau L eta`` (Wu et al. 2017). Every instance gives that bound its best case. The
+gradients are clipped to L, except in the rows about L. Both runs visit the entries in the same
+order, except in the rows about zeros. The start is public. The step size is constant and below 2 /
+beta with the paper's own beta, and no pass is undone. Visiting orders come from public seeds, so a
+bound must hold for each seed; the seeds below were chosen. A "claimed" value of 0 is the value
+without the l2,1 step. docs/explanation/proof.md says what all this means for patients.
 """
 
 from __future__ import annotations
@@ -49,7 +47,7 @@ PAPER = SolverSettings(
     rank=1, solver="psgd", scale="counts", zeros="none", gamma=0.0, relative_elastic=0.0,
     eta=0.01, clip=5.0, nonnegative=False,
 )  # fmt: skip
-"""Algorithm 1 as published: the shuffled non-zeros, signs free; each finding changes the rest."""
+"""Algorithm 1 as published: shuffled non-zeros, signs free. Each finding changes other settings."""
 
 _SEEDS = 100
 
@@ -59,7 +57,7 @@ RHO, DELTA, ROUNDS = 1e-3, 1e-4, 20
 
 @dataclass(frozen=True)
 class Finding:
-    """One place where claim and measurement part.
+    """One place where claim and measurement differ.
 
     Attributes
     ----------
@@ -94,7 +92,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Instance:
-    """Two tensors that differ in one entry, and everything else that both runs share."""
+    """Two tensors that differ in one entry, and the settings that both runs share."""
 
     cells: NDArray[np.int64]
     counts: NDArray[np.float64]
@@ -151,10 +149,10 @@ def smoothness(factors: Factors, gamma: float) -> float:
 def joint_pass(patients: int, *, nonnegative: bool) -> Instance:
     """Instance in which one entry decides which way everybody else's entries push.
 
-    Patient 0 has one entry, which makes the row of diagnosis 0 small in this direction or in that.
-    All others have their one entry at procedure 1, diagnosis 0. The row of procedure 1 starts at
-    zero, so it leaves in the direction that the diagnosis has by then, and each visit drives it
-    on. One entry's gradient is bounded; what the next entries make of it is not.
+    Patient 0 has one entry. It makes the row of diagnosis 0 small, in one direction or the other.
+    All other patients have their one entry at procedure 1, diagnosis 0. The row of procedure 1
+    starts at zero, so it takes the direction that the diagnosis has by then, and each visit drives
+    it on. One entry's gradient is bounded, but its effect on later entries is not.
     """
     cells = np.array([(0, 0, 0)] + [(i, 1, 0) for i in range(1, patients + 1)])
     if nonnegative:
@@ -333,7 +331,7 @@ def no_lipschitz() -> list[Finding]:
 
 
 def plan_events(entries: int) -> list[ReleaseEvent]:
-    """The paper's releases as they meet somebody with that many entries: m times as far."""
+    """The paper's releases for a patient with so many entries: the distance is m times as large."""
     sensitivity = psgd_sensitivity(2, 5.0, 0.01)
     return [
         ReleaseEvent(

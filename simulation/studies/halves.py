@@ -1,4 +1,4 @@
-"""Halves of a cohort by patient, and sites merged: what a study tunes on must not be reported."""
+"""Halves of a cohort by patient, one to tune on and one to report, and merged sites."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def half(cohort: Cohort, which: str) -> Cohort:
 
 
 def merged(cohort: Cohort, size: int) -> Cohort:
-    """Each `size` sites in order as one; labels are kept where all of a group have them."""
+    """Each `size` sites in order become one; labels are kept if all sites of a group have them."""
     if size == 1:
         return cohort
     groups = [cohort.sites[first : first + size] for first in range(0, len(cohort.sites), size)]

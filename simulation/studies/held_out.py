@@ -1,11 +1,11 @@
-"""What a start explains of patients whom it was not made from, alone and fitted to surrogates.
+"""How well a start explains patients it was not made from, alone and fitted to surrogates.
 
     python -m simulation.studies.held_out paper-synthetic demo --rank 20
 
-Half of every site's patients are used, without noise; the others are explained by the factors that
-come of it, each patient refitted. Factors that follow chance explain the first and not the second.
-Planted factors are a row of their own: where phenotypes are faint, others explain patients better
-than those that they were made with, and to find these is then not to find what was planted.
+The start is made from half of every site's patients, without noise. The other half is refitted to
+its factors. Factors that follow chance explain the first half and not the second. Planted factors
+have a row of their own. Where phenotypes are faint, other factors explain patients better than the
+planted ones, so the best fit is then not the truth.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _HEADS = ("data", "factors", "fit of the patients used", "of others", "factor ma
 
 
 def rows(cohort: Cohort, rank: int, rounds: int, seed: int) -> Iterator[tuple[str, Factors]]:
-    """Factors made from a cohort without noise, by what they are called."""
+    """Factors made from a cohort without noise, by their names."""
     sizes = [len(vocabulary) for vocabulary in cohort.vocabularies]
     if paired_codes(sizes):
         raise DataError(f"{cohort.name}: too many codes for all of their pairs; keep the first")
@@ -48,7 +48,7 @@ def rows(cohort: Cohort, rank: int, rounds: int, seed: int) -> Iterator[tuple[st
 
 
 def _learned(cohort: Cohort, factors: Factors, rounds: int, seed: int) -> Factors:
-    """Global factors after so many rounds of mode none from these on."""
+    """Global factors after so many rounds of mode none from this start."""
     solver = SolverSettings(rank=factors[0].shape[1])
     run = RunSettings(rounds=rounds, seed=seed, start="random")
     coordinator = coordinate(cohort, solver, PrivacySettings(privacy="none"), run)

@@ -1,12 +1,12 @@
-"""What models of different losses say of cells that they have not seen, beside pyttb's `gcp_opt`.
+"""Likelihood of hidden cells under models with different losses, compared with pyttb's `gcp_opt`.
 
     python -m simulation.studies.likelihood runs/nhds runs/diabetes runs/mimic3 --rank 10
 
-Four fifths of the patients are learned from, in mode none. Of each other patient a fifth of the
-cells is hidden, and the patient is fitted to the rest, by the same likelihood whatever the factors
-were made with. What counts is the mean log-likelihood of a hidden cell: the model's value there, as
-a share of what it gives that patient's cells in all. Frequencies of codes are what a model has to
-be better than.
+A model learns from four fifths of the patients, in mode none. A fifth of the cells of each other
+patient is hidden. The patient is fitted to the rest by the same likelihood, whatever the factors
+were made with. The result is the mean log-likelihood of a hidden cell: the model's value there, as
+a share of the sum over that patient's cells. A model should do better than the frequencies of
+codes.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from simulation.systems import run
 _HIDDEN, _OTHERS = 0.2, 0.2
 _REFITS = 100
 _EVEN = 0.01
-"""Share of a patient's cells that may be any: a model that rules a cell out is not all wrong."""
+"""Share spread over all cells, so that ruling out one cell does not make a model all wrong."""
 
 
 def parts(cohort: Cohort, most: int, seed: int) -> tuple[Cohort, SparseTensor, SparseTensor]:
-    """A cohort to learn from; of other patients, the cells that are shown and the hidden ones."""
+    """A cohort to learn from, and the shown and the hidden cells of the other patients."""
     rng, used, others = np.random.default_rng(seed), [], []
     for site in cohort.sites:
         size = site.tensor.n_patients
@@ -66,7 +66,7 @@ def _stacked(tensors: Sequence[SparseTensor]) -> SparseTensor:
 
 
 def held_out(features: Factors, shown: SparseTensor, hidden: SparseTensor) -> float:
-    """Mean log-likelihood of a hidden cell, patients being fitted to what is shown of them."""
+    """Mean log-likelihood of a hidden cell, with patients fitted to their shown cells."""
     wide = [factor.astype(np.float64) + 1e-12 for factor in features]
     wide = [factor / factor.sum(axis=0) for factor in wide]
     at_shown, at_hidden = (
@@ -87,7 +87,7 @@ def held_out(features: Factors, shown: SparseTensor, hidden: SparseTensor) -> fl
 
 
 def frequencies(cohort: Cohort) -> Factors:
-    """One phenotype: how frequent each code is."""
+    """One phenotype: the frequency of each code."""
     whole = _stacked([site.tensor for site in cohort.sites])
     return tuple(
         np.bincount(whole.indices[:, n], whole.values, size)[:, None].astype(np.float32)

@@ -1,15 +1,15 @@
-"""How many phenotypes could be named, with cells that count alike and with weighted ones.
+"""How many phenotypes could be named, with equal and with weighted cells.
 
     python -m simulation.studies.nameable data/dx_dx --half report --rank 20 --epsilons inf 4 1
 
-A stand-in for a clinician who reads a phenotype's leading codes. Two codes of the first two modes
-are *tied* where at least twice as many patients have them together as chance gives. A phenotype's
-*ties* are the share of its leading pairs (five codes a mode, by their weights) that are tied. It
-could be *named* where that is at least a half, and where it is unlike (cosine below a half) every
-other that is counted. *Overlap* is the mean cosine of two phenotypes.
+This replaces a clinician who reads a phenotype's leading codes. Two codes of the first two modes
+are *tied* if at least twice as many patients have both as chance gives. A phenotype's *ties* are
+the share of its leading pairs (five codes a mode, by weight) that are tied. It could be *named* if
+that share is at least a half, and if its cosine to every other named phenotype is below a half.
+*Overlap* is the mean cosine of two phenotypes.
 
-Both settings keep all codes and pay for the count; only `weighting` differs. Beside them stand fits
-without noise to shuffled patients, in which there is nothing to be named. Noise is fresh.
+Both settings keep all codes and charge for the count; only `weighting` differs. Fits without noise
+to shuffled patients are shown for comparison: they should have no names. Noise is fresh.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from simulation.systems import NO_NOISE, run, shuffled, unit_columns
 _LEADING = 5
 _LIFT, _HALF = 2.0, 0.5
 _FEWEST, _SHARE = 3, 1 / 3_000
-"""Patients, and share of them, below which a pair's frequency is chance."""
+"""Number and share of patients below which a pair's frequency counts as chance."""
 _SPLITS = 5
 
 

@@ -1,4 +1,4 @@
-"""Patients that `dpfact plan` asks for against epsilon, with what was measured beside it."""
+"""Patients that `dpfact plan` asks for against epsilon, and the measured cells."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from dpfact_flower.settings import PrivacySettings
 
 _EPSILONS = tuple(2.0**power for power in range(-1, 5))
 _ASKED = 10**6
-"""Patients of the plan that a number is read from: signal is in proportion to them."""
+"""Patients of the plan that the number is scaled from, because signal is proportional to them."""
 
 _ASIDE = 1.08
-"""Epsilons of one rank, relative to those of the rank before it: or one would hide another."""
+"""Shift of a rank's points relative to the rank before it, so that none hides another."""
 _ACROSS = 3
 """Panels side by side."""
 

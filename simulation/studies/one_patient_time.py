@@ -2,11 +2,12 @@
 
     python -m simulation.studies.one_patient_time
 
-Three sites are asked the same, in turn: one with thousands of made-up patients, the same with one
-patient more like the others, and the same with one who has every code together with every other,
-which no time of anybody can exceed. A round is measured as a hospital's process runs it, from the
-request to the packed reply: with the site's file read anew, and with its ledger on the disk. The
-figures stand in docs/explanation/what-leaves.md. They are of this machine; their ratio is not.
+Three sites get the same requests in turn. The first has thousands of made-up patients. The second
+has one more, who is like the others. The third has one more, who has every code with every other,
+which takes the most time a patient can take. A round is measured as a hospital's process runs it,
+from the request to the packed reply, with the site's file read again and its ledger on disk.
+docs/explanation/what-leaves.md has the figures. The seconds depend on the machine, their ratio does
+not.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Row:
 
 
 class _Once:
-    """A site's file, read once for each request: a deployed process ends with its message."""
+    """A site's file, read for each request, because a deployed process ends with its message."""
 
     def __init__(self, path: Path, like: SiteData) -> None:
         self.name, self.vocabularies, self._path = like.name, like.vocabularies, path
@@ -82,7 +83,7 @@ class _Once:
 
 
 def sites(patients: int) -> dict[str, SiteData]:
-    """The three sites, by who has joined."""
+    """The three sites, by the patient who has joined."""
     rng = np.random.default_rng(0)
     sizes = list(SIZES.values())
     many = np.column_stack(
@@ -132,7 +133,7 @@ def requests(rank: int) -> dict[str, RoundRequest]:
 
 
 def slow_factors(sizes: Sequence[int], rank: int) -> tuple[NDArray[np.float32], ...]:
-    """Factors on which every patient's own takes all sweeps to find, with no column off.
+    """Factors for which every patient's fit takes all sweeps, with no column off.
 
     Gram matrix of a chain: each column is negative where the next is positive.
     """
@@ -156,7 +157,7 @@ def seconds_of_run(path: Path, like: SiteData, folder: Path, rank: int) -> dict[
 
 
 def measure(patients: int, runs: int, rank: int) -> list[Row]:
-    """Runs of the three sites in turn, after one of each that is not counted."""
+    """Runs of the three sites in turn, after one of each that does not count."""
     made = sites(patients)
     taken: dict[str, list[dict[str, float]]] = {who: [] for who in made}
     with tempfile.TemporaryDirectory(prefix="dpfact-time-") as name:

@@ -1,13 +1,13 @@
-"""Our patient mode beside other methods: the same cohort, rank, epsilon, splits and measures.
+"""Our patient mode compared with other methods, by the same splits and measures.
 
     python -m simulation.studies.peers data/nhds data/diabetes --rank 20 --epsilon 1
 
-A row a method, one model each. LDA, NMF and spectral LDA see all patients in one place and which
-codes they have; all others fit combinations of codes, each site on its own patients. Share of the
-fit and factor match are as in `simulation.studies.real_data`, with a method's topics taken as
-factors. AUC is of death, by the square roots of a method's own memberships where it has some, else
-of patients fitted to its factors. Seconds are of one core's work, without measuring. Writes
-table.json, table.csv and table.md after each method, and continues where it was stopped.
+Each method has a row, of one model. LDA, NMF and spectral LDA have all patients in one place, and
+use which codes a patient has. All others fit combinations of codes, each site its own patients.
+Share of the fit and factor match are as in `simulation.studies.real_data`, with a method's topics
+as factors. AUC is of death, by the square roots of a method's own memberships if it has some, else
+of patients fitted to its factors. Seconds are those of one core, without measuring. The script
+writes table.json, table.csv and table.md after each method, and continues where it was stopped.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from simulation.systems import naive, paper_mode, patient_mode, shuffled
 _NONE, _PROVEN = "none", "proven, for a patient"
 _REFERENCES = 3
 _OTHER_SEED = 1000
-"""Of fits without noise that are not among the references."""
+"""Seed of a fit without noise that is not among the references."""
 SYSTEMS: dict[str, tuple[str, str, Callable[[Study, float], Topics]]] = {
     "patient mode (ours)": (
         "each site", _PROVEN,
@@ -62,7 +62,7 @@ SYSTEMS: dict[str, tuple[str, str, Callable[[Study, float], Topics]]] = {
         lambda study, _: Topics(reference(shuffled(study.tensor, 0), study.rank, 0)),
     ),
 }  # fmt: skip
-"""By name: where the patients' data are, what is promised to them, and a fit."""
+"""By name: where the patients' data are, the guarantee, and a fit."""
 
 
 def row(study: Study, name: str, epsilon: float) -> dict[str, Any]:

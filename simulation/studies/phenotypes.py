@@ -1,13 +1,13 @@
-"""Planted phenotypes against epsilon: what privacy costs, with two other systems beside it.
+"""Match with planted phenotypes against epsilon, of patient mode and two other systems.
 
     python -m simulation.studies.phenotypes --out runs/private
 
-Factor match score against the phenotypes that were planted in the synthetic EHR (`--preset`), for
-patient mode, for DPFact's own scheme at the epsilon it claims (for an entry, not proven), and for
-that scheme made rigorous naively (`simulation.systems.naive`). Each seed makes other data, another
-public start and fresh noise from the operating system; so no two runs of this script agree in all
-digits. Writes table.csv, table.json, table.md, and the figure as PNG and SVG after each model, and
-continues from there when it is started again, so systems can be added to what is there.
+The systems are patient mode, DPFact's own scheme at the epsilon it claims (for an entry, not
+proven), and that scheme made rigorous naively (`simulation.systems.naive`). Phenotypes are those
+planted in the synthetic EHR (`--preset`). Each seed makes other data, another public start and
+fresh noise from the operating system, so no two runs agree in all digits. The script writes
+table.csv, table.json, table.md and the figure as PNG and SVG after each model. Started again it
+continues, so systems can be added.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SYSTEMS: dict[str, Callable[..., Factors]] = {
 
 
 def measure(system: str, cohort: Cohort, rank: int, epsilon: float, seed: int) -> dict[str, Any]:
-    """One model: how well it matches the planted phenotypes, and how much data it explains."""
+    """One model's match with the planted phenotypes, and the share of the data it explains."""
     if cohort.truth is None:
         raise SystemExit("the data has no planted phenotypes")
     began = time.perf_counter()

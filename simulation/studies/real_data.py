@@ -1,23 +1,23 @@
-"""What private models keep on real data, beside what chance gives and what repetition gives.
+"""Private models on real data, compared with chance and with repeated fits without noise.
 
     python -m simulation.studies.real_data data/synpuf data/eicu --out runs/private-real
 
-On real data nobody knows the phenotypes, so a private model is compared with models fitted without
-noise to the pooled data, and both numbers have a floor and a ceiling. *Ceiling*: such fits, from
-different random starts, against each other. *Null*: models fitted without noise to shuffled
-patients, each with the procedures of one real patient and the diagnoses of another; what they reach
-needs no tie between modes. Private models of which one does not beat every null in both numbers are
-no evidence that ties were learned, whatever the numbers look like. Where the mean of the ceiling
-does not beat every null there is no tie to learn, and no model is judged. Fit is
-1 - ||X - M||^2 / ||X||^2, patients scaled to norm 1 and refitted.
+Nobody knows the phenotypes of real patients, so a private model is compared with fits without noise
+to the pooled data, by share of the fit and factor match. *Ceiling*: such fits from different random
+starts, compared with each other. *Null*: fits without noise to shuffled patients, each with the
+procedures of one real patient and the diagnoses of another. A null reaches its numbers without any
+tie between modes. If one private model of a cell does not beat every null in both numbers, the cell
+is no evidence that ties were learned. If the mean of the ceiling does not beat every null, there is
+no tie to learn and no model is judged. Fit is 1 - ||X - M||^2 / ||X||^2, with patients scaled to
+norm 1 and refitted.
 
 With labels, the area under the curve (AUC) of in-hospital death stands beside that of raw codes,
 both by logistic regression on 60 % of the patients (mean over splits and models). As in a report,
 the regression takes the square roots of memberships, which are skewed.
 
-Settings were found on the first half of each cohort's patients, so `--half report` takes the
-second. Noise is fresh in every run, so no two runs of this script agree in all digits. The folder
-keeps every finished model and cell: started again, the script continues from there. It writes
+Settings were found on the first half of each cohort's patients, so use `--half report` for the
+second. Noise is fresh in every run, so no two runs agree in all digits. The folder keeps every
+finished model and cell. Started again, the script continues from there. It writes
 table.json, table.csv, table.md, phenotypes.md (of one model of each data set and rank), and figures
 of these numbers against epsilon and of the patients that `dpfact plan` asks for. `--quick` is two
 models a cell, at rank 10.
@@ -72,7 +72,7 @@ def reference(tensor: SparseTensor, rank: int, seed: int) -> Factors:
 
 
 class Study:
-    """One data set at one rank: its fits without noise, and what others are beside them.
+    """One data set at one rank: its fits without noise, and other models compared with them.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ class Study:
     references : int
         Number of fits without noise, at least 2.
     folder : Path or None
-        Where models are kept, and found again; None keeps none.
+        Where models are kept and loaded from; None keeps none.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Study:
         return reference(shuffled(self.tensor, seed), self.rank, seed)
 
     def _kept(self, name: str, make: Callable[[], Factors]) -> Factors:
-        """The model of this name: of the folder, or made and put there."""
+        """The model of this name, from the folder if it is there."""
         if self._folder is None:
             return make()
         path = self._folder / f"{name}.npz"
@@ -216,7 +216,7 @@ class Study:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Markdown: a row per data set, rank; share of the best fit, factor match; spread over models.
+    """Markdown: a row per data set and rank, with share of the best fit and factor match.
 
     In italics: private models of which one does not beat every null in both numbers. Behind a
     semicolon: AUC, and in the ceiling's column that of the raw codes.

@@ -1,16 +1,17 @@
-"""What broader codes change: one cohort with its codes as they are, and rolled up in several ways.
+"""Effect of broader codes: one cohort with its codes as they are, and rolled up in several ways.
 
     python -m simulation.studies.roll_up codes=data/dx icd3=data/dx-icd3 chapter=data/dx-chapter
 
-Each folder is what `dpfact data ... --roll-up` made of the same tables. Compared are the patients
-whom all of them hold, at the same sites; how many each holds is printed before. A row is of one way
-and one kind of model, as in `simulation.studies.real_data`: share of the best fit without noise,
-factor match with such fits, and how many private models beat every null in both; as in
-`simulation.studies.nameable`, how many phenotypes could be named, and the AUC of death.
+Make each folder with `dpfact data ... --roll-up` from the same tables. The study compares the
+patients who are in all folders, at the same sites, and prints first how many each folder holds. A
+row is one way and one kind of model. As in `simulation.studies.real_data`, it has the share of the
+best fit without noise, the factor match with such fits, and how many private models beat every null
+in both. As in `simulation.studies.nameable`, it has the number of phenotypes that could be named
+and the AUC of death.
 
-Share, match and names are of a way's own codes, each beside its own ceiling and null: a number of
-one way is not better than that of another because it is larger. The AUC is of the same patients
-and deaths everywhere, so that may be compared. Noise is fresh.
+Share, match and names are relative to a way's own codes, ceiling and null, so compare them with
+those and not with other ways. The AUC is of the same patients and deaths everywhere, so compare it
+freely. Noise is fresh.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _COLUMNS = ("share", "match", "beat", "named", "AUC")
 
 
 def of_the_same(cohorts: Mapping[str, Cohort]) -> dict[str, Cohort]:
-    """The cohorts, each of the patients whom all hold at the same site.
+    """The cohorts, each with the patients who are in all of them at the same site.
 
     Raises
     ------

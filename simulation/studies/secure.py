@@ -1,14 +1,14 @@
-"""What secure sums are worth: patients dealt to sites at random, one noise beside each site's own.
+"""Value of secure sums: patients dealt to sites at random, with shared noise and with own noise.
 
     python -m simulation.studies.secure data/nhds --sites 6 20 50 --ranks 10 20 --epsilons 1 0.5
     python -m simulation.studies.secure synthetic:paper-icu --sites 20 --slots 1 2 4
 
-Systems, at each number of sites: *own noise*, patient mode as it is by default; *G slots*, secure
-sums as the package plans them, or with so many slots; *one noise*, all patients at one site, which
-nothing can beat. Share of the best fit, factor match, and the rule by which a cell passes are those
-of `simulation.studies.real_data`. Masks are left out here, since they cancel: the server gets the
-same integers (tests/test_secure_rounds.py). Of synthetic data, where a site has phenotypes of its
-own, it is the match with what was planted that counts.
+Each number of sites has three systems. *Own noise*: patient mode as it is by default. *G slots*:
+secure sums as planned, or with so many slots. *One noise*: all patients at one site, the best
+possible. Share of the best fit, factor match and the rule by which a cell passes are those of
+`simulation.studies.real_data`. The study leaves out masks, because they cancel and the server gets
+the same integers (tests/test_secure_rounds.py). On synthetic data, where a site has phenotypes of
+its own, the match with the planted ones counts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from simulation.studies.real_data import Study
 from simulation.systems import run, unit_columns
 
 _OWN, _ONE = -1, -2
-"""In the place of a number of slots: each site's own noise, and one site with all patients."""
+"""Used in place of a number of slots: each site's own noise, and one site with all patients."""
 
 
 def dealt(cohort: Cohort, sites: int, patients: int, seed: int) -> Cohort:

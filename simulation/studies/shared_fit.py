@@ -1,11 +1,11 @@
-"""What the shared factors explain: mode none with both solvers, beside centralised systems.
+"""Fit of the shared factors: mode none with both solvers, and centralised systems.
 
     python -m simulation.studies.shared_fit demo data/eicu --rank 12
 
-All numbers are of the shared factors alone, every patient refitted (non-negative where the factors
-are): the one measure that all systems have. Data are presets of the synthetic EHR, as NAME or
-NAME@SEED, or folders that ``dpfact data`` wrote. Both kinds of SGD make 40 passes. Psgd's share of
-`relative-elastic` was found on ``--half tune``.
+All numbers are of the shared factors alone with every patient refitted, because all systems have
+that measure. Patients are non-negative where the factors are. Data are presets of the synthetic
+EHR, as NAME or NAME@SEED, or folders that ``dpfact data`` wrote. Both kinds of SGD make 40 passes.
+Psgd's share of `relative-elastic` was found on ``--half tune``.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def patient(cohort: Cohort, rank: int, epsilon: float, *, seed: int) -> Iterator
 
 
 def systems(rank: int, seed: int) -> dict[str, Callable[[Cohort], Iterator[Snapshot]]]:
-    """What is compared, by the name that is printed."""
+    """The compared systems, by their printed names."""
     exact = SolverSettings(rank=rank)
     psgd = replace(exact, solver="psgd", tau=_PASSES)
     rounds = _ROUNDS // _PASSES

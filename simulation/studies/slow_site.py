@@ -1,14 +1,14 @@
-"""One site of several is slower than the others: in step against on arrival.
+"""Time to learn when one site is slow: rounds in step compared with updates on arrival.
 
     python -m simulation.studies.slow_site demo --slower 10 --start random
 
-Sites and server are the package's own; the seconds are those of a clock that the study moves, on
-which a round of a site takes `--seconds`, and the slow site's so many times longer. What is printed
-is when the shared factors, every patient refitted to them, first explain 95 % and 99 % of what they
-explain after the last round in step. Data are as in `simulation.studies.shared_fit`.
+Sites and server are the package's own. The study moves the clock: a round of a site takes
+`--seconds`, and a round of the slow site `--slower` times as long. It prints when the shared
+factors, with every patient refitted, first explain 95 % and 99 % of what they explain after the
+last round in step. Data are as in `simulation.studies.shared_fit`.
 
-"in step, grace" goes on without the slow site's replies, which are late. "each alone" is elastic
-averaging in which an arriving reply pulls the model by itself, for comparison.
+"in step, grace" continues without the late replies of the slow site. "each alone" is elastic
+averaging in which every arriving reply pulls the model by itself, for comparison.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class EachAlone(OnArrival):
     """An arriving reply pulls the model by itself, by a share of one site."""
 
     def take(self, who: str, reply: SiteReply) -> None:
-        """Forget what the others said, and pull."""
+        """Pull by this reply alone."""
         before, sites = self.factors, len(self._sites)
         super().take(who, reply)
         self.rule.factors = elastic_average(before, [reply.arrays], 1 / sites)
@@ -57,7 +57,7 @@ class _Players:
         self._states: dict[str, SiteState | None] = dict.fromkeys(self.sites)
 
     def reply(self, name: str, request: RoundRequest) -> SiteReply:
-        """What a site answers."""
+        """The answer of a site."""
         site: SiteData = self.sites[name]
         outcome = run_round(
             site.tensor, self._states[name], request, site=name, modes=self._modes, simulation=True
@@ -117,7 +117,7 @@ def on_arrival(server: OnArrival, cohort: Cohort, seconds: dict[str, float]) -> 
 def ways(
     cohort: Cohort, slow: str, takes: dict[str, float], rank: int, run: dict[str, Any]
 ) -> dict[str, Iterator[Moment]]:
-    """What is compared, by the name that is printed."""
+    """The compared ways, by their printed names."""
 
     def made(kind: type[Coordinator]) -> Coordinator:
         return coordinator(cohort, kind, rank, run)

@@ -1,13 +1,13 @@
-"""How many phenotypes a start can find at all: directions of co-occurrences above its noise.
+"""Directions of the co-occurrences above the start's noise: how many phenotypes it can find.
 
     python -m simulation.studies.spectrum data/synpuf18 --merge 3 --ranks 10 20 --epsilons 4 2
 
-The sum of all sites' co-occurrences is a symmetric matrix, to which the start adds noise of one
-standard deviation s for each pair of n codes. Of an eigenvector with eigenvalue l the noisy matrix
-keeps 1 - n s^2 / l^2, as the squared cosine of the angle to its own eigenvector, and nothing where
-l is at most s sqrt(n) (Baik, Ben Arous, Peche; Benaych-Georges and Nadakuditi 2011). That is for
-whoever knows nothing of the factors; ours are sparse and non-negative, so it is a guide, no bound.
-Reads the cohorts without noise: for cohorts that are at hand, as all studies.
+The sum of all sites' co-occurrences is a symmetric matrix. The start adds noise of standard
+deviation s to each pair of n codes. The noisy matrix keeps 1 - n s^2 / l^2 of an eigenvector with
+eigenvalue l, as the squared cosine of the angle to its own eigenvector, and nothing if l is at most
+s sqrt(n) (Baik, Ben Arous, Peche; Benaych-Georges and Nadakuditi 2011). This holds if nothing is
+known of the factors. Ours are sparse and non-negative, so it is a guide and no bound. Like all
+studies it reads cohorts without noise, so use it on cohorts at hand.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from simulation.studies.halves import HALVES, half, merged
 
 
 def eigenvalues(cohort: Cohort) -> NDArray[np.float64]:
-    """Of the sites' co-occurrences in sum, as the start has them, the largest first; no noise."""
+    """Eigenvalues of the summed co-occurrences without noise, largest first."""
     sites = [scaled(site.tensor, SolverSettings()) for site in cohort.sites]
     released = [unprotected_cooccurrences(tensor).arrays[0] for tensor in sites]
     codes = sum(len(vocabulary) for vocabulary in cohort.vocabularies)
@@ -63,7 +63,7 @@ def noise_of_sum(cohort: Cohort, rank: int, epsilon: float) -> float:
 def lines(
     cohort: Cohort, ranks: Sequence[int], epsilons: Sequence[float]
 ) -> list[tuple[str | int | float, ...]]:
-    """Of each rank and epsilon: directions above the noise, and what is left of the first R."""
+    """Directions above the noise and what is left of the first R, for each rank and epsilon."""
     found: list[tuple[str | int | float, ...]] = []
     values = eigenvalues(cohort)
     patients = sum(site.tensor.n_patients for site in cohort.sites)

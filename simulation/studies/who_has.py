@@ -1,15 +1,15 @@
-"""Whether those who are said to have a phenotype have it: precision, carriers, deaths, truth.
+"""Whether patients with a phenotype carry its codes, die like carriers, and match the truth.
 
     python -m simulation.studies.who_has data/diabetes --half report --rank 20 --epsilons inf 4 1
     python -m simulation.studies.who_has synthetic:demo --rank 12 --epsilons inf 4 1
 
-A row a model. *Patients* is the mean prevalence of a phenotype, *sum* the sum of all, *none* the
-share of patients without any. *Precision* is the share of a phenotype's patients who carry a
-leading code of every mode, *top* the same of the largest code of every mode. *Ratio* is the largest
-prevalence over the carriers of the leading codes of the mode that has fewest. *Deaths* counts the
-phenotypes whose patients die as often, within two standard errors, as the carriers of their largest
-codes do. *Truth*, of made-up patients, counts the phenotypes whose prevalence is within a factor of
-1.5 of what was planted. The rule was found on ``--half tune``; noise is fresh.
+Each model has a row. *Patients* is the mean prevalence of a phenotype, *sum* the sum of all, and
+*none* the share of patients without any. *Precision* is the share of a phenotype's patients who
+carry a leading code of every mode, and *top* the share with the largest code of every mode. *Ratio*
+is the largest prevalence over the carriers of the leading codes of the mode with fewest. *Deaths*
+counts phenotypes whose patients die as often as the carriers of their largest codes, within two
+standard errors. *Truth* counts phenotypes of made-up patients whose prevalence is within a factor
+of 1.5 of the planted one. The rule was found on ``--half tune``. Noise is fresh.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def row(cohort: Cohort, factors: Factors, planted: SyntheticSettings | None) -> 
 
 
 def _carriers(cohort: Cohort, mode: int, codes: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Who has one of each phenotype's codes of a mode, (patients, R)."""
+    """Whether patients have one of each phenotype's codes of a mode, (patients, R)."""
     wanted = codes.astype(np.float64)
     return np.concatenate([mode_presence(s.tensor, mode) @ wanted > 0 for s in cohort.sites])
 
