@@ -1,1 +1,1 @@
-"""What the server estimates from noisy statistics: all of it post-processing of releases."""
+"""The server's estimates from noisy statistics, all of them post-processing of releases."""

@@ -73,7 +73,7 @@ def compose_parallel(rhos: Iterable[float]) -> float:
     The paper averages (Proposition 2.10, after Yu et al. 2019). But neighbouring data sets differ
     at one site, which may have spent the most: with one site at rho = 1 and nine near 0 the average
     is 0.1, yet the patients of the first lose 1. Yu et al. average over a secret random partition;
-    here everybody knows who is treated where.
+    here it is known where a patient is treated.
     """
     return max(_costs(rhos))
 

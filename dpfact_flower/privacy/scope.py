@@ -1,4 +1,4 @@
-"""What a guarantee is about and what it is not, in plain words for reports."""
+"""The scope of a guarantee in plain words, for reports."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ NEIGHBOURS: Mapping[Neighbours, str] = {
 }
 GIVEN_CODES = "; given the data's code lists"
 GIVEN_CODES_AND_NUMBER = "; given the data's code lists and its exact number of patients"
-"""What a simulation in patient mode takes from the data without noise. Unless somebody gave public
-code lists and `patients`, one patient more changes them."""
+"""Facts that a simulation in patient mode takes from the data without noise. They change with one
+patient more, unless public code lists and `patients` are given."""
 NOT_COVERED: tuple[str, ...] = (
     "Patient factors and the site's own refitted factors. They stay at the site, un-noised.",
     "Whatever is made from those: errors, use by site, prevalence, mortality coefficients, AUC, "
@@ -31,5 +31,5 @@ NOT_COVERED: tuple[str, ...] = (
 
 
 def about_rows(text: str, row_unit: str) -> str:
-    """A text about patients, about what a row of the data is instead: a discharge, say."""
+    """Replace "patient" in a text by the unit of a row, such as "discharge"."""
     return re.sub(r"\bpatient(?=\b|s\b)", row_unit, text)

@@ -1,10 +1,8 @@
-"""The start's factors as they explain patients: fitted to surrogates, from several beginnings.
+"""The start's factors fitted to surrogate patients, from several beginnings.
 
-Fitting patients is not convex either, and where the start's factors lie near a poor optimum so does
-what is fitted from them. Random factors lie near others. Surrogates have no patient in them, so as
-many beginnings as one likes can be tried, and the one that explains them best is taken.
-
-All of it is post-processing of what was released. docs/explanation/start.md has the figures.
+Fitting patients is not convex. If the start's factors are near a poor optimum, a fit from them ends
+there. So random beginnings are tried too, and the best fit is kept. Surrogates contain no patient,
+so all of this is post-processing (docs/explanation/start.md).
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ def fitted_to_surrogates(
     sigma: float,
     rng: np.random.Generator,
 ) -> Factors:
-    """Factors that explain surrogates best; the start's, where pairs say too little of patients.
+    """Factors that explain surrogates best; the start's own if pairs say too little of patients.
 
     `releases` are those that `start` was made of, one per site, with noise of standard deviation
     `sigma` on each value. Factors are positive, and their columns have norm 1.
@@ -62,7 +60,7 @@ def fitted_to_surrogates(
 
 
 def _scaled(surrogates: SparseTensor, number: int) -> SparseTensor:
-    """The first ones that have cells, so many at most, scaled to norm 1 each."""
+    """The first `number` surrogates with cells, each scaled to norm 1."""
     alive = np.unique(surrogates.indices[:, 0])[:number]
     return surrogates.select_patients(alive).scaled_to_unit_patients()
 

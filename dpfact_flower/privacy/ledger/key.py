@@ -21,7 +21,7 @@ _BYTES = 32
 
 
 def read_key(folder: Path) -> bytes | None:
-    """The key of a site's folder; None where there is none yet."""
+    """The key of a site's folder; None if there is none yet."""
     path = folder / KEY
     check_own(path)
     with disk_errors(path):
@@ -37,7 +37,7 @@ def read_key(folder: Path) -> bytes | None:
 
 
 def data_key(folder: Path) -> bytes:
-    """The key of a site's folder, made where there is none."""
+    """The key of a site's folder, made if there is none."""
     key = read_key(folder)
     if key is None:
         with disk_errors(folder / KEY):
@@ -48,5 +48,5 @@ def data_key(folder: Path) -> bytes:
 
 
 def data_tag(folder: Path, fingerprint: str) -> str:
-    """A tensor's fingerprint under a site's key: what the ledger and the site's state hold."""
+    """A tensor's fingerprint under a site's key, as in the ledger and the site's state."""
     return hmac.digest(data_key(folder), fingerprint.encode(), "sha256").hex()

@@ -209,7 +209,7 @@ class Ledger:
         return problems
 
     def _problems(self, connection: sqlite3.Connection, rows: list[LedgerRow]) -> Iterator[str]:
-        """Anything that leaves it unknown what was spent; `rows` gets what can be read."""
+        """Problems that make the spent budget unknown; readable rows are added to `rows`."""
         previous = START
         found = connection.execute(
             "SELECT number, document, hash, payload IS NOT NULL FROM releases ORDER BY number"
@@ -235,7 +235,7 @@ class Ledger:
             )
 
     def _rows(self, connection: sqlite3.Connection) -> tuple[LedgerRow, ...]:
-        """All rows; refused where anything is wrong with one."""
+        """All rows; a StateError if any is wrong."""
         rows: list[LedgerRow] = []
         for problem in self._problems(connection, rows):
             raise self._damaged(problem)
@@ -244,7 +244,7 @@ class Ledger:
     def _has(
         self, rows: Sequence[LedgerRow], key: ReleaseKey, terms: str, release: Release | Share
     ) -> bool:
-        """Whether this very release is recorded; refuse any other for what has been answered."""
+        """Whether this very release is recorded; refuse another one for an answered round."""
         last = _last(rows, key.job)
         if last is None:
             return False
@@ -269,7 +269,7 @@ class Ledger:
         return True
 
     def _check_own(self, *, reading: bool = False) -> None:
-        """Whoever may put a journal beside the file changes what SQLite finds in it."""
+        """Check the file's owner; a foreign journal beside it would change its content."""
         for path in (self.path.parent, self.path, Path(f"{self.path}-journal")):
             check_own(path, reading=reading)
 

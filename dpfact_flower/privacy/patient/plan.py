@@ -254,14 +254,14 @@ def total_rho(epsilon: float, delta: float) -> float:
 
 
 class _Split(NamedTuple):
-    """How a budget is divided: what each release costs in zCDP, and how many there are.
+    """Division of a budget: the cost of each release in zCDP, and the number of releases.
 
     Attributes
     ----------
     codes, start, refine : float
-        Of the counts of codes (0 where there are none), the start, and each refinement.
+        Of the counts of codes (0 if there are none), the start, and each refinement.
     share : float
-        Of the start, of what the codes leave.
+        Of the start, in the budget that the codes leave.
     rounds : int
         How often every mode is refined.
     """
