@@ -117,7 +117,7 @@ class Lever(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """`good` as text, rounded up if it must grow, so that it never equals the run's own value."""
+        """`good` as text; rounded up if it must grow, so never the run's own value."""
         if self.name in ("rank", "codes") or self.good <= 0:
             return f"{self.good:,.0f}"
         step = 10.0 ** (math.floor(math.log10(self.good)) - 1)  # two digits
