@@ -1,7 +1,7 @@
-"""Speed and memory, against peers and against what was promised: ``make bench``.
+"""Speed and memory, against peers and targets: ``make bench``.
 
-Everything runs on one core. NumPy's BLAS and numba read these variables once, when they are loaded,
-so they are set before anything else here is imported; child processes inherit them.
+Everything runs on one core. NumPy's BLAS and numba read these variables only when they are loaded,
+so they are set before anything else is imported. Child processes inherit them.
 """
 
 import os

@@ -1,6 +1,6 @@
 """One run of all benchmarks: ``python -m benchmarks [--scale full|quick|smoke] [--out FOLDER]``.
 
-Everything is measured in this one run, on one core, so that ratios compare like with like.
+All measurements are of this run, on one core, so that ratios compare like with like.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A P-SGD pass in C, compiled on the spot: what the solver's kernels are held against."""
+"""A P-SGD pass in C, compiled on the spot, to compare the solver's kernels with."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _FLAGS = (
     # whole process take tiny numbers for zero.
     "-fassociative-math", "-freciprocal-math", "-ffinite-math-only", "-fno-signed-zeros",
     "-fno-trapping-math", "-fno-math-errno",
-    # Compilers leave half of an AVX-512 register unused if they are not asked.
+    # Compilers leave half of an AVX-512 register unused unless they are asked.
     *(("-mprefer-vector-width=512",) if platform.machine() in {"x86_64", "AMD64"} else ()),
 )  # fmt: skip
 
 
 class MissingCompilerError(RuntimeError):
-    """Why there is no C kernel here."""
+    """There is no C compiler, or it failed."""
 
 
 class CKernel:
@@ -43,7 +43,7 @@ class CKernel:
     Raises
     ------
     MissingCompilerError
-        Saying what is missing, or what the compiler said.
+        With the missing program, or the compiler's message.
     """
 
     def __init__(self, columns: int, folder: Path) -> None:
@@ -61,7 +61,7 @@ class CKernel:
         self._library = ctypes.CDLL(str(library))
 
     def visit(self, stack: Array, anchors: Array, rows: Array, counts: Array, step: Step) -> None:
-        """As the kernels' `visit`, for joint steps at non-zeros of three modes."""
+        """Like the kernels' `visit`, for joint steps at non-zeros of three modes."""
         visits, eta = ctypes.c_long(len(counts)), ctypes.c_float(step.eta)
         if step.gamma > 0:
             self._library.joint_elastic(

@@ -1,6 +1,6 @@
 """Tasks for a fresh process, ``python -m benchmarks.child TASK ...``; prints one line of JSON.
 
-Nothing heavy is imported before the clock starts.
+No heavy module is imported before the clock starts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def import_module(name: str) -> dict[str, Any]:
 
 
 def public_names() -> dict[str, Any]:
-    """Seconds to have every public name, which are imported when they are asked for."""
+    """Seconds to import every public name, each of which is imported on first use."""
     began = time.perf_counter()
     package = importlib.import_module("dpfact_flower")
     for name in package.__all__:
@@ -44,7 +44,7 @@ def _heavy() -> list[str]:
 def answer(data: str, privacy: str) -> dict[str, Any]:
     """Seconds from the first import to the reply to round 1, through Flower's ClientApp.
 
-    What Flower alone takes for its imports is in it, and apart; so is the time of the processor.
+    It includes Flower's own imports, which are also given apart, as is the processor's time.
     """
     began, cpu = time.perf_counter(), time.process_time()
     from flwr.app import MessageType
@@ -78,7 +78,7 @@ def load(data: str, rank: str, solver: str = "exact") -> dict[str, Any]:
 
 
 def only_round(data: str, rank: str, solver: str = "exact") -> dict[str, Any]:
-    """Peak memory of one round; the tensor is read as it is, without checks and copies."""
+    """Peak memory of one round. The tensor is read without checks and copies."""
     from dpfact_flower.machine.npy import load_npz
     from dpfact_flower.tensor import SparseTensor
 
@@ -111,7 +111,7 @@ def large(patients: str, rank: str) -> dict[str, Any]:
 
 
 def federate(out: str, config: str) -> dict[str, Any]:
-    """Run a whole federation in one process; seconds of its rounds, and of parts of them."""
+    """Run a whole federation in one process, and time its rounds and their parts."""
     from benchmarks.parts import watch, watch_rounds
     from dpfact_flower.runtime.federate import federate as run
 
@@ -133,7 +133,7 @@ def _round(tensor: Any, request: Any) -> None:
 
 
 def _reset_peak() -> int:
-    """Reset the peak where the system can; returns the memory in use."""
+    """Reset the peak if the system can, and return the memory in use."""
     status, clear = Path("/proc/self/status"), Path("/proc/self/clear_refs")
     if not clear.exists():
         return 0
@@ -146,8 +146,8 @@ def _reset_peak() -> int:
 def _peak() -> int:
     """Peak resident memory of this process, in bytes.
 
-    Linux hands `ru_maxrss` on to a process from the one that started it, so a large parent hides
-    a small child; the high-water mark of the address space starts afresh.
+    On Linux a process inherits `ru_maxrss` from its parent, so a large parent hides a small child.
+    The high-water mark of the address space starts at zero.
     """
     status = Path("/proc/self/status")
     if status.exists():
@@ -160,7 +160,7 @@ def _peak() -> int:
 
 
 def _request(data: str, rank: int, solver: str = "exact", privacy: str = "none") -> Any:
-    """Round 1's request for the modes of a site's file; only their sizes are read here."""
+    """Round 1's request for the modes of a site's file, of which only the sizes are read."""
     import numpy as np
 
     with np.load(data) as archive:

@@ -1,11 +1,11 @@
-"""Tables of MIMIC-III, MIMIC-IV and eICU at their full size, made up, and read in bounded memory.
+"""Made-up tables of MIMIC-III, MIMIC-IV and eICU at full size, read in bounded memory.
 
 ``python -m benchmarks.ehr mimic3 [--scale 1] [--memory 500MB] [--drugs] [--keep FOLDER]``
 
-The tables that the readers need, with the columns and the numbers of rows that PhysioNet publishes,
-random codes of which few are frequent, blanks, repeated rows and, in MIMIC-IV, both versions of ICD
-and rows of none. Nothing in them is of a patient. What is printed stands beside DuckDB's plain scan
-of every field of the same files, by a process of its own.
+The tables are those that the readers need, with the columns and numbers of rows that PhysioNet
+publishes. They have random codes of which few are frequent, blanks, repeated rows and, in MIMIC-IV,
+both versions of ICD and rows without one. They hold nothing of a patient. The reader's speed is
+printed with that of DuckDB's plain scan of every field of the same files, in a process of its own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from benchmarks.processes import child
 class Made(NamedTuple):
     """A table: rows at full size, and the SQL of each column over the row's number ``i``.
 
-    In it a number as ``<46520>`` is of patients or stays, and as much smaller as the tables are.
+    A number such as ``<46520>`` counts patients or stays, and shrinks with the tables.
     """
 
     rows: int
@@ -34,12 +34,12 @@ def _blank(names: str, value: str = "NULL") -> dict[str, str]:
 
 
 def _draw(stream: int) -> str:
-    """SQL of a number in [0, 1) that is the row's own: a row that is repeated has the same."""
+    """SQL of a row's own number in [0, 1); a repeated row has the same one."""
     return f"(hash(i, {stream}) % 1000003 / 1000003)"
 
 
 def _code(count: int, form: str = "{}") -> str:
-    """SQL of a code of `count`, the first of them frequent; one row of fifty has none."""
+    """SQL of one of `count` codes, of which the first are frequent. One row of fifty has none."""
     number = f"lpad(floor({count} * pow({_draw(1)}, 3))::INTEGER::VARCHAR, 5, '0')"
     return f"CASE WHEN {_draw(2)} > 0.02 THEN {form.format(number)} END"
 
@@ -49,7 +49,7 @@ def _time(days: str, first: str = "2110-01-01") -> str:
 
 
 def _stay(patients: int, stays: int) -> dict[str, str]:
-    """Patient and admission of a row, of a random one of the stays; k is its number."""
+    """Patient and admission of a row, from a random stay with number k."""
     k, p = f"(hash(i, 7) % <{stays}>)", f"<{patients}>"
     return {"p": f"{k} % {p}", "h": f"{k} % {p} * 10 + {k} // {p}"}
 
@@ -153,7 +153,7 @@ SCHEMAS: dict[str, dict[str, Made]] = {
 }  # fmt: skip
 """MIMIC-III 1.4, MIMIC-IV 3.1 and eICU 2.0."""
 _REPEATED = 0.01
-"""Share of rows that stand in a table twice."""
+"""Share of rows that are in a table twice."""
 
 
 def make(kind: str, folder: Path, scale: float, *, drugs: bool = False) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""What federating costs besides the solver: time in one process and in Ray, bytes on the wire."""
+"""Cost of a federation besides the solver: time in one process and in Ray, bytes on the wire."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def measure(tensors: Mapping[str, SparseTensor], scale: Scale, _: Sequence[Row])
     run = _run("demo", patients, demo)
     found = [*_overhead("demo exact", run, None), *_bytes("demo exact", run)]
     found += _bytes_of_run("demo patient mode", _run("demo", patients, private))
-    if scale.name != "smoke":  # the same code once more, and most of its time is imports
+    if scale.name != "smoke":  # the same code again, and most of its time is imports
         large = list(tensors)[-1]
         plain = {
             "privacy": "none",
@@ -74,9 +74,9 @@ def _sites(name: str, scale: Scale, plain: Mapping[str, Any]) -> list[Row]:
 def _run(
     name: str, patients: int, settings: Mapping[str, Any], *, ray: bool = False, **changes: Any
 ) -> dict[str, Any]:
-    """Federate a preset in a fresh process, or in Ray; what its rounds and their parts took.
+    """Federate a preset in a fresh process, or in Ray, and time its rounds and their parts.
 
-    Of Ray there is what the server noted: a round until its last reply.
+    For Ray the time is the server's own: a round until its last reply.
     """
     with tempfile.TemporaryDirectory() as place:
         folder, out = Path(place) / "data", Path(place) / "run"

@@ -1,7 +1,7 @@
 """The inner loop of psgd: against C, against float64, and on tensors beyond a hospital's size.
 
-Those compared take turns, so that a busy moment of the machine hits all alike, and CPU time
-counts, so that what others take of the core does not.
+The compared loops take turns, so that a busy moment of the machine affects all of them. CPU time is
+measured, so that other processes do not count.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _ratio(name: str, timing: Mapping[str, Timing], reason: str) -> Row:
 
 
 def digits(tensor: SparseTensor, rank: int, passes: int = 2) -> float:
-    """Digits of the RMSE on which float32 kernels and a float64 loop agree after some passes."""
+    """Digits on which the RMSE of float32 kernels and of a float64 loop agree after some passes."""
     settings = SolverSettings(rank=rank, solver="psgd", eta=_PAPER_STEP, zeros="none")
     factors, anchors = start(tensor, settings)
     step = replace(step_of(settings), gamma=0.0)
@@ -124,7 +124,7 @@ def _digits_row(name: str, value: float) -> Row:
 
 
 def _large(scale: Scale) -> list[Row]:
-    """Rows of tensor L, which has a process of its own."""
+    """Rows of tensor L, measured in its own process."""
     name = "L" if scale.whole else "L-thinned"
     need = 5e9 * scale.huge / 1e6
     if _available() < need:
@@ -147,7 +147,7 @@ def _large(scale: Scale) -> list[Row]:
 
 
 def _available() -> float:
-    """Free memory in bytes; infinite where the system does not say."""
+    """Free memory in bytes; infinite if the system does not report it."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Tensor L: a million patients, made patient block by patient block in the types it is kept in."""
+"""Tensor L: a million patients, made in blocks and in the types that it is kept in."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dpfact_flower.tensor import SparseTensor
 
 FEATURES = (1000, 1500)
 _ENTRIES = 50  # a patient, on average
-_DRAWN = 51.4  # so that as many are left when cells drawn twice count once
+_DRAWN = 51.4  # so that 50 are left when cells drawn twice count once
 _STRIDE = 617  # a prime that divides neither size
 _BLOCK = 20_000  # patients made together
 
@@ -28,7 +28,7 @@ def large(patients: int) -> SparseTensor:
         indices[part, 1] = cells // FEATURES[1] % FEATURES[0]
         indices[part, 0] = first + cells // (FEATURES[0] * FEATURES[1])
         values[part] = rng.geometric(0.7, len(cells))
-    # Sorted, unique and in range as they were made: nothing is left to check, and nothing copied.
+    # Cells are made sorted, unique and in range, so nothing is checked and nothing copied.
     indices.resize((size, 3), refcheck=False)
     values.resize(size, refcheck=False)
     return SparseTensor(indices, values, (patients, *FEATURES))

@@ -1,8 +1,8 @@
 """Tensor libraries on the same tensors in the same run: pyttb, GenTen and TensorLy.
 
-They solve the plain problem, without constraint or elastic term. CPU time counts, to which other
-processes do not add, and what a call costs besides its iterations cancels out: the times of two
-calls that differ in their number are subtracted.
+They solve the plain problem, without constraint or elastic term. CPU time is measured, so that
+other processes do not count. The times of two calls with different numbers of iterations are
+subtracted, so that the other costs of a call cancel out.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from dpfact_flower.solver import LocalProblem, exact
 from dpfact_flower.tensor import SparseTensor
 
 _DENSE = 20_000_000
-"""Cells that TensorLy may have in memory, and its Khatri-Rao products several times over."""
+"""Cells that TensorLy may have in memory, with room for its Khatri-Rao products."""
 _SAMPLES = 20_000
-"""Cells of a step of pyttb's GCP-Adam, zero cells included."""
+"""Cells in a step of pyttb's GCP-Adam, zero cells included."""
 _EXACT = "exact {}: iteration without non-negativity"
 
 
 def measure(name: str, tensor: SparseTensor, scale: Scale, found: Sequence[Row]) -> list[Row]:
-    """Rows of all libraries for one tensor; `found` has our own, measured before."""
+    """Rows of all libraries for one tensor; `found` has our own rows."""
     rows = [*_cp_als(name, tensor, scale, found), *_genten(name, tensor, scale, found)]
     if "pyttb" in _installed():
         rows += _mttkrp(name, tensor, scale, found)
@@ -155,7 +155,7 @@ def _gcp(name: str, tensor: SparseTensor, scale: Scale, found: Sequence[Row]) ->
 
 
 def _tensorly(name: str, tensor: SparseTensor, scale: Scale) -> list[Row]:
-    """TensorLy's parafac, which needs all cells in memory: on as many patients as these allow."""
+    """TensorLy's parafac on as many patients as fit, because it needs all cells in memory."""
     label = f"ratio {name}, thinned: TensorLy parafac / exact iteration"
     if "tensorly" not in _installed():
         return _missing(label, "tensorly")

@@ -1,4 +1,4 @@
-"""What a run ran on, and whether it had the machine to itself."""
+"""The machine of a run, and whether other processes used it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.rows import Row
 
 _PACKAGES = ("dpfact-flower", "flwr", "numpy", "scipy", "numba", "pyttb", "pygenten", "tensorly")
 _BUSY = 0.5
-"""Load average above which others are at work; before a run nothing here is."""
+"""Load average before a run above which other processes are at work."""
 
 
 def describe() -> dict[str, Any]:
@@ -41,12 +41,12 @@ def show(facts: dict[str, Any]) -> None:
 
 
 def load() -> float | None:
-    """Load average of the last minute; None where the system has none."""
+    """Load average of the last minute; None if the system has none."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
 def warn_if_busy(found: Sequence[Row], before: float | None) -> None:
-    """Say that figures are doubtful: others were at work, or took the core from a measurement."""
+    """Warn if figures are doubtful because other processes were at work."""
     if before is not None and before > _BUSY:
         print(f"WARNING: load average {before:.2f} before the run; times may be too long")
     robbed = [row.name for row in found if row.cpu is not None and row.cpu < 0.9]

@@ -29,11 +29,11 @@ PARTS: dict[str, tuple[tuple[Any, str], ...]] = {
     ),
     "server": ((Coordinator, "close_round"),),
 }
-"""What a part consists of; none of these functions calls another."""
+"""The functions of each part; none of them calls another."""
 
 
 def watch() -> dict[str, list[float]]:
-    """Time every call from now on; returns seconds by part, call by call, as they come."""
+    """Time every call from now on, and return the growing lists of seconds by part."""
     seconds: dict[str, list[float]] = {part: [] for part in PARTS}
     for part, functions in PARTS.items():
         for owner, name in functions:
@@ -44,8 +44,8 @@ def watch() -> dict[str, list[float]]:
 def watch_rounds() -> Callable[[], list[float]]:
     """Time whole rounds from now on: from one's beginning to the next one's, the last to its end.
 
-    With it are Flower's own work, the update and the checkpoint, which no record of a round can
-    hold. Call what is returned for the seconds so far.
+    This includes Flower's own work, the update and the checkpoint, which a round's record cannot
+    hold. Call the returned function for the seconds so far.
     """
     began: list[float] = []
     ended: list[float] = []

@@ -1,4 +1,4 @@
-"""One picture of a run: the figures that have a target, and what a non-zero costs."""
+"""One picture of a run: the figures that have a target, and the time of a non-zero."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a site's releases in patient mode take: the statistic, and its exact noise."""
+"""Time of a site's releases in patient mode: the statistic and its exact noise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What shows only in a fresh process: start-up and peak memory."""
+"""Start-up and peak memory, which only a fresh process shows."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def measure(tensors: Mapping[str, SparseTensor], scale: Scale, _: Sequence[Row])
 
 
 def child(*arguments: str, **environment: str) -> dict[str, Any]:
-    """Run a task of `benchmarks.child` in a fresh process and read what it found."""
+    """Run a task of `benchmarks.child` in a fresh process and read its result."""
     done = subprocess.run(
         [sys.executable, "-m", _CHILD, *arguments],
-        cwd=_ROOT,  # site-packages may hold somebody else's `benchmarks`
+        cwd=_ROOT,  # site-packages may hold another `benchmarks`
         env=os.environ | environment,
         capture_output=True,
         text=True,
@@ -101,7 +101,7 @@ def _answers(privacy: str, what: str, starts: Sequence[Mapping[str, Any]]) -> li
 
 
 def _memory(name: str, tensor: SparseTensor, scale: Scale, folder: Path) -> list[Row]:
-    """Peak of a process that makes one round, over that of one with next to no data."""
+    """Peak of a process that makes one round, above that of one with almost no data."""
     rank = str(scale.rank)
     tiny, large = folder / "tiny.npz", folder / "large.npz"
     _as_site(tensor.select_patients([0, 1])).save(tiny)
@@ -122,7 +122,7 @@ def _memory(name: str, tensor: SparseTensor, scale: Scale, folder: Path) -> list
             f"{used / 1e6:.0f} MB over {base / 1e6:.0f} MB with two patients; "
             f"16 B a non-zero + factors: {allowed / 1e6:.0f} MB"
         )
-        # The tensor alone takes more than this: what is smaller is lost in the process's noise.
+        # A peak below the tensor's own bytes is lost in the variation of the process.
         value = used / allowed if used > tensor_bytes else None
         found.append(
             Row(f"memory {name}: {solver} {what}", value, "x bound", target=2,

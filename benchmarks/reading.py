@@ -1,8 +1,8 @@
-"""From event tables to tensors: events a second and peak memory, beside DuckDB's plain scan.
+"""From event tables to tensors: events a second and peak memory, compared with DuckDB's scan.
 
-Two CSV files of random events, 22 a patient over four years, with patient, time and code; the scan
-reads every field of both and keeps nothing. Both use all of DuckDB's threads, unlike what else is
-measured here.
+Two CSV files hold random events with patient, time and code, 22 a patient over four years. The scan
+reads every field of both and keeps nothing. Unlike other measurements, both use all of DuckDB's
+threads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MODES = {"procedures": (1 / 3, 2_000), "diagnoses": (2 / 3, 8_000)}
 """Share of the events, and codes."""
 _MEMORY = "500MB"
 _TARGET = 1e6
-"""Events a second, asked for where an event costs as little as in files of millions."""
+"""Target in events a second, for files of millions, where an event costs least."""
 
 
 def measure(_: Mapping[str, SparseTensor], scale: Scale, __: Sequence[Row]) -> list[Row]:
@@ -55,7 +55,7 @@ def measure(_: Mapping[str, SparseTensor], scale: Scale, __: Sequence[Row]) -> l
 
 
 def _times(runs: Sequence[Mapping[str, float]]) -> tuple[Timing, float]:
-    """Wall times, and the median of the processor's, which a busy machine disturbs less."""
+    """Wall times, and the median CPU time, which a busy machine disturbs less."""
     return Timing(tuple(run["seconds"] for run in runs)), median(run["cpu"] for run in runs)
 
 

@@ -1,8 +1,9 @@
-"""Where the seconds of a deployed round go: ``python -m benchmarks.round_time [--rounds 8]``.
+"""Parts of a deployed round in seconds: ``python -m benchmarks.round_time [--rounds 8]``.
 
-A SuperLink and one SuperNode on loopback, without TLS, with Flower's own executor; next to no data,
-so that what is measured is the floor. One site, since with several a round takes as long as the
-slowest. The parts are told by the lines of the SuperNode's log, as they come. Medians over rounds.
+It starts a SuperLink and one SuperNode on loopback, without TLS, with Flower's own executor. The
+data are tiny, so it measures the least time of a round. There is one site, because a round of
+several takes as long as the slowest. Lines of the SuperNode's log mark the parts. It prints medians
+over rounds.
 """
 
 from __future__ import annotations

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 TARGETS_FOR = "two Xeon cores (family 6, model 167) with nothing else to do"
-"""Machine that targets in units of time are for; ratios to what runs beside are for any."""
+"""Machine that targets in units of time are for. Ratios hold on any machine."""
 LOST = "not told from nothing"
-"""What is noted of a difference of times that has no value."""
+"""Note for a difference of times that has no value."""
 _UNITS_OF_TIME = ("s", "ns/nnz", "1/s")
 
 
@@ -25,15 +25,15 @@ class Timing:
 
     seconds: tuple[float, ...]
     cpu: float = math.nan
-    """CPU time over wall time: below 1, somebody else had the core."""
+    """CPU time over wall time; below 1, another process had the core."""
     difference: bool = False
-    """Whether each is a difference of two times, which a busy machine can bring below zero."""
+    """Whether each is a difference of two times, which can fall below zero on a busy machine."""
 
     @classmethod
     def of_more(cls, few: Sequence[float], many: Sequence[float], more: int) -> Timing:
         """Time of one of the `more` iterations that the calls of `many` have over those of `few`.
 
-        What a call costs besides its iterations cancels out.
+        Other costs of a call cancel out.
         """
         pairs = zip(few, many, strict=True)
         return cls(tuple((b - a) / more for a, b in pairs), difference=True)
@@ -52,7 +52,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Row:
-    """One figure. Without a target it is only reported; without a value it was not measured."""
+    """One figure. It has no target if it is only reported, and no value if it was not measured."""
 
     name: str
     value: float | None
@@ -62,7 +62,7 @@ class Row:
     """Whether the target is a lower bound."""
     spread: float | None = None
     best: float | None = None
-    """The smallest repetition: what a busy machine disturbs least."""
+    """The smallest repetition, which a busy machine disturbs least."""
     repetitions: int = 1
     cpu: float | None = None
     note: str = ""
@@ -71,8 +71,7 @@ class Row:
     def of(cls, name: str, timing: Timing, unit: str, scale: float = 1.0, **more: Any) -> Row:
         """Row of the median; `scale` turns seconds into the unit.
 
-        A difference that is not above zero is too short to be told on a busy machine: then
-        there is no value.
+        A difference of zero or less is too short to measure on a busy machine, so it has no value.
         """
         if timing.difference and timing.median <= 0:
             more["note"] = "; ".join(filter(None, (LOST, more.get("note"))))
@@ -102,7 +101,7 @@ class Row:
 
 
 def timed(function: Callable[[], object], repetitions: int, shortest: float) -> Timing:
-    """Wall time of a call, warmed up; repeated within a repetition that would be too short."""
+    """Wall time of a call after a warm-up, repeated within a repetition if it is too short."""
     function()
     began = time.perf_counter()
     function()
@@ -125,14 +124,14 @@ def value_of(found: Sequence[Row], name: str) -> float | None:
 
 
 def ratio(name: str, peer: Row, ours: float | None, target: float | None = None) -> Row:
-    """Row of how many times longer a peer takes than we do."""
+    """Row of a peer's time over ours."""
     if peer.value is None or ours is None:
         return Row(name, None, "x", target, at_least=True, note="one of the two has no value")
     return Row(name, peer.value / ours, "x", target, at_least=True, spread=peer.spread)
 
 
 def write(path: Path, content: Any) -> None:
-    """Write rows, or anything else that JSON has, for a person to read."""
+    """Write rows, or other JSON, readably."""
     if isinstance(content, list):
         content = [row.to_dict() for row in content]
     path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""How much is measured, and on what: the synthetic tensors, pooled over their sites."""
+"""Sizes of the measurements, and their synthetic tensors, pooled over sites."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ class Scale:
     small, large : int
         Patients of tensor S (preset paper-synthetic) and of tensor M (paper-mimic).
     claims, huge : int
-        Patients of tensor C (as large as the public claims) and of tensor L, which the kernels
-        alone are measured on.
+        Patients of tensor C (as large as the public claims) and of tensor L (for the kernels
+        alone).
     rank : int
     repetitions : int
         Of measurements in this process.
     shortest : float
-        Seconds that one repetition takes at least: below, clock and scheduler are measured.
+        Least seconds of a repetition; shorter ones measure clock and scheduler.
     starts : int
         Fresh processes per start-up measurement.
     rounds : int
         Of a federated run.
     events : int
-        Of tables that are read.
+        In tables that are read.
     """
 
     name: str
@@ -57,11 +57,11 @@ class Scale:
 
     @property
     def whole(self) -> bool:
-        """Whether tensor M is the one that targets in seconds are about."""
+        """Whether tensor M has the size that targets in seconds are for."""
         return self.name == "full"
 
     def tensors(self) -> dict[str, SparseTensor]:
-        """Tensors by name; a thinned M is called so."""
+        """Tensors by name; a smaller M is named M-thinned."""
         large = "M" if self.whole else "M-thinned"
         return {
             "S": pooled("paper-synthetic", self.small),
@@ -93,7 +93,7 @@ def claims(scale: Scale) -> dict[str, SparseTensor]:
 
 
 def pooled(name: str, patients: int, **changes: str) -> SparseTensor:
-    """All sites' patients of a preset, with so many of them, in one tensor."""
+    """So many patients of a preset, of all sites, in one tensor."""
     sites = [site.tensor for site in synthetic(preset(name, patients=patients, **changes)).sites]
     first = np.cumsum([0, *(tensor.n_patients for tensor in sites)])
     indices = [np.copy(tensor.indices) for tensor in sites]

@@ -1,4 +1,4 @@
-"""How the time of a non-zero changes with their number and the rank, and what threads save."""
+"""Time of a non-zero against their number and the rank, and the gain by threads."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _exact_call(tensor: SparseTensor, rank: int) -> Callable[[], None]:
 
 
 def _threads(name: str, tensor: SparseTensor, scale: Scale) -> list[Row]:
-    """Wall time on one thread over that on as many as there are processors."""
+    """Wall time on one thread over that on one thread per processor."""
     processors = os.cpu_count() or 1
     label = f"scaling {name}, {processors} threads for one"
     found = []
@@ -94,7 +94,7 @@ def _threads(name: str, tensor: SparseTensor, scale: Scale) -> list[Row]:
 def _threaded(
     tensor: SparseTensor, scale: Scale, processors: int
 ) -> dict[str, Callable[[], object]]:
-    """What takes as many threads as it may."""
+    """The calls that use several threads."""
     settings = SolverSettings(rank=scale.rank, solver="psgd", eta=ETA, zeros="none")
     factors, anchors = start(tensor, settings)
     sites = np.array_split(np.arange(tensor.n_patients), processors)

@@ -1,4 +1,4 @@
-"""What secure sums take: a site's masked words, the server's sum, and the bytes that travel."""
+"""Cost of secure sums: a site's masked words, the server's sum, and the bytes sent."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from dpfact_flower.settings import PrivacySettings
 from dpfact_flower.tensor import SparseTensor
 
 _VALUES = 134_000
-"""Of a start on the two largest modes of the paper's data."""
+"""Values of a start on the two largest modes of the paper's data."""
 _SITES = (6, 20, 50)
 _WIDTH = 4
 
 
 def measure(_: Mapping[str, SparseTensor], scale: Scale, __: Sequence[Row]) -> list[Row]:
-    """Rows for each number of sites; one site and the server are played whole."""
+    """Rows for each number of sites; one site and the server are run in full."""
     return [row for sites in _SITES for row in _rows(sites, scale)]
 
 
@@ -47,7 +47,7 @@ def _rows(sites: int, scale: Scale) -> list[Row]:
     def answered() -> site.Masked:
         return site.masked(jobs[0], site.answer(jobs[0], None, question, peers, lambda: vector))
 
-    # Random words and seeds are as much work for the server as those of other sites.
+    # Random words and seeds cost the server as much work as those of real sites.
     own = answered()
     answers = {
         name: replace(own, words=secrets.token_bytes(len(own.words))) for name in names[1:]

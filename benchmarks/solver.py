@@ -26,10 +26,10 @@ from dpfact_flower.tensor.arrays import Array
 from dpfact_flower.tensor.stack import stack_factors
 
 _MORE = 4
-"""Iterations by which two calls of exact differ: their difference is free of a call's set-up."""
+"""Iterations by which two calls of exact differ, so that a call's set-up cancels out."""
 
 ETA = 1e-4
-"""Small: a measurement makes many passes, none of which may diverge."""
+"""Small, because a measurement makes many passes and none may diverge."""
 
 
 def measure(tensors: Mapping[str, SparseTensor], scale: Scale, _: Sequence[Row]) -> list[Row]:
@@ -44,7 +44,7 @@ def measure(tensors: Mapping[str, SparseTensor], scale: Scale, _: Sequence[Row])
 
 
 def start(tensor: SparseTensor, settings: SolverSettings) -> tuple[Factors, Factors]:
-    """Factors and anchors with which a site begins round 1."""
+    """Factors and anchors of a site at the beginning of round 1."""
     request = first_request(tensor, settings)
     state = initial_state(tensor, request, np.random.default_rng(0))
     return state.factors, request.anchors
@@ -82,17 +82,17 @@ def drawn_steps(
 
 
 def step_of(settings: SolverSettings) -> Step:
-    """What a visit does."""
+    """The settings of a visit."""
     return Step(
         eta=settings.eta,
-        gamma=5.0,  # the paper's; its size makes no difference to the time
+        gamma=5.0,  # the paper's; its size does not change the time
     )
 
 
 def in_turn(calls: Mapping[str, Callable[[], object]], repetitions: int) -> dict[str, Timing]:
     """CPU time of several calls, each warmed up, then one after the other in every repetition.
 
-    So a busy moment of the machine hits all alike, and what others take of the core does not count.
+    So a busy moment of the machine affects all calls, and other processes do not count.
     """
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
