@@ -188,9 +188,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ehr", description=__doc__)
     parser.add_argument("kind", choices=SCHEMAS)
     parser.add_argument("--scale", type=float, default=1.0, help="1 is the full size")
-    parser.add_argument("--memory", default="500MB", help="what DuckDB may use")
-    parser.add_argument("--drugs", action="store_true", help="MIMIC-IV's prescriptions too")
-    parser.add_argument("--keep", type=Path, help="folder to leave the tables in")
+    parser.add_argument("--memory", default="500MB", help="memory limit of DuckDB")
+    parser.add_argument("--drugs", action="store_true", help="read MIMIC-IV's prescriptions too")
+    parser.add_argument("--keep", type=Path, help="keep the tables in this folder")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.keep or Path(temporary)

@@ -51,7 +51,7 @@ def warn_if_busy(found: Sequence[Row], before: float | None) -> None:
         print(f"WARNING: load average {before:.2f} before the run; times may be too long")
     robbed = [row.name for row in found if row.cpu is not None and row.cpu < 0.9]
     if robbed:
-        print(f"WARNING: had under 90 % of a core: {', '.join(robbed)}")
+        print(f"WARNING: less than 90 % of a core for: {', '.join(robbed)}")
 
 
 def _cpu() -> str:

@@ -89,7 +89,7 @@ def run(
     written = page.write(out, plan, shown(plan, experiments, Results(found)), state, where)
     print(f"{time.perf_counter() - began:.0f} s; page: {written}", flush=True)
     if failed:
-        raise SystemExit(f"{len(failed)} fits failed; the page is without them")
+        raise SystemExit(f"{len(failed)} fits failed; the page leaves them out")
     return written
 
 
@@ -119,21 +119,29 @@ def main() -> None:
     """Read the command line and run."""
     parser = argparse.ArgumentParser(prog="python -m simulation.paper", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="minutes instead of an hour")
-    parser.add_argument("--thorough", action="store_true", help="many hours; see docs")
+    parser.add_argument(
+        "--thorough", action="store_true", help="all of the paper's sizes and repeats, many hours"
+    )
     parser.add_argument("--only", nargs="+", choices=[*EXPERIMENTS], default=[*EXPERIMENTS])
     parser.add_argument(
-        "--cohort", help=f"on one alone: {', '.join(OPEN)}, or a folder that dpfact data wrote"
+        "--cohort", help=f"run on this alone: {', '.join(OPEN)}, or a folder that dpfact data wrote"
     )
-    parser.add_argument("--ranks", type=at_least(1), nargs="+", help="of the table of AUC")
+    parser.add_argument("--ranks", type=at_least(1), nargs="+", help="ranks of the table of AUC")
     parser.add_argument(
         "--out", type=Path, help="default: runs/paper, runs/paper-quick or runs/paper-thorough"
     )
-    parser.add_argument("--page", type=Path, help="the page's second place, as docs/evaluation.md")
     parser.add_argument(
-        "--limit", type=at_least(0), help="most fits to run now; 0 only writes the page"
+        "--page", type=Path, help="write the page here too, e.g. docs/evaluation.md"
     )
-    parser.add_argument("--processes", type=at_least(1), default=1, help="fits to run at a time")
-    parser.add_argument("--code", default="", help="only show what other code, by digest, found")
+    parser.add_argument(
+        "--limit", type=at_least(0), help="most fits to compute now; 0 only writes the page"
+    )
+    parser.add_argument(
+        "--processes", type=at_least(1), default=1, help="fits to compute at a time"
+    )
+    parser.add_argument(
+        "--code", default="", help="show the fits of code with this digest, compute none"
+    )
     given = parser.parse_args()
     if given.quick and given.thorough:
         parser.error("--quick and --thorough exclude each other")

@@ -93,8 +93,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/clinical"))
     parser.add_argument("--rank", type=at_least(1), default=20)
     parser.add_argument("--epsilons", type=read_epsilon, nargs="+", default=[NO_NOISE, 4, 1])
-    parser.add_argument("--models", type=at_least(2), default=3, help="of each kind")
-    parser.add_argument("--half", choices=[*_OTHER], default="report", help="that models are of")
+    parser.add_argument(
+        "--models", type=at_least(2), default=3, help="number of models of each kind"
+    )
+    parser.add_argument(
+        "--half",
+        choices=[*_OTHER],
+        default="report",
+        help="half of the patients that models are fitted to",
+    )
     given = parser.parse_args(arguments)
     found: list[dict[str, Any]] = []
     with one_line_errors(parser):

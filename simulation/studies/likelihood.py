@@ -136,8 +136,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("data", nargs="+", help="PRESET, PRESET@SEED or a folder")
     parser.add_argument("--rank", type=at_least(1), default=10)
     parser.add_argument("--rounds", type=at_least(1), default=20)
-    parser.add_argument("--patients", type=at_least(10), default=5000, help="at most")
-    parser.add_argument("--epochs", type=at_least(1), default=50, help="of gcp_opt")
+    parser.add_argument(
+        "--patients", type=at_least(10), default=5000, help="largest number of patients"
+    )
+    parser.add_argument("--epochs", type=at_least(1), default=50, help="epochs of gcp_opt")
     parser.add_argument("--seed", type=at_least(0), default=0)
     given = parser.parse_args(arguments)
     ways = {

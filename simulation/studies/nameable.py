@@ -128,9 +128,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("data", type=Path, help="a folder that dpfact data wrote")
     parser.add_argument("--rank", type=at_least(1), default=20)
     parser.add_argument("--epsilons", type=read_epsilon, nargs="+", default=[NO_NOISE, 4])
-    parser.add_argument("--seeds", type=at_least(1), default=4, help="models a row")
-    parser.add_argument("--half", choices=HALVES, default="both", help="of each site's patients")
-    parser.add_argument("--merge", type=at_least(1), default=1, help="sites that become one")
+    parser.add_argument("--seeds", type=at_least(1), default=4, help="number of models in a row")
+    parser.add_argument(
+        "--half", choices=HALVES, default="both", help="which half of each site's patients"
+    )
+    parser.add_argument("--merge", type=at_least(1), default=1, help="merge so many sites into one")
     given = parser.parse_args(arguments)
     with one_line_errors(parser):
         _table(half(merged(Cohort.load(given.data), given.merge), given.half), given)

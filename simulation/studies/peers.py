@@ -117,7 +117,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/peers"))
     parser.add_argument("--rank", type=at_least(1), default=20)
     parser.add_argument("--epsilon", type=read_epsilon, default=1.0)
-    parser.add_argument("--half", choices=HALVES, default="both", help="of each site's patients")
+    parser.add_argument(
+        "--half", choices=HALVES, default="both", help="which half of each site's patients"
+    )
     given = parser.parse_args(arguments)
     with one_line_errors(parser):
         run(given)

@@ -272,12 +272,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--ranks", type=at_least(1), nargs="+", default=[10, 20, 50])
     parser.add_argument("--epsilons", type=read_epsilon, nargs="+", default=[NO_NOISE, 8, 4, 2, 1])
     parser.add_argument(
-        "--seeds", type=at_least(1), default=4, help="private models, and nulls, each"
+        "--seeds", type=at_least(1), default=4, help="number of private models, and of nulls"
     )
-    parser.add_argument("--references", type=at_least(2), default=4, help="fits without noise")
-    parser.add_argument("--half", choices=HALVES, default="both", help="of each site's patients")
     parser.add_argument(
-        "--merge", type=at_least(1), default=1, help="sites that become one, in order"
+        "--references", type=at_least(2), default=4, help="number of fits without noise"
+    )
+    parser.add_argument(
+        "--half", choices=HALVES, default="both", help="which half of each site's patients"
+    )
+    parser.add_argument(
+        "--merge", type=at_least(1), default=1, help="merge so many sites into one, in order"
     )
     parser.add_argument("--quick", action="store_true", help="rank 10, two models a cell")
     given = parser.parse_args(arguments)

@@ -101,13 +101,21 @@ def _spread(values: Sequence[float], digits: int) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("ways", nargs="+", metavar="WAY=FOLDER", help="what dpfact data wrote")
+    parser.add_argument(
+        "ways", nargs="+", metavar="WAY=FOLDER", help="name and folder that dpfact data wrote"
+    )
     parser.add_argument("--rank", type=at_least(1), default=20)
     parser.add_argument("--epsilons", type=read_epsilon, nargs="+", default=[NO_NOISE, 4, 1])
-    parser.add_argument("--seeds", type=at_least(1), default=4, help="private models, and nulls")
-    parser.add_argument("--references", type=at_least(2), default=3, help="fits without noise")
-    parser.add_argument("--half", choices=HALVES, default="both", help="of each site's patients")
-    parser.add_argument("--merge", type=at_least(1), default=1, help="sites that become one")
+    parser.add_argument(
+        "--seeds", type=at_least(1), default=4, help="number of private models, and of nulls"
+    )
+    parser.add_argument(
+        "--references", type=at_least(2), default=3, help="number of fits without noise"
+    )
+    parser.add_argument(
+        "--half", choices=HALVES, default="both", help="which half of each site's patients"
+    )
+    parser.add_argument("--merge", type=at_least(1), default=1, help="merge so many sites into one")
     given = parser.parse_args(arguments)
     with one_line_errors(parser):
         _compare(given)

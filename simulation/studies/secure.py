@@ -117,14 +117,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--out", type=Path, default=Path("runs/secure"))
     parser.add_argument("--sites", type=at_least(3), nargs="+", default=[6, 20, 50])
-    parser.add_argument("--slots", type=int, nargs="+", default=[0], help="0: as planned")
+    parser.add_argument(
+        "--slots", type=int, nargs="+", default=[0], help="slots of secure sums; 0: as planned"
+    )
     parser.add_argument("--ranks", type=at_least(1), nargs="+", default=[10, 20])
     parser.add_argument("--epsilons", type=read_epsilon, nargs="+", default=[4, 2, 1, 0.5])
-    parser.add_argument("--patients", type=at_least(10), default=10_000, help="at all sites")
+    parser.add_argument(
+        "--patients", type=at_least(10), default=10_000, help="number of patients at all sites"
+    )
     parser.add_argument("--seeds", type=at_least(1), default=4)
     parser.add_argument("--references", type=at_least(2), default=4)
     parser.add_argument("--half", choices=HALVES, default="report")
-    parser.add_argument("--draw", type=int, default=0, help="seed of the patients that are drawn")
+    parser.add_argument("--draw", type=int, default=0, help="seed for drawing patients")
     given = parser.parse_args(arguments)
     found: list[dict[str, Any]] = []
     given.out.mkdir(parents=True, exist_ok=True)

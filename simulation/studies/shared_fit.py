@@ -92,7 +92,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("data", nargs="+", help="PRESET, PRESET@SEED or a folder")
     parser.add_argument("--rank", type=at_least(1), default=12)
     parser.add_argument("--seed", type=at_least(0), default=0)
-    parser.add_argument("--half", choices=HALVES, default="both", help="of each site's patients")
+    parser.add_argument(
+        "--half", choices=HALVES, default="both", help="which half of each site's patients"
+    )
     given = parser.parse_args(arguments)
     with one_line_errors(parser):
         for name in given.data:

@@ -166,11 +166,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("data", help="PRESET, PRESET@SEED or a folder")
     parser.add_argument("--rank", type=at_least(1), default=12)
     parser.add_argument("--rounds", type=at_least(2), default=40)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of a round at a site")
-    parser.add_argument("--slower", type=float, default=10.0, help="how many times")
-    parser.add_argument("--slow", nargs="*", help="sites that are slow, one after another")
+    parser.add_argument("--seconds", type=float, default=20.0, help="seconds of a round at a site")
+    parser.add_argument(
+        "--slower", type=float, default=10.0, help="factor by which the slow site is slower"
+    )
+    parser.add_argument("--slow", nargs="*", help="the slow sites, one after another")
     parser.add_argument("--start", choices=("cooccurrence", "random"), default="cooccurrence")
-    parser.add_argument("--seeds", type=at_least(1), default=4, help="runs, from seed 0")
+    parser.add_argument("--seeds", type=at_least(1), default=4, help="number of runs, from seed 0")
     given = parser.parse_args(arguments)
     with one_line_errors(parser):
         cohort = load(given.data)

@@ -82,9 +82,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("data", type=Path, nargs="+", help="folders that dpfact data wrote")
     parser.add_argument("--ranks", type=at_least(1), nargs="+", default=[10, 20, 50])
     parser.add_argument("--epsilons", type=read_epsilon, nargs="+", default=[8, 4, 2, 1])
-    parser.add_argument("--half", choices=HALVES, default="both", help="of each site's patients")
     parser.add_argument(
-        "--merge", type=at_least(1), default=1, help="sites that become one, in order"
+        "--half", choices=HALVES, default="both", help="which half of each site's patients"
+    )
+    parser.add_argument(
+        "--merge", type=at_least(1), default=1, help="merge so many sites into one, in order"
     )
     given = parser.parse_args(arguments)
     heads = (

@@ -94,9 +94,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("data", help="a folder that dpfact data wrote, or synthetic:PRESET")
     parser.add_argument("--rank", type=at_least(1), default=20)
     parser.add_argument("--epsilons", type=read_epsilon, nargs="+", default=[NO_NOISE, 4.0, 1.0])
-    parser.add_argument("--seeds", type=at_least(1), default=1, help="models an epsilon")
-    parser.add_argument("--half", choices=HALVES, default="both", help="of each site's patients")
-    parser.add_argument("--merge", type=at_least(1), default=1, help="sites that become one")
+    parser.add_argument(
+        "--seeds", type=at_least(1), default=1, help="number of models at an epsilon"
+    )
+    parser.add_argument(
+        "--half", choices=HALVES, default="both", help="which half of each site's patients"
+    )
+    parser.add_argument("--merge", type=at_least(1), default=1, help="merge so many sites into one")
     given = parser.parse_args(arguments)
     with one_line_errors(parser):
         _table(given)
