@@ -226,7 +226,7 @@ def _with_fresh(
 def _candidates(sites: Sites, rank: int, noise: float, restarts: int) -> list[_Candidate]:
     """Functions that make the candidates' first factors and usages."""
     total = sites.sum(axis=1, keepdims=True)
-    random: _Candidate = partial(_random, total, sites.shape[1], rank)
+    random: _Candidate = partial(random_model, total, sites.shape[1], rank)
     growth: _Candidate = partial(grown, sites, rank, noise)
     return [growth] * _GROWTHS + [random] * restarts  # the longest first
 
@@ -242,7 +242,7 @@ def _consensus(models: Sequence[Model], first: Model, mean: NDArray[np.float32])
     return fit(mean, first, threshold=0.0, iterations=_COMMON, settled=_SETTLED)
 
 
-def _random(total: Sites, sites: int, rank: int, rng: np.random.Generator) -> Model:
+def random_model(total: Sites, sites: int, rank: int, rng: np.random.Generator) -> Model:
     """Random factors whose model is about as large as the data, fitted to the sites' sum."""
     size = math.sqrt(max(float(total.mean()), 1e-9) / rank)
     F = 2 * size * rng.random((len(total), rank))

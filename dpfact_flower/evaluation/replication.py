@@ -32,7 +32,7 @@ _CHANCES = 20
 _CHANCE_LEVEL = 95
 _DIGITS = 6
 """Of likenesses, so that equal ones are equal."""
-_FAIR = 0.85
+FAIR = 0.85
 """Cosine from which two columns count as alike (Lorenzo-Seva and ten Berge, 2006)."""
 Model = tuple[tuple[NDArray[np.float32], ...], tuple[Vocabulary, ...]]
 Dense = tuple[NDArray[np.float64], ...]
@@ -60,7 +60,7 @@ class Pair:
         return self.match > max(self.fair, self.chance)
 
     @property
-    def is_by_chance(self) -> bool:
+    def isby_chance(self) -> bool:
         """Whether codes that stand in many phenotypes would make it as alike."""
         return self.fair < self.match <= self.chance
 
@@ -98,7 +98,7 @@ def certainty(pairs: Sequence[Pair]) -> str:
     count = sum(pair.is_replicated for pair in pairs)
     if count:
         return STABLE if count == len(pairs) else PARTLY
-    return UNCONFIRMED if any(pair.is_by_chance for pair in pairs) else NOT_FOUND
+    return UNCONFIRMED if any(pair.isby_chance for pair in pairs) else NOT_FOUND
 
 
 def replications(folder: Path, others: Sequence[Path]) -> tuple[Replication, ...]:
@@ -134,8 +134,8 @@ def protection(summary: Summary) -> str:
 
 def _replication(folder: Path, other: Path) -> Replication:
     left, right = _aligned(read_model(folder), read_model(other), other)
-    match, chance = match_columns(left, right), _by_chance(left, right)
-    fair = round(_FAIR ** len(left), _DIGITS)
+    match, chance = match_columns(left, right), by_chance(left, right)
+    fair = round(FAIR ** len(left), _DIGITS)
     pairs = [
         Pair(int(mine) + 1, int(its) + 1, round(float(cosine), _DIGITS), fair, chance[mine])
         for mine, its, cosine in zip(match.estimate, match.truth, match.cosines, strict=True)
@@ -164,7 +164,7 @@ def _aligned(ours: Model, theirs: Model, other: Path) -> tuple[Dense, Dense]:
     return tuple(left), tuple(right)
 
 
-def _by_chance(ours: Dense, theirs: Dense) -> list[float]:
+def by_chance(ours: Dense, theirs: Dense) -> list[float]:
     """`Pair.chance` of each phenotype: its partners when the other's modes are tied differently."""
     partners: list[list[float]] = [[] for _ in range(ours[0].shape[1])]
     for shift in range(1, min(theirs[0].shape[1], _CHANCES + 1)):

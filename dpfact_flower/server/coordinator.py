@@ -181,6 +181,12 @@ class Coordinator:
         """How sites share one noise, in runs of secure sums."""
         return getattr(self.rule, "sharing", None)
 
+    @property
+    def false_discovery(self) -> tuple[float, ...]:
+        """The chance that each phenotype is missing in other patients; empty if unknown."""
+        found: tuple[float, ...] = getattr(self.rule, "false_discovery", ())
+        return found
+
     def planned_release(self, round_number: int) -> PlannedRelease | None:
         """What patient mode's plan has for a round; None in the last, and in other modes."""
         plan = getattr(self.rule, "plan", None)

@@ -7,6 +7,7 @@ allowed, and no reply is ever asked for twice.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfact_flower.errors import SettingsError
+from dpfact_flower.estimation.certainty import false_discovery, typical_counts
 from dpfact_flower.estimation.codes import code_weights, kept_codes, unweighted
 from dpfact_flower.estimation.refine import refine_factor
 from dpfact_flower.estimation.running_average import RunningAverage
@@ -21,10 +23,11 @@ from dpfact_flower.estimation.start import start_factors, usage_of
 from dpfact_flower.machine.memory import give_back
 from dpfact_flower.privacy import ReleaseEvent
 from dpfact_flower.privacy.patient.kinds import PlannedRelease, carried_by
+from dpfact_flower.privacy.patient.pairs import CROSS
 from dpfact_flower.privacy.patient.plan import plan_patient
 from dpfact_flower.privacy.patient.sharing import Sharing
 from dpfact_flower.server.rule import initial_factors, numbered, unnumbered
-from dpfact_flower.server.surrogate_fit import fitted_to_surrogates
+from dpfact_flower.server.surrogate_fit import fitted_to_halves, fitted_to_surrogates
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.tensor import Factors, Weights
 from dpfact_flower.tensor.arrays import Array, Selection
@@ -33,6 +36,8 @@ from dpfact_flower.wire.protocol import SiteReply
 _logger = logging.getLogger(__name__)
 _REFINE_PULL = 0.05
 """Of a site's `relative_elastic`: what all sites say together needs less holding than one."""
+_HALVES = 1
+"""Sets the generator of halves apart from that of the factors."""
 
 
 class PatientRule:
@@ -71,6 +76,9 @@ class PatientRule:
         self._started = False
         self._totals: tuple[Array, ...] = ()
         """The start's, of slots, from which sites' l2,1 weights follow under secure sums."""
+        self._halves: Factors = ()
+        """Models of halves of the start's noise, by which phenotypes are judged."""
+        self._cells = 0.0
         self._memory = RunningAverage(self.plan.memory)
 
     @property
@@ -144,6 +152,23 @@ class PatientRule:
             self._learn(start.factors)
         else:
             self._learn(fitted_to_surrogates(start, released, sigma, rng))
+            self._fit_halves(released, sizes, sigma)
+
+    def _fit_halves(self, released: Sequence[Array], sizes: Sequence[int], sigma: float) -> None:
+        """Fit what phenotypes are judged by; the factors do not depend on it."""
+        rank = self._solver.rank
+        rng = np.random.default_rng([self._run.seed, rank, *sizes, _HALVES])
+        counts = typical_counts(released, sizes, CROSS)
+        if counts:
+            self._halves = fitted_to_halves(released, counts, sizes, rank, sigma, rng)
+            self._cells = math.prod(counts)
+
+    @property
+    def false_discovery(self) -> tuple[float, ...]:
+        """The chance that each phenotype is missing in other patients, where it is known."""
+        if not self._halves:
+            return ()
+        return false_discovery(self._learned, self._halves, self._cells)
 
     def _refine(self, planned: PlannedRelease, replies: Sequence[SiteReply]) -> None:
         assert planned.mode is not None
@@ -168,6 +193,8 @@ class PatientRule:
             **numbered("kept", self.selection),
             **numbered("weights", self._weights),
             **numbered("total", self._totals),
+            **numbered("half", self._halves),
+            "cells": np.array(self._cells),
             "started": np.array(self._started),
             **self._memory.arrays(),
         }
@@ -177,6 +204,8 @@ class PatientRule:
         self.selection = unnumbered(arrays, "kept")
         self._weights = unnumbered(arrays, "weights")
         self._totals = unnumbered(arrays, "total")
+        self._halves = unnumbered(arrays, "half")
+        self._cells = float(arrays["cells"])
         self._memory.restore(arrays, len(self.factors))
         self._learn(unnumbered(arrays, "factor"))
         self._started = bool(arrays["started"])

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dpfact_flower.estimation.certainty import Half, half_patients, halves
 from dpfact_flower.estimation.start import Start
 from dpfact_flower.estimation.surrogates import surrogates_of
 from dpfact_flower.machine.threads import in_order, thread_count
@@ -27,8 +28,8 @@ _RANDOM = 16
 """Beginnings from random factors, beside the start's own."""
 _FEW, _MANY = 40_000, 60_000
 """Surrogates that beginnings are tried on; and all of them, to which the best is fitted."""
-_PASSES = 40
-"""Of the solver, on the few and once more on all."""
+_PASSES, _HALF_PASSES = 40, 30
+"""Of the solver, on the few and once more on all; and on the surrogates of half a split."""
 _LEAST = 1e-6
 """Added to every entry, so that no column is empty."""
 
@@ -59,6 +60,34 @@ def fitted_to_surrogates(
     return _fit(_scaled(surrogates, _MANY), best, rng)[0]
 
 
+def fitted_to_halves(
+    releases: Sequence[NDArray[np.float32]],
+    counts: Sequence[float],
+    sizes: Sequence[int],
+    rank: int,
+    sigma: float,
+    rng: np.random.Generator,
+) -> Factors:
+    """Models of halves of the releases' noise, each from one random beginning.
+
+    A factor for each mode, of shape (fits, codes, R). `counts` are the `typical_counts`; the others
+    are as for `fitted_to_surrogates`.
+    """
+
+    def fitted(seeded: tuple[Half, np.random.Generator]) -> Factors:
+        half, own = seeded
+        begun = _unit([own.random((size, rank)) for size in sizes])
+        patients = half_patients(half, counts, sizes, rank, own)
+        if not patients.nnz:
+            return begun
+        return _fit(_scaled(patients, patients.n_patients), begun, own, _HALF_PASSES)[0]
+
+    found = halves(releases, sum(sizes), sigma, rng)
+    seeded = ((half, rng.spawn(1)[0]) for half in found)
+    models = list(in_order(fitted, seeded, threads=thread_count()))
+    return tuple(np.stack(factors) for factors in zip(*models, strict=True))
+
+
 def _scaled(surrogates: SparseTensor, number: int) -> SparseTensor:
     """The first `number` surrogates with cells, each scaled to norm 1."""
     alive = np.unique(surrogates.indices[:, 0])[:number]
@@ -69,11 +98,13 @@ def _random(like: Factors, rng: np.random.Generator) -> Factors:
     return _unit(tuple(rng.random(factor.shape) for factor in like))
 
 
-def _fit(tensor: SparseTensor, factors: Factors, rng: np.random.Generator) -> tuple[Factors, float]:
+def _fit(
+    tensor: SparseTensor, factors: Factors, rng: np.random.Generator, passes: int = _PASSES
+) -> tuple[Factors, float]:
     """Feature factors fitted from these on, and the share of the tensor that they explain."""
     rank = factors[0].shape[1]
     patients = rng.random((tensor.n_patients, rank), dtype=np.float32)
-    settings = SolverSettings(rank=rank, tau=_PASSES, gamma=0.0)
+    settings = SolverSettings(rank=rank, tau=passes, gamma=0.0)
     result = solve(tensor, (patients, *factors), factors, settings, rng)
     return _unit(result.factors[1:]), 1 - 2 * result.objective[-1] / tensor.norm_squared()
 

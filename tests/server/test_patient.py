@@ -214,6 +214,19 @@ def test_a_run_does_not_go_on_without_its_codes_or_its_start(privacy, number, si
         np.testing.assert_array_equal(array, before[name])
 
 
+def test_what_phenotypes_are_judged_by_does_not_move_them_and_survives_a_checkpoint(monkeypatch):
+    server = go_to(make(privacy=PLANNED), 3)
+    chances = server.false_discovery
+    assert len(chances) == SOLVER.rank
+    again = make(privacy=PLANNED)
+    again.rule.restore(server.rule.state())
+    assert again.false_discovery == chances
+    monkeypatch.setattr(module, "fitted_to_halves", lambda *_: ())
+    without = go_to(make(privacy=PLANNED), 3)
+    assert without.false_discovery == ()
+    assert_bits(without.factors, server.factors)
+
+
 @pytest.mark.parametrize("number", [3, 5, 7])
 def test_a_refinement_that_is_missed_leaves_the_model_as_it_was(number):
     server = go_to(make(min_sites=2), number - 1)

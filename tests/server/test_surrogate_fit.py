@@ -5,10 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from dpfact_flower.estimation.certainty import false_discovery, typical_counts
 from dpfact_flower.estimation.start import Start, start_factors
+from dpfact_flower.privacy.patient.pairs import CROSS
 from dpfact_flower.privacy.patient.statistics import cooccurrence
 from dpfact_flower.server import surrogate_fit as module
-from dpfact_flower.server.surrogate_fit import fitted_to_surrogates
+from dpfact_flower.server.surrogate_fit import fitted_to_halves, fitted_to_surrogates
 from dpfact_flower.solver.error import squared_error
 from dpfact_flower.solver.exact import fitted_patients
 from dpfact_flower.tensor import SparseTensor
@@ -120,3 +122,17 @@ def test_surrogates_without_cells_are_left_out():
     assert few.shape == (2, 2, 2)
     np.testing.assert_allclose(few.values, [1, 0.5**0.5, 0.5**0.5])
     assert module._scaled(cells, 5).n_patients == 3
+
+
+def test_phenotypes_are_likely_real_where_they_return_in_halves_of_the_noise(start, released):
+    counts = typical_counts(released, SHAPE, CROSS)
+    own = fitted(start, released)
+
+    def chances(sigma):
+        rng = np.random.default_rng(3)
+        noisy = [each + sigma * rng.standard_normal(each.shape) for each in released]
+        fits = fitted_to_halves(noisy, counts, SHAPE, RANK, sigma, rng)
+        return false_discovery(own, fits, 1.0)
+
+    assert max(chances(SIGMA)) < 0.1
+    assert min(chances(2000.0)) > 0.1

@@ -1,0 +1,85 @@
+"""Halves of a release's noise are independent, and figures say what returns in them."""
+
+import numpy as np
+import pytest
+
+from dpfact_flower.estimation import certainty as module
+from dpfact_flower.estimation.certainty import (
+    false_discovery,
+    half_patients,
+    halves,
+    parts,
+    returns,
+    typical_counts,
+)
+from dpfact_flower.tensor.triangle import strict_size
+
+SIZES, SIGMA = (20, 30), 2.0
+CODES = sum(SIZES)
+UPPER = np.triu_indices(CODES, 1)
+
+
+def releases(sites=3, seed=0):
+    rng = np.random.default_rng(seed)
+    return [SIGMA * rng.standard_normal(strict_size(CODES)) for _ in range(sites)]
+
+
+def test_halves_have_independent_noise_of_the_deviation_that_they_say():
+    firsts, seconds = [], []
+    for seed in range(20):
+        found = list(halves(releases(seed=seed), CODES, SIGMA, np.random.default_rng(seed + 100)))
+        assert len(found) == 2 * module.SPLITS
+        first, second = found[:2]
+        firsts.append(first.total[UPPER] / first.noise)
+        seconds.append(second.total[UPPER] / second.noise)
+    first, second = np.concatenate(firsts), np.concatenate(seconds)
+    assert np.std(first) == pytest.approx(1, abs=0.02)
+    assert np.std(second) == pytest.approx(1, abs=0.02)
+    assert abs(np.corrcoef(first, second)[0, 1]) < 0.02  # of P + z / 2 and P - z / 2 it is 0.6
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_nothing_is_said_of_patients_with_one_mode_or_of_masses_beyond_any_number():
+    assert typical_counts([np.ones(strict_size(5))], [5], 1.0) == []
+    beyond = np.full(strict_size(CODES), np.float32(3e38))
+    assert typical_counts([beyond] * 40, SIZES, 1.0) == []
+    assert len(typical_counts([np.ones(strict_size(CODES))], SIZES, 1.0)) == 2
+
+
+def model(rank=4, seed=1):
+    rng = np.random.default_rng(seed)
+    found = tuple(rng.random((size, rank)) ** 6 for size in SIZES)
+    return tuple((f / np.linalg.norm(f, axis=0)).astype(np.float32) for f in found)
+
+
+def fits(*models):
+    return tuple(np.stack(factors) for factors in zip(*models, strict=True))
+
+
+def test_a_phenotype_returns_where_it_is_in_the_fits_whatever_its_place():
+    own, other = model(), model(seed=2)
+    turned = tuple(factor[:, [2, 0, 3, 1]] for factor in own)
+    mixed = tuple(np.hstack([a[:, :2], b[:, 2:]]) for a, b in zip(own, other, strict=True))
+    np.testing.assert_allclose(returns(own, fits(turned, own)), 1, rtol=1e-6)
+    found = returns(own, fits(turned, mixed))
+    np.testing.assert_allclose(found[:2], 1, rtol=1e-6)
+    assert (found[2:] < 0.8).all()
+    chance = false_discovery(own, fits(turned, mixed), 2.0)
+    assert max(chance[:2]) < 0.05 < 0.1 < min(chance[2:])
+
+
+def test_a_phenotype_that_may_be_a_part_of_another_is_doubted_where_patients_have_many_cells():
+    own = model()
+    own[1][:, 1] = own[1][:, 0]
+    assert parts(own).tolist() == [True, True, False, False]
+    same = fits(own, own)
+    assert max(false_discovery(own, same, 2.0)) < 0.05
+    many = false_discovery(own, same, 10.0)
+    assert min(many[:2]) >= 0.5
+    assert max(many[2:]) < 0.05
+
+
+def test_surrogates_of_a_half_have_no_more_cells_than_there_is_time_for():
+    half = next(halves([100 + each for each in releases()], CODES, SIGMA, np.random.default_rng(0)))
+    found = half_patients(half, [8.0, 8.0], SIZES, 3, np.random.default_rng(1))
+    assert found.nnz < 1.5 * module._MOST_CELLS * found.n_patients
