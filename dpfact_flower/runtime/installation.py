@@ -53,6 +53,7 @@ def write_centre(folder: Path, name: str, port: int) -> None:
     _fill(folder / "flwr" / "config.toml", "config.toml", values)
     _fill(folder / "dpfact-proxy.conf", "dpfact-proxy.conf", values)
     _fill(folder / "install.sh", "install-centre.sh", values)
+    _fill(folder / "compose.yaml", "centre.compose.yaml", values)
     _units(folder, _CENTRE, values)
 
 
@@ -108,6 +109,7 @@ def write_site(
     (folder / f"{name}.pub").write_bytes(public)
     values = {"folder": folder, "name": name, "port": port, "centre": centre}
     _fill(folder / "install.sh", "install-site.sh", values)
+    _fill(folder / "compose.yaml", "hospital.compose.yaml", values)
     _units(folder, _SITE, values)
     return public
 

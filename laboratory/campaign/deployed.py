@@ -25,8 +25,7 @@ from dpfact_flower.runtime.superlink import free_port
 from dpfact_flower.runtime.supervisor import supervised
 from tests.patience import await_that
 from tests.processes import descendant, family_of
-from tests.runtime.certificates import make_certificates
-from tests.runtime.page import Hospital, Users, centre_command, hospital
+from tests.runtime.page import Hospital, Users, centre_command, hospital, make_centre
 
 RESTART_SECONDS = 10
 """RestartSec of the page's units."""
@@ -147,13 +146,12 @@ def deployment(cohort: Cohort, folder: Path) -> Iterator[Deployment]:
     """Set three hospitals and their centre up, and end them."""
     (folder / "cohort").mkdir()
     cohort.save(folder / "cohort")
-    certificates = make_certificates(folder, "tls")
-    tls = certificates.folder
-    port = free_port()
+    tls, port = folder / "tls", free_port()
+    authority = make_centre(tls, port)
     address = f"127.0.0.1:{port}"
     home = folder / "flwr"
     home.mkdir()
-    connection = {"address": address, "root-certificates": str(tls / "ca.crt")}
+    connection = {"address": address, "root-certificates": str(authority)}
     (home / "config.toml").write_text(tomli_w.dumps({"superlink": {CONNECTION: connection}}))
     me = Users(os.geteuid(), os.geteuid())
     hospitals = [hospital(folder, site.name, me, address) for site in cohort.sites]
@@ -161,13 +159,13 @@ def deployment(cohort: Cohort, folder: Path) -> Iterator[Deployment]:
     made = Deployment(folder, hospitals, environment, _code_lists(cohort, folder))
     try:
         made.services["centre"] = Service(
-            centre_command(tls, port), folder / "centre.log", cwd=tls,
+            centre_command(tls), folder / "centre.log", cwd=tls,
             env={**environment, "FLWR_HOME": str(tls / "f")},
         )  # fmt: skip
         await_that(lambda: made.look() or made.nodes() is not None, "the SuperLink")
         for each in hospitals:
-            each.prepare(certificates.authority, folder / "cohort" / f"{each.name}.npz")
-            _register(made, folder / f"{each.name}-work" / f"{each.name}.pub", each.name)
+            each.prepare(authority, folder / "cohort" / f"{each.name}.npz")
+            _register(made, each.folder / f"{each.name}.pub", each.name)
             more = {"PYTHONPATH": str(CODE), "NUMBA_CACHE_DIR": "", "OPENBLAS_NUM_THREADS": "1"}
             for unit in ("node", "site"):
                 command, options = each.service(f"dpfact-{unit}", more)

@@ -39,6 +39,10 @@ UNITS = [unit for path in PATHS for unit in units(path)]
 INSTALLS = "installs: every run of the tests is inside what it installs"
 HOURS = "minutes to hours; tests/simulation runs each of these on little"
 DEPLOYED = "needs machines of its own; the commands around it are run in tests/runtime"
+ONE_MACHINE = (
+    "tests/runtime/test_installation.py::"
+    "test_a_centre_and_two_hospitals_are_set_up_by_one_command_each_and_run"
+)
 ELSEWHERE = {
     ("docs/how-to/data.md", "dpfact data "): "tests/docs/test_data.py::"
     "test_the_commands_run_as_they_stand",
@@ -53,30 +57,24 @@ ELSEWHERE = {
     "test_a_cohort_passes_and_nothing_is_left_behind",
     ("docs/evaluation.md", ""): "tests/simulation/test_paper.py::"
     "test_the_commands_for_full_data_run_on_the_demos",
-    ("docs/how-to/deploy.md", "openssl req"): "tests/runtime/test_secure_deployment.py::page_files",
-    ("docs/how-to/deploy.md", "openssl x509"): "tests/runtime/test_secure_deployment.py::"
-    "page_files",
-    ("docs/how-to/deploy.md", "printf "): "tests/runtime/test_secure_deployment.py::page_files",
-    ("docs/how-to/deploy.md", "ssh-keygen "): "tests/runtime/test_secure_deployment.py::page_files",
-    ("docs/how-to/deploy.md", "openssl rand"): "tests/runtime/page.py::prepare",
-    ("docs/how-to/deploy.md", "rm "): "tests/runtime/page.py::prepare",
-    ("docs/how-to/deploy.md", "sudo install "): "tests/runtime/page.py::prepare",
-    ("docs/how-to/deploy.md", "sudo /opt/dpfact/bin/dpfact site check"):
-    "tests/runtime/test_secure_deployment.py::test_the_pages_check_finds_the_page_in_force",
-    ("docs/how-to/deploy.md", "flower-superlink "): "tests/runtime/test_secure_deployment.py::"
-    "test_the_page_starts_flowers_superlink_with_the_options_of_its_unit",
-    ("docs/how-to/deploy.md", "dpfact data events "): "tests/cli/test_data.py::"
-    "test_hospitals_with_event_tables_and_public_lists_run_patient_mode",
-    ("docs/how-to/deploy.md", "dpfact site refit "): "tests/cli/test_site.py::"
-    "test_refit_fits_every_run_that_has_ended_and_one_by_its_name_again",
-    ("docs/how-to/deploy.md", "dpfact site metrics "): "tests/cli/test_site.py::"
-    "test_metrics_say_what_is_left",
-    ("docs/how-to/deploy.md", "dpfact submit "): "tests/cli/test_deployment.py::"
-    "test_the_exit_code_is_the_runs",
     ("docs/explanation/secure-sums.md", "dpfact plan "): "tests/cli/test_plan.py::"
     "test_it_says_what_secure_sums_are_worth_and_rest_on",
-    ("docs/how-to/deploy.md", "dpfact keys make "): "tests/cli/test_keys.py::"
-    "test_keys_of_two_hospitals_fit_each_other",
+    ("docs/how-to/deploy.md", "dpfact data synthetic"): ONE_MACHINE,
+    ("docs/how-to/deploy.md", "dpfact centre "): ONE_MACHINE,
+    ("docs/how-to/deploy.md", "dpfact site init"): ONE_MACHINE,
+    ("docs/how-to/deploy.md", "sh try/"): ONE_MACHINE,
+    ("docs/how-to/deploy.md", "dpfact submit "): ONE_MACHINE,
+    ("docs/how-to/deploy.md", "sudo /opt/dpfact/bin/dpfact "): "tests/runtime/page.py::prepare",
+    ("docs/how-to/deploy.md", "sudo sh "): "tests/runtime/page.py::prepare",
+    ("docs/how-to/deploy.md", "dpfact data events "): "tests/cli/test_data.py::"
+    "test_hospitals_with_event_tables_and_public_lists_run_patient_mode",
+    ("docs/how-to/deploy.md", "sudo -u dpfact-centre /opt/dpfact/bin/dpfact "): ONE_MACHINE,
+    ("docs/how-to/deploy.md", "sudo -u dpfact-site /opt/dpfact/bin/dpfact site refit"):
+    "tests/cli/test_site.py::test_refit_fits_every_run_that_has_ended_and_one_by_its_name_again",
+    ("docs/how-to/deploy.md", "sudo -u dpfact-site /opt/dpfact/bin/dpfact keys make"):
+    "tests/cli/test_keys.py::test_keys_of_two_hospitals_fit_each_other",
+    ("docs/how-to/deploy.md", "dpfact site metrics "): "tests/cli/test_site.py::"
+    "test_metrics_say_what_is_left",
     ("docs/how-to/deploy.md", "dpfact status "): "tests/cli/test_deployment.py::"
     "test_status_exits_with_1_until_the_run_is_finished",
 }  # fmt: skip
@@ -100,30 +98,24 @@ NOT_RUN = {
     ("docs/explanation/what-leaves.md", "python -m simulation"): HOURS,
     ("docs/explanation/noise.md", "python -m timeit"): "a time",
     ("docs/explanation/noise.md", "python -m pytest"): "these tests themselves",
-    ("docs/how-to/deploy.md", "python -m laboratory.campaign"): HOURS,
-    ("docs/how-to/deploy.md", "python -m laboratory.endurance"): HOURS,
-    ("docs/how-to/deploy.md", "pip wheel "): INSTALLS,
-    ("docs/how-to/deploy.md", "docker "): DEPLOYED,
-    ("docs/how-to/deploy.md", "cd deploy && docker "): DEPLOYED,
-    ("docs/how-to/deploy.md", "python -m benchmarks.round_time"): HOURS,
     ("docs/how-to/data.md", "python -m benchmarks.ehr"): HOURS,
     ("docs/how-to/slow-sites.md", "python -m simulation"): HOURS,
-    ("docs/how-to/deploy.md", "export "): "read by tests/docs/test_quiet.py",
+    ("docs/how-to/faults.md", "python -m laboratory"): HOURS,
+    ("docs/how-to/faults.md", "openssl s_client"): DEPLOYED,
+    ("docs/how-to/deploy.md", "pip wheel "): INSTALLS,
+    ("docs/how-to/deploy.md", "docker "): DEPLOYED,
+    ("docs/how-to/deploy.md", "export PATH"): INSTALLS,
+    ("docs/how-to/deploy.md", "sudo python3 "): INSTALLS,
+    ("docs/how-to/deploy.md", "sudo /opt/dpfact/bin/pip "): INSTALLS,
+    ("docs/how-to/deploy.md", "curl "): DEPLOYED,
     ("docs/how-to/existing-flower.md", "export "): "read by tests/docs/test_quiet.py",
     ("docs/how-to/existing-flower.md", "flwr run "): "tests/runtime/test_runtimes.py runs Flower's "
     "simulation; here it would once more",
-    ("docs/how-to/deploy.md", "sudo useradd"): DEPLOYED,
-    ("docs/how-to/deploy.md", "sudo python3 "): INSTALLS,
-    ("docs/how-to/deploy.md", "sudo /opt/dpfact/bin/pip "): INSTALLS,
-    ("docs/how-to/deploy.md", "sudo systemctl"): DEPLOYED,
-    ("docs/how-to/deploy.md", "flwr supernode "): DEPLOYED,
-    ("docs/how-to/deploy.md", "curl "): DEPLOYED,
-    ("docs/how-to/deploy.md", "openssl s_client"): DEPLOYED,
 }  # fmt: skip
 """The same, and why nothing runs them."""
 FOLLOWED = (
     "README.md", "docs/tutorial.md", "docs/how-to/existing-flower.md", "docs/how-to/ledger.md",
-    "docs/how-to/deploy.md",
+    "docs/how-to/deploy.md", "docs/how-to/data-protection.md",
 )  # fmt: skip
 """Pages that `test_a_page_is_followed` runs, apart from what is listed above."""
 
@@ -212,7 +204,7 @@ def test_every_command_has_the_options_and_settings_that_it_is_given(page):
     for unit in UNITS:
         if unit.page != page or unit.python:
             continue
-        words = shlex.split(unit.text)
+        words = shlex.split(re.sub(r"^sudo (-u \S+ )?/opt/dpfact/bin/", "", unit.text))
         if words[0] == "dpfact":
             assert unknown(words) == [], unit
         if words[:2] == ["python", "-m"] and words[2].partition(".")[0] in (
@@ -393,6 +385,11 @@ def spent(home: Path, names: dict[str, object]) -> dict[str, str]:
 def lists(home: Path, names: dict[str, object]) -> dict[str, str]:
     """A public table of codes."""
     (home / "icd9.csv").write_text("code,description\n4019,hypertension\n41401,\n")
+    return this_python(home, names)
+
+
+def this_python(home: Path, names: dict[str, object]) -> dict[str, str]:
+    """The Python that runs the tests."""
     return {"python ": f"{sys.executable} "}
 
 
@@ -403,7 +400,7 @@ def after_lists(home: Path, names: dict[str, object]) -> None:
 
 PREPARED: dict[str, Callable[[Path, dict[str, object]], dict[str, str]]] = {
     "README.md": readme, "docs/tutorial.md": tutorial, "docs/how-to/ledger.md": spent,
-    "docs/how-to/deploy.md": lists,
+    "docs/how-to/deploy.md": lists, "docs/how-to/data-protection.md": this_python,
 }  # fmt: skip
 LEFT: dict[str, Callable[[Path, dict[str, object]], None]] = {
     "docs/tutorial.md": after_tutorial, "docs/how-to/existing-flower.md": after_existing,

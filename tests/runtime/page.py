@@ -1,4 +1,4 @@
-"""docs/how-to/deploy.md as tests run it: its blocks, and a hospital set up by them."""
+"""A deployment as docs/how-to/deploy.md has it: by the package's commands, for tests."""
 
 import os
 import re
@@ -9,31 +9,33 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import tomli_w
+from typer.testing import CliRunner
 
-from dpfact_flower.runtime.connection import quiet_environment
+from dpfact_flower.cli.main import app
+from dpfact_flower.runtime import installation
+from dpfact_flower.runtime.connection import quiet_environment, tool
+from dpfact_flower.runtime.installation import write_centre
 from dpfact_flower.runtime.superlink import SuperLink, free_port
 from dpfact_flower.runtime.supervisor import supervised
 from tests.patience import await_that
 
 CONNECTION = "dpfact"
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "deploy.md"
+TEMPLATES = Path(installation.__file__).with_name("templates")
 UIDS = (61501, 61502)
-"""Stand for the page's two users; files and processes need no more than a number."""
+"""Stand for a hospital's two users; files and processes need no more than a number."""
 
 
-def page_blocks() -> list[str]:
-    """Commands and files of the page: the indented blocks."""
-    blocks = re.findall(r"(?:^    .*\n|^\n(?=    ))+", PAGE.read_text(), re.MULTILINE)
-    return [re.sub(r"^    ", "", block, flags=re.MULTILINE) for block in blocks]
-
-
-def block_with(text: str) -> str:
-    """The one block that holds a text."""
-    (block,) = [block for block in page_blocks() if text in block]
-    return block
+def written(name: str) -> str:
+    """A file of a deployment, as the commands write it into the page's folder."""
+    text = Template((TEMPLATES / name).read_text())
+    return text.substitute(
+        folder="/srv/dpfact", bin="/opt/dpfact/bin", name="north", port=9200,
+        centre="centre.example:443",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -63,13 +65,9 @@ def page_users() -> Users:
     return Users(*UIDS)
 
 
-UNTIMED = "reply-after = 0.0"
-"""In place of the page's: a loaded machine may be late, and every reply would be waited for."""
-
-
 @dataclass(frozen=True)
 class Hospital:
-    """What the page makes of one hospital, below a folder of its own in place of /srv/dpfact."""
+    """A hospital, in a folder of its own in place of /srv/dpfact."""
 
     name: str
     folder: Path
@@ -90,44 +88,39 @@ class Hospital:
         """Its state folder for this site."""
         return self.folder / "site" / "state" / self.name
 
-    def text(self, block: str) -> str:
-        """A block of the page, for this hospital."""
-        for old, new in {
-            "/srv/dpfact": str(self.folder),
-            "/opt/dpfact/bin": str(Path(sys.executable).parent),
-            "centre.example:443": self.address,
-            "--port 9200": f"--port {self.port}",
-            "-o dpfact-node": f"-o {self.users.node}",
-            "--node-user dpfact-node": f"--node-user {self.users.node}",
-            "-o dpfact-site": f"-o {self.users.site}",
-            "north": self.name,
-            "sudo ": "",
-            "reply-after = 60.0": UNTIMED,
-        }.items():
-            block = block.replace(old, new)
-        return block
+    @property
+    def check(self) -> list[str]:
+        """The command that checks it."""
+        words = ["site", "check", "--config", str(self.config), "--key", str(self.key)]
+        return [tool("dpfact"), *words]
 
     def prepare(self, authority: Path, data: Path) -> None:
-        """Steps 2, 3 and 5: folders, secret, key, settings and data, each for its user."""
-        work = self.folder.with_name(f"{self.name}-work")
-        work.mkdir()
-        work.joinpath("ca.crt").write_bytes(authority.read_bytes())
-        for sign in ("useradd --system dpfact-node", "ssh-keygen -q"):
-            lines = [line for line in block_with(sign).splitlines() if "useradd" not in line]
-            command = ["sh", "-ec", self.text("\n".join(lines))]
-            subprocess.run(command, cwd=work, check=True, capture_output=True)
-        self.config.write_text(self.text(block_with("budget-delta =")))
-        path = self.config.with_name(f"{self.name}.npz")
-        path.write_bytes(data.read_bytes())
-        path.chmod(0o600)
-        for each in (self.config, path):
-            os.chown(each, self.users.site, -1)
+        """Set it up by its command, and give each part to its user as install.sh does.
+
+        Nothing waits for `reply-after`: a loaded machine would be late again and again.
+        """
+        done = CliRunner().invoke(
+            app,
+            [
+                "site", "init", self.name, "--centre", self.address, "--ca", str(authority),
+                "--data", str(data), "--max-epsilon", "4", "--folder", str(self.folder),
+                "--port", str(self.port), "-s", "reply-after=0.0",
+            ],
+        )  # fmt: skip
+        assert done.exit_code == 0, done.output
+        lines = (self.folder / "install.sh").read_text().splitlines()
+        own = "\n".join(line for line in lines if line.startswith(("chmod", "chown")))
+        for name, uid in (("dpfact-node", self.users.node), ("dpfact-site", self.users.site)):
+            own = own.replace(f"-R {name} ", f"-R {uid} ")
+        subprocess.run(["sh", "-ec", own], check=True, capture_output=True)
 
     def service(self, name: str, more: Mapping[str, str]) -> tuple[list[str], dict[str, Any]]:
-        """Command of a systemd unit of the page, and how systemd would start it."""
+        """Command of one of its systemd units, and how systemd would start it."""
         uid = {"dpfact-node": self.users.node, "dpfact-site": self.users.site}[name]
         other = {"user": uid, "group": uid, "extra_groups": []} if self.users.two else {}
-        command, environment = unit_of(self.text(block_with(f"User={name}\n")), more)
+        text = (self.folder / f"{name}.service").read_text()
+        text = text.replace("--node-user dpfact-node", f"--node-user {self.users.node}")
+        command, environment = unit_of(text, more)
         return command, {"env": environment, "cwd": "/", **other}
 
     @contextmanager
@@ -157,28 +150,32 @@ def hospital(folder: Path, name: str, users: Users, address: str) -> Hospital:
     return Hospital(name, folder / name, users, address, free_port())
 
 
-def centre_command(tls: Path, port: int) -> list[str]:
-    """The page's SuperLink as its unit starts it, on a free port and with its files in `tls`."""
-    unit = block_with("User=dpfact-centre\n").replace("/srv/tls", str(tls))
-    unit = unit.replace("/opt/dpfact/bin", str(Path(sys.executable).parent))
-    command, _ = unit_of(unit.replace("--port 9190", f"--port {port}"), {})
-    return [*command, "--control-api-address", f"127.0.0.1:{free_port()}"]
+def centre_command(folder: Path) -> list[str]:
+    """The SuperLink of a folder of `dpfact centre init`, as its unit starts it."""
+    return unit_of((folder / "dpfact-centre.service").read_text(), {})[0]
+
+
+def make_centre(folder: Path, port: int) -> Path:
+    """A centre on this machine; its certificate, which hospitals trust."""
+    write_centre(folder, "127.0.0.1", port)
+    return folder / "ca.crt"
 
 
 @contextmanager
-def centre(folder: Path, tls: Path) -> Iterator[SuperLink]:
-    """The page's SuperLink, under way, and below `folder` a Flower home that knows it."""
-    port, home = free_port(), folder / "flwr"
+def centre(folder: Path) -> Iterator[SuperLink]:
+    """A SuperLink, under way, in `folder`/tls, and below `folder` a Flower home that knows it."""
+    port, home, tls = free_port(), folder / "flwr", folder / "tls"
+    authority = make_centre(tls, port)
     home.mkdir()
     address, log = f"127.0.0.1:{port}", home / "superlink.log"
-    connection = {"address": address, "root-certificates": str(tls / "ca.crt")}
+    connection = {"address": address, "root-certificates": str(authority)}
     config = {"superlink": {"default": CONNECTION, CONNECTION: connection}}
     (home / "config.toml").write_text(tomli_w.dumps(config))
     environment = {**quiet_environment(), "FLWR_HOME": str(home)}
     with (
         log.open("wb") as file,
         supervised(
-            centre_command(tls, port), cwd=tls, env=environment, stdout=file, stderr=file
+            centre_command(tls), cwd=tls, env=environment, stdout=file, stderr=file
         ) as process,
     ):
         await_that(

@@ -1,4 +1,4 @@
-"""The containers of deploy/ are started as the page's units are; no container is started here."""
+"""The containers are started as the units are; no container is started here."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ import yaml
 from dpfact_flower.cli.main import app
 from dpfact_flower.machine.flower import QUIET
 from dpfact_flower.runtime.connection import tool
-from tests.runtime.page import block_with, unit_of
+from tests.runtime.page import unit_of, written
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 UNITS = {
@@ -23,7 +23,7 @@ BETWEEN_CONTAINERS = {"node": {"--host": "0.0.0.0"}, "site": {"--host": "node"}}
 
 
 def composed(name: str) -> dict:
-    return yaml.safe_load((DEPLOY / f"{name}.compose.yaml").read_text())
+    return yaml.safe_load(written(f"{name}.compose.yaml"))
 
 
 def stages() -> dict[str, str]:
@@ -47,12 +47,11 @@ def options(words) -> dict[str, str]:
 @pytest.mark.parametrize(("file", "service"), UNITS)
 def test_a_container_is_started_with_the_options_of_its_unit(file, service):
     made = composed(file)["services"][service]
-    text = block_with(f"User={UNITS[file, service]}\n")
+    text = written(f"{UNITS[file, service]}.service")
     command, environment = unit_of(text, {})
-    said = [re.sub(r"\$\{CENTRE:.*\}", "centre.example:443", word) for word in made["command"]]
     wanted = options(command) | BETWEEN_CONTAINERS.get(service, {})
     wanted.pop("--node-user", None)  # whose a port of another container is cannot be seen
-    assert options(said) == wanted
+    assert options(made["command"]) == wanted
     own = {**common_environment(), **made.get("environment", {})}
     assert own == {key: each for key, each in environment.items() if key != "PATH"}
 
@@ -85,7 +84,7 @@ def test_the_data_and_the_network_are_two_containers():
 
 def test_the_patients_memory_goes_to_no_disk():
     """Neither where it is short nor where a process breaks down."""
-    made, unit = composed("hospital")["services"]["site"], block_with("User=dpfact-site\n")
+    made, unit = composed("hospital")["services"]["site"], written("dpfact-site.service")
     assert made["memswap_limit"] == made["mem_limit"]
     assert made["ulimits"] == {"core": 0}
     assert {"MemorySwapMax=0", "LimitCORE=0", "OOMPolicy=continue"} < set(unit.split())
@@ -97,7 +96,7 @@ def test_each_image_is_a_stage_that_starts_an_installed_command():
         (words,) = re.findall(r"^ENTRYPOINT (\[.*\])$", stages()[image], re.M)
         first, *more = yaml.safe_load(words)
         assert Path(tool(Path(first).name)).exists()
-        command, _ = unit_of(block_with(f"User={unit}\n"), {})
+        command, _ = unit_of(written(f"{unit}.service"), {})
         assert [first, *more] == command[: 1 + len(more)]
 
 

@@ -2,8 +2,8 @@
 
 One SuperLink and its hospitals on loopback serve all tests of this module: the regions of the eICU
 demo, five of them, where the open data are, and three small ones elsewhere. Each hospital is set up
-by the page's own commands, files and systemd units; where the tests are run as root, by two users
-and without a network.
+by `dpfact site init` and started as its systemd units are; where the tests are run as root, by two
+users and without a network.
 """
 
 import json
@@ -11,20 +11,17 @@ import os
 import re
 import shutil
 import signal
-import ssl
 import subprocess
 import sys
 import tempfile
 import tomllib
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import tomli_w
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 import dpfact_flower
 from dpfact_flower.data.site_data import Cohort
@@ -43,7 +40,7 @@ from simulation.paper.datasets import available, load
 from tests.apart import apart
 from tests.patience import PATIENCE, await_that
 from tests.processes import await_none_left, descendant
-from tests.runtime.certificates import Certificates, make_certificates, make_key
+from tests.runtime.certificates import make_certificates, make_key
 from tests.runtime.deployment import (
     APP,
     CONFIG,
@@ -55,17 +52,15 @@ from tests.runtime.deployment import (
     site_config,
 )
 from tests.runtime.page import (
-    PAGE,
     Hospital,
-    block_with,
     centre,
-    centre_command,
     hospital,
-    page_blocks,
     page_users,
+    written,
 )
 
 NOISY = {**PATIENT, "refine-rounds": 1}
+FAULTS = Path(__file__).parents[2] / "docs" / "how-to" / "faults.md"
 HOSTILE = Path(__file__).with_name("hostile_app")
 
 
@@ -76,7 +71,7 @@ class Federation:
     folder: Path
     cohort_folder: Path
     superlink: SuperLink
-    certificates: Certificates
+    authority: Path
     hospitals: list[Hospital]
     nodes: dict[str, str]  # node id of each registered SuperNode, by site
     processes: list[subprocess.Popen[bytes]]
@@ -117,23 +112,21 @@ def cohort(cohort) -> Cohort:
 @pytest.fixture(scope="module")
 def federation(cohort, folder) -> Iterator[Federation]:
     """A SuperLink with TLS that asks for registered keys, and a hospital for each site."""
-    if missing := [name for name in ("openssl", "ssh-keygen", "install") if not shutil.which(name)]:
-        pytest.skip(f"the page's commands need {', '.join(missing)}")
     (folder / "cohort").mkdir()
     cohort.save(folder / "cohort")
-    certificates = make_certificates(folder, "tls")
     with ExitStack() as stack:
         asked_elsewhere = stack.enter_context(apart())
         users = page_users()
-        superlink = stack.enter_context(centre(folder, certificates.folder))
+        superlink = stack.enter_context(centre(folder))
         hospitals = [hospital(folder, site.name, users, superlink.address) for site in cohort.sites]
+        authority = folder / "tls" / "ca.crt"
         it = Federation(
-            folder, folder / "cohort", superlink, certificates, hospitals, {}, [], asked_elsewhere
+            folder, folder / "cohort", superlink, authority, hospitals, {}, [], asked_elsewhere
         )
         more = installed(folder, users.site)
         for each in hospitals:
-            each.prepare(certificates.authority, it.cohort_folder / f"{each.name}.npz")
-            it.nodes[each.name] = it.register(folder / f"{each.name}-work" / each.name, each.name)
+            each.prepare(authority, it.cohort_folder / f"{each.name}.npz")
+            it.nodes[each.name] = it.register(each.folder / each.name, each.name)
             for unit in ("dpfact-node", "dpfact-site"):
                 it.processes.append(stack.enter_context(each.unit(unit, more)))
         yield it
@@ -154,10 +147,10 @@ def installed(folder: Path, user: int) -> dict[str, str]:
     }  # fmt: skip
 
 
-def secured(certificates: Certificates, key: Path) -> list[str]:
+def secured(authority: Path, key: Path) -> list[str]:
     """Options of a SuperNode that trusts an authority and signs with a key."""
     return [
-        "--root-certificates", str(certificates.authority),
+        "--root-certificates", str(authority),
         "--auth-supernode-private-key", str(key),
     ]  # fmt: skip
 
@@ -190,7 +183,7 @@ def test_a_hostile_app_runs_with_flowers_executor_and_not_with_the_hospitals_own
     node = federation.register(key, "control")
     robbed = federation.hospitals[0].name
     config = {**site_config(federation.cohort_folder, folder, robbed), "site": "control"}
-    security = secured(federation.certificates, key)
+    security = secured(federation.authority, key)
     with local_supernode(superlink, config, folder / "control.log", security=security):
         nodes = 1 + len(federation.hospitals)
         superlink.run(app, {"out": str(out), "nodes": nodes})
@@ -213,7 +206,7 @@ def test_an_honest_run_is_answered_and_spends_each_hospitals_budget_once(federat
         **site_config(federation.cohort_folder, folder, federation.hospitals[0].name),
         "site": "stranger", "state-dir": str(folder / "state-stranger"),
     }  # fmt: skip
-    security = secured(federation.certificates, make_key(folder, "stranger"))
+    security = secured(federation.authority, make_key(folder, "stranger"))
     config = {**NOISY, **server_config(cohort, folder)}
     runs = (superlink.home / "superlink.log").read_text().count("Created run")
     log = folder / "stranger.log"
@@ -336,8 +329,7 @@ def test_hospitals_share_one_noise_and_both_figures_stand_in_summary_and_ledgers
 
 def faults_of(each: Hospital) -> list[str]:
     """What the page's check finds wrong with a hospital's keys of secure sums."""
-    command = each.text(block_with("site check")).splitlines()[-1].split()
-    done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
+    done = subprocess.run([*each.check, "--json"], capture_output=True, text=True, check=False)
     found = {one["check"]: one["faults"] for one in json.loads(done.stdout)}
     (faults,) = [faults for check, faults in found.items() if "secure sums" in check]
     return faults
@@ -471,12 +463,11 @@ def ledger_of(each: Hospital):
 def test_the_pages_check_finds_the_page_in_force(federation):
     each = federation.hospitals[0]
     await_online(federation)
-    command = each.text(block_with("site check")).splitlines()[-1].split()
-    done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
+    done = subprocess.run([*each.check, "--json"], capture_output=True, text=True, check=False)
     faults = {found["check"]: found["faults"] for found in json.loads(done.stdout)}
     wrong = {check: found for check, found in faults.items() if found}
     assert done.returncode == 1
-    assert "set reply-after" in wrong.pop("each reply leaves at its time")[0]  # see UNTIMED
+    assert "set reply-after" in wrong.pop("each reply leaves at its time")[0]
     if each.users.two:
         assert wrong == {}
         return
@@ -500,7 +491,7 @@ def test_an_executor_with_another_secret_gets_no_message_and_says_why(federation
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 2
     assert "the SuperNode has another secret" in done.stderr
-    assert "the SuperNode has another secret" in PAGE.read_text()
+    assert "the SuperNode has another secret" in FAULTS.read_text()
 
 
 @pytest.mark.deployment
@@ -508,15 +499,15 @@ def test_a_supernode_that_is_not_let_in_ends_and_says_why(federation):
     """The words are those of the page's table."""
     folder, superlink = federation.folder, federation.superlink
     key = federation.hospitals[0].key
-    other = make_certificates(folder, "other")
+    other = make_certificates(folder, "other").authority
     cases = {
         "keyless": (
-            ["--root-certificates", str(federation.certificates.authority)], "[code: 2001]",
+            ["--root-certificates", str(federation.authority)], "[code: 2001]",
         ),
         "wrong-authority": (secured(other, key), "CERTIFICATE_VERIFY_FAILED"),
         "plain": (["--insecure", "--auth-supernode-private-key", str(key)], "Exit Code: 303"),
     }  # fmt: skip
-    page = PAGE.read_text()
+    page = FAULTS.read_text()
     await_online(federation)
     with ExitStack() as stack:
         started = {}
@@ -552,68 +543,9 @@ def test_nothing_but_loopback_was_asked_for_by_all_of_this(federation):
 def test_systemd_knows_every_line_of_the_pages_units(tmp_path, user):
     if not shutil.which("systemd-analyze"):
         pytest.skip("needs systemd-analyze")
-    unit = block_with(f"User={user}\n").replace(user, "root")
+    unit = written(f"{user}.service").replace(f"User={user}", "User=root")
     path = tmp_path / f"{user}.service"
     path.write_text(re.sub(r"/opt/dpfact/bin/\S+", shutil.which("true") or "", unit))
     done = subprocess.run(["systemd-analyze", "verify", path], capture_output=True, text=True,
                           check=False)  # fmt: skip
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
-
-
-@pytest.fixture(scope="module")
-def page_files(tmp_path_factory) -> Path:
-    """What the commands of the page's third step make."""
-    if not (shutil.which("openssl") and shutil.which("ssh-keygen") and shutil.which("sh")):
-        pytest.skip("needs openssl and ssh-keygen")
-    folder = tmp_path_factory.mktemp("page")
-    made = [block for block in page_blocks() if "openssl req" in block or "ssh-keygen" in block]
-    assert len(made) == 2
-    made = [line for line in "\n".join(made).splitlines() if not line.startswith(("sudo", "rm"))]
-    subprocess.run(["sh", "-ec", "\n".join(made)], cwd=folder, check=True, capture_output=True)
-    return folder
-
-
-@pytest.mark.process
-def test_the_pages_certificate_is_for_the_hospitals_and_the_superlinks_helpers_alone(page_files):
-    for name in ("centre.example", "127.0.0.1"):
-        handshake(page_files, name)
-    for name in ("other.example", "127.0.0.2", "ca"):
-        with pytest.raises(ssl.SSLCertVerificationError, match="not valid for"):
-            handshake(page_files, name)
-
-
-def test_the_page_starts_flowers_superlink_with_the_options_of_its_unit():
-    (alone,) = [
-        text.split() for text in page_blocks() if text.lstrip().startswith("flower-superlink")
-    ]
-    unit = {word for word in centre_command(Path(), 9190) if word.startswith("--")}
-    own = {"--log-file", "--control-api-address"}
-    assert {word for word in alone if word.startswith("--")} == unit - own
-
-
-@pytest.mark.process
-def test_the_pages_key_is_one_that_a_supernode_takes(page_files):
-    key = serialization.load_ssh_private_key((page_files / "north").read_bytes(), None)
-    public = serialization.load_ssh_public_key((page_files / "north.pub").read_bytes())
-    assert isinstance(key, ec.EllipticCurvePrivateKey)
-    assert key.public_key() == public
-    for secret in ("ca.key", "server.key", "north"):
-        assert (page_files / secret).stat().st_mode & 0o077 == 0
-
-
-def handshake(folder: Path, name: str) -> None:
-    """Shake hands in memory, as strictly as Python does from 3.13 on."""
-    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.load_cert_chain(folder / "server.pem", folder / "server.key")
-    client = ssl.create_default_context(cafile=folder / "ca.crt")
-    client.verify_flags |= ssl.VERIFY_X509_STRICT
-    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
-    ends = (
-        client.wrap_bio(down, up, server_hostname=name),
-        server.wrap_bio(up, down, server_side=True),
-    )
-    for _ in range(3):
-        for end in ends:
-            with suppress(ssl.SSLWantReadError):
-                end.do_handshake()
-    assert ends[0].version() == "TLSv1.3"

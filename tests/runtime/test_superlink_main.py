@@ -16,7 +16,7 @@ from dpfact_flower.runtime import superlink_main as module
 from dpfact_flower.runtime.connection import tool
 from dpfact_flower.runtime.superlink_main import refuse_damaged
 from laboratory.campaign.deployed import CODE
-from tests.runtime.page import block_with
+from tests.runtime.page import written
 
 
 @pytest.mark.process
@@ -60,7 +60,7 @@ def test_a_damaged_database_is_named_and_nothing_is_started(tmp_path, option, da
     )  # fmt: skip
     assert done.returncode == 2
     assert f"{path}: the SuperLink's database is damaged" in done.stderr
-    assert "RestartPreventExitStatus=2" in block_with("User=dpfact-centre")
+    assert "RestartPreventExitStatus=2" in written("dpfact-centre.service")
 
 
 @pytest.mark.parametrize("options", [[], ["--database", "none.db"], ["--insecure", "--port", "1"]])

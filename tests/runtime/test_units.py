@@ -19,7 +19,7 @@ import pytest
 
 from tests.patience import await_that
 from tests.processes import descendant
-from tests.runtime.page import UIDS, block_with
+from tests.runtime.page import UIDS, written
 
 SYSTEMD = Path("/lib/systemd/systemd")
 GROUPS = Path("/sys/fs/cgroup")
@@ -112,7 +112,7 @@ time.sleep(3600)
 
 def unit(name: str) -> str:
     """The page's unit; of the system, only what is needed is there."""
-    text = block_with(f"User=dpfact-{name}\n").replace("\\\n", " ")
+    text = written(f"dpfact-{name}.service").replace("\\\n", " ")
     text = re.sub(r"^(After|RequiresMountsFor)=.*\n", "", text, flags=re.M)
     return text.replace("[Unit]\n", "[Unit]\nDefaultDependencies=no\n")
 

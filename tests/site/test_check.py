@@ -16,6 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dpfact_flower import cli
+from dpfact_flower.machine import credentials
 from dpfact_flower.machine.access import user_name
 from dpfact_flower.machine.flower import QUIET
 from dpfact_flower.machine.processes import Listener, Process
@@ -296,7 +297,10 @@ def test_a_full_disk_and_a_supernode_without_tls_are_found(place, monkeypatch):
 def centre(tmp_path_factory):
     """A server with TLS that says what a test wants the time to be."""
     folder = tmp_path_factory.mktemp("centre")
-    files, ahead = make_certificates(folder, "centre"), [0.0]
+    with pytest.MonkeyPatch.context() as short:
+        short.setattr(credentials, "_AUTHORITY_DAYS", 61)
+        short.setattr(credentials, "_SERVER_DAYS", 60)
+        files, ahead = make_certificates(folder, "centre"), [0.0]
 
     class Page(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
