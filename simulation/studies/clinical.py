@@ -3,9 +3,10 @@
     python -m simulation.studies.clinical data/nhds data/diabetes --out runs/clinical
 
 Models are those of `simulation.studies.real_data` on one half of each site's patients: private
-ones, fits without noise (*ceiling*) and fits to shuffled patients (*null*). Coherence is measured
-in the other half. Nothing is tuned. A cell has the mean over its models, and the range where they
-differ. Disease groups are those of CCS.
+ones, fits without noise (*ceiling*) and fits to shuffled patients (*null*). Shuffled patients keep
+their diagnoses together, and diagnoses alone have patterns; so there are also fits to patients
+whose codes are shuffled one by one (*shuffled codes*). Coherence is measured in the other half. A
+cell has the mean over its models, and the range where they differ. Disease groups are CCS's.
 
 The folder keeps the models: started again, the script measures them again. It writes clinical.json
 and clinical.csv.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +25,12 @@ import numpy as np
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.evaluation.clinical import BODY_SYSTEMS, CCS, clinical_measures
 from dpfact_flower.evaluation.coherence import coherence
-from dpfact_flower.tensor import Factors
+from dpfact_flower.evaluation.membership import mode_presence
+from dpfact_flower.tensor import Factors, SparseTensor
 from simulation.arguments import at_least, one_line_errors, read_epsilon
 from simulation.paper.report import Table
 from simulation.studies.halves import half
-from simulation.studies.real_data import Study
+from simulation.studies.real_data import Study, reference
 from simulation.systems import NO_NOISE
 
 _OTHER = {"tune": "report", "report": "tune"}
@@ -61,9 +64,41 @@ def rows(
     for cell, found in study.cells(epsilons, models):
         name = cell["model"].split(":")[0]
         shown = f"{name}, epsilon {cell['epsilon']}" if cell["epsilon"] else name
-        for number, model in enumerate(found):
-            own = measures(model, fitted, held_out)
-            yield {"data": fitted.name, "rank": rank, "model": shown, "number": number, **own}
+        yield from _measured(shown, found, fitted, held_out)
+        if name == "null":
+            fits = [study.kept(f"codes-{s}", partial(_of_chance, study, s)) for s in range(models)]
+            yield from _measured("null: shuffled codes", fits, fitted, held_out)
+
+
+def _measured(
+    name: str, models: Sequence[Factors], fitted: Cohort, held_out: Cohort
+) -> Iterator[dict[str, Any]]:
+    for number, model in enumerate(models):
+        kind = {"data": fitted.name, "rank": model[0].shape[1], "model": name, "number": number}
+        yield {**kind, **measures(model, fitted, held_out)}
+
+
+def _of_chance(study: Study, seed: int) -> Factors:
+    return reference(shuffled_codes(study.tensor, seed), study.rank, seed)
+
+
+def shuffled_codes(tensor: SparseTensor, seed: int) -> SparseTensor:
+    """Each patient's codes from other patients, one by one: no two codes go together.
+
+    A code is as frequent as before and a patient has as many codes of each mode, but for the few
+    that a patient would get twice.
+    """
+    rng = np.random.default_rng(seed)
+    cells, modes = [], []
+    for mode in range(1, tensor.ndim):
+        present = mode_presence(tensor, mode)
+        codes = rng.permutation(present.indices)
+        modes.append([np.unique(own) for own in np.split(codes, present.indptr[1:-1])])
+    for patient, lists in enumerate(zip(*modes, strict=True)):
+        grid = np.meshgrid([patient], *lists, indexing="ij")
+        cells.append(np.stack([axis.ravel() for axis in grid], axis=1))
+    index = np.concatenate(cells)
+    return SparseTensor.from_coo(index, np.ones(len(index)), tensor.shape)
 
 
 def table(found: Sequence[dict[str, Any]]) -> str:

@@ -94,7 +94,7 @@ class Study:
         everybody = SiteData("all", self.tensor, cohort.vocabularies)
         self._whole = replace(cohort, sites=(everybody,), truth=None)
         self._references = [
-            self._kept(f"reference-{seed}", partial(reference, self.tensor, rank, seed))
+            self.kept(f"reference-{seed}", partial(reference, self.tensor, rank, seed))
             for seed in range(references)
         ]
         self._fits = [self._fit(factors) for factors in self._references]
@@ -108,7 +108,7 @@ class Study:
         self, epsilons: Sequence[float], seeds: int
     ) -> Iterator[tuple[dict[str, Any], list[Factors]]]:
         """The same, each with the models that it is of."""
-        nulls = [self._kept(f"null-{seed}", partial(self._null, seed)) for seed in range(seeds)]
+        nulls = [self.kept(f"null-{seed}", partial(self._null, seed)) for seed in range(seeds)]
         floor, ceiling = self._measured(nulls), self._ceiling()
         tie = bool((ceiling.mean(axis=0) > floor.max(axis=0)).all())
         best = self._row("ceiling: fits to each other", None, ceiling, self._references)
@@ -116,7 +116,7 @@ class Study:
         yield self._row("null: shuffled patients", None, floor, nulls), nulls
         for epsilon in epsilons:
             models = [
-                self._kept(f"epsilon-{epsilon:g}-{s}", partial(self._private, epsilon, s))
+                self.kept(f"epsilon-{epsilon:g}-{s}", partial(self._private, epsilon, s))
                 for s in range(seeds)
             ]
             found = self._measured(models)
@@ -127,7 +127,7 @@ class Study:
 
     def phenotypes(self, epsilon: float) -> list[dict[str, list[str]]]:
         """Leading codes of the first private model at an epsilon, with their descriptions."""
-        model = self._kept(f"epsilon-{epsilon:g}-0", partial(self._private, epsilon, 0))
+        model = self.kept(f"epsilon-{epsilon:g}-0", partial(self._private, epsilon, 0))
         return codes_of(model, self.cohort)
 
     def beside_references(self, model: Factors) -> tuple[float, float]:
@@ -141,7 +141,7 @@ class Study:
     def _null(self, seed: int) -> Factors:
         return reference(shuffled(self.tensor, seed), self.rank, seed)
 
-    def _kept(self, name: str, make: Callable[[], Factors]) -> Factors:
+    def kept(self, name: str, make: Callable[[], Factors]) -> Factors:
         """The model of this name, from the folder if it is there."""
         if self._folder is None:
             return make()
