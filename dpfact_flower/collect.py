@@ -301,7 +301,7 @@ def _again_while_busy(ask: Callable[..., T], *arguments: object) -> T:
         except httpx.HTTPStatusError as error:
             if error.response.status_code != httpx.codes.INTERNAL_SERVER_ERROR:
                 raise
-            log(WARNING, "the SuperLink fails inside (500); asking again in %g s", seconds)
+            log(WARNING, "the SuperLink has an internal error (500); trying again in %g s", seconds)
         time.sleep(seconds)
     return ask(*arguments)
 

@@ -73,8 +73,8 @@ class SecureRounds:
                 return
             self._nodes = {site: self._nodes[site] for site in replies}
         raise QuorumError(
-            f"secure sums: {len(self._nodes)} sites gave their keys, the quorum (min-sites) is "
-            f"{coordinator.run.min_sites}; nobody paid. {_why(self._failed)}"
+            f"secure sums: {len(self._nodes)} sites sent their keys, the quorum (min-sites) is "
+            f"{coordinator.run.min_sites}; nothing was charged. {_why(self._failed)}"
         )
 
     def _begin(self) -> SecureSums:

@@ -346,8 +346,8 @@ class DPFact(TrainOnlyStrategy):
         patience = min(self._timeout, run.wait_timeout)
         if coordinator.resumed:
             patience = max(patience, _BUSY_SECONDS)
-            log(INFO, "asking whether the sites are ready, for %g s at most: a site that was being "
-                "sent a message when the run before was killed answers nobody for a minute or two",
+            log(INFO, "asking whether the sites are ready, for at most %g s: after a run was "
+                "killed, a site may not answer for two minutes",
                 patience)  # fmt: skip
         sites = ask_ready(grid, nodes, request, timeout=self._timeout, patience=patience)
         sites = self._names.checked(sites, warn=judged)

@@ -62,7 +62,9 @@ def test_a_faulty_site_stops_the_run_before_anybody_pays(
 ):
     own = [hospital(cohort_folder, tmp_path, site) for site in SITES]
     own[1].update(changes)
-    with pytest.raises(QuorumError, match=f"nobody paid: node 3: error 2: {code}: ") as raised:
+    with pytest.raises(
+        QuorumError, match=f"nothing was charged: node 3: error 2: {code}: "
+    ) as raised:
         run_of(cohort, tmp_path / "run").start(InProcessGrid(client_app, own))
     assert str(raised.value).count("node ") == 1
     assert 'preflight = "leave-out"' in str(raised.value)
@@ -94,7 +96,7 @@ def test_without_a_preflight_good_sites_pay_before_the_fault_is_seen(
 ):
     own = [hospital(cohort_folder, tmp_path, site) for site in SITES]
     own[1]["max-rank"] = own[2]["max-rank"] = 2
-    with pytest.raises(QuorumError, match="go on with resume = true"):
+    with pytest.raises(QuorumError, match="continue with resume = true"):
         run_of(cohort, tmp_path / "run", preflight="off").start(InProcessGrid(client_app, own))
     assert len(list(tmp_path.rglob("ledger.sqlite"))) == 1
     assert not (tmp_path / "run" / READINESS).exists()
@@ -196,7 +198,7 @@ def test_sites_that_are_not_there_or_cannot_be_asked(caplog):
         return answer
 
     grid._deliver = gone
-    with pytest.raises(QuorumError, match="nobody paid: node 3: its SuperNode has gone"):
+    with pytest.raises(QuorumError, match="nothing was charged: node 3: its SuperNode has gone"):
         make_strategy().start(grid)
     assert SHAPE == (5, 7)
 
@@ -272,7 +274,7 @@ def test_two_hospitals_of_one_name_are_both_named_before_anybody_pays(
     cohort, cohort_folder, tmp_path, liar
 ):
     run, grid = liars_run(cohort, cohort_folder, tmp_path, liar, min_sites=1)
-    with pytest.raises(QuorumError, match="nobody paid") as raised:
+    with pytest.raises(QuorumError, match="nothing was charged") as raised:
         run.start(grid)
     north = list(grid._contexts)[1 if liar == 0 else 0]
     assert f"node {grid.liar}: calls itself 'site-1', as node {north} does" in str(raised.value)
@@ -308,7 +310,9 @@ def test_a_site_that_refuses_is_named_by_its_registration(cohort, cohort_folder,
     run = run_of(cohort, tmp_path / "run")
     grid = Registered(own, 3, run.coordinator.reply_shapes, names=[*SITES, "liar"])
     grid.says = {"site": "liar"}
-    with pytest.raises(QuorumError, match=r"nobody paid: site-2 \(node 3\): error 2: dpfact:m"):
+    with pytest.raises(
+        QuorumError, match=r"nothing was charged: site-2 \(node 3\): error 2: dpfact:m"
+    ):
         run.start(grid)
     assert [each.site for each in read_readiness(tmp_path / "run")] == [*SITES, "liar"]
 

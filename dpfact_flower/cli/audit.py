@@ -40,7 +40,7 @@ Data = Annotated[
 Site = Annotated[str, typer.Option(help="Which site of a folder; by default the first.")]
 StateDir = Annotated[
     Path | None,
-    typer.Option(help="The hospital's state-dir: its ledger and its rights are looked at, too."),
+    typer.Option(help="The hospital's state-dir: its ledger and file permissions are checked too."),
 ]
 Quick = Annotated[bool, typer.Option("--quick", help="Fewer trials: finds only gross faults.")]
 Seed = Annotated[

@@ -130,7 +130,7 @@ def _script_parameters(script: Script) -> Iterator[tuple[str, Any, Any]]:
         told = typer.Option(help="Public name of the site, or of all sites.")
         yield "name", Annotated[str, told], Parameter.empty
     if script.source == "tables":
-        yield "schema", Annotated[str, typer.Option(help="Of the tables in a database.")], ""
+        yield "schema", Annotated[str, typer.Option(help="Schema of the tables in a database.")], ""
     for name, option in script.options.items():
         kind: Any = type(option.default)
         flags = [f"--{name.replace('_', '-')}"] if kind is bool else []
@@ -205,7 +205,7 @@ def data_tns(
     name: Annotated[
         str, typer.Option(help="Public name of the site; with --parts, of the whole cohort.")
     ],
-    patients: Annotated[int, typer.Option(help="Which mode is the patients', from 1.", min=1)] = 1,
+    patients: Annotated[int, typer.Option(help="Number of the patients' mode, from 1.", min=1)] = 1,
     modes: Annotated[
         str, typer.Option(help="Names of the other modes, as procedures,diagnoses.")
     ] = "",
@@ -255,8 +255,8 @@ def data_events(
         list[str] | None,
         typer.Option(
             metavar="NAME=FILE[,KEY=VALUE]",
-            help="A label, in the column NAME, or in column=; missing=0 labels patients who are "
-            "not in the table; patient= names their column. May be repeated.",
+            help="A label, in the column NAME or column=; missing=0 is the label of patients who "
+            "are not in the table; patient= is the patients' column. May be repeated.",
         ),
     ] = None,
     sites: Annotated[
@@ -273,9 +273,14 @@ def data_events(
         str, typer.Option(help="How times are written, as %d.%m.%Y %H:%M; default: ISO 8601.")
     ] = "",
     delimiter: Annotated[
-        str, typer.Option(help="Of CSV; default: what the first line has most of: , ; | or \\t.")
+        str,
+        typer.Option(
+            help="Of CSV files; default: the most frequent of , ; | \\t in the first line."
+        ),
     ] = "",
-    encoding: Annotated[str, typer.Option(help="Of CSV: utf-8, latin-1 or utf-16.")] = "utf-8",
+    encoding: Annotated[
+        str, typer.Option(help="Of CSV files: utf-8, latin-1 or utf-16.")
+    ] = "utf-8",
     top: Top = "",
     codes: Codes = None,
     rolled_up: Rolled = None,

@@ -22,11 +22,12 @@ def export(
         typer.Option(help="CSV to write: phenotype, title, mode, code, share, lift. Public."),
     ] = None,
     top: Annotated[
-        int | None, typer.Option(help="So many codes a phenotype and mode (default: all).", min=1)
+        int | None,
+        typer.Option(help="Number of codes for each phenotype and mode (default: all).", min=1),
     ] = None,
     patients: Annotated[
         Path | None,
-        typer.Option(help="CSV to write: a row a patient of --data, what they have, all scores."),
+        typer.Option(help="CSV to write: a row for each patient of --data, phenotypes and scores."),
     ] = None,
     data: Annotated[
         Path | None, typer.Option(help="A site's .npz file, of the run or of new patients.")
@@ -84,11 +85,13 @@ def label(
 
 def review(
     run: Annotated[Path, typer.Argument(metavar="RUN")],
-    data: Annotated[Path | None, typer.Option(help="A site's .npz file: whose charts.")] = None,
+    data: Annotated[Path | None, typer.Option(help="The site's .npz file.")] = None,
     phenotype: Annotated[int | None, typer.Option(help="Number of the phenotype.")] = None,
     patients: Annotated[
         int,
-        typer.Option(help="Half with the highest scores, half near the threshold; 4 or more."),
+        typer.Option(
+            help="Number of charts, 4 or more: half with high scores, half near the threshold."
+        ),
     ] = 20,
     out: Annotated[
         Path | None,
@@ -98,10 +101,10 @@ def review(
         ),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Of the patients' order (default: none).", min=0)
+        int | None, typer.Option(help="Seed of the random order (default: none).", min=0)
     ] = None,
     read: Annotated[
-        Path | None, typer.Option(help="A sheet that is filled in: count it, note its decision.")
+        Path | None, typer.Option(help="A completed sheet to count.")
     ] = None,
 ) -> None:  # fmt: skip
     """Check a phenotype against patients' charts, at the hospital: make a sheet, and read it back.

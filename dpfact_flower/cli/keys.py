@@ -36,7 +36,9 @@ def make(
     check_name("--site", site)
     path = key.expanduser().absolute()
     if path.exists():
-        raise SettingsError(f"{path}: is there; a key is never replaced, for others have it pinned")
+        raise SettingsError(
+            f"{path}: exists; a key is never replaced, because others have pinned it"
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     create_once(path, new_signing_key())
     _say(path, site)

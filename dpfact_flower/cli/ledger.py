@@ -222,7 +222,7 @@ def _sentences(rows: Sequence[LedgerRow], totals: Sequence[Guarantee]) -> Iterat
     if len(totals) > 1:
         yield (
             "totals of different units cannot be added up; each covers only its own releases, and "
-            "the same patients bear them all"
+            "all concern the same patients"
         )
     if unprotected := sum(row.unprotected for row in rows):
         yield (

@@ -93,7 +93,7 @@ def _version(asked: bool) -> None:
 @app.callback()
 def every_command(
     asked: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which version.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Phenotypes of several hospitals' patients, learned with Flower under differential privacy.

@@ -106,7 +106,7 @@ def read_labels(died: Path | None, others: Sequence[str] | None) -> dict[str, La
     found = {} if died is None else {"died": LabelTable(died)}
     for name, given in read_named("--label", others).items():
         if name in found:
-            raise SettingsError("--label: --labels names the table of died already")
+            raise SettingsError("--label: --labels already gives the table of died")
         file, own = _with_keys(given, ["column", "patient", "missing"])
         found[name] = LabelTable(file, **own)
     return found

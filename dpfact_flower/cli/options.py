@@ -89,7 +89,7 @@ def run_config(
 def check_app(flower_app: Path) -> None:
     """Refuse a folder that holds no Flower App."""
     if not (flower_app / "pyproject.toml").exists():
-        raise SettingsError(f"--app: {flower_app} holds no Flower App (pyproject.toml)")
+        raise SettingsError(f"--app: {flower_app} is no Flower App: it has no pyproject.toml")
 
 
 def app_config(flower_app: Path) -> dict[str, Scalar]:
@@ -123,7 +123,7 @@ Out = Annotated[
     Path,
     typer.Option("--out", "-o", parser=_folder, metavar="FOLDER", help="Folder to write to."),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Write over what the folder holds already.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace what the folder holds.")]
 
 
 def refuse_overwrite(folder: Path, file: str, what: str, *, force: bool) -> bool:

@@ -42,7 +42,7 @@ def plan(
     epsilon: Annotated[
         float, typer.Option(help="Epsilon of the whole run, for each patient.")
     ] = 4.0,
-    delta: Annotated[float, typer.Option(help="Delta, likewise.")] = 1e-5,
+    delta: Annotated[float, typer.Option(help="Delta of the whole run.")] = 1e-5,
     settings: Set = None,
     as_json: AsJson = False,
 ) -> None:
@@ -207,13 +207,13 @@ def _levers(outlook: Outlook) -> Table:
 def _asked(needs: Needs) -> str:
     """What a site needs for the run's releases."""
     text = (
-        f"a site needs about {_bytes(needs.memory)} of memory beside its patients, sends "
-        f"{_bytes(needs.sent)} and takes {needs.seconds:,.0f} s of a quiet core"
+        f"a site needs about {_bytes(needs.memory)} of memory besides its data, sends "
+        f"{_bytes(needs.sent)} and computes for {needs.seconds:,.0f} s on one idle core"
     )
     if needs.server:
-        seconds = f"{needs.server_seconds:,.0f} s of one, by a simple model of what was measured"
-        text += f"; the server needs {_bytes(needs.server)} and {seconds}"
-    return text + f"; with codes = {needs.codes} far less" * bool(needs.codes)
+        seconds = f"computes for about {needs.server_seconds:,.0f} s"
+        text += f"; the server needs about {_bytes(needs.server)} and {seconds}"
+    return text + f"; far less with codes = {needs.codes}" * bool(needs.codes)
 
 
 def _bytes(count: int) -> str:

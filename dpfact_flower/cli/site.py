@@ -203,7 +203,7 @@ def site_refit(
     folder = Path(settings.state_dir, settings.site or site.name)
     jobs = [job] if job else unfitted(folder)
     if not jobs:
-        raise StateError(f"{folder}: no run in patient mode has ended here that is not fitted yet")
+        raise StateError(f"{folder}: no finished run in patient mode is left to fit")
     texts = []
     with progress() as watch:
         for done, each in enumerate(jobs):

@@ -262,7 +262,12 @@ def _place_events(connection: Connection, n: int, vocabulary: Vocabulary, window
     count(
         connection, mode, "events of these codes and patients", count_rows(connection, f"mode_{n}")
     )
-    count(connection, mode, "more without the time or encounter that a window needs", unplaced)
+    count(
+        connection,
+        mode,
+        "events left out, without the time or encounter that the window needs",
+        unplaced,
+    )
 
 
 def _assign_sites(
@@ -291,7 +296,7 @@ def _assign_sites(
     if merged and count_rows(connection, "members", f"site = '{SMALL_SITES}'") > people:
         raise DataError(
             f"sites of fewer than {min_patients} patients cannot be merged into {SMALL_SITES}, "
-            "for a site has that name already; rename it, or merge none (min-patients 1)"
+            "because a site has that name; rename it, or merge none (min-patients 1)"
         )
     what = f"sites of fewer than {min_patients} patients, merged into {SMALL_SITES}"
     count(connection, "sites", what, merged)

@@ -305,7 +305,7 @@ class Cohort:
         # its data. In another order the rows would no longer be those of what lies beside them.
         chosen = patient_rows(rows, len(self))
         if (np.diff(chosen) <= 0).any():
-            raise DataError(f"cohort {self.name}: rows must ascend, for sites stay together")
+            raise DataError(f"cohort {self.name}: rows must ascend, because sites stay together")
         ends = np.cumsum([len(site) for site in self.sites])
         homes = np.searchsorted(ends, chosen, side="right")
         left = np.unique(homes).tolist()
@@ -388,7 +388,7 @@ class Cohort:
                 "since each names a file"
             )
         if _TRUTH in names:
-            raise DataError(f"cohort {self.name}: {_TRUTH!r} is no site name, it is a file's")
+            raise DataError(f"cohort {self.name}: no site may be named {_TRUTH!r}, as a file is")
         digests = [v.digest for v in self.vocabularies]
         for site in self.sites:
             if [v.digest for v in site.vocabularies] != digests:

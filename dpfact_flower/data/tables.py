@@ -401,7 +401,7 @@ def _refuse_foreign(path: Path) -> None:
         return  # said where it is read as text
     for magic, (what, way_out) in _FOREIGN.items():
         if start.startswith(magic):
-            raise DataError(f"{path}: is {what}, which is not read; {way_out}")
+            raise DataError(f"{path}: is {what}, which cannot be read; {way_out}")
 
 
 def check_columns(

@@ -200,7 +200,7 @@ def _best_candidate(
         found += [common] if common else []
         best, score = max(found, key=lambda each: each[1])
     _logger.info(
-        "start: best of %d candidates; explains %.6g of data not fitted to, the others %s",
+        "start: best of %d candidates; explains %.6g of held-out data, the others %s",
         len(found), score, ", ".join(f"{other:.6g}" for _, other in found if other < score),
     )  # fmt: skip
     return best

@@ -171,7 +171,7 @@ def read_sheet(folder: Path, sheet: Path) -> Verdicts:
     for line, row in filled_lines(sheet, CHART_COLUMNS):
         where, verdict = f"{sheet}, line {line}", row["verdict"].lower()
         if row["chart"] in seen:
-            raise DataError(f"{where}: this chart stands twice; keep one of the two lines")
+            raise DataError(f"{where}: this chart is listed twice; keep one of the two lines")
         seen.add(row["chart"])
         allowed = DECISIONS if row["chart"] == WHOLE else VERDICTS
         if verdict and verdict not in allowed:

@@ -39,7 +39,7 @@ def check_own(path: Path, *, reading: bool = False) -> None:
         raise StateError(f"{path}: {error.strerror}") from None
     user = os.geteuid()
     if stat.S_ISLNK(status.st_mode):
-        raise StateError(f"{path}: a link, which others may turn; name what it points to itself")
+        raise StateError(f"{path}: is a symbolic link, which others may change; give its target")
     if not (stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode)):
         raise StateError(f"{path}: neither a folder nor a file; remove it, if you know what it is")
     if status.st_uid != user and not reading:
@@ -78,12 +78,12 @@ def _check_above(above: Path, folder: Path) -> None:
     status = above.lstat()
     if stat.S_ISLNK(status.st_mode) and status.st_uid not in (0, os.geteuid()):
         raise StateError(
-            f"{above}: a link of user {status.st_uid}, on the way to {folder}; name the folder "
-            "that it points to itself"
+            f"{above}: is a symbolic link of user {status.st_uid} on the way to {folder}; "
+            "give the folder without it"
         )
     if _lets_move(above.stat(), stat.S_IWOTH):
         raise StateError(
-            f"{above}: anybody may write to it, and so move {folder} away; "
+            f"{above}: anybody may write to it, and so replace {folder}; "
             f"chmod o-w {shlex.quote(str(above))}"
         )
 

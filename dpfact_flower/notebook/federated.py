@@ -99,7 +99,7 @@ def federate(
             own = _own_settings(checked, max_epsilon) if state_dir else None
             if max_epsilon and own is None:
                 raise SettingsError(
-                    "max_epsilon: needs state_dir, where what was spent before is written down"
+                    "max_epsilon: needs state_dir, the folder in which spending is recorded"
                 )
             run = Run.read(_federated(cohort, checked, own, measure, bool(out), watch))
     return run if out else replace(run, folder=None)
@@ -134,7 +134,7 @@ def _own_settings(config: RunConfig, max_epsilon: float) -> SiteSettings:
     if privacy.privacy == "patient" and not privacy.patients:
         raise SettingsError(
             "patients: with a state_dir, give a public estimate of the number of patients at all "
-            "sites; their exact number would be told without noise"
+            "sites; their exact number would be released without noise"
         )
     if privacy.privacy != "none" and not max_epsilon:
         raise SettingsError(

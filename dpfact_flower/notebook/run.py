@@ -201,7 +201,7 @@ class Run:
         """Bars of a phenotype's codes, numbered from 1: the `top` largest of each mode."""
         rows = [row for row in self.model.rows(top=top) if row.phenotype == number]
         if not rows:
-            raise DataError(f"phenotype: the model has no {number}, or no code in it")
+            raise DataError(f"phenotype: the model has no {number}, or it has no codes")
         return self._drawn("phenotype", ax, rows)
 
     def plot_errors(self, ax: Axes | None = None, *, measure: str = "fit") -> Axes:

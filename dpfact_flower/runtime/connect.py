@@ -60,7 +60,7 @@ def connect(options: Sequence[str]) -> NoReturn:
     code: int | str | None = _GAVE_UP
     try:
         flower_supernode()  # which returns where it has given up
-        _logger.error("the SuperNode has given up its way to the SuperLink (its reason is above)")
+        _logger.error("the SuperNode no longer tries to reach the SuperLink (the reason is above)")
     except SystemExit as end:
         code = end.code
     except Exception:
@@ -124,5 +124,5 @@ def _end_with(failed: threading.ExceptHookArgs) -> None:
 
 
 def _end(why: str) -> None:
-    _logger.error("%s, so it ends, to be started again", why)
+    _logger.error("%s: the SuperNode ends, so that it is started again", why)
     os.kill(os.getpid(), signal.SIGTERM)  # Flower's way: the SuperLink is told that it leaves

@@ -128,8 +128,8 @@ class Connection:
             states = {str(run.get("run-id")): str(run.get("status")) for run in runs}
             if going := [run for run, state in states.items() if not state.startswith(_FINISHED)]:
                 raise RunFailedError(
-                    f"the SuperLink ({self.name}) was away and is back, with runs that are not "
-                    f"finished: {', '.join(going)}. If none of them is this one (flwr ls "
+                    f"the SuperLink ({self.name}) was unreachable, and is back with unfinished "
+                    f"runs: {', '.join(going)}. If none of them is this one (flwr ls "
                     f"{self.name}), submit it again"
                 )
             return True
@@ -153,9 +153,9 @@ class Connection:
                 updated = time.monotonic()
             elif time.monotonic() - updated > _GONE_SECONDS:
                 raise RunUnknownError(
-                    f"the SuperLink ({self.name}) has said nothing of run {run} for "
-                    f"{_GONE_SECONDS:g} s: flwr ls {self.name}; a run that has ended without "
-                    "finishing goes on with resume=true"
+                    f"the SuperLink ({self.name}) has not reported on run {run} for "
+                    f"{_GONE_SECONDS:g} s: flwr ls {self.name}; a run that ended early continues "
+                    "with resume=true"
                 )
             time.sleep(_POLL_SECONDS)
 

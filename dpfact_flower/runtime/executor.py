@@ -69,8 +69,8 @@ def execute(
     )
     if listeners(host, port) is None:
         _logger.warning(
-            "who listens at %s:%d cannot be seen here (another machine or container, or no Linux): "
-            "whoever gets that port is answered like the SuperNode", host, port,
+            "cannot see which process listens at %s:%d (elsewhere, in a container, or no Linux), "
+            "so any process that gets this port is answered like the SuperNode", host, port,
         )  # fmt: skip
     _serve(tasks, Answering(config.absolute(), node).answer)
 
@@ -108,7 +108,7 @@ class _Ending:
         if not self.is_busy or self.is_asked:
             sys.exit(0)
         self.is_asked = True
-        _logger.info("ending; a message is answered first")
+        _logger.info("ending, once the present message is answered")
 
 
 def _environment(state: Path) -> dict[str, str]:

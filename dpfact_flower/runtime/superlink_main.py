@@ -83,7 +83,7 @@ def wait_for_the_database() -> None:
 def _end_without_helper() -> None:
     if _helper_has_ended():
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        _logger.error("the SuperLink's helper, which starts the runs, has ended, so it ends too")
+        _logger.error("the SuperLink ends, because its helper, which starts runs, has ended")
         os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -199,7 +199,7 @@ def _fetched(client: RuntimeHttpClient, context: Context) -> Message:
     """
     pulled = client.PullMessages(PullAppMessagesRequest())
     if not pulled.messages_list:
-        raise ObjectPullError("", "no message waits any more")
+        raise ObjectPullError("", "no message is waiting")
     tree, node, run = pulled.message_object_trees[0], Node(node_id=context.node_id), context.run_id
     message = pull_and_inflate_object_from_tree(
         tree,

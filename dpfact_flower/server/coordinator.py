@@ -150,7 +150,7 @@ class Coordinator:
         """Plan the run for so many sites as there are, before any was asked for a release."""
         if self.records:
             raise QuorumError(
-                f"{sites} sites are there; secure sums go on with the number they began with"
+                f"{sites} sites are there; secure sums need as many as they began with"
             )
         _logger.warning("secure sums of %d sites, of %d expected", sites, self.run.sites)
         self.run = replace(self.run, sites=sites)
@@ -276,7 +276,7 @@ class Coordinator:
             )
         expected = max(run.sites, run.min_sites)
         if sites < expected:
-            _logger.warning("%d of %d sites connected; going on", sites, expected)
+            _logger.warning("%d of %d sites connected; continuing", sites, expected)
         if first and sites > expected:
             self.rule.check_sites(sites)
 
@@ -332,8 +332,8 @@ class Coordinator:
                 write_history(self.run_dir, [*self.records, record], durable=self.durable)
             raise QuorumError(
                 f"round {round_number}: {short}, and later rounds build on this one. "
-                f"{_why(failed)}. What sites were charged is kept: go on with resume = true, once "
-                "they are back"
+                f"{_why(failed)}. Nothing that was charged is lost: continue with resume = true, "
+                "once the sites are back"
             )
         else:
             _logger.warning("round %d: %s: the global model stays as it was", round_number, short)
@@ -415,7 +415,7 @@ class Coordinator:
             SiteReply(str(name), unnumbered(received.arrays, f"reply_{number}"))
             for number, name in enumerate(received.arrays["names"])
         ]
-        _logger.info("round %d: going on from the replies that were in", record.round)
+        _logger.info("round %d: continuing with the replies that had arrived", record.round)
         self.close_round(
             record.round, replies, record.failures, bytes_down=record.bytes_down,
             bytes_up=record.bytes_up, seconds=record.seconds, quorum_seconds=record.quorum_seconds,

@@ -47,7 +47,9 @@ class ElasticRule:
         run: RunSettings,
     ) -> None:
         if privacy.privacy == "patient":
-            raise SettingsError("rule 'elastic': privacy 'patient' has a rule of its own")
+            raise SettingsError(
+                "rule 'elastic': does not do privacy 'patient', which has its own rule"
+            )
         self.rounds = run.rounds
         self.privacy = privacy
         self.selection: Selection = ()
@@ -57,9 +59,9 @@ class ElasticRule:
         self._started = not starts_from_cooccurrences(feature_shape, privacy, run)
         if type(self).update is not ElasticRule.update:  # it expects factors in every round
             if run.start == "cooccurrence":
-                raise SettingsError("start: a rule with an update of its own starts at random")
+                raise SettingsError("start: a rule with its own update method needs start 'random'")
             if run.aggregation == "async" and type(self).arrive is ElasticRule.arrive:
-                raise SettingsError("aggregation: a rule with an update of its own works in step")
+                raise SettingsError("aggregation: a rule with its own update method needs 'sync'")
             self._started = True
         self._usage: dict[str, Floats] = {}
         self._solver = privacy.resolved(solver)
@@ -218,8 +220,8 @@ def starts_from_cooccurrences(
     if run.start == "cooccurrence":
         if privacy.privacy == "paper":
             raise SettingsError(
-                "start: the paper's claim has no place for co-occurrences; paper mode starts at "
-                "random, from the public seed"
+                "start: the paper's claim does not cover co-occurrences; paper mode needs "
+                "start 'random'"
             )
         if run.rounds <= taken:
             raise SettingsError(

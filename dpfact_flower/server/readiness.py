@@ -113,10 +113,10 @@ def judge(
         way = (
             f"{ready} site(s) are ready, the quorum (min-sites) is {quorum}"
             if leave_out
-            else 'mend them, or set preflight = "leave-out" to begin without them'
+            else 'correct this, or set preflight = "leave-out" to begin without them'
         )
         faults = "; ".join(readiness.message for readiness in faulty)
-        raise QuorumError(f"nothing was asked and nobody paid: {faults}. {way}")
+        raise QuorumError(f"the run did not begin and nothing was charged: {faults}. {way}")
     _logger.info("preflight: %d site(s) ready%s", ready, f", {len(faulty)} not" if faulty else "")
     return frozenset(readiness.node for readiness in faulty)
 
@@ -176,8 +176,8 @@ class SiteNames:
         free = [readiness for readiness in sites if readiness.node not in self.registered]
         if free and warn:
             _logger.warning(
-                "preflight: %d of %d SuperNodes have no registered name, so nothing binds what "
-                "they call themselves to their keys; %s", len(free), len(sites), _REGISTER,
+                "preflight: %d of %d SuperNodes have no registered name, so their site names "
+                "are not tied to their keys; %s", len(free), len(sites), _REGISTER,
             )  # fmt: skip
         return named
 

@@ -141,12 +141,12 @@ class SecureSum:
         context, words, sealed = parts
         assert self._question is not None
         if site not in self.names:
-            raise MessageError(f"reply of site {site!r}: was not asked")
+            raise MessageError(f"reply of site {site!r}: this site was not asked")
         size = self._planned.count * self._run.sharing.slots * self._question.width
         if len(words) != size:
             raise MessageError(f"reply of site {site!r}: need {size} bytes, got {len(words)}")
         if context != keys.context_of(self._terms, self._question):
-            raise MessageError(f"reply of site {site!r}: answers another question")
+            raise MessageError(f"reply of site {site!r}: answers another request")
         self.paid.add(site)
         self._masked[site] = Masked(context, words, read_sealed(sealed, self.names))
 

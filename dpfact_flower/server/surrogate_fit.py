@@ -54,7 +54,7 @@ def fitted_to_surrogates(
     fits = list(in_order(lambda each: _fit(few, *each), seeded, threads=thread_count()))
     best, explained = max(fits, key=lambda fitted: fitted[1])  # the first of equals
     _logger.info(
-        "start: fitted to surrogate patients, explains %.4g of them, from other beginnings %s",
+        "start: fitted to surrogate patients; explains %.4g of them, other attempts %s",
         explained, ", ".join(f"{other:.4g}" for factors, other in fits if factors is not best),
     )  # fmt: skip
     return _fit(_scaled(surrogates, _MANY), best, rng)[0]

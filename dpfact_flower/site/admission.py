@@ -171,7 +171,7 @@ def _secure(
     planned = _planned(work)
     if planned is None:
         if request.secure is not None:
-            raise MessageError("request: there is nothing to add up in secret in this round")
+            raise MessageError("request: this round has no secure sum")
         return None
     check_sharing(planned, hospital)
     stage = request.secure
@@ -210,7 +210,7 @@ def check_sharing(planned: PlannedRelease, hospital: Hospital) -> None:
     if not (settings.max_epsilon_alone or hospital.simulation):
         raise PrivacyRefusedError(
             "max-epsilon-alone: must be set in the site's node config to take part in secure sums: "
-            "what the patients may lose at most, should all other sites collude"
+            "the largest epsilon that the hospital accepts if all other sites collude"
         )
 
 
@@ -270,7 +270,7 @@ def check_allowed(request: RoundRequest, settings: SiteSettings) -> None:
     solvers.find(solver.solver).check(solver)  # one that this site has code for
     # A folder in the place of SQLite's journal would shut the ledger for good.
     if request.job.lower().startswith(LEDGER):
-        raise MessageError(f"job: {request.job!r} is a name of the ledger's own files")
+        raise MessageError(f"job: {request.job!r} is reserved for the ledger's files")
 
 
 def check_vocabulary(request: RoundRequest, source: SiteSource) -> None:
@@ -320,7 +320,7 @@ def check_paid(request: RoundRequest, of_job: Sequence[LedgerRow]) -> None:
     """
     if not any(row.events for row in of_job):
         raise MessageError(
-            f"job {request.job!r}: its last round, and this site has answered none that is charged"
+            f"job {request.job!r}: this is its last round; this site has answered no charged one"
         )
     if request.terms != of_job[-1].terms:
         raise MessageError(
@@ -354,7 +354,7 @@ def check_budget(work: RoundWork, rows: Sequence[LedgerRow], settings: SiteSetti
         figure = account(counted, settings.budget_delta).headline if limit else None
         if figure is not None and figure.epsilon > limit:
             raise PrivacyRefusedError(
-                f"{key} is {limit:g}; with {work.cost_scope} the site would stand at {figure}"
+                f"{key} is {limit:g}; with {work.cost_scope} the site would reach {figure}"
             )
 
 
@@ -370,7 +370,7 @@ def check_rounds(work: RoundWork, answered: int, settings: SiteSettings, *, begu
         raise PrivacyRefusedError(
             f"max-rounds is {settings.max_rounds}, this site has answered {answered} rounds, over "
             f"all jobs, and {'it is asked for' if begun else 'this run needs'} {needed} more; "
-            "whoever raises it lets a server time its patients more often"
+            "a higher max-rounds lets a server time this site's answers more often"
         )
 
 
@@ -389,7 +389,7 @@ def check_memory(work: RoundWork) -> None:
         raise MessageError(
             f"codes: a release of {largest:,} values needs {needed / 2**30:.1f} GiB of memory with "
             f"the message and the program; this process may have {limit / 2**30:.1f}, of which "
-            f"{_PATIENTS_SHARE:.0%} are for the patients; a run of fewer codes needs less"
+            f"{_PATIENTS_SHARE:.0%} are for the patients; ask for fewer codes"
         )
 
 

@@ -108,7 +108,9 @@ class Site:
                 if admission.secure is not None and admission.secure.question is None:
                     return admission.secure.keys()
                 if admission.shares and admission.secure is None:
-                    raise MessageError("request: its release is for a secure sum, and names none")
+                    raise MessageError(
+                        "request: this round needs a secure sum, and the request names none"
+                    )
                 if admission.repeated is not None:
                     return self._replay(admission, admission.repeated, progress)
                 delay.check_in_time()
@@ -161,7 +163,7 @@ class Site:
         sent = admission.ledger.release_of(row.job, row.round)
         if sent is None:
             sent = self._made_again(admission, admission.ledger, row, progress)
-        _logger.info("round %d asked again: sending what was sent", row.round)
+        _logger.info("round %d was asked for again: sending the same reply", row.round)
         return sent
 
     def _summed_again(self, admission: Admitted, secure: SecureRound, row: LedgerRow) -> Release:
@@ -209,7 +211,7 @@ class Site:
         """A ledger where none ever was: it has a whole budget."""
         if not self._hospital.simulation:
             logging.getLogger(NEW_LEDGERS).warning(
-                "site %s: begins a new ledger in %s, with a whole budget",
+                "site %s: new ledger in %s: no budget is spent yet",
                 self.name, self._hospital.root,
             )  # fmt: skip
         ledger = self._hospital.ledger(create=True)
@@ -298,10 +300,12 @@ def _sent(release: Release | Share, secure: SecureRound | None) -> Release:
     """What leaves: a share only masked, and kept before."""
     if isinstance(release, Release):
         if any(event.shared for event in release.events):
-            raise StateError("the rule releases in the clear what it charges as a share")
+            raise StateError(
+                "the rule charges for a share of a secure sum, and releases it unmasked"
+            )
         return release
     if secure is None:
-        raise StateError("the rule makes a share of a secure sum, and no sum is asked for")
+        raise StateError("the rule makes a share of a secure sum, and the request has no sum")
     return secure.answer(lambda: release.values)
 
 

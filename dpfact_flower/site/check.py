@@ -269,9 +269,7 @@ def _supernode(place: Place) -> Iterator[str]:
     if node.option("--isolation") != "process":
         yield "the SuperNode starts what the SuperLink sends: start it with --isolation process"
     if node.runs(_SUPERNODE):
-        yield (
-            "the SuperNode stays behind where it gives up, offline: start it as dpfact site connect"
-        )
+        yield ("the SuperNode is not restarted once it gives up: start it with dpfact site connect")
     if node.option("--node-config") is not None:
         yield (
             f"the SuperNode's --node-config is readable by all: leave it out, {place.config} counts"
@@ -288,7 +286,7 @@ def _executor(place: Place) -> Iterator[str]:
     yield from _runs_as(executor, place.executor_user, "the executor")
     if (age := answering_seconds(place.state)) > _LONG_SECONDS:
         yield (
-            f"a message has been answered for {age:.0f} s: its process may hang; the executor ends "
+            f"one message has taken {age:.0f} s: its process may hang; the executor ends "
             "it a minute after its round, and its log says so"
         )
     yield from _secret(executor, "--secret", place.executor_user)
@@ -307,7 +305,7 @@ def _port(place: Place) -> Iterator[str]:
     host, port = executor.option("--host") or "127.0.0.1", int(executor.option("--port") or 9094)
     listening = listeners(host, port)
     if listening is None:
-        yield f"who listens at {host}:{port} cannot be seen here: nobody else may"
+        yield f"cannot see here which process listens at {host}:{port}: only the SuperNode may"
     for stranger in {listener.uid for listener in listening or ()} - {place.node_user}:
         yield (
             f"{user_name(stranger)} listens at {host}:{port}, where the executor asks: end that, "

@@ -45,7 +45,7 @@ def check_attempts(folder: Path) -> None:
     if failed >= ATTEMPT_LIMIT:
         raise StateError(
             f"{folder / ATTEMPTS}: {failed} rounds in a row read the patients and released "
-            "nothing; mend what this log says of them, then delete this file"
+            "nothing; remove the cause, which this log names, then delete this file"
         )
 
 

@@ -53,13 +53,13 @@ def last_request(store: SiteStore) -> RoundRequest:
     """The request that a run ended with."""
     ending = store.ending()
     if ending is None:
-        raise StateError(f"{store.folder}: the run has not ended here; nothing to refit around")
+        raise StateError(f"{store.folder}: the run has not ended here, so it cannot be refitted")
     try:
         return RoundRequest.from_wire(*ending)
     except MessageError as error:
         raise StateError(
-            f"{store.folder / ENDING}: damaged ({error}); remove it, and have the last round asked "
-            "for again"
+            f"{store.folder / ENDING}: damaged ({error}); delete it, and let the centre repeat "
+            "the last round"
         ) from None
 
 

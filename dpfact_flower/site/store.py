@@ -148,7 +148,7 @@ class SiteStore:
         path = self.folder / ENDING
         if not path.exists():
             return None
-        way_out = "remove it, and have the last round asked for again"
+        way_out = "delete it, and let the centre repeat the last round"
         (config,), arrays = self._read(path, ("config",), way_out)
         return arrays, config
 
@@ -173,7 +173,9 @@ class SiteStore:
         except (DataError, KeyError, TypeError, ValueError) as error:
             raise StateError(f"{path}: damaged ({type(error).__name__}); {way_out}") from None
         if fingerprint != self._fingerprint:
-            raise StateError(f"{path}: of other data; if the data has changed, start a new job")
+            raise StateError(
+                f"{path}: made from other data; if the data has changed, start a new job"
+            )
         return values, arrays
 
     def has_selection(self, digest: str) -> bool:

@@ -61,7 +61,7 @@ class Solver:
                 "set one of them to 0"
             )
         if settings.clip > 0 and not self.clips:
-            raise SettingsError(f"clip bounds psgd's gradients; solver is {name!r}")
+            raise SettingsError(f"clip: applies to psgd alone; set it to 0 with solver {name!r}")
         return loss
 
     def elastic_weight(

@@ -169,8 +169,8 @@ def test_the_flower_app_has_every_setting_at_the_librarys_default(tmp_path):
         (["data", "eicu", ".", "--out", "x", "--top", "3y4"], "such as 202x316"),
         (["data", "eicu", ".", "--out", "x", "--top=-3x4"], "such as 202x316"),
         (["report", "/nowhere"], "/nowhere"),
-        (["simulate", "--out", "x", "--app", "/nowhere"], "holds no Flower App"),
-        (["run", "--out", "x", "--app", "/nowhere"], "holds no Flower App"),
+        (["simulate", "--out", "x", "--app", "/nowhere"], "is no Flower App"),
+        (["run", "--out", "x", "--app", "/nowhere"], "is no Flower App"),
         (["budget", "--delta", "2"], "delta"),
     ],
 )

@@ -64,6 +64,6 @@ def test_refit_fits_every_run_that_has_ended_and_one_by_its_name_again(config, s
     assert done.exit_code == 0, done.output
     assert "explains" in done.output
     (job,) = [path.parent.name for path in (state / "site-1").glob("*/state-*.npz")]
-    assert "no run in patient mode has ended here that is not fitted yet" in str(refit().exception)
+    assert "no finished run in patient mode is left to fit" in str(refit().exception)
     assert job in refit("--job", job).output
     assert "has not ended here" in str(refit("--job", "other").exception)

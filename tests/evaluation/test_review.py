@@ -230,7 +230,7 @@ def test_what_a_spreadsheet_makes_of_the_file_is_read(run, sheet):
         (lambda text: text.replace("1,00", "1,99"), r"line 3: this patient is not in the sheet"),
         (lambda text: text.replace("\n2,", "\n21,"), r"line 4: this patient is not in the sheet"),
         (lambda text: text.replace("\n2,", "\n-2,"), r"line 4: this patient is not in the sheet"),
-        (lambda text: text.replace("\n2,", "\n1,"), r"line 4: this chart stands twice"),
+        (lambda text: text.replace("\n2,", "\n1,"), r"line 4: this chart is listed twice"),
         (lambda text: text.replace(",yes", ",surely", 1), "verdict must be no, unsure, yes or"),
         (lambda text: text.replace(",keep", ",yes"), "line 23: verdict must be drop, keep, name"),
     ],

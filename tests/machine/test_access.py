@@ -156,7 +156,7 @@ def test_a_link_on_the_way_is_its_users_or_roots(tmp_path, monkeypatch):
     user, lstat = os.geteuid(), Path.lstat
     monkeypatch.setattr(os, "geteuid", lambda: user + 1)
     monkeypatch.setattr(Path, "lstat", lambda path: _owned(lstat(path), user + 2))
-    with pytest.raises(StateError, match="link: a link of user"):
+    with pytest.raises(StateError, match="link: is a symbolic link of user"):
         check_way(tmp_path / "link" / "state")
 
 

@@ -56,13 +56,13 @@ def test_an_error_of_ours_is_one_line_where_flower_logs_it_and_others_keep_their
     theirs = logging.getLogger(LOGGER_NAME)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(theirs, "propagate", True)
-        for error in (QuorumError("nobody paid: mend site-2"), ValueError("x")):
+        for error in (QuorumError("nothing was charged: mend site-2"), ValueError("x")):
             try:
                 raise error
             except Exception as raised:
                 theirs.error("%s raised an exception", "ServerApp", exc_info=raised)
     ours, other = caplog.records
-    assert ours.getMessage() == "ServerApp raised an exception: nobody paid: mend site-2"
+    assert ours.getMessage() == "ServerApp raised an exception: nothing was charged: mend site-2"
     assert ours.exc_info is None
     assert other.getMessage() == "ServerApp raised an exception"
     assert other.exc_info is not None

@@ -127,9 +127,9 @@ def test_a_column_that_stands_there_twice_is_refused():
 def test_what_is_counted_and_logged_names_frames(caplog):
     frame = pd.concat([HERE, HERE.tail(1)])
     cohort = read_events(frame, "here")
-    assert ("diagnoses", "rows that repeat another one, and count once", 1) in cohort.read_report
+    assert ("diagnoses", "repeated rows, each counted once", 1) in cohort.read_report
     assert not [place for place, *_ in cohort.read_report if "parquet" in place or "/" in place]
-    assert "1 rows that repeat" in caplog.text
+    assert "1 repeated rows" in caplog.text
     assert "/dpfact-" not in caplog.text
 
 

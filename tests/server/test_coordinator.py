@@ -126,10 +126,10 @@ def test_the_first_round_needs_its_quorum_and_later_ones_go_on(caplog):
     with pytest.raises(QuorumError, match=r"^2 site\(s\) connected within 7 s .* is 3$"):
         coordinator.check_connected(2, first=True)
     make(sites=5, min_sites=2).check_connected(3, first=True)
-    assert "3 of 5 sites connected; going on" in caplog.text
+    assert "3 of 5 sites connected; continuing" in caplog.text
     for sites in (2, 0):
         coordinator.check_connected(sites, first=False)
-        assert f"{sites} of 3 sites connected; going on" in caplog.text
+        assert f"{sites} of 3 sites connected; continuing" in caplog.text
 
 
 def test_given_factors_are_the_start_of_a_run_that_has_one():
@@ -331,7 +331,7 @@ def test_a_missed_start_is_in_the_history_and_asked_for_again_by_who_goes_on(tmp
     first = Coordinator(SHAPE, solver=SOLVER, privacy=PRIVACY, run_dir=tmp_path, **run)
     first.begin(2)
     reply = SiteReply("a", (np.ones(first.reply_shapes(1)[0], np.float32),))
-    with pytest.raises(QuorumError, match="go on with resume = true"):
+    with pytest.raises(QuorumError, match="continue with resume = true"):
         first.close_round(1, [reply], [Failure("node 7", "no reply")], **NO_BYTES)
     (missed,) = read_history(tmp_path)
     assert (missed.round, missed.sites, missed.updated) == (1, ("a",), False)

@@ -345,5 +345,5 @@ def test_a_rule_with_an_update_of_its_own_works_in_step():
     class Mine(ElasticRule):
         def update(self, round_number, replies) -> None: ...
 
-    with pytest.raises(SettingsError, match="aggregation: a rule with an update of its own"):
+    with pytest.raises(SettingsError, match="aggregation: a rule with its own update"):
         OnArrival(SHAPE, solver=SOLVER, privacy=NONE, run=run_settings(), rule=Mine)

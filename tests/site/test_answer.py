@@ -301,7 +301,7 @@ def test_without_charge_only_the_last_round_is_answered_again(client, data, capl
     assert "round 1 of job 'job' is stale" in refusal(client, requests[0], caplog)
     assert "asked again" not in caplog.text
     fit(client, requests[1])
-    assert "round 2 asked again: sending what was sent" in caplog.text
+    assert "round 2 was asked for again: sending the same reply" in caplog.text
 
 
 def test_a_start_without_noise_leaves_no_state_and_is_answered_again(client, data, tmp_path):
@@ -321,7 +321,7 @@ def test_a_state_that_is_not_what_was_sent_is_not_sent_in_its_place(client, data
     patients, *features = state.factors
     store.save(replace(state, factors=(patients, *(2 * factor for factor in features))))
     text = refusal(client, make_request(data), caplog)
-    assert "round 1 of job 'job' has its release already" in text
+    assert "round 1 of job 'job' was released already" in text
     store.save(replace(state, factors=(2 * patients, *features)))  # those were never sent
     fit(client, make_request(data))
     (tmp_path / "state" / "site-1" / "job" / "state-000001.npz").unlink()

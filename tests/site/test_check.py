@@ -381,4 +381,4 @@ def test_somebody_else_on_the_supernodes_port_is_found(place):
             patch.setattr(check, "listeners", lambda host, number: found)
             assert f"{user_name(ME + 1)} listens at 127.0.0.1:{port}" in faults(folder)[PORT][0]
             patch.setattr(check, "listeners", lambda host, number: None)
-            assert "cannot be seen here" in faults(folder)[PORT][0]
+            assert "cannot see here" in faults(folder)[PORT][0]

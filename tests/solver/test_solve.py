@@ -83,7 +83,10 @@ def test_double_precision_factors_are_taken_as_float32(problem):
     ("settings", "line"),
     [
         ({"solver": "psgd", "eta": 0.5, "gamma": 2.0}, "eta \\* gamma must be below 1"),
-        ({"solver": "exact", "clip": 1.0}, "clip bounds psgd's gradients; solver is 'exact'"),
+        (
+            {"solver": "exact", "clip": 1.0},
+            "clip: applies to psgd alone; set it to 0 with solver 'exact'",
+        ),
         (
             {"solver": "exact", "mu": 1.0, "relative_l21": 0.5},
             "mu: with solver 'exact', relative-l21 = 0.5",

@@ -208,7 +208,9 @@ def read(
         check_name("name of site or mode", what)
     vocabularies = options.get("vocabularies")
     if vocabularies is not None and options.get("top") is not None:
-        raise SettingsError("top: has no meaning where the vocabularies are given")
+        raise SettingsError(
+            "top: cannot be combined with vocabularies, which are the codes to keep"
+        )
     columns, dialect = columns or Columns(), dialect or Dialect()
     sources = {
         mode: table if isinstance(table, EventTable) else EventTable([table], columns, dialect)
@@ -259,9 +261,9 @@ def _load_events(connection: Connection, mode: str, source: EventTable, window: 
             if count_rows(connection, texts, _NO_TEXT.format(what)):  # far fewer than rows
                 refuse_rows(connection, "loaded", _NO_TEXT.format(what), place, names[what], _TEXT)
         count(connection, place.name, "rows", found["true"])
-        what = "rows that repeat another one, and count once"
+        what = "repeated rows, each counted once"
         count(connection, place.name, what, found["true"] - added, warn=True)
-        what = f"rows without {names[window.column]}, in no window"
+        what = f"rows without {names[window.column]}, left out"
         count(connection, place.name, what, found[window.unplaced], warn=True)
         what = "rows of a year before 1900 or after 2300"
         count(connection, place.name, what, count_rows(connection, "loaded", _ODD_YEAR), warn=True)
@@ -327,7 +329,7 @@ def _load_rows(
     found = count_each(connection, "loaded", asked)
     rows, some_zoned = found["true"], found[zoned]
     if not rows:
-        raise DataError(f"{place}: holds no event, that is no row below its first line")
+        raise DataError(f"{place}: has no row below its first line")
     for what, wrong, right in rules:
         if found[wrong]:
             many = f"{found[wrong]} row(s) are not"

@@ -28,7 +28,7 @@ CREATE MACRO bare(code, prefix) AS regexp_replace(
 -- @where len(list_filter(map_values($mode), lambda prefix: starts_with(code, prefix))) > 0
 CREATE TABLE measured (subject_id VARCHAR, time TIMESTAMP, code VARCHAR);
 
--- @count rows without a time, in no window
+-- @count rows without a time, left out
 SELECT 'data', count(*) FROM measured WHERE time IS NULL;
 
 -- @events

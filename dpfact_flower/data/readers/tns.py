@@ -37,7 +37,7 @@ def read(
     name : str
         Of the one site, or of the cohort.
     patients : int
-        Which mode is the patients', from 1.
+        Number of the patients' mode, from 1.
     modes, vocabularies : sequence of str, of Vocabulary, optional
         Names of the others in their order, by default ``mode-2``, ``mode-3``, ... by place; or
         their codes, as many as the mode has, instead of numbers.

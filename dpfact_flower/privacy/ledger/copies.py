@@ -50,8 +50,8 @@ def restore(backup: Path, folder: Path, noted: Head) -> Head:
         for old in (path, Path(f"{path}-journal")):
             if old.exists():
                 raise StateError(
-                    f"{old}: is there; a ledger is never replaced. If it is damaged for good, "
-                    "move both files aside together, and keep them"
+                    f"{old}: exists; a ledger is never replaced. If it is damaged for good, "
+                    "move both files elsewhere together, and keep them"
                 )
         content = (backup / LEDGER).read_bytes()
         with replacing(path) as file:

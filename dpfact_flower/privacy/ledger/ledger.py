@@ -163,7 +163,7 @@ class Ledger:
             if self._counted not in (None, head):
                 raise StateError(
                     f"{self.path}: another process charged while round {key.round} of job "
-                    f"{key.job!r} was computed; whether both fit the budget is not known: ask again"
+                    f"{key.job!r} was computed, and both may exceed the budget: repeat the round"
                 )
             document = document_of(key, terms, release, payload, self._opened)
             head = Head(head.rows + 1, chained(head.hash, document))
@@ -216,9 +216,9 @@ class Ledger:
         ).fetchall()
         for expected, (number, document, hash_, has_payload) in enumerate(found, start=1):
             if number != expected:
-                yield f"row {number}: stands where row {expected} should: rows are missing"
+                yield f"row {number}: is in the place of row {expected}: rows are missing"
             elif hash_ != chained(previous, document):
-                yield f"row {number}: its content or place is not what its hash was made of"
+                yield f"row {number}: its content or place does not match its hash"
             else:
                 try:
                     rows.append(LedgerRow.read(number, document, hash_, bool(has_payload)))
@@ -228,10 +228,10 @@ class Ledger:
         noted = verified_head(self.path)
         if noted is not None and any(_rolled_back(connection, noted)):
             yield (
-                f"it lacks rows that {head_file(self.path).name} beside it knows of: it was rolled "
-                "back, or is another one, and what was charged since would be forgotten; restore "
-                "the newest copy (dpfact ledger restore), and delete that file only once you have "
-                "counted as spent what the log has"
+                f"it lacks rows that {head_file(self.path).name} beside it notes: it was rolled "
+                "back or replaced, and later charges would be forgotten; restore the newest copy "
+                "(dpfact ledger restore), or count the charges in the log as spent and then delete "
+                "that file"
             )
 
     def _rows(self, connection: sqlite3.Connection) -> tuple[LedgerRow, ...]:
@@ -263,8 +263,8 @@ class Ledger:
             )
         if row.key != key or not row.holds(terms, release):
             raise StateError(
-                f"{self.path}: round {key.round} of job {key.job!r} has its release already; a "
-                "second one would be charged for nothing"
+                f"{self.path}: round {key.round} of job {key.job!r} was released already; a "
+                "second release would be charged in vain"
             )
         return True
 
@@ -317,7 +317,7 @@ def _payload_problems(row: LedgerRow, payload: bytes | None) -> Iterator[str]:
     if payload is None and row.events and not row.shared:
         yield f"row {row.number}: the released bytes are missing"
     elif payload is not None and digest_of(payload) != row.payload_sha256:
-        yield f"row {row.number}: the released bytes are not what their hash was made of"
+        yield f"row {row.number}: the released bytes do not match their hash"
 
 
 def _rolled_back(connection: sqlite3.Connection, noted: Head) -> Iterator[str]:
@@ -329,4 +329,4 @@ def _rolled_back(connection: sqlite3.Connection, noted: Head) -> Iterator[str]:
             "missing (is this an old copy?)"
         )
     elif [START, *hashes][noted.rows] != noted.hash:
-        yield f"row {noted.rows}: it is not the row that was noted: the ledger was rewritten"
+        yield f"row {noted.rows}: it differs from the noted head: the ledger was rewritten"

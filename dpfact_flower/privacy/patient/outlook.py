@@ -201,8 +201,7 @@ def outlook_of(facts: Facts, multiplier: float, mu: float, epsilon: float, delta
     if not facts.known:
         return Outlook(
             "unknown",
-            "How well this can work is not known before somebody sets patients and sites to public "
-            "estimates.",
+            "The outlook is unknown: set patients and sites to public estimates.",
             facts.rank, math.nan, math.nan, math.nan, (),
         )  # fmt: skip
     signal = facts.start_scale * multiplier
@@ -299,9 +298,9 @@ def _sentence(
     )
     good = good_strength() / math.sqrt(facts.rank)
     chance = f"{100 * chance_of(signal * math.sqrt(facts.rank)):.0f} in 100"
-    held = f"of real cohorts' runs like this, about {chance} found what is really there"
+    held = f"about {chance} runs of real cohorts like this found real phenotypes"
     if verdict == "good":
-        return f"{asked}: phenotypes stand {signal:.1f} times above the noise; {held}."
+        return f"{asked}: phenotypes are {signal:.1f} times as strong as the noise; {held}."
     ways = [way for lever in levers if (way := _way(lever, facts))]
     helps = f"What helps most: {ways[0]}; or {', '.join(ways[1:])}, or some of each."
     if verdict == "weak":

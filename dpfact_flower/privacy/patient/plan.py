@@ -182,8 +182,8 @@ def plan_patient(
     )
     if any(release.sigma > _MOST_NOISE * release.sensitivity for release in releases):
         raise SettingsError(
-            f"epsilon {settings.epsilon:g} and its shares leave a release with noise of more than "
-            f"{_MOST_NOISE:g} patients: nothing could be learned from it"
+            f"epsilon {settings.epsilon:g}: with these shares a release has noise of more than "
+            f"{_MOST_NOISE:g} patients, from which nothing can be learned"
         )
     outlook = outlook_of(
         facts, math.sqrt(2 * split.start), math.sqrt(2 * total), settings.epsilon, settings.delta
@@ -290,7 +290,7 @@ def _split(settings: PrivacySettings, facts: Facts, total: float) -> _Split:
         )
     if 0 < share < 1 and rounds == 0:
         raise SettingsError(
-            f"refine-rounds: 0 leaves start-share = {share:g} with a rest that nobody spends; "
+            f"refine-rounds: 0 leaves a part of the budget unspent beside start-share = {share:g}; "
             "set start-share to 1 or 0"
         )
     if rounds == 0 or share == 1:

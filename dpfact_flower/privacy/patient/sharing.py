@@ -92,5 +92,7 @@ def sharing_of(settings: PrivacySettings, sites: int) -> Sharing | None:
         )
     slots = settings.secure_slots or max(1, min(_SLOTS, honest - 1))
     if slots > number:
-        raise SettingsError(f"secure-slots: {slots} for {number} sites; at most one for each")
+        raise SettingsError(
+            f"secure-slots: need at most one a site; got {slots} for {number} sites"
+        )
     return Sharing(number, colluding, dropouts, slots)

@@ -61,7 +61,7 @@ def summed(
     context = context_of(terms, question)
     for site in question.sites:
         if answers[site].context != context:
-            raise MessageError(f"secure sum: {shown(site)} answered another question")
+            raise MessageError(f"secure sum: {shown(site)} answered another request")
     total = masks.summed([answers[site].words for site in question.sites], question.width)
     if terms.dropouts:
         seeds = _seeds(terms, question, openings)

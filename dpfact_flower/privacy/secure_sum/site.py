@@ -195,7 +195,7 @@ def check_question(
     check_members(job.terms, question.members, peers, job.member)
     _agreed(job, question)  # refuses keys of low order
     if not job.terms.dropouts and question.attempt != 1:
-        raise PrivacyRefusedError("secure sum: where no site may be lost there is one attempt")
+        raise PrivacyRefusedError("secure sum: with secure-dropouts = 0 there is one attempt")
     if state is None or question.round > state.question.round:
         return "round"
     if question == state.question:

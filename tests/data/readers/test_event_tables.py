@@ -251,7 +251,7 @@ def test_what_is_not_used_is_logged_in_numbers(tables, caplog):
     with caplog.at_level(logging.DEBUG):
         events.read(tables, "north")
     assert "procedures.csv: 1 rows that repeat another one" in caplog.text
-    assert "diagnoses.csv: 1 rows without time, in no window" in caplog.text
+    assert "diagnoses.csv: 1 rows without time, left out" in caplog.text
     assert "41401" not in caplog.text
 
 
@@ -337,7 +337,7 @@ def test_several_files_of_one_mode_count_a_repeated_event_once(write):
         "north",
     )
     assert cells_of(cohort)["north", "1", "3605", "x"] == 2
-    assert ("d2.csv", "rows that repeat another one, and count once", 1) in cohort.read_report
+    assert ("d2.csv", "repeated rows, each counted once", 1) in cohort.read_report
 
 
 def test_a_label_of_any_column_and_patients_who_are_not_in_its_table(tables, write):

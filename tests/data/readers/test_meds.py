@@ -44,7 +44,7 @@ def test_shards_make_one_site(folder):
         "Hypertension",
     )
     assert cohort.sites[0].labels == {}
-    assert ("data", "rows without a time, in no window", 1) in cohort.read_report
+    assert ("data", "rows without a time, left out", 1) in cohort.read_report
 
 
 def test_modes_by_prefixes_and_groups(folder):

@@ -67,7 +67,7 @@ def test_a_ledger_that_was_rolled_back_is_refused(folder, tmp_path, other):
         shutil.copy(filled(tmp_path / "same", 5) / LEDGER, path)
     with Ledger(folder) as ledger:
         for use in (ledger.count, ledger.events, lambda: ledger.release_of("job-0", 1)):
-            with pytest.raises(StateError, match="it was rolled back, or is another one"):
+            with pytest.raises(StateError, match="it was rolled back or replaced"):
                 use()
         (problem,) = ledger.verify()
         assert "rolled back" in problem

@@ -261,7 +261,7 @@ def test_sites_that_were_asked_different_things_add_up_to_noise(changes):
     left = total_without_own_masks(group, answers, seeds_of(group))
     assert looks_uniform(left) == (changes != {"width": 4})  # which is no change
     if changes != {"width": 4}:
-        with pytest.raises(MessageError, match="'site-00' answered another question"):
+        with pytest.raises(MessageError, match="'site-00' answered another request"):
             server.summed(group.terms, group.question(), answers, {})
 
 
@@ -326,7 +326,7 @@ def test_a_late_vector_of_an_old_attempt_or_round_is_of_no_use():
     old = group.ask_all()
     question = group.question(without=[late], attempt=2)
     answers = group.ask_all(question)
-    with pytest.raises(MessageError, match="answered another question"):
+    with pytest.raises(MessageError, match="answered another request"):
         server.summed(group.terms, question, answers | {rest[0]: old[rest[0]]}, {})
     openings = {name: group.open(name, answers) for name in rest}
     alone = {late: group.open(late, old)}
@@ -334,5 +334,5 @@ def test_a_late_vector_of_an_old_attempt_or_round_is_of_no_use():
         server.summed(group.terms, group.question(), old, alone)
     assert close(server.summed(group.terms, question, answers, openings), group.exact(rest), 5)
     again = group.ask_all(group.question(round=2))
-    with pytest.raises(MessageError, match="answered another question"):
+    with pytest.raises(MessageError, match="answered another request"):
         server.summed(group.terms, group.question(round=2), again | {late: old[late]}, {})
