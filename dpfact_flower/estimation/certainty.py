@@ -59,8 +59,8 @@ def typical_counts(
     """
     if len(sizes) == 1:  # without another mode, nothing tells how many codes a patient has
         return []
-    total = np.sum(releases, axis=0, dtype=np.float64)
-    counts = code_counts(unpack([total], sum(sizes))[:, 0], sizes, cross)
+    total = unpack([_sum(releases)], sum(sizes))[:, 0]
+    counts = code_counts(total, sizes, cross)
     return counts if math.isfinite(math.prod(counts)) else []
 
 
@@ -71,7 +71,7 @@ def halves(
 
     `releases` are packed, with noise of deviation `sigma` on each value.
     """
-    total = np.sum(releases, axis=0, dtype=np.float64)
+    total = _sum(releases)
     deviation = sigma * math.sqrt(len(releases))
     for _ in range(SPLITS):
         fresh = deviation * rng.standard_normal(total.shape)
@@ -97,8 +97,13 @@ def half_patients(
     return surrogate_patients(pairs, counts, sizes, _SURROGATES, rng)
 
 
+def _sum(releases: Sequence[NDArray[Any]]) -> Floats:
+    return np.asarray(np.sum(releases, axis=0, dtype=np.float64))
+
+
 def _pairs_of(model: Model) -> NDArray[np.float32]:
-    return (model.F * model.d[0]).astype(np.float32) @ model.F.T.astype(np.float32)
+    pairs = (model.F * model.d[0]).astype(np.float32) @ model.F.T.astype(np.float32)
+    return np.asarray(pairs)
 
 
 def returns(factors: Factors, fits: Factors) -> Floats:

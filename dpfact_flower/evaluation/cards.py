@@ -12,6 +12,7 @@ from dpfact_flower.evaluation.model import CodeRow, GlobalModel
 from dpfact_flower.evaluation.prose import (
     LAMBDA,
     certainty_sentence,
+    chance_sentence,
     leading,
     leading_sentence,
     made_titles,
@@ -62,7 +63,7 @@ class Card:
 
     Its `title` is the name that a person gave it, and then `made` is the title made of its codes;
     else that is its title. The `text` tells of its patients, how sure it is and its chart review;
-    `certainty` says the second in a word, or nothing where no other run is beside this one.
+    `certainty` says the second in a word, or nothing where neither this run nor another tells.
     `measured` comes from the patients of a simulation. `search` has words that people use for what
     its codes name.
     """
@@ -95,17 +96,20 @@ def cards(
     most = _MOST_CODES // 2 if model.rank * len(systems) > _MANY_LISTS else _MOST_CODES
     codes = model.codes_by_mode()
     made = made_titles(codes)
+    chances = dict(enumerate(model.false_discovery, start=1))
     found = []
     for number, by_mode in codes.items():
         measured = table.phenotypes[number - 1] if table else None
         pairs = [pair for run in replications if (pair := run.partner(number))]
+        chance = chances.get(number)
         sentences = [
             *(
                 paragraph(measured, table, unit)
                 if table and measured
                 else [leading_sentence(by_mode)]
             ),
-            certainty_sentence(pairs),
+            chance_sentence(chance),
+            certainty_sentence(pairs) if pairs or chance is None else "",
             review_sentence(reviews.get(number)),
         ]
         named = model.names.get(number)
@@ -120,7 +124,7 @@ def cards(
                     for mode, rows in by_mode.items()
                 ),
                 measured=measured,
-                certainty=certainty(pairs),
+                certainty=certainty(pairs, chance),
                 search=search_words(
                     row.description for rows in by_mode.values() for row in leading(rows)
                 ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dpfact_flower.evaluation.formatting import duration, number, outcome, percent, size
+from dpfact_flower.evaluation.replication import LIKELY, certainty
 from dpfact_flower.evaluation.summary import GroupAUC, Summary
 from dpfact_flower.privacy import price_of_replacing, rounded_up
 from dpfact_flower.privacy.scope import about_rows
@@ -22,6 +23,7 @@ def headline(summary: Summary) -> list[tuple[str, str]]:
         "run": f"{s.name}: {s.sites} sites, {s.rounds} rounds, {s.rank} phenotypes",
         "privacy": _promise(summary),
         **_measured(summary),
+        "certainty": _certainty(summary),
         "sent": f"{size(sent.bytes_up)} up, {size(sent.bytes_down)} down (so many rounds of the "
         f"paper's scheme {size(sent.bytes_paper)}, of TRIP {size(sent.bytes_trip)})",
         "time": _time(summary),
@@ -85,6 +87,14 @@ def _auc(overall: GroupAUC) -> str:
         f"AUC {auc:.3f} ± {spread:.3f} by phenotypes, {overall.raw_codes.mean:.3f} by raw codes, "
         f"{overall.volume.mean:.3f} by volume"
     )
+
+
+def _certainty(summary: Summary) -> str:
+    chances = summary.false_discovery
+    if not chances or uninformative_message(summary):
+        return ""
+    likely = sum(certainty((), chance) == LIKELY for chance in chances)
+    return f"{likely} of {len(chances)} phenotypes are likely real, by this run's own noise"
 
 
 def _time(summary: Summary) -> str:

@@ -29,7 +29,13 @@ from dpfact_flower.evaluation.membership import (
     has_phenotype,
     scores,
 )
-from dpfact_flower.evaluation.run_folder import read_config, read_model, read_names
+from dpfact_flower.evaluation.run_folder import (
+    SUMMARY,
+    read_config,
+    read_model,
+    read_names,
+    read_summary,
+)
 from dpfact_flower.machine.files import replacing
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.tensor import Factors, SparseTensor
@@ -51,6 +57,7 @@ class CodeRow:
     `place` 1 has the largest share of its mode. `weight` is the factor's entry, `share` that entry
     over the column's absolute sum, and `lift` the share over the code's mean share in all
     phenotypes: above 1 the code marks this phenotype, near 1 it belongs to everything.
+    `false_discovery` is the phenotype's: the chance that other patients lack it, where known.
     """
 
     phenotype: int
@@ -62,6 +69,7 @@ class CodeRow:
     weight: float
     share: float
     lift: float
+    false_discovery: float | None = None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -106,13 +114,14 @@ class GlobalModel:
     """What all sites of a run share: a factor for each feature mode, float32 and (I_n, R).
 
     `vocabularies` have the codes of their rows; `names` is what people call a phenotype, by its
-    number from 1.
+    number from 1; `false_discovery` has the chances that other patients lack them, where known.
     """
 
     factors: Factors
     vocabularies: tuple[Vocabulary, ...]
     nonnegative: bool = True
     names: Mapping[int, str] = field(default_factory=dict)
+    false_discovery: tuple[float, ...] = ()
 
     @classmethod
     def read(cls, folder: Path) -> GlobalModel:
@@ -120,7 +129,9 @@ class GlobalModel:
         factors, vocabularies = read_model(folder)
         solver = SolverSettings.from_config(read_config(folder)["run-config"])
         names = read_names(folder, factors[0].shape[1]).phenotypes
-        return cls(factors, vocabularies, solver.nonnegative, names)
+        known = (folder / SUMMARY).exists()  # a site may have the model alone
+        chances = read_summary(folder).false_discovery if known else ()
+        return cls(factors, vocabularies, solver.nonnegative, names, chances)
 
     @property
     def rank(self) -> int:
@@ -151,6 +162,7 @@ class GlobalModel:
     def codes_by_mode(self) -> dict[int, dict[str, list[CodeRow]]]:
         """Codes of each phenotype and mode that have some weight, the largest share first."""
         found: dict[int, dict[str, list[CodeRow]]] = {r: {} for r in range(1, self.rank + 1)}
+        chances = dict(enumerate(self.false_discovery, start=1))
         for vocabulary, weights in zip(self.vocabularies, self.factors, strict=True):
             factor = weights.astype(np.float64)
             shares = column_shares(factor)
@@ -163,6 +175,7 @@ class GlobalModel:
                         number, self.names.get(number, ""), vocabulary.name, place,
                         vocabulary.codes[at], vocabulary.descriptions[at],
                         float(weight[at]), float(share[at]), float(share[at] / means[at]),
+                        chances.get(number),
                     )
                     for place, at in enumerate(order[share[order] != 0].tolist(), start=1)
                 ]  # fmt: skip

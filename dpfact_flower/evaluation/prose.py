@@ -19,6 +19,7 @@ from dpfact_flower.evaluation.formatting import counted, outcome, percent
 from dpfact_flower.evaluation.membership import LEADING
 from dpfact_flower.evaluation.model import CodeRow, GlobalModel
 from dpfact_flower.evaluation.replication import (
+    LIKELY,
     NOT_FOUND,
     PARTLY,
     STABLE,
@@ -148,10 +149,9 @@ def first_line(table: PhenotypeTable | None, rank: int, words: Sequence[str], un
     """
     parts = [f"{counted(rank)} pattern{'' if rank == 1 else 's'}"]
     if any(words):
-        stable = words.count(STABLE)
-        parts.append(
-            f"{counted(stable) if stable else 'none'} {'is' if stable < 2 else 'are'} stable"
-        )
+        best = STABLE if {*words} & {STABLE, PARTLY, UNCONFIRMED, NOT_FOUND} else LIKELY
+        sure = words.count(best)
+        parts.append(f"{counted(sure) if sure else 'none'} {'is' if sure < 2 else 'are'} {best}")
     if table is not None and isinstance(table.without, float):
         parts.append(f"{100 * (1 - table.without):.0f} % of the {unit} have one")
     text = "; ".join(parts)
@@ -198,6 +198,14 @@ def leading_sentence(rows: Rows) -> str:
         names = (named(row.description, row.code) for row in leading(of_mode)[:_CODES])
         parts.append(f"{mode}: {', '.join(names)}")
     return f"Leading codes. {'; '.join(parts)}."
+
+
+def chance_sentence(chance: float | None) -> str:
+    """How sure a phenotype is by its own run, in a sentence; empty where nobody can tell."""
+    if chance is None:
+        return ""
+    word = certainty((), chance).capitalize()
+    return f"{word}: of phenotypes like this, {percent(chance)} are missing in other patients."
 
 
 def certainty_sentence(pairs: Sequence[Pair]) -> str:

@@ -89,12 +89,20 @@ class Replication:
 
 
 STABLE, PARTLY, UNCONFIRMED, NOT_FOUND = "stable", "partly", "unconfirmed", "not found"
+LIKELY, UNCERTAIN, DOUBTFUL = "likely real", "uncertain", "doubtful"
+MOST_FALSE, _EVEN = 0.1, 0.5
+"""Chance that other patients lack a phenotype, up to which it is likely real; and uncertain."""
 
 
-def certainty(pairs: Sequence[Pair]) -> str:
-    """One word for a phenotype, from its pair in each other run; empty without any."""
+def certainty(pairs: Sequence[Pair], chance: float | None = None) -> str:
+    """One word for a phenotype, from its pair in each other run.
+
+    Without any, from the `chance` that other patients lack it; without that, empty.
+    """
     if not pairs:
-        return ""
+        if chance is None:
+            return ""
+        return LIKELY if chance <= MOST_FALSE else UNCERTAIN if chance <= _EVEN else DOUBTFUL
     count = sum(pair.is_replicated for pair in pairs)
     if count:
         return STABLE if count == len(pairs) else PARTLY

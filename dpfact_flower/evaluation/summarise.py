@@ -76,6 +76,7 @@ def summarise(
         exchange=_exchange(coordinator),
         measured=measures,
         row_unit=cohort.row_unit if cohort else PATIENT,
+        false_discovery=coordinator.false_discovery,
     )
     return summary, tables or _global_codes(coordinator, vocabularies)
 

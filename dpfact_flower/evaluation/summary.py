@@ -206,7 +206,9 @@ class Summary:
 
     `sites` counts those whose releases were used, and `rounds` those that updated the model. A row
     of the data is one `row_unit`, as far as the server knows: ``patient``, or ``discharge``.
-    `claim` says what protects the patients. Mode "none" has no `spent`, a deployment no `measured`.
+    `false_discovery` has by phenotype the chance that other patients lack it, where the server can
+    tell. `claim` says what protects the patients. Mode "none" has no `spent`, a deployment no
+    `measured`.
     """
 
     name: str
@@ -221,6 +223,7 @@ class Summary:
     spent: RunSpending | None
     exchange: Exchange
     measured: Measured | None
+    false_discovery: tuple[float, ...] = ()
 
     @property
     def errors(self) -> Errors | None:

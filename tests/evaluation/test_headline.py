@@ -42,6 +42,15 @@ def test_what_secure_sums_promise_if_all_others_collude_stands_beside():
     assert dict(headline(shared))["privacy"].endswith("; if all others collude: 9.001")
 
 
+def test_phenotypes_that_are_likely_real_are_counted_unless_the_model_is_noise():
+    known = replace(SIMULATED, false_discovery=(0.02, 0.1, 0.11))
+    says = "2 of 3 phenotypes are likely real, by this run's own noise"
+    assert dict(headline(known))["certainty"] == says
+    noise = replace(MEASURED, fit_shared=1e-6, fit_frequencies=1e-3)
+    assert "certainty" not in dict(headline(replace(known, measured=noise)))
+    assert "certainty" not in dict(headline(SIMULATED))
+
+
 @pytest.mark.parametrize(
     ("failures", "never", "says"),
     [

@@ -1,6 +1,7 @@
 """Tables for other programs: what stands in them, and that a site's own is right and its own."""
 
 import os
+import shutil
 import stat
 from dataclasses import fields, replace
 
@@ -11,9 +12,17 @@ from scipy.optimize import nnls
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.evaluation.cards import cards
 from dpfact_flower.evaluation.model import CodeRow, GlobalModel, write_phenotype_table
 from dpfact_flower.evaluation.prose import titles
-from dpfact_flower.evaluation.run_folder import read_model, read_names, write_name
+from dpfact_flower.evaluation.run_folder import (
+    SUMMARY,
+    read_model,
+    read_names,
+    read_summary,
+    write_name,
+    write_summary,
+)
 from dpfact_flower.runtime.federate import federate
 from dpfact_flower.tensor import SparseTensor
 from tests.evaluation.folders import dpfact, lines_of, refusal
@@ -218,3 +227,21 @@ def test_no_text_is_a_formula_to_a_spreadsheet(tmp_path, begin):
     assert f"'{text}" in cells
     assert text not in cells
     assert "-0.5" in cells
+
+
+def test_tables_and_cards_say_how_likely_a_phenotype_is_real(run, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    known = (0.02, 0.3, 0.9)
+    write_summary(folder, replace(read_summary(folder), false_discovery=known))
+    found = GlobalModel.read(folder)
+    shown = cards(found, None, (), {}, "patients")
+    assert [card.certainty for card in shown] == ["likely real", "uncertain", "doubtful"]
+    assert all("Not checked" not in card.text for card in shown)
+    dpfact("export", folder, "--phenotypes", tmp_path / "codes.csv")
+    for line in lines_of(tmp_path / "codes.csv"):
+        assert float(line["false_discovery"]) == known[int(line["phenotype"]) - 1]
+    dpfact("export", run, "--phenotypes", tmp_path / "codes.csv")
+    assert {line["false_discovery"] for line in lines_of(tmp_path / "codes.csv")} == {""}
+    (folder / SUMMARY).unlink()  # a site has the model alone
+    assert GlobalModel.read(folder).false_discovery == ()

@@ -4,6 +4,7 @@ import pytest
 
 from dpfact_flower.evaluation.prose import (
     certainty_sentence,
+    chance_sentence,
     first_line,
     paragraph,
     rate,
@@ -41,6 +42,21 @@ def test_one_word_says_how_sure_a_phenotype_is(pairs, word, sentence):
 
 
 @pytest.mark.parametrize(
+    ("chance", "word", "sentence"),
+    [
+        (0.1, "likely real", "Likely real: of phenotypes like this, 10.0 % are missing"),
+        (0.101, "uncertain", "Uncertain: of phenotypes like this, 10.1 % are missing"),
+        (0.6, "doubtful", "Doubtful: of phenotypes like this, 60.0 % are missing"),
+        (None, "", ""),
+    ],
+)
+def test_a_run_alone_says_how_sure_a_phenotype_is_and_others_overrule_it(chance, word, sentence):
+    assert certainty((), chance) == word
+    assert chance_sentence(chance).startswith(sentence)
+    assert certainty(found(AGAIN), chance) == "stable"
+
+
+@pytest.mark.parametrize(
     ("without", "rank", "words", "line"),
     [
         (0.64, 20, ["stable"] * 9 + ["partly"] * 8 + ["unconfirmed"] * 3,
@@ -49,6 +65,9 @@ def test_one_word_says_how_sure_a_phenotype_is(pairs, word, sentence):
          "Two patterns; one is stable; 36 % of the patients have one."),
         ("<10", 1, ["not found"], "One pattern; none is stable."),
         (None, 50, ["", ""], "50 patterns."),
+        (None, 3, ["likely real", "likely real", "doubtful"],
+         "Three patterns; two are likely real."),
+        (None, 2, ["uncertain", "doubtful"], "Two patterns; none is likely real."),
     ],
 )  # fmt: skip
 def test_a_run_in_one_line(without, rank, words, line):
