@@ -22,13 +22,13 @@ from simulation.baselines import pooled
 from simulation.systems import NO_NOISE, unit_columns
 
 _CELLS = 10**7
-"""Of the third moments of patients that are in memory together."""
+"""Cells of patients' third moments that are in memory together."""
 _PAIRS = 0.5**0.5
 """Norm of a patient's pairs, each once: that of x x', which is 1, without its half below."""
 _CLIP = 0.1
 """Relative to rank ** 1.5, about what a patient has; of 1, .3 and .1 best on the planted demo."""
 _STARTS, _STEPS = 30, 40
-"""Of the power method, for each topic."""
+"""Starts and steps of the power method for each topic."""
 
 
 class Topics(NamedTuple):
@@ -93,7 +93,7 @@ def _pairs(x: scipy.sparse.csr_array) -> NDArray[np.float64]:
 def _whitening(
     pairs: NDArray[np.float64], rank: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Codes to `rank` directions in which pairs are the identity, and back."""
+    """Maps from codes to `rank` directions in which pairs are the identity, and back."""
     values, vectors = np.linalg.eigh(pairs + pairs.T)
     root = np.sqrt(np.maximum(values[-rank:], 1e-9))
     return vectors[:, -rank:] / root, vectors[:, -rank:] * root
@@ -132,7 +132,7 @@ def _symmetric(moment: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _power_method(moment: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.float64]:
-    """Leading directions of a symmetric tensor, one after another; as many as it has rows."""
+    """Leading directions of a symmetric tensor, one after another, as many as it has rows."""
     left, found = moment.copy(), []
     for _ in range(len(moment)):
         v = rng.normal(size=(len(moment), _STARTS))

@@ -77,7 +77,7 @@ def rounds_needed(result: Result) -> int:
 
 
 def needed(found: Sequence[Result]) -> tuple[int, bool]:
-    """Median of the rounds needed over starts, and whether more were played than that."""
+    """Median of the rounds needed over starts, and whether more rounds were played."""
     median = int(np.median([rounds_needed(result) for result in found]))
     played = min(len(result.values["trace"]) for result in found)
     return median, median < played or played == 1
@@ -167,7 +167,7 @@ def _finals(found: Sequence[Result]) -> list[float]:
 
 
 def _pairs(data: Dataset, found: Systems) -> list[dict[str, Any]]:
-    """DPFact's versions against their rivals, start by start, as far as both were run."""
+    """DPFact's versions against their rivals, start by start, where both were run."""
     rows = []
     for system in _JUDGED:
         for rival in _RIVALS:

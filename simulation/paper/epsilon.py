@@ -54,7 +54,7 @@ def jobs(plan: Plan) -> list[Job]:
 
 
 def _systems(data: Dataset) -> tuple[str, ...]:
-    """The naive scheme is left out where it would take hours to show nothing again."""
+    """The private systems of a data set, without the naive one where it would take hours."""
     return PRIVATE[:3] if data.name.startswith("paper-") else PRIVATE
 
 
@@ -162,7 +162,7 @@ def _draw(ax: Any, rows: list[dict[str, Any]]) -> None:
 
 
 def _verdicts(rows: list[dict[str, Any]]) -> list[Verdict]:
-    """Of the paper's noise, with its best steps and with small ones, and of ours."""
+    """Verdict on the paper's noise, with its best steps and with small ones."""
     private = {system: _risen(rows, system) for system in PRIVATE}
     paper = [case for system in ("paper", "paper-small") for case in private[system].values()]
     why = "".join(

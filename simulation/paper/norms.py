@@ -15,9 +15,9 @@ from simulation.paper.report import Section, Table, legend, panels
 from simulation.paper.verdicts import Verdict, answer, held
 
 _ROUNDS = 40
-"""Phenotypes must have formed before any is switched off."""
+"""Rounds, enough for phenotypes to form before any is switched off."""
 _SHOWN = 4
-"""One-site phenotypes per weight in the table."""
+"""Phenotypes of one site that the table shows for each weight."""
 
 
 def jobs(plan: Plan) -> list[Job]:
@@ -103,7 +103,7 @@ def _verdicts(found: list[tuple[float, dict[str, Any]]]) -> list[Verdict]:
 
 
 def _planted(job: Job, result: Result) -> list[dict[str, Any]]:
-    """Norms of the phenotypes of one site, site by site; none where nothing was planted."""
+    """Norms at every site of the phenotypes planted at one site, if any were planted."""
     truth = load(job.data).truth
     if truth is None:
         return []

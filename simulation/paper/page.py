@@ -37,12 +37,12 @@ not at hand. The CSV files have every figure.
 - **DPFact, patient mode (ours)** is what this package is for. Its epsilon is
   [proven for a patient](explanation/proof.md). Epsilon and delta have the same values as the
   paper's."""
-"""What a reader must know of the systems."""
+"""The systems, as the page introduces them."""
 _HEADLINED = (
     SYSTEMS["paper"].title, SYSTEMS["paper-small"].title, SYSTEMS["patient"].title,
     f"Patient mode against {SYSTEMS['raw-codes'].title}",
 )  # fmt: skip
-"""Systems whose cases the page has; the file has all."""
+"""Systems whose cases are on the page; the file has all."""
 
 _MADE_BY = {
     "quick": "make paper QUICK=1", "full": "make paper", "thorough": "make paper THOROUGH=1",
@@ -150,7 +150,7 @@ def _verdict_lines(sections: Sequence[Section], files: str) -> list[str]:
 
 
 def _brief(why: str) -> str:
-    """The lines about `_HEADLINED`; all of it where there are none."""
+    """The lines about `_HEADLINED`, or all lines if there are none."""
     lines = why.split("<br>")
     own = [line for line in lines if line.startswith(tuple(f"{name}: " for name in _HEADLINED))]
     return "<br>".join(own) or why

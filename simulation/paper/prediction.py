@@ -33,7 +33,7 @@ _PAIRS = (
 _JUDGED = ("paper", "psgd", "exact", "patient")
 """Versions of DPFact: with the paper's noise, without noise by either solver, and ours."""
 _LEAST = 20
-"""Rank from which the paper has DPFact above its rivals."""
+"""Rank from which DPFact is above its rivals in the paper."""
 _L21 = (("paper", "paper-no-l21"), ("psgd", "psgd-no-l21"), ("exact", "exact-no-l21"))
 
 
@@ -161,7 +161,7 @@ def _paired(plan: Plan, data: Dataset, group: str, results: Results) -> list[dic
 
 
 def _over_ranks(pairs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row for all ranks of a comparison."""
+    """One row for each comparison, over all ranks."""
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for row in pairs:
         key = tuple(str(row[name]) for name in ("data", "patients", "system", "against"))

@@ -21,11 +21,11 @@ _COLOURS = {
     "paper": "#d55e00", "paper-small": "#cc79a7", "exact": "#56b4e9", "patient": "#0072b2",
     "naive": "#8a6d00", "random": "#cc79a7",
 }  # fmt: skip
-"""Of the systems that figures show, the same in all of them; Okabe and Ito's, mostly."""
+"""Colours of the systems, the same in all figures; mostly Okabe and Ito's."""
 
 
 def style(system: str, label: str = "") -> dict[str, Any]:
-    """Colour of a system, and its label in the legend."""
+    """Colour and legend label of a system."""
     return {"color": _COLOURS[system], "label": label or SYSTEMS[system].title}
 
 
@@ -116,7 +116,7 @@ class Section:
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write PNG and SVG without dates, so that equal figures are equal files."""
+    """Write PNG and SVG without dates, so that equal figures give equal files."""
     with mpl.rc_context({key: STYLE[key] for key in ("svg.fonttype", "svg.hashsalt")}):
         figure.savefig(path.with_suffix(".png"), dpi=110, metadata={"Software": None})
         figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
@@ -134,7 +134,7 @@ def panels(count: int, *, height: float = 3.2, columns: int = 3) -> tuple[Figure
 
 
 _LETTERS = 14
-"""Of a legend, to the inch."""
+"""Letters of a legend in an inch."""
 
 
 def legend(figure: Figure, axes: Sequence[Any]) -> None:

@@ -1,9 +1,9 @@
 """The systems of the evaluation by name, and the computation of a job.
 
-All fit each patient's cells scaled to norm 1, which patient mode needs, from the same start. The
-paper gives eta = .01, gamma = 5 and hand-picked mu for its counts. Where P-SGD is compared, eta
-and pull are the package's defaults, and mu is what served it best on the synthetic EHR; "published"
-has the paper's.
+All systems fit each patient's cells scaled to norm 1, which patient mode needs, from the same
+start. The paper gives eta = .01, gamma = 5 and hand-picked mu for its counts. P-SGD is compared
+with the package's default eta and relative_elastic, and with the mu that was best on the synthetic
+EHR. "published" has the paper's values.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _PULL, _MU, _OFF = 0.01, 0.5, 0.3
 _SMALL_STEP = 1e-3
 _ANY = Job("any", "any", 1, 1)
 _WIDE = 5000
-"""Codes of all modes beyond which patient mode counts the most frequent ones first."""
+"""Number of codes of all modes above which patient mode first counts the most frequent ones."""
 _KEPT = "202x316"
 
 
@@ -201,7 +201,7 @@ def _patient(job: Job, cohort: Cohort) -> Iterator[Snapshot]:
 
 
 def _single(job: Job, cohort: Cohort, shared: Factors) -> Iterator[Snapshot]:
-    """Factors that were found without snapshots, every patient put on them."""
+    """A snapshot of shared factors alone, with every patient fitted to them."""
     began = time.perf_counter()
     tensors = [site.tensor.scaled_to_unit_patients() for site in cohort.sites]
     models = [(measures.projected(tensor, shared), *shared) for tensor in tensors]
@@ -216,7 +216,7 @@ def _naive(job: Job, cohort: Cohort) -> Iterator[Snapshot]:
 
 
 def _random(job: Job, cohort: Cohort) -> Iterator[Snapshot]:
-    """The exact solver's features with the rows of every column shuffled: as sparse, no meaning."""
+    """The exact solver's features, each column's rows shuffled: as sparse, without meaning."""
     *_, learned = _dpfact(job, cohort, _exact(job))
     rng = np.random.default_rng([job.seed, job.rank])
     shared = tuple(rng.permuted(factor, axis=0) for factor in learned.shared)

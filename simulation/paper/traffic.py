@@ -117,7 +117,7 @@ def _row(data: str, plan: Plan, results: Results) -> list[dict[str, Any]]:
 
 
 def _rounds_of(data: str, system: str, plan: Plan, results: Results) -> tuple[int | None, bool]:
-    """Rounds to converge, from the fits on data of this size where they were made."""
+    """Rounds to converge, from the fits on data of this size if there are any."""
     fit = {"dpfact": "exact", "trip": "trip", "trip-lean": "trip"}.get(system)
     if fit is None or data not in plan.convergence:
         return None, False
@@ -182,7 +182,7 @@ def _lean(rows: list[dict[str, Any]]) -> str:
 
 
 def _in_all(rows: list[dict[str, Any]]) -> str:
-    """Bytes until both have converged, where rounds were measured at that size."""
+    """Bytes until both have converged, for sizes with measured rounds."""
     found = {(row["size of"], row["system"]): row["MB in all"] for row in rows}
     told = [
         f"{title} {100 * (1 - own / trip):.0f} %"
