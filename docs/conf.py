@@ -6,7 +6,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent / "reference"))  # `commands` and `settings_table`
+REFERENCE = Path(__file__).parent / "reference"
+sys.path.insert(0, str(REFERENCE))  # `commands` and `settings_table`
 
 project = "dpfact-flower"
 author = "the dpfact-flower authors"
@@ -17,6 +18,7 @@ extensions = [
     "myst_parser",
     "settings_table",
     "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
     "sphinx_click",
     "sphinx_copybutton",
@@ -37,18 +39,24 @@ myst_enable_extensions = ["dollarmath"]
 highlight_language = "none"
 copybutton_exclude = ".linenos, .gp"
 
+smartquotes = False  # they make a dash of --option
 default_role = "code"  # names in docstrings
 napoleon_google_docstring = False
 napoleon_use_rtype = False
 napoleon_use_ivar = True  # an attribute is explained once, where its class is
 autodoc_typehints = "none"  # the docstrings have types, shapes and units
 autodoc_member_order = "bysource"
+autosummary_ignore_module_all = False
 # Types are written for people: "ndarray of shape (I_n, R)" names no class called shape.
 suppress_warnings = ["ref.python"]
 
 
 def setup(app: Any) -> None:
-    """Put the gallery's reports beside its page, as they lie in the sources."""
+    """Make the reference's pages anew; put the gallery's reports beside its page, as they are."""
+    import commands  # noqa: PLC0415 - docs/reference is on the path now
+
+    shutil.rmtree(REFERENCE / "objects", ignore_errors=True)
+    commands.write_pages()
     app.connect("build-finished", _copy_reports)
 
 
