@@ -3,11 +3,12 @@
     python -m simulation.studies.peers data/nhds data/diabetes --rank 20 --epsilon 1
 
 Each method has a row, of one model. LDA, NMF and spectral LDA have all patients in one place, and
-use which codes a patient has. All others fit combinations of codes, each site its own patients.
-Share of the fit and factor match are as in `simulation.studies.real_data`, with a method's topics
-as factors. AUC is of death, by the square roots of a method's own memberships if it has some, else
-of patients fitted to its factors. Seconds are those of one core, without measuring. The script
-writes table.json, table.csv and table.md after each method, and continues where it was stopped.
+use which codes a patient has. All others fit combinations of codes. Share of the fit and factor
+match are as in `simulation.studies.real_data`, with a method's topics as factors. AUC is of death,
+by the fourth roots of a method's own memberships if it has some, else of patients fitted to its
+factors. Coherence is the mean NPMI of pairs of a phenotype's leading codes, in the same patients.
+Seconds are those of one core, without measuring. The script writes table.json, table.csv and
+table.md after each method, and continues where it was stopped.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from typing import Any
 import numpy as np
 
 from dpfact_flower.data.site_data import Cohort
-from dpfact_flower.evaluation.prediction import code_volume
+from dpfact_flower.evaluation.coherence import coherence
+from dpfact_flower.evaluation.prediction import code_volume, evened
 from dpfact_flower.evaluation.run_folder import read_json
 from simulation.arguments import at_least, one_line_errors, read_epsilon
 from simulation.baselines.topics import Topics, lda, nmf, private_spectral_lda
@@ -71,11 +73,13 @@ def row(study: Study, name: str, epsilon: float) -> dict[str, Any]:
     began = time.process_time()
     topics = fit(study, epsilon)
     seconds = time.process_time() - began
+    tensors = [site.tensor for site in study.cohort.sites]
     share, match = study.beside_references(topics.factors)
     return {
         "data": study.cohort.name, "rank": study.rank, "method": name, "data are": where,
         "guarantee": guarantee, "epsilon": None if guarantee == _NONE else epsilon,
-        "share": share, "match": match, "auc": _auc(study, topics), "seconds": seconds,
+        "share": share, "match": match, "auc": _auc(study, topics),
+        "coherence": coherence(topics.factors, tensors).value, "seconds": seconds,
     }  # fmt: skip
 
 
@@ -83,7 +87,7 @@ def _auc(study: Study, topics: Topics) -> float | None:
     if topics.memberships is None:
         return study.auc(topics.factors)
     first = np.cumsum([site.tensor.n_patients for site in study.cohort.sites])[:-1]
-    return study.area(np.split(np.sqrt(topics.memberships), first))
+    return study.area(np.split(evened(topics.memberships), first))
 
 
 def plain(study: Study) -> list[dict[str, Any]]:
@@ -97,15 +101,16 @@ def plain(study: Study) -> list[dict[str, Any]]:
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Markdown: a row per data set and method."""
     lines = [
-        "| data, R | method | the data are | guarantee | epsilon | share/match | AUC | s |",
-        "|---|---|---|---|---|---|---|---|",
+        "| data, R | method | data are | guarantee | epsilon | share/match | AUC | coherence | s |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for r in rows:
         tie = f"{r['share']:.2f}/{r['match']:.2f}" if r.get("share") is not None else "-"
         epsilon = "-" if r.get("epsilon") is None else f"{r['epsilon']:g}"
         area = "-" if r["auc"] is None else f"{r['auc']:.3f}"
+        pairs = "-" if r.get("coherence") is None else f"{r['coherence']:.2f}"
         seconds = "-" if r.get("seconds") is None else f"{r['seconds']:.0f}"
-        cells = r["method"], r["data are"], r["guarantee"], epsilon, tie, area, seconds
+        cells = r["method"], r["data are"], r["guarantee"], epsilon, tie, area, pairs, seconds
         lines.append(f"| {r['data']}, {r['rank']} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
