@@ -13,7 +13,7 @@ norm 1 and refitted.
 
 With labels, the area under the curve (AUC) of in-hospital death stands beside that of raw codes,
 both by logistic regression on 60 % of the patients (mean over splits and models). As in a report,
-the regression takes the square roots of memberships, which are skewed.
+the regression takes the fourth roots of memberships, which are skewed.
 
 Settings were found on the first half of each cohort's patients, so use `--half report` for the
 second. Noise is fresh in every run, so no two runs agree in all digits. The folder keeps every
@@ -36,7 +36,7 @@ import numpy as np
 
 from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.errors import SettingsError
-from dpfact_flower.evaluation.prediction import code_presence
+from dpfact_flower.evaluation.prediction import code_presence, evened
 from dpfact_flower.evaluation.run_folder import read_json
 from dpfact_flower.machine.files import replacing
 from dpfact_flower.server.rule import initial_factors
@@ -99,21 +99,24 @@ class Study:
         ]
         self._fits = [self._fit(factors) for factors in self._references]
 
-    def rows(self, epsilons: Sequence[float], seeds: int) -> Iterator[dict[str, Any]]:
+    def rows(
+        self, epsilons: Sequence[float], seeds: int, nulls: int = 0
+    ) -> Iterator[dict[str, Any]]:
         """Ceiling, null, and patient mode at each epsilon, as they are measured."""
-        for row, _ in self.cells(epsilons, seeds):
+        for row, _ in self.cells(epsilons, seeds, nulls):
             yield row
 
     def cells(
-        self, epsilons: Sequence[float], seeds: int
+        self, epsilons: Sequence[float], seeds: int, nulls: int = 0
     ) -> Iterator[tuple[dict[str, Any], list[Factors]]]:
         """The same, each with the models that it is of."""
-        nulls = [self.kept(f"null-{seed}", partial(self._null, seed)) for seed in range(seeds)]
-        floor, ceiling = self._measured(nulls), self._ceiling()
+        names = range(nulls or seeds)
+        chance = [self.kept(f"null-{seed}", partial(self._null, seed)) for seed in names]
+        floor, ceiling = self._measured(chance), self._ceiling()
         tie = bool((ceiling.mean(axis=0) > floor.max(axis=0)).all())
         best = self._row("ceiling: fits to each other", None, ceiling, self._references)
         yield {**best, "auc_raw_codes": self.auc_of_codes()}, self._references
-        yield self._row("null: shuffled patients", None, floor, nulls), nulls
+        yield self._row("null: shuffled patients", None, floor, chance), chance
         for epsilon in epsilons:
             models = [
                 self.kept(f"epsilon-{epsilon:g}-{s}", partial(self._private, epsilon, s))
@@ -199,7 +202,7 @@ class Study:
     def auc(self, model: Factors) -> float | None:
         """AUC of death by patients fitted to a model."""
         sites = [scaled(site.tensor, SolverSettings()) for site in self.cohort.sites]
-        memberships = [np.sqrt(np.abs(projected(tensor, model))) for tensor in sites]
+        memberships = [evened(projected(tensor, model)) for tensor in sites]
         return self.area(memberships)
 
     def auc_of_codes(self) -> float | None:
@@ -274,6 +277,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--seeds", type=at_least(1), default=4, help="number of private models, and of nulls"
     )
+    parser.add_argument("--nulls", type=at_least(0), default=0, help="of nulls; 0: --seeds")
     parser.add_argument(
         "--references", type=at_least(2), default=4, help="number of fits without noise"
     )
@@ -317,7 +321,7 @@ def _study(
         for epsilon, shown in zip(given.epsilons, wanted, strict=True)
         if (cohort.name, rank, "patient mode", shown) not in known
     ]
-    for row in study.rows(left, given.seeds):
+    for row in study.rows(left, given.seeds, given.nulls):
         if (row["data"], row["rank"], row["model"], row["epsilon"]) not in known:
             rows.append(row)
             write(rows, given.out)
