@@ -152,7 +152,7 @@ def test_nothing_is_submitted_twice(flower, tmp_path, monkeypatch, state):
     (tmp_path / "answer-1").write_text(json.dumps(AWAY))
     done, asked = flower(state)
     assert isinstance(done.exception, RunFailedError)
-    assert "with runs that are not finished: 77. If none of them" in str(done.exception)
+    assert "is back with unfinished runs: 77. If none of them" in str(done.exception)
     assert [line.split()[0] for line in asked] == ["run", "ls"]
 
 

@@ -246,7 +246,7 @@ def test_cohort_summary():
     [
         ((), "at least one site"),
         ((make_site("a"), make_site("A")), "more than their case"),
-        ((make_site("Truth"),), "no site name"),
+        ((make_site("Truth"),), "no site may be named"),
         (
             (
                 make_site("a"),

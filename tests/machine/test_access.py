@@ -87,7 +87,8 @@ def made_foreign(path: Path, how: str, monkeypatch) -> None:
 
 
 FOREIGN = {
-    "link": "a link", "owner": "sudo chown -R", "0777": "chmod -R go-w", "0720": "chmod -R go-w",
+    "link": "a symbolic link", "owner": "sudo chown -R",
+    "0777": "chmod -R go-w", "0720": "chmod -R go-w",
     "0702": "chmod -R go-w", "1777": "mode 1777",
 }  # fmt: skip
 

@@ -146,7 +146,7 @@ def test_a_rule_with_an_update_of_its_own_is_given_factors_alone():
     rule = OwnUpdate(SIZES, solver, NONE, RunSettings())
     assert rule.reply_shapes(1) == [(20, 4), (30, 4)]
     assert len(rule.anchors(1)) == 2
-    with pytest.raises(SettingsError, match="starts at random"):
+    with pytest.raises(SettingsError, match="needs start 'random'"):
         OwnUpdate(SIZES, solver, NONE, RunSettings(start="cooccurrence"))
 
 

@@ -434,7 +434,7 @@ def test_no_job_takes_the_place_of_the_ledgers_files(data, tmp_path, caplog, nam
     client = make_client(data, tmp_path)
     code, log = refusal(client, make_server(data, job=name).request(1), caplog)
     assert code == "message"
-    assert "the ledger's own files" in log
+    assert "is reserved for the ledger's files" in log
     server = make_server(data)
     go_to(client, server, server.rounds)
     assert len(rows_of(tmp_path)) == server.rounds - 1
@@ -445,7 +445,7 @@ def test_a_new_name_opens_no_new_budget(data, tmp_path, caplog):
     client, server = make_client(data, tmp_path), make_server(data)
     with caplog.at_level(logging.WARNING):
         go_to(client, server, server.rounds)
-    assert caplog.text.count("begins a new ledger") == 1  # also after a disk was not mounted
+    assert caplog.text.count(": new ledger in ") == 1  # also after a disk was not mounted
     request = make_server(data, job="again").request(1)
     for other in (data, without_cells(data)):  # only people can know whether patients are others
         watched = Watched(replace(other, name="of-2027"))

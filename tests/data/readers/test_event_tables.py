@@ -224,7 +224,7 @@ def test_sites_and_labels_are_checked(table, text, message, tables, write):
     ("options", "message"),
     [
         ({"window_days": -1}, "window days"),
-        ({"top": (3, 3), "vocabularies": LISTS}, "top: has no meaning"),
+        ({"top": (3, 3), "vocabularies": LISTS}, "top: cannot be combined with vocabularies"),
         ({"vocabularies": LISTS[::-1]}, "need procedures, diagnoses in this order"),
         ({"columns": events.Columns(time="")}, "column time: need a name"),
     ],
@@ -250,7 +250,7 @@ def test_names_of_columns_are_checked(names, message):
 def test_what_is_not_used_is_logged_in_numbers(tables, caplog):
     with caplog.at_level(logging.DEBUG):
         events.read(tables, "north")
-    assert "procedures.csv: 1 rows that repeat another one" in caplog.text
+    assert "procedures.csv: 1 repeated rows" in caplog.text
     assert "diagnoses.csv: 1 rows without time, left out" in caplog.text
     assert "41401" not in caplog.text
 
