@@ -386,10 +386,11 @@ class Coordinator:
         """What the run of so many sites will have on the disk at most."""
         factors = sum(array.nbytes for array in self._state().values())
         copies = _COPIES + self._copies_of_each_site * sites
+        later = 2 * getattr(self.rule, "later_bytes", 0)  # in two checkpoints
         built_on = filter(self.rule.needs_quorum, range(1, self.rounds + 1))
         values = max((sum(map(math.prod, self.reply_shapes(n))) for n in built_on), default=0)
         records = self.rounds * (_ROUND_BYTES + _SITE_BYTES * sites)
-        return copies * factors + 4 * sites * values + records + _MORE_BYTES
+        return copies * factors + later + 4 * sites * values + records + _MORE_BYTES
 
     def _checkpoint(self, records: list[RoundRecord], arrays: Mapping[str, Array]) -> Checkpoint:
         return Checkpoint(self._identity(), self.run.job, self.rounds, records, arrays)

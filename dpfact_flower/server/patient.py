@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfact_flower.errors import SettingsError
-from dpfact_flower.estimation.certainty import false_discovery, typical_counts
+from dpfact_flower.estimation.certainty import SPLITS, false_discovery, typical_counts
 from dpfact_flower.estimation.codes import code_weights, kept_codes, unweighted
 from dpfact_flower.estimation.refine import refine_factor
 from dpfact_flower.estimation.running_average import RunningAverage
@@ -162,6 +162,11 @@ class PatientRule:
         if counts:
             self._halves = fitted_to_halves(released, counts, sizes, rank, sigma, rng)
             self._cells = math.prod(counts)
+
+    @property
+    def later_bytes(self) -> int:
+        """Of models of halves, which the state has once there is a start."""
+        return 2 * SPLITS * sum(factor.nbytes for factor in self.factors)
 
     @property
     def false_discovery(self) -> tuple[float, ...]:

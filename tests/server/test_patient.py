@@ -214,8 +214,17 @@ def test_a_run_does_not_go_on_without_its_codes_or_its_start(privacy, number, si
         np.testing.assert_array_equal(array, before[name])
 
 
+def size_of(server: Coordinator) -> int:
+    return sum(array.nbytes for array in server.rule.state().values())
+
+
 def test_what_phenotypes_are_judged_by_does_not_move_them_and_survives_a_checkpoint(monkeypatch):
-    server = go_to(make(privacy=PLANNED), 3)
+    server = make(privacy=PLANNED)
+    assert server.rule.later_bytes > 0
+    foreseen = size_of(server) + server.rule.later_bytes
+    go_to(server, 1)
+    assert size_of(server) == foreseen
+    go_to(server, 3)
     chances = server.false_discovery
     assert len(chances) == SOLVER.rank
     again = make(privacy=PLANNED)
