@@ -93,6 +93,7 @@ NOT_RUN = {
     "little",
     ("docs/how-to/audit.md", "python -m pytest"): "these tests themselves",
     ("docs/explanation/start.md", "python -m simulation"): HOURS,
+    ("docs/explanation/certainty.md", "python -m simulation"): HOURS,
     ("docs/explanation/algorithm.md", "dpfact run "): HOURS,
     ("docs/explanation/proof.md", "python -m simulation"): HOURS,
     ("docs/explanation/what-leaves.md", "python -m simulation"): HOURS,

@@ -20,6 +20,7 @@ from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.match import factor_match_score
 from simulation.studies import (
     against_epsilon,
+    certainty,
     held_out,
     nameable,
     needed,
@@ -348,3 +349,33 @@ def test_factors_are_tried_on_patients_whom_they_were_not_made_from(tmp_path, ca
     ]  # fmt: skip
     used, others = (float(cell) for cell in lines[-1].split(" | ")[2:4])
     assert others < used  # chance is not the same again
+
+
+def test_the_study_of_certainty_looks_for_what_is_called_real_in_other_patients(
+    tmp_path, capsys
+) -> None:
+    cohort = synthetic(SyntheticSettings(patients=8000, local=0.0))
+    (tmp_path / "data").mkdir()
+    cohort.save(tmp_path / "data")
+    asked = [str(tmp_path / "data"), "--rank", "12", "--references", "2", "--out", str(tmp_path)]
+    certainty.main([*asked, "--epsilons", "50"])
+    (row,) = json.loads((tmp_path / "table.json").read_text())
+    assert row["phenotypes"] == 24
+    assert row["called"] >= 6
+    assert row["missing"] / row["called"] < row["all_missing"] / row["phenotypes"]
+    shown = capsys.readouterr().out
+    certainty.main([*asked, "--epsilons", "50"])
+    assert capsys.readouterr().out == shown  # models are kept
+
+
+def test_a_phenotype_that_other_patients_lack_is_missing_there() -> None:
+    rng = np.random.default_rng(0)
+    own = tuple(rng.random((30, 6)) ** 8 for _ in range(2))
+    other = tuple(np.hstack([rng.random((30, 2)), factor[:, 2:]]) for factor in own)
+    alike, strict = certainty.found_in(own, other)
+    assert alike.tolist() == [False, False, True, True, True, True]
+    assert strict.tolist() == alike.tolist()
+    common = tuple(np.repeat(factor[:, :1], 6, axis=1) for factor in own)
+    alike, strict = certainty.found_in(common, common)
+    assert alike.all()
+    assert not strict.any()
