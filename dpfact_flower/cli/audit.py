@@ -44,7 +44,7 @@ StateDir = Annotated[
 ]
 Quick = Annotated[bool, typer.Option("--quick", help="Fewer trials: finds only gross faults.")]
 Seed = Annotated[
-    int, typer.Option(help="Seed of what the auditor chooses; the noise has no seed.", min=0)
+    int, typer.Option(help="Seed of the auditor's choices; the noise has no seed.", min=0)
 ]
 
 
@@ -60,7 +60,7 @@ def audit(
     verbose: Verbose = False,
     quiet: Quiet = False,
 ) -> None:
-    """Audit patient mode: sensitivity, noise, an adversary; exit code 1 on a failure.
+    """Audit patient mode: sensitivity, noise, an adversary; exit code 1 if a check fails.
 
     Nothing is sent, no budget is spent, and nothing is written into the hospital's state-dir.
     """
@@ -84,7 +84,7 @@ def audit(
             console.print(f"[red]{escape(finding.name)}[/red]: {escape(finding.detail)}")
         console.print(f"[red]{len(failed)} of {len(findings)} checks failed[/red]: do not release")
         raise typer.Exit(1)
-    console.print(f"all {len(findings)} checks passed; audits find faults, but prove nothing")
+    console.print(f"all {len(findings)} checks passed; an audit finds faults, but proves nothing")
 
 
 def _load(config: RunConfig, data: str) -> Cohort | SiteData:
@@ -101,7 +101,7 @@ def _load(config: RunConfig, data: str) -> Cohort | SiteData:
 
 
 def _table(findings: Sequence[Finding]) -> Table:
-    """One row per check; what exactly was measured is in the JSON."""
+    """One row per check; the JSON has the details of each."""
     table = Table("check", "measured", "allowed", "", title="Audit")
     for finding in findings:
         verdict = "[green]passed[/green]" if finding.passed else "[red]FAILED[/red]"

@@ -1,4 +1,4 @@
-"""`dpfact init`: a Flower project of one's own."""
+"""`dpfact init`: a Flower project of your own."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ FILES = (
     ".dockerignore", ".gitignore", "Dockerfile", "LICENSE", "README.md", "pyproject.toml",
     "dpfact_app/__init__.py", "dpfact_app/client_app.py", "dpfact_app/server_app.py",
 )  # fmt: skip
-"""Of the installed Flower App, all of it."""
+"""The files of the installed Flower App."""
 _NAME, _PUBLISHER = "dpfact-app", "dpfact-flower"
 """The installed app's."""
 _FLOWER_NAME = r"[A-Za-z][A-Za-z0-9-]{0,31}"
-"""What Flower takes as a project's name."""
+"""Names that Flower accepts for a project."""
 
 
 def init(
     folder: Annotated[Path, typer.Argument()],
     settings: Set = None,
     publisher: Annotated[
-        str, typer.Option(help="Name of the Flower account that would publish it.")
+        str, typer.Option(help="Your Flower account, needed to publish the project.")
     ] = "your-name",
 ) -> None:
-    """Write a Flower project of one's own: code, settings, README, Dockerfile.
+    """Write a Flower project of your own: code, settings, README, Dockerfile.
 
-    FOLDER is new, or empty; its name is the project's. Settings stand in its pyproject.toml, for
-    instance with -s epsilon=2 -s rank=30 -s privacy=patient. Its README says how to run it.
+    FOLDER is new or empty, and its name becomes the project's. The settings that you give, such as
+    -s epsilon=2 -s rank=30, go into its pyproject.toml. Its README says how to run it.
     """
     from dpfact_flower.runtime.config import RunConfig
 
@@ -48,8 +48,8 @@ def init(
     for what, text in (("FOLDER", name), ("--publisher", publisher)):
         if not re.fullmatch(_FLOWER_NAME, text):
             raise SettingsError(
-                f"{what}: Flower takes a letter, then letters, digits and hyphens, at most 32 in "
-                f"all; got {text!r}"
+                f"{what}: need a letter, then letters, digits and hyphens, at most 32 characters; "
+                f"got {text!r}"
             )
     if folder.is_dir() and any(folder.iterdir()):
         raise SettingsError(f"FOLDER: {folder} is not empty; name another")

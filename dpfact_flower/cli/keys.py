@@ -16,7 +16,7 @@ from dpfact_flower.settings import check_name
 # ruff: noqa: PLC0415
 
 keys_app = typer.Typer(
-    help="Secure sums: make a hospital's key, show what others need of it.", no_args_is_help=True
+    help="Secure sums: make a hospital's key, show its public line.", no_args_is_help=True
 )
 
 
@@ -27,8 +27,8 @@ def make(
 ) -> None:
     """Make a long-term key in the file KEY, and print the line that the other sites need.
 
-    Give that line to every other site by a way that the centre has no part in, and compare the
-    fingerprint by telephone. Nobody else may see KEY; it is never sent.
+    Send that line to every other site, not through the centre, and compare the fingerprint by
+    telephone. Keep KEY secret. It is never sent.
     """
     from dpfact_flower.machine.files import create_once
     from dpfact_flower.privacy.secure_sum.keys import new_signing_key
@@ -43,17 +43,17 @@ def make(
     create_once(path, new_signing_key())
     _say(path, site)
     console.print(
-        f"Put this line and those of all other sites into one file, and name it and {path} in the "
-        "node config: secure-peers, secure-key.", soft_wrap=True, markup=False,
+        "Put this line and those of all other sites into one file. In the site's settings, set "
+        f"secure-peers to that file, and secure-key to {path}.", soft_wrap=True, markup=False,
     )  # fmt: skip
 
 
 @keys_app.command("show")
 def show(
     file: Path,
-    site: Annotated[str, typer.Option(help="This site's name, for a file of its key.")] = "",
+    site: Annotated[str, typer.Option(help="This site's name, if FILE is its key.")] = "",
 ) -> None:
-    """Show the public line of a key made before, or all names and fingerprints of a peers file."""
+    """Show the public line of a key, or the names and fingerprints of a peers file."""
     from dpfact_flower.privacy.secure_sum.keys import fingerprint
     from dpfact_flower.site.keyring import read_peers
 

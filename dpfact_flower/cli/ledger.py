@@ -1,4 +1,4 @@
-"""`dpfact ledger`: what a site has released and what it cost, for its privacy officer."""
+"""`dpfact ledger`: what a site has released and what it cost."""
 
 from __future__ import annotations
 
@@ -22,22 +22,23 @@ if TYPE_CHECKING:
 # ruff: noqa: PLC0415
 
 ledger_app = typer.Typer(
-    help="Show and check a site's record of releases; it stays at the site.", no_args_is_help=True
+    help="Show and check a site's record of releases, which stays at the site.",
+    no_args_is_help=True,
 )
 
 Folder = Annotated[Path, typer.Argument()]
 Site = Annotated[str, typer.Option(help="Which site, if the state-dir has several.")]
 Delta = Annotated[
-    float, typer.Option(help="Delta of every epsilon shown; the site's own is budget-delta.")
+    float, typer.Option(help="Delta for every epsilon shown; give the site's budget-delta.")
 ]
 Noted = Annotated[
-    str, typer.Option(help="A head noted earlier, ROWS:HASH: shows whether newer rows have gone.")
+    str, typer.Option(help="A head from the site's log, ROWS:HASH: finds deleted rows.")
 ]
 
 
 @ledger_app.command("show")
 def show(folder: Folder, site: Site = "", delta: Delta = 1e-5, as_json: AsJson = False) -> None:
-    """Every release, what it cost, and the totals; nothing of the released values.
+    """Show every release, its cost and the totals, without the released values.
 
     FOLDER is the site's folder, or the state-dir that it lies in.
     """
@@ -72,7 +73,7 @@ def show(folder: Folder, site: Site = "", delta: Delta = 1e-5, as_json: AsJson =
 
 @ledger_app.command("verify")
 def verify(folder: Folder, site: Site = "", noted: Noted = "", as_json: AsJson = False) -> None:
-    """Check file, hash chain, released bytes and costs; exit code 1 if anything is wrong.
+    """Check the file, the hash chain, released bytes and costs; exit code 1 if anything is wrong.
 
     FOLDER is the site's folder, or the state-dir that it lies in.
     """
@@ -96,8 +97,8 @@ def verify(folder: Folder, site: Site = "", noted: Noted = "", as_json: AsJson =
     console.print(f"OK: {head.rows} rows, head {head}", soft_wrap=True)
     if expected is None:
         console.print(
-            "only a head noted earlier can show whether the newest rows are all there "
-            "(--noted; the site logs one with every charge)",
+            "only a head from the site's log can show that the newest rows were deleted: give it "
+            "with --noted",
             soft_wrap=True,
         )
 
@@ -108,7 +109,7 @@ def backup(
     to: Annotated[Path, typer.Option(help="A new folder for the copy.")],
     site: Site = "",
 ) -> None:
-    """Copy a ledger whole, also while its site is at work, check the copy, and print its head.
+    """Copy a whole ledger, check the copy, and print its head; the site may be at work.
 
     FOLDER is the site's folder, or the state-dir that it lies in. Run it as the ledger's owner.
     """
@@ -122,12 +123,12 @@ def backup(
 def restore(
     backup_folder: Annotated[Path, typer.Argument(metavar="BACKUP")],
     folder: Folder,
-    noted: Annotated[str, typer.Option(help="The last head that the site's log has, ROWS:HASH.")],
+    noted: Annotated[str, typer.Option(help="The last head in the site's log, ROWS:HASH.")],
 ) -> None:
-    """Put a backup in the place of a ledger that is lost, if it has every row up to a head.
+    """Restore a lost ledger from a backup that has every row up to a head.
 
-    BACKUP is the copy's folder, FOLDER the site's, state-dir/SITE. A ledger that is there is never
-    replaced. A backup that lacks rows is refused: what they cost would be forgotten.
+    BACKUP is the copy's folder, FOLDER the site's, state-dir/SITE. An existing ledger is never
+    replaced. A backup that lacks rows is refused, because their cost would be forgotten.
     """
     from dpfact_flower.privacy.ledger import Head, copies
 
@@ -156,7 +157,7 @@ def _find(folder: Path, site: str) -> Path:
 def _accounted(
     rows: Sequence[LedgerRow], delta: float
 ) -> tuple[list[Guarantee | None], list[Guarantee]]:
-    """After each row the total of its unit so far, None where it charged nothing; and the totals.
+    """The running total after each row, None for a row that charged nothing; and the totals.
 
     Only events of one unit and neighbouring relation can be added up.
     """
@@ -207,7 +208,7 @@ def _epsilon(total: Guarantee) -> str:
 
 
 def _sentences(rows: Sequence[LedgerRow], totals: Sequence[Guarantee]) -> Iterator[str]:
-    """What everything cost together, under every accountant, with what is claimed for it."""
+    """The total cost under every accountant, each with its claim."""
     if not totals:
         yield "nothing was charged"
     for total in totals:
@@ -227,5 +228,5 @@ def _sentences(rows: Sequence[LedgerRow], totals: Sequence[Guarantee]) -> Iterat
     if unprotected := sum(row.unprotected for row in rows):
         yield (
             f"{unprotected} releases without noise: no epsilon bounds them, and no total holds "
-            "for a patient who was in their data"
+            "for a patient who was in that data"
         )

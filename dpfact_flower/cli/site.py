@@ -1,4 +1,4 @@
-"""`dpfact site`: what a hospital does at home, apart from any message."""
+"""`dpfact site`: a hospital's own commands."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ site_app = typer.Typer(
 )
 
 Config = Annotated[
-    Path, typer.Option(help="The site's settings: a TOML file, as deploy.md has it.")
+    Path, typer.Option(help="The site's settings, which dpfact site init wrote (NAME.toml).")
 ]
 
 
@@ -106,10 +106,11 @@ def site_answer(
     secret: Annotated[Path, typer.Option(help="The SuperNode's --superexec-auth-secret-file.")],
     port: Annotated[int, typer.Option(help="The SuperNode's --port.", min=1, max=65535)] = 9094,
     host: Annotated[
-        str, typer.Option(help="Its --host: this machine, or a container of it.")
+        str, typer.Option(help="The SuperNode's --host: this machine, or a container of it.")
     ] = "127.0.0.1",
     node_user: Annotated[
-        str, typer.Option(help="Whose it is: nobody else's is answered (default: your own).")
+        str,
+        typer.Option(help="The user who runs the SuperNode; others get no answer (default: you)."),
     ] = "",
 ) -> None:
     """Answer what a SuperNode with --isolation process receives, with the installed code alone.
@@ -139,9 +140,9 @@ def site_check(
     key: Annotated[Path, typer.Option(help="The SuperNode's --auth-supernode-private-key.")],
     as_json: AsJson = False,
 ) -> None:
-    """Check that the installed code answers here, and nothing else; exit code 1 if not.
+    """Check that only the installed code answers here, and what else is wrong; exit code 1 if so.
 
-    Run it as root, while the SuperNode and dpfact site answer are running: others do not see all.
+    Run it as root, because other users do not see everything, while both parts are running.
     """
     from dpfact_flower.site.check import check_site
 
@@ -164,11 +165,11 @@ def _show(findings: Sequence[Finding]) -> None:
 @site_app.command("metrics")
 def site_metrics(
     config: Config,
-    out: Annotated[Path | None, typer.Option(help="File to write; else they are printed.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File to write (default: print).")] = None,
 ) -> None:
-    """Figures for Prometheus' textfile collector: epsilon left, last charge, failures.
+    """Give figures to Prometheus' textfile collector: epsilon left, last charge, failures.
 
-    They stay in the house. Run it as the executor's user.
+    Keep the figures in the hospital. Run it as the executor's user.
     """
     from dpfact_flower.machine.prometheus import exposition, write_exposition
     from dpfact_flower.settings import SiteSettings
@@ -185,13 +186,12 @@ def site_metrics(
 @site_app.command("refit")
 def site_refit(
     config: Config,
-    job: Annotated[str, typer.Option(help="One run alone (default: all that have ended).")] = "",
+    job: Annotated[str, typer.Option(help="One run (default: all that have ended).")] = "",
 ) -> None:
     """Fit the site's own model around the global phenotypes of runs in patient mode.
 
-    The last round of a run only notes what the server said. This fits the site's own patients to
-    it, at full precision and for the site alone: the model lies in the job's folder and is never
-    sent. A model that is there already is fitted again where --job names its run.
+    A run ends without this model. It is fitted to the site's own patients without noise, stays in
+    the job's folder and is never sent. To fit a model again, name its run with --job.
     """
     from dpfact_flower.data.site_data import load_site
     from dpfact_flower.settings import SiteSettings

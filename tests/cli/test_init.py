@@ -98,9 +98,9 @@ def test_the_app_names_every_setting_since_flower_refuses_others():
     ("arguments", "says"),
     [
         (["full"], "full is not empty"),
-        (["my_study"], "FOLDER: Flower takes a letter, then letters, digits and hyphens"),
-        (["9lives"], "FOLDER: Flower takes"),
-        (["study", "--publisher", "St. Mary"], "--publisher: Flower takes"),
+        (["my_study"], "FOLDER: need a letter, then letters, digits and hyphens"),
+        (["9lives"], "FOLDER: need a letter"),
+        (["study", "--publisher", "St. Mary"], "--publisher: need a letter"),
         (["study", "-s", "rnak=3"], "did you mean 'rank'"),
         (["study", "-s", "epsilon=-1"], "epsilon: must"),
     ],

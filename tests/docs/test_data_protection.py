@@ -22,16 +22,16 @@ def is_there(claim: str) -> bool:
     return any(isinstance(each, ast.FunctionDef) and each.name == name for each in tests)
 
 
-def test_there_are_claims():
+def test_there_are_claims() -> None:
     assert len(ROWS) > 15
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_the_test_that_a_claim_names_is_there(row):
+def test_the_test_that_a_claim_names_is_there(row: str) -> None:
     (claim,) = re.findall(r"`(tests/[\w/]+\.py::test_\w+)` \|$", row)
     assert is_there(claim), claim
 
 
-def test_a_claim_without_a_test_is_noticed():
+def test_a_claim_without_a_test_is_noticed() -> None:
     assert not is_there("tests/docs/test_data_protection.py::test_of_another_name")
     assert not is_there("tests/docs/absent.py::test_there_are_claims")
