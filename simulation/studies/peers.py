@@ -45,16 +45,11 @@ SYSTEMS: dict[str, tuple[str, str, Callable[[Study, float], Topics]]] = {
         "each site", _PROVEN,
         lambda study, epsilon: Topics(naive(study.cohort, study.rank, epsilon)),
     ),
-    "the paper's noise": (
-        "each site", "claimed, for an entry",
-        lambda study, epsilon: Topics(paper_mode(study.cohort, study.rank, epsilon)),
-    ),
     "spectral LDA with noise": (
         "pooled", _PROVEN,
         lambda study, epsilon: private_spectral_lda(study.cohort, study.rank, epsilon),
     ),
     "NMF": ("pooled", _NONE, lambda study, _: nmf(study.cohort, study.rank)),
-    "LDA": ("pooled", _NONE, lambda study, _: lda(study.cohort, study.rank)),
     "sparse CP without noise": (
         "pooled", _NONE,
         lambda study, _: Topics(reference(study.tensor, study.rank, _OTHER_SEED)),
@@ -62,6 +57,11 @@ SYSTEMS: dict[str, tuple[str, str, Callable[[Study, float], Topics]]] = {
     "the same, shuffled patients (chance)": (
         "pooled", _NONE,
         lambda study, _: Topics(reference(shuffled(study.tensor, 0), study.rank, 0)),
+    ),
+    "LDA": ("pooled", _NONE, lambda study, _: lda(study.cohort, study.rank)),
+    "the paper's noise": (
+        "each site", "claimed, for an entry",
+        lambda study, epsilon: Topics(paper_mode(study.cohort, study.rank, epsilon)),
     ),
 }  # fmt: skip
 """By name: where the patients' data are, the guarantee, and a fit."""
