@@ -54,7 +54,7 @@ def _panel(axes: Axes, rows: Sequence[Mapping[str, Any]], measure: str) -> None:
             if measure == "auc" and row["auc_raw_codes"] is not None:
                 axes.axhline(row["auc_raw_codes"], color="0.4", lw=1, ls=":")
                 at = places["inf"], row["auc_raw_codes"]
-                axes.text(*at, "all codes", ha="right", va="bottom", size="x-small", color="0.4")
+                axes.text(*at, "all codes", ha="right", va="top", size="x-small", color="0.4")
     for row in private:
         face = "C0" if row["beats_null"] is True else "none"
         axes.errorbar(places[row["epsilon"]], row[measure], row[_SPREADS[measure]], color="C0",
