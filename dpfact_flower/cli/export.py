@@ -19,7 +19,7 @@ def export(
     run: Annotated[Path, typer.Argument(metavar="RUN")],
     phenotypes: Annotated[
         Path | None,
-        typer.Option(help="CSV to write: phenotype, title, mode, code, share, lift. Public."),
+        typer.Option(help="CSV to write: phenotype, title, mode, code, share, groups. Public."),
     ] = None,
     top: Annotated[
         int | None,
@@ -41,6 +41,7 @@ def export(
     and config.toml for it, and nothing else.
     """
     from dpfact_flower.data.site_data import load_site
+    from dpfact_flower.evaluation.clinical import about, clinical_measures
     from dpfact_flower.evaluation.model import GlobalModel, write_phenotype_table
     from dpfact_flower.evaluation.prose import titles
 
@@ -51,18 +52,20 @@ def export(
     model = GlobalModel.read(run)
     if phenotypes is not None:
         rows = model.rows(top=top)
-        write_phenotype_table(phenotypes, rows, titles(model))
+        found = clinical_measures(model.factors, model.vocabularies)
+        groups = {number: about(found, number) for number in range(1, model.rank + 1)}
+        write_phenotype_table(phenotypes, rows, titles(model), groups)
         _say(f"{phenotypes}: {len(rows):,} rows of codes, public as the model is")
     if patients is not None and data is not None:
-        found = model.memberships(load_site(data))
-        found.write(patients)
-        some = int(found.has.any(axis=1).sum())
+        memberships = model.memberships(load_site(data))
+        memberships.write(patients)
+        some = int(memberships.has.any(axis=1).sum())
         _say(
-            f"{patients}: {len(found.patients):,} patients; {some:,} have at least one phenotype, "
-            f"{len(found.patients) - some:,} have none; {found.without:,} of these have no cell "
-            "with the model's codes"
+            f"{patients}: {len(memberships.patients):,} patients; {some:,} have at least one "
+            f"phenotype, {len(memberships.patients) - some:,} have none; {memberships.without:,} "
+            "of these have no cell with the model's codes"
         )
-        _say(f"{found.missing:,} codes of the model are not in this site's lists.")
+        _say(f"{memberships.missing:,} codes of the model are not in this site's lists.")
         _say("This file is about single patients and no guarantee covers it: keep it here.")
 
 

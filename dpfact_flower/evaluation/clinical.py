@@ -108,7 +108,7 @@ class ClinicalMeasures:
         kind = self.classification.split(" (")[0]
         count, rank = self.about, len(self.enrichments)
         return (
-            f"{count} of {rank} phenotypes {'is' if count == 1 else 'are'} about one {kind}; "
+            f"{count} of {rank} patterns {'is' if count == 1 else 'are'} about one {kind}; "
             f"with the codes dealt at random: {self.about_by_chance:.1f}."
         )
 
@@ -145,6 +145,13 @@ def classifications(vocabularies: Sequence[Vocabulary]) -> Iterator[Classificati
             yield found[0][0] if found else ""
 
     yield from _of_two_groups(CCS, vocabularies, ccs_of)
+
+
+def about(measures: Sequence[ClinicalMeasures], phenotype: int) -> list[str]:
+    """The body system and the disease group that a phenotype is about, or nothing."""
+    found = {each.classification: each.enrichments[phenotype - 1] for each in measures}
+    own = (found.get(name) for name in (BODY_SYSTEMS, CCS))
+    return [each.group if each and each.is_about else "" for each in own]
 
 
 def dealt(model: Dense, rng: np.random.Generator) -> Dense:

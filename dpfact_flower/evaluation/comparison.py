@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfact_flower.errors import SettingsError
+from dpfact_flower.evaluation.clinical import BODY_SYSTEMS, CCS, clinical_measures
 from dpfact_flower.evaluation.headline import uninformative_message
 from dpfact_flower.evaluation.model import GlobalModel
 from dpfact_flower.evaluation.page import belonging, figure, write_page
@@ -25,15 +26,23 @@ from dpfact_flower.privacy import SEEDED_CLAIM, rounded_up
 
 def comparison(folders: Sequence[Path]) -> str:
     """Markdown table of several runs, one row each; what was not measured is ``-``."""
-    rows = [{"run": folder.resolve().name, **columns(read_summary(folder))} for folder in folders]
+    rows = [
+        {"run": folder.resolve().name, **columns(read_summary(folder), GlobalModel.read(folder))}
+        for folder in folders
+    ]
     lines = [list(rows[0]), ["---"] * len(rows[0]), *(row.values() for row in rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def columns(summary: Summary) -> dict[str, str]:
+def columns(summary: Summary, model: GlobalModel) -> dict[str, str]:
     """What is compared of a run, by the column's header."""
     errors, measured, sent = summary.errors, summary.measured, summary.exchange
     fits = errors.per_site_data if errors else ()
+    together = measured.coherence if measured else None
+    about = {
+        each.classification: f"{each.about} of {model.rank}"
+        for each in clinical_measures(model.factors, model.vocabularies)
+    }
     first = measured.prediction.overall if measured and measured.prediction else None
     known = {
         "data": summary.name,
@@ -51,6 +60,8 @@ def columns(summary: Summary) -> dict[str, str]:
         "AUC raw codes": first and _area(first.raw_codes),
         "AUC volume": first and _area(first.volume),
         "FMS": f"{measured.fms:.2f}" if measured and measured.fms is not None else None,
+        **{f"about one {name}": about.get(name) for name in (BODY_SYSTEMS, CCS)},
+        "NPMI of leading codes": together and f"{together.value:.2f}",
         "MB down": f"{sent.bytes_down / 1e6:.1f}",
         "MB up": f"{sent.bytes_up / 1e6:.1f}",
         "seconds": f"{sent.seconds:.0f}",
@@ -132,7 +143,7 @@ def _content(runs: Sequence[_Run]) -> dict[str, Any]:
     return {
         "runs": runs,
         "first": first,
-        "columns": {run.name: columns(run.summary) for run in runs},
+        "columns": {run.name: columns(run.summary, run.model) for run in runs},
         "protection": {run.name: protection(run.summary) for run in runs},
         "alike": alike,
         "left_out": [run for run in others if run not in alike],

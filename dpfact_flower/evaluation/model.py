@@ -288,14 +288,25 @@ def pandas() -> Any:
 # --- CSV ------------------------------------------------------------------------------------------
 
 
-def write_phenotype_table(path: Path, rows: Iterable[CodeRow], titles: Mapping[int, str]) -> None:
-    """Write phenotypes as a CSV file, with their titles by number."""
+def write_phenotype_table(
+    path: Path,
+    rows: Iterable[CodeRow],
+    titles: Mapping[int, str],
+    about: Mapping[int, Sequence[str]],
+) -> None:
+    """Write phenotypes as a CSV file, with their titles by number.
+
+    `about` has by number the body system and the disease group of a phenotype.
+    """
     number, *others = (field.name for field in fields(CodeRow))
     lines = (
-        (row.phenotype, titles[row.phenotype], *(getattr(row, name) for name in others))
+        (
+            row.phenotype, titles[row.phenotype], *(getattr(row, name) for name in others),
+            *about[row.phenotype],
+        )
         for row in rows
-    )
-    write_csv(path, (number, "title", *others), lines)
+    )  # fmt: skip
+    write_csv(path, (number, "title", *others, "body_system", "disease_group"), lines)
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

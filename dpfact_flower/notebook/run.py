@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.evaluation.clinical import clinical_measures
 from dpfact_flower.evaluation.headline import headline, uninformative_message
 from dpfact_flower.evaluation.model import GlobalModel, pandas
 from dpfact_flower.evaluation.report import write_report
@@ -130,6 +131,16 @@ class Run:
     def phenotypes(self, *, top: int | None = None) -> DataFrame:
         """Codes of every phenotype, see `GlobalModel.rows`: as public as the model."""
         return self.model.to_frame(top=top)
+
+    def clinical(self) -> DataFrame:
+        """One row per phenotype and classification, see `Enrichment`: as public as the model."""
+        found = clinical_measures(self.model.factors, self.model.vocabularies)
+        rows = [
+            {"classification": each.classification, **asdict(own), "is_about": own.is_about}
+            for each in found
+            for own in each.enrichments
+        ]
+        return pandas().DataFrame(rows)
 
     def history(self) -> DataFrame:
         """One row per round: sites, failures, bytes, seconds; errors where they were measured."""

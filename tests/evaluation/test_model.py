@@ -222,7 +222,7 @@ def test_no_text_is_a_formula_to_a_spreadsheet(tmp_path, begin):
         field.name: text if field.type == "str" else -0.5 if field.type == "float" else 1
         for field in fields(CodeRow)
     })  # fmt: skip
-    write_phenotype_table(target, [row], {1: "renal"})
+    write_phenotype_table(target, [row], {1: "renal"}, {1: ["renal", ""]})
     (cells,) = map(dict.values, lines_of(target))
     assert f"'{text}" in cells
     assert text not in cells
