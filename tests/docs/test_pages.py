@@ -43,12 +43,20 @@ ONE_MACHINE = (
     "tests/runtime/test_installation.py::"
     "test_a_centre_and_two_hospitals_are_set_up_by_one_command_each_and_run"
 )
+_GROUPS = (
+    "tests/evaluation/test_clinical.py::test_the_table_the_frame_and_the_comparison_tell_the_groups"
+)
 ELSEWHERE = {
     ("docs/how-to/data.md", "dpfact data "): "tests/docs/test_data.py::"
     "test_the_commands_run_as_they_stand",
     ("docs/tutorial.md", "dpfact data synpuf "): "tests/docs/test_data.py::"
     "test_the_commands_run_as_they_stand",
     ("docs/how-to/results.md", ""): "tests/docs/test_results.py::test_the_page_runs_as_it_stands",
+    ("docs/how-to/clinical-reality.md", "dpfact survey "): "tests/evaluation/test_survey.py::"
+    "test_answers_are_scored",
+    ("docs/how-to/clinical-reality.md", "dpfact report "): "tests/evaluation/test_report.py",
+    ("docs/how-to/clinical-reality.md", "dpfact export "): _GROUPS,
+    ("docs/how-to/clinical-reality.md", "dpfact compare "): _GROUPS,
     ("docs/how-to/extend.md", ""): "tests/docs/test_extend.py::"
     "test_a_rule_with_a_release_of_its_own_is_charged_and_learns",
     ("docs/tutorial.md", "dpfact demo"): "tests/runtime/test_runtimes.py::"
@@ -99,6 +107,7 @@ NOT_RUN = {
     ("docs/explanation/what-leaves.md", "python -m simulation"): HOURS,
     ("docs/explanation/noise.md", "python -m timeit"): "a time",
     ("docs/explanation/noise.md", "python -m pytest"): "these tests themselves",
+    ("docs/how-to/clinical-reality.md", "python -m simulation"): HOURS,
     ("docs/how-to/data.md", "python -m benchmarks.ehr"): HOURS,
     ("docs/how-to/slow-sites.md", "python -m simulation"): HOURS,
     ("docs/how-to/faults.md", "python -m laboratory"): HOURS,
