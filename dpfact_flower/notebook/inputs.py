@@ -124,11 +124,17 @@ def _site(name: str, given: Any, vocabularies: Sequence[Vocabulary] | None) -> S
     if codes := columns_of(given):  # a frame with a row per patient
         lists = vocabularies or (Vocabulary(ONE_MODE, tuple(codes)),)
         if hasattr(given, "to_numpy"):  # of pandas, or polars
-            return SiteData(
-                name, as_tensor(given.to_numpy()), tuple(lists), patients=rows_of(given)
-            )
-        held = given.fetchnumpy() if hasattr(given, "fetchnumpy") else given  # DuckDB's, or Arrow's
-        return SiteData(name, as_tensor(np.column_stack([held[c] for c in codes])), tuple(lists))
+            cells = given.to_numpy()
+        else:  # of DuckDB, or Arrow
+            held = given.fetchnumpy() if hasattr(given, "fetchnumpy") else given
+            cells = np.column_stack([held[code] for code in codes])
+        try:
+            tensor = as_tensor(cells)
+        except DataError as error:
+            raise DataError(
+                f"site {name}: {error}. If its rows are events, read them with read_events"
+            ) from None
+        return SiteData(name, tensor, tuple(lists), patients=rows_of(given))
     tensor = as_tensor(given)
     return SiteData(name, tensor, tuple(vocabularies or numbered(tensor.feature_shape)))
 

@@ -10,7 +10,7 @@ import pyttb
 
 from dpfact_flower import read_events
 from dpfact_flower.data.vocabulary import Vocabulary
-from dpfact_flower.errors import DataError
+from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.notebook.inputs import as_cohort
 
 EVENTS = pd.DataFrame(
@@ -89,6 +89,10 @@ def test_columns_with_other_names_are_read_as_the_error_says():
     elsewhere = HERE.rename(columns=NAMES).assign(birth_date="1960-01-01", icd_version=9)
     with pytest.raises(DataError, match=r"it has \['subject_id', .*; try columns=") as caught:
         read_events(elsewhere)
+    with pytest.raises(DataError, match="If its rows are events, read them with read_events"):
+        as_cohort(elsewhere)
+    with pytest.raises(SettingsError, match=r"columns: name some of patient, code, .* got pat"):
+        read_events(elsewhere, columns={"pat": "subject_id"})
     columns = ast.literal_eval(str(caught.value).partition("try columns=")[2])
     assert columns == NAMES
     assert cells(read_events(elsewhere, columns=columns).sites[0]) == cells(

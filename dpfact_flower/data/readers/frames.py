@@ -15,7 +15,7 @@ from dpfact_flower.data.readers import event_tables
 from dpfact_flower.data.readers.steps import Options
 from dpfact_flower.data.site_data import DIED, Cohort
 from dpfact_flower.data.tables import Rows, columns_of, connect
-from dpfact_flower.errors import DataError
+from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.settings import check_name
 
 MODE, SITE = "mode", event_tables.SITE
@@ -60,6 +60,10 @@ def read(
     if any(having) and not all(having):
         raise DataError(f"events: the column {SITE} must be in the frames of all modes, or of none")
     by_name = labels if isinstance(labels, Mapping) else {DIED: labels}
+    if unknown := (columns or {}).keys() - event_tables.Columns().names.keys():
+        raise SettingsError(
+            f"columns: name some of {', '.join(event_tables.Columns().names)}; got {min(unknown)}"
+        )
     names = event_tables.Columns(**(columns or {}))
     return event_tables.read(
         {mode: event_tables.EventTable([rows], names, time_format=time_format)
